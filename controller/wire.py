@@ -1,0 +1,139 @@
+"""What travels between ingress, controller and replicas: plain structs of numbers and strings.
+
+Times on the wire are durations or ages, never clock readings, so that machines need no common clock: the receiver
+subtracts an age from its own clock. Strings are ids and names; no text of a prompt or an output ever travels here.
+"""
+
+import hashlib
+from enum import StrEnum
+
+import msgspec
+
+INF = float("inf")
+
+
+class Verdict(StrEnum):
+    """What the controller decided for a request."""
+
+    ADMITTED = "admitted"
+    BEST_EFFORT = "best_effort"
+    REFUSED = "refused"
+
+
+class Slo(msgspec.Struct, frozen=True, array_like=True):
+    """A resolved objective. ``inf`` means no bound; ``e2e_s`` and ``max_wait_s`` count from arrival."""
+
+    ttft_s: float = INF
+    tpot_s: float = INF
+    e2e_s: float = INF
+    tier: str = ""
+    best_effort: bool = False
+    max_wait_s: float = INF
+
+
+class Admission(msgspec.Struct, frozen=True, array_like=True):
+    """One request as the ingress asks the controller about it."""
+
+    request_id: str
+    prompt_tokens: int
+    max_tokens: int
+    slo: Slo
+    age_s: float = 0.0
+    emitted_tokens: int = 0  # > 0 when a stream resumes after its replica died
+    exclude: tuple[str, ...] = ()  # replicas that just failed this request
+
+
+class Decision(msgspec.Struct, frozen=True, array_like=True):
+    """The controller's answer. ``replica`` is empty when refused."""
+
+    request_id: str
+    verdict: Verdict
+    replica: str
+    tier: str
+    reason: str
+    predicted_ttft_s: float = INF
+    predicted_tpot_s: float = INF
+    hops: int = 0
+    retry_after_s: float = 0.0
+    output_tokens: int = 0  # the controller's length prediction, for the engine's own planning
+
+
+class Progress(msgspec.Struct, frozen=True, array_like=True):
+    """One request as a replica reports it: enough to rebuild the controller's state from nothing."""
+
+    request_id: str
+    slo: Slo
+    age_s: float
+    prompt_tokens: int
+    computed_tokens: int
+    emitted_tokens: int
+    output_tokens: int
+    output_cap_tokens: int
+    running: bool
+
+
+class Step(msgspec.Struct, frozen=True, array_like=True):
+    """One engine iteration: its batch composition (see ``profiles.kernels``) and how long it took."""
+
+    batch_tokens: float
+    kv_tokens: float
+    pairs: float
+    sequences: float
+    spec_steps: float
+    seconds: float
+
+
+class Report(msgspec.Struct, frozen=True, array_like=True):
+    """What a replica pushes every 0.1-0.2 s."""
+
+    replica: str  # Serve's unique id, by which requests are pinned
+    birth: str  # changes when the engine restarts
+    sequence: int
+    profile: str
+    kv_capacity_tokens: int
+    kv_used_tokens: int
+    max_running: int
+    max_batch_tokens: int
+    iteration_age_s: float  # how long the iteration in flight has been running; 0 when idle
+    requests: tuple[Progress, ...] = ()
+    finished: tuple[tuple[str, int], ...] = ()  # (request id, output tokens) since the last report
+    steps: tuple[Step, ...] = ()
+    draining: bool = False
+    pid: int = 0
+
+
+class Submission(msgspec.Struct, frozen=True, array_like=True):
+    """A request on its way from the ingress to the decided replica."""
+
+    request_id: str
+    prompt_tokens: int  # of the original prompt, without tokens emitted elsewhere
+    emitted_tokens: int  # output tokens emitted by earlier replicas; they follow the prompt in ``payload``
+    max_tokens: int  # of the whole output, earlier tokens included
+    slo: Slo
+    age_s: float
+    output_tokens: int  # predicted length of the whole output
+    content: int  # digest of the original prompt: the simulated engine derives its tokens from it
+    payload: bytes = b""  # the engine's own request (vLLM: its msgpack form); empty for the simulated engine
+
+
+class Delta(msgspec.Struct, frozen=True, array_like=True):
+    """New tokens of one request, coalesced per engine iteration."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    finish: str = ""  # "", "stop", "length", "abort", "error"
+    stop_reason: int | str | None = None
+    extra: bytes = b""  # the engine's own output (msgpack) when it carries more than tokens, such as logprobs
+
+
+class Outputs(msgspec.Struct, frozen=True, array_like=True):
+    """One message on the stream from a replica to an ingress; also sent, empty, as a heartbeat."""
+
+    steps: int  # engine iterations so far: a busy engine whose count stands still is hung
+    busy: bool
+    deltas: tuple[Delta, ...] = ()
+
+
+def request_uid(request_id: str) -> int:
+    """The positive 63-bit id of a request inside planning tables."""
+    return int.from_bytes(hashlib.blake2b(request_id.encode(), digest_size=8).digest()) >> 1

@@ -1,0 +1,38 @@
+"""The tables every planner reads: one row per request, all planners and all clocks alike.
+
+A request's work is told the way engines tell it: ``prompt_tokens + emitted_tokens - computed_tokens`` tokens are not in
+the KV cache yet. One means the request decodes; more means it prefills (a fresh prompt, a recompute after preemption,
+or a resume on another replica, which all emit the next token when the prefill ends).
+"""
+
+import numpy as np
+
+REQUEST = np.dtype(
+    [
+        ("id", "i8"),
+        ("arrival_s", "f8"),  # on the caller's clock
+        ("ttft_s", "f8"),  # SLO: token i is due at arrival_s + ttft_s + i * tpot_s; inf for best effort
+        ("tpot_s", "f8"),
+        ("deadline_s", "f8"),  # absolute time by which the last token is due; inf when there is none
+        ("prompt_tokens", "i4"),
+        ("computed_tokens", "i4"),  # tokens whose KV is present (or found in the prefix cache)
+        ("emitted_tokens", "i4"),  # output tokens so far, on this and earlier replicas
+        ("output_tokens", "i4"),  # predicted length of the whole output, > emitted_tokens while running
+        ("output_cap_tokens", "i4"),  # max_tokens: the output can never be longer
+        ("spec_tokens", "i4"),  # draft tokens verified per decode step (0: plain decoding)
+        ("tier", "i2"),  # position in the tier table, -1: none
+        ("best_effort", "?"),
+        ("running", "?"),  # holds KV in the engine; otherwise it waits
+        ("value", "f8"),  # what attaining it is worth (1: count requests)
+    ]
+)
+
+
+def request_table(rows: int) -> np.ndarray:
+    """``rows`` best-effort requests of one token each, to be filled in."""
+    table = np.zeros(rows, dtype=REQUEST)
+    for name in ("ttft_s", "tpot_s", "deadline_s"):
+        table[name] = np.inf
+    table["prompt_tokens"] = table["output_tokens"] = table["output_cap_tokens"] = 1
+    table["tier"], table["best_effort"], table["value"] = -1, True, 1.0
+    return table
