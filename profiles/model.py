@@ -1,0 +1,222 @@
+"""Performance models behind one protocol: the shipped roofline and the published forms it is compared with.
+
+A model turns a batch into seconds and a time budget into prefill tokens. It never sees SLOs, queues or the clock, and
+it says when a question lies outside what was measured instead of answering silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from profiles import kernels
+from profiles.batch import BATCH, Batch, Bools, Floats, MeasuredRange, Table
+
+MAX_CHUNK_TOKENS = 2**31 - 1
+
+
+class Prediction(NamedTuple):
+    """Seconds of one iteration and the names of the terms that lie outside the measured range."""
+
+    seconds: float
+    outside: tuple[str, ...]
+
+
+class PerfModel(Protocol):
+    """What every form answers. ``name`` is its key in ``profiles.fit.FORMS``."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def measured(self) -> MeasuredRange:
+        """The box of batches the model was fitted on; outside of it answers are extrapolations."""
+        ...
+
+    def iteration_s(self, batch: Batch) -> float:
+        """Seconds of one iteration; 0 for an empty batch."""
+        ...
+
+    def iterations_s(self, batches: Table) -> Floats:
+        """``iteration_s`` of every row of a BATCH table."""
+        ...
+
+    def max_prefill_tokens(self, budget_s: float, batch: Batch, cached_tokens: float = 0.0) -> int:
+        """Largest chunk of one more sequence, on ``cached_tokens`` of context, that fits beside ``batch``."""
+        ...
+
+
+def predict(model: PerfModel, batch: Batch) -> Prediction:
+    """Seconds with the out-of-range flag: which terms of ``batch`` were never measured at that size."""
+    return Prediction(model.iteration_s(batch), model.measured.outside(batch))
+
+
+def predict_all(model: PerfModel, batches: Table) -> tuple[Floats, Bools]:
+    """Vectorised ``predict``: seconds, and True for each row outside the measured range."""
+    return model.iterations_s(batches), model.measured.is_outside(batches)
+
+
+@dataclass(frozen=True, eq=False)
+class RooflineModel:
+    """The shipped form: two roofline lines, KV reads, prefill attention and per-sequence overhead."""
+
+    coefficients: Floats
+    measured: MeasuredRange
+    name: str = "roofline"
+
+    def iteration_s(self, batch: Batch) -> float:
+        return float(kernels.iteration_s(self.coefficients, *batch.terms))
+
+    def iterations_s(self, batches: Table) -> Floats:
+        return np.asarray(_roofline_s(self.coefficients, np.ascontiguousarray(batches)))
+
+    def max_prefill_tokens(self, budget_s: float, batch: Batch, cached_tokens: float = 0.0) -> int:
+        return int(kernels.max_prefill_tokens(self.coefficients, budget_s, *batch.terms, cached_tokens))
+
+
+@njit(cache=True)
+def _roofline_s(coef, batches):  # type: ignore[no-untyped-def]
+    seconds = np.empty(len(batches))
+    for i in range(len(batches)):
+        row = batches[i]
+        seconds[i] = kernels.iteration_s(
+            coef, row["batch_tokens"], row["kv_tokens"], row["pairs"], row["sequences"], row["spec_steps"]
+        )
+    return seconds
+
+
+@dataclass(frozen=True, eq=False)
+class PlainModel:
+    """SLOs-Serve section 3.1.1 as published: ``max_l(k1_l * tokens + k2_l * spec_steps + b_l)``, l = 1, 2."""
+
+    lines: Floats  # float64[2, 3]: k1, k2, b of each line, seconds
+    measured: MeasuredRange
+    name: str = "slos-serve"
+
+    def iteration_s(self, batch: Batch) -> float:
+        if batch.batch_tokens <= 0:
+            return 0.0
+        return float(max(k1 * batch.batch_tokens + k2 * batch.spec_steps + b for k1, k2, b in self.lines))
+
+    def iterations_s(self, batches: Table) -> Floats:
+        k1, k2, b = self.lines.T[:, :, None]
+        seconds = (k1 * batches["batch_tokens"] + k2 * batches["spec_steps"] + b).max(axis=0)
+        return np.where(batches["batch_tokens"] > 0, seconds, 0.0)
+
+    def max_prefill_tokens(self, budget_s: float, batch: Batch, cached_tokens: float = 0.0) -> int:
+        tokens = float(MAX_CHUNK_TOKENS)
+        for k1, k2, b in self.lines:
+            room_s = budget_s - b - k2 * batch.spec_steps - k1 * batch.batch_tokens
+            if room_s <= 0:
+                return 0
+            tokens = min(tokens, room_s / k1 if k1 > 0 else tokens)
+        return int(tokens + 1e-9)
+
+
+@dataclass(frozen=True, eq=False)
+class LookupModel:
+    """PolyServe section 4.5: a table from (batch tokens, KV tokens) to seconds, bilinear between its nodes.
+
+    KV tokens are those read by decodes plus the cached context of prefill chunks. Node values never fall along either
+    axis, so that the inverse exists; beyond the last node the value stays at the edge (and is flagged).
+    """
+
+    batch_axis: Floats  # increasing batch tokens
+    kv_axis: Floats  # increasing KV tokens
+    seconds: Floats  # float64[len(batch_axis), len(kv_axis)]
+    measured: MeasuredRange
+    name: str = "polyserve-table"
+
+    def iteration_s(self, batch: Batch) -> float:
+        if batch.batch_tokens <= 0:
+            return 0.0
+        kv_tokens = batch.kv_tokens + batch.cached_tokens
+        return float(_bilinear(self.batch_axis, self.kv_axis, self.seconds, batch.batch_tokens, kv_tokens))
+
+    def iterations_s(self, batches: Table) -> Floats:
+        kv_tokens = batches["kv_tokens"] + batches["cached_tokens"]
+        weights = bilinear_weights(self.batch_axis, self.kv_axis, batches["batch_tokens"], kv_tokens)
+        seconds = sum(w * self.seconds[i, j] for i, j, w in weights)
+        return np.where(batches["batch_tokens"] > 0, seconds, 0.0)
+
+    def max_prefill_tokens(self, budget_s: float, batch: Batch, cached_tokens: float = 0.0) -> int:
+        limit = max(0, int(self.batch_axis[-1] - batch.batch_tokens))  # the table ends there
+        return largest_chunk(self.iteration_s, budget_s, batch, cached_tokens, limit)
+
+
+@njit(cache=True)
+def _bilinear(xs, ys, values, x, y):  # type: ignore[no-untyped-def]
+    i = min(max(np.searchsorted(xs, x, side="right") - 1, 0), len(xs) - 2)
+    j = min(max(np.searchsorted(ys, y, side="right") - 1, 0), len(ys) - 2)
+    u = min(max((x - xs[i]) / (xs[i + 1] - xs[i]), 0.0), 1.0)
+    v = min(max((y - ys[j]) / (ys[j + 1] - ys[j]), 0.0), 1.0)
+    low = values[i, j] * (1 - v) + values[i, j + 1] * v
+    high = values[i + 1, j] * (1 - v) + values[i + 1, j + 1] * v
+    return low * (1 - u) + high * u
+
+
+Corner = tuple[NDArray[np.intp], NDArray[np.intp], Floats]
+
+
+def bilinear_weights(xs: Floats, ys: Floats, x: Floats, y: Floats) -> list[Corner]:
+    """The four nodes around each point of ``(x, y)``, as (row, column, weight); points beyond an edge are put on it."""
+    i, u = _cell(xs, x)
+    j, v = _cell(ys, y)
+    return [(i, j, (1 - u) * (1 - v)), (i, j + 1, (1 - u) * v), (i + 1, j, u * (1 - v)), (i + 1, j + 1, u * v)]
+
+
+def _cell(axis: Floats, values: Floats) -> tuple[NDArray[np.intp], Floats]:
+    cell = np.clip(np.searchsorted(axis, values, side="right") - 1, 0, len(axis) - 2)
+    return cell, np.clip((values - axis[cell]) / (axis[cell + 1] - axis[cell]), 0.0, 1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class LinearModel:
+    """The annealing paper's equations 14 and 15: ``alpha * b * l + beta * b + gamma * l + delta``, each phase its own.
+
+    ``b`` is the number of sequences of the phase and ``l`` their mean length (tokens prefilled now; KV tokens for
+    decodes). The paper has no mixed iterations: they are charged as one phase after the other.
+    """
+
+    prefill: Floats  # float64[4]: alpha, beta, gamma, delta, seconds
+    decode: Floats
+    measured: MeasuredRange
+    name: str = "annealing"
+
+    def iteration_s(self, batch: Batch) -> float:
+        return float(self.iterations_s(np.array([tuple(batch)], dtype=BATCH))[0])
+
+    def iterations_s(self, batches: Table) -> Floats:
+        decode_seqs = batches["sequences"] - batches["prefill_seqs"]
+        prefill_s = linear_features(batches["prefill_seqs"], batches["prefill_tokens"]) @ self.prefill
+        decode_s = linear_features(decode_seqs, batches["kv_tokens"]) @ self.decode
+        return np.asarray(prefill_s + decode_s)
+
+    def max_prefill_tokens(self, budget_s: float, batch: Batch, cached_tokens: float = 0.0) -> int:
+        return largest_chunk(self.iteration_s, budget_s, batch, cached_tokens, MAX_CHUNK_TOKENS)
+
+
+def linear_features(sequences: Floats, total_tokens: Floats) -> Floats:
+    """Rows of ``(b * l, b, l, 1)``, all zero where the phase has no sequence; ``b * l`` is the total length."""
+    present = sequences > 0
+    mean_length = np.divide(total_tokens, sequences, out=np.zeros(len(sequences)), where=present)
+    return np.stack([total_tokens * present, sequences * present, mean_length, present.astype("f8")], axis=1)
+
+
+def largest_chunk(
+    iteration_s: Callable[[Batch], float], budget_s: float, batch: Batch, cached_tokens: float, limit: int
+) -> int:
+    """Bisection for the largest chunk within the budget, for forms without a closed inverse (time must not fall)."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if iteration_s(batch.with_chunk(middle, cached_tokens)) <= budget_s:
+            low = middle
+        else:
+            high = middle - 1
+    return low
