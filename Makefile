@@ -1,0 +1,58 @@
+# Every target sets up .venv by itself; the lists it installs from are requirements/*.lock.
+SHELL := /bin/bash
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test test-fast test-cluster lint format lock clean
+
+PY := .venv/bin/python
+# A name on the path is not yet an interpreter that runs (pyenv's shims): try each.
+PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
+	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null \
+	&& { echo $$python; break; }; done)
+LOCKS ?= cpu.lock dev.lock
+ONCE ?=
+
+help:
+	@echo "make demo [ONCE=1]   two real vLLM replicas on this machine, a mixed workload, a table of who got what"
+	@echo "make test            lint, types, unit, property and integration tests"
+	@echo "make test-fast       the same without the integration tests"
+	@echo "make test-cluster    tests on a two-node Ray cluster on this machine (needs sshd)"
+	@echo "make bench-NAME      one of benchmarks/NAME.py, ARGS=... passed on"
+	@echo "make setup           .venv from requirements/*.lock    make lock   write those lists anew"
+
+setup: .venv/.ready
+
+.venv/.ready: pyproject.toml requirements/install.py $(addprefix requirements/,$(LOCKS))
+	@test -n "$(PYTHON)" || { echo "Python 3.11, 3.12 or 3.13 is needed: make PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) requirements/install.py $(LOCKS)
+	@touch $@
+
+demo: .venv/.ready
+	@exec .venv/bin/polyslo demo $(if $(filter-out 0,$(ONCE)),--once)
+
+test: lint
+	$(PY) -m pytest
+
+test-fast: lint
+	$(PY) -m pytest -m "not integration"
+
+test-cluster: .venv/.ready
+	$(PY) -m pytest --cluster -m cluster
+
+# Experiments that need a quiet machine: `make bench-NAME` runs benchmarks/NAME.py.
+bench-%: .venv/.ready benchmarks/%.py
+	$(PY) -m benchmarks.$* $(ARGS)
+
+lint: .venv/.ready
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/mypy
+
+format: .venv/.ready
+	.venv/bin/ruff check --fix
+	.venv/bin/ruff format
+
+lock: .venv/.ready
+	$(PY) requirements/lock.py
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,1 @@
+"""Experiments that need a machine; nothing imports them."""

@@ -1,0 +1,52 @@
+"""Writes the locked requirement lists from pyproject.toml: what pip resolves today, to the exact version.
+
+Run by ``make lock`` with the interpreter of the environment; downloads metadata, not packages. ``cpu.lock`` and
+``gpu.lock`` are complete environments; ``dev.lock`` and ``profiles.lock`` hold what comes on top of ``cpu.lock``.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+HERE = Path(__file__).parent
+# vLLM names these for multimodal models; their CUDA builds break transformers' import beside a CPU torch.
+NOT_ON_CPU = {"torchaudio", "torchcodec", "torchvision"}
+
+
+def resolve(requirements: list[str], constraints: dict[str, str], left_out: set[str]) -> dict[str, str]:
+    """Name -> version of what ``requirements`` need, ``constraints`` (name -> version) kept, less ``left_out``."""
+    with tempfile.TemporaryDirectory() as folder:
+        report, pins = Path(folder, "report.json"), Path(folder, "constraints.txt")
+        pins.write_text("".join(f"{name}=={version}\n" for name, version in constraints.items()))
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--quiet", "--dry-run", "--ignore-installed"]
+        subprocess.run([*pip, "--constraint", pins, "--report", report, *requirements], check=True)
+        installs = json.loads(report.read_text())["install"]
+    found = {item["metadata"]["name"]: item["metadata"]["version"] for item in installs}
+    return {name: found[name] for name in sorted(found, key=str.lower) if name not in left_out}
+
+
+def write(name: str, versions: dict[str, str], extras: str, note: str) -> None:
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    origin = f"# Written by `make lock` from pyproject.toml [{extras}] with Python {python} on {sys.platform}."
+    lines = "".join(f"{package}=={version}\n" for package, version in versions.items())
+    (HERE / name).write_text(f"{origin}\n# {note}\n{lines}")
+    print(f"{name}: {len(versions)} packages")
+
+
+def main() -> None:
+    project = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]
+    base, extras = project["dependencies"], project["optional-dependencies"]
+    complete = "Complete; install with `pip install --no-deps -r`"
+    cpu = resolve(base + extras["cpu"], {}, NOT_ON_CPU)
+    write("cpu.lock", cpu, "cpu", f"{complete}. Left out: {', '.join(sorted(NOT_ON_CPU))}.")
+    for extra in ("dev", "profiles"):
+        more = resolve(base + extras["cpu"] + extras[extra], cpu, NOT_ON_CPU)
+        write(f"{extra}.lock", {k: v for k, v in more.items() if k not in cpu}, extra, "On top of cpu.lock.")
+    write("gpu.lock", resolve(base + extras["gpu"], {}, set()), "gpu", f"{complete} on Linux with an NVIDIA driver.")
+
+
+if __name__ == "__main__":
+    main()
