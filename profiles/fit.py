@@ -30,7 +30,8 @@ Loss = Literal["squares", "absolute"]
 ALTERNATIONS = 40
 REWEIGHTINGS = 12
 ERROR_FLOOR = 0.005  # relative errors below this count alike under the absolute loss
-SMOOTHING = 1e-3  # of the lookup table: weight of second differences between nodes
+SMOOTHING = 1e-2  # of the lookup table: weight of second differences between nodes
+RISING_ROUNDS, LEVEL_WEIGHT = 30, 30.0  # of the lookup table: holding steps level that would fall
 SHARED_TERMS = (
     (kernels.K_KV, "kv_tokens"),
     (kernels.K_ATT, "pairs"),
@@ -151,10 +152,31 @@ def fit_lookup(table: Table, batch_axis: Floats | None = None, kv_axis: Floats |
     bend = vstack([kron(_bend(xs), eye_y), kron(eye_x, _bend(ys))]) * (
         SMOOTHING * np.sqrt(len(table)) / np.median(seconds)
     )
-    nodes = spsolve((mixture.T @ mixture + bend.T @ bend).tocsc(), mixture.T @ np.ones(len(table)))
+    rise = vstack([kron(_steps(len(xs)), eye_y), kron(eye_x, _steps(len(ys)))]).tocsr()
+    nodes = _solve_rising(mixture, bend, rise, 1.0 / float(np.median(seconds)))
     grid = np.maximum(nodes.reshape(len(xs), len(ys)), 0.0)
     grid = np.maximum.accumulate(np.maximum.accumulate(grid, axis=0), axis=1)
     return LookupModel(xs, ys, grid, MeasuredRange.of(table))
+
+
+def _solve_rising(mixture: csr_array, bend: csr_array, rise: csr_array, scale: float) -> Floats:
+    """Nodes with ``mixture @ nodes = 1``, smooth under ``bend``; steps that fall are held level, round by round."""
+    normal, right = mixture.T @ mixture + bend.T @ bend, mixture.T @ np.ones(mixture.shape[0])
+    nodes = spsolve(normal.tocsc(), right)
+    held = np.zeros(rise.shape[0], dtype=bool)
+    for _ in range(RISING_ROUNDS):
+        falls = rise @ nodes < -1e-9 / scale
+        if not (falls & ~held).any():
+            break
+        held |= falls
+        level = rise[held] * (LEVEL_WEIGHT * scale)
+        nodes = spsolve((normal + level.T @ level).tocsc(), right)
+    return np.asarray(nodes)
+
+
+def _steps(nodes: int) -> csr_array:
+    """First differences between neighbouring nodes."""
+    return diags_array([-np.ones(nodes - 1), np.ones(nodes - 1)], offsets=[0, 1], shape=(nodes - 1, nodes)).tocsr()
 
 
 def _axis(values: Floats, first: float) -> Floats:

@@ -27,7 +27,8 @@ def attention_pairs(chunk_tokens: float, cached_tokens: float) -> float:
 @njit(cache=True)
 def gemm_s(coef: np.ndarray, batch_tokens: float) -> float:
     """Seconds of the batch-size term alone, the roofline ``max_l(k1_l * B + b_l)``."""
-    return max(coef[K1_1] * batch_tokens + coef[B_1], coef[K1_2] * batch_tokens + coef[B_2])
+    seconds: float = max(coef[K1_1] * batch_tokens + coef[B_1], coef[K1_2] * batch_tokens + coef[B_2])
+    return seconds
 
 
 @njit(cache=True)
@@ -38,7 +39,8 @@ def iteration_s(
     if batch_tokens <= 0:
         return 0.0
     rest = coef[K_KV] * kv_tokens + coef[K_ATT] * pairs + coef[K_SEQ] * sequences + coef[K_SPEC] * spec_steps
-    return gemm_s(coef, batch_tokens) + rest
+    seconds: float = gemm_s(coef, batch_tokens) + rest
+    return seconds
 
 
 @njit(cache=True)

@@ -73,14 +73,14 @@ class RooflineModel:
         return float(kernels.iteration_s(self.coefficients, *batch.terms))
 
     def iterations_s(self, batches: Table) -> Floats:
-        return np.asarray(_roofline_s(self.coefficients, np.ascontiguousarray(batches)))
+        return _roofline_s(self.coefficients, np.ascontiguousarray(batches))
 
     def max_prefill_tokens(self, budget_s: float, batch: Batch, cached_tokens: float = 0.0) -> int:
         return int(kernels.max_prefill_tokens(self.coefficients, budget_s, *batch.terms, cached_tokens))
 
 
 @njit(cache=True)
-def _roofline_s(coef, batches):  # type: ignore[no-untyped-def]
+def _roofline_s(coef: Floats, batches: Table) -> Floats:
     seconds = np.empty(len(batches))
     for i in range(len(batches)):
         row = batches[i]
@@ -150,14 +150,15 @@ class LookupModel:
 
 
 @njit(cache=True)
-def _bilinear(xs, ys, values, x, y):  # type: ignore[no-untyped-def]
-    i = min(max(np.searchsorted(xs, x, side="right") - 1, 0), len(xs) - 2)
-    j = min(max(np.searchsorted(ys, y, side="right") - 1, 0), len(ys) - 2)
+def _bilinear(xs: Floats, ys: Floats, values: Floats, x: float, y: float) -> float:
+    i = min(max(int(np.searchsorted(xs, x, side="right")) - 1, 0), len(xs) - 2)
+    j = min(max(int(np.searchsorted(ys, y, side="right")) - 1, 0), len(ys) - 2)
     u = min(max((x - xs[i]) / (xs[i + 1] - xs[i]), 0.0), 1.0)
     v = min(max((y - ys[j]) / (ys[j + 1] - ys[j]), 0.0), 1.0)
     low = values[i, j] * (1 - v) + values[i, j + 1] * v
     high = values[i + 1, j] * (1 - v) + values[i + 1, j + 1] * v
-    return low * (1 - u) + high * u
+    seconds: float = low * (1 - u) + high * u
+    return seconds
 
 
 Corner = tuple[NDArray[np.intp], NDArray[np.intp], Floats]

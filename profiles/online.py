@@ -1,0 +1,179 @@
+"""Online correction of one replica's profile: slope and intercept apart, by recursive least squares.
+
+A replica takes ``slope * v + intercept`` where ``v`` is the profile's time without its intercept. Every observed
+iteration updates a small state vector (state in, observation in, new state out); ``corrected`` turns it into
+coefficients for the planner. A Huber weight keeps single stalls from mattering; a streak of outliers on one side is a
+machine that changed, and the past is forgotten faster; a ridge keeps what the iterations at hand cannot tell apart at
+"everything slower alike"; bounds hold always.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from profiles import kernels
+from profiles.batch import Floats
+
+# Positions in the state vector, float64[STATE].
+SLOPE, INTERCEPT_S, A_SS, A_SI, A_II, C_S, C_I, SPREAD, RAW_ERROR, ERROR, STREAK, COUNT = range(12)
+STATE = 12
+
+
+class Tuning(NamedTuple):
+    """How fast and how far the correction may go; relative errors are fractions of the profile's time."""
+
+    forgetting: float = 0.99  # weight left of an observation after the next one: a memory of about 100
+    outlier_spreads: float = 3.0  # errors beyond this many mean absolute errors weigh less (Huber)
+    patience: float = 4.0  # this many outliers in a row on one side are a change, not stalls
+    forgetting_on_change: float = 0.6
+    prior_weight: float = 0.02  # observations' worth of belief in the profile as it is
+    contrast_weight: float = 0.3  # observations' worth of belief that slope and intercept change alike
+    averaging: float = 0.05  # weight of a new observation in the running mean errors
+    lowest: float = 0.2  # bounds of slope, and of intercept over the profile's
+    highest: float = 20.0
+
+
+class Drift(NamedTuple):
+    """Where the correction stands: what changed, and the mean absolute relative errors with and without it."""
+
+    slope: float
+    intercept_s: float
+    profile_intercept_s: float
+    error: float
+    uncorrected_error: float
+    observations: int
+
+
+DEFAULT = Tuning()
+LEAST_INTERCEPT_S = 1e-3  # unit of the intercept where the profile has none
+LEAST_SPREAD = 0.01
+
+
+def new_correction(coef: Floats) -> Floats:
+    """The state that leaves ``coef`` as it is."""
+    state = np.zeros(STATE)
+    state[SLOPE], state[INTERCEPT_S], state[SPREAD] = 1.0, kernels.gemm_s(coef, 0.0), 0.1
+    return state
+
+
+@njit(cache=True)
+def observe(
+    state: Floats,
+    coef: Floats,
+    batch_tokens: float,
+    kv_tokens: float,
+    pairs: float,
+    sequences: float,
+    spec_steps: float,
+    seconds: float,
+    tuning: Tuning = DEFAULT,
+) -> Floats:
+    """The state after one more iteration, which took ``seconds``; ``coef`` is the uncorrected profile.
+
+    Empty batches and times that are not positive and finite leave the state unchanged.
+    """
+    new = state.copy()
+    base_s = kernels.gemm_s(coef, 0.0)
+    model_s = kernels.iteration_s(coef, batch_tokens, kv_tokens, pairs, sequences, spec_steps)
+    if not (model_s > 0.0 and 0.0 < seconds < np.inf):
+        return new
+    unit_s = max(base_s, LEAST_INTERCEPT_S)
+    slope_part, intercept_part, ratio = (model_s - base_s) / model_s, unit_s / model_s, seconds / model_s
+    expected = state[SLOPE] * slope_part + state[INTERCEPT_S] / model_s
+    error = abs(ratio - expected)
+    limit = tuning.outlier_spreads * state[SPREAD]
+    new[STREAK] = _streak(state[STREAK], ratio - expected, limit)
+    changed = abs(new[STREAK]) >= tuning.patience
+    weight = 1.0 if changed or error <= limit else limit / error
+    forgetting = tuning.forgetting_on_change if changed else tuning.forgetting
+    _accumulate(new, slope_part, intercept_part, ratio, weight, forgetting)
+    _solve(new, base_s, unit_s, tuning)
+    new[SPREAD] = max(LEAST_SPREAD, _mean(state[SPREAD], min(error, 5.0 * state[SPREAD]), tuning.averaging))
+    rate = max(tuning.averaging, 1.0 / (1.0 + state[COUNT]))
+    new[ERROR] = _mean(state[ERROR], error / ratio, rate)
+    new[RAW_ERROR] = _mean(state[RAW_ERROR], abs(ratio - 1.0) / ratio, rate)
+    new[COUNT] = state[COUNT] + 1
+    return new
+
+
+@njit(cache=True)
+def observe_steps(state: Floats, coef: Floats, steps: Floats, tuning: Tuning = DEFAULT) -> Floats:
+    """``observe`` for each row of float64[n, 6]: the five terms of a batch and its seconds."""
+    for i in range(len(steps)):
+        row = steps[i]
+        state = observe(state, coef, row[0], row[1], row[2], row[3], row[4], row[5], tuning)
+    return state
+
+
+@njit(cache=True)
+def _mean(old: float, value: float, rate: float) -> float:
+    return old + rate * (value - old)
+
+
+@njit(cache=True)
+def _streak(streak: float, signed_error: float, limit: float) -> float:
+    """Outliers in a row on one side, counted with their sign; 0 after an inlier."""
+    if abs(signed_error) <= limit:
+        return 0.0
+    side = 1.0 if signed_error > 0 else -1.0
+    return streak + side if streak * side > 0 else side
+
+
+@njit(cache=True)
+def _accumulate(
+    new: Floats, slope_part: float, intercept_part: float, ratio: float, weight: float, forgetting: float
+) -> None:
+    """Fade the normal equations and add one weighted observation."""
+    for position in (A_SS, A_SI, A_II, C_S, C_I):
+        new[position] *= forgetting
+    new[A_SS] += weight * slope_part * slope_part
+    new[A_SI] += weight * slope_part * intercept_part
+    new[A_II] += weight * intercept_part * intercept_part
+    new[C_S] += weight * slope_part * ratio
+    new[C_I] += weight * intercept_part * ratio
+
+
+@njit(cache=True)
+def _solve(new: Floats, base_s: float, unit_s: float, tuning: Tuning) -> None:
+    """Slope and intercept from the regularised 2x2 normal equations, within bounds (the other re-solved at one)."""
+    prior = base_s / unit_s
+    a_ss = new[A_SS] + tuning.prior_weight + tuning.contrast_weight
+    a_ii = new[A_II] + tuning.prior_weight + tuning.contrast_weight
+    a_si = new[A_SI] - tuning.contrast_weight
+    c_s = new[C_S] + tuning.prior_weight + tuning.contrast_weight * (1.0 - prior)
+    c_i = new[C_I] + tuning.prior_weight * prior - tuning.contrast_weight * (1.0 - prior)
+    slope = (c_s * a_ii - c_i * a_si) / (a_ss * a_ii - a_si * a_si)
+    slope = min(max(slope, tuning.lowest), tuning.highest)
+    intercept = (c_i - a_si * slope) / a_ii
+    bounded = min(max(intercept, tuning.lowest * prior), tuning.highest)
+    if bounded != intercept:
+        slope = min(max((c_s - a_si * bounded) / a_ss, tuning.lowest), tuning.highest)
+    new[SLOPE], new[INTERCEPT_S] = slope, bounded * unit_s
+
+
+@njit(cache=True)
+def corrected(coef: Floats, state: Floats) -> Floats:
+    """Coefficients of the machine as observed: slopes scaled, the intercept replaced, the kink left where it is.
+
+    The line that does not rule small batches may get a negative ``b``; the maximum of both never does.
+    """
+    base_s = kernels.gemm_s(coef, 0.0)
+    new: Floats = coef * state[SLOPE]
+    for position in (kernels.B_1, kernels.B_2):
+        new[position] = state[SLOPE] * (coef[position] - base_s) + state[INTERCEPT_S]
+    return new
+
+
+def drift(state: Floats, coef: Floats) -> Drift:
+    """How far the replica is from its profile ``coef``, for reports and alerts."""
+    return Drift(
+        slope=float(state[SLOPE]),
+        intercept_s=float(state[INTERCEPT_S]),
+        profile_intercept_s=float(kernels.gemm_s(coef, 0.0)),
+        error=float(state[ERROR]),
+        uncorrected_error=float(state[RAW_ERROR]),
+        observations=int(state[COUNT]),
+    )
