@@ -102,6 +102,23 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     pid: int = 0
 
 
+class Outcome(msgspec.Struct, frozen=True, array_like=True):
+    """How a request ended, measured at the door; refused and broken ones included."""
+
+    request_id: str
+    tier_asked: str
+    tier_served: str
+    finish: str  # "stop", "length", "abort" (the client left), "refused", "error"
+    met: bool
+    ttft_s: float
+    tpot_s: float
+    e2e_s: float
+    predicted_ttft_s: float
+    predicted_tpot_s: float
+    output_tokens: int
+    verdict: Verdict
+
+
 class Submission(msgspec.Struct, frozen=True, array_like=True):
     """A request on its way from the ingress to the decided replica."""
 

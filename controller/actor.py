@@ -1,0 +1,132 @@
+"""The controller as a named detached Ray actor: receive, decide, answer. The only file here that knows Ray or the clock.
+
+Its state is soft. Killed, it comes back empty, is told the tier table by the doors (which ping it) and the rest by the
+replicas' reports, all within a second; requests wait that long at most.
+"""
+
+import asyncio
+import logging
+import os
+import time
+import uuid
+from typing import Any
+
+import msgspec
+import ray
+
+from controller.fleet import Fleet, FleetOptions
+from controller.tiers import TierTable
+from controller.wire import Admission, Outcome, Report
+from profiles.store import load_profile
+
+logger = logging.getLogger("polyslo.controller")
+
+WAKE_UP_S = 1.0  # a newborn waits so long for the first reports before it says that there is no replica
+IDLE_EXIT_S = 600.0  # without a door or a replica for so long, the application is gone and so is its controller
+
+_admissions = msgspec.msgpack.Decoder(list[Admission])
+_outcomes = msgspec.msgpack.Decoder(list[Outcome])
+_report = msgspec.msgpack.Decoder(Report)
+
+
+class Controller:
+    """Async methods over one ``Fleet``; nothing here awaits between reading and writing the state."""
+
+    def __init__(self) -> None:
+        self.birth = uuid.uuid4().hex[:12]
+        self.born_s = self.heard_s = time.monotonic()
+        self.fleet: Fleet | None = None
+        self.decisions = 0
+        self.busy_s = 0.0
+        asyncio.get_event_loop().create_task(self._leave_when_forgotten())
+
+    async def configure(self, options: bytes, tiers: bytes) -> str:
+        """A door's ping: its options and tier table; a newer version is applied in place. Returns the birth id."""
+        now_s = self.heard_s = time.monotonic()
+        wanted = msgspec.msgpack.decode(options, type=FleetOptions)
+        table = msgspec.msgpack.decode(tiers, type=TierTable)
+        if self.fleet is None or (wanted != self.fleet.options and table.version > self.fleet.tiers.version):
+            old, self.fleet = self.fleet, Fleet(wanted, table, load_profile)
+            if old is not None:
+                self.fleet.replicas, self.fleet.tracker = old.replicas, old.tracker
+            logger.info("configured: routing %s, tier table version %d", wanted.routing, table.version)
+        elif self.fleet.set_tiers(table, now_s):
+            logger.info("tier table version %d applied", table.version)
+        return self.birth
+
+    async def report(self, report: bytes) -> str:
+        """A replica's state; the answer tells it which controller heard it."""
+        self.heard_s = time.monotonic()
+        if self.fleet is not None:
+            self.fleet.report(_report.decode(report), self.heard_s)
+        return self.birth
+
+    async def admit(self, batch: bytes) -> bytes:
+        """Decisions for requests that arrived together, in order."""
+        fleet = await self._ready()
+        started_s = time.monotonic()
+        decisions = fleet.admit(_admissions.decode(batch), started_s)
+        self.decisions += len(decisions)
+        self.busy_s += time.monotonic() - started_s
+        return msgspec.msgpack.encode(decisions)
+
+    async def _ready(self) -> Fleet:
+        """The fleet once it is configured and knows a live replica, or after ``WAKE_UP_S``."""
+        while True:
+            now_s = time.monotonic()
+            if self.fleet is not None and (self.fleet.live(now_s) or now_s - self.born_s > WAKE_UP_S):
+                return self.fleet
+            if now_s - self.born_s > 10 * WAKE_UP_S:
+                raise RuntimeError("the controller has no tier table: no door has configured it")
+            await asyncio.sleep(0.02)
+
+    async def note_outcomes(self, outcomes: bytes) -> None:
+        """How requests ended."""
+        if self.fleet is not None:
+            for outcome in _outcomes.decode(outcomes):
+                self.fleet.note_outcome(outcome, time.monotonic())
+
+    async def note_failed(self, replica: str) -> None:
+        """A door lost its stream from this replica."""
+        if self.fleet is not None:
+            self.fleet.note_failed(replica, time.monotonic())
+
+    async def status(self, _: None = None) -> bytes:
+        """Everything an operator asks for, as JSON."""
+        now_s = time.monotonic()
+        own = {
+            "birth": self.birth,
+            "pid": os.getpid(),
+            "uptime_s": round(now_s - self.born_s, 3),
+            "decisions": self.decisions,
+            "decision_us_mean": round(1e6 * self.busy_s / self.decisions, 1) if self.decisions else None,
+        }
+        fleet = self.fleet.status(now_s) if self.fleet is not None else {"tiers": [], "replicas": [], "attainment": {}}
+        return msgspec.json.encode({"controller": own, **fleet})
+
+    async def check_integrity(self) -> None:
+        """Raise if the state contradicts itself."""
+        if self.fleet is not None:
+            self.fleet.check_integrity()
+
+    async def _leave_when_forgotten(self) -> None:
+        while True:
+            await asyncio.sleep(5.0)
+            if self.fleet is not None:
+                self.fleet.check_integrity()
+            if time.monotonic() - self.heard_s > IDLE_EXIT_S:
+                ray.actor.exit_actor()
+
+
+def start_controller(name: str, namespace: str) -> Any:
+    """The controller's handle, made if it does not live yet; planning kernels are compiled before it answers."""
+    actor = ray.remote(Controller)
+    return actor.options(
+        name=name,
+        namespace=namespace,
+        lifetime="detached",
+        get_if_exists=True,
+        num_cpus=0,
+        max_restarts=-1,
+        max_concurrency=1000,
+    ).remote()

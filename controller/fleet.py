@@ -1,0 +1,285 @@
+"""The controller's state and its decisions; pure: time, randomness and messages are arguments.
+
+Soft state only: everything but the tier table comes back from the replicas' own reports.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from controller.lengths import LengthEstimator
+from controller.tiers import TierTable
+from controller.tracker import Tracker
+from controller.virtual import VirtualReplica, admission_row
+from controller.wire import Admission, Decision, Outcome, Report, Verdict, request_uid
+from planning.admission import AdmissionPlan, AdmitReason, plan_admission
+from profiles.profile import Profile
+from routing.policy import Ask, Candidate, RoutingPolicy, make_routing
+
+
+class FleetOptions(msgspec.Struct, frozen=True):
+    """How the fleet is run, from the configuration."""
+
+    routing: str = "slo"
+    max_hops: int = 4  # replicas that a request may try before it is served best effort or refused
+    unattainable: str = "best_effort"  # or "refuse", where a tier does not say
+    silent_s: float = 1.5  # a replica that has not reported for so long takes no new requests
+    forget_s: float = 30.0
+    length_prior_tokens: float = 256.0
+    retry_cap_s: float = 30.0
+    seed: int = 0
+
+
+@dataclass
+class Pending:
+    """A request on its way through the replicas it may try."""
+
+    ask: Admission
+    tier: int
+    row: np.ndarray
+    tries: list[int]
+    hops: int = 0
+    reason: str = "no_replica"
+    earliest_s: float = np.inf
+    decision: Decision | None = None
+
+
+@dataclass
+class Fleet:
+    """All virtual replicas, the tier table, and who got what."""
+
+    options: FleetOptions
+    tiers: TierTable
+    load_profile: Callable[[str], Profile]
+    replicas: dict[str, VirtualReplica] = field(default_factory=dict)
+    tracker: Tracker = field(default_factory=Tracker)
+    turn: int = 0
+
+    def __post_init__(self) -> None:
+        self.lengths = LengthEstimator(self.options.length_prior_tokens)
+        self.policy: RoutingPolicy = make_routing(self.options.routing)
+        self._rng = np.random.default_rng(self.options.seed)
+        self._assigned: dict[str, int] = {}
+        self._where: dict[int, str] = {}  # request -> replica it was sent to
+
+    # -- inputs -----------------------------------------------------------------------------------------------------
+
+    def report(self, report: Report, now_s: float) -> None:
+        """A replica told its state; an unknown or reborn one joins."""
+        known = self.replicas.get(report.replica)
+        if known is None or known.birth != report.birth:
+            self.replicas[report.replica] = VirtualReplica(report, self.load_profile(report.profile), now_s)
+        self.replicas[report.replica].sync(report, self.lengths, now_s)
+        self._reassign(now_s)
+
+    def set_tiers(self, tiers: TierTable, now_s: float) -> bool:
+        """Apply a newer table in place; whether it was newer."""
+        if tiers.version <= self.tiers.version and self.tiers.tiers:
+            return False
+        self.tiers = tiers
+        self._assigned = {}
+        self._reassign(now_s)
+        return True
+
+    def note_failed(self, replica: str, now_s: float) -> None:
+        """A door saw this replica fail: no new requests until it is reborn or has been silent and came back."""
+        if replica in self.replicas:
+            self.replicas[replica].suspect_s = now_s
+
+    def note_outcome(self, outcome: Outcome, now_s: float) -> None:
+        """A request ended: count it, learn its length, free its reservation."""
+        self.tracker.note(outcome, now_s)
+        if outcome.finish == "stop" or outcome.finish == "length":
+            self.lengths.note(outcome.tier_asked, outcome.output_tokens)
+        uid = request_uid(outcome.request_id)
+        holder = self._where.pop(uid, None)
+        if holder in self.replicas:
+            self.replicas[holder].release(uid)
+
+    # -- decisions --------------------------------------------------------------------------------------------------
+
+    def admit(self, batch: Sequence[Admission], now_s: float) -> list[Decision]:
+        """Decide requests that arrived together: each replica picks the best set of those that try it, the others
+        go to their next replica (SLOs-Serve sections 3.1 and 4.2), up to ``max_hops``; then best effort or refusal."""
+        live = self.live(now_s)
+        for replica in live.values():
+            replica.advance(now_s)
+        pending = [self._pend(ask, live, now_s) for ask in batch]
+        trying = [p for p in pending if p.tries and not self._is_best_effort(p)]
+        while trying:
+            trying = self._round(trying, live, now_s)
+        for p in pending:
+            if p.decision is None:
+                p.decision = self._fall_back(p, live, now_s)
+        return [p.decision for p in pending if p.decision is not None]
+
+    def live(self, now_s: float) -> dict[int, VirtualReplica]:
+        """Replicas that may take requests, by position in name order."""
+        named = enumerate(sorted(self.replicas))
+        alive = {i: self.replicas[name] for i, name in named}
+        return {i: r for i, r in alive.items() if r.is_live(now_s, self.options.silent_s) and not r.draining}
+
+    def _pend(self, ask: Admission, live: dict[int, VirtualReplica], now_s: float) -> Pending:
+        tier = self.tiers.index(ask.slo.tier)
+        candidates = self._candidates(live, ask.exclude)
+        self.turn += 1
+        question = Ask(tier, ask.prompt_tokens + ask.emitted_tokens, ask.slo.best_effort)
+        tries = self.policy.order(question, candidates, self.turn, self._rng)[: self.options.max_hops]
+        return Pending(ask, tier, admission_row(ask, tier, self.lengths, now_s), tries)
+
+    def _candidates(self, live: dict[int, VirtualReplica], exclude: Sequence[str]) -> list[Candidate]:
+        usable = {i: r for i, r in live.items() if r.name not in exclude} or live
+        return [r.candidate(i, self._assigned.get(r.name, -1)) for i, r in usable.items()]
+
+    def _is_best_effort(self, p: Pending) -> bool:
+        return bool(p.row["best_effort"])
+
+    def _round(self, trying: list[Pending], live: dict[int, VirtualReplica], now_s: float) -> list[Pending]:
+        """One hop: every replica decides about the requests that try it now; those refused try the next one."""
+        visits: dict[int, list[Pending]] = {}
+        for p in trying:
+            visits.setdefault(p.tries[p.hops], []).append(p)
+        refused = []
+        for index, visitors in visits.items():
+            if self.policy.checks_admission:
+                refused += self._visit(visitors, live[index], now_s)
+            else:
+                self._take(visitors, live[index], now_s)
+        for p in refused:
+            p.hops += 1
+        return [p for p in refused if p.hops < len(p.tries)]
+
+    def _visit(self, visitors: list[Pending], replica: VirtualReplica, now_s: float) -> list[Pending]:
+        rows = np.array([p.row for p in visitors])
+        start_s = max(replica.free_at_s, now_s)
+        plan: AdmissionPlan = plan_admission(replica.coefficients, replica.limits, replica.table, rows, start_s)
+        refused = []
+        for k, p in enumerate(visitors):
+            if not plan.accepted[k]:
+                p.reason = AdmitReason(plan.reasons[k]).name.lower()
+                p.earliest_s = min(p.earliest_s, float(plan.earliest_s[k]))
+                refused.append(p)
+                continue
+            ttft_s = float(plan.predicted_ttft_s[k])
+            self._place(p, replica, now_s, ttft_s, float(plan.predicted_tpot_s[k]))
+        return refused
+
+    def _take(self, visitors: list[Pending], replica: VirtualReplica, now_s: float) -> None:
+        """Admission is off: the policy's first choice it is, with no prediction."""
+        for p in visitors:
+            p.reason = "admission_off"
+            self._place(p, replica, now_s, np.inf, np.inf)
+
+    def _place(self, p: Pending, replica: VirtualReplica, now_s: float, ttft_s: float, tpot_s: float) -> None:
+        reason = p.reason if p.reason == "admission_off" else "attainable"
+        replica.reserve(p.row, now_s)
+        self._where[int(p.row["id"])] = replica.name
+        tier = self.tiers.tiers[p.tier].name if self.tiers.tiers else p.ask.slo.tier
+        p.decision = Decision(
+            p.ask.request_id,
+            Verdict.ADMITTED,
+            replica.name,
+            tier,
+            reason,
+            ttft_s,
+            tpot_s,
+            p.hops,
+            output_tokens=int(p.row["output_tokens"]),
+        )
+
+    def _fall_back(self, p: Pending, live: dict[int, VirtualReplica], now_s: float) -> Decision:
+        """Best effort on the replica with the least to do, or a refusal that says when to come back."""
+        if not live:
+            return Decision(p.ask.request_id, Verdict.REFUSED, "", p.ask.slo.tier, "no_replica")
+        asked_best_effort = self._is_best_effort(p)
+        if not asked_best_effort and p.ask.emitted_tokens == 0 and self._refuses(p.tier):
+            wait_s = min(max(p.earliest_s - now_s, 0.0), self.options.retry_cap_s)
+            return Decision(
+                p.ask.request_id,
+                Verdict.REFUSED,
+                "",
+                p.ask.slo.tier,
+                p.reason,
+                hops=p.hops,
+                retry_after_s=wait_s,
+            )
+        replica = self._least_busy(p, live)
+        row = p.row.copy()
+        row["best_effort"], row["ttft_s"], row["tpot_s"], row["deadline_s"] = True, np.inf, np.inf, np.inf
+        replica.reserve(row, now_s)
+        self._where[int(row["id"])] = replica.name
+        reason = "best_effort" if asked_best_effort else p.reason
+        return Decision(
+            p.ask.request_id,
+            Verdict.ADMITTED if asked_best_effort else Verdict.BEST_EFFORT,
+            replica.name,
+            p.ask.slo.tier if asked_best_effort else self._best_effort_tier(),
+            reason,
+            hops=p.hops,
+            output_tokens=int(row["output_tokens"]),
+        )
+
+    def _least_busy(self, p: Pending, live: dict[int, VirtualReplica]) -> VirtualReplica:
+        candidates = self._candidates(live, p.ask.exclude)
+        chosen = min(candidates, key=lambda c: (c.backlog_tokens, c.requests, c.index))
+        return live[chosen.index]
+
+    def _refuses(self, tier: int) -> bool:
+        named = self.tiers.tiers[tier].unattainable if self.tiers.tiers else ""
+        return (named or self.options.unattainable) == "refuse"
+
+    def _best_effort_tier(self) -> str:
+        return next((tier.name for tier in self.tiers.tiers if tier.best_effort), "best_effort")
+
+    def _reassign(self, now_s: float) -> None:
+        gone = [n for n, r in self.replicas.items() if now_s - r.seen_s > self.options.forget_s]
+        for name in gone:
+            del self.replicas[name]
+        if gone or set(self._assigned) != set(self.replicas):
+            self._assigned = self.tiers.assign(list(self.replicas))
+            self._where = {uid: name for uid, name in self._where.items() if name in self.replicas}
+
+    # -- what it tells ----------------------------------------------------------------------------------------------
+
+    def status(self, now_s: float) -> dict[str, Any]:
+        """Tiers, replicas, load and attainment as plain JSON values."""
+        return {
+            "version": self.tiers.version,
+            "routing": self.options.routing,
+            "tiers": [msgspec.to_builtins(tier) for tier in self.tiers.tiers],
+            "replicas": [self._replica_status(name, now_s) for name in sorted(self.replicas)],
+            "attainment": self.tracker.summary(now_s),
+        }
+
+    def _replica_status(self, name: str, now_s: float) -> dict[str, Any]:
+        replica = self.replicas[name]
+        tier = self._assigned.get(name, -1)
+        view = replica.candidate(0, tier)
+        return {
+            "replica": name,
+            "tier": self.tiers.tiers[tier].name if tier >= 0 else "shared",
+            "live": replica.is_live(now_s, self.options.silent_s),
+            "draining": replica.draining,
+            "pid": replica.pid,
+            "profile": replica.profile.name,
+            "requests": view.requests,
+            "best_effort": view.best_effort,
+            "backlog_tokens": view.backlog_tokens,
+            "kv_used_tokens": replica.kv_used_tokens,
+            "kv_capacity_tokens": replica.limits.kv_capacity_tokens,
+            "seconds_since_report": round(now_s - replica.seen_s, 3),
+            "drift": replica.drift(),
+        }
+
+    def check_integrity(self) -> None:
+        """Every request is on at most one replica, and every replica's table is sound."""
+        seen: set[int] = set()
+        for replica in self.replicas.values():
+            replica.check_integrity()
+            ids = set(replica.table["id"].tolist())
+            if ids & seen:
+                raise AssertionError(f"requests on two replicas: {sorted(ids & seen)[:5]}")
+            seen |= ids

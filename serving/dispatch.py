@@ -1,0 +1,354 @@
+"""From engine requests to token deltas: batched admission, pinned streams, resume on another replica.
+
+Knows neither HTTP nor vLLM nor Ray: engine payloads are opaque bytes and everything remote is behind ``Links``.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from controller.wire import Admission, Decision, Delta, Outcome, Outputs, Slo, Submission, Verdict
+from serving.ticket import Ticket
+
+logger = logging.getLogger("polyslo.dispatch")
+
+
+class Links(Protocol):
+    """The remote ends, as plain coroutines; every failure is an exception."""
+
+    async def admit(self, batch: list[Admission]) -> list[Decision]: ...
+    async def note_outcomes(self, outcomes: list[Outcome]) -> None: ...
+    async def note_failed(self, replica: str) -> None: ...
+    async def submit(self, replica: str, batch: list[Submission]) -> None: ...
+    async def abort(self, replica: str, request_ids: list[str]) -> None: ...
+    def channel(self, replica: str) -> AsyncIterator[bytes]: ...
+    async def any_replica(self, exclude: Sequence[str]) -> str | None: ...
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long the door waits before it falls back, all in seconds."""
+
+    admit_s: float = 2.0  # for the controller, before a request is served best effort without it
+    resume_s: float = 60.0  # for some replica to take over a broken stream
+    stall_s: float = 10.0  # for a busy engine to make an iteration
+
+
+@dataclass
+class Job:
+    """One engine request. ``payload(tokens)`` encodes it for an engine that continues after ``tokens``."""
+
+    request_id: str
+    prompt_tokens: int
+    max_tokens: int
+    content: int
+    payload: Callable[[list[int]], bytes]
+    ticket: Ticket
+    resumable: bool = True
+    tokens: list[int] = field(default_factory=list)
+    replica: str = ""
+    exclude: tuple[str, ...] = ()
+    stranded_s: float | None = None  # since when a broken stream has found no replica
+
+    @property
+    def slo(self) -> Slo:
+        return self.ticket.slo
+
+    def age_s(self) -> float:
+        return time.monotonic() - self.ticket.arrived_s
+
+    def admission(self) -> Admission:
+        return Admission(
+            self.request_id, self.prompt_tokens, self.max_tokens, self.slo, self.age_s(), len(self.tokens), self.exclude
+        )
+
+    def submission(self, decision: Decision) -> Submission:
+        best_effort = decision.verdict != Verdict.ADMITTED
+        slo = msgspec.structs.replace(self.slo, best_effort=best_effort, tier=decision.tier)
+        return Submission(
+            self.request_id,
+            self.prompt_tokens,
+            len(self.tokens),
+            self.max_tokens,
+            slo,
+            self.age_s(),
+            decision.output_tokens,
+            self.content,
+            self.payload(self.tokens),
+        )
+
+
+class Stream:
+    """The open channel from one replica, and when its engine last moved."""
+
+    def __init__(self, replica: str, task: "asyncio.Task[None]") -> None:
+        self.replica, self.task = replica, task
+        self.steps, self.moved_s = -1, time.monotonic()
+
+    def note(self, outputs: Outputs) -> None:
+        if outputs.deltas or not outputs.busy or outputs.steps != self.steps:
+            self.moved_s = time.monotonic()
+        self.steps = outputs.steps
+
+
+class Dispatcher:
+    """Owns every request between the door and the replicas; ``emit`` receives deltas in stream order."""
+
+    def __init__(self, links: Links, emit: Callable[[Sequence[Delta]], None], patience: Patience = Patience()) -> None:
+        self.links, self.emit, self.patience = links, emit, patience
+        self.jobs: dict[str, Job] = {}
+        self._new: list[Job] = []
+        self._outcomes: list[Outcome] = []
+        self._streams: dict[str, Stream] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._decoder = msgspec.msgpack.Decoder(Outputs)
+        self._watch = self._spawn(self._watchdog())
+
+    # -- requests in ------------------------------------------------------------------------------------------------
+
+    def submit(self, job: Job) -> None:
+        """Take a request; all those of one event-loop tick go to the controller together."""
+        self.jobs[job.request_id] = job
+        job.ticket.sequence(job.request_id)
+        if job.slo.max_wait_s < float("inf"):
+            asyncio.get_running_loop().call_later(job.slo.max_wait_s, self._give_up, job)
+        self._enqueue([job])
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Forget requests whose client went away or whose stop string appeared; their replica frees them."""
+        by_replica: dict[str, list[str]] = {}
+        for request_id in request_ids:
+            job = self.jobs.pop(request_id, None)
+            if job is None:
+                continue
+            self._finish(job, "stop" if job.tokens else "abort")
+            if job.replica:
+                by_replica.setdefault(job.replica, []).append(request_id)
+        for replica, ids in by_replica.items():
+            self._spawn(self._abort_remote(replica, ids))
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # -- admission --------------------------------------------------------------------------------------------------
+
+    def _enqueue(self, jobs: list[Job]) -> None:
+        if not self._new:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._new.extend(jobs)
+
+    def _flush(self) -> None:
+        batch, self._new = [job for job in self._new if job.request_id in self.jobs], []
+        if batch:
+            self._spawn(self._admit(batch))
+
+    async def _admit(self, batch: list[Job]) -> None:
+        decisions = await self._decide(batch)
+        by_replica: dict[str, list[Submission]] = {}
+        for job, decision in zip(batch, decisions, strict=True):
+            if job.request_id not in self.jobs:  # aborted meanwhile: free its reservation
+                self._report(job, "abort")
+                continue
+            job.ticket.note_decision(job.request_id, decision, time.monotonic())
+            if decision.verdict == Verdict.REFUSED:
+                self._refuse(job, decision)
+                continue
+            job.replica, job.stranded_s = decision.replica, None
+            by_replica.setdefault(decision.replica, []).append(job.submission(decision))
+        await asyncio.gather(*(self._send(replica, batch) for replica, batch in by_replica.items()))
+
+    async def _decide(self, batch: list[Job]) -> list[Decision]:
+        """Ask the controller, again while it is away, then serve best effort without it."""
+        give_up_s = time.monotonic() + self.patience.admit_s
+        while True:
+            left_s = give_up_s - time.monotonic()
+            try:
+                return await asyncio.wait_for(self.links.admit([job.admission() for job in batch]), max(left_s, 0.05))
+            except Exception as error:
+                if time.monotonic() >= give_up_s:
+                    logger.warning("controller unreachable, serving %d requests best effort: %r", len(batch), error)
+                    return [await self._without_controller(job) for job in batch]
+                await asyncio.sleep(min(0.1, max(left_s, 0.0)))
+
+    async def _without_controller(self, job: Job) -> Decision:
+        replica = await self.links.any_replica(job.exclude)
+        if replica is None:
+            return Decision(job.request_id, Verdict.REFUSED, "", job.slo.tier, "no_replica")
+        return Decision(job.request_id, Verdict.BEST_EFFORT, replica, job.slo.tier, "controller_away")
+
+    def _refuse(self, job: Job, decision: Decision) -> None:
+        if job.tokens or job.exclude:  # a stream in flight is never refused: wait for a replica to come back
+            self._spawn(self._retry(job))
+            return
+        self.jobs.pop(job.request_id, None)
+        self._finish(job, "refused")
+        self.emit([Delta(job.request_id, (), "abort")])
+
+    async def _retry(self, job: Job) -> None:
+        now_s = time.monotonic()
+        job.stranded_s = job.stranded_s or now_s
+        if now_s - job.stranded_s > self.patience.resume_s:
+            self._fail(job)
+            return
+        await asyncio.sleep(0.5)
+        if job.request_id in self.jobs:
+            self._enqueue([job])
+
+    def _give_up(self, job: Job) -> None:
+        """``max_wait``: drop a request that has no token by then."""
+        if job.tokens or self.jobs.get(job.request_id) is not job:
+            return
+        self.jobs.pop(job.request_id)
+        decision = Decision(job.request_id, Verdict.REFUSED, "", job.slo.tier, "max_wait_exceeded")
+        job.ticket.note_decision(job.request_id, decision, time.monotonic())
+        self._finish(job, "refused")
+        if job.replica:
+            self._spawn(self._abort_remote(job.replica, [job.request_id]))
+        self.emit([Delta(job.request_id, (), "abort")])
+
+    # -- streams ----------------------------------------------------------------------------------------------------
+
+    async def _send(self, replica: str, batch: list[Submission]) -> None:
+        self._open(replica)
+        try:
+            await asyncio.wait_for(self.links.submit(replica, batch), self.patience.stall_s)
+        except Exception as error:
+            self._replica_failed(replica, error)
+
+    def _open(self, replica: str) -> None:
+        if replica not in self._streams:
+            self._streams[replica] = Stream(replica, self._spawn(self._listen(replica)))
+
+    async def _listen(self, replica: str) -> None:
+        """Read one replica's channel until it breaks; then every request on it moves elsewhere."""
+        try:
+            async for message in self.links.channel(replica):
+                outputs = self._decoder.decode(message)
+                self._streams[replica].note(outputs)
+                self._receive(replica, outputs.deltas)
+            error: Exception = ConnectionError("channel closed")
+        except Exception as broken:
+            error = broken
+        self._replica_failed(replica, error)
+
+    def _receive(self, replica: str, deltas: Sequence[Delta]) -> None:
+        now_s, mine, lost = time.monotonic(), [], []
+        for delta in deltas:
+            job = self.jobs.get(delta.request_id)
+            if job is None or job.replica != replica:
+                continue  # aborted, or already moved elsewhere
+            if delta.finish == "error":
+                lost.append(job)
+                continue
+            mine.append(delta)
+            if delta.token_ids:
+                job.tokens.extend(delta.token_ids)
+                job.ticket.note_tokens(job.request_id, len(delta.token_ids), now_s)
+            if delta.finish:
+                self.jobs.pop(job.request_id)
+                self._finish(job, delta.finish)
+        if mine:
+            self.emit(mine)
+        if lost:
+            self._resume(lost, replica)
+
+    def _replica_failed(self, replica: str, error: Exception) -> None:
+        stream = self._streams.pop(replica, None)
+        if stream is not None and stream.task is not asyncio.current_task():
+            stream.task.cancel()
+        jobs = [job for job in self.jobs.values() if job.replica == replica]
+        if jobs:
+            logger.warning("replica %s failed, moving %d requests: %r", replica, len(jobs), error)
+        self._spawn(self._note_failed(replica))
+        self._resume(jobs, replica)
+
+    def _resume(self, jobs: list[Job], replica: str) -> None:
+        """Continue elsewhere with the exact tokens so far; what cannot continue exactly ends with an error."""
+        moving = []
+        for job in jobs:
+            job.replica = ""
+            if job.tokens and not job.resumable:
+                self._fail(job)
+                continue
+            job.exclude = (*job.exclude, replica)[-4:]
+            job.ticket.sequence(job.request_id).resumed += 1
+            moving.append(job)
+        if moving:
+            self._enqueue(moving)
+
+    def _fail(self, job: Job) -> None:
+        self.jobs.pop(job.request_id, None)
+        self._finish(job, "error")
+        self.emit([Delta(job.request_id, (), "error")])
+
+    async def _watchdog(self) -> None:
+        """A replica that is busy but makes no iteration, or sends no heartbeat, has failed."""
+        while True:
+            await asyncio.sleep(min(0.5, self.patience.stall_s / 4))
+            busy = {job.replica for job in self.jobs.values()}
+            now_s = time.monotonic()
+            for replica, stream in list(self._streams.items()):
+                if replica not in busy:
+                    stream.moved_s = now_s
+                elif now_s - stream.moved_s > self.patience.stall_s:
+                    self._replica_failed(replica, TimeoutError(f"no iteration for {self.patience.stall_s} s"))
+
+    # -- outcomes ---------------------------------------------------------------------------------------------------
+
+    def _finish(self, job: Job, finish: str) -> None:
+        job.ticket.sequence(job.request_id).finish = finish
+        self._report(job, finish)
+
+    def _report(self, job: Job, finish: str) -> None:
+        """Tell the controller, batched, how a request ended: attainment, lengths, and its reservation freed."""
+        if not self._outcomes:
+            asyncio.get_running_loop().call_soon(lambda: self._spawn(self._flush_outcomes()))
+        ticket, sequence = job.ticket, job.ticket.sequence(job.request_id)
+        decision = sequence.decision
+        self._outcomes.append(
+            Outcome(
+                job.request_id,
+                job.slo.tier,
+                decision.tier if decision else "",
+                finish,
+                ticket.met and finish in ("stop", "length"),
+                ticket.ttft_s,
+                ticket.tpot_s,
+                ticket.e2e_s,
+                decision.predicted_ttft_s if decision else float("inf"),
+                decision.predicted_tpot_s if decision else float("inf"),
+                sequence.tally.tokens,
+                decision.verdict if decision else Verdict.REFUSED,
+            )
+        )
+
+    async def _flush_outcomes(self) -> None:
+        outcomes, self._outcomes = self._outcomes, []
+        await self._quietly(self.links.note_outcomes(outcomes))
+
+    async def _abort_remote(self, replica: str, request_ids: list[str]) -> None:
+        await self._quietly(self.links.abort(replica, request_ids))
+
+    async def _note_failed(self, replica: str) -> None:
+        await self._quietly(self.links.note_failed(replica))
+
+    @staticmethod
+    async def _quietly(call) -> None:  # type: ignore[no-untyped-def]
+        """Notices may be lost: the replica's own reports repeat what they say."""
+        try:
+            await asyncio.wait_for(call, 5.0)
+        except Exception as error:
+            logger.debug("notice lost: %r", error)
+
+    def _spawn(self, coroutine) -> "asyncio.Task[None]":  # type: ignore[no-untyped-def]
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

@@ -1,0 +1,98 @@
+"""Prometheus metrics of the door, on the registry that vLLM's ``/metrics`` already serves."""
+
+import math
+from typing import Any
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from controller.wire import Verdict
+from serving.ticket import Ticket
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)
+ERROR_SECONDS = (-5.0, -1.0, -0.25, -0.1, -0.025, -0.01, 0.0, 0.01, 0.025, 0.1, 0.25, 1.0, 5.0)
+LABELS = ("tier", "model")
+
+
+class DoorMetrics:
+    """Made once per ingress process; labels are tier names and the served model, both bounded."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.ttft = Histogram("polyslo_request_ttft_seconds", "Time to first token.", LABELS, buckets=SECONDS)
+        self.tpot = Histogram("polyslo_request_tpot_seconds", "Mean time per output token.", LABELS, buckets=TOKEN_SECONDS)
+        self.e2e = Histogram("polyslo_request_e2e_seconds", "Time to last token.", LABELS, buckets=SECONDS)
+        self.predicted_ttft = Histogram(
+            "polyslo_predicted_ttft_seconds", "TTFT predicted at admission.", LABELS, buckets=SECONDS
+        )
+        self.predicted_tpot = Histogram(
+            "polyslo_predicted_tpot_seconds", "TPOT predicted at admission.", LABELS, buckets=TOKEN_SECONDS
+        )
+        self.ttft_error = Histogram(
+            "polyslo_ttft_prediction_error_seconds", "Measured less predicted TTFT.", LABELS, buckets=ERROR_SECONDS
+        )
+        self.tpot_error = Histogram(
+            "polyslo_tpot_prediction_error_seconds", "Measured less predicted TPOT.", LABELS, buckets=ERROR_SECONDS
+        )
+        self.met = Counter("polyslo_slo_met_total", "Requests that got what they asked for.", ("tier", "dimension"))
+        self.missed = Counter(
+            "polyslo_slo_missed_total", "Requests that did not; refused ones included.", ("tier", "dimension")
+        )
+        self.rejected = Counter("polyslo_rejected_total", "Requests refused.", ("tier", "reason"))
+        self.downgraded = Counter("polyslo_downgraded_total", "Requests served best effort instead.", ("tier", "reason"))
+        self.resumed = Counter("polyslo_resumed_total", "Streams continued on another replica.", ("tier",))
+        self.queue = Histogram("polyslo_queue_seconds", "Arrival to decision.", ("tier", "outcome"), buckets=SECONDS)
+        self.replicas = Gauge("polyslo_replicas", "Replicas by tier and state.", ("tier", "state"))
+        self.kv_tokens = Gauge("polyslo_kv_tokens", "KV tokens in use.", ("replica",))
+        self.decision_us = Gauge("polyslo_controller_decision_seconds", "Mean seconds per decision since its birth.")
+
+    def observe(self, ticket: Ticket) -> None:
+        """Count one finished response; a request whose client left counts in nothing but the counters of its fate."""
+        tier = ticket.slo.tier
+        decisions = ticket.decisions
+        for sequence in ticket.sequences.values():
+            self.resumed.labels(tier).inc(sequence.resumed)
+        if not decisions or any(s.finish in ("", "abort") for s in ticket.sequences.values()):
+            return
+        verdict = max((d.verdict for d in decisions), key=lambda v: (v == Verdict.REFUSED, v == Verdict.BEST_EFFORT))
+        self.queue.labels(tier, verdict.value).observe(ticket.decided_s)
+        (self.met if ticket.met else self.missed).labels(tier, "all").inc()
+        if verdict == Verdict.REFUSED:
+            self.rejected.labels(tier, decisions[0].reason).inc()
+            return
+        if verdict == Verdict.BEST_EFFORT:
+            self.downgraded.labels(tier, decisions[0].reason).inc()
+        self._latencies(ticket, tier)
+
+    def _latencies(self, ticket: Ticket, tier: str) -> None:
+        labels, told = (tier, self.model), ticket.decisions
+        predicted_ttft_s = max(d.predicted_ttft_s for d in told)
+        predicted_tpot_s = max(d.predicted_tpot_s for d in told)
+        for dimension, measured, bound in (
+            ("ttft", ticket.ttft_s, ticket.slo.ttft_s),
+            ("tpot", ticket.tpot_s, ticket.slo.tpot_s),
+            ("e2e", ticket.e2e_s, ticket.slo.e2e_s),
+        ):
+            if math.isfinite(bound):
+                (self.met if measured <= bound else self.missed).labels(tier, dimension).inc()
+        self.ttft.labels(*labels).observe(ticket.ttft_s)
+        self.tpot.labels(*labels).observe(ticket.tpot_s)
+        self.e2e.labels(*labels).observe(ticket.e2e_s)
+        if math.isfinite(predicted_ttft_s):
+            self.predicted_ttft.labels(*labels).observe(predicted_ttft_s)
+            self.ttft_error.labels(*labels).observe(ticket.ttft_s - predicted_ttft_s)
+        if math.isfinite(predicted_tpot_s):
+            self.predicted_tpot.labels(*labels).observe(predicted_tpot_s)
+            self.tpot_error.labels(*labels).observe(ticket.tpot_s - predicted_tpot_s)
+
+    def observe_status(self, status: dict[str, object] | dict[str, Any]) -> None:
+        """Refresh the gauges from the controller's status."""
+        self.replicas.clear()
+        self.kv_tokens.clear()
+        for replica in status.get("replicas", []):  # type: ignore[union-attr]
+            state = "draining" if replica["draining"] else "live" if replica["live"] else "silent"
+            self.replicas.labels(replica["tier"], state).inc()
+            self.kv_tokens.labels(replica["replica"]).set(replica["kv_used_tokens"])
+        mean_us = status.get("controller", {}).get("decision_us_mean")  # type: ignore[union-attr]
+        if mean_us is not None:
+            self.decision_us.set(mean_us / 1e6)

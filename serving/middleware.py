@@ -1,0 +1,166 @@
+"""ASGI middleware around vLLM's OpenAI server: SLO in, verdict out. Never touches a prompt.
+
+The response of a generating endpoint is held until its first body chunk, because only then is the admission decision
+known: a refusal replaces it with 429 (or 503); anything else gains ``service_tier`` and the ``slo`` object.
+"""
+
+import json
+import uuid
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from serving.annotate import StreamAnnotator, annotate_json
+from serving.errors import ApiError, bad_request, refused
+from serving.slo import SloError, TierIndex, resolve, strip_body
+from serving.ticket import Ticket, current_ticket
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
+
+
+class SloMiddleware:
+    """``tiers()`` gives the tier table in force; ``done(ticket, status)`` is told of every finished response."""
+
+    def __init__(self, app: App, tiers: Callable[[], TierIndex], done: Callable[[Ticket, int], None]) -> None:
+        self.app, self.tiers, self.done = app, tiers, done
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in GENERATING:
+            await self.app(scope, receive, send)
+            return
+        body = await read_body(receive)
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        request_id = headers.get("x-request-id") or uuid.uuid4().hex
+        try:
+            ticket, body = self._open(headers, body, request_id)
+        except SloError as error:
+            await send_error(send, bad_request(str(error), error.field), request_id)
+            return
+        response = Response(ticket, send, request_id)
+        token = current_ticket.set(ticket)
+        try:
+            await self.app(with_length(scope, len(body)), replayed(body, receive), response)
+        finally:
+            current_ticket.reset(token)
+            self.done(ticket, response.status)
+
+    def _open(self, headers: dict[str, str], body: bytes, request_id: str) -> tuple[Ticket, bytes]:
+        """The request's ticket, and its body without what only the door understands."""
+        try:
+            document = json.loads(body)
+        except ValueError:
+            document = None
+        if not isinstance(document, dict):  # vLLM's own error says what is wrong with it
+            return Ticket(resolve(headers, {}, self.tiers()), request_id=request_id), body
+        ticket = Ticket(resolve(headers, document, self.tiers()), request_id=request_id)
+        ticket.model = str(document.get("model") or "")
+        stripped = strip_body(document)
+        return ticket, body if stripped is document else json.dumps(stripped).encode()
+
+
+class Response:
+    """The ``send`` of one request: holds the start, swaps in a refusal, annotates the rest."""
+
+    def __init__(self, ticket: Ticket, send: Send, request_id: str) -> None:
+        self.ticket, self.send, self.request_id = ticket, send, request_id
+        self.status = 0
+        self._start: Message | None = None
+        self._stream: StreamAnnotator | None = None
+        self._json: list[bytes] | None = None
+        self._replaced = False
+
+    async def __call__(self, message: Message) -> None:
+        if self._replaced:
+            return
+        if message["type"] == "http.response.start":
+            self._start = message
+        elif message["type"] == "http.response.body":
+            await self._body(bytes(message.get("body", b"")), not message.get("more_body", False))
+        else:
+            await self.send(message)
+
+    async def _body(self, data: bytes, last: bool) -> None:
+        if self._start is not None and self.status == 0 and await self._begin():
+            return
+        if self._stream is not None:
+            data = self._stream.feed(data, last)
+        elif self._json is not None:
+            self._json.append(data)
+            if not last:
+                return
+            data = annotate_json(b"".join(self._json), self.ticket)
+            await self._send_start(len(data))
+        await self.send({"type": "http.response.body", "body": data, "more_body": not last})
+
+    async def _begin(self) -> bool:
+        """At the first body chunk; whether a refusal took the response's place."""
+        assert self._start is not None
+        refusal = self.ticket.refusal
+        if refusal is not None:
+            self._replaced = True
+            error = refused(refusal)
+            self.status = error.status
+            await send_error(self.send, error, self.request_id)
+            return True
+        self.status = int(self._start["status"])
+        kind = dict(self._start.get("headers", [])).get(b"content-type", b"")
+        if kind.startswith(b"text/event-stream"):
+            self._stream = StreamAnnotator(self.ticket)
+            await self._send_start(None)
+        elif kind.startswith(b"application/json"):
+            self._json = []
+        else:
+            await self._send_start(None)
+        return False
+
+    async def _send_start(self, length: int | None) -> None:
+        assert self._start is not None
+        dropped = {b"x-request-id"} | ({b"content-length"} if length is not None else set())
+        headers = [(name, value) for name, value in self._start.get("headers", []) if name.lower() not in dropped]
+        headers.append((b"x-request-id", self.request_id.encode("latin-1", "replace")))
+        if length is not None:
+            headers.append((b"content-length", str(length).encode()))
+        await self.send({**self._start, "headers": headers})
+
+
+async def read_body(receive: Receive) -> bytes:
+    """The whole request body."""
+    parts = []
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return b"".join(parts)
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def replayed(body: bytes, receive: Receive) -> Receive:
+    """A ``receive`` that gives ``body`` once and then whatever follows (the disconnect)."""
+    fresh = [True]
+
+    async def again() -> Message:
+        if fresh:
+            fresh.clear()
+            return {"type": "http.request", "body": body, "more_body": False}
+        return await receive()
+
+    return again
+
+
+def with_length(scope: Message, length: int) -> Message:
+    """The scope with the content length of the rewritten body."""
+    headers = [(name, value) for name, value in scope["headers"] if name.lower() != b"content-length"]
+    return {**scope, "headers": [*headers, (b"content-length", str(length).encode())]}
+
+
+async def send_error(send: Send, error: ApiError, request_id: str) -> None:
+    """A complete error response."""
+    headers = [(b"content-type", b"application/json"), (b"x-request-id", request_id.encode("latin-1", "replace"))]
+    headers += [(name.encode(), value.encode()) for name, value in error.headers.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": json.dumps(error.body).encode(), "more_body": False})

@@ -1,0 +1,73 @@
+"""``Links`` over Ray: the named controller actor, and replicas pinned through Serve's session id."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import msgspec
+import ray
+
+from controller.wire import Admission, Decision, Outcome, Submission
+
+_decisions = msgspec.msgpack.Decoder(list[Decision])
+
+
+class RayLinks:
+    """One per ingress process. ``ingress_id`` names it to the replicas, so that each keeps one channel for it."""
+
+    def __init__(self, handle: Any, ingress_id: str, controller: str, namespace: str) -> None:
+        self.handle, self.ingress_id = handle, ingress_id
+        self._controller_name, self._namespace = controller, namespace
+        self._actor: Any = None
+        self._known: list[str] = []  # replicas lately decided for, newest last
+
+    def controller(self) -> Any:
+        """The controller's handle; it stays valid when the actor restarts."""
+        if self._actor is None:
+            self._actor = ray.get_actor(self._controller_name, namespace=self._namespace)
+        return self._actor
+
+    async def _ask(self, method: str, payload: Any) -> Any:
+        try:
+            return await getattr(self.controller(), method).remote(payload)
+        except ray.exceptions.ActorDiedError:
+            self._actor = None  # a new one may carry the name
+            raise
+
+    async def admit(self, batch: list[Admission]) -> list[Decision]:
+        decisions = _decisions.decode(await self._ask("admit", msgspec.msgpack.encode(batch)))
+        for decision in decisions:
+            if decision.replica and decision.replica not in self._known:
+                self._known = [*self._known[-31:], decision.replica]
+        return decisions
+
+    async def note_outcomes(self, outcomes: list[Outcome]) -> None:
+        await self._ask("note_outcomes", msgspec.msgpack.encode(outcomes))
+
+    async def note_failed(self, replica: str) -> None:
+        self._known = [name for name in self._known if name != replica]
+        await self._ask("note_failed", replica)
+
+    async def status(self) -> dict[str, Any]:
+        return dict(msgspec.json.decode(await self._ask("status", None)))
+
+    async def submit(self, replica: str, batch: list[Submission]) -> None:
+        await self.handle.options(session_id=replica).submit.remote(self.ingress_id, msgspec.msgpack.encode(batch))
+
+    async def abort(self, replica: str, request_ids: list[str]) -> None:
+        await self.handle.options(session_id=replica).abort.remote(request_ids)
+
+    async def channel(self, replica: str) -> AsyncIterator[bytes]:
+        stream = self.handle.options(session_id=replica, stream=True).channel.remote(self.ingress_id)
+        async for message in stream:
+            yield message
+
+    async def any_replica(self, exclude: Sequence[str]) -> str | None:
+        """Some live replica, without the controller: one decided for lately, else whichever Serve picks."""
+        for name in reversed(self._known):
+            if name not in exclude:
+                return name
+        try:
+            info = await self.handle.info.remote()
+        except Exception:
+            return None
+        return str(info["replica"])

@@ -1,0 +1,154 @@
+"""Adapter: vLLM's own OpenAI server over a fleet. The only module of the door that knows vLLM (pinned to 0.32).
+
+``AsyncLLM`` keeps its renderer, input and output processors; only its engine-core client is ours, so chat, completions,
+responses, messages, tools, reasoning, logprobs, ``n > 1`` and stop strings are vLLM's.
+"""
+
+import asyncio
+import copy
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from vllm import AsyncEngineArgs
+from vllm.config import VllmConfig
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.app import build_app
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.core_client import EngineCoreClient
+from vllm.v1.executor.abstract import Executor
+
+from controller.wire import Delta, Slo
+from replicas.vllm_codec import decode_output, encode_request
+from serving.dispatch import Dispatcher, Job, Links, Patience
+from serving.ticket import Ticket, current_ticket
+
+_FINISH = {
+    "stop": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "abort": FinishReason.ABORT,
+    "error": FinishReason.ERROR,
+}
+TASKS = ("generate",)
+
+
+class FleetCoreClient:
+    """The engine-core client surface that ``AsyncLLM`` uses, answered by the dispatcher."""
+
+    engine_ranks_managed = (0,)
+
+    class resources:  # noqa: N801  (vLLM reads ``resources.engine_dead``)
+        engine_dead = False
+
+    def __init__(self, links: Links, patience: Patience) -> None:
+        self._outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
+        self.dispatcher = Dispatcher(links, self._emit, patience)
+
+    async def add_request_async(self, request: EngineCoreRequest) -> None:
+        ticket = current_ticket.get() or Ticket(Slo(best_effort=True))
+        self.dispatcher.submit(to_job(request, ticket))
+
+    async def get_output_async(self) -> EngineCoreOutputs:
+        return await self._outputs.get()
+
+    async def abort_requests_async(self, request_ids: list[str]) -> None:
+        self.dispatcher.abort(request_ids)
+
+    async def get_supported_tasks_async(self) -> tuple[str, ...]:
+        return TASKS
+
+    async def reset_prefix_cache_async(self, *_: Any, **__: Any) -> bool:
+        return False  # replicas keep theirs; there is nothing cached here
+
+    async def reset_mm_cache_async(self) -> None:
+        return None
+
+    async def is_sleeping_async(self) -> bool:
+        return False
+
+    def dp_engines_running(self) -> bool:
+        return True
+
+    def get_kv_event_sources(self) -> dict[str, Any]:
+        return {}
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        return None
+
+    def _emit(self, deltas: Sequence[Delta]) -> None:
+        self._outputs.put_nowait(EngineCoreOutputs(outputs=[to_output(delta) for delta in deltas]))
+
+
+def to_output(delta: Delta) -> EngineCoreOutput:
+    """vLLM's own output of one request; ``extra`` carries logprobs and the like unchanged."""
+    if delta.extra:
+        return decode_output(delta.extra)
+    return EngineCoreOutput(
+        request_id=delta.request_id,
+        new_token_ids=list(delta.token_ids),
+        finish_reason=_FINISH.get(delta.finish),
+        stop_reason=delta.stop_reason,
+    )
+
+
+def to_job(request: EngineCoreRequest, ticket: Ticket) -> Job:
+    """What the dispatcher needs to know of a request; its payload can be encoded anew to continue elsewhere."""
+    prompt, params = request.prompt_token_ids or [], request.sampling_params
+    digest = hashlib.blake2b(str(prompt).encode(), digest_size=6).digest()
+    return Job(
+        request_id=request.request_id,
+        prompt_tokens=len(prompt),
+        max_tokens=(params.max_tokens if params else None) or 16,
+        content=int.from_bytes(digest),
+        payload=lambda tokens: encode_request(continued(request, tokens)),
+        ticket=ticket,
+        resumable=params is None or params.structured_outputs is None,
+    )
+
+
+def continued(request: EngineCoreRequest, tokens: list[int]) -> EngineCoreRequest:
+    """The request that continues after ``tokens``: they join the prompt, the length limits shrink.
+
+    Exact for greedy decoding. A grammar cannot be entered in the middle (such requests are not resumable), and a
+    sampling seed or a presence penalty starts over at the resumed position.
+    """
+    if not tokens:
+        return request
+    resumed = copy.copy(request)
+    resumed.prompt_token_ids = [*(request.prompt_token_ids or []), *tokens]
+    if request.sampling_params is not None:
+        params = request.sampling_params.clone()
+        if params.max_tokens is not None:
+            params.max_tokens = max(1, params.max_tokens - len(tokens))
+        params.min_tokens = max(0, params.min_tokens - len(tokens))
+        params.prompt_logprobs = None  # already sent with the first placement
+        resumed.sampling_params = params
+    return resumed
+
+
+async def make_server(arguments: list[str], links: Links, patience: Patience) -> tuple[Any, FleetCoreClient]:
+    """vLLM's FastAPI application and the fleet client below it.
+
+    ``arguments`` are those of ``vllm serve`` (model first): parsers, templates, names, limits.
+    """
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args(arguments)
+    args.model = getattr(args, "model_tag", None) or args.model
+    engine_args = AsyncEngineArgs.from_cli_args(args)
+    config = VllmConfig(
+        model_config=engine_args.create_model_config(),
+        logging_config=engine_args.create_logging_config(),
+        structured_outputs_config=engine_args.create_structured_outputs_config(),
+    )
+    client = FleetCoreClient(links, patience)
+    original = EngineCoreClient.make_async_mp_client
+    EngineCoreClient.make_async_mp_client = staticmethod(lambda **_: client)  # type: ignore[method-assign,assignment]
+    try:
+        engine = AsyncLLM(config, executor_class=Executor.get_class(config), log_stats=False, log_requests=False)
+    finally:
+        EngineCoreClient.make_async_mp_client = original  # type: ignore[method-assign]
+    app = build_app(args, TASKS, config.model_config)
+    await init_app_state(engine, app.state, args, TASKS)
+    return app, client
