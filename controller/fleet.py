@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from planning.admission import AdmissionPlan, AdmitReason, plan_admission
 
 from controller.lengths import LengthEstimator
 from controller.tiers import TierTable
 from controller.tracker import Tracker
 from controller.virtual import VirtualReplica, admission_row
 from controller.wire import Admission, Decision, Outcome, Report, Verdict, request_uid
-from planning.admission import AdmissionPlan, AdmitReason, plan_admission
 from profiles.profile import Profile
 from routing.policy import Ask, Candidate, RoutingPolicy, make_routing
 
@@ -24,6 +24,7 @@ class FleetOptions(msgspec.Struct, frozen=True):
     """How the fleet is run, from the configuration."""
 
     routing: str = "slo"
+    admission: bool = True  # off: the routing policy's first choice takes the request unchecked
     max_hops: int = 4  # replicas that a request may try before it is served best effort or refused
     unattainable: str = "best_effort"  # or "refuse", where a tier does not say
     silent_s: float = 1.5  # a replica that has not reported for so long takes no new requests
@@ -144,7 +145,7 @@ class Fleet:
             visits.setdefault(p.tries[p.hops], []).append(p)
         refused = []
         for index, visitors in visits.items():
-            if self.policy.checks_admission:
+            if self.options.admission and self.policy.checks_admission:
                 refused += self._visit(visitors, live[index], now_s)
             else:
                 self._take(visitors, live[index], now_s)

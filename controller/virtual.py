@@ -89,7 +89,7 @@ class VirtualReplica:
 
     def drift(self) -> dict[str, float]:
         """How far the measured iterations have moved from the profile."""
-        return {name: float(value) for name, value in vars_of(drift(self._correction, self.profile.coefficients))}
+        return {k: float(v) for k, v in drift(self._correction, self.profile.coefficients)._asdict().items()}
 
     def kv_peak_tokens(self) -> float:
         """KV tokens of all its requests at their predicted ends: an upper bound of what they hold at one time."""

@@ -58,7 +58,7 @@ def register(name: str) -> Callable[[Callable[[], RoutingPolicy]], Callable[[], 
 
 def routing_names() -> list[str]:
     """Names of all policies, sorted."""
-    import routing.policies  # noqa: F401, PLC0415  (registers them)
+    import routing.policies  # noqa: F401  (registers them)
 
     return sorted(_REGISTRY)
 

@@ -29,7 +29,12 @@ def openai_error(error: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(code, str):
         known = {404: "model_not_found"}.get(code) if isinstance(code, int) else None
         code = "context_length_exceeded" if "maximum context length" in message else known
-    return {"message": message, "type": error.get("type") or "invalid_request_error", "param": error.get("param"), "code": code}
+    return {
+        "message": message,
+        "type": error.get("type") or "invalid_request_error",
+        "param": error.get("param"),
+        "code": code,
+    }
 
 
 class StreamAnnotator:

@@ -6,100 +6,21 @@ Knows neither HTTP nor vLLM nor Ray: engine payloads are opaque bytes and everyt
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
 
 import msgspec
 
-from controller.wire import Admission, Decision, Delta, Outcome, Outputs, Slo, Submission, Verdict
-from serving.ticket import Ticket
+from controller.wire import Decision, Delta, Outcome, Outputs, Submission, Verdict
+from serving.jobs import Job, Links, Patience, Stream, outcome
 
 logger = logging.getLogger("polyslo.dispatch")
-
-
-class Links(Protocol):
-    """The remote ends, as plain coroutines; every failure is an exception."""
-
-    async def admit(self, batch: list[Admission]) -> list[Decision]: ...
-    async def note_outcomes(self, outcomes: list[Outcome]) -> None: ...
-    async def note_failed(self, replica: str) -> None: ...
-    async def submit(self, replica: str, batch: list[Submission]) -> None: ...
-    async def abort(self, replica: str, request_ids: list[str]) -> None: ...
-    def channel(self, replica: str) -> AsyncIterator[bytes]: ...
-    async def any_replica(self, exclude: Sequence[str]) -> str | None: ...
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long the door waits before it falls back, all in seconds."""
-
-    admit_s: float = 2.0  # for the controller, before a request is served best effort without it
-    resume_s: float = 60.0  # for some replica to take over a broken stream
-    stall_s: float = 10.0  # for a busy engine to make an iteration
-
-
-@dataclass
-class Job:
-    """One engine request. ``payload(tokens)`` encodes it for an engine that continues after ``tokens``."""
-
-    request_id: str
-    prompt_tokens: int
-    max_tokens: int
-    content: int
-    payload: Callable[[list[int]], bytes]
-    ticket: Ticket
-    resumable: bool = True
-    tokens: list[int] = field(default_factory=list)
-    replica: str = ""
-    exclude: tuple[str, ...] = ()
-    stranded_s: float | None = None  # since when a broken stream has found no replica
-
-    @property
-    def slo(self) -> Slo:
-        return self.ticket.slo
-
-    def age_s(self) -> float:
-        return time.monotonic() - self.ticket.arrived_s
-
-    def admission(self) -> Admission:
-        return Admission(
-            self.request_id, self.prompt_tokens, self.max_tokens, self.slo, self.age_s(), len(self.tokens), self.exclude
-        )
-
-    def submission(self, decision: Decision) -> Submission:
-        best_effort = decision.verdict != Verdict.ADMITTED
-        slo = msgspec.structs.replace(self.slo, best_effort=best_effort, tier=decision.tier)
-        return Submission(
-            self.request_id,
-            self.prompt_tokens,
-            len(self.tokens),
-            self.max_tokens,
-            slo,
-            self.age_s(),
-            decision.output_tokens,
-            self.content,
-            self.payload(self.tokens),
-        )
-
-
-class Stream:
-    """The open channel from one replica, and when its engine last moved."""
-
-    def __init__(self, replica: str, task: "asyncio.Task[None]") -> None:
-        self.replica, self.task = replica, task
-        self.steps, self.moved_s = -1, time.monotonic()
-
-    def note(self, outputs: Outputs) -> None:
-        if outputs.deltas or not outputs.busy or outputs.steps != self.steps:
-            self.moved_s = time.monotonic()
-        self.steps = outputs.steps
 
 
 class Dispatcher:
     """Owns every request between the door and the replicas; ``emit`` receives deltas in stream order."""
 
-    def __init__(self, links: Links, emit: Callable[[Sequence[Delta]], None], patience: Patience = Patience()) -> None:
+    def __init__(self, links: Links, emit: Callable[[Sequence[Delta]], None], patience: Patience) -> None:
         self.links, self.emit, self.patience = links, emit, patience
         self.jobs: dict[str, Job] = {}
         self._new: list[Job] = []
@@ -310,24 +231,7 @@ class Dispatcher:
         """Tell the controller, batched, how a request ended: attainment, lengths, and its reservation freed."""
         if not self._outcomes:
             asyncio.get_running_loop().call_soon(lambda: self._spawn(self._flush_outcomes()))
-        ticket, sequence = job.ticket, job.ticket.sequence(job.request_id)
-        decision = sequence.decision
-        self._outcomes.append(
-            Outcome(
-                job.request_id,
-                job.slo.tier,
-                decision.tier if decision else "",
-                finish,
-                ticket.met and finish in ("stop", "length"),
-                ticket.ttft_s,
-                ticket.tpot_s,
-                ticket.e2e_s,
-                decision.predicted_ttft_s if decision else float("inf"),
-                decision.predicted_tpot_s if decision else float("inf"),
-                sequence.tally.tokens,
-                decision.verdict if decision else Verdict.REFUSED,
-            )
-        )
+        self._outcomes.append(outcome(job, finish))
 
     async def _flush_outcomes(self) -> None:
         outcomes, self._outcomes = self._outcomes, []
@@ -340,14 +244,14 @@ class Dispatcher:
         await self._quietly(self.links.note_failed(replica))
 
     @staticmethod
-    async def _quietly(call) -> None:  # type: ignore[no-untyped-def]
+    async def _quietly(call: Awaitable[None]) -> None:
         """Notices may be lost: the replica's own reports repeat what they say."""
         try:
             await asyncio.wait_for(call, 5.0)
         except Exception as error:
             logger.debug("notice lost: %r", error)
 
-    def _spawn(self, coroutine) -> "asyncio.Task[None]":  # type: ignore[no-untyped-def]
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

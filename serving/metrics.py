@@ -20,7 +20,9 @@ class DoorMetrics:
     def __init__(self, model: str) -> None:
         self.model = model
         self.ttft = Histogram("polyslo_request_ttft_seconds", "Time to first token.", LABELS, buckets=SECONDS)
-        self.tpot = Histogram("polyslo_request_tpot_seconds", "Mean time per output token.", LABELS, buckets=TOKEN_SECONDS)
+        self.tpot = Histogram(
+            "polyslo_request_tpot_seconds", "Mean time per output token.", LABELS, buckets=TOKEN_SECONDS
+        )
         self.e2e = Histogram("polyslo_request_e2e_seconds", "Time to last token.", LABELS, buckets=SECONDS)
         self.predicted_ttft = Histogram(
             "polyslo_predicted_ttft_seconds", "TTFT predicted at admission.", LABELS, buckets=SECONDS
@@ -39,7 +41,7 @@ class DoorMetrics:
             "polyslo_slo_missed_total", "Requests that did not; refused ones included.", ("tier", "dimension")
         )
         self.rejected = Counter("polyslo_rejected_total", "Requests refused.", ("tier", "reason"))
-        self.downgraded = Counter("polyslo_downgraded_total", "Requests served best effort instead.", ("tier", "reason"))
+        self.downgraded = Counter("polyslo_downgraded_total", "Requests made best effort.", ("tier", "reason"))
         self.resumed = Counter("polyslo_resumed_total", "Streams continued on another replica.", ("tier",))
         self.queue = Histogram("polyslo_queue_seconds", "Arrival to decision.", ("tier", "outcome"), buckets=SECONDS)
         self.replicas = Gauge("polyslo_replicas", "Replicas by tier and state.", ("tier", "state"))

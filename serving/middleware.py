@@ -1,7 +1,7 @@
 """ASGI middleware around vLLM's OpenAI server: SLO in, verdict out. Never touches a prompt.
 
-The response of a generating endpoint is held until its first body chunk, because only then is the admission decision
-known: a refusal replaces it with 429 (or 503); anything else gains ``service_tier`` and the ``slo`` object.
+The response of a generating endpoint is held until its admission decision is known (the responses API announces itself
+before): a refusal replaces it with 429 (or 503); anything else gains ``service_tier`` and the ``slo`` object.
 """
 
 import json
@@ -72,6 +72,7 @@ class Response:
         self._stream: StreamAnnotator | None = None
         self._json: list[bytes] | None = None
         self._replaced = False
+        self._held = b""
 
     async def __call__(self, message: Message) -> None:
         if self._replaced:
@@ -84,6 +85,10 @@ class Response:
             await self.send(message)
 
     async def _body(self, data: bytes, last: bool) -> None:
+        if not self.ticket.decisions and not last:
+            self._held += data
+            return
+        data, self._held = self._held + data, b""
         if self._start is not None and self.status == 0 and await self._begin():
             return
         if self._stream is not None:

@@ -23,7 +23,8 @@ from vllm.v1.executor.abstract import Executor
 
 from controller.wire import Delta, Slo
 from replicas.vllm_codec import decode_output, encode_request
-from serving.dispatch import Dispatcher, Job, Links, Patience
+from serving.dispatch import Dispatcher
+from serving.jobs import Job, Links, Patience
 from serving.ticket import Ticket, current_ticket
 
 _FINISH = {
@@ -40,7 +41,7 @@ class FleetCoreClient:
 
     engine_ranks_managed = (0,)
 
-    class resources:  # noqa: N801  (vLLM reads ``resources.engine_dead``)
+    class resources:
         engine_dead = False
 
     def __init__(self, links: Links, patience: Patience) -> None:

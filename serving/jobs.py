@@ -1,0 +1,110 @@
+"""What the dispatcher works with: the remote ends behind one protocol, a request, an open stream. No I/O of its own."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from controller.wire import Admission, Decision, Outcome, Outputs, Slo, Submission, Verdict
+from serving.ticket import Ticket
+
+
+class Links(Protocol):
+    """The remote ends, as plain coroutines; every failure is an exception."""
+
+    async def admit(self, batch: list[Admission]) -> list[Decision]: ...
+    async def note_outcomes(self, outcomes: list[Outcome]) -> None: ...
+    async def note_failed(self, replica: str) -> None: ...
+    async def submit(self, replica: str, batch: list[Submission]) -> None: ...
+    async def abort(self, replica: str, request_ids: list[str]) -> None: ...
+    def channel(self, replica: str) -> AsyncIterator[bytes]: ...
+    async def any_replica(self, exclude: Sequence[str]) -> str | None: ...
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long the door waits before it falls back, all in seconds."""
+
+    admit_s: float = 2.0  # for the controller, before a request is served best effort without it
+    resume_s: float = 60.0  # for some replica to take over a broken stream
+    stall_s: float = 10.0  # for a busy engine to make an iteration
+
+
+@dataclass
+class Job:
+    """One engine request. ``payload(tokens)`` encodes it for an engine that continues after ``tokens``."""
+
+    request_id: str
+    prompt_tokens: int
+    max_tokens: int
+    content: int
+    payload: Callable[[list[int]], bytes]
+    ticket: Ticket
+    resumable: bool = True
+    tokens: list[int] = field(default_factory=list)
+    replica: str = ""
+    exclude: tuple[str, ...] = ()
+    stranded_s: float | None = None  # since when a broken stream has found no replica
+
+    @property
+    def slo(self) -> Slo:
+        return self.ticket.slo
+
+    def age_s(self) -> float:
+        return time.monotonic() - self.ticket.arrived_s
+
+    def admission(self) -> Admission:
+        return Admission(
+            self.request_id, self.prompt_tokens, self.max_tokens, self.slo, self.age_s(), len(self.tokens), self.exclude
+        )
+
+    def submission(self, decision: Decision) -> Submission:
+        best_effort = decision.verdict != Verdict.ADMITTED
+        slo = msgspec.structs.replace(self.slo, best_effort=best_effort, tier=decision.tier)
+        return Submission(
+            self.request_id,
+            self.prompt_tokens,
+            len(self.tokens),
+            self.max_tokens,
+            slo,
+            self.age_s(),
+            decision.output_tokens,
+            self.content,
+            self.payload(self.tokens),
+        )
+
+
+class Stream:
+    """The open channel from one replica, and when its engine last moved."""
+
+    def __init__(self, replica: str, task: "asyncio.Task[None]") -> None:
+        self.replica, self.task = replica, task
+        self.steps, self.moved_s = -1, time.monotonic()
+
+    def note(self, outputs: Outputs) -> None:
+        if outputs.deltas or not outputs.busy or outputs.steps != self.steps:
+            self.moved_s = time.monotonic()
+        self.steps = outputs.steps
+
+
+def outcome(job: "Job", finish: str) -> Outcome:
+    """What the controller is told of a request that ended."""
+    ticket, sequence = job.ticket, job.ticket.sequence(job.request_id)
+    decision = sequence.decision
+    return Outcome(
+        job.request_id,
+        job.slo.tier,
+        decision.tier if decision else "",
+        finish,
+        ticket.met and finish in ("stop", "length"),
+        ticket.ttft_s,
+        ticket.tpot_s,
+        ticket.e2e_s,
+        decision.predicted_ttft_s if decision else float("inf"),
+        decision.predicted_tpot_s if decision else float("inf"),
+        sequence.tally.tokens,
+        decision.verdict if decision else Verdict.REFUSED,
+    )

@@ -1,0 +1,50 @@
+"""Attainment counts what was asked for; lengths are learnt from what finished."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.lengths import LengthEstimator
+from controller.tracker import Tracker
+from controller.wire import Outcome, Verdict
+
+
+def outcome(finish: str, met: bool, verdict: Verdict = Verdict.ADMITTED) -> Outcome:
+    return Outcome("x", "gold", "gold", finish, met, 0.1, 0.01, 1.0, 0.2, 0.02, 5, verdict)
+
+
+def test_refused_and_downgraded_are_misses_and_the_departed_do_not_count() -> None:
+    tracker = Tracker()
+    tracker.note(outcome("stop", True), 0.0)
+    tracker.note(outcome("refused", False, Verdict.REFUSED), 0.0)
+    tracker.note(outcome("stop", False, Verdict.BEST_EFFORT), 0.0)
+    tracker.note(outcome("abort", False), 0.0)
+    gold = tracker.summary(1.0)["gold"]
+    assert (gold["requests"], gold["met"], gold["refused"], gold["best_effort"], gold["abandoned"]) == (3, 1, 1, 1, 1)
+    assert gold["attainment"] == 1 / 3
+
+
+def test_the_window_forgets_and_the_total_does_not() -> None:
+    tracker = Tracker(window_s=10.0)
+    tracker.note(outcome("stop", False), 0.0)
+    tracker.note(outcome("stop", True), 20.0)
+    gold = tracker.summary(21.0)["gold"]
+    assert (gold["attainment"], gold["window"]["attainment"]) == (0.5, 1.0)
+    assert gold["window"]["ttft_error_ms"]["p50"] == -100.0
+    assert tracker.summary(100.0)["gold"]["window"]["attainment"] is None
+
+
+@given(emitted=st.integers(0, 5000), cap=st.integers(1, 5000), lengths=st.lists(st.integers(1, 4000), max_size=5))
+def test_predictions_lie_between_what_was_emitted_and_the_cap(emitted: int, cap: int, lengths: list[int]) -> None:
+    estimator = LengthEstimator(100.0, weight=0.5)
+    for length in lengths:
+        estimator.note("gold", length)
+    predicted = estimator.predict("gold", emitted, cap)
+    assert emitted < predicted <= max(cap, emitted + 1)
+
+
+def test_lengths_move_towards_what_finished() -> None:
+    estimator = LengthEstimator(100.0, weight=0.5)
+    for _ in range(20):
+        estimator.note("gold", 10)
+    assert estimator.predict("gold", 0, 1000) == 10
+    assert estimator.predict("other", 0, 1000) == 100

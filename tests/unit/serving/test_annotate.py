@@ -1,0 +1,86 @@
+"""Annotation of responses and stream events, cut anywhere."""
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.wire import Decision, Slo, Verdict
+from serving.annotate import StreamAnnotator, annotate_json, openai_error
+from serving.ticket import Ticket
+
+CHAT = (
+    b'data: {"id":"1","choices":[{"delta":{"content":"say \\"finish_reason\\":\\"no\\""},"finish_reason":null}]}\n\n'
+    b'data: {"id":"1","choices":[{"delta":{"content":"b"},"finish_reason":"length"}]}\n\n'
+    b'data: {"id":"1","choices":[],"usage":{"total_tokens":3}}\n\n'
+    b"data: [DONE]\n\n"
+)
+
+
+def served() -> Ticket:
+    ticket = Ticket(Slo(10.0, 10.0, tier="gold"))
+    ticket.note_decision("x", Decision("x", Verdict.ADMITTED, "r1", "gold", "attainable", 0.5, 0.05), ticket.arrived_s)
+    ticket.note_tokens("x", 2, ticket.arrived_s + 0.25)
+    ticket.sequence("x").finish = "length"
+    return ticket
+
+
+def events(data: bytes) -> list[dict[str, object]]:
+    lines = [line for line in data.decode().split("\n") if line.startswith("data: {")]
+    return [json.loads(line[6:]) for line in lines]
+
+
+@given(cuts=st.lists(st.integers(0, len(CHAT)), max_size=6))
+def test_stream_is_annotated_the_same_wherever_it_is_cut(cuts: list[int]) -> None:
+    annotator, edges = StreamAnnotator(served()), [0, *sorted(cuts), len(CHAT)]
+    parts = [annotator.feed(CHAT[a:b], last=False) for a, b in zip(edges, edges[1:], strict=False)]
+    data = b"".join(parts) + annotator.feed(b"", last=True)
+    first, second, usage = events(data)
+    assert [event["service_tier"] for event in (first, second, usage)] == ["gold"] * 3
+    assert ["slo" in event for event in (first, second, usage)] == [False, True, False]
+    assert data.endswith(b"data: [DONE]\n\n")
+    assert data.count(b"\n\n") == CHAT.count(b"\n\n")
+
+
+def test_the_slo_object_tells_prediction_and_measurement() -> None:
+    slo = json.loads(annotate_json(b'{"id":"1"}', served()))["slo"]
+    assert (slo["admitted"], slo["tier"], slo["replica"], slo["met"]) == (True, "gold", "r1", True)
+    assert (slo["predicted_ttft_ms"], slo["ttft_ms"]) == (500.0, 250.0)
+
+
+def test_responses_events_carry_tier_and_final_verdict() -> None:
+    stream = (
+        b'event: response.created\ndata: {"response":{"id":"r","service_tier":"auto"},"type":"response.created"}\n\n'
+        b'event: response.completed\ndata: {"response":{"id":"r","service_tier":"auto"},"type":"x"}\n\n'
+    )
+    created, completed = events(StreamAnnotator(served()).feed(stream, last=False))
+    assert created["response"] == {"id": "r", "service_tier": "gold"}
+    assert completed["response"]["slo"]["met"] is True  # type: ignore[index]
+
+
+def test_anthropic_stop_event_carries_the_verdict() -> None:
+    stream = b'event: message_delta\ndata: {"type":"message_delta","delta":{"stop_reason":"end_turn"}}\n\n'
+    (event,) = events(StreamAnnotator(served()).feed(stream, last=False))
+    assert event["slo"]["tier"] == "gold"  # type: ignore[index]
+
+
+def test_errors_get_four_keys_with_a_string_code() -> None:
+    body = b'{"error":{"message":"This model\'s maximum context length is 4096","type":"BadRequestError","code":400}}'
+    error = json.loads(annotate_json(body, served()))["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] == "context_length_exceeded"
+    assert openai_error({"message": "no", "type": "NotFoundError", "code": 404})["code"] == "model_not_found"
+    assert openai_error({"message": "no", "type": "t", "code": 500})["code"] is None
+
+
+def test_a_stream_error_event_is_left_an_error() -> None:
+    stream = (
+        b'data: {"error":{"message":"gone","type":"InternalServerError","param":null,"code":500}}\n\ndata: [DONE]\n\n'
+    )
+    data = StreamAnnotator(served()).feed(stream, last=False)
+    assert events(data) == [{"error": {"message": "gone", "type": "InternalServerError", "param": None, "code": None}}]
+
+
+def test_what_is_not_json_passes_unchanged() -> None:
+    assert annotate_json(b"plain", served()) == b"plain"
+    assert annotate_json(b"[1]", served()) == b"[1]"
