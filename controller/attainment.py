@@ -75,7 +75,8 @@ def _lateness_s(times: Floats, counts: NDArray[np.int64], ttft: Floats, tpot: Fl
     step = np.repeat(tpot, counts)
     bounded = (index > 0) & np.isfinite(step) | (index == 0)
     due = np.where(bounded, base + np.where(np.isfinite(step), step, 0.0) * index, np.inf)
-    return times - due
+    lateness: Floats = times - due
+    return lateness
 
 
 def _at(times: Floats, where: NDArray[np.int64], counts: NDArray[np.int64]) -> Floats:
