@@ -1,0 +1,227 @@
+"""One iteration: which tokens of which request, for how long. One function for the engine, its mirror and its model.
+
+SLOs-Serve algorithm 2 with dynamic size, over DSLO deadlines: the batch is the largest that keeps every running decode
+on time. Decodes that would be late in the next iteration come first, then prefills by deadline, then early decodes;
+late and best-effort requests fill what costs no one an SLO.
+"""
+
+import math
+
+import numpy as np
+from numba import njit
+
+from planning.deadlines import effective_tpot_s, todo_tokens
+from planning.room import (
+    DECODE,
+    DRAFTS,
+    IDLE,
+    KV,
+    LATE_DECODE,
+    LATE_PREFILL,
+    PAIRS,
+    PREFILL,
+    SEQUENCES,
+    SPARE_DECODE,
+    SPARE_PREFILL,
+    TOKENS,
+    Draft,
+    blocks_tokens,
+    is_decode,
+    make_room,
+    survey,
+)
+from planning.tail import TAIL, accepted_tokens, fill_tail, walk_tail
+from profiles.kernels import attention_pairs, iteration_s, max_prefill_tokens
+
+
+@njit(cache=True)
+def mix_s(coef: np.ndarray, mix: np.ndarray) -> float:
+    """Seconds of a batch by its composition (tokens, KV tokens read, attention pairs, sequences, draft tokens)."""
+    return iteration_s(coef, mix[TOKENS], mix[KV], mix[PAIRS], mix[SEQUENCES], mix[DRAFTS])
+
+
+@njit(cache=True)
+def add(row: np.void, tokens: int, mix: np.ndarray) -> None:
+    """Put ``tokens`` of the request into a composition."""
+    mix[TOKENS] += tokens
+    mix[SEQUENCES] += 1
+    if is_decode(row):
+        mix[KV] += row["computed_tokens"] + tokens
+        mix[DRAFTS] = max(mix[DRAFTS], row["spec_tokens"])
+    else:
+        mix[PAIRS] += attention_pairs(tokens, row["computed_tokens"])
+
+
+@njit(cache=True)
+def _chunk_tokens(coef: np.ndarray, row: np.void, limit_s: float, limits: np.void, mix: np.ndarray) -> int:
+    """Largest prefill chunk of the request that keeps the batch within ``limit_s`` and the engine's token limit."""
+    room = max_prefill_tokens(
+        coef, limit_s, mix[TOKENS], mix[KV], mix[PAIRS], mix[SEQUENCES], mix[DRAFTS], row["computed_tokens"]
+    )
+    return min(todo_tokens(row), room, int(limits["max_batch_tokens"] - mix[TOKENS]))
+
+
+@njit(cache=True)
+def _by_slack(draft: Draft, kind: int) -> np.ndarray:
+    """Rows of one kind, least slack first, ties in table order."""
+    rows = np.flatnonzero(draft.kind == kind)
+    return rows[np.argsort(draft.slack_s[rows], kind="mergesort")]
+
+
+@njit(cache=True)
+def _take_decodes(
+    coef: np.ndarray, table: np.ndarray, limits: np.void, limit_s: float, rank: int, rows: np.ndarray, draft: Draft
+) -> int:
+    """Add the decodes ``rows`` in order until one no longer fits ``limit_s``; returns how many were dealt with.
+
+    The first decode of a batch is taken whatever it costs: nothing shorter would serve it.
+    """
+    mix = draft.mix
+    for place in range(len(rows)):
+        row = table[rows[place]]
+        tokens = 1 + row["spec_tokens"]
+        before = mix.copy()
+        add(row, tokens, mix)
+        is_over = mix[TOKENS] > limits["max_batch_tokens"] or mix_s(coef, mix) > limit_s
+        if before[TOKENS] > 0 and is_over:
+            mix[:] = before
+            return place
+        if not make_room(table, rows[place], tokens, rank, limits["block_tokens"], draft):
+            mix[:] = before
+    return len(rows)
+
+
+@njit(cache=True)
+def _take_prefills(
+    coef: np.ndarray, table: np.ndarray, limits: np.void, limit_s: float, rank: int, kind: int, draft: Draft
+) -> tuple[float, bool]:
+    """Add prefill chunks of one kind by deadline; returns the iteration's limit after it and whether all were served.
+
+    A first token must not wait for what is placed behind it beyond its own deadline: the limit falls to that.
+    """
+    mix = draft.mix
+    for i in _by_slack(draft, kind):
+        row = table[i]
+        chunk = _chunk_tokens(coef, row, limit_s, limits, mix)
+        if chunk <= 0:
+            return limit_s, False
+        if not make_room(table, i, chunk, rank, limits["block_tokens"], draft):
+            continue
+        add(row, chunk, mix)
+        if chunk < todo_tokens(row):
+            return limit_s, False
+        if kind == PREFILL:
+            limit_s = min(limit_s, max(draft.slack_s[i], mix_s(coef, mix)))
+    return limit_s, True
+
+
+@njit(cache=True)
+def _future_margin_s(coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, draft: Draft) -> float:
+    """By how much this batch may be prolonged without ever costing an attainable request its SLO.
+
+    Requests are looked at as they will be after the batch; the rest of their decoding runs in lockstep.
+    """
+    end_s = now_s + mix_s(coef, draft.mix)
+    tails = np.zeros(len(table), dtype=TAIL)
+    count, margin_s = 0, math.inf
+    for i in range(len(table)):
+        kind, row = draft.kind[i], table[i]
+        if kind > PREFILL or (kind == PREFILL and draft.tokens_out[i] == 0):
+            continue
+        tail = tails[count]
+        fill_tail(tail, row, end_s, limits["acceptance"])
+        if kind == PREFILL:
+            tail["kv_tokens"] += todo_tokens(row) - 1
+        if draft.tokens_out[i] > 0:
+            margin_s = min(margin_s, tail["due_s"] - end_s)
+            tail["due_s"] += tail["pace_s"] if kind == DECODE else row["tpot_s"]
+            tail["kv_tokens"] += tail["gain"]
+            tail["steps"] -= 1
+        if tail["steps"] > 0:
+            count += 1
+        else:
+            margin_s = min(margin_s, tail["deadline_s"] - end_s)
+    worst_s, _peak, _first = walk_tail(coef, tails[:count], end_s, limits["block_tokens"])
+    return min(margin_s, worst_s)
+
+
+@njit(cache=True)
+def _all_decodes_s(coef: np.ndarray, table: np.ndarray, draft: Draft) -> tuple[float, float]:
+    """Seconds of an iteration with every attainable decode, and the least slack among them."""
+    everyone, least_s = np.zeros(5), math.inf
+    for i in range(len(table)):
+        if draft.kind[i] == DECODE:
+            add(table[i], 1 + table[i]["spec_tokens"], everyone)
+            least_s = min(least_s, draft.slack_s[i])
+    return mix_s(coef, everyone), least_s
+
+
+@njit(cache=True)
+def _fill(coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, limit_s: float, draft: Draft) -> None:
+    """Late and best-effort work in what is left: it may not cost an attainable request its SLO, now or later."""
+    margin_s = _future_margin_s(coef, table, now_s, limits, draft)
+    used_s, pace_s = mix_s(coef, draft.mix), math.inf
+    limit_s = min(limit_s, used_s + max(margin_s, limits["best_effort_share"] * limit_s))
+    _take_decodes(coef, table, limits, limit_s, SPARE_DECODE, _by_slack(draft, LATE_DECODE), draft)
+    for i in range(len(table)):
+        if draft.kind[i] == LATE_DECODE and draft.tokens_out[i] > 0:
+            pace_s = min(pace_s, effective_tpot_s(table[i], now_s))
+    # Late decodes keep their pace as far as prefills beside them still get half of the iteration.
+    limit_s = min(limit_s, max(pace_s, 2 * mix_s(coef, draft.mix)))
+    limit_s, served = _take_prefills(coef, table, limits, limit_s, SPARE_DECODE, LATE_PREFILL, draft)
+    _take_decodes(coef, table, limits, limit_s, IDLE, _by_slack(draft, SPARE_DECODE), draft)
+    if served:
+        _take_prefills(coef, table, limits, limit_s, IDLE, SPARE_PREFILL, draft)
+
+
+@njit(cache=True)
+def _force_one(coef: np.ndarray, table: np.ndarray, limits: np.void, draft: Draft) -> None:
+    """Some request always makes progress: the most entitled one that fits the KV cache, whoever has to yield."""
+    leader = -1
+    for i in range(len(table)):
+        kv_tokens = blocks_tokens(table[i]["computed_tokens"] + todo_tokens(table[i]), limits["block_tokens"])
+        if draft.kind[i] == IDLE or kv_tokens > limits["kv_capacity_tokens"]:
+            continue
+        if leader < 0 or (draft.kind[i], draft.slack_s[i]) < (draft.kind[leader], draft.slack_s[leader]):
+            leader = i
+    if leader < 0:
+        return
+    row = table[leader]
+    tokens = 1 + row["spec_tokens"]
+    if not is_decode(row):
+        tokens = max(1, _chunk_tokens(coef, row, limits["max_iteration_s"], limits, draft.mix))
+    draft.tokens_out[leader] = 0
+    if make_room(table, leader, tokens, DECODE, limits["block_tokens"], draft):
+        add(row, tokens, draft.mix)
+
+
+@njit(cache=True)
+def form_batch(
+    coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, tokens_out: np.ndarray
+) -> tuple[float, np.ndarray]:
+    """Fill ``tokens_out`` (i4[rows]) with the tokens each request runs in the iteration that starts at ``now_s``.
+
+    0: not in this batch; ``PREEMPT``: loses its KV cache to a more entitled one. A running request with one token to
+    do runs that and its drafts. Returns the predicted seconds and the composition, f8[5]: tokens, KV tokens read by
+    decodes, attention pairs, sequences, draft tokens (SLOs-Serve algorithm 2, PolyServe section 4.5). O(n log n).
+    """
+    rows = len(table)
+    draft = Draft(np.empty(rows, np.int64), np.empty(rows), np.zeros(2, np.int64), np.zeros(5), tokens_out)
+    survey(coef, table, now_s, limits, draft)
+    all_s, least_s = _all_decodes_s(coef, table, draft)
+    limit_s = min(limits["max_iteration_s"], least_s)
+    decodes = _by_slack(draft, DECODE)
+    due = len(decodes)
+    if (draft.kind == PREFILL).any():
+        due = int(np.searchsorted(draft.slack_s[decodes], limit_s + all_s))
+    taken = _take_decodes(coef, table, limits, limit_s, LATE_DECODE, decodes[:due], draft)
+    slo_limit_s = limit_s
+    if limits["best_effort_share"] > 0 and (draft.kind >= SPARE_DECODE).any():
+        slo_limit_s = limit_s * (1.0 - limits["best_effort_share"])
+    slo_limit_s, served = _take_prefills(coef, table, limits, slo_limit_s, LATE_DECODE, PREFILL, draft)
+    _take_decodes(coef, table, limits, slo_limit_s, LATE_DECODE, decodes[taken:], draft)
+    if served or slo_limit_s < limit_s:
+        _fill(coef, table, now_s, limits, min(limit_s, slo_limit_s) if served else limit_s, draft)
+    if draft.mix[TOKENS] == 0:
+        _force_one(coef, table, limits, draft)
+    return mix_s(coef, draft.mix), draft.mix

@@ -1,0 +1,110 @@
+"""Deadlines of single tokens: DSLO lines, end-to-end deadlines as rates, slack. Reads request rows, decides nothing.
+
+Token ``i`` of a request is due at ``arrival_s + ttft_s + i * tpot_s`` (SLOs-Serve section 3.1, PolyServe section 2).
+An end-to-end deadline has no line of its own: whatever time is left is spread evenly over whatever work is left.
+"""
+
+import math
+
+import numpy as np
+from numba import njit
+
+from planning.tables import REQUEST
+
+# Prefill work that counts like one decode step when a deadline is spread over a request's remaining work. Prefill runs
+# several times faster than that: the surplus is the time a prompt may wait in the queue.
+PREFILL_TOKENS_PER_STEP = 64.0
+
+
+@njit(cache=True)
+def todo_tokens(row: np.void) -> int:
+    """Tokens of the request that are not in the KV cache yet: 1 when it decodes, more when it prefills."""
+    return row["prompt_tokens"] + row["emitted_tokens"] - row["computed_tokens"]
+
+
+@njit(cache=True)
+def remaining_tokens(row: np.void) -> int:
+    """Output tokens still to come; one that outlives its prediction is taken to end with its next token."""
+    return max(1, row["output_tokens"] - row["emitted_tokens"])
+
+
+@njit(cache=True)
+def due_s(row: np.void, token: int) -> float:
+    """When output token ``token`` (the first is 0) is due by TTFT and TPOT; ``inf`` without such an objective."""
+    line_s = row["arrival_s"] + row["ttft_s"]
+    return line_s + token * row["tpot_s"] if token > 0 else line_s
+
+
+@njit(cache=True)
+def rate_due_s(row: np.void, now_s: float) -> float:
+    """When the next token is due so that an even pace from now on meets the end-to-end deadline."""
+    left_s = row["deadline_s"] - now_s
+    if left_s == math.inf:
+        return math.inf
+    prefill_steps = max(0, todo_tokens(row) - 1) / PREFILL_TOKENS_PER_STEP
+    return now_s + left_s * (1.0 + prefill_steps) / (remaining_tokens(row) + prefill_steps)
+
+
+@njit(cache=True)
+def line_due_s(row: np.void, now_s: float) -> float:
+    """When the next output token is due by TTFT and TPOT alone; ``inf`` for best effort.
+
+    A TPOT without a TTFT has no line: such a request keeps its pace from now on, whenever its first token came.
+    """
+    if row["best_effort"]:
+        return math.inf
+    if row["ttft_s"] == math.inf and row["emitted_tokens"] > 0:
+        return now_s + row["tpot_s"]
+    return due_s(row, row["emitted_tokens"])
+
+
+@njit(cache=True)
+def next_due_s(row: np.void, now_s: float) -> float:
+    """When the request's next output token is due; ``inf`` for best effort."""
+    if row["best_effort"]:
+        return math.inf
+    return min(line_due_s(row, now_s), rate_due_s(row, now_s))
+
+
+@njit(cache=True)
+def slack_s(row: np.void, now_s: float) -> float:
+    """Time until the next token is due; negative when it is late."""
+    return next_due_s(row, now_s) - now_s
+
+
+@njit(cache=True)
+def effective_tpot_s(row: np.void, now_s: float) -> float:
+    """Pace in seconds per token that TPOT and the end-to-end deadline together ask for; ``inf`` for best effort."""
+    if row["best_effort"]:
+        return math.inf
+    left_s = row["deadline_s"] - now_s
+    if left_s == math.inf:
+        return row["tpot_s"]
+    prefill_steps = max(0, todo_tokens(row) - 1) / PREFILL_TOKENS_PER_STEP
+    return min(row["tpot_s"], max(0.0, left_s) / (remaining_tokens(row) + prefill_steps))
+
+
+def check_integrity(table: np.ndarray) -> None:
+    """Raise ``ValueError`` naming the first row and field that no engine could have produced."""
+    if table.dtype != REQUEST:
+        raise ValueError(f"not a request table: {table.dtype}")
+    known = table["prompt_tokens"] + table["emitted_tokens"]
+    is_first = np.zeros(len(table), dtype=np.bool_)
+    is_first[np.unique(table["id"], return_index=True)[1]] = True
+    checks = {
+        "id": is_first | (table["id"] == 0),  # 0: not named
+        "arrival_s": np.isfinite(table["arrival_s"]),
+        "ttft_s": table["ttft_s"] >= 0,
+        "tpot_s": table["tpot_s"] >= 0,
+        "deadline_s": ~np.isnan(table["deadline_s"]),
+        "prompt_tokens": table["prompt_tokens"] >= 1,
+        "computed_tokens": (table["computed_tokens"] >= 0) & (table["computed_tokens"] <= known),
+        "emitted_tokens": (table["emitted_tokens"] >= 0) & (table["emitted_tokens"] <= table["output_cap_tokens"]),
+        "output_tokens": (table["output_tokens"] >= 1) & (table["output_tokens"] <= table["output_cap_tokens"]),
+        "spec_tokens": table["spec_tokens"] >= 0,
+        "value": np.isfinite(table["value"]),
+    }
+    for field, is_sound in checks.items():
+        bad = np.flatnonzero(~np.broadcast_to(is_sound, table.shape))
+        if len(bad):
+            raise ValueError(f"row {bad[0]}: {field} is {table[field][bad[0]]!r}")

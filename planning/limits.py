@@ -1,0 +1,52 @@
+"""What bounds one engine's iterations, as a record that kernels and arrays of replicas share."""
+
+import math
+
+import numpy as np
+
+LIMITS = np.dtype(
+    [
+        ("kv_capacity_tokens", "i8"),
+        ("block_tokens", "i4"),  # KV is held in whole blocks
+        ("max_running", "i4"),  # sequences that may hold KV at once
+        ("max_batch_tokens", "i4"),
+        ("max_iteration_s", "f8"),  # the executor's own cap: planning and execution must use the same
+        ("best_effort_share", "f8"),  # part of every iteration kept for best effort, against starvation
+        ("acceptance", "f8"),  # probability that a draft token is accepted
+        ("kv_headroom", "f8"),  # part of the KV cache that admission leaves free for longer outputs than predicted
+    ]
+)
+
+
+def make_limits(
+    kv_capacity_tokens: int,
+    block_tokens: int = 16,
+    max_running: int = 256,
+    max_batch_tokens: int = 8192,
+    max_iteration_s: float = 0.2,
+    best_effort_share: float = 0.0,
+    acceptance: float = 0.0,
+    kv_headroom: float = 0.0,
+) -> np.void:
+    """One ``LIMITS`` record; raises ``ValueError`` naming the field that makes no sense."""
+    positive = {
+        "kv_capacity_tokens": kv_capacity_tokens,
+        "block_tokens": block_tokens,
+        "max_running": max_running,
+        "max_batch_tokens": max_batch_tokens,
+        "max_iteration_s": max_iteration_s,
+    }
+    for name, value in positive.items():
+        if not value > 0 or math.isinf(value):
+            raise ValueError(f"{name} must be positive and finite, not {value}")
+    for name, share in {
+        "best_effort_share": best_effort_share,
+        "acceptance": acceptance,
+        "kv_headroom": kv_headroom,
+    }.items():
+        if not 0.0 <= share < 1.0:
+            raise ValueError(f"{name} must lie in [0, 1), not {share}")
+    record = np.zeros(1, dtype=LIMITS)
+    record[0] = (*positive.values(), best_effort_share, acceptance, kv_headroom)
+    limits: np.void = record[0]
+    return limits

@@ -1,0 +1,22 @@
+"""Compile every kernel at start-up (or load it from the cache), never on a user's request."""
+
+import numpy as np
+
+from planning.admission import plan_admission
+from planning.batch import form_batch
+from planning.limits import make_limits
+from planning.rollout import advance
+from planning.tables import request_table
+from profiles.kernels import COEFFICIENTS
+
+
+def warm_up() -> None:
+    """Run each entry point once on a table of two requests."""
+    coef = np.full(COEFFICIENTS, 1e-6)
+    limits = make_limits(kv_capacity_tokens=1024)
+    table = request_table(2)
+    table["best_effort"], table["ttft_s"], table["tpot_s"] = [False, True], 1.0, 0.1
+    table["output_tokens"], table["output_cap_tokens"] = 2, 4
+    form_batch(coef, table, 0.0, limits, np.zeros(2, dtype=np.int32))
+    plan_admission(coef, limits, table[:1], table[1:], 0.0)
+    advance(coef, table, 0.0, 1.0, limits, True)
