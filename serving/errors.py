@@ -1,0 +1,56 @@
+"""Errors as OpenAI's clients know them: a status, the four keys, and headers that say when to come back."""
+
+import math
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+from controller.wire import Decision
+
+RETRY_AFTER_CAP_S = 30
+NO_REPLICA = "no_replica"  # the controller's reason when nothing lives that could serve
+
+
+@dataclass(frozen=True)
+class ApiError:
+    """A complete error response but for its encoding."""
+
+    status: int
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+def bad_request(message: str, param: str | None = None) -> ApiError:
+    """400: the client's mistake, in the field ``param``."""
+    return ApiError(HTTPStatus.BAD_REQUEST, message, "invalid_request_error", param, "invalid_value")
+
+
+def unavailable(message: str, reason: str = NO_REPLICA) -> ApiError:
+    """503: no live replica, or shutting down."""
+    headers = {"x-slo-reason": reason}
+    return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, "service_unavailable_error", None, reason, headers)
+
+
+def refused(decision: Decision, overload_status: int = HTTPStatus.TOO_MANY_REQUESTS) -> ApiError:
+    """The controller's refusal: ``overload_status`` with the reason, and when the objective will be attainable."""
+    if decision.reason == NO_REPLICA:
+        return unavailable("No replica is alive to serve this request.")
+    headers = {"x-slo-reason": decision.reason}
+    message = f"Tier {decision.tier!r} cannot hold this request's objective now ({decision.reason})."
+    wait_s = retry_after_s(decision.retry_after_s)
+    if wait_s is not None:
+        headers["retry-after"] = str(wait_s)
+        message += f" Try again in {wait_s} s."
+    return ApiError(overload_status, message, "rate_limit_error", None, decision.reason, headers)
+
+
+def retry_after_s(seconds: float) -> int | None:
+    """``Retry-After``: whole seconds rounded up, at most 30; None below 1 s."""
+    return math.ceil(min(seconds, RETRY_AFTER_CAP_S)) if seconds >= 1 else None
