@@ -31,6 +31,7 @@ ALTERNATIONS = 40
 REWEIGHTINGS = 12
 ERROR_FLOOR = 0.005  # relative errors below this count alike under the absolute loss
 SMOOTHING = 1e-2  # of the lookup table: weight of second differences between nodes
+KIND_SHARES = {"decode": 0.2, "chunk": 0.1, "mixed": 0.7}  # weight of each kind of iteration in a fit
 RISING_ROUNDS, LEVEL_WEIGHT = 30, 30.0  # of the lookup table: holding steps level that would fall
 SHARED_TERMS = (
     (kernels.K_KV, "kv_tokens"),
@@ -49,7 +50,7 @@ def fit_roofline(table: Table, loss: Loss = "absolute") -> RooflineModel:
     ones = np.ones(len(table))
     line = np.stack([table["batch_tokens"], ones], axis=1)
     shared = np.stack([table[name] for _, name in SHARED_TERMS], axis=1)
-    lines, rest = _fit_max_of_lines(line, shared, _seconds(table), loss)
+    lines, rest = _fit_max_of_lines(line, shared, _seconds(table), kind_weights(table), loss)
     coefficients = np.zeros(kernels.COEFFICIENTS)
     coefficients[[kernels.K1_1, kernels.B_1]], coefficients[[kernels.K1_2, kernels.B_2]] = lines
     coefficients[[position for position, _ in SHARED_TERMS]] = rest
@@ -59,11 +60,33 @@ def fit_roofline(table: Table, loss: Loss = "absolute") -> RooflineModel:
 def fit_plain(table: Table, loss: Loss = "absolute") -> PlainModel:
     """SLOs-Serve's own form (section 3.1.1): both lines have a slope in tokens and one in speculation steps."""
     line = np.stack([table["batch_tokens"], table["spec_steps"], np.ones(len(table))], axis=1)
-    lines, _ = _fit_max_of_lines(line, np.zeros((len(table), 0)), _seconds(table), loss)
+    nothing = np.zeros((len(table), 0))
+    lines, _ = _fit_max_of_lines(line, nothing, _seconds(table), kind_weights(table), loss)
     return PlainModel(lines, MeasuredRange.of(table))
 
 
-def _fit_max_of_lines(line: Floats, shared: Floats, seconds: Floats, loss: Loss) -> tuple[Floats, Floats]:
+def kinds(table: Table) -> dict[str, Bools]:
+    """Which rows are decodes only, prefill chunks only, and both."""
+    has_chunk = table["prefill_seqs"] > 0
+    has_decode = table["sequences"] > table["prefill_seqs"]
+    return {"decode": ~has_chunk, "chunk": has_chunk & ~has_decode, "mixed": has_chunk & has_decode}
+
+
+def kind_weights(table: Table) -> Floats:
+    """A weight per row (of mean 1) that gives each kind of iteration its share of KIND_SHARES.
+
+    A grid has few decode-only points and a great many mixed ones, being a product; an engine runs both all the time.
+    """
+    weights = np.ones(len(table))
+    for kind, rows in kinds(table).items():
+        if rows.any():
+            weights[rows] = KIND_SHARES[kind] / rows.mean()
+    return np.asarray(weights / weights.mean())
+
+
+def _fit_max_of_lines(
+    line: Floats, shared: Floats, seconds: Floats, weights: Floats, loss: Loss
+) -> tuple[Floats, Floats]:
     """Minimise the relative error of ``max_l(line @ a_l) + shared @ c`` over ``a_1, a_2, c >= 0``.
 
     ``line[:, 0]`` is the batch size. From every possible kink (rows below it start on the first line) alternate
@@ -73,13 +96,13 @@ def _fit_max_of_lines(line: Floats, shared: Floats, seconds: Floats, loss: Loss)
     tokens = line[:, 0]
     kinks = np.unique(tokens)
     kinks = kinks[:: max(1, len(kinks) // 64)]
-    weight = np.ones(len(seconds))
-    best = _best_start([tokens < kink for kink in kinks], line, shared, seconds, weight)
+    root = np.sqrt(weights)
+    best = _best_start([tokens < kink for kink in kinks], line, shared, seconds, root)
     if loss == "absolute":  # iteratively reweighted least squares, from the least-squares solution
         for _ in range(REWEIGHTINGS):
             error = np.abs(_max_of_lines(best, line, shared) / seconds - 1.0)
-            weight = 1.0 / np.sqrt(np.maximum(error, ERROR_FLOOR))
-            best = _best_start([_on_first(best, line)], line, shared, seconds, weight)
+            reweighted = root / np.sqrt(np.maximum(error, ERROR_FLOOR))
+            best = _best_start([_on_first(best, line)], line, shared, seconds, reweighted)
     width = line.shape[1]
     lines = best[: 2 * width].reshape(2, width)
     if not lines[0].any() or not lines[1].any():  # one line explains everything
@@ -140,10 +163,11 @@ def fit_lookup(table: Table, batch_axis: Floats | None = None, kv_axis: Floats |
     xs = _axis(table["batch_tokens"], 1.0) if batch_axis is None else batch_axis
     ys = _axis(kv_tokens, 1024.0) if kv_axis is None else kv_axis
     seconds, rows = _seconds(table), np.arange(len(table))
+    root = np.sqrt(kind_weights(table))
     corners = bilinear_weights(xs, ys, table["batch_tokens"], kv_tokens)
     mixture = csr_array(
         (
-            np.concatenate([w / seconds for _, _, w in corners]),
+            np.concatenate([w * root / seconds for _, _, w in corners]),
             (np.tile(rows, 4), np.concatenate([i * len(ys) + j for i, j, _ in corners])),
         ),
         shape=(len(table), len(xs) * len(ys)),
@@ -153,15 +177,15 @@ def fit_lookup(table: Table, batch_axis: Floats | None = None, kv_axis: Floats |
         SMOOTHING * np.sqrt(len(table)) / np.median(seconds)
     )
     rise = vstack([kron(_steps(len(xs)), eye_y), kron(eye_x, _steps(len(ys)))]).tocsr()
-    nodes = _solve_rising(mixture, bend, rise, 1.0 / float(np.median(seconds)))
+    nodes = _solve_rising(mixture, root, bend, rise, 1.0 / float(np.median(seconds)))
     grid = np.maximum(nodes.reshape(len(xs), len(ys)), 0.0)
     grid = np.maximum.accumulate(np.maximum.accumulate(grid, axis=0), axis=1)
     return LookupModel(xs, ys, grid, MeasuredRange.of(table))
 
 
-def _solve_rising(mixture: csr_array, bend: csr_array, rise: csr_array, scale: float) -> Floats:
-    """Nodes with ``mixture @ nodes = 1``, smooth under ``bend``; steps that fall are held level, round by round."""
-    normal, right = mixture.T @ mixture + bend.T @ bend, mixture.T @ np.ones(mixture.shape[0])
+def _solve_rising(mixture: csr_array, target: Floats, bend: csr_array, rise: csr_array, scale: float) -> Floats:
+    """Nodes with ``mixture @ nodes = target``, smooth under ``bend``; steps that would fall are held level."""
+    normal, right = mixture.T @ mixture + bend.T @ bend, mixture.T @ target
     nodes = spsolve(normal.tocsc(), right)
     held = np.zeros(rise.shape[0], dtype=bool)
     for _ in range(RISING_ROUNDS):
