@@ -1,19 +1,16 @@
 """``polyslo status``: the server's own view of tiers and replicas as tables."""
 
 import json
-import math
 import urllib.error
 import urllib.request
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 TIMEOUT_S = 10.0
-
-# Columns in the order in which they are shown, where the server tells them; what else it tells comes after.
-TIER_COLUMNS = ("name", "ttft_ms", "tpot_ms", "e2e_ms", "best_effort", "replicas", "running", "waiting", "attainment")
-REPLICA_COLUMNS = ("replica", "tier", "state", "running", "waiting", "kv_used_tokens", "kv_capacity_tokens", "load")
+MIN_WIDTH = 124  # characters that the widest table needs
 
 
 def fetch(url: str) -> dict[str, Any]:
@@ -39,36 +36,98 @@ def fetch(url: str) -> dict[str, Any]:
     return told
 
 
-def show(status: dict[str, Any], as_json: bool = False, console: Console | None = None) -> None:
-    """Print the status as it is, or as one table each of tiers and replicas under a line of totals."""
-    console = console or Console()
+def show(status: dict[str, Any], as_json: bool = False) -> None:
+    """Print the status as it is, or as one table each of tiers and replicas under a line about the controller."""
     if as_json:
-        console.print_json(data=status)
+        print(json.dumps(status, indent=1))
         return
-    totals = {key: value for key, value in status.items() if not isinstance(value, list | dict)}
-    console.print("  ".join(f"{key} {_shown(key, value)}" for key, value in totals.items()), highlight=False)
-    for title, key, order in (("Tiers", "tiers", TIER_COLUMNS), ("Replicas", "replicas", REPLICA_COLUMNS)):
-        rows = [row for row in status.get(key, []) if isinstance(row, dict)]
-        console.print(_table(title, rows, order) if rows else f"{title}: none", highlight=False)
+    console = Console(width=max(MIN_WIDTH, Console().width), highlight=False)
+    console.print(_controller_line(status))
+    for key in ("error", "tier_table_error"):
+        if status.get(key):
+            console.print(f"{key}: {status[key]}", style="red", markup=False)
+    console.print(_tier_table(status))
+    console.print(_replica_table(status))
 
 
-def _table(title: str, rows: list[dict[str, Any]], order: tuple[str, ...]) -> Table:
-    told = list(dict.fromkeys(key for row in rows for key, value in row.items() if not isinstance(value, list | dict)))
-    columns = [key for key in order if key in told] + [key for key in told if key not in order]
-    table = Table(title=title, title_justify="left", header_style="bold")
-    for index, column in enumerate(columns):
-        table.add_column(column.replace("_", " "), justify="left" if index == 0 else "right")
-    for row in rows:
-        table.add_row(*(_shown(column, row.get(column)) for column in columns))
+def _controller_line(status: dict[str, Any]) -> str:
+    controller = status.get("controller") or {}
+    facts = {
+        "model": status.get("model"),
+        "tier table": status.get("version"),
+        "default tier": status.get("default_tier"),
+        "routing": status.get("routing"),
+        "controller up s": controller.get("uptime_s"),
+        "decisions": controller.get("decisions"),
+        "us per decision": controller.get("decision_us_mean"),
+    }
+    return "   ".join(f"{name} {_figure(value)}" for name, value in facts.items())
+
+
+def _tier_table(status: dict[str, Any]) -> Table:
+    table = _table("Tiers: objectives, who serves them, outcomes so far (and of the last minute)", "tier")
+    bounds = ("TTFT ms", "TPOT ms", "E2E ms")
+    counts = ("requests", "attained %", "refused", "best effort", "errors")
+    _right(table, *bounds, "replicas", *counts, "recent %", "TTFT P50/P95", "TPOT P50/P95")
+    attainment = status.get("attainment") or {}
+    for tier in status.get("tiers", []):
+        told = attainment.get(tier["name"], {})
+        window = told.get("window", {})
+        replicas = sum(replica.get("tier") == tier["name"] for replica in status.get("replicas", []))
+        table.add_row(
+            tier["name"],
+            *(_ms(tier.get(key)) for key in ("ttft_s", "tpot_s", "e2e_s")),
+            str(replicas) if replicas else "shared",
+            _figure(told.get("requests", 0)),
+            _percent(told.get("attainment")),
+            *(_figure(told.get(key, 0)) for key in ("refused", "best_effort", "errors")),
+            _percent(window.get("attainment")),
+            *(_quantiles(window.get(key)) for key in ("ttft_ms", "tpot_ms")),
+        )
     return table
 
 
-def _shown(key: str, value: Any) -> str:
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+def _replica_table(status: dict[str, Any]) -> Table:
+    table = _table("Replicas: state and load", "replica")
+    _right(table, "tier", "state", "requests", "best effort", "backlog tokens", "KV used %", "report age s", "profile")
+    for replica in status.get("replicas", []):
+        state = "draining" if replica.get("draining") else "live" if replica.get("live") else "silent"
+        capacity = replica.get("kv_capacity_tokens") or 0
+        table.add_row(
+            replica["replica"],
+            _figure(replica.get("tier")),
+            state,
+            *(_figure(replica.get(key)) for key in ("requests", "best_effort", "backlog_tokens")),
+            _percent(replica.get("kv_used_tokens", 0) / capacity if capacity else None),
+            *(_figure(replica.get(key)) for key in ("seconds_since_report", "profile")),
+        )
+    return table
+
+
+def _table(title: str, first: str) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
+    table.add_column(first, no_wrap=True)
+    return table
+
+
+def _right(table: Table, *names: str) -> None:
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+
+
+def _quantiles(told: dict[str, float] | None) -> str:
+    return f"{told['p50']:.1f}/{told['p95']:.1f}" if told else "-"
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1000.0:g}"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share * 100.0:.1f}"
+
+
+def _figure(value: Any) -> str:
+    if value is None:
         return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        is_share = key.endswith(("attainment", "load", "share"))
-        return f"{value * 100.0:.1f} %" if is_share else f"{value:.4g}"
-    return str(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from serving.replay_client import Call, Client, Record, Status
 from serving.replay_report import print_report, result_json, write_json, write_records
 from serving.replay_summary import Point, outcomes, summarize
-from serving.workload_mix import NO_SLO, SloClass, draw_classes, read_mix, tiers_of_status, with_tier_figures
+from serving.workload_mix import SloClass, default_classes, draw_classes, read_mix, tiers_of_status, with_tier_figures
 from serving.workload_prompts import prompt_maker
 from serving.workload_trace import Trace, WorkloadError, read_trace
 
@@ -41,7 +41,7 @@ class ReplayOptions:
     trace: Path | Trace
     url: str = "http://127.0.0.1:8000"
     model: str | None = None  # the first one the server has
-    slo_mix: Path | tuple[SloClass, ...] | None = None  # no SLO asked without it
+    slo_mix: Path | tuple[SloClass, ...] | None = None  # the server's default tier without it
     seed: int = 0
     rate_scale: float = 1.0
     length_scale: float = 1.0
@@ -94,8 +94,8 @@ async def replay_async(options: ReplayOptions, console: Console | None = None) -
     trace, classes = load_workload(options)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30.0)) as session:
         model, max_model_tokens = await _served_model(session, options)
-        if any(each.tier for each in classes):
-            classes = with_tier_figures(classes, await _served_tiers(session, options.url), options.url)
+        status = await _status(session, options.url)
+        classes = with_tier_figures(classes or default_classes(status), tiers_of_status(status), options.url)
     trace, cut = trace.fitted(max_model_tokens) if max_model_tokens else (trace, 0)
     drawn = draw_classes(classes, trace, options.seed)
     if console and cut:
@@ -117,23 +117,22 @@ async def replay_async(options: ReplayOptions, console: Console | None = None) -
 def replay_and_report(options: ReplayOptions, json_out: Path | None = None, records_out: Path | None = None) -> int:
     """Replay with a progress bar, print the report, write the files; the exit status."""
     played = replay(options, Console(stderr=True))
-    console = Console()
     if not played.records:
-        console.print("Nothing was sent.")
+        print("Nothing was sent.")
         return 130 if played.interrupted else 1
-    print_report(console, played.points)
+    print_report(played.points)
     if json_out is not None:
         write_json(json_out, played.to_json())
     if records_out is not None:
         write_records(records_out, played.records, played.asked, outcomes(played.records, played.asked))
     if played.interrupted:
-        console.print("Interrupted: the report covers what was sent until then.")
+        print("Interrupted: the report covers what was sent until then.")
         return 130
     return int(all(record.status == Status.ERROR for record in played.records))
 
 
 def load_workload(options: ReplayOptions) -> tuple[Trace, tuple[SloClass, ...]]:
-    """The trace as it will be sent, and the mix, both checked."""
+    """The trace as it will be sent, and the mix (empty: the server's default), both checked."""
     trace = options.trace
     if isinstance(trace, Path):
         trace = read_trace(trace, options.poisson_per_s, options.seed)
@@ -143,7 +142,7 @@ def load_workload(options: ReplayOptions) -> tuple[Trace, tuple[SloClass, ...]]:
     if options.max_requests is not None:
         trace = trace.head(options.max_requests)
     mix = options.slo_mix
-    return trace, read_mix(mix) if isinstance(mix, Path) else mix or NO_SLO
+    return trace, read_mix(mix) if isinstance(mix, Path) else mix or ()
 
 
 def make_calls(trace: Trace, asked: list[SloClass], model: str, options: ReplayOptions) -> Iterator[Call]:
@@ -199,11 +198,12 @@ async def _served_model(session: aiohttp.ClientSession, options: ReplayOptions) 
     return str(row["id"]), int(row.get("max_model_len") or 0)
 
 
-async def _served_tiers(session: aiohttp.ClientSession, url: str) -> dict[str, SloClass]:
+async def _status(session: aiohttp.ClientSession, url: str) -> Any:
+    """The server's status page; None where it has none, such as on a plain vLLM server."""
     try:
-        return tiers_of_status(await _get_json(session, f"{url.rstrip('/')}/polyslo/status"))
+        return await _get_json(session, f"{url.rstrip('/')}/polyslo/status")
     except WorkloadError:
-        return {}
+        return None
 
 
 async def _get_json(session: aiohttp.ClientSession, url: str) -> Any:

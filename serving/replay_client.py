@@ -16,6 +16,7 @@ from enum import StrEnum
 import aiohttp
 import msgspec
 
+from serving.errors import NO_REPLICA
 from serving.replay_stream import SloEcho, StreamReader
 
 PREPARED_AHEAD = 64  # request bodies built while waiting, so that sending costs little
@@ -157,7 +158,7 @@ class Client:
 
 async def _note_rejection(record: Record, response: aiohttp.ClientResponse) -> None:
     reason = response.headers.get("x-slo-reason", "")
-    is_refusal = response.status == 429 or bool(reason)
+    is_refusal = response.status == 429 or (bool(reason) and reason != NO_REPLICA)
     record.status = Status.REFUSED if is_refusal else Status.ERROR
     message = _error_message(await response.read())
     record.detail = (reason or message or "refused") if is_refusal else f"HTTP {response.status}: {message}"

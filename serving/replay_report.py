@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
@@ -16,6 +17,8 @@ from rich.text import Text
 from serving.replay_client import Record
 from serving.replay_summary import Outcomes, Point, headline
 from serving.workload_mix import SloClass
+
+MIN_WIDTH = 108  # characters that the widest table needs
 
 
 def result_json(config: dict[str, Any], seed: int, points: Sequence[Point]) -> dict[str, Any]:
@@ -70,10 +73,9 @@ def report(points: Sequence[Point]) -> Group:
     return Group(_outcome_table(points), _latency_table(points), _prediction_table(points), Text(_closing(points[0])))
 
 
-def print_report(console: Console, points: Sequence[Point]) -> None:
-    """Print the tables, whole even where the terminal is narrower than they are."""
-    width = max(console.width, 110)
-    console.print(report(points), width=width, crop=False, soft_wrap=False)
+def print_report(points: Sequence[Point]) -> None:
+    """Print the tables to stdout, whole even where the terminal is narrower than they are."""
+    Console(width=max(MIN_WIDTH, Console().width)).print(report(points))
 
 
 def code_version() -> str:
@@ -85,10 +87,10 @@ def code_version() -> str:
 
 
 def _outcome_table(points: Sequence[Point]) -> Table:
-    table = _table("Who got what (attainment per token; refused, downgraded, failed and unfinished are misses)")
-    names = ("requests", "attained", "attainment", "99 % of tokens", "mean TPOT")
-    for name in (*names, "refused", "best effort", "errors", "unfinished", "goodput/s"):
-        table.add_column(name, justify="right")
+    table = _table("Who got what: refused, downgraded, failed and unfinished requests count as misses")
+    headers = ("sent", "attained", "attained %", "99 % tok. %", "mean TPOT %", "refused", "best effort")
+    for name in (*headers, "errors", "open", "goodput/s"):
+        table.add_column(name, justify="right", no_wrap=True)
     for point in _ordered(points):
         shares = (_percent(point[k]) for k in ("attainment", "attainment_tolerant", "attainment_mean_tpot"))
         counts = (str(point[k]) for k in ("refused", "downgraded", "error", "unfinished"))
@@ -105,7 +107,7 @@ def _latency_table(points: Sequence[Point]) -> Table:
             table.add_column(f"{side} {quantile}", justify="right")
     table.add_column("tokens/s", justify="right")
     for point in _ordered(points):
-        cells = [_ms(point[side][q]) for side in ("ttft_ms", "tpot_ms") for q in ("p50", "p95", "p99")]
+        cells = [_figure(point[side][q]) for side in ("ttft_ms", "tpot_ms") for q in ("p50", "p95", "p99")]
         table.add_row(point["label"], *cells, f"{point['tokens_per_s']:.1f}")
     return table
 
@@ -113,21 +115,27 @@ def _latency_table(points: Sequence[Point]) -> Table:
 def _prediction_table(points: Sequence[Point]) -> Table | Text:
     if not any(point["prediction"][side]["count"] for point in points for side in ("ttft", "tpot")):
         return Text("The server told no predictions.")
-    table = _table("Predicted against measured by the server, admitted requests (bias: predicted - measured)")
-    table.add_column("predicted", justify="right")
+    table = _table(
+        "Predicted against measured by the server, in ms; bias is predicted - measured, admitted requests only"
+    )
+    table.add_column("requests", justify="right")
     for side in ("TTFT", "TPOT"):
-        for name in ("MAPE", "bias ms", "|error| P95 ms"):
-            table.add_column(f"{side} {name}", justify="right")
+        for name in ("MAPE %", "bias", "|error| P95"):
+            table.add_column(f"{side} {name}", justify="right", no_wrap=True)
     for point in _ordered(points):
         ttft, tpot = point["prediction"]["ttft"], point["prediction"]["tpot"]
-        cells = [c for e in (ttft, tpot) for c in (_pct(e["mape_pct"]), _ms(e["bias_ms"]), _ms(e["abs_p95_ms"]))]
+        cells = [
+            c for e in (ttft, tpot) for c in (_figure(e["mape_pct"]), _figure(e["bias_ms"]), _figure(e["abs_p95_ms"]))
+        ]
         table.add_row(point["label"], str(ttft["count"]), *cells)
     return table
 
 
 def _closing(whole: Point) -> str:
     lag, retry = whole["send_lag_ms"], whole["retry_after_s"]
-    lines = [f"Sent behind time: P50 {_ms(lag['p50'])} ms, P95 {_ms(lag['p95'])} ms, P99 {_ms(lag['p99'])} ms."]
+    lines = [
+        f"Sent behind time: P50 {_figure(lag['p50'])} ms, P95 {_figure(lag['p95'])} ms, P99 {_figure(lag['p99'])} ms."
+    ]
     if retry["count"]:
         spread = f"{retry['min']:g} to {retry['max']:g} s, mean {retry['mean']:.1f} s"
         lines.append(f"Retry-After on {retry['count']} of {whole['refused']} refusals: {spread}.")
@@ -144,7 +152,7 @@ def _ordered(points: Sequence[Point]) -> list[Point]:
 
 
 def _table(title: str) -> Table:
-    table = Table(title=title, title_justify="left", header_style="bold")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
     table.add_column("class", no_wrap=True)
     return table
 
@@ -154,12 +162,8 @@ def _bound(value: float) -> float | None:
 
 
 def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share * 100.0:.1f} %"
+    return "-" if share is None else f"{share * 100.0:.1f}"
 
 
-def _pct(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f} %"
-
-
-def _ms(value: float | None) -> str:
+def _figure(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"

@@ -41,7 +41,7 @@ class SloClass:
         if self.best_effort or self.tier:
             return {"x-slo-tier": self.tier or BEST_EFFORT_TIER}
         bounds = {"x-slo-ttft-ms": self.ttft_ms, "x-slo-tpot-ms": self.tpot_ms, "x-slo-e2e-ms": self.e2e_ms}
-        return {name: f"{value:g}" for name, value in bounds.items() if math.isfinite(value)}
+        return {name: f"{value:.10g}" for name, value in bounds.items() if math.isfinite(value)}
 
     def accepts(self, trace: Trace) -> NDArray[np.bool_]:
         """Which requests of the trace may belong to this class."""
@@ -112,13 +112,19 @@ def tiers_of_status(status: Any) -> dict[str, SloClass]:
     return {str(row["name"]): _tier_class(row) for row in rows if isinstance(row, dict) and "name" in row}
 
 
+def default_classes(status: Any) -> tuple[SloClass, ...]:
+    """What a request without an objective gets: the server's default tier, by name where it tells one."""
+    name = status.get("default_tier") if isinstance(status, dict) else None
+    return (SloClass(name, tier=name),) if name else NO_SLO
+
+
 def _tier_class(row: dict[str, Any]) -> SloClass:
-    def bound(key: str) -> float:
-        value = row.get(key)
-        return float(value) if isinstance(value, int | float) else math.inf
+    def bound_ms(key: str) -> float:
+        seconds = row.get(key)
+        return seconds * 1000.0 if isinstance(seconds, int | float) else math.inf  # null: unbounded
 
     best_effort = bool(row.get("best_effort", False))
-    figures = bound("ttft_ms"), bound("tpot_ms"), bound("e2e_ms")
+    figures = bound_ms("ttft_s"), bound_ms("tpot_s"), bound_ms("e2e_s")
     return SloClass(str(row["name"]), 1.0, "", *figures, best_effort=best_effort)
 
 

@@ -31,7 +31,10 @@ SLO = {
     "predicted_tpot_ms": 3.0,
 }
 SLO |= {"ttft_ms": 10.0, "tpot_ms": 2.0, "e2e_ms": 50.0, "met": True, "reason": "admitted"}
-TIERS = [{"name": "chat", "ttft_ms": 60000.0, "tpot_ms": 60000.0}, {"name": "batch", "best_effort": True}]
+TIERS = [
+    {"name": "chat", "ttft_s": 60.0, "tpot_s": 60.0, "e2e_s": None, "best_effort": False},
+    {"name": "batch", "ttft_s": None, "tpot_s": None, "e2e_s": None, "best_effort": True},
+]
 
 
 class FakeServer(ThreadingHTTPServer):
@@ -44,7 +47,7 @@ class FakeServer(ThreadingHTTPServer):
         self.script: dict[int, Callable[[Handler], None]] = {}
         self.pages: dict[str, Any] = {
             "/v1/models": {"data": [{"id": "tiny", "max_model_len": 128}]},
-            "/polyslo/status": {"tiers": TIERS, "replicas": []},
+            "/polyslo/status": {"tiers": TIERS, "replicas": [], "default_tier": "chat"},
         }
         self.seen: dict[int, tuple[dict[str, str], dict[str, Any]]] = {}
         self.release = threading.Event()
@@ -232,6 +235,19 @@ def test_tier_classes_are_judged_by_the_servers_figures(server: FakeServer) -> N
     assert {headers["x-slo-tier"] for headers, _ in server.seen.values()} == {"chat", "batch"}
 
 
+def test_without_a_mix_the_servers_default_tier_is_judged(server: FakeServer) -> None:
+    played = replay.replay(ReplayOptions(small_trace(), server.url))
+    assert [point["label"] for point in played.points] == ["all", "chat"]
+    assert played.points[1]["attainment"] == 1.0
+
+
+def test_a_plain_server_without_a_status_page_is_not_judged(server: FakeServer) -> None:
+    del server.pages["/polyslo/status"]
+    played = replay.replay(ReplayOptions(small_trace(), server.url))
+    assert [(point["label"], point["attainment"]) for point in played.points] == [("all", None), ("no-slo", None)]
+    assert not any(name.startswith("x-slo") for headers, _ in server.seen.values() for name in headers)
+
+
 def test_an_unknown_tier_is_named_before_anything_is_sent(server: FakeServer) -> None:
     with pytest.raises(WorkloadError, match=r"tier 'fast' is not a tier of http.* \(it has batch, chat\)"):
         replay.replay(ReplayOptions(small_trace(), server.url, slo_mix=parse_mix([{"tier": "fast"}])))
@@ -289,7 +305,7 @@ def test_command_prints_a_report_and_writes_files(
     server.script = {0: refuse}
     assert cli.main(["replay", str(write_csv(tmp_path / "trace.csv", 20)), *options]) == 0
     printed = capsys.readouterr().out
-    assert re.search(r"chat +│ +\d+ +│", printed)
+    assert re.search(r"chat +\d+ +\d+ +\d+\.\d ", printed)
     assert "Retry-After on 1 of 1 refusals" in printed
     result = json.loads(out.read_text())
     assert set(result) == {"name", "version", "config", "seeds", "machine", "headline", "points"}
