@@ -28,9 +28,10 @@ from planning.room import (
     blocks_tokens,
     is_decode,
     make_room,
+    reserve,
     survey,
 )
-from planning.tail import TAIL, accepted_tokens, fill_tail, walk_tail
+from planning.tail import TAIL, fill_tail, walk_tail
 from profiles.kernels import attention_pairs, iteration_s, max_prefill_tokens
 
 
@@ -53,6 +54,15 @@ def add(row: np.void, tokens: int, mix: np.ndarray) -> None:
 
 
 @njit(cache=True)
+def remove_decode(row: np.void, tokens: int, drafts: float, mix: np.ndarray) -> None:
+    """Take a decode out of a composition again, whose deepest speculation was ``drafts`` before."""
+    mix[TOKENS] -= tokens
+    mix[SEQUENCES] -= 1
+    mix[KV] -= row["computed_tokens"] + tokens
+    mix[DRAFTS] = drafts
+
+
+@njit(cache=True)
 def _chunk_tokens(coef: np.ndarray, row: np.void, limit_s: float, limits: np.void, mix: np.ndarray) -> int:
     """Largest prefill chunk of the request that keeps the batch within ``limit_s`` and the engine's token limit."""
     room = max_prefill_tokens(
@@ -64,31 +74,45 @@ def _chunk_tokens(coef: np.ndarray, row: np.void, limit_s: float, limits: np.voi
 @njit(cache=True)
 def _by_slack(draft: Draft, kind: int) -> np.ndarray:
     """Rows of one kind, least slack first, ties in table order."""
-    rows = np.flatnonzero(draft.kind == kind)
-    return rows[np.argsort(draft.slack_s[rows], kind="mergesort")]
+    rows = _rows_of(draft, kind)
+    return rows[np.argsort(draft.slack_s[rows], kind="mergesort")] if len(rows) > 1 else rows
+
+
+@njit(cache=True)
+def _rows_of(draft: Draft, kind: int) -> np.ndarray:
+    """Rows of one kind in table order."""
+    rows, count = np.empty(draft.count[kind], dtype=np.int64), 0
+    for i in range(len(draft.kind)):
+        if draft.kind[i] == kind:
+            rows[count] = i
+            count += 1
+    return rows
 
 
 @njit(cache=True)
 def _take_decodes(
     coef: np.ndarray, table: np.ndarray, limits: np.void, limit_s: float, rank: int, rows: np.ndarray, draft: Draft
-) -> int:
-    """Add the decodes ``rows`` in order until one no longer fits ``limit_s``; returns how many were dealt with.
+) -> None:
+    """Add those of the decodes ``rows`` that are not in the batch, in order, until one no longer fits ``limit_s``.
 
     The first decode of a batch is taken whatever it costs: nothing shorter would serve it.
     """
     mix = draft.mix
-    for place in range(len(rows)):
-        row = table[rows[place]]
+    for i in rows:
+        row = table[i]
+        if draft.tokens_out[i] != 0:
+            continue
         tokens = 1 + row["spec_tokens"]
-        before = mix.copy()
+        drafts, is_first = mix[DRAFTS], mix[TOKENS] == 0
         add(row, tokens, mix)
         is_over = mix[TOKENS] > limits["max_batch_tokens"] or mix_s(coef, mix) > limit_s
-        if before[TOKENS] > 0 and is_over:
-            mix[:] = before
-            return place
-        if not make_room(table, rows[place], tokens, rank, limits["block_tokens"], draft):
-            mix[:] = before
-    return len(rows)
+        if is_over and not is_first:
+            remove_decode(row, tokens, drafts, mix)
+            return
+        if reserve(row, tokens, limits["block_tokens"], draft.free):
+            draft.tokens_out[i] = tokens
+        elif not make_room(table, i, tokens, rank, limits["block_tokens"], draft):
+            remove_decode(row, tokens, drafts, mix)
 
 
 @njit(cache=True)
@@ -146,31 +170,53 @@ def _future_margin_s(coef: np.ndarray, table: np.ndarray, now_s: float, limits: 
 
 
 @njit(cache=True)
-def _all_decodes_s(coef: np.ndarray, table: np.ndarray, draft: Draft) -> tuple[float, float]:
-    """Seconds of an iteration with every attainable decode, and the least slack among them."""
-    everyone, least_s = np.zeros(5), math.inf
+def _take_due_decodes(coef: np.ndarray, table: np.ndarray, limits: np.void, draft: Draft) -> float:
+    """Add the decodes that cannot wait for the next iteration; returns how long this one may last.
+
+    That is the least slack of any running decode. A decode can wait when it would still be on time in an iteration of
+    all decodes after this one; none has to when no prefill wants the time.
+    """
+    everyone, limit_s = np.zeros(5), limits["max_iteration_s"]
     for i in range(len(table)):
         if draft.kind[i] == DECODE:
             add(table[i], 1 + table[i]["spec_tokens"], everyone)
-            least_s = min(least_s, draft.slack_s[i])
-    return mix_s(coef, everyone), least_s
+            limit_s = min(limit_s, draft.slack_s[i])
+    all_s = mix_s(coef, everyone)
+    horizon_s = limit_s + all_s if draft.count[PREFILL] > 0 else math.inf
+    fits = all_s <= limit_s and everyone[TOKENS] <= limits["max_batch_tokens"]
+    rows = _rows_of(draft, DECODE) if fits else _by_slack(draft, DECODE)
+    due = rows[draft.slack_s[rows] < horizon_s] if horizon_s < math.inf else rows
+    _take_decodes(coef, table, limits, limit_s, LATE_DECODE, due, draft)
+    return limit_s
 
 
 @njit(cache=True)
-def _fill(coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, limit_s: float, draft: Draft) -> None:
-    """Late and best-effort work in what is left: it may not cost an attainable request its SLO, now or later."""
-    margin_s = _future_margin_s(coef, table, now_s, limits, draft)
+def _fill(
+    coef: np.ndarray,
+    table: np.ndarray,
+    now_s: float,
+    limits: np.void,
+    limit_s: float,
+    share_s: float,
+    is_served: bool,
+    draft: Draft,
+) -> None:
+    """Late and best-effort work in what is left: it may not cost an attainable request its SLO, now or later.
+
+    Only ``share_s`` is theirs in any case, and all there is while attainable prefills are not all served.
+    """
     used_s, pace_s = mix_s(coef, draft.mix), math.inf
-    limit_s = min(limit_s, used_s + max(margin_s, limits["best_effort_share"] * limit_s))
+    margin_s = _future_margin_s(coef, table, now_s, limits, draft) if is_served else 0.0
+    limit_s = min(limit_s + share_s, used_s + max(margin_s, share_s))
     _take_decodes(coef, table, limits, limit_s, SPARE_DECODE, _by_slack(draft, LATE_DECODE), draft)
     for i in range(len(table)):
         if draft.kind[i] == LATE_DECODE and draft.tokens_out[i] > 0:
             pace_s = min(pace_s, effective_tpot_s(table[i], now_s))
     # Late decodes keep their pace as far as prefills beside them still get half of the iteration.
     limit_s = min(limit_s, max(pace_s, 2 * mix_s(coef, draft.mix)))
-    limit_s, served = _take_prefills(coef, table, limits, limit_s, SPARE_DECODE, LATE_PREFILL, draft)
-    _take_decodes(coef, table, limits, limit_s, IDLE, _by_slack(draft, SPARE_DECODE), draft)
-    if served:
+    _limit_s, is_served = _take_prefills(coef, table, limits, limit_s, SPARE_DECODE, LATE_PREFILL, draft)
+    _take_decodes(coef, table, limits, limit_s, IDLE, _rows_of(draft, SPARE_DECODE), draft)
+    if is_served:
         _take_prefills(coef, table, limits, limit_s, IDLE, SPARE_PREFILL, draft)
 
 
@@ -206,22 +252,17 @@ def form_batch(
     decodes, attention pairs, sequences, draft tokens (SLOs-Serve algorithm 2, PolyServe section 4.5). O(n log n).
     """
     rows = len(table)
-    draft = Draft(np.empty(rows, np.int64), np.empty(rows), np.zeros(2, np.int64), np.zeros(5), tokens_out)
+    count = np.zeros(IDLE + 1, np.int64)
+    draft = Draft(np.empty(rows, np.int64), count, np.empty(rows), np.zeros(2, np.int64), np.zeros(5), tokens_out)
     survey(coef, table, now_s, limits, draft)
-    all_s, least_s = _all_decodes_s(coef, table, draft)
-    limit_s = min(limits["max_iteration_s"], least_s)
-    decodes = _by_slack(draft, DECODE)
-    due = len(decodes)
-    if (draft.kind == PREFILL).any():
-        due = int(np.searchsorted(draft.slack_s[decodes], limit_s + all_s))
-    taken = _take_decodes(coef, table, limits, limit_s, LATE_DECODE, decodes[:due], draft)
-    slo_limit_s = limit_s
-    if limits["best_effort_share"] > 0 and (draft.kind >= SPARE_DECODE).any():
-        slo_limit_s = limit_s * (1.0 - limits["best_effort_share"])
-    slo_limit_s, served = _take_prefills(coef, table, limits, slo_limit_s, LATE_DECODE, PREFILL, draft)
-    _take_decodes(coef, table, limits, slo_limit_s, LATE_DECODE, decodes[taken:], draft)
-    if served or slo_limit_s < limit_s:
-        _fill(coef, table, now_s, limits, min(limit_s, slo_limit_s) if served else limit_s, draft)
-    if draft.mix[TOKENS] == 0:
+    limit_s = _take_due_decodes(coef, table, limits, draft)
+    has_spare, has_late = count[SPARE_DECODE] + count[SPARE_PREFILL] > 0, count[LATE_DECODE] + count[LATE_PREFILL] > 0
+    share_s = limit_s * limits["best_effort_share"] if has_spare else 0.0
+    limit_s, served = _take_prefills(coef, table, limits, limit_s - share_s, LATE_DECODE, PREFILL, draft)
+    if served and count[PREFILL] > 0:
+        _take_decodes(coef, table, limits, limit_s, LATE_DECODE, _by_slack(draft, DECODE), draft)
+    if has_spare or has_late:
+        _fill(coef, table, now_s, limits, limit_s, share_s, served, draft)
+    if draft.mix[TOKENS] == 0 and count[IDLE] < rows:
         _force_one(coef, table, limits, draft)
     return mix_s(coef, draft.mix), draft.mix

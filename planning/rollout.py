@@ -70,11 +70,11 @@ def run_tokens(row: np.void, tokens: int, acceptance: float, departs: bool) -> b
 def advance(
     coef: np.ndarray, table: np.ndarray, free_at_s: float, until_s: float, limits: np.void, departs: bool = False
 ) -> float:
-    """Run on ``table`` (in place) every iteration that starts before ``until_s``; returns when the engine is next free.
+    """Run on ``table`` (in place) each iteration that starts before ``until_s``; returns when the engine is next free.
 
-    ``free_at_s`` is when it is free now. The last iteration run is the one in flight at ``until_s``: its batch was fixed
-    when it started, so the table is left as it will be at its end, which is the time returned. An idle engine is free
-    at ``until_s``.
+    ``free_at_s`` is when it is free now. The last iteration run is the one in flight at ``until_s``: its batch was
+    fixed when it started, so the table is left as it will be at its end, which is the time returned. An idle engine is
+    free at ``until_s``.
     """
     tokens = np.zeros(len(table), dtype=np.int32)
     while free_at_s < until_s:
@@ -102,10 +102,10 @@ def _emit(row: np.void, outlook: np.void, due_s: float, end_s: float) -> None:
 @njit(cache=True)
 def _has_prefill(table: np.ndarray) -> bool:
     """Whether a request still waits for its first token."""
+    waits = False
     for i in range(len(table)):
-        if todo_tokens(table[i]) > 0 and not is_decode(table[i]):
-            return True
-    return False
+        waits |= todo_tokens(table[i]) > 0 and not is_decode(table[i])
+    return waits
 
 
 @njit(cache=True)
@@ -156,7 +156,7 @@ def _run_tail(
 def rollout(
     coef: np.ndarray, table: np.ndarray, start_s: float, limits: np.void, least_s: float, outlook: np.ndarray
 ) -> tuple[float, float]:
-    """Foretell every request of ``table`` (left untouched) when nothing else arrives; fills ``outlook`` (OUTLOOK[rows]).
+    """Foretell every request of ``table`` (left as it is) when nothing else arrives; fills ``outlook`` (OUTLOOK[rows]).
 
     Iterations are formed one by one until no prefill is left, then decoding runs in lockstep to the predicted lengths.
     Work that may not cost anyone an SLO (late, and best effort unless it has a share) is left out and foretold nothing.
@@ -167,16 +167,12 @@ def rollout(
         row, seen = copy[i], outlook[i]
         seen["first_s"], seen["finish_s"], seen["margin_s"] = math.inf, math.inf, math.inf
         kind = kind_of(coef, row, limits, next_due_s(row, start_s) - start_s)
-        is_spare = kind == SPARE_DECODE or kind == SPARE_PREFILL
-        if (
-            kind == IDLE
-            or kind == LATE_DECODE
-            or kind == LATE_PREFILL
-            or (is_spare and limits["best_effort_share"] == 0)
-        ):
+        is_late = kind in (LATE_DECODE, LATE_PREFILL)
+        is_free = kind in (SPARE_DECODE, SPARE_PREFILL) and limits["best_effort_share"] == 0.0
+        if is_late:
+            seen["margin_s"] = -math.inf
+        if is_late or is_free or kind == IDLE:
             leave(row)
-            if kind == LATE_DECODE or kind == LATE_PREFILL:
-                seen["margin_s"] = -math.inf
     now_s, worst_s = _run_prefills(coef, copy, start_s, limits, least_s, MAX_STEPS, outlook)
     peak_tokens = 0.0
     if worst_s >= least_s:

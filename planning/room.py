@@ -22,6 +22,7 @@ class Draft(NamedTuple):
     """A batch in the making: arrays that the steps of batch formation fill in."""
 
     kind: np.ndarray  # i8[rows]
+    count: np.ndarray  # i8[IDLE + 1], rows of each kind
     slack_s: np.ndarray  # f8[rows]
     free: np.ndarray  # i8[2]
     mix: np.ndarray  # f8[5]
@@ -85,7 +86,7 @@ def kind_of(coef: np.ndarray, row: np.void, limits: np.void, slack_s: float) -> 
 
 @njit(cache=True)
 def survey(coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, draft: Draft) -> None:
-    """Sort the requests into kinds, measure their slack and what the engine has left."""
+    """Sort the requests into kinds, measure their slack and what the engine has left; empties the batch."""
     block_tokens = limits["block_tokens"]
     draft.free[FREE_KV] = limits["kv_capacity_tokens"] // block_tokens * block_tokens
     draft.free[FREE_SEQUENCES] = limits["max_running"]
@@ -93,6 +94,7 @@ def survey(coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, d
         row = table[i]
         draft.slack_s[i] = next_due_s(row, now_s) - now_s
         draft.kind[i] = kind_of(coef, row, limits, draft.slack_s[i])
+        draft.count[draft.kind[i]] += 1
         draft.tokens_out[i] = 0
         if row["running"]:
             draft.free[FREE_KV] -= held_kv_tokens(row, block_tokens)
@@ -117,20 +119,27 @@ def _preempt_one(table: np.ndarray, rank: int, block_tokens: int, draft: Draft) 
 
 
 @njit(cache=True)
-def make_room(table: np.ndarray, i: int, tokens: int, rank: int, block_tokens: int, draft: Draft) -> bool:
-    """Reserve KV and a sequence for ``tokens`` of request ``i``, from kinds ``rank`` and beyond if need be.
+def reserve(row: np.void, tokens: int, block_tokens: int, free: np.ndarray) -> bool:
+    """Take the KV and the sequence for ``tokens`` of the request out of ``free`` if they are there.
 
     A prefill reserves its whole prompt, so that prompts under way never wait for one another's blocks.
     """
-    row = table[i]
     total = row["computed_tokens"] + max(tokens, todo_tokens(row))
     kv_tokens = blocks_tokens(total, block_tokens) - held_kv_tokens(row, block_tokens)
     sequences = 0 if row["running"] else 1
+    if free[FREE_KV] < kv_tokens or free[FREE_SEQUENCES] < sequences:
+        return False
+    free[FREE_KV] -= kv_tokens
+    free[FREE_SEQUENCES] -= sequences
+    return True
+
+
+@njit(cache=True)
+def make_room(table: np.ndarray, i: int, tokens: int, rank: int, block_tokens: int, draft: Draft) -> bool:
+    """Reserve room for ``tokens`` of request ``i``, preempting kinds ``rank`` and beyond as far as that is needed."""
     draft.tokens_out[i] = tokens  # not its own victim
-    while draft.free[FREE_KV] < kv_tokens or draft.free[FREE_SEQUENCES] < sequences:
+    while not reserve(table[i], tokens, block_tokens, draft.free):
         if not _preempt_one(table, rank, block_tokens, draft):
             draft.tokens_out[i] = 0
             return False
-    draft.free[FREE_KV] -= kv_tokens
-    draft.free[FREE_SEQUENCES] -= sequences
     return True
