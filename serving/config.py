@@ -205,7 +205,7 @@ class AppConfig(Section):
         """What the controller needs to know."""
         from controller.fleet import FleetOptions  # brings numba, for which the command line need not wait
 
-        same = "routing max_hops unattainable silent_s length_prior_tokens seed"
+        same = "routing admission max_hops unattainable silent_s length_prior_tokens seed"
         return FleetOptions(**{name: getattr(self.fleet, name) for name in same.split()})
 
 

@@ -16,7 +16,6 @@ unbounded, and the request is binned: the loosest tier not looser than its TPOT 
 default tier.
 """
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -49,6 +48,11 @@ class TierIndex:
     default_tier: str
     aliases: Mapping[str, str]
     max_wait_s: Mapping[str, float]
+
+    @property
+    def default(self) -> Tier:
+        """The tier of requests that ask for nothing."""
+        return next(tier for tier in self.table.tiers if tier.name == self.default_tier)
 
     def find(self, word: str, field: str) -> Tier | None:
         """The tier that ``word`` means, None where it leaves the choice open; raises ``SloError``."""
@@ -88,18 +92,19 @@ def resolve(headers: Headers, body: Mapping[str, Any], tiers: TierIndex) -> Slo:
     wait = asked.bound((), "max_wait_ms", "waiting_time")
     stated = [bound for bound in (ttft, tpot, e2e) if bound is not None]
     tier, named_by = asked.tier(tiers)
-    if tier is None and not stated:
-        tier = tiers.find(tiers.default_tier, "default tier")
-    if tier is None:
-        tier = tiers.bin(_or(tpot, INF))
-        bounds = (_or(ttft, INF), _or(tpot, INF), _or(e2e, INF))
-    else:
+    if tier is not None:
         _check_agrees(tier, named_by, stated, tpot)
-        bounds = (_or(ttft, tier.ttft_s), _or(tpot, tier.tpot_s), _or(e2e, tier.e2e_s))
-    if bounds[0] > bounds[2] and ttft is not None:
-        raise SloError(ttft.field, f"exceeds the end-to-end deadline of {1000 * bounds[2]:g} ms")
+    elif not stated:
+        tier = tiers.default
+    promised = tier if tier is not None else Tier("")  # without a tier, what is not stated is unbounded
+    bounds = (_or(ttft, promised.ttft_s), _or(tpot, promised.tpot_s), _or(e2e, promised.e2e_s))
+    if INF > bounds[0] > bounds[2]:
+        if ttft is not None:
+            raise SloError(ttft.field, f"exceeds the end-to-end deadline of {1000 * bounds[2]:g} ms")
+        bounds = (bounds[2], *bounds[1:])
+    tier = tier if tier is not None else tiers.bin(bounds[1])
     max_wait_s = _or(wait, tiers.max_wait_s.get(tier.name, INF))
-    return Slo(min(bounds[0], bounds[2]), bounds[1], bounds[2], tier.name, tier.best_effort, max_wait_s)
+    return Slo(*bounds, tier.name, tier.best_effort, max_wait_s)
 
 
 def strip_body(body: dict[str, Any]) -> dict[str, Any]:
@@ -190,10 +195,9 @@ def _or(bound: Bound | None, otherwise: float) -> float:
 
 
 def _check_agrees(tier: Tier, named_by: str, stated: list[Bound], tpot: Bound | None) -> None:
-    """Figures may loosen a named tier or tighten its TTFT and deadline; more would be another tier."""
-    origin = f"{named_by} names" if named_by else "the default is"
+    """Figures may loosen a named tier, or tighten its TTFT and deadline; a tighter TPOT would be another tier."""
     if tier.best_effort and stated:
         raise SloError(stated[0].field, f"contradicts {named_by}: tier {tier.name!r} is best effort, without bounds")
-    if tpot is not None and tpot.seconds < tier.tpot_s < math.inf:
-        promise = f"tier {tier.name!r}, which promises {1000 * tier.tpot_s:g} ms per token"
-        raise SloError(tpot.field, f"contradicts a looser tier: {origin} {promise}; leave one of the two out")
+    if tpot is not None and tpot.seconds < tier.tpot_s < INF:
+        promise = f"tier {tier.name!r} promises {1000 * tier.tpot_s:g} ms per token"
+        raise SloError(tpot.field, f"contradicts {named_by}: {promise}; leave one of the two out")

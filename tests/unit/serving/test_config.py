@@ -1,0 +1,187 @@
+"""The application's configuration: what is accepted, what each mistake is told, and what becomes of it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.fleet import FleetOptions
+from serving.config import IMPORT_PATH, AppConfig, ModelConfig, read_serve_file
+from serving.strict import ConfigError
+from serving.tiers import TierTableConfig
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def mistake(settings: Any) -> str:
+    with pytest.raises(ConfigError) as error:
+        AppConfig.read(settings)
+    return str(error.value)
+
+
+def test_nothing_configured_is_the_embedded_model() -> None:
+    config = AppConfig.read(None)
+    assert config == AppConfig.read({}) == AppConfig.read({"model": "embedded", "engine": "vllm"})
+    assert (config.model.name, config.profile_name) == ("embedded", "embedded-cpu")
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"engin": {}}, "engin: unknown key; did you mean 'engine'?"),
+        ({"engine": {"max_num_seq": 8}}, "engine.max_num_seq: unknown key; did you mean 'max_num_seqs'?"),
+        ({"engine": {"speculation": {"token": 1}}}, "engine.speculation.token: unknown key; did you mean 'tokens'?"),
+        ({"ingress": {"zzz": 1}}, "ingress.zzz: unknown key; known: cores, max_ongoing_requests, replicas"),
+        ({"engine": {"kind": "sglang"}}, "engine.kind: input should be 'vllm' or 'simulated', got 'sglang'"),
+        ({"engine": {"scheduler": "fcfs"}}, "engine.scheduler: input should be"),
+        ({"engine": {"max_num_seqs": 0}}, "engine.max_num_seqs: input should be greater than 0, got 0"),
+        ({"engine": {"max_num_seqs": "64"}}, "engine.max_num_seqs: input should be a valid integer, got '64'"),
+        ({"engine": {"kv_cache_gib": -1}}, "engine.kv_cache_gib: input should be greater than or equal to 0"),
+        (
+            {"engine": {"max_num_batched_tokens": 8}},
+            "engine.max_num_batched_tokens: must be at least max_num_seqs (64)",
+        ),
+        ({"engine": {"speculation": {"ngram_max": 1}}}, "engine.speculation.ngram_max: must be at least ngram_min"),
+        ({"engine": {"vllm_args": {"max_model_len": 9}}}, "engine.vllm_args.max_model_len: set model.max_model_len"),
+        ({"engine": {"vllm_args": {"block_size": 9}}}, "engine.vllm_args.block_size: set engine.block_size"),
+        ({"fleet": {"replicas": 2.5}}, "fleet.replicas: input should be a valid integer, got 2.5"),
+        ({"fleet": {"replicas": True}}, "fleet.replicas: input should be a valid integer, got True"),
+        ({"fleet": {"silent_s": float("nan")}}, "fleet.silent_s: input should be a finite number"),
+        ({"fleet": {"silent_s": 0.1}}, "fleet.silent_s: must exceed report_interval_s (0.15), got 0.1"),
+        ({"fleet": {"routing": "roundrobin"}}, "fleet.routing: no policy 'roundrobin'; did you mean 'round_robin'?"),
+        ({"fleet": {"overload_status": 200}}, "fleet.overload_status: input should be greater than or equal to 400"),
+        ({"fleet": {"best_effort_share": 1.0}}, "fleet.best_effort_share: input should be less than 1"),
+        ({"profile": "h200_sxm"}, "profile: unknown profile 'h200_sxm'"),
+        ({"engine": "simulated"}, "profile: is needed for the simulated engine"),
+        ({"model": "meta-llama/Llama-3.1-8B"}, "profile: is needed for the simulated engine and for every model but"),
+        ({"model": {"id": ""}}, "model.id: string should have at least 1 character"),
+        ([], "configuration: input should be a valid dictionary"),
+    ],
+)
+def test_mistake_names_the_field(settings: Any, told: str) -> None:
+    assert mistake(settings).startswith(told)
+
+
+def test_every_mistake_is_told_at_once() -> None:
+    lines = mistake({"engine": {"kind": "x", "speed": 0}, "fleet": {"replica": 1}}).splitlines()
+    assert [line.split(":")[0] for line in lines] == ["engine.kind", "engine.speed", "fleet.replica"]
+
+
+def test_config_is_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        AppConfig.read({}).fleet.replicas = 3  # type: ignore[misc]
+
+
+def test_replica_config_carries_every_engine_setting() -> None:
+    engine = {
+        "scheduler": "edf",
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 512,
+        "kv_cache_gib": 0.5,
+        "block_size": 32,
+        "prefix_caching": False,
+        "enforce_eager": False,
+        "hang_s": 9.0,
+        "vllm_args": {"gpu_memory_utilization": 0.8},
+        "kv_capacity_tokens": 4096,
+        "speed": 2.0,
+        "scheduler_options": {"share": 0.5},
+        "speculation": {"tokens": 3, "ngram_min": 1, "ngram_max": 2},
+    }
+    config = AppConfig.read(
+        {
+            "model": {"id": "a/b", "max_model_len": 1024, "dtype": "bfloat16", "load_format": "dummy"},
+            "engine": engine,
+            "profile": "h200_sxm__llama-3.1-8b",
+            "fleet": {"report_interval_s": 0.2, "controller_name": "c", "controller_namespace": "n"},
+        }
+    )
+    replica = config.replica_config()
+    renamed = {"kind", "scheduler", "scheduler_options", "speculation", "cores_per_replica", "gpus_per_replica"}
+    for name in type(config.engine).model_fields.keys() - renamed:
+        assert getattr(replica, name) == getattr(config.engine, name), name
+    assert (replica.engine, replica.policy, replica.policy_options["share"]) == ("vllm", "edf", 0.5)
+    assert (replica.model, replica.max_model_len, replica.dtype, replica.load_format) == (
+        "a/b",
+        1024,
+        "bfloat16",
+        "dummy",
+    )
+    assert (replica.speculation_tokens, replica.speculation_ngram_min, replica.speculation_ngram_max) == (3, 1, 2)
+    assert (replica.profile, replica.report_interval_s) == ("h200_sxm__llama-3.1-8b", 0.2)
+    assert (replica.controller_name, replica.controller_namespace) == ("c", "n")
+
+
+def test_fleet_options_carry_the_fleet_settings() -> None:
+    fleet = {"routing": "random", "max_hops": 2, "unattainable": "refuse", "silent_s": 3.0, "seed": 7}
+    options = AppConfig.read({"fleet": {**fleet, "length_prior_tokens": 99.0}}).fleet_options()
+    assert isinstance(options, FleetOptions)
+    assert {name: getattr(options, name) for name in fleet} == fleet
+    assert options.length_prior_tokens == 99.0
+
+
+def test_cores_needed() -> None:
+    config = AppConfig.read(
+        {"engine": {"cores_per_replica": 2}, "fleet": {"replicas": 3}, "ingress": {"replicas": 2, "cores": 0.25}}
+    )
+    assert config.cores_needed == 6.5
+
+
+def test_serve_arguments() -> None:
+    model = ModelConfig.read(
+        {
+            "id": "a/b",
+            "served_name": "b",
+            "max_model_len": 2048,
+            "tool_call_parser": "hermes",
+            "server_args": {
+                "chat_template_content_format": "string",
+                "--return-tokens-as-token-ids": True,
+                "off": False,
+            },
+        }
+    )
+    arguments = model.serve_arguments("/models/b")
+    assert arguments[0] == "/models/b"
+    pairs = dict(zip(arguments, [*arguments[1:], ""], strict=True))
+    assert pairs["--served-model-name"] == "b"
+    assert pairs["--max-model-len"] == "2048"
+    assert pairs["--tool-call-parser"] == "hermes"
+    assert pairs["--chat-template-content-format"] == "string"
+    assert {"--enable-auto-tool-choice", "--return-tokens-as-ids"} <= set(arguments)
+    assert not {"--off", "--reasoning-parser", "--chat-template", ""} & set(arguments)
+
+
+def test_serve_file_of_the_project_is_sound() -> None:
+    config, user_config = read_serve_file(ROOT / "serve.yaml")
+    table = TierTableConfig.read(user_config)
+    table.check_fits(config.fleet.replicas)
+    assert [tier.name for tier in table.tiers] == ["interactive", "standard", "batch"]
+    assert (config.engine.kind, config.model.id, config.fleet.replicas) == ("vllm", "embedded", 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("applications: [", "cannot be read as YAML"),
+        ("", "not a Serve file"),
+        ("applications: [{}]", "not a Serve file"),
+        ("applications: []", f"applications: one with import_path {IMPORT_PATH} is needed, found 0"),
+        (
+            f"applications: [{{import_path: '{IMPORT_PATH}', args: {{engine: {{spead: 1}}, fleet: {{replicas: 0}}}}}}]",
+            "args.engine.spead: unknown key",
+        ),
+    ],
+)
+def test_broken_serve_file(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        read_serve_file(path)
+    assert f"{path}: {told}" in str(error.value)
+    assert all(line.startswith(f"{path}: ") for line in str(error.value).splitlines() if "args." in line)
+
+
+def test_missing_serve_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_serve_file(tmp_path / "none.yaml")

@@ -1,0 +1,62 @@
+"""Errors in OpenAI's shape, and when a refused client may come back."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.wire import Decision, Verdict
+from serving.errors import ApiError, bad_request, refused, retry_after_s, unavailable
+
+
+def refusal(reason: str = "ttft_unattainable", after_s: float = 0.0) -> Decision:
+    return Decision("r1", Verdict.REFUSED, "", "interactive", reason, retry_after_s=after_s)
+
+
+@pytest.mark.parametrize(
+    "error", [bad_request("wrong", "slo.tpot_ms"), bad_request("wrong"), unavailable("gone"), refused(refusal())]
+)
+def test_body_has_all_four_keys(error: ApiError) -> None:
+    (name,) = error.body
+    body = error.body["error"]
+    assert name == "error"
+    assert set(body) == {"message", "type", "param", "code"}
+    assert isinstance(body["message"], str)
+    assert isinstance(body["type"], str)
+    assert body["code"] is None or isinstance(body["code"], str)
+
+
+def test_bad_request_names_the_field() -> None:
+    error = bad_request("deadline: must be above 0", "deadline")
+    assert (error.status, error.param, error.type) == (400, "deadline", "invalid_request_error")
+
+
+def test_refusal_carries_reason_and_wait() -> None:
+    error = refused(refusal("kv_full", 2.1))
+    assert error.status == 429
+    assert error.headers == {"x-slo-reason": "kv_full", "retry-after": "3"}
+    assert error.code == "kv_full"
+    assert "interactive" in error.message
+    assert "3 s" in error.message
+
+
+def test_refusal_that_may_be_retried_at_once_has_no_retry_after() -> None:
+    assert refused(refusal(after_s=0.9)).headers == {"x-slo-reason": "ttft_unattainable"}
+
+
+def test_overload_status_is_configurable_but_no_replica_is_503() -> None:
+    assert refused(refusal(), 529).status == 529
+    gone = refused(refusal("no_replica", 5.0), 529)
+    assert (gone.status, gone.headers) == (503, {"x-slo-reason": "no_replica"})
+
+
+@given(st.floats(allow_nan=True, allow_infinity=True))
+def test_retry_after_is_whole_seconds_from_1_to_30(seconds: float) -> None:
+    told = retry_after_s(seconds)
+    if math.isnan(seconds) or seconds < 1:
+        assert told is None
+    else:
+        assert told is not None
+        assert 1 <= told <= 30
+        assert told == 30 or seconds <= told < seconds + 1

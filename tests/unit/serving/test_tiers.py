@@ -1,0 +1,98 @@
+"""The tier table: every contradiction is named, and what the controller and the resolution get of it."""
+
+import math
+from typing import Any
+
+import pytest
+
+from serving.slo import resolve
+from serving.strict import ConfigError
+from serving.tiers import TierTableConfig
+
+INTERACTIVE = {"name": "interactive", "ttft_ms": 500, "tpot_ms": 50, "replicas": 1, "max_wait_ms": 4000}
+REPORT = {"name": "report", "e2e_ms": 60000, "unattainable": "refuse", "output_tokens": 900}
+BATCH = {"name": "batch", "best_effort": True}
+
+
+def table(**changes: Any) -> TierTableConfig:
+    settings = {"version": 3, "default_tier": "report", "tiers": [BATCH, REPORT, INTERACTIVE]}
+    return TierTableConfig.read(settings | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"version": 0}, "version: input should be greater than 0"),
+        ({"version": "3"}, "version: input should be a valid integer"),
+        ({"default_tier": "reprt"}, "default_tier: no tier 'reprt'; did you mean 'report'?"),
+        ({"tier": []}, "tier: unknown key; did you mean 'tiers'?"),
+        ({"tiers": []}, "tiers: exactly one must be best_effort, for what no other can hold; found none"),
+        ({"tiers": [INTERACTIVE, REPORT]}, "tiers: exactly one must be best_effort"),
+        ({"tiers": [REPORT, BATCH, {**BATCH, "name": "flex"}]}, "tiers: exactly one must be best_effort"),
+        ({"tiers": [BATCH]}, "tiers: besides the best-effort tier"),
+        ({"tiers": [BATCH, REPORT, REPORT]}, "tiers.2.name: 'report' is used twice"),
+        ({"tiers": [BATCH, {"name": "a", "tpot": 1}]}, "tiers.1.tpot: unknown key; did you mean 'tpot_ms'?"),
+        ({"tiers": [BATCH, {"name": "a", "tpot_ms": -1}]}, "tiers.1.tpot_ms: input should be greater than 0"),
+        ({"tiers": [BATCH, {"name": "a", "tpot_ms": math.inf}]}, "tiers.1.tpot_ms: input should be a finite number"),
+        ({"tiers": [BATCH, {"name": "a"}]}, "tiers.1.best_effort: set it, or state"),
+        ({"tiers": [BATCH, {"name": "A b", "tpot_ms": 1}]}, "tiers.1.name: must be lower-case letters"),
+        ({"tiers": [{**BATCH, "tpot_ms": 1}, REPORT]}, "tiers.0.tpot_ms: a best-effort tier promises nothing"),
+        ({"tiers": [BATCH, {"name": "a", "ttft_ms": 9, "e2e_ms": 8}]}, "tiers.1.ttft_ms: must not exceed e2e_ms (8)"),
+        ({"tiers": [BATCH, {**REPORT, "unattainable": "drop"}]}, "tiers.1.unattainable: input should be"),
+        ({"aliases": {"gold": "interactve"}}, "aliases.gold: no tier 'interactve'; did you mean 'interactive'?"),
+        ({"aliases": {"batch": "report"}}, "aliases.batch: is the name of a tier"),
+    ],
+)
+def test_mistake_names_the_field(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        table(**changes)
+    assert str(error.value).startswith(told)
+
+
+def test_table_for_the_controller_is_ordered_and_in_seconds() -> None:
+    tiers = table().to_table()
+    assert tiers.version == 3
+    assert [tier.name for tier in tiers.tiers] == ["interactive", "report", "batch"]
+    tight, report, batch = tiers.tiers
+    assert (tight.ttft_s, tight.tpot_s, tight.e2e_s, tight.replicas) == (0.5, 0.05, math.inf, 1)
+    assert (report.e2e_s, report.unattainable, report.output_tokens) == (60.0, "refuse", 900)
+    assert batch.best_effort
+    assert tight.unattainable == batch.unattainable == ""
+
+
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [
+        ("auto", "report"),
+        ("default", "report"),
+        ("standard_only", "report"),
+        ("flex", "batch"),
+        ("priority", "interactive"),
+        ("fast", "interactive"),
+        ("scale", "interactive"),
+    ],
+)
+def test_words_of_other_services_name_tiers(word: str, name: str) -> None:
+    assert resolve({}, {"service_tier": word}, table().to_index()).tier == name
+
+
+def test_table_may_give_words_another_meaning() -> None:
+    index = table(aliases={"priority": "report", "gold": "interactive", "auto": "batch"}).to_index()
+    asked = {word: resolve({}, {"service_tier": word}, index).tier for word in ("priority", "gold", "auto", "flex")}
+    assert asked == {"priority": "report", "gold": "interactive", "auto": "batch", "flex": "batch"}
+
+
+def test_tier_of_the_same_name_as_a_word_counts() -> None:
+    index = table(tiers=[BATCH, REPORT, INTERACTIVE, {"name": "default", "tpot_ms": 200}]).to_index()
+    assert resolve({}, {"service_tier": "default"}, index).tier == "default"
+    assert resolve({}, {}, index).tier == "report"
+
+
+def test_tier_gives_its_waiting_time() -> None:
+    assert resolve({}, {"service_tier": "interactive"}, table().to_index()).max_wait_s == 4.0
+
+
+def test_dedicated_replicas_must_exist() -> None:
+    table().check_fits(1)
+    with pytest.raises(ConfigError, match="tiers: 1 replicas are dedicated, but the fleet has 0"):
+        table().check_fits(0)
