@@ -7,10 +7,11 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 TIMEOUT_S = 10.0
-MIN_WIDTH = 124  # characters that the widest table needs
+MIN_WIDTH = 108  # characters that the widest table needs
 
 
 def fetch(url: str) -> dict[str, Any]:
@@ -66,16 +67,16 @@ def _controller_line(status: dict[str, Any]) -> str:
 
 def _tier_table(status: dict[str, Any]) -> Table:
     table = _table("Tiers: objectives, who serves them, outcomes so far (and of the last minute)", "tier")
-    bounds = ("TTFT ms", "TPOT ms", "E2E ms")
-    counts = ("requests", "attained %", "refused", "best effort", "errors")
-    _right(table, *bounds, "replicas", *counts, "recent %", "TTFT P50/P95", "TPOT P50/P95")
+    bounds = ("TTFT\nms", "TPOT\nms", "E2E\nms")
+    counts = ("requests", "attained\n%", "refused", "best\neffort", "errors")
+    _right(table, *bounds, "replicas", *counts, "recent\n%", "TTFT ms\nP50/P95", "TPOT ms\nP50/P95")
     attainment = status.get("attainment") or {}
     for tier in status.get("tiers", []):
         told = attainment.get(tier["name"], {})
         window = told.get("window", {})
         replicas = sum(replica.get("tier") == tier["name"] for replica in status.get("replicas", []))
         table.add_row(
-            tier["name"],
+            escape(str(tier["name"])),
             *(_ms(tier.get(key)) for key in ("ttft_s", "tpot_s", "e2e_s")),
             str(replicas) if replicas else "shared",
             _figure(told.get("requests", 0)),
@@ -89,12 +90,14 @@ def _tier_table(status: dict[str, Any]) -> Table:
 
 def _replica_table(status: dict[str, Any]) -> Table:
     table = _table("Replicas: state and load", "replica")
-    _right(table, "tier", "state", "requests", "best effort", "backlog tokens", "KV used %", "report age s", "profile")
+    _right(
+        table, "tier", "state", "requests", "best\neffort", "backlog\ntokens", "KV used\n%", "report\nage s", "profile"
+    )
     for replica in status.get("replicas", []):
         state = "draining" if replica.get("draining") else "live" if replica.get("live") else "silent"
         capacity = replica.get("kv_capacity_tokens") or 0
         table.add_row(
-            replica["replica"],
+            escape(str(replica["replica"])),
             _figure(replica.get("tier")),
             state,
             *(_figure(replica.get(key)) for key in ("requests", "best_effort", "backlog_tokens")),
@@ -130,4 +133,4 @@ def _percent(share: float | None) -> str:
 def _figure(value: Any) -> str:
     if value is None:
         return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else escape(str(value))

@@ -11,6 +11,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Console, Group
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -96,7 +97,7 @@ def _outcome_table(points: Sequence[Point]) -> Table:
         counts = (str(point[k]) for k in ("refused", "downgraded", "error", "unfinished"))
         attained = str(point["attained"]) if point["with_slo"] else "-"
         goodput = f"{point['goodput_per_s']:.2f}"
-        table.add_row(point["label"], str(point["requests"]), attained, *shares, *counts, goodput)
+        table.add_row(escape(point["label"]), str(point["requests"]), attained, *shares, *counts, goodput)
     return table
 
 
@@ -108,7 +109,7 @@ def _latency_table(points: Sequence[Point]) -> Table:
     table.add_column("tokens/s", justify="right")
     for point in _ordered(points):
         cells = [_figure(point[side][q]) for side in ("ttft_ms", "tpot_ms") for q in ("p50", "p95", "p99")]
-        table.add_row(point["label"], *cells, f"{point['tokens_per_s']:.1f}")
+        table.add_row(escape(point["label"]), *cells, f"{point['tokens_per_s']:.1f}")
     return table
 
 
@@ -127,7 +128,7 @@ def _prediction_table(points: Sequence[Point]) -> Table | Text:
         cells = [
             c for e in (ttft, tpot) for c in (_figure(e["mape_pct"]), _figure(e["bias_ms"]), _figure(e["abs_p95_ms"]))
         ]
-        table.add_row(point["label"], str(ttft["count"]), *cells)
+        table.add_row(escape(point["label"]), str(ttft["count"]), *cells)
     return table
 
 

@@ -1,0 +1,116 @@
+"""The arithmetic of the report on hand-made records."""
+
+import math
+from array import array
+from dataclasses import replace
+
+import pytest
+
+from serving.replay_client import Record, Status
+from serving.replay_stream import SloEcho
+from serving.replay_summary import headline, summarize
+from serving.workload_mix import SloClass
+
+CHAT = SloClass("chat", ttft_ms=500.0, tpot_ms=100.0)
+BULK = SloClass("bulk", best_effort=True)
+ECHO = SloEcho(
+    admitted=True, replica="r0", predicted_ttft_ms=110.0, predicted_tpot_ms=40.0, ttft_ms=100.0, tpot_ms=50.0
+)
+
+
+def finished(
+    first_s: float = 0.1, gap_s: float = 0.05, tokens: int = 11, due_s: float = 0.0, lag_s: float = 0.0
+) -> Record:
+    times_s = array("d", (due_s + first_s + gap_s * i for i in range(tokens)))
+    return Record(
+        request=0,
+        due_s=due_s,
+        sent_s=due_s + lag_s,
+        status=Status.FINISHED,
+        http_status=200,
+        end_s=times_s[-1],
+        chunk_s=times_s,
+        chunk_tokens=array("l", [1] * tokens),
+        slo=ECHO,
+    )
+
+
+def failed(status: Status, **changes: float | str) -> Record:
+    return replace(Record(0, 0.0, 0.0, status, end_s=1.0), **changes)
+
+
+def test_refused_downgraded_failed_and_unfinished_are_misses() -> None:
+    downgraded = replace(finished(), slo=SloEcho(admitted=False, reason="ttft_unattainable"))
+    cut_short = replace(finished(), status=Status.UNFINISHED, end_s=math.nan)
+    records = [finished(), finished(first_s=0.6), downgraded, cut_short]
+    records += [failed(Status.REFUSED, retry_after_s=3.0, detail="kv"), failed(Status.ERROR, detail="HTTP 500: x")]
+    whole, chat = summarize(records, [CHAT] * 6, elapsed_s=10.0)
+    assert {k: v for k, v in whole.items() if k != "label"} == {k: v for k, v in chat.items() if k != "label"}
+    assert (whole["requests"], whole["with_slo"], whole["attained"]) == (6, 6, 1)
+    assert whole["attainment"] == pytest.approx(1 / 6)
+    assert (whole["refused"], whole["error"], whole["unfinished"], whole["finished"]) == (1, 1, 1, 3)
+    assert (whole["downgraded"], whole["downgraded_on_time"]) == (1, 1)
+    assert whole["goodput_per_s"] == pytest.approx(0.1)
+    assert whole["tokens_per_s"] == pytest.approx(4 * 11 / 10.0)
+    assert whole["retry_after_s"] == {"count": 1, "min": 3.0, "mean": 3.0, "max": 3.0}
+    assert whole["reasons"] == {"ttft_unattainable": 1, "kv": 1, "HTTP 500: x": 1}
+
+
+def test_best_effort_requests_are_counted_but_not_judged() -> None:
+    records = [finished(), finished(first_s=9.0), replace(finished(), slo=SloEcho(admitted=False))]
+    whole, chat, bulk = summarize(records, [CHAT, BULK, BULK], elapsed_s=10.0)
+    assert (whole["attainment"], whole["with_slo"], whole["requests"]) == (1.0, 1, 3)
+    assert (chat["attainment"], bulk["attainment"], bulk["downgraded"]) == (1.0, None, 0)
+
+
+def test_lateness_of_the_client_counts_but_is_told_apart() -> None:
+    (whole, _) = summarize([finished(first_s=0.6, due_s=2.0, lag_s=0.2)], [CHAT], elapsed_s=5.0)
+    assert (whole["attainment"], whole["attainment_from_send"]) == (0.0, 1.0)
+    assert whole["send_lag_ms"]["p50"] == pytest.approx(200.0)
+    assert whole["ttft_ms"]["p50"] == pytest.approx(600.0)
+
+
+def test_tolerant_and_mean_variants_stand_beside_the_strict_one() -> None:
+    late_once = finished(gap_s=0.1, first_s=0.5, tokens=200)
+    late_once.chunk_s[100] += 0.05
+    slow_but_early = finished(gap_s=0.11, tokens=20)
+    whole, _ = summarize([late_once, slow_but_early], [CHAT, CHAT], elapsed_s=5.0)
+    assert (whole["attainment"], whole["attainment_tolerant"], whole["attainment_mean_tpot"]) == (0.5, 1.0, 0.5)
+
+
+def test_chunks_of_several_tokens_share_their_time() -> None:
+    record = replace(finished(tokens=3), chunk_tokens=array("l", [1, 1, 4]))
+    whole, _ = summarize([record], [CHAT], elapsed_s=1.0)
+    assert whole["output_tokens"] == 6
+    assert whole["tpot_ms"]["p50"] == pytest.approx(2 * 50.0 / 5)
+
+
+def test_prediction_errors_are_the_servers_own_figures() -> None:
+    refused_and_unpredicted = [failed(Status.REFUSED), replace(finished(), slo=SloEcho(admitted=True))]
+    whole, _ = summarize([finished(), *refused_and_unpredicted], [CHAT] * 3, elapsed_s=1.0)
+    ttft, tpot = whole["prediction"]["ttft"], whole["prediction"]["tpot"]
+    assert (ttft["count"], ttft["mape_pct"], ttft["bias_ms"]) == (1, pytest.approx(10.0), pytest.approx(10.0))
+    assert (tpot["count"], tpot["mape_pct"], tpot["bias_ms"]) == (1, pytest.approx(20.0), pytest.approx(-10.0))
+    assert whole["replicas"] == {"r0": 1}
+
+
+def test_headline_tells_the_worst_class_and_leaves_out_what_is_unknown() -> None:
+    tight = SloClass("tight", ttft_ms=1.0)
+    points = summarize([finished(), finished(), finished()], [CHAT, tight, BULK], elapsed_s=1.0)
+    figures = headline(points)
+    assert (figures["attainment_chat"], figures["attainment_tight"], figures["attainment_worst_class"]) == (
+        1.0,
+        0.0,
+        0.0,
+    )
+    assert "attainment_bulk" not in figures
+    assert all(isinstance(value, int | float) for value in figures.values())
+    unjudged = headline(summarize([failed(Status.ERROR)], [BULK], elapsed_s=0.0))
+    assert "attainment" not in unjudged
+    assert "ttft_ms_p50" not in unjudged
+    assert unjudged["goodput_per_s"] == 0.0
+
+
+def test_no_records_at_all_is_an_empty_point() -> None:
+    (whole,) = summarize([], [], elapsed_s=0.0)
+    assert (whole["requests"], whole["attainment"], whole["ttft_ms"]["p50"]) == (0, None, None)
