@@ -58,11 +58,9 @@ class ModelConfig(Section):
             "chat-template": self.chat_template,
         }
         named |= {key.removeprefix("--").replace("_", "-"): value for key, value in self.server_args.items()}
-        flags = [f"--{key}" for key, value in named.items() if value is True]
-        pairs = [
-            (f"--{key}", str(value)) for key, value in named.items() if value is not True and value not in ("", False)
-        ]
-        return [location, *flags, *(word for pair in pairs for word in pair)]
+        given = {f"--{key}": value for key, value in named.items() if value is not False and value != ""}
+        words = [[key] if value is True else [key, str(value)] for key, value in given.items()]
+        return [location, *(word for each in words for word in each)]
 
 
 class SpeculationConfig(Section):

@@ -138,6 +138,7 @@ def test_serve_arguments() -> None:
                 "chat_template_content_format": "string",
                 "--return-tokens-as-token-ids": True,
                 "off": False,
+                "max_logprobs": 0,
             },
         }
     )
@@ -148,7 +149,8 @@ def test_serve_arguments() -> None:
     assert pairs["--max-model-len"] == "2048"
     assert pairs["--tool-call-parser"] == "hermes"
     assert pairs["--chat-template-content-format"] == "string"
-    assert {"--enable-auto-tool-choice", "--return-tokens-as-ids"} <= set(arguments)
+    assert pairs["--max-logprobs"] == "0"
+    assert {"--enable-auto-tool-choice", "--return-tokens-as-token-ids"} <= set(arguments)
     assert not {"--off", "--reasoning-parser", "--chat-template", ""} & set(arguments)
 
 
