@@ -1,0 +1,124 @@
+"""Which ingress hears about which request: one open stream per ingress, all deltas of an iteration in one message.
+
+Plain asyncio: no ray here. Clock readings are the caller's.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+
+from controller.wire import Delta, Outputs, Submission
+
+
+class Channel:
+    """The stream to one ingress. Deltas that its reader did not take yet are merged into the next message."""
+
+    def __init__(self) -> None:
+        self.pending: list[Delta] = []
+        self.ready = asyncio.Event()
+        self.is_over = False
+        self.was_alive = False  # whether its ingress was ever seen among the living
+        self.closed_s: float | None = None  # when the reader went away; None while it reads
+
+
+class Channels:
+    """All streams of a replica and the request routes through them."""
+
+    def __init__(self, heartbeat_s: float) -> None:
+        self._heartbeat_s = heartbeat_s
+        self._channels: dict[str, Channel] = {}
+        self._routes: dict[str, str] = {}  # live request -> ingress
+        self._emitted: dict[str, int] = {}  # live request -> output tokens so far
+        self._finished: list[tuple[str, int]] = []
+        self._failure: BaseException | None = None
+        self.steps = 0
+        self.busy = False
+
+    def add(self, ingress_id: str, batch: Iterable[Submission], now_s: float) -> None:
+        """Remember to whom the deltas of these requests go. The channel may be opened later."""
+        if ingress_id not in self._channels:
+            channel = self._channels[ingress_id] = Channel()
+            channel.closed_s = now_s
+        for submission in batch:
+            self._routes[submission.request_id] = ingress_id
+            self._emitted[submission.request_id] = submission.emitted_tokens
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """Drop requests that were aborted."""
+        for request_id in request_ids:
+            if self._routes.pop(request_id, None) is not None:
+                self._finished.append((request_id, self._emitted.pop(request_id)))
+
+    def deliver(self, deltas: Sequence[Delta]) -> None:
+        """Queue the deltas of one iteration for their readers; those of unknown requests are dropped."""
+        for delta in deltas:
+            ingress_id = self._routes.get(delta.request_id)
+            if ingress_id is None:
+                continue
+            channel = self._channels[ingress_id]
+            channel.pending.append(delta)
+            channel.ready.set()
+            self._emitted[delta.request_id] += len(delta.token_ids)
+            if delta.finish:
+                self.forget([delta.request_id])
+
+    def fail(self, error: BaseException) -> None:
+        """End every stream with ``error``, now and in future."""
+        self._failure = error
+        for channel in self._channels.values():
+            channel.ready.set()
+
+    async def stream(self, ingress_id: str, clock_s: Callable[[], float]) -> AsyncIterator[Outputs]:
+        """Messages for one ingress until it goes away or opens a newer stream. The newer one takes over what waits."""
+        channel = Channel()
+        if older := self._channels.get(ingress_id):
+            channel.pending, older.pending = older.pending, []
+            older.is_over = True
+            older.ready.set()
+        self._channels[ingress_id] = channel
+        try:
+            while not channel.is_over:
+                if not channel.pending:
+                    await self._wait(channel)
+                if self._failure is not None:
+                    raise self._failure
+                if not channel.is_over:
+                    deltas, channel.pending = tuple(channel.pending), []
+                    channel.ready.clear()
+                    yield Outputs(self.steps, self.busy, deltas)
+        finally:
+            channel.closed_s = channel.closed_s or clock_s()
+
+    async def _wait(self, channel: Channel) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(channel.ready.wait(), self._heartbeat_s)
+
+    def note_living(self, living: set[str], now_s: float) -> None:
+        """Close the streams of ingresses that were alive before and are not any more.
+
+        Needed because Ray keeps a stream's producer running when its consumer dies.
+        """
+        for ingress_id, channel in self._channels.items():
+            if ingress_id in living:
+                channel.was_alive = True
+            elif channel.was_alive and channel.closed_s is None:
+                channel.closed_s = now_s
+                channel.is_over = True
+                channel.ready.set()
+
+    def orphans(self, now_s: float, grace_s: float) -> list[str]:
+        """Requests whose ingress has had no open stream for ``grace_s``."""
+        gone = {
+            ingress_id
+            for ingress_id, channel in self._channels.items()
+            if channel.closed_s is not None and now_s - channel.closed_s > grace_s
+        }
+        orphans = [request_id for request_id, ingress_id in self._routes.items() if ingress_id in gone]
+        for ingress_id in gone.difference(self._routes.values()):
+            del self._channels[ingress_id]
+        return orphans
+
+    def take_finished(self) -> tuple[tuple[str, int], ...]:
+        """Requests that ended since the last call, with their output tokens."""
+        finished, self._finished = tuple(self._finished), []
+        return finished

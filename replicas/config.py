@@ -1,0 +1,71 @@
+"""The settings of one replica: flat, frozen, strict. Read once at the door; nobody writes into it."""
+
+from typing import Any
+
+import msgspec
+
+EMBEDDED_MODEL = "embedded"
+ENGINES = ("vllm", "simulated")
+
+
+class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything a replica needs to know; unknown keys and impossible values raise."""
+
+    # engine
+    engine: str = "vllm"  # vllm | simulated
+    model: str = EMBEDDED_MODEL  # "embedded", a folder, or a Hugging Face id
+    dtype: str = "auto"  # auto: float32 for the embedded model, vLLM's choice otherwise
+    load_format: str = "auto"
+    max_model_len: int = 4096
+    max_num_seqs: int = 64  # requests that may run at a time
+    max_num_batched_tokens: int = 2048  # tokens of one iteration at most
+    kv_cache_gib: float = 0.25  # vllm on a CPU; on a GPU 0 leaves it to vLLM's memory fraction
+    block_size: int = 32  # KV tokens per block; vLLM on a CPU wants multiples of 32
+    prefix_caching: bool = True
+    cores_per_replica: int = (
+        1  # vllm on a CPU: threads of the engine, on cores that no other replica has if any is left
+    )
+    cores: tuple[int, ...] = ()  # bind to exactly these instead
+    enforce_eager: bool = True
+    speculation_tokens: int = 0  # draft tokens of vLLM's n-gram proposer; 0: no speculation
+    speculation_ngram_min: int = 2
+    speculation_ngram_max: int = 4
+    vllm_args: dict[str, Any] = {}  # any other argument of vLLM's AsyncEngineArgs, passed on as it is
+
+    # order inside the engine
+    policy: str = "slo"  # slo | vllm | sarathi | edf | sjf
+    policy_options: dict[str, float] = {}
+    profile: str = ""  # name of an iteration-time profile; the simulated engine runs at its speed
+
+    # simulated engine only
+    kv_capacity_tokens: int = 0  # 0: what the profile says
+    speed: float = 1.0  # 2.0 runs twice as fast as the profile
+
+    # links
+    controller_name: str = ""  # named actor that receives reports; empty: none are sent
+    controller_namespace: str = ""
+    report_interval_s: float = 0.15
+    heartbeat_s: float = 0.5
+    grace_s: float = 5.0  # requests of an ingress whose channel is gone this long are aborted
+    log_level: str = "ERROR"  # of vLLM's own logs
+    hang_s: float = 20.0  # busy without an engine iteration this long: unhealthy
+
+    def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            raise ValueError(f"engine: {self.engine!r} is not one of {', '.join(ENGINES)}")
+        positive = "cores_per_replica max_model_len max_num_seqs max_num_batched_tokens block_size speed report_interval_s heartbeat_s hang_s"
+        for name in positive.split():
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}: must be above 0, got {getattr(self, name)}")
+        for name in "kv_cache_gib kv_capacity_tokens speculation_tokens grace_s".split():
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name}: must not be negative, got {getattr(self, name)}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError("max_num_batched_tokens: must be at least max_num_seqs")
+        if self.engine == "simulated" and not self.profile:
+            raise ValueError("profile: the simulated engine needs the name of a profile")
+
+
+def replica_config(settings: dict[str, Any]) -> ReplicaConfig:
+    """The config from plain settings; raises ``ValueError`` or ``msgspec.ValidationError`` naming the key."""
+    return msgspec.convert(settings, ReplicaConfig)

@@ -1,0 +1,195 @@
+"""The Serve deployment around one engine: channels out, submissions in, reports to the controller.
+
+The only replica file, beside the router and the reporter, that knows Ray.
+"""
+
+import asyncio
+import os
+import time
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+from ray import serve
+
+from controller.wire import Delta, Report, Submission
+from replicas.channels import Channels
+from replicas.config import ReplicaConfig, replica_config
+from replicas.engine import Engine, EngineFailure
+from replicas.reporter import Reporter, cancel, living_replicas
+
+MAX_WAIT = "max_wait"  # stop_reason of a request that was not started in time and is given up
+USER_CONFIG_KEYS = ("policy", "policy_options", "draining")
+
+_submissions = msgspec.msgpack.Decoder(list[Submission])
+_outputs = msgspec.msgpack.Encoder()
+
+
+def make_engine(config: ReplicaConfig) -> Engine:
+    """The engine of the configured kind; the heavy import happens here."""
+    if config.engine == "simulated":
+        from replicas.simulated import SimulatedEngine
+
+        return SimulatedEngine(config)
+    from replicas.vllm_engine import VllmEngine
+
+    return VllmEngine(config)
+
+
+class Replica:
+    """One engine as ingress and controller see it. Make it a deployment with ``replica_deployment``."""
+
+    async def __init__(self, settings: dict[str, Any]) -> None:
+        self._config = replica_config(settings)
+        self._id = serve.get_replica_context().replica_id.unique_id
+        self._birth = uuid.uuid4().hex[:12]
+        self._sequence = 0
+        self._draining = False
+        self._unsent: list[tuple[str, int]] = []
+        self._channels = Channels(self._config.heartbeat_s)
+        self._reporter = Reporter(
+            self._config.controller_name, self._config.controller_namespace, self._config.report_interval_s
+        )
+        self._engine = make_engine(self._config)
+        await self._engine.start()
+        self._tasks = [
+            asyncio.create_task(work) for work in (self._pump(), self._sweep(), self._watch(), self._report())
+        ]
+
+    async def _pump(self) -> None:
+        """Engine to channels, one iteration at a time."""
+        try:
+            while True:
+                deltas = await self._engine.next_outputs()
+                self._note_state()
+                self._channels.deliver(deltas)
+        except EngineFailure as failure:
+            self._channels.fail(failure)
+
+    def _note_state(self) -> None:
+        state = self._engine.state()
+        self._channels.steps, self._channels.busy = state.steps, state.busy
+
+    async def _sweep(self) -> None:
+        """Give up requests that nobody listens to and those that waited too long."""
+        while True:
+            await asyncio.sleep(self._config.report_interval_s)
+            self._note_state()
+            await self.abort(self._channels.orphans(time.monotonic(), self._config.grace_s))
+            expired = self._expired()
+            if expired:
+                await self._engine.abort(expired)
+                self._channels.deliver([Delta(request_id, (), "abort", MAX_WAIT) for request_id in expired])
+
+    async def _watch(self) -> None:
+        """Notice ingresses that died without closing their channel."""
+        while True:
+            await asyncio.sleep(max(1.0, self._config.grace_s / 2))
+            living = await asyncio.to_thread(living_replicas)
+            self._channels.note_living(living, time.monotonic())
+
+    def _expired(self) -> list[str]:
+        """Requests that no work was done on within their ``max_wait_s``."""
+        return [
+            at.request_id
+            for at in self._engine.state().requests
+            if at.age_s > at.slo.max_wait_s and not (at.running or at.computed_tokens or at.emitted_tokens)
+        ]
+
+    async def _report(self) -> None:
+        await self._reporter.run(self._build_report, self._note_sent)
+
+    def _build_report(self) -> Report:
+        state = self._engine.state()
+        self._sequence += 1
+        self._unsent.extend(self._channels.take_finished())
+        return Report(
+            replica=self._id,
+            birth=self._birth,
+            sequence=self._sequence,
+            profile=self._config.profile,
+            kv_capacity_tokens=state.kv_capacity_tokens,
+            kv_used_tokens=state.kv_used_tokens,
+            max_running=state.max_running,
+            max_batch_tokens=state.max_batch_tokens,
+            iteration_age_s=state.iteration_age_s,
+            requests=state.requests,
+            finished=tuple(self._unsent),
+            steps=self._engine.take_steps(),
+            draining=self._draining,
+            pid=os.getpid(),
+        )
+
+    def _note_sent(self, report: Report) -> None:
+        del self._unsent[: len(report.finished)]
+
+    async def channel(self, ingress_id: str) -> AsyncIterator[bytes]:
+        """All deltas for this ingress as msgpack ``Outputs``; ends with ``EngineFailure`` when the engine dies."""
+        async for outputs in self._channels.stream(ingress_id, time.monotonic):
+            yield _outputs.encode(outputs)
+
+    async def submit(self, ingress_id: str, batch: bytes) -> None:
+        """Take a msgpack ``list[Submission]``; raises ``EngineFailure`` when the engine cannot serve."""
+        self._engine.check()
+        submissions = _submissions.decode(batch)
+        self._channels.add(ingress_id, submissions, time.monotonic())
+        await self._engine.submit(submissions)
+
+    async def abort(self, request_ids: list[str]) -> None:
+        """End requests; unknown ones are ignored."""
+        self._channels.forget(request_ids)
+        await self._engine.abort(request_ids)
+
+    async def info(self) -> dict[str, Any]:
+        """Who this is."""
+        return {
+            "replica": self._id,
+            "birth": self._birth,
+            "pid": os.getpid(),
+            "engine_pids": list(self._engine.pids),
+            "config": msgspec.to_builtins(self._config),
+        }
+
+    async def drain(self, draining: bool = True) -> None:
+        """Tell the controller to send nothing new; what runs here finishes."""
+        self._draining = draining
+
+    async def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Apply Serve's ``user_config`` in place: ``policy``, ``policy_options``, ``draining``."""
+        for key in user_config:
+            if key not in USER_CONFIG_KEYS:
+                raise ValueError(f"user_config: unknown key {key!r}, known: {', '.join(USER_CONFIG_KEYS)}")
+        self._draining = bool(user_config.get("draining", self._draining))
+        if "policy" in user_config or "policy_options" in user_config:
+            policy = user_config.get("policy", self._config.policy)
+            await self._engine.configure(policy, user_config.get("policy_options", self._config.policy_options))
+
+    async def check_health(self) -> None:
+        """Serve's question: raises when the engine is dead or hung, or when a task of this replica ended."""
+        self._engine.check()
+        for task in self._tasks:
+            if task.done():
+                raise RuntimeError(f"replica task ended: {task}")
+
+    async def __del__(self) -> None:
+        """Serve's farewell."""
+        if hasattr(self, "_engine"):
+            await cancel(getattr(self, "_tasks", []))
+            await self._engine.stop()
+
+
+def replica_deployment(settings: dict[str, Any], **options: Any) -> Any:
+    """A bound Serve application node of ``Replica``; ``options`` go to ``serve.deployment``."""
+    from ray.serve.config import RequestRouterConfig
+
+    defaults: dict[str, Any] = dict(
+        name="Replica",
+        max_ongoing_requests=10_000,
+        request_router_config=RequestRouterConfig(request_router_class="replicas.pinned_router:PinnedRouter"),
+        health_check_period_s=2,
+        health_check_timeout_s=10,
+        graceful_shutdown_timeout_s=5,
+        graceful_shutdown_wait_loop_s=0.2,
+    )
+    return serve.deployment(Replica, **(defaults | options)).bind(settings)

@@ -1,0 +1,106 @@
+"""What every engine kind offers, and the book each keeps of its requests. No ray or vllm here."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from controller.wire import Delta, Progress, Step, Submission, request_uid
+
+
+class EngineFailure(RuntimeError):
+    """The engine is dead or hung: its requests must continue elsewhere."""
+
+
+class EngineState(msgspec.Struct, frozen=True):
+    """An engine at one moment, as reports carry it."""
+
+    steps: int  # iterations finished since birth
+    busy: bool
+    iteration_age_s: float  # how long the iteration in flight has been running; 0 when idle
+    kv_capacity_tokens: int
+    kv_used_tokens: int
+    max_running: int
+    max_batch_tokens: int
+    requests: tuple[Progress, ...]
+
+
+class Engine(Protocol):
+    """One engine behind one surface, whatever its kind. All calls come from one event loop."""
+
+    pids: tuple[int, ...]  # processes of the engine outside this one
+
+    async def start(self) -> None:
+        """Bring the engine up; returns when it can serve."""
+
+    async def submit(self, batch: Sequence[Submission]) -> None:
+        """Take requests. One that cannot be served ends with a delta whose ``finish`` is ``error``."""
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """End requests without further deltas; unknown ids are ignored."""
+
+    async def next_outputs(self) -> list[Delta]:
+        """Wait for the next engine iteration and return what it emitted; raises ``EngineFailure``."""
+
+    def state(self) -> EngineState:
+        """The engine now."""
+
+    def take_steps(self) -> tuple[Step, ...]:
+        """Iterations since the last call, oldest first."""
+
+    async def configure(self, policy: str, options: dict[str, float]) -> None:
+        """Change policy and its options while running; an unknown policy raises ``ValueError``."""
+
+    def check(self) -> None:
+        """Raise ``EngineFailure`` when dead or hung."""
+
+    async def stop(self) -> None:
+        """End the engine and every process of it."""
+
+
+class Entry:
+    """One live request: what was asked and how far it is. Clock readings are the caller's."""
+
+    __slots__ = ("arrival_s", "computed_tokens", "emitted_tokens", "output_tokens", "running", "slo", "submission")
+
+    def __init__(self, submission: Submission, now_s: float) -> None:
+        self.submission = submission
+        self.slo = submission.slo
+        self.arrival_s = now_s - submission.age_s
+        self.computed_tokens = 0
+        self.emitted_tokens = submission.emitted_tokens
+        self.output_tokens = max(submission.output_tokens, submission.emitted_tokens + 1)
+        self.running = False
+
+    @property
+    def has_started(self) -> bool:
+        """Whether any work was done on it, here or elsewhere."""
+        return self.running or self.computed_tokens > 0 or self.emitted_tokens > 0
+
+    def to_progress(self, now_s: float) -> Progress:
+        """The request as a report tells it."""
+        asked = self.submission
+        return Progress(
+            request_id=asked.request_id,
+            slo=self.slo,
+            age_s=now_s - self.arrival_s,
+            prompt_tokens=asked.prompt_tokens,
+            computed_tokens=self.computed_tokens,
+            emitted_tokens=self.emitted_tokens,
+            output_tokens=max(self.output_tokens, self.emitted_tokens + 1),
+            output_cap_tokens=asked.max_tokens,
+            running=self.running,
+        )
+
+
+def fill_row(row: np.void, entry: Entry) -> None:
+    """Write a newly arrived request into its row of the planning table."""
+    asked, slo = entry.submission, entry.slo
+    row["id"] = request_uid(asked.request_id)
+    row["arrival_s"] = entry.arrival_s
+    row["ttft_s"], row["tpot_s"] = slo.ttft_s, slo.tpot_s
+    row["deadline_s"] = entry.arrival_s + slo.e2e_s
+    row["prompt_tokens"], row["emitted_tokens"] = asked.prompt_tokens, asked.emitted_tokens
+    row["output_tokens"], row["output_cap_tokens"] = min(entry.output_tokens, asked.max_tokens), asked.max_tokens
+    row["tier"], row["best_effort"], row["value"] = -1, slo.best_effort, 1.0

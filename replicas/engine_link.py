@@ -1,0 +1,88 @@
+"""The one-way link on which an engine process pushes its iterations to its replica: unix datagrams, never blocking.
+
+Pushed rather than polled, because a call into the engine waits for the iteration in flight.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+
+import msgspec
+
+from controller.wire import Step
+
+RECEIVE_BYTES = 1 << 20
+MAX_PENDING_STEPS = 4096  # kept while the replica does not read; older ones are dropped
+
+
+class RequestTick(msgspec.Struct, frozen=True, array_like=True):
+    """Where one request is inside the engine."""
+
+    request_id: str
+    computed_tokens: int
+    running: bool
+    demoted: bool  # serves as best effort now, because its objective can no longer be met
+
+
+class Tick(msgspec.Struct, frozen=True, array_like=True):
+    """What the engine pushes after an iteration. ``requests`` comes only now and then; ``None``: as before."""
+
+    steps: int  # iterations since birth
+    kv_used_tokens: int
+    recent: tuple[Step, ...]  # iterations since the last tick
+    requests: tuple[RequestTick, ...] | None = None
+
+
+class TickSender:
+    """The engine's end. A tick that finds the queue full is merged into the next one."""
+
+    def __init__(self, path: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, RECEIVE_BYTES)
+        self._socket.connect(path)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._pending: list[Step] = []
+
+    def send(self, steps: int, kv_used_tokens: int, step: Step | None, requests: list[RequestTick] | None) -> bool:
+        """Push one tick; false when it was kept back. ``requests`` is not kept back: the next ones are fresher."""
+        if step is not None:
+            self._pending.append(step)
+        tick = Tick(steps, kv_used_tokens, tuple(self._pending), None if requests is None else tuple(requests))
+        try:
+            self._socket.send(self._encoder.encode(tick))
+        except OSError:  # queue full, message too long after a long silence, or the replica is gone
+            del self._pending[: -MAX_PENDING_STEPS // 2]
+            return False
+        self._pending.clear()
+        return True
+
+
+class TickReceiver:
+    """The replica's end: calls ``on_tick`` on the running event loop."""
+
+    def __init__(self, path: str, on_tick: Callable[[Tick], None]) -> None:
+        self.path = path
+        self._on_tick = on_tick
+        self._decoder = msgspec.msgpack.Decoder(Tick)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self._socket.bind(path)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._socket.fileno(), self._receive)
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                message = self._socket.recv(RECEIVE_BYTES)
+            except BlockingIOError:
+                return
+            self._on_tick(self._decoder.decode(message))
+
+    def close(self) -> None:
+        """Stop receiving and remove the socket's path."""
+        self._loop.remove_reader(self._socket.fileno())
+        self._socket.close()
+        if os.path.exists(self.path):
+            os.unlink(self.path)

@@ -1,0 +1,183 @@
+"""An engine that computes nothing and takes the time that a profile says, in real time. No ray, vllm or torch here.
+
+Iterations follow each other on a schedule of their own, to which the real clock is slept: a late wake-up delays what is
+seen, never what is scheduled. Tokens depend only on the prompt's digest and the position, so a stream that continues
+on another replica continues with the same tokens.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from controller.wire import Delta, Step, Submission
+from planning.room import PREEMPT
+from planning.tables import REQUEST
+from replicas.config import ReplicaConfig
+from replicas.engine import EngineFailure, EngineState, Entry, fill_row
+from replicas.step_planner import StepPlanner, profile_coefficients
+
+LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz      ", dtype=np.uint8)  # byte-level token ids
+IDLE_S = 0.005  # how long an iteration in which nothing fits is taken to last
+
+
+def simulated_tokens(content: int, first: int, count: int) -> tuple[int, ...]:
+    """Output tokens ``first .. first + count`` of the request whose prompt has this digest."""
+    bits = np.arange(first + 1, first + count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    bits += np.uint64(content & 0xFFFFFFFFFFFFFFFF)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
+    return tuple(LETTERS[(bits >> np.uint64(59)).astype(np.intp)].tolist())
+
+
+class SimulatedEngine:
+    """One modelled engine; ``next_outputs`` is what drives it."""
+
+    def __init__(self, config: ReplicaConfig) -> None:
+        self.pids: tuple[int, ...] = ()
+        coefficients, capacity = profile_coefficients(config.profile, config.speed)
+        self._config = config
+        self._capacity_tokens = config.kv_capacity_tokens or capacity
+        self._planner = StepPlanner(
+            coefficients,
+            kv_capacity_tokens=self._capacity_tokens,
+            block_tokens=config.block_size,
+            max_running=config.max_num_seqs,
+            max_batch_tokens=config.max_num_batched_tokens,
+            learn=False,
+        )
+        self._planner.configure(config.policy, config.policy_options)
+        self._arriving: list[tuple[float, Entry]] = []
+        self._rows: list[Entry] = []  # parallel to _table
+        self._table = np.zeros(0, dtype=REQUEST)
+        self._live: dict[str, Entry] = {}
+        self._rejected: list[Delta] = []
+        self._steps: list[Step] = []
+        self._iterations = 0
+        self._schedule_s = 0.0  # end of the iteration last planned
+        self._started_s = 0.0  # its start; 0 when idle
+        self._wake = asyncio.Event()
+        self._is_stopped = False
+
+    async def start(self) -> None:
+        await asyncio.to_thread(self._planner.warm_up)
+
+    async def submit(self, batch: Sequence[Submission]) -> None:
+        now_s = time.monotonic()
+        for submission in batch:
+            prompt = submission.prompt_tokens + submission.emitted_tokens
+            longest = min(self._config.max_model_len, self._capacity_tokens)
+            if prompt >= longest:
+                reason = f"prompt of {prompt} tokens: at most {longest - 1} fit"
+                self._rejected.append(Delta(submission.request_id, (), "error", reason))
+                continue
+            entry = self._live[submission.request_id] = Entry(submission, now_s)
+            self._arriving.append((now_s, entry))
+        self._wake.set()
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            self._live.pop(request_id, None)  # its row goes with the next iteration
+
+    async def next_outputs(self) -> list[Delta]:
+        while not self._is_stopped:
+            if self._rejected:
+                rejected, self._rejected = self._rejected, []
+                return rejected
+            self._admit()
+            if len(self._table):
+                return await self._iterate()
+            self._started_s = 0.0
+            self._wake.clear()
+            await self._wake.wait()
+        raise EngineFailure("simulated engine was stopped")
+
+    def _drop_ended(self) -> None:
+        alive = [self._is_live(entry) for entry in self._rows]
+        if not all(alive):
+            self._table = self._table[alive]
+            self._rows = [entry for entry, is_alive in zip(self._rows, alive, strict=True) if is_alive]
+
+    def _admit(self) -> None:
+        """Add rows for what arrived before the next iteration starts."""
+        self._drop_ended()
+        if self._arriving and not self._rows:
+            self._schedule_s = max(self._schedule_s, self._arriving[0][0])
+        arrived = [entry for received_s, entry in self._arriving if received_s <= self._schedule_s]
+        self._arriving = self._arriving[len(arrived) :]
+        new = np.zeros(len(arrived), dtype=REQUEST)
+        for row, entry in zip(new, arrived, strict=True):
+            fill_row(row, entry)
+        if arrived:
+            self._table = np.concatenate([self._table, new])
+            self._rows.extend(arrived)
+
+    async def _iterate(self) -> list[Delta]:
+        started_s = self._schedule_s
+        tokens, seconds, mix = self._planner.plan(self._table, started_s)
+        self._schedule_s = started_s + (seconds or IDLE_S)
+        self._started_s = started_s
+        await asyncio.sleep(max(0.0, self._schedule_s - time.monotonic()))
+        if seconds:
+            self._iterations += 1
+            self._steps.append(Step(*mix.tolist(), seconds))
+        return self._apply(tokens)
+
+    def _apply(self, tokens: np.ndarray) -> list[Delta]:
+        table = self._table
+        preempted = tokens == PREEMPT
+        table["running"] = (table["running"] & ~preempted) | (tokens > 0)
+        table["computed_tokens"] += np.maximum(tokens, 0)
+        table["computed_tokens"][preempted] = 0
+        emits = (tokens > 0) & (table["computed_tokens"] == table["prompt_tokens"] + table["emitted_tokens"])
+        table["emitted_tokens"] += emits
+        table["output_tokens"] = np.maximum(table["output_tokens"], table["emitted_tokens"] + 1)
+        for entry, row in zip(self._rows, table, strict=True):
+            entry.computed_tokens, entry.running = int(row["computed_tokens"]), bool(row["running"])
+        deltas = [self._emit(self._rows[i]) for i in np.flatnonzero(emits) if self._is_live(self._rows[i])]
+        self._drop_ended()
+        return deltas
+
+    def _is_live(self, entry: Entry) -> bool:
+        return self._live.get(entry.submission.request_id) is entry
+
+    def _emit(self, entry: Entry) -> Delta:
+        asked = entry.submission
+        token_ids = simulated_tokens(asked.content, entry.emitted_tokens, 1)
+        entry.emitted_tokens += 1
+        is_last = entry.emitted_tokens >= asked.max_tokens
+        is_full = asked.prompt_tokens + entry.emitted_tokens >= self._config.max_model_len
+        if is_last or is_full:
+            del self._live[asked.request_id]
+        return Delta(asked.request_id, token_ids, "length" if is_last or is_full else "")
+
+    def state(self) -> EngineState:
+        now_s = time.monotonic()
+        busy = bool(self._live)
+        running = self._table[self._table["running"]]
+        return EngineState(
+            steps=self._iterations,
+            busy=busy,
+            iteration_age_s=max(0.0, now_s - self._started_s) if busy and self._started_s else 0.0,
+            kv_capacity_tokens=self._capacity_tokens,
+            kv_used_tokens=int(running["computed_tokens"].sum()),
+            max_running=self._config.max_num_seqs,
+            max_batch_tokens=self._config.max_num_batched_tokens,
+            requests=tuple(entry.to_progress(now_s) for entry in self._live.values()),
+        )
+
+    def take_steps(self) -> tuple[Step, ...]:
+        steps, self._steps = tuple(self._steps), []
+        return steps
+
+    async def configure(self, policy: str, options: dict[str, float]) -> None:
+        self._planner.configure(policy, options)
+
+    def check(self) -> None:
+        if self._is_stopped:
+            raise EngineFailure("simulated engine was stopped")
+
+    async def stop(self) -> None:
+        self._is_stopped = True
+        self._wake.set()

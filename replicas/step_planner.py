@@ -1,0 +1,80 @@
+"""The planner of one engine: planning's batch policy, the profile it plans with and what was learnt about it.
+
+Shared by both engine kinds, so that they decide alike. No ray, vllm or clock here.
+"""
+
+import numpy as np
+
+from planning.batch import form_batch
+from planning.limits import make_limits
+from planning.tables import request_table
+from profiles.online import corrected, new_correction, observe
+from profiles.store import load_profile
+
+POLICIES = {"slo": form_batch}
+STOCK = "vllm"
+OPTIONS = ("max_iteration_s", "best_effort_share", "acceptance")
+
+
+class StepPlanner:
+    """Plans iterations and learns from their durations. ``learn=False`` trusts the profile as it is."""
+
+    def __init__(
+        self,
+        coefficients: np.ndarray,
+        *,
+        kv_capacity_tokens: int,
+        block_tokens: int,
+        max_running: int,
+        max_batch_tokens: int,
+        learn: bool = True,
+    ) -> None:
+        self._profile = np.array(coefficients, dtype=np.float64)
+        self._correction = new_correction(self._profile)
+        self._learn = learn
+        self._bounds = dict(
+            kv_capacity_tokens=kv_capacity_tokens,
+            block_tokens=block_tokens,
+            max_running=max_running,
+            max_batch_tokens=max_batch_tokens,
+        )
+        self.coefficients = self._profile
+        self.configure("slo", {})
+
+    def configure(self, policy: str, options: dict[str, float]) -> None:
+        """Choose the policy by name; raises ``ValueError`` for an unknown policy or option."""
+        if policy not in POLICIES and policy != STOCK:
+            raise ValueError(f"policy: unknown {policy!r}, known: {', '.join(sorted([*POLICIES, STOCK]))}")
+        for name in options:
+            if name not in OPTIONS:
+                raise ValueError(f"policy_options: unknown {name!r}, known: {', '.join(OPTIONS)}")
+        self.limits = make_limits(**self._bounds, **options)
+        self.policy = policy
+        self._form = POLICIES.get(policy, form_batch)
+
+    def warm_up(self) -> None:
+        """Compile, so that no request waits for it."""
+        table = request_table(2)
+        table["id"], table["running"], table["computed_tokens"] = (1, 2), (True, False), (1, 0)
+        table["emitted_tokens"], table["output_tokens"], table["output_cap_tokens"] = 1, 4, 8
+        self.plan(table, 0.0)
+        state = observe(new_correction(self._profile), self._profile, 1.0, 1.0, 0.0, 1.0, 0.0, 0.01)
+        corrected(self._profile, state)
+
+    def plan(self, table: np.ndarray, now_s: float) -> tuple[np.ndarray, float, np.ndarray]:
+        """Tokens per row (``PREEMPT``: gives up its KV), predicted seconds and composition of the next iteration."""
+        tokens = np.zeros(len(table), dtype=np.int32)
+        seconds, mix = self._form(self.coefficients, table, now_s, self.limits, tokens)
+        return tokens, seconds, mix
+
+    def observe(self, mix: np.ndarray, seconds: float) -> None:
+        """Learn from an iteration of composition ``mix`` that took ``seconds``."""
+        if self._learn:
+            self._correction = observe(self._correction, self._profile, *mix, seconds)
+            self.coefficients = corrected(self._profile, self._correction)
+
+
+def profile_coefficients(name: str, speed: float = 1.0) -> tuple[np.ndarray, int]:
+    """Coefficients and KV capacity of the named profile, ``speed`` times as fast; raises ``ValueError``."""
+    profile = load_profile(name)
+    return profile.coefficients / speed, profile.kv_capacity_tokens

@@ -1,0 +1,70 @@
+"""vLLM's own request and output structs as bytes, for the way between ingress and replica. Imports vllm; no pickle.
+
+Ingress: ``encode_request`` -> ``Submission.payload``; ``decode_output`` <- ``Delta``. Replica: the other two.
+"""
+
+import msgspec
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
+from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+from controller.wire import Delta
+
+_INLINE = 1 << 62  # tensors travel inside the message, whatever their size
+_encoder = MsgpackEncoder(size_threshold=_INLINE)
+_requests = MsgpackDecoder(EngineCoreRequest)
+_outputs = MsgpackDecoder(EngineCoreOutput, share_mem=False)
+# Fields of an output that a Delta carries itself, and those that mean nothing to another process (its clock).
+_CARRIED = {"request_id", "new_token_ids", "finish_reason", "stop_reason", "events", "num_nans_in_logits"}
+_EXTRA_FIELDS = tuple(name for name in EngineCoreOutput.__struct_fields__ if name not in _CARRIED)
+_FINISH = {str(reason): reason for reason in FinishReason}
+
+
+def encode_request(request: EngineCoreRequest) -> bytes:
+    """A request as one message."""
+    return _encode(request)
+
+
+def decode_request(payload: bytes) -> EngineCoreRequest:
+    """The request of ``encode_request``; raises ``msgspec.DecodeError`` or ``ValidationError``."""
+    return _requests.decode(payload)
+
+
+def with_emitted(request: EngineCoreRequest, token_ids: list[int]) -> EngineCoreRequest:
+    """The request that continues ``request`` after it emitted ``token_ids``: longer prompt, fewer tokens to come.
+
+    Exact for greedy sampling and for parameters that look at the whole text so far only through the prompt.
+    """
+    params = request.sampling_params.clone()
+    params.max_tokens = max(params.max_tokens - len(token_ids), 1)
+    params.min_tokens = max(params.min_tokens - len(token_ids), 0)
+    prompt = [*request.prompt_token_ids, *token_ids]
+    return msgspec.structs.replace(request, prompt_token_ids=prompt, sampling_params=params)
+
+
+def encode_output(output: EngineCoreOutput) -> Delta:
+    """An engine output as a delta; ``extra`` is filled only when there is more than tokens (such as logprobs)."""
+    has_extra = output.num_nans_in_logits > 0 or any(getattr(output, name) is not None for name in _EXTRA_FIELDS)
+    return Delta(
+        request_id=output.request_id,
+        token_ids=tuple(output.new_token_ids),
+        finish="" if output.finish_reason is None else str(output.finish_reason),
+        stop_reason=output.stop_reason,
+        extra=_encode(msgspec.structs.replace(output, events=None)) if has_extra else b"",
+    )
+
+
+def decode_output(delta: Delta) -> EngineCoreOutput:
+    """The engine output of a delta, whichever engine kind made it."""
+    if delta.extra:
+        return _outputs.decode(delta.extra)
+    return EngineCoreOutput(
+        request_id=delta.request_id,
+        new_token_ids=list(delta.token_ids),
+        finish_reason=_FINISH[delta.finish] if delta.finish else None,
+        stop_reason=delta.stop_reason,
+    )
+
+
+def _encode(struct: msgspec.Struct) -> bytes:
+    (message,) = _encoder.encode(struct)
+    return bytes(message)

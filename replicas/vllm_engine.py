@@ -1,0 +1,243 @@
+"""A vLLM engine core behind the ``Engine`` surface: token ids in, token ids out. Imports vllm.
+
+The engine runs in its own process (and process group), started by a thread that lives as long as it should.
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from vllm import AsyncEngineArgs
+from vllm.config import VllmConfig
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine.core_client import AsyncMPClient, EngineCoreClient
+
+from controller.wire import Delta, Progress, Step, Submission
+from replicas.config import EMBEDDED_MODEL, ReplicaConfig
+from replicas.cores import CoreClaim
+from replicas.embedded import ensure_embedded_model
+from replicas.engine import EngineFailure, EngineState, Entry
+from replicas.engine_link import Tick, TickReceiver
+from replicas.vllm_codec import decode_request, encode_output
+from replicas.vllm_executor import CORES, PARENT, THREADS, tethered_executor
+
+SCHEDULER = "replicas.vllm_scheduler.SloScheduler"
+STOP_S = 1.0  # time an engine gets to end by itself before its group is killed
+GIB = 1 << 30
+
+
+class VllmEngine:
+    """One vLLM engine core in a process of its own."""
+
+    def __init__(self, config: ReplicaConfig) -> None:
+        self.pids: tuple[int, ...] = ()
+        self._config = config
+        self._entries: dict[str, Entry] = {}
+        self._rejected: list[Delta] = []
+        self._steps: list[Step] = []
+        self._iterations = 0
+        self._kv_used_tokens = 0
+        self._kv_capacity_tokens = 0
+        self._alive_s = 0.0  # when the engine last finished an iteration or began to be busy
+        self._client: AsyncMPClient | None = None
+        self._receiver: TickReceiver | None = None
+        self._folder = ""
+        self._claim = CoreClaim(0 if config.cores else config.cores_per_replica)
+        self._failure: str = ""
+        # The kernel kills the engine when the thread that started it ends, so that thread is kept for it alone.
+        self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-starter")
+
+    async def start(self) -> None:
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self) -> None:
+        self._folder = tempfile.mkdtemp(prefix="polyslo-engine-")
+        self._receiver = TickReceiver(os.path.join(self._folder, "ticks"), self._on_tick)
+        loop = asyncio.get_running_loop()
+        self._client = await loop.run_in_executor(self._starter, self._launch)
+        self.pids = tuple(process.pid for process in self._client.resources.engine_manager.processes)
+        cache = self._client.vllm_config.cache_config
+        self._kv_capacity_tokens = cache.num_gpu_blocks * cache.block_size
+        self._alive_s = time.monotonic()
+
+    def _launch(self) -> AsyncMPClient:
+        surroundings = {
+            PARENT: str(os.getpid()),
+            CORES: ",".join(map(str, self._config.cores or self._claim.cores)),
+            THREADS: str(len(self._config.cores) or self._config.cores_per_replica),
+            "VLLM_LOGGING_LEVEL": self._config.log_level,
+            "TORCH_CPP_LOG_LEVEL": self._config.log_level,
+            "PYTHONWARNINGS": "ignore",
+        }
+        with _environment(surroundings):
+            vllm_config = engine_config(self._config, os.path.join(self._folder, "ticks"))
+            return EngineCoreClient.make_async_mp_client(
+                vllm_config=vllm_config,
+                executor_class=tethered_executor(vllm_config.parallel_config.world_size),
+                log_stats=False,
+            )
+
+    async def submit(self, batch: Sequence[Submission]) -> None:
+        now_s = time.monotonic()
+        if not self._entries:
+            self._alive_s = now_s
+        for submission in batch:
+            entry = Entry(submission, now_s)
+            try:
+                request = to_request(submission, entry)
+            except (ValueError, AttributeError) as error:
+                self._rejected.append(Delta(submission.request_id, (), "error", str(error)))
+                continue
+            self._entries[submission.request_id] = entry
+            await self._client.add_request_async(request)
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        known = [request_id for request_id in request_ids if self._entries.pop(request_id, None)]
+        if known and not self._failure:
+            await self._client.abort_requests_async(known)
+
+    async def next_outputs(self) -> list[Delta]:
+        if self._rejected:
+            rejected, self._rejected = self._rejected, []
+            return rejected
+        try:
+            outputs = await self._client.get_output_async()
+        except Exception as error:
+            self._failure = f"vLLM engine died: {error!r}"
+            raise EngineFailure(self._failure) from error
+        self._alive_s = time.monotonic()
+        return [self._to_delta(output) for output in outputs.outputs if output.request_id in self._entries]
+
+    def _to_delta(self, output: Any) -> Delta:
+        entry = self._entries[output.request_id]
+        entry.emitted_tokens += len(output.new_token_ids)
+        entry.running = True
+        entry.computed_tokens = max(entry.computed_tokens, entry.submission.prompt_tokens + entry.emitted_tokens - 1)
+        if output.finished:
+            del self._entries[output.request_id]
+        return encode_output(output)
+
+    def _on_tick(self, tick: Tick) -> None:
+        self._alive_s = time.monotonic()
+        self._iterations = tick.steps
+        self._kv_used_tokens = tick.kv_used_tokens
+        self._steps.extend(tick.recent)
+        for at in tick.requests or ():
+            if entry := self._entries.get(at.request_id):
+                entry.computed_tokens, entry.running = at.computed_tokens, at.running
+
+    def state(self) -> EngineState:
+        now_s = time.monotonic()
+        busy = bool(self._entries)
+        return EngineState(
+            steps=self._iterations,
+            busy=busy,
+            iteration_age_s=now_s - self._alive_s if busy else 0.0,
+            kv_capacity_tokens=self._kv_capacity_tokens,
+            kv_used_tokens=self._kv_used_tokens,
+            max_running=self._config.max_num_seqs,
+            max_batch_tokens=self._config.max_num_batched_tokens,
+            requests=self._progress(now_s),
+        )
+
+    def _progress(self, now_s: float) -> tuple[Progress, ...]:
+        return tuple(entry.to_progress(now_s) for entry in self._entries.values())
+
+    def take_steps(self) -> tuple[Step, ...]:
+        steps, self._steps = tuple(self._steps), []
+        return steps
+
+    async def configure(self, policy: str, options: dict[str, float]) -> None:
+        await self._client.call_utility_async("polyslo_configure", policy, options)
+
+    def check(self) -> None:
+        if self._failure:
+            raise EngineFailure(self._failure)
+        if self._client is None or self._client.resources.engine_dead:
+            raise EngineFailure("vLLM engine is not running")
+        silent_s = time.monotonic() - self._alive_s
+        if self._entries and silent_s > self._config.hang_s:
+            raise EngineFailure(f"vLLM engine is busy but finished no iteration for {silent_s:.0f} s")
+
+    async def stop(self) -> None:
+        self._failure = self._failure or "vLLM engine was stopped"
+        if self._client is not None:
+            await asyncio.to_thread(self._client.shutdown, STOP_S)
+            for pid in self.pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
+        if self._receiver is not None:
+            self._receiver.close()
+            self._receiver = None
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._claim.release()
+        self._starter.shutdown(wait=False)
+
+
+def engine_config(config: ReplicaConfig, link: str) -> VllmConfig:
+    """vLLM's own config for a replica; ``link`` is the path on which the scheduler reports."""
+    embedded = config.model == EMBEDDED_MODEL
+    arguments: dict[str, Any] = dict(
+        model=str(ensure_embedded_model()) if embedded else config.model,
+        dtype="float32" if embedded and config.dtype == "auto" else config.dtype,
+        load_format=config.load_format,
+        max_model_len=config.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        block_size=config.block_size,
+        enable_prefix_caching=config.prefix_caching,
+        enforce_eager=config.enforce_eager,
+        use_tqdm_on_load=False,
+        scheduler_cls=SCHEDULER,
+        additional_config={"polyslo": {"link": link, "policy": config.policy, "options": config.policy_options}},
+    )
+    if config.kv_cache_gib:
+        arguments["kv_cache_memory_bytes"] = int(config.kv_cache_gib * GIB)
+    if config.speculation_tokens:
+        arguments["speculative_config"] = {
+            "method": "ngram",
+            "num_speculative_tokens": config.speculation_tokens,
+            "prompt_lookup_min": config.speculation_ngram_min,
+            "prompt_lookup_max": config.speculation_ngram_max,
+        }
+    return AsyncEngineArgs(**(arguments | config.vllm_args)).create_engine_config()
+
+
+def to_request(submission: Submission, entry: Entry) -> EngineCoreRequest:
+    """vLLM's request of a submission, carrying its objective; raises ``ValueError`` when it cannot be one."""
+    request = decode_request(submission.payload)
+    params = request.sampling_params
+    if params is None:
+        raise ValueError("only generation requests are served")
+    request.request_id = submission.request_id
+    request.arrival_time = time.time() - submission.age_s
+    slo = submission.slo
+    objective = [slo.best_effort, entry.arrival_s, slo.ttft_s, slo.tpot_s, slo.e2e_s, entry.output_tokens]
+    params.extra_args = (params.extra_args or {}) | {"polyslo": objective}
+    return request
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str]):
+    """Set variables for a child that starts inside the block."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,60 @@
+"""vLLM executors that tie the engine process to its replica and to its cores. Imports vllm; runs in EngineCore.
+
+The executor is the first thing EngineCore makes, before the model is loaded, so this is where the process is tied.
+"""
+
+import ctypes
+import os
+import signal
+
+import torch
+from vllm.platforms import current_platform
+from vllm.v1.executor import Executor, UniProcExecutor
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+CORES = "POLYSLO_ENGINE_CORES"
+THREADS = "POLYSLO_ENGINE_THREADS"
+PARENT = "POLYSLO_ENGINE_PARENT"
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Lead an own process group, and be killed by the kernel when the thread that started this process ends.
+
+    SIGTERM would not do: EngineCore answers it by draining. A parent that is gone already is noticed as well.
+    """
+    os.setpgid(0, 0)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(os.environ[PARENT]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def bind_to_cores() -> None:
+    """On a CPU: keep this process and its OpenMP threads on the claimed cores, as many threads as configured."""
+    if not current_platform.is_cpu():
+        return
+    if cores := [int(core) for core in os.environ[CORES].split(",") if core]:
+        os.sched_setaffinity(0, cores)
+    torch.set_num_threads(int(os.environ[THREADS]))
+
+
+class TetheredUniProcExecutor(UniProcExecutor):
+    """The model in EngineCore's own process. On a CPU this saves the second process that vLLM would start."""
+
+    def _init_executor(self) -> None:
+        die_with_parent()
+        bind_to_cores()
+        super()._init_executor()
+
+
+class TetheredMultiprocExecutor(MultiprocExecutor):
+    """The model in worker processes (tensor parallelism); they end when EngineCore does."""
+
+    def _init_executor(self) -> None:
+        die_with_parent()
+        super()._init_executor()
+
+
+def tethered_executor(world_size: int) -> type[Executor]:
+    """The executor class for an engine of ``world_size`` workers."""
+    return TetheredUniProcExecutor if world_size == 1 else TetheredMultiprocExecutor
