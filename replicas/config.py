@@ -53,7 +53,8 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
             raise ValueError(f"engine: {self.engine!r} is not one of {', '.join(ENGINES)}")
-        positive = "cores_per_replica max_model_len max_num_seqs max_num_batched_tokens block_size speed report_interval_s heartbeat_s hang_s"
+        positive = "cores_per_replica max_model_len max_num_seqs max_num_batched_tokens block_size"
+        positive += " speed report_interval_s heartbeat_s hang_s"
         for name in positive.split():
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: must be above 0, got {getattr(self, name)}")

@@ -53,9 +53,8 @@ class Replica:
         )
         self._engine = make_engine(self._config)
         await self._engine.start()
-        self._tasks = [
-            asyncio.create_task(work) for work in (self._pump(), self._sweep(), self._watch(), self._report())
-        ]
+        works = (self._pump(), self._sweep(), self._watch(), self._report())
+        self._tasks = [asyncio.create_task(work) for work in works]
 
     async def _pump(self) -> None:
         """Engine to channels, one iteration at a time."""

@@ -22,7 +22,7 @@ MAX_MODEL_TOKENS = 16384
 BOS, EOS = 256, 257  # token ids 0..255 are the bytes themselves
 VOCABULARY = 258
 EMBEDDING_STD, LOGIT_STD = 0.5, 4.0
-# Gain of each matrix relative to a variance-preserving one. Above 1 the residual stream listens to attention and the MLP
+# Gain of each matrix relative to a variance-preserving one. Above 1 the residual stream listens to attention and MLP
 # rather than to the last token, so that greedy outputs depend on the whole prompt and do not fall into short cycles.
 GAIN = {"q_proj": 2.0, "k_proj": 2.0, "v_proj": 3.0, "o_proj": 3.0, "gate_proj": 2.0, "up_proj": 2.0, "down_proj": 2.0}
 
