@@ -28,9 +28,9 @@ def pip(arguments: list[str], title: str, packages: int) -> bool:
         seen = 0
         for line in process.stdout:
             log.write(line)
-            if line.startswith(("Collecting ", "Requirement already satisfied")):
+            if line.startswith(("Collecting ", "Processing ", "Requirement already satisfied: ")):
                 seen += 1
-                show(title, seen, packages, line.split()[1 if line[0] == "C" else 3])
+                show(title, seen, packages, line.partition(": ")[2] or line.partition(" ")[2])
             elif line.startswith("Installing collected"):
                 show(title, packages, packages, "writing files")
         if process.wait() == 0:
@@ -42,6 +42,8 @@ def pip(arguments: list[str], title: str, packages: int) -> bool:
 
 
 def show(title: str, seen: int, packages: int, what: str) -> None:
+    """``what`` is a package, the path of its file, or "writing files"."""
+    what = what.split(" (from")[0].split(" in ")[0].rpartition("/")[2].strip()
     if sys.stdout.isatty():
         print(f"\r\033[K{title}: {seen}/{packages} {what}", end="\n" if what == "writing files" else "", flush=True)
     elif seen % SHOWN_EVERY == 0 or what == "writing files":
