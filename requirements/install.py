@@ -17,8 +17,8 @@ TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 SHOWN_EVERY = 20  # packages, where the output is not a terminal
 
 
-def pip(arguments: list[str], title: str, packages: int) -> bool:
-    """Runs ``pip install --no-deps``; one line of progress, and pip's own words only when it fails."""
+def pip(arguments: list[str], title: str, packages: int) -> str:
+    """Runs ``pip install --no-deps`` with one line of progress; pip's last words when it fails, else nothing."""
     command = [VENV / "bin" / "python", "-m", "pip", "install", "--no-deps", "--no-input", "--progress-bar", "off"]
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
@@ -34,11 +34,9 @@ def pip(arguments: list[str], title: str, packages: int) -> bool:
             elif line.startswith("Installing collected"):
                 show(title, packages, packages, "writing files")
         if process.wait() == 0:
-            return True
+            return ""
         log.seek(0)
-        tail = [line for line in log if not line.startswith("WARNING: Location")][-12:]
-        print("\n" + "".join(tail), end="", file=sys.stderr)
-    return False
+        return "".join([line for line in log if not line.startswith("WARNING: Location")][-12:])
 
 
 def show(title: str, seen: int, packages: int, what: str) -> None:
@@ -55,12 +53,14 @@ def locked(name: str) -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def install_torch(requirement: str) -> bool:
+def install_torch(requirement: str) -> str:
     """``requirement`` names the CPU build exactly, so nothing else can be taken for it."""
-    if pip([requirement], "torch", 1):
-        return True
-    print(f"pip found no {requirement} by itself; trying {TORCH_INDEX}", flush=True)
-    return pip([requirement, "--index-url", TORCH_INDEX], "torch", 1)
+    if not pip([requirement], "torch", 1):
+        return ""
+    print(f"pip finds no {requirement} by itself; trying {TORCH_INDEX}", flush=True)
+    failure = pip([requirement, "--index-url", TORCH_INDEX], "torch", 1)
+    hint = "Where that index cannot be reached, name a folder that holds the wheel: PIP_FIND_LINKS=/wheels make setup\n"
+    return failure and failure + hint
 
 
 def main(locks: list[str]) -> int:
@@ -73,17 +73,16 @@ def main(locks: list[str]) -> int:
     os.environ["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
     requirements = [line for name in locks for line in locked(name)]
     torch = next((line for line in requirements if line.startswith("torch==") and "+cpu" in line), None)
-    if torch is not None and not install_torch(torch):
-        print(f"No {torch}. Where its index cannot be reached, name a folder that holds the wheel:", file=sys.stderr)
-        print("    PIP_FIND_LINKS=/path/to/wheels make setup", file=sys.stderr)
-        return 1
-    rest = [line for line in requirements if line != torch]
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
-        file.write("\n".join(rest))
-        file.flush()
-        if not pip(["-r", file.name], "packages", len(rest)):
-            return 1
-    return 0 if pip(["--no-build-isolation", "--editable", "."], "polyslo", 1) else 1
+    failure = install_torch(torch) if torch is not None else ""
+    if not failure:
+        rest = [line for line in requirements if line != torch]
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+            file.write("\n".join(rest))
+            file.flush()
+            failure = pip(["-r", file.name], "packages", len(rest))
+    failure = failure or pip(["--no-build-isolation", "--editable", "."], "polyslo", 1)
+    print(failure, end="", file=sys.stderr)
+    return 1 if failure else 0
 
 
 if __name__ == "__main__":
