@@ -4,6 +4,7 @@
 ingress's ``user_config``, because it changes while the fleet runs.
 """
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -87,10 +88,10 @@ class EngineConfig(Section):
     max_num_seqs: PositiveInt = 64
     max_num_batched_tokens: PositiveInt = 2048
     kv_cache_gib: NonNegativeFloat = 0.25  # on a CPU; on a GPU 0 leaves it to vLLM's memory fraction
-    block_size: PositiveInt = 16
+    block_size: PositiveInt = 32  # KV tokens; vLLM on a CPU wants multiples of 32
     prefix_caching: bool = True
     enforce_eager: bool = True
-    cores_per_replica: NonNegativeFloat = 1.0  # CPU cores reserved for, and bound to, each engine
+    cores_per_replica: NonNegativeFloat = 1.0  # reserved in Ray; rounded up, the threads of an engine on a CPU
     gpus_per_replica: NonNegativeFloat = 0.0
     speculation: SpeculationConfig = SpeculationConfig()
     hang_s: PositiveFloat = 20.0  # busy without an iteration for so long: unhealthy, replaced
@@ -175,7 +176,7 @@ class AppConfig(Section):
         return self.fleet.replicas * self.engine.cores_per_replica + self.ingress.replicas * self.ingress.cores
 
     def replica_config(self) -> ReplicaConfig:
-        """The settings of each replica; the cores it is bound to are its own to find."""
+        """The settings of each replica."""
         engine, model, fleet = self.engine, self.model, self.fleet
         same = (
             "max_num_seqs max_num_batched_tokens kv_cache_gib block_size prefix_caching enforce_eager hang_s vllm_args"
@@ -193,6 +194,7 @@ class AppConfig(Section):
             policy=engine.scheduler,
             policy_options=engine.scheduler_options | {"best_effort_share": fleet.best_effort_share},
             profile=self.profile_name,
+            cores_per_replica=max(1, math.ceil(engine.cores_per_replica)),
             controller_name=fleet.controller_name,
             controller_namespace=fleet.controller_namespace,
             report_interval_s=fleet.report_interval_s,

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from controller.fleet import FleetOptions
+from replicas.config import ReplicaConfig
 from serving.config import IMPORT_PATH, AppConfig, ModelConfig, read_serve_file
 from serving.strict import ConfigError
 from serving.tiers import TierTableConfig
@@ -110,6 +111,13 @@ def test_replica_config_carries_every_engine_setting() -> None:
     assert (replica.speculation_tokens, replica.speculation_ngram_min, replica.speculation_ngram_max) == (3, 1, 2)
     assert (replica.profile, replica.report_interval_s) == ("h200_sxm__llama-3.1-8b", 0.2)
     assert (replica.controller_name, replica.controller_namespace) == ("c", "n")
+
+
+def test_defaults_of_replica_and_application_are_the_same() -> None:
+    replica, default = AppConfig.read({}).replica_config(), ReplicaConfig()
+    own = {"profile", "policy_options", "controller_name", "controller_namespace"}
+    differing = {name for name in replica.__struct_fields__ if getattr(replica, name) != getattr(default, name)}
+    assert differing <= own
 
 
 def test_fleet_options_carry_the_fleet_settings() -> None:
