@@ -14,6 +14,7 @@ from planning.deadlines import effective_tpot_s, todo_tokens
 from planning.room import (
     DECODE,
     DRAFTS,
+    FREE_KV,
     IDLE,
     KV,
     LATE_DECODE,
@@ -33,6 +34,9 @@ from planning.room import (
 )
 from planning.tail import TAIL, fill_tail, walk_tail
 from profiles.kernels import attention_pairs, iteration_s, max_prefill_tokens
+
+# How far the prefills of a kind were served.
+ALL_SERVED, OUT_OF_ROOM, OUT_OF_TIME = range(3)
 
 
 @njit(cache=True)
@@ -72,10 +76,20 @@ def _chunk_tokens(coef: np.ndarray, row: np.void, limit_s: float, limits: np.voi
 
 
 @njit(cache=True)
-def _by_slack(draft: Draft, kind: int) -> np.ndarray:
-    """Rows of one kind, least slack first, ties in table order."""
+def _by_slack(table: np.ndarray, draft: Draft, kind: int) -> np.ndarray:
+    """Rows of one kind, least slack first; ties by work to do, then by id, so that table order decides nothing."""
     rows = _rows_of(draft, kind)
-    return rows[np.argsort(draft.slack_s[rows], kind="mergesort")] if len(rows) > 1 else rows
+    rows = rows[np.argsort(draft.slack_s[rows], kind="mergesort")] if len(rows) > 1 else rows
+    for end in range(1, len(rows)):
+        late, place = rows[end], end
+        while place > 0 and draft.slack_s[rows[place - 1]] == draft.slack_s[late]:
+            todo, other = todo_tokens(table[late]), todo_tokens(table[rows[place - 1]])
+            if todo > other or (todo == other and table[late]["id"] >= table[rows[place - 1]]["id"]):
+                break
+            rows[place] = rows[place - 1]
+            place -= 1
+        rows[place] = late
+    return rows
 
 
 @njit(cache=True)
@@ -118,25 +132,30 @@ def _take_decodes(
 @njit(cache=True)
 def _take_prefills(
     coef: np.ndarray, table: np.ndarray, limits: np.void, limit_s: float, rank: int, kind: int, draft: Draft
-) -> tuple[float, bool]:
-    """Add prefill chunks of one kind by deadline; returns the iteration's limit after it and whether all were served.
+) -> tuple[float, int]:
+    """Add prefill chunks of one kind by deadline; returns the iteration's limit after it and how far they were served.
 
     A first token must not wait for what is placed behind it beyond its own deadline: the limit falls to that.
     """
-    mix = draft.mix
-    for i in _by_slack(draft, kind):
+    mix, served = draft.mix, ALL_SERVED
+    for i in _by_slack(table, draft, kind):
         row = table[i]
+        if draft.tokens_out[i] != 0:
+            continue
         chunk = _chunk_tokens(coef, row, limit_s, limits, mix)
         if chunk <= 0:
-            return limit_s, False
-        if not make_room(table, i, chunk, rank, limits["block_tokens"], draft):
+            return limit_s, OUT_OF_TIME
+        if reserve(row, chunk, limits["block_tokens"], draft.free):
+            draft.tokens_out[i] = chunk
+        elif not make_room(table, i, chunk, rank, limits["block_tokens"], draft):
+            served = OUT_OF_ROOM
             continue
         add(row, chunk, mix)
         if chunk < todo_tokens(row):
-            return limit_s, False
+            return limit_s, OUT_OF_TIME
         if kind == PREFILL:
             limit_s = min(limit_s, max(draft.slack_s[i], mix_s(coef, mix)))
-    return limit_s, True
+    return limit_s, served
 
 
 @njit(cache=True)
@@ -183,8 +202,9 @@ def _take_due_decodes(coef: np.ndarray, table: np.ndarray, limits: np.void, draf
             limit_s = min(limit_s, draft.slack_s[i])
     all_s = mix_s(coef, everyone)
     horizon_s = limit_s + all_s if draft.count[PREFILL] > 0 else math.inf
-    fits = all_s <= limit_s and everyone[TOKENS] <= limits["max_batch_tokens"]
-    rows = _rows_of(draft, DECODE) if fits else _by_slack(draft, DECODE)
+    has_room = draft.free[FREE_KV] >= draft.count[DECODE] * limits["block_tokens"] + everyone[TOKENS]
+    fits = has_room and all_s <= limit_s and everyone[TOKENS] <= limits["max_batch_tokens"]
+    rows = _rows_of(draft, DECODE) if fits else _by_slack(table, draft, DECODE)
     due = rows[draft.slack_s[rows] < horizon_s] if horizon_s < math.inf else rows
     _take_decodes(coef, table, limits, limit_s, LATE_DECODE, due, draft)
     return limit_s
@@ -208,15 +228,15 @@ def _fill(
     used_s, pace_s = mix_s(coef, draft.mix), math.inf
     margin_s = _future_margin_s(coef, table, now_s, limits, draft) if is_served else 0.0
     limit_s = min(limit_s + share_s, used_s + max(margin_s, share_s))
-    _take_decodes(coef, table, limits, limit_s, SPARE_DECODE, _by_slack(draft, LATE_DECODE), draft)
+    _take_decodes(coef, table, limits, limit_s, SPARE_DECODE, _by_slack(table, draft, LATE_DECODE), draft)
     for i in range(len(table)):
         if draft.kind[i] == LATE_DECODE and draft.tokens_out[i] > 0:
             pace_s = min(pace_s, effective_tpot_s(table[i], now_s))
     # Late decodes keep their pace as far as prefills beside them still get half of the iteration.
     limit_s = min(limit_s, max(pace_s, 2 * mix_s(coef, draft.mix)))
-    _limit_s, is_served = _take_prefills(coef, table, limits, limit_s, SPARE_DECODE, LATE_PREFILL, draft)
+    _limit_s, served = _take_prefills(coef, table, limits, limit_s, SPARE_DECODE, LATE_PREFILL, draft)
     _take_decodes(coef, table, limits, limit_s, IDLE, _rows_of(draft, SPARE_DECODE), draft)
-    if is_served:
+    if served == ALL_SERVED:
         _take_prefills(coef, table, limits, limit_s, IDLE, SPARE_PREFILL, draft)
 
 
@@ -236,7 +256,6 @@ def _force_one(coef: np.ndarray, table: np.ndarray, limits: np.void, draft: Draf
     tokens = 1 + row["spec_tokens"]
     if not is_decode(row):
         tokens = max(1, _chunk_tokens(coef, row, limits["max_iteration_s"], limits, draft.mix))
-    draft.tokens_out[leader] = 0
     if make_room(table, leader, tokens, DECODE, limits["block_tokens"], draft):
         add(row, tokens, draft.mix)
 
@@ -259,10 +278,10 @@ def form_batch(
     has_spare, has_late = count[SPARE_DECODE] + count[SPARE_PREFILL] > 0, count[LATE_DECODE] + count[LATE_PREFILL] > 0
     share_s = limit_s * limits["best_effort_share"] if has_spare else 0.0
     limit_s, served = _take_prefills(coef, table, limits, limit_s - share_s, LATE_DECODE, PREFILL, draft)
-    if served and count[PREFILL] > 0:
-        _take_decodes(coef, table, limits, limit_s, LATE_DECODE, _by_slack(draft, DECODE), draft)
+    if served != OUT_OF_TIME and count[PREFILL] > 0:
+        _take_decodes(coef, table, limits, limit_s, LATE_DECODE, _by_slack(table, draft, DECODE), draft)
     if has_spare or has_late:
-        _fill(coef, table, now_s, limits, limit_s, share_s, served, draft)
+        _fill(coef, table, now_s, limits, limit_s, share_s, served == ALL_SERVED, draft)
     if draft.mix[TOKENS] == 0 and count[IDLE] < rows:
         _force_one(coef, table, limits, draft)
     return mix_s(coef, draft.mix), draft.mix

@@ -102,20 +102,27 @@ def survey(coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, d
 
 
 @njit(cache=True)
-def _preempt_one(table: np.ndarray, rank: int, block_tokens: int, draft: Draft) -> bool:
-    """Take the KV cache of the least entitled, latest arrived running request of kind ``rank`` or beyond."""
+def _may_yield(table: np.ndarray, i: int, rank: int, draft: Draft) -> bool:
+    """Whether request ``i`` holds KV, is not in the batch and is of kind ``rank`` or less entitled."""
+    return table[i]["running"] and draft.tokens_out[i] == 0 and rank <= draft.kind[i] < IDLE
+
+
+@njit(cache=True)
+def _preempt_one(table: np.ndarray, rank: int, block_tokens: int, draft: Draft) -> None:
+    """Take the KV cache of the least entitled, latest arrived request that may yield."""
     victim = -1
     for i in range(len(table)):
-        if table[i]["running"] and draft.tokens_out[i] == 0 and rank <= draft.kind[i] < IDLE:
-            kind, arrival_s = draft.kind[i], table[i]["arrival_s"]
-            if victim < 0 or (kind, arrival_s) >= (draft.kind[victim], table[victim]["arrival_s"]):
+        if _may_yield(table, i, rank, draft):
+            row, worst = table[i], table[victim]
+            if victim < 0 or (draft.kind[i], row["arrival_s"], row["id"]) > (
+                draft.kind[victim],
+                worst["arrival_s"],
+                worst["id"],
+            ):
                 victim = i
-    if victim < 0:
-        return False
     draft.free[FREE_KV] += held_kv_tokens(table[victim], block_tokens)
     draft.free[FREE_SEQUENCES] += 1
     draft.tokens_out[victim] = PREEMPT
-    return True
 
 
 @njit(cache=True)
@@ -136,10 +143,16 @@ def reserve(row: np.void, tokens: int, block_tokens: int, free: np.ndarray) -> b
 
 @njit(cache=True)
 def make_room(table: np.ndarray, i: int, tokens: int, rank: int, block_tokens: int, draft: Draft) -> bool:
-    """Reserve room for ``tokens`` of request ``i``, preempting kinds ``rank`` and beyond as far as that is needed."""
+    """Reserve room for ``tokens`` of request ``i``; preempts kinds ``rank`` and beyond, but never in vain."""
     draft.tokens_out[i] = tokens  # not its own victim
+    obtainable = draft.free.copy()
+    for j in range(len(table)):
+        if _may_yield(table, j, rank, draft):
+            obtainable[FREE_KV] += held_kv_tokens(table[j], block_tokens)
+            obtainable[FREE_SEQUENCES] += 1
+    if not reserve(table[i], tokens, block_tokens, obtainable):
+        draft.tokens_out[i] = 0
+        return False
     while not reserve(table[i], tokens, block_tokens, draft.free):
-        if not _preempt_one(table, rank, block_tokens, draft):
-            draft.tokens_out[i] = 0
-            return False
+        _preempt_one(table, rank, block_tokens, draft)
     return True
