@@ -12,12 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from profiles.batch import Bools, Floats, Table, compositions, measurements
-from profiles.store import kernel_measurements, load_columns
+from profiles.kernel_times import fit_rows, in_serving_region, kernel_measurements
+from profiles.store import load_columns
 
 FOLDER = Path(__file__).resolve().parents[2] / "shared" / "profiles"
-FIT_UP_TO_S = 0.150
-SERVING_S = (0.005, 0.120)
-REGION = "fits in the KV cache and takes 5-120 ms"
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,23 +29,17 @@ class KernelTable:
     @property
     def rows(self) -> Table:
         """All measured grid points that fit in the KV cache."""
-        return kernel_measurements(self.columns)[self.columns["fits_in_kv_cache"] > 0]
+        return kernel_measurements(self.columns)
 
     @property
     def fitted(self) -> Table:
-        """Rows that fits see: up to 150 ms."""
-        return self.rows[self.rows["seconds"] <= FIT_UP_TO_S]
+        """Rows that fits see."""
+        return fit_rows(self.rows)
 
     @property
     def serving(self) -> Table:
         """Rows in the serving region, where quality is reported."""
         return in_serving_region(self.rows)
-
-
-def in_serving_region(rows: Table) -> Table:
-    """Rows that take between 5 and 120 ms: an iteration a serving engine would want to run."""
-    low, high = SERVING_S
-    return rows[(rows["seconds"] >= low) & (rows["seconds"] <= high)]
 
 
 def load_tables(kv_capacity_tokens: dict[str, int], folder: Path = FOLDER) -> list[KernelTable]:
@@ -84,7 +76,7 @@ class OffGrid:
         while len(found) < points:
             n = 2 * points
             decode_seqs, kv_each = _log_uniform(random, 1, 512, n), _log_uniform(random, 128, 32768, n)
-            chunk, cached = _log_uniform(random, 64, 8192, n), random.integers(0, 8193, n)
+            chunk, cached = _log_uniform(random, 64, 8192, n), random.uniform(0, 8192, n).round()
             if chunk_alone:
                 decode_seqs, kv_each = np.zeros(n), np.zeros(n)
             else:

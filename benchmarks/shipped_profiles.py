@@ -10,9 +10,10 @@ from dataclasses import replace
 
 import typer
 
-from benchmarks.kernel_tables import FIT_UP_TO_S, REGION, KernelTable, OffGrid, load_tables
-from profiles.fit import fit_roofline, quality_of
-from profiles.profile import Profile, Provenance, with_overhead
+from benchmarks.kernel_tables import KernelTable, OffGrid, load_tables
+from profiles.fit import quality_of
+from profiles.kernel_times import FIT_UP_TO_S, profile_of_kernels
+from profiles.profile import Profile, Provenance
 from profiles.quality import FitQuality
 from profiles.store import BUILTIN, save_profile
 
@@ -25,7 +26,6 @@ TABLES = {
     "h100_sxm__llama-3.1-70b__tp4": 476471,
 }
 VLLM_KERNELS = {"a100_sxm": "0.14.0"}  # the others: 0.24.0
-OVERHEAD_INTERCEPT_S, OVERHEAD_PER_SEQUENCE_S = 0.95e-3, 0.0354e-3
 OFF_GRID_POINTS, OFF_GRID_SEEDS = 1500, (1, 2, 3)
 ATTRIBUTION = (
     "Derived from the measured kernel tables of aiconfigurator-core 0.12.0 "
@@ -34,10 +34,11 @@ ATTRIBUTION = (
 NOTES = (
     "Kernel times summed by a model, not an end-to-end measurement: vLLM backend, bf16 weights, KV and attention; "
     "about half of the time is from GEMM shapes transferred from measured neighbours (held-out error 4.6-5.1 %).",
-    "Engine overhead of 0.95 ms + 0.0354 ms per sequence is added: an estimate from 30 end-to-end rows of another model "
-    "(Qwen3-32B, H100, vLLM 0.12.0, RMS 0.6 ms). Subtract it for kernel times (overhead_* fields).",
-    "fit and fit_off_grid are errors against the kernel times, without overhead. fit_off_grid: 1500 random compositions, "
-    "half decodes only, half with a chunk, interpolated part by part between grid points; median of 3 seeds.",
+    "Engine overhead of 0.95 ms + 0.0354 ms per sequence is added: an estimate from 30 end-to-end rows of another "
+    "model (Qwen3-32B, H100, vLLM 0.12.0, RMS 0.6 ms). Subtract it for kernel times (overhead_* fields).",
+    "fit and fit_off_grid are errors against the kernel times, without overhead. fit_off_grid: 1500 random "
+    "compositions, half decodes only, half with a chunk, interpolated part by part between grid points; the median "
+    "of 3 seeds.",
     "A replica corrects slope and intercept online from its own step times.",
 )
 
@@ -47,9 +48,9 @@ def shipped_name(table: str) -> str:
     return table.removesuffix("__tp1")
 
 
-def off_grid_quality(table: KernelTable, coefficients_of: Profile) -> FitQuality:
+def off_grid_quality(table: KernelTable, profile: Profile) -> FitQuality:
     """The median seed's quality of the kernel coefficients off the grid."""
-    model = replace(coefficients_of.model, coefficients=coefficients_of.kernel_coefficients)
+    model = replace(profile.model, coefficients=profile.kernel_coefficients)
     truth = OffGrid(table)
     found = [
         quality_of(model, truth.sample(OFF_GRID_POINTS, seed), "off the grid, 5-120 ms") for seed in OFF_GRID_SEEDS
@@ -59,24 +60,14 @@ def off_grid_quality(table: KernelTable, coefficients_of: Profile) -> FitQuality
 
 
 def make_profile(table: KernelTable) -> Profile:
-    """Fit one kernel table and add the estimate of engine overhead."""
-    kernel = fit_roofline(table.fitted)
+    """Fit one kernel table, add the estimate of engine overhead, and try it off the grid."""
     system = table.name.split("__")[0]
     source = (
         f"least absolute relative error on {len(table.fitted)} grid points that fit in the KV cache and take up to "
         f"{FIT_UP_TO_S * 1e3:.0f} ms; {system}, kernels of vLLM {VLLM_KERNELS.get(system, '0.24.0')}"
     )
-    profile = Profile(
-        name=shipped_name(table.name),
-        coefficients=with_overhead(kernel.coefficients, OVERHEAD_INTERCEPT_S, OVERHEAD_PER_SEQUENCE_S),
-        kv_capacity_tokens=table.kv_capacity_tokens,
-        measured=kernel.measured,
-        fit=quality_of(kernel, table.serving, REGION),
-        provenance=Provenance(source, ATTRIBUTION, NOTES),
-        includes_engine_overhead=True,
-        overhead_intercept_s=OVERHEAD_INTERCEPT_S,
-        overhead_per_sequence_s=OVERHEAD_PER_SEQUENCE_S,
-    )
+    provenance = Provenance(source, ATTRIBUTION, NOTES)
+    profile = profile_of_kernels(shipped_name(table.name), table.rows, table.kv_capacity_tokens, provenance)
     return replace(profile, fit_off_grid=off_grid_quality(table, profile))
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from profiles.batch import MEASUREMENT, Floats, Table, compositions, measurements
+from profiles.batch import MEASUREMENT, Floats, Table
 from profiles.profile import Profile, ProfileError, nearest
 
 BUILTIN = Path(__file__).parent / "builtin"
@@ -61,11 +61,15 @@ def save_profile(profile: Profile, path: Path) -> None:
     _replace(path, text.encode())
 
 
-def save_measurements(table: Table, path: Path, extra: dict[str, Floats] | None = None) -> None:
-    """Write MEASUREMENT rows as parquet, with ``extra`` columns of the same length beside them."""
-    columns = {name: np.ascontiguousarray(table[name]) for name in MEASUREMENT.names or ()}
+def save_measurements(table: Table, path: Path) -> None:
+    """Write MEASUREMENT rows as parquet."""
+    save_columns({name: table[name] for name in MEASUREMENT.names or ()}, path)
+
+
+def save_columns(columns: dict[str, Floats], path: Path) -> None:
+    """Write named columns of one length as parquet; a reader sees the old file or the new one, never half of it."""
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.table({**columns, **(extra or {})}), sink)
+    pq.write_table(pa.table({name: np.ascontiguousarray(values) for name, values in columns.items()}), sink)
     _replace(path, sink.getvalue().to_pybytes())
 
 
@@ -76,22 +80,6 @@ def load_measurements(path: Path) -> Table:
     for name, values in columns.items():
         rows[name] = values
     return rows
-
-
-KERNEL_COLUMNS = (
-    "num_decode_seqs",
-    "mean_kv_len_tokens",
-    "num_prefill_tokens",
-    "prefill_context_tokens",
-    "iteration_ms",
-)
-
-
-def kernel_measurements(columns: dict[str, Floats]) -> Table:
-    """MEASUREMENT rows from the columns of a kernel table (KERNEL_COLUMNS, times in ms)."""
-    decode_seqs, kv_tokens_each, chunk_tokens, cached_tokens, milliseconds = (columns[name] for name in KERNEL_COLUMNS)
-    batches = compositions(decode_seqs, kv_tokens_each, chunk_tokens, cached_tokens)
-    return measurements(batches, np.asarray(milliseconds) / 1e3)
 
 
 def load_columns(path: Path, required: tuple[str, ...] = ()) -> dict[str, Floats]:

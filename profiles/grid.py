@@ -1,0 +1,60 @@
+"""Which compositions to measure on a live engine: a grid that stays within its KV cache and limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DECODE_SEQS = (0, 1, 2, 4, 8, 16, 32, 48, 64, 128, 256)
+KV_TOKENS_EACH = (32, 256, 1024, 2048, 4096, 8192, 16384, 32768)
+CHUNK_TOKENS = (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+CACHED_SHARES = (0.0, 0.25, 0.75)  # of the longest context
+
+
+@dataclass(frozen=True)
+class Stage:
+    """``decode_seqs`` decodes held at about ``kv_tokens_each``, beside which each chunk is measured in turn."""
+
+    decode_seqs: int
+    kv_tokens_each: int
+    chunks: tuple[tuple[int, int], ...]  # (chunk tokens, cached tokens)
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """What one engine can hold and run at a time."""
+
+    kv_capacity_tokens: int
+    max_model_tokens: int
+    max_batch_tokens: int
+    max_sequences: int
+    block_tokens: int
+
+
+def plan_stages(limits: EngineLimits, max_decode_seqs: int = 48, max_chunk_tokens: int = 1024) -> list[Stage]:
+    """Every stage of the grid that fits, cheap ones first.
+
+    A decode grows by one token per iteration, so room is kept for two iterations per chunk and sequence; a prompt
+    needs one token for its output. The longest KV length measured is the largest that the model allows.
+    """
+    growth = 2 * len(CHUNK_TOKENS) * len(CACHED_SHARES) + 8
+    longest = limits.max_model_tokens - growth
+    lengths = sorted({length for length in KV_TOKENS_EACH if length < longest} | {longest})
+    stages = []
+    for decode_seqs in (d for d in DECODE_SEQS if d <= min(max_decode_seqs, limits.max_sequences - 1)):
+        for kv_each in lengths if decode_seqs else (0,):
+            held = decode_seqs * (kv_each + growth + limits.block_tokens)
+            chunks = _chunks(limits, decode_seqs, limits.kv_capacity_tokens - held, max_chunk_tokens)
+            if chunks:
+                stages.append(Stage(decode_seqs, kv_each, chunks))
+    return sorted(stages, key=lambda stage: stage.decode_seqs * stage.kv_tokens_each)
+
+
+def _chunks(limits: EngineLimits, decode_seqs: int, free_tokens: int, largest: int) -> tuple[tuple[int, int], ...]:
+    """Chunks on cached contexts (whole blocks) that fit beside the decodes in batch, context length and KV cache."""
+    room = min(limits.max_model_tokens - 1, free_tokens - 2 * limits.block_tokens)
+    found = []
+    for share in CACHED_SHARES:
+        cached = int(share * limits.max_model_tokens) // limits.block_tokens * limits.block_tokens
+        tokens = [t for t in CHUNK_TOKENS if t <= min(largest, limits.max_batch_tokens - decode_seqs)]
+        found += [(chunk, cached) for chunk in tokens if chunk + cached <= room]
+    return tuple(found)

@@ -1,0 +1,198 @@
+"""A vLLM engine core stepped by hand, to measure iterations of a chosen composition. Imports vllm.
+
+The engine is configured like a replica's and lives in this process. Compositions are made with ordinary requests:
+decodes are prompts that were prefilled before, the cached context of a chunk is a prefix-cache hit, and what the
+scheduler really did is read from its output.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+from vllm import SamplingParams
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.executor import Executor, UniProcExecutor
+
+from profiles.batch import Batch
+from profiles.grid import EngineLimits, Stage
+from replicas.config import ReplicaConfig
+from replicas.vllm_engine import engine_config
+
+TRIES = 3  # per composition: a prefix that was evicted is computed again
+SETTLE_STEPS = 3  # iterations after the decodes are in place that are not counted
+
+
+class Sample(NamedTuple):
+    """One iteration as it ran."""
+
+    batch: Batch
+    decode_kv_tokens: int  # longest KV length among its decodes
+    seconds: float
+
+
+class EngineError(RuntimeError):
+    """The engine did not do what the measurement needs."""
+
+
+class ProfilingEngine:
+    """vLLM's engine core with a recorder around its scheduler. Binds this process to ``config.cores``."""
+
+    def __init__(self, config: ReplicaConfig) -> None:
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", config.log_level)
+        if config.cores:
+            os.sched_setaffinity(0, config.cores)
+            torch.set_num_threads(len(config.cores))
+        vllm_config = engine_config(_with_stock_scheduler(config), link="")
+        single = vllm_config.parallel_config.world_size == 1
+        executor = UniProcExecutor if single else Executor.get_class(vllm_config)
+        self._core = EngineCore(vllm_config, executor, log_stats=False)
+        self._recorder = _Recorder(self._core.scheduler)
+        self._vocabulary = vllm_config.model_config.get_vocab_size()
+        self._random = np.random.default_rng(0)
+        self._serial = 0
+        cache = vllm_config.cache_config
+        self.limits = EngineLimits(
+            kv_capacity_tokens=(cache.num_gpu_blocks - 1) * cache.block_size,
+            max_model_tokens=vllm_config.model_config.max_model_len,
+            max_batch_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
+            max_sequences=vllm_config.scheduler_config.max_num_seqs,
+            block_tokens=cache.block_size,
+        )
+
+    def measure(self, stage: Stage) -> Iterator[Sample]:
+        """One sample of every chunk of ``stage``, and one of the decodes alone after each of them."""
+        held = [self._add(self._slot_prompt(slot, stage.kv_tokens_each)) for slot in range(stage.decode_seqs)]
+        try:
+            while any(self._is_prefilling(request_id) for request_id in held):
+                self._step()
+            for _ in range(SETTLE_STEPS if held else 0):
+                self._step()
+            for chunk_tokens, cached_tokens in self._random.permutation(np.array(stage.chunks)).tolist():
+                yield self._chunk(chunk_tokens, cached_tokens, len(held))
+                if held:
+                    yield self._step()
+        finally:
+            self._abort(held)
+
+    def close(self) -> None:
+        """End the engine and give its memory back."""
+        self._core.shutdown()
+
+    def _chunk(self, chunk_tokens: int, cached_tokens: int, decode_seqs: int) -> Sample:
+        """The iteration in which a prompt of which ``cached_tokens`` are in the prefix cache is prefilled at once."""
+        context = self._slot_prompt(-1, cached_tokens)
+        for _ in range(TRIES):
+            request_id = self._add([*context, *self._tokens(chunk_tokens)])
+            sample = self._step()
+            while self._is_prefilling(request_id):
+                self._step()
+            self._abort([request_id])
+            batch = sample.batch
+            asked = (decode_seqs + 1, decode_seqs + chunk_tokens, cached_tokens)
+            if (batch.sequences, batch.batch_tokens, batch.cached_tokens) == asked:
+                return sample
+        raise EngineError(
+            f"no iteration of {decode_seqs} decodes and {chunk_tokens} tokens on {cached_tokens} cached ones"
+        )
+
+    def _add(self, prompt: list[int]) -> str:
+        self._serial += 1
+        request_id = f"profile-{self._serial}"
+        longest = self.limits.max_model_tokens - len(prompt)
+        request = EngineCoreRequest(
+            request_id=request_id,
+            prompt_token_ids=prompt,
+            mm_features=None,
+            sampling_params=SamplingParams(temperature=0.0, max_tokens=longest, ignore_eos=True),
+            pooling_params=None,
+            arrival_time=time.time(),
+            lora_request=None,
+            cache_salt=None,
+            data_parallel_rank=None,
+        )
+        self._core.add_request(*self._core.preprocess_add_request(request))
+        return request_id
+
+    def _step(self) -> Sample:
+        """Run until one more iteration has finished (with asynchronous scheduling one more is in flight then)."""
+        finished = len(self._recorder.samples)
+        while len(self._recorder.samples) == finished:
+            _, executed = self._core.step_fn()
+            self._core.post_step(executed)
+            if not self._core.scheduler.has_requests():
+                raise EngineError("the engine ran out of requests: a decode ended before its measurement")
+        return self._recorder.samples[-1]
+
+    def _is_prefilling(self, request_id: str) -> bool:
+        request = self._core.scheduler.requests[request_id]
+        return not request.num_output_tokens
+
+    def _abort(self, request_ids: list[str]) -> None:
+        self._core.abort_requests(request_ids)
+
+    def _slot_prompt(self, slot: int, length: int) -> list[int]:
+        """The same tokens for a slot every time, so that longer prompts find shorter ones in the prefix cache."""
+        random = np.random.default_rng([7, slot + 1])
+        return [int(token) for token in random.integers(self._vocabulary, size=length)]
+
+    def _tokens(self, count: int) -> list[int]:
+        return [int(token) for token in self._random.integers(self._vocabulary, size=count)]
+
+
+def _with_stock_scheduler(config: ReplicaConfig) -> ReplicaConfig:
+    return msgspec.structs.replace(config, vllm_args=config.vllm_args | {"scheduler_cls": None})
+
+
+class _Recorder:
+    """Wraps a scheduler's two entry points: composition when an iteration is planned, time when it is done.
+
+    An iteration takes from its own planning, or from the end of the one before when that was still in flight, until
+    the scheduler has digested its output.
+    """
+
+    def __init__(self, scheduler: Any) -> None:
+        self.samples: list[Sample] = []
+        self._scheduler = scheduler
+        self._in_flight: list[tuple[Sample, float]] = []
+        self._done_s = 0.0
+        self._schedule, self._update = scheduler.schedule, scheduler.update_from_output
+        scheduler.schedule, scheduler.update_from_output = self.schedule, self.update_from_output
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        started_s = time.perf_counter()
+        output = self._schedule(*args, **kwargs)
+        self._in_flight.append((self._composition(output), started_s))
+        return output
+
+    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        result = self._update(*args, **kwargs)
+        done_s = time.perf_counter()
+        sample, started_s = self._in_flight.pop(0)
+        if sample.batch.batch_tokens:
+            self.samples.append(sample._replace(seconds=done_s - max(started_s, self._done_s)))
+        self._done_s = done_s
+        return result
+
+    def _composition(self, output: SchedulerOutput) -> Sample:
+        kv_tokens, longest, prefill = 0, 0, Batch(0.0, sequences=0.0)
+        for request_id, tokens in output.num_scheduled_tokens.items():
+            request = self._scheduler.requests[request_id]
+            cached = request.num_computed_tokens - tokens
+            if request.num_output_tokens + request.num_output_placeholders > 0 and tokens == 1:
+                kv_tokens, longest = kv_tokens + cached + tokens, max(longest, cached + tokens)
+            else:
+                prefill = prefill.with_chunk(tokens, cached)
+        batch = prefill._replace(
+            batch_tokens=float(output.total_num_scheduled_tokens),
+            kv_tokens=float(kv_tokens),
+            sequences=float(len(output.num_scheduled_tokens)),
+        )
+        return Sample(batch, longest, 0.0)
