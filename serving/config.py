@@ -83,7 +83,7 @@ class EngineConfig(Section):
 
     SHORT: ClassVar[str] = "kind"
     kind: Literal["vllm", "simulated"] = "vllm"
-    scheduler: Literal["slo", "vllm", "sarathi", "edf", "sjf"] = "slo"
+    scheduler: str = "slo"  # the order inside the engine; "vllm" is vLLM's own
     scheduler_options: dict[str, float] = Field(default_factory=dict)
     max_num_seqs: PositiveInt = 64
     max_num_batched_tokens: PositiveInt = 2048
@@ -93,7 +93,7 @@ class EngineConfig(Section):
     enforce_eager: bool = True
     cores_per_replica: NonNegativeFloat = 1.0  # reserved in Ray; rounded up, the threads of an engine on a CPU
     gpus_per_replica: NonNegativeFloat = 0.0
-    speculation: SpeculationConfig = SpeculationConfig()
+    speculation: SpeculationConfig = Field(default_factory=SpeculationConfig)
     hang_s: PositiveFloat = 20.0  # busy without an iteration for so long: unhealthy, replaced
     vllm_args: dict[str, Any] = Field(default_factory=dict)  # further arguments of vLLM's AsyncEngineArgs, by name
     kv_capacity_tokens: NonNegativeInt = 0  # simulated: 0 is what the profile says
@@ -101,6 +101,13 @@ class EngineConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        from replicas.step_planner import OPTIONS, POLICIES, STOCK  # brings numba, as below
+
+        if self.scheduler not in (known := [*POLICIES, STOCK]):
+            raise ValueError(f"scheduler: no scheduler {self.scheduler!r}; {suggest(self.scheduler, known)}")
+        for key in self.scheduler_options:
+            if key not in OPTIONS:
+                raise ValueError(f"scheduler_options.{key}: unknown key; {suggest(key, OPTIONS)}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(f"max_num_batched_tokens: must be at least max_num_seqs ({self.max_num_seqs})")
         for key in self.vllm_args:
@@ -150,11 +157,11 @@ class IngressConfig(Section):
 class AppConfig(Section):
     """Everything but the tier table."""
 
-    model: ModelConfig = ModelConfig()
-    engine: EngineConfig = EngineConfig()
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    engine: EngineConfig = Field(default_factory=EngineConfig)
     profile: str = ""  # iteration-time profile: a built-in name or a file; empty: the embedded model's
-    fleet: FleetConfig = FleetConfig()
-    ingress: IngressConfig = IngressConfig()
+    fleet: FleetConfig = Field(default_factory=FleetConfig)
+    ingress: IngressConfig = Field(default_factory=IngressConfig)
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -34,7 +34,8 @@ def test_nothing_configured_is_the_embedded_model() -> None:
         ({"engine": {"speculation": {"token": 1}}}, "engine.speculation.token: unknown key; did you mean 'tokens'?"),
         ({"ingress": {"zzz": 1}}, "ingress.zzz: unknown key; known: cores, max_ongoing_requests, replicas"),
         ({"engine": {"kind": "sglang"}}, "engine.kind: input should be 'vllm' or 'simulated', got 'sglang'"),
-        ({"engine": {"scheduler": "fcfs"}}, "engine.scheduler: input should be"),
+        ({"engine": {"scheduler": "slow"}}, "engine.scheduler: no scheduler 'slow'; did you mean 'slo'?"),
+        ({"engine": {"scheduler_options": {"max_iteration": 1.0}}}, "engine.scheduler_options.max_iteration: unknown"),
         ({"engine": {"max_num_seqs": 0}}, "engine.max_num_seqs: input should be greater than 0, got 0"),
         ({"engine": {"max_num_seqs": "64"}}, "engine.max_num_seqs: input should be a valid integer, got '64'"),
         ({"engine": {"kv_cache_gib": -1}}, "engine.kv_cache_gib: input should be greater than or equal to 0"),
@@ -75,7 +76,7 @@ def test_config_is_frozen() -> None:
 
 def test_replica_config_carries_every_engine_setting() -> None:
     engine = {
-        "scheduler": "edf",
+        "scheduler": "vllm",
         "max_num_seqs": 8,
         "max_num_batched_tokens": 512,
         "kv_cache_gib": 0.5,
@@ -86,7 +87,7 @@ def test_replica_config_carries_every_engine_setting() -> None:
         "vllm_args": {"gpu_memory_utilization": 0.8},
         "kv_capacity_tokens": 4096,
         "speed": 2.0,
-        "scheduler_options": {"share": 0.5},
+        "scheduler_options": {"max_iteration_s": 0.5},
         "speculation": {"tokens": 3, "ngram_min": 1, "ngram_max": 2},
     }
     config = AppConfig.read(
@@ -101,7 +102,7 @@ def test_replica_config_carries_every_engine_setting() -> None:
     renamed = {"kind", "scheduler", "scheduler_options", "speculation", "cores_per_replica", "gpus_per_replica"}
     for name in type(config.engine).model_fields.keys() - renamed:
         assert getattr(replica, name) == getattr(config.engine, name), name
-    assert (replica.engine, replica.policy, replica.policy_options["share"]) == ("vllm", "edf", 0.5)
+    assert (replica.engine, replica.policy, replica.policy_options["max_iteration_s"]) == ("vllm", "vllm", 0.5)
     assert (replica.model, replica.max_model_len, replica.dtype, replica.load_format) == (
         "a/b",
         1024,
