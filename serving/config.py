@@ -6,19 +6,18 @@ ingress's ``user_config``, because it changes while the fleet runs.
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import yaml
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from controller.fleet import FleetOptions
 from profiles.profile import ProfileError
 from profiles.store import load_profile
 from replicas.config import EMBEDDED_MODEL, ReplicaConfig
+from replicas.step_planner import OPTIONS, POLICIES, STOCK
 from routing.policy import routing_names
 from serving.strict import ConfigError, Section, suggest
-
-if TYPE_CHECKING:
-    from controller.fleet import FleetOptions
 
 IMPORT_PATH, INGRESS = "serving.app:build", "Ingress"
 EMBEDDED_PROFILE = "embedded-cpu"
@@ -101,8 +100,6 @@ class EngineConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        from replicas.step_planner import OPTIONS, POLICIES, STOCK  # brings numba, as below
-
         if self.scheduler not in (known := [*POLICIES, STOCK]):
             raise ValueError(f"scheduler: no scheduler {self.scheduler!r}; {suggest(self.scheduler, known)}")
         for key in self.scheduler_options:
@@ -208,10 +205,8 @@ class AppConfig(Section):
             **{name: getattr(engine, name) for name in same.split()},
         )
 
-    def fleet_options(self) -> "FleetOptions":
+    def fleet_options(self) -> FleetOptions:
         """What the controller needs to know."""
-        from controller.fleet import FleetOptions  # brings numba, for which the command line need not wait
-
         same = "routing admission max_hops unattainable silent_s length_prior_tokens seed"
         return FleetOptions(**{name: getattr(self.fleet, name) for name in same.split()})
 
