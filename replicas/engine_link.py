@@ -22,7 +22,6 @@ class RequestTick(msgspec.Struct, frozen=True, array_like=True):
     request_id: str
     computed_tokens: int
     running: bool
-    demoted: bool  # serves as best effort now, because its objective can no longer be met
 
 
 class Tick(msgspec.Struct, frozen=True, array_like=True):

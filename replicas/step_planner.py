@@ -8,11 +8,13 @@ import numpy as np
 from planning.batch import form_batch
 from planning.limits import make_limits
 from planning.tables import request_table
+from profiles.kernels import iteration_s
 from profiles.online import corrected, new_correction, observe
 from profiles.store import load_profile
 
 POLICIES = {"slo": form_batch}
 STOCK = "vllm"
+ACCEPTANCE_WEIGHT = 0.02  # of a new iteration in the running acceptance rate
 OPTIONS = ("max_iteration_s", "best_effort_share", "acceptance")
 
 
@@ -66,6 +68,16 @@ class StepPlanner:
         tokens = np.zeros(len(table), dtype=np.int32)
         seconds, mix = self._form(self.coefficients, table, now_s, self.limits, tokens)
         return tokens, seconds, mix
+
+    def predict(self, mix: np.ndarray) -> float:
+        """Seconds of an iteration of this composition."""
+        return float(iteration_s(self.coefficients, *mix))
+
+    def note_acceptance(self, accepted: int, drafted: int) -> None:
+        """Learn from one iteration's speculation how likely a draft token is accepted."""
+        if drafted:
+            rate = self.limits["acceptance"]
+            self.limits["acceptance"] = min(rate + ACCEPTANCE_WEIGHT * (accepted / drafted - rate), 0.99)
 
     def observe(self, mix: np.ndarray, seconds: float) -> None:
         """Learn from an iteration of composition ``mix`` that took ``seconds``."""

@@ -25,10 +25,12 @@ from replicas.cores import CoreClaim
 from replicas.embedded import ensure_embedded_model
 from replicas.engine import EngineFailure, EngineState, Entry
 from replicas.engine_link import Tick, TickReceiver
+from replicas.request_rows import KEY, to_extra_args
 from replicas.vllm_codec import decode_request, encode_output
 from replicas.vllm_executor import CORES, PARENT, THREADS, tethered_executor
 
 SCHEDULER = "replicas.vllm_scheduler.SloScheduler"
+EMBEDDED_PROFILE = "embedded-cpu"
 STOP_S = 1.0  # time an engine gets to end by itself before its group is killed
 GIB = 1 << 30
 
@@ -200,7 +202,14 @@ def engine_config(config: ReplicaConfig, link: str) -> VllmConfig:
         enforce_eager=config.enforce_eager,
         use_tqdm_on_load=False,
         scheduler_cls=SCHEDULER,
-        additional_config={"polyslo": {"link": link, "policy": config.policy, "options": config.policy_options}},
+        additional_config={
+            KEY: {
+                "link": link,
+                "profile": config.profile or (EMBEDDED_PROFILE if embedded else ""),
+                "policy": config.policy,
+                "options": config.policy_options,
+            }
+        },
     )
     if config.kv_cache_gib:
         arguments["kv_cache_memory_bytes"] = int(config.kv_cache_gib * GIB)
@@ -222,9 +231,8 @@ def to_request(submission: Submission, entry: Entry) -> EngineCoreRequest:
         raise ValueError("only generation requests are served")
     request.request_id = submission.request_id
     request.arrival_time = time.time() - submission.age_s
-    slo = submission.slo
-    objective = [slo.best_effort, entry.arrival_s, slo.ttft_s, slo.tpot_s, slo.e2e_s, entry.output_tokens]
-    params.extra_args = (params.extra_args or {}) | {"polyslo": objective}
+    objective = to_extra_args(submission.slo, entry.arrival_s, entry.output_tokens, submission.emitted_tokens)
+    params.extra_args = (params.extra_args or {}) | objective
     return request
 
 

@@ -1,12 +1,14 @@
 """vLLM's scheduler with objectives: shapes the inputs of ``schedule()`` and lets vLLM do the rest. Runs in EngineCore.
 
-Nothing of vLLM is changed or copied. What the subclass relies on is named in ``VLLM_ATTRIBUTES`` and tested.
+Queues are translated to the planning table, planning forms the batch, and the batch is applied as a quota of tokens per
+request: 0 leaves a request out of this step. vLLM is neither changed nor copied; ``tests/unit/replicas`` names every
+internal attribute that is relied on here.
 """
 
 import time
-from collections import deque
 from typing import Any
 
+import numpy as np
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine.core import EngineCore
@@ -14,120 +16,179 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
 from controller.wire import Step
+from planning.room import PREEMPT
 from replicas.engine_link import RequestTick, TickSender
+from replicas.request_rows import KEY, RequestRows
+from replicas.step_clock import StepClock
+from replicas.step_planner import STOCK, StepPlanner, profile_coefficients
 
-REQUESTS_EVERY_S = 0.1
-INF = float("inf")
+REQUESTS_EVERY_S = 0.1  # how often a tick tells where every request is
 
 
 class SloScheduler(AsyncScheduler):
-    """Serves by deadline, best effort last; reports every iteration to its replica."""
+    """Runs what the planner says, reports every iteration to its replica."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        settings = self.vllm_config.additional_config["polyslo"]
+        settings = self.vllm_config.additional_config[KEY]
+        coefficients, _ = profile_coefficients(settings["profile"])
+        self._planner = StepPlanner(
+            coefficients,
+            kv_capacity_tokens=(self.kv_cache_manager.block_pool.num_gpu_blocks - 1) * self.block_size,
+            block_tokens=self.block_size,
+            max_running=self.max_num_active_reqs,
+            max_batch_tokens=self.max_num_scheduled_tokens,
+        )
+        self._planner.configure(settings["policy"], settings["options"])
+        self._planner.warm_up()
+        self._rows = RequestRows()
+        self._clock = StepClock()
         self._link = TickSender(settings["link"])
-        self._policy = settings["policy"]
-        self._in_flight: deque[tuple[Step, float]] = deque()
-        self._last_done_s = 0.0
         self._iterations = 0
         self._requests_due_s = 0.0
+        self._has_quotas = False
+        self._is_splittable = not self.need_mamba_block_aligned_split
 
     def polyslo_configure(self, policy: str, options: dict[str, float]) -> None:
-        """Change policy and options at run time."""
-        self._policy = policy
+        """Change policy and its options while running."""
+        self._planner.configure(policy, options)
+
+    # What vLLM asks us about its requests.
+
+    def add_request(self, request: Request) -> None:
+        known = self.requests.get(request.request_id)
+        super().add_request(request)
+        if known is None:
+            self._rows.add(request, time.monotonic())
+            self._note_cached(request)
+
+    def _free_blocks(self, request: Request) -> None:
+        super()._free_blocks(request)
+        self._rows.remove(request)
+
+    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        super()._preempt_request(request, *args, **kwargs)
+        self._note_cached(request)
+
+    def _note_cached(self, request: Request) -> None:
+        self._rows.note_cached(request, self.kv_cache_manager.get_computed_blocks(request)[1])
+
+    def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
+        """vLLM asks this for every request it is about to schedule: the place to cap its tokens."""
+        if self._has_quotas and (quota := request.polyslo.quota) < num_new_tokens:
+            if quota <= 0:
+                return 0
+            is_chunk = quota < request.num_tokens - num_computed_tokens
+            if is_chunk and self._is_splittable and not request.has_encoder_inputs:
+                num_new_tokens = quota
+        return super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
+
+    # One step: plan, apply, let vLLM schedule, measure.
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        if self._policy != "vllm":
-            self._shape()
-        started_s = time.monotonic()
+        now_s = time.monotonic()
+        predicted_s, mix = 0.0, None
+        if self._planner.policy != STOCK and (self.running or self.waiting):
+            predicted_s, mix = self._plan(self._clock.next_start_s(now_s))
         output = super().schedule(throttle_prefills)
-        self._in_flight.append((self._composition(output), started_s))
+        self._has_quotas = False
+        if mix is None or (mix[0], mix[3]) != (output.total_num_scheduled_tokens, len(output.num_scheduled_tokens)):
+            mix = self._composition(output)
+            predicted_s = self._planner.predict(mix)
+        self._clock.begin(now_s, mix, predicted_s)
         return output
 
-    def _shape(self) -> None:
-        self.running.sort(key=lambda r: (_remaining(r) > 1, _due_s(r)))
-        if len(self.waiting) > 1:
-            ordered = sorted(self.waiting, key=_due_s)
+    def _plan(self, start_s: float) -> tuple[float, np.ndarray]:
+        """Plan the step that starts at ``start_s`` and hand out its quotas."""
+        running, waiting = self.running, list(self.waiting)
+        table = self._rows.gather(running, waiting, self.num_spec_tokens > 0)
+        tokens, predicted_s, mix = self._planner.plan(table, start_s)
+        # Where the planner sees nothing to run, vLLM may (its prefix cache shares blocks): never stand still.
+        self._has_quotas = predicted_s > 0
+        if self._has_quotas:
+            self._apply(running, waiting, tokens, table["best_effort"])
+        return predicted_s, mix
+
+    def _apply(self, running: list[Request], waiting: list[Request], tokens: np.ndarray, yields: np.ndarray) -> None:
+        quotas = tokens.tolist()
+        for request, quota in zip(running, quotas, strict=False):
+            request.polyslo.quota = quota
+            if len(request.spec_token_ids) >= quota > 0:
+                request.spec_token_ids = request.spec_token_ids[: quota - 1]
+        count = len(running)
+        for request, quota in zip(waiting, quotas[count:], strict=True):
+            request.polyslo.quota = quota
+        victims = [running[i] for i in np.flatnonzero(tokens[:count] == PREEMPT)]
+        if victims or self._is_short_of_blocks(tokens):
+            # vLLM takes blocks from the back of the list: planned first, best effort last.
+            order = np.lexsort((yields[:count], tokens[:count] <= 0))
+            self.running = [running[i] for i in order if quotas[i] != PREEMPT]
+        self._preempt(victims)
+        chosen = [request for request, quota in zip(waiting, quotas[count:], strict=True) if quota > 0]
+        if victims or chosen != waiting[: len(chosen)]:
+            others = [request for request, quota in zip(waiting, quotas[count:], strict=True) if quota <= 0]
             self.waiting.clear()
-            self.waiting.extend(ordered)
-        if self.waiting and _due_s(self.waiting[0]) < INF:
-            self._make_room(self.waiting[0])
+            self.waiting.extend([*chosen, *others, *victims])
 
-    def _make_room(self, request: Request) -> None:
-        """Preempt best effort, latest first, until ``request`` fits."""
-        needed = -(-request.num_tokens // self.block_size) + 1
-        pool = self.kv_cache_manager.block_pool
-        full = len(self.running) >= self.max_num_active_reqs
-        for victim in [r for r in reversed(self.running) if _due_s(r) == INF]:
-            if not full and pool.get_num_free_blocks() >= needed:
-                return
-            self.running.remove(victim)
-            self._preempt_request(victim, time.monotonic())
-            self.prev_step_scheduled_req_ids.discard(victim.request_id)
-            self.waiting.remove(victim)
-            self.waiting.append(victim)
-            full = False
+    def _is_short_of_blocks(self, tokens: np.ndarray) -> bool:
+        wanted = len(tokens) + int(np.maximum(tokens, 0).sum()) // self.block_size
+        return self.kv_cache_manager.block_pool.get_num_free_blocks() < wanted
 
-    def _composition(self, output: SchedulerOutput) -> Step:
-        """The batch of one iteration in the terms of the iteration-time model, without its duration."""
-        kv_tokens, pairs, depth = 0, 0.0, 0
-        for request_id, tokens in output.num_scheduled_tokens.items():
-            cached = self.requests[request_id].num_computed_tokens - tokens
-            drafts = len(output.scheduled_spec_decode_tokens.get(request_id, ()))
-            if tokens == 1 + drafts:
-                kv_tokens += cached + tokens
-                depth = max(depth, drafts)
-            else:
-                pairs += tokens * (cached + tokens / 2)
-        return Step(
-            output.total_num_scheduled_tokens, kv_tokens, pairs, len(output.num_scheduled_tokens), depth, seconds=0.0
-        )
+    def _preempt(self, victims: list[Request]) -> None:
+        """Take the KV cache of running requests; their tokens are kept and computed again when they resume."""
+        now_s = time.monotonic()
+        for request in victims:
+            self._preempt_request(request, now_s)
+            # It may resume in the very next step: the model runner must then be sent its tokens again.
+            self.prev_step_scheduled_req_ids.discard(request.request_id)
+
+    def _composition(self, output: SchedulerOutput) -> np.ndarray:
+        """What a scheduled batch consists of, in the terms of the iteration-time model."""
+        count = len(output.num_scheduled_tokens)
+        tokens = np.fromiter(output.num_scheduled_tokens.values(), np.float64, count)
+        after = np.array([self.requests[name].num_computed_tokens for name in output.num_scheduled_tokens])
+        drafts = np.zeros(count)
+        if speculated := output.scheduled_spec_decode_tokens:
+            drafts[:] = [len(speculated.get(name, ())) for name in output.num_scheduled_tokens]
+        decodes = tokens == 1 + drafts
+        pairs = tokens * (after - tokens / 2)
+        return np.array([tokens.sum(), after[decodes].sum(), pairs[~decodes].sum(), count, drafts.max(initial=0)])
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
-        now_s = time.monotonic()
-        step, started_s = self._in_flight.popleft()
-        seconds = now_s - max(started_s, self._last_done_s)
-        self._last_done_s = now_s
+        if scheduler_output.scheduled_spec_decode_tokens:
+            self._note_acceptance(scheduler_output, model_runner_output)
         result = super().update_from_output(scheduler_output, model_runner_output)
-        self._push(now_s, Step(*_fields(step)[:-1], seconds) if step.batch_tokens else None)
+        now_s = time.monotonic()
+        mix, seconds = self._clock.finish(now_s, is_continuing=bool(self.running or self.waiting))
+        step = None
+        if mix[0] > 0:
+            self._iterations += 1
+            self._planner.observe(mix, seconds)
+            step = Step(*mix.tolist(), seconds)
+        self._push(now_s, step)
         return result
 
+    def _note_acceptance(self, scheduled: SchedulerOutput, output: ModelRunnerOutput) -> None:
+        drafted = accepted = 0
+        for name, drafts in scheduled.scheduled_spec_decode_tokens.items():
+            drafted += len(drafts)
+            accepted += max(len(output.sampled_token_ids[output.req_id_to_index[name]]) - 1, 0)
+        self._planner.note_acceptance(accepted, drafted)
+
     def _push(self, now_s: float, step: Step | None) -> None:
-        self._iterations += step is not None
+        """Tell the replica about the step, and now and then where every request is."""
         requests = None
         if now_s >= self._requests_due_s or not self.requests:
             self._requests_due_s = now_s + REQUESTS_EVERY_S
-            running = set(self.running)
+            running = {request.request_id for request in self.running}
             requests = [
-                RequestTick(request_id, request.num_computed_tokens, request in running, False)
-                for request_id, request in self.requests.items()
+                RequestTick(name, request.num_computed_tokens, name in running)
+                for name, request in self.requests.items()
             ]
         pool = self.kv_cache_manager.block_pool
-        used_blocks = pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
-        if not self._link.send(self._iterations, used_blocks * self.block_size, step, requests):
-            self._requests_due_s = 0.0
-
-
-def _fields(step: Step) -> tuple[float, ...]:
-    return (step.batch_tokens, step.kv_tokens, step.pairs, step.sequences, step.spec_steps, step.seconds)
-
-
-def _objective(request: Request) -> list[Any] | None:
-    params = request.sampling_params
-    return (params.extra_args or {}).get("polyslo") if params is not None else None
-
-
-def _due_s(request: Request) -> float:
-    objective = _objective(request)
-    if objective is None or objective[0]:
-        return INF
-    _, arrival_s, ttft_s, tpot_s = objective[:4]
-    return arrival_s + ttft_s + request.num_output_tokens * tpot_s
-
-
-def _remaining(request: Request) -> int:
-    return request.num_tokens + request.num_output_placeholders - request.num_computed_tokens
+        used_tokens = (pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()) * self.block_size
+        if not self._link.send(self._iterations, used_tokens, step, requests):
+            self._requests_due_s = now_s
 
 
 def _configure(self: EngineCore, policy: str, options: dict[str, float]) -> None:
