@@ -89,8 +89,8 @@ def code_version() -> str:
 
 def _outcome_table(points: Sequence[Point]) -> Table:
     table = _table("Who got what: refused, downgraded, failed and unfinished requests count as misses")
-    headers = ("sent", "attained", "attained %", "99 % tok. %", "mean TPOT %", "refused", "best effort")
-    for name in (*headers, "errors", "open", "goodput/s"):
+    headers = ("sent", "attained", "attained\n%", "99 % of\ntokens %", "mean\nTPOT %", "refused", "best\neffort")
+    for name in (*headers, "errors", "open", "goodput\nper s"):
         table.add_column(name, justify="right", no_wrap=True)
     for point in _ordered(points):
         shares = (_percent(point[k]) for k in ("attainment", "attainment_tolerant", "attainment_mean_tpot"))
@@ -105,8 +105,8 @@ def _latency_table(points: Sequence[Point]) -> Table:
     table = _table("Latency in ms, from the time each request was due")
     for side in ("TTFT", "TPOT"):
         for quantile in ("P50", "P95", "P99"):
-            table.add_column(f"{side} {quantile}", justify="right")
-    table.add_column("tokens/s", justify="right")
+            table.add_column(f"{side}\n{quantile}", justify="right")
+    table.add_column("tokens\nper s", justify="right")
     for point in _ordered(points):
         cells = [_figure(point[side][q]) for side in ("ttft_ms", "tpot_ms") for q in ("p50", "p95", "p99")]
         table.add_row(escape(point["label"]), *cells, f"{point['tokens_per_s']:.1f}")
@@ -122,7 +122,7 @@ def _prediction_table(points: Sequence[Point]) -> Table | Text:
     table.add_column("requests", justify="right")
     for side in ("TTFT", "TPOT"):
         for name in ("MAPE %", "bias", "|error| P95"):
-            table.add_column(f"{side} {name}", justify="right", no_wrap=True)
+            table.add_column(f"{side}\n{name}", justify="right", no_wrap=True)
     for point in _ordered(points):
         ttft, tpot = point["prediction"]["ttft"], point["prediction"]["tpot"]
         cells = [

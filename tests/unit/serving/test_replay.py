@@ -194,7 +194,7 @@ def test_the_same_seed_sends_the_same_requests(server: FakeServer) -> None:
 
 def test_every_way_to_fail_is_a_miss_of_its_own_kind(server: FakeServer) -> None:
     server.script = {0: refuse, 1: fail_with_500, 2: fail_in_stream, 3: break_off, 4: downgrade, 5: hang}
-    played = replay.replay(ReplayOptions(small_trace(), server.url, slo_mix=GENEROUS, grace_s=0.5))
+    played = replay.replay(ReplayOptions(small_trace(), server.url, slo_mix=GENEROUS, grace_s=2.0))
     status = {r.request: r.status for r in played.records}
     errors = dict.fromkeys((1, 2, 3), Status.ERROR)
     rest = dict.fromkeys((4, 6, 7), Status.FINISHED)
@@ -324,14 +324,13 @@ def test_interrupt_reports_what_was_seen(
         os.kill(os.getpid(), signal.SIGINT)
         hang(handler)
 
-    server.script = {3: interrupt}
+    server.script = {1: interrupt}
     before = signal.getsignal(signal.SIGINT)
-    assert (
-        cli.main(["replay", str(write_csv(tmp_path / "trace.csv")), "--url", server.url, "--rate-scale", "0.1"]) == 130
-    )
+    trace = write_csv(tmp_path / "trace.csv", requests=40)
+    assert cli.main(["replay", str(trace), "--url", server.url, "--rate-scale", "0.1"]) == 130
     assert "Interrupted" in capsys.readouterr().out
     assert signal.getsignal(signal.SIGINT) is before
-    assert set(server.seen) == {0, 1, 2, 3}
+    assert {0, 1} <= set(server.seen) < set(range(40))
 
 
 def test_all_errors_is_a_failure(server: FakeServer, tmp_path: Path) -> None:
