@@ -1,6 +1,7 @@
 """The rooms of docs/architecture.md: who may import whom, and how large a file or a function may grow."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,12 @@ PURE_ROOMS = ("profiles", "planning", "routing", "controller", "simulation")
 ROOMS = (*PURE_ROOMS, "replicas", "serving", "benchmarks")
 SHELLS = {"controller.actor"}  # modules of pure rooms that are shells
 EMPTY_ON_IMPORT = ("controller", "replicas", "serving")  # Python runs their __init__ wherever one module is wanted
+ADAPTERS = {  # package -> the modules that may know it
+    "vllm": r"(replicas|serving)\.vllm_\w+|replicas\.profiling",
+    "torch": r"replicas\.vllm_executor|replicas\.profiling",
+    "ray": r"controller\.actor|replicas\.(deployment|pinned_router|reporter)|serving\.(app|launch|ray_links)",
+    "ray.serve.request_router": r"replicas\.pinned_router",  # an alpha API of Serve's
+}
 FILE_LINES, FUNCTION_LINES = 300, 60
 
 IMPORT_BLOCKED = """
@@ -61,6 +68,25 @@ def test_pure_room_needs_no_engine(room: str) -> None:
 @pytest.mark.parametrize("name", ["ray", "vllm.config", "torch"])
 def test_blocked_import_is_noticed(name: str) -> None:
     assert "is blocked here" in import_blocked(name).stderr
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Every module that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+@pytest.mark.parametrize("package", sorted(ADAPTERS))
+def test_only_adapters_know(package: str) -> None:
+    knowing = set()
+    for path in sources(*(room for room in ROOMS if room != "benchmarks")):
+        if any(f"{name}.".startswith(f"{package}.") for name in imported(path)):
+            knowing.add(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    assert knowing, f"nothing imports {package} any more"
+    assert not {name for name in knowing if not re.fullmatch(ADAPTERS[package], name)}
 
 
 @pytest.mark.parametrize("room", EMPTY_ON_IMPORT)
