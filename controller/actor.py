@@ -17,6 +17,7 @@ import ray
 from controller.fleet import Fleet, FleetOptions
 from controller.tiers import TierTable
 from controller.wire import Admission, Outcome, Report
+from planning.warmup import warm_up
 from profiles.store import load_profile
 
 logger = logging.getLogger("polyslo.controller")
@@ -38,6 +39,7 @@ class Controller:
         self.fleet: Fleet | None = None
         self.decisions = 0
         self.busy_s = 0.0
+        warm_up()
         asyncio.get_event_loop().create_task(self._leave_when_forgotten())
 
     async def configure(self, options: bytes, tiers: bytes) -> str:
@@ -91,7 +93,7 @@ class Controller:
         if self.fleet is not None:
             self.fleet.note_failed(replica, time.monotonic())
 
-    async def status(self, _: None = None) -> bytes:
+    async def status(self) -> bytes:
         """Everything an operator asks for, as JSON."""
         now_s = time.monotonic()
         own = {
@@ -104,16 +106,20 @@ class Controller:
         fleet = self.fleet.status(now_s) if self.fleet is not None else {"tiers": [], "replicas": [], "attainment": {}}
         return msgspec.json.encode({"controller": own, **fleet})
 
-    async def check_integrity(self) -> None:
-        """Raise if the state contradicts itself."""
-        if self.fleet is not None:
-            self.fleet.check_integrity()
+    async def check_integrity(self) -> str:
+        """What in the state contradicts itself, and a line in the log; empty when nothing does."""
+        try:
+            if self.fleet is not None:
+                self.fleet.check_integrity()
+        except AssertionError as contradiction:
+            logger.error("state contradicts itself: %s", contradiction)
+            return str(contradiction)
+        return ""
 
     async def _leave_when_forgotten(self) -> None:
         while True:
             await asyncio.sleep(5.0)
-            if self.fleet is not None:
-                self.fleet.check_integrity()
+            await self.check_integrity()
             if time.monotonic() - self.heard_s > IDLE_EXIT_S:
                 ray.actor.exit_actor()
 

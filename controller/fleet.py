@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from planning.admission import AdmissionPlan, AdmitReason, plan_admission
 
 from controller.lengths import LengthEstimator
 from controller.tiers import TierTable
 from controller.tracker import Tracker
 from controller.virtual import VirtualReplica, admission_row
 from controller.wire import Admission, Decision, Outcome, Report, Verdict, request_uid
+from planning.admission import AdmissionOptions, plan_admission
 from profiles.profile import Profile
 from routing.policy import Ask, Candidate, RoutingPolicy, make_routing
 
@@ -47,6 +47,10 @@ class Pending:
     earliest_s: float = np.inf
     decision: Decision | None = None
 
+    @property
+    def is_best_effort(self) -> bool:
+        return bool(self.row["best_effort"])
+
 
 @dataclass
 class Fleet:
@@ -62,6 +66,7 @@ class Fleet:
     def __post_init__(self) -> None:
         self.lengths = LengthEstimator(self.options.length_prior_tokens)
         self.policy: RoutingPolicy = make_routing(self.options.routing)
+        self._planning = AdmissionOptions(retry_after=True, horizon_s=self.options.retry_cap_s)
         self._rng = np.random.default_rng(self.options.seed)
         self._assigned: dict[str, int] = {}
         self._where: dict[int, str] = {}  # request -> replica it was sent to
@@ -73,7 +78,11 @@ class Fleet:
         known = self.replicas.get(report.replica)
         if known is None or known.birth != report.birth:
             self.replicas[report.replica] = VirtualReplica(report, self.load_profile(report.profile), now_s)
-        self.replicas[report.replica].sync(report, self.lengths, now_s)
+        replica = self.replicas[report.replica]
+        replica.sync(report, self.lengths, now_s)
+        for uid in replica.table["id"].tolist():
+            if self._where.setdefault(uid, report.replica) != report.replica:
+                replica.release(uid)  # a stream that moved elsewhere; this replica will hear of it
         self._reassign(now_s)
 
     def set_tiers(self, tiers: TierTable, now_s: float) -> bool:
@@ -108,14 +117,16 @@ class Fleet:
         live = self.live(now_s)
         for replica in live.values():
             replica.advance(now_s)
-        pending = [self._pend(ask, live, now_s) for ask in batch]
-        trying = [p for p in pending if p.tries and not self._is_best_effort(p)]
+        checks = self.options.admission and self.policy.checks_admission
+        pending = []
+        for ask in batch:
+            pending.append(p := self._pend(ask, live, now_s))
+            if p.tries and not checks and not p.is_best_effort:
+                p.decision = self._take(p, live[p.tries[0]], now_s)
+        trying = [p for p in pending if p.tries and p.decision is None and not p.is_best_effort]
         while trying:
             trying = self._round(trying, live, now_s)
-        for p in pending:
-            if p.decision is None:
-                p.decision = self._fall_back(p, live, now_s)
-        return [p.decision for p in pending if p.decision is not None]
+        return [p.decision or self._fall_back(p, live, now_s) for p in pending]
 
     def live(self, now_s: float) -> dict[int, VirtualReplica]:
         """Replicas that may take requests, by position in name order."""
@@ -135,9 +146,6 @@ class Fleet:
         usable = {i: r for i, r in live.items() if r.name not in exclude} or live
         return [r.candidate(i, self._assigned.get(r.name, -1)) for i, r in usable.items()]
 
-    def _is_best_effort(self, p: Pending) -> bool:
-        return bool(p.row["best_effort"])
-
     def _round(self, trying: list[Pending], live: dict[int, VirtualReplica], now_s: float) -> list[Pending]:
         """One hop: every replica decides about the requests that try it now; those refused try the next one."""
         visits: dict[int, list[Pending]] = {}
@@ -145,57 +153,60 @@ class Fleet:
             visits.setdefault(p.tries[p.hops], []).append(p)
         refused = []
         for index, visitors in visits.items():
-            if self.options.admission and self.policy.checks_admission:
-                refused += self._visit(visitors, live[index], now_s)
-            else:
-                self._take(visitors, live[index], now_s)
+            refused += self._visit(visitors, live[index], now_s)
         for p in refused:
             p.hops += 1
         return [p for p in refused if p.hops < len(p.tries)]
 
     def _visit(self, visitors: list[Pending], replica: VirtualReplica, now_s: float) -> list[Pending]:
         rows = np.array([p.row for p in visitors])
-        start_s = max(replica.free_at_s, now_s)
-        plan: AdmissionPlan = plan_admission(replica.coefficients, replica.limits, replica.table, rows, start_s)
+        plan = plan_admission(
+            replica.coefficients, replica.limits, replica.table, rows, replica.free_at_s, self._planning
+        )
         refused = []
         for k, p in enumerate(visitors):
             if not plan.accepted[k]:
-                p.reason = AdmitReason(plan.reasons[k]).name.lower()
+                p.reason = plan.reasons[k].value
                 p.earliest_s = min(p.earliest_s, float(plan.earliest_s[k]))
                 refused.append(p)
                 continue
-            ttft_s = float(plan.predicted_ttft_s[k])
-            self._place(p, replica, now_s, ttft_s, float(plan.predicted_tpot_s[k]))
+            predicted = float(plan.predicted_ttft_s[k]), float(plan.predicted_tpot_s[k])
+            p.decision = self._place(p, replica, now_s, "attainable", predicted)
         return refused
 
-    def _take(self, visitors: list[Pending], replica: VirtualReplica, now_s: float) -> None:
+    def _take(self, p: Pending, replica: VirtualReplica, now_s: float) -> Decision:
         """Admission is off: the policy's first choice it is, with no prediction."""
-        for p in visitors:
-            p.reason = "admission_off"
-            self._place(p, replica, now_s, np.inf, np.inf)
+        return self._place(p, replica, now_s, "admission_off", (np.inf, np.inf))
 
-    def _place(self, p: Pending, replica: VirtualReplica, now_s: float, ttft_s: float, tpot_s: float) -> None:
-        reason = p.reason if p.reason == "admission_off" else "attainable"
-        replica.reserve(p.row, now_s)
-        self._where[int(p.row["id"])] = replica.name
-        tier = self.tiers.tiers[p.tier].name if self.tiers.tiers else p.ask.slo.tier
-        p.decision = Decision(
+    def _place(
+        self, p: Pending, replica: VirtualReplica, now_s: float, reason: str, predicted: tuple[float, float]
+    ) -> Decision:
+        """Reserve room for the request as it asked; ``predicted`` is its TTFT and TPOT in seconds."""
+        self._reserve(p.row, replica, now_s)
+        return Decision(
             p.ask.request_id,
             Verdict.ADMITTED,
             replica.name,
-            tier,
+            self.tiers.tiers[p.tier].name if self.tiers.tiers else p.ask.slo.tier,
             reason,
-            ttft_s,
-            tpot_s,
-            p.hops,
+            *predicted,
+            hops=p.hops,
             output_tokens=int(p.row["output_tokens"]),
         )
+
+    def _reserve(self, row: np.ndarray, replica: VirtualReplica, now_s: float) -> None:
+        uid = int(row["id"])
+        held = self._where.get(uid)
+        if held in self.replicas:  # a stream that resumes, or a client's retry: one place at a time
+            self.replicas[held].release(uid)
+        replica.reserve(row, now_s)
+        self._where[uid] = replica.name
 
     def _fall_back(self, p: Pending, live: dict[int, VirtualReplica], now_s: float) -> Decision:
         """Best effort on the replica with the least to do, or a refusal that says when to come back."""
         if not live:
             return Decision(p.ask.request_id, Verdict.REFUSED, "", p.ask.slo.tier, "no_replica")
-        asked_best_effort = self._is_best_effort(p)
+        asked_best_effort = p.is_best_effort
         if not asked_best_effort and p.ask.emitted_tokens == 0 and self._refuses(p.tier):
             wait_s = min(max(p.earliest_s - now_s, 0.0), self.options.retry_cap_s)
             return Decision(
@@ -210,8 +221,7 @@ class Fleet:
         replica = self._least_busy(p, live)
         row = p.row.copy()
         row["best_effort"], row["ttft_s"], row["tpot_s"], row["deadline_s"] = True, np.inf, np.inf, np.inf
-        replica.reserve(row, now_s)
-        self._where[int(row["id"])] = replica.name
+        self._reserve(row, replica, now_s)
         reason = "best_effort" if asked_best_effort else p.reason
         return Decision(
             p.ask.request_id,
@@ -270,7 +280,7 @@ class Fleet:
             "best_effort": view.best_effort,
             "backlog_tokens": view.backlog_tokens,
             "kv_used_tokens": replica.kv_used_tokens,
-            "kv_capacity_tokens": replica.limits.kv_capacity_tokens,
+            "kv_capacity_tokens": int(replica.limits["kv_capacity_tokens"]),
             "seconds_since_report": round(now_s - replica.seen_s, 3),
             "drift": replica.drift(),
         }

@@ -7,10 +7,10 @@ import numpy as np
 
 from controller.lengths import LengthEstimator
 from controller.wire import Admission, Progress, Report, Slo, Step, request_uid
-from planning.limits import Limits
+from planning.limits import make_limits
 from planning.rollout import advance
 from planning.tables import REQUEST, request_table
-from profiles.online import corrected, drift, new_correction, observe
+from profiles.online import corrected, drift, new_correction, observe_steps
 from profiles.profile import Profile
 from routing.policy import Candidate
 
@@ -23,11 +23,11 @@ class VirtualReplica:
     def __init__(self, report: Report, profile: Profile, now_s: float) -> None:
         self.name, self.birth, self.profile = report.replica, report.birth, profile
         self.coefficients = np.array(profile.coefficients)
-        self._correction = new_correction()
+        self._correction = new_correction(self.coefficients)
         self.sequence, self.seen_s, self.free_at_s = -1, now_s, now_s
         self.draining, self.suspect_s, self.pid = report.draining, -np.inf, report.pid
         self.kv_used_tokens = report.kv_used_tokens
-        self.limits = Limits(
+        self.limits = make_limits(
             kv_capacity_tokens=report.kv_capacity_tokens,
             max_running=report.max_running,
             max_batch_tokens=report.max_batch_tokens,
@@ -57,10 +57,10 @@ class VirtualReplica:
 
     def _correct(self, steps: Iterable[Step]) -> None:
         """Move the coefficients by measured iterations (slope and intercept apart)."""
-        coefficients = self.profile.coefficients
-        for step in steps:
-            self._correction = observe(self._correction, coefficients, *msgspec.structs.astuple(step))
-        self.coefficients = corrected(coefficients, self._correction)
+        measured = np.array([msgspec.structs.astuple(step) for step in steps], dtype=np.float64)
+        if len(measured):
+            self._correction = observe_steps(self._correction, self.profile.coefficients, measured)
+            self.coefficients = corrected(self.profile.coefficients, self._correction)
 
     def advance(self, now_s: float) -> None:
         """Run the iterations that the model says the engine has finished by now."""
@@ -105,7 +105,7 @@ class VirtualReplica:
             tier=tier,
             requests=len(table),
             best_effort=int(table["best_effort"].sum()),
-            kv_free_tokens=self.limits.kv_capacity_tokens - self.kv_peak_tokens(),
+            kv_free_tokens=float(self.limits["kv_capacity_tokens"]) - self.kv_peak_tokens(),
             backlog_tokens=float(np.maximum(left - 1, 0).sum()),
         )
 

@@ -53,6 +53,11 @@ class Dispatcher:
         for replica, ids in by_replica.items():
             self._spawn(self._abort_remote(replica, ids))
 
+    def listen(self, replicas: Sequence[str]) -> None:
+        """Open the channels of replicas that are known to live, so that a first request need not wait for it."""
+        for replica in replicas:
+            self._open(replica)
+
     async def close(self) -> None:
         for task in list(self._tasks):
             task.cancel()
@@ -167,6 +172,9 @@ class Dispatcher:
                 continue  # aborted, or already moved elsewhere
             if delta.finish == "error":
                 lost.append(job)
+                continue
+            if delta.finish == "abort" and not job.tokens:  # the replica gave it up: it waited too long
+                self._give_up(job)
                 continue
             mine.append(delta)
             if delta.token_ids:

@@ -1,16 +1,19 @@
-"""ASGI middleware around vLLM's OpenAI server: SLO in, verdict out. Never touches a prompt.
+"""ASGI middleware around vLLM's OpenAI server: SLO in, verdict out. Never touches a prompt; Serve echoes the request id.
 
 The response of a generating endpoint is held until its admission decision is known (the responses API announces itself
 before): a refusal replaces it with 429 (or 503); anything else gains ``service_tier`` and the ``slo`` object.
 """
 
 import json
-import uuid
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from types import MappingProxyType
 from typing import Any
+
+import msgspec
 
 from serving.annotate import StreamAnnotator, annotate_json
 from serving.errors import ApiError, bad_request, refused
+from serving.program import read_program
 from serving.slo import SloError, TierIndex, resolve, strip_body
 from serving.ticket import Ticket, current_ticket
 
@@ -25,22 +28,23 @@ GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/response
 class SloMiddleware:
     """``tiers()`` gives the tier table in force; ``done(ticket, status)`` is told of every finished response."""
 
-    def __init__(self, app: App, tiers: Callable[[], TierIndex], done: Callable[[Ticket, int], None]) -> None:
-        self.app, self.tiers, self.done = app, tiers, done
+    def __init__(
+        self, app: App, tiers: Callable[[], TierIndex], done: Callable[[Ticket, int], None], overload_status: int = 429
+    ) -> None:
+        self.app, self.tiers, self.done, self.overload_status = app, tiers, done, overload_status
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in GENERATING:
             await self.app(scope, receive, send)
             return
         body = await read_body(receive)
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        request_id = headers.get("x-request-id") or uuid.uuid4().hex
+        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
         try:
-            ticket, body = self._open(headers, body, request_id)
+            ticket, body = self._open(headers, body)
         except SloError as error:
-            await send_error(send, bad_request(str(error), error.field), request_id)
+            await send_error(send, bad_request(str(error), error.field))
             return
-        response = Response(ticket, send, request_id)
+        response = Response(ticket, send, self.overload_status)
         token = current_ticket.set(ticket)
         try:
             await self.app(with_length(scope, len(body)), replayed(body, receive), response)
@@ -48,26 +52,25 @@ class SloMiddleware:
             current_ticket.reset(token)
             self.done(ticket, response.status)
 
-    def _open(self, headers: dict[str, str], body: bytes, request_id: str) -> tuple[Ticket, bytes]:
+    def _open(self, headers: list[tuple[str, str]], body: bytes) -> tuple[Ticket, bytes]:
         """The request's ticket, and its body without what only the door understands."""
         try:
             document = json.loads(body)
         except ValueError:
             document = None
-        if not isinstance(document, dict):  # vLLM's own error says what is wrong with it
-            return Ticket(resolve(headers, {}, self.tiers()), request_id=request_id), body
-        ticket = Ticket(resolve(headers, document, self.tiers()), request_id=request_id)
-        ticket.model = str(document.get("model") or "")
-        stripped = strip_body(document)
-        return ticket, body if stripped is document else json.dumps(stripped).encode()
+        known = document if isinstance(document, dict) else {}  # vLLM's own error says what is wrong with the rest
+        slo = resolve(headers, known, self.tiers())
+        ticket = Ticket(slo, program=read_program(headers, known))
+        stripped = strip_body(known)
+        return ticket, body if stripped is known else json.dumps(stripped).encode()
 
 
 class Response:
     """The ``send`` of one request: holds the start, swaps in a refusal, annotates the rest."""
 
-    def __init__(self, ticket: Ticket, send: Send, request_id: str) -> None:
-        self.ticket, self.send, self.request_id = ticket, send, request_id
-        self.status = 0
+    def __init__(self, ticket: Ticket, send: Send, overload_status: int) -> None:
+        self.ticket, self.send = ticket, send
+        self.overload_status, self.status = overload_status, 0
         self._start: Message | None = None
         self._stream: StreamAnnotator | None = None
         self._json: list[bytes] | None = None
@@ -107,9 +110,9 @@ class Response:
         refusal = self.ticket.refusal
         if refusal is not None:
             self._replaced = True
-            error = refused(refusal)
+            error = refused(refusal, self.overload_status)
             self.status = error.status
-            await send_error(self.send, error, self.request_id)
+            await send_error(self.send, error)
             return True
         self.status = int(self._start["status"])
         kind = dict(self._start.get("headers", [])).get(b"content-type", b"")
@@ -124,17 +127,16 @@ class Response:
 
     async def _send_start(self, length: int | None) -> None:
         assert self._start is not None
-        dropped = {b"x-request-id"} | ({b"content-length"} if length is not None else set())
-        headers = [(name, value) for name, value in self._start.get("headers", []) if name.lower() not in dropped]
-        headers.append((b"x-request-id", self.request_id.encode("latin-1", "replace")))
+        headers = list(self._start.get("headers", []))
         if length is not None:
+            headers = [(name, value) for name, value in headers if name.lower() != b"content-length"]
             headers.append((b"content-length", str(length).encode()))
         await self.send({**self._start, "headers": headers})
 
 
 async def read_body(receive: Receive) -> bytes:
     """The whole request body."""
-    parts = []
+    parts: list[bytes] = []
     while True:
         message = await receive()
         if message["type"] != "http.request":
@@ -163,9 +165,15 @@ def with_length(scope: Message, length: int) -> Message:
     return {**scope, "headers": [*headers, (b"content-length", str(length).encode())]}
 
 
-async def send_error(send: Send, error: ApiError, request_id: str) -> None:
+async def send_error(send: Send, error: ApiError) -> None:
     """A complete error response."""
-    headers = [(b"content-type", b"application/json"), (b"x-request-id", request_id.encode("latin-1", "replace"))]
-    headers += [(name.encode(), value.encode()) for name, value in error.headers.items()]
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": json.dumps(error.body).encode(), "more_body": False})
+    await send_json(send, error.status, error.body, error.headers)
+
+
+async def send_json(send: Send, status: int, document: Any, headers: Mapping[str, str] = MappingProxyType({})) -> None:
+    """A complete JSON response."""
+    body = msgspec.json.encode(document)
+    told = {"content-type": "application/json", "content-length": str(len(body)), **headers}
+    raw = [(name.encode(), value.encode("latin-1", "replace")) for name, value in told.items()]
+    await send({"type": "http.response.start", "status": status, "headers": raw})
+    await send({"type": "http.response.body", "body": body, "more_body": False})

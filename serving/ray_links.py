@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import ray
 
+from controller.actor import start_controller
 from controller.wire import Admission, Decision, Outcome, Submission
 
 _decisions = msgspec.msgpack.Decoder(list[Decision])
@@ -26,12 +27,17 @@ class RayLinks:
             self._actor = ray.get_actor(self._controller_name, namespace=self._namespace)
         return self._actor
 
-    async def _ask(self, method: str, payload: Any) -> Any:
+    async def _ask(self, method: str, *arguments: Any) -> Any:
         try:
-            return await getattr(self.controller(), method).remote(payload)
+            return await getattr(self.controller(), method).remote(*arguments)
         except ray.exceptions.ActorDiedError:
             self._actor = None  # a new one may carry the name
             raise
+
+    async def configure(self, options: bytes, tiers: bytes) -> str:
+        """Start the controller where there is none, and tell it what this door knows; returns its birth id."""
+        start_controller(self._controller_name, self._namespace)
+        return str(await self._ask("configure", options, tiers))
 
     async def admit(self, batch: list[Admission]) -> list[Decision]:
         decisions = _decisions.decode(await self._ask("admit", msgspec.msgpack.encode(batch)))
@@ -48,7 +54,7 @@ class RayLinks:
         await self._ask("note_failed", replica)
 
     async def status(self) -> dict[str, Any]:
-        return dict(msgspec.json.decode(await self._ask("status", None)))
+        return dict(msgspec.json.decode(await self._ask("status")))
 
     async def submit(self, replica: str, batch: list[Submission]) -> None:
         await self.handle.options(session_id=replica).submit.remote(self.ingress_id, msgspec.msgpack.encode(batch))

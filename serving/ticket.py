@@ -9,6 +9,7 @@ from typing import Any
 
 from controller.attainment import Tally
 from controller.wire import Decision, Slo, Verdict
+from serving.program import Program
 
 
 @dataclass
@@ -27,8 +28,7 @@ class Ticket:
 
     slo: Slo
     arrived_s: float = field(default_factory=time.monotonic)
-    model: str = ""
-    request_id: str = ""
+    program: Program | None = None
     decided_s: float = math.inf  # arrival to the latest decision
     sequences: dict[str, Sequence] = field(default_factory=dict)
 

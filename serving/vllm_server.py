@@ -5,7 +5,6 @@ responses, messages, tools, reasoning, logprobs, ``n > 1`` and stop strings are 
 """
 
 import asyncio
-import copy
 import hashlib
 from collections.abc import Sequence
 from typing import Any
@@ -16,23 +15,17 @@ from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
+from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.executor.abstract import Executor
 
 from controller.wire import Delta, Slo
-from replicas.vllm_codec import decode_output, encode_request
+from replicas.vllm_codec import decode_output, encode_request, with_emitted
 from serving.dispatch import Dispatcher
 from serving.jobs import Job, Links, Patience
 from serving.ticket import Ticket, current_ticket
 
-_FINISH = {
-    "stop": FinishReason.STOP,
-    "length": FinishReason.LENGTH,
-    "abort": FinishReason.ABORT,
-    "error": FinishReason.ERROR,
-}
 TASKS = ("generate",)
 
 
@@ -41,7 +34,7 @@ class FleetCoreClient:
 
     engine_ranks_managed = (0,)
 
-    class resources:
+    class resources:  # vLLM reads ``resources.engine_dead``
         engine_dead = False
 
     def __init__(self, links: Links, patience: Patience) -> None:
@@ -80,19 +73,7 @@ class FleetCoreClient:
         return None
 
     def _emit(self, deltas: Sequence[Delta]) -> None:
-        self._outputs.put_nowait(EngineCoreOutputs(outputs=[to_output(delta) for delta in deltas]))
-
-
-def to_output(delta: Delta) -> EngineCoreOutput:
-    """vLLM's own output of one request; ``extra`` carries logprobs and the like unchanged."""
-    if delta.extra:
-        return decode_output(delta.extra)
-    return EngineCoreOutput(
-        request_id=delta.request_id,
-        new_token_ids=list(delta.token_ids),
-        finish_reason=_FINISH.get(delta.finish),
-        stop_reason=delta.stop_reason,
-    )
+        self._outputs.put_nowait(EngineCoreOutputs(outputs=[decode_output(delta) for delta in deltas]))
 
 
 def to_job(request: EngineCoreRequest, ticket: Ticket) -> Job:
@@ -118,15 +99,9 @@ def continued(request: EngineCoreRequest, tokens: list[int]) -> EngineCoreReques
     """
     if not tokens:
         return request
-    resumed = copy.copy(request)
-    resumed.prompt_token_ids = [*(request.prompt_token_ids or []), *tokens]
-    if request.sampling_params is not None:
-        params = request.sampling_params.clone()
-        if params.max_tokens is not None:
-            params.max_tokens = max(1, params.max_tokens - len(tokens))
-        params.min_tokens = max(0, params.min_tokens - len(tokens))
-        params.prompt_logprobs = None  # already sent with the first placement
-        resumed.sampling_params = params
+    resumed = with_emitted(request, tokens)
+    if resumed.sampling_params is not None:
+        resumed.sampling_params.prompt_logprobs = None  # already sent with the first placement
     return resumed
 
 
@@ -145,11 +120,11 @@ async def make_server(arguments: list[str], links: Links, patience: Patience) ->
     )
     client = FleetCoreClient(links, patience)
     original = EngineCoreClient.make_async_mp_client
-    EngineCoreClient.make_async_mp_client = staticmethod(lambda **_: client)  # type: ignore[method-assign,assignment]
+    EngineCoreClient.make_async_mp_client = staticmethod(lambda **_: client)
     try:
         engine = AsyncLLM(config, executor_class=Executor.get_class(config), log_stats=False, log_requests=False)
     finally:
-        EngineCoreClient.make_async_mp_client = original  # type: ignore[method-assign]
+        EngineCoreClient.make_async_mp_client = original
     app = build_app(args, TASKS, config.model_config)
     await init_app_state(engine, app.state, args, TASKS)
     return app, client

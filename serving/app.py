@@ -1,0 +1,91 @@
+"""The Serve application: replicas, and ingresses in front of them. ``import_path: serving.app:build`` in serve.yaml."""
+
+import logging
+import uuid
+from typing import Any
+
+import msgspec
+import ray
+from ray import serve
+
+from replicas.config import EMBEDDED_MODEL
+from replicas.deployment import replica_deployment
+from replicas.embedded import ensure_embedded_model
+from serving.config import INGRESS, AppConfig
+from serving.jobs import Patience
+from serving.ray_links import RayLinks
+from serving.strict import ConfigError
+
+logger = logging.getLogger("polyslo.app")
+
+CPU_ONLY = {"VLLM_TARGET_DEVICE": "cpu", "VLLM_LOGGING_LEVEL": "ERROR", "TOKENIZERS_PARALLELISM": "false"}
+
+
+@serve.ingress()
+class Ingress:
+    """One HTTP door; any number of them share the controller and the replicas."""
+
+    async def __init__(self, config: AppConfig, replica: Any) -> None:
+        self.config = config
+        fleet = config.fleet
+        self.links = RayLinks(replica, uuid.uuid4().hex[:12], fleet.controller_name, fleet.controller_namespace)
+        self.table: Any = None
+        self.door: Any = None
+
+    async def __serve_build_asgi_app__(self) -> Any:
+        from serving.door import Door
+        from serving.vllm_server import make_server
+
+        config, fleet = self.config, self.config.fleet
+        model = str(ensure_embedded_model()) if config.model.id == EMBEDDED_MODEL else config.model.id
+        patience = Patience(fleet.admit_timeout_s, fleet.resume_timeout_s, fleet.stall_timeout_s)
+        server, client = await make_server(config.model.serve_arguments(model), self.links, patience)
+        self.door = Door(config, self.links, server, client.dispatcher)
+        if self.table is not None:
+            self.door.set_table(self.table)
+        return self.door
+
+    def reconfigure(self, user_config: Any) -> None:
+        """Serve's in-place update: the tier table."""
+        self.table = user_config
+        if self.door is not None:
+            self.door.set_table(user_config)
+
+
+def build(args: dict[str, Any]) -> serve.Application:
+    """The application from the ``args`` of serve.yaml.
+
+    Raises:
+        ConfigError: naming every wrong field, and what the cluster lacks for the fleet.
+    """
+    config = AppConfig.read(args)
+    check_cluster(config, ray.cluster_resources())
+    engine, ingress = config.engine, config.ingress
+    replicas = replica_deployment(
+        msgspec.to_builtins(config.replica_config()),
+        num_replicas=config.fleet.replicas,
+        ray_actor_options={"num_cpus": engine.cores_per_replica, "num_gpus": engine.gpus_per_replica},
+    )
+    door = serve.deployment(
+        Ingress,
+        name=INGRESS,
+        num_replicas=ingress.replicas,
+        max_ongoing_requests=ingress.max_ongoing_requests,
+        ray_actor_options={"num_cpus": ingress.cores, "runtime_env": {"env_vars": CPU_ONLY}},
+        health_check_period_s=2,
+    )
+    return door.bind(config, replicas)
+
+
+def check_cluster(config: AppConfig, resources: dict[str, float]) -> None:
+    """Say at once what would otherwise be a deployment that waits for ever."""
+    cpus, gpus = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
+    if config.cores_needed > cpus:
+        raise ConfigError(
+            f"fleet.replicas: {config.fleet.replicas} replicas of engine.cores_per_replica "
+            f"{config.engine.cores_per_replica:g} and the ingress need {config.cores_needed:g} CPU cores; "
+            f"the cluster has {cpus:g}"
+        )
+    wanted_gpus = config.fleet.replicas * config.engine.gpus_per_replica
+    if wanted_gpus > gpus:
+        raise ConfigError(f"engine.gpus_per_replica: the fleet needs {wanted_gpus:g} GPUs; the cluster has {gpus:g}")

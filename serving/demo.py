@@ -1,0 +1,168 @@
+"""``polyslo demo``: two real replicas of the embedded model, a short mixed workload on them, and what came of it."""
+
+import asyncio
+import contextlib
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from serving.launch import check_port_free, deploy, local_ray, read_document, url_of, wait_for_interrupt
+from serving.replay import ReplayOptions, replay
+from serving.replay_report import MIN_WIDTH
+from serving.workload_mix import SloClass
+from serving.workload_trace import Trace
+
+CONFIG = Path(__file__).resolve().parent.parent / "serve.yaml"
+REQUESTS, SPAN_S, SEED = 60, 12.0, 7
+MIX = (
+    SloClass("interactive", weight=3, tier="interactive"),
+    SloClass("standard", weight=4, tier="standard"),
+    SloClass("batch", weight=1, tier="batch", best_effort=True),
+)
+BURST = 12  # requests at one instant, more than the tier can hold
+COLUMNS = (
+    ("tier", "left"),
+    ("requests", "right"),
+    ("attained", "right"),
+    ("refused", "right"),
+    ("best effort", "right"),
+    ("TTFT P50 / P95 ms", "right"),
+    ("TPOT P50 / P95 ms", "right"),
+    ("|predicted - measured|\nTTFT / TPOT, P50 ms", "right"),
+)
+
+
+def run(once: bool) -> None:
+    """Bring everything up, show it, and stay up until Ctrl-C unless ``once``."""
+    console = Console(stderr=True)
+    document = read_document(CONFIG)
+    with contextlib.ExitStack() as stack:
+        check_port_free(document)
+        address = stack.enter_context(local_ray(console))
+        deploy(address, document, console)
+        show(url_of(document))
+        if not once:
+            Console().print("\nStill serving; Ctrl-C stops everything.")
+            wait_for_interrupt()
+
+
+def show(url: str) -> None:
+    """First request, mixed workload, a burst with its refusal, and a line to try by hand."""
+    out = Console(width=max(MIN_WIDTH, Console().width))
+    asyncio.run(_first_request(url, out))
+    out.print(f"\n[bold]{REQUESTS} requests of three tiers over {SPAN_S:g} s[/bold]")
+    played = replay(ReplayOptions(mixed_trace(), url=url, slo_mix=MIX, seed=SEED), Console(stderr=True))
+    out.print(outcome_table(played.points))
+    asyncio.run(_refusal(url, out))
+    out.print("\n[bold]Try it:[/bold]")
+    out.print(curl_line(url), soft_wrap=True, markup=False, highlight=False)
+
+
+def mixed_trace() -> Trace:
+    """Short and long prompts arriving at random, the same at every run."""
+    rng = np.random.default_rng(SEED)
+    prompts = np.where(rng.random(REQUESTS) < 0.25, rng.integers(300, 900, REQUESTS), rng.integers(20, 160, REQUESTS))
+    return Trace(
+        "demo",
+        np.sort(rng.uniform(0.0, SPAN_S, REQUESTS)),
+        prompts.astype(np.int64),
+        rng.integers(8, 48, REQUESTS).astype(np.int64),
+        ["demo"] * REQUESTS,
+    )
+
+
+def outcome_table(points: list[dict[str, Any]]) -> Table:
+    """One row per tier."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
+    for name, side in COLUMNS:
+        table.add_column(name, justify=side)  # type: ignore[arg-type]
+    for point in points[1:]:
+        attained = str(point["attained"]) if point["with_slo"] else "no promise"
+        errors = [point["prediction"][side]["abs_p50_ms"] for side in ("ttft", "tpot")]
+        table.add_row(
+            point["label"],
+            str(point["requests"]),
+            attained,
+            str(point["refused"]),
+            str(point["downgraded"]),
+            _pair(point["ttft_ms"]["p50"], point["ttft_ms"]["p95"]),
+            _pair(point["tpot_ms"]["p50"], point["tpot_ms"]["p95"]),
+            _pair(*errors),
+        )
+    return table
+
+
+def _pair(first: float | None, second: float | None) -> str:
+    return " / ".join("-" if value is None else f"{value:.1f}" for value in (first, second))
+
+
+async def _first_request(url: str, out: Console) -> None:
+    async with aiohttp.ClientSession() as session:
+        model = (await _get(session, f"{url}/v1/models"))["data"][0]["id"]
+        body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16}
+        status, _, answer = await _post(session, url, body, "standard")
+        if status != 200:
+            raise RuntimeError(f"the first request was answered with {status}: {answer}")
+    slo = answer["slo"]
+    out.print("[bold]First request[/bold] (tier standard) and its verdict:")
+    out.print(f"  {answer['choices'][0]['message']['content']!r}", markup=False)
+    shown = {key: slo[key] for key in ("tier", "admitted", "met", "predicted_ttft_ms", "ttft_ms", "tpot_ms", "reason")}
+    out.print(f"  {shown}", markup=False)
+
+
+async def _refusal(url: str, out: Console) -> None:
+    """Ask for more than can be held at once; come back when the refusal said to."""
+    async with aiohttp.ClientSession() as session:
+        model = (await _get(session, f"{url}/v1/models"))["data"][0]["id"]
+        rng = np.random.default_rng(SEED)
+
+        def body() -> dict[str, Any]:
+            prompt = rng.integers(10, 200, 1200).tolist()
+            return {"model": model, "prompt": prompt, "max_tokens": 24, "ignore_eos": True, "temperature": 0}
+
+        answers = await asyncio.gather(
+            *(_post(session, url, body(), "interactive", "completions") for _ in range(BURST))
+        )
+        admitted = [answer for status, _, answer in answers if status == 200]
+        met = sum(answer["slo"]["met"] for answer in admitted)
+        refused = [(headers, answer) for status, headers, answer in answers if status == 429]
+        out.print(f"\n[bold]{BURST} long prompts for tier interactive at one instant[/bold]")
+        out.print(f"  admitted {len(admitted)}, of which {met} met their objective; refused {len(refused)}")
+        if not refused:
+            return
+        headers, answer = refused[-1]
+        wait_s = float(headers.get("Retry-After", 0.0))
+        out.print(f"  429 {answer['error']['code']}, Retry-After: {headers.get('Retry-After', 'none (below 1 s)')}")
+        await asyncio.sleep(wait_s)
+        started_s = time.monotonic()
+        status, _, answer = await _post(session, url, body(), "interactive", "completions")
+        told = f"met: {answer['slo']['met']}" if status == 200 else answer["error"]["message"]
+        out.print(f"  the same again after {wait_s:g} s: {status}, {told} ({time.monotonic() - started_s:.2f} s)")
+
+
+async def _get(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
+    async with session.get(url) as response:
+        response.raise_for_status()
+        return dict(await response.json())
+
+
+async def _post(
+    session: aiohttp.ClientSession, url: str, body: dict[str, Any], tier: str, kind: str = "chat/completions"
+) -> tuple[int, dict[str, str], dict[str, Any]]:
+    async with session.post(f"{url}/v1/{kind}", json=body, headers={"x-slo-tier": tier}) as response:
+        return response.status, dict(response.headers), dict(await response.json())
+
+
+def curl_line(url: str) -> str:
+    """One request to try by hand."""
+    return (
+        f"curl -s {url}/v1/chat/completions -H 'content-type: application/json' -H 'x-slo-ttft-ms: 500' "
+        """-H 'x-slo-tpot-ms: 50' -d '{"model": "embedded", "max_tokens": 16, """
+        """"messages": [{"role": "user", "content": "Hello"}]}'"""
+    )

@@ -1,0 +1,105 @@
+"""The ASGI application of one ingress: vLLM's server behind the SLO middleware, with health and status beside it."""
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+import msgspec
+
+from serving.config import AppConfig
+from serving.dispatch import Dispatcher
+from serving.errors import unavailable
+from serving.metrics import DoorMetrics
+from serving.middleware import Message, Receive, Send, SloMiddleware, send_error, send_json
+from serving.ray_links import RayLinks
+from serving.slo import TierIndex
+from serving.strict import ConfigError
+from serving.ticket import Ticket
+from serving.tiers import TierTableConfig
+
+logger = logging.getLogger("polyslo.door")
+
+PING_S = 1.0
+STATUS_AGE_S = 0.5  # health and status answers may be so old
+
+
+class Door:
+    """Holds the tier table in force, pings the controller with it, and answers what is not vLLM's to answer."""
+
+    def __init__(self, config: AppConfig, links: RayLinks, server: Any, dispatcher: Dispatcher) -> None:
+        self.config, self.links, self.dispatcher = config, links, dispatcher
+        self.metrics = DoorMetrics(config.model.name)
+        self.table: TierTableConfig | None = None
+        self.table_error = ""
+        self._index: TierIndex | None = None
+        self._options = msgspec.msgpack.encode(config.fleet_options())
+        self._status: dict[str, Any] = {}
+        self._status_s = float("-inf")
+        self._generate = SloMiddleware(server, self.index, self.done, config.fleet.overload_status)
+        self._pinging = asyncio.get_running_loop().create_task(self._ping())
+
+    def set_table(self, settings: Any) -> None:
+        """Take a tier table; one that is not newer, or not sound, is refused with its reason in the status."""
+        try:
+            table = TierTableConfig.read(settings)
+            table.check_fits(self.config.fleet.replicas)
+            if self.table is not None and table != self.table and table.version <= self.table.version:
+                raise ConfigError(f"version: the table changed, so raise it above {self.table.version}")
+        except ConfigError as error:
+            self.table_error = str(error)
+            if self.table is None:
+                raise
+            logger.error("tier table not applied: %s", error)
+            return
+        self.table, self._index, self.table_error = table, table.to_index(), ""
+
+    def index(self) -> TierIndex:
+        """What requests are resolved with."""
+        if self._index is None:
+            raise RuntimeError("no tier table: set user_config of the ingress deployment")
+        return self._index
+
+    def done(self, ticket: Ticket, status: int) -> None:
+        self.metrics.observe(ticket)
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        reads = scope["type"] == "http" and scope["method"] in ("GET", "HEAD")
+        if reads and scope["path"] in ("/health", "/polyslo/status"):
+            await self._answer(scope["path"], send)
+        else:
+            await self._generate(scope, receive, send)
+
+    # -- health and status ------------------------------------------------------------------------------------------
+
+    async def _answer(self, path: str, send: Send) -> None:
+        status = await self.status()
+        if path == "/health" and not any(replica["live"] for replica in status.get("replicas", [])):
+            await send_error(send, unavailable("No replica is alive."))
+            return
+        await send_json(send, 200, {"status": "ok"} if path == "/health" else status)
+
+    async def status(self) -> dict[str, Any]:
+        """The controller's status, asked for at most twice a second."""
+        if time.monotonic() - self._status_s > STATUS_AGE_S:
+            try:
+                self._status = await asyncio.wait_for(self.links.status(), 2.0)
+                self._status_s = time.monotonic()
+            except Exception as error:
+                self._status = {**self._status, "replicas": [], "error": f"controller unreachable: {error!r}"[:300]}
+        told = {"model": self.config.model.name, "default_tier": self.table.default_tier if self.table else None}
+        return self._status | told | ({"tier_table_error": self.table_error} if self.table_error else {})
+
+    async def _ping(self) -> None:
+        """Keep the controller configured, also a reborn one, and the gauges fresh."""
+        while True:
+            try:
+                if self.table is not None:
+                    tiers = msgspec.msgpack.encode(self.table.to_table())
+                    await asyncio.wait_for(self.links.configure(self._options, tiers), 5.0)
+                    status = await self.status()
+                    self.metrics.observe_status(status)
+                    self.dispatcher.listen([r["replica"] for r in status.get("replicas", []) if r["live"]])
+            except Exception as error:
+                logger.warning("controller not reached: %r", error)
+            await asyncio.sleep(PING_S)

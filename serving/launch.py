@@ -1,0 +1,214 @@
+"""Bring the application up on a local or a running Ray cluster, wait until it serves, take it down again."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+import yaml
+from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from serving.config import IMPORT_PATH, read_serve_file
+from serving.strict import ConfigError
+from serving.tiers import TierTableConfig
+
+DASHBOARD_PORT = 8265
+START_LIMIT_S = 600.0
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "1",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "PYTHONWARNINGS": "ignore",
+}
+
+
+class LaunchError(ValueError):
+    """Why the application could not be brought up."""
+
+
+def up(config: Path, address: str | None = None, port: int | None = None) -> None:
+    """Deploy ``config`` and stay up until Ctrl-C.
+
+    Args:
+        config: a Serve configuration file.
+        address: the dashboard of a running cluster (http://host:8265); without it a local Ray is started and stopped.
+        port: HTTP port in place of the file's.
+
+    Raises:
+        ConfigError, LaunchError: naming what is wrong.
+    """
+    console = Console(stderr=True)
+    document = read_document(config, port)
+    with contextlib.ExitStack() as stack:
+        if address is None:
+            check_port_free(document)
+            address = stack.enter_context(local_ray(console))
+        deploy(address, document, console)
+        console.print(f"Serving at [bold]{url_of(document)}[/bold]; Ctrl-C stops.")
+        wait_for_interrupt()
+
+
+def read_document(config: Path, port: int | None = None) -> dict[str, Any]:
+    """The Serve file as a document, with every part of it that is ours checked."""
+    app, user_config = read_serve_file(config)
+    try:
+        TierTableConfig.read(user_config).check_fits(app.fleet.replicas)
+    except ConfigError as error:
+        raise ConfigError(f"{config}: deployments.Ingress.user_config.{error}") from None
+    document: dict[str, Any] = yaml.safe_load(config.read_text())
+    if port is not None:
+        document.setdefault("http_options", {})["port"] = port
+    return document
+
+
+def url_of(document: dict[str, Any]) -> str:
+    """Where the deployed application answers."""
+    options = document.get("http_options") or {}
+    host = str(options.get("host", "127.0.0.1"))
+    return f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{options.get('port', 8000)}"
+
+
+def check_port_free(document: dict[str, Any]) -> None:
+    """Say at once that the HTTP port is taken, which Serve would tell in a log file."""
+    options = document.get("http_options") or {}
+    host, port = str(options.get("host", "127.0.0.1")), int(options.get("port", 8000))
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise LaunchError(f"http_options.port: {host}:{port} cannot be used: {error.strerror}") from None
+
+
+def free_port(preferred: int = 0) -> int:
+    """``preferred`` where nothing listens on it, else any free port of the loopback."""
+    for port in (preferred, 0):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return int(probe.getsockname()[1])
+    raise LaunchError("no free port on 127.0.0.1")
+
+
+@contextlib.contextmanager
+def local_ray(console: Console, cpus: int | None = None) -> Iterator[str]:
+    """A Ray of our own for the duration; yields its dashboard's address and leaves no process behind."""
+    folder = tempfile.mkdtemp(prefix="polyslo-")
+    port = free_port(DASHBOARD_PORT)
+    before = set(psutil.Process().children(recursive=True))
+    os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
+    root = str(Path(__file__).resolve().parent.parent)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    try:
+        with console.status("Starting Ray"):
+            ray.init(
+                address="local",
+                num_cpus=cpus,
+                include_dashboard=True,
+                dashboard_host="127.0.0.1",
+                dashboard_port=port,
+                _temp_dir=folder,
+                log_to_driver=False,
+                logging_level="ERROR",
+                namespace="polyslo",
+            )
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        with uninterrupted():
+            started = set(psutil.Process().children(recursive=True)) - before
+            ray.shutdown()
+            end_processes(started)
+            os.environ.get("KEEP") or shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """A second Ctrl-C does not stop the clean-up."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def end_processes(processes: set[psutil.Process], patience_s: float = 8.0) -> None:
+    """End what is left of processes that we started, and of their children."""
+    for process in list(processes):
+        with contextlib.suppress(psutil.Error):
+            processes |= set(process.children(recursive=True))
+    _, alive = psutil.wait_procs(list(processes), timeout=patience_s)
+    for process in alive:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(alive, timeout=patience_s)
+
+
+def deploy(address: str, document: dict[str, Any], console: Console) -> None:
+    """Send the document to Serve as ``serve deploy`` does, and wait with a progress display until it runs."""
+    client = ServeSubmissionClient(address)
+    client.deploy_applications(document)
+    names = [app.get("name", "default") for app in document["applications"] if app["import_path"] == IMPORT_PATH]
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        shown = progress.add_task("Deploying")
+        give_up_s = time.monotonic() + START_LIMIT_S
+        while time.monotonic() < give_up_s:
+            details = client.get_serve_details()["applications"].get(names[0], {})
+            if details.get("status") == "RUNNING":
+                return
+            if details.get("status") in ("DEPLOY_FAILED", "UNHEALTHY"):
+                raise LaunchError(f"the application did not start: {last_line(details)}")
+            progress.update(shown, description=describe(details))
+            time.sleep(0.25)
+    raise LaunchError(f"the application did not start within {START_LIMIT_S:g} s")
+
+
+def describe(details: dict[str, Any]) -> str:
+    """One line on how far a deployment has come."""
+    parts = []
+    for name, deployment in details.get("deployments", {}).items():
+        states = [replica.get("state") for replica in deployment.get("replicas", [])]
+        wanted = deployment.get("target_num_replicas") or len(states)
+        parts.append(f"{name} {states.count('RUNNING')}/{wanted}")
+    return "Starting " + ", ".join(parts) if parts else "Deploying"
+
+
+def last_line(details: dict[str, Any]) -> str:
+    """What a person needs of Serve's message, which holds a whole traceback."""
+    told = [details.get("message", "")] + [d.get("message", "") for d in details.get("deployments", {}).values()]
+    lines = [line.strip() for text in told for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if "Error: " in line or "Exception: " in line]
+    return (errors or lines or ["no reason given"])[-1]
+
+
+def wait_for_interrupt() -> None:
+    """Block until SIGINT or SIGTERM."""
+    stop = threading.Event()
+    previous = signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    try:
+        while not stop.wait(0.5):
+            pass
+    except KeyboardInterrupt:
+        pass
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def demo(once: bool = False) -> None:
+    """See ``serving.demo``."""
+    from serving.demo import run
+
+    run(once)

@@ -1,0 +1,216 @@
+"""The fleet's decisions: admission, hops, fallback, soft state."""
+
+import itertools
+import math
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controller.fleet import Fleet, FleetOptions
+from controller.tiers import Tier, TierTable
+from controller.wire import Admission, Outcome, Progress, Report, Slo, Verdict
+from profiles.store import load_profile
+
+H200 = "h200_sxm__llama-3.1-8b"
+TIERS = TierTable.of(
+    1, [Tier("tight", 0.3, 0.03), Tier("loose", 3.0, 0.1, unattainable="refuse"), Tier("flex", best_effort=True)]
+)
+TIGHT, LOOSE, FLEX = Slo(0.3, 0.03, tier="tight"), Slo(3.0, 0.1, tier="loose"), Slo(tier="flex", best_effort=True)
+counter = itertools.count()
+
+
+def fleet(**options: object) -> Fleet:
+    return Fleet(FleetOptions(length_prior_tokens=100.0, **options), TIERS, load_profile)  # type: ignore[arg-type]
+
+
+def report(
+    name: str, sequence: int = 1, requests: tuple[Progress, ...] = (), birth: str = "1", **more: object
+) -> Report:
+    return Report(name, birth, sequence, H200, 400_000, 0, 256, 8192, 0.0, requests, **more)  # type: ignore[arg-type]
+
+
+def ask(slo: Slo, prompt_tokens: int = 500, **more: object) -> Admission:
+    return Admission(f"r{next(counter)}", prompt_tokens, 200, slo, **more)  # type: ignore[arg-type]
+
+
+def test_an_idle_replica_admits_with_a_prediction_within_the_slo() -> None:
+    state = fleet()
+    state.report(report("a"), 0.0)
+    (decision,) = state.admit([ask(TIGHT)], 0.0)
+    assert (decision.verdict, decision.replica, decision.tier) == (Verdict.ADMITTED, "a", "tight")
+    assert 0.0 < decision.predicted_ttft_s <= TIGHT.ttft_s
+    assert 0.0 < decision.predicted_tpot_s <= TIGHT.tpot_s
+
+
+def test_a_full_replica_sends_the_rest_to_the_next_and_then_best_effort() -> None:
+    state = fleet()
+    state.report(report("a"), 0.0)
+    state.report(report("b"), 0.0)
+    decisions = state.admit([ask(TIGHT, 4000) for _ in range(12)], 0.0)
+    admitted = [d for d in decisions if d.verdict == Verdict.ADMITTED]
+    fallen = [d for d in decisions if d.verdict == Verdict.BEST_EFFORT]
+    assert {d.replica for d in admitted} == {"a", "b"}
+    assert {d.reason for d in fallen} <= {"ttft_unattainable", "tpot_unattainable", "would_break_admitted"}
+    assert {d.tier for d in fallen} == {"flex"}
+    assert len(admitted) + len(fallen) == 12
+    assert fallen
+    assert any(d.hops for d in decisions)
+    state.check_integrity()
+
+
+def test_a_tier_that_refuses_says_when_to_come_back() -> None:
+    state = fleet(retry_cap_s=20.0)
+    state.report(report("a"), 0.0)
+    decisions = state.admit([ask(LOOSE, 8000) for _ in range(60)], 0.0)
+    refused = [d for d in decisions if d.verdict == Verdict.REFUSED]
+    assert refused
+    assert all(0.0 <= d.retry_after_s <= 20.0 for d in refused)
+    assert any(d.retry_after_s > 0.0 for d in refused)
+
+
+def test_a_stream_in_flight_is_never_refused() -> None:
+    state = fleet()
+    state.report(report("a"), 0.0)
+    decisions = state.admit([ask(LOOSE, 8000, emitted_tokens=5) for _ in range(60)], 0.0)
+    assert {d.verdict for d in decisions} == {Verdict.ADMITTED, Verdict.BEST_EFFORT}
+
+
+def test_best_effort_goes_where_least_is_to_do() -> None:
+    state = fleet()
+    state.report(report("a"), 0.0)
+    state.report(report("b"), 0.0)
+    first, second = state.admit([ask(FLEX, 4000), ask(FLEX, 100)], 0.0)
+    assert {first.replica, second.replica} == {"a", "b"}
+    assert first.verdict == Verdict.ADMITTED
+
+
+def test_no_live_replica_is_told_as_such() -> None:
+    state = fleet()
+    assert state.admit([ask(TIGHT)], 0.0)[0].reason == "no_replica"
+    state.report(report("a"), 0.0)
+    assert state.admit([ask(TIGHT)], 1.0)[0].replica == "a"
+    assert state.admit([ask(TIGHT)], 10.0)[0].reason == "no_replica", "silent for too long"
+    state.report(report("a", 2), 10.0)
+    state.note_failed("a", 10.0)
+    assert state.admit([ask(TIGHT)], 10.1)[0].reason == "no_replica", "a door saw it fail"
+    state.report(report("a", 1, birth="2"), 10.2)
+    assert state.admit([ask(TIGHT)], 10.3)[0].replica == "a", "reborn"
+
+
+def test_the_excluded_replica_is_avoided_while_another_lives() -> None:
+    state = fleet()
+    state.report(report("a"), 0.0)
+    state.report(report("b"), 0.0)
+    assert {state.admit([ask(TIGHT, exclude=("a",))], 0.0)[0].replica for _ in range(4)} == {"b"}
+    assert state.admit([ask(TIGHT, exclude=("a", "b"))], 0.0)[0].replica in ("a", "b")
+
+
+def test_reservations_come_back_from_reports_after_a_restart() -> None:
+    old = fleet()
+    old.report(report("a"), 0.0)
+    held = [ask(LOOSE, 2000) for _ in range(8)]
+    old.admit(held, 0.0)
+    progress = tuple(Progress(a.request_id, a.slo, 0.1, a.prompt_tokens, 0, 0, 100, a.max_tokens, False) for a in held)
+    old.report(report("a", 2, progress), 0.1)
+    new = fleet()
+    new.report(report("a", 3, progress), 0.1)
+    probe = [ask(TIGHT, 3000) for _ in range(6)]
+    before, after = old.admit(probe, 0.1), new.admit(probe, 0.1)
+    assert [d.verdict for d in before] == [d.verdict for d in after]
+    np.testing.assert_allclose(
+        [d.predicted_ttft_s for d in before], [d.predicted_ttft_s for d in after], rtol=0, atol=1e-9
+    )
+
+
+def test_an_outcome_frees_the_reservation_and_a_lost_one_expires() -> None:
+    state = fleet()
+    state.report(report("a"), 0.0)
+    first, second = ask(TIGHT), ask(TIGHT)
+    state.admit([first, second], 0.0)
+    state.note_outcome(
+        Outcome(first.request_id, "tight", "tight", "abort", False, math.inf, 0, math.inf, 0, 0, 0, Verdict.ADMITTED),
+        0.1,
+    )
+    assert len(state.replicas["a"].table) == 1
+    state.report(report("a", 2), 0.2)
+    assert len(state.replicas["a"].table) == 1, "decided, perhaps not arrived yet"
+    state.report(report("a", 3), 10.0)
+    assert len(state.replicas["a"].table) == 0
+
+
+def test_old_reports_and_old_tables_change_nothing() -> None:
+    state = fleet()
+    state.report(report("a", 5, draining=True), 0.0)
+    state.report(report("a", 4), 0.0)
+    assert state.replicas["a"].draining
+    assert not state.set_tiers(TierTable.of(1, [Tier("other", 1.0, 1.0)]), 0.0)
+    assert state.set_tiers(TierTable.of(2, [Tier("other", 1.0, 1.0)]), 0.0)
+    assert [tier.name for tier in state.tiers.tiers] == ["other"]
+
+
+@pytest.mark.parametrize("routing", ["round_robin", "least_loaded"])
+def test_baselines_take_everything_unchecked(routing: str) -> None:
+    state = fleet(routing=routing)
+    for name in ("a", "b"):
+        state.report(report(name), 0.0)
+    decisions = state.admit([ask(TIGHT, 4000) for _ in range(20)], 0.0)
+    assert {d.verdict for d in decisions} == {Verdict.ADMITTED}
+    assert {d.reason for d in decisions} == {"admission_off"}
+    assert [d.replica for d in decisions].count("a") == 10
+
+
+def test_status_is_plain_json() -> None:
+    state = fleet()
+    state.report(report("a"), 0.0)
+    state.admit([ask(TIGHT)], 0.0)
+    status = msgspec.json.decode(msgspec.json.encode(state.status(0.5)))
+    assert status["replicas"][0]["requests"] == 1
+    assert [tier["name"] for tier in status["tiers"]] == ["tight", "loose", "flex"]
+
+
+events = st.lists(
+    st.tuples(st.sampled_from(["ask", "report", "end", "fail", "wait"]), st.integers(0, 2), st.integers(1, 6000)),
+    max_size=25,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(story=events)
+def test_integrity_under_random_events(story: list[tuple[str, int, int]]) -> None:
+    """Whatever happens, every request is on at most one replica and the tables stay sound."""
+    state, now_s, sequence, asked = fleet(), 0.0, 0, list[Admission]()
+    for kind, which, size in story:
+        name, sequence = "abc"[which], sequence + 1
+        if kind == "ask":
+            new = [ask((TIGHT, LOOSE, FLEX)[which], size)]
+            asked += new
+            state.admit(new, now_s)
+        elif kind == "report":
+            known = state.replicas.get(name)
+            rows = known.table if known else []
+            progress = tuple(
+                Progress(a.request_id, a.slo, 0.2, a.prompt_tokens, 0, 0, 100, 200, False)
+                for a in asked[-3:]
+                if any(row["id"] == uid(a) for row in rows)
+            )
+            state.report(report(name, sequence, progress), now_s)
+        elif kind == "end" and asked:
+            ended = asked.pop(size % len(asked)).request_id
+            state.note_outcome(
+                Outcome(ended, "tight", "tight", "stop", True, 0.1, 0.01, 1.0, 0.1, 0.01, size % 200, Verdict.ADMITTED),
+                now_s,
+            )
+        elif kind == "fail":
+            state.note_failed(name, now_s)
+        else:
+            now_s += size / 2000.0
+        state.check_integrity()
+
+
+def uid(ask_: Admission) -> int:
+    from controller.wire import request_uid
+
+    return request_uid(ask_.request_id)
