@@ -6,24 +6,31 @@ import numpy as np
 
 from profiles.batch import MEASUREMENT, Batch, Floats, Table
 from profiles.fit import fit_roofline, quality_of
+from profiles.grid import Stage
 from profiles.profile import Profile, Provenance
 from profiles.quality import FitQuality, fit_quality
 
 FOLDS = 5
 NOMINAL = ("decode_seqs", "kv_tokens_each", "chunk_tokens", "cached_tokens_asked")  # of the stage a sample is from
-SAMPLE = np.dtype([*MEASUREMENT.descr, *((name, "f8") for name in NOMINAL), ("repeat", "f8")])
+SAMPLE = np.dtype([*MEASUREMENT.descr, ("cpu_s", "f8"), *((name, "f8") for name in NOMINAL), ("repeat", "f8")])
+LEAST_CPU_SHARE = 0.95
 
 
-def sample_rows(decode_seqs: int, kv_tokens_each: int, repeat: int, taken: list[tuple[Batch, float]]) -> Table:
-    """SAMPLE rows of one stage: what ran and how long it took, with the stage's nominal composition beside it."""
+def sample_rows(stage: Stage, repeat: int, taken: list[tuple[Batch, float, float]]) -> Table:
+    """SAMPLE rows of one stage: each batch, its seconds and CPU seconds, with the stage's composition beside it."""
     rows = np.zeros(len(taken), dtype=SAMPLE)
-    for row, (batch, seconds) in zip(rows, taken, strict=True):
+    for row, (batch, seconds, cpu_s) in zip(rows, taken, strict=True):
         for name, value in batch._asdict().items():
             row[name] = value
-        row["seconds"], row["repeat"] = seconds, repeat
-        row["decode_seqs"], row["kv_tokens_each"] = decode_seqs, kv_tokens_each
+        row["seconds"], row["cpu_s"], row["repeat"] = seconds, cpu_s, repeat
+        row["decode_seqs"], row["kv_tokens_each"] = stage.decode_seqs, stage.kv_tokens_each
         row["chunk_tokens"], row["cached_tokens_asked"] = batch.prefill_tokens, batch.cached_tokens
     return rows
+
+
+def undisturbed(samples: Table) -> Table:
+    """Samples of an engine on one CPU core during which it really had that core, not some other process."""
+    return samples[samples["cpu_s"] >= LEAST_CPU_SHARE * samples["seconds"]]
 
 
 def medians(samples: Table) -> tuple[Table, Floats]:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import llvmlite.binding.ffi  # type: ignore[import-untyped]
 import msgspec
 import numpy as np
 import torch
@@ -30,12 +31,16 @@ TRIES = 3  # per composition: a prefix that was evicted is computed again
 SETTLE_STEPS = 3  # iterations after the decodes are in place that are not counted
 
 
+# vLLM looks at __dict__ of everything in every module; llvmlite's library object takes that for a C function's name.
+llvmlite.binding.ffi.lib._fntab["__dict__"] = {}
+
+
 class Sample(NamedTuple):
     """One iteration as it ran."""
 
     batch: Batch
-    decode_kv_tokens: int  # longest KV length among its decodes
-    seconds: float
+    seconds: float = 0.0
+    cpu_s: float = 0.0  # CPU time that this process got meanwhile
 
 
 class EngineError(RuntimeError):
@@ -161,38 +166,38 @@ class _Recorder:
     def __init__(self, scheduler: Any) -> None:
         self.samples: list[Sample] = []
         self._scheduler = scheduler
-        self._in_flight: list[tuple[Sample, float]] = []
-        self._done_s = 0.0
+        self._in_flight: list[tuple[Batch, float, float]] = []
+        self._done_s = self._done_cpu_s = 0.0
         self._schedule, self._update = scheduler.schedule, scheduler.update_from_output
         scheduler.schedule, scheduler.update_from_output = self.schedule, self.update_from_output
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        started_s = time.perf_counter()
+        started_s, started_cpu_s = time.perf_counter(), time.process_time()
         output = self._schedule(*args, **kwargs)
-        self._in_flight.append((self._composition(output), started_s))
+        self._in_flight.append((self._composition(output), started_s, started_cpu_s))
         return output
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
         result = self._update(*args, **kwargs)
-        done_s = time.perf_counter()
-        sample, started_s = self._in_flight.pop(0)
-        if sample.batch.batch_tokens:
-            self.samples.append(sample._replace(seconds=done_s - max(started_s, self._done_s)))
-        self._done_s = done_s
+        done_s, done_cpu_s = time.perf_counter(), time.process_time()
+        batch, started_s, started_cpu_s = self._in_flight.pop(0)
+        if batch.batch_tokens:
+            seconds, cpu_s = done_s - max(started_s, self._done_s), done_cpu_s - max(started_cpu_s, self._done_cpu_s)
+            self.samples.append(Sample(batch, seconds, cpu_s))
+        self._done_s, self._done_cpu_s = done_s, done_cpu_s
         return result
 
-    def _composition(self, output: SchedulerOutput) -> Sample:
-        kv_tokens, longest, prefill = 0, 0, Batch(0.0, sequences=0.0)
+    def _composition(self, output: SchedulerOutput) -> Batch:
+        kv_tokens, prefill = 0, Batch(0.0, sequences=0.0)
         for request_id, tokens in output.num_scheduled_tokens.items():
             request = self._scheduler.requests[request_id]
             cached = request.num_computed_tokens - tokens
             if request.num_output_tokens + request.num_output_placeholders > 0 and tokens == 1:
-                kv_tokens, longest = kv_tokens + cached + tokens, max(longest, cached + tokens)
+                kv_tokens += cached + tokens
             else:
                 prefill = prefill.with_chunk(tokens, cached)
-        batch = prefill._replace(
+        return prefill._replace(
             batch_tokens=float(output.total_num_scheduled_tokens),
             kv_tokens=float(kv_tokens),
             sequences=float(len(output.num_scheduled_tokens)),
         )
-        return Sample(batch, longest, 0.0)

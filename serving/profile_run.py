@@ -12,7 +12,7 @@ import numpy as np
 
 from profiles.batch import Floats, Table
 from profiles.grid import Stage
-from profiles.measured import SAMPLE, profile_of, sample_rows
+from profiles.measured import SAMPLE, profile_of, sample_rows, undisturbed
 from profiles.profile import Profile
 from profiles.store import load_columns, save_columns, save_profile
 
@@ -45,9 +45,7 @@ def measure(folder: Path, settings: dict[str, Any], repeats: int, grid: dict[str
         for position, (repeat, stage) in enumerate(todo):
             progress(position, len(todo), f"{stage.decode_seqs} decodes at {stage.kv_tokens_each} KV tokens")
             if not _is_done(samples, repeat, stage):
-                taken = [(sample.batch, sample.seconds) for sample in engine.measure(stage)]
-                rows = sample_rows(stage.decode_seqs, stage.kv_tokens_each, repeat, taken)
-                samples = np.concatenate([samples, rows])
+                samples = np.concatenate([samples, sample_rows(stage, repeat, list(engine.measure(stage)))])
                 save_columns({name: samples[name] for name in SAMPLE.names or ()}, folder / SAMPLES)
         progress(len(todo), len(todo), "done")
     finally:
@@ -56,11 +54,16 @@ def measure(folder: Path, settings: dict[str, Any], repeats: int, grid: dict[str
 
 
 def fit(folder: Path, name: str, source: str) -> tuple[Profile, Table]:
-    """Fit the samples in ``folder`` and write ``NAME.json`` beside them."""
-    samples = _load(folder / SAMPLES)
+    """Fit the samples in ``folder``, write ``NAME.json`` beside them, and return the samples that were used."""
+    taken, record = _load(folder / SAMPLES), _settings(folder / SETTINGS)
+    one_core = len(record["settings"].get("cores", ())) == 1
+    samples = undisturbed(taken) if one_core else taken
     if not len(samples):
-        raise RunError(f"{folder / SAMPLES} has no samples yet")
-    profile = profile_of(name, samples, _settings(folder / SETTINGS)["kv_capacity_tokens"], source)
+        raise RunError(f"{folder / SAMPLES} has no usable samples: {len(taken)} taken")
+    notes = (
+        (f"{len(taken) - len(samples)} samples left out: another process had the core meanwhile",) if one_core else ()
+    )
+    profile = profile_of(name, samples, record["kv_capacity_tokens"], source, notes)
     save_profile(profile, folder / f"{name}.json")
     return profile, samples
 
