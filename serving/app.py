@@ -29,7 +29,6 @@ class Ingress:
         self.config = config
         fleet = config.fleet
         self.links = RayLinks(replica, uuid.uuid4().hex[:12], fleet.controller_name, fleet.controller_namespace)
-        self.table: Any = None
         self.door: Any = None
 
     async def __serve_build_asgi_app__(self) -> Any:
@@ -41,15 +40,12 @@ class Ingress:
         patience = Patience(fleet.admit_timeout_s, fleet.resume_timeout_s, fleet.stall_timeout_s)
         server, client = await make_server(config.model.serve_arguments(model), self.links, patience)
         self.door = Door(config, self.links, server, client.dispatcher)
-        if self.table is not None:
-            self.door.set_table(self.table)
         return self.door
 
-    def reconfigure(self, user_config: Any) -> None:
-        """Serve's in-place update: the tier table."""
-        self.table = user_config
-        if self.door is not None:
-            self.door.set_table(user_config)
+    async def reconfigure(self, user_config: Any) -> None:
+        """Serve's in-place update, and its first configuration: the tier table, taken on to the controller."""
+        self.door.set_table(user_config)
+        await self.door.forward_table()
 
 
 def build(args: dict[str, Any]) -> serve.Application:

@@ -21,6 +21,7 @@ from serving.tiers import TierTableConfig
 logger = logging.getLogger("polyslo.door")
 
 PING_S = 1.0
+CONFIGURE_TRIES, CONFIGURE_S = 5, 30.0
 STATUS_AGE_S = 0.5  # health and status answers may be so old
 
 
@@ -90,13 +91,27 @@ class Door:
         told = {"model": self.config.model.name, "default_tier": self.table.default_tier if self.table else None}
         return self._status | told | ({"tier_table_error": self.table_error} if self.table_error else {})
 
+    async def forward_table(self) -> None:
+        """Wait until the controller is up and has the tier table, so that no request is served without it."""
+        for attempt in range(CONFIGURE_TRIES):
+            try:
+                await self._configure(CONFIGURE_S)
+                break
+            except Exception as error:
+                logger.warning("controller not up yet (%d): %r", attempt, error)
+                await asyncio.sleep(PING_S)
+
+    async def _configure(self, patience_s: float) -> None:
+        if self.table is not None:
+            tiers = msgspec.msgpack.encode(self.table.to_table())
+            await asyncio.wait_for(self.links.configure(self._options, tiers), patience_s)
+
     async def _ping(self) -> None:
         """Keep the controller configured, also a reborn one, and the gauges fresh."""
         while True:
             try:
                 if self.table is not None:
-                    tiers = msgspec.msgpack.encode(self.table.to_table())
-                    await asyncio.wait_for(self.links.configure(self._options, tiers), 5.0)
+                    await self._configure(5.0)
                     status = await self.status()
                     self.metrics.observe_status(status)
                     self.dispatcher.listen([r["replica"] for r in status.get("replicas", []) if r["live"]])

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import ray
 import yaml
@@ -128,7 +129,7 @@ def local_ray(console: Console, cpus: int | None = None) -> Iterator[str]:
             started = set(psutil.Process().children(recursive=True)) - before
             ray.shutdown()
             end_processes(started)
-            os.environ.get("KEEP") or shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -167,13 +168,21 @@ def deploy(address: str, document: dict[str, Any], console: Console) -> None:
         give_up_s = time.monotonic() + START_LIMIT_S
         while time.monotonic() < give_up_s:
             details = client.get_serve_details()["applications"].get(names[0], {})
-            if details.get("status") == "RUNNING":
+            if details.get("status") == "RUNNING" and is_healthy(url_of(document)):
                 return
             if details.get("status") in ("DEPLOY_FAILED", "UNHEALTHY"):
                 raise LaunchError(f"the application did not start: {last_line(details)}")
             progress.update(shown, description=describe(details))
             time.sleep(0.25)
     raise LaunchError(f"the application did not start within {START_LIMIT_S:g} s")
+
+
+def is_healthy(url: str) -> bool:
+    """Whether the door answers and at least one replica lives."""
+    try:
+        return httpx.get(f"{url}/health", timeout=5.0).status_code == 200
+    except httpx.HTTPError:
+        return False
 
 
 def describe(details: dict[str, Any]) -> str:

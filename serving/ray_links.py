@@ -1,13 +1,19 @@
 """``Links`` over Ray: the named controller actor, and replicas pinned through Serve's session id."""
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import msgspec
 import ray
+from ray.serve.exceptions import ReplicaUnavailableError
 
 from controller.actor import start_controller
 from controller.wire import Admission, Decision, Outcome, Submission
+
+ANYONE_S = 3.0
+NEWBORN_S = 1.0
 
 _decisions = msgspec.msgpack.Decoder(list[Decision])
 
@@ -57,7 +63,16 @@ class RayLinks:
         return dict(msgspec.json.decode(await self._ask("status")))
 
     async def submit(self, replica: str, batch: list[Submission]) -> None:
-        await self.handle.options(session_id=replica).submit.remote(self.ingress_id, msgspec.msgpack.encode(batch))
+        message = msgspec.msgpack.encode(batch)
+        give_up_s = time.monotonic() + NEWBORN_S
+        while True:
+            try:
+                await self.handle.options(session_id=replica).submit.remote(self.ingress_id, message)
+                return
+            except ReplicaUnavailableError:  # gone, or so new that Serve has not told this process of it
+                if time.monotonic() > give_up_s:
+                    raise
+                await asyncio.sleep(0.1)
 
     async def abort(self, replica: str, request_ids: list[str]) -> None:
         await self.handle.options(session_id=replica).abort.remote(request_ids)
@@ -73,7 +88,10 @@ class RayLinks:
             if name not in exclude:
                 return name
         try:
-            info = await self.handle.info.remote()
+            info = await asyncio.wait_for(self._anyone(), ANYONE_S)
         except Exception:
             return None
         return str(info["replica"])
+
+    async def _anyone(self) -> dict[str, Any]:
+        return dict(await self.handle.info.remote())
