@@ -4,19 +4,15 @@ SLOs-Serve section 3.2.1. A set is attainable when a replay of the replica's own
 in flight to every predicted end, leaves no token late and no KV cache full.
 """
 
-import math
 from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
-from numba import njit
 
-from planning.deadlines import next_due_s
-from planning.rollout import OUTLOOK, rollout
-
-TOLERANCE_S = 1e-9
-# Reasons in kernels: positions in REASONS.
-ADMITTED, TTFT, TPOT, DEADLINE, BREAKS, KV_FULL, DISPLACED = range(7)
+from planning.choice import TOLERANCE_S, choose
+from planning.proposal import OPEN, PROMISED, REFUSED
+from planning.retry import earliest_attainable_s
+from planning.rollout import OUTLOOK
 
 
 class AdmitReason(StrEnum):
@@ -31,7 +27,7 @@ class AdmitReason(StrEnum):
     DISPLACED = "displaced"  # a set worth more was chosen over it
 
 
-REASONS = tuple(AdmitReason)
+REASONS = tuple(AdmitReason)  # by the codes of planning.choice
 
 
 @dataclass(frozen=True)
@@ -55,53 +51,6 @@ class AdmissionPlan:
     displaced: np.ndarray  # bool, one entry per running request: lost its promise
 
 
-@njit(cache=True)
-def why_unattainable(
-    table: np.ndarray, i: int, outlook: np.ndarray, worst_s: float, peak_tokens: float, limits: np.void, start_s: float
-) -> int:
-    """Reason code for candidate ``i`` of ``table`` after a rollout; ``ADMITTED`` when the whole table is attainable."""
-    row, seen = table[i], outlook[i]
-    if seen["margin_s"] < -TOLERANCE_S:
-        if seen["first_s"] == math.inf or seen["first_s"] > row["arrival_s"] + row["ttft_s"] + TOLERANCE_S:
-            return TTFT
-        return DEADLINE if seen["finish_s"] > row["deadline_s"] + TOLERANCE_S else TPOT
-    if worst_s < -TOLERANCE_S:
-        return BREAKS
-    if peak_tokens > limits["kv_capacity_tokens"] * (1.0 - limits["kv_headroom"]):
-        return KV_FULL
-    return ADMITTED
-
-
-@njit(cache=True)
-def check(coef: np.ndarray, limits: np.void, table: np.ndarray, i: int, start_s: float, outlook: np.ndarray) -> int:
-    """Reason code for request ``i`` beside all others of ``table``: may it be promised without breaking a promise."""
-    worst_s, peak_tokens = rollout(coef, table, start_s, limits, -TOLERANCE_S, outlook)
-    return why_unattainable(table, i, outlook, worst_s, peak_tokens, limits, start_s)
-
-
-@njit(cache=True)
-def admit_in_order(
-    coef: np.ndarray, limits: np.void, table: np.ndarray, running: int, start_s: float, outlook: np.ndarray
-) -> np.ndarray:
-    """Try ``table[running:]`` one by one, earliest prefill deadline first; returns a reason code for each."""
-    due_s = np.empty(len(table) - running)
-    for j in range(len(due_s)):
-        due_s[j] = next_due_s(table[running + j], start_s)
-    reasons = np.zeros(len(due_s), dtype=np.int64)
-    chosen = np.empty(len(table), dtype=np.int64)
-    chosen[:running] = np.arange(running)
-    count = running
-    for j in np.argsort(due_s, kind="mergesort"):
-        chosen[count] = running + j
-        seen = np.zeros(count + 1, dtype=OUTLOOK)
-        reasons[j] = check(coef, limits, table[chosen[: count + 1]], count, start_s, seen)
-        if reasons[j] == ADMITTED:
-            count += 1
-            for place in range(count):
-                outlook[chosen[place]] = seen[place]
-    return reasons
-
-
 def plan_admission(
     coef: np.ndarray,
     limits: np.void,
@@ -113,16 +62,48 @@ def plan_admission(
     """Choose which of ``new`` to admit beside ``running`` (both request tables) from ``start_s`` on.
 
     ``start_s`` is the end of the iteration in flight and ``running`` the state at that time, waiting requests included.
+    What is promised stays promised, except that with ``options.displace`` waiting requests without any progress may
+    lose their place where that lets a set of more value in (SLOs-Serve sections 3.2.1 and 4.1).
     """
+    first = len(running)
     table = np.concatenate((running, new))
-    outlook = np.zeros(len(table), dtype=OUTLOOK)
-    outlook["first_s"] = outlook["tpot_s"] = np.inf
-    codes = admit_in_order(coef, limits, table, len(running), start_s, outlook)
+    role, reasons, outlook = _choose(coef, limits, table, first, start_s, False)
+    if options.displace and (role[first:] == REFUSED).any():
+        other = _choose(coef, limits, table, first, start_s, True)
+        if _worth(table, other[0]) > _worth(table, role) + TOLERANCE_S:
+            role, reasons, outlook = other
+    earliest_s = np.full(len(new), np.inf)
+    if options.retry_after:
+        for j in np.flatnonzero(role[first:] == REFUSED):
+            kept = np.flatnonzero(role != REFUSED)
+            earliest_s[j] = earliest_attainable_s(
+                coef, limits, table[kept], outlook[kept], new[j : j + 1], start_s, options.horizon_s
+            )
+    is_refused = role[first:] == REFUSED
     return AdmissionPlan(
-        accepted=codes == ADMITTED,
-        predicted_ttft_s=outlook["first_s"][len(running) :] - new["arrival_s"],
-        predicted_tpot_s=outlook["tpot_s"][len(running) :],
-        reasons=tuple(REASONS[code] for code in codes),
-        earliest_s=np.full(len(new), np.inf),
-        displaced=np.zeros(len(running), dtype=np.bool_),
+        accepted=~is_refused,
+        predicted_ttft_s=np.where(is_refused, np.inf, outlook["first_s"][first:] - new["arrival_s"]),
+        predicted_tpot_s=np.where(is_refused, np.inf, outlook["tpot_s"][first:]),
+        reasons=tuple(REASONS[code] for code in reasons[first:]),
+        earliest_s=earliest_s,
+        displaced=role[:first] == REFUSED,
     )
+
+
+def _choose(
+    coef: np.ndarray, limits: np.void, table: np.ndarray, first: int, start_s: float, displace: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Roles, reason codes and outlook of every row; rows from ``first`` on are new."""
+    role = np.full(len(table), PROMISED)
+    role[first:] = OPEN
+    if displace:
+        old = table[:first]
+        is_untouched = ~old["running"] & (old["computed_tokens"] == 0) & (old["emitted_tokens"] == 0)
+        role[:first][is_untouched & ~old["best_effort"]] = OPEN
+    outlook = np.zeros(len(table), dtype=OUTLOOK)
+    return role, choose(coef, limits, table, role, start_s, outlook), outlook
+
+
+def _worth(table: np.ndarray, role: np.ndarray) -> float:
+    """Value of all that is promised or chosen."""
+    return float(table["value"][role != REFUSED].sum())

@@ -19,6 +19,7 @@ OUTLOOK = np.dtype(
         ("finish_s", "f8"),  # when its last predicted token comes
         ("tpot_s", "f8"),  # mean pace between the two
         ("margin_s", "f8"),  # least time to spare over all tokens and the deadline; inf without objective
+        ("doomed", "?"),  # set by the caller: will miss whatever is decided now, so its margin counts for nothing
     ]
 )
 
@@ -126,7 +127,8 @@ def _run_prefills(
                     _emit(row, outlook[i], due_s, now_s + seconds)
             elif todo_tokens(row) > 0:
                 outlook[i]["margin_s"] = min(outlook[i]["margin_s"], line_due_s(row, now_s) - now_s - seconds)
-            worst_s = min(worst_s, outlook[i]["margin_s"])
+            if not outlook[i]["doomed"]:
+                worst_s = min(worst_s, outlook[i]["margin_s"])
         now_s, steps = now_s + seconds, steps - 1
     return now_s, worst_s if steps > 0 else -math.inf
 
@@ -143,9 +145,12 @@ def _run_tail(
             fill_tail(tails[count], table[i], now_s, limits["acceptance"])
             rows[count] = i
             count += 1
-    worst_s, peak_tokens, first_s = walk_tail(coef, tails[:count], now_s, limits["block_tokens"])
+    _least_s, peak_tokens, first_s = walk_tail(coef, tails[:count], now_s, limits["block_tokens"])
+    worst_s = math.inf
     for j in range(count):
         seen, tail = outlook[rows[j]], tails[j]
+        if not seen["doomed"]:
+            worst_s = min(worst_s, tail["margin_s"])
         seen["finish_s"] = tail["finish_s"]
         seen["margin_s"] = min(seen["margin_s"], tail["margin_s"])
         seen["first_s"] = min(seen["first_s"], first_s)
@@ -160,7 +165,8 @@ def rollout(
 
     Iterations are formed one by one until no prefill is left, then decoding runs in lockstep to the predicted lengths.
     Work that may not cost anyone an SLO (late, and best effort unless it has a share) is left out and foretold nothing.
-    Stops early once a margin is below ``least_s``. Returns the worst margin and the peak of KV tokens of the lockstep.
+    Stops early once a margin is below ``least_s``. Returns the worst margin of all that are not marked as doomed, and
+    the peak of KV tokens in lockstep.
     """
     copy = table.copy()
     for i in range(len(copy)):

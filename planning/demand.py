@@ -1,0 +1,102 @@
+"""What decoding demands of the engine between two deadlines, and so the prefill budget that is left (PB*, eq. 2 and 3).
+
+Demand is counted by deadlines: a decode with earned slack asks for nothing until its next token is due, one that will
+have reached its predicted length asks for nothing more, and KV tokens grow meanwhile.
+"""
+
+import math
+
+import numpy as np
+from numba import njit
+
+from planning.deadlines import effective_tpot_s, next_due_s, remaining_tokens, todo_tokens
+from planning.room import is_decode
+from profiles.kernels import K1_1, K1_2, K_ATT, K_KV, K_SEQ, attention_pairs, iteration_s
+
+# Demand of requests already promised within one interval.
+DEMAND = np.dtype(
+    [
+        ("length_s", "f8"),
+        ("tokens", "f8"),  # decode tokens that fall due in it
+        ("iterations", "f8"),  # least number of iterations, from the request with most tokens due
+        ("rest_s", "f8"),  # seconds of KV reads and per-sequence overhead for those tokens
+    ]
+)
+# Demand of one more request of a TPOT level once it decodes.
+LEVEL = np.dtype([("tpot_s", "f8"), ("kv_tokens", "f8")])
+
+
+@njit(cache=True)
+def due_tokens(row: np.void, start_s: float, by_s: float) -> float:
+    """Decode tokens of the request that fall due by ``by_s``, as a fluid, starting from its state at ``start_s``."""
+    pace_s = effective_tpot_s(row, start_s)
+    first_s = next_due_s(row, start_s)
+    if pace_s == math.inf or first_s == math.inf:
+        return 0.0
+    done = 0.0 if is_decode(row) else 1.0  # a prefill emits its first token itself
+    since_s = by_s - first_s + (pace_s if done == 0.0 else 0.0)
+    due = max(0.0, since_s) / pace_s if pace_s > 0.0 else math.inf
+    return min(due, remaining_tokens(row) - done)
+
+
+@njit(cache=True)
+def fill_demand(
+    coef: np.ndarray, promised: np.ndarray, start_s: float, checkpoints_s: np.ndarray, demand: np.ndarray
+) -> None:
+    """Demand of the ``promised`` requests between consecutive ``checkpoints_s`` (sorted, after ``start_s``)."""
+    before = np.zeros(len(promised))
+    for j in range(len(checkpoints_s)):
+        span = demand[j]
+        span["length_s"] = checkpoints_s[j] - (checkpoints_s[j - 1] if j > 0 else start_s)
+        span["tokens"], span["iterations"], span["rest_s"] = 0.0, 0.0, 0.0
+        for i in range(len(promised)):
+            row = promised[i]
+            due = due_tokens(row, start_s, checkpoints_s[j])
+            fresh = due - before[i]
+            kv_tokens = row["prompt_tokens"] + row["emitted_tokens"] + 0.5 * (due + before[i])
+            before[i] = due
+            span["tokens"] += fresh
+            span["iterations"] = max(span["iterations"], fresh)
+            span["rest_s"] += fresh * (coef[K_SEQ] + coef[K_KV] * kv_tokens)
+
+
+@njit(cache=True)
+def prefill_budget_tokens(
+    coef: np.ndarray, span: np.void, levels: np.ndarray, counts: np.ndarray, longest_s: float
+) -> float:
+    """Prefill tokens to spare within one interval beside its demand and ``counts`` more decodes of each level.
+
+    The interval is cut into as few iterations as the tightest pace and ``longest_s`` (the executor's cap) allow: larger
+    batches carry more (SLOs-Serve section 3.2.2). Negative when not even the decodes can keep their pace.
+    """
+    length_s = span["length_s"]
+    iterations, tokens, rest_s = max(span["iterations"], length_s / longest_s), span["tokens"], span["rest_s"]
+    for level in range(len(levels)):
+        if counts[level] > 0:
+            steps = length_s / levels[level]["tpot_s"]
+            iterations = max(iterations, steps)
+            tokens += counts[level] * steps
+            rest_s += counts[level] * steps * (coef[K_SEQ] + coef[K_KV] * levels[level]["kv_tokens"])
+    left_s = length_s - rest_s - iterations * coef[K_SEQ]
+    budget = math.inf
+    for line in range(2):
+        if coef[2 * line] > 0:
+            budget = min(budget, (left_s - iterations * coef[2 * line + 1]) / coef[2 * line] - tokens)
+        elif left_s < iterations * coef[2 * line + 1]:
+            budget = -math.inf
+    return budget
+
+
+@njit(cache=True)
+def longest_iteration_s(coef: np.ndarray, limits: np.void) -> float:
+    """What the executor's iterations may last: its own cap, or the time of a full batch of prefill."""
+    return min(limits["max_iteration_s"], iteration_s(coef, limits["max_batch_tokens"], 0.0, 0.0, 1.0, 0.0))
+
+
+@njit(cache=True)
+def prefill_cost_tokens(coef: np.ndarray, row: np.void) -> float:
+    """Prefill work of the request in tokens of budget, its attention converted at the compute-bound slope."""
+    todo = 0 if is_decode(row) else max(0, todo_tokens(row))
+    slope = max(coef[K1_1], coef[K1_2])
+    extra = coef[K_ATT] * attention_pairs(todo, row["computed_tokens"]) / slope if slope > 0 else 0.0
+    return todo + extra
