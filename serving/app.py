@@ -1,7 +1,6 @@
 """The Serve application: replicas, and ingresses in front of them. ``import_path: serving.app:build`` in serve.yaml."""
 
 import logging
-import uuid
 from typing import Any
 
 import msgspec
@@ -28,7 +27,8 @@ class Ingress:
     async def __init__(self, config: AppConfig, replica: Any) -> None:
         self.config = config
         fleet = config.fleet
-        self.links = RayLinks(replica, uuid.uuid4().hex[:12], fleet.controller_name, fleet.controller_namespace)
+        own_id = serve.get_replica_context().replica_id.unique_id
+        self.links = RayLinks(replica, own_id, fleet.controller_name, fleet.controller_namespace)
         self.door: Any = None
 
     async def __serve_build_asgi_app__(self) -> Any:

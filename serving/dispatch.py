@@ -4,6 +4,7 @@ Knows neither HTTP nor vLLM nor Ray: engine payloads are opaque bytes and everyt
 """
 
 import asyncio
+import contextvars
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -260,7 +261,8 @@ class Dispatcher:
             logger.debug("notice lost: %r", error)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        task = asyncio.get_running_loop().create_task(coroutine)
+        # A fresh context: Serve cancels the calls made in a request's own context when that request ends.
+        task = asyncio.get_running_loop().create_task(coroutine, context=contextvars.Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

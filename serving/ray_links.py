@@ -19,7 +19,7 @@ _decisions = msgspec.msgpack.Decoder(list[Decision])
 
 
 class RayLinks:
-    """One per ingress process. ``ingress_id`` names it to the replicas, so that each keeps one channel for it."""
+    """One per ingress process. ``ingress_id`` is its own Serve id, by which replicas notice that it is gone."""
 
     def __init__(self, handle: Any, ingress_id: str, controller: str, namespace: str) -> None:
         self.handle, self.ingress_id = handle, ingress_id
