@@ -169,13 +169,13 @@ def choose(
     of everything settles it; up to ``EXHAUSTIVE`` requests by trying every set; beyond, the dynamic programme proposes,
     the replay repairs, and what still fits is added. Fills ``outlook`` (OUTLOOK[rows]); returns reason codes.
     """
-    reasons = np.zeros(len(table), dtype=np.int64)
+    reasons, everyone = np.zeros(len(table), dtype=np.int64), np.ones(len(table), np.bool_)
     options = np.flatnonzero(role == OPEN)
-    if len(options) == 0 or _is_attainable(coef, limits, table, np.ones(len(table), np.bool_), start_s, outlook):
+    if len(options) == 0 or _is_attainable(coef, limits, table, everyone, start_s, outlook):
         role[options] = CHOSEN
         return reasons
     has_doomed = mark_doomed(coef, limits, table, role, start_s, outlook)
-    if has_doomed and _is_attainable(coef, limits, table, np.ones(len(table), np.bool_), start_s, outlook):
+    if has_doomed and _is_attainable(coef, limits, table, everyone, start_s, outlook):
         role[options] = CHOSEN
         return reasons
     ranked = _by_preference(coef, table, options)

@@ -7,7 +7,18 @@ from numba import njit
 
 from planning.batch import form_batch
 from planning.deadlines import line_due_s, next_due_s, remaining_tokens, todo_tokens
-from planning.room import IDLE, LATE_DECODE, LATE_PREFILL, PREEMPT, SPARE_DECODE, SPARE_PREFILL, is_decode, kind_of
+from planning.room import (
+    IDLE,
+    LATE_DECODE,
+    LATE_PREFILL,
+    PREEMPT,
+    SPARE_DECODE,
+    SPARE_PREFILL,
+    decode_s,
+    is_decode,
+    kind_of,
+    prefill_s,
+)
 from planning.tail import TAIL, accepted_tokens, fill_tail, walk_tail
 
 MAX_STEPS = 20_000  # iterations of one rollout; a backlog longer than that is unattainable for every purpose
@@ -113,7 +124,10 @@ def _has_prefill(table: np.ndarray) -> bool:
 def _run_prefills(
     coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, least_s: float, steps: int, outlook: np.ndarray
 ) -> tuple[float, float]:
-    """Iterations until no prefill is left or some margin falls below ``least_s``; returns the time and worst margin."""
+    """Iterations until no prefill is left or some margin falls below ``least_s``; returns the time and worst margin.
+
+    What a request is sure to miss by is known before its token comes: the work left takes its time on any engine.
+    """
     tokens, worst_s = np.zeros(len(table), dtype=np.int32), math.inf
     while steps > 0 and worst_s >= least_s and _has_prefill(table):
         seconds, _mix = form_batch(coef, table, now_s, limits, tokens)
@@ -121,12 +135,12 @@ def _run_prefills(
             return now_s, -math.inf  # something cannot run at all
         for i in range(len(table)):
             row = table[i]
-            if tokens[i] != 0:
-                due_s = line_due_s(row, now_s)
-                if run_tokens(row, tokens[i], limits["acceptance"], True):
-                    _emit(row, outlook[i], due_s, now_s + seconds)
+            due_s, was_decode = line_due_s(row, now_s), is_decode(row)
+            if tokens[i] != 0 and run_tokens(row, tokens[i], limits["acceptance"], True):
+                _emit(row, outlook[i], due_s, now_s + seconds)
             elif todo_tokens(row) > 0:
-                outlook[i]["margin_s"] = min(outlook[i]["margin_s"], line_due_s(row, now_s) - now_s - seconds)
+                left_s = decode_s(coef, row) if was_decode else prefill_s(coef, row, limits)
+                outlook[i]["margin_s"] = min(outlook[i]["margin_s"], due_s - now_s - seconds - left_s)
             if not outlook[i]["doomed"]:
                 worst_s = min(worst_s, outlook[i]["margin_s"])
         now_s, steps = now_s + seconds, steps - 1

@@ -26,6 +26,7 @@ TAIL = np.dtype(
         ("finish_s", "f8"),  # result: when the last token comes
     ]
 )
+SPAN = np.dtype([("step", "i8"), ("end_s", "f8")])  # an iteration, counted from 1, and when it ends
 
 
 @njit(cache=True)
@@ -49,18 +50,23 @@ def fill_tail(tail: np.void, row: np.void, now_s: float, acceptance: float) -> N
     tail["due_s"] = line_due_s(row, now_s)
     tail["pace_s"] = row["tpot_s"] * gain
     tail["deadline_s"] = row["deadline_s"]
-    tail["margin_s"] = math.inf
 
 
 @njit(cache=True)
-def _check(tails: np.ndarray, alive: np.ndarray, step: int, end_s: float) -> None:
-    """Lower the margins of the ``alive`` decodes by iteration ``step`` (from 1), which ends at ``end_s``."""
-    for place in alive:
-        tail = tails[place]
-        due_s = tail["due_s"]
-        if step > 1:
-            due_s += (step - 1) * tail["pace_s"]
-        tail["margin_s"] = min(tail["margin_s"], due_s - end_s)
+def _margin_s(tail: np.void, spans: np.ndarray, longest_s: float) -> float:
+    """Least time to spare of one decode over ``spans``, whose longest iteration takes ``longest_s``.
+
+    A decode whose pace no iteration exceeds is never tighter than at its first token.
+    """
+    margin_s = min(tail["due_s"] - spans[0]["end_s"], tail["deadline_s"] - tail["finish_s"])
+    if tail["due_s"] == math.inf or tail["pace_s"] >= longest_s:
+        return margin_s
+    for j in range(1, len(spans)):
+        if spans[j]["step"] > tail["steps"]:
+            break
+        due_s = tail["due_s"] + (spans[j]["step"] - 1) * tail["pace_s"]
+        margin_s = min(margin_s, due_s - spans[j]["end_s"])
+    return margin_s
 
 
 @njit(cache=True)
@@ -75,39 +81,54 @@ def _most_drafts(tails: np.ndarray, order: np.ndarray) -> np.ndarray:
 
 
 @njit(cache=True)
+def _walk(
+    coef: np.ndarray, tails: np.ndarray, start_s: float, block_tokens: int, spans: np.ndarray
+) -> tuple[int, float, float]:
+    """Fill ``spans`` with the end of the first iteration and of each stretch between departures, and finish times.
+
+    Returns the number of spans, the longest iteration and the peak of KV tokens.
+    """
+    tokens, kv_tokens, growth = 0.0, 0.0, 0.0
+    for i in range(len(tails)):
+        tokens += tails[i]["step_tokens"]
+        kv_tokens += tails[i]["kv_tokens"]
+        growth += tails[i]["gain"]
+    order = np.argsort(tails["steps"].copy(), kind="mergesort")
+    drafts = _most_drafts(tails, order)
+    count, done, now_s, longest_s, peak_tokens = 0, 0, start_s, 0.0, 0.0
+    for i in range(len(order)):
+        tail = tails[order[i]]
+        steps = tail["steps"] - done
+        if steps > 0:
+            alive = len(order) - i
+            first_s = iteration_s(coef, tokens, kv_tokens + growth * done + tokens, 0.0, alive, drafts[i])
+            if count == 0:
+                spans[0]["step"], spans[0]["end_s"], count = 1, start_s + first_s, 1
+            now_s += steps * first_s + coef[K_KV] * growth * steps * (steps - 1) / 2
+            done += steps
+            spans[count]["step"], spans[count]["end_s"], count = done, now_s, count + 1
+            longest_s = max(longest_s, first_s + coef[K_KV] * growth * (steps - 1))
+            peak_tokens = max(peak_tokens, kv_tokens + growth * done + alive * (block_tokens - 1))
+        tail["finish_s"] = now_s
+        tokens -= tail["step_tokens"]
+        kv_tokens -= tail["kv_tokens"]
+        growth -= tail["gain"]
+    return count, longest_s, peak_tokens
+
+
+@njit(cache=True)
 def walk_tail(coef: np.ndarray, tails: np.ndarray, start_s: float, block_tokens: int) -> tuple[float, float, float]:
     """Run ``tails`` in lockstep from ``start_s``; fills margins and finish times in.
 
     Returns the least margin in seconds, the peak of KV tokens held (rounded up to blocks for each request) and the end
-    of the first iteration.
+    of the first iteration. O(n log n) where the paces hold, O(n**2) where earned slack is used up.
     """
-    steps = np.empty(len(tails), dtype=np.int64)
-    tokens, kv_tokens, growth = 0.0, 0.0, 0.0
+    if len(tails) == 0:
+        return math.inf, 0.0, start_s
+    spans = np.zeros(len(tails) + 1, dtype=SPAN)
+    count, longest_s, peak_tokens = _walk(coef, tails, start_s, block_tokens, spans)
+    worst_s = math.inf
     for i in range(len(tails)):
-        steps[i] = tails[i]["steps"]
-        tokens += tails[i]["step_tokens"]
-        kv_tokens += tails[i]["kv_tokens"]
-        growth += tails[i]["gain"]
-    order = np.argsort(steps, kind="mergesort")
-    drafts = _most_drafts(tails, order)
-    done, now_s, end_s, worst_s, peak_tokens = 0, start_s, start_s, math.inf, 0.0
-    for i in range(len(order)):
-        tail = tails[order[i]]
-        count = tail["steps"] - done
-        if count > 0:
-            alive = len(order) - i
-            first_s = iteration_s(coef, tokens, kv_tokens + growth * done + tokens, 0.0, alive, drafts[i])
-            if done == 0:
-                end_s = now_s + first_s
-                _check(tails, order, 1, end_s)
-            now_s += count * first_s + coef[K_KV] * growth * count * (count - 1) / 2
-            done += count
-            _check(tails, order[i:], done, now_s)
-            peak_tokens = max(peak_tokens, kv_tokens + growth * done + alive * (block_tokens - 1))
-        tail["finish_s"] = now_s
-        tail["margin_s"] = min(tail["margin_s"], tail["deadline_s"] - now_s)
-        worst_s = min(worst_s, tail["margin_s"])
-        tokens -= tail["step_tokens"]
-        kv_tokens -= tail["kv_tokens"]
-        growth -= tail["gain"]
-    return worst_s, peak_tokens, end_s
+        tails[i]["margin_s"] = _margin_s(tails[i], spans[:count], longest_s)
+        worst_s = min(worst_s, tails[i]["margin_s"])
+    return worst_s, peak_tokens, spans[0]["end_s"]
