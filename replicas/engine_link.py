@@ -57,6 +57,10 @@ class TickSender:
         self._pending.clear()
         return True
 
+    def close(self) -> None:
+        """Stop sending."""
+        self._socket.close()
+
 
 class TickReceiver:
     """The replica's end: calls ``on_tick`` on the running event loop."""

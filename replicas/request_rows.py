@@ -36,6 +36,7 @@ class RequestRows:
 
     def __init__(self) -> None:
         self._table = request_table(256)
+        self._quotas = np.full(len(self._table), UNLIMITED)
         self._free = list(range(len(self._table)))
 
     def add(self, request: Any, now_s: float) -> None:
@@ -43,8 +44,10 @@ class RequestRows:
         if not self._free:
             known = len(self._table)
             self._table = np.concatenate([self._table, request_table(known)])
+            self._quotas = np.concatenate([self._quotas, np.full(known, UNLIMITED)])
             self._free = list(range(known, 2 * known))
         request.polyslo = Ticket(self._free.pop())
+        self._quotas[request.polyslo.row] = UNLIMITED
         row = self._table[request.polyslo.row]
         objective = (getattr(request.sampling_params, "extra_args", None) or {}).get(KEY)
         fields = objective or [now_s, np.inf, np.inf, np.inf, request.max_tokens, 0, True]
@@ -65,7 +68,8 @@ class RequestRows:
     def gather(self, running: Sequence[Any], waiting: Sequence[Any], drafts: bool) -> np.ndarray:
         """The planning table: ``running`` first, then ``waiting``. Counts what is in flight as done."""
         requests = [*running, *waiting]
-        table = self._table[[request.polyslo.row for request in requests]]
+        self._gathered = np.array([request.polyslo.row for request in requests])
+        table = self._table.take(self._gathered)
         count = len(running)
         table["running"][:count] = True
         table["computed_tokens"][:count] = [request.num_computed_tokens for request in running]
@@ -74,7 +78,12 @@ class RequestRows:
         )
         if drafts:
             table["spec_tokens"][:count] = [len(request.spec_token_ids) for request in running]
-            # vLLM counts the drafts in flight as emitted; the planner counts one token per step.
-            table["emitted_tokens"][:count] -= [max(request.num_output_placeholders - 1, 0) for request in running]
         np.maximum(table["output_tokens"], table["emitted_tokens"] + 1, out=table["output_tokens"])
         return table
+
+    def set_quotas(self, requests: Sequence[Any], tokens: np.ndarray) -> None:
+        """Write ``tokens`` to the tickets of ``requests``, the ones last gathered in that order. Cheap when few change."""
+        changed = np.flatnonzero(self._quotas[self._gathered] != tokens)
+        for place, quota in zip(changed.tolist(), tokens[changed].tolist(), strict=True):
+            requests[place].polyslo.quota = quota
+        self._quotas[self._gathered] = tokens

@@ -18,6 +18,11 @@ ACCEPTANCE_WEIGHT = 0.02  # of a new iteration in the running acceptance rate
 OPTIONS = ("max_iteration_s", "best_effort_share", "acceptance")
 
 
+def policy_names() -> list[str]:
+    """All policies, the engine's own among them."""
+    return sorted([*POLICIES, STOCK])
+
+
 class StepPlanner:
     """Plans iterations and learns from their durations. ``learn=False`` trusts the profile as it is."""
 
@@ -46,7 +51,7 @@ class StepPlanner:
     def configure(self, policy: str, options: dict[str, float]) -> None:
         """Choose the policy by name; raises ``ValueError`` for an unknown policy or option."""
         if policy not in POLICIES and policy != STOCK:
-            raise ValueError(f"policy: unknown {policy!r}, known: {', '.join(sorted([*POLICIES, STOCK]))}")
+            raise ValueError(f"policy: unknown {policy!r}, known: {', '.join(policy_names())}")
         for name in options:
             if name not in OPTIONS:
                 raise ValueError(f"policy_options: unknown {name!r}, known: {', '.join(OPTIONS)}")

@@ -176,6 +176,7 @@ class VllmEngine:
         self._failure = self._failure or "vLLM engine was stopped"
         if self._client is not None:
             await asyncio.to_thread(self._client.shutdown, STOP_S)
+            self._client.resources.ctx.destroy(linger=0)
             for pid in self.pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGKILL)

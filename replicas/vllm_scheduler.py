@@ -110,25 +110,24 @@ class SloScheduler(AsyncScheduler):
         return predicted_s, mix
 
     def _apply(self, running: list[Request], waiting: list[Request], tokens: np.ndarray, yields: np.ndarray) -> None:
-        quotas = tokens.tolist()
-        for request, quota in zip(running, quotas, strict=False):
-            request.polyslo.quota = quota
-            if len(request.spec_token_ids) >= quota > 0:
-                request.spec_token_ids = request.spec_token_ids[: quota - 1]
+        """Quotas to every request, KV cache from those that must give it up, chosen newcomers to the front."""
+        self._rows.set_quotas([*running, *waiting], tokens)
         count = len(running)
-        for request, quota in zip(waiting, quotas[count:], strict=True):
-            request.polyslo.quota = quota
+        if self.num_spec_tokens > 0:
+            for request, quota in zip(running, tokens[:count].tolist(), strict=True):
+                request.spec_token_ids = request.spec_token_ids[: max(quota - 1, 0)]
         victims = [running[i] for i in np.flatnonzero(tokens[:count] == PREEMPT)]
         if victims or self._is_short_of_blocks(tokens):
             # vLLM takes blocks from the back of the list: planned first, best effort last.
             order = np.lexsort((yields[:count], tokens[:count] <= 0))
-            self.running = [running[i] for i in order if quotas[i] != PREEMPT]
-        self._preempt(victims)
-        chosen = [request for request, quota in zip(waiting, quotas[count:], strict=True) if quota > 0]
-        if victims or chosen != waiting[: len(chosen)]:
-            others = [request for request, quota in zip(waiting, quotas[count:], strict=True) if quota <= 0]
-            self.waiting.clear()
-            self.waiting.extend([*chosen, *others, *victims])
+            self.running = [running[i] for i in order if tokens[i] != PREEMPT]
+            self._preempt(victims)
+        if waiting:
+            chosen = [request for request in waiting if request.polyslo.quota > 0]
+            if victims or chosen != waiting[: len(chosen)]:
+                others = [request for request in waiting if request.polyslo.quota <= 0]
+                self.waiting.clear()
+                self.waiting.extend([*chosen, *others, *victims])
 
     def _is_short_of_blocks(self, tokens: np.ndarray) -> bool:
         wanted = len(tokens) + int(np.maximum(tokens, 0).sum()) // self.block_size
@@ -189,6 +188,10 @@ class SloScheduler(AsyncScheduler):
         used_tokens = (pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()) * self.block_size
         if not self._link.send(self._iterations, used_tokens, step, requests):
             self._requests_due_s = now_s
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self._link.close()
 
 
 def _configure(self: EngineCore, policy: str, options: dict[str, float]) -> None:

@@ -1,0 +1,166 @@
+"""A real vLLM scheduler without an engine: its steps are played against a model that is a function of the position."""
+
+import socket
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.wire import Slo
+
+VOCABULARY = 250
+
+
+def token_at(request_id: str, position: int) -> int:
+    """What the played model says at an output position."""
+    return zlib.crc32(f"{request_id} {position}".encode()) % VOCABULARY
+
+
+class Bench:
+    """One scheduler, the requests given to it and what came out of them."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self.scheduler = scheduler
+        self.outputs: dict[str, list[int]] = {}
+        self.finished: set[str] = set()
+        self.batches: list[dict[str, int]] = []
+        self.preempted: set[str] = set()
+
+    def add(self, name: str, prompt: list[int], max_tokens: int, slo: Slo, age_s: float = 0.0) -> Any:
+        from vllm import SamplingParams
+        from vllm.utils.hashing import sha256
+        from vllm.v1.core.kv_cache_utils import get_request_block_hasher
+        from vllm.v1.request import Request
+
+        from replicas.request_rows import to_extra_args
+
+        arrival_s = time.monotonic() - age_s
+        params = SamplingParams(
+            temperature=0.0,
+            max_tokens=max_tokens,
+            ignore_eos=True,
+            extra_args=to_extra_args(slo, arrival_s, max_tokens, 0),
+        )
+        hasher = get_request_block_hasher(self.scheduler.hash_block_size, sha256)
+        request = Request(name, prompt, params, None, block_hasher=hasher)
+        self.outputs[name] = []
+        self.scheduler.add_request(request)
+        return request
+
+    def begin(self) -> Any:
+        """Form a step."""
+        scheduled = self.scheduler.schedule()
+        self.batches.append(dict(scheduled.num_scheduled_tokens))
+        self.preempted |= scheduled.preempted_req_ids or set()
+        requests = self.scheduler.requests
+        scheduled.played = {name for name in self.batches[-1] if not requests[name].is_prefill_chunk}
+        self.check_integrity()
+        return scheduled
+
+    def check_integrity(self) -> None:
+        """Every live request is in exactly one queue."""
+        scheduler = self.scheduler
+        queued = [*scheduler.running, *scheduler.waiting, *scheduler.kv_holding_waiting]
+        assert sorted(request.request_id for request in queued) == sorted(scheduler.requests)
+
+    def end(self, scheduled: Any) -> None:
+        """Play a step's model run and hand its result back."""
+        from vllm.v1.outputs import ModelRunnerOutput
+
+        names = list(scheduled.num_scheduled_tokens)
+        sampled = [self._sample(name) if name in scheduled.played else [] for name in names]
+        places = {name: place for place, name in enumerate(names)}
+        result = self.scheduler.update_from_output(scheduled, ModelRunnerOutput(names, places, sampled))
+        for outputs in result.values():
+            for output in outputs.outputs:
+                self.outputs[output.request_id] += output.new_token_ids
+                if output.finished:
+                    self.finished.add(output.request_id)
+
+    def _sample(self, name: str) -> list[int]:
+        request = self.scheduler.requests.get(name)
+        return [] if request is None else [token_at(name, request.num_output_tokens)]
+
+    def step(self) -> dict[str, int]:
+        """One whole step; returns the tokens it gave to each request."""
+        self.end(self.begin())
+        return self.batches[-1]
+
+    def run(self, steps: int = 10_000) -> None:
+        """Step until nothing is left."""
+        for _ in range(steps):
+            if not self.scheduler.has_unfinished_requests():
+                return
+            self.step()
+        raise AssertionError(f"unfinished after {steps} steps: {list(self.scheduler.requests)}")
+
+    def run_ahead(self, depth: int = 2, steps: int = 10_000) -> None:
+        """Like ``run``, with ``depth`` steps in flight at a time."""
+        in_flight: list[Any] = []
+        for _ in range(steps):
+            while self.scheduler.has_unfinished_requests() and len(in_flight) < depth:
+                in_flight.append(self.begin())
+            if not in_flight:
+                return
+            self.end(in_flight.pop(0))
+        raise AssertionError(f"unfinished after {steps} steps: {list(self.scheduler.requests)}")
+
+    def check_outputs(self, max_tokens: dict[str, int]) -> None:
+        """Everybody got exactly the model's tokens."""
+        for name, count in max_tokens.items():
+            assert self.outputs[name] == [token_at(name, position) for position in range(count)], name
+
+
+@pytest.fixture
+def make_bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
+    """Benches by policy, KV blocks and engine settings; their link ends in a socket that nobody reads."""
+    from replicas.embedded import ensure_embedded_model
+
+    model = ensure_embedded_model()
+    sockets, benches = [], []
+
+    def make(policy: str = "slo", blocks: int = 512, options: dict[str, float] | None = None, **settings: Any) -> Bench:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        path = str(tmp_path / f"ticks-{len(sockets)}")
+        listener.bind(path)
+        sockets.append(listener)
+        benches.append(Bench(_scheduler(str(model), path, policy, blocks, options or {}, settings)))
+        return benches[-1]
+
+    yield make
+    for bench in benches:
+        bench.scheduler.shutdown()
+    for listener in sockets:
+        listener.close()
+
+
+def _scheduler(
+    model: str, path: str, policy: str, blocks: int, options: dict[str, float], settings: dict[str, Any]
+) -> Any:
+    import torch
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core.kv_cache_utils import init_none_hash
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    from replicas.config import ReplicaConfig
+    from replicas.vllm_engine import engine_config
+    from replicas.vllm_scheduler import SloScheduler
+
+    replica = ReplicaConfig(model=model, profile="embedded-cpu", policy=policy, policy_options=options, **settings)
+    config = engine_config(replica, path)
+    config.cache_config.num_gpu_blocks = blocks
+    init_none_hash(sha256)
+    spec = FullAttentionSpec(block_size=replica.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32)
+    kv_cache = KVCacheConfig(
+        num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
+    )
+    return SloScheduler(
+        vllm_config=config,
+        kv_cache_config=kv_cache,
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=replica.block_size,
+    )

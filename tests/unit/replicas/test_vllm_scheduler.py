@@ -1,0 +1,159 @@
+"""The plug-in on a real vLLM scheduler, without an engine."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from controller.wire import Slo
+
+TIGHT = Slo(ttft_s=5.0, tpot_s=0.1)
+LOOSE = Slo(ttft_s=60.0, tpot_s=1.0)
+BEST_EFFORT = Slo(best_effort=True)
+MakeBench = Callable[..., Any]
+
+# Everything of vLLM 0.32 that replicas/vllm_*.py and request_rows.py rely on, beyond its documented interface.
+SCHEDULER = (
+    "running waiting requests kv_cache_manager block_size max_num_active_reqs max_num_scheduled_tokens num_spec_tokens"
+    " prev_step_scheduled_req_ids need_mamba_block_aligned_split vllm_config schedule update_from_output add_request"
+    " _free_blocks _preempt_request _reserve_prefill_lookahead"
+)
+REQUEST = (
+    "request_id num_computed_tokens num_output_placeholders num_prompt_tokens num_tokens max_tokens sampling_params"
+    " spec_token_ids has_encoder_inputs _output_token_ids"
+)
+
+
+def test_vllm_still_has_everything_that_we_rely_on(make_bench: MakeBench) -> None:
+    import inspect
+
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine.core import EngineCoreProc
+    from vllm.v1.engine.core_client import AsyncMPClient, BackgroundResources
+    from vllm.v1.executor import UniProcExecutor
+    from vllm.v1.outputs import ModelRunnerOutput
+
+    bench = make_bench()
+    request = bench.add("a", [1] * 8, 2, TIGHT)
+    scheduled = bench.begin()
+    missing = []
+    for what, names in (
+        (bench.scheduler, SCHEDULER),
+        (bench.scheduler.kv_cache_manager, "block_pool get_computed_blocks"),
+        (bench.scheduler.kv_cache_manager.block_pool, "num_gpu_blocks get_num_free_blocks"),
+        (request, REQUEST),
+        (scheduled, "num_scheduled_tokens total_num_scheduled_tokens scheduled_spec_decode_tokens"),
+        (ModelRunnerOutput([], {}), "sampled_token_ids req_id_to_index"),
+        (EngineCoreProc, "_handle_client_request"),  # looks utility methods up by name
+        (AsyncMPClient, "get_output_async add_request_async abort_requests_async call_utility_async shutdown"),
+        (BackgroundResources(None), "engine_manager engine_dead ctx"),
+        (UniProcExecutor, "_init_executor"),
+    ):
+        named = what.__name__ if isinstance(what, type) else type(what).__name__
+        missing += [f"{named}.{name}" for name in names.split() if not hasattr(what, name)]
+    source = inspect.getsource(Scheduler.schedule)
+    for fragment, meaning in {
+        "self.running[-1]": "KV blocks are taken from the back of running",
+        "self.running.pop()": "KV blocks are taken from the back of running",
+        "self.waiting.prepend": "skipped requests return to the front of waiting",
+    }.items():
+        if fragment not in source:
+            missing.append(f"Scheduler.schedule: {fragment!r} ({meaning})")
+    if source.count("self._reserve_prefill_lookahead(") != 2:
+        missing.append(
+            "Scheduler.schedule: asks _reserve_prefill_lookahead once for running, once for waiting requests"
+        )
+    assert not missing, "vLLM moved:\n" + "\n".join(missing)
+
+
+@pytest.mark.parametrize("policy", ["slo", "vllm"])
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("blocks", [512, 24])
+def test_outputs_do_not_depend_on_policy_run_ahead_or_kv_pressure(
+    make_bench: MakeBench, policy: str, depth: int, blocks: int
+) -> None:
+    bench = make_bench(policy, blocks=blocks, max_num_seqs=8, max_num_batched_tokens=128)
+    choose = random.Random(7)
+    wanted = {}
+    for i in range(24):
+        prompt = [choose.randrange(200) for _ in range(choose.randrange(4, 300))]
+        wanted[f"r{i}"] = choose.randrange(1, 60)
+        bench.add(f"r{i}", prompt, wanted[f"r{i}"], choose.choice([TIGHT, LOOSE, BEST_EFFORT]))
+    bench.run_ahead(depth) if depth > 1 else bench.run()
+    bench.check_outputs(wanted)
+    assert bench.finished == set(wanted)
+    assert bool(bench.preempted) == (blocks < 100)
+    assert bench.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == blocks - 1
+
+
+def test_a_tight_prompt_overtakes_a_long_loose_one_under_way(make_bench: MakeBench) -> None:
+    bench = make_bench(max_num_batched_tokens=256, options={"max_iteration_s": 0.05})
+    bench.add("long", [1] * 2000, 4, LOOSE)
+    bench.step()
+    assert 0 < bench.scheduler.requests["long"].num_computed_tokens < 2000
+    bench.add("short", [2] * 40, 4, Slo(ttft_s=0.5, tpot_s=0.1))
+    assert bench.step()["short"] == 40
+    assert len(bench.outputs["short"]) == 1
+
+
+def test_best_effort_gives_up_its_blocks_and_continues_with_its_tokens(make_bench: MakeBench) -> None:
+    bench = make_bench(blocks=21, max_num_batched_tokens=512)
+    bench.add("idle", [1] * 300, 40, BEST_EFFORT)
+    for _ in range(5):
+        bench.step()
+    said = list(bench.outputs["idle"])
+    assert said
+    bench.add("tight", [2] * 500, 4, TIGHT)
+    bench.step()
+    idle = bench.scheduler.requests["idle"]
+    assert (idle.num_preemptions, idle.num_computed_tokens) == (1, 0)
+    assert bench.outputs["tight"]
+    bench.run()
+    assert bench.outputs["idle"][: len(said)] == said
+    bench.check_outputs({"idle": 40, "tight": 4})
+
+
+def test_stock_policy_is_left_alone(make_bench: MakeBench) -> None:
+    bench = make_bench("vllm", max_num_batched_tokens=64)
+    bench.add("first", [1] * 500, 2, BEST_EFFORT)
+    bench.add("second", [2] * 20, 2, TIGHT)
+    assert bench.step() == {"first": 64}
+    assert bench.scheduler.policy.value == "fcfs"
+
+
+def test_the_policy_changes_while_requests_run(make_bench: MakeBench) -> None:
+    bench = make_bench("vllm", max_num_batched_tokens=64)
+    bench.add("first", [1] * 500, 2, BEST_EFFORT)
+    bench.add("second", [2] * 20, 2, TIGHT)
+    bench.step()
+    bench.scheduler.polyslo_configure("slo", {"max_iteration_s": 0.1})
+    assert "second" in bench.step()
+    bench.scheduler.polyslo_configure("vllm", {})
+    bench.run()
+    bench.check_outputs({"first": 2, "second": 2})
+    with pytest.raises(ValueError, match="unknown 'fastest', known: .*slo"):
+        bench.scheduler.polyslo_configure("fastest", {})
+
+
+def test_an_aborted_request_leaves_no_trace(make_bench: MakeBench) -> None:
+    from vllm.v1.request import RequestStatus
+
+    bench = make_bench()
+    for name in "abc":
+        bench.add(name, [1] * 100, 50, TIGHT)
+    bench.step()
+    bench.scheduler.finish_requests(["a", "c"], RequestStatus.FINISHED_ABORTED)
+    bench.run()
+    bench.check_outputs({"b": 50})
+    assert len(bench.scheduler._rows._free) == len(bench.scheduler._rows._table)
+
+
+def test_a_cached_prefix_is_not_planned_again(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    bench.add("first", list(range(200)), 2, TIGHT)
+    bench.run()
+    bench.add("second", list(range(200)), 2, TIGHT)
+    table = bench.scheduler._rows.gather([], list(bench.scheduler.waiting), False)
+    assert table["computed_tokens"][0] == 192  # whole blocks of 32
+    assert bench.step() == {"second": 8}
