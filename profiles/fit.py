@@ -47,8 +47,7 @@ def fit_roofline(table: Table, loss: Loss = "absolute") -> RooflineModel:
     A term that never occurs in ``table`` (no speculation, say) gets coefficient 0; the measured range then shows that
     it was never above 0. Lines are ordered by slope; where one line explains everything both are equal.
     """
-    ones = np.ones(len(table))
-    line = np.stack([table["batch_tokens"], ones], axis=1)
+    line = np.stack([table["batch_tokens"], np.ones(len(table))], axis=1)
     shared = np.stack([table[name] for _, name in SHARED_TERMS], axis=1)
     lines, rest = _fit_max_of_lines(line, shared, _seconds(table), kind_weights(table), loss)
     coefficients = np.zeros(kernels.COEFFICIENTS)
@@ -159,10 +158,10 @@ def fit_lookup(table: Table, batch_axis: Floats | None = None, kv_axis: Floats |
     Every measurement is a bilinear mixture of four nodes; a small penalty on second differences carries values to
     nodes without measurements nearby. Afterwards values are made non-decreasing along both axes.
     """
+    seconds, rows = _seconds(table), np.arange(len(table))
     kv_tokens = table["kv_tokens"] + table["cached_tokens"]
     xs = _axis(table["batch_tokens"], 1.0) if batch_axis is None else batch_axis
     ys = _axis(kv_tokens, 1024.0) if kv_axis is None else kv_axis
-    seconds, rows = _seconds(table), np.arange(len(table))
     root = np.sqrt(kind_weights(table))
     corners = bilinear_weights(xs, ys, table["batch_tokens"], kv_tokens)
     mixture = csr_array(
@@ -220,6 +219,7 @@ def _bend(axis: Floats) -> csr_array:
 
 def fit_linear(table: Table) -> LinearModel:
     """The annealing paper's predictors (equations 14, 15), each phase from the iterations of that phase alone."""
+    _seconds(table)
     prefill_only = table[(table["prefill_seqs"] > 0) & (table["sequences"] == table["prefill_seqs"])]
     decode_only = table[table["prefill_seqs"] == 0]
     if not len(prefill_only) or not len(decode_only):

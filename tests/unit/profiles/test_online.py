@@ -1,0 +1,131 @@
+"""A replica that differs from its profile is learnt: slope and intercept apart, fast, and not from single stalls."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from planted import COEFFICIENTS
+
+from profiles import kernels
+from profiles.batch import Floats
+from profiles.online import DEFAULT, INTERCEPT_S, SLOPE, corrected, drift, new_correction, observe, observe_steps
+
+BASE_S = float(kernels.gemm_s(COEFFICIENTS, 0.0))
+
+
+def machine(slope: float, intercept: float, steps: int, *, noise: float = 0.02, seed: int = 0) -> Floats:
+    """Iterations of a machine ``slope`` times the profile's variable part plus ``intercept`` times its intercept."""
+    random, rows = np.random.default_rng(seed), np.zeros((steps, 6))
+    for row in rows:
+        decodes = random.integers(1, 200)
+        chunk = random.integers(64, 2048) if random.random() < 0.5 else 0
+        row[:5] = decodes + chunk, 500 * decodes, chunk * chunk / 2, decodes + (chunk > 0), 0
+        exact_s = slope * (kernels.iteration_s(COEFFICIENTS, *row[:5]) - BASE_S) + intercept * BASE_S
+        row[5] = exact_s * (1 + noise * random.standard_normal())
+    return rows
+
+
+def learn(rows: Floats, state: Floats | None = None) -> Floats:
+    return observe_steps(new_correction(COEFFICIENTS) if state is None else state, COEFFICIENTS, rows)
+
+
+@pytest.mark.parametrize(("slope", "intercept"), [(1, 1), (2, 1), (1, 3), (0.6, 1.5), (4, 4)])
+def test_slope_and_intercept_are_told_apart(slope: float, intercept: float) -> None:
+    state = learn(machine(slope, intercept, 200))
+    assert state[SLOPE] == pytest.approx(slope, rel=0.08)
+    assert state[INTERCEPT_S] == pytest.approx(intercept * BASE_S, rel=0.08)
+
+
+def test_corrected_coefficients_predict_the_other_machine() -> None:
+    state, unseen = learn(machine(2.5, 1.4, 200)), machine(2.5, 1.4, 100, noise=0, seed=9)
+    coef = corrected(COEFFICIENTS, state)
+    errors = [abs(kernels.iteration_s(coef, *row[:5]) / row[5] - 1) for row in unseen]
+    assert max(errors) < 0.05
+
+
+def test_correction_keeps_the_kink_where_it_was_measured() -> None:
+    def kink(coef: Floats) -> float:
+        return (coef[kernels.B_1] - coef[kernels.B_2]) / (coef[kernels.K1_2] - coef[kernels.K1_1])
+
+    assert kink(corrected(COEFFICIENTS, learn(machine(2, 3, 100)))) == pytest.approx(kink(COEFFICIENTS))
+
+
+def test_a_new_correction_changes_nothing() -> None:
+    assert corrected(COEFFICIENTS, new_correction(COEFFICIENTS)) == pytest.approx(COEFFICIENTS)
+
+
+def test_iterations_all_alike_are_predicted_well_though_nothing_tells_the_two_apart() -> None:
+    row = np.array([64, 32000, 0, 64, 0, 0.0])
+    row[5] = 2 * kernels.iteration_s(COEFFICIENTS, *row[:5])
+    state = learn(np.tile(row, (300, 1)))
+    assert kernels.iteration_s(corrected(COEFFICIENTS, state), *row[:5]) == pytest.approx(row[5], rel=0.01)
+    assert state[SLOPE] == pytest.approx(2, rel=0.05)
+    assert state[INTERCEPT_S] == pytest.approx(2 * BASE_S, rel=0.05)
+
+
+def test_a_single_stall_hardly_matters() -> None:
+    state = learn(machine(1, 1, 100))
+    stall = machine(1, 1, 1, seed=5)
+    stall[0, 5] *= 50
+    after = learn(stall, state)
+    assert after[SLOPE] == pytest.approx(state[SLOPE], rel=0.05)
+    assert after[INTERCEPT_S] == pytest.approx(state[INTERCEPT_S], rel=0.1)
+
+
+def test_rare_stalls_do_not_bias_the_correction() -> None:
+    rows = machine(1, 1, 400)
+    rows[::25, 5] *= 20
+    state = learn(rows)
+    assert state[SLOPE] == pytest.approx(1, rel=0.1)
+    assert state[INTERCEPT_S] == pytest.approx(BASE_S, rel=0.1)
+
+
+def test_a_machine_that_changes_is_followed_within_thirty_iterations() -> None:
+    state = learn(machine(2, 2, 30, seed=3), learn(machine(1, 1, 300)))
+    predicted, actual = corrected(COEFFICIENTS, state), machine(2, 2, 50, noise=0, seed=4)
+    assert all(kernels.iteration_s(predicted, *row[:5]) == pytest.approx(row[5], rel=0.1) for row in actual)
+
+
+@given(st.lists(st.tuples(st.floats(1, 4096), st.floats(0, 1e6), st.floats(0, 1e8), st.floats(1e-6, 1e3)), max_size=60))
+def test_bounds_hold_whatever_is_observed(steps: list[tuple[float, float, float, float]]) -> None:
+    state = new_correction(COEFFICIENTS)
+    for tokens, kv_tokens, pairs, seconds in steps:
+        state = observe(state, COEFFICIENTS, tokens, kv_tokens, pairs, 1.0, 0.0, seconds)
+    assert DEFAULT.lowest <= state[SLOPE] <= DEFAULT.highest
+    assert DEFAULT.lowest * BASE_S * (1 - 1e-9) <= state[INTERCEPT_S] <= DEFAULT.highest * BASE_S * (1 + 1e-9)
+    coef = corrected(COEFFICIENTS, state)
+    slopes = [kernels.K1_1, kernels.K1_2, kernels.K_KV, kernels.K_ATT, kernels.K_SEQ, kernels.K_SPEC]
+    assert (coef[slopes] >= 0).all()
+    assert kernels.gemm_s(coef, 0.0) > 0
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, np.nan, np.inf])
+def test_times_that_are_no_times_and_empty_batches_teach_nothing(seconds: float) -> None:
+    state = learn(machine(2, 1, 20))
+    assert (observe(state, COEFFICIENTS, 64.0, 1000.0, 0.0, 64.0, 0.0, seconds) == state).all()
+    assert (observe(state, COEFFICIENTS, 0.0, 0.0, 0.0, 0.0, 0.0, 0.01) == state).all()
+
+
+def test_observing_leaves_the_old_state_alone() -> None:
+    state = learn(machine(2, 1, 20))
+    before = state.copy()
+    observe(state, COEFFICIENTS, 64.0, 1000.0, 0.0, 64.0, 0.0, 0.1)
+    assert (state == before).all()
+
+
+def test_a_profile_without_intercept_can_gain_one() -> None:
+    coef = COEFFICIENTS.copy()
+    coef[[kernels.B_1, kernels.B_2]] = 0
+    rows = machine(1, 0, 300, noise=0)
+    for row in rows:
+        row[5] = kernels.iteration_s(coef, *row[:5]) + 4e-3
+    state = observe_steps(new_correction(coef), coef, rows)
+    assert state[INTERCEPT_S] == pytest.approx(4e-3, rel=0.1)
+
+
+def test_drift_reports_what_changed_and_what_the_correction_is_worth() -> None:
+    report = drift(learn(machine(2, 1, 200)), COEFFICIENTS)
+    assert report.slope == pytest.approx(2, rel=0.08)
+    assert report.profile_intercept_s == BASE_S
+    assert report.observations == 200
+    assert report.error < 0.06 < 0.2 < report.uncorrected_error
