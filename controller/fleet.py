@@ -129,10 +129,14 @@ class Fleet:
         return [p.decision or self._fall_back(p, live, now_s) for p in pending]
 
     def live(self, now_s: float) -> dict[int, VirtualReplica]:
-        """Replicas that may take requests, by position in name order."""
-        named = enumerate(sorted(self.replicas))
-        alive = {i: self.replicas[name] for i, name in named}
-        return {i: r for i, r in alive.items() if r.is_live(now_s, self.options.silent_s) and not r.draining}
+        """Replicas that may take requests, by position in name order.
+
+        Where none has reported lately, those that have not been given up: late reports are no proof of death.
+        """
+        known = {i: self.replicas[name] for i, name in enumerate(sorted(self.replicas))}
+        usable = {i: r for i, r in known.items() if not r.draining}
+        alive = {i: r for i, r in usable.items() if r.is_live(now_s, self.options.silent_s)}
+        return alive or {i: r for i, r in usable.items() if r.is_live(now_s, self.options.forget_s)}
 
     def _pend(self, ask: Admission, live: dict[int, VirtualReplica], now_s: float) -> Pending:
         tier = self.tiers.index(ask.slo.tier)

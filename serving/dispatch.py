@@ -41,14 +41,14 @@ class Dispatcher:
             asyncio.get_running_loop().call_later(job.slo.max_wait_s, self._give_up, job)
         self._enqueue([job])
 
-    def abort(self, request_ids: Sequence[str]) -> None:
-        """Forget requests whose client went away or whose stop string appeared; their replica frees them."""
+    def abort(self, request_ids: Sequence[str], finish: str = "abort") -> None:
+        """Forget requests whose client went away ("abort") or whose stop string appeared; their replica frees them."""
         by_replica: dict[str, list[str]] = {}
         for request_id in request_ids:
             job = self.jobs.pop(request_id, None)
             if job is None:
                 continue
-            self._finish(job, "stop" if job.tokens else "abort")
+            self._finish(job, finish)
             if job.replica:
                 by_replica.setdefault(job.replica, []).append(request_id)
         for replica, ids in by_replica.items():

@@ -49,7 +49,8 @@ class FleetCoreClient:
         return await self._outputs.get()
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
-        self.dispatcher.abort(request_ids)
+        # The output handler aborts what met a stop string; a request's own task aborts when its client has left.
+        self.dispatcher.abort(request_ids, "stop" if current_ticket.get() is None else "abort")
 
     async def get_supported_tasks_async(self) -> tuple[str, ...]:
         return TASKS

@@ -92,12 +92,20 @@ def test_no_live_replica_is_told_as_such() -> None:
     assert state.admit([ask(TIGHT)], 0.0)[0].reason == "no_replica"
     state.report(report("a"), 0.0)
     assert state.admit([ask(TIGHT)], 1.0)[0].replica == "a"
-    assert state.admit([ask(TIGHT)], 10.0)[0].reason == "no_replica", "silent for too long"
-    state.report(report("a", 2), 10.0)
-    state.note_failed("a", 10.0)
-    assert state.admit([ask(TIGHT)], 10.1)[0].reason == "no_replica", "a door saw it fail"
-    state.report(report("a", 1, birth="2"), 10.2)
-    assert state.admit([ask(TIGHT)], 10.3)[0].replica == "a", "reborn"
+    assert state.admit([ask(TIGHT)], 10.0)[0].replica == "a", "silent, but there is no other"
+    assert state.admit([ask(TIGHT)], 40.0)[0].reason == "no_replica", "silent for too long"
+    state.report(report("a", 2), 40.0)
+    state.note_failed("a", 40.0)
+    assert state.admit([ask(TIGHT)], 40.1)[0].reason == "no_replica", "a door saw it fail"
+    state.report(report("a", 1, birth="2"), 40.2)
+    assert state.admit([ask(TIGHT)], 40.3)[0].replica == "a", "reborn"
+
+
+def test_a_silent_replica_waits_behind_those_that_report() -> None:
+    state = fleet()
+    state.report(report("a"), 0.0)
+    state.report(report("b"), 10.0)
+    assert {state.admit([ask(TIGHT)], 10.0)[0].replica for _ in range(4)} == {"b"}
 
 
 def test_the_excluded_replica_is_avoided_while_another_lives() -> None:

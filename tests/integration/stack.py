@@ -1,0 +1,151 @@
+"""A whole stack on this machine for a test module: own Ray, own ports, own temporary folder, nothing left behind."""
+
+import contextlib
+import copy
+import functools
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import ray
+from rich.console import Console
+
+from serving.config import IMPORT_PATH
+from serving.launch import deploy, free_port, local_ray, url_of
+
+TIERS = [
+    {"name": "interactive", "ttft_ms": 1500, "tpot_ms": 150, "unattainable": "refuse"},
+    {"name": "standard", "ttft_ms": 8000, "tpot_ms": 500},
+    {"name": "batch", "best_effort": True},
+]
+
+
+def document(args: dict[str, Any], tiers: list[dict[str, Any]] | None = None, version: int = 1) -> dict[str, Any]:
+    """A Serve file as the document it is."""
+    table = {"version": version, "default_tier": "standard", "tiers": copy.deepcopy(tiers or TIERS)}
+    return {
+        "proxy_location": "HeadOnly",
+        "http_options": {"host": "127.0.0.1", "port": free_port()},
+        "applications": [
+            {
+                "name": "polyslo",
+                "route_prefix": "/",
+                "import_path": IMPORT_PATH,
+                "args": args,
+                "deployments": [{"name": "Ingress", "user_config": table}],
+            }
+        ],
+    }
+
+
+@dataclass
+class Stack:
+    """A running application."""
+
+    address: str
+    document: dict[str, Any]
+
+    @property
+    def url(self) -> str:
+        return url_of(self.document)
+
+    @functools.cached_property
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120)
+
+    def status(self) -> dict[str, Any]:
+        return dict(httpx.get(f"{self.url}/polyslo/status", timeout=10).json())
+
+    def live(self) -> list[dict[str, Any]]:
+        return [replica for replica in self.status()["replicas"] if replica["live"]]
+
+    def deploy(self, changed: dict[str, Any]) -> None:
+        """A second ``serve deploy``."""
+        deploy(self.address, changed, Console(quiet=True))
+        self.document = changed
+
+    def retiered(self, tiers: list[dict[str, Any]], version: int) -> dict[str, Any]:
+        """The document with another tier table."""
+        changed = copy.deepcopy(self.document)
+        changed["applications"][0]["deployments"][0]["user_config"] |= {"version": version, "tiers": tiers}
+        return changed
+
+    def settle(self) -> None:
+        """Wait until nothing runs and nothing is reserved."""
+        until(lambda: all(replica["requests"] == 0 for replica in self.status()["replicas"]), 60)
+
+
+@contextlib.contextmanager
+def running(args: dict[str, Any], cpus: int = 8) -> Iterator[Stack]:
+    """The application under ``args``; asserts at the end that no process is left."""
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    started: set[psutil.Process] = set()
+    with local_ray(Console(quiet=True), cpus=cpus) as address:
+        stack = Stack(address, document(args))
+        deploy(address, stack.document, Console(quiet=True))
+        yield stack
+        stack.client.close()
+        started = set(psutil.Process().children(recursive=True))
+    assert not ray.is_initialized()
+    left = [p for p in started if p.pid not in before and p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    assert not left, f"left behind: {left}"
+
+
+def until(condition: Callable[[], bool], limit_s: float = 30.0) -> None:
+    """Poll with a bound."""
+    give_up_s = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < give_up_s, f"not within {limit_s} s"
+        time.sleep(0.05)
+
+
+def kill_9(pid: int) -> None:
+    """The hardest end of one process."""
+    os.kill(pid, signal.SIGKILL)
+
+
+def texts(
+    client: openai.OpenAI, prompts: list[str], tokens: int, during: Callable[[], None] | None = None
+) -> list[str]:
+    """Greedy completions of all prompts as concurrent streams; ``during`` runs once all have begun."""
+    import threading
+
+    results, begun = [""] * len(prompts), [threading.Event() for _ in prompts]
+    errors: list[BaseException] = []
+
+    def stream(index: int) -> None:
+        try:
+            chunks = client.completions.create(
+                model="embedded",
+                prompt=prompts[index],
+                max_tokens=tokens,
+                temperature=0,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            )
+            for chunk in chunks:
+                results[index] += chunk.choices[0].text if chunk.choices else ""
+                begun[index].set()
+        except BaseException as error:
+            errors.append(error)
+            begun[index].set()
+
+    threads = [threading.Thread(target=stream, args=(i,)) for i in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    for event in begun:
+        assert event.wait(90), "a stream did not begin"
+    if during is not None:
+        during()
+    for thread in threads:
+        thread.join(180)
+        assert not thread.is_alive(), "a stream did not end"
+    if errors:
+        raise errors[0]
+    return results
