@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from profiles.batch import MEASUREMENT, Batch, Floats, Table
@@ -10,14 +12,23 @@ from profiles.grid import Stage
 from profiles.profile import Profile, Provenance
 from profiles.quality import FitQuality, fit_quality
 
+
+class Sample(NamedTuple):
+    """One iteration as it ran."""
+
+    batch: Batch
+    seconds: float
+    cpu_s: float  # CPU time that the engine's process got meanwhile
+
+
 FOLDS = 5
 NOMINAL = ("decode_seqs", "kv_tokens_each", "chunk_tokens", "cached_tokens_asked")  # of the stage a sample is from
 SAMPLE = np.dtype([*MEASUREMENT.descr, ("cpu_s", "f8"), *((name, "f8") for name in NOMINAL), ("repeat", "f8")])
 LEAST_CPU_SHARE = 0.95
 
 
-def sample_rows(stage: Stage, repeat: int, taken: list[tuple[Batch, float, float]]) -> Table:
-    """SAMPLE rows of one stage: each batch, its seconds and CPU seconds, with the stage's composition beside it."""
+def sample_rows(stage: Stage, repeat: int, taken: list[Sample]) -> Table:
+    """SAMPLE rows of one stage, with the stage's composition and the pass over the grid beside each."""
     rows = np.zeros(len(taken), dtype=SAMPLE)
     for row, (batch, seconds, cpu_s) in zip(rows, taken, strict=True):
         for name, value in batch._asdict().items():

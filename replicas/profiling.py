@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
-import llvmlite.binding.ffi  # type: ignore[import-untyped]
+import llvmlite.binding.ffi
 import msgspec
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from vllm.v1.executor import Executor, UniProcExecutor
 
 from profiles.batch import Batch
 from profiles.grid import EngineLimits, Stage
+from profiles.measured import Sample
 from replicas.config import ReplicaConfig
 from replicas.vllm_engine import engine_config
 
@@ -33,14 +34,6 @@ SETTLE_STEPS = 3  # iterations after the decodes are in place that are not count
 
 # vLLM looks at __dict__ of everything in every module; llvmlite's library object takes that for a C function's name.
 llvmlite.binding.ffi.lib._fntab["__dict__"] = {}
-
-
-class Sample(NamedTuple):
-    """One iteration as it ran."""
-
-    batch: Batch
-    seconds: float = 0.0
-    cpu_s: float = 0.0  # CPU time that this process got meanwhile
 
 
 class EngineError(RuntimeError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -182,7 +183,8 @@ class KernelTimes:
     def _rows(self, family: str, table: str, wanted: dict[str, object]) -> dict[str, np.ndarray]:
         path = self.systems / "data" / self.system / family / "vllm" / self.backend_version / f"{table}_perf.parquet"
         if not path.is_file():
-            known = sorted(p.name for p in (self.systems / "data").glob(f"*/{family}/vllm/*/{path.name}/../../../.."))
+            tables = (self.systems / "data").glob(f"*/{family}/vllm/*/{path.name}")
+            known = ", ".join(sorted(f"{found.parents[3].name} ({found.parent.name})" for found in tables))
             raise ImporterError(f"no {table} rows of vLLM {self.backend_version} for {self.system!r}; systems: {known}")
         columns = pq.read_table(path).to_pydict()
         arrays = {name: np.asarray(values) for name, values in columns.items()}
@@ -214,6 +216,8 @@ def _library() -> tuple[Path, Any]:
     try:
         import aiconfigurator_core
         from aiconfigurator_core.sdk.engine import EngineHandle
+
+        logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)  # it warns about tables that are not asked for
     except ImportError as error:
         raise ImporterError("this import needs the optional extra: pip install 'polyslo[profiles]'") from error
     return Path(aiconfigurator_core.__file__).parent, EngineHandle

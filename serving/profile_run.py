@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 
 from profiles.batch import Floats, Table
-from profiles.grid import Stage
-from profiles.measured import SAMPLE, profile_of, sample_rows, undisturbed
+from profiles.grid import EngineLimits, Stage, plan_stages
+from profiles.measured import SAMPLE, Sample, profile_of, sample_rows, undisturbed
 from profiles.profile import Profile
 from profiles.store import load_columns, save_columns, save_profile
+from replicas.config import ReplicaConfig, replica_config
 
 SAMPLES, SETTINGS = "samples.parquet", "run.json"
 Progress = Callable[[int, int, str], None]  # (stages done, stages in all, what is measured now)
@@ -24,20 +25,41 @@ class RunError(RuntimeError):
     """The run cannot go on; the message says why."""
 
 
-def measure(folder: Path, settings: dict[str, Any], repeats: int, grid: dict[str, int], progress: Progress) -> Table:
+class Engine(Protocol):
+    """What is measured: ``replicas.profiling.ProfilingEngine``."""
+
+    limits: EngineLimits
+
+    def measure(self, stage: Stage) -> Iterator[Sample]: ...
+
+    def close(self) -> None: ...
+
+
+def start_vllm(config: ReplicaConfig) -> Engine:
+    """A vLLM engine in this process."""
+    from replicas.profiling import ProfilingEngine
+
+    return ProfilingEngine(config)
+
+
+def measure(
+    folder: Path,
+    settings: dict[str, Any],
+    repeats: int,
+    grid: dict[str, int],
+    progress: Progress,
+    start_engine: Callable[[ReplicaConfig], Engine] = start_vllm,
+) -> Table:
     """SAMPLE rows of the whole grid, ``repeats`` times over; rows of an earlier run in ``folder`` are kept.
 
     ``settings`` are a replica's (``replicas.config``), ``grid`` the limits of ``profiles.grid.plan_stages``. Whole
     passes over the grid follow each other, so that a disturbance of minutes spoils one sample of each composition.
     """
-    from profiles.grid import plan_stages
-    from replicas.config import replica_config
-    from replicas.profiling import ProfilingEngine
-
+    config = replica_config(settings)
     folder.mkdir(parents=True, exist_ok=True)
     _check_settings(folder / SETTINGS, {**settings, **grid})
     samples = _load(folder / SAMPLES)
-    engine = ProfilingEngine(replica_config(settings))
+    engine = start_engine(config)
     try:
         stages = plan_stages(engine.limits, **grid)
         _record_capacity(folder / SETTINGS, engine.limits.kv_capacity_tokens)

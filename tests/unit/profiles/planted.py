@@ -4,6 +4,8 @@ import numpy as np
 
 from profiles.batch import Floats, MeasuredRange, Table, compositions, measurements
 from profiles.model import RooflineModel
+from profiles.profile import Profile, Provenance
+from profiles.quality import FitQuality
 
 COEFFICIENTS = np.array([1.2e-5, 5e-3, 2.0e-5, 2e-3, 3e-8, 7.5e-10, 4e-5, 0.0])
 WIDE = MeasuredRange((0, 1e9), (0, 1e12), (0, 1e15), (0, 1e6), (0, 100))
@@ -28,3 +30,13 @@ def planted_table(noise: float = 0.0, coefficients: Floats = COEFFICIENTS, seed:
     rows = compositions(*grid.T)
     seconds = planted_model(coefficients).iterations_s(rows)
     return measurements(rows, seconds * (1 + noise * np.random.default_rng(seed).standard_normal(len(rows))))
+
+
+PROFILE = Profile(
+    name="planted",
+    coefficients=COEFFICIENTS,
+    kv_capacity_tokens=1000,
+    measured=MeasuredRange.of(planted_table()),
+    fit=FitQuality(0.99, 1.0, 2.0, 3.0, 10, "everywhere"),
+    provenance=Provenance("a test", "nobody", ("one", "two")),
+)

@@ -6,20 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from planted import COEFFICIENTS, planted_table
+from planted import COEFFICIENTS, PROFILE
 
-from profiles.batch import MeasuredRange, decodes
-from profiles.profile import Profile, ProfileError, Provenance, with_overhead
-from profiles.quality import FitQuality
-
-PROFILE = Profile(
-    name="planted",
-    coefficients=COEFFICIENTS,
-    kv_capacity_tokens=1000,
-    measured=MeasuredRange.of(planted_table()),
-    fit=FitQuality(0.99, 1.0, 2.0, 3.0, 10, "everywhere"),
-    provenance=Provenance("a test", "nobody", ("one", "two")),
-)
+from profiles.batch import decodes
+from profiles.profile import Profile, ProfileError, with_overhead
 
 
 def document(**changes: Any) -> dict[str, Any]:

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from planted import planted_table
-from test_profile import PROFILE
+from planted import PROFILE, planted_table
 
 from profiles.batch import Batch, decodes
 from profiles.profile import ProfileError
@@ -78,7 +77,7 @@ def test_the_embedded_profile_was_measured_end_to_end_and_fits() -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones_and_the_nearest() -> None:
-    with pytest.raises(ProfileError, match="did you mean 'h200_sxm__llama-3.1-8b'") as error:
+    with pytest.raises(ProfileError, match=r"did you mean 'h200_sxm__llama-3\.1-8b'") as error:
         load_profile("h200__llama-3.1-8b")
     assert all(name in str(error.value) for name in builtin_names())
 

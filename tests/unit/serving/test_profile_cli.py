@@ -1,0 +1,63 @@
+"""``polyslo profile`` as a user types it."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from profiles.store import builtin_names, load_profile
+from serving.profile_cli import app
+
+RUNNER = CliRunner()
+no_extra = pytest.mark.skipif(
+    importlib.util.find_spec("aiconfigurator_core") is not None, reason="the optional extra is installed"
+)
+
+
+def test_list_names_every_shipped_profile() -> None:
+    result = RUNNER.invoke(app, ["list"])
+    assert result.exit_code == 0
+    assert all(name in result.stdout for name in builtin_names())
+
+
+def test_show_tells_coefficients_quality_and_origin() -> None:
+    result = RUNNER.invoke(app, ["show", "a100_sxm__llama-3.1-8b"])
+    assert result.exit_code == 0
+    for part in ("444,403 tokens", "k_att", "MAPE", "Apache-2.0", "without overhead", "0.95 ms + 0.0354 ms"):
+        assert part in result.stdout
+
+
+def test_show_as_json_is_the_profile_itself() -> None:
+    result = RUNNER.invoke(app, ["show", "embedded-cpu", "--json"])
+    assert json.loads(result.stdout) == json.loads(json.dumps(load_profile("embedded-cpu").to_dict()))
+
+
+def test_an_unknown_profile_is_an_error_with_a_hint_and_no_traceback() -> None:
+    result = RUNNER.invoke(app, ["show", "embeded-cpu"])
+    assert result.exit_code == 1
+    assert "did you mean 'embedded-cpu'" in result.stderr
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "max_model_len"], "must be key=value"),
+        (["--set", "max_model_length=5"], "max_model_length"),
+        (["--set", "max_model_len=-1"], "max_model_len: must be above 0"),
+    ],
+)
+def test_bad_settings_of_a_run_are_named(tmp_path: Path, arguments: list[str], message: str) -> None:
+    result = RUNNER.invoke(app, ["run", "--out", str(tmp_path), *arguments])
+    assert result.exit_code == 1
+    assert message in result.stderr
+
+
+@no_extra
+def test_an_import_without_the_extra_says_how_to_get_it(tmp_path: Path) -> None:
+    arguments = ["import", "aiconfigurator", "--model", "meta-llama/Meta-Llama-3.1-8B", "--system", "h200_sxm"]
+    result = RUNNER.invoke(app, [*arguments, "--out", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "pip install 'polyslo[profiles]'" in " ".join(result.stderr.split())
