@@ -1,0 +1,140 @@
+"""Batch policies without a model of time: serve in a fixed order until a token budget is spent.
+
+The usual schedulers of the field, for comparison: arrival order (vLLM), decodes first in a fixed chunk (Sarathi-Serve),
+earliest deadline first, shortest job first. Same signature as ``planning.batch.form_batch``; the budget is
+``limits["max_batch_tokens"]``.
+"""
+
+import math
+
+import numpy as np
+from numba import njit
+
+from planning.batch import add, mix_s
+from planning.deadlines import next_due_s, remaining_tokens, todo_tokens
+from planning.room import FREE_KV, FREE_SEQUENCES, PREEMPT, TOKENS, held_kv_tokens, is_decode, reserve
+
+
+@njit(cache=True)
+def _victim(table: np.ndarray, order: np.ndarray, place: int, only_spare: bool, tokens_out: np.ndarray) -> int:
+    """The last request in the order behind ``place`` that holds KV and is not in the batch; -1: there is none."""
+    for behind in range(len(order) - 1, place, -1):
+        i = order[behind]
+        if table[i]["running"] and tokens_out[i] == 0 and (table[i]["best_effort"] or not only_spare):
+            return int(i)
+    return -1
+
+
+@njit(cache=True)
+def _reserve(
+    table: np.ndarray,
+    order: np.ndarray,
+    place: int,
+    tokens: int,
+    block: int,
+    is_blind: bool,
+    free: np.ndarray,
+    tokens_out: np.ndarray,
+) -> bool:
+    """Room for ``tokens`` of the request at ``place``, from requests behind it if need be.
+
+    A running request may take anyone's behind it; a newcomer only best effort's, and only if it is none itself. To a
+    policy that is blind to objectives nobody is best effort.
+    """
+    row = table[order[place]]
+    while not reserve(row, tokens, block, free):
+        if not row["running"] and (is_blind or row["best_effort"]):
+            return False
+        victim = _victim(table, order, place, not row["running"], tokens_out)
+        if victim < 0:
+            return False
+        tokens_out[victim] = PREEMPT
+        free[FREE_KV] += held_kv_tokens(table[victim], block)
+        free[FREE_SEQUENCES] += 1
+    return True
+
+
+@njit(cache=True)
+def run_in_order(
+    coef: np.ndarray, table: np.ndarray, order: np.ndarray, limits: np.void, is_blind: bool, tokens_out: np.ndarray
+) -> tuple[float, np.ndarray]:
+    """Give every request of ``order`` what it can use until the budget is spent; newcomers wait behind one another."""
+    block, free, mix = limits["block_tokens"], np.zeros(2, np.int64), np.zeros(5)
+    free[FREE_KV] = limits["kv_capacity_tokens"] // block * block
+    free[FREE_SEQUENCES] = limits["max_running"]
+    for i in range(len(table)):
+        tokens_out[i] = 0
+        if table[i]["running"]:
+            free[FREE_KV] -= held_kv_tokens(table[i], block)
+            free[FREE_SEQUENCES] -= 1
+    is_full = False
+    for place in range(len(order)):
+        i = order[place]
+        row, left = table[i], int(limits["max_batch_tokens"] - mix[TOKENS])
+        tokens = 1 + row["spec_tokens"] if is_decode(row) else min(todo_tokens(row), left)
+        if todo_tokens(row) <= 0 or tokens_out[i] == PREEMPT or not 0 < tokens <= left:
+            continue
+        if is_full and not row["running"]:
+            continue
+        if _reserve(table, order, place, tokens, block, is_blind, free, tokens_out):
+            tokens_out[i] = tokens
+            add(row, tokens, mix)
+        elif not row["running"]:
+            is_full = True
+    return mix_s(coef, mix), mix
+
+
+@njit(cache=True)
+def _sorted(first: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """Rows by ``first``, then by arrival, then in table order."""
+    by_arrival = np.argsort(table["arrival_s"], kind="mergesort")
+    return by_arrival[np.argsort(first[by_arrival], kind="mergesort")]
+
+
+@njit(cache=True)
+def form_arrival_order(
+    coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, tokens_out: np.ndarray
+) -> tuple[float, np.ndarray]:
+    """vLLM's own order: running requests, then newcomers, each by arrival; objectives are ignored."""
+    first = np.zeros(len(table))
+    for i in range(len(table)):
+        first[i] = 0.0 if table[i]["running"] else 1.0
+    return run_in_order(coef, table, _sorted(first, table), limits, True, tokens_out)
+
+
+@njit(cache=True)
+def form_decode_first(
+    coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, tokens_out: np.ndarray
+) -> tuple[float, np.ndarray]:
+    """Sarathi-Serve: all decodes, then prompts under way, then newcomers, by arrival; objectives are ignored."""
+    first = np.zeros(len(table))
+    for i in range(len(table)):
+        first[i] = 0.0 if is_decode(table[i]) else 1.0 if table[i]["running"] else 2.0
+    return run_in_order(coef, table, _sorted(first, table), limits, True, tokens_out)
+
+
+@njit(cache=True)
+def form_earliest_deadline_first(
+    coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, tokens_out: np.ndarray
+) -> tuple[float, np.ndarray]:
+    """By the deadline of the next token, attainable or not; best effort last."""
+    first = np.zeros(len(table))
+    for i in range(len(table)):
+        first[i] = next_due_s(table[i], now_s)
+    return run_in_order(coef, table, _sorted(first, table), limits, False, tokens_out)
+
+
+@njit(cache=True)
+def form_shortest_job_first(
+    coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, tokens_out: np.ndarray
+) -> tuple[float, np.ndarray]:
+    """By the predicted seconds of work left, each request taken alone; best effort last."""
+    first = np.zeros(len(table))
+    for i in range(len(table)):
+        row = table[i]
+        alone = np.zeros(5)
+        add(row, todo_tokens(row), alone)
+        step = np.array([1.0, row["computed_tokens"] + todo_tokens(row), 0.0, 1.0, 0.0])
+        work_s = mix_s(coef, alone) + (remaining_tokens(row) - 1) * mix_s(coef, step)
+        first[i] = math.inf if row["best_effort"] else work_s
+    return run_in_order(coef, table, _sorted(first, table), limits, False, tokens_out)

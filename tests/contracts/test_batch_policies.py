@@ -1,0 +1,96 @@
+"""What every registered batch policy must keep to, whatever it prefers."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planning.deadlines import todo_tokens
+from planning.limits import make_limits
+from planning.policies import batch_policy, batch_policy_names, register_batch_policy
+from planning.room import PREEMPT, blocks_tokens, held_kv_tokens
+from planning.tables import request_table
+
+COEF = np.array([1e-5, 1e-3, 4e-5, 0.0, 1e-8, 1e-9, 1e-5, 1e-4])
+BLOCK = 16
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> np.ndarray:
+    """Requests of all kinds; those that run fit the KV cache of ``LIMITS``."""
+    table = request_table(draw(st.integers(1, 12)))
+    held = 0
+    for i, row in enumerate(table):
+        row["id"], row["arrival_s"] = i + 1, draw(st.integers(0, 50)) / 10
+        row["prompt_tokens"], row["emitted_tokens"] = draw(st.integers(1, 300)), draw(st.integers(0, 40))
+        row["output_tokens"] = row["emitted_tokens"] + draw(st.integers(1, 40))
+        row["output_cap_tokens"] = row["output_tokens"]
+        row["best_effort"] = draw(st.booleans())
+        if not row["best_effort"]:
+            row["ttft_s"], row["tpot_s"] = draw(st.sampled_from([0.1, 2.0, 20.0])), draw(st.sampled_from([0.02, 0.2]))
+        known = row["prompt_tokens"] + row["emitted_tokens"]
+        row["running"] = draw(st.booleans())
+        if row["running"]:
+            is_decoding = row["emitted_tokens"] > 0 and draw(st.booleans())
+            row["computed_tokens"] = known - 1 if is_decoding else draw(st.integers(0, int(known) - 1))
+            row["spec_tokens"] = draw(st.integers(0, 3)) if is_decoding else 0
+            if held + held_kv_tokens(row, BLOCK) > CAPACITY:
+                row["running"], row["computed_tokens"], row["spec_tokens"] = False, 0, 0
+            held += held_kv_tokens(row, BLOCK)
+    return table
+
+
+CAPACITY = 1024
+LIMITS = make_limits(CAPACITY, block_tokens=BLOCK, max_running=8, max_batch_tokens=256)
+
+
+@pytest.mark.parametrize("name", batch_policy_names())
+@given(table=tables())
+def test_every_batch_is_possible(name: str, table: np.ndarray) -> None:
+    before, tokens = table.copy(), np.full(len(table), 99, dtype=np.int32)
+    seconds, mix = batch_policy(name)(COEF, table, 6.0, LIMITS, tokens)
+    assert (table == before).all()
+    run = tokens > 0
+    assert tokens[run].sum() == mix[0] <= LIMITS["max_batch_tokens"]
+    assert run.sum() == mix[3]
+    assert (seconds > 0) == bool(run.any())
+    held = sequences = 0
+    for row, count in zip(table, tokens, strict=True):
+        if count == PREEMPT:
+            assert row["running"]
+            continue
+        if row["running"] and todo_tokens(row) == 1:
+            assert count in (0, 1 + row["spec_tokens"])
+        else:
+            assert 0 <= count <= todo_tokens(row)
+        keeps = row["running"] or count > 0
+        held += blocks_tokens(row["computed_tokens"] + count, BLOCK) if keeps else 0
+        sequences += bool(keeps)
+    assert held <= CAPACITY
+    assert sequences <= max(LIMITS["max_running"], table["running"].sum())
+
+
+@pytest.mark.parametrize("name", batch_policy_names())
+@given(table=tables())
+def test_the_same_table_gives_the_same_batch(name: str, table: np.ndarray) -> None:
+    batches = []
+    for _ in range(2):
+        tokens = np.zeros(len(table), dtype=np.int32)
+        batch_policy(name)(COEF, table, 6.0, LIMITS, tokens)
+        batches.append(tokens.tolist())
+    assert batches[0] == batches[1]
+
+
+@pytest.mark.parametrize("name", batch_policy_names())
+@given(table=tables())
+def test_something_always_runs(name: str, table: np.ndarray) -> None:
+    tokens = np.zeros(len(table), dtype=np.int32)
+    batch_policy(name)(COEF, table, 6.0, LIMITS, tokens)
+    assert (tokens > 0).any()
+
+
+def test_names_are_unique_and_unknown_ones_list_the_known() -> None:
+    with pytest.raises(ValueError, match="'slo' is registered already"):
+        register_batch_policy("slo", batch_policy("edf"))
+    with pytest.raises(ValueError, match="unknown 'fifo', known: edf, sarathi, sjf, slo, vllm"):
+        batch_policy("fifo")
