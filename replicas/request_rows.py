@@ -82,7 +82,7 @@ class RequestRows:
         return table
 
     def set_quotas(self, requests: Sequence[Any], tokens: np.ndarray) -> None:
-        """Write ``tokens`` to the tickets of ``requests``, the ones last gathered in that order. Cheap when few change."""
+        """Write ``tokens`` to the tickets of ``requests``, the ones last gathered, in that order; only what changed."""
         changed = np.flatnonzero(self._quotas[self._gathered] != tokens)
         for place, quota in zip(changed.tolist(), tokens[changed].tolist(), strict=True):
             requests[place].polyslo.quota = quota

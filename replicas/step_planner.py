@@ -3,24 +3,20 @@
 Shared by both engine kinds, so that they decide alike. No ray, vllm or clock here.
 """
 
+from typing import Any
+
 import numpy as np
 
-from planning.batch import form_batch
 from planning.limits import make_limits
+from planning.policies import batch_policy
 from planning.tables import request_table
 from profiles.kernels import iteration_s
 from profiles.online import corrected, new_correction, observe
 from profiles.store import load_profile
 
-POLICIES = {"slo": form_batch}
-STOCK = "vllm"
+STOCK = "vllm"  # inside vLLM: its own scheduler, untouched
+OPTIONS = ("max_iteration_s", "best_effort_share", "token_budget")
 ACCEPTANCE_WEIGHT = 0.02  # of a new iteration in the running acceptance rate
-OPTIONS = ("max_iteration_s", "best_effort_share", "acceptance")
-
-
-def policy_names() -> list[str]:
-    """All policies, the engine's own among them."""
-    return sorted([*POLICIES, STOCK])
 
 
 class StepPlanner:
@@ -39,25 +35,29 @@ class StepPlanner:
         self._profile = np.array(coefficients, dtype=np.float64)
         self._correction = new_correction(self._profile)
         self._learn = learn
-        self._bounds = dict(
+        self._bounds: dict[str, Any] = dict(
             kv_capacity_tokens=kv_capacity_tokens,
             block_tokens=block_tokens,
             max_running=max_running,
             max_batch_tokens=max_batch_tokens,
         )
+        self._acceptance = 0.0
         self.coefficients = self._profile
         self.configure("slo", {})
 
     def configure(self, policy: str, options: dict[str, float]) -> None:
         """Choose the policy by name; raises ``ValueError`` for an unknown policy or option."""
-        if policy not in POLICIES and policy != STOCK:
-            raise ValueError(f"policy: unknown {policy!r}, known: {', '.join(policy_names())}")
-        for name in options:
+        self._form = batch_policy(policy)
+        bounds = dict(self._bounds)
+        for name, value in options.items():
             if name not in OPTIONS:
                 raise ValueError(f"policy_options: unknown {name!r}, known: {', '.join(OPTIONS)}")
-        self.limits = make_limits(**self._bounds, **options)
+            if name == "token_budget":
+                bounds["max_batch_tokens"] = min(int(value), self._bounds["max_batch_tokens"])
+            else:
+                bounds[name] = value
+        self.limits = make_limits(**bounds, acceptance=self._acceptance)
         self.policy = policy
-        self._form = POLICIES.get(policy, form_batch)
 
     def warm_up(self) -> None:
         """Compile, so that no request waits for it."""
@@ -81,8 +81,8 @@ class StepPlanner:
     def note_acceptance(self, accepted: int, drafted: int) -> None:
         """Learn from one iteration's speculation how likely a draft token is accepted."""
         if drafted:
-            rate = self.limits["acceptance"]
-            self.limits["acceptance"] = min(rate + ACCEPTANCE_WEIGHT * (accepted / drafted - rate), 0.99)
+            change = ACCEPTANCE_WEIGHT * (accepted / drafted - self._acceptance)
+            self.limits["acceptance"] = self._acceptance = min(self._acceptance + change, 0.99)
 
     def observe(self, mix: np.ndarray, seconds: float) -> None:
         """Learn from an iteration of composition ``mix`` that took ``seconds``."""

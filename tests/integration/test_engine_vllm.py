@@ -154,10 +154,10 @@ def test_streams_and_reports(engine: Driver) -> None:
 
 
 def test_greedy_tokens_are_the_same_under_every_policy(engine: Driver) -> None:
-    from replicas.step_planner import policy_names
+    from planning.policies import batch_policy_names
 
     outputs = {}
-    for policy in policy_names():
+    for policy in batch_policy_names():
         engine.runner.run(engine.engine.configure(policy, {}))
         outputs[policy] = run_staggered(engine, mixed_batch(policy, 24, seed=3))
     engine.runner.run(engine.engine.configure("slo", {}))
