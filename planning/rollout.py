@@ -182,7 +182,7 @@ def rollout(
     Stops early once a margin is below ``least_s``. Returns the worst margin of all that are not marked as doomed, and
     the peak of KV tokens in lockstep.
     """
-    copy = table.copy()
+    copy, late_s = table.copy(), math.inf
     for i in range(len(copy)):
         row, seen = copy[i], outlook[i]
         seen["first_s"], seen["finish_s"], seen["margin_s"] = math.inf, math.inf, math.inf
@@ -191,10 +191,12 @@ def rollout(
         is_free = kind in (SPARE_DECODE, SPARE_PREFILL) and limits["best_effort_share"] == 0.0
         if is_late:
             seen["margin_s"] = -math.inf
+            if not seen["doomed"]:
+                late_s = -math.inf
         if is_late or is_free or kind == IDLE:
             leave(row)
     now_s, worst_s = _run_prefills(coef, copy, start_s, limits, least_s, MAX_STEPS, outlook)
-    peak_tokens = 0.0
+    worst_s, peak_tokens = min(worst_s, late_s), 0.0
     if worst_s >= least_s:
         tail_worst_s, peak_tokens = _run_tail(coef, copy, now_s, limits, outlook)
         worst_s = min(worst_s, tail_worst_s)

@@ -12,10 +12,11 @@ import yaml
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from controller.fleet import FleetOptions
+from planning.policies import batch_policy_names
 from profiles.profile import ProfileError
 from profiles.store import load_profile
 from replicas.config import EMBEDDED_MODEL, ReplicaConfig
-from replicas.step_planner import OPTIONS, POLICIES, STOCK
+from replicas.step_planner import OPTIONS, STOCK
 from routing.policy import routing_names
 from serving.strict import ConfigError, Section, suggest
 
@@ -100,7 +101,7 @@ class EngineConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.scheduler not in (known := [*POLICIES, STOCK]):
+        if self.scheduler not in (known := sorted({*batch_policy_names(), STOCK})):
             raise ValueError(f"scheduler: no scheduler {self.scheduler!r}; {suggest(self.scheduler, known)}")
         for key in self.scheduler_options:
             if key not in OPTIONS:
