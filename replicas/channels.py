@@ -78,7 +78,7 @@ class Channels:
         self._channels[ingress_id] = channel
         try:
             while not channel.is_over:
-                if not channel.pending:
+                if not channel.pending and self._failure is None:
                     await self._wait(channel)
                 if self._failure is not None:
                     raise self._failure

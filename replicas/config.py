@@ -4,6 +4,8 @@ from typing import Any
 
 import msgspec
 
+from planning.policies import batch_policy
+
 EMBEDDED_MODEL = "embedded"
 ENGINES = ("vllm", "simulated")
 
@@ -53,6 +55,7 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
             raise ValueError(f"engine: {self.engine!r} is not one of {', '.join(ENGINES)}")
+        batch_policy(self.policy)
         positive = "cores_per_replica max_model_len max_num_seqs max_num_batched_tokens block_size"
         positive += " speed report_interval_s heartbeat_s hang_s"
         for name in positive.split():

@@ -13,7 +13,7 @@ import msgspec
 from controller.wire import Step
 
 RECEIVE_BYTES = 1 << 20
-MAX_PENDING_STEPS = 4096  # kept while the replica does not read; older ones are dropped
+MAX_PENDING_STEPS = 1024  # kept while the replica does not read; older ones are dropped
 
 
 class RequestTick(msgspec.Struct, frozen=True, array_like=True):
@@ -52,7 +52,7 @@ class TickSender:
         try:
             self._socket.send(self._encoder.encode(tick))
         except OSError:  # queue full, message too long after a long silence, or the replica is gone
-            del self._pending[: -MAX_PENDING_STEPS // 2]
+            del self._pending[:-MAX_PENDING_STEPS]
             return False
         self._pending.clear()
         return True

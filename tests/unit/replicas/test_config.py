@@ -1,0 +1,30 @@
+"""The replica's settings at the door."""
+
+import msgspec
+import pytest
+
+from replicas.config import replica_config
+
+
+def test_defaults_make_an_embedded_vllm_replica() -> None:
+    config = replica_config({})
+    assert (config.engine, config.model, config.policy) == ("vllm", "embedded", "slo")
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"engine": "tensorrt"}, "engine"),
+        ({"max_num_seqs": 0}, "max_num_seqs"),
+        ({"hang_s": float("nan")}, "hang_s"),
+        ({"kv_cache_gib": -1}, "kv_cache_gib"),
+        ({"max_num_seqs": 64, "max_num_batched_tokens": 32}, "max_num_batched_tokens"),
+        ({"engine": "simulated"}, "profile"),
+        ({"policy": "fifo"}, "policy"),
+        ({"max_model_length": 5}, "max_model_length"),
+        ({"max_model_len": "long"}, "max_model_len"),
+    ],
+)
+def test_a_bad_value_names_its_key(settings: dict[str, object], field: str) -> None:
+    with pytest.raises((ValueError, msgspec.ValidationError), match=field):
+        replica_config(settings)

@@ -1,0 +1,141 @@
+"""The simulated engine in real time, at many times the speed of its profile."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from controller.wire import Delta, Slo, Submission, request_uid
+from planning.policies import batch_policy_names
+from replicas.config import ReplicaConfig
+from replicas.engine import EngineFailure
+from replicas.simulated import SimulatedEngine, simulated_tokens
+
+LOOSE = Slo(ttft_s=60.0, tpot_s=1.0)
+
+
+def submission(name: str, prompt: int = 100, max_tokens: int = 20, slo: Slo = LOOSE, emitted: int = 0) -> Submission:
+    return Submission(name, prompt, emitted, max_tokens, slo, 0.0, max_tokens, request_uid(name))
+
+
+def play(scenario: Callable[[SimulatedEngine], Awaitable[None]], **settings: Any) -> None:
+    """Run ``scenario`` with a started engine, 200 times as fast as an H200."""
+
+    async def run() -> None:
+        defaults = dict(engine="simulated", profile="h200_sxm__llama-3.1-8b", speed=200.0)
+        engine = SimulatedEngine(ReplicaConfig(**(defaults | settings)))
+        await engine.start()
+        async with asyncio.timeout(60):
+            await scenario(engine)
+        await engine.stop()
+
+    asyncio.run(run())
+
+
+async def collect(engine: SimulatedEngine, names: set[str]) -> dict[str, list[int]]:
+    tokens: dict[str, list[int]] = {name: [] for name in names}
+    left = set(names)
+    while left:
+        for delta in await engine.next_outputs():
+            tokens[delta.request_id] += delta.token_ids
+            if delta.finish:
+                assert delta.finish == "length"
+                left.discard(delta.request_id)
+    return tokens
+
+
+@pytest.mark.parametrize("policy", batch_policy_names())
+def test_everybody_gets_the_tokens_of_its_content(policy: str) -> None:
+    async def scenario(engine: SimulatedEngine) -> None:
+        sizes = {f"r{i}": (10 + 97 * i % 900, 1 + i % 30) for i in range(40)}
+        await engine.submit([submission(name, prompt, count) for name, (prompt, count) in sizes.items()])
+        tokens = await collect(engine, set(sizes))
+        for name, (_, count) in sizes.items():
+            assert tuple(tokens[name]) == simulated_tokens(request_uid(name), 0, count)
+        state = engine.state()
+        assert (state.busy, state.kv_used_tokens, state.requests) == (False, 0, ())
+        steps = engine.take_steps()
+        assert len(steps) == state.steps
+        assert sum(step.batch_tokens for step in steps) >= sum(p + n - 1 for p, n in sizes.values())
+
+    play(scenario, policy=policy, kv_capacity_tokens=4096, max_num_seqs=16)
+
+
+def test_a_stream_continues_elsewhere_with_the_same_tokens() -> None:
+    async def scenario(engine: SimulatedEngine) -> None:
+        await engine.submit([submission("whole"), submission("other")])
+        whole = (await collect(engine, {"whole", "other"}))["whole"]
+        rest = Submission("rest", 100, 8, 20, LOOSE, 0.5, 20, request_uid("whole"))
+        await engine.submit([rest])
+        assert (await collect(engine, {"rest"}))["rest"] == whole[8:]
+
+    play(scenario)
+    assert simulated_tokens(7, 3, 5) == simulated_tokens(7, 0, 8)[3:]
+    assert simulated_tokens(7, 0, 30) != simulated_tokens(8, 0, 30)
+    assert bytes(simulated_tokens(7, 0, 200)).decode().replace(" ", "").isalpha()
+
+
+def test_iterations_last_as_long_as_the_profile_says() -> None:
+    async def scenario(engine: SimulatedEngine) -> None:
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        await engine.submit([submission("r", 500, 60)])
+        await collect(engine, {"r"})
+        steps = engine.take_steps()
+        assert len(steps) == 60
+        assert loop.time() - begun_s >= sum(step.seconds for step in steps)
+
+    play(scenario, speed=10.0)
+
+
+def test_progress_is_told_while_it_runs_and_an_abort_ends_it() -> None:
+    async def scenario(engine: SimulatedEngine) -> None:
+        await engine.submit([submission("a", 100, 500), submission("b", 100, 30)])
+        emitted = 0
+        while emitted < 5:
+            emitted += sum(len(delta.token_ids) for delta in await engine.next_outputs() if delta.request_id == "a")
+        (progress,) = [p for p in engine.state().requests if p.request_id == "a"]
+        assert (progress.emitted_tokens, progress.computed_tokens, progress.running) == (5, 104, True)
+        assert engine.state().busy
+        await engine.abort(["a", "unknown"])
+        assert "a" not in await collect(engine, {"b"})
+        assert engine.state().kv_used_tokens == 0
+
+    play(scenario)
+
+
+def test_what_can_never_fit_is_an_error_of_that_request() -> None:
+    async def scenario(engine: SimulatedEngine) -> None:
+        await engine.submit([submission("long", prompt=5000), submission("good")])
+        (delta,) = await engine.next_outputs()
+        assert delta == Delta("long", (), "error", "prompt of 5000 tokens: at most 4095 fit")
+        await collect(engine, {"good"})
+
+    play(scenario)
+
+
+def test_a_stopped_engine_fails() -> None:
+    async def scenario(engine: SimulatedEngine) -> None:
+        engine.check()
+        waiting = asyncio.create_task(engine.next_outputs())
+        await asyncio.sleep(0)
+        await engine.stop()
+        with pytest.raises(EngineFailure):
+            await waiting
+        with pytest.raises(EngineFailure):
+            engine.check()
+
+    play(scenario)
+
+
+def test_the_policy_changes_while_it_runs() -> None:
+    async def scenario(engine: SimulatedEngine) -> None:
+        await engine.submit([submission("a", 100, 300)])
+        await engine.next_outputs()
+        await engine.configure("sarathi", {"token_budget": 256})
+        with pytest.raises(ValueError, match="unknown 'budget'"):
+            await engine.configure("slo", {"budget": 1})
+        await collect(engine, {"a"})
+
+    play(scenario)

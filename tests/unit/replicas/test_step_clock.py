@@ -1,0 +1,37 @@
+"""When steps start and how long they took."""
+
+import numpy as np
+import pytest
+
+from replicas.step_clock import StepClock
+
+MIX = np.ones(5)
+
+
+def test_a_step_is_charged_from_the_end_of_the_one_before_it() -> None:
+    clock = StepClock()
+    assert clock.next_start_s(10.0) == 10.0
+    clock.begin(10.0, MIX, 0.5)
+    assert clock.finish(10.4, is_continuing=True)[1] == pytest.approx(0.4)
+    clock.begin(10.5, MIX, 0.5)  # 0.1 s of the engine's own work in between
+    assert clock.finish(11.0, is_continuing=False)[1] == pytest.approx(0.6)
+    clock.begin(20.0, MIX, 0.5)  # after a pause
+    assert clock.finish(20.3, is_continuing=True)[1] == pytest.approx(0.3)
+
+
+def test_under_run_ahead_the_next_step_starts_when_those_in_flight_have_ended() -> None:
+    clock = StepClock()
+    clock.begin(10.0, MIX, 0.5)
+    assert clock.next_start_s(10.1) == pytest.approx(10.5)
+    clock.begin(10.1, MIX, 0.2)
+    assert clock.next_start_s(10.1) == pytest.approx(10.7)
+    assert clock.finish(10.6, is_continuing=True)[1] == pytest.approx(0.6)
+    assert clock.next_start_s(10.6) == pytest.approx(10.8)
+    assert clock.finish(10.9, is_continuing=False)[1] == pytest.approx(0.3)
+    assert clock.next_start_s(11.0) == 11.0
+
+
+def test_an_overdue_step_ends_now_at_the_earliest() -> None:
+    clock = StepClock()
+    clock.begin(10.0, MIX, 0.5)
+    assert clock.next_start_s(12.0) == 12.0
