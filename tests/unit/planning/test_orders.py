@@ -54,5 +54,5 @@ def test_a_newcomer_with_objectives_takes_the_blocks_of_best_effort_except_under
 
 
 def test_a_running_request_takes_the_blocks_of_those_behind_it() -> None:
-    full = decoding(prompt_tokens=123, computed_tokens=127)  # the next token needs a ninth block
+    full = decoding(prompt_tokens=124, computed_tokens=128)  # the next token needs a ninth block
     assert batch("vllm", [full, full], capacity=256) == [1, PREEMPT]
