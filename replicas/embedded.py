@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -110,7 +111,7 @@ def _tokenizer_config() -> dict[str, object]:
     }
 
 
-def _tokenizer():  # type: ignore[no-untyped-def]
+def _tokenizer() -> Any:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     vocabulary = {character: byte for byte, character in _byte_alphabet().items()} | {"<s>": BOS, "</s>": EOS}

@@ -104,3 +104,9 @@ def fill_row(row: np.void, entry: Entry) -> None:
     row["prompt_tokens"], row["emitted_tokens"] = asked.prompt_tokens, asked.emitted_tokens
     row["output_tokens"], row["output_cap_tokens"] = min(entry.output_tokens, asked.max_tokens), asked.max_tokens
     row["tier"], row["best_effort"], row["value"] = -1, slo.best_effort, 1.0
+
+
+def to_step(mix: np.ndarray, seconds: float) -> Step:
+    """An iteration of this composition (the arguments of ``profiles.kernels.iteration_s``) as reports tell it."""
+    tokens, kv_tokens, pairs, sequences, drafts = mix.tolist()
+    return Step(tokens, kv_tokens, pairs, sequences, drafts, seconds)

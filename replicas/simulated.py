@@ -15,7 +15,7 @@ from controller.wire import Delta, Step, Submission
 from planning.room import PREEMPT
 from planning.tables import REQUEST
 from replicas.config import ReplicaConfig
-from replicas.engine import EngineFailure, EngineState, Entry, fill_row
+from replicas.engine import EngineFailure, EngineState, Entry, fill_row, to_step
 from replicas.step_planner import StepPlanner, profile_coefficients
 
 LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz      ", dtype=np.uint8)  # byte-level token ids
@@ -121,7 +121,7 @@ class SimulatedEngine:
         await asyncio.sleep(max(0.0, self._schedule_s - time.monotonic()))
         if seconds:
             self._iterations += 1
-            self._steps.append(Step(*mix.tolist(), seconds))
+            self._steps.append(to_step(mix, seconds))
         return self._apply(tokens)
 
     def _apply(self, tokens: np.ndarray) -> list[Delta]:

@@ -87,7 +87,10 @@ class StepPlanner:
     def observe(self, mix: np.ndarray, seconds: float) -> None:
         """Learn from an iteration of composition ``mix`` that took ``seconds``."""
         if self._learn:
-            self._correction = observe(self._correction, self._profile, *mix, seconds)
+            tokens, kv_tokens, pairs, sequences, drafts = mix
+            self._correction = observe(
+                self._correction, self._profile, tokens, kv_tokens, pairs, sequences, drafts, seconds
+            )
             self.coefficients = corrected(self._profile, self._correction)
 
 

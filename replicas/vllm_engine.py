@@ -48,7 +48,7 @@ class VllmEngine:
         self._kv_used_tokens = 0
         self._kv_capacity_tokens = 0
         self._alive_s = 0.0  # when the engine last finished an iteration or began to be busy
-        self._client: AsyncMPClient | None = None
+        self._client: Any = None  # AsyncMPClient, once started
         self._receiver: TickReceiver | None = None
         self._folder = ""
         self._claim = CoreClaim(0 if config.cores else config.cores_per_replica)

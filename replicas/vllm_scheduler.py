@@ -17,6 +17,7 @@ from vllm.v1.request import Request
 
 from controller.wire import Step
 from planning.room import PREEMPT
+from replicas.engine import to_step
 from replicas.engine_link import RequestTick, TickSender
 from replicas.request_rows import KEY, RequestRows
 from replicas.step_clock import StepClock
@@ -163,7 +164,7 @@ class SloScheduler(AsyncScheduler):
         if mix[0] > 0:
             self._iterations += 1
             self._planner.observe(mix, seconds)
-            step = Step(*mix.tolist(), seconds)
+            step = to_step(mix, seconds)
         self._push(now_s, step)
         return result
 

@@ -1,0 +1,295 @@
+"""SLO attainment of one real vLLM engine on a CPU under different batch policies, interleaved on the same engine.
+
+A mix of tight, loose and best-effort requests arrives open loop at shares of the engine's capacity. Objectives are
+multiples of what each class measures when it has the engine to itself, so that they mean the same on any machine. The
+policies take turns on one engine process (they change at run time), every one with the same arrivals; there is no
+admission control here. Requests that have not finished when the window and its grace end count as missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import statistics
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.result_file import write_result
+from controller.attainment import judge
+from controller.wire import Slo, Submission
+from replicas.config import ReplicaConfig
+
+POLICIES = ("vllm", "sarathi", "slo")
+STOCK = "vllm"
+LOADS = (0.6, 0.8, 1.0, 1.2, 1.5)
+CHUNKS = (64, 128, 256, 512)  # Sarathi's fixed budgets that are tried
+GRACE_S = 3.0  # after the window, for what is under way
+TARGET = 0.9  # attainment at which goodput is read
+ALONE_RUNS = 5
+BURST = 60  # requests of the capacity measurement
+
+
+@dataclass(frozen=True)
+class Class:
+    """One kind of request: its share of the arrivals, its sizes, its objectives as multiples of its time alone."""
+
+    name: str
+    share: float
+    prompt_tokens: tuple[int, int]
+    output_tokens: tuple[int, int]
+    ttft_times: float = 0.0  # 0: best effort
+    tpot_times: float = 0.0
+
+
+CLASSES = (
+    Class("tight", 0.5, (20, 80), (20, 60), ttft_times=10.0, tpot_times=6.0),
+    Class("loose", 0.3, (400, 800), (30, 80), ttft_times=15.0, tpot_times=40.0),
+    Class("best effort", 0.2, (200, 400), (60, 120)),
+)
+
+
+@dataclass
+class Job:
+    """One request of a run and the times of its tokens, in seconds since it was due to arrive."""
+
+    kind: Class
+    slo: Slo
+    arrival_s: float
+    prompt: list[int]
+    max_tokens: int
+    times_s: list[float] = field(default_factory=list)
+    finished: bool = False
+
+    @property
+    def is_attained(self) -> bool:
+        return judge(self.times_s, self.slo.ttft_s, self.slo.tpot_s, finished=self.finished).strict
+
+
+def make_jobs(rate: float, seconds: float, slos: dict[str, Slo], seed: int) -> list[Job]:
+    """Poisson arrivals of the mix."""
+    choose, jobs, now_s = random.Random(seed), [], 0.0
+    while (now_s := now_s + choose.expovariate(rate)) < seconds:
+        kind = choose.choices(CLASSES, [each.share for each in CLASSES])[0]
+        prompt = [choose.randrange(32, 127) for _ in range(choose.randint(*kind.prompt_tokens))]
+        jobs.append(Job(kind, slos[kind.name], now_s, prompt, choose.randint(*kind.output_tokens)))
+    return jobs
+
+
+class Bench:
+    """One engine and the runs on it."""
+
+    def __init__(self, config: ReplicaConfig) -> None:
+        from replicas.vllm_engine import VllmEngine
+
+        self.engine = VllmEngine(config)
+        self.runs = 0
+
+    def _submission(self, name: str, job: Job, age_s: float) -> Submission:
+        from vllm import SamplingParams
+        from vllm.v1.engine import EngineCoreRequest
+
+        from replicas.vllm_codec import encode_request
+
+        params = SamplingParams(temperature=0.0, max_tokens=job.max_tokens, ignore_eos=True)
+        payload = encode_request(EngineCoreRequest(name, job.prompt, None, params, None, 0.0, None, None, None))
+        return Submission(name, len(job.prompt), 0, job.max_tokens, job.slo, age_s, job.max_tokens, 0, payload)
+
+    async def run(self, jobs: list[Job], until_s: float) -> float:
+        """Play ``jobs``; stops at ``until_s`` or when all have finished. Returns the seconds that it took."""
+        self.runs += 1
+        names = {f"{self.runs}-{i}": job for i, job in enumerate(jobs)}
+        begun_s = time.monotonic()
+
+        async def send() -> None:
+            for name, job in names.items():
+                await asyncio.sleep(begun_s + job.arrival_s - time.monotonic())
+                age_s = max(0.0, time.monotonic() - begun_s - job.arrival_s)
+                await self.engine.submit([self._submission(name, job, age_s)])
+
+        async def read() -> None:
+            left = set(names)
+            while left:
+                for delta in await self.engine.next_outputs():
+                    job = names[delta.request_id]
+                    since_s = time.monotonic() - begun_s - job.arrival_s
+                    job.times_s += [since_s] * len(delta.token_ids)
+                    if delta.finish:
+                        job.finished = True
+                        left.discard(delta.request_id)
+
+        sender, reader = asyncio.create_task(send()), asyncio.create_task(read())
+        await asyncio.wait([reader], timeout=until_s)
+        took_s = time.monotonic() - begun_s
+        for task in (sender, reader):
+            task.cancel()
+        await asyncio.gather(sender, reader, return_exceptions=True)
+        await self.engine.abort([name for name, job in names.items() if not job.finished])
+        while self.engine.state().kv_used_tokens:
+            await asyncio.sleep(0.01)
+        return took_s
+
+    async def measure_alone(self) -> dict[str, tuple[float, float]]:
+        """TTFT and TPOT of each class without company, medians, seconds."""
+        alone = {}
+        for kind in CLASSES:
+            prompt, output = (sum(sizes) // 2 for sizes in (kind.prompt_tokens, kind.output_tokens))
+            ttfts, tpots = [], []
+            for seed in range(ALONE_RUNS):
+                choose = random.Random(seed)
+                job = Job(kind, Slo(best_effort=True), 0.0, [choose.randrange(32, 127) for _ in range(prompt)], output)
+                await self.run([job], 60.0)
+                ttfts.append(job.times_s[0])
+                tpots.append((job.times_s[-1] - job.times_s[0]) / (output - 1))
+            alone[kind.name] = statistics.median(ttfts), statistics.median(tpots)
+        return alone
+
+    async def measure_capacity(self, slos: dict[str, Slo]) -> float:
+        """Requests per second of the mix that the stock scheduler sustains when it is never idle."""
+        await self.engine.configure(STOCK, {})
+        jobs = make_jobs(rate=1e4, seconds=1.0, slos=slos, seed=0)[:BURST]
+        return len(jobs) / await self.run(jobs, 120.0)
+
+
+def to_slos(alone: dict[str, tuple[float, float]]) -> dict[str, Slo]:
+    """Objectives of the classes from their times alone."""
+    slos = {}
+    for kind in CLASSES:
+        ttft_s, tpot_s = alone[kind.name]
+        is_bound = kind.ttft_times > 0
+        slos[kind.name] = Slo(ttft_s * kind.ttft_times, tpot_s * kind.tpot_times) if is_bound else Slo(best_effort=True)
+    return slos
+
+
+def summarize(jobs: list[Job], took_s: float) -> dict[str, float]:
+    """What one run attained."""
+    bound = [job for job in jobs if not job.slo.best_effort]
+    spare = [job for job in jobs if job.slo.best_effort]
+    result = {
+        "attained": sum(job.is_attained for job in bound) / max(len(bound), 1),
+        "tokens_per_s": sum(len(job.times_s) + len(job.prompt) * bool(job.times_s) for job in jobs) / took_s,
+        "best_effort_tokens": float(sum(len(job.times_s) for job in spare)),
+        "best_effort_finished": float(sum(job.finished for job in spare)),
+        "requests": float(len(jobs)),
+    }
+    for kind in CLASSES:
+        mine = [job for job in bound if job.kind is kind]
+        if mine:
+            result[f"attained {kind.name}"] = sum(job.is_attained for job in mine) / len(mine)
+    return result
+
+
+def goodput(points: list[dict[str, Any]], policy: str, capacity: float) -> float:
+    """Highest rate of requests at which the mean attainment is ``TARGET``, between the loads that were run."""
+    loads = sorted({point["load"] for point in points})
+    means = [mean_of(points, policy, load, "attained") for load in loads]
+    if means[0] < TARGET:
+        return 0.0
+    for low, high, above, below in zip(loads, loads[1:], means, means[1:], strict=False):
+        if below < TARGET:
+            return capacity * (low + (high - low) * (above - TARGET) / (above - below))
+    return capacity * loads[-1]
+
+
+def mean_of(points: list[dict[str, Any]], policy: str, load: float, what: str) -> float:
+    """Mean over the seeds of one figure."""
+    return statistics.fmean(p[what] for p in points if p["policy"] == policy and p["load"] == load and what in p)
+
+
+async def choose_chunk(bench: Bench, capacity: float, slos: dict[str, Slo], seconds: float) -> int:
+    """Sarathi's best budget at full load, on arrivals that are not used again."""
+    attained = {}
+    for chunk in CHUNKS:
+        await bench.engine.configure("sarathi", {"token_budget": chunk})
+        jobs = make_jobs(capacity, seconds, slos, seed=10_000)
+        attained[chunk] = summarize(jobs, await bench.run(jobs, seconds + GRACE_S))["attained"]
+    return max(CHUNKS, key=lambda chunk: attained[chunk])
+
+
+async def measure(
+    config: ReplicaConfig, loads: list[float], seeds: int, seconds: float, options: dict[str, float], console: Console
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """All runs; returns what was measured beforehand and one record per run."""
+    bench = Bench(config)
+    await bench.engine.start()
+    try:
+        alone = await bench.measure_alone()
+        slos = to_slos(alone)
+        capacity = await bench.measure_capacity(slos)
+        chunk = await choose_chunk(bench, capacity, slos, seconds)
+        setting = {"alone": alone, "capacity_per_s": capacity, "sarathi_token_budget": chunk}
+        console.print(setting, {name: (slo.ttft_s, slo.tpot_s) for name, slo in slos.items()})
+        per_policy = {"sarathi": {"token_budget": float(chunk)}, "slo": options}
+        points = []
+        for seed in range(seeds):
+            for load in loads:
+                for turn in range(len(POLICIES)):
+                    policy = POLICIES[(turn + seed) % len(POLICIES)]
+                    await bench.engine.configure(policy, per_policy.get(policy, {}))
+                    jobs = make_jobs(capacity * load, seconds, slos, seed)
+                    took_s = await bench.run(jobs, seconds + GRACE_S)
+                    point = {"policy": policy, "load": load, "seed": seed, "machine_load": os.getloadavg()[0]}
+                    points.append(point | summarize(jobs, took_s))
+                    console.print(f"seed {seed} load {load} {policy}: {points[-1]['attained']:.3f}")
+        return setting, points
+    finally:
+        await bench.engine.stop()
+
+
+def headline(points: list[dict[str, Any]], capacity: float) -> dict[str, float]:
+    """The figures that the project quotes."""
+    rates = {policy: goodput(points, policy, capacity) for policy in POLICIES}
+    loads = sorted({point["load"] for point in points})
+    result = {f"goodput_at_90_{policy}_per_s": rate for policy, rate in rates.items()}
+    result["goodput_slo_over_vllm"] = rates["slo"] / rates[STOCK] if rates[STOCK] else 0.0
+    for what in ("tokens_per_s", "best_effort_tokens"):
+        ratios = [mean_of(points, "slo", load, what) / mean_of(points, STOCK, load, what) for load in loads]
+        result[f"{what}_slo_over_vllm_worst"] = min(ratios)
+    gaps = [mean_of(points, "slo", load, "attained") - mean_of(points, STOCK, load, "attained") for load in loads]
+    result["attainment_slo_minus_vllm_worst"] = min(gaps)
+    return result
+
+
+def to_rich(points: list[dict[str, Any]]) -> Table:
+    """One line per load and policy: means over the seeds, and the spread of the attainment."""
+    names = ["attained", *(f"attained {kind.name}" for kind in CLASSES if kind.ttft_times)]
+    names += ["tokens_per_s", "best_effort_tokens", "best_effort_finished", "machine_load"]
+    table = Table("load", "policy", *names, "spread")
+    for load in sorted({point["load"] for point in points}):
+        for policy in POLICIES:
+            all_of = [p["attained"] for p in points if p["policy"] == policy and p["load"] == load]
+            cells = [f"{mean_of(points, policy, load, name):.3f}" for name in names]
+            table.add_row(f"{load}", policy, *cells, f"{min(all_of):.2f} to {max(all_of):.2f}")
+    return table
+
+
+def main(
+    json_path: Annotated[Path | None, typer.Option("--json", help="result file")] = None,
+    seeds: Annotated[int, typer.Option(help="runs per load and policy")] = 5,
+    seconds: Annotated[float, typer.Option(help="window of arrivals")] = 15.0,
+    loads: Annotated[str, typer.Option(help="shares of the capacity")] = ",".join(map(str, LOADS)),
+    max_iteration_s: Annotated[float, typer.Option(help="the planner's cap on one iteration")] = 0.2,
+    core: Annotated[int, typer.Option(help="core of the engine; -1: any free one")] = -1,
+) -> None:
+    """Compare policies on the embedded model."""
+    console = Console(width=160)
+    config = ReplicaConfig(cores=(core,) if core >= 0 else (), prefix_caching=False, max_model_len=2048)
+    options = {"max_iteration_s": max_iteration_s}
+    shares = [float(load) for load in loads.split(",")]
+    setting, points = asyncio.run(measure(config, shares, seeds, seconds, options, console))
+    console.print(to_rich(points))
+    figures = headline(points, setting["capacity_per_s"])
+    console.print(figures)
+    if json_path:
+        described = {"classes": [vars(kind) for kind in CLASSES], "seconds": seconds, "options": options, **setting}
+        write_result(json_path, "engine_slo", config=described, seeds=range(seeds), headline=figures, points=points)
+
+
+if __name__ == "__main__":
+    typer.run(main)
