@@ -15,6 +15,7 @@ import msgspec
 import ray
 
 from controller.fleet import Fleet, FleetOptions
+from controller.status import fleet_status
 from controller.tiers import TierTable
 from controller.wire import Admission, Outcome, Report
 from planning.warmup import warm_up
@@ -103,7 +104,11 @@ class Controller:
             "decisions": self.decisions,
             "decision_us_mean": round(1e6 * self.busy_s / self.decisions, 1) if self.decisions else None,
         }
-        fleet = self.fleet.status(now_s) if self.fleet is not None else {"tiers": [], "replicas": [], "attainment": {}}
+        fleet = (
+            fleet_status(self.fleet, now_s)
+            if self.fleet is not None
+            else {"tiers": [], "replicas": [], "attainment": {}}
+        )
         return msgspec.json.encode({"controller": own, **fleet})
 
     async def check_integrity(self) -> str:

@@ -5,7 +5,6 @@ Soft state only: everything but the tier table comes back from the replicas' own
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,7 +16,7 @@ from controller.virtual import VirtualReplica, admission_row
 from controller.wire import Admission, Decision, Outcome, Report, Verdict, request_uid
 from planning.admission import AdmissionOptions, plan_admission
 from profiles.profile import Profile
-from routing.policy import Ask, Candidate, RoutingPolicy, make_routing
+from routing.policy import SHARED, Ask, Candidate, RoutingPolicy, make_routing
 
 
 class FleetOptions(msgspec.Struct, frozen=True):
@@ -148,7 +147,7 @@ class Fleet:
 
     def _candidates(self, live: dict[int, VirtualReplica], exclude: Sequence[str]) -> list[Candidate]:
         usable = {i: r for i, r in live.items() if r.name not in exclude} or live
-        return [r.candidate(i, self._assigned.get(r.name, -1)) for i, r in usable.items()]
+        return [r.candidate(i, self.tier_of(r.name)) for i, r in usable.items()]
 
     def _round(self, trying: list[Pending], live: dict[int, VirtualReplica], now_s: float) -> list[Pending]:
         """One hop: every replica decides about the requests that try it now; those refused try the next one."""
@@ -212,7 +211,7 @@ class Fleet:
             return Decision(p.ask.request_id, Verdict.REFUSED, "", p.ask.slo.tier, "no_replica")
         asked_best_effort = p.is_best_effort
         if not asked_best_effort and p.ask.emitted_tokens == 0 and self._refuses(p.tier):
-            wait_s = min(max(p.earliest_s - now_s, 0.0), self.options.retry_cap_s)
+            wait_s = self._wait_s(p, live, now_s)
             return Decision(
                 p.ask.request_id,
                 Verdict.REFUSED,
@@ -237,6 +236,18 @@ class Fleet:
             output_tokens=int(row["output_tokens"]),
         )
 
+    def _wait_s(self, p: Pending, live: dict[int, VirtualReplica], now_s: float) -> float:
+        """When to come back, as foreseen and at most the cap; 0 (unsaid) for what no idle replica could do."""
+        if p.earliest_s < np.inf:
+            return float(min(max(p.earliest_s - now_s, 0.0), self.options.retry_cap_s))
+        fresh = p.row.copy()
+        fresh["deadline_s"] += now_s - fresh["arrival_s"]
+        fresh["arrival_s"] = now_s
+        idle = np.zeros(0, dtype=fresh.dtype)
+        tries = [live[index] for index in p.tries]
+        could = any(plan_admission(r.coefficients, r.limits, idle, fresh[None], now_s).accepted[0] for r in tries)
+        return self.options.retry_cap_s if could else 0.0
+
     def _least_busy(self, p: Pending, live: dict[int, VirtualReplica]) -> VirtualReplica:
         candidates = self._candidates(live, p.ask.exclude)
         chosen = min(candidates, key=lambda c: (c.backlog_tokens, c.requests, c.index))
@@ -259,35 +270,9 @@ class Fleet:
 
     # -- what it tells ----------------------------------------------------------------------------------------------
 
-    def status(self, now_s: float) -> dict[str, Any]:
-        """Tiers, replicas, load and attainment as plain JSON values."""
-        return {
-            "version": self.tiers.version,
-            "routing": self.options.routing,
-            "tiers": [msgspec.to_builtins(tier) for tier in self.tiers.tiers],
-            "replicas": [self._replica_status(name, now_s) for name in sorted(self.replicas)],
-            "attainment": self.tracker.summary(now_s),
-        }
-
-    def _replica_status(self, name: str, now_s: float) -> dict[str, Any]:
-        replica = self.replicas[name]
-        tier = self._assigned.get(name, -1)
-        view = replica.candidate(0, tier)
-        return {
-            "replica": name,
-            "tier": self.tiers.tiers[tier].name if tier >= 0 else "shared",
-            "live": replica.is_live(now_s, self.options.silent_s),
-            "draining": replica.draining,
-            "pid": replica.pid,
-            "profile": replica.profile.name,
-            "requests": view.requests,
-            "best_effort": view.best_effort,
-            "backlog_tokens": view.backlog_tokens,
-            "kv_used_tokens": replica.kv_used_tokens,
-            "kv_capacity_tokens": int(replica.limits["kv_capacity_tokens"]),
-            "seconds_since_report": round(now_s - replica.seen_s, 3),
-            "drift": replica.drift(),
-        }
+    def tier_of(self, replica: str) -> int:
+        """Position of the tier that a replica is dedicated to, ``SHARED`` for none."""
+        return self._assigned.get(replica, SHARED)
 
     def check_integrity(self) -> None:
         """Every request is on at most one replica, and every replica's table is sound."""

@@ -18,7 +18,7 @@ class Tier(msgspec.Struct, frozen=True):
     e2e_s: float = INF
     best_effort: bool = False
     replicas: int = 0
-    unattainable: str = "best_effort"  # or "refuse"
+    unattainable: str = ""  # "best_effort" or "refuse"; empty: as the fleet does
     output_tokens: int = 0  # prior of the output length; 0: the fleet's
 
 

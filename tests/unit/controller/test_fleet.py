@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.fleet import Fleet, FleetOptions
+from controller.status import fleet_status
 from controller.tiers import Tier, TierTable
 from controller.wire import Admission, Outcome, Progress, Report, Slo, Verdict
 from profiles.store import load_profile
@@ -69,6 +70,13 @@ def test_a_tier_that_refuses_says_when_to_come_back() -> None:
     assert refused
     assert all(0.0 <= d.retry_after_s <= 20.0 for d in refused)
     assert any(d.retry_after_s > 0.0 for d in refused)
+
+
+def test_what_no_idle_replica_could_do_is_refused_for_good() -> None:
+    state = fleet(unattainable="refuse")
+    state.report(report("a"), 0.0)
+    (decision,) = state.admit([ask(Slo(0.001, 0.03, tier="tight"), 3000)], 0.0)
+    assert (decision.verdict, decision.retry_after_s) == (Verdict.REFUSED, 0.0)
 
 
 def test_a_stream_in_flight_is_never_refused() -> None:
@@ -174,7 +182,7 @@ def test_status_is_plain_json() -> None:
     state = fleet()
     state.report(report("a"), 0.0)
     state.admit([ask(TIGHT)], 0.0)
-    status = msgspec.json.decode(msgspec.json.encode(state.status(0.5)))
+    status = msgspec.json.decode(msgspec.json.encode(fleet_status(state, 0.5)))
     assert status["replicas"][0]["requests"] == 1
     assert [tier["name"] for tier in status["tiers"]] == ["tight", "loose", "flex"]
 
