@@ -95,7 +95,7 @@ def _by_slack(table: np.ndarray, draft: Draft, kind: int) -> np.ndarray:
 @njit(cache=True)
 def _rows_of(draft: Draft, kind: int) -> np.ndarray:
     """Rows of one kind in table order."""
-    rows, count = np.empty(draft.count[kind], dtype=np.int64), 0
+    rows, count = np.empty(draft.counts[kind], dtype=np.int64), 0
     for i in range(len(draft.kind)):
         if draft.kind[i] == kind:
             rows[count] = i
@@ -201,8 +201,8 @@ def _take_due_decodes(coef: np.ndarray, table: np.ndarray, limits: np.void, draf
             add(table[i], 1 + table[i]["spec_tokens"], everyone)
             limit_s = min(limit_s, draft.slack_s[i])
     all_s = mix_s(coef, everyone)
-    horizon_s = limit_s + all_s if draft.count[PREFILL] > 0 else math.inf
-    has_room = draft.free[FREE_KV] >= draft.count[DECODE] * limits["block_tokens"] + everyone[TOKENS]
+    horizon_s = limit_s + all_s if draft.counts[PREFILL] > 0 else math.inf
+    has_room = draft.free[FREE_KV] >= draft.counts[DECODE] * limits["block_tokens"] + everyone[TOKENS]
     fits = has_room and all_s <= limit_s and everyone[TOKENS] <= limits["max_batch_tokens"]
     rows = _rows_of(draft, DECODE) if fits else _by_slack(table, draft, DECODE)
     due = rows[draft.slack_s[rows] < horizon_s] if horizon_s < math.inf else rows
@@ -227,7 +227,7 @@ def _fill(
     """
     used_s, pace_s = mix_s(coef, draft.mix), math.inf
     margin_s = _future_margin_s(coef, table, now_s, limits, draft) if is_served else 0.0
-    limit_s = min(limit_s + share_s, used_s + max(margin_s, share_s))
+    limit_s = min(limit_s + share_s, used_s + max(margin_s, share_s), max(limits["filler_s"], used_s + share_s))
     _take_decodes(coef, table, limits, limit_s, SPARE_DECODE, _by_slack(table, draft, LATE_DECODE), draft)
     for i in range(len(table)):
         if draft.kind[i] == LATE_DECODE and draft.tokens_out[i] > 0:

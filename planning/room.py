@@ -22,7 +22,7 @@ class Draft(NamedTuple):
     """A batch in the making: arrays that the steps of batch formation fill in."""
 
     kind: np.ndarray  # i8[rows]
-    count: np.ndarray  # i8[IDLE + 1], rows of each kind
+    counts: np.ndarray  # i8[IDLE + 1], rows of each kind
     slack_s: np.ndarray  # f8[rows]
     free: np.ndarray  # i8[2]
     mix: np.ndarray  # f8[5]
@@ -94,7 +94,7 @@ def survey(coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, d
         row = table[i]
         draft.slack_s[i] = next_due_s(row, now_s) - now_s
         draft.kind[i] = kind_of(coef, row, limits, draft.slack_s[i])
-        draft.count[draft.kind[i]] += 1
+        draft.counts[draft.kind[i]] += 1
         draft.tokens_out[i] = 0
         if row["running"]:
             draft.free[FREE_KV] -= held_kv_tokens(row, block_tokens)
