@@ -8,6 +8,10 @@ DECODE_SEQS = (0, 1, 2, 4, 8, 16, 32, 48, 64, 128, 256)
 KV_TOKENS_EACH = (32, 256, 1024, 2048, 4096, 8192, 16384, 32768)
 CHUNK_TOKENS = (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 CACHED_SHARES = (0.0, 0.25, 0.75)  # of the longest context
+TRIES = 3  # iterations that a chunk may take: a cached context that was evicted is computed again
+
+
+DECODE_STEPS = 3  # iterations of decodes alone between two chunks
 
 
 @dataclass(frozen=True)
@@ -33,10 +37,11 @@ class EngineLimits:
 def plan_stages(limits: EngineLimits, max_decode_seqs: int = 48, max_chunk_tokens: int = 1024) -> list[Stage]:
     """Every stage of the grid that fits, cheap ones first.
 
-    A decode grows by one token per iteration, so room is kept for two iterations per chunk and sequence; a prompt
+    A decode grows by one token per iteration, so room is kept for all iterations between and with the chunks; a prompt
     needs one token for its output. The longest KV length measured is the largest that the model allows.
     """
-    growth = 2 * len(CHUNK_TOKENS) * len(CACHED_SHARES) + 8
+    chunks_at_most = sum(tokens <= max_chunk_tokens for tokens in CHUNK_TOKENS) * len(CACHED_SHARES)
+    growth = (DECODE_STEPS + 1 + TRIES) * chunks_at_most
     longest = limits.max_model_tokens - growth
     lengths = sorted({length for length in KV_TOKENS_EACH if length < longest} | {longest})
     stages = []

@@ -23,14 +23,10 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor import Executor, UniProcExecutor
 
 from profiles.batch import Batch
-from profiles.grid import EngineLimits, Stage
+from profiles.grid import DECODE_STEPS, TRIES, EngineLimits, Stage
 from profiles.measured import Sample
 from replicas.config import ReplicaConfig
 from replicas.vllm_engine import engine_config
-
-TRIES = 3  # per composition: a prefix that was evicted is computed again
-SETTLE_STEPS = 3  # iterations after the decodes are in place that are not counted
-
 
 # vLLM looks at __dict__ of everything in every module; llvmlite's library object takes that for a C function's name.
 llvmlite.binding.ffi.lib._fntab["__dict__"] = {}
@@ -66,17 +62,19 @@ class ProfilingEngine:
         )
 
     def measure(self, stage: Stage) -> Iterator[Sample]:
-        """One sample of every chunk of ``stage``, and one of the decodes alone after each of them."""
+        """One sample of every chunk of ``stage``, and one of the decodes alone before each of them.
+
+        Decodes run alone for a few iterations between chunks, as they do while serving; the last one is sampled, when
+        the caches no longer hold the chunk's data and nothing of the chunk is in flight.
+        """
         held = [self._add(self._slot_prompt(slot, stage.kv_tokens_each)) for slot in range(stage.decode_seqs)]
         try:
             while any(self._is_prefilling(request_id) for request_id in held):
                 self._step()
-            for _ in range(SETTLE_STEPS if held else 0):
-                self._step()
             for chunk_tokens, cached_tokens in self._random.permutation(np.array(stage.chunks)).tolist():
-                yield self._chunk(chunk_tokens, cached_tokens, len(held))
                 if held:
-                    yield self._step()
+                    yield [self._step() for _ in range(DECODE_STEPS)][-1]
+                yield self._chunk(chunk_tokens, cached_tokens, len(held))
         finally:
             self._abort(held)
 
@@ -87,16 +85,17 @@ class ProfilingEngine:
     def _chunk(self, chunk_tokens: int, cached_tokens: int, decode_seqs: int) -> Sample:
         """The iteration in which a prompt of which ``cached_tokens`` are in the prefix cache is prefilled at once."""
         context = self._slot_prompt(-1, cached_tokens)
+        asked = (decode_seqs + 1, chunk_tokens, cached_tokens)
         for _ in range(TRIES):
+            earlier = len(self._recorder.samples)
             request_id = self._add([*context, *self._tokens(chunk_tokens)])
-            sample = self._step()
             while self._is_prefilling(request_id):
                 self._step()
             self._abort([request_id])
-            batch = sample.batch
-            asked = (decode_seqs + 1, decode_seqs + chunk_tokens, cached_tokens)
-            if (batch.sequences, batch.batch_tokens, batch.cached_tokens) == asked:
-                return sample
+            for sample in self._recorder.samples[earlier:]:
+                batch = sample.batch
+                if (batch.sequences, batch.prefill_tokens, batch.cached_tokens) == asked:
+                    return sample
         raise EngineError(
             f"no iteration of {decode_seqs} decodes and {chunk_tokens} tokens on {cached_tokens} cached ones"
         )

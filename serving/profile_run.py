@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,8 +16,16 @@ from profiles.profile import Profile
 from profiles.store import load_columns, save_columns, save_profile
 from replicas.config import ReplicaConfig, replica_config
 
-SAMPLES, SETTINGS = "samples.parquet", "run.json"
+SAMPLES, RECORD = "samples.parquet", "run.json"
 Progress = Callable[[int, int, str], None]  # (stages done, stages in all, what is measured now)
+
+
+class RunRecord(msgspec.Struct, frozen=True):
+    """What a folder of samples was measured with. ``limits`` are the engine's, known once it has started."""
+
+    settings: dict[str, Any]  # of the replica
+    grid: dict[str, int]  # bounds of the grid
+    limits: EngineLimits | None = None
 
 
 class RunError(RuntimeError):
@@ -56,38 +63,53 @@ def measure(
     passes over the grid follow each other, so that a disturbance of minutes spoils one sample of each composition.
     """
     config = replica_config(settings)
-    folder.mkdir(parents=True, exist_ok=True)
-    _check_settings(folder / SETTINGS, {**settings, **grid})
-    samples = _load(folder / SAMPLES)
-    engine = start_engine(config)
-    try:
-        stages = plan_stages(engine.limits, **grid)
-        _record_capacity(folder / SETTINGS, engine.limits.kv_capacity_tokens)
-        todo = [(repeat, stage) for repeat in range(repeats) for stage in stages]
-        for position, (repeat, stage) in enumerate(todo):
-            progress(position, len(todo), f"{stage.decode_seqs} decodes at {stage.kv_tokens_each} KV tokens")
-            if not _is_done(samples, repeat, stage):
-                samples = np.concatenate([samples, sample_rows(stage, repeat, list(engine.measure(stage)))])
-                save_columns({name: samples[name] for name in SAMPLE.names or ()}, folder / SAMPLES)
-        progress(len(todo), len(todo), "done")
-    finally:
-        engine.close()
+    samples, record = _load(folder / SAMPLES), _resume(folder, settings, grid)
+    if record.limits is None or _missing(samples, repeats, record.limits, grid):
+        engine = start_engine(config)
+        try:
+            samples = _measure_missing(folder, record, samples, repeats, engine, progress)
+        finally:
+            engine.close()
+    return samples
+
+
+def _measure_missing(
+    folder: Path, record: RunRecord, samples: Table, repeats: int, engine: Engine, progress: Progress
+) -> Table:
+    if record.limits not in (None, engine.limits):
+        raise RunError(f"{folder} holds samples of an engine with {record.limits}, this one has {engine.limits}")
+    record = msgspec.structs.replace(record, limits=engine.limits)
+    (folder / RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1))
+    missing = _missing(samples, repeats, engine.limits, record.grid)
+    total = repeats * len(plan_stages(engine.limits, **record.grid))
+    for position, (repeat, stage) in enumerate(missing, start=total - len(missing)):
+        progress(position, total, f"{stage.decode_seqs} decodes at {stage.kv_tokens_each} KV tokens")
+        samples = np.concatenate([samples, sample_rows(stage, repeat, list(engine.measure(stage)))])
+        save_columns({name: samples[name] for name in SAMPLE.names or ()}, folder / SAMPLES)
+    progress(total, total, "done")
     return samples
 
 
 def fit(folder: Path, name: str, source: str) -> tuple[Profile, Table]:
     """Fit the samples in ``folder``, write ``NAME.json`` beside them, and return the samples that were used."""
-    taken, record = _load(folder / SAMPLES), _settings(folder / SETTINGS)
-    one_core = len(record["settings"].get("cores", ())) == 1
+    taken, record = _load(folder / SAMPLES), _read(folder / RECORD)
+    one_core = len(record.settings.get("cores", ())) == 1
     samples = undisturbed(taken) if one_core else taken
-    if not len(samples):
+    if not len(samples) or record.limits is None:
         raise RunError(f"{folder / SAMPLES} has no usable samples: {len(taken)} taken")
-    notes = (
-        (f"{len(taken) - len(samples)} samples left out: another process had the core meanwhile",) if one_core else ()
-    )
-    profile = profile_of(name, samples, record["kv_capacity_tokens"], source, notes)
+    left_out = f"{len(taken) - len(samples)} samples left out: another process had the core meanwhile"
+    profile = profile_of(name, samples, record.limits.kv_capacity_tokens, source, (left_out,) if one_core else ())
     save_profile(profile, folder / f"{name}.json")
     return profile, samples
+
+
+def _missing(samples: Table, repeats: int, limits: EngineLimits, grid: dict[str, int]) -> list[tuple[int, Stage]]:
+    """Stages of each pass that have no samples yet, in the order in which they are measured."""
+    done = {tuple(key) for key in np.unique(samples[["repeat", "decode_seqs", "kv_tokens_each"]]).tolist()}
+    passes = [(repeat, stage) for repeat in range(repeats) for stage in plan_stages(limits, **grid)]
+    return [
+        (repeat, stage) for repeat, stage in passes if (repeat, stage.decode_seqs, stage.kv_tokens_each) not in done
+    ]
 
 
 def _load(path: Path) -> Table:
@@ -98,32 +120,26 @@ def _load(path: Path) -> Table:
     return rows
 
 
-def _is_done(samples: Table, repeat: int, stage: Stage) -> bool:
-    same = (samples["repeat"] == repeat) & (samples["decode_seqs"] == stage.decode_seqs)
-    return bool((same & (samples["kv_tokens_each"] == stage.kv_tokens_each)).any())
+def _resume(folder: Path, settings: dict[str, Any], grid: dict[str, int]) -> RunRecord:
+    """The record of the run in ``folder``, new or old; refuses to mix samples of two different engines."""
+    wanted = msgspec.json.decode(msgspec.json.encode(RunRecord(settings, grid)), type=RunRecord)
+    if not (folder / RECORD).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(wanted), indent=1))
+        return wanted
+    record = _read(folder / RECORD)
+    found, asked = record.settings | record.grid, wanted.settings | wanted.grid
+    for key in sorted(found.keys() | asked.keys()):
+        if found.get(key) != asked.get(key):
+            raise RunError(
+                f"{folder} holds samples taken with {key}={found.get(key)!r}, now {key}={asked.get(key)!r}: "
+                "choose another folder, or the same settings to go on"
+            )
+    return record
 
 
-def _check_settings(path: Path, wanted: dict[str, Any]) -> None:
-    """Keep the settings of the first run; refuse to mix samples of two different engines."""
-    if not path.exists():
-        path.write_text(json.dumps({"settings": wanted}, indent=1) + "\n")
-        return
-    found, asked = _settings(path)["settings"], json.loads(json.dumps(wanted))
-    different = sorted(key for key in found.keys() | asked.keys() if found.get(key) != asked.get(key))
-    if different:
-        key = different[0]
-        raise RunError(
-            f"{path.parent} holds samples taken with {key}={found.get(key)!r}, now {key}={asked.get(key)!r}: "
-            "choose another folder, or the same settings to go on"
-        )
-
-
-def _record_capacity(path: Path, kv_capacity_tokens: int) -> None:
-    path.write_text(json.dumps(_settings(path) | {"kv_capacity_tokens": kv_capacity_tokens}, indent=1) + "\n")
-
-
-def _settings(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> RunRecord:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        return msgspec.json.decode(path.read_bytes(), type=RunRecord)
     except (OSError, msgspec.DecodeError) as error:
         raise RunError(f"cannot read {path}: {error}") from error

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles.grid import EngineLimits, plan_stages
+from profiles.grid import DECODE_STEPS, EngineLimits, plan_stages
 
 EMBEDDED = EngineLimits(43648, 4096, 2048, 64, 32)
 engines = st.builds(
@@ -19,7 +19,7 @@ engines = st.builds(
 @given(engines, st.integers(0, 256), st.integers(1, 8192))
 def test_every_stage_fits_the_engine_to_its_last_iteration(engine: EngineLimits, decodes: int, chunk: int) -> None:
     for stage in plan_stages(engine, decodes, chunk):
-        iterations = 2 * len(stage.chunks) + 8
+        iterations = (DECODE_STEPS + 1) * len(stage.chunks)
         longest = stage.kv_tokens_each + iterations
         held = stage.decode_seqs * (longest + engine.block_tokens)  # blocks are whole
         assert longest <= engine.max_model_tokens
@@ -35,7 +35,7 @@ def test_every_stage_fits_the_engine_to_its_last_iteration(engine: EngineLimits,
 def test_the_embedded_engine_is_measured_from_one_token_to_its_limits() -> None:
     stages = plan_stages(EMBEDDED)
     assert {stage.decode_seqs for stage in stages} >= {0, 1, 48}
-    assert max(stage.kv_tokens_each for stage in stages) > 4000
+    assert max(stage.kv_tokens_each for stage in stages) > 3900
     assert {tokens for stage in stages for tokens, _ in stage.chunks} >= {1, 64, 1024}
     assert max(cached for stage in stages for _, cached in stage.chunks) == 3072
 

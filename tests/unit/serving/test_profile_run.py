@@ -64,6 +64,24 @@ def test_an_interrupted_run_goes_on_and_measures_nothing_twice(tmp_path: Path) -
     assert second.closed
 
 
+def test_a_finished_run_starts_no_engine(tmp_path: Path) -> None:
+    run(tmp_path, FakeEngine())
+    idle = FakeEngine()
+    run(tmp_path, idle)
+    assert not idle.measured
+    assert not idle.closed
+
+
+def test_an_engine_that_came_back_with_another_kv_cache_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, FakeEngine(stages_until_interrupted=2))
+    smaller = FakeEngine()
+    smaller.limits = EngineLimits(8192, 2048, 1024, 17, 32)
+    with pytest.raises(RunError, match=r"kv_capacity_tokens=16384.* this one has .*kv_capacity_tokens=8192"):
+        run(tmp_path, smaller)
+    assert smaller.closed
+
+
 def test_progress_ends_when_everything_is_measured(tmp_path: Path) -> None:
     seen = run(tmp_path, FakeEngine())
     total = 2 * len(plan_stages(LIMITS, 16, 512))
