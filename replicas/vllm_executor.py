@@ -6,6 +6,7 @@ The executor is the first thing EngineCore makes, before the model is loaded, so
 import ctypes
 import os
 import signal
+import sys
 
 import torch
 from vllm.platforms import current_platform
@@ -38,12 +39,22 @@ def bind_to_cores() -> None:
     torch.set_num_threads(int(os.environ[THREADS]))
 
 
+def make_llvmlite_scannable() -> None:
+    """Let vLLM's CPU kernel overrides look through a process in which numba is loaded already.
+
+    They ask every object of every module for its ``__dict__``; llvmlite's library answers any name with a function.
+    """
+    if ffi := sys.modules.get("llvmlite.binding.ffi"):
+        ffi.lib._fntab["__dict__"] = {}
+
+
 class TetheredUniProcExecutor(UniProcExecutor):
     """The model in EngineCore's own process. On a CPU this saves the second process that vLLM would start."""
 
     def _init_executor(self) -> None:
         die_with_parent()
         bind_to_cores()
+        make_llvmlite_scannable()
         super()._init_executor()
 
 
