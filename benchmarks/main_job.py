@@ -9,18 +9,16 @@ The plain system is the same stack with admission off, round-robin routing and v
 import argparse
 import contextlib
 import copy
-import json
 import os
-import platform
 import statistics
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from benchmarks.result_file import write_result
 from serving.launch import deploy, free_port, local_ray, read_document, url_of
 from serving.replay import ReplayOptions, replay
-from serving.replay_report import code_version
 from serving.workload_mix import read_mix
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -104,20 +102,9 @@ def headline(points: list[dict[str, Any]]) -> dict[str, float]:
 
 def write(path: Path, options: argparse.Namespace, points: list[dict[str, Any]]) -> None:
     """The result file, rewritten after every run."""
-    config = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
-    config["trace"], config["mix"] = options.trace.name, options.mix.name
-    config.pop("json")
-    result = {
-        "name": "main_job",
-        "version": code_version(),
-        "config": config,
-        "seeds": sorted({point["seed"] for point in points}),
-        "machine": {"cpus": os.cpu_count(), "system": platform.platform(), "python": platform.python_version()},
-        "headline": headline(points),
-        "points": points,
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    config = {key: value.name if isinstance(value, Path) else value for key, value in vars(options).items()}
+    seeds = sorted({point["seed"] for point in points})
+    write_result(path, "main_job", config=config, seeds=seeds, headline=headline(points), points=points)
 
 
 if __name__ == "__main__":
