@@ -25,12 +25,12 @@ STATE = 12
 class Tuning(NamedTuple):
     """How fast and how far the correction may go; relative errors are fractions of the profile's time."""
 
-    forgetting: float = 0.99  # weight left of an observation after the next one: a memory of about 100
+    forgetting: float = 0.97  # weight left of an observation after the next one: a memory of about 33
     outlier_spreads: float = 3.0  # errors beyond this many mean absolute errors weigh less (Huber)
-    patience: float = 4.0  # this many outliers in a row on one side are a change, not stalls
+    patience: float = 8.0  # this many outliers in a row on one side are a change, not stalls
     forgetting_on_change: float = 0.6
-    prior_weight: float = 0.02  # observations' worth of belief in the profile as it is
-    contrast_weight: float = 0.3  # observations' worth of belief that slope and intercept change alike
+    prior_weight: float = 0.01  # observations' worth of belief in the profile as it is
+    contrast_weight: float = 0.1  # observations' worth of belief that slope and intercept change alike
     averaging: float = 0.05  # weight of a new observation in the running mean errors
     lowest: float = 0.2  # bounds of slope, and of intercept over the profile's
     highest: float = 20.0
