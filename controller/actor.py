@@ -17,8 +17,8 @@ import ray
 from controller.fleet import Fleet, FleetOptions
 from controller.status import fleet_status
 from controller.tiers import TierTable
+from controller.warmup import warm_up
 from controller.wire import Admission, Outcome, Report
-from planning.warmup import warm_up
 from profiles.store import load_profile
 
 logger = logging.getLogger("polyslo.controller")

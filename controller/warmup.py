@@ -1,0 +1,38 @@
+"""Compile, or load from the cache, every kernel that the controller runs: by running it, on a fleet made up for that.
+
+``python -m controller.warmup`` fills the cache, which takes about a minute; a start takes a second or two after that.
+"""
+
+from controller.fleet import Fleet, FleetOptions
+from controller.tiers import Tier, TierTable
+from controller.wire import Admission, Progress, Report, Slo, Step
+from planning.warmup import warm_up as warm_up_planning
+from profiles.store import load_profile
+
+PROFILE = "embedded-cpu"
+BURSTS = (1, 2, 6, 24)  # each takes another way through admission
+
+
+def warm_up() -> None:
+    """Run reports, admissions of every kind and refusals once."""
+    warm_up_planning()
+    tiers = TierTable.of(1, [Tier("tight", 0.3, 0.03, unattainable="refuse"), Tier("flex", best_effort=True)])
+    fleet = Fleet(FleetOptions(length_prior_tokens=40.0), tiers, load_profile)
+    tight, flex = Slo(0.3, 0.03, 60.0, "tight"), Slo(tier="flex", best_effort=True)
+    running = (
+        Progress("running", tight, 0.1, 50, 55, 6, 20, 40, True),
+        Progress("late", tight, 9.0, 50, 50, 1, 20, 40, True),
+        Progress("filler", flex, 0.1, 500, 100, 0, 20, 40, True),
+    )
+    step = Step(60.0, 100.0, 1000.0, 3.0, 0.0, 0.02)
+    for name in ("a", "b"):
+        fleet.report(Report(name, "1", 1, PROFILE, 40_000, 0, 64, 2048, 0.01, running, steps=(step, step)), 0.0)
+    now_s = 0.0
+    for burst in BURSTS:
+        for slo in (tight, flex):
+            now_s += 0.05
+            fleet.admit([Admission(f"{now_s}-{i}", 300, 40, slo) for i in range(burst)], now_s)
+
+
+if __name__ == "__main__":
+    warm_up()
