@@ -223,19 +223,24 @@ def _fill(
 ) -> None:
     """Late and best-effort work in what is left: it may not cost an attainable request its SLO, now or later.
 
-    Only ``share_s`` is theirs in any case, and all there is while attainable prefills are not all served.
+    Nor may it make newcomers wait: decodes prolong the iteration by ``limits["filler"]`` of an empty one, prefills only
+    an iteration that is not longer than that beyond an empty one. Only ``share_s`` is theirs in any case, and all there
+    is while attainable prefills are not all served.
     """
-    used_s, pace_s = mix_s(coef, draft.mix), math.inf
+    used_s, empty_s = mix_s(coef, draft.mix), iteration_s(coef, 1.0, 0.0, 0.0, 1.0, 0.0)
     margin_s = _future_margin_s(coef, table, now_s, limits, draft) if is_served else 0.0
-    limit_s = min(limit_s + share_s, used_s + max(margin_s, share_s), max(limits["filler_s"], used_s + share_s))
-    _take_decodes(coef, table, limits, limit_s, SPARE_DECODE, _by_slack(table, draft, LATE_DECODE), draft)
+    limit_s = min(limit_s + share_s, used_s + max(share_s, margin_s))
+    filler_s = limits["filler"] * empty_s
+    decode_limit_s = min(limit_s, max(used_s, empty_s) + max(share_s, filler_s))
+    _take_decodes(coef, table, limits, decode_limit_s, SPARE_DECODE, _by_slack(table, draft, LATE_DECODE), draft)
+    pace_s = math.inf
     for i in range(len(table)):
         if draft.kind[i] == LATE_DECODE and draft.tokens_out[i] > 0:
             pace_s = min(pace_s, effective_tpot_s(table[i], now_s))
     # Late decodes keep their pace as far as prefills beside them still get half of the iteration.
-    limit_s = min(limit_s, max(pace_s, 2 * mix_s(coef, draft.mix)))
+    limit_s = min(limit_s, max(pace_s, 2 * mix_s(coef, draft.mix)), max(empty_s + filler_s, used_s + share_s))
     _limit_s, served = _take_prefills(coef, table, limits, limit_s, SPARE_DECODE, LATE_PREFILL, draft)
-    _take_decodes(coef, table, limits, limit_s, IDLE, _rows_of(draft, SPARE_DECODE), draft)
+    _take_decodes(coef, table, limits, decode_limit_s, IDLE, _rows_of(draft, SPARE_DECODE), draft)
     if served == ALL_SERVED:
         _take_prefills(coef, table, limits, limit_s, IDLE, SPARE_PREFILL, draft)
 

@@ -5,11 +5,12 @@ import math
 import numpy as np
 from numba import njit
 
-from planning.deadlines import remaining_tokens
+from planning.deadlines import next_due_s, remaining_tokens
 from planning.demand import prefill_cost_tokens
 from planning.dynamic import MAX_CHOICES
 from planning.proposal import CHOSEN, OPEN, PROMISED, REFUSED, propose
 from planning.rollout import OUTLOOK, rollout
+from planning.room import LATE_DECODE, LATE_PREFILL, kind_of
 
 TOLERANCE_S = 1e-9
 # Reasons in kernels: positions in planning.admission.REASONS.
@@ -42,6 +43,14 @@ def rehearse(
     for place in range(len(rows)):
         outlook[rows[place]] = seen[place]
     return worst_s, peak_tokens
+
+
+@njit(cache=True)
+def mark_late(coef: np.ndarray, limits: np.void, table: np.ndarray, start_s: float, outlook: np.ndarray) -> None:
+    """Mark those of the promised requests ``table`` as doomed whose next deadline is out of reach already."""
+    for i in range(len(table)):
+        slack_s = next_due_s(table[i], start_s) - start_s
+        outlook[i]["doomed"] = kind_of(coef, table[i], limits, slack_s) in (LATE_DECODE, LATE_PREFILL)
 
 
 @njit(cache=True)
@@ -171,6 +180,9 @@ def choose(
     """
     reasons, everyone = np.zeros(len(table), dtype=np.int64), np.ones(len(table), np.bool_)
     options = np.flatnonzero(role == OPEN)
+    mark_late(coef, limits, table, start_s, outlook)
+    for i in options:
+        outlook[i]["doomed"] = False
     if len(options) == 0 or _is_attainable(coef, limits, table, everyone, start_s, outlook):
         role[options] = CHOSEN
         return reasons

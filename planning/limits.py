@@ -11,7 +11,7 @@ LIMITS = np.dtype(
         ("max_running", "i4"),  # sequences that may hold KV at once
         ("max_batch_tokens", "i4"),
         ("max_iteration_s", "f8"),  # the executor's own cap: planning and execution must use the same
-        ("filler_s", "f8"),  # late and best-effort work prolongs no iteration beyond this: newcomers wait for its end
+        ("filler", "f8"),  # of an empty iteration: how far late and best-effort work may go beyond one (newcomers wait)
         ("best_effort_share", "f8"),  # part of every iteration kept for best effort, against starvation
         ("acceptance", "f8"),  # probability that a draft token is accepted
         ("kv_headroom", "f8"),  # part of the KV cache that admission leaves free for longer outputs than predicted
@@ -25,7 +25,7 @@ def make_limits(
     max_running: int = 256,
     max_batch_tokens: int = 8192,
     max_iteration_s: float = 0.2,
-    filler_s: float = 0.05,
+    filler: float = 0.5,
     best_effort_share: float = 0.0,
     acceptance: float = 0.0,
     kv_headroom: float = 0.0,
@@ -37,7 +37,7 @@ def make_limits(
         "max_running": max_running,
         "max_batch_tokens": max_batch_tokens,
         "max_iteration_s": max_iteration_s,
-        "filler_s": filler_s,
+        "filler": filler,
     }
     for name, value in positive.items():
         if not value > 0 or math.isinf(value):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from planning.choice import ADMITTED, BREAKS, KV_FULL, TOLERANCE_S, TTFT, why_unattainable
+from planning.choice import ADMITTED, BREAKS, KV_FULL, TOLERANCE_S, TTFT, mark_late, why_unattainable
 from planning.deadlines import effective_tpot_s, next_due_s, remaining_tokens, todo_tokens
 from planning.limits import LIMITS
 from planning.rollout import OUTLOOK, advance, rollout
@@ -192,11 +192,10 @@ def _replay(fleet: Fleet, r: int, row: np.void, now_s: float) -> int:
     place = fleet.replicas[r]["count"]
     start_s = max(now_s, fleet.replicas[r]["free_at_s"])
     fleet.tables[r, place] = row
-    fleet.outlooks[r, place]["doomed"] = False
     table, outlook = fleet.tables[r, : place + 1], fleet.outlooks[r, : place + 1]
     if not fleet.replicas[r]["is_judged"]:
-        for i in range(place):
-            outlook[i]["doomed"] = False
+        mark_late(fleet.coefs[r], fleet.limits[r], table, start_s, outlook)
+    outlook[place]["doomed"] = False
     worst_s, peak_tokens = rollout(fleet.coefs[r], table, start_s, fleet.limits[r], -TOLERANCE_S, outlook)
     return why_unattainable(row, outlook[place], worst_s, peak_tokens, fleet.limits[r])
 
@@ -265,3 +264,12 @@ def place(fleet: Fleet, rows: np.ndarray, now_s: float, max_hops: int, placement
     """
     for i in np.argsort(rows["prompt_tokens"].copy(), kind="mergesort"):
         place_one(fleet, rows[i], now_s, max_hops, placements[i])
+
+
+def warm_up_placement() -> None:
+    """Compile the fleet's kernels at start-up, or load them from the cache."""
+    fleet, rows = make_fleet(1, 2), np.zeros(1, dtype=REQUEST)
+    fleet.limits["block_tokens"] = fleet.limits["kv_capacity_tokens"] = 1
+    summarize(fleet, 0)
+    advance_fleet(fleet, 0.0)
+    place(fleet, rows, 0.0, 1, np.zeros(1, dtype=PLACEMENT))

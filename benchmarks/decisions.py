@@ -1,0 +1,218 @@
+"""How fast the planner decides: admission and routing of requests over fleets of mirrored replicas, on one core.
+
+``python -m benchmarks.decisions --json OUT``. Every decision is a full one: the request's row is written, the fleet is
+screened, the chosen replica's own batches are replayed with the request in them to the last predicted token of
+everything it serves, and the admitted request is entered into the mirror. Between decisions the request is taken out
+again (not timed), so that every decision meets the same 50 running requests per replica.
+"""
+
+import gc
+import resource
+import statistics
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from numba import njit
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from benchmarks.result_file import write_result
+from planning.admission import plan_admission
+from planning.limits import make_limits
+from planning.tables import request_table
+from planning.warmup import warm_up
+from profiles.store import load_profile
+from routing.kernels import PLACEMENT, Fleet, advance_fleet, make_fleet, place, summarize, warm_up_placement
+
+FLEETS, BURSTS = (1, 8, 32, 100, 256), (1, 4, 16)
+RUNNING, SPARE_SLOTS, MAX_HOPS = 50, 32, 4
+TTFT_S, TPOT_S, TPOT_SHARES = (0.3, 0.5, 1.0), (0.02, 0.03, 0.05, 0.1), (0.1, 0.2, 0.3, 0.4)  # PolyServe section 5.1
+PROMPT_TOKENS, OUTPUT_TOKENS = (100, 2000), (100, 500)
+SEEDS = (0, 1, 2)
+
+
+@njit(cache=True)
+def nothing(fleet: Fleet, rows: np.ndarray, now_s: float, max_hops: int, placements: np.ndarray) -> None:
+    """A kernel with the arguments of ``place`` that does nothing: what calling from Python costs."""
+
+
+def draw_requests(rng: np.random.Generator, rows: int, first_id: int) -> np.ndarray:
+    """New requests that arrive at time 0."""
+    table = request_table(rows)
+    table["id"] = first_id + np.arange(rows)
+    table["best_effort"], table["tier"] = False, 0
+    table["ttft_s"] = rng.choice(TTFT_S, rows)
+    table["tpot_s"] = rng.choice(TPOT_S, rows, p=TPOT_SHARES)
+    table["prompt_tokens"] = rng.integers(*PROMPT_TOKENS, rows)
+    table["output_tokens"] = rng.integers(*OUTPUT_TOKENS, rows)
+    table["output_cap_tokens"] = 2 * OUTPUT_TOKENS[1]
+    return table
+
+
+def draw_running(rng: np.random.Generator, rows: int, first_id: int) -> np.ndarray:
+    """Requests in the middle of their decoding at time 0, each with up to two tokens of earned slack."""
+    table = draw_requests(rng, rows, first_id)
+    table["running"] = True
+    table["emitted_tokens"] = rng.integers(1, OUTPUT_TOKENS[0], rows)
+    table["computed_tokens"] = table["prompt_tokens"] + table["emitted_tokens"] - 1
+    due_s = (1.0 + rng.random(rows)) * table["tpot_s"]
+    table["arrival_s"] = due_s - table["ttft_s"] - table["emitted_tokens"] * table["tpot_s"]
+    return table
+
+
+def build_fleet(profile: str, replicas: int, rng: np.random.Generator) -> Fleet:
+    """A fleet of one profile, every replica open to every tier and in the middle of an iteration."""
+    machine = load_profile(profile)
+    fleet = make_fleet(replicas, RUNNING + SPARE_SLOTS)
+    fleet.coefs[:] = machine.coefficients
+    fleet.limits[:] = make_limits(machine.kv_capacity_tokens)
+    fleet.replicas["is_open"], fleet.replicas["count"] = True, RUNNING
+    fleet.replicas["free_at_s"] = rng.uniform(0.0, 0.01, replicas)
+    for r in range(replicas):
+        fleet.tables[r, :RUNNING] = draw_running(rng, RUNNING, 1000 * r + 1)
+        summarize(fleet, r)
+    return fleet
+
+
+def time_calls(fleet: Fleet, asks: np.ndarray, burst: int, calls: int) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds of each call that decides ``burst`` requests, from writing their rows on, and all placements."""
+    seconds, placements = np.empty(calls), np.zeros((calls, burst), dtype=PLACEMENT)
+    rows, values = np.zeros(burst, dtype=asks.dtype), asks.tolist()
+    for call in range(calls):
+        wanted = [values[(call * burst + i) % len(values)] for i in range(burst)]
+        began_s = time.perf_counter()
+        for i in range(burst):
+            rows[i] = wanted[i]
+        place(fleet, rows, 0.0, MAX_HOPS, placements[call])
+        seconds[call] = time.perf_counter() - began_s
+        for r in set(placements["replica"][call].tolist()) - {-1}:
+            fleet.replicas["count"][r] = RUNNING
+            summarize(fleet, r)
+    return seconds, placements
+
+
+def dispatch_s(fleet: Fleet, asks: np.ndarray, burst: int, calls: int) -> float:
+    """Seconds that stay in Python for one call: writing the rows and calling a kernel."""
+    rows, values, placements = np.zeros(burst, dtype=asks.dtype), asks.tolist(), np.zeros(burst, dtype=PLACEMENT)
+    began_s = time.perf_counter()
+    for _ in range(calls):
+        for i in range(burst):
+            rows[i] = values[i]
+        nothing(fleet, rows, 0.0, MAX_HOPS, placements)
+    return (time.perf_counter() - began_s) / calls
+
+
+def measure(profile: str, replicas: int, burst: int, decisions: int, seed: int) -> dict[str, Any]:
+    """One point: decisions per second and the distribution of single calls."""
+    rng = np.random.default_rng(seed)
+    fleet, asks = build_fleet(profile, replicas, rng), draw_requests(rng, 512, 10**6)
+    calls = max(64, decisions // burst)
+    time_calls(fleet, asks, burst, 32)  # warm caches
+    gc.collect()
+    seconds, placements = time_calls(fleet, asks, burst, calls)
+    return {
+        "profile": profile,
+        "replicas": replicas,
+        "burst": burst,
+        "seed": seed,
+        "decisions": calls * burst,
+        "decisions_per_s": calls * burst / float(seconds.sum()),
+        "decision_us": 1e6 * float(seconds.sum()) / (calls * burst),
+        "call_p50_ms": 1e3 * float(np.quantile(seconds, 0.5)),
+        "call_p99_ms": 1e3 * float(np.quantile(seconds, 0.99)),
+        "python_share": dispatch_s(fleet, asks, burst, calls) / float(seconds.mean()),
+        "admitted_share": float((placements["replica"] >= 0).mean()),
+        "exact_checks": float(placements["hops"].mean()),
+        "fleet_mib": sum(part.nbytes for part in fleet) / 2**20,
+    }
+
+
+def mirror_us(profile: str, replicas: int, seed: int) -> float:
+    """Microseconds to keep one replica's mirror abreast per modelled iteration."""
+    fleet = build_fleet(profile, replicas, np.random.default_rng(seed))
+    advance_fleet(fleet, 0.02)
+    before, began_s = fleet.tables["emitted_tokens"].max(axis=1), time.perf_counter()
+    advance_fleet(fleet, 1.02)
+    took_s = time.perf_counter() - began_s
+    return 1e6 * took_s / float((fleet.tables["emitted_tokens"].max(axis=1) - before).sum())
+
+
+def set_of_16_ms(profile: str, seed: int, repeats: int = 50) -> float:
+    """Milliseconds to choose among 16 new requests on one replica that cannot take them all (dynamic programme)."""
+    rng, machine = np.random.default_rng(seed), load_profile(profile)
+    running, new = draw_running(rng, RUNNING, 1), draw_requests(rng, 16, 10**6)
+    coefficients, limits = np.array(machine.coefficients), make_limits(machine.kv_capacity_tokens)
+    new["prompt_tokens"] *= 4  # more than their deadlines allow
+    times_s = []
+    for _ in range(repeats):
+        began_s = time.perf_counter()
+        plan = plan_admission(coefficients, limits, running, new, 0.0)
+        times_s.append(time.perf_counter() - began_s)
+    assert not plan.accepted.all()
+    return 1e3 * statistics.median(times_s)
+
+
+def summary(points: list[dict[str, Any]], profile: str, replicas: int, burst: int, key: str) -> float:
+    """Median over the seeds of one figure."""
+    wanted = (profile, replicas, burst)
+    return statistics.median(p[key] for p in points if (p["profile"], p["replicas"], p["burst"]) == wanted)
+
+
+def headline(points: list[dict[str, Any]], profile: str, set_ms: float) -> dict[str, float]:
+    """What the project quotes."""
+    cost = {n: summary(points, profile, n, 1, "decision_us") for n in (32, 256)}
+    return {
+        "decisions_per_s_100": summary(points, profile, 100, 1, "decisions_per_s"),
+        "p99_ms_100": summary(points, profile, 100, 1, "call_p99_ms"),
+        "decision_ms_burst16_100": summary(points, profile, 100, 16, "call_p50_ms"),
+        "cost_ratio_256_vs_32": cost[256] / cost[32],
+        "python_share_100": summary(points, profile, 100, 1, "python_share"),
+        "set_of_16_ms": set_ms,
+        "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+def to_rich(points: list[dict[str, Any]]) -> RichTable:
+    """Medians over the seeds, one line per fleet and burst."""
+    keys = (
+        "decisions_per_s",
+        "call_p50_ms",
+        "call_p99_ms",
+        "python_share",
+        "admitted_share",
+        "exact_checks",
+        "fleet_mib",
+    )
+    table = RichTable("profile", "replicas", "burst", *keys)
+    for profile, replicas, burst in dict.fromkeys((p["profile"], p["replicas"], p["burst"]) for p in points):
+        cells = [f"{summary(points, profile, replicas, burst, key):,.3f}" for key in keys]
+        table.add_row(profile, str(replicas), str(burst), *cells)
+    return table
+
+
+def main(
+    json_path: Annotated[Path | None, typer.Option("--json", help="result file")] = None,
+    profile: Annotated[str, typer.Option(help="shipped profile of all replicas")] = "h200_sxm__llama-3.1-8b",
+    decisions: Annotated[int, typer.Option(help="decisions per point")] = 4000,
+    quick: Annotated[bool, typer.Option("--quick", help="a tenth of the decisions, one seed")] = False,
+) -> None:
+    """Time admission-and-routing decisions over fleets of 1 to 256 replicas."""
+    warm_up()
+    warm_up_placement()
+    count, seeds = (decisions // 10, SEEDS[:1]) if quick else (decisions, SEEDS)
+    points = [measure(profile, n, burst, count, s) for n in FLEETS for burst in BURSTS for s in seeds]
+    set_ms = statistics.median(set_of_16_ms(profile, seed) for seed in seeds)
+    mirror = {str(n): mirror_us(profile, n, seeds[0]) for n in FLEETS}
+    console, figures = Console(width=160), headline(points, profile, set_ms)
+    console.print(to_rich(points))
+    console.print({"mirror_us_per_iteration": mirror, **figures})
+    if json_path:
+        config = {"profile": profile, "running": RUNNING, "max_hops": MAX_HOPS, "mirror_us_per_iteration": mirror}
+        write_result(json_path, "decisions", config=config, seeds=seeds, headline=figures, points=points)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,137 @@
+"""How many draft tokens each decode verifies per step, so that SLOs leave most room for prefill (SLOs-Serve 3.2.3).
+
+A step of ``T`` seconds with ``d`` drafts gives ``Acc(d) = (1 - a**(d + 1)) / (1 - a)`` tokens on average at acceptance
+``a``, so it may last ``TPOT * Acc(d)``. One level sets the step, every other takes the fewest drafts that keep up with
+it, in closed form; the best choice is the one with the highest prefill throughput (appendix D).
+"""
+
+import math
+
+import numpy as np
+from numba import njit
+
+from planning.deadlines import effective_tpot_s, next_due_s
+from planning.demand import LEVEL
+from planning.room import is_decode
+from planning.tail import accepted_tokens
+from profiles.kernels import max_prefill_tokens
+
+MAX_LEVELS = 4
+TIGHTEST = 0.5  # a request that fell behind is given at most this part of its TPOT per token, to catch up
+UNREACHABLE = -1  # no number of drafts keeps up
+
+
+@njit(cache=True)
+def drafts_to_keep_up(step_s: float, tpot_s: float, acceptance: float, max_drafts: int) -> int:
+    """Fewest draft tokens with ``tpot_s * Acc(drafts) >= step_s``; ``UNREACHABLE`` if ``max_drafts`` are too few."""
+    need = step_s / tpot_s - 1e-9
+    if need <= 1.0:
+        return 0
+    rest = 1.0 - need * (1.0 - acceptance)  # what a**(d + 1) may be at most
+    if rest <= 0.0 or acceptance <= 0.0:
+        return UNREACHABLE
+    drafts = math.ceil(math.log(rest) / math.log(acceptance) - 1.0 - 1e-9)
+    return drafts if drafts <= max_drafts else UNREACHABLE
+
+
+@njit(cache=True)
+def _prefill_rate(
+    coef: np.ndarray, limits: np.void, levels: np.ndarray, counts: np.ndarray, drafts: np.ndarray, step_s: float
+) -> float:
+    """Prefill tokens per second that a step of ``step_s`` has room for beside all decodes and their drafts."""
+    tokens, kv_tokens, sequences, deepest = 0.0, 0.0, 0.0, 0.0
+    for level in range(len(levels)):
+        tokens += counts[level] * (1 + drafts[level])
+        kv_tokens += counts[level] * (levels[level]["kv_tokens"] + 1 + drafts[level])
+        sequences += counts[level]
+        if counts[level] > 0:
+            deepest = max(deepest, float(drafts[level]))
+    chunk = max_prefill_tokens(coef, step_s, tokens, kv_tokens, 0.0, sequences, deepest, 0.0)
+    return min(chunk, limits["max_batch_tokens"] - tokens) / step_s
+
+
+@njit(cache=True)
+def plan_speculation(
+    coef: np.ndarray, limits: np.void, levels: np.ndarray, counts: np.ndarray, max_drafts: int, drafts: np.ndarray
+) -> float:
+    """Fill ``drafts`` (i8[L]) in for ``counts`` decodes of each level (LEVEL[L]); returns the step in seconds.
+
+    Levels without decodes ask for nothing. With no room for prefill at any length, decodes run without drafts.
+    """
+    best_rate, best_step_s = 0.0, math.inf
+    drafts[:] = 0
+    trial = np.zeros(len(levels), dtype=np.int64)
+    for leader in range(len(levels)):
+        for depth in range(max_drafts + 1):
+            if counts[leader] == 0:
+                continue
+            step_s = levels[leader]["tpot_s"] * accepted_tokens(depth, limits["acceptance"])
+            step_s = min(step_s, limits["max_iteration_s"])
+            keeps_up = True
+            for level in range(len(levels)):
+                trial[level] = drafts_to_keep_up(step_s, levels[level]["tpot_s"], limits["acceptance"], max_drafts)
+                keeps_up &= trial[level] != UNREACHABLE or counts[level] == 0
+            if not keeps_up:
+                continue
+            rate = _prefill_rate(coef, limits, levels, counts, trial, step_s)
+            if rate > best_rate * (1.0 + 1e-9):
+                best_rate, best_step_s = rate, step_s
+                drafts[:] = np.maximum(trial, 0)
+    return best_step_s
+
+
+@njit(cache=True)
+def tightened_tpot_s(row: np.void, now_s: float, step_s: float) -> float:
+    """The pace to plan for: less than its TPOT for a request whose next token is due before a step's end."""
+    tpot_s, slack_s = effective_tpot_s(row, now_s), next_due_s(row, now_s) - now_s
+    if step_s == math.inf or slack_s >= step_s:
+        return tpot_s
+    return tpot_s * max(TIGHTEST, slack_s / step_s)
+
+
+@njit(cache=True)
+def _fill_levels(table: np.ndarray, now_s: float, levels: np.ndarray, counts: np.ndarray) -> int:
+    """Sort decodes into levels of TPOT, each standing for its tightest; returns how many levels there are."""
+    paces = np.empty(len(table))
+    for i in range(len(table)):
+        paces[i] = effective_tpot_s(table[i], now_s) if is_decode(table[i]) else math.inf
+    distinct = np.unique(paces[paces < math.inf])
+    if len(distinct) == 0:
+        return 0
+    stride = math.ceil(len(distinct) / MAX_LEVELS)
+    for i in range(len(table)):
+        if paces[i] < math.inf:
+            level = np.searchsorted(distinct, paces[i]) // stride
+            levels[level]["tpot_s"] = distinct[level * stride]
+            levels[level]["kv_tokens"] += table[i]["computed_tokens"]
+            counts[level] += 1
+    count = math.ceil(len(distinct) / stride)
+    for level in range(count):
+        levels[level]["kv_tokens"] /= counts[level]
+    return count
+
+
+@njit(cache=True)
+def plan_drafts(
+    coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, max_drafts: int, drafts_out: np.ndarray
+) -> float:
+    """Draft tokens for every decode of ``table`` (i4[rows], 0 elsewhere); returns the step they are planned for.
+
+    ``limits["acceptance"]`` is the measured chance that a draft token is accepted. Requests behind their DSLO get more.
+    Without anyone's objective to plan for, nobody drafts and the step is ``inf``.
+    """
+    drafts_out[:] = 0
+    levels, counts = np.zeros(MAX_LEVELS, dtype=LEVEL), np.zeros(MAX_LEVELS)
+    count = _fill_levels(table, now_s, levels, counts)
+    if count == 0 or max_drafts == 0:
+        return math.inf
+    drafts = np.zeros(count, dtype=np.int64)
+    step_s = plan_speculation(coef, limits, levels[:count], counts[:count], max_drafts, drafts)
+    if step_s == math.inf:
+        return step_s
+    for i in range(len(table)):
+        if is_decode(table[i]) and not table[i]["best_effort"]:
+            tpot_s = tightened_tpot_s(table[i], now_s, step_s)
+            needed = drafts_to_keep_up(step_s, tpot_s, limits["acceptance"], max_drafts)
+            drafts_out[i] = max_drafts if needed == UNREACHABLE else needed
+    return step_s
