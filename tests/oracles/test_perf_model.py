@@ -12,9 +12,14 @@ from profiles.model import RooflineModel, largest_chunk
 ANYWHERE = MeasuredRange((0, 1e12), (0, 1e12), (0, 1e18), (0, 1e9), (0, 1e9))
 LIMIT = 2**31 - 1
 
+
+def zero_or(low: float, high: float) -> st.SearchStrategy[float]:
+    return st.one_of(st.just(0.0), st.floats(low, high))
+
+
 coefficients = st.tuples(
-    st.floats(0, 1e-3), st.floats(0, 2e-2), st.floats(0, 1e-3), st.floats(0, 2e-2),
-    st.floats(0, 1e-6), st.one_of(st.just(0.0), st.floats(1e-12, 1e-7)), st.floats(0, 1e-3), st.floats(0, 1e-3),
+    zero_or(1e-9, 1e-3), st.floats(0, 2e-2), zero_or(1e-9, 1e-3), st.floats(0, 2e-2),
+    zero_or(1e-12, 1e-6), zero_or(1e-12, 1e-7), zero_or(1e-9, 1e-3), zero_or(1e-9, 1e-3),
 ).map(np.array)  # fmt: skip
 batches = st.builds(
     lambda tokens, kv, pairs, extra, spec: Batch(float(tokens), kv, pairs, float(tokens + extra), float(spec)),
