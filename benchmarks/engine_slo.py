@@ -125,11 +125,13 @@ class Bench:
                         left.discard(delta.request_id)
 
         sender, reader = asyncio.create_task(send()), asyncio.create_task(read())
-        await asyncio.wait([reader], timeout=until_s)
+        await asyncio.wait([sender, reader], timeout=until_s)
         took_s = time.monotonic() - begun_s
         for task in (sender, reader):
             task.cancel()
-        await asyncio.gather(sender, reader, return_exceptions=True)
+        for ended in await asyncio.gather(sender, reader, return_exceptions=True):
+            if isinstance(ended, Exception):
+                raise ended
         await self.engine.abort([name for name, job in names.items() if not job.finished])
         while self.engine.state().kv_used_tokens:
             await asyncio.sleep(0.01)
@@ -249,7 +251,7 @@ def headline(points: list[dict[str, Any]], capacity: float) -> dict[str, float]:
     result = {f"goodput_at_90_{policy}_per_s": rate for policy, rate in rates.items()}
     result["goodput_slo_over_vllm"] = rates["slo"] / rates[STOCK] if rates[STOCK] else 0.0
     for what in ("tokens_per_s", "best_effort_tokens"):
-        ratios = [mean_of(points, "slo", load, what) / mean_of(points, STOCK, load, what) for load in loads]
+        ratios = [mean_of(points, "slo", load, what) / max(mean_of(points, STOCK, load, what), 1.0) for load in loads]
         result[f"{what}_slo_over_vllm_worst"] = min(ratios)
     gaps = [mean_of(points, "slo", load, "attained") - mean_of(points, STOCK, load, "attained") for load in loads]
     result["attainment_slo_minus_vllm_worst"] = min(gaps)

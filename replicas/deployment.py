@@ -40,7 +40,7 @@ def make_engine(config: ReplicaConfig) -> Engine:
 class Replica:
     """One engine as ingress and controller see it. Make it a deployment with ``replica_deployment``."""
 
-    async def __init__(self, settings: dict[str, Any]) -> None:
+    async def __init__(self, settings: dict[str, Any]) -> None:  # type: ignore[misc] # Serve awaits it
         self._config = replica_config(settings)
         self._id = serve.get_replica_context().replica_id.unique_id
         self._birth = uuid.uuid4().hex[:12]

@@ -9,14 +9,18 @@ import numpy as np
 
 from planning.limits import make_limits
 from planning.policies import batch_policy
+from planning.speculation import plan_drafts
 from planning.tables import request_table
 from profiles.kernels import iteration_s
 from profiles.online import corrected, new_correction, observe
 from profiles.store import load_profile
 
 STOCK = "vllm"  # inside vLLM: its own scheduler, untouched
+PLANS_DRAFTS = ("slo",)  # policies under which speculation is as long as objectives need, not as long as it can be
 OPTIONS = ("max_iteration_s", "best_effort_share", "token_budget")
-ACCEPTANCE_WEIGHT = 0.02  # of a new iteration in the running acceptance rate
+ACCEPTANCE_PRIOR = 0.5  # chance that a draft token is accepted, as long as nobody has seen any
+ACCEPTANCE_WEIGHT = 0.005  # of one more draft token in the running rate
+PRIOR_WEIGHT = 0.0005  # of the prior, per iteration without drafts: what was learnt fades when it is not tested
 
 
 class StepPlanner:
@@ -41,7 +45,7 @@ class StepPlanner:
             max_running=max_running,
             max_batch_tokens=max_batch_tokens,
         )
-        self._acceptance = 0.0
+        self._acceptance = ACCEPTANCE_PRIOR
         self.coefficients = self._profile
         self.configure("slo", {})
 
@@ -56,7 +60,7 @@ class StepPlanner:
                 bounds["max_batch_tokens"] = min(int(value), self._bounds["max_batch_tokens"])
             else:
                 bounds[name] = value
-        self.limits = make_limits(**bounds, acceptance=self._acceptance)
+        self.limits = make_limits(**bounds, acceptance=min(self._acceptance, 0.99))
         self.policy = policy
 
     def warm_up(self) -> None:
@@ -64,6 +68,7 @@ class StepPlanner:
         table = request_table(2)
         table["id"], table["running"], table["computed_tokens"] = (1, 2), (True, False), (1, 0)
         table["emitted_tokens"], table["output_tokens"], table["output_cap_tokens"] = 1, 4, 8
+        self.plan_drafts(table, 0.0, 1)
         self.plan(table, 0.0)
         state = observe(new_correction(self._profile), self._profile, 1.0, 1.0, 0.0, 1.0, 0.0, 0.01)
         corrected(self._profile, state)
@@ -78,11 +83,20 @@ class StepPlanner:
         """Seconds of an iteration of this composition."""
         return float(iteration_s(self.coefficients, *mix))
 
-    def note_acceptance(self, accepted: int, drafted: int) -> None:
-        """Learn from one iteration's speculation how likely a draft token is accepted."""
-        if drafted:
-            change = ACCEPTANCE_WEIGHT * (accepted / drafted - self._acceptance)
-            self.limits["acceptance"] = self._acceptance = min(self._acceptance + change, 0.99)
+    def plan_drafts(self, table: np.ndarray, now_s: float, max_drafts: int) -> None:
+        """Shorten ``spec_tokens`` of the table to what objectives need (SLOs-Serve 3.2.3), if the policy does that."""
+        if self.policy in PLANS_DRAFTS:
+            drafts = np.zeros(len(table), dtype=np.int32)
+            plan_drafts(self.coefficients, table, now_s, self.limits, max_drafts, drafts)
+            np.minimum(table["spec_tokens"], drafts, out=table["spec_tokens"])
+
+    def note_acceptance(self, accepted: int, refused: int) -> None:
+        """Learn from one iteration: draft tokens that were accepted, and sequences whose next one was not."""
+        weight, target = PRIOR_WEIGHT, ACCEPTANCE_PRIOR
+        if tested := accepted + refused:
+            weight, target = 1 - (1 - ACCEPTANCE_WEIGHT) ** tested, accepted / tested
+        self._acceptance += weight * (target - self._acceptance)
+        self.limits["acceptance"] = min(self._acceptance, 0.99)
 
     def observe(self, mix: np.ndarray, seconds: float) -> None:
         """Learn from an iteration of composition ``mix`` that took ``seconds``."""

@@ -103,6 +103,8 @@ class SloScheduler(AsyncScheduler):
         """Plan the step that starts at ``start_s`` and hand out its quotas."""
         running, waiting = self.running, list(self.waiting)
         table = self._rows.gather(running, waiting, self.num_spec_tokens > 0)
+        if self.num_spec_tokens > 0:
+            self._planner.plan_drafts(table, start_s, self.num_spec_tokens)
         tokens, predicted_s, mix = self._planner.plan(table, start_s)
         # Where the planner sees nothing to run, vLLM may (its prefix cache shares blocks): never stand still.
         self._has_quotas = predicted_s > 0
@@ -155,7 +157,7 @@ class SloScheduler(AsyncScheduler):
         return np.array([tokens.sum(), after[decodes].sum(), pairs[~decodes].sum(), count, drafts.max(initial=0)])
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
-        if scheduler_output.scheduled_spec_decode_tokens:
+        if self.num_spec_tokens > 0:
             self._note_acceptance(scheduler_output, model_runner_output)
         result = super().update_from_output(scheduler_output, model_runner_output)
         now_s = time.monotonic()
@@ -169,11 +171,12 @@ class SloScheduler(AsyncScheduler):
         return result
 
     def _note_acceptance(self, scheduled: SchedulerOutput, output: ModelRunnerOutput) -> None:
-        drafted = accepted = 0
+        accepted = refused = 0
         for name, drafts in scheduled.scheduled_spec_decode_tokens.items():
-            drafted += len(drafts)
-            accepted += max(len(output.sampled_token_ids[output.req_id_to_index[name]]) - 1, 0)
-        self._planner.note_acceptance(accepted, drafted)
+            kept = max(len(output.sampled_token_ids[output.req_id_to_index[name]]) - 1, 0)
+            accepted += kept
+            refused += kept < len(drafts)
+        self._planner.note_acceptance(accepted, refused)
 
     def _push(self, now_s: float, step: Step | None) -> None:
         """Tell the replica about the step, and now and then where every request is."""
