@@ -30,6 +30,7 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_worker_niceness": "0",  # Ray's 15 starves engines on a CPU behind everything else on the machine
     "PYTHONWARNINGS": "ignore",
 }
 
