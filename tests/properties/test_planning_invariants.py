@@ -1,0 +1,134 @@
+"""Numbered invariants of the planning core, on random replicas."""
+
+import math
+
+import numpy as np
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from planning.admission import AdmissionPlan, plan_admission
+from planning.batch import form_batch
+from planning.limits import make_limits
+from planning.rollout import OUTLOOK, rollout
+from tests.planning_cases import EPSILON_S, Case, draw_case, replay
+
+seeds = st.integers(0, 2**32 - 1)
+
+
+def is_sound(case: Case) -> bool:
+    """Whether everything promised before is attainable without the new requests."""
+    outlook = np.zeros(len(case.running), dtype=OUTLOOK)
+    worst_s, peak_tokens = rollout(case.coef, case.running, 0.0, case.limits, -math.inf, outlook)
+    return worst_s >= 0.0 and peak_tokens <= case.limits["kv_capacity_tokens"]
+
+
+def plan(case: Case) -> AdmissionPlan:
+    return plan_admission(case.coef, case.limits, case.running, case.new, 0.0)
+
+
+@settings(max_examples=600)
+@given(seeds)
+def test_1_an_admitted_set_replayed_misses_no_deadline_whatever_best_effort_does(seed: int) -> None:
+    case = draw_case(seed)
+    assume(is_sound(case))
+    table = np.concatenate((case.running, case.new[plan(case).accepted]))
+    seen = replay(case.coef, table, 0.0, case.limits)  # its referee holds invariants 3 and 4: token budget and KV
+    promised = set(table["id"][~table["best_effort"]].tolist())
+    assert not promised & set(seen.late_s)
+    assert promised <= set(seen.first_s)
+    assert seen.unfinished == 0
+
+
+@settings(max_examples=300)
+@given(seeds)
+def test_2_admitting_never_breaks_an_earlier_admission(seed: int) -> None:
+    case = draw_case(seed)
+    assume(is_sound(case))
+    promised = case.running
+    for row in np.split(case.new, len(case.new)):
+        step = plan_admission(case.coef, case.limits, promised, row, 0.0)
+        promised = np.concatenate((promised, row[step.accepted]))
+        outlook = np.zeros(len(promised), dtype=OUTLOOK)
+        rollout(case.coef, promised, 0.0, case.limits, -math.inf, outlook)
+        assert (outlook["margin_s"][~promised["best_effort"]] >= -EPSILON_S).all()
+
+
+@settings(max_examples=300)
+@given(seeds)
+def test_5_the_order_of_the_table_decides_nothing(seed: int) -> None:
+    case = draw_case(seed)
+    order = np.random.default_rng(seed).permutation(len(case.new))
+    other = plan_admission(case.coef, case.limits, case.running, case.new[order], 0.0)
+    assert other.accepted.sum() == plan(case).accepted.sum()
+    assert (other.accepted == plan(case).accepted[order]).all()
+
+
+@settings(max_examples=300)
+@given(seeds)
+def test_6_a_faster_engine_attains_what_a_slower_one_does_in_lockstep(seed: int) -> None:
+    """More budget: all coefficients scaled down leave every decode of a running set at least the same margin."""
+    case = draw_case(seed)
+    running = case.running[case.running["running"] & ~case.running["best_effort"]]
+    slow, fast = np.zeros(len(running), dtype=OUTLOOK), np.zeros(len(running), dtype=OUTLOOK)
+    rollout(case.coef, running, 0.0, case.limits, -math.inf, slow)
+    rollout(0.8 * case.coef, running, 0.0, case.limits, -math.inf, fast)
+    assert (fast["margin_s"] >= slow["margin_s"] - EPSILON_S).all()
+
+
+@settings(max_examples=300)
+@given(seeds)
+def test_7_adding_a_decode_never_raises_the_others_slack(seed: int) -> None:
+    case = draw_case(seed)
+    running = case.running[case.running["running"] & ~case.running["best_effort"]]
+    assume(len(running) >= 2)
+    less, more = np.zeros(len(running) - 1, dtype=OUTLOOK), np.zeros(len(running), dtype=OUTLOOK)
+    rollout(case.coef, running[:-1], 0.0, case.limits, -math.inf, less)
+    rollout(case.coef, running, 0.0, case.limits, -math.inf, more)
+    assert (more["margin_s"][:-1] <= less["margin_s"] + EPSILON_S).all()
+
+
+@settings(max_examples=400)
+@given(seeds)
+def test_8_what_is_foretold_is_what_comes(seed: int) -> None:
+    """The outlook of an admitted request is the replay's own first token, to the rounding, without best effort."""
+    case = draw_case(seed)
+    case.running = case.running[~case.running["best_effort"]]
+    assume(is_sound(case))
+    made = plan(case)
+    admitted = case.new[made.accepted]
+    seen = replay(case.coef, np.concatenate((case.running, admitted)), 0.0, case.limits)
+    foretold_s = made.predicted_ttft_s[made.accepted] + admitted["arrival_s"]
+    for uid, first_s in zip(admitted["id"].tolist(), foretold_s.tolist(), strict=True):
+        assert abs(seen.first_s[uid] - first_s) < EPSILON_S
+
+
+@settings(max_examples=400)
+@given(seeds)
+def test_9_best_effort_is_free(seed: int) -> None:
+    """Late and best-effort work never delays the first token of a prompt that is served in the same iteration."""
+    case = draw_case(seed)
+    table = np.concatenate((case.running, case.new))
+    tokens, alone = np.zeros(len(table), dtype=np.int32), np.zeros(len(table), dtype=np.int32)
+    seconds, _ = form_batch(case.coef, table, 0.0, case.limits, tokens)
+    spare = table["best_effort"]
+    without, _ = form_batch(case.coef, table[~spare], 0.0, case.limits, alone[: (~spare).sum()])
+    assert (tokens[~spare] >= np.minimum(alone[: (~spare).sum()], 1)).all()
+    if without > 0.0:
+        empty_s = form_batch(case.coef, table[:0], 0.0, case.limits, tokens[:0])[0]
+        assert empty_s == 0.0
+        assert seconds <= max(case.limits["max_iteration_s"], without) + EPSILON_S
+
+
+@settings(max_examples=200)
+@given(seeds, st.floats(0.01, 0.5))
+def test_10_a_reserved_share_reaches_best_effort(seed: int, share: float) -> None:
+    """With a share and room, a decoding best-effort request is never left out of two iterations in a row."""
+    case = draw_case(seed)
+    spare = case.running["best_effort"] & case.running["running"]
+    assume(spare.any())
+    limits = make_limits(10**6, max_iteration_s=0.2, best_effort_share=share)
+    tokens = np.zeros(len(case.running), dtype=np.int32)
+    seconds, _ = form_batch(case.coef, case.running, 0.0, limits, tokens)
+    lone_s = form_batch(case.coef, case.running[spare][:1], 0.0, limits, np.zeros(1, dtype=np.int32))[0]
+    if share * seconds > lone_s:
+        assert (tokens[spare] > 0).any()
