@@ -17,7 +17,8 @@ from profiles.store import load_profile
 
 STOCK = "vllm"  # inside vLLM: its own scheduler, untouched
 PLANS_DRAFTS = ("slo",)  # policies under which speculation is as long as objectives need, not as long as it can be
-OPTIONS = ("max_iteration_s", "best_effort_share", "token_budget")
+OPTIONS = ("max_iteration_s", "filler", "best_effort_share", "token_budget")
+FILLER = 8.0  # default of that option; shorter iterations would halve the speed of work without objectives
 ACCEPTANCE_PRIOR = 0.5  # chance that a draft token is accepted, as long as nobody has seen any
 ACCEPTANCE_WEIGHT = 0.005  # of one more draft token in the running rate
 PRIOR_WEIGHT = 0.0005  # of the prior, per iteration without drafts: what was learnt fades when it is not tested
@@ -52,7 +53,7 @@ class StepPlanner:
     def configure(self, policy: str, options: dict[str, float]) -> None:
         """Choose the policy by name; raises ``ValueError`` for an unknown policy or option."""
         self._form = batch_policy(policy)
-        bounds = dict(self._bounds)
+        bounds = {"filler": FILLER, **self._bounds}
         for name, value in options.items():
             if name not in OPTIONS:
                 raise ValueError(f"policy_options: unknown {name!r}, known: {', '.join(OPTIONS)}")
