@@ -1,0 +1,69 @@
+"""The fluid bound: no scheduler of any kind serves more on this hardware model.
+
+Iterations of length T carry every decode once and prefill at the rate of arrivals; the work per second is linear in
+the rate, so the highest rate for a given T is where the iteration is full. T ranges up to the loosest pace that any
+request asks for, and the KV cache bounds the decodes in flight. Bursts and single deadlines are ignored: they only cost.
+"""
+
+import numpy as np
+
+from profiles.kernels import B_1, B_2, K1_1, K1_2, K_ATT, K_KV, K_SEQ
+
+ATTAINED = 0.9  # share of the requests that must be served; the dearest rest is free
+
+
+def fluid_bound_per_s(
+    jobs: np.ndarray, coef: np.ndarray, kv_capacity_tokens: int, max_iteration_s: float, share: float = ATTAINED
+) -> float:
+    """Programs per second whose SLO one replica could attain at most, when ``share`` of each tier must."""
+    program = _programs(jobs, coef)
+    keep = np.zeros(len(program), dtype=np.bool_)
+    for tier in np.unique(program["tier"]):
+        of_tier = np.flatnonzero(program["tier"] == tier)
+        cheapest = of_tier[np.argsort(program["seconds"][of_tier], kind="stable")]
+        keep[cheapest[: int(np.ceil(share * len(of_tier)))]] = True
+    served = program[keep]
+    longest_s = min(max_iteration_s, float(served["pace_s"].max()))
+    lengths_s = np.linspace(longest_s / 400, longest_s, 400)
+    return max(_rate_per_s(served, coef, kv_capacity_tokens, t) for t in lengths_s) / share
+
+
+PROGRAM = np.dtype(
+    [
+        ("tier", "i4"),
+        ("pace_s", "f8"),  # loosest TPOT in it
+        ("tokens", "f8"),  # prompt and output tokens that go through the engine
+        ("steps", "f8"),  # decode steps
+        ("rest_s", "f8"),  # attention and per-sequence seconds, whatever the batch
+        ("kv_tokens", "f8"),  # sum over decode steps of the KV tokens held
+        ("seconds", "f8"),  # rough work, to find the dearest
+    ]
+)
+
+
+def _programs(jobs: np.ndarray, coef: np.ndarray) -> np.ndarray:
+    """Work of every program, summed over its requests."""
+    prompt, steps = jobs["prompt_tokens"].astype(np.float64), jobs["output_tokens"] - 1.0
+    kv_tokens = steps * (prompt + steps / 2 + 1)
+    rest_s = coef[K_KV] * kv_tokens + coef[K_ATT] * prompt**2 / 2 + coef[K_SEQ] * (steps + 1)
+    later = np.where(jobs["stage_tokens"] > 0, jobs["later_tpot_s"], 0.0)
+    heads, owner = np.unique(jobs["program"], return_inverse=True)
+    program = np.zeros(len(heads), dtype=PROGRAM)
+    for name, values in (("tokens", prompt + steps), ("steps", steps), ("rest_s", rest_s), ("kv_tokens", kv_tokens)):
+        program[name] = np.bincount(owner, weights=values)
+    np.maximum.at(program["pace_s"], owner, np.maximum(jobs["tpot_s"], later))
+    program["tier"] = jobs["tier"][heads]
+    program["seconds"] = min(coef[K1_1], coef[K1_2]) * program["tokens"] + program["rest_s"]
+    return program
+
+
+def _rate_per_s(served: np.ndarray, coef: np.ndarray, kv_capacity_tokens: int, length_s: float) -> float:
+    """Served programs per second with iterations of ``length_s``: time or KV, whichever ends first."""
+    tokens, rest_s = served["tokens"].mean(), served["rest_s"].mean()
+    by_time = min(
+        max(0.0, length_s - coef[base]) / length_s / (coef[slope] * tokens + rest_s)
+        for slope, base in ((K1_1, B_1), (K1_2, B_2))
+    )
+    # A decode holds its KV for one iteration per step at least (Little's law over the KV tokens).
+    by_kv = kv_capacity_tokens / (served["kv_tokens"].mean() * length_s)
+    return float(min(by_time, by_kv))

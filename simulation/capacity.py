@@ -1,0 +1,102 @@
+"""Capacity: the highest rate at which the share of attained programs stays at its target, by bisection.
+
+Common random numbers: a seed fixes lengths and the shape of arrivals for every system and every rate, so systems differ
+by what they decide and rates only by the scale of time.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from profiles.profile import Profile
+from simulation.loop import Simulation
+from simulation.metrics import Window, attained
+from simulation.systems import System
+
+MakeJobs = Callable[[float, int], np.ndarray]  # (rate per second, seed) -> jobs
+RATE_TOLERANCE = 0.02
+FACTOR = 1.5  # of the search for a bracket
+TARGET = 0.9
+
+
+@dataclass(frozen=True)
+class Attained:
+    """Attainment of one run: over all judged programs, and of the tier that got least."""
+
+    overall: float
+    worst_tier: float
+
+
+def attainment_of(simulation: Simulation, window: Window) -> Attained:
+    """The two figures of a run."""
+    heads = window.heads(simulation.jobs)
+    met, tiers = attained(simulation.jobs, simulation.records)["dslo"][heads], simulation.jobs["tier"][heads]
+    return Attained(float(met.mean()), min(float(met[tiers == t].mean()) for t in np.unique(tiers)))
+
+
+class GiveUp:
+    """Stops a run once so many programs of every kind have missed that no figure can reach the target."""
+
+    def __init__(self, jobs: np.ndarray, window: Window, target: float, every: int = 64) -> None:
+        heads = window.heads(jobs)
+        self.is_judged = np.isin(jobs["program"], heads)
+        self.program, self.allowed, self.every, self.calls = jobs["program"], (1 - target) * len(heads), every, 0
+
+    def __call__(self, simulation: Simulation) -> bool:
+        self.calls += 1
+        if self.calls % self.every:
+            return False
+        missed = self.program[simulation.records["missed"] & self.is_judged]
+        return len(np.unique(missed)) > self.allowed
+
+
+def run_system(
+    system: System, profile: Profile, jobs: np.ndarray, seed: int, target: float | None = None
+) -> Simulation:
+    """Run jobs on one replica of a system; with ``target`` only as far as it takes to know that it is missed."""
+    simulation = Simulation(jobs, system.engines(profile, seed=seed), system.dispatcher(seed))
+    simulation.run(None if target is None else GiveUp(jobs, Window.of(jobs), target))
+    return simulation
+
+
+@dataclass
+class Search:
+    """Bisection over rates for one system and seed; runs are remembered, so both figures share them."""
+
+    system: System
+    profile: Profile
+    make_jobs: MakeJobs
+    seed: int
+    target: float = TARGET
+    known: dict[float, Attained] = field(default_factory=dict)
+
+    def measure(self, rate_per_s: float) -> Attained:
+        """Attainment at a rate."""
+        if rate_per_s not in self.known:
+            jobs = self.make_jobs(rate_per_s, self.seed)
+            simulation = run_system(self.system, self.profile, jobs, self.seed, self.target)
+            self.known[rate_per_s] = attainment_of(simulation, Window.of(jobs))
+        return self.known[rate_per_s]
+
+    def capacity(self, figure: str, start_per_s: float) -> float:
+        """Highest rate, to ``RATE_TOLERANCE``, at which ``figure`` of ``Attained`` reaches the target; 0: at none."""
+
+        def holds(rate_per_s: float) -> bool:
+            return bool(getattr(self.measure(rate_per_s), figure) >= self.target)
+
+        low, high = 0.0, start_per_s
+        while holds(high):
+            low, high = high, high * FACTOR
+        while low == 0.0 and high > start_per_s / 200:
+            low, high = (high / FACTOR, high) if holds(high / FACTOR) else (0.0, high / FACTOR)
+        while low > 0.0 and high - low > RATE_TOLERANCE * low:
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if holds(middle) else (low, middle)
+        return low
+
+
+def median_and_spread(values: list[float]) -> dict[str, float]:
+    """Median, least and greatest over seeds."""
+    return {"median": float(np.median(values)), "low": min(values), "high": max(values)}

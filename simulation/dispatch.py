@@ -1,0 +1,115 @@
+"""Who decides where jobs go: the planner on one replica, routing policies, the fleet kernel, the live Fleet.
+
+Every decision is made by planning, routing or controller code; this module hands it the state and carries it out.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from planning.admission import AdmissionOptions, plan_admission
+from routing.policy import SHARED, Ask, Candidate, RoutingPolicy, make_routing
+from simulation.loop import Simulation
+
+
+def to_best_effort(rows: np.ndarray) -> None:
+    """Take the objectives off planning rows, in place."""
+    rows["best_effort"] = True
+    rows["ttft_s"] = rows["tpot_s"] = rows["deadline_s"] = np.inf
+
+
+def outlived(table: np.ndarray, jobs: np.ndarray) -> np.ndarray:
+    """A copy with the predictions of requests that outlived theirs: half of it is taken to be still ahead.
+
+    The rule of ``controller.lengths.LengthEstimator.predict``.
+    """
+    table = table.copy()
+    asked = jobs[table["id"] - 1]
+    longer = table["emitted_tokens"] + np.maximum(1, asked["predicted_tokens"] // 2)
+    predicted = np.where(table["emitted_tokens"] < asked["predicted_tokens"], asked["predicted_tokens"], longer)
+    table["output_tokens"] = np.maximum(table["emitted_tokens"] + 1, np.minimum(predicted, table["output_cap_tokens"]))
+    return table
+
+
+class Quiet:
+    """What dispatchers that keep no state of their own have in common."""
+
+    def note_ended(self, simulation: Simulation, which: np.ndarray) -> None:
+        """Nothing to learn from it."""
+
+    def next_wake_s(self) -> float:
+        return math.inf
+
+
+@dataclass
+class PlannedReplica(Quiet):
+    """One replica under soft admission control (SLOs-Serve section 3.1): what is refused is served best effort."""
+
+    options: AdmissionOptions
+    is_oracle: bool = False  # the planner is told the true output lengths
+
+    def dispatch(self, simulation: Simulation, which: np.ndarray) -> None:
+        rows = simulation.rows(which)
+        if self.is_oracle:
+            rows["output_tokens"] = simulation.jobs["output_tokens"][which]
+        asking = np.flatnonzero(~rows["best_effort"])
+        if len(asking):
+            table = simulation.table(0)
+            known = table if self.is_oracle else outlived(table, simulation.jobs)
+            believed, limits = simulation.engines.believed[0], simulation.engines.limits[0]
+            plan = plan_admission(believed, limits, known, rows[asking], simulation.free_at_s(0), self.options)
+            refused = rows[asking[~plan.accepted]]
+            to_best_effort(refused)
+            rows[asking[~plan.accepted]] = refused
+            self._displace(simulation, np.flatnonzero(plan.displaced))
+        for row in rows:
+            simulation.place(row, 0)
+
+    def _displace(self, simulation: Simulation, places: np.ndarray) -> None:
+        """Promises taken back in favour of a better set."""
+        if len(places):
+            lost = simulation.table(0)[places]
+            to_best_effort(lost)
+            simulation.table(0)[places] = lost
+            records = simulation.records
+            records["missed"][lost["id"] - 1], records["promised"][lost["id"] - 1] = True, False
+
+
+@dataclass
+class Routed(Quiet):
+    """No admission: a routing policy's first choice takes the request as it asked."""
+
+    policy: str = "round_robin"
+    seed: int = 0
+    turn: int = 0
+    router: RoutingPolicy = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.router, self._rng = make_routing(self.policy), np.random.default_rng(self.seed)
+
+    def dispatch(self, simulation: Simulation, which: np.ndarray) -> None:
+        replicas = len(simulation.engines.state)
+        for row in simulation.rows(which):
+            target = 0
+            if replicas > 1:
+                self.turn += 1
+                seen = [candidate(simulation, r) for r in range(replicas)]
+                ask = Ask(int(row["tier"]), int(row["prompt_tokens"]), bool(row["best_effort"]))
+                target = self.router.order(ask, seen, self.turn, self._rng)[0]
+            simulation.place(row, target)
+
+
+def candidate(simulation: Simulation, replica: int) -> Candidate:
+    """What routing sees of a modelled engine: the figures of ``controller.virtual.VirtualReplica.candidate``."""
+    table = simulation.table(replica)
+    left = table["prompt_tokens"] + table["emitted_tokens"] - table["computed_tokens"]
+    peak_tokens = float(table["prompt_tokens"].sum(dtype=np.int64) + table["output_tokens"].sum(dtype=np.int64))
+    return Candidate(
+        index=replica,
+        tier=SHARED,
+        requests=len(table),
+        best_effort=int(table["best_effort"].sum()),
+        kv_free_tokens=float(simulation.engines.limits[replica]["kv_capacity_tokens"]) - peak_tokens,
+        backlog_tokens=float(np.maximum(left - 1, 0).sum()),
+    )

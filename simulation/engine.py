@@ -1,0 +1,217 @@
+"""Modelled engines: iterations formed by a batch policy, timed by a profile, applied to request tables.
+
+All replicas live in arrays and are moved on together, iteration by iteration in order of their start. Nothing here
+knows what a policy is for; every decision comes from ``forms``.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from planning.deadlines import todo_tokens
+from planning.limits import LIMITS
+from planning.rollout import leave
+from planning.room import KV, PREEMPT, SEQUENCES, TOKENS, held_kv_tokens, is_decode
+from planning.tables import REQUEST
+from profiles.kernels import COEFFICIENTS, iteration_s
+from simulation.forms import form, shed
+from simulation.jobs import NEVER, change_stage, note_tokens
+
+ENGINE = np.dtype(
+    [
+        ("count", "i8"),  # rows of its table in use
+        ("free_at_s", "f8"),  # end of the last iteration; rows are as they are then. inf: nothing can run
+        ("policy", "i8"),
+        ("sheds", "?"),  # hopeless requests become best effort before every iteration
+        ("iterations", "i8"),
+        ("busy_s", "f8"),
+        ("prefill_tokens", "i8"),  # computed, recomputes included
+        ("decode_tokens", "i8"),  # emitted
+        ("draft_tokens", "i8"),
+        ("preemptions", "i8"),
+        ("kv_peak_tokens", "i8"),
+    ]
+)
+
+
+class Engines(NamedTuple):
+    """``tables[r, : state[r]["count"]]`` are the requests of replica r, in order of arrival there."""
+
+    state: np.ndarray  # ENGINE[R]
+    tables: np.ndarray  # REQUEST[R, slots]
+    tokens: np.ndarray  # i4[R, slots], the iteration being formed
+    coefs: np.ndarray  # f8[R, COEFFICIENTS], the hardware as it is
+    believed: np.ndarray  # f8[R, COEFFICIENTS], as the planner knows it
+    limits: np.ndarray  # LIMITS[R]
+    seed: int  # of draft acceptance
+
+
+def make_engines(replicas: int, slots: int, seed: int = 0) -> Engines:
+    """Empty engines without a profile; fill ``coefs``, ``believed``, ``limits`` and the policy in."""
+    state = np.zeros(replicas, dtype=ENGINE)
+    return Engines(
+        state,
+        np.zeros((replicas, slots), dtype=REQUEST),
+        np.zeros((replicas, slots), dtype=np.int32),
+        np.zeros((replicas, COEFFICIENTS)),
+        np.zeros((replicas, COEFFICIENTS)),
+        np.zeros(replicas, dtype=LIMITS),
+        seed,
+    )
+
+
+def with_slots(engines: Engines, slots: int) -> Engines:
+    """The same engines with room for more requests each."""
+    replicas, known = engines.tokens.shape
+    larger = make_engines(replicas, slots, engines.seed)
+    larger.tables[:, :known] = engines.tables
+    return engines._replace(tables=larger.tables, tokens=larger.tokens)
+
+
+@njit(cache=True)
+def submit(engines: Engines, r: int, row: np.void, now_s: float) -> None:
+    """Queue a request at replica ``r``; the caller sees to it that there is a free row."""
+    engine = engines.state[r]
+    if engine["count"] == 0 or engine["free_at_s"] == math.inf:
+        engine["free_at_s"] = max(now_s, engine["free_at_s"]) if engine["free_at_s"] < math.inf else now_s
+    engines.tables[r, engine["count"]] = row
+    engine["count"] += 1
+
+
+@njit(cache=True)
+def _chance(seed: int, request: int, token: int) -> float:
+    """A number in [0, 1) that depends on nothing but its arguments (splitmix64)."""
+    bits = np.uint64(seed) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(request) * np.uint64(0xD1B54A32D192ED03)
+    bits += np.uint64(token + 1) * np.uint64(0x8CB92BA72F3D8DD7)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return float((bits ^ (bits >> np.uint64(31))) >> np.uint64(11)) / 9007199254740992.0
+
+
+@njit(cache=True)
+def accepted_drafts(row: np.void, acceptance: float, seed: int) -> int:
+    """Draft tokens of this step that verification accepts: each with the same chance, up to the first refused."""
+    accepted = 0
+    while accepted < row["spec_tokens"] and _chance(seed, row["id"], row["emitted_tokens"] + accepted) < acceptance:
+        accepted += 1
+    return accepted
+
+
+@njit(cache=True)
+def _run_row(row: np.void, tokens: int, acceptance: float, seed: int) -> int:
+    """Move a request on by its share of an iteration; returns how many tokens it emits."""
+    if tokens == PREEMPT:
+        row["running"], row["computed_tokens"] = False, 0
+        return 0
+    decodes, is_last = is_decode(row), tokens >= todo_tokens(row)
+    row["running"] = True
+    if not is_last:
+        row["computed_tokens"] += tokens
+        return 0
+    return 1 + accepted_drafts(row, acceptance, seed) if decodes else 1
+
+
+@njit(cache=True)
+def _emit(row: np.void, job: np.void, record: np.void, tokens: int, now_s: float) -> None:
+    """Hand out ``tokens`` of the request; it leaves with its last one, which only the job knows."""
+    tokens = min(tokens, job["output_tokens"] - row["emitted_tokens"])
+    note_tokens(job, record, tokens, now_s)
+    row["emitted_tokens"] += tokens
+    row["computed_tokens"] = row["prompt_tokens"] + row["emitted_tokens"] - 1
+    if row["emitted_tokens"] >= job["output_tokens"]:
+        record["ended"] = True
+        leave(row)
+        return
+    row["output_tokens"] = max(row["output_tokens"], row["emitted_tokens"] + 1)
+    change_stage(job, row)
+
+
+@njit(cache=True)
+def _compact(engines: Engines, r: int) -> None:
+    """Drop the rows of requests that have left, keeping the order of the others."""
+    table, kept = engines.tables[r], 0
+    for i in range(engines.state[r]["count"]):
+        if todo_tokens(table[i]) > 0:
+            if kept < i:
+                table[kept] = table[i]
+            kept += 1
+    engines.state[r]["count"] = kept
+
+
+@njit(cache=True)
+def iterate(engines: Engines, r: int, jobs: np.ndarray, records: np.ndarray, ended: np.ndarray, count: int) -> int:
+    """Run the next iteration of replica ``r``; adds the jobs that end to ``ended`` from ``count`` on."""
+    engine, limits = engines.state[r], engines.limits[r]
+    table, tokens = engines.tables[r, : engine["count"]], engines.tokens[r, : engine["count"]]
+    if engine["sheds"]:
+        shed(engines.believed[r], table, engine["free_at_s"], limits)
+    seconds, mix = form(engine["policy"], engines.believed[r], table, engine["free_at_s"], limits, tokens)
+    if seconds <= 0.0:
+        engine["free_at_s"] = math.inf
+        return count
+    seconds = iteration_s(engines.coefs[r], mix[TOKENS], mix[KV], mix[2], mix[SEQUENCES], mix[4])
+    engine["free_at_s"] += seconds
+    engine["busy_s"] += seconds
+    engine["iterations"] += 1
+    held, before = 0, count
+    for i in range(len(table)):
+        row, job, record = table[i], jobs[table[i]["id"] - 1], records[table[i]["id"] - 1]
+        if tokens[i] == PREEMPT:
+            engine["preemptions"] += 1
+            record["preemptions"] += 1
+        if tokens[i] > 0:
+            if is_decode(row):
+                engine["draft_tokens"] += tokens[i] - 1
+            else:
+                engine["prefill_tokens"] += tokens[i]
+        if tokens[i] != 0:
+            emitted = _run_row(row, tokens[i], limits["acceptance"], engines.seed)
+            if emitted > 0:
+                _emit(row, job, record, emitted, engine["free_at_s"])
+                engine["decode_tokens"] += emitted
+                if record["ended"]:
+                    ended[count] = table[i]["id"] - 1
+                    count += 1
+        held += held_kv_tokens(row, limits["block_tokens"])
+    engine["kv_peak_tokens"] = max(engine["kv_peak_tokens"], held)
+    if count > before:
+        _compact(engines, r)
+    return count
+
+
+@njit(cache=True)
+def _next_to_start(engines: Engines, until_s: float) -> int:
+    """The replica whose next iteration starts first and before ``until_s``; ties to the lower index, NEVER: none."""
+    first, first_s = NEVER, until_s
+    for r in range(len(engines.state)):
+        if engines.state[r]["count"] > 0 and engines.state[r]["free_at_s"] < first_s:
+            first, first_s = r, engines.state[r]["free_at_s"]
+    return first
+
+
+@njit(cache=True)
+def advance_engines(
+    engines: Engines, jobs: np.ndarray, records: np.ndarray, until_s: float, ended: np.ndarray
+) -> tuple[float, int]:
+    """Run every iteration that starts before ``until_s``, in order of start; fills ``ended`` with jobs.
+
+    A job that ends and has a follower brings ``until_s`` forward to the follower's arrival, whose time is entered.
+    Returns the time reached and how many jobs ended (fewer than ``len(ended)``, or the call returns early).
+    """
+    count, margin = 0, engines.tables.shape[1]
+    while count + margin <= len(ended):
+        r = _next_to_start(engines, until_s)
+        if r == NEVER:
+            return until_s, count
+        before = count
+        count = iterate(engines, r, jobs, records, ended, count)
+        for k in range(before, count):
+            job = jobs[ended[k]]
+            if job["follower"] != NEVER:
+                follower = jobs[job["follower"]]
+                follower["arrival_s"] = records[ended[k]]["last_s"] + job["think_s"]
+                until_s = min(until_s, follower["arrival_s"])
+    r = _next_to_start(engines, until_s)
+    return (until_s if r == NEVER else engines.state[r]["free_at_s"]), count

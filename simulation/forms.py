@@ -1,0 +1,150 @@
+"""Batch policies by code, so that one compiled loop serves all: the planner's own, the field's, and two simple rivals.
+
+The policies themselves live in ``planning``; what is added here exists only to be compared with.
+"""
+
+import math
+
+import numpy as np
+from numba import njit
+
+from planning.batch import add, form_batch, mix_s
+from planning.deadlines import next_due_s, todo_tokens
+from planning.orders import (
+    form_arrival_order,
+    form_decode_first,
+    form_earliest_deadline_first,
+    form_shortest_job_first,
+    run_in_order,
+)
+from planning.room import KV, LATE_DECODE, LATE_PREFILL, SEQUENCES, TOKENS, is_decode, kind_of
+from profiles.kernels import max_prefill_tokens
+
+POLICIES = ("slo", "vllm", "vllm-whole", "sarathi", "sarathi-shed", "edf", "edf-shed", "sjf")
+SLO, VLLM, VLLM_WHOLE, SARATHI, SARATHI_SHED, EDF, EDF_SHED, SJF = range(len(POLICIES))
+
+
+def policy_code(name: str) -> int:
+    """The code of a batch policy; raises ``ValueError`` listing the known ones."""
+    if name not in POLICIES:
+        raise ValueError(f"policy: unknown {name!r}, known: {', '.join(POLICIES)}")
+    return POLICIES.index(name)
+
+
+@njit(cache=True)
+def shed(coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void) -> None:
+    """Make best effort of every request that can no longer meet its next deadline, however the engine tried."""
+    for i in range(len(table)):
+        row = table[i]
+        if not row["best_effort"] and todo_tokens(row) > 0:
+            kind = kind_of(coef, row, limits, next_due_s(row, now_s) - now_s)
+            row["best_effort"] = kind in (LATE_DECODE, LATE_PREFILL)
+
+
+@njit(cache=True)
+def _run_within(
+    coef: np.ndarray, table: np.ndarray, order: np.ndarray, limits: np.void, tokens: int, tokens_out: np.ndarray
+) -> tuple[float, np.ndarray]:
+    """``run_in_order`` with a token budget of this iteration's own (a kernel cannot copy a record: it is put back)."""
+    budget = limits["max_batch_tokens"]
+    limits["max_batch_tokens"] = max(1, min(tokens, budget))
+    seconds, mix = run_in_order(coef, table, order, limits, False, tokens_out)
+    limits["max_batch_tokens"] = budget
+    return seconds, mix
+
+
+@njit(cache=True)
+def _in_order(keys: np.ndarray, then: np.ndarray) -> np.ndarray:
+    """Rows by ``keys``, equal ones by ``then``, equal ones in table order."""
+    order = np.argsort(then, kind="mergesort")
+    return order[np.argsort(keys[order], kind="mergesort")]
+
+
+@njit(cache=True)
+def form_whole_prompts(
+    coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, tokens_out: np.ndarray
+) -> tuple[float, np.ndarray]:
+    """vLLM without chunked prefill: as many whole waiting prompts as fit the budget, decodes only where none waits."""
+    prompts = np.empty(len(table), dtype=np.int64)
+    count, left = 0, limits["max_batch_tokens"]
+    for i in np.argsort(table["arrival_s"].copy(), kind="mergesort"):
+        todo = todo_tokens(table[i])
+        if todo <= 0 or is_decode(table[i]):
+            continue
+        if count > 0 and todo > left:
+            break
+        prompts[count] = i
+        count, left = count + 1, left - todo
+    if count > 0:
+        seconds, mix = run_in_order(coef, table, prompts[:count], limits, True, tokens_out)
+        if seconds > 0.0:
+            return seconds, mix
+    return form_arrival_order(coef, table, now_s, limits, tokens_out)
+
+
+@njit(cache=True)
+def form_decode_first_shed(
+    coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, tokens_out: np.ndarray
+) -> tuple[float, np.ndarray]:
+    """Sarathi-Serve that has shed its hopeless requests: they come after everyone else, in the same fixed budget."""
+    keys, then = np.zeros(len(table)), np.zeros(len(table))
+    for i in range(len(table)):
+        row = table[i]
+        keys[i] = 0.0 if is_decode(row) else 1.0 if row["running"] else 2.0
+        keys[i] += 3.0 if row["best_effort"] else 0.0
+        then[i] = row["arrival_s"]
+    return run_in_order(coef, table, _in_order(keys, then), limits, False, tokens_out)
+
+
+@njit(cache=True)
+def form_deadline_sized(
+    coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, tokens_out: np.ndarray
+) -> tuple[float, np.ndarray]:
+    """EDF that has shed its hopeless requests, in iterations as long as the tightest running deadline allows.
+
+    Decodes with slack for one more iteration are parked behind prefills; best effort comes last.
+    """
+    rows, everyone = len(table), np.zeros(5)
+    slack_s, keys = np.empty(rows), np.zeros(rows)
+    limit_s, has_prefill, cached = limits["max_iteration_s"], False, 0
+    for i in range(rows):
+        row = table[i]
+        slack_s[i] = next_due_s(row, now_s) - now_s
+        if is_decode(row) and not row["best_effort"]:
+            add(row, 1 + row["spec_tokens"], everyone)
+            limit_s = min(limit_s, slack_s[i])
+        has_prefill |= todo_tokens(row) > 0 and not is_decode(row) and not row["best_effort"]
+        cached = max(cached, row["computed_tokens"] if not is_decode(row) and todo_tokens(row) > 0 else 0)
+    horizon_s = limit_s + mix_s(coef, everyone) if has_prefill else math.inf
+    for i in range(rows):
+        if table[i]["best_effort"]:
+            keys[i] = 3.0 if is_decode(table[i]) else 4.0
+        elif is_decode(table[i]):
+            keys[i] = 0.0 if slack_s[i] < horizon_s else 2.0
+        else:
+            keys[i] = 1.0
+    chunk = max_prefill_tokens(coef, limit_s, everyone[TOKENS], everyone[KV], 0.0, everyone[SEQUENCES], 0.0, cached)
+    order = _in_order(keys, slack_s)
+    return _run_within(coef, table, order, limits, int(everyone[TOKENS] + chunk), tokens_out)
+
+
+@njit(cache=True)
+def form(
+    policy: int, coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, tokens_out: np.ndarray
+) -> tuple[float, np.ndarray]:
+    """One iteration by the policy of this code; see ``planning.batch.form_batch`` for what comes back."""
+    if policy == SLO:
+        return form_batch(coef, table, now_s, limits, tokens_out)
+    if policy == VLLM:
+        return form_arrival_order(coef, table, now_s, limits, tokens_out)
+    if policy == VLLM_WHOLE:
+        return form_whole_prompts(coef, table, now_s, limits, tokens_out)
+    if policy == SARATHI:
+        return form_decode_first(coef, table, now_s, limits, tokens_out)
+    if policy == SARATHI_SHED:
+        return form_decode_first_shed(coef, table, now_s, limits, tokens_out)
+    if policy == EDF:
+        return form_earliest_deadline_first(coef, table, now_s, limits, tokens_out)
+    if policy == EDF_SHED:
+        return form_deadline_sized(coef, table, now_s, limits, tokens_out)
+    return form_shortest_job_first(coef, table, now_s, limits, tokens_out)

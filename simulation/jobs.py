@@ -1,0 +1,117 @@
+"""The tables of a simulation: what is asked for (jobs), and what came of it (records). One row each per request."""
+
+import math
+
+import numpy as np
+from numba import njit
+
+from planning.tables import request_table
+
+NEVER = -1  # a job without follower, a request that no replica took
+
+JOB = np.dtype(
+    [
+        ("arrival_s", "f8"),  # inf until its predecessor has ended
+        ("ttft_s", "f8"),
+        ("tpot_s", "f8"),
+        ("e2e_s", "f8"),  # deadline of the last token, from arrival
+        ("stage_tokens", "i4"),  # output tokens at ``tpot_s``; 0: all of them
+        ("later_tpot_s", "f8"),  # pace of the tokens after those (a reasoning model's response)
+        ("prompt_tokens", "i4"),
+        ("output_tokens", "i4"),  # the truth, which no policy sees
+        ("predicted_tokens", "i4"),  # what policies are told
+        ("cap_tokens", "i4"),  # max_tokens of the request
+        ("tier", "i2"),
+        ("best_effort", "?"),
+        ("value", "f8"),
+        ("program", "i4"),  # requests of one program (a conversation, a tool loop) are judged together
+        ("follower", "i4"),  # the job that arrives ``think_s`` after this one has ended; NEVER: none
+        ("think_s", "f8"),
+        ("first_block", "i8"),  # its prompt's prefix blocks: a stretch of the workload's block ids
+        ("blocks", "i4"),
+        ("prefilled", "i4"),  # output tokens computed elsewhere, whose KV comes with the request
+    ]
+)
+
+RECORD = np.dtype(
+    [
+        ("replica", "i4"),  # NEVER: refused
+        ("promised", "?"),  # taken with its SLO
+        ("first_s", "f8"),
+        ("last_s", "f8"),
+        ("emitted_tokens", "i4"),
+        ("late_tokens", "i4"),
+        ("preemptions", "i4"),
+        ("cached_tokens", "i4"),  # of the prompt, found in the prefix cache
+        ("ended", "?"),
+        ("missed", "?"),  # can no longer attain
+    ]
+)
+
+
+def make_jobs(count: int) -> np.ndarray:
+    """``count`` best-effort jobs of one token, each its own program, to be filled in."""
+    jobs = np.zeros(count, dtype=JOB)
+    for name in ("ttft_s", "tpot_s", "e2e_s", "later_tpot_s"):
+        jobs[name] = math.inf
+    for name in ("prompt_tokens", "output_tokens", "predicted_tokens", "cap_tokens", "value"):
+        jobs[name] = 1
+    jobs["program"], jobs["follower"], jobs["best_effort"] = np.arange(count), NEVER, True
+    return jobs
+
+
+def make_records(count: int) -> np.ndarray:
+    """Records of ``count`` jobs that have not run."""
+    records = np.zeros(count, dtype=RECORD)
+    records["replica"], records["first_s"], records["last_s"] = NEVER, math.inf, math.inf
+    return records
+
+
+def to_rows(jobs: np.ndarray, which: np.ndarray) -> np.ndarray:
+    """Planning rows (REQUEST) of the jobs ``which``; a row's id is its job's position plus one."""
+    asked, rows = jobs[which], request_table(len(which))
+    rows["id"] = which + 1
+    for name in ("arrival_s", "ttft_s", "tpot_s", "prompt_tokens", "tier", "best_effort", "value"):
+        rows[name] = asked[name]
+    rows["deadline_s"] = asked["arrival_s"] + asked["e2e_s"]
+    rows["output_tokens"], rows["output_cap_tokens"] = asked["predicted_tokens"], asked["cap_tokens"]
+    rows["emitted_tokens"] = asked["prefilled"]
+    rows["computed_tokens"] = np.where(asked["prefilled"] > 0, asked["prompt_tokens"] + asked["prefilled"] - 1, 0)
+    return rows
+
+
+@njit(cache=True)
+def due_s(job: np.void, token: int) -> float:
+    """When output token ``token`` (from 0) is due; the pace may change after the first stage."""
+    start_s = job["arrival_s"] + job["ttft_s"]
+    if token == 0 or start_s == math.inf:
+        return start_s
+    stage = job["stage_tokens"]
+    if stage == 0 or token < stage:
+        return start_s + token * job["tpot_s"]
+    return start_s + stage * job["tpot_s"] + (token - stage) * job["later_tpot_s"]
+
+
+@njit(cache=True)
+def change_stage(job: np.void, row: np.void) -> None:
+    """Put the request on the line of its second stage: same due times as ``due_s`` from here on."""
+    stage = job["stage_tokens"]
+    if stage > 0 and row["emitted_tokens"] >= stage and row["tpot_s"] == job["tpot_s"] and not row["best_effort"]:
+        row["ttft_s"] = job["ttft_s"] + stage * (job["tpot_s"] - job["later_tpot_s"])
+        row["tpot_s"] = job["later_tpot_s"]
+
+
+@njit(cache=True)
+def note_tokens(job: np.void, record: np.void, tokens: int, now_s: float) -> None:
+    """Count ``tokens`` that came together at ``now_s`` (the simulator's twin of ``controller.attainment.Tally``)."""
+    if record["emitted_tokens"] == 0:
+        record["first_s"] = now_s
+    base_s = record["first_s"] - job["arrival_s"] if job["ttft_s"] == math.inf else job["ttft_s"]
+    for token in range(record["emitted_tokens"], record["emitted_tokens"] + tokens):
+        due = due_s(job, token) if job["ttft_s"] < math.inf else job["arrival_s"] + base_s + token * job["tpot_s"]
+        if now_s > due + 1e-9:
+            record["late_tokens"] += 1
+    record["emitted_tokens"] += tokens
+    record["last_s"] = now_s
+    is_late = record["late_tokens"] > 0 or now_s > job["arrival_s"] + job["e2e_s"] + 1e-9
+    record["missed"] |= is_late and not job["best_effort"]

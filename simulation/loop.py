@@ -1,0 +1,123 @@
+"""The event loop: arrivals in one total order, engines moved on lazily between them. Virtual time; no clock is read.
+
+Events are ordered by (time, rank, position): at one instant all arrivals come before any iteration starts, arrivals by
+position in the job table, iterations by replica. Tokens appear at the end of an iteration; arrivals during it wait.
+"""
+
+import heapq
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from simulation.engine import Engines, advance_engines, submit, with_slots
+from simulation.jobs import NEVER, make_records, to_rows
+
+Watch = Callable[["Simulation"], bool]  # called after every dispatch; True stops the run
+
+
+class Dispatcher(Protocol):
+    """Decides where arriving jobs go, by the objects that decide in the live system."""
+
+    def dispatch(self, simulation: "Simulation", which: np.ndarray) -> None:
+        """Place (``Simulation.place``) or refuse the jobs ``which``, which arrive together now."""
+        ...
+
+    def note_ended(self, simulation: "Simulation", which: np.ndarray) -> None:
+        """The jobs ``which`` ended."""
+        ...
+
+    def next_wake_s(self) -> float:
+        """When it wants to be woken next without an arrival (a report, a retry); inf: never."""
+        ...
+
+
+@dataclass
+class Simulation:
+    """One run: jobs, engines, records and the virtual time."""
+
+    jobs: np.ndarray
+    engines: Engines
+    dispatcher: Dispatcher
+    now_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.jobs = self.jobs.copy()
+        self.records = make_records(len(self.jobs))
+        self.left = len(self.jobs)
+        self._ended = np.zeros(2 * self.engines.tables.shape[1], dtype=np.int64)
+        self._order = np.argsort(self.jobs["arrival_s"], kind="stable")
+        self._times_s = self.jobs["arrival_s"][self._order]
+        self._first_follower = int(np.searchsorted(self._times_s, math.inf))
+        self._place = 0
+        self._followers: list[tuple[float, int]] = []
+
+    def run(self, watch: Watch | None = None) -> None:
+        """Run until every job has ended, nothing can move any more, or ``watch`` says stop."""
+        while self.left:
+            arrival_s = self._next_arrival_s()
+            wake_s = min(arrival_s, self.dispatcher.next_wake_s())
+            if self._advance(wake_s) < wake_s:
+                continue  # followers came first, or the buffer of ended jobs was full
+            if wake_s == math.inf:
+                return
+            which = self._pop_arrivals() if arrival_s <= wake_s else np.zeros(0, dtype=np.int64)
+            self.dispatcher.dispatch(self, which)
+            if watch is not None and watch(self):
+                return
+
+    def place(self, row: np.ndarray, replica: int) -> None:
+        """Queue a planning row at a replica."""
+        count, slots = self.engines.state[replica]["count"], self.engines.tables.shape[1]
+        if count == slots:
+            self.engines = with_slots(self.engines, 2 * slots)
+            self._ended = np.zeros(4 * slots, dtype=np.int64)
+        job = int(row["id"]) - 1
+        self.records[job]["replica"] = replica
+        self.records[job]["promised"] = not row["best_effort"]
+        self.records[job]["missed"] |= bool(row["best_effort"]) and not self.jobs[job]["best_effort"]
+        submit(self.engines, replica, row, self.now_s)
+
+    def rows(self, which: np.ndarray) -> np.ndarray:
+        """Planning rows of the jobs ``which``."""
+        return to_rows(self.jobs, which)
+
+    def table(self, replica: int) -> np.ndarray:
+        """The requests of a replica as they are at the end of its iteration in flight (a view)."""
+        return self.engines.tables[replica, : self.engines.state[replica]["count"]]
+
+    def free_at_s(self, replica: int) -> float:
+        """When a replica's iteration in flight ends; now when it has none."""
+        free_at_s = float(self.engines.state[replica]["free_at_s"])
+        return free_at_s if self.now_s < free_at_s < math.inf else self.now_s
+
+    def _next_arrival_s(self) -> float:
+        fixed_s = float(self._times_s[self._place]) if self._place < self._first_follower else math.inf
+        return min(fixed_s, self._followers[0][0]) if self._followers else fixed_s
+
+    def _advance(self, until_s: float) -> float:
+        """Run what starts before ``until_s``; returns the time reached."""
+        reached_s, count = advance_engines(self.engines, self.jobs, self.records, until_s, self._ended)
+        if reached_s < math.inf:
+            self.now_s = reached_s
+        if count:
+            ended = self._ended[:count].copy()
+            self.left -= count
+            for follower in self.jobs["follower"][ended]:
+                if follower != NEVER:
+                    heapq.heappush(self._followers, (float(self.jobs["arrival_s"][follower]), int(follower)))
+            self.dispatcher.note_ended(self, ended)
+        return float(reached_s)
+
+    def _pop_arrivals(self) -> np.ndarray:
+        return np.array(sorted(self._due()), dtype=np.int64)
+
+    def _due(self) -> Iterator[int]:
+        """Jobs whose arrival has come."""
+        while self._place < self._first_follower and self._times_s[self._place] <= self.now_s:
+            yield int(self._order[self._place])
+            self._place += 1
+        while self._followers and self._followers[0][0] <= self.now_s:
+            yield heapq.heappop(self._followers)[1]

@@ -1,0 +1,99 @@
+"""What a run came to: attainment over programs of a time window, per tier, beside throughput and latencies."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from controller.attainment import TOLERATED_LATE
+
+
+@dataclass(frozen=True)
+class Window:
+    """The programs that are judged: those that arrived between two times (warm-up and cool-down cut off)."""
+
+    start_s: float
+    end_s: float
+
+    @classmethod
+    def of(cls, jobs: np.ndarray, cut: float = 0.1) -> "Window":
+        """All but the first and last ``cut`` of the time over which programs arrive."""
+        times_s = jobs["arrival_s"][np.isfinite(jobs["arrival_s"])]
+        first_s, last_s = float(times_s.min()), float(times_s.max())
+        return cls(first_s + cut * (last_s - first_s), last_s - cut * (last_s - first_s))
+
+    def heads(self, jobs: np.ndarray) -> np.ndarray:
+        """Positions of the first requests of the judged programs."""
+        is_head = jobs["program"] == np.arange(len(jobs))
+        inside = (jobs["arrival_s"] >= self.start_s) & (jobs["arrival_s"] <= self.end_s)
+        return np.flatnonzero(is_head & inside & ~jobs["best_effort"])
+
+
+def attained(jobs: np.ndarray, records: np.ndarray) -> dict[str, np.ndarray]:
+    """Per program head: DSLO attainment of every round, and the tolerant and mean-TPOT variants (bool arrays).
+
+    The array is as long as ``jobs``; only entries of heads mean something.
+    """
+    served = records["ended"] & (records["replica"] >= 0)
+    on_time = served & (records["last_s"] <= jobs["arrival_s"] + jobs["e2e_s"] + 1e-9)
+    first_ok = records["first_s"] <= jobs["arrival_s"] + jobs["ttft_s"] + 1e-9
+    tokens = np.maximum(records["emitted_tokens"], 1)
+    variants = {
+        "dslo": on_time & (records["late_tokens"] == 0),
+        "tolerant": on_time & (records["late_tokens"] <= TOLERATED_LATE * tokens),
+        "mean_tpot": on_time & first_ok & (_mean_gap_s(records) <= _asked_tpot_s(jobs) + 1e-9),
+    }
+    heads = jobs["program"]
+    # A promise that was refused or taken back is a miss, however fast best effort was in the end.
+    broken = ~jobs["best_effort"] & ~records["promised"]
+    return {name: ~_any(heads, ~met | broken, len(jobs)) for name, met in variants.items()}
+
+
+def _any(heads: np.ndarray, flags: np.ndarray, count: int) -> np.ndarray:
+    return np.bincount(heads, weights=flags, minlength=count) > 0
+
+
+def _mean_gap_s(records: np.ndarray) -> np.ndarray:
+    gaps = np.maximum(records["emitted_tokens"] - 1, 1)
+    with np.errstate(invalid="ignore"):  # never started: inf - inf
+        return np.where(np.isfinite(records["last_s"]), (records["last_s"] - records["first_s"]) / gaps, np.inf)
+
+
+def _asked_tpot_s(jobs: np.ndarray) -> np.ndarray:
+    """Mean pace asked for over the output; the stages of a two-stage request by their share."""
+    stage = np.minimum(jobs["stage_tokens"], jobs["output_tokens"])
+    with np.errstate(invalid="ignore"):
+        mixed = (stage * jobs["tpot_s"] + (jobs["output_tokens"] - stage) * jobs["later_tpot_s"]) / jobs[
+            "output_tokens"
+        ]
+    return np.where(stage > 0, mixed, jobs["tpot_s"])
+
+
+def summarize(jobs: np.ndarray, records: np.ndarray, state: np.ndarray, window: Window) -> dict[str, object]:
+    """The figures of one run as plain values; attainment by tier asked for, refused and unfinished ones as misses."""
+    heads = window.heads(jobs)
+    flags = attained(jobs, records)
+    tiers = np.unique(jobs["tier"][heads])
+    by_tier = {int(t): float(flags["dslo"][heads[jobs["tier"][heads] == t]].mean()) for t in tiers}
+    inside = np.isin(jobs["program"], heads) & records["ended"]
+    span_s = float(state["free_at_s"][np.isfinite(state["free_at_s"])].max(initial=0.0)) or 1.0
+    return {
+        "programs": len(heads),
+        "attainment": {name: float(met[heads].mean()) if len(heads) else 0.0 for name, met in flags.items()},
+        "by_tier": by_tier,
+        "refused": float(_any(jobs["program"], ~records["promised"] & ~jobs["best_effort"], len(jobs))[heads].mean()),
+        "ttft_s": percentiles(records["first_s"][inside] - jobs["arrival_s"][inside]),
+        "tpot_s": percentiles(_mean_gap_s(records)[inside & (records["emitted_tokens"] > 1)]),
+        "output_tokens_per_s": float(state["decode_tokens"].sum()) / span_s,
+        "prefill_tokens_per_s": float(state["prefill_tokens"].sum()) / span_s,
+        "busy": float(state["busy_s"].sum() / (span_s * len(state))),
+        "iterations": int(state["iterations"].sum()),
+        "preemptions": int(state["preemptions"].sum()),
+        "kv_peak_tokens": int(state["kv_peak_tokens"].max()),
+    }
+
+
+def percentiles(seconds: np.ndarray) -> dict[str, float]:
+    """P50, P95 and P99; empty where there is nothing."""
+    if not len(seconds):
+        return {}
+    return {f"p{q}": float(np.percentile(seconds, q)) for q in (50, 95, 99)}

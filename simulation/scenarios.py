@@ -1,0 +1,128 @@
+"""The six scenarios of SLOs-Serve (tables 1 to 4): lengths, arrivals, objectives, rounds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from profiles.kernels import B_1, B_2, K1_1, K1_2, K_ATT, K_SEQ
+from simulation.arrivals import shaped_s
+from simulation.jobs import NEVER, make_jobs
+from simulation.lengths import CappedLogNormal, Lengths
+
+TIGHT_SLOWDOWN, LOOSE_SLOWDOWN = 3.0, 5.0  # table 3: TTFT over that of an idle engine
+TIGHT_TPOT_S, LOOSE_TPOT_S = 0.050, 0.100
+CONV, CODE = "azure_2023_conv", "azure_2023_code"
+
+
+@dataclass(frozen=True)
+class App:
+    """One kind of request."""
+
+    name: str
+    arrivals: str
+    prompt: Lengths
+    output: Lengths
+    slowdown: float
+    tpot_s: float
+    response: Lengths | None = None  # a second stage of output tokens
+    response_tpot_s: float = np.inf
+    rounds: tuple[float, float] = (1.0, 0.0)  # prefill-decode pairs per request: mean and std
+    last_tpot_s: float = np.inf  # pace of the last round's tokens, where there are several
+
+
+def _chatbot() -> App:
+    lengths = CappedLogNormal(763, 424, 1591), CappedLogNormal(266, 160, 619)
+    return App("ChatBot", CONV, *lengths, LOOSE_SLOWDOWN, LOOSE_TPOT_S)
+
+
+def _coder() -> App:
+    lengths = CappedLogNormal(847, 617, 2010), CappedLogNormal(26, 47, 232)
+    return App("Coder", CODE, *lengths, LOOSE_SLOWDOWN, TIGHT_TPOT_S)
+
+
+def _summarizer() -> App:
+    lengths = CappedLogNormal(1333, 444, 1946), CappedLogNormal(202, 234, 1508)
+    return App("Summarizer", CONV, *lengths, TIGHT_SLOWDOWN, LOOSE_TPOT_S)
+
+
+def _tool_llm() -> App:
+    lengths = CappedLogNormal(690, 356, 2131), CappedLogNormal(116, 66, 363)
+    return App("ToolLLM", CODE, *lengths, TIGHT_SLOWDOWN, TIGHT_TPOT_S, rounds=(2.7, 1.1), last_tpot_s=LOOSE_TPOT_S)
+
+
+def _reasoning() -> App:
+    lengths = CappedLogNormal(127, 83, 421), CappedLogNormal(4693, 1442, 7297)
+    response = CappedLogNormal(803, 280, 1650)
+    return App("Reasoning", CONV, *lengths, TIGHT_SLOWDOWN, TIGHT_TPOT_S, response, LOOSE_TPOT_S)
+
+
+SCENARIOS = {
+    "ChatBot": (_chatbot,),
+    "Coder": (_coder,),
+    "Summarizer": (_summarizer,),
+    "Mixed": (_chatbot, _coder, _summarizer),
+    "ToolLLM": (_tool_llm,),
+    "Reasoning": (_reasoning,),
+}
+BURSTY = ("Coder", "Mixed", "ToolLLM")  # those with arrivals of the coding trace
+
+
+def zero_load_ttft_s(coef: np.ndarray, prompt_tokens: np.ndarray, chunk_tokens: int = 8192) -> np.ndarray:
+    """Time to the first token on an idle engine, its overhead included."""
+    chunks = np.ceil(prompt_tokens / chunk_tokens)
+    lines = [coef[k] * prompt_tokens + coef[b] * chunks for k, b in ((K1_1, B_1), (K1_2, B_2))]
+    return np.maximum(*lines) + coef[K_ATT] * prompt_tokens**2 / 2 + coef[K_SEQ] * chunks
+
+
+def make_scenario(
+    name: str, traces: Mapping[str, np.ndarray], coef: np.ndarray, rate_per_s: float, programs: int, seed: int
+) -> np.ndarray:
+    """Jobs of a scenario at a mean rate of ``rate_per_s`` requests (programs) per second.
+
+    ``traces`` holds the arrival times of ``CONV`` and ``CODE``. One seed gives the same lengths and the same shape of
+    arrivals at every rate, for every system and on every GPU.
+    """
+    apps = [make() for make in SCENARIOS[name]]
+    shares = np.array_split(np.arange(programs), len(apps))
+    parts = []
+    for tier, (app, share) in enumerate(zip(apps, shares, strict=True)):
+        rng = np.random.default_rng((seed, tier))
+        arrivals_s = shaped_s(rng, traces[app.arrivals], len(share), rate_per_s / len(apps))
+        parts.append(_app_jobs(app, rng, coef, arrivals_s, tier))
+    return join(parts)
+
+
+def join(parts: list[np.ndarray]) -> np.ndarray:
+    """Job tables as one; programs and followers keep apart."""
+    jobs, offset = np.concatenate(parts), 0
+    for part in parts:
+        own = jobs[offset : offset + len(part)]
+        own["program"] += offset
+        own["follower"] = np.where(own["follower"] == NEVER, NEVER, own["follower"] + offset)
+        offset += len(part)
+    return jobs
+
+
+def _app_jobs(app: App, rng: np.random.Generator, coef: np.ndarray, arrivals_s: np.ndarray, tier: int) -> np.ndarray:
+    """One app's jobs; the rounds of a program follow each other in the table and in time."""
+    programs = len(arrivals_s)
+    rounds = np.maximum(1, np.rint(rng.normal(*app.rounds, programs))).astype(np.int64)
+    jobs = make_jobs(int(rounds.sum()))
+    starts, ends = np.cumsum(rounds) - rounds, np.cumsum(rounds) - 1
+    jobs["arrival_s"], jobs["arrival_s"][starts] = np.inf, arrivals_s
+    jobs["program"] = np.repeat(starts, rounds)
+    jobs["follower"] = np.arange(1, len(jobs) + 1)
+    jobs["follower"][ends] = NEVER
+    jobs["prompt_tokens"] = app.prompt.draw(rng, len(jobs))
+    jobs["output_tokens"] = app.output.draw(rng, len(jobs))
+    jobs["tpot_s"], jobs["best_effort"], jobs["tier"] = app.tpot_s, False, tier
+    if app.rounds[1] > 0.0:
+        jobs["tpot_s"][ends] = app.last_tpot_s
+    if app.response is not None:
+        jobs["stage_tokens"], jobs["later_tpot_s"] = jobs["output_tokens"], app.response_tpot_s
+        jobs["output_tokens"] += app.response.draw(rng, len(jobs))
+    jobs["predicted_tokens"] = round(float(jobs["output_tokens"].mean()))
+    jobs["cap_tokens"] = max(4 * int(jobs["output_tokens"].max()), 4096)
+    jobs["ttft_s"] = app.slowdown * zero_load_ttft_s(coef, jobs["prompt_tokens"].astype(np.float64))
+    return jobs
