@@ -68,9 +68,15 @@ class Channels:
         for channel in self._channels.values():
             channel.ready.set()
 
-    async def stream(self, ingress_id: str, clock_s: Callable[[], float]) -> AsyncIterator[Outputs]:
-        """Messages for one ingress until it goes away or opens a newer stream. The newer one takes over what waits."""
+    async def stream(
+        self, ingress_id: str, clock_s: Callable[[], float], was_alive: bool = False
+    ) -> AsyncIterator[Outputs]:
+        """Messages for one ingress until it goes away or opens a newer stream. The newer one takes over what waits.
+
+        ``was_alive``: the ingress was seen among the living, so its absence there means that it died.
+        """
         channel = Channel()
+        channel.was_alive = was_alive
         if older := self._channels.get(ingress_id):
             channel.pending, older.pending = older.pending, []
             older.is_over = True

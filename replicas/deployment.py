@@ -125,7 +125,8 @@ class Replica:
 
     async def channel(self, ingress_id: str) -> AsyncIterator[bytes]:
         """All deltas for this ingress as msgpack ``Outputs``; ends with ``EngineFailure`` when the engine dies."""
-        async for outputs in self._channels.stream(ingress_id, time.monotonic):
+        was_alive = ingress_id in await asyncio.to_thread(living_replicas)
+        async for outputs in self._channels.stream(ingress_id, time.monotonic, was_alive):
             yield _outputs.encode(outputs)
 
     async def submit(self, ingress_id: str, batch: bytes) -> None:
