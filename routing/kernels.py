@@ -13,7 +13,7 @@ from numba import njit
 
 from planning.choice import ADMITTED, BREAKS, KV_FULL, TOLERANCE_S, TTFT, mark_late, why_unattainable
 from planning.deadlines import effective_tpot_s, next_due_s, remaining_tokens, todo_tokens
-from planning.limits import LIMITS
+from planning.limits import LIMITS, make_limits
 from planning.rollout import OUTLOOK, advance, rollout
 from planning.room import held_kv_tokens, is_decode, prefill_s
 from planning.tables import REQUEST
@@ -269,7 +269,7 @@ def place(fleet: Fleet, rows: np.ndarray, now_s: float, max_hops: int, placement
 def warm_up_placement() -> None:
     """Compile the fleet's kernels at start-up, or load them from the cache."""
     fleet, rows = make_fleet(1, 2), np.zeros(1, dtype=REQUEST)
-    fleet.limits["block_tokens"] = fleet.limits["kv_capacity_tokens"] = 1
+    fleet.limits[:] = make_limits(kv_capacity_tokens=1024)
     summarize(fleet, 0)
     advance_fleet(fleet, 0.0)
     place(fleet, rows, 0.0, 1, np.zeros(1, dtype=PLACEMENT))
