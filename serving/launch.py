@@ -106,13 +106,27 @@ def free_port(preferred: int = 0) -> int:
 def local_ray(console: Console, cpus: int | None = None) -> Iterator[str]:
     """A Ray of our own for the duration; yields its dashboard's address and leaves no process behind."""
     folder = tempfile.mkdtemp(prefix="polyslo-")
-    port = free_port(DASHBOARD_PORT)
     before = set(psutil.Process().children(recursive=True))
     os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
     root = str(Path(__file__).resolve().parent.parent)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     try:
         with console.status("Starting Ray"):
+            port = _start_ray(folder, cpus)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        with uninterrupted():
+            started = set(psutil.Process().children(recursive=True)) - before
+            ray.shutdown()
+            end_processes(started)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start_ray(folder: str, cpus: int | None) -> int:
+    """Start Ray with its dashboard; the dashboard's port, another one where somebody was faster."""
+    for preferred in (DASHBOARD_PORT, 0, 0):
+        port = free_port(preferred)
+        try:
             ray.init(
                 address="local",
                 num_cpus=cpus,
@@ -124,13 +138,12 @@ def local_ray(console: Console, cpus: int | None = None) -> Iterator[str]:
                 logging_level="ERROR",
                 namespace="polyslo",
             )
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        with uninterrupted():
-            started = set(psutil.Process().children(recursive=True)) - before
+            return port
+        except Exception as error:
             ray.shutdown()
-            end_processes(started)
-            shutil.rmtree(folder, ignore_errors=True)
+            if "address already in use" not in str(error):
+                raise LaunchError(f"Ray did not start: {str(error).strip().splitlines()[-1]}") from None
+    raise LaunchError("Ray did not start: every port for its dashboard was taken meanwhile")
 
 
 @contextlib.contextmanager
