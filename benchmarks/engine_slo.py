@@ -33,6 +33,7 @@ CHUNKS = (64, 128, 256, 512)  # Sarathi's fixed budgets that are tried
 GRACE_S = 3.0  # after the window, for what is under way
 TARGET = 0.9  # attainment at which goodput is read
 ALONE_RUNS = 5
+CROWD = 256  # requests running while the cost of planning is measured
 BURST = 60  # requests of the capacity measurement
 
 
@@ -158,6 +159,20 @@ class Bench:
         jobs = make_jobs(rate=1e4, seconds=1.0, slos=slos, seed=0)[:BURST]
         return len(jobs) / await self.run(jobs, 120.0)
 
+    async def measure_planning(self) -> float:
+        """Microseconds that a step spends on planning and applying the plan, with ``CROWD`` requests running."""
+        await self.engine.configure("slo", {})
+        slos = (Slo(60.0, 1.0), Slo(60.0, 0.5), Slo(best_effort=True))
+        jobs = [Job(CLASSES[0], slos[i % 3], 0.0, [32 + i % 90] * 16, 120) for i in range(CROWD)]
+        running = asyncio.create_task(self.run(jobs, 120.0))
+        while sum(bool(job.times_s) for job in jobs) < CROWD:
+            await asyncio.sleep(0.01)
+        steps, planning_s = self.engine.state().steps, self.engine.planning_s
+        await asyncio.sleep(1.5)
+        mean_s = (self.engine.planning_s - planning_s) / (self.engine.state().steps - steps)
+        await running
+        return 1e6 * mean_s
+
 
 def to_slos(alone: dict[str, tuple[float, float]]) -> dict[str, Slo]:
     """Objectives of the classes from their times alone."""
@@ -225,7 +240,13 @@ async def measure(
         slos = to_slos(alone)
         capacity = await bench.measure_capacity(slos)
         chunk = await choose_chunk(bench, capacity, slos, seconds)
-        setting = {"alone": alone, "capacity_per_s": capacity, "sarathi_token_budget": chunk}
+        planning_us = await bench.measure_planning()
+        setting = {
+            "planning_us_at_256_running": planning_us,
+            "alone": alone,
+            "capacity_per_s": capacity,
+            "sarathi_token_budget": chunk,
+        }
         console.print(setting, {name: (slo.ttft_s, slo.tpot_s) for name, slo in slos.items()})
         per_policy = {"sarathi": {"token_budget": float(chunk)}, "slo": options}
         points = []
@@ -277,16 +298,20 @@ def main(
     seconds: Annotated[float, typer.Option(help="window of arrivals")] = 15.0,
     loads: Annotated[str, typer.Option(help="shares of the capacity")] = ",".join(map(str, LOADS)),
     max_iteration_s: Annotated[float, typer.Option(help="the planner's cap on one iteration")] = 0.2,
+    filler: Annotated[float, typer.Option(help="how far best effort may prolong an iteration")] = 8.0,
     core: Annotated[int, typer.Option(help="core of the engine; -1: any free one")] = -1,
 ) -> None:
     """Compare policies on the embedded model."""
     console = Console(width=160)
-    config = ReplicaConfig(cores=(core,) if core >= 0 else (), prefix_caching=False, max_model_len=2048)
-    options = {"max_iteration_s": max_iteration_s}
+    config = ReplicaConfig(
+        cores=(core,) if core >= 0 else (), prefix_caching=False, max_model_len=2048, max_num_seqs=CROWD
+    )
+    options = {"max_iteration_s": max_iteration_s, "filler": filler}
     shares = [float(load) for load in loads.split(",")]
     setting, points = asyncio.run(measure(config, shares, seeds, seconds, options, console))
     console.print(to_rich(points))
     figures = headline(points, setting["capacity_per_s"])
+    figures["planning_us_at_256_running"] = setting["planning_us_at_256_running"]
     console.print(figures)
     if json_path:
         described = {"classes": [vars(kind) for kind in CLASSES], "seconds": seconds, "options": options, **setting}

@@ -28,6 +28,7 @@ class Tick(msgspec.Struct, frozen=True, array_like=True):
     """What the engine pushes after an iteration. ``requests`` comes only now and then; ``None``: as before."""
 
     steps: int  # iterations since birth
+    planning_s: float  # time spent on planning them, since birth
     kv_used_tokens: int
     recent: tuple[Step, ...]  # iterations since the last tick
     requests: tuple[RequestTick, ...] | None = None
@@ -44,11 +45,20 @@ class TickSender:
         self._encoder = msgspec.msgpack.Encoder()
         self._pending: list[Step] = []
 
-    def send(self, steps: int, kv_used_tokens: int, step: Step | None, requests: list[RequestTick] | None) -> bool:
+    def send(
+        self,
+        steps: int,
+        planning_s: float,
+        kv_used_tokens: int,
+        step: Step | None,
+        requests: list[RequestTick] | None,
+    ) -> bool:
         """Push one tick; false when it was kept back. ``requests`` is not kept back: the next ones are fresher."""
         if step is not None:
             self._pending.append(step)
-        tick = Tick(steps, kv_used_tokens, tuple(self._pending), None if requests is None else tuple(requests))
+        tick = Tick(
+            steps, planning_s, kv_used_tokens, tuple(self._pending), None if requests is None else tuple(requests)
+        )
         try:
             self._socket.send(self._encoder.encode(tick))
         except OSError:  # queue full, message too long after a long silence, or the replica is gone

@@ -44,6 +44,7 @@ class VllmEngine:
         self._entries: dict[str, Entry] = {}
         self._rejected: list[Delta] = []
         self._steps: list[Step] = []
+        self.planning_s = 0.0  # spent on planning its iterations, since birth
         self._iterations = 0
         self._kv_used_tokens = 0
         self._kv_capacity_tokens = 0
@@ -132,7 +133,7 @@ class VllmEngine:
 
     def _on_tick(self, tick: Tick) -> None:
         self._alive_s = time.monotonic()
-        self._iterations = tick.steps
+        self._iterations, self.planning_s = tick.steps, tick.planning_s
         self._kv_used_tokens = tick.kv_used_tokens
         self._steps.extend(tick.recent)
         for at in tick.requests or ():

@@ -46,6 +46,7 @@ class SloScheduler(AsyncScheduler):
         self._clock = StepClock()
         self._link = TickSender(settings["link"])
         self._iterations = 0
+        self._planning_s = 0.0
         self._requests_due_s = 0.0
         self._has_quotas = False
         self._is_splittable = not self.need_mamba_block_aligned_split
@@ -91,6 +92,7 @@ class SloScheduler(AsyncScheduler):
         predicted_s, mix = 0.0, None
         if self._planner.policy != STOCK and (self.running or self.waiting):
             predicted_s, mix = self._plan(self._clock.next_start_s(now_s))
+            self._planning_s += time.monotonic() - now_s
         output = super().schedule(throttle_prefills)
         self._has_quotas = False
         if mix is None or (mix[0], mix[3]) != (output.total_num_scheduled_tokens, len(output.num_scheduled_tokens)):
@@ -190,7 +192,7 @@ class SloScheduler(AsyncScheduler):
             ]
         pool = self.kv_cache_manager.block_pool
         used_tokens = (pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()) * self.block_size
-        if not self._link.send(self._iterations, used_tokens, step, requests):
+        if not self._link.send(self._iterations, self._planning_s, used_tokens, step, requests):
             self._requests_due_s = now_s
 
     def shutdown(self) -> None:
