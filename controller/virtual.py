@@ -14,6 +14,7 @@ from profiles.online import corrected, drift, new_correction, observe_steps
 from profiles.profile import Profile
 from routing.policy import Candidate
 
+MOST_CAUTION = 0.5  # a model that errs by more has other problems than a margin could solve
 RESERVED_S = 3.0  # a reservation that no report confirms by then was lost on its way
 
 
@@ -23,6 +24,7 @@ class VirtualReplica:
     def __init__(self, report: Report, profile: Profile, now_s: float) -> None:
         self.name, self.birth, self.profile = report.replica, report.birth, profile
         self.coefficients = np.array(profile.coefficients)
+        self.cautious = self.coefficients  # what promises are made with: the model's own measured error on top
         self._correction = new_correction(self.coefficients)
         self.sequence, self.seen_s, self.free_at_s = -1, now_s, now_s
         self.draining, self.suspect_s, self.pid = report.draining, -np.inf, report.pid
@@ -61,6 +63,8 @@ class VirtualReplica:
         if len(measured):
             self._correction = observe_steps(self._correction, self.profile.coefficients, measured)
             self.coefficients = corrected(self.profile.coefficients, self._correction)
+            error = drift(self._correction, self.profile.coefficients).error
+            self.cautious = self.coefficients * (1.0 + min(error, MOST_CAUTION))
 
     def advance(self, now_s: float) -> None:
         """Run the iterations that the model says the engine has finished by now."""
