@@ -32,7 +32,7 @@ class Case:
 
 
 def draw_case(seed: int, most_new: int = 6, most_running: int = 10) -> Case:
-    """Everything an admission may meet: decodes with earned slack, waiting prompts, deadlines, tight KV, best effort."""
+    """All that an admission may meet: decodes with earned slack, waiting prompts, deadlines, tight KV, best effort."""
     rng = np.random.default_rng(seed)
     limits = make_limits(
         int(rng.choice([3000, 20_000, 200_000])),
