@@ -1,8 +1,8 @@
 """The fluid bound: no scheduler of any kind serves more on this hardware model.
 
 Iterations of length T carry every decode once and prefill at the rate of arrivals; the work per second is linear in
-the rate, so the highest rate for a given T is where the iteration is full. T ranges up to the loosest pace that any
-request asks for, and the KV cache bounds the decodes in flight. Bursts and single deadlines are ignored: they only cost.
+the rate, so the highest rate for a given T is where the iteration is full. T ranges up to the loosest tier's tightest
+pace, and the KV cache bounds the decodes in flight. Bursts and single deadlines are ignored: they only cost.
 """
 
 import numpy as np
@@ -31,7 +31,7 @@ def fluid_bound_per_s(
 PROGRAM = np.dtype(
     [
         ("tier", "i4"),
-        ("pace_s", "f8"),  # loosest TPOT in it
+        ("pace_s", "f8"),  # tightest TPOT in it, which some request of its tier always needs
         ("tokens", "f8"),  # prompt and output tokens that go through the engine
         ("steps", "f8"),  # decode steps
         ("rest_s", "f8"),  # attention and per-sequence seconds, whatever the batch
@@ -46,12 +46,12 @@ def _programs(jobs: np.ndarray, coef: np.ndarray) -> np.ndarray:
     prompt, steps = jobs["prompt_tokens"].astype(np.float64), jobs["output_tokens"] - 1.0
     kv_tokens = steps * (prompt + steps / 2 + 1)
     rest_s = coef[K_KV] * kv_tokens + coef[K_ATT] * prompt**2 / 2 + coef[K_SEQ] * (steps + 1)
-    later = np.where(jobs["stage_tokens"] > 0, jobs["later_tpot_s"], 0.0)
     heads, owner = np.unique(jobs["program"], return_inverse=True)
     program = np.zeros(len(heads), dtype=PROGRAM)
     for name, values in (("tokens", prompt + steps), ("steps", steps), ("rest_s", rest_s), ("kv_tokens", kv_tokens)):
         program[name] = np.bincount(owner, weights=values)
-    np.maximum.at(program["pace_s"], owner, np.maximum(jobs["tpot_s"], later))
+    program["pace_s"] = np.inf
+    np.minimum.at(program["pace_s"], owner, jobs["tpot_s"])
     program["tier"] = jobs["tier"][heads]
     program["seconds"] = min(coef[K1_1], coef[K1_2]) * program["tokens"] + program["rest_s"]
     return program

@@ -56,7 +56,8 @@ def run_system(
     system: System, profile: Profile, jobs: np.ndarray, seed: int, target: float | None = None
 ) -> Simulation:
     """Run jobs on one replica of a system; with ``target`` only as far as it takes to know that it is missed."""
-    simulation = Simulation(jobs, system.engines(profile, seed=seed), system.dispatcher(seed))
+    jobs = system.jobs(jobs)
+    simulation = Simulation(jobs, system.engines(profile, seed=seed), system.dispatcher(profile, jobs, seed))
     simulation.run(None if target is None else GiveUp(jobs, Window.of(jobs), target))
     return simulation
 
@@ -70,6 +71,7 @@ class Search:
     make_jobs: MakeJobs
     seed: int
     target: float = TARGET
+    tolerance: float = RATE_TOLERANCE
     known: dict[float, Attained] = field(default_factory=dict)
 
     def measure(self, rate_per_s: float) -> Attained:
@@ -81,7 +83,7 @@ class Search:
         return self.known[rate_per_s]
 
     def capacity(self, figure: str, start_per_s: float) -> float:
-        """Highest rate, to ``RATE_TOLERANCE``, at which ``figure`` of ``Attained`` reaches the target; 0: at none."""
+        """Highest rate, to ``tolerance``, at which ``figure`` of ``Attained`` reaches the target; 0: at none."""
 
         def holds(rate_per_s: float) -> bool:
             return bool(getattr(self.measure(rate_per_s), figure) >= self.target)
@@ -91,7 +93,7 @@ class Search:
             low, high = high, high * FACTOR
         while low == 0.0 and high > start_per_s / 200:
             low, high = (high / FACTOR, high) if holds(high / FACTOR) else (0.0, high / FACTOR)
-        while low > 0.0 and high - low > RATE_TOLERANCE * low:
+        while low > 0.0 and high - low > self.tolerance * low:
             middle = math.sqrt(low * high)
             low, high = (middle, high) if holds(middle) else (low, middle)
         return low

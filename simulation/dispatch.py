@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planning.admission import AdmissionOptions, plan_admission
+from planning.admission import AdmissionOptions, AdmissionPlan, plan_admission
 from routing.policy import SHARED, Ask, Candidate, RoutingPolicy, make_routing
 from simulation.loop import Simulation
 
@@ -44,27 +44,69 @@ class Quiet:
 
 @dataclass
 class PlannedReplica(Quiet):
-    """One replica under soft admission control (SLOs-Serve section 3.1): what is refused is served best effort."""
+    """One replica under soft admission control (SLOs-Serve section 3.1): what is refused is served best effort.
+
+    With ``reconsiders``, a refused request whose first token is not due yet is asked about again with every arrival:
+    what was promised to others may have turned out cheaper than predicted.
+    """
 
     options: AdmissionOptions
     is_oracle: bool = False  # the planner is told the true output lengths
+    reconsiders: bool = False
 
     def dispatch(self, simulation: Simulation, which: np.ndarray) -> None:
+        rows = self._rows(simulation, which)
+        asking = np.flatnonzero(~rows["best_effort"])
+        if len(asking):
+            table, again = simulation.table(0), self._again(simulation)
+            asked = np.concatenate((self._rows(simulation, table["id"][again] - 1), rows[asking]))
+            asked[: len(again)]["computed_tokens"] = table["computed_tokens"][again]
+            asked[: len(again)]["running"] = table["running"][again]
+            plan = self._plan(simulation, np.delete(table, again), asked)
+            accepted = plan.accepted[len(again) :]
+            refused = rows[asking[~accepted]]
+            to_best_effort(refused)
+            rows[asking[~accepted]] = refused
+            self._displace(simulation, np.delete(np.arange(len(table)), again)[plan.displaced])
+            self._restore(simulation, again[plan.accepted[: len(again)]])
+        for row in rows:
+            simulation.place(row, 0)
+
+    def _rows(self, simulation: Simulation, which: np.ndarray) -> np.ndarray:
+        """Rows of the jobs ``which``; the rounds of a program that has missed are worth best effort only."""
         rows = simulation.rows(which)
         if self.is_oracle:
             rows["output_tokens"] = simulation.jobs["output_tokens"][which]
-        asking = np.flatnonzero(~rows["best_effort"])
-        if len(asking):
+        hopeless = rows[simulation.has_missed(which)]
+        to_best_effort(hopeless)
+        rows[simulation.has_missed(which)] = hopeless
+        return rows
+
+    def _plan(self, simulation: Simulation, table: np.ndarray, asked: np.ndarray) -> AdmissionPlan:
+        known = table if self.is_oracle else outlived(table, simulation.jobs)
+        believed, limits = simulation.engines.believed[0], simulation.engines.limits[0]
+        return plan_admission(believed, limits, known, asked, simulation.free_at_s(0), self.options)
+
+    def _again(self, simulation: Simulation) -> np.ndarray:
+        """Places of refused requests that may still make it."""
+        table = simulation.table(0)
+        if not self.reconsiders:
+            return np.zeros(0, dtype=np.int64)
+        asked = simulation.jobs[table["id"] - 1]
+        due_s = asked["arrival_s"] + asked["ttft_s"]
+        may = table["best_effort"] & ~asked["best_effort"] & (table["emitted_tokens"] == 0)
+        return np.flatnonzero(may & (due_s > simulation.free_at_s(0)))
+
+    def _restore(self, simulation: Simulation, places: np.ndarray) -> None:
+        """Give refused requests their objectives back."""
+        if len(places):
             table = simulation.table(0)
-            known = table if self.is_oracle else outlived(table, simulation.jobs)
-            believed, limits = simulation.engines.believed[0], simulation.engines.limits[0]
-            plan = plan_admission(believed, limits, known, rows[asking], simulation.free_at_s(0), self.options)
-            refused = rows[asking[~plan.accepted]]
-            to_best_effort(refused)
-            rows[asking[~plan.accepted]] = refused
-            self._displace(simulation, np.flatnonzero(plan.displaced))
-        for row in rows:
-            simulation.place(row, 0)
+            won = table[places]
+            fresh = simulation.rows(won["id"] - 1)
+            for name in ("best_effort", "ttft_s", "tpot_s", "deadline_s"):
+                won[name] = fresh[name]
+            table[places] = won
+            simulation.records["missed"][won["id"] - 1], simulation.records["promised"][won["id"] - 1] = False, True
 
     def _displace(self, simulation: Simulation, places: np.ndarray) -> None:
         """Promises taken back in favour of a better set."""

@@ -14,6 +14,7 @@ from planning.deadlines import todo_tokens
 from planning.limits import LIMITS
 from planning.rollout import leave
 from planning.room import KV, PREEMPT, SEQUENCES, TOKENS, held_kv_tokens, is_decode
+from planning.speculation import plan_drafts
 from planning.tables import REQUEST
 from profiles.kernels import COEFFICIENTS, iteration_s
 from simulation.forms import form, shed
@@ -25,6 +26,8 @@ ENGINE = np.dtype(
         ("free_at_s", "f8"),  # end of the last iteration; rows are as they are then. inf: nothing can run
         ("policy", "i8"),
         ("sheds", "?"),  # hopeless requests become best effort before every iteration
+        ("drafts", "i8"),  # draft tokens per decode step, or the most of them
+        ("adapts_drafts", "?"),  # as many as objectives need (SLOs-Serve section 3.2.3), else always ``drafts``
         ("iterations", "i8"),
         ("busy_s", "f8"),
         ("prefill_tokens", "i8"),  # computed, recomputes included
@@ -114,8 +117,8 @@ def _run_row(row: np.void, tokens: int, acceptance: float, seed: int) -> int:
 
 
 @njit(cache=True)
-def _emit(row: np.void, job: np.void, record: np.void, tokens: int, now_s: float) -> None:
-    """Hand out ``tokens`` of the request; it leaves with its last one, which only the job knows."""
+def _emit(row: np.void, job: np.void, record: np.void, tokens: int, now_s: float) -> int:
+    """Hand out ``tokens`` of the request, fewer at its end, which only the job knows; returns how many."""
     tokens = min(tokens, job["output_tokens"] - row["emitted_tokens"])
     note_tokens(job, record, tokens, now_s)
     row["emitted_tokens"] += tokens
@@ -123,9 +126,10 @@ def _emit(row: np.void, job: np.void, record: np.void, tokens: int, now_s: float
     if row["emitted_tokens"] >= job["output_tokens"]:
         record["ended"] = True
         leave(row)
-        return
+        return tokens
     row["output_tokens"] = max(row["output_tokens"], row["emitted_tokens"] + 1)
     change_stage(job, row)
+    return tokens
 
 
 @njit(cache=True)
@@ -141,12 +145,26 @@ def _compact(engines: Engines, r: int) -> None:
 
 
 @njit(cache=True)
+def _set_drafts(engines: Engines, r: int, table: np.ndarray, tokens: np.ndarray) -> None:
+    """Give every decode its draft tokens for the iteration being formed; ``tokens`` is scratch."""
+    engine = engines.state[r]
+    if engine["drafts"] == 0:
+        return
+    if engine["adapts_drafts"]:
+        plan_drafts(engines.believed[r], table, engine["free_at_s"], engines.limits[r], engine["drafts"], tokens)
+    for i in range(len(table)):
+        drafts = tokens[i] if engine["adapts_drafts"] else engine["drafts"]
+        table[i]["spec_tokens"] = drafts if is_decode(table[i]) else 0
+
+
+@njit(cache=True)
 def iterate(engines: Engines, r: int, jobs: np.ndarray, records: np.ndarray, ended: np.ndarray, count: int) -> int:
     """Run the next iteration of replica ``r``; adds the jobs that end to ``ended`` from ``count`` on."""
     engine, limits = engines.state[r], engines.limits[r]
     table, tokens = engines.tables[r, : engine["count"]], engines.tokens[r, : engine["count"]]
     if engine["sheds"]:
         shed(engines.believed[r], table, engine["free_at_s"], limits)
+    _set_drafts(engines, r, table, tokens)
     seconds, mix = form(engine["policy"], engines.believed[r], table, engine["free_at_s"], limits, tokens)
     if seconds <= 0.0:
         engine["free_at_s"] = math.inf
@@ -155,30 +173,46 @@ def iterate(engines: Engines, r: int, jobs: np.ndarray, records: np.ndarray, end
     engine["free_at_s"] += seconds
     engine["busy_s"] += seconds
     engine["iterations"] += 1
-    held, before = 0, count
+    before = count
     for i in range(len(table)):
-        row, job, record = table[i], jobs[table[i]["id"] - 1], records[table[i]["id"] - 1]
-        if tokens[i] == PREEMPT:
-            engine["preemptions"] += 1
-            record["preemptions"] += 1
-        if tokens[i] > 0:
-            if is_decode(row):
-                engine["draft_tokens"] += tokens[i] - 1
-            else:
-                engine["prefill_tokens"] += tokens[i]
         if tokens[i] != 0:
-            emitted = _run_row(row, tokens[i], limits["acceptance"], engines.seed)
-            if emitted > 0:
-                _emit(row, job, record, emitted, engine["free_at_s"])
-                engine["decode_tokens"] += emitted
-                if record["ended"]:
-                    ended[count] = table[i]["id"] - 1
-                    count += 1
-        held += held_kv_tokens(row, limits["block_tokens"])
-    engine["kv_peak_tokens"] = max(engine["kv_peak_tokens"], held)
+            count = _apply(engines, r, i, jobs, records, ended, count)
+    _note_kv(engine, table, limits["block_tokens"])
     if count > before:
         _compact(engines, r)
     return count
+
+
+@njit(cache=True)
+def _apply(
+    engines: Engines, r: int, i: int, jobs: np.ndarray, records: np.ndarray, ended: np.ndarray, count: int
+) -> int:
+    """Carry out row ``i``'s part of an iteration; returns how many jobs have ended by now."""
+    engine, row, tokens = engines.state[r], engines.tables[r, i], engines.tokens[r, i]
+    place = row["id"] - 1
+    if tokens == PREEMPT:
+        engine["preemptions"] += 1
+        records[place]["preemptions"] += 1
+    elif is_decode(row):
+        engine["draft_tokens"] += tokens - 1
+    else:
+        engine["prefill_tokens"] += tokens
+    emitted = _run_row(row, tokens, engines.limits[r]["acceptance"], engines.seed)
+    if emitted > 0:
+        engine["decode_tokens"] += _emit(row, jobs[place], records[place], emitted, engine["free_at_s"])
+        if records[place]["ended"]:
+            ended[count] = place
+            count += 1
+    return count
+
+
+@njit(cache=True)
+def _note_kv(engine: np.void, table: np.ndarray, block_tokens: int) -> None:
+    """Keep the peak of KV tokens held in whole blocks."""
+    held = 0
+    for i in range(len(table)):
+        held += held_kv_tokens(table[i], block_tokens)
+    engine["kv_peak_tokens"] = max(engine["kv_peak_tokens"], held)
 
 
 @njit(cache=True)

@@ -20,6 +20,7 @@ from planning.orders import (
 from planning.room import KV, LATE_DECODE, LATE_PREFILL, SEQUENCES, TOKENS, is_decode, kind_of
 from profiles.kernels import max_prefill_tokens
 
+FILLER_S = 0.05  # iterations without a waiting prompt that has an objective are no longer than this
 POLICIES = ("slo", "vllm", "vllm-whole", "sarathi", "sarathi-shed", "edf", "edf-shed", "sjf")
 SLO, VLLM, VLLM_WHOLE, SARATHI, SARATHI_SHED, EDF, EDF_SHED, SJF = range(len(POLICIES))
 
@@ -106,16 +107,17 @@ def form_deadline_sized(
     """
     rows, everyone = len(table), np.zeros(5)
     slack_s, keys = np.empty(rows), np.zeros(rows)
-    limit_s, has_prefill, cached = limits["max_iteration_s"], False, 0
+    limit_s, prefill_s, cached = limits["max_iteration_s"], math.inf, 0
     for i in range(rows):
         row = table[i]
         slack_s[i] = next_due_s(row, now_s) - now_s
         if is_decode(row) and not row["best_effort"]:
             add(row, 1 + row["spec_tokens"], everyone)
             limit_s = min(limit_s, slack_s[i])
-        has_prefill |= todo_tokens(row) > 0 and not is_decode(row) and not row["best_effort"]
-        cached = max(cached, row["computed_tokens"] if not is_decode(row) and todo_tokens(row) > 0 else 0)
-    horizon_s = limit_s + mix_s(coef, everyone) if has_prefill else math.inf
+        elif todo_tokens(row) > 0 and not is_decode(row):
+            prefill_s = min(prefill_s, slack_s[i])
+            cached = max(cached, row["computed_tokens"])
+    horizon_s = limit_s + mix_s(coef, everyone) if prefill_s < math.inf else math.inf
     for i in range(rows):
         if table[i]["best_effort"]:
             keys[i] = 3.0 if is_decode(table[i]) else 4.0
@@ -123,6 +125,8 @@ def form_deadline_sized(
             keys[i] = 0.0 if slack_s[i] < horizon_s else 2.0
         else:
             keys[i] = 1.0
+    # The first prompt's token must not wait for what is placed behind it; filler must not keep newcomers waiting.
+    limit_s = min(limit_s, prefill_s if prefill_s < math.inf else FILLER_S)
     chunk = max_prefill_tokens(coef, limit_s, everyone[TOKENS], everyone[KV], 0.0, everyone[SEQUENCES], 0.0, cached)
     order = _in_order(keys, slack_s)
     return _run_within(coef, table, order, limits, int(everyone[TOKENS] + chunk), tokens_out)

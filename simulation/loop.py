@@ -52,6 +52,7 @@ class Simulation:
         self._times_s = self.jobs["arrival_s"][self._order]
         self._first_follower = int(np.searchsorted(self._times_s, math.inf))
         self._place = 0
+        self._program_missed = np.zeros(len(self.jobs), dtype=np.bool_)
         self._followers: list[tuple[float, int]] = []
 
     def run(self, watch: Watch | None = None) -> None:
@@ -68,7 +69,7 @@ class Simulation:
             if watch is not None and watch(self):
                 return
 
-    def place(self, row: np.ndarray, replica: int) -> None:
+    def place(self, row: np.void, replica: int) -> None:
         """Queue a planning row at a replica."""
         count, slots = self.engines.state[replica]["count"], self.engines.tables.shape[1]
         if count == slots:
@@ -80,9 +81,20 @@ class Simulation:
         self.records[job]["missed"] |= bool(row["best_effort"]) and not self.jobs[job]["best_effort"]
         submit(self.engines, replica, row, self.now_s)
 
+    def refuse(self, job: int) -> None:
+        """Turn a job away for good."""
+        self.records[job]["missed"] = True
+        self._program_missed[self.jobs[job]["program"]] = True
+        self.left -= 1
+
     def rows(self, which: np.ndarray) -> np.ndarray:
         """Planning rows of the jobs ``which``."""
         return to_rows(self.jobs, which)
+
+    def has_missed(self, which: np.ndarray) -> np.ndarray:
+        """Whether an earlier request of the same program can no longer attain (bool per job of ``which``)."""
+        missed: np.ndarray = self._program_missed[self.jobs["program"][which]]
+        return missed
 
     def table(self, replica: int) -> np.ndarray:
         """The requests of a replica as they are at the end of its iteration in flight (a view)."""
@@ -105,6 +117,8 @@ class Simulation:
         if count:
             ended = self._ended[:count].copy()
             self.left -= count
+            missed = ended[self.records["missed"][ended]]
+            self._program_missed[self.jobs["program"][missed]] = True
             for follower in self.jobs["follower"][ended]:
                 if follower != NEVER:
                     heapq.heappush(self._followers, (float(self.jobs["arrival_s"][follower]), int(follower)))

@@ -4,15 +4,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from controller.fleet import FleetOptions
 from planning.admission import AdmissionOptions
 from planning.limits import make_limits
 from profiles.profile import Profile
 from simulation.dispatch import PlannedReplica, Routed
+from simulation.distserve import TwoSides, split_jobs
 from simulation.engine import Engines, make_engines
+from simulation.fleet import FleetDispatch, tiers_of
 from simulation.forms import policy_code
 from simulation.loop import Dispatcher
 
 MAX_ITERATION_S = 0.2
+WHOLE_PROMPTS = 16384  # token budget that holds any prompt of the scenarios at once
 
 
 @dataclass(frozen=True)
@@ -25,11 +29,13 @@ class System:
     sheds: bool = False
     token_budget: int = 8192
     max_running: int = 256
-    spec_tokens: int = 0
-    acceptance: float = 0.0
-    draft_s: float = 0.0  # time of one draft step (k_spec of the profile where it has none)
+    drafts: int = 0  # draft tokens per decode step, or the most of them
+    adapts_drafts: bool = False
+    acceptance: float = 0.0  # chance that a draft token is accepted
+    draft_s: float = 0.0  # time of one draft step, where the profile does not say
     is_oracle: bool = False
     displace: bool = True
+    reconsiders: bool = True
     best_effort_share: float = 0.0
 
     def with_budget(self, tokens: int) -> "System":
@@ -51,19 +57,59 @@ class System:
             acceptance=self.acceptance,
         )
         engines.state["policy"], engines.state["sheds"] = policy_code(self.policy), self.sheds
+        engines.state["drafts"], engines.state["adapts_drafts"] = self.drafts, self.adapts_drafts
         return engines
 
-    def dispatcher(self, seed: int = 0) -> Dispatcher:
-        """Who decides for one replica."""
+    def dispatcher(self, profile: Profile, jobs: np.ndarray, seed: int = 0) -> Dispatcher:
+        """Who decides where the jobs go."""
         if self.admits:
-            return PlannedReplica(AdmissionOptions(displace=self.displace), self.is_oracle)
+            return PlannedReplica(AdmissionOptions(displace=self.displace), self.is_oracle, self.reconsiders)
         return Routed("round_robin", seed)
+
+    def jobs(self, jobs: np.ndarray) -> np.ndarray:
+        """The workload as this system runs it."""
+        return jobs
+
+
+@dataclass(frozen=True)
+class DistServe(System):
+    """Prefill and decode replicas in the ratio ``sides``; its capacity counts per replica of both kinds."""
+
+    sides: tuple[int, int] = (1, 1)
+
+    def engines(self, profile: Profile, replicas: int = 1, seed: int = 0) -> Engines:
+        engines = super().engines(profile, sum(self.sides), seed)
+        engines.state["policy"][: self.sides[0]] = policy_code("vllm-whole")
+        engines.limits["max_batch_tokens"][: self.sides[0]] = WHOLE_PROMPTS
+        return engines
+
+    def dispatcher(self, profile: Profile, jobs: np.ndarray, seed: int = 0) -> Dispatcher:
+        return TwoSides(self.sides[0])
+
+    def jobs(self, jobs: np.ndarray) -> np.ndarray:
+        return split_jobs(jobs)
+
+
+@dataclass(frozen=True)
+class FleetOf(System):
+    """Several replicas under the live controller's ``Fleet``; its capacity is that of all together."""
+
+    replicas: int = 1
+    routing: str = "slo"
+    max_hops: int = 8  # 1: no second try, a plain load balancer before replicas that admit by themselves
+
+    def engines(self, profile: Profile, replicas: int = 1, seed: int = 0) -> Engines:
+        return super().engines(profile, self.replicas, seed)
+
+    def dispatcher(self, profile: Profile, jobs: np.ndarray, seed: int = 0) -> Dispatcher:
+        options = FleetOptions(routing=self.routing, admission=self.admits, max_hops=self.max_hops, seed=seed)
+        return FleetDispatch(profile, tiers_of(jobs), options)
 
 
 PLANNER = System("planner", admits=True)
 BASELINES = (
     System("vllm-2048", "vllm", token_budget=2048),
-    System("vllm-whole", "vllm-whole", token_budget=16384),
+    System("vllm-whole", "vllm-whole", token_budget=WHOLE_PROMPTS),
     System("sarathi", "sarathi"),
     System("sarathi-shed", "sarathi-shed", sheds=True),
     System("edf", "edf", token_budget=2048),

@@ -1,0 +1,220 @@
+"""The evaluation of SLOs-Serve (section 6): capacity of one replica in six scenarios, and of up to four."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from profiles.profile import Profile
+from profiles.store import load_profile
+from simulation.bound import fluid_bound_per_s
+from simulation.capacity import MakeJobs, Search, median_and_spread
+from simulation.experiments.registry import Context, Experiment, Point, Task, markdown_table, register
+from simulation.experiments.tuning import BUDGETS, tuned_capacity
+from simulation.scenarios import BURSTY, CODE, CONV, SCENARIOS, make_scenario
+from simulation.systems import BASELINES, MAX_ITERATION_S, PLANNER, DistServe, FleetOf, System
+from simulation.traces import read_trace
+
+GPUS = ("a100_sxm__llama-3.1-8b", "h100_sxm__llama-3.1-8b")
+ACCEPTANCE = 0.7
+DRAFT_S = {"a100_sxm__llama-3.1-8b": 0.0015, "h100_sxm__llama-3.1-8b": 0.0010}  # one step of a small draft model
+MAX_DRAFTS = 6
+SYSTEMS = {
+    system.name: system
+    for system in (
+        PLANNER,
+        replace(PLANNER, name="planner-oracle", is_oracle=True),
+        replace(PLANNER, name="planner-spec", drafts=MAX_DRAFTS, adapts_drafts=True, acceptance=ACCEPTANCE),
+        replace(PLANNER, name="no-admission", admits=False, sheds=True),
+        *BASELINES,
+        System("vllm-spec", "vllm", token_budget=2048, drafts=1, acceptance=ACCEPTANCE),
+        DistServe("distserve", "vllm", token_budget=2048),
+    )
+}
+STOCK = ("vllm-2048", "vllm-whole", "sarathi")
+SIMPLE_RIVALS = ("edf-shed", "sarathi-shed")
+SCALED = ("ChatBot", "Coder")
+
+
+def config(quick: bool) -> dict[str, Any]:
+    if quick:
+        quick_systems = ["planner", "planner-spec", *STOCK, "edf-shed", "distserve"]
+        return {
+            "gpus": list(GPUS[:1]), "scenarios": list(SCENARIOS), "systems": quick_systems, "programs": 300,
+            "seeds": [1], "bursty_seeds": [1], "budgets": [512, 2048], "drafts": [2], "target": 0.9,
+            "tolerance": 0.1, "replicas": [1, 4], "fleet_programs": 400, "strict_target": 0.98,
+        }  # fmt: skip
+    return {
+        "gpus": list(GPUS), "scenarios": list(SCENARIOS), "systems": list(SYSTEMS), "programs": 2000,
+        "seeds": [1, 2, 3], "bursty_seeds": [1, 2, 3, 4, 5], "budgets": list(BUDGETS), "drafts": [1, 2, 3, 4],
+        "target": 0.9, "tolerance": 0.02, "replicas": [1, 2, 3, 4], "fleet_programs": 2500, "strict_target": 0.98,
+    }  # fmt: skip
+
+
+def tasks(config: dict[str, Any]) -> list[Task]:
+    """One task per GPU, scenario and system; fleets and the 2 % limit beside them."""
+    found = []
+    for gpu in config["gpus"]:
+        for scenario in config["scenarios"]:
+            seeds = config["bursty_seeds"] if scenario in BURSTY else config["seeds"]
+            shared = {**config, "gpu": gpu, "scenario": scenario, "seeds": seeds}
+            found += [
+                Task(f"{gpu}/{scenario}/{system}", {**shared, "kind": "capacity", "system": system})
+                for system in config["systems"]
+            ]
+    gpu = config["gpus"][0]
+    for system in ("planner", *(name for name in STOCK if name in config["systems"])):
+        strict = {**config, "gpu": gpu, "scenario": "ChatBot", "kind": "strict", "system": system}
+        found.append(Task(f"{gpu}/ChatBot/{system}/2%", {**strict, "target": config["strict_target"]}))
+    for scenario in SCALED:
+        for replicas in config["replicas"]:
+            fleet = {**config, "gpu": gpu, "scenario": scenario, "kind": "fleet", "fleet": replicas}
+            found.append(Task(f"{gpu}/{scenario}/fleet of {replicas}", fleet))
+    return found
+
+
+def arrival_traces(folder: Path) -> dict[str, np.ndarray]:
+    """Arrival times of the two Azure traces."""
+    return {name: read_trace(folder / f"{name}.parquet").arrival_s for name in (CONV, CODE)}
+
+
+def jobs_maker(scenario: str, traces: Mapping[str, np.ndarray], profile: Profile, programs: int) -> MakeJobs:
+    """Jobs of a scenario by rate and seed."""
+
+    def make(rate_per_s: float, seed: int) -> np.ndarray:
+        return make_scenario(scenario, traces, profile.coefficients, rate_per_s, programs, seed)
+
+    return make
+
+
+def bound_of(profile: Profile, make: MakeJobs, seeds: Sequence[int]) -> float:
+    """Fluid bound in programs per second, the median over seeds."""
+    kv_tokens = profile.kv_capacity_tokens
+    return float(
+        np.median([fluid_bound_per_s(make(1.0, s), profile.coefficients, kv_tokens, MAX_ITERATION_S) for s in seeds])
+    )
+
+
+def run(params: Mapping[str, Any], context: Context) -> Point:
+    """One point."""
+    traces, profile = arrival_traces(context.traces), load_profile(params["gpu"])
+    programs = params["fleet_programs"] if params["kind"] == "fleet" else params["programs"]
+    make = jobs_maker(params["scenario"], traces, profile, programs)
+    bound = bound_of(profile, make, params["seeds"])
+    point = {name: params[name] for name in ("kind", "gpu", "scenario")}
+    if params["kind"] == "fleet":
+        return {**point, "replicas": params["fleet"], "bound": bound, **_fleet_capacity(params, profile, make, bound)}
+    system = replace(SYSTEMS[params["system"]], draft_s=DRAFT_S[params["gpu"]])
+    tuning = jobs_maker(params["scenario"], traces, profile, max(200, programs // 2))
+    figures = tuned_capacity(system, profile, make, tuning, bound, dict(params))
+    return {**point, "system": system.name, "bound": bound, **figures}
+
+
+def _fleet_capacity(params: Mapping[str, Any], profile: Profile, make: MakeJobs, bound: float) -> Point:
+    """Capacity of a whole fleet under the controller's own Fleet, and of one behind a round-robin balancer."""
+    size, found = params["fleet"], {}
+    for name, hops in (("fleet", 8), ("pooled", 1)):
+        system = FleetOf(name, admits=True, replicas=size, max_hops=hops)
+        rates = []
+        for seed in params["seeds"]:
+            search = Search(system, profile, make, seed, params["target"], params["tolerance"])
+            rates.append(search.capacity("worst_tier", 0.6 * bound * size))
+        found[name] = {**median_and_spread(rates), "seeds": rates}
+    return found
+
+
+def _ratio(
+    points: Mapping[tuple[str, str, str], float], gpu: str, scenario: str, ours: str, theirs: Sequence[str]
+) -> float:
+    """Capacity of ``ours`` over the best of ``theirs``; nan where one was not run."""
+    known = [points[gpu, scenario, name] for name in theirs if (gpu, scenario, name) in points]
+    if not known or (gpu, scenario, ours) not in points:
+        return float("nan")
+    return points[gpu, scenario, ours] / max(known) if max(known) > 0 else float("inf")
+
+
+def capacities(points: Sequence[Point]) -> Capacities:
+    """Median per-tier capacity by GPU, scenario and system."""
+    return {
+        (p["gpu"], p["scenario"], p["system"]): p["worst_tier"]["median"] for p in points if p["kind"] == "capacity"
+    }
+
+
+def geomean(values: Sequence[float]) -> float:
+    """Geometric mean of the finite values; nan without any."""
+    known = np.array([v for v in values if np.isfinite(v)])
+    return float(np.exp(np.log(known).mean())) if len(known) else float("nan")
+
+
+def headline(points: Sequence[Point]) -> dict[str, float]:
+    """The figures that are quoted; each over all GPUs and scenarios that were run."""
+    known = capacities(points)
+    places = sorted({(gpu, scenario) for gpu, scenario, _ in known})
+
+    def over(ours: str, theirs: Sequence[str]) -> list[float]:
+        return [_ratio(known, gpu, scenario, ours, theirs) for gpu, scenario in places]
+
+    of_bound = [
+        p["worst_tier"]["median"] / p["bound"]
+        for p in points
+        if p["kind"] == "capacity" and p["system"] == "planner" and p["scenario"] not in BURSTY
+    ]
+    shed = [value for value in over("planner", SIMPLE_RIVALS) if np.isfinite(value)]
+    figures = {
+        "capacity_ratio_vs_best_geomean": geomean(over("planner", STOCK)),
+        "capacity_ratio_vs_best_geomean_spec": geomean(over("planner-spec", (*STOCK, "vllm-spec"))),
+        "capacity_ratio_vs_distserve_geomean": geomean(over("planner", ("distserve",))),
+        "capacity_ratio_vs_shed_min": min(shed, default=float("nan")),
+        "of_bound_steady_min": min(of_bound, default=float("nan")),
+        "scaling_4_chatbot": _scaling(points, "ChatBot", "fleet"),
+        "scaling_4_coder": _scaling(points, "Coder", "fleet"),
+        "scaling_4_coder_pooled": _scaling(points, "Coder", "pooled"),
+        "capacity_ratio_at_2pct": _strict_ratio(points),
+    }
+    return {name: round(value, 4) for name, value in figures.items() if np.isfinite(value)}
+
+
+def _scaling(points: Sequence[Point], scenario: str, how: str) -> float:
+    """Capacity of four replicas over that of one under the same controller."""
+    found = {p["replicas"]: p[how]["median"] for p in points if p["kind"] == "fleet" and p["scenario"] == scenario}
+    return float(found[4] / found[1]) if {1, 4} <= set(found) and found[1] > 0 else float("nan")
+
+
+def _strict_ratio(points: Sequence[Point]) -> float:
+    found = {p["system"]: p["worst_tier"]["median"] for p in points if p["kind"] == "strict"}
+    rivals = [value for name, value in found.items() if name != "planner"]
+    return (
+        float(found["planner"] / max(rivals)) if "planner" in found and max(rivals, default=0.0) > 0 else float("nan")
+    )
+
+
+def tables(points: Sequence[Point]) -> str:
+    """Capacity per GPU, scenario and system, then fleets."""
+    parts = []
+    for gpu in sorted({p["gpu"] for p in points}):
+        own = [p for p in points if p["gpu"] == gpu and p["kind"] == "capacity"]
+        rows: list[list[object]] = []
+        for scenario in dict.fromkeys(p["scenario"] for p in own):
+            for p in (p for p in own if p["scenario"] == scenario):
+                spread = f"{p['worst_tier']['low']:.3g} to {p['worst_tier']['high']:.3g}"
+                tier, overall = p["worst_tier"]["median"], p["overall"]["median"]
+                rows.append([scenario, p["system"], p["setting"], tier, spread, overall, tier / p["bound"]])
+        header = ("scenario", "system", "setting", "req/s per GPU, every tier", "over seeds", "overall", "of the bound")
+        parts.append(f"### {gpu}\n\n{markdown_table(header, rows)}")
+    fleets = [p for p in points if p["kind"] == "fleet"]
+    if fleets:
+        rows = [[p["scenario"], p["replicas"], p["fleet"]["median"], p["pooled"]["median"]] for p in fleets]
+        names = ("scenario", "replicas", "req/s, controller", "req/s, one try per request")
+        parts.append(f"### Several replicas\n\n{markdown_table(names, rows)}")
+    strict = [p for p in points if p["kind"] == "strict"]
+    if strict:
+        rows = [[p["system"], p["worst_tier"]["median"]] for p in strict]
+        parts.append("### ChatBot at 98 % attainment\n\n" + markdown_table(("system", "req/s per GPU"), rows))
+    return "\n\n".join(parts)
+
+
+SLOS_SERVE = register(
+    Experiment("slos-serve", "Capacity in six scenarios (SLOs-Serve)", config, tasks, run, headline, tables)
+)

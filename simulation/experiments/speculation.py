@@ -1,0 +1,92 @@
+"""SLO-adaptive speculation (SLOs-Serve section 3.2.3, appendix D) against every fixed length, by acceptance rate."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from profiles.store import load_profile
+from simulation.capacity import Search, median_and_spread
+from simulation.experiments.registry import Context, Experiment, Point, Task, markdown_table, register
+from simulation.experiments.slos_serve import DRAFT_S, GPUS, arrival_traces, bound_of, geomean, jobs_maker
+from simulation.systems import PLANNER
+
+ADAPTIVE = "adaptive"
+
+
+def config(quick: bool) -> dict[str, Any]:
+    if quick:
+        return {"gpu": GPUS[0], "scenarios": ["ChatBot"], "acceptances": [0.7], "fixed": [0, 2], "max_drafts": 4,
+                "programs": 300, "seeds": [1], "tolerance": 0.1}  # fmt: skip
+    return {"gpu": GPUS[0], "scenarios": ["ChatBot", "Coder", "Summarizer"], "acceptances": [0.6, 0.7, 0.8],
+            "fixed": [0, 1, 2, 3, 4, 6], "max_drafts": 6, "programs": 1500, "seeds": [1, 2, 3],
+            "tolerance": 0.02}  # fmt: skip
+
+
+def tasks(config: dict[str, Any]) -> list[Task]:
+    """One task per scenario, acceptance and length; no drafts at all do not depend on the acceptance."""
+    return [
+        Task(f"{scenario}/{chance}/{length}", {**config, "scenario": scenario, "acceptance": chance, "length": length})
+        for scenario in config["scenarios"]
+        for chance in config["acceptances"]
+        for length in (*config["fixed"], ADAPTIVE)
+    ]
+
+
+def run(params: Mapping[str, Any], context: Context) -> Point:
+    """Capacity of the planner with one way to choose the number of draft tokens."""
+    profile, length = load_profile(params["gpu"]), params["length"]
+    make = jobs_maker(params["scenario"], arrival_traces(context.traces), profile, params["programs"])
+    is_adaptive = length == ADAPTIVE
+    system = replace(
+        PLANNER,
+        drafts=params["max_drafts"] if is_adaptive else length,
+        adapts_drafts=is_adaptive,
+        acceptance=params["acceptance"],
+        draft_s=DRAFT_S[params["gpu"]],
+    )
+    bound, rates = bound_of(profile, make, params["seeds"]), []
+    for seed in params["seeds"]:
+        search = Search(system, profile, make, seed, tolerance=params["tolerance"])
+        rates.append(search.capacity("worst_tier", bound / 2))
+    point = {name: params[name] for name in ("gpu", "scenario", "acceptance", "length")}
+    return {**point, **median_and_spread(rates), "seeds": rates}
+
+
+def gains(points: Sequence[Point]) -> dict[tuple[str, float], tuple[float, float, int]]:
+    """By scenario and acceptance: capacity of adaptive lengths, of the best fixed length, and that length."""
+    found = {}
+    for place in sorted({(p["scenario"], p["acceptance"]) for p in points}):
+        here = {p["length"]: p["median"] for p in points if (p["scenario"], p["acceptance"]) == place}
+        fixed = {length: rate for length, rate in here.items() if length != ADAPTIVE}
+        if ADAPTIVE in here and fixed:
+            best = max(fixed, key=lambda length: fixed[length])
+            found[place] = here[ADAPTIVE], fixed[best], int(best)
+    return found
+
+
+def headline(points: Sequence[Point]) -> dict[str, float]:
+    ratios = [adaptive / best for adaptive, best, _ in gains(points).values() if best > 0]
+    plain = {p["scenario"]: p["median"] for p in points if p["length"] == 0}
+    over_plain = [ours / plain[place[0]] for place, (ours, _, _) in gains(points).items() if plain.get(place[0])]
+    return {
+        "capacity_ratio_vs_best_fixed_geomean": round(geomean(ratios), 4),
+        "capacity_ratio_vs_none_geomean": round(geomean(over_plain), 4),
+    }
+
+
+def tables(points: Sequence[Point]) -> str:
+    lengths = list(dict.fromkeys(p["length"] for p in points))
+    rows = [
+        [scenario, chance, *(_rate(points, scenario, chance, length) for length in lengths), ours / best]
+        for (scenario, chance), (ours, best, _) in gains(points).items()
+    ]
+    header = ("scenario", "acceptance", *(f"{length} drafts" for length in lengths), "adaptive over best fixed")
+    return markdown_table(header, rows)
+
+
+def _rate(points: Sequence[Point], scenario: str, chance: float, length: int | str) -> float:
+    place = (scenario, chance, length)
+    return next(p["median"] for p in points if (p["scenario"], p["acceptance"], p["length"]) == place)
+
+
+SPECULATION = register(Experiment("speculation", "Speculation lengths", config, tasks, run, headline, tables))

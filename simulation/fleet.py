@@ -1,0 +1,146 @@
+"""The live controller's ``Fleet`` in virtual time: it hears reports and outcomes and decides every admission."""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from controller.fleet import Fleet, FleetOptions
+from controller.tiers import Tier, TierTable
+from controller.wire import Admission, Decision, Outcome, Progress, Report, Slo, Verdict
+from profiles.profile import Profile
+from simulation.loop import Simulation
+
+REPORT_S = 0.15  # how often a live replica reports
+SEEN_BEFORE = 100  # requests of each tier that had finished before the run, so that lengths are known on average
+
+
+def tiers_of(jobs: np.ndarray) -> TierTable:
+    """A tier table with one shared tier per tier number of the jobs, in that order."""
+    numbers = np.unique(jobs["tier"][~jobs["best_effort"]])
+    return TierTable(1, tuple(_tier(jobs[jobs["tier"] == n], int(n)) for n in numbers))
+
+
+def _tier(asked: np.ndarray, number: int) -> Tier:
+    predicted = int(asked["predicted_tokens"].mean())
+    return Tier(f"tier {number}", tpot_s=float(asked["tpot_s"].min()), output_tokens=predicted)
+
+
+def replica_name(position: int) -> str:
+    """Names that sort by position."""
+    return f"replica-{position:04d}"
+
+
+@dataclass
+class FleetDispatch:
+    """Carries out what a ``controller.fleet.Fleet`` decides, and tells it what a live system would."""
+
+    profile: Profile
+    tiers: TierTable
+    options: FleetOptions
+    decisions: list[Decision] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.fleet = Fleet(self.options, self.tiers, lambda _name: self.profile)
+        for tier in self.tiers.tiers:
+            for _ in range(SEEN_BEFORE):
+                self.fleet.lengths.note(tier.name, tier.output_tokens)
+        self._sequence, self._report_s = 0, 0.0
+        self._finished: dict[int, list[tuple[str, int]]] = {}
+
+    def next_wake_s(self) -> float:
+        return self._report_s
+
+    def dispatch(self, simulation: Simulation, which: np.ndarray) -> None:
+        if simulation.now_s >= self._report_s:
+            self._report(simulation)
+        if len(which):
+            asks = [self.admission(simulation.jobs[job], int(job)) for job in which]
+            for job, decision in zip(which, self.fleet.admit(asks, simulation.now_s), strict=True):
+                self._carry_out(simulation, int(job), decision)
+
+    def note_ended(self, simulation: Simulation, which: np.ndarray) -> None:
+        for job in which:
+            record, asked = simulation.records[job], simulation.jobs[job]
+            self._finished.setdefault(int(record["replica"]), []).append((str(job), int(record["emitted_tokens"])))
+            verdict = Verdict.ADMITTED if record["promised"] else Verdict.BEST_EFFORT
+            gaps = max(1, int(record["emitted_tokens"]) - 1)
+            outcome = Outcome(
+                str(job),
+                self._tier_name(asked),
+                self._tier_name(asked),
+                "stop",
+                not record["missed"],
+                ttft_s=float(record["first_s"] - asked["arrival_s"]),
+                tpot_s=float(record["last_s"] - record["first_s"]) / gaps,
+                e2e_s=float(record["last_s"] - asked["arrival_s"]),
+                predicted_ttft_s=math.inf,
+                predicted_tpot_s=math.inf,
+                output_tokens=int(record["emitted_tokens"]),
+                verdict=verdict,
+            )
+            self.fleet.note_outcome(outcome, simulation.now_s)
+
+    def admission(self, asked: np.void, job: int) -> Admission:
+        """A job as the door asks about it."""
+        return Admission(str(job), int(asked["prompt_tokens"]), int(asked["cap_tokens"]), self._slo(asked))
+
+    def _tier_name(self, asked: np.void) -> str:
+        return f"tier {asked['tier']}"
+
+    def _slo(self, asked: np.void) -> Slo:
+        ttft_s, tpot_s, e2e_s = float(asked["ttft_s"]), float(asked["tpot_s"]), float(asked["e2e_s"])
+        return Slo(ttft_s, tpot_s, e2e_s, self._tier_name(asked), bool(asked["best_effort"]))
+
+    def _carry_out(self, simulation: Simulation, job: int, decision: Decision) -> None:
+        self.decisions.append(decision)
+        if decision.verdict == Verdict.REFUSED:
+            simulation.refuse(job)
+            return
+        row = simulation.rows(np.array([job]))
+        row["output_tokens"] = decision.output_tokens
+        if decision.verdict == Verdict.BEST_EFFORT:
+            row["best_effort"], row["ttft_s"], row["tpot_s"], row["deadline_s"] = True, math.inf, math.inf, math.inf
+        simulation.place(row[0], int(decision.replica.rpartition("-")[2]))
+
+    def _report(self, simulation: Simulation) -> None:
+        """Every replica's report, in order of replicas; the next one is due ``REPORT_S`` later."""
+        for r in range(len(simulation.engines.state)):
+            self.fleet.report(self.report(simulation, r), simulation.now_s)
+        self._sequence += 1
+        busy = simulation.engines.state["count"].any()
+        self._report_s = simulation.now_s + REPORT_S if busy or simulation.left else math.inf
+
+    def report(self, simulation: Simulation, r: int) -> Report:
+        """What replica ``r`` would report now. Its iteration in flight counts as done, as in the live scheduler."""
+        table, limits = simulation.table(r), simulation.engines.limits[r]
+        held = table[table["running"]]
+        return Report(
+            replica_name(r),
+            "birth",
+            self._sequence,
+            self.profile.name,
+            int(limits["kv_capacity_tokens"]),
+            int(held["computed_tokens"].sum()),
+            int(limits["max_running"]),
+            int(limits["max_batch_tokens"]),
+            simulation.now_s - simulation.free_at_s(r),  # not above zero: it ends in the future
+            tuple(self._progress(simulation, row) for row in table),
+            tuple(self._finished.pop(r, ())),
+        )
+
+    def _progress(self, simulation: Simulation, row: np.void) -> Progress:
+        job = int(row["id"]) - 1
+        asked = simulation.jobs[job]
+        slo = Slo(tier=self._tier_name(asked), best_effort=True) if row["best_effort"] else self._slo(asked)
+        return Progress(
+            str(job),
+            slo,
+            simulation.now_s - float(asked["arrival_s"]),
+            int(row["prompt_tokens"]),
+            int(row["computed_tokens"]),
+            int(row["emitted_tokens"]),
+            int(row["output_tokens"]),
+            int(row["output_cap_tokens"]),
+            bool(row["running"]),
+        )
