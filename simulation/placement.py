@@ -16,7 +16,7 @@ from simulation.loop import Simulation
 
 @njit(cache=True)
 def refresh(fleet: Fleet, engines: Engines, seen: np.ndarray, now_s: float) -> None:
-    """Bring the fleet's sums up to date with the tables; ``seen`` (i8[R]) remembers the iterations they were made at."""
+    """Bring the fleet's sums up to date with the tables; ``seen`` (i8[R]) are the iterations they were made at."""
     for r in range(len(fleet.replicas)):
         engine, replica = engines.state[r], fleet.replicas[r]
         busy = engine["count"] > 0 and engine["free_at_s"] < math.inf

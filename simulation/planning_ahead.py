@@ -1,7 +1,6 @@
 """How many replicas a workload needs for a target, and what that costs per request."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,17 +11,6 @@ from simulation.placement import PlacedFleet
 from simulation.systems import PLANNER
 
 MOST_REPLICAS = 256
-
-
-@dataclass(frozen=True)
-class Need:
-    """Replicas of one kind for one workload."""
-
-    profile: str
-    tier: str  # "all": one shared fleet
-    replicas: int  # 0: not even the most replicas reach the target
-    attainment: float  # of the tier that gets least
-    cost: float  # replica-seconds (times the price of one) per attained request
 
 
 def run_fleet(jobs: np.ndarray, profile: Profile, replicas: int, seed: int = 0) -> Simulation:

@@ -36,6 +36,7 @@ SYSTEMS = {
 STOCK = ("vllm-2048", "vllm-whole", "sarathi")
 SIMPLE_RIVALS = ("edf-shed", "sarathi-shed")
 SCALED = ("ChatBot", "Coder")
+Capacities = dict[tuple[str, str, str], float]  # by GPU, scenario and system
 
 
 def config(quick: bool) -> dict[str, Any]:
@@ -47,9 +48,9 @@ def config(quick: bool) -> dict[str, Any]:
             "tolerance": 0.1, "replicas": [1, 4], "fleet_programs": 400, "strict_target": 0.98,
         }  # fmt: skip
     return {
-        "gpus": list(GPUS), "scenarios": list(SCENARIOS), "systems": list(SYSTEMS), "programs": 2000,
-        "seeds": [1, 2, 3], "bursty_seeds": [1, 2, 3, 4, 5], "budgets": list(BUDGETS), "drafts": [1, 2, 3, 4],
-        "target": 0.9, "tolerance": 0.02, "replicas": [1, 2, 3, 4], "fleet_programs": 2500, "strict_target": 0.98,
+        "gpus": list(GPUS), "scenarios": list(SCENARIOS), "systems": list(SYSTEMS), "programs": 1500,
+        "seeds": [1, 2, 3], "bursty_seeds": [1, 2, 3], "budgets": list(BUDGETS), "drafts": [1, 2, 3, 4],
+        "target": 0.9, "tolerance": 0.02, "replicas": [1, 2, 4], "fleet_programs": 2000, "strict_target": 0.98,
     }  # fmt: skip
 
 
