@@ -34,7 +34,7 @@ QUIET = {
     "PYTHONWARNINGS": "ignore",
 }
 
-# For the cluster, never for a driver: tokens go from the ingress straight to HAProxy, calls by gRPC (ten times cheaper).
+# For the cluster, never for a driver: tokens go from the ingress straight to HAProxy, calls by gRPC.
 CLUSTER_ONLY = {"RAY_SERVE_THROUGHPUT_OPTIMIZED": "1", "RAY_SERVE_ENABLE_HA_PROXY": "1"}
 
 

@@ -1,0 +1,99 @@
+"""The whole stack on two real vLLM engines of the embedded model: exact tokens through every kind of death."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.integration.stack import Stack, kill_9, running, texts, until
+
+pytestmark = pytest.mark.integration
+
+ARGS = {
+    "model": "embedded",
+    "engine": {"kind": "vllm", "cores_per_replica": 0.5, "kv_cache_gib": 0.1},
+    "fleet": {"replicas": 2, "stall_timeout_s": 20.0},
+}
+PROMPTS = [f"Tell me story number {i}, please: " * (1 + i % 3) for i in range(12)]
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    with running(ARGS) as up:
+        yield up
+
+
+@pytest.fixture(scope="module")
+def undisturbed(stack: Stack) -> list[str]:
+    return texts(stack.client, PROMPTS, 120)
+
+
+def test_streams_and_whole_answers_are_the_same_text(stack: Stack, undisturbed: list[str]) -> None:
+    whole = stack.client.completions.create(
+        model="embedded", prompt=PROMPTS[3], max_tokens=120, temperature=0, extra_body={"ignore_eos": True}
+    )
+    assert whole.choices[0].text == undisturbed[3]
+    assert len(set(undisturbed)) > 6, "the model's output depends on its prompt"
+
+
+def test_logprobs_and_stop_strings_come_from_the_engine(stack: Stack, undisturbed: list[str]) -> None:
+    stop = undisturbed[0][10:12]
+    answer = stack.client.completions.create(
+        model="embedded", prompt=PROMPTS[0], max_tokens=120, temperature=0, logprobs=2, stop=[stop]
+    )
+    choice = answer.choices[0]
+    assert choice.finish_reason == "stop"
+    assert undisturbed[0].startswith(choice.text)
+    assert stop not in choice.text
+    assert len(choice.logprobs.token_logprobs) >= len(choice.text)
+
+
+def test_killing_a_replica_and_the_controller_changes_no_token(stack: Stack, undisturbed: list[str]) -> None:
+    """Both at once, in the middle of 12 streams; the replica's engine process goes with it."""
+    status = stack.status()
+    victim = max(stack.live(), key=lambda replica: replica["requests"])
+    engine = psutil.Process(victim["pid"]).children(recursive=True)
+
+    def disturb() -> None:
+        kill_9(victim["pid"])
+        kill_9(status["controller"]["pid"])
+
+    assert texts(stack.client, PROMPTS, 120, disturb) == undisturbed
+    until(lambda: not any(process.is_running() for process in engine), 20)
+    until(lambda: len(stack.live()) == 2, 150)
+    assert stack.status()["controller"]["birth"] != status["controller"]["birth"]
+
+
+def test_killing_an_engine_alone_changes_no_token(stack: Stack, undisturbed: list[str]) -> None:
+    """The actor lives on, its engine does not: the health check has it replaced."""
+    before = {replica["pid"] for replica in stack.live()}
+    victim = stack.live()[0]["pid"]
+    engines = [p for p in psutil.Process(victim).children(recursive=True) if "EngineCore" in " ".join(p.cmdline())]
+    assert engines
+    assert texts(stack.client, PROMPTS, 120, lambda: kill_9(engines[0].pid)) == undisturbed
+    until(lambda: len(stack.live()) == 2 and {r["pid"] for r in stack.live()} != before, 150)
+
+
+def test_vllms_own_benchmark_runs_against_it_unchanged(stack: Stack, tmp_path: Path) -> None:
+    model = httpx.get(f"{stack.url}/v1/models", timeout=10).json()["data"][0]
+    command = "bench serve --backend openai-chat --endpoint /v1/chat/completions --dataset-name random --num-prompts 6"
+    command += (
+        " --random-input-len 40 --random-output-len 12 --goodput ttft:20000 tpot:2000 --header x-slo-tier=standard"
+    )
+    arguments = [*command.split(), "--base-url", stack.url, "--model", model["id"], "--tokenizer", model["root"]]
+    # The CPU build of vLLM is distributed under another name, so that its own command does not find its version.
+    info = tmp_path / "vllm-0.32.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n")
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    code = "import sys; from vllm.entrypoints.cli.main import main; sys.argv[0] = 'vllm'; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "Successful requests:                     6" in done.stdout
