@@ -57,7 +57,7 @@ def run_system(
 ) -> Simulation:
     """Run jobs on one replica of a system; with ``target`` only as far as it takes to know that it is missed."""
     jobs = system.jobs(jobs)
-    simulation = Simulation(jobs, system.engines(profile, seed=seed), system.dispatcher(profile, jobs, seed))
+    simulation = Simulation(jobs, system.engines(profile, seed), system.dispatcher(profile, jobs, seed))
     simulation.run(None if target is None else GiveUp(jobs, Window.of(jobs), target))
     return simulation
 

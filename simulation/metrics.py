@@ -15,7 +15,7 @@ class Window:
     end_s: float
 
     @classmethod
-    def of(cls, jobs: np.ndarray, cut: float = 0.1) -> "Window":
+    def of(cls, jobs: np.ndarray, cut: float = 0.15) -> "Window":
         """All but the first and last ``cut`` of the time over which programs arrive."""
         times_s = jobs["arrival_s"][np.isfinite(jobs["arrival_s"])]
         first_s, last_s = float(times_s.min()), float(times_s.max())

@@ -1,6 +1,7 @@
 """How many replicas a workload needs for a target, and what that costs per request."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,7 +16,7 @@ MOST_REPLICAS = 256
 
 def run_fleet(jobs: np.ndarray, profile: Profile, replicas: int, seed: int = 0) -> Simulation:
     """A workload on a fleet of equal, shared replicas placed by the routing kernels."""
-    engines = PLANNER.engines(profile, replicas, seed)
+    engines = replace(PLANNER, replicas=replicas).engines(profile, seed)
     simulation = Simulation(jobs, engines, PlacedFleet())
     simulation.run()
     return simulation

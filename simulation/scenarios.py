@@ -1,6 +1,7 @@
 """The six scenarios of SLOs-Serve (tables 1 to 4): lengths, arrivals, objectives, rounds."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,6 +66,8 @@ SCENARIOS = {
     "ToolLLM": (_tool_llm,),
     "Reasoning": (_reasoning,),
 }
+LIFETIMES = 5.0  # a run lasts at least so many lifetimes of its programs
+MOST_PROGRAMS = 20_000
 BURSTY = ("Coder", "Mixed", "ToolLLM")  # those with arrivals of the coding trace
 
 
@@ -78,19 +81,30 @@ def zero_load_ttft_s(coef: np.ndarray, prompt_tokens: np.ndarray, chunk_tokens: 
 def make_scenario(
     name: str, traces: Mapping[str, np.ndarray], coef: np.ndarray, rate_per_s: float, programs: int, seed: int
 ) -> np.ndarray:
-    """Jobs of a scenario at a mean rate of ``rate_per_s`` requests (programs) per second.
+    """Jobs of a scenario at a mean rate of ``rate_per_s`` requests (programs) per second, at least ``programs``.
 
-    ``traces`` holds the arrival times of ``CONV`` and ``CODE``. One seed gives the same lengths and the same shape of
-    arrivals at every rate, for every system and on every GPU.
+    There are more where a program lives so long that the run would not last ``LIFETIMES`` of them. ``traces`` holds
+    the arrival times of ``CONV`` and ``CODE``. One seed gives the same lengths and the same shape of arrivals at every
+    rate, for every system and on every GPU.
     """
     apps = [make() for make in SCENARIOS[name]]
-    shares = np.array_split(np.arange(programs), len(apps))
     parts = []
-    for tier, (app, share) in enumerate(zip(apps, shares, strict=True)):
-        rng = np.random.default_rng((seed, tier))
-        arrivals_s = shaped_s(rng, traces[app.arrivals], len(share), rate_per_s / len(apps))
-        parts.append(_app_jobs(app, rng, coef, arrivals_s, tier))
+    for tier, app in enumerate(apps):
+        streams = np.random.default_rng((seed, tier)).spawn(5)
+        per_s = rate_per_s / len(apps)
+        count = max(programs // len(apps), min(MOST_PROGRAMS, math.ceil(LIFETIMES * _lifetime_s(app) * per_s)))
+        arrivals_s = shaped_s(streams[0], traces[app.arrivals], count, per_s)
+        parts.append(_app_jobs(app, streams[1:], coef, arrivals_s, tier))
     return join(parts)
+
+
+def _lifetime_s(app: App) -> float:
+    """About how long a program lives that just keeps its pace."""
+    rng = np.random.default_rng(0)
+    tokens_s = app.output.draw(rng, 500).mean() * app.tpot_s
+    if app.response is not None:
+        tokens_s += app.response.draw(rng, 500).mean() * app.response_tpot_s
+    return float(tokens_s * app.rounds[0])
 
 
 def join(parts: list[np.ndarray]) -> np.ndarray:
@@ -104,24 +118,29 @@ def join(parts: list[np.ndarray]) -> np.ndarray:
     return jobs
 
 
-def _app_jobs(app: App, rng: np.random.Generator, coef: np.ndarray, arrivals_s: np.ndarray, tier: int) -> np.ndarray:
-    """One app's jobs; the rounds of a program follow each other in the table and in time."""
+def _app_jobs(
+    app: App, streams: Sequence[np.random.Generator], coef: np.ndarray, arrivals_s: np.ndarray, tier: int
+) -> np.ndarray:
+    """One app's jobs; the rounds of a program follow each other in the table and in time.
+
+    Each column has a stream of its own, so that a longer run begins like a shorter one.
+    """
     programs = len(arrivals_s)
-    rounds = np.maximum(1, np.rint(rng.normal(*app.rounds, programs))).astype(np.int64)
+    rounds = np.maximum(1, np.rint(streams[0].normal(*app.rounds, programs))).astype(np.int64)
     jobs = make_jobs(int(rounds.sum()))
     starts, ends = np.cumsum(rounds) - rounds, np.cumsum(rounds) - 1
     jobs["arrival_s"], jobs["arrival_s"][starts] = np.inf, arrivals_s
     jobs["program"] = np.repeat(starts, rounds)
     jobs["follower"] = np.arange(1, len(jobs) + 1)
     jobs["follower"][ends] = NEVER
-    jobs["prompt_tokens"] = app.prompt.draw(rng, len(jobs))
-    jobs["output_tokens"] = app.output.draw(rng, len(jobs))
+    jobs["prompt_tokens"] = app.prompt.draw(streams[1], len(jobs))
+    jobs["output_tokens"] = app.output.draw(streams[2], len(jobs))
     jobs["tpot_s"], jobs["best_effort"], jobs["tier"] = app.tpot_s, False, tier
     if app.rounds[1] > 0.0:
         jobs["tpot_s"][ends] = app.last_tpot_s
     if app.response is not None:
         jobs["stage_tokens"], jobs["later_tpot_s"] = jobs["output_tokens"], app.response_tpot_s
-        jobs["output_tokens"] += app.response.draw(rng, len(jobs))
+        jobs["output_tokens"] += app.response.draw(streams[3], len(jobs))
     jobs["predicted_tokens"] = round(float(jobs["output_tokens"].mean()))
     jobs["cap_tokens"] = max(4 * int(jobs["output_tokens"].max()), 4096)
     jobs["ttft_s"] = app.slowdown * zero_load_ttft_s(coef, jobs["prompt_tokens"].astype(np.float64))

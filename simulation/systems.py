@@ -37,13 +37,19 @@ class System:
     displace: bool = True
     reconsiders: bool = True
     best_effort_share: float = 0.0
+    replicas: int = 1
+
+    @property
+    def gpus(self) -> int:
+        """Replicas of all kinds."""
+        return self.replicas
 
     def with_budget(self, tokens: int) -> "System":
         return replace(self, token_budget=tokens)
 
-    def engines(self, profile: Profile, replicas: int = 1, seed: int = 0) -> Engines:
+    def engines(self, profile: Profile, seed: int = 0) -> Engines:
         """Empty engines of this system on a profile's hardware."""
-        engines = make_engines(replicas, 512, seed)
+        engines = make_engines(self.gpus, 512, seed)
         coefficients = np.array(profile.coefficients)
         if self.draft_s > 0.0:
             coefficients[-1] = self.draft_s
@@ -77,8 +83,12 @@ class DistServe(System):
 
     sides: tuple[int, int] = (1, 1)
 
-    def engines(self, profile: Profile, replicas: int = 1, seed: int = 0) -> Engines:
-        engines = super().engines(profile, sum(self.sides), seed)
+    @property
+    def gpus(self) -> int:
+        return sum(self.sides)
+
+    def engines(self, profile: Profile, seed: int = 0) -> Engines:
+        engines = super().engines(profile, seed)
         engines.state["policy"][: self.sides[0]] = policy_code("vllm-whole")
         engines.limits["max_batch_tokens"][: self.sides[0]] = WHOLE_PROMPTS
         return engines
@@ -94,12 +104,8 @@ class DistServe(System):
 class FleetOf(System):
     """Several replicas under the live controller's ``Fleet``; its capacity is that of all together."""
 
-    replicas: int = 1
     routing: str = "slo"
     max_hops: int = 8  # 1: no second try, a plain load balancer before replicas that admit by themselves
-
-    def engines(self, profile: Profile, replicas: int = 1, seed: int = 0) -> Engines:
-        return super().engines(profile, self.replicas, seed)
 
     def dispatcher(self, profile: Profile, jobs: np.ndarray, seed: int = 0) -> Dispatcher:
         options = FleetOptions(routing=self.routing, admission=self.admits, max_hops=self.max_hops, seed=seed)

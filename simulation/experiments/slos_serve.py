@@ -31,9 +31,12 @@ SYSTEMS = {
         *BASELINES,
         System("vllm-spec", "vllm", token_budget=2048, drafts=1, acceptance=ACCEPTANCE),
         DistServe("distserve", "vllm", token_budget=2048),
+        FleetOf("planner-x2", admits=True, replicas=2),
+        FleetOf("planner-x3", admits=True, replicas=3),
     )
 }
 STOCK = ("vllm-2048", "vllm-whole", "sarathi")
+PEERS = ("planner-x2", "planner-x3")  # as many GPUs as DistServe has, whose bursts they share as it does
 SIMPLE_RIVALS = ("edf-shed", "sarathi-shed")
 SCALED = ("ChatBot", "Coder")
 Capacities = dict[tuple[str, str, str], float]  # by GPU, scenario and system
@@ -41,15 +44,15 @@ Capacities = dict[tuple[str, str, str], float]  # by GPU, scenario and system
 
 def config(quick: bool) -> dict[str, Any]:
     if quick:
-        quick_systems = ["planner", "planner-spec", *STOCK, "edf-shed", "distserve"]
+        quick_systems = ["planner", "planner-spec", *STOCK, "edf-shed", "distserve", *PEERS]
         return {
             "gpus": list(GPUS[:1]), "scenarios": list(SCENARIOS), "systems": quick_systems, "programs": 300,
-            "seeds": [1], "bursty_seeds": [1], "budgets": [512, 2048], "drafts": [2], "target": 0.9,
+            "seeds": [1], "bursty_seeds": [1], "budgets": [512, 2048], "drafts": [0, 2], "target": 0.9,
             "tolerance": 0.1, "replicas": [1, 4], "fleet_programs": 400, "strict_target": 0.98,
         }  # fmt: skip
     return {
         "gpus": list(GPUS), "scenarios": list(SCENARIOS), "systems": list(SYSTEMS), "programs": 1500,
-        "seeds": [1, 2, 3], "bursty_seeds": [1, 2, 3], "budgets": list(BUDGETS), "drafts": [1, 2, 3, 4],
+        "seeds": [1, 2, 3], "bursty_seeds": [1, 2, 3], "budgets": list(BUDGETS), "drafts": [0, 1, 2, 4, 6],
         "target": 0.9, "tolerance": 0.02, "replicas": [1, 2, 4], "fleet_programs": 2000, "strict_target": 0.98,
     }  # fmt: skip
 
@@ -166,7 +169,7 @@ def headline(points: Sequence[Point]) -> dict[str, float]:
     figures = {
         "capacity_ratio_vs_best_geomean": geomean(over("planner", STOCK)),
         "capacity_ratio_vs_best_geomean_spec": geomean(over("planner-spec", (*STOCK, "vllm-spec"))),
-        "capacity_ratio_vs_distserve_geomean": geomean(over("planner", ("distserve",))),
+        "capacity_ratio_vs_distserve_geomean": geomean(_over_distserve(points)),
         "capacity_ratio_vs_shed_min": min(shed, default=float("nan")),
         "of_bound_steady_min": min(of_bound, default=float("nan")),
         "scaling_4_chatbot": _scaling(points, "ChatBot", "fleet"),
@@ -175,6 +178,17 @@ def headline(points: Sequence[Point]) -> dict[str, float]:
         "capacity_ratio_at_2pct": _strict_ratio(points),
     }
     return {name: round(value, 4) for name, value in figures.items() if np.isfinite(value)}
+
+
+def _over_distserve(points: Sequence[Point]) -> list[float]:
+    """Capacity per GPU of a planned fleet over that of DistServe with as many GPUs, per GPU kind and scenario."""
+    own = {(p["gpu"], p["scenario"], p["system"]): p for p in points if p["kind"] == "capacity"}
+    ratios = []
+    for (gpu, scenario, system), p in own.items():
+        peer = own.get((gpu, scenario, PEERS[0] if p["setting"] == "1:1" else PEERS[1]))
+        if system == "distserve" and peer is not None and p["worst_tier"]["median"] > 0:
+            ratios.append(peer["worst_tier"]["median"] / p["worst_tier"]["median"])
+    return ratios
 
 
 def _scaling(points: Sequence[Point], scenario: str, how: str) -> float:

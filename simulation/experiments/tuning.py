@@ -18,16 +18,12 @@ def variants(system: System, budgets: Sequence[int], drafts: Sequence[int]) -> d
     """The settings of a system that its paper leaves to tuning, by name."""
     if isinstance(system, DistServe):
         return {f"{p}:{d}": replace(system, sides=(p, d)) for p, d in SIDES}
-    if system.drafts and not system.adapts_drafts:
-        return {f"drafts {d}": replace(system, drafts=d) for d in drafts}
+    if system.drafts:
+        how = "up to " if system.adapts_drafts else ""
+        return {f"{how}{d} drafts": replace(system, drafts=d) for d in drafts}
     if system.policy in ("sarathi", "sarathi-shed", "edf", "sjf"):
         return {f"budget {b}": system.with_budget(b) for b in budgets}
     return {"as it is": system}
-
-
-def per_replica(system: System, rate_per_s: float) -> float:
-    """Capacity of one GPU."""
-    return rate_per_s / sum(system.sides) if isinstance(system, DistServe) else rate_per_s
 
 
 def tuned_capacity(
@@ -46,13 +42,13 @@ def tuned_capacity(
     scores = {}
     for name, option in options.items() if len(options) > 1 else ():
         search = Search(option, profile, tuning_jobs, TUNING_SEED, config["target"], TUNING_TOLERANCE)
-        scores[name] = per_replica(option, search.capacity("worst_tier", bound_per_s / 2))
+        scores[name] = search.capacity("worst_tier", bound_per_s / 2 * option.gpus) / option.gpus
     setting = max(scores, key=lambda name: scores[name]) if scores else next(iter(options))
     chosen, figures = options[setting], {}
     searches = [
         Search(chosen, profile, make_jobs, seed, config["target"], config["tolerance"]) for seed in config["seeds"]
     ]
     for figure in ("worst_tier", "overall"):
-        rates = [per_replica(chosen, search.capacity(figure, bound_per_s / 2)) for search in searches]
+        rates = [search.capacity(figure, bound_per_s / 2 * chosen.gpus) / chosen.gpus for search in searches]
         figures[figure] = {**median_and_spread(rates), "seeds": rates}
     return {"setting": setting, "tuning": scores, "runs": sum(len(s.known) for s in searches), **figures}
