@@ -154,13 +154,14 @@ def test_streams_survive_the_death_of_a_replica_and_of_the_controller(stack: Sta
     undisturbed = texts(stack.client, prompts, 300)
     controller = stack.status()["controller"]
 
+    victim = stack.live()[0]["pid"]
+
     def disturb() -> None:
-        busy = max(stack.live(), key=lambda replica: replica["requests"])
-        kill_9(busy["pid"])
+        kill_9(victim)
         kill_9(controller["pid"])
 
     assert texts(stack.client, prompts, 300, disturb) == undisturbed
-    until(lambda: len(stack.live()) == 3, 90)
+    until(lambda: len(pids := {r["pid"] for r in stack.live()}) == 3 and victim not in pids, 90)
     assert stack.status()["controller"]["birth"] != controller["birth"]
     assert stack.status()["tiers"][0]["name"] == "interactive"
 

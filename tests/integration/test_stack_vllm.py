@@ -65,16 +65,16 @@ def test_killing_a_replica_and_the_controller_changes_no_token(stack: Stack, und
 
     assert texts(stack.client, PROMPTS, 120, disturb) == undisturbed
     until(lambda: not any(process.is_running() for process in engine), 20)
-    until(lambda: len(stack.live()) == 2, 150)
+    until(lambda: len(pids := {r["pid"] for r in stack.live()}) == 2 and victim["pid"] not in pids, 150)
     assert stack.status()["controller"]["birth"] != status["controller"]["birth"]
 
 
 def test_killing_an_engine_alone_changes_no_token(stack: Stack, undisturbed: list[str]) -> None:
     """The actor lives on, its engine does not: the health check has it replaced."""
     before = {replica["pid"] for replica in stack.live()}
-    victim = stack.live()[0]["pid"]
-    engines = [p for p in psutil.Process(victim).children(recursive=True) if "EngineCore" in " ".join(p.cmdline())]
-    assert engines
+    family = psutil.Process(stack.live()[0]["pid"]).children(recursive=True)
+    engines = [process for process in family if "EngineCore" in f"{process.name()} {process.cmdline()}"]
+    assert engines, f"no engine among {[(process.name(), process.cmdline()) for process in family]}"
     assert texts(stack.client, PROMPTS, 120, lambda: kill_9(engines[0].pid)) == undisturbed
     until(lambda: len(stack.live()) == 2 and {r["pid"] for r in stack.live()} != before, 150)
 
