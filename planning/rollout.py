@@ -202,5 +202,6 @@ def rollout(
         worst_s = min(worst_s, tail_worst_s)
     for i in range(len(table)):
         tokens = max(1, remaining_tokens(table[i]) - 1)
-        outlook[i]["tpot_s"] = max(0.0, outlook[i]["finish_s"] - outlook[i]["first_s"]) / tokens
+        seen = outlook[i]
+        seen["tpot_s"] = (seen["finish_s"] - seen["first_s"]) / tokens if seen["finish_s"] < math.inf else math.inf
     return worst_s, peak_tokens

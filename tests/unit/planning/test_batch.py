@@ -1,0 +1,157 @@
+"""Batch formation by hand: T = 1 ms + 10 us per token, nothing else, so that every expectation can be read off."""
+
+import math
+
+import numpy as np
+import pytest
+
+from planning.batch import form_batch
+from planning.limits import make_limits
+from planning.room import PREEMPT
+from planning.tables import request_table
+
+COEF = np.array([1e-5, 1e-3, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+LIMITS = make_limits(10_000, block_tokens=1, max_iteration_s=0.2)
+
+
+def decodes(slack_s: list[float], tpot_s: float = 0.05) -> np.ndarray:
+    """Running decodes at time 0 whose next tokens are due after ``slack_s``."""
+    table = request_table(len(slack_s))
+    table["id"], table["best_effort"], table["running"] = np.arange(1, len(slack_s) + 1), False, True
+    table["prompt_tokens"], table["emitted_tokens"], table["computed_tokens"] = 10, 1, 10
+    table["output_tokens"] = table["output_cap_tokens"] = 50
+    table["ttft_s"], table["tpot_s"] = 1.0, tpot_s
+    table["arrival_s"] = np.array(slack_s) - 1.0 - tpot_s
+    return table
+
+
+def prompts(tokens: list[int], due_s: list[float], first_id: int = 100) -> np.ndarray:
+    table = request_table(len(tokens))
+    table["id"], table["best_effort"], table["tpot_s"] = first_id + np.arange(len(tokens)), False, 0.05
+    table["prompt_tokens"], table["ttft_s"] = tokens, due_s
+    table["output_tokens"] = table["output_cap_tokens"] = 10
+    return table
+
+
+def spare(table: np.ndarray) -> np.ndarray:
+    table["best_effort"] = True
+    return table
+
+
+def form(*parts: np.ndarray, limits: np.void = LIMITS) -> tuple[float, list[int]]:
+    table = np.concatenate(parts)
+    tokens = np.full(len(table), 9999, dtype=np.int32)
+    seconds, mix = form_batch(COEF, table, 0.0, limits, tokens)
+    assert mix[0] == tokens[tokens > 0].sum()
+    return seconds, tokens.tolist()
+
+
+def test_nothing_to_do_takes_no_time() -> None:
+    assert form(request_table(0)) == (0.0, [])
+
+
+def test_alone_all_decodes_run_together() -> None:
+    assert form(decodes([0.01, 0.5]))[1] == [1, 1]
+
+
+def test_a_prompt_gets_what_the_tightest_decode_can_wait_for() -> None:
+    seconds, tokens = form(decodes([0.02]), prompts([5000], [1.0]))
+    assert tokens == [1, 1899]  # 20 ms less 1 ms, less the decode
+    assert seconds == pytest.approx(0.02)
+
+
+def test_a_decode_with_slack_waits_for_a_prompt_and_one_without_does_not() -> None:
+    seconds, tokens = form(decodes([0.02, 0.5]), prompts([5000], [1.0]))
+    assert tokens == [1, 0, 1899]
+    assert seconds == pytest.approx(0.02)
+
+
+def test_early_decodes_run_in_what_prompts_leave() -> None:
+    assert form(decodes([0.02, 0.5]), prompts([100], [1.0]))[1] == [1, 1, 100]
+
+
+def test_prompts_go_by_deadline_and_a_finishing_one_bounds_the_iteration() -> None:
+    seconds, tokens = form(prompts([5000, 1000], [0.9, 0.015]))
+    assert tokens == [400, 1000]  # 15 ms for both
+    assert seconds == pytest.approx(0.015)
+
+
+def test_ties_go_to_the_shorter_prompt() -> None:
+    limits = make_limits(10_000, max_iteration_s=0.005)
+    assert form(prompts([900, 300], [1.0, 1.0]), limits=limits)[1] == [100, 300]
+
+
+def test_a_hopeless_prompt_waits_behind_an_attainable_one() -> None:
+    assert form(prompts([5000, 100], [0.03, 1.0]), limits=make_limits(10_000, max_iteration_s=0.002))[1] == [0, 100]
+
+
+def test_a_late_decode_does_not_shorten_the_iteration() -> None:
+    seconds, tokens = form(decodes([-0.1, 0.03]), prompts([2000], [1.0]))
+    assert tokens == [1, 1, 2000]
+    assert seconds == pytest.approx(1e-3 + 2002e-5)
+
+
+def test_when_not_all_decodes_fit_the_earliest_run() -> None:
+    slow = np.array([1e-2, 1e-3, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])  # 10 ms per token
+    table, tokens = decodes([0.04, 0.025, 0.3]), np.zeros(3, dtype=np.int32)
+    form_batch(slow, table, 0.0, LIMITS, tokens)
+    assert tokens.tolist() == [1, 1, 0]
+
+
+def test_best_effort_fills_only_a_short_iteration() -> None:
+    seconds, tokens = form(decodes([0.02]), spare(prompts([5000], [math.inf])))
+    assert tokens == [1, 50]  # half an empty iteration of 1.01 ms
+    assert seconds == pytest.approx(1.51e-3, rel=0.02)
+
+
+def test_best_effort_waits_while_a_prompt_wants_the_time() -> None:
+    assert form(decodes([0.02]), prompts([5000], [1.0]), spare(prompts([100], [math.inf], 200)))[1] == [1, 1899, 0]
+
+
+def test_a_share_is_kept_for_best_effort() -> None:
+    limits = make_limits(20_000, max_iteration_s=0.2, best_effort_share=0.25)
+    seconds, tokens = form(
+        decodes([0.02]), prompts([5000], [1.0]), spare(prompts([5000], [math.inf], 200)), limits=limits
+    )
+    assert tokens == [1, 1399, 500]
+    assert seconds == pytest.approx(0.02)
+
+
+def test_filler_never_takes_slack_that_later_tokens_need() -> None:
+    """The pace of 20 us per token cannot be held by iterations of 1 ms: all of the earned slack is spoken for."""
+    lone = decodes([0.0491], tpot_s=2e-5)  # 49 tokens in 49 iterations of about 1.01 ms
+    lone["output_tokens"] = 49
+    alone_s, _ = form(lone)
+    seconds, tokens = form(lone, spare(prompts([100], [math.inf])))
+    assert tokens[0] == 1
+    assert seconds - alone_s <= 0.0491 + 47 * 2e-5 - 48 * alone_s + 1e-9
+
+
+def test_kv_for_a_prompt_is_taken_from_best_effort_latest_first() -> None:
+    limits = make_limits(300, block_tokens=1)
+    old, young = spare(decodes([1.0])), spare(decodes([1.5]))
+    old["prompt_tokens"] = old["computed_tokens"] = 100
+    young["prompt_tokens"] = young["computed_tokens"] = 100
+    young["id"] = 2
+    assert form(old, young, prompts([150], [1.0]), limits=limits)[1] == [1, PREEMPT, 150]
+
+
+def test_nobody_is_preempted_in_vain() -> None:
+    limits = make_limits(300, block_tokens=1)
+    assert form(spare(decodes([1.0])), prompts([400], [1.0]), limits=limits)[1] == [1, 0]
+
+
+def test_somebody_always_moves_even_when_every_block_is_taken() -> None:
+    limits = make_limits(20, block_tokens=10)
+    assert sorted(form(decodes([0.5, 0.6]), limits=limits)[1]) == [PREEMPT, 1]
+
+
+def test_the_engines_limits_hold() -> None:
+    limits = make_limits(10_000, max_running=2, max_batch_tokens=64)
+    assert form(decodes([0.002]), prompts([100, 100], [1.0, 0.9]), limits=limits)[1] == [1, 0, 63]
+    assert form(decodes([0.5, 0.5]), prompts([10], [1.0]), limits=limits)[1] == [1, 1, 0]
+
+
+def test_a_prompt_that_can_never_fit_blocks_nobody() -> None:
+    limits = make_limits(300, block_tokens=1)
+    assert form(prompts([400], [1.0]), spare(prompts([20], [math.inf], 200)), limits=limits)[1] == [0, 20]

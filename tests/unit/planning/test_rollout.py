@@ -1,0 +1,93 @@
+import math
+
+import numpy as np
+import pytest
+
+from planning.deadlines import todo_tokens
+from planning.limits import make_limits
+from planning.rollout import OUTLOOK, advance, emitted_after, rollout, run_tokens
+from planning.room import PREEMPT
+from planning.tables import request_table
+
+COEF = np.array([1e-5, 1e-3, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+LIMITS = make_limits(10_000, max_iteration_s=0.2)
+
+
+def one(prompt: int = 99, output: int = 3, cap: int = 5) -> np.ndarray:
+    table = request_table(1)
+    table["best_effort"], table["ttft_s"], table["tpot_s"] = False, 1.0, 0.1
+    table["prompt_tokens"], table["output_tokens"], table["output_cap_tokens"] = prompt, output, cap
+    return table
+
+
+def test_a_prompt_emits_when_it_ends() -> None:
+    row = one()[0]
+    assert not run_tokens(row, 50, 0.0, True)
+    assert (row["running"], row["computed_tokens"], row["emitted_tokens"]) == (True, 50, 0)
+    assert run_tokens(row, 49, 0.0, True)
+    assert (row["computed_tokens"], row["emitted_tokens"], todo_tokens(row)) == (99, 1, 1)
+
+
+def test_preemption_keeps_the_tokens() -> None:
+    row = one()[0]
+    run_tokens(row, 99, 0.0, True)
+    assert not run_tokens(row, PREEMPT, 0.0, True)
+    assert (row["running"], row["computed_tokens"], row["emitted_tokens"], todo_tokens(row)) == (False, 0, 1, 100)
+    assert run_tokens(row, 100, 0.0, True)
+    assert row["emitted_tokens"] == 2
+
+
+@pytest.mark.parametrize(("departs", "length"), [(True, 3), (False, 5)])
+def test_a_request_leaves_at_its_prediction_or_else_at_its_cap(departs: bool, length: int) -> None:
+    row = one()[0]
+    run_tokens(row, 99, 0.0, departs)
+    for _ in range(length - 1):
+        assert todo_tokens(row) == 1
+        assert row["output_tokens"] > row["emitted_tokens"]
+        run_tokens(row, 1, 0.0, departs)
+    assert row["emitted_tokens"] == length
+    assert (row["running"], todo_tokens(row)) == (False, 0)
+
+
+@pytest.mark.parametrize("gain", [1.0, 1.3, 1.75, 2.9])
+def test_drafts_gain_their_expectation_without_drift(gain: float) -> None:
+    emitted = 0
+    for _ in range(400):
+        emitted = emitted_after(emitted, gain)
+    assert emitted == pytest.approx(400 * gain, abs=2)
+
+
+def test_the_mirror_stops_at_the_end_of_the_iteration_in_flight() -> None:
+    table = one(prompt=1000, output=50, cap=50)
+    assert advance(COEF, table, 0.0, 0.0005, LIMITS) == pytest.approx(0.011)  # 1000 tokens, under way at 0.5 ms
+    assert table["emitted_tokens"][0] == 1
+    assert advance(COEF, table, 0.011, 0.011, LIMITS) == 0.011
+    assert advance(COEF, table, 0.011, 0.0125, LIMITS) == pytest.approx(0.011 + 2 * 1.01e-3)
+    assert table["emitted_tokens"][0] == 3
+
+
+def test_an_idle_mirror_is_free_at_once() -> None:
+    assert advance(COEF, request_table(0), 3.0, 7.0, LIMITS) == 7.0
+
+
+def test_the_outlook_of_a_lone_request() -> None:
+    outlook = np.zeros(1, dtype=OUTLOOK)
+    worst_s, peak_tokens = rollout(COEF, one(), 0.5, LIMITS, -math.inf, outlook)
+    first_s = 0.5 + 1e-3 + 99e-5
+    assert outlook["first_s"][0] == pytest.approx(first_s)
+    assert outlook["finish_s"][0] == pytest.approx(first_s + 2 * 1.01e-3)
+    assert outlook["tpot_s"][0] == pytest.approx(1.01e-3)
+    assert worst_s == outlook["margin_s"][0] == pytest.approx(1.0 - first_s)
+    assert 101 <= peak_tokens < 101 + 16
+
+
+def test_a_rollout_leaves_its_table_alone_and_foretells_nothing_to_late_ones() -> None:
+    table = np.concatenate((one(), one()))
+    table["arrival_s"][1] = -5.0
+    before, outlook = table.copy(), np.zeros(2, dtype=OUTLOOK)
+    worst_s, _ = rollout(COEF, table, 0.0, LIMITS, -math.inf, outlook)
+    assert (table == before).all()
+    assert outlook["first_s"][1] == math.inf
+    assert worst_s == -math.inf
+    outlook["doomed"][1] = True
+    assert rollout(COEF, table, 0.0, LIMITS, -math.inf, outlook)[0] > 0

@@ -1,0 +1,153 @@
+"""Placement over a fleet against asking every replica by itself."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planning.admission import REASONS, AdmitReason, plan_admission
+from planning.limits import make_limits
+from planning.rollout import advance
+from routing.kernels import (
+    NOWHERE,
+    PLACEMENT,
+    SHARED,
+    Fleet,
+    advance_fleet,
+    check_replica,
+    commit,
+    make_fleet,
+    place,
+    summarize,
+)
+from tests.planning_cases import COEFS, draw_requests, start_decoding
+
+LIMITS = make_limits(100_000)
+
+
+def fleet_of(loads: list[int], tiers: list[int] | None = None, seed: int = 0) -> Fleet:
+    """Open replicas with ``loads`` decodes each, TPOT 50 ms."""
+    rng, fleet = np.random.default_rng(seed), make_fleet(len(loads), 80)
+    fleet.coefs[:], fleet.limits[:] = COEFS[0], LIMITS
+    fleet.replicas["is_open"], fleet.replicas["count"] = True, loads
+    fleet.replicas["tier"] = tiers or SHARED
+    for r, load in enumerate(loads):
+        table = requests(rng, load, 100 * r + 1)
+        start_decoding(rng, table)
+        table["arrival_s"] = 0.04 - table["ttft_s"] - table["emitted_tokens"] * table["tpot_s"]
+        fleet.tables[r, :load] = table
+        summarize(fleet, r)
+    return fleet
+
+
+def requests(rng: np.random.Generator, rows: int, first_id: int, tier: int = 0) -> np.ndarray:
+    table = draw_requests(rng, rows, first_id)
+    table["ttft_s"], table["tpot_s"], table["deadline_s"], table["tier"] = 0.5, 0.05, np.inf, tier
+    return table
+
+
+def put(fleet: Fleet, rows: np.ndarray, max_hops: int = 4) -> np.ndarray:
+    placements = np.zeros(len(rows), dtype=PLACEMENT)
+    place(fleet, rows, 0.0, max_hops, placements)
+    return placements
+
+
+def new(rows: int = 1, tier: int = 0) -> np.ndarray:
+    return requests(np.random.default_rng(7), rows, 10_000, tier)
+
+
+def test_the_most_loaded_replica_that_attains_is_taken() -> None:
+    fleet = fleet_of([5, 20, 10])
+    placed = put(fleet, new())[0]
+    assert (placed["replica"], placed["hops"], REASONS[placed["reason"]]) == (1, 1, AdmitReason.ADMITTED)
+    assert fleet.replicas["count"].tolist() == [5, 21, 10]
+    assert fleet.tables[1, 20]["id"] == 10_000
+
+
+def test_its_own_tier_first_then_shared_then_the_nearest_tighter_one_and_never_a_looser() -> None:
+    order = []
+    fleet = fleet_of([3, 3, 3, 3, 3], tiers=[0, 1, 2, SHARED, 3])
+    for _ in range(5):
+        placed = put(fleet, new(tier=2))[0]
+        order.append(int(placed["replica"]))
+        fleet.replicas[order[-1]]["is_open"] = False
+    assert order == [2, 3, 1, 0, NOWHERE]
+
+
+def test_closed_and_full_replicas_take_nothing() -> None:
+    fleet = fleet_of([5, 5])
+    fleet.replicas["is_open"] = False
+    assert put(fleet, new())[0]["replica"] == NOWHERE
+    fleet = fleet_of([80])
+    assert put(fleet, new())[0]["replica"] == NOWHERE
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("prompt_tokens", 200_000, AdmitReason.KV_FULL),
+        ("tpot_s", 1e-4, AdmitReason.WOULD_BREAK_ADMITTED),
+        ("ttft_s", 1e-4, AdmitReason.TTFT_UNATTAINABLE),
+    ],
+)
+def test_the_screen_says_what_stands_against_a_request(field: str, value: float, reason: AdmitReason) -> None:
+    asked = new()
+    asked[field] = value
+    placed = put(fleet_of([5, 5]), asked)[0]
+    assert (placed["replica"], REASONS[placed["reason"]]) == (NOWHERE, reason)
+    assert placed["first_s"] == math.inf
+
+
+@settings(max_examples=150)
+@given(st.integers(0, 2**32 - 1))
+def test_a_placement_is_an_admission_on_that_replica(seed: int) -> None:
+    """Exactly: same verdict and prediction as the planner's own, for the chosen replica and for all others."""
+    rng = np.random.default_rng(seed)
+    fleet = fleet_of(rng.integers(0, 60, 4).tolist(), seed=seed)
+    asked = requests(rng, 1, 10_000)
+    asked["prompt_tokens"] = int(rng.choice([200, 2000, 12_000]))
+    plans = []
+    for r, state in enumerate(fleet.replicas):
+        running = fleet.tables[r, : state["count"]]
+        plans.append(plan_admission(fleet.coefs[r], fleet.limits[r], running, asked, 0.0))
+        assert (REASONS[check_replica(fleet, r, asked[0], 0.0)] == AdmitReason.ADMITTED) == plans[r].accepted[0]
+    placed = put(fleet, asked)[0]
+    if placed["replica"] != NOWHERE:
+        plan = plans[placed["replica"]]
+        assert plan.accepted[0]
+        assert placed["first_s"] == pytest.approx(plan.predicted_ttft_s[0])
+        assert placed["tpot_s"] == pytest.approx(plan.predicted_tpot_s[0])
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**32 - 1))
+def test_the_cached_sums_are_what_a_fresh_count_gives(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    fleet = fleet_of(rng.integers(0, 30, 3).tolist(), seed=seed)
+    for row in requests(rng, 5, 10_000):
+        commit(fleet, int(rng.integers(0, 3)), row)
+    kept = fleet.replicas.copy()
+    for r in range(3):
+        summarize(fleet, r)
+    for name in ("decodes", "kv_tokens", "held_tokens", "backlog_tokens", "pace_s", "load"):
+        np.testing.assert_allclose(fleet.replicas[name], kept[name])
+
+
+def test_the_fleet_advances_as_each_replica_would_alone() -> None:
+    fleet = fleet_of([5, 9])
+    alone = fleet.tables[1, :9].copy()
+    free_at_s = advance(fleet.coefs[1], alone, 0.0, 0.3, LIMITS, True)
+    advance_fleet(fleet, 0.3, True)
+    left = alone[alone["running"]]
+    assert fleet.replicas[1]["free_at_s"] == free_at_s
+    assert (fleet.tables[1, : fleet.replicas[1]["count"]] == left).all()
+    assert fleet.replicas[1]["count"] < 9  # some were to end by then
+
+
+def test_a_lost_promise_blocks_no_placement() -> None:
+    fleet = fleet_of([5])
+    fleet.tables[0, 0]["arrival_s"] -= 10.0
+    summarize(fleet, 0)
+    assert put(fleet, new())[0]["replica"] == 0
