@@ -31,6 +31,8 @@ STOCK = "vllm"
 LOADS = (0.6, 0.8, 1.0, 1.2, 1.5)
 CHUNKS = (64, 128, 256, 512)  # Sarathi's fixed budgets that are tried
 GRACE_S = 3.0  # after the window, for what is under way
+STALL_S = 0.5  # a run during which this process was kept from running for so long is repeated
+ATTEMPTS = 5
 TARGET = 0.9  # attainment at which goodput is read
 ALONE_RUNS = 5
 CROWD = 256  # requests running while the cost of planning is measured
@@ -91,6 +93,7 @@ class Bench:
 
         self.engine = VllmEngine(config)
         self.runs = 0
+        self.stalled_s = 0.0
 
     def _submission(self, name: str, job: Job, age_s: float) -> Submission:
         from vllm import SamplingParams
@@ -103,7 +106,10 @@ class Bench:
         return Submission(name, len(job.prompt), 0, job.max_tokens, job.slo, age_s, job.max_tokens, 0, payload)
 
     async def run(self, jobs: list[Job], until_s: float) -> float:
-        """Play ``jobs``; stops at ``until_s`` or when all have finished. Returns the seconds that it took."""
+        """Play ``jobs``; stops at ``until_s`` or when all have finished. Returns the seconds that it took.
+
+        ``stalled_s`` tells afterwards for how long this process did not get to run: nothing measured then counts.
+        """
         self.runs += 1
         names = {f"{self.runs}-{i}": job for i, job in enumerate(jobs)}
         begun_s = time.monotonic()
@@ -125,10 +131,18 @@ class Bench:
                         job.finished = True
                         left.discard(delta.request_id)
 
+        async def watch() -> None:
+            last_s, self.stalled_s = time.monotonic(), 0.0
+            while True:
+                await asyncio.sleep(0.02)
+                last_s, before_s = time.monotonic(), last_s
+                self.stalled_s = max(self.stalled_s, last_s - before_s)
+
+        watcher = asyncio.create_task(watch())
         sender, reader = asyncio.create_task(send()), asyncio.create_task(read())
         await asyncio.wait([sender, reader], timeout=until_s)
         took_s = time.monotonic() - begun_s
-        for task in (sender, reader):
+        for task in (sender, reader, watcher):
             task.cancel()
         for ended in await asyncio.gather(sender, reader, return_exceptions=True):
             if isinstance(ended, Exception):
@@ -255,9 +269,18 @@ async def measure(
                 for turn in range(len(POLICIES)):
                     policy = POLICIES[(turn + seed) % len(POLICIES)]
                     await bench.engine.configure(policy, per_policy.get(policy, {}))
-                    jobs = make_jobs(capacity * load, seconds, slos, seed)
-                    took_s = await bench.run(jobs, seconds + GRACE_S)
-                    point = {"policy": policy, "load": load, "seed": seed, "machine_load": os.getloadavg()[0]}
+                    for _ in range(ATTEMPTS):
+                        jobs = make_jobs(capacity * load, seconds, slos, seed)
+                        took_s = await bench.run(jobs, seconds + GRACE_S)
+                        if bench.stalled_s < STALL_S:
+                            break
+                    point = {
+                        "stalled_s": bench.stalled_s,
+                        "policy": policy,
+                        "load": load,
+                        "seed": seed,
+                        "machine_load": os.getloadavg()[0],
+                    }
                     points.append(point | summarize(jobs, took_s))
                     console.print(f"seed {seed} load {load} {policy}: {points[-1]['attained']:.3f}")
         return setting, points

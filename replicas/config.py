@@ -4,9 +4,11 @@ from typing import Any
 
 import msgspec
 
-from planning.policies import batch_policy
+from profiles.store import load_profile
+from replicas.step_planner import planner_limits
 
 EMBEDDED_MODEL = "embedded"
+EMBEDDED_PROFILE = "embedded-cpu"
 ENGINES = ("vllm", "simulated")
 
 
@@ -37,7 +39,7 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     # order inside the engine
     policy: str = "slo"  # slo | vllm | sarathi | edf | sjf
     policy_options: dict[str, float] = {}
-    profile: str = ""  # name of an iteration-time profile; the simulated engine runs at its speed
+    profile: str = ""  # name of an iteration-time profile, or its file; the simulated engine runs at its speed
 
     # simulated engine only
     kv_capacity_tokens: int = 0  # 0: what the profile says
@@ -55,7 +57,7 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
             raise ValueError(f"engine: {self.engine!r} is not one of {', '.join(ENGINES)}")
-        batch_policy(self.policy)
+        planner_limits(self.policy, self.policy_options, kv_capacity_tokens=1)
         positive = "cores_per_replica max_model_len max_num_seqs max_num_batched_tokens block_size"
         positive += " speed report_interval_s heartbeat_s hang_s"
         for name in positive.split():
@@ -66,8 +68,15 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 raise ValueError(f"{name}: must not be negative, got {getattr(self, name)}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError("max_num_batched_tokens: must be at least max_num_seqs")
-        if self.engine == "simulated" and not self.profile:
-            raise ValueError("profile: the simulated engine needs the name of a profile")
+        if not self.profile_name:
+            raise ValueError(f"profile: model {self.model!r} needs one; 'polyslo profile run' measures it")
+        load_profile(self.profile_name)
+
+    @property
+    def profile_name(self) -> str:
+        """The profile to plan with, or to run at; the embedded model on vLLM brings its own."""
+        is_known = self.model == EMBEDDED_MODEL and self.engine == "vllm"
+        return self.profile or (EMBEDDED_PROFILE if is_known else "")
 
 
 def replica_config(settings: dict[str, Any]) -> ReplicaConfig:

@@ -107,7 +107,7 @@ class Replica:
             replica=self._id,
             birth=self._birth,
             sequence=self._sequence,
-            profile=self._config.profile,
+            profile=self._config.profile_name,
             kv_capacity_tokens=state.kv_capacity_tokens,
             kv_used_tokens=state.kv_used_tokens,
             max_running=state.max_running,
@@ -172,11 +172,14 @@ class Replica:
             if task.done():
                 raise RuntimeError(f"replica task ended: {task}")
 
-    async def __del__(self) -> None:
-        """Serve's farewell."""
-        if hasattr(self, "_engine"):
-            await cancel(getattr(self, "_tasks", []))
-            await self._engine.stop()
+    def __del__(self) -> Any:
+        """Serve's farewell, which awaits the result; Python's own call, later, finds nothing left to do."""
+        engine = self.__dict__.pop("_engine", None)
+        return self._end(engine) if engine is not None else None
+
+    async def _end(self, engine: Engine) -> None:
+        await cancel(self.__dict__.pop("_tasks", []))
+        await engine.stop()
 
 
 def replica_deployment(settings: dict[str, Any], **options: Any) -> Any:

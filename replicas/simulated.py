@@ -36,7 +36,7 @@ class SimulatedEngine:
 
     def __init__(self, config: ReplicaConfig) -> None:
         self.pids: tuple[int, ...] = ()
-        coefficients, capacity = profile_coefficients(config.profile, config.speed)
+        coefficients, capacity = profile_coefficients(config.profile_name, config.speed)
         self._config = config
         self._capacity_tokens = config.kv_capacity_tokens or capacity
         self._planner = StepPlanner(

@@ -24,6 +24,20 @@ ACCEPTANCE_WEIGHT = 0.005  # of one more draft token in the running rate
 PRIOR_WEIGHT = 0.0005  # of the prior, per iteration without drafts: what was learnt fades when it is not tested
 
 
+def planner_limits(policy: str, options: dict[str, float], **bounds: int) -> np.void:
+    """The limits of a policy with these options; raises ``ValueError`` naming what is unknown or makes no sense."""
+    batch_policy(policy)
+    chosen: dict[str, Any] = {"filler": FILLER, **bounds}
+    for name, value in options.items():
+        if name not in OPTIONS:
+            raise ValueError(f"policy_options: unknown {name!r}, known: {', '.join(OPTIONS)}")
+        if name == "token_budget":
+            chosen["max_batch_tokens"] = min(int(value), bounds.get("max_batch_tokens", int(value)))
+        else:
+            chosen[name] = value
+    return make_limits(**chosen)
+
+
 class StepPlanner:
     """Plans iterations and learns from their durations. ``learn=False`` trusts the profile as it is."""
 
@@ -52,17 +66,9 @@ class StepPlanner:
 
     def configure(self, policy: str, options: dict[str, float]) -> None:
         """Choose the policy by name; raises ``ValueError`` for an unknown policy or option."""
-        self._form = batch_policy(policy)
-        bounds = {"filler": FILLER, **self._bounds}
-        for name, value in options.items():
-            if name not in OPTIONS:
-                raise ValueError(f"policy_options: unknown {name!r}, known: {', '.join(OPTIONS)}")
-            if name == "token_budget":
-                bounds["max_batch_tokens"] = min(int(value), self._bounds["max_batch_tokens"])
-            else:
-                bounds[name] = value
-        self.limits = make_limits(**bounds, acceptance=min(self._acceptance, 0.99))
-        self.policy = policy
+        limits = planner_limits(policy, options, **self._bounds)
+        limits["acceptance"] = min(self._acceptance, 0.99)
+        self._form, self.policy, self.limits = batch_policy(policy), policy, limits
 
     def warm_up(self) -> None:
         """Compile, so that no request waits for it."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from vllm import AsyncEngineArgs
 from vllm.config import VllmConfig
-from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.core_client import AsyncMPClient, EngineCoreClient
 
 from controller.wire import Delta, Progress, Step, Submission
@@ -30,7 +30,6 @@ from replicas.vllm_codec import decode_request, encode_output
 from replicas.vllm_executor import CORES, PARENT, THREADS, tethered_executor
 
 SCHEDULER = "replicas.vllm_scheduler.SloScheduler"
-EMBEDDED_PROFILE = "embedded-cpu"
 STOP_S = 1.0  # time an engine gets to end by itself before its group is killed
 GIB = 1 << 30
 
@@ -99,8 +98,9 @@ class VllmEngine:
             entry = Entry(submission, now_s)
             try:
                 request = to_request(submission, entry)
-            except (ValueError, AttributeError) as error:
+            except ValueError as error:
                 self._rejected.append(Delta(submission.request_id, (), "error", str(error)))
+                self._client.outputs_queue.put_nowait(EngineCoreOutputs())  # wakes the reader
                 continue
             self._entries[submission.request_id] = entry
             await self._client.add_request_async(request)
@@ -111,16 +111,15 @@ class VllmEngine:
             await self._client.abort_requests_async(known)
 
     async def next_outputs(self) -> list[Delta]:
-        if self._rejected:
-            rejected, self._rejected = self._rejected, []
-            return rejected
         try:
             outputs = await self._client.get_output_async()
         except Exception as error:
             self._failure = f"vLLM engine died: {error!r}"
             raise EngineFailure(self._failure) from error
         self._alive_s = time.monotonic()
-        return [self._to_delta(output) for output in outputs.outputs if output.request_id in self._entries]
+        deltas, self._rejected = self._rejected, []
+        deltas += [self._to_delta(output) for output in outputs.outputs if output.request_id in self._entries]
+        return deltas
 
     def _to_delta(self, output: Any) -> Delta:
         entry = self._entries[output.request_id]
@@ -207,7 +206,7 @@ def engine_config(config: ReplicaConfig, link: str) -> VllmConfig:
         additional_config={
             KEY: {
                 "link": link,
-                "profile": config.profile or (EMBEDDED_PROFILE if embedded else ""),
+                "profile": config.profile_name,
                 "policy": config.policy,
                 "options": config.policy_options,
             }

@@ -9,6 +9,7 @@ from replicas.config import replica_config
 def test_defaults_make_an_embedded_vllm_replica() -> None:
     config = replica_config({})
     assert (config.engine, config.model, config.policy) == ("vllm", "embedded", "slo")
+    assert config.profile_name == "embedded-cpu"
 
 
 @pytest.mark.parametrize(
@@ -20,7 +21,11 @@ def test_defaults_make_an_embedded_vllm_replica() -> None:
         ({"kv_cache_gib": -1}, "kv_cache_gib"),
         ({"max_num_seqs": 64, "max_num_batched_tokens": 32}, "max_num_batched_tokens"),
         ({"engine": "simulated"}, "profile"),
+        ({"model": "some/model"}, "profile"),
+        ({"profile": "abacus"}, "abacus"),
         ({"policy": "fifo"}, "policy"),
+        ({"policy_options": {"budget": 1}}, "budget"),
+        ({"policy_options": {"best_effort_share": 2}}, "best_effort_share"),
         ({"max_model_length": 5}, "max_model_length"),
         ({"max_model_len": "long"}, "max_model_len"),
     ],

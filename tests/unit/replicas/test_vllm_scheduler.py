@@ -48,6 +48,7 @@ def test_vllm_still_has_everything_that_we_rely_on(make_bench: MakeBench) -> Non
         (ModelRunnerOutput([], {}), "sampled_token_ids req_id_to_index"),
         (EngineCoreProc, "_handle_client_request"),  # looks utility methods up by name
         (AsyncMPClient, "get_output_async add_request_async abort_requests_async call_utility_async shutdown"),
+        (AsyncMPClient, "_ensure_output_queue_task"),  # fills outputs_queue, which the engine adapter wakes
         (BackgroundResources(None), "engine_manager engine_dead ctx"),
         (UniProcExecutor, "_init_executor"),
     ):
