@@ -29,6 +29,7 @@ from planning.room import (
     blocks_tokens,
     is_decode,
     make_room,
+    obtainable,
     reserve,
     survey,
 )
@@ -137,7 +138,8 @@ def _take_prefills(
 
     A first token must not wait for what is placed behind it beyond its own deadline: the limit falls to that.
     """
-    mix, served = draft.mix, ALL_SERVED
+    mix, served, block_tokens = draft.mix, ALL_SERVED, limits["block_tokens"]
+    most = draft.free[:0]  # what preemption could yield; empty: not known
     for i in _by_slack(table, draft, kind):
         row = table[i]
         if draft.tokens_out[i] != 0:
@@ -145,11 +147,15 @@ def _take_prefills(
         chunk = _chunk_tokens(coef, row, limit_s, limits, mix)
         if chunk <= 0:
             return limit_s, OUT_OF_TIME
-        if reserve(row, chunk, limits["block_tokens"], draft.free):
-            draft.tokens_out[i] = chunk
-        elif not make_room(table, i, chunk, rank, limits["block_tokens"], draft):
-            served = OUT_OF_ROOM
-            continue
+        if not reserve(row, chunk, block_tokens, draft.free):
+            if len(most) == 0:
+                most = obtainable(table, rank, block_tokens, draft)
+            if not reserve(row, chunk, block_tokens, most.copy()):
+                served = OUT_OF_ROOM
+                continue
+            make_room(table, i, chunk, rank, block_tokens, draft)
+            most = draft.free[:0]
+        draft.tokens_out[i] = chunk
         add(row, chunk, mix)
         if chunk < todo_tokens(row):
             return limit_s, OUT_OF_TIME

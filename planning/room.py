@@ -142,15 +142,21 @@ def reserve(row: np.void, tokens: int, block_tokens: int, free: np.ndarray) -> b
 
 
 @njit(cache=True)
+def obtainable(table: np.ndarray, rank: int, block_tokens: int, draft: Draft) -> np.ndarray:
+    """What the engine would have left if every request that may yield to ``rank`` did."""
+    most = draft.free.copy()
+    for i in range(len(table)):
+        if _may_yield(table, i, rank, draft):
+            most[FREE_KV] += held_kv_tokens(table[i], block_tokens)
+            most[FREE_SEQUENCES] += 1
+    return most
+
+
+@njit(cache=True)
 def make_room(table: np.ndarray, i: int, tokens: int, rank: int, block_tokens: int, draft: Draft) -> bool:
     """Reserve room for ``tokens`` of request ``i``; preempts kinds ``rank`` and beyond, but never in vain."""
     draft.tokens_out[i] = tokens  # not its own victim
-    obtainable = draft.free.copy()
-    for j in range(len(table)):
-        if _may_yield(table, j, rank, draft):
-            obtainable[FREE_KV] += held_kv_tokens(table[j], block_tokens)
-            obtainable[FREE_SEQUENCES] += 1
-    if not reserve(table[i], tokens, block_tokens, obtainable):
+    if not reserve(table[i], tokens, block_tokens, obtainable(table, rank, block_tokens, draft)):
         draft.tokens_out[i] = 0
         return False
     while not reserve(table[i], tokens, block_tokens, draft.free):
