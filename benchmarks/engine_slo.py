@@ -13,7 +13,6 @@ import os
 import random
 import statistics
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,8 +20,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.engine_traffic import CLASSES, Job, make_jobs, summarize, to_slos
 from benchmarks.result_file import write_result
-from controller.attainment import judge
 from controller.wire import Slo, Submission
 from replicas.config import ReplicaConfig
 
@@ -37,52 +36,6 @@ TARGET = 0.9  # attainment at which goodput is read
 ALONE_RUNS = 5
 CROWD = 256  # requests running while the cost of planning is measured
 BURST = 60  # requests of the capacity measurement
-
-
-@dataclass(frozen=True)
-class Class:
-    """One kind of request: its share of the arrivals, its sizes, its objectives as multiples of its time alone."""
-
-    name: str
-    share: float
-    prompt_tokens: tuple[int, int]
-    output_tokens: tuple[int, int]
-    ttft_times: float = 0.0  # 0: best effort
-    tpot_times: float = 0.0
-
-
-CLASSES = (
-    Class("tight", 0.5, (20, 80), (20, 60), ttft_times=10.0, tpot_times=6.0),
-    Class("loose", 0.3, (400, 800), (30, 80), ttft_times=15.0, tpot_times=40.0),
-    Class("best effort", 0.2, (200, 400), (60, 120)),
-)
-
-
-@dataclass
-class Job:
-    """One request of a run and the times of its tokens, in seconds since it was due to arrive."""
-
-    kind: Class
-    slo: Slo
-    arrival_s: float
-    prompt: list[int]
-    max_tokens: int
-    times_s: list[float] = field(default_factory=list)
-    finished: bool = False
-
-    @property
-    def is_attained(self) -> bool:
-        return judge(self.times_s, self.slo.ttft_s, self.slo.tpot_s, finished=self.finished).strict
-
-
-def make_jobs(rate: float, seconds: float, slos: dict[str, Slo], seed: int) -> list[Job]:
-    """Poisson arrivals of the mix."""
-    choose, jobs, now_s = random.Random(seed), [], 0.0
-    while (now_s := now_s + choose.expovariate(rate)) < seconds:
-        kind = choose.choices(CLASSES, [each.share for each in CLASSES])[0]
-        prompt = [choose.randrange(32, 127) for _ in range(choose.randint(*kind.prompt_tokens))]
-        jobs.append(Job(kind, slos[kind.name], now_s, prompt, choose.randint(*kind.output_tokens)))
-    return jobs
 
 
 class Bench:
@@ -113,44 +66,53 @@ class Bench:
         self.runs += 1
         names = {f"{self.runs}-{i}": job for i, job in enumerate(jobs)}
         begun_s = time.monotonic()
-
-        async def send() -> None:
-            for name, job in names.items():
-                await asyncio.sleep(begun_s + job.arrival_s - time.monotonic())
-                age_s = max(0.0, time.monotonic() - begun_s - job.arrival_s)
-                await self.engine.submit([self._submission(name, job, age_s)])
-
-        async def read() -> None:
-            left = set(names)
-            while left:
-                for delta in await self.engine.next_outputs():
-                    job = names[delta.request_id]
-                    since_s = time.monotonic() - begun_s - job.arrival_s
-                    job.times_s += [since_s] * len(delta.token_ids)
-                    if delta.finish:
-                        job.finished = True
-                        left.discard(delta.request_id)
-
-        async def watch() -> None:
-            last_s, self.stalled_s = time.monotonic(), 0.0
-            while True:
-                await asyncio.sleep(0.02)
-                last_s, before_s = time.monotonic(), last_s
-                self.stalled_s = max(self.stalled_s, last_s - before_s)
-
-        watcher = asyncio.create_task(watch())
-        sender, reader = asyncio.create_task(send()), asyncio.create_task(read())
-        await asyncio.wait([sender, reader], timeout=until_s)
+        works = [asyncio.create_task(work) for work in (self._send(names, begun_s), self._read(names, begun_s))]
+        watcher = asyncio.create_task(self._watch())
+        await asyncio.wait(works, timeout=until_s)
         took_s = time.monotonic() - begun_s
-        for task in (sender, reader, watcher):
+        for task in (*works, watcher):
             task.cancel()
-        for ended in await asyncio.gather(sender, reader, return_exceptions=True):
+        for ended in await asyncio.gather(*works, watcher, return_exceptions=True):
             if isinstance(ended, Exception):
                 raise ended
         await self.engine.abort([name for name, job in names.items() if not job.finished])
         while self.engine.state().kv_used_tokens:
             await asyncio.sleep(0.01)
         return took_s
+
+    async def _send(self, names: dict[str, Job], begun_s: float) -> None:
+        for name, job in names.items():
+            await asyncio.sleep(begun_s + job.arrival_s - time.monotonic())
+            age_s = max(0.0, time.monotonic() - begun_s - job.arrival_s)
+            await self.engine.submit([self._submission(name, job, age_s)])
+
+    async def _read(self, names: dict[str, Job], begun_s: float) -> None:
+        left = set(names)
+        while left:
+            for delta in await self.engine.next_outputs():
+                job = names[delta.request_id]
+                since_s = time.monotonic() - begun_s - job.arrival_s
+                job.times_s += [since_s] * len(delta.token_ids)
+                if delta.finish:
+                    job.finished = True
+                    left.discard(delta.request_id)
+
+    async def _watch(self) -> None:
+        last_s, self.stalled_s = time.monotonic(), 0.0
+        while True:
+            await asyncio.sleep(0.02)
+            last_s, before_s = time.monotonic(), last_s
+            self.stalled_s = max(self.stalled_s, last_s - before_s)
+
+    async def run_undisturbed(self, rate: float, seconds: float, slos: dict[str, Slo], seed: int) -> dict[str, float]:
+        """A run of the mix, repeated while something else keeps this process from running; what it attained."""
+        for _ in range(ATTEMPTS):
+            jobs = make_jobs(rate, seconds, slos, seed)
+            took_s = await self.run(jobs, seconds + GRACE_S)
+            if self.stalled_s < STALL_S:
+                break
+        disturbance = {"stalled_s": self.stalled_s, "machine_load": os.getloadavg()[0]}
+        return summarize(jobs, took_s) | disturbance
 
     async def measure_alone(self) -> dict[str, tuple[float, float]]:
         """TTFT and TPOT of each class without company, medians, seconds."""
@@ -188,34 +150,6 @@ class Bench:
         return 1e6 * mean_s
 
 
-def to_slos(alone: dict[str, tuple[float, float]]) -> dict[str, Slo]:
-    """Objectives of the classes from their times alone."""
-    slos = {}
-    for kind in CLASSES:
-        ttft_s, tpot_s = alone[kind.name]
-        is_bound = kind.ttft_times > 0
-        slos[kind.name] = Slo(ttft_s * kind.ttft_times, tpot_s * kind.tpot_times) if is_bound else Slo(best_effort=True)
-    return slos
-
-
-def summarize(jobs: list[Job], took_s: float) -> dict[str, float]:
-    """What one run attained."""
-    bound = [job for job in jobs if not job.slo.best_effort]
-    spare = [job for job in jobs if job.slo.best_effort]
-    result = {
-        "attained": sum(job.is_attained for job in bound) / max(len(bound), 1),
-        "tokens_per_s": sum(len(job.times_s) + len(job.prompt) * bool(job.times_s) for job in jobs) / took_s,
-        "best_effort_tokens": float(sum(len(job.times_s) for job in spare)),
-        "best_effort_finished": float(sum(job.finished for job in spare)),
-        "requests": float(len(jobs)),
-    }
-    for kind in CLASSES:
-        mine = [job for job in bound if job.kind is kind]
-        if mine:
-            result[f"attained {kind.name}"] = sum(job.is_attained for job in mine) / len(mine)
-    return result
-
-
 def goodput(points: list[dict[str, Any]], policy: str, capacity: float) -> float:
     """Highest rate of requests at which the mean attainment is ``TARGET``, between the loads that were run."""
     loads = sorted({point["load"] for point in points})
@@ -238,8 +172,7 @@ async def choose_chunk(bench: Bench, capacity: float, slos: dict[str, Slo], seco
     attained = {}
     for chunk in CHUNKS:
         await bench.engine.configure("sarathi", {"token_budget": chunk})
-        jobs = make_jobs(capacity, seconds, slos, seed=10_000)
-        attained[chunk] = summarize(jobs, await bench.run(jobs, seconds + GRACE_S))["attained"]
+        attained[chunk] = (await bench.run_undisturbed(capacity, seconds, slos, seed=10_000))["attained"]
     return max(CHUNKS, key=lambda chunk: attained[chunk])
 
 
@@ -269,19 +202,8 @@ async def measure(
                 for turn in range(len(POLICIES)):
                     policy = POLICIES[(turn + seed) % len(POLICIES)]
                     await bench.engine.configure(policy, per_policy.get(policy, {}))
-                    for _ in range(ATTEMPTS):
-                        jobs = make_jobs(capacity * load, seconds, slos, seed)
-                        took_s = await bench.run(jobs, seconds + GRACE_S)
-                        if bench.stalled_s < STALL_S:
-                            break
-                    point = {
-                        "stalled_s": bench.stalled_s,
-                        "policy": policy,
-                        "load": load,
-                        "seed": seed,
-                        "machine_load": os.getloadavg()[0],
-                    }
-                    points.append(point | summarize(jobs, took_s))
+                    result = await bench.run_undisturbed(capacity * load, seconds, slos, seed)
+                    points.append({"policy": policy, "load": load, "seed": seed, **result})
                     console.print(f"seed {seed} load {load} {policy}: {points[-1]['attained']:.3f}")
         return setting, points
     finally:

@@ -180,6 +180,8 @@ class VllmEngine:
             for pid in self.pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGKILL)
+            for process in self._client.resources.engine_manager.processes:
+                await asyncio.to_thread(process.join, STOP_S)
         if self._receiver is not None:
             self._receiver.close()
             self._receiver = None
