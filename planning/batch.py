@@ -147,14 +147,14 @@ def _take_prefills(
         chunk = _chunk_tokens(coef, row, limit_s, limits, mix)
         if chunk <= 0:
             return limit_s, OUT_OF_TIME
-        if not reserve(row, chunk, block_tokens, draft.free):
-            if len(most) == 0:
-                most = obtainable(table, rank, block_tokens, draft)
-            if not reserve(row, chunk, block_tokens, most.copy()):
-                served = OUT_OF_ROOM
-                continue
+        has_room = reserve(row, chunk, block_tokens, draft.free)
+        if not has_room and len(most) == 0:
+            most = obtainable(table, rank, block_tokens, draft)
+        if len(most) > 0 and not reserve(row, chunk, block_tokens, most):
+            served = OUT_OF_ROOM
+            continue
+        if not has_room:
             make_room(table, i, chunk, rank, block_tokens, draft)
-            most = draft.free[:0]
         draft.tokens_out[i] = chunk
         add(row, chunk, mix)
         if chunk < todo_tokens(row):
