@@ -16,7 +16,7 @@ from ray import serve
 from controller.wire import Delta, Report, Submission
 from replicas.channels import Channels
 from replicas.config import ReplicaConfig, replica_config
-from replicas.engine import Engine, EngineFailure
+from replicas.engine import Engine, EngineFailure, waited_too_long
 from replicas.reporter import Reporter, cancel, living_replicas
 
 MAX_WAIT = "max_wait"  # stop_reason of a request that was not started in time and is given up
@@ -76,8 +76,7 @@ class Replica:
             await asyncio.sleep(self._config.report_interval_s)
             self._note_state()
             await self.abort(self._channels.orphans(time.monotonic(), self._config.grace_s))
-            expired = self._expired()
-            if expired:
+            if expired := waited_too_long(self._engine.state().requests):
                 await self._engine.abort(expired)
                 self._channels.deliver([Delta(request_id, (), "abort", MAX_WAIT) for request_id in expired])
 
@@ -87,14 +86,6 @@ class Replica:
             await asyncio.sleep(max(1.0, self._config.grace_s / 2))
             living = await asyncio.to_thread(living_replicas)
             self._channels.note_living(living, time.monotonic())
-
-    def _expired(self) -> list[str]:
-        """Requests that no work was done on within their ``max_wait_s``."""
-        return [
-            at.request_id
-            for at in self._engine.state().requests
-            if at.age_s > at.slo.max_wait_s and not (at.running or at.computed_tokens or at.emitted_tokens)
-        ]
 
     async def _report(self) -> None:
         await self._reporter.run(self._build_report, self._note_sent)

@@ -1,6 +1,6 @@
 """What every engine kind offers, and the book each keeps of its requests. No ray or vllm here."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -73,11 +73,6 @@ class Entry:
         self.output_tokens = max(submission.output_tokens, submission.emitted_tokens + 1)
         self.running = False
 
-    @property
-    def has_started(self) -> bool:
-        """Whether any work was done on it, here or elsewhere."""
-        return self.running or self.computed_tokens > 0 or self.emitted_tokens > 0
-
     def to_progress(self, now_s: float) -> Progress:
         """The request as a report tells it."""
         asked = self.submission
@@ -110,3 +105,12 @@ def to_step(mix: np.ndarray, seconds: float) -> Step:
     """An iteration of this composition (the arguments of ``profiles.kernels.iteration_s``) as reports tell it."""
     tokens, kv_tokens, pairs, sequences, drafts = mix.tolist()
     return Step(tokens, kv_tokens, pairs, sequences, drafts, seconds)
+
+
+def waited_too_long(requests: Iterable[Progress]) -> list[str]:
+    """Requests on which no work was done, here or elsewhere, within their ``max_wait_s``."""
+    return [
+        at.request_id
+        for at in requests
+        if at.age_s > at.slo.max_wait_s and not (at.running or at.computed_tokens or at.emitted_tokens)
+    ]
