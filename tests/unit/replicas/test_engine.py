@@ -33,8 +33,14 @@ def test_a_row_says_what_was_asked() -> None:
 
 @pytest.mark.parametrize(
     ("change", "is_given_up"),
-    [({}, True), ({"age_s": 1.9}, False), ({"running": True}, False), ({"computed_tokens": 1}, False)]
-    + [({"emitted_tokens": 1}, False), ({"slo": Slo()}, False)],
+    [
+        ({}, True),
+        ({"age_s": 1.9}, False),
+        ({"running": True}, False),
+        ({"computed_tokens": 1}, False),
+        ({"emitted_tokens": 1}, False),
+        ({"slo": Slo()}, False),
+    ],
 )
 def test_only_what_was_never_started_is_given_up(change: dict[str, object], is_given_up: bool) -> None:
     fields: dict[str, object] = dict(
