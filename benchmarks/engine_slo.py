@@ -132,10 +132,8 @@ class Bench:
     async def measure_capacity(self, slos: dict[str, Slo]) -> float:
         """Requests per second of the mix that the stock scheduler sustains when it is never idle."""
         await self.engine.configure(STOCK, {})
-        times_s = []
-        for _ in range(ALONE_RUNS):
-            times_s.append(await self.run(make_jobs(rate=1e4, seconds=1.0, slos=slos, seed=0)[:BURST], 120.0))
-        return BURST / statistics.median(times_s)
+        bursts = [make_jobs(rate=1e4, seconds=1.0, slos=slos, seed=0)[:BURST] for _ in range(ALONE_RUNS)]
+        return BURST / statistics.median([await self.run(burst, 120.0) for burst in bursts])
 
     async def measure_planning(self) -> float:
         """Microseconds that a step spends on planning and applying the plan, with ``CROWD`` requests running."""
