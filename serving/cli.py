@@ -111,6 +111,37 @@ def profile(context: typer.Context) -> None:
     raise typer.Exit(outcome if isinstance(outcome, int) else 0)
 
 
+def _simulator(command: str, context: typer.Context) -> None:
+    """Hand a command line to ``serving.simulate_cli``, whose imports take a second."""
+    from serving import simulate_cli
+
+    inner = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    inner.command()(getattr(simulate_cli, command))
+    outcome = inner(args=context.args, prog_name=f"polyslo {command}", standalone_mode=False)
+    raise typer.Exit(outcome if isinstance(outcome, int) else 0)
+
+
+_PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+@app.command(context_settings=_PASSED_ON, add_help_option=False)
+def simulate(context: typer.Context) -> None:
+    """Run a scenario in virtual time: who would get what."""
+    _simulator("simulate", context)
+
+
+@app.command(context_settings=_PASSED_ON, add_help_option=False)
+def plan(context: typer.Context) -> None:
+    """How many replicas a workload needs, of which GPU, at what cost."""
+    _simulator("plan", context)
+
+
+@app.command(context_settings=_PASSED_ON, add_help_option=False)
+def reproduce(context: typer.Context) -> None:
+    """Reproduce the papers' tables."""
+    _simulator("reproduce", context)
+
+
 def _vocabulary(text: str) -> tuple[int, int]:
     low, _, high = text.partition(":")
     if not (low.isdigit() and high.isdigit()):

@@ -14,6 +14,7 @@ import numpy as np
 
 from simulation.engine import Engines, advance_engines, submit, with_slots
 from simulation.jobs import NEVER, make_records, to_rows
+from simulation.prefix_cache import PrefixCache, held_kv_tokens
 
 Watch = Callable[["Simulation"], bool]  # called after every dispatch; True stops the run
 
@@ -42,6 +43,7 @@ class Simulation:
     engines: Engines
     dispatcher: Dispatcher
     now_s: float = 0.0
+    prefixes: PrefixCache | None = None  # where the workload has prefix blocks
 
     def __post_init__(self) -> None:
         self.jobs = self.jobs.copy()
@@ -76,10 +78,24 @@ class Simulation:
             self.engines = with_slots(self.engines, 2 * slots)
             self._ended = np.zeros(4 * slots, dtype=np.int64)
         job = int(row["id"]) - 1
+        if self.prefixes is not None and row["computed_tokens"] == 0:
+            self._find_prefix(row, replica)
         self.records[job]["replica"] = replica
         self.records[job]["promised"] = not row["best_effort"]
         self.records[job]["missed"] |= bool(row["best_effort"]) and not self.jobs[job]["best_effort"]
         submit(self.engines, replica, row, self.now_s)
+
+    def _find_prefix(self, row: np.void, replica: int) -> None:
+        """Count what the replica's prefix cache holds of the prompt as computed."""
+        assert self.prefixes is not None
+        job, free_tokens = int(row["id"]) - 1, self._free_kv_tokens(replica)
+        self.prefixes.shrink(replica, free_tokens)
+        if self.jobs[job]["blocks"]:
+            row["computed_tokens"] = self.prefixes.hit_tokens(replica, job, int(row["prompt_tokens"]))
+            self.records[job]["cached_tokens"] = row["computed_tokens"]
+
+    def _free_kv_tokens(self, replica: int) -> int:
+        return int(self.engines.limits[replica]["kv_capacity_tokens"]) - held_kv_tokens(self.table(replica))
 
     def refuse(self, job: int) -> None:
         """Turn a job away for good."""
@@ -122,6 +138,9 @@ class Simulation:
             for follower in self.jobs["follower"][ended]:
                 if follower != NEVER:
                     heapq.heappush(self._followers, (float(self.jobs["arrival_s"][follower]), int(follower)))
+            if self.prefixes is not None:
+                for job, replica in zip(ended.tolist(), self.records["replica"][ended].tolist(), strict=True):
+                    self.prefixes.keep(replica, job, self._free_kv_tokens(replica))
             self.dispatcher.note_ended(self, ended)
         return float(reached_s)
 

@@ -1,6 +1,7 @@
 """What a run came to: attainment over programs of a time window, per tier, beside throughput and latencies."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -68,7 +69,7 @@ def _asked_tpot_s(jobs: np.ndarray) -> np.ndarray:
     return np.where(stage > 0, mixed, jobs["tpot_s"])
 
 
-def summarize(jobs: np.ndarray, records: np.ndarray, state: np.ndarray, window: Window) -> dict[str, object]:
+def summarize(jobs: np.ndarray, records: np.ndarray, state: np.ndarray, window: Window) -> dict[str, Any]:
     """The figures of one run as plain values; attainment by tier asked for, refused and unfinished ones as misses."""
     heads = window.heads(jobs)
     flags = attained(jobs, records)

@@ -10,6 +10,7 @@ from profiles.kernels import B_1, B_2, K1_1, K1_2, K_ATT, K_SEQ
 from simulation.arrivals import shaped_s
 from simulation.jobs import NEVER, make_jobs
 from simulation.lengths import CappedLogNormal, Lengths
+from simulation.workloads import join
 
 TIGHT_SLOWDOWN, LOOSE_SLOWDOWN = 3.0, 5.0  # table 3: TTFT over that of an idle engine
 TIGHT_TPOT_S, LOOSE_TPOT_S = 0.050, 0.100
@@ -105,17 +106,6 @@ def _lifetime_s(app: App) -> float:
     if app.response is not None:
         tokens_s += app.response.draw(rng, 500).mean() * app.response_tpot_s
     return float(tokens_s * app.rounds[0])
-
-
-def join(parts: list[np.ndarray]) -> np.ndarray:
-    """Job tables as one; programs and followers keep apart."""
-    jobs, offset = np.concatenate(parts), 0
-    for part in parts:
-        own = jobs[offset : offset + len(part)]
-        own["program"] += offset
-        own["follower"] = np.where(own["follower"] == NEVER, NEVER, own["follower"] + offset)
-        offset += len(part)
-    return jobs
 
 
 def _app_jobs(

@@ -20,7 +20,7 @@ from simulation.traces import read_trace
 GPUS = ("a100_sxm__llama-3.1-8b", "h100_sxm__llama-3.1-8b")
 ACCEPTANCE = 0.7
 DRAFT_S = {"a100_sxm__llama-3.1-8b": 0.0015, "h100_sxm__llama-3.1-8b": 0.0010}  # one step of a small draft model
-MAX_DRAFTS = 6
+MAX_DRAFTS = 4
 SYSTEMS = {
     system.name: system
     for system in (
@@ -52,7 +52,7 @@ def config(quick: bool) -> dict[str, Any]:
         }  # fmt: skip
     return {
         "gpus": list(GPUS), "scenarios": list(SCENARIOS), "systems": list(SYSTEMS), "programs": 1500,
-        "seeds": [1, 2, 3], "bursty_seeds": [1, 2, 3], "budgets": list(BUDGETS), "drafts": [0, 1, 2, 4, 6],
+        "seeds": [1, 2, 3], "bursty_seeds": [1, 2, 3], "budgets": list(BUDGETS), "drafts": [0, 2, 4],
         "target": 0.9, "tolerance": 0.02, "replicas": [1, 2, 4], "fleet_programs": 2000, "strict_target": 0.98,
     }  # fmt: skip
 
@@ -111,7 +111,7 @@ def run(params: Mapping[str, Any], context: Context) -> Point:
     if params["kind"] == "fleet":
         return {**point, "replicas": params["fleet"], "bound": bound, **_fleet_capacity(params, profile, make, bound)}
     system = replace(SYSTEMS[params["system"]], draft_s=DRAFT_S[params["gpu"]])
-    tuning = jobs_maker(params["scenario"], traces, profile, max(200, programs // 2))
+    tuning = jobs_maker(params["scenario"], traces, profile, max(200, programs // 3))
     figures = tuned_capacity(system, profile, make, tuning, bound, dict(params))
     return {**point, "system": system.name, "bound": bound, **figures}
 

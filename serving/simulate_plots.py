@@ -1,0 +1,70 @@
+"""Pictures of simulations: attainment over rate, latency distributions, load of the replicas over time."""
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from simulation.loop import Simulation
+
+
+def _save(figure: Any, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def attainment(points: list[dict[str, Any]], names: list[str], path: Path) -> None:
+    """Attainment over rate, overall and per class, the median over seeds."""
+    rates = sorted({p["rate_per_s"] for p in points})
+    tiers = sorted({tier for p in points for tier in p["by_tier"]})
+    figure, axes = plt.subplots(figsize=(6, 4))
+
+    def line(pick: Any, label: str, **style: Any) -> None:
+        values = [np.median([pick(p) for p in points if p["rate_per_s"] == rate]) for rate in rates]
+        axes.plot(rates, values, marker="o", label=label, **style)
+
+    line(lambda p: p["attainment"]["dslo"], "all", color="black", linewidth=2)
+    for tier in tiers:
+        line(lambda p, t=tier: p["by_tier"].get(t, np.nan), names[tier] if tier < len(names) else f"tier {tier}")
+    axes.axhline(0.9, color="grey", linestyle=":")
+    axes.set(xlabel="requests per second", ylabel="attainment", ylim=(0, 1.02))
+    axes.legend()
+    _save(figure, path)
+
+
+def latencies(simulation: Simulation, path: Path) -> None:
+    """Distributions of TTFT and mean TPOT of the requests that ended, per class."""
+    jobs, records = simulation.jobs, simulation.records
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4))
+    for tier in np.unique(jobs["tier"][~jobs["best_effort"]]):
+        own = records["ended"] & (jobs["tier"] == tier) & ~jobs["best_effort"]
+        several = own & (records["emitted_tokens"] > 1)
+        ttft_s = records["first_s"][own] - jobs["arrival_s"][own]
+        tpot_s = (records["last_s"] - records["first_s"])[several] / (records["emitted_tokens"][several] - 1)
+        for axes, seconds in ((left, ttft_s), (right, tpot_s)):
+            if len(seconds):
+                axes.plot(1000 * np.sort(seconds), np.arange(1, len(seconds) + 1) / len(seconds), label=f"class {tier}")
+    for axes, name in ((left, "TTFT (ms)"), (right, "mean TPOT (ms)")):
+        axes.set(xlabel=name, ylabel="share of requests", xscale="log")
+        axes.legend()
+    _save(figure, path)
+
+
+def load(sampled: list[tuple[float, list[int]]], path: Path) -> None:
+    """Requests on every replica over time: an even colour is spread load, bands are a load gradient."""
+    if not sampled:
+        return
+    figure, axes = plt.subplots(figsize=(7, 3.5))
+    times_s = [at_s for at_s, _ in sampled]
+    counts = np.array([counts for _, counts in sampled], dtype=np.float64).T
+    picture = axes.pcolormesh(times_s, np.arange(len(counts)), counts, shading="nearest")
+    figure.colorbar(picture, label="requests")
+    axes.set(xlabel="virtual time (s)", ylabel="replica")
+    _save(figure, path)

@@ -1,0 +1,152 @@
+"""Workloads from plain settings: classes of service, lengths, arrivals, shares that change on the way, programs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from simulation.jobs import NEVER, make_jobs
+from simulation.lengths import Lengths
+from simulation.traces import Trace
+
+
+@dataclass(frozen=True)
+class ServiceClass:
+    """One class of service: what its requests ask for and how many of all they are."""
+
+    name: str
+    share: float = 1.0
+    ttft_s: float = np.inf
+    tpot_s: float = np.inf
+    e2e_s: float = np.inf
+    best_effort: bool = False
+
+    def __post_init__(self) -> None:
+        bounds = (self.ttft_s, self.tpot_s, self.e2e_s)
+        if not self.best_effort and not np.isfinite(bounds).any():
+            raise ValueError(f"class {self.name!r}: needs ttft, tpot, e2e or best_effort")
+
+
+@dataclass(frozen=True)
+class Change:
+    """From a part of the run on, other shares of the classes."""
+
+    at: float  # between 0 and 1, by requests
+    shares: tuple[float, ...]
+
+
+def draw_classes(
+    rng: np.random.Generator, count: int, classes: Sequence[ServiceClass], changes: Sequence[Change] = ()
+) -> np.ndarray:
+    """Class of each of ``count`` requests in order of arrival; the share of a change holds until the next one."""
+    starts = [0.0, *(change.at for change in changes)]
+    shares = [tuple(c.share for c in classes), *(change.shares for change in changes)]
+    drawn = np.zeros(count, dtype=np.int64)
+    places = np.arange(count) / count
+    for start, share in sorted(zip(starts, shares, strict=True)):
+        if len(share) != len(classes) or min(share) < 0 or sum(share) <= 0:
+            raise ValueError(f"shares: need {len(classes)} numbers from 0 that are not all 0, got {share}")
+        later = np.flatnonzero(places >= start)
+        # One uniform number per request, so that a change leaves all earlier requests as they were.
+        drawn[later] = np.searchsorted(np.cumsum(share) / sum(share), rng.random(count)[later], side="right")
+    return np.minimum(drawn, len(classes) - 1)
+
+
+def set_classes(jobs: np.ndarray, classes: Sequence[ServiceClass], drawn: np.ndarray) -> None:
+    """Write the objectives of ``classes`` into jobs; a class's predicted length is the mean of its outputs."""
+    for number, service in enumerate(classes):
+        own = drawn == number
+        for name in ("ttft_s", "tpot_s", "e2e_s", "best_effort"):
+            jobs[name][own] = getattr(service, name)
+        jobs["tier"][own] = number
+        if own.any():
+            jobs["predicted_tokens"][own] = max(1, round(float(jobs["output_tokens"][own].mean())))
+    jobs["cap_tokens"] = max(4096, 2 * int(jobs["output_tokens"].max()))
+
+
+def open_loop(
+    rng: np.random.Generator,
+    arrivals_s: np.ndarray,
+    prompt: Lengths,
+    output: Lengths,
+    classes: Sequence[ServiceClass],
+    changes: Sequence[Change] = (),
+) -> np.ndarray:
+    """Independent requests with drawn lengths."""
+    streams = rng.spawn(3)
+    jobs = make_jobs(len(arrivals_s))
+    jobs["arrival_s"] = arrivals_s
+    jobs["prompt_tokens"] = prompt.draw(streams[0], len(jobs))
+    jobs["output_tokens"] = output.draw(streams[1], len(jobs))
+    set_classes(jobs, classes, draw_classes(streams[2], len(jobs), classes, changes))
+    return jobs
+
+
+def from_trace(
+    rng: np.random.Generator,
+    trace: Trace,
+    count: int,
+    arrivals_s: np.ndarray,
+    classes: Sequence[ServiceClass],
+    changes: Sequence[Change] = (),
+) -> np.ndarray:
+    """The first ``count`` requests of a trace, at other times if need be; prefix blocks stay theirs."""
+    if count > len(trace.input_tokens):
+        raise ValueError(f"trace {trace.name}: has {len(trace.input_tokens)} requests, not {count}")
+    jobs = make_jobs(count)
+    jobs["arrival_s"] = arrivals_s
+    jobs["prompt_tokens"], jobs["output_tokens"] = trace.input_tokens[:count], trace.output_tokens[:count]
+    jobs["first_block"], jobs["blocks"] = trace.first_block[:count], trace.block_count[:count]
+    set_classes(jobs, classes, draw_classes(rng, count, classes, changes))
+    return jobs
+
+
+def closed_loop(
+    rng: np.random.Generator,
+    trace: Trace,
+    think_s: np.ndarray,
+    sessions: int,
+    start_s: Callable[[np.random.Generator, int], np.ndarray],
+    service: ServiceClass,
+    longest_think_s: float = 60.0,
+) -> np.ndarray:
+    """Sessions of a trace as programs: each call arrives ``think_s`` after the one before it has ended.
+
+    Sessions start by a process of their own. Calls of one session run one after the other in the order of the trace
+    (sub-agents included); thinking is cut at ``longest_think_s``, after which a user has left.
+    """
+    names = np.unique(trace.session)[:sessions]
+    jobs, starts_s, parts = make_jobs(0), start_s(rng, len(names)), []
+    for name, begin_s in zip(names, starts_s, strict=True):
+        own = np.flatnonzero(trace.session == name)
+        part = make_jobs(len(own))
+        part["arrival_s"], part["arrival_s"][0] = np.inf, begin_s
+        part["program"], part["follower"] = 0, np.arange(1, len(own) + 1)
+        part["follower"][-1] = NEVER
+        part["think_s"][:-1] = np.minimum(think_s[own[1:]], longest_think_s)
+        part["prompt_tokens"], part["output_tokens"] = trace.input_tokens[own], trace.output_tokens[own]
+        part["first_block"], part["blocks"] = trace.first_block[own], trace.block_count[own]
+        parts.append(part)
+    if parts:
+        jobs = join(parts)
+        set_classes(jobs, [service], np.zeros(len(jobs), dtype=np.int64))
+    return jobs
+
+
+def join(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Job tables as one; programs and followers keep apart."""
+    jobs, offset = np.concatenate(parts), 0
+    for part in parts:
+        own = jobs[offset : offset + len(part)]
+        own["program"] += offset
+        own["follower"] = np.where(own["follower"] == NEVER, NEVER, own["follower"] + offset)
+        offset += len(part)
+    return jobs
+
+
+def scaled(jobs: np.ndarray, figures: Mapping[str, float]) -> np.ndarray:
+    """A copy with columns multiplied: ``{"ttft_s": 2.0}`` doubles every TTFT."""
+    jobs = jobs.copy()
+    for name, factor in figures.items():
+        jobs[name] = jobs[name] * factor
+    return jobs

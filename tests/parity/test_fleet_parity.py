@@ -1,0 +1,63 @@
+"""One scenario through the live controller actor and through the simulator: equal decisions, message by message."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from controller.wire import Decision
+from simulation.fleet import FleetDispatch
+from simulation.loop import Simulation
+from simulation.systems import FleetOf
+from tests.simulation_cases import a100, random_jobs
+
+actor = pytest.importorskip("controller.actor")
+
+
+class Recorded(FleetDispatch):
+    """Keeps every message that reaches the fleet, with its time."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.log: list[tuple[float, str, Any]] = []
+        for name in ("report", "admit", "note_outcome"):
+            setattr(self.fleet, name, self._logged(name, getattr(self.fleet, name)))
+
+    def _logged(self, name: str, method: Any) -> Any:
+        def call(message: Any, now_s: float) -> Any:
+            self.log.append((now_s, name, message))
+            return method(message, now_s)
+
+        return call
+
+
+def test_actor_and_simulator_decide_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = random_jobs(150, 30.0, 8)
+    system = FleetOf("fleet", admits=True, replicas=3)
+    plain = system.dispatcher(a100(), jobs)
+    assert isinstance(plain, FleetDispatch)
+    dispatcher = Recorded(plain.profile, plain.tiers, plain.options)
+    Simulation(jobs, system.engines(a100()), dispatcher).run()
+    assert {decision.reason for decision in dispatcher.decisions} > {"attainable"}
+    assert asyncio.run(_through_the_actor(dispatcher, monkeypatch)) == dispatcher.decisions
+
+
+async def _through_the_actor(dispatcher: Recorded, monkeypatch: pytest.MonkeyPatch) -> list[Decision]:
+    """The same messages as bytes, at the same times on the actor's clock."""
+    now_s = 0.0
+    monkeypatch.setattr(actor.time, "monotonic", lambda: now_s)
+    live = actor.Controller()
+    await live.configure(msgspec.msgpack.encode(dispatcher.options), msgspec.msgpack.encode(dispatcher.tiers))
+    fresh = FleetDispatch(dispatcher.profile, dispatcher.tiers, dispatcher.options)
+    live.fleet.lengths = fresh.fleet.lengths  # what had been seen before the run
+    decisions: list[Decision] = []
+    for now_s, name, message in dispatcher.log:  # noqa: B007  (the clock reads it)
+        if name == "report":
+            await live.report(msgspec.msgpack.encode(message))
+        elif name == "admit":
+            answer = await live.admit(msgspec.msgpack.encode(message))
+            decisions += msgspec.msgpack.decode(answer, type=list[Decision])
+        else:
+            await live.note_outcomes(msgspec.msgpack.encode([message]))
+    return decisions
