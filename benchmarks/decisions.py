@@ -31,6 +31,7 @@ FLEETS, BURSTS = (1, 8, 32, 100, 256), (1, 4, 16)
 RUNNING, SPARE_SLOTS, MAX_HOPS = 50, 32, 4
 TTFT_S, TPOT_S, TPOT_SHARES = (0.3, 0.5, 1.0), (0.02, 0.03, 0.05, 0.1), (0.1, 0.2, 0.3, 0.4)  # PolyServe section 5.1
 PROMPT_TOKENS, OUTPUT_TOKENS = (100, 2000), (100, 500)
+SLOWER = ("a100_sxm__llama-3.1-8b",)  # replicas that fifty such requests nearly fill: more refusals, longer replays
 SEEDS = (0, 1, 2)
 
 
@@ -111,6 +112,7 @@ def measure(profile: str, replicas: int, burst: int, decisions: int, seed: int) 
     fleet, asks = build_fleet(profile, replicas, rng), draw_requests(rng, 512, 10**6)
     calls = max(64, decisions // burst)
     time_calls(fleet, asks, burst, 32)  # warm caches
+    dispatch_s(fleet, asks, burst, 1)
     gc.collect()
     seconds, placements = time_calls(fleet, asks, burst, calls)
     return {
@@ -204,6 +206,7 @@ def main(
     warm_up_placement()
     count, seeds = (decisions // 10, SEEDS[:1]) if quick else (decisions, SEEDS)
     points = [measure(profile, n, burst, count, s) for n in FLEETS for burst in BURSTS for s in seeds]
+    points += [measure(other, 100, burst, count, s) for other in SLOWER for burst in BURSTS for s in seeds]
     set_ms = statistics.median(set_of_16_ms(profile, seed) for seed in seeds)
     mirror = {str(n): mirror_us(profile, n, seeds[0]) for n in FLEETS}
     console, figures = Console(width=160), headline(points, profile, set_ms)
