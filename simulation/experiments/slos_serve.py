@@ -25,18 +25,19 @@ SYSTEMS = {
     system.name: system
     for system in (
         PLANNER,
-        replace(PLANNER, name="planner-oracle", is_oracle=True),
-        replace(PLANNER, name="planner-spec", drafts=MAX_DRAFTS, adapts_drafts=True, acceptance=ACCEPTANCE),
-        replace(PLANNER, name="no-admission", admits=False, sheds=True),
         *BASELINES,
-        System("vllm-spec", "vllm", token_budget=2048, drafts=1, acceptance=ACCEPTANCE),
+        replace(PLANNER, name="no-admission", admits=False, sheds=True),
         DistServe("distserve", "vllm", token_budget=2048),
         FleetOf("planner-x2", admits=True, replicas=2),
         FleetOf("planner-x3", admits=True, replicas=3),
+        System("vllm-spec", "vllm", token_budget=2048, drafts=1, acceptance=ACCEPTANCE),
+        replace(PLANNER, name="planner-spec", drafts=MAX_DRAFTS, adapts_drafts=True, acceptance=ACCEPTANCE),
+        replace(PLANNER, name="planner-oracle", is_oracle=True),
     )
 }
 STOCK = ("vllm-2048", "vllm-whole", "sarathi")
 PEERS = ("planner-x2", "planner-x3")  # as many GPUs as DistServe has, whose bursts they share as it does
+SLOW = ("planner-spec", "planner-oracle")
 SIMPLE_RIVALS = ("edf-shed", "sarathi-shed")
 SCALED = ("ChatBot", "Coder")
 Capacities = dict[tuple[str, str, str], float]  # by GPU, scenario and system
@@ -51,32 +52,42 @@ def config(quick: bool) -> dict[str, Any]:
             "tolerance": 0.1, "replicas": [1, 4], "fleet_programs": 400, "strict_target": 0.98,
         }  # fmt: skip
     return {
-        "gpus": list(GPUS), "scenarios": list(SCENARIOS), "systems": list(SYSTEMS), "programs": 1500,
+        "gpus": list(GPUS), "scenarios": list(SCENARIOS), "systems": list(SYSTEMS), "programs": 1000,
         "seeds": [1, 2, 3], "bursty_seeds": [1, 2, 3], "budgets": list(BUDGETS), "drafts": [0, 2, 4],
-        "target": 0.9, "tolerance": 0.02, "replicas": [1, 2, 4], "fleet_programs": 2000, "strict_target": 0.98,
+        "target": 0.9, "tolerance": 0.02, "replicas": [1, 2, 4], "fleet_programs": 1500, "strict_target": 0.98,
     }  # fmt: skip
 
 
 def tasks(config: dict[str, Any]) -> list[Task]:
-    """One task per GPU, scenario and system; fleets and the 2 % limit beside them."""
-    found = []
-    for gpu in config["gpus"]:
-        for scenario in config["scenarios"]:
-            seeds = config["bursty_seeds"] if scenario in BURSTY else config["seeds"]
-            shared = {**config, "gpu": gpu, "scenario": scenario, "seeds": seeds}
-            found += [
-                Task(f"{gpu}/{scenario}/{system}", {**shared, "kind": "capacity", "system": system})
-                for system in config["systems"]
-            ]
-    gpu = config["gpus"][0]
+    """One task per GPU, scenario and system; fleets and the 2 % limit beside them. What takes longest comes last."""
+    first, *others = config["gpus"]
+    quick = [name for name in config["systems"] if name not in SLOW]
+    slow = [name for name in config["systems"] if name in SLOW]
+    found = _capacity_tasks(config, first, quick)
     for system in ("planner", *(name for name in STOCK if name in config["systems"])):
-        strict = {**config, "gpu": gpu, "scenario": "ChatBot", "kind": "strict", "system": system}
-        found.append(Task(f"{gpu}/ChatBot/{system}/2%", {**strict, "target": config["strict_target"]}))
+        strict = {**config, "gpu": first, "scenario": "ChatBot", "kind": "strict", "system": system}
+        found.append(Task(f"{first}/ChatBot/{system}/2%", {**strict, "target": config["strict_target"]}))
     for scenario in SCALED:
         for replicas in config["replicas"]:
-            fleet = {**config, "gpu": gpu, "scenario": scenario, "kind": "fleet", "fleet": replicas}
-            found.append(Task(f"{gpu}/{scenario}/fleet of {replicas}", fleet))
+            fleet = {**config, "gpu": first, "scenario": scenario, "kind": "fleet", "fleet": replicas}
+            found.append(Task(f"{first}/{scenario}/fleet of {replicas}", fleet))
+    found += _capacity_tasks(config, first, slow)
+    for gpu in others:
+        found += _capacity_tasks(config, gpu, [*quick, *slow])
     return found
+
+
+def _capacity_tasks(config: dict[str, Any], gpu: str, systems: Sequence[str]) -> list[Task]:
+    return [
+        Task(f"{gpu}/{scenario}/{system}", {**_of(config, gpu, scenario), "kind": "capacity", "system": system})
+        for system in systems
+        for scenario in config["scenarios"]
+    ]
+
+
+def _of(config: dict[str, Any], gpu: str, scenario: str) -> dict[str, Any]:
+    seeds = config["bursty_seeds"] if scenario in BURSTY else config["seeds"]
+    return {**config, "gpu": gpu, "scenario": scenario, "seeds": seeds}
 
 
 def arrival_traces(folder: Path) -> dict[str, np.ndarray]:

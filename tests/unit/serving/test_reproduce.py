@@ -1,0 +1,51 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from serving.reproduce import run_experiment
+from simulation.experiments import registry
+from simulation.experiments.registry import Experiment, Task
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """An experiment of three points that notes what was run; the second one fails while ``broken`` is in the list."""
+    ran: list[str] = []
+
+    def run(params, context):
+        if params["n"] == 1 and "broken" in ran:
+            raise RuntimeError("power cut")
+        ran.append(f"point {params['n']}")
+        return {"n": params["n"]}
+
+    def tasks(config):
+        return [Task(str(n), {"n": n}) for n in range(config["points"])]
+
+    def headline(points):
+        return {"sum": sum(p["n"] for p in points)}
+
+    made = Experiment("counted", "", lambda quick: {"points": 3, "seeds": [7]}, tasks, run, headline, lambda points: "")
+    monkeypatch.setitem(registry._experiments, "counted", made)
+    return ran
+
+
+def start(out: Path) -> dict:
+    return run_experiment("counted", quick=False, traces=out, out=out, processes=1, report=lambda *_: None)
+
+
+def test_an_interrupted_run_goes_on_where_it_was(counted: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "results" / "counted.json"
+    counted.append("broken")
+    with pytest.raises(RuntimeError, match="power cut"):
+        start(out)
+    assert counted == ["broken", "point 0"]
+    counted.remove("broken")
+    partial = next(out.parent.iterdir())
+    partial.write_text(partial.read_text() + '{"digest": "cut o')
+    result = start(out)
+    assert counted == ["point 0", "point 1", "point 2"]
+    assert result["headline"] == {"sum": 3}
+    assert json.loads(out.read_text()) == result
+    assert set(result) == {"name", "version", "config", "seeds", "machine", "headline", "points"}
+    assert [path.name for path in out.parent.iterdir()] == ["counted.json"]

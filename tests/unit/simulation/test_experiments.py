@@ -1,0 +1,89 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulation.experiments.registry import Context, Experiment, experiment, experiment_names, markdown_table, register
+from simulation.experiments.slos_serve import SYSTEMS
+
+NAMES = ("slos-serve", "speculation", "what-if")
+HEADLINES = {
+    "capacity_ratio_vs_best_geomean",
+    "capacity_ratio_vs_best_geomean_spec",
+    "capacity_ratio_vs_distserve_geomean",
+    "capacity_ratio_vs_shed_min",
+    "of_bound_steady_min",
+    "scaling_4_chatbot",
+    "scaling_4_coder",
+}
+
+
+def test_unknown_and_duplicate_names() -> None:
+    assert set(NAMES) <= set(experiment_names())
+    with pytest.raises(ValueError, match="known: "):
+        experiment("slo-serve")
+    with pytest.raises(ValueError, match="twice"):
+        register(experiment("what-if"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("quick", [True, False])
+def test_tasks_have_keys_of_their_own(name: str, quick: bool) -> None:
+    chosen = experiment(name)
+    config = chosen.config(quick)
+    keys = [task.key for task in chosen.tasks(config)]
+    assert len(set(keys)) == len(keys) > 0
+    assert len(config["seeds"]) >= (1 if quick else 3)
+
+
+def capacity(scenario: str, system: str, rate: float, **more: Any) -> dict[str, Any]:
+    figure = {"median": rate, "low": rate, "high": rate, "seeds": [rate]}
+    point = {"kind": "capacity", "gpu": "g", "scenario": scenario, "system": system, "setting": "as it is"}
+    return {**point, "bound": 10.0, "worst_tier": figure, "overall": figure, **more}
+
+
+def fleet(scenario: str, replicas: int, rate: float) -> dict[str, Any]:
+    figure = {"median": rate, "low": rate, "high": rate, "seeds": [rate]}
+    point = {"kind": "fleet", "gpu": "g", "scenario": scenario, "replicas": replicas, "bound": 10.0}
+    return {**point, "fleet": figure, "pooled": figure}
+
+
+def test_headline_of_known_points() -> None:
+    points = [
+        *(capacity(s, "planner", rate) for s, rate in (("ChatBot", 8.0), ("Coder", 4.0))),
+        *(capacity(s, "vllm-2048", rate) for s, rate in (("ChatBot", 4.0), ("Coder", 0.5))),
+        *(capacity(s, "sarathi", rate) for s, rate in (("ChatBot", 2.0), ("Coder", 1.0))),
+        *(capacity(s, "planner-spec", rate) for s, rate in (("ChatBot", 8.0), ("Coder", 2.0))),
+        *(capacity(s, "edf-shed", rate) for s, rate in (("ChatBot", 5.0), ("Coder", 2.0))),
+        capacity("Coder", "distserve", 1.0, setting="2:1"),
+        capacity("Coder", "planner-x3", 3.0),
+        *(fleet("ChatBot", n, rate) for n, rate in ((1, 8.0), (4, 40.0))),
+        *(fleet("Coder", n, rate) for n, rate in ((1, 2.0), (4, 13.0))),
+    ]
+    found = experiment("slos-serve").headline(points)
+    assert set(found) >= HEADLINES
+    assert found["capacity_ratio_vs_best_geomean"] == pytest.approx(8.0**0.5, rel=1e-3)
+    assert found["capacity_ratio_vs_best_geomean_spec"] == pytest.approx(2.0)
+    assert found["capacity_ratio_vs_shed_min"] == pytest.approx(1.6)
+    assert found["capacity_ratio_vs_distserve_geomean"] == pytest.approx(3.0)
+    assert found["of_bound_steady_min"] == pytest.approx(0.8)
+    assert (found["scaling_4_chatbot"], found["scaling_4_coder"]) == (5.0, 6.5)
+    assert "| Coder | planner |" in experiment("slos-serve").tables(points)
+
+
+def test_a_small_experiment_runs_through(shared: Path) -> None:
+    chosen = experiment("slos-serve")
+    config = {**chosen.config(True), "scenarios": ["Coder"], "systems": ["planner"], "programs": 60, "replicas": []}
+    config["strict_target"] = 0.9
+    task = chosen.tasks(config)[0]
+    point = chosen.run({**task.params, "tolerance": 0.5}, Context(shared / "traces", lambda: 0.0))
+    assert point["worst_tier"]["median"] > 0
+    assert set(config["systems"]) <= set(SYSTEMS)
+
+
+def test_markdown() -> None:
+    assert markdown_table(("a", "b"), [["x", 1.23456]]) == "| a | b |\n| --- | --- |\n| x | 1.23 |"
+
+
+def test_an_experiment_is_a_value() -> None:
+    assert isinstance(experiment("speculation"), Experiment)
