@@ -53,6 +53,7 @@ class PlannedReplica(Quiet):
     options: AdmissionOptions
     is_oracle: bool = False  # the planner is told the true output lengths
     reconsiders: bool = False
+    drops_refused: bool = False
 
     def dispatch(self, simulation: Simulation, which: np.ndarray) -> None:
         rows = self._rows(simulation, which)
@@ -67,6 +68,10 @@ class PlannedReplica(Quiet):
             refused = rows[asking[~accepted]]
             to_best_effort(refused)
             rows[asking[~accepted]] = refused
+            if self.drops_refused:
+                for row in refused:
+                    simulation.refuse(int(row["id"]) - 1)
+                rows = np.delete(rows, asking[~accepted])
             self._displace(simulation, np.delete(np.arange(len(table)), again)[plan.displaced])
             self._restore(simulation, again[plan.accepted[: len(again)]])
         for row in rows:

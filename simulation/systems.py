@@ -36,6 +36,8 @@ class System:
     is_oracle: bool = False
     displace: bool = True
     reconsiders: bool = True
+    drops_refused: bool = False  # no best-effort tier: what is refused is gone
+    believed_speed: float = 1.0  # of the hardware as the planner sees it; 1.1: it thinks iterations 10 % shorter
     best_effort_share: float = 0.0
     replicas: int = 1
 
@@ -53,7 +55,7 @@ class System:
         coefficients = np.array(profile.coefficients)
         if self.draft_s > 0.0:
             coefficients[-1] = self.draft_s
-        engines.coefs[:] = engines.believed[:] = coefficients
+        engines.coefs[:], engines.believed[:] = coefficients, coefficients / self.believed_speed
         engines.limits[:] = make_limits(
             kv_capacity_tokens=profile.kv_capacity_tokens,
             max_running=self.max_running,
@@ -69,7 +71,9 @@ class System:
     def dispatcher(self, profile: Profile, jobs: np.ndarray, seed: int = 0) -> Dispatcher:
         """Who decides where the jobs go."""
         if self.admits:
-            return PlannedReplica(AdmissionOptions(displace=self.displace), self.is_oracle, self.reconsiders)
+            return PlannedReplica(
+                AdmissionOptions(displace=self.displace), self.is_oracle, self.reconsiders, self.drops_refused
+            )
         return Routed("round_robin", seed)
 
     def jobs(self, jobs: np.ndarray) -> np.ndarray:

@@ -51,6 +51,7 @@ def register(experiment: Experiment) -> Experiment:
 
 def experiment_names() -> list[str]:
     """All registered names, sorted."""
+    import simulation.experiments.ablations
     import simulation.experiments.slos_serve
     import simulation.experiments.speculation
     import simulation.experiments.what_if  # noqa: F401  (they register themselves)
