@@ -12,6 +12,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import serving.fidelity  # noqa: F401  (registers itself: it needs a real engine)
 from simulation.experiments.registry import Context, Experiment, Point, Task, experiment
 
 Report = Callable[[int, int, str], None]  # points done, points in all, the one that was finished last
@@ -34,7 +35,7 @@ def run_experiment(
     report(len(tasks) - len(missing), len(tasks), "")
     out.parent.mkdir(parents=True, exist_ok=True)
     with partial.open("a") as kept:
-        for task, point in _run_all(name, missing, traces, processes):
+        for task, point in _run_all(name, missing, traces, 1 if chosen.is_exclusive else processes):
             points[task.key] = point
             kept.write(json.dumps({"digest": digest, "key": task.key, "point": point}) + "\n")
             kept.flush()

@@ -18,6 +18,7 @@ from profiles.profile import Profile
 from profiles.store import load_profile
 from serving import scenario as scenarios
 from serving import simulate_plots
+from serving.reproduce import run_experiment
 from simulation.capacity import median_and_spread
 from simulation.dispatch import Routed
 from simulation.experiments.registry import experiment, experiment_names
@@ -227,8 +228,6 @@ def reproduce(
     processes: Annotated[int, typer.Option(min=1, help="processes to use")] = 2,
 ) -> None:
     """Reproduce the papers' tables; an interrupted run goes on where it was."""
-    from serving.reproduce import run_experiment
-
     wanted = names or experiment_names()
     if json_out is not None and len(wanted) > 1:
         raise ValueError("--json: names one file, so name one experiment")

@@ -36,6 +36,7 @@ class Experiment:
     run: Callable[[Mapping[str, Any], Context], Point]
     headline: Callable[[Sequence[Point]], dict[str, float]]
     tables: Callable[[Sequence[Point]], str]  # markdown
+    is_exclusive: bool = False  # it measures the machine: one task at a time
 
 
 _experiments: dict[str, Experiment] = {}

@@ -91,4 +91,6 @@ def tables(points: Sequence[Point]) -> str:
     return markdown_table(header, speed) + "\n\n" + markdown_table(names, needs)
 
 
-WHAT_IF = register(Experiment("what-if", "Speed, and replicas needed", config, tasks, run, headline, tables))
+WHAT_IF = register(
+    Experiment("what-if", "Speed, and replicas needed", config, tasks, run, headline, tables, is_exclusive=True)
+)

@@ -1,0 +1,209 @@
+"""The ``fidelity`` experiment: one trace on a real vLLM engine and in the simulator, and how far apart they are.
+
+The engine runs the embedded model on a CPU core. The simulator takes the shipped profile of that engine, moved by the
+online correction to the speed of this machine on iterations that are not part of the comparison.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from controller.wire import Slo, Submission
+from profiles.online import corrected, new_correction, observe_steps
+from profiles.profile import Profile
+from profiles.store import load_profile
+from replicas.config import ReplicaConfig
+from replicas.step_planner import planner_limits
+from simulation.arrivals import poisson_s
+from simulation.experiments.registry import Context, Experiment, Point, Task, markdown_table, register
+from simulation.jobs import make_jobs
+from simulation.loop import Simulation
+from simulation.systems import PLANNER
+
+TTFT_S, TPOT_S = 2.0, 0.25
+PROMPTS, OUTPUTS = (50, 400), (16, 64)
+BURST = 80  # requests of the capacity measurement, whose iterations also calibrate the profile
+UNLOADED = replace(PLANNER, name="engine", admits=False)
+
+
+@dataclass
+class Seen:
+    """When the tokens of each job came, on the job table's clock."""
+
+    first_s: np.ndarray
+    last_s: np.ndarray
+    tokens: np.ndarray
+
+    @property
+    def tpot_s(self) -> np.ndarray:
+        pace: np.ndarray = (self.last_s - self.first_s) / np.maximum(self.tokens - 1, 1)
+        return pace
+
+
+def config(quick: bool) -> dict[str, Any]:
+    settings = {"loads": [0.3, 0.6, 0.85], "profile": "embedded-cpu", "max_num_seqs": 64}
+    return {**settings, "requests": 40 if quick else 250, "seeds": [1] if quick else [1, 2, 3]}
+
+
+def tasks(config: dict[str, Any]) -> list[Task]:
+    """One engine per seed, all loads on it."""
+    return [Task(f"seed {seed}", {**config, "seed": seed}) for seed in config["seeds"]]
+
+
+def draw_jobs(requests: int, rate_per_s: float, seed: int) -> np.ndarray:
+    """Requests of mixed lengths, Poisson arrivals from 0 on."""
+    rng = np.random.default_rng(seed)
+    jobs = make_jobs(requests)
+    jobs["arrival_s"] = poisson_s(rng, requests, rate_per_s)
+    jobs["prompt_tokens"], jobs["output_tokens"] = rng.integers(*PROMPTS, requests), rng.integers(*OUTPUTS, requests)
+    jobs["predicted_tokens"] = jobs["cap_tokens"] = jobs["output_tokens"]
+    jobs["ttft_s"], jobs["tpot_s"], jobs["best_effort"] = TTFT_S, TPOT_S, False
+    return jobs
+
+
+def run(params: Mapping[str, Any], context: Context) -> Point:
+    """All loads of one seed."""
+    return asyncio.run(_compare(params))
+
+
+async def _compare(params: Mapping[str, Any]) -> Point:
+    from replicas.vllm_engine import VllmEngine
+
+    replica = ReplicaConfig(prefix_caching=False, max_model_len=2048, max_num_seqs=params["max_num_seqs"])
+    engine, profile = VllmEngine(replica), load_profile(params["profile"])
+    await engine.start()
+    try:
+        await play(engine, draw_jobs(BURST, 1e4, 0), "warm-up")
+        engine.take_steps()
+        burst = await play(engine, draw_jobs(BURST, 1e4, 0), "burst")
+        capacity_per_s = BURST / float(burst.last_s.max())
+        coefficients = calibrated(profile, engine)
+        levels = []
+        for load in params["loads"]:
+            jobs = draw_jobs(params["requests"], load * capacity_per_s, params["seed"])
+            seen = await play(engine, jobs, f"{load}")
+            engine.take_steps()
+            expected = simulated(jobs, coefficients, replica, engine.state().kv_capacity_tokens, profile)
+            levels.append({"load": load, **errors(jobs, seen, expected)})
+    finally:
+        await engine.stop()
+    return {"seed": params["seed"], "capacity_per_s": capacity_per_s, "levels": levels}
+
+
+async def play(engine: Any, jobs: np.ndarray, name: str) -> Seen:
+    """Send the jobs at their times, wait for all; token times count from the start."""
+    seen = Seen(np.full(len(jobs), np.inf), np.zeros(len(jobs)), np.zeros(len(jobs), dtype=np.int64))
+    begun_s = time.monotonic()
+    reader = asyncio.create_task(_read(engine, name, seen, jobs, begun_s))
+    for number, job in enumerate(jobs):
+        await asyncio.sleep(begun_s + float(job["arrival_s"]) - time.monotonic())
+        age_s = max(0.0, time.monotonic() - begun_s - float(job["arrival_s"]))
+        await engine.submit([_submission(f"{name}-{number}", number, job, age_s)])
+    await asyncio.wait_for(reader, 300.0)
+    return seen
+
+
+def _submission(request_id: str, number: int, job: np.void, age_s: float) -> Submission:
+    from vllm import SamplingParams
+    from vllm.v1.engine import EngineCoreRequest
+
+    from replicas.vllm_codec import encode_request
+
+    outputs, prompts = int(job["output_tokens"]), int(job["prompt_tokens"])
+    tokens = [int(token) for token in np.random.default_rng(number).integers(32, 127, prompts)]
+    sampling = SamplingParams(temperature=0.0, max_tokens=outputs, ignore_eos=True)
+    payload = encode_request(EngineCoreRequest(request_id, tokens, None, sampling, None, 0.0, None, None, None))
+    slo = Slo(float(job["ttft_s"]), float(job["tpot_s"]))
+    return Submission(request_id, prompts, 0, outputs, slo, age_s, outputs, 0, payload)
+
+
+async def _read(engine: Any, name: str, seen: Seen, jobs: np.ndarray, begun_s: float) -> None:
+    left = len(jobs)
+    while left:
+        for delta in await engine.next_outputs():
+            number, now_s = int(delta.request_id.rpartition("-")[2]), time.monotonic() - begun_s
+            if delta.token_ids:
+                seen.first_s[number] = min(seen.first_s[number], now_s)
+                seen.last_s[number] = now_s
+                seen.tokens[number] += len(delta.token_ids)
+            left -= bool(delta.finish)
+
+
+def calibrated(profile: Profile, engine: Any) -> np.ndarray:
+    """The profile's coefficients, corrected by the iterations of the burst."""
+    steps = np.array([msgspec.structs.astuple(step) for step in engine.take_steps()], dtype=np.float64)
+    state = observe_steps(new_correction(profile.coefficients), profile.coefficients, steps)
+    return np.asarray(corrected(profile.coefficients, state))
+
+
+def simulated(
+    jobs: np.ndarray, coefficients: np.ndarray, replica: ReplicaConfig, kv_tokens: int, profile: Profile
+) -> Seen:
+    """The same jobs in virtual time, under the engine's own limits."""
+    engines = UNLOADED.engines(profile)
+    engines.coefs[:] = engines.believed[:] = coefficients
+    engines.limits[:] = planner_limits(
+        replica.policy,
+        replica.policy_options,
+        kv_capacity_tokens=kv_tokens,
+        block_tokens=replica.block_size,
+        max_running=replica.max_num_seqs,
+        max_batch_tokens=replica.max_num_batched_tokens,
+    )
+    simulation = Simulation(jobs, engines, UNLOADED.dispatcher(profile, jobs))
+    simulation.run()
+    records = simulation.records
+    return Seen(records["first_s"], records["last_s"], records["emitted_tokens"])
+
+
+def errors(jobs: np.ndarray, seen: Seen, expected: Seen) -> dict[str, float]:
+    """Means of both, and the error of the simulated mean in percent of the real one."""
+    means = {
+        "ttft": (float((s.first_s - jobs["arrival_s"]).mean()) for s in (seen, expected)),
+        "tpot": (float(s.tpot_s.mean()) for s in (seen, expected)),
+    }
+    found: dict[str, float] = {}
+    for name, (real_s, simulated_s) in ((name, tuple(pair)) for name, pair in means.items()):
+        found |= {f"{name}_real_ms": 1000 * real_s, f"{name}_simulated_ms": 1000 * simulated_s}
+        found[f"{name}_error_pct"] = 100.0 * (simulated_s - real_s) / real_s
+    return found
+
+
+def _levels(points: Sequence[Point]) -> dict[float, dict[str, float]]:
+    """Median over seeds of every figure, per load."""
+    found = {}
+    for i, level in enumerate(points[0]["levels"]):
+        figures = {key for key in level if key != "load"}
+        found[level["load"]] = {key: float(np.median([p["levels"][i][key] for p in points])) for key in figures}
+    return found
+
+
+def headline(points: Sequence[Point]) -> dict[str, float]:
+    levels = _levels(points).values()
+    return {
+        "ttft_error_worst_pct": round(max(abs(level["ttft_error_pct"]) for level in levels), 2),
+        "tpot_error_worst_pct": round(max(abs(level["tpot_error_pct"]) for level in levels), 2),
+    }
+
+
+def tables(points: Sequence[Point]) -> str:
+    names = (
+        "ttft_real_ms",
+        "ttft_simulated_ms",
+        "ttft_error_pct",
+        "tpot_real_ms",
+        "tpot_simulated_ms",
+        "tpot_error_pct",
+    )
+    rows = [[load, *(level[name] for name in names)] for load, level in _levels(points).items()]
+    return markdown_table(("load", *(name.replace("_", " ") for name in names)), rows)
+
+
+FIDELITY = register(
+    Experiment("fidelity", "Simulator against a real engine", config, tasks, run, headline, tables, is_exclusive=True)
+)
