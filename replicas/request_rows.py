@@ -58,8 +58,9 @@ class RequestRows:
         row["id"], row["computed_tokens"] = request_uid(request.request_id), 0
 
     def remove(self, request: Any) -> None:
-        """Take the row of an ended request back."""
-        self._free.append(request.polyslo.row)
+        """Take the row of an ended request back; one that never came through ``add`` has none."""
+        if ticket := request.__dict__.pop(KEY, None):
+            self._free.append(ticket.row)
 
     def note_cached(self, request: Any, cached_tokens: int) -> None:
         """Tokens of a waiting request that the prefix cache would serve now."""

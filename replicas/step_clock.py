@@ -27,7 +27,12 @@ class StepClock:
         self._in_flight.append((mix, predicted_s, self._ended_s if self._is_continuing else now_s))
 
     def finish(self, now_s: float, is_continuing: bool) -> tuple[np.ndarray, float]:
-        """The oldest step ended: its composition and seconds. ``is_continuing``: the engine has more to do at once."""
+        """The oldest step ended: its composition and seconds. ``is_continuing``: the engine has more to do at once.
+
+        An output of no step, as connectors may bring, is an empty composition.
+        """
+        if not self._in_flight:
+            return np.zeros(5), 0.0
         mix, _, begun_s = self._in_flight.popleft()
         seconds = now_s - max(begun_s, self._ended_s)
         self._ended_s, self._is_continuing = now_s, is_continuing

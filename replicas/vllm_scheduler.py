@@ -122,10 +122,12 @@ class SloScheduler(AsyncScheduler):
             for request, quota in zip(running, tokens[:count].tolist(), strict=True):
                 request.spec_token_ids = request.spec_token_ids[: max(quota - 1, 0)]
         victims = [running[i] for i in np.flatnonzero(tokens[:count] == PREEMPT)]
+        victims = [request for request in victims if self._request_blocks_can_be_freed(request)]
         if victims or self._is_short_of_blocks(tokens):
             # vLLM takes blocks from the back of the list: planned first, best effort last.
             order = np.lexsort((yields[:count], tokens[:count] <= 0))
-            self.running = [running[i] for i in order if tokens[i] != PREEMPT]
+            leaving = set(victims)
+            self.running = [running[i] for i in order if running[i] not in leaving]
             self._preempt(victims)
         if waiting:
             chosen = [request for request in waiting if request.polyslo.quota > 0]
@@ -142,7 +144,7 @@ class SloScheduler(AsyncScheduler):
         """Take the KV cache of running requests; their tokens are kept and computed again when they resume."""
         now_s = time.monotonic()
         for request in victims:
-            self._preempt_request(request, now_s)
+            self._preempt_request(request, now_s, drop_stale_output=self.requires_kv_delivery)
             # It may resume in the very next step: the model runner must then be sent its tokens again.
             self.prev_step_scheduled_req_ids.discard(request.request_id)
 
