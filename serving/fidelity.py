@@ -82,6 +82,7 @@ async def _compare(params: Mapping[str, Any]) -> Point:
         engine.take_steps()
         burst = await play(engine, draw_jobs(BURST, 1e4, 0), "burst")
         capacity_per_s = BURST / float(burst.last_s.max())
+        await play(engine, draw_jobs(BURST // 2, 0.3 * capacity_per_s, 0), "sparse")
         coefficients = calibrated(profile, engine)
         levels = []
         for load in params["loads"]:
@@ -135,7 +136,7 @@ async def _read(engine: Any, name: str, seen: Seen, jobs: np.ndarray, begun_s: f
 
 
 def calibrated(profile: Profile, engine: Any) -> np.ndarray:
-    """The profile's coefficients, corrected by the iterations of the burst."""
+    """The profile's coefficients, corrected by the iterations of the burst and of a sparse run."""
     steps = np.array([msgspec.structs.astuple(step) for step in engine.take_steps()], dtype=np.float64)
     state = observe_steps(new_correction(profile.coefficients), profile.coefficients, steps)
     return np.asarray(corrected(profile.coefficients, state))

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import serving.fidelity  # noqa: F401  (registers itself: it needs a real engine)
-from simulation.experiments.registry import Context, Experiment, Point, Task, experiment
+from simulation.experiments.registry import Context, Experiment, Point, Task, experiment, markdown_table
 
+BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 Report = Callable[[int, int, str], None]  # points done, points in all, the one that was finished last
 
 
@@ -43,7 +44,21 @@ def run_experiment(
     result = _result(chosen, config, [points[task.key] for task in tasks])
     out.write_text(json.dumps(result, indent=1) + "\n")
     partial.unlink()
+    update_page(out.with_suffix(".md"), chosen, result)
     return result
+
+
+def update_page(page: Path, chosen: Experiment, result: dict[str, Any]) -> None:
+    """Put the tables into an experiment's page, between its two marks; the words around them are written by hand."""
+    if not page.is_file():
+        return
+    before, mark, rest = page.read_text().partition(BEGIN)
+    _old, end, after = rest.partition(END)
+    if mark and end:
+        figures = markdown_table(
+            ("figure", "value"), [[f"`{key}`", value] for key, value in result["headline"].items()]
+        )
+        page.write_text(f"{before}{BEGIN}\n{figures}\n\n{chosen.tables(result['points'])}\n{END}{after}")
 
 
 def _run_all(name: str, tasks: list[Task], traces: Path, processes: int) -> Any:

@@ -245,4 +245,7 @@ def reproduce(
         for key, value in result["headline"].items():
             table.add_row(key, f"{value:g}")
         console.print(table)
+        if name == "slos-serve":
+            systems = ["vllm-2048", "vllm-whole", "sarathi", "edf-shed", "planner"]
+            simulate_plots.capacities(result["points"], systems, out.with_suffix(".png"))
         console.print(f"wrote {out}")

@@ -68,3 +68,26 @@ def load(sampled: list[tuple[float, list[int]]], path: Path) -> None:
     figure.colorbar(picture, label="requests")
     axes.set(xlabel="virtual time (s)", ylabel="replica")
     _save(figure, path)
+
+
+def capacities(points: list[dict[str, Any]], systems: list[str], path: Path) -> None:
+    """Per-tier capacity as a share of the fluid bound, by scenario and system; whiskers are the spread over seeds."""
+    own = [p for p in points if p["kind"] == "capacity" and p["system"] in systems]
+    gpus = sorted({p["gpu"] for p in own})
+    scenarios = list(dict.fromkeys(p["scenario"] for p in own))
+    width = 0.8 / len(systems)
+    figure, all_axes = plt.subplots(len(gpus), 1, figsize=(9, 3.4 * len(gpus)), squeeze=False)
+    for gpu, axes in zip(gpus, all_axes[:, 0], strict=True):
+        for number, system in enumerate(systems):
+            found = {p["scenario"]: p for p in own if p["gpu"] == gpu and p["system"] == system}
+            names = [name for name in scenarios if name in found]
+            bounds = np.array([found[name]["bound"] for name in names])
+            rates = [np.array([found[n]["worst_tier"][k] for n in names]) / bounds for k in ("median", "low", "high")]
+            places = np.array([scenarios.index(name) for name in names]) + (number - len(systems) / 2) * 0.8 / len(
+                systems
+            )
+            spread = np.array([rates[0] - rates[1], rates[2] - rates[0]])
+            axes.bar(places, rates[0], width, yerr=spread, label=system, align="edge")
+        axes.set(xticks=range(len(scenarios)), xticklabels=scenarios, ylabel="capacity over the bound", title=gpu)
+        axes.legend(fontsize=7)
+    _save(figure, path)

@@ -49,3 +49,14 @@ def test_an_interrupted_run_goes_on_where_it_was(counted: list[str], tmp_path: P
     assert json.loads(out.read_text()) == result
     assert set(result) == {"name", "version", "config", "seeds", "machine", "headline", "points"}
     assert [path.name for path in out.parent.iterdir()] == ["counted.json"]
+
+
+def test_tables_go_between_the_marks_of_a_page(counted: list[str], tmp_path: Path) -> None:
+    page = tmp_path / "counted.md"
+    page.write_text("Words.\n<!-- results -->\nold\n<!-- end of results -->\nMore words.\n")
+    start(tmp_path / "counted.json")
+    text = page.read_text()
+    assert "old" not in text
+    assert "| `sum` | 3 |" in text
+    assert text.startswith("Words.\n<!-- results -->\n")
+    assert text.endswith("\n<!-- end of results -->\nMore words.\n")
