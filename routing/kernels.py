@@ -17,10 +17,12 @@ from planning.limits import LIMITS, make_limits
 from planning.rollout import OUTLOOK, advance, rollout
 from planning.room import held_kv_tokens, is_decode, prefill_s
 from planning.tables import REQUEST
-from profiles.kernels import COEFFICIENTS, iteration_s, max_prefill_tokens
+from profiles.kernels import COEFFICIENTS, K1_1, K1_2, K_KV, K_SEQ
 
 SHARED = -1  # tier of a replica that serves every tier
 NOWHERE = -1  # replica of a placement that failed
+OPTIMISM = 1.1  # busy share up to which the screen lets a request through to the replay
+SHORTEST_S = 1e-6  # paces below count as this
 
 REPLICA = np.dtype(
     [
@@ -29,11 +31,10 @@ REPLICA = np.dtype(
         ("count", "i4"),  # rows of its table in use
         ("free_at_s", "f8"),  # end of the iteration in flight; its rows are as they will be then
         # Sums over its rows, kept by summarize().
-        ("decodes", "f8"),  # tokens of an iteration with every decode that has an SLO
-        ("kv_tokens", "f8"),  # which those decodes read
+        ("token_rate", "f8"),  # decode tokens per second that its SLO requests are due, earned slack spread out
+        ("rest_rate", "f8"),  # seconds per second of their KV reads and per-sequence overhead
         ("held_tokens", "f8"),  # KV held by SLO requests, and asked for by those that wait
-        ("backlog_tokens", "f8"),  # prompt tokens of SLO requests not computed yet
-        ("pace_s", "f8"),  # mean iteration time that every SLO decode can bear to its predicted end
+        ("pace_s", "f8"),  # mean iteration time that the tightest of them can bear to its predicted end
         ("load", "f8"),  # part of its time or its KV that is taken, whichever is more
         ("is_judged", "?"),  # the doomed marks of its outlook are up to date
     ]
@@ -73,25 +74,44 @@ def make_fleet(replicas: int, slots: int) -> Fleet:
 
 
 @njit(cache=True)
-def _add_to_sums(replica: np.void, row: np.void, block_tokens: int, start_s: float) -> None:
-    """Count one SLO request into the cached sums."""
-    todo = todo_tokens(row)
-    replica["held_tokens"] += held_kv_tokens(row, block_tokens) + (0 if row["running"] else todo)
-    replica["decodes"] += 1 + row["spec_tokens"]
-    replica["kv_tokens"] += row["prompt_tokens"] + row["emitted_tokens"]
+def bearable_pace_s(row: np.void, start_s: float) -> float:
+    """Mean seconds per token that the request can bear to its predicted end: its TPOT and its earned slack."""
     pace_s = effective_tpot_s(row, start_s)
-    if is_decode(row):
+    if is_decode(row) and pace_s < math.inf:
         pace_s += max(0.0, next_due_s(row, start_s) - start_s - pace_s) / remaining_tokens(row)
-    else:
-        replica["backlog_tokens"] += todo
+    return pace_s
+
+
+@njit(cache=True)
+def _decode_rest_s(coef: np.ndarray, row: np.void) -> float:
+    """Seconds of one decode step of the request beyond those of its tokens."""
+    return coef[K_SEQ] + coef[K_KV] * (row["prompt_tokens"] + row["emitted_tokens"])
+
+
+@njit(cache=True)
+def _add_to_sums(replica: np.void, coef: np.ndarray, row: np.void, block_tokens: int) -> None:
+    """Count one SLO request into the cached sums."""
+    todo, pace_s = todo_tokens(row), bearable_pace_s(row, replica["free_at_s"])
+    replica["held_tokens"] += held_kv_tokens(row, block_tokens) + (0 if row["running"] else todo)
+    replica["token_rate"] += (1 + row["spec_tokens"]) / max(pace_s, SHORTEST_S)
+    replica["rest_rate"] += _decode_rest_s(coef, row) / max(pace_s, SHORTEST_S)
     replica["pace_s"] = min(replica["pace_s"], pace_s)
+
+
+@njit(cache=True)
+def busy_share(coef: np.ndarray, token_rate: float, rest_rate: float, step_s: float) -> float:
+    """Part of the time that decoding takes at these rates in iterations of ``step_s``; above 1 it cannot keep up."""
+    share = 0.0
+    for line in range(2):
+        share = max(share, coef[2 * line] * token_rate + coef[2 * line + 1] / step_s)
+    return share + rest_rate
 
 
 @njit(cache=True)
 def _weigh(replica: np.void, coef: np.ndarray, limits: np.void) -> None:
     """Load from the cached sums."""
-    decode_s = iteration_s(coef, replica["decodes"], replica["kv_tokens"], 0.0, replica["decodes"], 0.0)
-    time_load = decode_s / min(replica["pace_s"], limits["max_iteration_s"])
+    step_s = max(SHORTEST_S, min(replica["pace_s"], limits["max_iteration_s"]))
+    time_load = busy_share(coef, replica["token_rate"], replica["rest_rate"], step_s)
     replica["load"] = max(time_load, replica["held_tokens"] / limits["kv_capacity_tokens"])
 
 
@@ -99,12 +119,12 @@ def _weigh(replica: np.void, coef: np.ndarray, limits: np.void) -> None:
 def summarize(fleet: Fleet, r: int) -> None:
     """Recompute the cached sums of replica ``r`` from its rows; call it after changing them."""
     replica, limits = fleet.replicas[r], fleet.limits[r]
-    replica["decodes"], replica["kv_tokens"], replica["held_tokens"], replica["backlog_tokens"] = 0.0, 0.0, 0.0, 0.0
-    replica["pace_s"], replica["is_judged"] = math.inf, False
+    replica["token_rate"], replica["rest_rate"] = 0.0, 0.0
+    replica["held_tokens"], replica["pace_s"], replica["is_judged"] = 0.0, math.inf, False
     for i in range(replica["count"]):
         row = fleet.tables[r, i]
         if not row["best_effort"] and todo_tokens(row) > 0:
-            _add_to_sums(replica, row, limits["block_tokens"], replica["free_at_s"])
+            _add_to_sums(replica, fleet.coefs[r], row, limits["block_tokens"])
     _weigh(replica, fleet.coefs[r], limits)
 
 
@@ -146,22 +166,25 @@ def _group(replica: np.void, tier: int) -> int:
 
 
 @njit(cache=True)
-def _screen(replica: np.void, coef: np.ndarray, limits: np.void, row: np.void, now_s: float) -> int:
-    """What the cached sums say about adding the request: ``ADMITTED`` for possible, or what stands against it."""
-    todo = todo_tokens(row)
+def screen(replica: np.void, coef: np.ndarray, limits: np.void, row: np.void, now_s: float) -> int:
+    """What the cached sums say about adding the request: ``ADMITTED`` for possible, or what stands against it.
+
+    Decoding counts as a fluid that every request draws at its own pace. Errs on the side of ``ADMITTED``: a replay has
+    the last word, and departures soon make room that the sums do not know of.
+    """
+    todo, start_s = todo_tokens(row), max(now_s, replica["free_at_s"])
     if replica["held_tokens"] + todo > limits["kv_capacity_tokens"] * (1.0 - limits["kv_headroom"]):
         return KV_FULL
-    start_s = max(now_s, replica["free_at_s"])
-    tokens, kv_tokens = replica["decodes"] + 1, replica["kv_tokens"] + row["prompt_tokens"]
-    pace_s = min(replica["pace_s"], effective_tpot_s(row, start_s), limits["max_iteration_s"])
-    if iteration_s(coef, tokens, kv_tokens + tokens, 0.0, tokens, 0.0) > pace_s:
-        return BREAKS
-    window_s = next_due_s(row, start_s) - start_s
+    window_s, own_s = next_due_s(row, start_s) - start_s, effective_tpot_s(row, start_s)
     if window_s < prefill_s(coef, row, limits):
         return TTFT
-    tokens, kv_tokens = replica["decodes"], replica["kv_tokens"]
-    chunk = max_prefill_tokens(coef, min(pace_s, window_s), tokens, kv_tokens, 0.0, tokens, 0.0, row["computed_tokens"])
-    return ADMITTED if todo <= chunk * (window_s / pace_s + 1.0) else TTFT
+    step_s = max(SHORTEST_S, min(replica["pace_s"], own_s, limits["max_iteration_s"]))
+    token_rate = replica["token_rate"] + 1.0 / max(own_s, SHORTEST_S)
+    rest_rate = replica["rest_rate"] + _decode_rest_s(coef, row) / max(own_s, SHORTEST_S)
+    if busy_share(coef, token_rate, rest_rate, step_s) > OPTIMISM:
+        return BREAKS
+    free_share = max(0.0, OPTIMISM - busy_share(coef, replica["token_rate"], replica["rest_rate"], step_s))
+    return ADMITTED if todo * max(coef[K1_1], coef[K1_2]) <= free_share * (window_s + step_s) else TTFT
 
 
 @njit(cache=True)
@@ -178,7 +201,7 @@ def _next_candidate(fleet: Fleet, row: np.void, now_s: float, is_tried: np.ndarr
         group, load = _group(replica, row["tier"]), replica["load"]
         if group < 0 or (best != NOWHERE and (group > best_group or (group == best_group and load <= best_load))):
             continue
-        reason = _screen(replica, fleet.coefs[r], fleet.limits[r], row, now_s)
+        reason = screen(replica, fleet.coefs[r], fleet.limits[r], row, now_s)
         if reason == ADMITTED:
             best, best_group, best_load = r, group, load
         else:
@@ -230,7 +253,7 @@ def commit(fleet: Fleet, r: int, row: np.void) -> None:
     fleet.tables[r, replica["count"]] = row
     replica["count"] += 1
     if not row["best_effort"]:
-        _add_to_sums(replica, row, fleet.limits[r]["block_tokens"], replica["free_at_s"])
+        _add_to_sums(replica, fleet.coefs[r], row, fleet.limits[r]["block_tokens"])
         _weigh(replica, fleet.coefs[r], fleet.limits[r])
 
 

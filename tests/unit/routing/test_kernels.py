@@ -131,7 +131,7 @@ def test_the_cached_sums_are_what_a_fresh_count_gives(seed: int) -> None:
     kept = fleet.replicas.copy()
     for r in range(3):
         summarize(fleet, r)
-    for name in ("decodes", "kv_tokens", "held_tokens", "backlog_tokens", "pace_s", "load"):
+    for name in ("token_rate", "rest_rate", "held_tokens", "pace_s", "load"):
         np.testing.assert_allclose(fleet.replicas[name], kept[name])
 
 
