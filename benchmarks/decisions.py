@@ -79,7 +79,7 @@ def build_fleet(profile: str, replicas: int, rng: np.random.Generator) -> Fleet:
 
 
 def time_calls(fleet: Fleet, asks: np.ndarray, burst: int, calls: int) -> tuple[np.ndarray, float, np.ndarray]:
-    """Seconds of each call that decides ``burst`` requests, from writing their rows on; core seconds of all; placements.
+    """Seconds of each call that decides ``burst`` requests, rows and all; core seconds of all calls; placements.
 
     Latencies are by the clock. Throughput is per second of the core: on a shared machine the clock also counts others.
     """
