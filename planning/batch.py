@@ -195,6 +195,33 @@ def _future_margin_s(coef: np.ndarray, table: np.ndarray, now_s: float, limits: 
 
 
 @njit(cache=True)
+def _most_on_time_s(
+    coef: np.ndarray, table: np.ndarray, draft: Draft, rows: np.ndarray, limit_s: float, all_s: float
+) -> float:
+    """How long an iteration may last where the decodes ``rows`` (by slack) cannot all run within the least slack.
+
+    Either as many as fit into ``limit_s`` and the others after them, or all at once with the tightest late: whichever
+    keeps more of them on time.
+    """
+    first, rest, served = np.zeros(5), np.zeros(5), 0
+    for place in range(len(rows)):
+        tokens = 1 + table[rows[place]]["spec_tokens"]
+        if served == place:
+            drafts = first[DRAFTS]
+            add(table[rows[place]], tokens, first)
+            if place == 0 or mix_s(coef, first) <= limit_s:
+                served += 1
+                continue
+            remove_decode(table[rows[place]], tokens, drafts, first)
+        add(table[rows[place]], tokens, rest)
+    both_s = mix_s(coef, first) + mix_s(coef, rest)
+    slack_s = draft.slack_s[rows]
+    if np.sum(slack_s >= all_s) <= served + np.sum(slack_s[served:] >= both_s):
+        return limit_s
+    return slack_s[slack_s >= all_s].min()
+
+
+@njit(cache=True)
 def _take_due_decodes(coef: np.ndarray, table: np.ndarray, limits: np.void, draft: Draft) -> float:
     """Add the decodes that cannot wait for the next iteration; returns how long this one may last.
 
@@ -211,6 +238,9 @@ def _take_due_decodes(coef: np.ndarray, table: np.ndarray, limits: np.void, draf
     has_room = draft.free[FREE_KV] >= draft.counts[DECODE] * limits["block_tokens"] + everyone[TOKENS]
     fits = has_room and all_s <= limit_s and everyone[TOKENS] <= limits["max_batch_tokens"]
     rows = _rows_of(draft, DECODE) if fits else _by_slack(table, draft, DECODE)
+    if all_s > limit_s and has_room and len(rows) > 1:
+        limit_s = min(limits["max_iteration_s"], _most_on_time_s(coef, table, draft, rows, limit_s, all_s))
+        horizon_s = max(horizon_s, limit_s + all_s)
     due = rows[draft.slack_s[rows] < horizon_s] if horizon_s < math.inf else rows
     _take_decodes(coef, table, limits, limit_s, LATE_DECODE, due, draft)
     return limit_s

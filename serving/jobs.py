@@ -62,7 +62,7 @@ class Job:
         )
 
     def submission(self, decision: Decision) -> Submission:
-        best_effort = decision.verdict != Verdict.ADMITTED
+        best_effort = self.slo.best_effort or decision.verdict != Verdict.ADMITTED
         slo = msgspec.structs.replace(self.slo, best_effort=best_effort, tier=decision.tier)
         return Submission(
             self.request_id,
