@@ -1,4 +1,4 @@
-"""The fluid bound: no scheduler of any kind serves more on this hardware model.
+"""The fluid bound: what the hardware model could serve if there were neither bursts nor queues.
 
 Iterations of length T carry every decode once and prefill at the rate of arrivals; the work per second is linear in
 the rate, so the highest rate for a given T is where the iteration is full. T ranges up to the loosest tier's tightest
@@ -13,15 +13,24 @@ ATTAINED = 0.9  # share of the requests that must be served; the dearest rest is
 
 
 def fluid_bound_per_s(
-    jobs: np.ndarray, coef: np.ndarray, kv_capacity_tokens: int, max_iteration_s: float, share: float = ATTAINED
+    jobs: np.ndarray,
+    coef: np.ndarray,
+    kv_capacity_tokens: int,
+    max_iteration_s: float,
+    share: float = ATTAINED,
+    drops_dearest: bool = False,
 ) -> float:
-    """Programs per second whose SLO one replica could attain at most, when ``share`` of each tier must."""
+    """Programs per second of which one replica could attain ``share``: the fluid optimum over mean work, divided by it.
+
+    With ``drops_dearest`` the ones left out are those with most work in each tier: what a scheduler could gain at most
+    that knew every output length and served the short ones only.
+    """
     program = _programs(jobs, coef)
-    keep = np.zeros(len(program), dtype=np.bool_)
-    for tier in np.unique(program["tier"]):
+    keep = np.ones(len(program), dtype=np.bool_)
+    for tier in np.unique(program["tier"]) if drops_dearest else ():
         of_tier = np.flatnonzero(program["tier"] == tier)
-        cheapest = of_tier[np.argsort(program["seconds"][of_tier], kind="stable")]
-        keep[cheapest[: int(np.ceil(share * len(of_tier)))]] = True
+        by_work = of_tier[np.argsort(program["seconds"][of_tier], kind="stable")]
+        keep[by_work[int(np.ceil(share * len(of_tier))) :]] = False
     served = program[keep]
     longest_s = min(max_iteration_s, float(served["pace_s"].max()))
     lengths_s = np.linspace(longest_s / 400, longest_s, 400)

@@ -79,8 +79,8 @@ def test_what_each_baseline_is_tuned_over() -> None:
 
 @pytest.mark.parametrize("system", [PLANNER, *BASELINES], ids=lambda system: system.name)
 def test_nobody_beats_the_bound(system) -> None:
-    bound = fluid_bound_per_s(steady(1.0, 1), a100().coefficients, a100().kv_capacity_tokens, 0.2)
-    jobs = steady(1.3 * bound, 1)
+    bound = fluid_bound_per_s(steady(1.0, 1), a100().coefficients, a100().kv_capacity_tokens, 0.2, drops_dearest=True)
+    jobs = steady(1.1 * bound, 1)
     assert attainment_of(run(jobs, system), Window.of(jobs)).overall < 0.9
 
 
@@ -90,6 +90,10 @@ def test_the_bound_by_hand() -> None:
     jobs = jobs_at([0.0] * 10, prompt=100, output=11, tpot_s=0.1)
     assert fluid_bound_per_s(jobs, coef, 10**9, 0.2, share=1.0) == pytest.approx(0.8 / 0.110)
     assert fluid_bound_per_s(jobs, coef, 10**9, 0.2, share=0.9) == pytest.approx(0.8 / 0.110 / 0.9)
+    jobs["output_tokens"][0] = 111
+    dear, cheap = (fluid_bound_per_s(jobs, coef, 10**9, 0.2, 0.9, drops) for drops in (False, True))
+    assert dear < cheap == pytest.approx(0.8 / 0.110 / 0.9)
+    jobs["output_tokens"][0] = 11
     # With room for one request's KV at a time, a request's ten steps of 106 tokens are what counts.
     tight = fluid_bound_per_s(jobs, coef, 106, 0.2, share=1.0)
     assert tight < 0.8 / 0.110
