@@ -163,9 +163,7 @@ class Fleet:
 
     def _visit(self, visitors: list[Pending], replica: VirtualReplica, now_s: float) -> list[Pending]:
         rows = np.array([p.row for p in visitors])
-        plan = plan_admission(
-            replica.cautious, replica.limits, replica.table, rows, replica.free_at_s, self._planning
-        )
+        plan = plan_admission(replica.cautious, replica.limits, replica.table, rows, replica.free_at_s, self._planning)
         refused = []
         for k, p in enumerate(visitors):
             if not plan.accepted[k]:

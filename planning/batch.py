@@ -11,6 +11,7 @@ import numpy as np
 from numba import njit
 
 from planning.deadlines import effective_tpot_s, todo_tokens
+from planning.mix import add, mix_s, most_on_time_s, remove_decode
 from planning.room import (
     DECODE,
     DRAFTS,
@@ -34,37 +35,10 @@ from planning.room import (
     survey,
 )
 from planning.tail import TAIL, fill_tail, walk_tail
-from profiles.kernels import attention_pairs, iteration_s, max_prefill_tokens
+from profiles.kernels import iteration_s, max_prefill_tokens
 
 # How far the prefills of a kind were served.
 ALL_SERVED, OUT_OF_ROOM, OUT_OF_TIME = range(3)
-
-
-@njit(cache=True)
-def mix_s(coef: np.ndarray, mix: np.ndarray) -> float:
-    """Seconds of a batch by its composition (tokens, KV tokens read, attention pairs, sequences, draft tokens)."""
-    return iteration_s(coef, mix[TOKENS], mix[KV], mix[PAIRS], mix[SEQUENCES], mix[DRAFTS])
-
-
-@njit(cache=True)
-def add(row: np.void, tokens: int, mix: np.ndarray) -> None:
-    """Put ``tokens`` of the request into a composition."""
-    mix[TOKENS] += tokens
-    mix[SEQUENCES] += 1
-    if is_decode(row):
-        mix[KV] += row["computed_tokens"] + tokens
-        mix[DRAFTS] = max(mix[DRAFTS], row["spec_tokens"])
-    else:
-        mix[PAIRS] += attention_pairs(tokens, row["computed_tokens"])
-
-
-@njit(cache=True)
-def remove_decode(row: np.void, tokens: int, drafts: float, mix: np.ndarray) -> None:
-    """Take a decode out of a composition again, whose deepest speculation was ``drafts`` before."""
-    mix[TOKENS] -= tokens
-    mix[SEQUENCES] -= 1
-    mix[KV] -= row["computed_tokens"] + tokens
-    mix[DRAFTS] = drafts
 
 
 @njit(cache=True)
@@ -195,33 +169,6 @@ def _future_margin_s(coef: np.ndarray, table: np.ndarray, now_s: float, limits: 
 
 
 @njit(cache=True)
-def _most_on_time_s(
-    coef: np.ndarray, table: np.ndarray, draft: Draft, rows: np.ndarray, limit_s: float, all_s: float
-) -> float:
-    """How long an iteration may last where the decodes ``rows`` (by slack) cannot all run within the least slack.
-
-    Either as many as fit into ``limit_s`` and the others after them, or all at once with the tightest late: whichever
-    keeps more of them on time.
-    """
-    first, rest, served = np.zeros(5), np.zeros(5), 0
-    for place in range(len(rows)):
-        tokens = 1 + table[rows[place]]["spec_tokens"]
-        if served == place:
-            drafts = first[DRAFTS]
-            add(table[rows[place]], tokens, first)
-            if place == 0 or mix_s(coef, first) <= limit_s:
-                served += 1
-                continue
-            remove_decode(table[rows[place]], tokens, drafts, first)
-        add(table[rows[place]], tokens, rest)
-    both_s = mix_s(coef, first) + mix_s(coef, rest)
-    slack_s = draft.slack_s[rows]
-    if np.sum(slack_s >= all_s) <= served + np.sum(slack_s[served:] >= both_s):
-        return limit_s
-    return slack_s[slack_s >= all_s].min()
-
-
-@njit(cache=True)
 def _take_due_decodes(coef: np.ndarray, table: np.ndarray, limits: np.void, draft: Draft) -> float:
     """Add the decodes that cannot wait for the next iteration; returns how long this one may last.
 
@@ -239,7 +186,7 @@ def _take_due_decodes(coef: np.ndarray, table: np.ndarray, limits: np.void, draf
     fits = has_room and all_s <= limit_s and everyone[TOKENS] <= limits["max_batch_tokens"]
     rows = _rows_of(draft, DECODE) if fits else _by_slack(table, draft, DECODE)
     if all_s > limit_s and has_room and len(rows) > 1:
-        limit_s = min(limits["max_iteration_s"], _most_on_time_s(coef, table, draft, rows, limit_s, all_s))
+        limit_s = min(limits["max_iteration_s"], most_on_time_s(coef, table, draft.slack_s[rows], rows, limit_s, all_s))
         horizon_s = max(horizon_s, limit_s + all_s)
     due = rows[draft.slack_s[rows] < horizon_s] if horizon_s < math.inf else rows
     _take_decodes(coef, table, limits, limit_s, LATE_DECODE, due, draft)

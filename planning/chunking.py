@@ -10,8 +10,8 @@ import math
 import numpy as np
 from numba import njit
 
-from planning.batch import add, mix_s
 from planning.deadlines import effective_tpot_s, next_due_s, todo_tokens
+from planning.mix import add, mix_s
 from planning.rollout import leave, run_tokens
 from planning.room import (
     FREE_KV,

@@ -10,8 +10,8 @@ import math
 import numpy as np
 from numba import njit
 
-from planning.batch import add, mix_s
 from planning.deadlines import next_due_s, remaining_tokens, todo_tokens
+from planning.mix import add, mix_s
 from planning.room import FREE_KV, FREE_SEQUENCES, PREEMPT, TOKENS, held_kv_tokens, is_decode, reserve
 
 

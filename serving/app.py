@@ -24,7 +24,7 @@ CPU_ONLY = {"VLLM_TARGET_DEVICE": "cpu", "VLLM_LOGGING_LEVEL": "ERROR", "TOKENIZ
 class Ingress:
     """One HTTP door; any number of them share the controller and the replicas."""
 
-    async def __init__(self, config: AppConfig, replica: Any) -> None:
+    async def __init__(self, config: AppConfig, replica: Any) -> None:  # type: ignore[misc]  # Serve awaits it
         self.config = config
         fleet = config.fleet
         own_id = serve.get_replica_context().replica_id.unique_id

@@ -1,4 +1,4 @@
-"""ASGI middleware around vLLM's OpenAI server: SLO in, verdict out. Never touches a prompt; Serve echoes the request id.
+"""ASGI middleware around vLLM's OpenAI server: SLO in, verdict out. Never touches a prompt; Serve echoes request ids.
 
 The response of a generating endpoint is held until its admission decision is known (the responses API announces itself
 before): a refusal replaces it with 429 (or 503); anything else gains ``service_tier`` and the ``slo`` object.

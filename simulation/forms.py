@@ -8,8 +8,9 @@ import math
 import numpy as np
 from numba import njit
 
-from planning.batch import add, form_batch, mix_s
+from planning.batch import form_batch
 from planning.deadlines import next_due_s, todo_tokens
+from planning.mix import add, mix_s
 from planning.orders import (
     form_arrival_order,
     form_decode_first,

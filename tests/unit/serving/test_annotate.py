@@ -1,5 +1,6 @@
 """Annotation of responses and stream events, cut anywhere."""
 
+import itertools
 import json
 
 from hypothesis import given
@@ -33,7 +34,7 @@ def events(data: bytes) -> list[dict[str, object]]:
 @given(cuts=st.lists(st.integers(0, len(CHAT)), max_size=6))
 def test_stream_is_annotated_the_same_wherever_it_is_cut(cuts: list[int]) -> None:
     annotator, edges = StreamAnnotator(served()), [0, *sorted(cuts), len(CHAT)]
-    parts = [annotator.feed(CHAT[a:b], last=False) for a, b in zip(edges, edges[1:], strict=False)]
+    parts = [annotator.feed(CHAT[a:b], last=False) for a, b in itertools.pairwise(edges)]
     data = b"".join(parts) + annotator.feed(b"", last=True)
     first, second, usage = events(data)
     assert [event["service_tier"] for event in (first, second, usage)] == ["gold"] * 3
