@@ -12,7 +12,15 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from serving.launch import check_port_free, deploy, local_ray, read_document, url_of, wait_for_interrupt
+from serving.launch import (
+    check_port_free,
+    compile_kernels,
+    deploy,
+    local_ray,
+    read_document,
+    url_of,
+    wait_for_interrupt,
+)
 from serving.replay import ReplayOptions, replay
 from serving.replay_report import MIN_WIDTH
 from serving.workload_mix import SloClass
@@ -44,6 +52,7 @@ def run(once: bool) -> None:
     document = read_document(CONFIG)
     with contextlib.ExitStack() as stack:
         check_port_free(document)
+        compile_kernels(console)
         address = stack.enter_context(local_ray(console))
         deploy(address, document, console)
         show(url_of(document))

@@ -5,10 +5,12 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,7 @@ def up(config: Path, address: str | None = None, port: int | None = None) -> Non
     with contextlib.ExitStack() as stack:
         if address is None:
             check_port_free(document)
+            compile_kernels(console)
             address = stack.enter_context(local_ray(console))
         deploy(address, document, console)
         console.print(f"Serving at [bold]{url_of(document)}[/bold]; Ctrl-C stops.")
@@ -96,6 +99,18 @@ def check_port_free(document: dict[str, Any]) -> None:
             raise LaunchError(f"http_options.port: {host}:{port} cannot be used: {error.strerror}") from None
 
 
+def compile_kernels(console: Console) -> None:
+    """Fill the cache of compiled kernels once, so that controller and engines do not all compile at the same time."""
+    with console.status("Compiling planning kernels (about a minute the first time)"):
+        subprocess.run([sys.executable, "-m", "controller.warmup"], check=True, env=_with_project(os.environ))
+
+
+def _with_project(environment: Mapping[str, str]) -> dict[str, str]:
+    """``environment`` in which Python finds this project's packages."""
+    root = str(Path(__file__).resolve().parent.parent)
+    return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH"))))}
+
+
 def free_port(preferred: int = 0) -> int:
     """``preferred`` where nothing listens on it, else any free port of the loopback."""
     for port in (preferred, 0):
@@ -111,8 +126,7 @@ def local_ray(console: Console, cpus: int | None = None) -> Iterator[str]:
     folder = tempfile.mkdtemp(prefix="polyslo-")
     before = set(psutil.Process().children(recursive=True))
     os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
-    root = str(Path(__file__).resolve().parent.parent)
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    os.environ.update(_with_project(os.environ))
     try:
         with console.status("Starting Ray"), _environment(CLUSTER_ONLY):
             port = _start_ray(folder, cpus)
