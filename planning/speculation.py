@@ -82,11 +82,14 @@ def plan_speculation(
 
 @njit(cache=True)
 def tightened_tpot_s(row: np.void, now_s: float, step_s: float) -> float:
-    """The pace to plan for: less than its TPOT for a request whose next token is due before a step's end."""
+    """The pace to plan for: its TPOT, and less for a request that is late already, by how late it is.
+
+    One whose next token is due within the step is not behind: decodes run just in time, so most are in that state.
+    """
     tpot_s, slack_s = effective_tpot_s(row, now_s), next_due_s(row, now_s) - now_s
-    if step_s == math.inf or slack_s >= step_s:
+    if step_s == math.inf or slack_s >= 0.0:
         return tpot_s
-    return tpot_s * max(TIGHTEST, slack_s / step_s)
+    return tpot_s * max(TIGHTEST, 1.0 + slack_s / step_s)
 
 
 @njit(cache=True)

@@ -75,11 +75,18 @@ def test_tight_decodes_draft_and_loose_ones_need_not() -> None:
 def test_one_that_falls_behind_drafts_more() -> None:
     limits, ahead, behind = make_limits(10**6, acceptance=0.8), np.zeros(2, dtype=np.int32), np.zeros(2, dtype=np.int32)
     step_s = plan_drafts(COEFS[0], decodes([0.03, 0.05], 0.5), 0.0, limits, MOST, ahead)
-    plan_drafts(COEFS[0], decodes([0.03, 0.05], 0.6 * step_s), 0.0, limits, MOST, behind)
+    plan_drafts(COEFS[0], decodes([0.03, 0.05], -0.4 * step_s), 0.0, limits, MOST, behind)
     assert (behind >= ahead).all()
     assert behind.sum() > ahead.sum()
     row = decodes([0.05], -1.0)[0]
     assert tightened_tpot_s(row, 0.0, step_s) == pytest.approx(0.025)
+
+
+def test_one_that_runs_just_in_time_is_not_behind() -> None:
+    limits, ahead, due = make_limits(10**6, acceptance=0.8), np.zeros(2, dtype=np.int32), np.zeros(2, dtype=np.int32)
+    step_s = plan_drafts(COEFS[0], decodes([0.03, 0.05], 0.5), 0.0, limits, MOST, ahead)
+    plan_drafts(COEFS[0], decodes([0.03, 0.05], 0.1 * step_s), 0.0, limits, MOST, due)
+    assert due.tolist() == ahead.tolist()
 
 
 def test_nothing_to_plan_for() -> None:
