@@ -43,7 +43,6 @@ class Pending:
     tries: list[int]
     hops: int = 0
     reason: str = "no_replica"
-    earliest_s: float = np.inf
     decision: Decision | None = None
 
     @property
@@ -65,7 +64,7 @@ class Fleet:
     def __post_init__(self) -> None:
         self.lengths = LengthEstimator(self.options.length_prior_tokens)
         self.policy: RoutingPolicy = make_routing(self.options.routing)
-        self._planning = AdmissionOptions(retry_after=True, horizon_s=self.options.retry_cap_s)
+        self._retry = AdmissionOptions(retry_after=True, horizon_s=self.options.retry_cap_s)
         self._rng = np.random.default_rng(self.options.seed)
         self._assigned: dict[str, int] = {}
         self._where: dict[int, str] = {}  # request -> replica it was sent to
@@ -163,12 +162,11 @@ class Fleet:
 
     def _visit(self, visitors: list[Pending], replica: VirtualReplica, now_s: float) -> list[Pending]:
         rows = np.array([p.row for p in visitors])
-        plan = plan_admission(replica.cautious, replica.limits, replica.table, rows, replica.free_at_s, self._planning)
+        plan = plan_admission(replica.cautious, replica.limits, replica.table, rows, replica.free_at_s)
         refused = []
         for k, p in enumerate(visitors):
             if not plan.accepted[k]:
                 p.reason = plan.reasons[k].value
-                p.earliest_s = min(p.earliest_s, float(plan.earliest_s[k]))
                 refused.append(p)
                 continue
             predicted = float(plan.predicted_ttft_s[k]), float(plan.predicted_tpot_s[k])
@@ -236,13 +234,15 @@ class Fleet:
 
     def _wait_s(self, p: Pending, live: dict[int, VirtualReplica], now_s: float) -> float:
         """When to come back, as foreseen and at most the cap; 0 (unsaid) for what no idle replica could do."""
-        if p.earliest_s < np.inf:
-            return float(min(max(p.earliest_s - now_s, 0.0), self.options.retry_cap_s))
+        tries = [live[index] for index in p.tries]
+        plans = [plan_admission(r.cautious, r.limits, r.table, p.row[None], r.free_at_s, self._retry) for r in tries]
+        earliest_s = min((float(plan.earliest_s[0]) for plan in plans), default=np.inf)
+        if earliest_s < np.inf:
+            return min(max(earliest_s - now_s, 0.0), self.options.retry_cap_s)
         fresh = p.row.copy()
         fresh["deadline_s"] += now_s - fresh["arrival_s"]
         fresh["arrival_s"] = now_s
         idle = np.zeros(0, dtype=fresh.dtype)
-        tries = [live[index] for index in p.tries]
         could = any(plan_admission(r.coefficients, r.limits, idle, fresh[None], now_s).accepted[0] for r in tries)
         return self.options.retry_cap_s if could else 0.0
 

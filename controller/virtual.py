@@ -7,7 +7,7 @@ import numpy as np
 
 from controller.lengths import LengthEstimator
 from controller.wire import Admission, Progress, Report, Slo, Step, request_uid
-from planning.limits import make_limits
+from planning.limits import LIVE_FILLER, make_limits
 from planning.rollout import advance
 from planning.tables import REQUEST, request_table
 from profiles.online import corrected, drift, new_correction, observe_steps
@@ -33,6 +33,7 @@ class VirtualReplica:
             kv_capacity_tokens=report.kv_capacity_tokens,
             max_running=report.max_running,
             max_batch_tokens=report.max_batch_tokens,
+            filler=LIVE_FILLER,
         )
         self.table: np.ndarray = request_table(0)
         self._reserved_s: dict[int, float] = {}  # requests decided for this replica that no report has shown yet

@@ -19,6 +19,11 @@ LIMITS = np.dtype(
 )
 
 
+LIVE_FILLER = (
+    8.0  # of live engines and their mirrors; shorter iterations would halve the speed of work without objectives
+)
+
+
 def make_limits(
     kv_capacity_tokens: int,
     block_tokens: int = 16,

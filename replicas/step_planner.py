@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from planning.limits import make_limits
+from planning.limits import LIVE_FILLER, make_limits
 from planning.policies import batch_policy
 from planning.speculation import plan_drafts
 from planning.tables import request_table
@@ -18,7 +18,6 @@ from profiles.store import load_profile
 STOCK = "vllm"  # inside vLLM: its own scheduler, untouched
 PLANS_DRAFTS = ("slo",)  # policies under which speculation is as long as objectives need, not as long as it can be
 OPTIONS = ("max_iteration_s", "filler", "best_effort_share", "token_budget")
-FILLER = 8.0  # default of that option; shorter iterations would halve the speed of work without objectives
 ACCEPTANCE_PRIOR = 0.5  # chance that a draft token is accepted, as long as nobody has seen any
 ACCEPTANCE_WEIGHT = 0.005  # of one more draft token in the running rate
 PRIOR_WEIGHT = 0.0005  # of the prior, per iteration without drafts: what was learnt fades when it is not tested
@@ -27,7 +26,7 @@ PRIOR_WEIGHT = 0.0005  # of the prior, per iteration without drafts: what was le
 def planner_limits(policy: str, options: dict[str, float], **bounds: int) -> np.void:
     """The limits of a policy with these options; raises ``ValueError`` naming what is unknown or makes no sense."""
     batch_policy(policy)
-    chosen: dict[str, Any] = {"filler": FILLER, **bounds}
+    chosen: dict[str, Any] = {"filler": LIVE_FILLER, **bounds}
     for name, value in options.items():
         if name not in OPTIONS:
             raise ValueError(f"policy_options: unknown {name!r}, known: {', '.join(OPTIONS)}")
