@@ -14,7 +14,7 @@ from profiles.grid import EngineLimits, Stage, plan_stages
 from profiles.measured import SAMPLE, Sample, profile_of, sample_rows, undisturbed
 from profiles.profile import Profile
 from profiles.store import load_columns, save_columns, save_profile
-from replicas.config import ReplicaConfig, replica_config
+from replicas.config import EMBEDDED_PROFILE, ReplicaConfig, replica_config
 
 SAMPLES, RECORD = "samples.parquet", "run.json"
 Progress = Callable[[int, int, str], None]  # (stages done, stages in all, what is measured now)
@@ -62,7 +62,7 @@ def measure(
     ``settings`` are a replica's (``replicas.config``), ``grid`` the limits of ``profiles.grid.plan_stages``. Whole
     passes over the grid follow each other, so that a disturbance of minutes spoils one sample of each composition.
     """
-    config = replica_config(settings)
+    config = replica_config({"profile": EMBEDDED_PROFILE, **settings})  # any will do: nothing is planned while measuring
     samples, record = _load(folder / SAMPLES), _resume(folder, settings, grid)
     if record.limits is None or _missing(samples, repeats, record.limits, grid):
         engine = start_engine(config)
