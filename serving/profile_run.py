@@ -62,7 +62,7 @@ def measure(
     ``settings`` are a replica's (``replicas.config``), ``grid`` the limits of ``profiles.grid.plan_stages``. Whole
     passes over the grid follow each other, so that a disturbance of minutes spoils one sample of each composition.
     """
-    config = replica_config({"profile": EMBEDDED_PROFILE, **settings})  # any will do: nothing is planned while measuring
+    config = replica_config({"profile": EMBEDDED_PROFILE, **settings})  # nothing is planned with it
     samples, record = _load(folder / SAMPLES), _resume(folder, settings, grid)
     if record.limits is None or _missing(samples, repeats, record.limits, grid):
         engine = start_engine(config)
