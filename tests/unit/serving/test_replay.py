@@ -106,7 +106,7 @@ def test_due_times_follow_the_trace_whatever_the_answers(server: FakeServer) -> 
     played = replay.replay(ReplayOptions(trace, server.url, rate_scale=2.0, grace_s=0.1))
     assert len(played.records) == 50
     assert [r.due_s for r in played.records] == pytest.approx((trace.arrival_s / 2.0).tolist())
-    assert all(r.sent_s >= r.due_s - 1e-3 for r in played.records)
+    assert all(r.sent_s >= r.due_s - 5e-3 for r in played.records), "early by more than a timer tick"
 
 
 def test_a_concurrency_limit_shows_as_late_sends(server: FakeServer) -> None:
