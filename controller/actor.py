@@ -1,7 +1,7 @@
 """The controller as a named detached Ray actor: receive, decide, answer. Only this file knows Ray and the clock.
 
 Its state is soft. Killed, it comes back empty, is told the tier table by the doors (which ping it) and the rest by the
-replicas' reports, all within a second; requests wait that long at most.
+replicas' reports, which come several times a second; requests wait a second for them at most.
 """
 
 import asyncio

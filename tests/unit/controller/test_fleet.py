@@ -224,6 +224,7 @@ def test_integrity_under_random_events(story: list[tuple[str, int, int]]) -> Non
         else:
             now_s += size / 2000.0
         state.check_integrity()
+        assert all(len(set(r.table["id"])) == len(r.table) for r in state.replicas.values())
 
 
 def uid(ask_: Admission) -> int:
