@@ -15,6 +15,8 @@ ENGINES = ("vllm", "simulated")
 class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything a replica needs to know; unknown keys and impossible values raise."""
 
+    group: str = ""  # of a fleet whose replicas differ: this replica's, and the first part of its name
+
     # engine
     engine: str = "vllm"  # vllm | simulated
     model: str = EMBEDDED_MODEL  # "embedded", a folder, or a Hugging Face id

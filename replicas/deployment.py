@@ -42,7 +42,8 @@ class Replica:
 
     async def __init__(self, settings: dict[str, Any]) -> None:  # type: ignore[misc] # Serve awaits it
         self._config = replica_config(settings)
-        self._id = serve.get_replica_context().replica_id.unique_id
+        own_id = serve.get_replica_context().replica_id.unique_id
+        self._id = f"{self._config.group}/{own_id}" if self._config.group else own_id
         self._birth = uuid.uuid4().hex[:12]
         self._sequence = 0
         self._draining = False

@@ -17,6 +17,7 @@ from serving.strict import ConfigError
 
 logger = logging.getLogger("polyslo.app")
 
+ON_DEMAND = "set fleet.nodes_on_demand where its autoscaler adds nodes"
 CPU_ONLY = {"VLLM_TARGET_DEVICE": "cpu", "VLLM_LOGGING_LEVEL": "ERROR", "TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -24,11 +25,12 @@ CPU_ONLY = {"VLLM_TARGET_DEVICE": "cpu", "VLLM_LOGGING_LEVEL": "ERROR", "TOKENIZ
 class Ingress:
     """One HTTP door; any number of them share the controller and the replicas."""
 
-    async def __init__(self, config: AppConfig, replica: Any) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(self, config: AppConfig, replicas: dict[str, Any]) -> None:  # type: ignore[misc]  # Serve awaits it
+        """``replicas``: Serve's handle of each group."""
         self.config = config
         fleet = config.fleet
         own_id = serve.get_replica_context().replica_id.unique_id
-        self.links = RayLinks(replica, own_id, fleet.controller_name, fleet.controller_namespace)
+        self.links = RayLinks(replicas, own_id, fleet.controller_name, fleet.controller_namespace)
         self.door: Any = None
 
     async def __serve_build_asgi_app__(self) -> Any:
@@ -56,12 +58,16 @@ def build(args: dict[str, Any]) -> serve.Application:
     """
     config = AppConfig.read(args)
     check_cluster(config, ray.cluster_resources())
-    engine, ingress = config.engine, config.ingress
-    replicas = replica_deployment(
-        msgspec.to_builtins(config.replica_config()),
-        num_replicas=config.fleet.replicas,
-        ray_actor_options={"num_cpus": engine.cores_per_replica, "num_gpus": engine.gpus_per_replica},
-    )
+    ingress = config.ingress
+    replicas = {
+        group.name: replica_deployment(
+            msgspec.to_builtins(config.replica_config(group)),
+            name=group.deployment,
+            num_replicas=group.replicas,
+            ray_actor_options=group.actor_options,
+        )
+        for group in config.replica_groups()
+    }
     door = serve.deployment(
         Ingress,
         name=INGRESS,
@@ -75,13 +81,16 @@ def build(args: dict[str, Any]) -> serve.Application:
 
 def check_cluster(config: AppConfig, resources: dict[str, float]) -> None:
     """Say at once what would otherwise be a deployment that waits for ever."""
-    cpus, gpus = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
-    if config.cores_needed > cpus:
-        raise ConfigError(
-            f"fleet.replicas: {config.fleet.replicas} replicas of engine.cores_per_replica "
-            f"{config.engine.cores_per_replica:g} and the ingress need {config.cores_needed:g} CPU cores; "
-            f"the cluster has {cpus:g}"
-        )
-    wanted_gpus = config.fleet.replicas * config.engine.gpus_per_replica
-    if wanted_gpus > gpus:
-        raise ConfigError(f"engine.gpus_per_replica: the fleet needs {wanted_gpus:g} GPUs; the cluster has {gpus:g}")
+    if config.fleet.nodes_on_demand:
+        return
+    wanted = {"CPU": config.cores_needed, "GPU": config.gpus_needed}
+    for group in config.replica_groups():
+        for name, amount in (group.resources or {}).items():
+            wanted[name] = wanted.get(name, 0.0) + group.replicas * amount
+        if group.accelerator and not resources.get(f"accelerator_type:{group.accelerator}"):
+            raise ConfigError(
+                f"groups: {group.name} needs accelerator {group.accelerator}; the cluster has none; {ON_DEMAND}"
+            )
+    for name, amount in wanted.items():
+        if amount > (has := resources.get(name, 0.0)):
+            raise ConfigError(f"fleet: needs {amount:g} {name}; the cluster has {has:g}; {ON_DEMAND}")

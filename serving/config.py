@@ -4,115 +4,22 @@
 ingress's ``user_config``, because it changes while the fleet runs.
 """
 
-import math
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from controller.fleet import FleetOptions
-from planning.policies import batch_policy_names
-from profiles.profile import ProfileError
-from profiles.store import load_profile
-from replicas.config import EMBEDDED_MODEL, ReplicaConfig
-from replicas.step_planner import OPTIONS, STOCK
+from replicas.config import ReplicaConfig
 from routing.policy import routing_names
+from serving.engine_config import EngineConfig, Group, GroupConfig, ModelConfig, Name, check_profile
 from serving.strict import ConfigError, Section, suggest
 
 IMPORT_PATH, INGRESS = "serving.app:build", "Ingress"
-EMBEDDED_PROFILE = "embedded-cpu"
 
-Name = Annotated[str, Field(min_length=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 ErrorStatus = Annotated[int, Field(ge=400, le=599)]
-
-
-class ModelConfig(Section):
-    """Which model is served, and how vLLM's OpenAI server presents it."""
-
-    SHORT: ClassVar[str] = "id"
-    id: Name = EMBEDDED_MODEL  # "embedded", a folder, or a Hugging Face id
-    served_name: str = ""  # the name clients use; empty: the id
-    max_model_len: PositiveInt = 4096
-    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
-    load_format: str = "auto"
-    tool_call_parser: str = ""  # vLLM's names; setting one turns automatic tool choice on
-    reasoning_parser: str = ""
-    chat_template: str = ""  # a file, or the template itself
-    server_args: dict[str, Any] = Field(default_factory=dict)  # further arguments of `vllm serve`, by name
-
-    @property
-    def name(self) -> str:
-        """The name clients use."""
-        return self.served_name or self.id
-
-    def serve_arguments(self, location: str) -> list[str]:
-        """Arguments of ``vllm serve`` for the model at ``location``, model first."""
-        named: dict[str, Any] = {
-            "served-model-name": self.name,
-            "max-model-len": self.max_model_len,
-            "dtype": self.dtype,
-            "tool-call-parser": self.tool_call_parser,
-            "enable-auto-tool-choice": bool(self.tool_call_parser),
-            "reasoning-parser": self.reasoning_parser,
-            "chat-template": self.chat_template,
-        }
-        named |= {key.removeprefix("--").replace("_", "-"): value for key, value in self.server_args.items()}
-        given = {f"--{key}": value for key, value in named.items() if value is not False and value != ""}
-        words = [[key] if value is True else [key, str(value)] for key, value in given.items()]
-        return [location, *(word for each in words for word in each)]
-
-
-class SpeculationConfig(Section):
-    """vLLM's n-gram proposer; 0 tokens: no speculation."""
-
-    tokens: NonNegativeInt = 0
-    ngram_min: PositiveInt = 2
-    ngram_max: PositiveInt = 4
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.ngram_max < self.ngram_min:
-            raise ValueError(f"ngram_max: must be at least ngram_min ({self.ngram_min}), got {self.ngram_max}")
-        return self
-
-
-class EngineConfig(Section):
-    """One replica's engine and the order in which it serves."""
-
-    SHORT: ClassVar[str] = "kind"
-    kind: Literal["vllm", "simulated"] = "vllm"
-    scheduler: str = "slo"  # the order inside the engine; "vllm" is vLLM's own
-    scheduler_options: dict[str, float] = Field(default_factory=dict)
-    max_num_seqs: PositiveInt = 64
-    max_num_batched_tokens: PositiveInt = 2048
-    kv_cache_gib: NonNegativeFloat = 0.25  # on a CPU; on a GPU 0 leaves it to vLLM's memory fraction
-    block_size: PositiveInt = 32  # KV tokens; vLLM on a CPU wants multiples of 32
-    prefix_caching: bool = True
-    enforce_eager: bool = True
-    cores_per_replica: NonNegativeFloat = 1.0  # reserved in Ray; rounded up, the threads of an engine on a CPU
-    gpus_per_replica: NonNegativeFloat = 0.0
-    speculation: SpeculationConfig = Field(default_factory=SpeculationConfig)
-    hang_s: PositiveFloat = 20.0  # busy without an iteration for so long: unhealthy, replaced
-    vllm_args: dict[str, Any] = Field(default_factory=dict)  # further arguments of vLLM's AsyncEngineArgs, by name
-    kv_capacity_tokens: NonNegativeInt = 0  # simulated: 0 is what the profile says
-    speed: PositiveFloat = 1.0  # simulated: 2 runs twice as fast as the profile
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.scheduler not in (known := sorted({*batch_policy_names(), STOCK})):
-            raise ValueError(f"scheduler: no scheduler {self.scheduler!r}; {suggest(self.scheduler, known)}")
-        for key in self.scheduler_options:
-            if key not in OPTIONS:
-                raise ValueError(f"scheduler_options.{key}: unknown key; {suggest(key, OPTIONS)}")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ValueError(f"max_num_batched_tokens: must be at least max_num_seqs ({self.max_num_seqs})")
-        for key in self.vllm_args:
-            for section, fields in (("engine", EngineConfig.model_fields), ("model", ModelConfig.model_fields)):
-                if key in fields:
-                    raise ValueError(f"vllm_args.{key}: set {section}.{key} instead")
-        return self
 
 
 class FleetConfig(Section):
@@ -134,6 +41,7 @@ class FleetConfig(Section):
     controller_name: Name = "polyslo-controller"
     controller_namespace: Name = "polyslo"
     seed: int = 0
+    nodes_on_demand: bool = False  # the cluster's autoscaler adds the nodes that are missing: wait for them
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -158,36 +66,63 @@ class AppConfig(Section):
     model: ModelConfig = Field(default_factory=ModelConfig)
     engine: EngineConfig = Field(default_factory=EngineConfig)
     profile: str = ""  # iteration-time profile: a built-in name or a file; empty: the embedded model's
+    groups: list[GroupConfig] = Field(default_factory=list)  # where replicas differ; empty: fleet.replicas alike
     fleet: FleetConfig = Field(default_factory=FleetConfig)
     ingress: IngressConfig = Field(default_factory=IngressConfig)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not self.profile and (self.model.id != EMBEDDED_MODEL or self.engine.kind != "vllm"):
-            raise ValueError("profile: is needed for the simulated engine and for every model but the embedded one")
-        try:
-            load_profile(self.profile_name)
-        except ProfileError as error:
-            raise ValueError(f"profile: {error}") from None
+        if self.groups and "replicas" in self.fleet.model_fields_set:
+            raise ValueError("fleet.replicas: each of the groups has its own")
+        names = [group.name for group in self.groups]
+        for position, name in enumerate(names):
+            if name in names[:position]:
+                raise ValueError(f"groups.{position}.name: {name!r} is used twice")
+        self.replica_groups()
         return self
 
+    def replica_groups(self) -> tuple[Group, ...]:
+        """The kinds of replicas, each with what it inherits; raises ``ValueError`` naming the field."""
+        model, fleet = self.model.id, self.fleet
+        if not self.groups:
+            return (Group("", fleet.replicas, check_profile(self.profile, model, self.engine), self.engine),)
+        return tuple(self._resolve(position, group) for position, group in enumerate(self.groups))
+
+    def _resolve(self, position: int, group: GroupConfig) -> Group:
+        path, own = f"groups.{position}", "engine."
+        try:
+            engine = EngineConfig.read(self.engine.model_dump() | group.engine)
+            own = ""
+            profile = check_profile(group.profile or self.profile, self.model.id, engine)
+        except ValueError as error:
+            raise ValueError("\n".join(f"{path}.{own}{line}" for line in str(error).splitlines())) from None
+        return Group(group.name, group.replicas, profile, engine, group.accelerator, group.resources)
+
     @property
-    def profile_name(self) -> str:
-        return self.profile or EMBEDDED_PROFILE
+    def replicas(self) -> int:
+        """Replicas of all groups together."""
+        return sum(group.replicas for group in self.replica_groups())
 
     @property
     def cores_needed(self) -> float:
         """CPU cores that the whole application reserves."""
-        return self.fleet.replicas * self.engine.cores_per_replica + self.ingress.replicas * self.ingress.cores
+        engines = sum(group.replicas * group.engine.cores_per_replica for group in self.replica_groups())
+        return engines + self.ingress.replicas * self.ingress.cores
 
-    def replica_config(self) -> ReplicaConfig:
-        """The settings of each replica."""
-        engine, model, fleet = self.engine, self.model, self.fleet
+    @property
+    def gpus_needed(self) -> float:
+        """GPUs that the whole application reserves."""
+        return sum(group.replicas * group.engine.gpus_per_replica for group in self.replica_groups())
+
+    def replica_config(self, group: Group) -> ReplicaConfig:
+        """The settings of each replica of a group."""
+        engine, model, fleet = group.engine, self.model, self.fleet
         same = (
             "max_num_seqs max_num_batched_tokens kv_cache_gib block_size prefix_caching enforce_eager hang_s vllm_args"
             " kv_capacity_tokens speed"
         )
         return ReplicaConfig(
+            group=group.name,
             engine=engine.kind,
             model=model.id,
             dtype=model.dtype,
@@ -198,8 +133,8 @@ class AppConfig(Section):
             speculation_ngram_max=engine.speculation.ngram_max,
             policy=engine.scheduler,
             policy_options=engine.scheduler_options | {"best_effort_share": fleet.best_effort_share},
-            profile=self.profile_name,
-            cores_per_replica=max(1, math.ceil(engine.cores_per_replica)),
+            profile=group.profile,
+            cores_per_replica=group.threads,
             controller_name=fleet.controller_name,
             controller_namespace=fleet.controller_namespace,
             report_interval_s=fleet.report_interval_s,

@@ -44,7 +44,7 @@ class Door:
         """Take a tier table; one that is not newer, or not sound, is refused with its reason in the status."""
         try:
             table = TierTableConfig.read(settings)
-            table.check_fits(self.config.fleet.replicas)
+            table.check_fits(self.config.replicas)
             if self.table is not None and table != self.table and table.version <= self.table.version:
                 raise ConfigError(f"version: the table changed, so raise it above {self.table.version}")
         except ConfigError as error:

@@ -71,7 +71,7 @@ def read_document(config: Path, port: int | None = None) -> dict[str, Any]:
     """The Serve file as a document, with every part of it that is ours checked."""
     app, user_config = read_serve_file(config)
     try:
-        TierTableConfig.read(user_config).check_fits(app.fleet.replicas)
+        TierTableConfig.read(user_config).check_fits(app.replicas)
     except ConfigError as error:
         raise ConfigError(f"{config}: deployments.Ingress.user_config.{error}") from None
     document: dict[str, Any] = yaml.safe_load(config.read_text())

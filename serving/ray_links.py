@@ -1,8 +1,11 @@
-"""``Links`` over Ray: the named controller actor, and replicas pinned through Serve's session id."""
+"""``Links`` over Ray: the named controller actor, and replicas pinned through Serve's session id.
+
+A replica of a named group is called ``group/id``, where id is Serve's own; a fleet of one kind has bare ids.
+"""
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -21,8 +24,9 @@ _decisions = msgspec.msgpack.Decoder(list[Decision])
 class RayLinks:
     """One per ingress process. ``ingress_id`` is its own Serve id, by which replicas notice that it is gone."""
 
-    def __init__(self, handle: Any, ingress_id: str, controller: str, namespace: str) -> None:
-        self.handle, self.ingress_id = handle, ingress_id
+    def __init__(self, handles: Mapping[str, Any], ingress_id: str, controller: str, namespace: str) -> None:
+        """``handles``: Serve's handle of each group's deployment, by the group's name."""
+        self.handles, self.ingress_id = handles, ingress_id
         self._controller_name, self._namespace = controller, namespace
         self._actor: Any = None
         self._known: list[str] = []  # replicas lately decided for, newest last
@@ -62,12 +66,17 @@ class RayLinks:
     async def status(self) -> dict[str, Any]:
         return dict(msgspec.json.decode(await self._ask("status")))
 
+    def _pinned(self, replica: str, **options: Any) -> Any:
+        """A handle whose calls go to exactly this replica."""
+        group, _, own_id = replica.rpartition("/")
+        return self.handles[group].options(session_id=own_id, **options)
+
     async def submit(self, replica: str, batch: list[Submission]) -> None:
         message = msgspec.msgpack.encode(batch)
         give_up_s = time.monotonic() + NEWBORN_S
         while True:
             try:
-                await self.handle.options(session_id=replica).submit.remote(self.ingress_id, message)
+                await self._pinned(replica).submit.remote(self.ingress_id, message)
                 return
             except ReplicaUnavailableError:  # gone, or so new that Serve has not told this process of it
                 if time.monotonic() > give_up_s:
@@ -75,10 +84,10 @@ class RayLinks:
                 await asyncio.sleep(0.1)
 
     async def abort(self, replica: str, request_ids: list[str]) -> None:
-        await self.handle.options(session_id=replica).abort.remote(request_ids)
+        await self._pinned(replica).abort.remote(request_ids)
 
     async def channel(self, replica: str) -> AsyncIterator[bytes]:
-        stream = self.handle.options(session_id=replica, stream=True).channel.remote(self.ingress_id)
+        stream = self._pinned(replica, stream=True).channel.remote(self.ingress_id)
         async for message in stream:
             yield message
 
@@ -87,11 +96,14 @@ class RayLinks:
         for name in reversed(self._known):
             if name not in exclude:
                 return name
-        try:
-            info = await asyncio.wait_for(self._anyone(), ANYONE_S)
-        except Exception:
-            return None
-        return str(info["replica"])
+        for handle in self.handles.values():
+            try:
+                info = await asyncio.wait_for(self._anyone(handle), ANYONE_S)
+            except Exception:
+                continue
+            return str(info["replica"])
+        return None
 
-    async def _anyone(self) -> dict[str, Any]:
-        return dict(await self.handle.info.remote())
+    @staticmethod
+    async def _anyone(handle: Any) -> dict[str, Any]:
+        return dict(await handle.info.remote())

@@ -38,3 +38,9 @@ def test_cpu_list_holds_the_cpu_build_and_no_cuda_extensions() -> None:
     assert versions["torch"].endswith("+cpu")
     assert not {"torchvision", "torchaudio", "torchcodec"} & versions.keys()
     assert not {name for name in versions if name.startswith("nvidia-")}
+
+
+def test_gpu_list_holds_the_cuda_build() -> None:
+    versions = locked("gpu")
+    assert "+" not in versions["torch"]
+    assert {"nvidia-cudnn-cu13", "nvidia-nccl-cu13", "triton"} <= versions.keys()

@@ -1,13 +1,17 @@
 """The application's configuration: what is accepted, what each mistake is told, and what becomes of it."""
 
+import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from controller.fleet import FleetOptions
 from replicas.config import ReplicaConfig
-from serving.config import IMPORT_PATH, AppConfig, ModelConfig, read_serve_file
+from serving.app import check_cluster
+from serving.config import IMPORT_PATH, AppConfig, read_serve_file
+from serving.engine_config import Group, ModelConfig
 from serving.strict import ConfigError
 from serving.tiers import TierTableConfig
 
@@ -20,10 +24,16 @@ def mistake(settings: Any) -> str:
     return str(error.value)
 
 
+def only(config: AppConfig) -> Group:
+    """The group of a fleet of one kind."""
+    (group,) = config.replica_groups()
+    return group
+
+
 def test_nothing_configured_is_the_embedded_model() -> None:
     config = AppConfig.read(None)
     assert config == AppConfig.read({}) == AppConfig.read({"model": "embedded", "engine": "vllm"})
-    assert (config.model.name, config.profile_name) == ("embedded", "embedded-cpu")
+    assert (config.model.name, only(config).profile) == ("embedded", "embedded-cpu")
 
 
 @pytest.mark.parametrize(
@@ -57,6 +67,13 @@ def test_nothing_configured_is_the_embedded_model() -> None:
         ({"engine": "simulated"}, "profile: is needed for the simulated engine"),
         ({"model": "meta-llama/Llama-3.1-8B"}, "profile: is needed for the simulated engine and for every model but"),
         ({"model": {"id": ""}}, "model.id: string should have at least 1 character"),
+        ({"groups": [{"name": "a", "replica": 2}]}, "groups.0.replica: unknown key; did you mean 'replicas'?"),
+        ({"groups": [{"name": "A 1"}]}, "groups.0.name: string should match pattern"),
+        ({"groups": [{"name": "a"}, {"name": "a"}]}, "groups.1.name: 'a' is used twice"),
+        ({"groups": [{"name": "a"}], "fleet": {"replicas": 2}}, "fleet.replicas: each of the groups has its own"),
+        ({"groups": [{"name": "a", "engine": {"max_seqs": 1}}]}, "groups.0.engine.max_seqs: unknown key"),
+        ({"groups": [{"name": "a", "engine": {"kind": "simulated"}}]}, "groups.0.profile: is needed for"),
+        ({"groups": [{"name": "a", "profile": "h100"}]}, "groups.0.profile: unknown profile 'h100'"),
         ([], "configuration: input should be a valid dictionary"),
     ],
 )
@@ -98,7 +115,7 @@ def test_replica_config_carries_every_engine_setting() -> None:
             "fleet": {"report_interval_s": 0.2, "controller_name": "c", "controller_namespace": "n"},
         }
     )
-    replica = config.replica_config()
+    replica = config.replica_config(only(config))
     renamed = {"kind", "scheduler", "scheduler_options", "speculation", "cores_per_replica", "gpus_per_replica"}
     for name in type(config.engine).model_fields.keys() - renamed:
         assert getattr(replica, name) == getattr(config.engine, name), name
@@ -115,7 +132,8 @@ def test_replica_config_carries_every_engine_setting() -> None:
 
 
 def test_defaults_of_replica_and_application_are_the_same() -> None:
-    replica, default = AppConfig.read({}).replica_config(), ReplicaConfig()
+    config = AppConfig.read({})
+    replica, default = config.replica_config(only(config)), ReplicaConfig()
     own = {"profile", "policy_options", "controller_name", "controller_namespace"}
     differing = {name for name in replica.__struct_fields__ if getattr(replica, name) != getattr(default, name)}
     assert differing <= own
@@ -134,6 +152,60 @@ def test_cores_needed() -> None:
         {"engine": {"cores_per_replica": 2}, "fleet": {"replicas": 3}, "ingress": {"replicas": 2, "cores": 0.25}}
     )
     assert config.cores_needed == 6.5
+
+
+def test_a_group_differs_only_in_what_it_says() -> None:
+    """Each kind of GPU with its own profile, engine limits and place in the cluster."""
+    config = AppConfig.read(
+        {
+            "model": "a/b",
+            "engine": {"gpus_per_replica": 1, "max_num_seqs": 128, "speculation": {"tokens": 3}},
+            "profile": "a100_sxm__llama-3.1-8b",
+            "groups": [
+                {"name": "a100", "replicas": 3, "accelerator": "A100"},
+                {
+                    "name": "h100",
+                    "profile": "h100_sxm__llama-3.1-8b",
+                    "resources": {"fast": 0.5},
+                    "engine": {"max_num_seqs": 256, "gpus_per_replica": 2},
+                },
+            ],
+        }
+    )
+    slow, fast = config.replica_groups()
+    assert (slow.deployment, fast.deployment) == ("Replica-a100", "Replica-h100")
+    assert (config.replicas, config.gpus_needed) == (4, 5)
+    assert slow.actor_options == {"num_cpus": 1.0, "num_gpus": 1, "accelerator_type": "A100"}
+    assert fast.actor_options == {"num_cpus": 1.0, "num_gpus": 2, "resources": {"fast": 0.5}}
+    settings = {"group", "profile", "max_num_seqs"}
+    replicas = [config.replica_config(group) for group in (slow, fast)]
+    assert [[getattr(r, name) for name in sorted(settings)] for r in replicas] == [
+        ["a100", 128, "a100_sxm__llama-3.1-8b"],
+        ["h100", 256, "h100_sxm__llama-3.1-8b"],
+    ]
+    assert replicas[1].speculation_tokens == 3
+    values = [msgspec.structs.asdict(replica) for replica in replicas]
+    assert {name for name in values[0] if values[0][name] != values[1][name]} == settings
+
+
+@pytest.mark.parametrize(
+    ("cluster", "told"),
+    [
+        ({"CPU": 8}, "groups: h100 needs accelerator H100; the cluster has none"),
+        ({"CPU": 2, "GPU": 2, "accelerator_type:H100": 1}, "needs 2.5 CPU; the cluster has 2"),
+        ({"CPU": 8, "GPU": 1, "accelerator_type:H100": 1}, "needs 2 GPU; the cluster has 1"),
+        ({"CPU": 8, "GPU": 2, "accelerator_type:H100": 1}, "needs 4 disk; the cluster has 0"),
+    ],
+)
+def test_what_the_cluster_lacks_is_said_at_once(cluster: dict[str, float], told: str) -> None:
+    settings: dict[str, Any] = {
+        "engine": {"gpus_per_replica": 1},
+        "groups": [{"name": "h100", "replicas": 2, "accelerator": "H100", "resources": {"disk": 2.0}}],
+    }
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        check_cluster(AppConfig.read(settings), cluster)
+    check_cluster(AppConfig.read(settings), {"CPU": 3, "GPU": 2, "accelerator_type:H100": 1, "disk": 4})
+    check_cluster(AppConfig.read(settings | {"fleet": {"nodes_on_demand": True}}), cluster)
 
 
 def test_serve_arguments() -> None:
@@ -166,9 +238,9 @@ def test_serve_arguments() -> None:
 def test_serve_file_of_the_project_is_sound() -> None:
     config, user_config = read_serve_file(ROOT / "serve.yaml")
     table = TierTableConfig.read(user_config)
-    table.check_fits(config.fleet.replicas)
+    table.check_fits(config.replicas)
     assert [tier.name for tier in table.tiers] == ["interactive", "standard", "batch"]
-    assert (config.engine.kind, config.model.id, config.fleet.replicas) == ("vllm", "embedded", 2)
+    assert (config.engine.kind, config.model.id, config.replicas) == ("vllm", "embedded", 2)
 
 
 @pytest.mark.parametrize(

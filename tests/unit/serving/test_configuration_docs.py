@@ -8,10 +8,12 @@ import pytest
 import yaml
 
 from serving.config import AppConfig
+from serving.engine_config import GroupConfig
 from serving.strict import Section
 from serving.tiers import TierConfig, TierTableConfig
 
 TEXT = (Path(__file__).resolve().parents[3] / "docs" / "configuration.md").read_text()
+TABLE = TEXT.split("## The tier table")[1].split("## What a client sends")[0]
 SECTIONS = {name: value for name, value in AppConfig.read({}) if isinstance(value, Section)}
 
 
@@ -44,17 +46,23 @@ def test_every_key_with_its_default(name: str) -> None:
     assert rows(name) == {key: shown(value) for key, value in flat(SECTIONS[name]).items()}
 
 
+def test_every_key_of_a_group_and_the_example_of_groups() -> None:
+    assert rows("groups").keys() == GroupConfig.model_fields.keys()
+    example = TEXT.split("### `groups`")[1].split("```yaml\n")[1].split("```")[0]
+    groups = AppConfig.read({"model": "a/b", **yaml.safe_load(example)}).replica_groups()
+    assert [(group.name, group.accelerator) for group in groups] == [("h100", "H100"), ("a100", "A100")]
+
+
 @pytest.mark.parametrize("section", [TierTableConfig, TierConfig])
 def test_every_key_of_the_tier_table(section: type[Section]) -> None:
-    table = TEXT.split("## The tier table")[1].split("## What a client sends")[0]
     told = {
-        key for keys in re.findall(r"^\| (`[^|]+`) \|", table, re.MULTILINE) for key in re.findall(r"`([^`]+)`", keys)
+        key for keys in re.findall(r"^\| (`[^|]+`) \|", TABLE, re.MULTILINE) for key in re.findall(r"`([^`]+)`", keys)
     }
     assert set(section.model_fields) <= told
     assert told <= set(TierTableConfig.model_fields) | set(TierConfig.model_fields)
 
 
 def test_example_table_is_sound() -> None:
-    example = TEXT.split("```yaml\n")[1].split("```")[0]
+    example = TABLE.split("```yaml\n")[1].split("```")[0]
     table = TierTableConfig.read(yaml.safe_load(example)["deployments"][0]["user_config"])
     assert [tier.name for tier in table.to_table().tiers] == ["interactive", "standard", "report", "batch"]

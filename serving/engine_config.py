@@ -1,0 +1,157 @@
+"""The configuration of models and engines, and of the groups of replicas that a fleet consists of."""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from planning.policies import batch_policy_names
+from profiles.profile import ProfileError
+from profiles.store import load_profile
+from replicas.config import EMBEDDED_MODEL, EMBEDDED_PROFILE
+from replicas.step_planner import OPTIONS, STOCK
+from serving.strict import Section, suggest
+
+DEPLOYMENT = "Replica"  # Serve deployment of the replicas; of a group: with its name behind
+
+Name = Annotated[str, Field(min_length=1)]
+
+
+class ModelConfig(Section):
+    """Which model is served, and how vLLM's OpenAI server presents it."""
+
+    SHORT: ClassVar[str] = "id"
+    id: Name = EMBEDDED_MODEL  # "embedded", a folder, or a Hugging Face id
+    served_name: str = ""  # the name clients use; empty: the id
+    max_model_len: PositiveInt = 4096
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    load_format: str = "auto"
+    tool_call_parser: str = ""  # vLLM's names; setting one turns automatic tool choice on
+    reasoning_parser: str = ""
+    chat_template: str = ""  # a file, or the template itself
+    server_args: dict[str, Any] = Field(default_factory=dict)  # further arguments of `vllm serve`, by name
+
+    @property
+    def name(self) -> str:
+        """The name clients use."""
+        return self.served_name or self.id
+
+    def serve_arguments(self, location: str) -> list[str]:
+        """Arguments of ``vllm serve`` for the model at ``location``, model first."""
+        named: dict[str, Any] = {
+            "served-model-name": self.name,
+            "max-model-len": self.max_model_len,
+            "dtype": self.dtype,
+            "tool-call-parser": self.tool_call_parser,
+            "enable-auto-tool-choice": bool(self.tool_call_parser),
+            "reasoning-parser": self.reasoning_parser,
+            "chat-template": self.chat_template,
+        }
+        named |= {key.removeprefix("--").replace("_", "-"): value for key, value in self.server_args.items()}
+        given = {f"--{key}": value for key, value in named.items() if value is not False and value != ""}
+        words = [[key] if value is True else [key, str(value)] for key, value in given.items()]
+        return [location, *(word for each in words for word in each)]
+
+
+class SpeculationConfig(Section):
+    """vLLM's n-gram proposer; 0 tokens: no speculation."""
+
+    tokens: NonNegativeInt = 0
+    ngram_min: PositiveInt = 2
+    ngram_max: PositiveInt = 4
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.ngram_max < self.ngram_min:
+            raise ValueError(f"ngram_max: must be at least ngram_min ({self.ngram_min}), got {self.ngram_max}")
+        return self
+
+
+class EngineConfig(Section):
+    """One replica's engine and the order in which it serves."""
+
+    SHORT: ClassVar[str] = "kind"
+    kind: Literal["vllm", "simulated"] = "vllm"
+    scheduler: str = "slo"  # the order inside the engine; "vllm" is vLLM's own
+    scheduler_options: dict[str, float] = Field(default_factory=dict)
+    max_num_seqs: PositiveInt = 64
+    max_num_batched_tokens: PositiveInt = 2048
+    kv_cache_gib: NonNegativeFloat = 0.25  # on a CPU; on a GPU 0 leaves it to vLLM's memory fraction
+    block_size: PositiveInt = 32  # KV tokens; vLLM on a CPU wants multiples of 32
+    prefix_caching: bool = True
+    enforce_eager: bool = True
+    cores_per_replica: NonNegativeFloat = 1.0  # reserved in Ray; rounded up, the threads of an engine on a CPU
+    gpus_per_replica: NonNegativeFloat = 0.0
+    speculation: SpeculationConfig = Field(default_factory=SpeculationConfig)
+    hang_s: PositiveFloat = 20.0  # busy without an iteration for so long: unhealthy, replaced
+    vllm_args: dict[str, Any] = Field(default_factory=dict)  # further arguments of vLLM's AsyncEngineArgs, by name
+    kv_capacity_tokens: NonNegativeInt = 0  # simulated: 0 is what the profile says
+    speed: PositiveFloat = 1.0  # simulated: 2 runs twice as fast as the profile
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.scheduler not in (known := sorted({*batch_policy_names(), STOCK})):
+            raise ValueError(f"scheduler: no scheduler {self.scheduler!r}; {suggest(self.scheduler, known)}")
+        for key in self.scheduler_options:
+            if key not in OPTIONS:
+                raise ValueError(f"scheduler_options.{key}: unknown key; {suggest(key, OPTIONS)}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(f"max_num_batched_tokens: must be at least max_num_seqs ({self.max_num_seqs})")
+        for key in self.vllm_args:
+            for section, fields in (("engine", EngineConfig.model_fields), ("model", ModelConfig.model_fields)):
+                if key in fields:
+                    raise ValueError(f"vllm_args.{key}: set {section}.{key} instead")
+        return self
+
+
+class GroupConfig(Section):
+    """Replicas of one kind, where a fleet has several: what differs from the application's settings."""
+
+    name: Annotated[str, Field(pattern="^[a-z0-9]([a-z0-9_.-]*[a-z0-9])?$")]
+    replicas: PositiveInt = 1
+    profile: str = ""  # empty: the application's
+    accelerator: str = ""  # Ray's accelerator type that each replica needs, such as "H100"
+    resources: dict[str, PositiveFloat] = Field(default_factory=dict)  # Ray's custom resources that each reserves
+    engine: dict[str, Any] = Field(default_factory=dict)  # keys of ``engine`` that differ
+
+
+@dataclass(frozen=True)
+class Group:
+    """Replicas of one kind with everything that they inherit; ``name`` is empty where the fleet has only one kind."""
+
+    name: str
+    replicas: int
+    profile: str
+    engine: EngineConfig
+    accelerator: str = ""
+    resources: dict[str, float] | None = None
+
+    @property
+    def deployment(self) -> str:
+        """Name of its Serve deployment."""
+        return f"{DEPLOYMENT}-{self.name}" if self.name else DEPLOYMENT
+
+    @property
+    def actor_options(self) -> dict[str, Any]:
+        """What each of its replicas reserves in Ray."""
+        options: dict[str, Any] = {"num_cpus": self.engine.cores_per_replica, "num_gpus": self.engine.gpus_per_replica}
+        if self.accelerator:
+            options["accelerator_type"] = self.accelerator
+        return options | ({"resources": dict(self.resources)} if self.resources else {})
+
+    @property
+    def threads(self) -> int:
+        """Threads of an engine on a CPU."""
+        return max(1, math.ceil(self.engine.cores_per_replica))
+
+
+def check_profile(profile: str, model: str, engine: EngineConfig) -> str:
+    """The name of the profile to use, where none is named the embedded model's; raises ``ValueError``."""
+    if not profile and (model != EMBEDDED_MODEL or engine.kind != "vllm"):
+        raise ValueError("profile: is needed for the simulated engine and for every model but the embedded one")
+    try:
+        load_profile(profile or EMBEDDED_PROFILE)
+    except ProfileError as error:
+        raise ValueError(f"profile: {error}") from None
+    return profile or EMBEDDED_PROFILE
