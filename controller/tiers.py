@@ -1,4 +1,4 @@
-"""The tier table and its static assignment to replicas."""
+"""The tier table: who is in it, where a request belongs, how many replicas each tier may have."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,11 @@ INF = float("inf")
 
 
 class Tier(msgspec.Struct, frozen=True):
-    """A class of service. ``replicas`` dedicates that many to it (0: it shares all undedicated ones)."""
+    """A class of service.
+
+    ``replicas`` is an exact number of them to itself (0: none said). Where roles are dynamic, ``min_replicas`` and
+    ``max_replicas`` bound the number it may have at a time (no maximum: 0).
+    """
 
     name: str
     ttft_s: float = INF
@@ -18,8 +22,20 @@ class Tier(msgspec.Struct, frozen=True):
     e2e_s: float = INF
     best_effort: bool = False
     replicas: int = 0
+    min_replicas: int = 0
+    max_replicas: int = 0
     unattainable: str = ""  # "best_effort" or "refuse"; empty: as the fleet does
     output_tokens: int = 0  # prior of the output length; 0: the fleet's
+
+    @property
+    def low(self) -> int:
+        """Fewest replicas it has."""
+        return self.replicas or self.min_replicas
+
+    @property
+    def high(self) -> float:
+        """Most replicas it may have; inf without a bound."""
+        return self.replicas or self.max_replicas or INF
 
 
 class TierTable(msgspec.Struct, frozen=True):
@@ -37,9 +53,34 @@ class TierTable(msgspec.Struct, frozen=True):
     def of(cls, version: int, tiers: Sequence[Tier]) -> "TierTable":
         return cls(version, tuple(sorted(tiers, key=lambda t: (t.best_effort, t.tpot_s, t.ttft_s, t.name))))
 
-    def index(self, name: str) -> int:
-        """Position of a tier; one that is no longer in the table counts as the loosest."""
-        return next((i for i, tier in enumerate(self.tiers) if tier.name == name), len(self.tiers) - 1)
+    @property
+    def pool(self) -> int:
+        """Position of the best-effort tier, and of every replica that serves best effort only; the last there is."""
+        return sum(not tier.best_effort for tier in self.tiers)
+
+    @property
+    def asks_for_roles(self) -> bool:
+        """Whether a tier bounds its replicas, which only moving them can keep."""
+        return any(tier.min_replicas or tier.max_replicas for tier in self.tiers)
+
+    def find(self, name: str) -> int | None:
+        """Position of the tier called ``name``, if there is one."""
+        return next((i for i, tier in enumerate(self.tiers) if tier.name == name), None)
+
+    def bin(self, tpot_s: float) -> int:
+        """Position of the loosest tier not looser than ``tpot_s``; the tightest where all are (PolyServe section 4.2).
+
+        Where the tier of a request was removed, this is the next tighter one.
+        """
+        promising = range(self.pool)
+        return next((i for i in reversed(promising) if self.tiers[i].tpot_s <= tpot_s), 0)
+
+    def index(self, name: str, tpot_s: float = INF, *, best_effort: bool = False) -> int:
+        """Position of a request's tier: by name, else by what was promised to it."""
+        position = self.find(name)
+        if position is None:
+            return max(0, len(self.tiers) - 1) if best_effort else self.bin(tpot_s)
+        return position
 
     def assign(self, replicas: Sequence[str]) -> dict[str, int]:
         """Static assignment, replica name to tier position: tightest tiers take theirs first, the rest is shared."""

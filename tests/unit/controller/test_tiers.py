@@ -15,7 +15,22 @@ def table() -> TierTable:
 def test_tiers_are_ordered_from_tight_to_best_effort() -> None:
     assert [tier.name for tier in table().tiers] == ["tight", "loose", "batch"]
     assert table().index("loose") == 1
-    assert table().index("gone") == 2
+    assert table().pool == 2
+
+
+def test_a_request_whose_tier_was_removed_belongs_to_the_next_tighter_one() -> None:
+    assert table().index("gone", 0.5) == 1
+    assert table().index("gone", 0.05) == 0
+    assert table().index("gone", 0.01) == 0, "all are looser: the tightest"
+    assert table().index("gone", best_effort=True) == 2
+
+
+def test_bounds_of_a_tier() -> None:
+    assert (Tier("a").low, Tier("a").high) == (0, float("inf"))
+    assert (Tier("a", replicas=2).low, Tier("a", replicas=2).high) == (2, 2)
+    assert (Tier("a", min_replicas=1, max_replicas=3).low, Tier("a", min_replicas=1, max_replicas=3).high) == (1, 3)
+    assert not table().asks_for_roles
+    assert TierTable.of(1, [Tier("a", max_replicas=3)]).asks_for_roles
 
 
 def test_assignment_serves_the_tightest_first_and_shares_the_rest() -> None:

@@ -1,0 +1,240 @@
+"""How many replicas the fleet has: grows at once with demand, shrinks late, one drained replica after the other.
+
+PolyServe section 4.3 for a fleet whose size is not fixed. Pure: ``step`` gets what is known and returns what to do; a
+shell (``controller.scaler``) carries it out through Serve. What other autoscalers get wrong is a rule here:
+
+- constant load does not change the size: it shrinks only to what was enough at any time of ``shrink_after_s`` with
+  ``shrink_margin`` to spare, and after a shrink that had to be taken back it waits twice as long;
+- a cold start triggers no second one: what is starting counts, and queues count again only when it had time to help;
+- missing reports never shrink it, and it never goes below its minimum;
+- a size set by hand stays for ``hold_s``, within the bounds.
+"""
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from controller.demand import Hardware, Load, plan_needs, share_budget
+from controller.history import Change, History
+from controller.role import Kind, ReplicaView
+from controller.roles import DynamicRoles
+
+
+class ScalingOptions(msgspec.Struct, frozen=True):
+    """Bounds and tempers; all times in seconds."""
+
+    min_replicas: int = 1
+    max_replicas: int = 1
+    warm_spares: int = 0  # replicas beyond what the demand takes
+    busy_share: float = 0.7  # part of its time that a replica is meant to be busy with SLO requests
+    window_s: float = 30.0  # over which demand is measured
+    grow_cooldown_s: float = 15.0
+    shrink_cooldown_s: float = 30.0
+    shrink_after_s: float = 120.0  # demand must have been lower for so long
+    shrink_margin: float = 0.15  # by so much
+    hold_s: float = 600.0  # a size set by hand stays for so long
+    drain_s: float = 300.0  # best-effort work on a draining replica moves elsewhere after so long
+
+
+MOST_PATIENCE = 16.0  # times ``shrink_after_s``
+
+
+@dataclass(frozen=True)
+class Signals:
+    """What one step is decided by."""
+
+    replicas: int | None  # that Serve is asked for at present; none when it does not say
+    views: Sequence[ReplicaView]
+    loads: Mapping[str, Load]  # per tier
+    waiting_tokens: Mapping[str, float]  # prompt tokens in queue, per tier
+    hardware: Hardware | None  # none while no replica has reported
+
+
+@dataclass(frozen=True)
+class Actions:
+    """What to do now."""
+
+    replicas: int | None = None  # ask Serve for so many
+    remove: str | None = None  # end this drained replica, then ask Serve for one less
+
+
+@dataclass
+class Autoscaler:
+    """``roles`` are where replicas are drained and taken back, and where shares are kept."""
+
+    options: ScalingOptions
+    roles: DynamicRoles
+    history: History
+    target: int | None = None  # what Serve was last asked for
+    wanted: dict[str, int] = field(default_factory=dict)  # replicas per tier by demand and bounds
+    held_until_s: float = -math.inf
+    _grown_s: float = -math.inf
+    _shrunk_s: float = -math.inf
+    _complete_s: float = -math.inf  # since when no replica is missing
+    _needs: deque[tuple[float, int]] = field(default_factory=deque)  # what it may shrink to at each time, lately
+    _since_s: float | None = None
+    _patience: float = 1.0  # times ``shrink_after_s``, grown by shrinks that were taken back
+    _drained_s: dict[str, float] = field(default_factory=dict)
+
+    # -- one step ---------------------------------------------------------------------------------------------------
+
+    def step(self, signals: Signals, now_s: float) -> Actions:
+        """Decide; call it every second or so."""
+        if signals.replicas is None:
+            return Actions()
+        self._since_s = now_s if self._since_s is None else self._since_s
+        self._adopt(signals.replicas, now_s)
+        assert self.target is not None
+        bounded = min(max(self.target, self._low), self._high)
+        if self.target < bounded:
+            return self._ask(bounded, now_s, f"minimum of {bounded}")
+        alive = self._alive(signals)
+        self._complete_s = min(self._complete_s, now_s) if len(alive) >= self.target else math.inf
+        need = self._need(signals, now_s)
+        staying = self.target - len(self.roles.names(Kind.DRAINING))
+        held = now_s < self.held_until_s
+        if need > staying and not held:
+            return self._grow(need, staying, signals, now_s)
+        lowest = bounded if held else min(bounded, max(total for _, total in self._needs))
+        if lowest < staying and self._may_shrink(alive, bounded, now_s):
+            self._shrink(signals, now_s, "above the maximum" if bounded < staying else "demand takes less")
+        return self._remove(signals, now_s)
+
+    def note_removed(self, name: str, now_s: float) -> None:
+        """The drained replica is gone, and Serve was asked for one less."""
+        assert self.target is not None
+        self._drained_s.pop(name, None)
+        self._set(self.target - 1, now_s, f"{name} was drained and removed")
+
+    @property
+    def _low(self) -> int:
+        """Fewest replicas: the fleet's minimum and every tier's."""
+        return max(self.options.min_replicas, sum(tier.low for tier in self.roles.table.tiers))
+
+    @property
+    def _high(self) -> int:
+        """Most replicas; a minimum counts more."""
+        return max(self._low, self.options.max_replicas)
+
+    def _adopt(self, replicas: int, now_s: float) -> None:
+        """What Serve is asked for; where that is not what we asked for, somebody set it by hand."""
+        if self.target is not None and replicas != self.target:
+            self.held_until_s = now_s + self.options.hold_s
+            self._set(replicas, now_s, f"set by hand, stays for {self.options.hold_s:g} s")
+        self.target = replicas
+
+    def _alive(self, signals: Signals) -> list[ReplicaView]:
+        return [view for view in signals.views if view.is_reporting]
+
+    # -- how many ---------------------------------------------------------------------------------------------------
+
+    def _need(self, signals: Signals, now_s: float) -> int:
+        """Replicas that the demand takes now, within all bounds; the present number where it cannot be told."""
+        assert self.target is not None
+        if signals.hardware is None:  # none has reported: none lost, and the first one for whoever asks
+            need = enough = max(self.target, int(bool(signals.loads)))
+        else:
+            busy_share = self.options.busy_share
+            wants = self._wants(signals, busy_share, now_s)
+            enough = self._total(self._wants(signals, busy_share * (1.0 - self.options.shrink_margin), now_s))
+            need = self._total(wants)
+            self._share(wants)
+        self._needs.append((now_s, enough))
+        while self._needs[0][0] < now_s - self._shrink_after_s:
+            self._needs.popleft()
+        return need
+
+    def _wants(self, signals: Signals, busy_share: float, now_s: float) -> list[int]:
+        """Replicas per tier by demand and bounds. Queues count once everything asked for has had time to help."""
+        tiers = self.roles.table.tiers
+        queues = signals.waiting_tokens if now_s - self._complete_s >= self.options.grow_cooldown_s else {}
+        assert signals.hardware is not None
+        needs = plan_needs(self.roles.table, signals.loads, queues, signals.hardware, busy_share)
+        return [int(min(max(need.replicas, tier.low), tier.high)) for need, tier in zip(needs, tiers, strict=True)]
+
+    def _total(self, wants: list[int]) -> int:
+        return min(max(sum(wants) + self.options.warm_spares, self._low), self._high)
+
+    def _share(self, wants: list[int]) -> None:
+        """Where the tiers want more than there may be, each gets a share."""
+        tiers = self.roles.table.tiers
+        names = [tier.name for tier in tiers]
+        self.wanted, self.roles.shares = dict(zip(names, wants, strict=True)), {}
+        if sum(wants) > self._high:
+            shares = share_budget([tier.low for tier in tiers], wants, self._high)
+            self.roles.shares = dict(zip(names, shares, strict=True))
+
+    @property
+    def _shrink_after_s(self) -> float:
+        return self.options.shrink_after_s * self._patience
+
+    # -- more -------------------------------------------------------------------------------------------------------
+
+    def _grow(self, need: int, staying: int, signals: Signals, now_s: float) -> Actions:
+        """Draining replicas are taken back first: they are warm. The rest Serve starts."""
+        if now_s - self._shrunk_s < 2.0 * self._shrink_after_s:
+            self._patience, self._shrunk_s = min(MOST_PATIENCE, 2.0 * self._patience), -math.inf
+        for name in self.roles.names(Kind.DRAINING)[: need - staying]:
+            if self.roles.restore(name, signals.views, now_s, "demand came back"):
+                self._drained_s.pop(name, None)
+                staying += 1
+        if need > staying and now_s - self._grown_s >= self.options.grow_cooldown_s:
+            assert self.target is not None
+            self._grown_s = now_s
+            return self._ask(self.target + need - staying, now_s, f"demand: {self._told()}")
+        return Actions()
+
+    def _ask(self, replicas: int, now_s: float, reason: str) -> Actions:
+        self._set(replicas, now_s, reason)
+        self._complete_s = math.inf
+        return Actions(replicas=replicas)
+
+    def _set(self, replicas: int, now_s: float, reason: str) -> None:
+        self.history.note(Change(now_s, "fleet", str(self.target), str(replicas), reason))
+        self.target = replicas
+
+    def _told(self) -> str:
+        return ", ".join(f"{tier} {count}" for tier, count in self.wanted.items() if count) or "none"
+
+    # -- less -------------------------------------------------------------------------------------------------------
+
+    def _may_shrink(self, alive: Sequence[ReplicaView], bounded: int, now_s: float) -> bool:
+        """Not while a replica is starting or silent, nor sooner than its pauses allow."""
+        assert self.target is not None
+        assert self._since_s is not None
+        is_whole = len(alive) >= self.target
+        seen_long_enough = now_s - self._since_s >= self._shrink_after_s or self.target > bounded
+        paused = now_s - max(self._shrunk_s, self._grown_s) < self.options.shrink_cooldown_s
+        return is_whole and seen_long_enough and not paused
+
+    def _shrink(self, signals: Signals, now_s: float, reason: str) -> None:
+        """Drain one more: from the pool, the one with the least to do first; then the least loaded above a minimum."""
+        kinds = {Kind.POOL: 0, Kind.PENDING: 1, Kind.SERVES: 2}
+
+        def rank(view: ReplicaView) -> tuple[int, float, int, str]:
+            return kinds[self.roles.role(view.name).kind], view.load, view.best_effort, view.name
+
+        for view in sorted((v for v in signals.views if self.roles.is_open(v.name)), key=rank):
+            position = self.roles.position(view.name)
+            is_pool = position == self.roles.table.pool
+            if is_pool or self.roles.count(position) > self.roles.table.tiers[position].low:
+                if now_s - self._grown_s > 4.0 * self._shrink_after_s:
+                    self._patience = max(1.0, 0.5 * self._patience)
+                self._shrunk_s = self._drained_s[view.name] = now_s
+                self.roles.drain(view.name, now_s, f"{reason}: {self._told()}")
+                return
+
+    def _remove(self, signals: Signals, now_s: float) -> Actions:
+        """A drained replica that is empty; after ``drain_s`` also one that has only best-effort work left."""
+        views = {view.name: view for view in signals.views}
+        for name in self.roles.names(Kind.DRAINING):
+            view, since_s = views.get(name), self._drained_s.setdefault(name, now_s)
+            waited = now_s - since_s >= self.options.drain_s
+            if view is None or not view.is_reporting:
+                continue
+            if view.is_empty or (waited and not any(view.slo_requests)):
+                return Actions(remove=name)
+        return Actions()

@@ -1,0 +1,168 @@
+"""What is asked of each tier, as rates over a window, and how many replicas that takes by the performance model."""
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from controller.tiers import Tier, TierTable
+from profiles.kernels import B_1, B_2, K1_1, K1_2, K_ATT, K_KV, K_SEQ
+
+YOUNG_S = 5.0  # rates of a shorter past are taken over so long
+BISECTIONS = 40
+
+
+class Load(NamedTuple):
+    """Work asked per second, of one tier."""
+
+    requests_per_s: float = 0.0
+    prefill_tokens_per_s: float = 0.0
+    decode_tokens_per_s: float = 0.0
+
+    @property
+    def context_tokens(self) -> float:
+        """KV tokens that a decode step reads in the mean: the prompt and half of the output."""
+        if self.requests_per_s <= 0.0:
+            return 0.0
+        return (self.prefill_tokens_per_s + 0.5 * self.decode_tokens_per_s) / self.requests_per_s
+
+
+@dataclass
+class Demand:
+    """Arrivals per tier over the last ``window_s``; a request that asks again is counted once."""
+
+    window_s: float = 30.0
+    _since_s: float | None = None
+    _arrivals: deque[tuple[float, int, str, int, int]] = field(default_factory=deque)
+    _counted: set[int] = field(default_factory=set)
+    _sums: dict[str, np.ndarray] = field(default_factory=dict)  # per tier: requests, prompt and output tokens
+
+    def note(self, uid: int, tier: str, prompt_tokens: int, output_tokens: int, now_s: float) -> None:
+        """A request of ``tier`` arrived, with the length that is predicted for its output."""
+        if uid in self._counted:
+            return
+        self._since_s = now_s if self._since_s is None else self._since_s
+        self._counted.add(uid)
+        self._arrivals.append((now_s, uid, tier, prompt_tokens, output_tokens))
+        self._sums.setdefault(tier, np.zeros(3))
+        self._sums[tier] += (1, prompt_tokens, output_tokens)
+
+    def loads(self, now_s: float) -> dict[str, Load]:
+        """Rates of every tier that anything was asked of."""
+        while self._arrivals and self._arrivals[0][0] < now_s - self.window_s:
+            _, uid, tier, *tokens = self._arrivals.popleft()
+            self._counted.discard(uid)
+            self._sums[tier] -= (1, *tokens)
+        past_s = min(self.window_s, max(YOUNG_S, now_s - (self._since_s if self._since_s is not None else now_s)))
+        return {tier: Load(*(sums / past_s).tolist()) for tier, sums in self._sums.items() if sums[0] > 0}
+
+
+class Hardware(NamedTuple):
+    """One replica of the kind that is added."""
+
+    coefficients: np.ndarray  # of the iteration-time model
+    kv_capacity_tokens: int
+    max_iteration_s: float
+
+    def replicas_for(self, load: Load, pace_s: float, queue_tokens_per_s: float = 0.0) -> float:
+        """Replicas, as a fraction, that this load keeps busy all the time in iterations of ``pace_s`` or less.
+
+        Longer iterations do more work but keep requests, and so their KV, longer: where KV is short the pace is the
+        one at which time and KV run out together. inf where a replica can make no iteration in ``pace_s`` at all.
+        """
+        slow_s, fast_s = min(pace_s, self.max_iteration_s), 0.0
+        if self._busy(load, slow_s, queue_tokens_per_s) >= self._held(load, slow_s):
+            return self._busy(load, slow_s, queue_tokens_per_s)
+        for _ in range(BISECTIONS):
+            middle_s = 0.5 * (slow_s + fast_s)
+            if self._busy(load, middle_s, queue_tokens_per_s) < self._held(load, middle_s):
+                slow_s = middle_s
+            else:
+                fast_s = middle_s
+        return self._held(load, slow_s)
+
+    def _busy(self, load: Load, step_s: float, queue_tokens_per_s: float) -> float:
+        """Share of one replica's time: work flows like a fluid.
+
+        Of every second, it spends ``K * B + b / step`` on the roofline (the slower of its two lines), and per decoded
+        token the KV reads and overhead of its sequence: linear in the load, so the number follows in closed form.
+        """
+        coef, tokens_per_s = self.coefficients, load.prefill_tokens_per_s + load.decode_tokens_per_s
+        prompt_tokens = load.prefill_tokens_per_s / load.requests_per_s if load.requests_per_s else 0.0
+        rest = load.decode_tokens_per_s * (coef[K_SEQ] + coef[K_KV] * load.context_tokens)
+        rest += load.prefill_tokens_per_s * coef[K_ATT] * 0.5 * prompt_tokens
+        busy = 0.0
+        for slope, base in ((coef[K1_1], coef[B_1]), (coef[K1_2], coef[B_2])):
+            free = 1.0 - base / step_s if step_s > 0.0 else 0.0
+            work = slope * (tokens_per_s + queue_tokens_per_s) + rest
+            busy = max(busy, work / free if free > 0.0 else math.inf if work > 0.0 else 0.0)
+        return float(busy)
+
+    def _held(self, load: Load, step_s: float) -> float:
+        """Share of one replica's KV that is held by requests which emit one token per step (Little's law)."""
+        return load.decode_tokens_per_s * step_s * load.context_tokens / self.kv_capacity_tokens
+
+
+def pace_of(tier: Tier, load: Load) -> float:
+    """Seconds per token that a tier's requests allow; a deadline is spread over the output. Best effort: no bound."""
+    output_tokens = load.decode_tokens_per_s / load.requests_per_s if load.requests_per_s else 1.0
+    return min(tier.tpot_s, tier.e2e_s / max(1.0, output_tokens))
+
+
+class Need(NamedTuple):
+    """What a tier's demand takes."""
+
+    replicas: int  # whole ones, beyond what tighter tiers leave
+    busy: float  # as a fraction, of a fleet of its own
+
+
+def plan_needs(
+    table: TierTable,
+    loads: Mapping[str, Load],
+    waiting_tokens: Mapping[str, float],
+    hardware: Hardware,
+    busy_share: float,
+) -> list[Need]:
+    """Replicas per tier so that each is busy for ``busy_share`` of the time, tightest tier first.
+
+    What is left of a tier's last replica serves the next looser tiers (lazy promotion), as slowly as its own pace
+    makes it. ``waiting_tokens`` are prompt tokens in queue: work that is due within the tier's TTFT. A tier that no
+    number of replicas could serve needs none.
+    """
+    needs, spare, spare_pace_s = [], 0.0, math.inf
+    for tier in table.tiers:
+        load = loads.get(tier.name, Load())
+        pace_s = pace_of(tier, load)
+        queue = waiting_tokens.get(tier.name, 0.0) / max(tier.ttft_s if tier.ttft_s < math.inf else 10.0, 0.1)
+        share = 1.0 if tier.best_effort else busy_share
+        busy = hardware.replicas_for(load, pace_s, queue) / share
+        if not 0.0 < busy < math.inf:
+            needs.append(Need(0, 0.0))
+            continue
+        promoted = hardware.replicas_for(load, min(pace_s, spare_pace_s), queue) / share
+        used = min(spare, promoted) if promoted < math.inf else 0.0
+        own = busy * (1.0 - used / promoted)
+        replicas = math.ceil(own - 1e-9)
+        spare += replicas - own - used
+        spare_pace_s = min(spare_pace_s, pace_s)
+        needs.append(Need(replicas, busy))
+    return needs
+
+
+def share_budget(lows: list[int], wants: list[int], budget: int) -> list[int]:
+    """Divide ``budget`` replicas: minimums first, tightest first; then one at a time to the least satisfied want.
+
+    Ties go to the tighter tier. Nobody gets more than it wants or its minimum.
+    """
+    shares = [0] * len(lows)
+    for i, low in enumerate(lows):
+        shares[i] = min(low, budget - sum(shares))
+    while sum(shares) < budget:
+        short = [i for i in range(len(wants)) if shares[i] < wants[i]]
+        if not short:
+            break
+        shares[min(short, key=lambda i: (shares[i] / wants[i], i))] += 1
+    return shares
