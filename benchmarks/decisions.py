@@ -25,7 +25,8 @@ from planning.limits import make_limits
 from planning.tables import request_table
 from planning.warmup import warm_up
 from profiles.store import load_profile
-from routing.kernels import PLACEMENT, Fleet, advance_fleet, make_fleet, place, summarize, warm_up_placement
+from routing.kernels import BY_LOAD, PLACEMENT, place, warm_up_placement
+from routing.mirrors import Mirrors, advance_mirrors, make_mirrors, summarize
 
 FLEETS, BURSTS = (1, 8, 32, 100, 256), (1, 4, 16)
 RUNNING, SPARE_SLOTS, MAX_HOPS = 50, 32, 4
@@ -36,7 +37,9 @@ SEEDS = (0, 1, 2)
 
 
 @njit(cache=True)
-def nothing(fleet: Fleet, rows: np.ndarray, now_s: float, max_hops: int, placements: np.ndarray) -> None:
+def nothing(
+    mirrors: Mirrors, rows: np.ndarray, now_s: float, preferences: np.ndarray, max_hops: int, placements: np.ndarray
+) -> None:
     """A kernel with the arguments of ``place`` that does nothing: what calling from Python costs."""
 
 
@@ -64,21 +67,21 @@ def draw_running(rng: np.random.Generator, rows: int, first_id: int) -> np.ndarr
     return table
 
 
-def build_fleet(profile: str, replicas: int, rng: np.random.Generator) -> Fleet:
+def build_mirrors(profile: str, replicas: int, rng: np.random.Generator) -> Mirrors:
     """A fleet of one profile, every replica open to every tier and in the middle of an iteration."""
     machine = load_profile(profile)
-    fleet = make_fleet(replicas, RUNNING + SPARE_SLOTS)
-    fleet.coefs[:] = machine.coefficients
-    fleet.limits[:] = make_limits(machine.kv_capacity_tokens)
-    fleet.replicas["is_open"], fleet.replicas["count"] = True, RUNNING
-    fleet.replicas["free_at_s"] = rng.uniform(0.0, 0.01, replicas)
+    mirrors = make_mirrors(replicas, RUNNING + SPARE_SLOTS)
+    mirrors.coefs[:] = mirrors.cautious[:] = machine.coefficients
+    mirrors.limits[:] = make_limits(machine.kv_capacity_tokens)
+    mirrors.replicas["is_open"], mirrors.replicas["count"] = True, RUNNING
+    mirrors.replicas["free_at_s"] = rng.uniform(0.0, 0.01, replicas)
     for r in range(replicas):
-        fleet.tables[r, :RUNNING] = draw_running(rng, RUNNING, 1000 * r + 1)
-        summarize(fleet, r)
-    return fleet
+        mirrors.tables[r, :RUNNING] = draw_running(rng, RUNNING, 1000 * r + 1)
+        summarize(mirrors, r)
+    return mirrors
 
 
-def time_calls(fleet: Fleet, asks: np.ndarray, burst: int, calls: int) -> tuple[np.ndarray, float, np.ndarray]:
+def time_calls(mirrors: Mirrors, asks: np.ndarray, burst: int, calls: int) -> tuple[np.ndarray, float, np.ndarray]:
     """Seconds of each call that decides ``burst`` requests, rows and all; core seconds of all calls; placements.
 
     Latencies are by the clock. Throughput is per second of the core: on a shared machine the clock also counts others.
@@ -90,35 +93,35 @@ def time_calls(fleet: Fleet, asks: np.ndarray, burst: int, calls: int) -> tuple[
         began_s, core_began_s = time.perf_counter(), time.thread_time()
         for i in range(burst):
             rows[i] = wanted[i]
-        place(fleet, rows, 0.0, MAX_HOPS, placements[call])
+        place(mirrors, rows, 0.0, BY_LOAD, MAX_HOPS, placements[call])
         core_s += time.thread_time() - core_began_s
         seconds[call] = time.perf_counter() - began_s
         for r in set(placements["replica"][call].tolist()) - {-1}:
-            fleet.replicas["count"][r] = RUNNING
-            summarize(fleet, r)
+            mirrors.replicas["count"][r] = RUNNING
+            summarize(mirrors, r)
     return seconds, core_s, placements
 
 
-def dispatch_s(fleet: Fleet, asks: np.ndarray, burst: int, calls: int) -> float:
+def dispatch_s(mirrors: Mirrors, asks: np.ndarray, burst: int, calls: int) -> float:
     """Seconds that stay in Python for one call: writing the rows and calling a kernel."""
     rows, values, placements = np.zeros(burst, dtype=asks.dtype), asks.tolist(), np.zeros(burst, dtype=PLACEMENT)
     began_s = time.thread_time()
     for _ in range(calls):
         for i in range(burst):
             rows[i] = values[i]
-        nothing(fleet, rows, 0.0, MAX_HOPS, placements)
+        nothing(mirrors, rows, 0.0, BY_LOAD, MAX_HOPS, placements)
     return (time.thread_time() - began_s) / calls
 
 
 def measure(profile: str, replicas: int, burst: int, decisions: int, seed: int) -> dict[str, Any]:
     """One point: decisions per second and the distribution of single calls."""
     rng = np.random.default_rng(seed)
-    fleet, asks = build_fleet(profile, replicas, rng), draw_requests(rng, 512, 10**6)
+    mirrors, asks = build_mirrors(profile, replicas, rng), draw_requests(rng, 512, 10**6)
     calls = max(64, decisions // burst)
-    time_calls(fleet, asks, burst, 32)  # warm caches
-    dispatch_s(fleet, asks, burst, 1)
+    time_calls(mirrors, asks, burst, 32)  # warm caches
+    dispatch_s(mirrors, asks, burst, 1)
     gc.collect()
-    seconds, core_s, placements = time_calls(fleet, asks, burst, calls)
+    seconds, core_s, placements = time_calls(mirrors, asks, burst, calls)
     return {
         "profile": profile,
         "replicas": replicas,
@@ -130,21 +133,21 @@ def measure(profile: str, replicas: int, burst: int, decisions: int, seed: int) 
         "decision_us": 1e6 * core_s / (calls * burst),
         "call_p50_ms": 1e3 * float(np.quantile(seconds, 0.5)),
         "call_p99_ms": 1e3 * float(np.quantile(seconds, 0.99)),
-        "python_share": dispatch_s(fleet, asks, burst, calls) * calls / core_s,
+        "python_share": dispatch_s(mirrors, asks, burst, calls) * calls / core_s,
         "admitted_share": float((placements["replica"] >= 0).mean()),
         "exact_checks": float(placements["hops"].mean()),
-        "fleet_mib": sum(part.nbytes for part in fleet) / 2**20,
+        "fleet_mib": sum(part.nbytes for part in mirrors) / 2**20,
     }
 
 
 def mirror_us(profile: str, replicas: int, seed: int) -> float:
     """Microseconds to keep one replica's mirror abreast per modelled iteration."""
-    fleet = build_fleet(profile, replicas, np.random.default_rng(seed))
-    advance_fleet(fleet, 0.02)
-    before, began_s = fleet.tables["emitted_tokens"].max(axis=1), time.perf_counter()
-    advance_fleet(fleet, 1.02)
+    mirrors = build_mirrors(profile, replicas, np.random.default_rng(seed))
+    advance_mirrors(mirrors, 0.02)
+    before, began_s = mirrors.tables["emitted_tokens"].max(axis=1), time.perf_counter()
+    advance_mirrors(mirrors, 1.02)
     took_s = time.perf_counter() - began_s
-    return 1e6 * took_s / float((fleet.tables["emitted_tokens"].max(axis=1) - before).sum())
+    return 1e6 * took_s / float((mirrors.tables["emitted_tokens"].max(axis=1) - before).sum())
 
 
 def set_of_16_ms(profile: str, seed: int, repeats: int = 50) -> float:

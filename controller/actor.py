@@ -51,7 +51,7 @@ class Controller:
         if self.fleet is None or (wanted != self.fleet.options and table.version > self.fleet.tiers.version):
             old, self.fleet = self.fleet, Fleet(wanted, table, load_profile)
             if old is not None:
-                self.fleet.replicas, self.fleet.tracker = old.replicas, old.tracker
+                self.fleet.inherit(old)
             logger.info("configured: routing %s, tier table version %d", wanted.routing, table.version)
         elif self.fleet.set_tiers(table, now_s):
             logger.info("tier table version %d applied", table.version)

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from controller.fleet import Fleet
-from routing.policy import SHARED
+from routing.mirrors import POOL, SHARED
 
 
 def fleet_status(fleet: Fleet, now_s: float) -> dict[str, Any]:
@@ -15,24 +15,37 @@ def fleet_status(fleet: Fleet, now_s: float) -> dict[str, Any]:
         "routing": fleet.options.routing,
         "tiers": [msgspec.to_builtins(tier) for tier in fleet.tiers.tiers],
         "replicas": [replica_status(fleet, name, now_s) for name in sorted(fleet.replicas)],
+        "waiting": waiting_per_tier(fleet),
         "attainment": fleet.tracker.summary(now_s),
     }
 
 
+def waiting_per_tier(fleet: Fleet) -> dict[str, int]:
+    """Pending requests of each tier that has any."""
+    tiers = [fleet.tiers.tiers[waiting.tier].name for waiting in fleet.waiting.values()]
+    return {tier: tiers.count(tier) for tier in sorted(set(tiers))}
+
+
+def tier_name(fleet: Fleet, tier: int) -> str:
+    """What a replica's tier is called."""
+    return {SHARED: "shared", POOL: "pool"}.get(tier) or fleet.tiers.tiers[tier].name
+
+
 def replica_status(fleet: Fleet, name: str, now_s: float) -> dict[str, Any]:
     """One replica as the controller knows it."""
-    replica, tier = fleet.replicas[name], fleet.tier_of(name)
-    view = replica.candidate(0, tier)
+    replica = fleet.replicas[name]
+    state = replica.state[0]
     return {
         "replica": name,
-        "tier": "shared" if tier == SHARED else fleet.tiers.tiers[tier].name,
+        "tier": tier_name(fleet, fleet.tier_of(name)),
         "live": replica.is_live(now_s, fleet.options.silent_s),
         "draining": replica.draining,
         "pid": replica.pid,
         "profile": replica.profile.name,
-        "requests": view.requests,
-        "best_effort": view.best_effort,
-        "backlog_tokens": view.backlog_tokens,
+        "requests": int(state["count"]),
+        "best_effort": int(state["best_effort"]),
+        "backlog_tokens": float(state["backlog_tokens"]),
+        "load": round(float(state["load"]), 4),
         "kv_used_tokens": replica.kv_used_tokens,
         "kv_capacity_tokens": int(replica.limits["kv_capacity_tokens"]),
         "seconds_since_report": round(now_s - replica.seen_s, 3),

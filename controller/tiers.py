@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from routing.policy import SHARED
+from routing.mirrors import SHARED
 
 INF = float("inf")
 

@@ -1,41 +1,44 @@
-"""The controller's mirror of one replica: its requests as a planning table, advanced by the model between reports."""
+"""The controller's mirror of one replica: its reports put into planning rows, which the model moves on in between."""
 
 from collections.abc import Iterable
 
 import msgspec
 import numpy as np
 
+from controller.bank import Bank
 from controller.lengths import LengthEstimator
 from controller.wire import Admission, Progress, Report, Slo, Step, request_uid
 from planning.limits import LIVE_FILLER, make_limits
-from planning.rollout import advance
 from planning.tables import REQUEST, request_table
 from profiles.online import corrected, drift, new_correction, observe_steps
 from profiles.profile import Profile
-from routing.policy import Candidate
 
 MOST_CAUTION = 0.5  # a model that errs by more has other problems than a margin could solve
 RESERVED_S = 3.0  # a reservation that no report confirms by then was lost on its way
 
 
 class VirtualReplica:
-    """State of one replica as far as it is known; every time is on the controller's clock."""
+    """State of one replica as far as it is known: a slot of the bank, and what kernels need not see.
 
-    def __init__(self, report: Report, profile: Profile, now_s: float) -> None:
+    Every time is on the controller's clock.
+    """
+
+    def __init__(self, report: Report, profile: Profile, bank: Bank, now_s: float) -> None:
         self.name, self.birth, self.profile = report.replica, report.birth, profile
-        self.coefficients = np.array(profile.coefficients)
-        self.cautious = self.coefficients  # what promises are made with: the model's own measured error on top
-        self._correction = new_correction(self.coefficients)
-        self.sequence, self.seen_s, self.free_at_s = -1, now_s, now_s
+        self.bank, self.slot = bank, bank.take()
+        self._correction = new_correction(np.array(profile.coefficients))
+        self.sequence, self.seen_s = -1, now_s
         self.draining, self.suspect_s, self.pid = report.draining, -np.inf, report.pid
         self.kv_used_tokens = report.kv_used_tokens
-        self.limits = make_limits(
+        mirrors = bank.mirrors
+        mirrors.coefs[self.slot] = mirrors.cautious[self.slot] = profile.coefficients
+        mirrors.replicas["free_at_s"][self.slot] = now_s
+        mirrors.limits[self.slot] = make_limits(
             kv_capacity_tokens=report.kv_capacity_tokens,
             max_running=report.max_running,
             max_batch_tokens=report.max_batch_tokens,
             filler=LIVE_FILLER,
         )
-        self.table: np.ndarray = request_table(0)
         self._reserved_s: dict[int, float] = {}  # requests decided for this replica that no report has shown yet
 
     # -- what changes it --------------------------------------------------------------------------------------------
@@ -55,38 +58,53 @@ class VirtualReplica:
         for uid in expired:
             del self._reserved_s[uid]
         waiting = self.table[np.isin(self.table["id"], list(self._reserved_s))]
-        self.table = np.concatenate([rows, waiting])
-        self.free_at_s = now_s - report.iteration_age_s
+        self.state["free_at_s"] = now_s - report.iteration_age_s
+        self.bank.put(self.slot, np.concatenate([rows, waiting]))
 
     def _correct(self, steps: Iterable[Step]) -> None:
         """Move the coefficients by measured iterations (slope and intercept apart)."""
         measured = np.array([msgspec.structs.astuple(step) for step in steps], dtype=np.float64)
         if len(measured):
             self._correction = observe_steps(self._correction, self.profile.coefficients, measured)
-            self.coefficients = corrected(self.profile.coefficients, self._correction)
+            coefficients = corrected(self.profile.coefficients, self._correction)
             error = drift(self._correction, self.profile.coefficients).error
-            self.cautious = self.coefficients * (1.0 + min(error, MOST_CAUTION))
+            self.bank.mirrors.coefs[self.slot] = coefficients
+            self.bank.mirrors.cautious[self.slot] = coefficients * (1.0 + min(error, MOST_CAUTION))
 
-    def advance(self, now_s: float) -> None:
-        """Run the iterations that the model says the engine has finished by now."""
-        if len(self.table):
-            self.free_at_s = advance(self.coefficients, self.table, self.free_at_s, now_s, self.limits)
-        else:
-            self.free_at_s = now_s
+    def note_reserved(self, uid: int, now_s: float) -> None:
+        """A request was added to its rows before the replica has reported it."""
+        self._reserved_s[uid] = now_s
 
-    def reserve(self, row: np.ndarray, now_s: float) -> None:
-        """Add an admitted request before the replica has reported it."""
-        self.table = np.concatenate([self.table, np.atleast_1d(row)])
-        self._reserved_s[int(row["id"])] = now_s
-
-    def release(self, uid: int) -> bool:
-        """Forget a request that ended; whether it was here."""
-        keep = self.table["id"] != uid
-        self.table = self.table[keep]
+    def release(self, uid: int) -> None:
+        """Forget a request that ended or went elsewhere."""
+        self.bank.remove(self.slot, uid)
         self._reserved_s.pop(uid, None)
-        return not bool(keep.all())
 
     # -- what it tells ----------------------------------------------------------------------------------------------
+
+    @property
+    def table(self) -> np.ndarray:
+        """Its requests (REQUEST[n], a view), as they will be at the end of the iteration in flight."""
+        return self.bank.rows(self.slot)
+
+    @property
+    def state(self) -> np.ndarray:
+        """Its record and cached sums (REPLICA[], a view)."""
+        return self.bank.mirrors.replicas[self.slot : self.slot + 1]
+
+    @property
+    def limits(self) -> np.void:
+        return self.bank.mirrors.limits[self.slot]
+
+    @property
+    def cautious(self) -> np.ndarray:
+        """Coefficients by which promises are made: the model's own measured error on top."""
+        coefficients: np.ndarray = self.bank.mirrors.cautious[self.slot]
+        return coefficients
+
+    def start_s(self, now_s: float) -> float:
+        """When its next iteration can start."""
+        return max(now_s, float(self.state["free_at_s"][0]))
 
     def is_live(self, now_s: float, silent_s: float) -> bool:
         """Whether it reported within ``silent_s`` and no door has seen it fail since its last birth."""
@@ -95,24 +113,6 @@ class VirtualReplica:
     def drift(self) -> dict[str, float]:
         """How far the measured iterations have moved from the profile."""
         return {k: float(v) for k, v in drift(self._correction, self.profile.coefficients)._asdict().items()}
-
-    def kv_peak_tokens(self) -> float:
-        """KV tokens of all its requests at their predicted ends: an upper bound of what they hold at one time."""
-        table = self.table
-        return float(np.sum(table["prompt_tokens"], dtype=np.int64) + np.sum(table["output_tokens"], dtype=np.int64))
-
-    def candidate(self, index: int, tier: int) -> Candidate:
-        """What routing sees of it."""
-        table = self.table
-        left = table["prompt_tokens"] + table["emitted_tokens"] - table["computed_tokens"]
-        return Candidate(
-            index=index,
-            tier=tier,
-            requests=len(table),
-            best_effort=int(table["best_effort"].sum()),
-            kv_free_tokens=float(self.limits["kv_capacity_tokens"]) - self.kv_peak_tokens(),
-            backlog_tokens=float(np.maximum(left - 1, 0).sum()),
-        )
 
     def check_integrity(self) -> None:
         """Every request once; every reservation a row of the table."""

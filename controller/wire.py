@@ -18,6 +18,7 @@ class Verdict(StrEnum):
     ADMITTED = "admitted"
     BEST_EFFORT = "best_effort"
     REFUSED = "refused"
+    PENDING = "pending"  # not attainable now but perhaps soon: ask again after ``retry_after_s``
 
 
 class Slo(msgspec.Struct, frozen=True, array_like=True):
@@ -44,7 +45,7 @@ class Admission(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Decision(msgspec.Struct, frozen=True, array_like=True):
-    """The controller's answer. ``replica`` is empty when refused."""
+    """The controller's answer. ``replica`` is empty when refused or pending."""
 
     request_id: str
     verdict: Verdict

@@ -1,45 +1,36 @@
-"""The routing policies. Ties go to the lower index, so that equal inputs give equal answers."""
-
-from collections.abc import Sequence
+"""The routing policies. Ties go to the lower position, so that equal inputs give equal answers."""
 
 import numpy as np
 
-from routing.policy import SHARED, Ask, Candidate, register
+from routing.policy import Ask, register
 
 
-def eligible(ask: Ask, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Replicas of the request's own tier, then shared ones, then tighter tiers from the nearest.
-
-    A looser tier's replica is never offered: its iterations are longer than the request's TPOT allows.
-    """
-
-    def rank(candidate: Candidate) -> int:
-        if candidate.tier == ask.tier:
-            return 0
-        return 1 if candidate.tier == SHARED else 1 + ask.tier - candidate.tier
-
-    usable = [c for c in candidates if c.tier == SHARED or c.tier <= ask.tier]
-    return sorted(usable, key=rank)
+def in_turn(replicas: np.ndarray, turn: int) -> np.ndarray:
+    """Preference of the open replicas in turn."""
+    wants, usable = np.full(len(replicas), -np.inf), np.flatnonzero(replicas["is_open"])
+    if len(usable):
+        wants[usable] = -((np.arange(len(usable)) - turn) % len(usable))
+    return wants
 
 
-def _rotate(indices: list[int], turn: int) -> list[int]:
-    start = turn % len(indices) if indices else 0
-    return indices[start:] + indices[:start]
-
-
-@register("slo")
-class SequentialRouting:
-    """SLOs-Serve section 4.2: a round-robin first replica, then the next one sequentially, tier group by tier group."""
+@register("load_gradient")
+class LoadGradient:
+    """PolyServe section 4.2: the most loaded replica that attains the SLO, so that others stay free for tight ones."""
 
     checks_admission = True
 
-    def order(self, ask: Ask, candidates: Sequence[Candidate], turn: int, rng: np.random.Generator) -> list[int]:
-        if ask.best_effort:
-            return [c.index for c in sorted(candidates, key=lambda c: (c.backlog_tokens, c.requests, c.index))]
-        groups: dict[int, list[int]] = {}
-        for candidate in eligible(ask, candidates):
-            groups.setdefault(candidate.tier, []).append(candidate.index)
-        return [index for group in groups.values() for index in _rotate(group, turn)]
+    def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
+        return np.zeros(0)
+
+
+@register("sequential")
+class SequentialRouting:
+    """SLOs-Serve section 4.2: a round-robin first replica, then the next one sequentially."""
+
+    checks_admission = True
+
+    def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
+        return in_turn(replicas, turn)
 
 
 @register("round_robin")
@@ -48,8 +39,8 @@ class RoundRobinRouting:
 
     checks_admission = False
 
-    def order(self, ask: Ask, candidates: Sequence[Candidate], turn: int, rng: np.random.Generator) -> list[int]:
-        return _rotate([c.index for c in candidates], turn)
+    def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
+        return in_turn(replicas, turn)
 
 
 @register("random")
@@ -58,8 +49,8 @@ class RandomRouting:
 
     checks_admission = False
 
-    def order(self, ask: Ask, candidates: Sequence[Candidate], turn: int, rng: np.random.Generator) -> list[int]:
-        return [candidates[i].index for i in rng.permutation(len(candidates))]
+    def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
+        return rng.random(len(replicas))
 
 
 @register("least_loaded")
@@ -68,8 +59,8 @@ class LeastLoadedRouting:
 
     checks_admission = False
 
-    def order(self, ask: Ask, candidates: Sequence[Candidate], turn: int, rng: np.random.Generator) -> list[int]:
-        return [c.index for c in sorted(candidates, key=lambda c: (c.requests, c.index))]
+    def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
+        return -replicas["count"].astype(np.float64)
 
 
 @register("power_of_two")
@@ -78,6 +69,29 @@ class PowerOfTwoRouting:
 
     checks_admission = False
 
-    def order(self, ask: Ask, candidates: Sequence[Candidate], turn: int, rng: np.random.Generator) -> list[int]:
-        drawn = [candidates[i] for i in rng.permutation(len(candidates))[:2]]
-        return [c.index for c in sorted(drawn, key=lambda c: (c.requests, c.index))]
+    def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
+        wants, usable = np.full(len(replicas), -np.inf), np.flatnonzero(replicas["is_open"])
+        drawn = rng.permutation(usable)[:2]
+        wants[drawn] = -replicas["count"][drawn].astype(np.float64)
+        return wants
+
+
+@register("minimal_iteration_time")
+class MinimalIterationTime:
+    """The replica whose iterations are shortest now: PolyServe's ``Minimal`` baseline (section 5.1)."""
+
+    checks_admission = False
+
+    def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
+        return -replicas["step_s"]
+
+
+@register("predicted_headroom")
+class PredictedHeadroom:
+    """The most loaded replica that is not predicted to be full, else the least loaded; nothing is refused (llm-d)."""
+
+    checks_admission = False
+
+    def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
+        load: np.ndarray = replicas["load"]
+        return np.where(load < 1.0, load, -load)

@@ -1,43 +1,33 @@
 """What a routing policy is, and the registry by which the configuration names one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Protocol
 
 import numpy as np
 
-SHARED = -1  # the tier of a replica that serves every tier
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One live replica as routing sees it; ``tier`` is a position in the tier table, tightest first."""
-
-    index: int
-    tier: int
-    requests: int  # running and waiting
-    best_effort: int  # of those, best effort
-    kv_free_tokens: float  # capacity less what its requests are predicted to hold at their peak
-    backlog_tokens: float  # prompt tokens not computed yet
-
 
 @dataclass(frozen=True)
 class Ask:
-    """One request as routing sees it."""
+    """One request as routing sees it; ``tier`` is a position in the tier table, tightest first."""
 
     tier: int
     prompt_tokens: int
-    best_effort: bool
 
 
 class RoutingPolicy(Protocol):
-    """Orders the replicas that a request may try, most wanted first. Pure: randomness comes as ``rng``."""
+    """Says how much a request wants each replica. Pure: randomness comes as ``rng``."""
 
-    checks_admission: bool  # whether a candidate must attain the SLO, or is taken as it comes
+    checks_admission: bool  # whether the replica must attain the SLO, or is taken as it comes
 
-    def order(self, ask: Ask, candidates: Sequence[Candidate], turn: int, rng: np.random.Generator) -> list[int]:
-        """Indices of replicas to try, in order; ``turn`` counts the requests routed so far."""
+    def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
+        """How much the request wants each of ``replicas`` (REPLICA[R] to f8[R]), -inf for not at all.
+
+        Closed replicas are passed over whatever is said of them. An empty answer stands for the load at the time of
+        placement. Where admission is checked, replicas are tried group by group (``routing.kernels.group_of``) and by
+        preference inside a group; ``turn`` counts the requests routed so far.
+        """
         ...
 
 
@@ -71,3 +61,18 @@ def make_routing(name: str) -> RoutingPolicy:
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise ValueError(f"unknown routing policy {name!r}{hint}; known: {', '.join(known)}")
     return _REGISTRY[name]()
+
+
+def most_wanted(replicas: np.ndarray, preference: np.ndarray) -> int:
+    """The open replica that is wanted most, ties to the lower position; -1 where none is wanted at all."""
+    wants = np.where(replicas["is_open"], preference if len(preference) else replicas["load"], -np.inf)
+    best = int(np.argmax(wants)) if len(wants) else -1
+    return best if best >= 0 and wants[best] > -np.inf else -1
+
+
+def idlest(replicas: np.ndarray) -> np.ndarray:
+    """Preference of best effort: the fewest prompt tokens ahead, then the fewest requests, then the pool."""
+    by_wait = np.lexsort((replicas["tier"], replicas["count"], replicas["backlog_tokens"]))
+    wants = np.empty(len(replicas))
+    wants[by_wait] = -np.arange(len(replicas))
+    return wants

@@ -26,7 +26,7 @@ class FleetConfig(Section):
     """The replicas and the controller that decides between them."""
 
     replicas: PositiveInt = 2
-    routing: str = "slo"
+    routing: str = "load_gradient"
     admission: bool = True  # off: no request is checked, the routing policy's first choice takes it
     max_hops: PositiveInt = 4  # replicas that a request may try
     unattainable: Literal["best_effort", "refuse"] = "best_effort"  # where a tier does not say

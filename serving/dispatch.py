@@ -83,6 +83,9 @@ class Dispatcher:
             if job.request_id not in self.jobs:  # aborted meanwhile: free its reservation
                 self._report(job, "abort")
                 continue
+            if decision.verdict == Verdict.PENDING:
+                asyncio.get_running_loop().call_later(decision.retry_after_s, self._enqueue, [job])
+                continue
             job.ticket.note_decision(job.request_id, decision, time.monotonic())
             if decision.verdict == Verdict.REFUSED:
                 self._refuse(job, decision)

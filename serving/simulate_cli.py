@@ -20,11 +20,10 @@ from serving import scenario as scenarios
 from serving import simulate_plots
 from serving.reproduce import run_experiment
 from simulation.capacity import median_and_spread
-from simulation.dispatch import Routed
 from simulation.experiments.registry import experiment, experiment_names
 from simulation.loop import Dispatcher, Simulation
 from simulation.metrics import Window, summarize
-from simulation.placement import PlacedFleet
+from simulation.placement import PlacedFleet, Routed
 from simulation.planning_ahead import replicas_needed
 from simulation.prefix_cache import PrefixCache
 from simulation.systems import FleetOf

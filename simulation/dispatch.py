@@ -1,15 +1,14 @@
-"""Who decides where jobs go: the planner on one replica, routing policies, the fleet kernel, the live Fleet.
+"""Who decides where jobs go: the planner on one replica.
 
 Every decision is made by planning, routing or controller code; this module hands it the state and carries it out.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from planning.admission import AdmissionOptions, AdmissionPlan, plan_admission
-from routing.policy import SHARED, Ask, Candidate, RoutingPolicy, make_routing
 from simulation.loop import Simulation
 
 
@@ -121,42 +120,3 @@ class PlannedReplica(Quiet):
             simulation.table(0)[places] = lost
             records = simulation.records
             records["missed"][lost["id"] - 1], records["promised"][lost["id"] - 1] = True, False
-
-
-@dataclass
-class Routed(Quiet):
-    """No admission: a routing policy's first choice takes the request as it asked."""
-
-    policy: str = "round_robin"
-    seed: int = 0
-    turn: int = 0
-    router: RoutingPolicy = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.router, self._rng = make_routing(self.policy), np.random.default_rng(self.seed)
-
-    def dispatch(self, simulation: Simulation, which: np.ndarray) -> None:
-        replicas = len(simulation.engines.state)
-        for row in simulation.rows(which):
-            target = 0
-            if replicas > 1:
-                self.turn += 1
-                seen = [candidate(simulation, r) for r in range(replicas)]
-                ask = Ask(int(row["tier"]), int(row["prompt_tokens"]), bool(row["best_effort"]))
-                target = self.router.order(ask, seen, self.turn, self._rng)[0]
-            simulation.place(row, target)
-
-
-def candidate(simulation: Simulation, replica: int) -> Candidate:
-    """What routing sees of a modelled engine: the figures of ``controller.virtual.VirtualReplica.candidate``."""
-    table = simulation.table(replica)
-    left = table["prompt_tokens"] + table["emitted_tokens"] - table["computed_tokens"]
-    peak_tokens = float(table["prompt_tokens"].sum(dtype=np.int64) + table["output_tokens"].sum(dtype=np.int64))
-    return Candidate(
-        index=replica,
-        tier=SHARED,
-        requests=len(table),
-        best_effort=int(table["best_effort"].sum()),
-        kv_free_tokens=float(simulation.engines.limits[replica]["kv_capacity_tokens"]) - peak_tokens,
-        backlog_tokens=float(np.maximum(left - 1, 0).sum()),
-    )

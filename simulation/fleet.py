@@ -1,6 +1,8 @@
 """The live controller's ``Fleet`` in virtual time: it hears reports and outcomes and decides every admission."""
 
+import heapq
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -46,18 +48,24 @@ class FleetDispatch:
             for _ in range(SEEN_BEFORE):
                 self.fleet.lengths.note(tier.name, tier.output_tokens)
         self._sequence, self._report_s = 0, 0.0
+        self._again: list[tuple[float, int]] = []  # pending jobs and when they ask again
         self._finished: dict[int, list[tuple[str, int]]] = {}
 
     def next_wake_s(self) -> float:
-        return self._report_s
+        return min(self._report_s, self._again[0][0]) if self._again else self._report_s
 
     def dispatch(self, simulation: Simulation, which: np.ndarray) -> None:
         if simulation.now_s >= self._report_s:
             self._report(simulation)
+        which = np.concatenate([np.array(list(self._due(simulation.now_s)), dtype=np.int64), which])
         if len(which):
-            asks = [self.admission(simulation.jobs[job], int(job)) for job in which]
+            asks = [self.admission(simulation.jobs[job], int(job), simulation.now_s) for job in which]
             for job, decision in zip(which, self.fleet.admit(asks, simulation.now_s), strict=True):
                 self._carry_out(simulation, int(job), decision)
+
+    def _due(self, now_s: float) -> Iterator[int]:
+        while self._again and self._again[0][0] <= now_s:
+            yield heapq.heappop(self._again)[1]
 
     def note_ended(self, simulation: Simulation, which: np.ndarray) -> None:
         for job in which:
@@ -81,9 +89,10 @@ class FleetDispatch:
             )
             self.fleet.note_outcome(outcome, simulation.now_s)
 
-    def admission(self, asked: np.void, job: int) -> Admission:
+    def admission(self, asked: np.void, job: int, now_s: float) -> Admission:
         """A job as the door asks about it."""
-        return Admission(str(job), int(asked["prompt_tokens"]), int(asked["cap_tokens"]), self._slo(asked))
+        age_s = now_s - float(asked["arrival_s"])
+        return Admission(str(job), int(asked["prompt_tokens"]), int(asked["cap_tokens"]), self._slo(asked), age_s)
 
     def _tier_name(self, asked: np.void) -> str:
         return f"tier {asked['tier']}"
@@ -93,6 +102,9 @@ class FleetDispatch:
         return Slo(ttft_s, tpot_s, e2e_s, self._tier_name(asked), bool(asked["best_effort"]))
 
     def _carry_out(self, simulation: Simulation, job: int, decision: Decision) -> None:
+        if decision.verdict == Verdict.PENDING:
+            heapq.heappush(self._again, (simulation.now_s + decision.retry_after_s, job))
+            return
         self.decisions.append(decision)
         if decision.verdict == Verdict.REFUSED:
             simulation.refuse(job)

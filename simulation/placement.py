@@ -4,26 +4,57 @@ One kernel call per arrival: for runs of hundreds of replicas and hundreds of th
 """
 
 import math
+from dataclasses import dataclass, field
 
 import numpy as np
 from numba import njit
 
-from routing.kernels import NOWHERE, PLACEMENT, SHARED, Fleet, make_fleet, place, summarize
+from routing.kernels import BY_LOAD, NOWHERE, PLACEMENT, place
+from routing.mirrors import SHARED, Mirrors, make_mirrors, summarize
+from routing.policy import Ask, RoutingPolicy, make_routing, most_wanted
 from simulation.dispatch import Quiet, to_best_effort
 from simulation.engine import Engines
 from simulation.loop import Simulation
 
 
 @njit(cache=True)
-def refresh(fleet: Fleet, engines: Engines, seen: np.ndarray, now_s: float) -> None:
-    """Bring the fleet's sums up to date with the tables; ``seen`` (i8[R]) are the iterations they were made at."""
-    for r in range(len(fleet.replicas)):
-        engine, replica = engines.state[r], fleet.replicas[r]
+def refresh(mirrors: Mirrors, engines: Engines, seen: np.ndarray, now_s: float) -> None:
+    """Bring the sums up to date with the tables; ``seen`` (i8[R]) are the iterations they were made at."""
+    for r in range(len(mirrors.replicas)):
+        engine, replica = engines.state[r], mirrors.replicas[r]
         busy = engine["count"] > 0 and engine["free_at_s"] < math.inf
         replica["free_at_s"] = max(now_s, engine["free_at_s"]) if busy else now_s
         if engine["iterations"] != seen[r] or engine["count"] != replica["count"]:
             replica["count"], seen[r] = engine["count"], engine["iterations"]
-            summarize(fleet, r)
+            summarize(mirrors, r)
+
+
+class EngineMirrors:
+    """Mirrors that read the modelled engines' own tables instead of a copy."""
+
+    def __init__(self, tier_of_replica: np.ndarray | None = None) -> None:
+        self.tier_of_replica = tier_of_replica
+        self._mirrors: Mirrors | None = None
+        self._seen = np.zeros(0, dtype=np.int64)
+
+    def at(self, simulation: Simulation) -> Mirrors:
+        """Up to date with the present tables (they move when they grow)."""
+        engines = simulation.engines
+        if self._mirrors is None or self._mirrors.tables is not engines.tables:
+            replicas, slots = engines.tokens.shape
+            mirrors = make_mirrors(replicas, 1)
+            mirrors.replicas["is_open"], mirrors.replicas["count"] = True, -1
+            mirrors.replicas["tier"] = SHARED if self.tier_of_replica is None else self.tier_of_replica
+            self._mirrors = mirrors._replace(
+                tables=engines.tables,
+                outlooks=np.zeros((replicas, slots), dtype=mirrors.outlooks.dtype),
+                coefs=engines.believed,
+                cautious=engines.believed,
+                limits=engines.limits,
+            )
+            self._seen = np.full(replicas, -1)
+        refresh(self._mirrors, engines, self._seen, simulation.now_s)
+        return self._mirrors
 
 
 @njit(cache=True)
@@ -40,36 +71,17 @@ class PlacedFleet(Quiet):
     """Load gradient with exact admission on every replica; what fits nowhere is served best effort."""
 
     def __init__(self, tier_of_replica: np.ndarray | None = None, max_hops: int = 8) -> None:
-        self.tier_of_replica, self.max_hops = tier_of_replica, max_hops
-        self._fleet: Fleet | None = None
-        self._seen = np.zeros(0, dtype=np.int64)
-
-    def _of(self, simulation: Simulation) -> Fleet:
-        """The fleet over the engines' present tables (they move when they grow)."""
-        engines = simulation.engines
-        if self._fleet is None or self._fleet.tables is not engines.tables:
-            replicas, slots = engines.tokens.shape
-            fleet = make_fleet(replicas, 1)
-            fleet.replicas["is_open"] = True
-            fleet.replicas["tier"] = SHARED if self.tier_of_replica is None else self.tier_of_replica
-            fleet.replicas["count"] = -1
-            outlooks = np.zeros((replicas, slots), dtype=fleet.outlooks.dtype)
-            self._fleet = fleet._replace(
-                tables=engines.tables, outlooks=outlooks, coefs=engines.believed, limits=engines.limits
-            )
-            self._seen = np.full(replicas, -1)
-        return self._fleet
+        self.max_hops, self._mirrors = max_hops, EngineMirrors(tier_of_replica)
 
     def dispatch(self, simulation: Simulation, which: np.ndarray) -> None:
-        fleet, rows = self._of(simulation), simulation.rows(which)
+        rows = simulation.rows(which)
         hopeless = rows[simulation.has_missed(which)]
         to_best_effort(hopeless)
         rows[simulation.has_missed(which)] = hopeless
         asking = np.flatnonzero(~rows["best_effort"])
         if len(asking):
-            refresh(fleet, simulation.engines, self._seen, simulation.now_s)
-            placements = np.zeros(len(asking), dtype=PLACEMENT)
-            place(fleet, rows[asking], simulation.now_s, self.max_hops, placements)
+            mirrors, placements = self._mirrors.at(simulation), np.zeros(len(asking), dtype=PLACEMENT)
+            place(mirrors, rows[asking], simulation.now_s, BY_LOAD, self.max_hops, placements)
             self._carry_out(simulation, rows, asking, placements)
         for row in rows[rows["best_effort"]]:
             simulation.place(row, least_busy(simulation.engines))
@@ -83,3 +95,29 @@ class PlacedFleet(Quiet):
         refused = rows[asking[~taken]]
         to_best_effort(refused)
         rows[asking[~taken]] = refused
+
+
+@dataclass
+class Routed(Quiet):
+    """No admission: a routing policy's first choice takes the request as it asked."""
+
+    policy: str = "round_robin"
+    seed: int = 0
+    turn: int = 0
+    router: RoutingPolicy = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.router, self._rng = make_routing(self.policy), np.random.default_rng(self.seed)
+        self._mirrors = EngineMirrors()
+
+    def dispatch(self, simulation: Simulation, which: np.ndarray) -> None:
+        for row in simulation.rows(which):
+            target = 0
+            if len(simulation.engines.state) > 1:
+                self.turn += 1
+                replicas = self._mirrors.at(simulation).replicas
+                wants = self.router.prefer(
+                    Ask(int(row["tier"]), int(row["prompt_tokens"])), replicas, self.turn, self._rng
+                )
+                target = most_wanted(replicas, wants)
+            simulation.place(row, target)

@@ -8,12 +8,13 @@ from controller.fleet import FleetOptions
 from planning.admission import AdmissionOptions
 from planning.limits import make_limits
 from profiles.profile import Profile
-from simulation.dispatch import PlannedReplica, Routed
+from simulation.dispatch import PlannedReplica
 from simulation.distserve import TwoSides, split_jobs
 from simulation.engine import Engines, make_engines
 from simulation.fleet import FleetDispatch, tiers_of
 from simulation.forms import policy_code
 from simulation.loop import Dispatcher
+from simulation.placement import Routed
 
 MAX_ITERATION_S = 0.2
 WHOLE_PROMPTS = 16384  # token budget that holds any prompt of the scenarios at once
@@ -108,7 +109,7 @@ class DistServe(System):
 class FleetOf(System):
     """Several replicas under the live controller's ``Fleet``; its capacity is that of all together."""
 
-    routing: str = "slo"
+    routing: str = "sequential"
     max_hops: int = 8  # 1: no second try, a plain load balancer before replicas that admit by themselves
 
     def dispatcher(self, profile: Profile, jobs: np.ndarray, seed: int = 0) -> Dispatcher:

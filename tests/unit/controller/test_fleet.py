@@ -1,7 +1,6 @@
 """The fleet's decisions: admission, hops, fallback, soft state."""
 
 import itertools
-import math
 
 import msgspec
 import numpy as np
@@ -23,8 +22,9 @@ TIGHT, LOOSE, FLEX = Slo(0.3, 0.03, tier="tight"), Slo(3.0, 0.1, tier="loose"), 
 counter = itertools.count()
 
 
-def fleet(**options: object) -> Fleet:
-    return Fleet(FleetOptions(length_prior_tokens=100.0, **options), TIERS, load_profile)  # type: ignore[arg-type]
+def fleet(pending: bool = False, **options: object) -> Fleet:
+    chosen = FleetOptions(length_prior_tokens=100.0, pending=pending, **options)  # type: ignore[arg-type]
+    return Fleet(chosen, TIERS, load_profile)
 
 
 def report(
@@ -35,6 +35,12 @@ def report(
 
 def ask(slo: Slo, prompt_tokens: int = 500, **more: object) -> Admission:
     return Admission(f"r{next(counter)}", prompt_tokens, 200, slo, **more)  # type: ignore[arg-type]
+
+
+def ended(asked: Admission, finish: str, tokens: int = 0) -> Outcome:
+    return Outcome(
+        asked.request_id, "tight", "tight", finish, tokens > 0, 0.1, 0, 1.0, 0.1, 0.01, tokens, Verdict.ADMITTED
+    )
 
 
 def test_an_idle_replica_admits_with_a_prediction_within_the_slo() -> None:
@@ -59,6 +65,42 @@ def test_a_full_replica_sends_the_rest_to_the_next_and_then_best_effort() -> Non
     assert len(admitted) + len(fallen) == 12
     assert fallen
     assert any(d.hops for d in decisions)
+    assert all(np.isfinite(d.predicted_ttft_s) for d in admitted)
+    state.check_integrity()
+
+
+def test_what_does_not_fit_now_waits_for_room_until_it_would_be_too_late() -> None:
+    state = fleet(pending=True)
+    state.report(report("a"), 0.0)
+    asks = [ask(TIGHT, 4000) for _ in range(12)]
+    decisions = state.admit(asks, 0.0)
+    waits = [(a, d) for a, d in zip(asks, decisions, strict=True) if d.verdict == Verdict.PENDING]
+    assert waits
+    assert all(0.0 < d.retry_after_s <= 0.25 and d.replica == "" for _, d in waits)
+    assert fleet_status(state, 0.0)["waiting"] == {"tight": len(waits)}
+    first = waits[0][0]
+    for a in asks:
+        if a is not first:
+            state.note_outcome(ended(a, "abort"), 0.05)
+    state.report(report("a", 2), 0.1)
+    (decision,) = state.admit([msgspec.structs.replace(first, age_s=0.05)], 0.1)
+    assert decision.verdict == Verdict.ADMITTED, "room was made in time"
+    last = ask(TIGHT, 4000, age_s=0.29)
+    assert state.admit([last], 0.1)[0].verdict == Verdict.BEST_EFFORT, "too late to wait"
+    state.report(report("a", 3), 9.0)
+    assert state.waiting == {}
+
+
+def test_a_burst_is_decided_as_a_set_where_that_is_worth_more() -> None:
+    """The shortest prompt has a pace that the others cannot share: one promise less, two more."""
+    state = fleet()
+    state.report(report("a"), 0.0)
+    pace = Slo(3.0, 0.0075, tier="tight")
+    singles = [state.admit([a], 0.0)[0].verdict for a in (ask(pace, 400), *(ask(TIGHT, 5500) for _ in range(3)))]
+    state = fleet()
+    state.report(report("a"), 0.0)
+    together = [d.verdict for d in state.admit([ask(pace, 400), *(ask(TIGHT, 5500) for _ in range(3))], 0.0)]
+    assert together.count(Verdict.ADMITTED) >= singles.count(Verdict.ADMITTED)
     state.check_integrity()
 
 
@@ -146,10 +188,7 @@ def test_an_outcome_frees_the_reservation_and_a_lost_one_expires() -> None:
     state.report(report("a"), 0.0)
     first, second = ask(TIGHT), ask(TIGHT)
     state.admit([first, second], 0.0)
-    state.note_outcome(
-        Outcome(first.request_id, "tight", "tight", "abort", False, math.inf, 0, math.inf, 0, 0, 0, Verdict.ADMITTED),
-        0.1,
-    )
+    state.note_outcome(ended(first, "abort"), 0.1)
     assert len(state.replicas["a"].table) == 1
     state.report(report("a", 2), 0.2)
     assert len(state.replicas["a"].table) == 1, "decided, perhaps not arrived yet"
@@ -197,7 +236,7 @@ events = st.lists(
 @given(story=events)
 def test_integrity_under_random_events(story: list[tuple[str, int, int]]) -> None:
     """Whatever happens, every request is on at most one replica and the tables stay sound."""
-    state, now_s, sequence, asked = fleet(), 0.0, 0, list[Admission]()
+    state, now_s, sequence, asked = fleet(pending=True), 0.0, 0, list[Admission]()
     for kind, which, size in story:
         name, sequence = "abc"[which], sequence + 1
         if kind == "ask":
@@ -214,11 +253,7 @@ def test_integrity_under_random_events(story: list[tuple[str, int, int]]) -> Non
             )
             state.report(report(name, sequence, progress), now_s)
         elif kind == "end" and asked:
-            ended = asked.pop(size % len(asked)).request_id
-            state.note_outcome(
-                Outcome(ended, "tight", "tight", "stop", True, 0.1, 0.01, 1.0, 0.1, 0.01, size % 200, Verdict.ADMITTED),
-                now_s,
-            )
+            state.note_outcome(ended(asked.pop(size % len(asked)), "stop", size % 200), now_s)
         elif kind == "fail":
             state.note_failed(name, now_s)
         else:

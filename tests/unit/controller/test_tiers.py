@@ -3,7 +3,7 @@
 import pytest
 
 from controller.tiers import Tier, TierTable
-from routing.policy import SHARED
+from routing.mirrors import SHARED
 
 
 def table() -> TierTable:

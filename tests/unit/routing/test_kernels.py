@@ -10,27 +10,17 @@ from hypothesis import strategies as st
 from planning.admission import REASONS, AdmitReason, plan_admission
 from planning.limits import make_limits
 from planning.rollout import advance
-from routing.kernels import (
-    NOWHERE,
-    PLACEMENT,
-    SHARED,
-    Fleet,
-    advance_fleet,
-    check_replica,
-    commit,
-    make_fleet,
-    place,
-    summarize,
-)
+from routing.kernels import BY_LOAD, NOWHERE, PLACEMENT, check_replica, place
+from routing.mirrors import POOL, SHARED, Mirrors, advance_mirrors, commit, make_mirrors, summarize, take_out
 from tests.planning_cases import COEFS, draw_requests, start_decoding
 
 LIMITS = make_limits(100_000)
 
 
-def fleet_of(loads: list[int], tiers: list[int] | None = None, seed: int = 0) -> Fleet:
+def fleet_of(loads: list[int], tiers: list[int] | None = None, seed: int = 0) -> Mirrors:
     """Open replicas with ``loads`` decodes each, TPOT 50 ms."""
-    rng, fleet = np.random.default_rng(seed), make_fleet(len(loads), 80)
-    fleet.coefs[:], fleet.limits[:] = COEFS[0], LIMITS
+    rng, fleet = np.random.default_rng(seed), make_mirrors(len(loads), 80)
+    fleet.coefs[:], fleet.cautious[:], fleet.limits[:] = COEFS[0], COEFS[0], LIMITS
     fleet.replicas["is_open"], fleet.replicas["count"] = True, loads
     fleet.replicas["tier"] = tiers or SHARED
     for r, load in enumerate(loads):
@@ -48,9 +38,9 @@ def requests(rng: np.random.Generator, rows: int, first_id: int, tier: int = 0) 
     return table
 
 
-def put(fleet: Fleet, rows: np.ndarray, max_hops: int = 4) -> np.ndarray:
+def put(fleet: Mirrors, rows: np.ndarray, max_hops: int = 4) -> np.ndarray:
     placements = np.zeros(len(rows), dtype=PLACEMENT)
-    place(fleet, rows, 0.0, max_hops, placements)
+    place(fleet, rows, 0.0, BY_LOAD, max_hops, placements)
     return placements
 
 
@@ -66,14 +56,15 @@ def test_the_most_loaded_replica_that_attains_is_taken() -> None:
     assert fleet.tables[1, 20]["id"] == 10_000
 
 
-def test_its_own_tier_first_then_shared_then_the_nearest_tighter_one_and_never_a_looser() -> None:
+def test_own_tier_then_shared_then_the_nearest_tighter_one_then_the_pool_and_never_a_looser() -> None:
     order = []
-    fleet = fleet_of([3, 3, 3, 3, 3], tiers=[0, 1, 2, SHARED, 3])
-    for _ in range(5):
+    fleet = fleet_of([3, 3, 3, 3, 3, 0], tiers=[0, 1, 2, SHARED, 3, POOL])
+    for _ in range(6):
         placed = put(fleet, new(tier=2))[0]
         order.append(int(placed["replica"]))
         fleet.replicas[order[-1]]["is_open"] = False
-    assert order == [2, 3, 1, 0, NOWHERE]
+    assert order == [2, 3, 1, 0, 5, NOWHERE]
+    assert fleet.replicas["tier"].tolist() == [0, 1, 2, SHARED, 3, 2], "a replica of the pool joins the tier"
 
 
 def test_closed_and_full_replicas_take_nothing() -> None:
@@ -131,7 +122,7 @@ def test_the_cached_sums_are_what_a_fresh_count_gives(seed: int) -> None:
     kept = fleet.replicas.copy()
     for r in range(3):
         summarize(fleet, r)
-    for name in ("token_rate", "rest_rate", "held_tokens", "pace_s", "load"):
+    for name in ("token_rate", "rest_rate", "held_tokens", "pace_s", "load", "backlog_tokens", "peak_tokens", "step_s"):
         np.testing.assert_allclose(fleet.replicas[name], kept[name])
 
 
@@ -139,7 +130,7 @@ def test_the_fleet_advances_as_each_replica_would_alone() -> None:
     fleet = fleet_of([5, 9])
     alone = fleet.tables[1, :9].copy()
     free_at_s = advance(fleet.coefs[1], alone, 0.0, 0.3, LIMITS, True)
-    advance_fleet(fleet, 0.3, True)
+    advance_mirrors(fleet, 0.3, True)
     left = alone[alone["running"]]
     assert fleet.replicas[1]["free_at_s"] == free_at_s
     assert (fleet.tables[1, : fleet.replicas[1]["count"]] == left).all()
@@ -151,3 +142,37 @@ def test_a_lost_promise_blocks_no_placement() -> None:
     fleet.tables[0, 0]["arrival_s"] -= 10.0
     summarize(fleet, 0)
     assert put(fleet, new())[0]["replica"] == 0
+
+
+def test_what_a_policy_prefers_comes_first_and_what_it_shuns_never() -> None:
+    fleet, asked = fleet_of([5, 20, 10]), new()
+    placements = np.zeros(1, dtype=PLACEMENT)
+    for wants, chosen in (([3.0, 1.0, 2.0], 0), ([-np.inf, 1.0, 2.0], 2), ([-np.inf] * 3, NOWHERE)):
+        place(fleet, asked, 0.0, np.array([wants]), 4, placements)
+        assert placements[0]["replica"] == chosen
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**32 - 1))
+def test_ruling_replicas_out_inside_a_burst_changes_no_verdict(seed: int) -> None:
+    """A burst is placed as its requests one after the other would be, shortest first."""
+    rng = np.random.default_rng(seed)
+    loads = rng.integers(20, 75, 3).tolist()
+    asked = requests(rng, 8, 10_000)
+    asked["prompt_tokens"] = rng.integers(500, 12_000, 8)
+    asked["ttft_s"], asked["output_tokens"] = rng.choice([0.1, 0.3, 1.0], 8), 100
+    together = put(fleet_of(loads, seed=seed), asked)
+    fleet, alone = fleet_of(loads, seed=seed), np.zeros(8, dtype=PLACEMENT)
+    for i in np.argsort(asked["prompt_tokens"], kind="stable"):
+        alone[i] = put(fleet, asked[i : i + 1])[0]
+    assert together["replica"].tolist() == alone["replica"].tolist()
+
+
+def test_a_request_that_is_taken_out_leaves_the_sums_of_the_others() -> None:
+    fleet = fleet_of([5])
+    kept = fleet.replicas.copy()
+    commit(fleet, 0, new()[0])
+    assert take_out(fleet, 0, 10_000)
+    assert not take_out(fleet, 0, 10_000)
+    assert fleet.replicas["load"] == kept["load"]
+    assert fleet.tables[0, :5]["id"].tolist() == [1, 2, 3, 4, 5]

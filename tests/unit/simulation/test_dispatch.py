@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from planning.admission import AdmissionOptions
-from simulation.dispatch import PlannedReplica, candidate, outlived
+from simulation.dispatch import PlannedReplica, outlived
 from simulation.distserve import split_jobs
 from simulation.fleet import FleetDispatch, replica_name, tiers_of
 from simulation.forms import POLICIES, policy_code
 from simulation.jobs import make_jobs
 from simulation.loop import Simulation
-from simulation.placement import PlacedFleet
+from simulation.placement import EngineMirrors, PlacedFleet
 from simulation.planning_ahead import replicas_needed
 from simulation.prefix_cache import PrefixCache
 from simulation.systems import PLANNER, DistServe, FleetOf
@@ -166,8 +166,8 @@ def test_routing_sees_what_the_controller_would_see() -> None:
     simulation = Simulation(jobs, STOCK.engines(a100()), STOCK.dispatcher(a100(), jobs))
     for row in simulation.rows(np.arange(2)):
         simulation.place(row, 0)
-    seen = candidate(simulation, 0)
-    assert (seen.requests, seen.best_effort, seen.backlog_tokens) == (2, 1, 1398.0)
+    seen = EngineMirrors().at(simulation).replicas[0]
+    assert (seen["count"], seen["best_effort"], seen["backlog_tokens"]) == (2, 1, 1398.0)
 
 
 def test_best_effort_jobs_are_never_refused() -> None:

@@ -1,0 +1,112 @@
+"""Requests on their way to a replica: one by one by the fleet's kernel, and as a set where a burst does not fit."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from controller.bank import Bank
+from controller.wire import Admission
+from planning.admission import REASONS, plan_admission
+from planning.choice import TOLERANCE_S
+from planning.deadlines import next_due_s
+from planning.room import prefill_s
+from planning.tables import request_table
+from routing.kernels import BY_LOAD, NOWHERE, PLACEMENT, group_of, place
+from routing.policy import most_wanted
+
+
+@dataclass
+class Pending:
+    """A request to be decided and, once it has one, its place."""
+
+    ask: Admission
+    tier: int
+    row: np.ndarray  # REQUEST[]
+    wants: np.ndarray  # preference of each slot, or empty for the load gradient
+    slot: int = NOWHERE
+    hops: int = 0
+    reason: str = "no_replica"
+    is_checked: bool = False
+    first_s: float = np.inf  # predicted time of the first token, and seconds per token after it
+    tpot_s: float = np.inf
+
+    @property
+    def is_best_effort(self) -> bool:
+        return bool(self.row["best_effort"])
+
+
+def take_unchecked(bank: Bank, p: Pending) -> None:
+    """Give a request the replica it wants most, whatever that does to anybody's objective."""
+    p.slot = most_wanted(bank.mirrors.replicas, p.wants)
+    if p.slot != NOWHERE:
+        bank.add(p.slot, p.row)
+
+
+def put_in_place(bank: Bank, asking: Sequence[Pending], now_s: float, max_hops: int) -> None:
+    """Place and commit what some replica can promise (``routing.kernels.place``)."""
+    rows, placements = np.array([p.row for p in asking]), np.zeros(len(asking), dtype=PLACEMENT)
+    place(bank.mirrors, rows, now_s, _preferences(bank, asking), max_hops, placements)
+    for p, placed in zip(asking, placements, strict=True):
+        p.slot, p.is_checked = int(placed["replica"]), True
+        p.hops = max(0, int(placed["hops"]) - 1)
+        p.first_s, p.tpot_s = float(placed["first_s"]), float(placed["tpot_s"])
+        if bank.mirrors.replicas["is_open"].any():
+            p.reason = REASONS[placed["reason"]].value
+
+
+def _preferences(bank: Bank, asking: Sequence[Pending]) -> np.ndarray:
+    """f8[k, R], or ``BY_LOAD`` where nobody says otherwise."""
+    if not any(len(p.wants) for p in asking):
+        return BY_LOAD
+    load = bank.mirrors.replicas["load"]
+    return np.array([p.wants if len(p.wants) else load for p in asking], dtype=np.float64)
+
+
+def choose_sets(bank: Bank, asking: Sequence[Pending], now_s: float) -> None:
+    """A burst that does not fit as a whole: let the programme choose the best set for each replica that took a part.
+
+    It chooses among that part and what found no place, beside all earlier promises (SLOs-Serve section 3.2.1), and is
+    followed where its set is worth more.
+    """
+    for slot in dict.fromkeys(p.slot for p in asking if p.slot != NOWHERE):
+        tier = int(bank.mirrors.replicas["tier"][slot])
+        here = [p for p in asking if p.slot == slot]
+        left = [p for p in asking if p.slot == NOWHERE and group_of(tier, p.tier) >= 0 and _is_wanted(p, slot)]
+        if left:
+            _choose_set(bank, slot, here, left, now_s)
+
+
+def _is_wanted(p: Pending, slot: int) -> bool:
+    return len(p.wants) == 0 or p.wants[slot] > -np.inf
+
+
+def _choose_set(bank: Bank, slot: int, here: list[Pending], left: list[Pending], now_s: float) -> None:
+    """Put the better set in place of ``here`` if there is one."""
+    table, both = bank.rows(slot), [*here, *left]
+    promised = table[~np.isin(table["id"], [int(p.row["id"]) for p in here])]
+    start_s = max(now_s, float(bank.mirrors.replicas["free_at_s"][slot]))
+    rows = np.array([p.row for p in both])
+    plan = plan_admission(bank.mirrors.cautious[slot], bank.mirrors.limits[slot], promised, rows, start_s)
+    worth = float(rows["value"][plan.accepted].sum())
+    if worth <= sum(float(p.row["value"]) for p in here) + TOLERANCE_S:
+        return
+    bank.put(slot, np.concatenate([promised, rows[plan.accepted]]))
+    for k, p in enumerate(both):
+        p.slot, p.reason = (slot if plan.accepted[k] else NOWHERE), plan.reasons[k].value
+        p.first_s = float(plan.predicted_ttft_s[k] + p.row["arrival_s"])
+        p.tpot_s = float(plan.predicted_tpot_s[k])
+
+
+def latest_start_s(bank: Bank, row: np.ndarray, now_s: float) -> float:
+    """When a request must start at the latest on an idle replica of the fleet; -inf where none could ever attain it."""
+    mirrors, latest_s, known = bank.mirrors, -np.inf, set[bytes]()
+    for slot in np.flatnonzero(mirrors.replicas["is_open"]):
+        coef, limits = mirrors.cautious[slot], mirrors.limits[slot]
+        kind = coef.tobytes() + limits.tobytes()
+        if kind in known or group_of(mirrors.replicas["tier"][slot], row["tier"]) < 0:
+            continue
+        known.add(kind)
+        if plan_admission(coef, limits, request_table(0), row[None], now_s).accepted[0]:
+            latest_s = max(latest_s, float(next_due_s(row[()], now_s) - prefill_s(coef, row[()], limits)))
+    return latest_s

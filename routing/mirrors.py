@@ -1,0 +1,206 @@
+"""The mirrors of a whole fleet in arrays that kernels share: rows, cached sums, and how they move on.
+
+A decision over a hundred replicas reads the sums only; they are recomputed when a replica's rows change.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from planning.deadlines import effective_tpot_s, next_due_s, remaining_tokens, todo_tokens
+from planning.limits import LIMITS
+from planning.rollout import OUTLOOK, advance
+from planning.room import held_kv_tokens, is_decode
+from planning.tables import REQUEST
+from profiles.kernels import COEFFICIENTS, K_KV, K_SEQ, iteration_s
+
+SHARED = -1  # tier of a replica that serves every tier
+POOL = -2  # tier of a replica that serves best effort only, until a tier that is full takes it
+SHORTEST_S = 1e-6  # paces below count as this
+
+REPLICA = np.dtype(
+    [
+        ("is_open", "?"),  # live, takes new requests
+        ("tier", "i4"),  # position in the tier table, tightest first, SHARED or POOL
+        ("count", "i4"),  # rows of its table in use
+        ("free_at_s", "f8"),  # end of the iteration in flight; its rows are as they will be then
+        # Sums over its rows, kept by summarize().
+        ("token_rate", "f8"),  # decode tokens per second that its SLO requests are due, earned slack spread out
+        ("rest_rate", "f8"),  # seconds per second of their KV reads and per-sequence overhead
+        ("held_tokens", "f8"),  # KV held by SLO requests, and asked for by those that wait
+        ("pace_s", "f8"),  # mean iteration time that the tightest of them can bear to its predicted end
+        ("load", "f8"),  # part of its time or its KV that is taken, whichever is more
+        ("best_effort", "i4"),  # requests without objective
+        ("backlog_tokens", "f8"),  # prompt tokens of all requests that are not computed yet
+        ("peak_tokens", "f8"),  # KV of all requests at their predicted ends: more than they hold at one time
+        ("decodes", "i4"),
+        ("decode_kv_tokens", "f8"),  # that an iteration of all decodes reads
+        ("step_s", "f8"),  # and the time it takes
+        ("is_judged", "?"),  # the doomed marks of its outlook are up to date
+    ]
+)
+
+
+class Mirrors(NamedTuple):
+    """All replicas' mirrors; ``tables[r, : replicas[r]["count"]]`` are the requests of replica r."""
+
+    replicas: np.ndarray  # REPLICA[R]
+    tables: np.ndarray  # REQUEST[R, slots]
+    outlooks: np.ndarray  # OUTLOOK[R, slots], of the last replay
+    coefs: np.ndarray  # f8[R, COEFFICIENTS], by which mirrors move on
+    cautious: np.ndarray  # f8[R, COEFFICIENTS], by which promises are made
+    limits: np.ndarray  # LIMITS[R]
+
+
+def make_mirrors(replicas: int, slots: int) -> Mirrors:
+    """Closed, empty replicas with room for ``slots`` requests each."""
+    state = np.zeros(replicas, dtype=REPLICA)
+    state["tier"] = SHARED
+    return Mirrors(
+        state,
+        np.zeros((replicas, slots), dtype=REQUEST),
+        np.zeros((replicas, slots), dtype=OUTLOOK),
+        np.zeros((replicas, COEFFICIENTS)),
+        np.zeros((replicas, COEFFICIENTS)),
+        np.zeros(replicas, dtype=LIMITS),
+    )
+
+
+def resized(mirrors: Mirrors, replicas: int, slots: int) -> Mirrors:
+    """A copy with room for at least as many replicas and requests as before."""
+    larger = make_mirrors(replicas, slots)
+    known, used = mirrors.outlooks.shape
+    for old, new in zip(mirrors, larger, strict=True):
+        if new.shape[1:] == old.shape[1:]:
+            new[:known] = old
+        else:
+            new[:known, :used] = old
+    return larger
+
+
+@njit(cache=True)
+def bearable_pace_s(row: np.void, start_s: float) -> float:
+    """Mean seconds per token that the request can bear to its predicted end: its TPOT and its earned slack."""
+    pace_s = effective_tpot_s(row, start_s)
+    if is_decode(row) and pace_s < math.inf:
+        pace_s += max(0.0, next_due_s(row, start_s) - start_s - pace_s) / remaining_tokens(row)
+    return pace_s
+
+
+@njit(cache=True)
+def decode_rest_s(coef: np.ndarray, row: np.void) -> float:
+    """Seconds of one decode step of the request beyond those of its tokens."""
+    return coef[K_SEQ] + coef[K_KV] * (row["prompt_tokens"] + row["emitted_tokens"])
+
+
+@njit(cache=True)
+def _add_to_sums(replica: np.void, coef: np.ndarray, row: np.void, block_tokens: int) -> None:
+    """Count one request into the cached sums; best effort takes no part in the load."""
+    todo, known_tokens = todo_tokens(row), row["prompt_tokens"] + row["emitted_tokens"]
+    replica["backlog_tokens"] += max(0, todo - 1)
+    replica["peak_tokens"] += row["prompt_tokens"] + row["output_tokens"]
+    if is_decode(row):
+        replica["decodes"] += 1
+        replica["decode_kv_tokens"] += known_tokens
+    if row["best_effort"]:
+        replica["best_effort"] += 1
+        return
+    if todo <= 0:
+        return
+    pace_s = bearable_pace_s(row, replica["free_at_s"])
+    replica["held_tokens"] += held_kv_tokens(row, block_tokens) + (0 if row["running"] else todo)
+    replica["token_rate"] += (1 + row["spec_tokens"]) / max(pace_s, SHORTEST_S)
+    replica["rest_rate"] += decode_rest_s(coef, row) / max(pace_s, SHORTEST_S)
+    replica["pace_s"] = min(replica["pace_s"], pace_s)
+
+
+@njit(cache=True)
+def busy_share(coef: np.ndarray, token_rate: float, rest_rate: float, step_s: float) -> float:
+    """Part of the time that decoding takes at these rates in iterations of ``step_s``; above 1 it cannot keep up."""
+    share = 0.0
+    for line in range(2):
+        share = max(share, coef[2 * line] * token_rate + coef[2 * line + 1] / step_s)
+    return share + rest_rate
+
+
+@njit(cache=True)
+def _weigh(replica: np.void, coef: np.ndarray, limits: np.void) -> None:
+    """Load and iteration time from the cached sums."""
+    step_s = max(SHORTEST_S, min(replica["pace_s"], limits["max_iteration_s"]))
+    time_load = busy_share(coef, replica["token_rate"], replica["rest_rate"], step_s)
+    replica["load"] = max(time_load, replica["held_tokens"] / limits["kv_capacity_tokens"])
+    decodes = replica["decodes"]
+    replica["step_s"] = iteration_s(coef, decodes, replica["decode_kv_tokens"], 0.0, decodes, 0.0)
+
+
+@njit(cache=True)
+def summarize(mirrors: Mirrors, r: int) -> None:
+    """Recompute the cached sums of replica ``r`` from its rows; call it after changing them."""
+    replica, limits, coef = mirrors.replicas[r], mirrors.limits[r], mirrors.cautious[r]
+    replica["token_rate"], replica["rest_rate"], replica["pace_s"] = 0.0, 0.0, math.inf
+    replica["held_tokens"], replica["backlog_tokens"], replica["peak_tokens"] = 0.0, 0.0, 0.0
+    replica["decodes"], replica["decode_kv_tokens"], replica["best_effort"] = 0, 0.0, 0
+    replica["is_judged"] = False
+    for i in range(replica["count"]):
+        _add_to_sums(replica, coef, mirrors.tables[r, i], limits["block_tokens"])
+    _weigh(replica, coef, limits)
+
+
+@njit(cache=True)
+def compact(mirrors: Mirrors, r: int) -> None:
+    """Drop the rows of requests that have left, keeping the order of the others."""
+    kept, replica = 0, mirrors.replicas[r]
+    for i in range(replica["count"]):
+        row = mirrors.tables[r, i]
+        if row["running"] or todo_tokens(row) > 0:
+            if kept < i:
+                mirrors.tables[r, kept] = row
+                mirrors.outlooks[r, kept] = mirrors.outlooks[r, i]
+            kept += 1
+    replica["count"] = kept
+
+
+@njit(cache=True)
+def advance_mirrors(mirrors: Mirrors, now_s: float, departs: bool = False) -> None:
+    """Run every open replica's mirror up to the end of its iteration in flight at ``now_s``.
+
+    With ``departs`` requests leave at their predicted lengths; without, when they are known to have left.
+    """
+    for r in range(len(mirrors.replicas)):
+        replica = mirrors.replicas[r]
+        if not replica["is_open"] or replica["free_at_s"] >= now_s:
+            continue
+        table = mirrors.tables[r, : replica["count"]]
+        replica["free_at_s"] = advance(mirrors.coefs[r], table, replica["free_at_s"], now_s, mirrors.limits[r], departs)
+        if departs:
+            compact(mirrors, r)
+        summarize(mirrors, r)
+
+
+@njit(cache=True)
+def commit(mirrors: Mirrors, r: int, row: np.void) -> None:
+    """Put the request on replica ``r`` and count it into its sums."""
+    replica, coef, limits = mirrors.replicas[r], mirrors.cautious[r], mirrors.limits[r]
+    mirrors.tables[r, replica["count"]] = row
+    replica["count"] += 1
+    _add_to_sums(replica, coef, row, limits["block_tokens"])
+    _weigh(replica, coef, limits)
+
+
+@njit(cache=True)
+def take_out(mirrors: Mirrors, r: int, request_id: int) -> bool:
+    """Remove a request from replica ``r``, keeping the order of the others; whether it was there."""
+    kept, replica = 0, mirrors.replicas[r]
+    for i in range(replica["count"]):
+        if mirrors.tables[r, i]["id"] != request_id:
+            if kept < i:
+                mirrors.tables[r, kept] = mirrors.tables[r, i]
+                mirrors.outlooks[r, kept] = mirrors.outlooks[r, i]
+            kept += 1
+    found = kept < replica["count"]
+    replica["count"] = kept
+    if found:
+        summarize(mirrors, r)
+    return found
