@@ -100,13 +100,13 @@ def _choose_set(bank: Bank, slot: int, here: list[Pending], left: list[Pending],
 
 def latest_start_s(bank: Bank, row: np.ndarray, now_s: float) -> float:
     """When a request must start at the latest on an idle replica of the fleet; -inf where none could ever attain it."""
-    mirrors, latest_s, known = bank.mirrors, -np.inf, set[bytes]()
+    mirrors, latest_s, known, asked = bank.mirrors, -np.inf, set[bytes](), row[None][0]
     for slot in np.flatnonzero(mirrors.replicas["is_open"]):
         coef, limits = mirrors.cautious[slot], mirrors.limits[slot]
         kind = coef.tobytes() + limits.tobytes()
-        if kind in known or group_of(mirrors.replicas["tier"][slot], row["tier"]) < 0:
+        if kind in known or group_of(int(mirrors.replicas["tier"][slot]), int(row["tier"])) < 0:
             continue
         known.add(kind)
         if plan_admission(coef, limits, request_table(0), row[None], now_s).accepted[0]:
-            latest_s = max(latest_s, float(next_due_s(row[()], now_s) - prefill_s(coef, row[()], limits)))
+            latest_s = max(latest_s, float(next_due_s(asked, now_s) - prefill_s(coef, asked, limits)))
     return latest_s

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from controller.tiers import TierTable
-from routing.policy import SHARED
+from routing.mirrors import SHARED
 
 
 class Kind(StrEnum):

@@ -126,6 +126,29 @@ def test_tokens_pass_in_order_and_the_outcome_is_reported() -> None:
     assert (outcome.finish, outcome.output_tokens, outcome.met) == ("stop", 3, True)
 
 
+def test_a_pending_request_asks_again_and_is_heard_no_more_once_it_was_aborted() -> None:
+    async def scenario(scene: Scene) -> None:
+        asked: list[str] = []
+
+        def wait_twice(ask: Admission) -> Decision:
+            asked.append(ask.request_id)
+            if ask.request_id == "x" and asked.count("x") > 2:
+                return scene.fleet.first_live(ask)
+            return Decision(ask.request_id, Verdict.PENDING, "", "standard", "ttft_unattainable", retry_after_s=0.01)
+
+        scene.fleet.decide = wait_twice
+        ticket = scene.start("x")
+        scene.start("gone")
+        await until(lambda: asked.count("gone") == 2)
+        scene.dispatcher.abort(["gone"])
+        await until(lambda: bool(scene.fleet.submitted))
+        assert ticket.slo_object()["admitted"]
+        assert [outcome.finish for outcome in scene.fleet.outcomes] == ["abort"]
+
+    scene = play(scenario)
+    assert [submission.request_id for _, submission in scene.fleet.submitted] == ["x"]
+
+
 def test_a_refusal_ends_the_request_without_tokens() -> None:
     async def scenario(scene: Scene) -> None:
         scene.fleet.decide = lambda ask: Decision(
