@@ -1,7 +1,7 @@
 # Every target sets up .venv by itself; the lists it installs from are requirements/*.lock.
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-fast test-cluster lint format lock clean
+.PHONY: help setup demo test test-fast test-interpreted test-cluster lint format lock clean
 
 PY := .venv/bin/python
 # A name on the path is not yet an interpreter that runs (pyenv's shims): try each.
@@ -10,10 +10,12 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	&& { echo $$python; break; }; done)
 LOCKS ?= cpu.lock dev.lock
 ONCE ?=
+KERNEL_TESTS := tests/properties tests/oracles tests/golden tests/unit/planning tests/unit/routing
 
 help:
 	@echo "make demo [ONCE=1]   two real vLLM replicas on this machine, a mixed workload, a table of who got what"
 	@echo "make test            lint, types, unit, property and integration tests"
+	@echo "make test-interpreted  the tests of the planning kernels with the compiler off (part of make test)"
 	@echo "make test-fast       the same without the integration tests"
 	@echo "make test-cluster    tests on a two-node Ray cluster on this machine (needs sshd)"
 	@echo "make bench-NAME      one of benchmarks/NAME.py, ARGS=... passed on"
@@ -31,6 +33,11 @@ demo: .venv/.ready
 
 test: lint
 	$(PY) -m pytest
+	$(MAKE) test-interpreted
+
+# The kernels once more as plain Python: invariants, brute-force twins and unit tests of the planning core.
+test-interpreted: .venv/.ready
+	NUMBA_DISABLE_JIT=1 $(PY) -m pytest $(KERNEL_TESTS)
 
 test-fast: lint
 	$(PY) -m pytest -m "not integration"
