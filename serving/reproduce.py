@@ -1,12 +1,14 @@
 """Runs experiments of ``simulation.experiments``: in parallel, taken up again where they were left, one JSON each."""
 
+import contextlib
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from multiprocessing import get_context
 from pathlib import Path
@@ -20,27 +22,38 @@ Report = Callable[[int, int, str], None]  # points done, points in all, the one 
 
 
 def run_experiment(
-    name: str, *, quick: bool, traces: Path, out: Path, processes: int, report: Report
-) -> dict[str, Any]:
+    name: str,
+    *,
+    quick: bool,
+    traces: Path,
+    out: Path,
+    processes: int,
+    report: Report,
+    may_start: Callable[[], bool] = lambda: True,
+) -> dict[str, Any] | None:
     """Run what is missing of an experiment and write ``out``; returns its content.
 
-    Finished points are kept beside ``out`` until all are there, and count only for the same configuration and version.
+    Finished points are kept beside ``out`` until all are there, and then in it. They count for the same parameters,
+    version and behaviour (``Experiment.behaviour``), so a later run repeats only what has changed. No task is started
+    once ``may_start`` says no: then the result is None and the rest is for the next call.
     """
     chosen = experiment(name)
     config = chosen.config(quick)
     tasks = chosen.tasks(config)
     partial = out.with_suffix(".partial.jsonl")
-    digest = _digest(config)
-    points = _read_points(partial, digest)
+    digests = {task.key: _digest(task, chosen, traces) for task in tasks}
+    points = {point["key"]: point for point in _kept(out, partial) if digests.get(point["key"]) == point["digest"]}
     missing = [task for task in tasks if task.key not in points]
     report(len(tasks) - len(missing), len(tasks), "")
     out.parent.mkdir(parents=True, exist_ok=True)
     with partial.open("a") as kept:
-        for task, point in _run_all(name, missing, traces, 1 if chosen.is_exclusive else processes):
-            points[task.key] = point
-            kept.write(json.dumps({"digest": digest, "key": task.key, "point": point}) + "\n")
+        for task, point in _run_all(name, missing, traces, 1 if chosen.is_exclusive else processes, may_start):
+            points[task.key] = {"key": task.key, "digest": digests[task.key], **point}
+            kept.write(json.dumps(points[task.key]) + "\n")
             kept.flush()
             report(len(points), len(tasks), task.key)
+    if len(points) < len(tasks):
+        return None
     result = _result(chosen, config, [points[task.key] for task in tasks])
     out.write_text(json.dumps(result, indent=1) + "\n")
     partial.unlink()
@@ -61,16 +74,22 @@ def update_page(page: Path, chosen: Experiment, result: dict[str, Any]) -> None:
         page.write_text(f"{before}{BEGIN}\n{figures}\n\n{chosen.tables(result['points'])}\n{END}{after}")
 
 
-def _run_all(name: str, tasks: list[Task], traces: Path, processes: int) -> Any:
-    """Yield (task, point) as they are finished."""
+def _run_all(
+    name: str, tasks: list[Task], traces: Path, processes: int, may_start: Callable[[], bool]
+) -> Iterator[tuple[Task, Point]]:
+    """Yield tasks and their points as they are finished, in order of ``tasks`` on one process."""
     if processes <= 1 or len(tasks) <= 1:
-        for task in tasks:
+        for task in itertools.takewhile(lambda _task: may_start(), tasks):
             yield task, _run_one(name, task, traces)
         return
+    waiting, running = iter(tasks), dict[Future[Point], Task]()
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        running: dict[Future[Point], Task] = {pool.submit(_run_one, name, task, traces): task for task in tasks}
         try:
-            while running:
+            while True:
+                for task in itertools.islice(waiting, processes - len(running) if may_start() else 0):
+                    running[pool.submit(_run_one, name, task, traces)] = task
+                if not running:
+                    return
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
                     yield running.pop(future), future.result()
@@ -83,22 +102,20 @@ def _run_one(name: str, task: Task, traces: Path) -> Point:
     return experiment(name).run(task.params, Context(traces, time.perf_counter))
 
 
-def _digest(config: dict[str, Any]) -> str:
-    text = json.dumps([config, _version()], sort_keys=True)
+def _digest(task: Task, chosen: Experiment, traces: Path) -> str:
+    """What a point of the task depends on."""
+    behaviour = chosen.behaviour(task.params, Context(traces, time.perf_counter))
+    text = json.dumps([dict(task.params), _version(), behaviour], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _read_points(path: Path, digest: str) -> dict[str, Point]:
-    """Points of an earlier run of the same configuration; a last line that was cut off is left out."""
-    points: dict[str, Point] = {}
-    for line in path.read_text().splitlines() if path.is_file() else ():
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        if entry["digest"] == digest:
-            points[entry["key"]] = entry["point"]
-    return points
+def _kept(out: Path, partial: Path) -> Iterator[Point]:
+    """Points of earlier runs, finished and interrupted ones; a last line that was cut off is left out."""
+    if out.is_file():
+        yield from (point for point in json.loads(out.read_text())["points"] if "digest" in point)
+    for line in partial.read_text().splitlines() if partial.is_file() else ():
+        with contextlib.suppress(ValueError):
+            yield json.loads(line)
 
 
 def _version() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -225,8 +226,10 @@ def reproduce(
     json_out: JsonOut = None,
     traces: Traces = DEFAULT_TRACES,
     processes: Annotated[int, typer.Option(min=1, help="processes to use")] = 2,
+    minutes: Annotated[float, typer.Option(help="start no point after so long; run again for the rest")] = math.inf,
 ) -> None:
     """Reproduce the papers' tables; an interrupted run goes on where it was."""
+    deadline_s = time.monotonic() + 60.0 * minutes
     wanted = names or experiment_names()
     if json_out is not None and len(wanted) > 1:
         raise ValueError("--json: names one file, so name one experiment")
@@ -239,7 +242,18 @@ def reproduce(
             def report(done: int, total: int, last: str, name: str = name, task: Any = task) -> None:
                 bar.update(task, completed=done, total=total, description=f"{name} {last}")
 
-            result = run_experiment(name, quick=quick, traces=traces, out=out, processes=processes, report=report)
+            result = run_experiment(
+                name,
+                quick=quick,
+                traces=traces,
+                out=out,
+                processes=processes,
+                report=report,
+                may_start=lambda: time.monotonic() < deadline_s,
+            )
+        if result is None:
+            console.print(f"{name}: out of time, run again for the rest")
+            continue
         table = Table("figure", "value", title=title)
         for key, value in result["headline"].items():
             table.add_row(key, f"{value:g}")

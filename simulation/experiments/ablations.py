@@ -6,6 +6,7 @@ from typing import Any
 
 from profiles.store import load_profile
 from simulation.capacity import MakeJobs, Search, median_and_spread
+from simulation.experiments.behaviour import behaviour
 from simulation.experiments.registry import Context, Experiment, Point, Task, markdown_table, register
 from simulation.experiments.slos_serve import GPUS, arrival_traces, bound_of, geomean, jobs_maker
 from simulation.systems import PLANNER, System
@@ -38,15 +39,16 @@ def config(quick: bool) -> dict[str, Any]:
 
 
 def tasks(config: dict[str, Any]) -> list[Task]:
+    common = {name: config[name] for name in ("gpu", "programs", "seeds", "tolerance")}
     parts = [
-        Task(f"{scenario}/{part}", {**config, "scenario": scenario, "part": part, "loosen": "", "factor": 1.0})
+        Task(f"{scenario}/{part}", {**common, "scenario": scenario, "part": part, "loosen": "", "factor": 1.0})
         for scenario in config["scenarios"]
         for part in config["parts"]
     ]
     bounds = [
         Task(
             f"{scenario}/{what} x{factor}",
-            {**config, "scenario": scenario, "part": FULL, "loosen": what, "factor": factor},
+            {**common, "scenario": scenario, "part": FULL, "loosen": what, "factor": factor},
         )
         for scenario in config["loosened"]
         for what in LOOSENED
@@ -56,20 +58,29 @@ def tasks(config: dict[str, Any]) -> list[Task]:
 
 
 def run(params: Mapping[str, Any], context: Context) -> Point:
-    profile = load_profile(params["gpu"])
-    plain = jobs_maker(params["scenario"], arrival_traces(context.traces), profile, params["programs"])
-    make: MakeJobs = plain
-    if params["loosen"]:
-
-        def make(rate_per_s: float, seed: int) -> Any:
-            return scaled(plain(rate_per_s, seed), dict.fromkeys(LOOSENED[params["loosen"]], params["factor"]))
-
+    profile, make = load_profile(params["gpu"]), _make(params, context)
     bound, rates = bound_of(profile, make, params["seeds"]), []
     for seed in params["seeds"]:
         search = Search(PARTS[params["part"]], profile, make, seed, tolerance=params["tolerance"])
         rates.append(search.capacity("worst_tier", bound / 2))
     point = {name: params[name] for name in ("scenario", "part", "loosen", "factor")}
     return {**point, "bound": bound, **median_and_spread(rates), "seeds": rates}
+
+
+def _make(params: Mapping[str, Any], context: Context) -> MakeJobs:
+    """Jobs of the scenario, with one objective loosened where the task says so."""
+    traces, profile = arrival_traces(context.traces), load_profile(params["gpu"])
+    plain = jobs_maker(params["scenario"], traces, profile, params["programs"])
+    if not params["loosen"]:
+        return plain
+    factors = dict.fromkeys(LOOSENED[params["loosen"]], params["factor"])
+    return lambda rate_per_s, seed: scaled(plain(rate_per_s, seed), factors)
+
+
+def behaves(params: Mapping[str, Any], context: Context) -> str:
+    """What the planner without the part does now."""
+    profile, make = load_profile(params["gpu"]), _make(params, context)
+    return behaviour(PARTS[params["part"]], profile, make, bound_of(profile, make, params["seeds"][:1]))
 
 
 def headline(points: Sequence[Point]) -> dict[str, float]:
@@ -104,4 +115,4 @@ def tables(points: Sequence[Point]) -> str:
     return markdown_table(("variant", *scenarios), rows) + "\n\n" + markdown_table(header, bounds)
 
 
-ABLATIONS = register(Experiment("ablations", "What each part is worth", config, tasks, run, headline, tables))
+ABLATIONS = register(Experiment("ablations", "What each part is worth", config, tasks, run, headline, tables, behaves))

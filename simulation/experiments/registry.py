@@ -36,6 +36,8 @@ class Experiment:
     run: Callable[[Mapping[str, Any], Context], Point]
     headline: Callable[[Sequence[Point]], dict[str, float]]
     tables: Callable[[Sequence[Point]], str]  # markdown
+    # How what a task runs decides now: a kept point holds as long as this and the task's parameters are the same.
+    behaviour: Callable[[Mapping[str, Any], Context], str] = lambda params, context: ""
     is_exclusive: bool = False  # it measures the machine: one task at a time
 
 

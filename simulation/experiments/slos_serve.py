@@ -11,6 +11,7 @@ from profiles.profile import Profile
 from profiles.store import load_profile
 from simulation.bound import fluid_bound_per_s
 from simulation.capacity import MakeJobs, Search, median_and_spread
+from simulation.experiments.behaviour import behaviour
 from simulation.experiments.registry import Context, Experiment, Point, Task, markdown_table, register
 from simulation.experiments.tuning import BUDGETS, tuned_capacity
 from simulation.scenarios import BURSTY, CODE, CONV, SCENARIOS, make_scenario
@@ -37,7 +38,6 @@ SYSTEMS = {
 }
 STOCK = ("vllm-2048", "vllm-whole", "sarathi")
 PEERS = ("planner-x2", "planner-x3")  # as many GPUs as DistServe has, whose bursts they share as it does
-SLOW = ("planner-spec", "planner-oracle")
 SIMPLE_RIVALS = ("edf-shed", "sarathi-shed")
 SCALED = ("ChatBot", "Coder")
 Capacities = dict[tuple[str, str, str], float]  # by GPU, scenario and system
@@ -59,35 +59,35 @@ def config(quick: bool) -> dict[str, Any]:
 
 
 def tasks(config: dict[str, Any]) -> list[Task]:
-    """One task per GPU, scenario and system; fleets and the 2 % limit beside them. What takes longest comes last."""
-    first, *others = config["gpus"]
-    quick = [name for name in config["systems"] if name not in SLOW]
-    slow = [name for name in config["systems"] if name in SLOW]
-    found = _capacity_tasks(config, first, quick)
+    """One task per GPU, scenario and system; fleets and the 2 % limit beside them. Baselines first, fleets last."""
+    found = [
+        Task(f"{gpu}/{scenario}/{system}", {**_measured(config, gpu, scenario), "kind": "capacity", "system": system})
+        for gpu in config["gpus"]
+        for system in config["systems"]
+        for scenario in config["scenarios"]
+    ]
+    first = config["gpus"][0]
     for system in ("planner", *(name for name in STOCK if name in config["systems"])):
-        strict = {**config, "gpu": first, "scenario": "ChatBot", "kind": "strict", "system": system}
+        strict = {**_measured(config, first, "ChatBot"), "kind": "strict", "system": system}
         found.append(Task(f"{first}/ChatBot/{system}/2%", {**strict, "target": config["strict_target"]}))
     for scenario in SCALED:
         for replicas in config["replicas"]:
-            fleet = {**config, "gpu": first, "scenario": scenario, "kind": "fleet", "fleet": replicas}
+            fleet = {**_measured(config, first, scenario), "kind": "fleet", "fleet": replicas}
             found.append(Task(f"{first}/{scenario}/fleet of {replicas}", fleet))
-    found += _capacity_tasks(config, first, slow)
-    for gpu in others:
-        found += _capacity_tasks(config, gpu, [*quick, *slow])
-    return found
+    return sorted(found, key=_rank)
 
 
-def _capacity_tasks(config: dict[str, Any], gpu: str, systems: Sequence[str]) -> list[Task]:
-    return [
-        Task(f"{gpu}/{scenario}/{system}", {**_of(config, gpu, scenario), "kind": "capacity", "system": system})
-        for system in systems
-        for scenario in config["scenarios"]
-    ]
+def _rank(task: Task) -> int:
+    if task.params["kind"] == "fleet" or isinstance(SYSTEMS[task.params["system"]], FleetOf):
+        return 2
+    return int(SYSTEMS[task.params["system"]].admits)
 
 
-def _of(config: dict[str, Any], gpu: str, scenario: str) -> dict[str, Any]:
+def _measured(config: dict[str, Any], gpu: str, scenario: str) -> dict[str, Any]:
+    """What all tasks on a GPU and scenario are told."""
+    common = {name: config[name] for name in ("budgets", "drafts", "target", "tolerance", "programs", "fleet_programs")}
     seeds = config["bursty_seeds"] if scenario in BURSTY else config["seeds"]
-    return {**config, "gpu": gpu, "scenario": scenario, "seeds": seeds}
+    return {**common, "gpu": gpu, "scenario": scenario, "seeds": seeds}
 
 
 def arrival_traces(folder: Path) -> dict[str, np.ndarray]:
@@ -121,18 +121,33 @@ def bound_of(profile: Profile, make: MakeJobs, seeds: Sequence[int], drops_deare
 
 def run(params: Mapping[str, Any], context: Context) -> Point:
     """One point."""
-    traces, profile = arrival_traces(context.traces), load_profile(params["gpu"])
-    programs = params["fleet_programs"] if params["kind"] == "fleet" else params["programs"]
-    make = jobs_maker(params["scenario"], traces, profile, programs)
+    profile, make = load_profile(params["gpu"]), _make(params, context)
     bound = bound_of(profile, make, params["seeds"])
     point = {name: params[name] for name in ("kind", "gpu", "scenario")}
     point |= {"bound": bound, "bound_dearest_dropped": bound_of(profile, make, params["seeds"], drops_dearest=True)}
     if params["kind"] == "fleet":
         return {**point, "replicas": params["fleet"], **_fleet_capacity(params, profile, make, bound)}
-    system = replace(SYSTEMS[params["system"]], draft_s=DRAFT_S[params["gpu"]])
-    tuning = jobs_maker(params["scenario"], traces, profile, max(200, programs // 3))
-    figures = tuned_capacity(system, profile, make, tuning, bound, dict(params))
-    return {**point, "system": system.name, **figures}
+    system = _system(params)
+    tuning = _make({**params, "programs": max(200, params["programs"] // 3)}, context)
+    return {**point, "system": system.name, **tuned_capacity(system, profile, make, tuning, bound, dict(params))}
+
+
+def _make(params: Mapping[str, Any], context: Context) -> MakeJobs:
+    programs = params["fleet_programs"] if params["kind"] == "fleet" else params["programs"]
+    traces, profile = arrival_traces(context.traces), load_profile(params["gpu"])
+    return jobs_maker(params["scenario"], traces, profile, programs)
+
+
+def _system(params: Mapping[str, Any]) -> System:
+    if params["kind"] == "fleet":
+        return FleetOf("fleet", admits=True, replicas=params["fleet"])
+    return replace(SYSTEMS[params["system"]], draft_s=DRAFT_S[params["gpu"]])
+
+
+def behaves(params: Mapping[str, Any], context: Context) -> str:
+    """What the task's system does now, at a rate that no system can serve."""
+    profile, make = load_profile(params["gpu"]), _make(params, context)
+    return behaviour(_system(params), profile, make, bound_of(profile, make, params["seeds"][:1]))
 
 
 def _fleet_capacity(params: Mapping[str, Any], profile: Profile, make: MakeJobs, bound: float) -> Point:
@@ -250,5 +265,5 @@ def tables(points: Sequence[Point]) -> str:
 
 
 SLOS_SERVE = register(
-    Experiment("slos-serve", "Capacity in six scenarios (SLOs-Serve)", config, tasks, run, headline, tables)
+    Experiment("slos-serve", "Capacity in six scenarios (SLOs-Serve)", config, tasks, run, headline, tables, behaves)
 )

@@ -5,10 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 from profiles.store import load_profile
-from simulation.capacity import Search, median_and_spread
+from simulation.capacity import MakeJobs, Search, median_and_spread
+from simulation.experiments.behaviour import behaviour
 from simulation.experiments.registry import Context, Experiment, Point, Task, markdown_table, register
 from simulation.experiments.slos_serve import DRAFT_S, GPUS, arrival_traces, bound_of, geomean, jobs_maker
-from simulation.systems import PLANNER
+from simulation.systems import PLANNER, System
 
 ADAPTIVE = "adaptive"
 
@@ -24,8 +25,9 @@ def config(quick: bool) -> dict[str, Any]:
 
 def tasks(config: dict[str, Any]) -> list[Task]:
     """One task per scenario, acceptance and length; no drafts at all do not depend on the acceptance."""
+    common = {name: config[name] for name in ("gpu", "max_drafts", "programs", "seeds", "tolerance")}
     return [
-        Task(f"{scenario}/{chance}/{length}", {**config, "scenario": scenario, "acceptance": chance, "length": length})
+        Task(f"{scenario}/{chance}/{length}", {**common, "scenario": scenario, "acceptance": chance, "length": length})
         for scenario in config["scenarios"]
         for chance in config["acceptances"]
         for length in (*config["fixed"], ADAPTIVE)
@@ -34,22 +36,35 @@ def tasks(config: dict[str, Any]) -> list[Task]:
 
 def run(params: Mapping[str, Any], context: Context) -> Point:
     """Capacity of the planner with one way to choose the number of draft tokens."""
-    profile, length = load_profile(params["gpu"]), params["length"]
-    make = jobs_maker(params["scenario"], arrival_traces(context.traces), profile, params["programs"])
-    is_adaptive = length == ADAPTIVE
-    system = replace(
-        PLANNER,
-        drafts=params["max_drafts"] if is_adaptive else length,
-        adapts_drafts=is_adaptive,
-        acceptance=params["acceptance"],
-        draft_s=DRAFT_S[params["gpu"]],
-    )
-    bound, rates = bound_of(profile, make, params["seeds"]), []
+    profile, make, rates = load_profile(params["gpu"]), _make(params, context), []
+    bound = bound_of(profile, make, params["seeds"])
     for seed in params["seeds"]:
-        search = Search(system, profile, make, seed, tolerance=params["tolerance"])
+        search = Search(_system(params), profile, make, seed, tolerance=params["tolerance"])
         rates.append(search.capacity("worst_tier", bound / 2))
     point = {name: params[name] for name in ("gpu", "scenario", "acceptance", "length")}
     return {**point, **median_and_spread(rates), "seeds": rates}
+
+
+def _make(params: Mapping[str, Any], context: Context) -> MakeJobs:
+    traces = arrival_traces(context.traces)
+    return jobs_maker(params["scenario"], traces, load_profile(params["gpu"]), params["programs"])
+
+
+def _system(params: Mapping[str, Any]) -> System:
+    length = params["length"]
+    return replace(
+        PLANNER,
+        drafts=params["max_drafts"] if length == ADAPTIVE else length,
+        adapts_drafts=length == ADAPTIVE,
+        acceptance=params["acceptance"],
+        draft_s=DRAFT_S[params["gpu"]],
+    )
+
+
+def behaves(params: Mapping[str, Any], context: Context) -> str:
+    """What the planner with these drafts does now."""
+    profile, make = load_profile(params["gpu"]), _make(params, context)
+    return behaviour(_system(params), profile, make, bound_of(profile, make, params["seeds"][:1]))
 
 
 def gains(points: Sequence[Point]) -> dict[tuple[str, float], tuple[float, float, int]]:
@@ -89,4 +104,4 @@ def _rate(points: Sequence[Point], scenario: str, chance: float, length: int | s
     return next(p["median"] for p in points if (p["scenario"], p["acceptance"], p["length"]) == place)
 
 
-SPECULATION = register(Experiment("speculation", "Speculation lengths", config, tasks, run, headline, tables))
+SPECULATION = register(Experiment("speculation", "Speculation lengths", config, tasks, run, headline, tables, behaves))
