@@ -18,19 +18,6 @@ def to_best_effort(rows: np.ndarray) -> None:
     rows["ttft_s"] = rows["tpot_s"] = rows["deadline_s"] = np.inf
 
 
-def outlived(table: np.ndarray, jobs: np.ndarray) -> np.ndarray:
-    """A copy with the predictions of requests that outlived theirs: half of it is taken to be still ahead.
-
-    The rule of ``controller.lengths.LengthEstimator.predict``.
-    """
-    table = table.copy()
-    asked = jobs[table["id"] - 1]
-    longer = table["emitted_tokens"] + np.maximum(1, asked["predicted_tokens"] // 2)
-    predicted = np.where(table["emitted_tokens"] < asked["predicted_tokens"], asked["predicted_tokens"], longer)
-    table["output_tokens"] = np.maximum(table["emitted_tokens"] + 1, np.minimum(predicted, table["output_cap_tokens"]))
-    return table
-
-
 class Quiet:
     """What dispatchers that keep no state of their own have in common."""
 
@@ -50,7 +37,6 @@ class PlannedReplica(Quiet):
     """
 
     options: AdmissionOptions
-    is_oracle: bool = False  # the planner is told the true output lengths
     reconsiders: bool = False
     drops_refused: bool = False
 
@@ -79,17 +65,14 @@ class PlannedReplica(Quiet):
     def _rows(self, simulation: Simulation, which: np.ndarray) -> np.ndarray:
         """Rows of the jobs ``which``; the rounds of a program that has missed are worth best effort only."""
         rows = simulation.rows(which)
-        if self.is_oracle:
-            rows["output_tokens"] = simulation.jobs["output_tokens"][which]
         hopeless = rows[simulation.has_missed(which)]
         to_best_effort(hopeless)
         rows[simulation.has_missed(which)] = hopeless
         return rows
 
     def _plan(self, simulation: Simulation, table: np.ndarray, asked: np.ndarray) -> AdmissionPlan:
-        known = table if self.is_oracle else outlived(table, simulation.jobs)
         believed, limits = simulation.engines.believed[0], simulation.engines.limits[0]
-        return plan_admission(believed, limits, known, asked, simulation.free_at_s(0), self.options)
+        return plan_admission(believed, limits, table, asked, simulation.free_at_s(0), self.options)
 
     def _again(self, simulation: Simulation) -> np.ndarray:
         """Places of refused requests that may still make it."""

@@ -127,9 +127,17 @@ def _emit(row: np.void, job: np.void, record: np.void, tokens: int, now_s: float
         record["ended"] = True
         leave(row)
         return tokens
-    row["output_tokens"] = max(row["output_tokens"], row["emitted_tokens"] + 1)
+    if row["emitted_tokens"] >= row["output_tokens"] or row["emitted_tokens"] >= job["predicted_tokens"]:
+        _outlive(row, job["predicted_tokens"])
     change_stage(job, row)
     return tokens
+
+
+@njit(cache=True)
+def _outlive(row: np.void, predicted_tokens: int) -> None:
+    """A request that outlives its prediction is taken to have half of it ahead (``LengthEstimator.predict``'s rule)."""
+    longer = min(row["emitted_tokens"] + max(1, predicted_tokens // 2), row["output_cap_tokens"])
+    row["output_tokens"] = max(row["emitted_tokens"] + 1, longer)
 
 
 @njit(cache=True)

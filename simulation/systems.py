@@ -72,13 +72,14 @@ class System:
     def dispatcher(self, profile: Profile, jobs: np.ndarray, seed: int = 0) -> Dispatcher:
         """Who decides where the jobs go."""
         if self.admits:
-            return PlannedReplica(
-                AdmissionOptions(displace=self.displace), self.is_oracle, self.reconsiders, self.drops_refused
-            )
+            return PlannedReplica(AdmissionOptions(displace=self.displace), self.reconsiders, self.drops_refused)
         return Routed("round_robin", seed)
 
     def jobs(self, jobs: np.ndarray) -> np.ndarray:
         """The workload as this system runs it."""
+        if self.is_oracle:
+            jobs = jobs.copy()
+            jobs["predicted_tokens"] = jobs["output_tokens"]
         return jobs
 
 

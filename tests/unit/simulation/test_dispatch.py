@@ -3,8 +3,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from controller.lengths import LengthEstimator
 from planning.admission import AdmissionOptions
-from simulation.dispatch import PlannedReplica, outlived
+from simulation.dispatch import PlannedReplica
 from simulation.distserve import split_jobs
 from simulation.fleet import FleetDispatch, replica_name, tiers_of
 from simulation.forms import POLICIES, policy_code
@@ -46,12 +47,19 @@ def test_rounds_of_a_program_that_missed_ask_for_nothing() -> None:
     assert simulation.records["ended"].all()
 
 
-def test_outlived_predictions_grow_by_half() -> None:
-    jobs = jobs_at([0.0, 0.0], output=100)
-    simulation = run(jobs)
-    table = simulation.rows(np.arange(2))
-    table["emitted_tokens"] = [99, 100]
-    assert outlived(table, jobs)["output_tokens"].tolist() == [100, 150]
+def test_outlived_predictions_grow_by_half_as_the_live_estimator_has_them() -> None:
+    jobs = jobs_at([0.0], output=180)
+    jobs["predicted_tokens"] = 100
+    system = replace(PLANNER, admits=False)
+    simulation = Simulation(jobs, system.engines(a100()), system.dispatcher(a100(), jobs))
+    seen: dict[int, int] = {}
+    estimator = LengthEstimator(100.0)
+    for k in range(1, 400):
+        simulation._advance(0.02 * k) if k > 1 else simulation.dispatcher.dispatch(simulation, np.array([0]))
+        for row in simulation.table(0):
+            seen[int(row["emitted_tokens"])] = int(row["output_tokens"])
+    assert {99, 100, 150} <= set(seen)
+    assert seen == {emitted: estimator.predict("any", emitted, 4096) for emitted in seen}
 
 
 def test_unknown_policies_are_named_with_the_known_ones() -> None:
