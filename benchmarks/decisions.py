@@ -20,6 +20,9 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from benchmarks.result_file import write_result
+from controller.fleet import Fleet, FleetOptions
+from controller.tiers import Tier, TierTable
+from controller.wire import Admission, Progress, Report, Slo, request_uid
 from planning.admission import plan_admission
 from planning.limits import make_limits
 from planning.tables import request_table
@@ -150,6 +153,33 @@ def mirror_us(profile: str, replicas: int, seed: int) -> float:
     return 1e6 * took_s / float((mirrors.tables["emitted_tokens"].max(axis=1) - before).sum())
 
 
+def controller_us(profile: str, replicas: int, seed: int, calls: int = 400) -> float:
+    """Core microseconds of one decision through the controller's own ``Fleet.admit``, message to message."""
+    rng, machine = np.random.default_rng(seed), load_profile(profile)
+    fleet = Fleet(FleetOptions(), TierTable.of(1, [Tier("tier")]), lambda _name: machine)
+    for r in range(replicas):
+        rows = draw_running(rng, RUNNING, 1000 * r + 1)
+        known = tuple(progress(row) for row in rows)
+        capacity = machine.kv_capacity_tokens
+        fleet.report(Report(f"{r:04d}", "1", 1, profile, capacity, 0, 256, 8192, 0.0, known), 0.0)
+    asks, spent_s = draw_requests(rng, calls, 10**6), 0.0
+    for call, row in enumerate(asks):
+        slo = Slo(float(row["ttft_s"]), float(row["tpot_s"]), tier="tier")
+        ask = Admission(f"new {call}", int(row["prompt_tokens"]), int(row["output_cap_tokens"]), slo)
+        began_s = time.thread_time()
+        (decision,) = fleet.admit([ask], 0.0)
+        spent_s += time.thread_time() - began_s
+        fleet.replicas[decision.replica].release(request_uid(ask.request_id))
+    return 1e6 * spent_s / calls
+
+
+def progress(row: np.void) -> Progress:
+    """A running request as its replica reports it."""
+    slo = Slo(float(row["ttft_s"]), float(row["tpot_s"]), tier="tier")
+    names = ("prompt_tokens", "computed_tokens", "emitted_tokens", "output_tokens", "output_cap_tokens")
+    return Progress(str(row["id"]), slo, -float(row["arrival_s"]), *(int(row[name]) for name in names), True)
+
+
 def set_of_16_ms(profile: str, seed: int, repeats: int = 50) -> float:
     """Milliseconds to choose among 16 new requests on one replica that cannot take them all (dynamic programme)."""
     rng, machine = np.random.default_rng(seed), load_profile(profile)
@@ -219,6 +249,7 @@ def main(
     set_ms = statistics.median(set_of_16_ms(profile, seed) for seed in seeds)
     mirror = {str(n): mirror_us(profile, n, seeds[0]) for n in FLEETS}
     console, figures = Console(width=160), headline(points, profile, set_ms)
+    figures["controller_us_100"] = statistics.median(controller_us(profile, 100, seed) for seed in seeds)
     console.print(to_rich(points))
     console.print({"mirror_us_per_iteration": mirror, **figures})
     if json_path:

@@ -29,6 +29,7 @@ class FleetConfig(Section):
     routing: str = "load_gradient"
     admission: bool = True  # off: no request is checked, the routing policy's first choice takes it
     max_hops: PositiveInt = 4  # replicas that a request may try
+    pending: bool = True  # what is not attainable now waits for room until it would be too late
     unattainable: Literal["best_effort", "refuse"] = "best_effort"  # where a tier does not say
     overload_status: ErrorStatus = 429  # some proxies retry on one code only
     best_effort_share: Share = 0.0  # part of every iteration kept for best effort
@@ -143,7 +144,7 @@ class AppConfig(Section):
 
     def fleet_options(self) -> FleetOptions:
         """What the controller needs to know."""
-        same = "routing admission max_hops unattainable silent_s length_prior_tokens seed"
+        same = "routing admission max_hops pending unattainable silent_s length_prior_tokens seed"
         return FleetOptions(**{name: getattr(self.fleet, name) for name in same.split()})
 
 
