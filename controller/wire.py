@@ -10,6 +10,7 @@ from enum import StrEnum
 import msgspec
 
 INF = float("inf")
+PREFILLED = "prefilled"  # how a request ends on a replica that only prefills it
 
 
 class Verdict(StrEnum):
@@ -42,6 +43,8 @@ class Admission(msgspec.Struct, frozen=True, array_like=True):
     age_s: float = 0.0
     emitted_tokens: int = 0  # > 0 when a stream resumes after its replica died
     exclude: tuple[str, ...] = ()  # replicas that just failed this request
+    movable: bool = True  # may be prefilled on one replica and decoded on another
+    carried_tokens: int = 0  # of its KV cache, that another replica holds ready for the one that takes it
 
 
 class Decision(msgspec.Struct, frozen=True, array_like=True):
@@ -57,6 +60,7 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
     hops: int = 0
     retry_after_s: float = 0.0
     output_tokens: int = 0  # the controller's length prediction, for the engine's own planning
+    prefill_only: bool = False  # this replica emits the first token; then ask again who decodes
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True):
@@ -101,6 +105,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     steps: tuple[Step, ...] = ()
     draining: bool = False
     pid: int = 0
+    phase: str = ""  # "prefill" or "decode" where the replica is meant for one of them only
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True):
@@ -132,6 +137,8 @@ class Submission(msgspec.Struct, frozen=True, array_like=True):
     output_tokens: int  # predicted length of the whole output
     content: int  # digest of the original prompt: the simulated engine derives its tokens from it
     payload: bytes = b""  # the engine's own request (vLLM: its msgpack form); empty for the simulated engine
+    prefill_only: bool = False  # end with ``PREFILLED`` after the first token: another replica decodes
+    transfer: bytes = b""  # what the prefilling replica said about the KV cache that this one may fetch
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):
@@ -139,9 +146,10 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
 
     request_id: str
     token_ids: tuple[int, ...]
-    finish: str = ""  # "", "stop", "length", "abort", "error"
+    finish: str = ""  # "", "stop", "length", "abort", "error", PREFILLED
     stop_reason: int | str | None = None
     extra: bytes = b""  # the engine's own output (msgpack) when it carries more than tokens, such as logprobs
+    transfer: bytes = b""  # with PREFILLED: where the KV cache of the prompt is to be had
 
 
 class Outputs(msgspec.Struct, frozen=True, array_like=True):

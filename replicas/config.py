@@ -10,11 +10,15 @@ from replicas.step_planner import planner_limits
 EMBEDDED_MODEL = "embedded"
 EMBEDDED_PROFILE = "embedded-cpu"
 ENGINES = ("vllm", "simulated")
+PHASES = ("", "prefill", "decode")
 
 
 class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything a replica needs to know; unknown keys and impossible values raise."""
 
+    phase: str = ""  # prefill | decode, of a fleet whose replicas are bound to one of them; empty: as decided
+    connector: str = ""  # by which KV caches are handed over: "files", or one of vLLM's; empty: never
+    connector_options: dict[str, Any] = {}
     group: str = ""  # of a fleet whose replicas differ: this replica's, and the first part of its name
 
     # engine
@@ -59,6 +63,8 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
             raise ValueError(f"engine: {self.engine!r} is not one of {', '.join(ENGINES)}")
+        if self.phase not in PHASES:
+            raise ValueError(f"phase: {self.phase!r} is not one of {', '.join(PHASES[1:])}")
         planner_limits(self.policy, self.policy_options, kv_capacity_tokens=1)
         positive = "cores_per_replica max_model_len max_num_seqs max_num_batched_tokens block_size"
         positive += " speed report_interval_s heartbeat_s hang_s"

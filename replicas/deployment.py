@@ -109,6 +109,7 @@ class Replica:
             finished=tuple(self._unsent),
             steps=self._engine.take_steps(),
             draining=self._draining,
+            phase=self._config.phase,
             pid=os.getpid(),
         )
 

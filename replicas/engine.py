@@ -62,7 +62,16 @@ class Engine(Protocol):
 class Entry:
     """One live request: what was asked and how far it is. Clock readings are the caller's."""
 
-    __slots__ = ("arrival_s", "computed_tokens", "emitted_tokens", "output_tokens", "running", "slo", "submission")
+    __slots__ = (
+        "arrival_s",
+        "cap_tokens",
+        "computed_tokens",
+        "emitted_tokens",
+        "output_tokens",
+        "running",
+        "slo",
+        "submission",
+    )
 
     def __init__(self, submission: Submission, now_s: float) -> None:
         self.submission = submission
@@ -70,7 +79,8 @@ class Entry:
         self.arrival_s = now_s - submission.age_s
         self.computed_tokens = 0
         self.emitted_tokens = submission.emitted_tokens
-        self.output_tokens = max(submission.output_tokens, submission.emitted_tokens + 1)
+        self.cap_tokens = 1 if submission.prefill_only else submission.max_tokens  # of output that it may make here
+        self.output_tokens = max(min(submission.output_tokens, self.cap_tokens), submission.emitted_tokens + 1)
         self.running = False
 
     def to_progress(self, now_s: float) -> Progress:
@@ -84,7 +94,7 @@ class Entry:
             computed_tokens=self.computed_tokens,
             emitted_tokens=self.emitted_tokens,
             output_tokens=max(self.output_tokens, self.emitted_tokens + 1),
-            output_cap_tokens=asked.max_tokens,
+            output_cap_tokens=self.cap_tokens,
             running=self.running,
         )
 
@@ -97,7 +107,9 @@ def fill_row(row: np.void, entry: Entry) -> None:
     row["ttft_s"], row["tpot_s"] = slo.ttft_s, slo.tpot_s
     row["deadline_s"] = entry.arrival_s + slo.e2e_s
     row["prompt_tokens"], row["emitted_tokens"] = asked.prompt_tokens, asked.emitted_tokens
-    row["output_tokens"], row["output_cap_tokens"] = min(entry.output_tokens, asked.max_tokens), asked.max_tokens
+    row["output_tokens"], row["output_cap_tokens"] = min(entry.output_tokens, entry.cap_tokens), entry.cap_tokens
+    if asked.transfer:  # the KV cache of all but the last token comes along
+        row["computed_tokens"] = asked.prompt_tokens + asked.emitted_tokens - 1
     row["tier"], row["best_effort"], row["value"] = -1, slo.best_effort, 1.0
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from controller.wire import Delta, Step, Submission
+from controller.wire import PREFILLED, Delta, Step, Submission
 from planning.room import PREEMPT
 from planning.tables import REQUEST
 from replicas.config import ReplicaConfig
@@ -19,6 +19,7 @@ from replicas.engine import EngineFailure, EngineState, Entry, fill_row, to_step
 from replicas.step_planner import StepPlanner, profile_coefficients
 
 LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz      ", dtype=np.uint8)  # byte-level token ids
+TRANSFER = b"simulated"  # stands for the KV cache of a prompt
 IDLE_S = 0.005  # how long an iteration in which nothing fits is taken to last
 
 
@@ -148,9 +149,10 @@ class SimulatedEngine:
         entry.emitted_tokens += 1
         is_last = entry.emitted_tokens >= asked.max_tokens
         is_full = asked.prompt_tokens + entry.emitted_tokens >= self._config.max_model_len
-        if is_last or is_full:
+        finish = "length" if is_last or is_full else PREFILLED if asked.prefill_only else ""
+        if finish:
             del self._live[asked.request_id]
-        return Delta(asked.request_id, token_ids, "length" if is_last or is_full else "")
+        return Delta(asked.request_id, token_ids, finish, transfer=TRANSFER if finish == PREFILLED else b"")
 
     def state(self) -> EngineState:
         now_s = time.monotonic()

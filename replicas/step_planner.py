@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from planning.chunking import form_prefill_batch
 from planning.limits import LIVE_FILLER, make_limits
 from planning.policies import batch_policy
 from planning.speculation import plan_drafts
@@ -17,6 +18,7 @@ from profiles.store import load_profile
 
 STOCK = "vllm"  # inside vLLM: its own scheduler, untouched
 PLANS_DRAFTS = ("slo",)  # policies under which speculation is as long as objectives need, not as long as it can be
+CHUNKS_DYNAMICALLY = ("slo",)  # policies under which an engine that only prefills uses PolyServe's chunks (section 4.7)
 OPTIONS = ("max_iteration_s", "filler", "best_effort_share", "token_budget")
 ACCEPTANCE_PRIOR = 0.5  # chance that a draft token is accepted, as long as nobody has seen any
 ACCEPTANCE_WEIGHT = 0.005  # of one more draft token in the running rate
@@ -76,13 +78,17 @@ class StepPlanner:
         table["emitted_tokens"], table["output_tokens"], table["output_cap_tokens"] = 1, 4, 8
         self.plan_drafts(table, 0.0, 1)
         self.plan(table, 0.0)
+        table["output_cap_tokens"] = 1
+        self.plan(table, 0.0)
         state = observe(new_correction(self._profile), self._profile, 1.0, 1.0, 0.0, 1.0, 0.0, 0.01)
         corrected(self._profile, state)
 
     def plan(self, table: np.ndarray, now_s: float) -> tuple[np.ndarray, float, np.ndarray]:
         """Tokens per row (``PREEMPT``: gives up its KV), predicted seconds and composition of the next iteration."""
-        tokens = np.zeros(len(table), dtype=np.int32)
-        seconds, mix = self._form(self.coefficients, table, now_s, self.limits, tokens)
+        tokens, form = np.zeros(len(table), dtype=np.int32), self._form
+        if self.policy in CHUNKS_DYNAMICALLY and len(table) and (table["output_cap_tokens"] == 1).all():
+            form = form_prefill_batch
+        seconds, mix = form(self.coefficients, table, now_s, self.limits, tokens)
         return tokens, seconds, mix
 
     def predict(self, mix: np.ndarray) -> float:

@@ -8,13 +8,22 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from controller.wire import Delta
+from replicas.kv_transfer import to_transfer
 
 _INLINE = 1 << 62  # tensors travel inside the message, whatever their size
 _encoder = MsgpackEncoder(size_threshold=_INLINE)
 _requests = MsgpackDecoder(EngineCoreRequest)
 _outputs = MsgpackDecoder(EngineCoreOutput, share_mem=False)
 # Fields of an output that a Delta carries itself, and those that mean nothing to another process (its clock).
-_CARRIED = {"request_id", "new_token_ids", "finish_reason", "stop_reason", "events", "num_nans_in_logits"}
+_CARRIED = {
+    "request_id",
+    "new_token_ids",
+    "finish_reason",
+    "stop_reason",
+    "kv_transfer_params",
+    "events",
+    "num_nans_in_logits",
+}
 _EXTRA_FIELDS = tuple(name for name in EngineCoreOutput.__struct_fields__ if name not in _CARRIED)
 _FINISH = {str(reason): reason for reason in FinishReason}
 
@@ -49,7 +58,8 @@ def encode_output(output: EngineCoreOutput) -> Delta:
         token_ids=tuple(output.new_token_ids),
         finish="" if output.finish_reason is None else str(output.finish_reason),
         stop_reason=output.stop_reason,
-        extra=_encode(msgspec.structs.replace(output, events=None)) if has_extra else b"",
+        extra=_encode(msgspec.structs.replace(output, events=None, kv_transfer_params=None)) if has_extra else b"",
+        transfer=to_transfer(output.kv_transfer_params),
     )
 
 

@@ -14,17 +14,19 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import msgspec
 from vllm import AsyncEngineArgs
-from vllm.config import VllmConfig
-from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
+from vllm.config import KVTransferConfig, VllmConfig
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
 from vllm.v1.engine.core_client import AsyncMPClient, EngineCoreClient
 
-from controller.wire import Delta, Progress, Step, Submission
+from controller.wire import PREFILLED, Delta, Progress, Step, Submission
 from replicas.config import EMBEDDED_MODEL, ReplicaConfig
 from replicas.cores import CoreClaim
 from replicas.embedded import ensure_embedded_model
 from replicas.engine import EngineFailure, EngineState, Entry
 from replicas.engine_link import Tick, TickReceiver
+from replicas.kv_transfer import PARAMS, connector_config, from_transfer, prefill_params
 from replicas.request_rows import KEY, to_extra_args
 from replicas.vllm_codec import decode_request, encode_output
 from replicas.vllm_executor import CORES, PARENT, THREADS, tethered_executor
@@ -128,6 +130,8 @@ class VllmEngine:
         entry.computed_tokens = max(entry.computed_tokens, entry.submission.prompt_tokens + entry.emitted_tokens - 1)
         if output.finished:
             del self._entries[output.request_id]
+            if entry.submission.prefill_only and output.finish_reason == FinishReason.LENGTH:
+                return handed_over(output)
         return encode_output(output)
 
     def _on_tick(self, tick: Tick) -> None:
@@ -216,6 +220,9 @@ def engine_config(config: ReplicaConfig, link: str) -> VllmConfig:
     )
     if config.kv_cache_gib:
         arguments["kv_cache_memory_bytes"] = int(config.kv_cache_gib * GIB)
+    if config.connector:
+        settings = connector_config(config.connector, config.connector_options)
+        arguments["kv_transfer_config"] = KVTransferConfig(**settings)
     if config.speculation_tokens:
         arguments["speculative_config"] = {
             "method": "ngram",
@@ -236,7 +243,18 @@ def to_request(submission: Submission, entry: Entry) -> EngineCoreRequest:
     request.arrival_time = time.time() - submission.age_s
     objective = to_extra_args(submission.slo, entry.arrival_s, entry.output_tokens, submission.emitted_tokens)
     params.extra_args = (params.extra_args or {}) | objective
+    if submission.prefill_only:
+        params.max_tokens = 1
+        params.extra_args[PARAMS] = prefill_params(submission.request_id)
+    elif submission.transfer:
+        params.extra_args[PARAMS] = from_transfer(submission.transfer)
     return request
+
+
+def handed_over(output: EngineCoreOutput) -> Delta:
+    """The one token of a prefill whose decoding happens elsewhere."""
+    delta = encode_output(msgspec.structs.replace(output, finish_reason=None))
+    return msgspec.structs.replace(delta, finish=PREFILLED)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from controller.wire import Step
 from planning.room import PREEMPT
 from replicas.engine import to_step
 from replicas.engine_link import RequestTick, TickSender
+from replicas.kv_transfer import LOAD
 from replicas.request_rows import KEY, RequestRows
 from replicas.step_clock import StepClock
 from replicas.step_planner import STOCK, StepPlanner, profile_coefficients
@@ -73,7 +74,10 @@ class SloScheduler(AsyncScheduler):
         self._note_cached(request)
 
     def _note_cached(self, request: Request) -> None:
-        self._rows.note_cached(request, self.kv_cache_manager.get_computed_blocks(request)[1])
+        cached_tokens = self.kv_cache_manager.get_computed_blocks(request)[1]
+        if self.connector is not None and (request.kv_transfer_params or {}).get(LOAD):
+            cached_tokens += self.connector.get_num_new_matched_tokens(request, cached_tokens)[0] or 0
+        self._rows.note_cached(request, cached_tokens)
 
     def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
         """vLLM asks this for every request it is about to schedule: the place to cap its tokens."""

@@ -13,7 +13,15 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 from controller.fleet import FleetOptions
 from replicas.config import ReplicaConfig
 from routing.policy import routing_names
-from serving.engine_config import EngineConfig, Group, GroupConfig, ModelConfig, Name, check_profile
+from serving.engine_config import (
+    DisaggregationConfig,
+    EngineConfig,
+    Group,
+    GroupConfig,
+    ModelConfig,
+    Name,
+    check_profile,
+)
 from serving.strict import ConfigError, Section, suggest
 
 IMPORT_PATH, INGRESS = "serving.app:build", "Ingress"
@@ -68,6 +76,7 @@ class AppConfig(Section):
     engine: EngineConfig = Field(default_factory=EngineConfig)
     profile: str = ""  # iteration-time profile: a built-in name or a file; empty: the embedded model's
     groups: list[GroupConfig] = Field(default_factory=list)  # where replicas differ; empty: fleet.replicas alike
+    disaggregation: DisaggregationConfig = Field(default_factory=DisaggregationConfig)
     fleet: FleetConfig = Field(default_factory=FleetConfig)
     ingress: IngressConfig = Field(default_factory=IngressConfig)
 
@@ -79,8 +88,21 @@ class AppConfig(Section):
         for position, name in enumerate(names):
             if name in names[:position]:
                 raise ValueError(f"groups.{position}.name: {name!r} is used twice")
-        self.replica_groups()
+        self._check_phases()
         return self
+
+    def _check_phases(self) -> None:
+        """A disaggregated fleet needs replicas on both sides."""
+        groups, prefill = self.replica_groups(), self.disaggregation.prefill
+        bound = {side: sum(g.replicas for g in groups if g.phase == side) for side in ("", "prefill", "decode")}
+        if prefill > bound[""]:
+            raise ValueError(f"disaggregation.prefill: {prefill} replicas, but only {bound['']} are bound to no phase")
+        if self.is_disaggregated and not (prefill + bound["prefill"] and bound[""] - prefill + bound["decode"]):
+            raise ValueError("disaggregation: a replica that prefills and one that decodes are needed")
+
+    @property
+    def is_disaggregated(self) -> bool:
+        return self.disaggregation.prefill > 0 or any(group.phase for group in self.groups)
 
     def replica_groups(self) -> tuple[Group, ...]:
         """The kinds of replicas, each with what it inherits; raises ``ValueError`` naming the field."""
@@ -97,7 +119,7 @@ class AppConfig(Section):
             profile = check_profile(group.profile or self.profile, self.model.id, engine)
         except ValueError as error:
             raise ValueError("\n".join(f"{path}.{own}{line}" for line in str(error).splitlines())) from None
-        return Group(group.name, group.replicas, profile, engine, group.accelerator, group.resources)
+        return Group(group.name, group.replicas, profile, engine, group.accelerator, group.resources, group.phase)
 
     @property
     def replicas(self) -> int:
@@ -124,6 +146,8 @@ class AppConfig(Section):
         )
         return ReplicaConfig(
             group=group.name,
+            phase=group.phase,
+            **(self.disaggregation.connection() if self.is_disaggregated else {}),
             engine=engine.kind,
             model=model.id,
             dtype=model.dtype,

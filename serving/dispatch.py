@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from controller.wire import Decision, Delta, Outcome, Outputs, Submission, Verdict
+from controller.wire import PREFILLED, Decision, Delta, Outcome, Outputs, Submission, Verdict
 from serving.jobs import Job, Links, Patience, Stream, outcome
 
 logger = logging.getLogger("polyslo.dispatch")
@@ -86,13 +86,21 @@ class Dispatcher:
             if decision.verdict == Verdict.PENDING:
                 asyncio.get_running_loop().call_later(decision.retry_after_s, self._enqueue, [job])
                 continue
-            job.ticket.note_decision(job.request_id, decision, time.monotonic())
+            self._note(job, decision)
             if decision.verdict == Verdict.REFUSED:
                 self._refuse(job, decision)
                 continue
             job.replica, job.stranded_s = decision.replica, None
             by_replica.setdefault(decision.replica, []).append(job.submission(decision))
         await asyncio.gather(*(self._send(replica, batch) for replica, batch in by_replica.items()))
+
+    @staticmethod
+    def _note(job: Job, decision: Decision) -> None:
+        """Of a request that goes on elsewhere, what was said about its first token stands."""
+        earlier = job.ticket.sequence(job.request_id).decision
+        if job.tokens and earlier is not None:
+            decision = msgspec.structs.replace(decision, predicted_ttft_s=earlier.predicted_ttft_s)
+        job.ticket.note_decision(job.request_id, decision, time.monotonic())
 
     async def _decide(self, batch: list[Job]) -> list[Decision]:
         """Ask the controller, again while it is away, then serve best effort without it."""
@@ -169,7 +177,7 @@ class Dispatcher:
         self._replica_failed(replica, error)
 
     def _receive(self, replica: str, deltas: Sequence[Delta]) -> None:
-        now_s, mine, lost = time.monotonic(), [], []
+        now_s, mine, lost, moving = time.monotonic(), [], [], []
         for delta in deltas:
             job = self.jobs.get(delta.request_id)
             if job is None or job.replica != replica:
@@ -180,15 +188,21 @@ class Dispatcher:
             if delta.finish == "abort" and not job.tokens:  # the replica gave it up: it waited too long
                 self._give_up(job)
                 continue
-            mine.append(delta)
             if delta.token_ids:
                 job.tokens.extend(delta.token_ids)
                 job.ticket.note_tokens(job.request_id, len(delta.token_ids), now_s)
+            if delta.finish == PREFILLED:
+                job.replica, job.transfer = "", delta.transfer
+                moving.append(job)
+                delta = msgspec.structs.replace(delta, finish="", transfer=b"")
+            mine.append(delta)
             if delta.finish:
                 self.jobs.pop(job.request_id)
                 self._finish(job, delta.finish)
         if mine:
             self.emit(mine)
+        if moving:
+            self._enqueue(moving)
         if lost:
             self._resume(lost, replica)
 
@@ -206,7 +220,7 @@ class Dispatcher:
         """Continue elsewhere with the exact tokens so far; what cannot continue exactly ends with an error."""
         moving = []
         for job in jobs:
-            job.replica = ""
+            job.replica, job.transfer = "", b""  # a hand-over is read once: it is computed anew
             if job.tokens and not job.resumable:
                 self._fail(job)
                 continue

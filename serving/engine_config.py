@@ -1,6 +1,8 @@
 """The configuration of models and engines, and of the groups of replicas that a fleet consists of."""
 
 import math
+import os
+import tempfile
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -10,6 +12,7 @@ from planning.policies import batch_policy_names
 from profiles.profile import ProfileError
 from profiles.store import load_profile
 from replicas.config import EMBEDDED_MODEL, EMBEDDED_PROFILE
+from replicas.kv_transfer import FILES
 from replicas.step_planner import OPTIONS, STOCK
 from serving.strict import Section, suggest
 
@@ -113,7 +116,23 @@ class GroupConfig(Section):
     profile: str = ""  # empty: the application's
     accelerator: str = ""  # Ray's accelerator type that each replica needs, such as "H100"
     resources: dict[str, PositiveFloat] = Field(default_factory=dict)  # Ray's custom resources that each reserves
+    phase: Literal["", "prefill", "decode"] = ""  # bound to one side of a disaggregated fleet
     engine: dict[str, Any] = Field(default_factory=dict)  # keys of ``engine`` that differ
+
+
+class DisaggregationConfig(Section):
+    """Prefill on some replicas, decode on the others; on where replicas prefill or a group is bound to a phase."""
+
+    prefill: NonNegativeInt = 0  # replicas that prefill, besides those of groups bound to it
+    adapt: bool = True  # move replicas that no group binds to the side that is short of them
+    connector: Name = FILES  # how KV caches travel: files, or a connector of vLLM's by its name
+    connector_options: dict[str, Any] = Field(default_factory=dict)  # its kv_connector_extra_config
+
+    def connection(self) -> dict[str, Any]:
+        """The part of a replica's settings that is about it."""
+        ours = {"shared_storage_path": os.path.join(tempfile.gettempdir(), f"polyslo-kv-{os.getuid()}")}
+        options = (ours if self.connector == FILES else {}) | self.connector_options
+        return {"connector": self.connector, "connector_options": options}
 
 
 @dataclass(frozen=True)
@@ -126,6 +145,7 @@ class Group:
     engine: EngineConfig
     accelerator: str = ""
     resources: dict[str, float] | None = None
+    phase: str = ""
 
     @property
     def deployment(self) -> str:

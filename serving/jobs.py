@@ -43,7 +43,9 @@ class Job:
     content: int
     payload: Callable[[list[int]], bytes]
     ticket: Ticket
-    resumable: bool = True
+    resumable: bool = True  # may continue exactly elsewhere after its replica died
+    movable: bool = True  # the same in the ordinary course of things: prefilled here, decoded there
+    transfer: bytes = b""  # what the prefilling replica said about the KV cache it holds ready
     tokens: list[int] = field(default_factory=list)
     replica: str = ""
     exclude: tuple[str, ...] = ()
@@ -58,7 +60,15 @@ class Job:
 
     def admission(self) -> Admission:
         return Admission(
-            self.request_id, self.prompt_tokens, self.max_tokens, self.slo, self.age_s(), len(self.tokens), self.exclude
+            self.request_id,
+            self.prompt_tokens,
+            self.max_tokens,
+            self.slo,
+            self.age_s(),
+            len(self.tokens),
+            self.exclude,
+            self.movable and self.max_tokens > 1,
+            self.prompt_tokens if self.transfer else 0,
         )
 
     def submission(self, decision: Decision) -> Submission:
@@ -74,6 +84,8 @@ class Job:
             decision.output_tokens,
             self.content,
             self.payload(self.tokens),
+            decision.prefill_only,
+            self.transfer,
         )
 
 

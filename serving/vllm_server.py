@@ -14,6 +14,7 @@ from vllm.config import VllmConfig
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.sampling_params import SamplingParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -89,7 +90,14 @@ def to_job(request: EngineCoreRequest, ticket: Ticket) -> Job:
         payload=lambda tokens: encode_request(continued(request, tokens)),
         ticket=ticket,
         resumable=params is None or params.structured_outputs is None,
+        movable=params is None or is_memoryless(params),
     )
+
+
+def is_memoryless(params: SamplingParams) -> bool:
+    """Whether sampling looks at the text so far through the prompt alone, so that any engine goes on exactly."""
+    is_steady = params.presence_penalty == 0 and params.frequency_penalty == 0 and params.seed is None
+    return is_steady and params.structured_outputs is None
 
 
 def continued(request: EngineCoreRequest, tokens: list[int]) -> EngineCoreRequest:

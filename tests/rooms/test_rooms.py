@@ -16,7 +16,7 @@ SHELLS = {"controller.actor"}  # modules of pure rooms that are shells
 EMPTY_ON_IMPORT = ("controller", "replicas", "serving")  # Python runs their __init__ wherever one module is wanted
 ADAPTERS = {  # package -> the modules that may know it
     "vllm": r"(replicas|serving)\.vllm_\w+|replicas\.profiling",
-    "torch": r"replicas\.vllm_executor|replicas\.profiling",
+    "torch": r"replicas\.vllm_(executor|kv_files)|replicas\.profiling",
     "ray": r"controller\.actor|replicas\.(deployment|pinned_router|reporter)|serving\.(app|launch|ray_links)",
     "ray.serve.request_router": r"replicas\.pinned_router",  # an alpha API of Serve's
 }

@@ -4,9 +4,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
 import pytest
 
-from controller.wire import Delta, Slo, Submission, request_uid
+from controller.wire import PREFILLED, Delta, Slo, Submission, request_uid
 from planning.policies import batch_policy_names
 from replicas.config import ReplicaConfig
 from replicas.engine import EngineFailure
@@ -33,6 +34,12 @@ def play(scenario: Callable[[SimulatedEngine], Awaitable[None]], **settings: Any
     asyncio.run(run())
 
 
+async def first_deltas(engine: SimulatedEngine) -> list[Delta]:
+    while not (deltas := await engine.next_outputs()):
+        pass
+    return deltas
+
+
 async def collect(engine: SimulatedEngine, names: set[str]) -> dict[str, list[int]]:
     tokens: dict[str, list[int]] = {name: [] for name in names}
     left = set(names)
@@ -43,6 +50,42 @@ async def collect(engine: SimulatedEngine, names: set[str]) -> dict[str, list[in
                 assert delta.finish == "length"
                 left.discard(delta.request_id)
     return tokens
+
+
+def test_a_prefill_ends_with_its_first_token_and_its_kv_cache_spares_the_next_engine_the_work() -> None:
+    async def scenario(engine: SimulatedEngine) -> None:
+        asked = msgspec.structs.replace(submission("x", prompt=3000, max_tokens=5), prefill_only=True)
+        await engine.submit([asked])
+        (delta,) = await first_deltas(engine)
+        assert (delta.token_ids, delta.finish) == (simulated_tokens(request_uid("x"), 0, 1), PREFILLED)
+        assert engine.state().requests == ()
+        assert sum(step.batch_tokens for step in engine.take_steps()) == 3000
+        moved = msgspec.structs.replace(asked, prefill_only=False, emitted_tokens=1, transfer=delta.transfer)
+        await engine.submit([moved])
+        assert tuple((await collect(engine, {"x"}))["x"]) == simulated_tokens(request_uid("x"), 1, 4)
+        assert [step.batch_tokens for step in engine.take_steps()] == [1, 1, 1, 1]
+
+    play(scenario)
+
+
+def test_a_request_of_one_token_is_no_prefill() -> None:
+    async def scenario(engine: SimulatedEngine) -> None:
+        await engine.submit([msgspec.structs.replace(submission("x", max_tokens=1), prefill_only=True)])
+        assert len((await collect(engine, {"x"}))["x"]) == 1
+
+    play(scenario)
+
+
+def test_prompts_of_a_prefilling_engine_are_chunked_dynamically() -> None:
+    """PolyServe section 4.7: just above the budget goes in one piece instead of two."""
+
+    async def scenario(engine: SimulatedEngine) -> None:
+        asked = [submission("x", prompt=1025 + 511, max_tokens=5)]
+        await engine.submit([msgspec.structs.replace(each, prefill_only=True) for each in asked])
+        await first_deltas(engine)
+        assert [step.batch_tokens for step in engine.take_steps()] == [1536]
+
+    play(scenario, max_num_batched_tokens=2048)
 
 
 @pytest.mark.parametrize("policy", batch_policy_names())

@@ -74,6 +74,10 @@ def test_nothing_configured_is_the_embedded_model() -> None:
         ({"groups": [{"name": "a", "engine": {"max_seqs": 1}}]}, "groups.0.engine.max_seqs: unknown key"),
         ({"groups": [{"name": "a", "engine": {"kind": "simulated"}}]}, "groups.0.profile: is needed for"),
         ({"groups": [{"name": "a", "profile": "h100"}]}, "groups.0.profile: unknown profile 'h100'"),
+        ({"groups": [{"name": "a", "phase": "encode"}]}, "groups.0.phase: input should be '', 'prefill' or 'decode'"),
+        ({"disaggregation": {"prefill": 3}}, "disaggregation.prefill: 3 replicas, but only 2 are bound to no phase"),
+        ({"disaggregation": {"prefill": 2}}, "disaggregation: a replica that prefills and one that decodes"),
+        ({"groups": [{"name": "a", "phase": "decode"}]}, "disaggregation: a replica that prefills and one"),
         ([], "configuration: input should be a valid dictionary"),
     ],
 )
@@ -186,6 +190,22 @@ def test_a_group_differs_only_in_what_it_says() -> None:
     assert replicas[1].speculation_tokens == 3
     values = [msgspec.structs.asdict(replica) for replica in replicas]
     assert {name for name in values[0] if values[0][name] != values[1][name]} == settings
+
+
+def test_disaggregation_reaches_every_replica() -> None:
+    together = AppConfig.read({})
+    assert together.replica_config(only(together)).connector == ""
+    apart = AppConfig.read({"disaggregation": {"prefill": 1}})
+    replica = apart.replica_config(only(apart))
+    assert (replica.phase, replica.connector) == ("", "files")
+    assert Path(replica.connector_options["shared_storage_path"]).is_absolute()
+    groups = [{"name": "p", "phase": "prefill"}, {"name": "d", "phase": "decode"}]
+    other = {"connector": "NixlConnector", "connector_options": {"backends": ["UCX"]}}
+    bound = AppConfig.read({"groups": groups, "disaggregation": other})
+    replicas = [bound.replica_config(group) for group in bound.replica_groups()]
+    assert [replica.phase for replica in replicas] == ["prefill", "decode"]
+    assert {replica.connector for replica in replicas} == {"NixlConnector"}
+    assert replicas[0].connector_options == {"backends": ["UCX"]}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,37 @@
+"""How a prompt's KV cache travels from the engine that prefills to the one that decodes. No ray or vllm here.
+
+vLLM's own convention, which its connectors share: the prefilling engine is sent a request that says "decoded
+elsewhere"; what it says of the finished request is sent along with the one that decodes it.
+"""
+
+from typing import Any
+
+import msgspec
+
+FILES = "files"  # our connector; any other name is one of vLLM's
+PARAMS = "kv_transfer_params"  # of a request's extra_args
+STORE, LOAD = "do_remote_decode", "do_remote_prefill"
+HAND_OVER = "hand_over"  # names one request and one way; only our connector reads it
+
+
+def connector_config(connector: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of vLLM's ``KVTransferConfig``; ``options`` go to the connector itself."""
+    ours = {"kv_connector": "FilesConnector", "kv_connector_module_path": "replicas.vllm_kv_files"}
+    named = ours if connector == FILES else {"kv_connector": connector}
+    return {**named, "kv_role": "kv_both", "kv_load_failure_policy": "recompute", "kv_connector_extra_config": options}
+
+
+def prefill_params(request_id: str) -> dict[str, Any]:
+    """Of a request whose decoding happens elsewhere."""
+    remote = dict.fromkeys(("remote_engine_id", "remote_block_ids", "remote_host", "remote_port"))
+    return {STORE: True, LOAD: False, HAND_OVER: request_id, **remote}
+
+
+def to_transfer(params: dict[str, Any] | None) -> bytes:
+    """What an engine said of a finished prefill, as bytes for the way; empty for nothing."""
+    return msgspec.msgpack.encode(params) if params else b""
+
+
+def from_transfer(transfer: bytes) -> dict[str, Any]:
+    """The inverse of ``to_transfer``."""
+    return dict(msgspec.msgpack.decode(transfer))

@@ -1,0 +1,87 @@
+"""Sides of a disaggregated fleet: who prefills, and when a replica changes sides."""
+
+import pytest
+
+from controller.phases import Phase, PhaseOptions, Phases, PhaseView
+
+OPTIONS = PhaseOptions(prefill=2, window_s=1.0, cooldown_s=5.0)
+
+
+def fleet(count: int = 6, options: PhaseOptions = OPTIONS, **bound: str) -> Phases:
+    phases = Phases(options)
+    phases.set_replicas(dict.fromkeys((f"r{i}" for i in range(count)), "") | bound)
+    return phases
+
+
+def run(phases: Phases, prefill: float, decode: float, from_s: float, seconds: float, **silent: bool) -> list[str]:
+    """Replicas that move while both sides are so busy."""
+    moved = []
+    for tick in range(int(seconds * 2)):
+        side = {**dict.fromkeys(phases.on(Phase.PREFILL), prefill), **dict.fromkeys(phases.on(Phase.DECODE), decode)}
+        views = [PhaseView(name, busy, name not in silent) for name, busy in side.items()]
+        if move := phases.step(views, from_s + tick / 2):
+            moved.append(move.name)
+            assert phases.of(move.name) == move.to
+    return moved
+
+
+def test_the_first_by_name_prefill() -> None:
+    assert fleet().on(Phase.PREFILL) == ["r0", "r1"]
+    assert fleet(options=PhaseOptions()).of("r0") is None
+
+
+def test_a_bound_replica_stays_and_does_not_count_as_free() -> None:
+    phases = fleet(3, PhaseOptions(prefill=1), p0="prefill", d0="decode")
+    assert phases.on(Phase.PREFILL) == ["p0", "r0"]
+    assert run(phases, 0.1, 2.0, 0.0, 60.0) == ["r0"], "only what is free can move"
+
+
+def test_a_replacement_takes_the_side_of_the_one_that_left() -> None:
+    phases = fleet()
+    phases.set_replicas(dict.fromkeys(("r1", "r2", "r3", "r4", "r5", "x"), ""))
+    assert phases.on(Phase.PREFILL) == ["r1", "x"]
+
+
+@pytest.mark.parametrize(("prefill", "decode", "grows"), [(0.95, 0.3, Phase.PREFILL), (0.1, 1.2, Phase.DECODE)])
+def test_the_side_that_is_short_gets_one_at_a_time(prefill: float, decode: float, grows: Phase) -> None:
+    phases = fleet()
+    before = len(phases.on(grows))
+    assert len(run(phases, prefill, decode, 0.0, 6.0)) == 1
+    assert len(phases.on(grows)) == before + 1
+
+
+def test_the_last_replica_of_a_side_stays() -> None:
+    phases = fleet(3, PhaseOptions(prefill=1, window_s=1.0, cooldown_s=1.0))
+    run(phases, 0.0, 5.0, 0.0, 60.0)
+    assert phases.on(Phase.PREFILL) == ["r0"]
+
+
+def test_nothing_moves_where_both_are_short() -> None:
+    assert run(fleet(), 0.95, 0.9, 0.0, 60.0) == []
+
+
+def test_constant_load_does_not_flap() -> None:
+    """Work shared by however many are on its side: one move, then rest."""
+    phases, moved = fleet(), []
+    for tick in range(400):
+        prefill, decode = 1.9 / len(phases.on(Phase.PREFILL)), 1.5 / len(phases.on(Phase.DECODE))
+        sides = [
+            (name, prefill if phases.of(name) == Phase.PREFILL else decode) for name in map("r{}".format, range(6))
+        ]
+        if move := phases.step([PhaseView(*side) for side in sides], tick / 2):
+            moved.append(move)
+    assert [move.to for move in moved] == [Phase.PREFILL]
+
+
+def test_it_holds_still_while_a_replica_is_silent() -> None:
+    assert run(fleet(), 0.95, 0.1, 0.0, 30.0, r3=True) == []
+
+
+def test_a_cooldown_is_in_seconds() -> None:
+    phases = fleet(8, PhaseOptions(prefill=2, window_s=0.5, cooldown_s=10.0))
+    assert run(phases, 1.0, 0.05, 0.0, 9.0) == []
+    assert len(run(phases, 1.0, 0.05, 9.0, 9.0)) == 1
+
+
+def test_switched_off_it_never_moves() -> None:
+    assert run(fleet(options=PhaseOptions(prefill=2, adapt=False)), 1.0, 0.1, 0.0, 60.0) == []

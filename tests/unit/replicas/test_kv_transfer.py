@@ -1,0 +1,93 @@
+"""Hand-overs of KV caches: what vLLM is told, and that it accepts it."""
+
+import msgspec
+import pytest
+
+from controller.wire import PREFILLED, Slo, Submission
+from replicas.engine import Entry
+from replicas.kv_transfer import FILES, HAND_OVER, LOAD, PARAMS, STORE, connector_config, from_transfer, prefill_params
+
+
+def test_vllm_accepts_our_connector_and_finds_it() -> None:
+    from vllm.config import KVTransferConfig
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    from replicas.vllm_kv_files import FilesConnector
+
+    config = KVTransferConfig(**connector_config(FILES, {"shared_storage_path": "/kv"}))
+    assert config.is_kv_producer
+    assert config.is_kv_consumer
+    assert KVConnectorFactory.get_connector_class(config) is FilesConnector
+    assert config.get_from_extra_config("shared_storage_path", "") == "/kv"
+
+
+def test_a_connector_of_vllms_is_taken_by_name() -> None:
+    from vllm.config import KVTransferConfig
+
+    config = KVTransferConfig(**connector_config("NixlConnector", {"backends": ["UCX"]}))
+    assert (config.kv_connector, config.kv_connector_module_path) == ("NixlConnector", None)
+    assert config.kv_connector_extra_config == {"backends": ["UCX"]}
+
+
+def submission(**more: object) -> Submission:
+    from vllm import SamplingParams
+    from vllm.v1.engine import EngineCoreRequest
+
+    from replicas.vllm_codec import encode_request
+
+    sampling = SamplingParams(max_tokens=20, extra_args={"mine": 1})
+    request = EngineCoreRequest("r", [1, 2, 3], None, sampling, None, 0.0, None, None, None)
+    return Submission("r", 3, 0, 20, Slo(), 0.0, 20, 0, encode_request(request), **more)  # type: ignore[arg-type]
+
+
+def test_a_prefill_asks_for_one_token_and_says_that_it_goes_on_elsewhere() -> None:
+    from replicas.vllm_engine import to_request
+
+    asked = submission(prefill_only=True)
+    params = to_request(asked, Entry(asked, 0.0)).sampling_params
+    assert (params.max_tokens, params.extra_args["mine"]) == (1, 1)
+    told = params.extra_args[PARAMS]
+    assert (told[STORE], told[LOAD], told[HAND_OVER]) == (True, False, "r")
+    assert {"remote_engine_id", "remote_block_ids", "remote_host", "remote_port"} <= told.keys(), "NIXL reads these"
+
+
+def test_what_the_first_engine_said_is_told_the_second() -> None:
+    from vllm.v1.engine import EngineCoreOutput, FinishReason
+
+    from replicas.vllm_codec import decode_output
+    from replicas.vllm_engine import handed_over, to_request
+
+    said = {LOAD: True, HAND_OVER: "r", "remote_block_ids": [[4, 5]], "remote_port": 5600}
+    output = EngineCoreOutput("r", [65], finish_reason=FinishReason.LENGTH, kv_transfer_params=said)
+    delta = handed_over(output)
+    assert (delta.finish, delta.token_ids, from_transfer(delta.transfer)) == (PREFILLED, (65,), said)
+    shown = decode_output(msgspec.structs.replace(delta, finish=""))
+    assert (shown.finish_reason, shown.kv_transfer_params) == (None, None), "nothing of it reaches the client"
+    asked = submission(transfer=delta.transfer)
+    assert to_request(asked, Entry(asked, 0.0)).sampling_params.extra_args[PARAMS] == said
+
+
+def test_logprobs_of_the_first_token_are_kept() -> None:
+    import numpy as np
+    from vllm.v1.engine import EngineCoreOutput, FinishReason
+    from vllm.v1.outputs import LogprobsLists
+
+    from replicas.vllm_codec import decode_output
+    from replicas.vllm_engine import handed_over
+
+    logprobs = LogprobsLists(np.array([[65, 66]]), np.array([[-0.1, -2.0]]), np.array([1]))
+    output = EngineCoreOutput("r", [65], new_logprobs=logprobs, finish_reason=FinishReason.LENGTH)
+    shown = decode_output(handed_over(output))
+    assert shown.finish_reason is None
+    assert shown.new_logprobs.logprobs.tolist() == [[-0.1, -2.0]]
+
+
+def test_every_request_is_a_hand_over_of_its_own() -> None:
+    assert prefill_params("a")[HAND_OVER] != prefill_params("b")[HAND_OVER]
+
+
+@pytest.mark.parametrize("prefill_only", [True, False])
+def test_a_prefilling_engine_reports_that_nothing_follows_the_first_token(prefill_only: bool) -> None:
+    asked = msgspec.structs.replace(submission(), prefill_only=prefill_only)
+    progress = Entry(asked, 0.0).to_progress(1.0)
+    assert progress.output_cap_tokens == (1 if prefill_only else 20)
