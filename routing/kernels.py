@@ -96,21 +96,38 @@ def _asks_no_less(row: np.void, refused: np.void) -> bool:
 
 
 @njit(cache=True)
-def _next_candidate(
-    mirrors: Mirrors, row: np.void, now_s: float, preference: np.ndarray, is_tried: np.ndarray
-) -> tuple[int, int]:
-    """Untried replica to check next: the most wanted of the first group that passes the screen; the last objection.
+def _bound(mirrors: Mirrors, row: np.void, preference: np.ndarray, is_tried: np.ndarray, last: int) -> float:
+    """Most that the next replica of the load gradient may be wanted after ``last`` refused: halfway to the least wanted.
 
-    A replica is screened only if it would be preferred to the best so far.
+    A refusal says little of much emptier replicas and nearly everything of those that are as full. Bisecting finds the
+    most loaded replica with room in few checks however large the fleet is.
     """
+    if len(preference) or last == NOWHERE:
+        return math.inf
+    group, least = group_of(mirrors.replicas[last]["tier"], row["tier"]), mirrors.replicas[last]["load"]
+    for r in range(len(mirrors.replicas)):
+        replica = mirrors.replicas[r]
+        if not is_tried[r] and replica["is_open"] and group_of(replica["tier"], row["tier"]) == group:
+            least = min(least, replica["load"])
+    return 0.5 * (least + mirrors.replicas[last]["load"])
+
+
+@njit(cache=True)
+def _next_candidate(
+    mirrors: Mirrors, row: np.void, now_s: float, preference: np.ndarray, is_tried: np.ndarray, last: int
+) -> tuple[int, int]:
+    """Untried replica to check after ``last`` refused: the most wanted of the first group that passes the screen, and
+    the last objection. A replica is screened only if it would be preferred to the best so far."""
     best, best_group, best_want, objection = NOWHERE, 0, 0.0, TTFT
+    bound = _bound(mirrors, row, preference, is_tried, last)
+    last_group = group_of(mirrors.replicas[last]["tier"], row["tier"]) if last != NOWHERE else 0
     for r in range(len(mirrors.replicas)):
         replica = mirrors.replicas[r]
         if is_tried[r] or not replica["is_open"] or replica["count"] >= mirrors.tables.shape[1]:
             continue
         group = group_of(replica["tier"], row["tier"])
         want = preference[r] if len(preference) else replica["load"]
-        if group < 0 or want == -math.inf:
+        if group < last_group or want == -math.inf or (group == last_group and want > bound):
             continue
         if best != NOWHERE and (group > best_group or (group == best_group and want <= best_want)):
             continue
@@ -180,10 +197,10 @@ def _place_one(
     is_tried = np.zeros(len(mirrors.replicas), dtype=np.bool_)
     if len(refused):
         _rule_out(mirrors, row, refused, is_tried)
-    placement["replica"], placement["hops"] = NOWHERE, 0
+    placement["replica"], placement["hops"], r = NOWHERE, 0, NOWHERE
     placement["first_s"], placement["tpot_s"] = math.inf, math.inf
     while placement["hops"] < max_hops:
-        r, objection = _next_candidate(mirrors, row, now_s, preference, is_tried)
+        r, objection = _next_candidate(mirrors, row, now_s, preference, is_tried, r)
         if r == NOWHERE:
             if placement["hops"] == 0:
                 placement["reason"] = objection

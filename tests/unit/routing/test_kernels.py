@@ -176,3 +176,16 @@ def test_a_request_that_is_taken_out_leaves_the_sums_of_the_others() -> None:
     assert not take_out(fleet, 0, 10_000)
     assert fleet.replicas["load"] == kept["load"]
     assert fleet.tables[0, :5]["id"].tolist() == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("emptier", [1, 5])
+def test_a_few_checks_find_the_emptier_replicas_of_a_large_fleet(emptier: int) -> None:
+    """Thirty full replicas: the gradient bisects instead of asking one full replica after the other."""
+    fleet, asked = fleet_of([5] * (30 + emptier)), new()
+    asked["prompt_tokens"] = 3000
+    for r in range(30):
+        while REASONS[check_replica(fleet, r, asked[0], 0.0)] == AdmitReason.ADMITTED:
+            asked["id"] += 1
+            commit(fleet, r, asked[0])
+    placed = put(fleet, asked, max_hops=4)[0]
+    assert placed["replica"] >= 30
