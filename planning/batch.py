@@ -1,8 +1,8 @@
 """One iteration: which tokens of which request, for how long. One function for the engine, its mirror and its model.
 
 SLOs-Serve algorithm 2 with dynamic size, over DSLO deadlines: the batch is the largest that keeps every running decode
-on time. Decodes that would be late in the next iteration come first, then prefills by deadline, then early decodes;
-late and best-effort requests fill what costs no one an SLO.
+on time, even if it takes longer than predicted by the guard. Decodes that would be late in the next iteration come
+first, then prefills by deadline, then early decodes; late and best-effort requests fill what costs no one an SLO.
 """
 
 import math
@@ -110,7 +110,8 @@ def _take_prefills(
 ) -> tuple[float, int]:
     """Add prefill chunks of one kind by deadline; returns the iteration's limit after it and how far they were served.
 
-    A first token must not wait for what is placed behind it beyond its own deadline: the limit falls to that.
+    A first token must not wait for what is placed behind it beyond its own deadline less the guard: the limit falls to
+    that.
     """
     mix, served, block_tokens = draft.mix, ALL_SERVED, limits["block_tokens"]
     most = draft.free[:0]  # what preemption could yield; empty: not known
@@ -134,7 +135,7 @@ def _take_prefills(
         if chunk < todo_tokens(row):
             return limit_s, OUT_OF_TIME
         if kind == PREFILL:
-            limit_s = min(limit_s, max(draft.slack_s[i], mix_s(coef, mix)))
+            limit_s = min(limit_s, max(draft.slack_s[i] / (1.0 + limits["guard"]), mix_s(coef, mix)))
     return limit_s, served
 
 
@@ -172,16 +173,19 @@ def _future_margin_s(coef: np.ndarray, table: np.ndarray, now_s: float, limits: 
 def _take_due_decodes(coef: np.ndarray, table: np.ndarray, limits: np.void, draft: Draft) -> float:
     """Add the decodes that cannot wait for the next iteration; returns how long this one may last.
 
-    That is the least slack of any running decode. A decode can wait when it would still be on time in an iteration of
-    all decodes after this one; none has to when no prefill wants the time.
+    That is the least slack of any running decode, less the guard: were the iteration ``guard`` times longer than it is
+    predicted, nobody would be late. Where not even all decodes fit into that they run alone and so earn slack. A decode
+    can wait when, with the same guard, it would still be on time in an iteration of all decodes after this one; none
+    has to when no prefill wants the time.
     """
-    everyone, limit_s = np.zeros(5), limits["max_iteration_s"]
+    everyone, least_s, stretch = np.zeros(5), math.inf, 1.0 + limits["guard"]
     for i in range(len(table)):
         if draft.kind[i] == DECODE:
             add(table[i], 1 + table[i]["spec_tokens"], everyone)
-            limit_s = min(limit_s, draft.slack_s[i])
+            least_s = min(least_s, draft.slack_s[i])
     all_s = mix_s(coef, everyone)
-    horizon_s = limit_s + all_s if draft.counts[PREFILL] > 0 else math.inf
+    limit_s = min(limits["max_iteration_s"], max(least_s / stretch, min(least_s, all_s)))
+    horizon_s = stretch * (limit_s + all_s) if draft.counts[PREFILL] > 0 else math.inf
     has_room = draft.free[FREE_KV] >= draft.counts[DECODE] * limits["block_tokens"] + everyone[TOKENS]
     fits = has_room and all_s <= limit_s and everyone[TOKENS] <= limits["max_batch_tokens"]
     rows = _rows_of(draft, DECODE) if fits else _by_slack(table, draft, DECODE)
@@ -212,6 +216,7 @@ def _fill(
     """
     used_s, empty_s = mix_s(coef, draft.mix), iteration_s(coef, 1.0, 0.0, 0.0, 1.0, 0.0)
     margin_s = _future_margin_s(coef, table, now_s, limits, draft) if is_served else 0.0
+    margin_s = max(0.0, (margin_s - limits["guard"] * used_s) / (1.0 + limits["guard"]))
     limit_s = min(limit_s + share_s, used_s + max(share_s, margin_s))
     filler_s = limits["filler"] * empty_s
     decode_limit_s = min(limit_s, max(used_s, empty_s) + max(share_s, filler_s))

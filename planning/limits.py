@@ -14,14 +14,24 @@ LIMITS = np.dtype(
         ("filler", "f8"),  # of an empty iteration: how far late and best-effort work may go beyond one (newcomers wait)
         ("best_effort_share", "f8"),  # part of every iteration kept for best effort, against starvation
         ("acceptance", "f8"),  # probability that a draft token is accepted
+        ("guard", "f8"),  # of its prediction: by how much an iteration may take longer without making a token late
         ("kv_headroom", "f8"),  # part of the KV cache that admission leaves free for longer outputs than predicted
     ]
 )
 
 
-LIVE_FILLER = (
-    8.0  # of live engines and their mirrors; shorter iterations would halve the speed of work without objectives
-)
+# Filler of live engines and their mirrors: shorter iterations would halve the speed of work without objectives.
+LIVE_FILLER = 8.0
+# A guard pays even where predictions are exact: slack that running requests earn early is what longer iterations, and
+# whoever arrives next, live on.
+GUARD = 1.0
+GUARD_PER_ERROR = 10.0  # more of it per mean relative error of the predictions
+MOST_GUARD = 5.0
+
+
+def guard_for(error: float) -> float:
+    """The guard of an engine whose iterations miss their predictions by ``error`` (mean absolute, relative)."""
+    return min(MOST_GUARD, GUARD + GUARD_PER_ERROR * error)
 
 
 def make_limits(
@@ -34,6 +44,7 @@ def make_limits(
     best_effort_share: float = 0.0,
     acceptance: float = 0.0,
     kv_headroom: float = 0.0,
+    guard: float = GUARD,
 ) -> np.void:
     """One ``LIMITS`` record; raises ``ValueError`` naming the field that makes no sense."""
     positive = {
@@ -47,14 +58,13 @@ def make_limits(
     for name, value in positive.items():
         if not value > 0 or math.isinf(value):
             raise ValueError(f"{name} must be positive and finite, not {value}")
-    for name, share in {
-        "best_effort_share": best_effort_share,
-        "acceptance": acceptance,
-        "kv_headroom": kv_headroom,
-    }.items():
+    shares = {"best_effort_share": best_effort_share, "acceptance": acceptance, "kv_headroom": kv_headroom}
+    for name, share in shares.items():
         if not 0.0 <= share < 1.0:
             raise ValueError(f"{name} must lie in [0, 1), not {share}")
+    if not 0.0 <= guard < math.inf:
+        raise ValueError(f"guard must be finite and not negative, not {guard}")
     record = np.zeros(1, dtype=LIMITS)
-    record[0] = (*positive.values(), best_effort_share, acceptance, kv_headroom)
+    record[0] = (*positive.values(), best_effort_share, acceptance, guard, kv_headroom)
     limits: np.void = record[0]
     return limits

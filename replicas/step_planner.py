@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from planning.chunking import form_prefill_batch
-from planning.limits import LIVE_FILLER, make_limits
+from planning.limits import LIVE_FILLER, guard_for, make_limits
 from planning.policies import batch_policy
 from planning.speculation import plan_drafts
 from planning.tables import request_table
 from profiles.kernels import iteration_s
-from profiles.online import corrected, new_correction, observe
+from profiles.online import ERROR, corrected, new_correction, observe
 from profiles.store import load_profile
 
 STOCK = "vllm"  # inside vLLM: its own scheduler, untouched
@@ -68,7 +68,7 @@ class StepPlanner:
     def configure(self, policy: str, options: dict[str, float]) -> None:
         """Choose the policy by name; raises ``ValueError`` for an unknown policy or option."""
         limits = planner_limits(policy, options, **self._bounds)
-        limits["acceptance"] = min(self._acceptance, 0.99)
+        limits["acceptance"], limits["guard"] = min(self._acceptance, 0.99), guard_for(self._correction[ERROR])
         self._form, self.policy, self.limits = batch_policy(policy), policy, limits
 
     def warm_up(self) -> None:
@@ -118,6 +118,7 @@ class StepPlanner:
                 self._correction, self._profile, tokens, kv_tokens, pairs, sequences, drafts, seconds
             )
             self.coefficients = corrected(self._profile, self._correction)
+            self.limits["guard"] = guard_for(self._correction[ERROR])
 
 
 def profile_coefficients(name: str, speed: float = 1.0) -> tuple[np.ndarray, int]:

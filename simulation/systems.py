@@ -6,7 +6,7 @@ import numpy as np
 
 from controller.fleet import FleetOptions
 from planning.admission import AdmissionOptions
-from planning.limits import make_limits
+from planning.limits import GUARD, make_limits
 from profiles.profile import Profile
 from simulation.dispatch import PlannedReplica
 from simulation.distserve import TwoSides, split_jobs
@@ -40,6 +40,7 @@ class System:
     drops_refused: bool = False  # no best-effort tier: what is refused is gone
     believed_speed: float = 1.0  # of the hardware as the planner sees it; 1.1: it thinks iterations 10 % shorter
     best_effort_share: float = 0.0
+    guard: float = GUARD  # see planning.limits
     replicas: int = 1
 
     @property
@@ -64,6 +65,7 @@ class System:
             max_iteration_s=MAX_ITERATION_S,
             best_effort_share=self.best_effort_share,
             acceptance=self.acceptance,
+            guard=self.guard,
         )
         engines.state["policy"], engines.state["sheds"] = policy_code(self.policy), self.sheds
         engines.state["drafts"], engines.state["adapts_drafts"] = self.drafts, self.adapts_drafts

@@ -8,8 +8,11 @@ from hypothesis import strategies as st
 
 from planning.admission import AdmissionPlan, plan_admission
 from planning.batch import form_batch
+from planning.deadlines import slack_s
 from planning.limits import make_limits
+from planning.mix import add, mix_s
 from planning.rollout import OUTLOOK, rollout
+from planning.room import DECODE, PREEMPT, kind_of
 from tests.planning_cases import EPSILON_S, Case, draw_case, replay
 
 seeds = st.integers(0, 2**32 - 1)
@@ -132,3 +135,22 @@ def test_10_a_reserved_share_reaches_best_effort(seed: int, share: float) -> Non
     lone_s = form_batch(case.coef, case.running[spare][:1], 0.0, limits, np.zeros(1, dtype=np.int32))[0]
     if share * seconds > lone_s:
         assert (tokens[spare] > 0).any()
+
+
+@settings(max_examples=400)
+@given(seeds)
+def test_10_an_iteration_that_takes_longer_by_the_guard_makes_nobody_late(seed: int) -> None:
+    """Unless it carries nothing but decodes, which no shorter one would serve better."""
+    case = draw_case(seed)
+    table = np.concatenate((case.running, case.new))
+    tokens = np.zeros(len(table), dtype=np.int32)
+    seconds, _ = form_batch(case.coef, table, 0.0, case.limits, tokens)
+    kinds = np.array([kind_of(case.coef, row, case.limits, slack_s(row, 0.0)) for row in table], dtype=np.int64)
+    assume(seconds > 0.0 and (kinds[tokens > 0] > DECODE).any() and not (tokens == PREEMPT).any())
+    mix = np.zeros(5)
+    for row in table[kinds == DECODE]:
+        add(row, 1 + row["spec_tokens"], mix)
+    decodes_s = mix_s(case.coef, mix)
+    least_s = min((slack_s(row, 0.0) for row in table[kinds == DECODE]), default=math.inf)
+    if decodes_s <= least_s:
+        assert seconds <= max(decodes_s, least_s / (1.0 + case.limits["guard"])) + EPSILON_S

@@ -1,6 +1,6 @@
 import pytest
 
-from planning.limits import LIMITS, make_limits
+from planning.limits import GUARD, LIMITS, MOST_GUARD, guard_for, make_limits
 
 
 def test_a_record_of_the_fleet_dtype() -> None:
@@ -11,8 +11,20 @@ def test_a_record_of_the_fleet_dtype() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("kv_capacity_tokens", 0), ("max_iteration_s", float("inf")), ("acceptance", 1.0), ("best_effort_share", -0.1)],
+    [
+        ("kv_capacity_tokens", 0),
+        ("max_iteration_s", float("inf")),
+        ("acceptance", 1.0),
+        ("best_effort_share", -0.1),
+        ("guard", -1.0),
+    ],
 )
 def test_what_makes_no_sense_is_named(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=field):
         make_limits(**{"kv_capacity_tokens": 1000, field: value})
+
+
+def test_the_guard_grows_with_the_error_of_the_predictions_up_to_a_bound() -> None:
+    assert guard_for(0.0) == GUARD
+    assert GUARD < guard_for(0.1) < guard_for(0.2) <= MOST_GUARD
+    assert guard_for(10.0) == MOST_GUARD
