@@ -8,6 +8,7 @@ from typing import Protocol
 
 import msgspec
 
+from controller.disaggregation import prefill_slo
 from controller.wire import Admission, Decision, Outcome, Outputs, Slo, Submission, Verdict
 from serving.ticket import Ticket
 
@@ -74,6 +75,8 @@ class Job:
     def submission(self, decision: Decision) -> Submission:
         best_effort = self.slo.best_effort or decision.verdict != Verdict.ADMITTED
         slo = msgspec.structs.replace(self.slo, best_effort=best_effort, tier=decision.tier)
+        if decision.prefill_only:
+            slo = prefill_slo(slo, self.prompt_tokens, decision.output_tokens)
         return Submission(
             self.request_id,
             self.prompt_tokens,

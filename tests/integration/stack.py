@@ -111,7 +111,7 @@ def kill_9(pid: int) -> None:
 
 
 def texts(
-    client: openai.OpenAI, prompts: list[str], tokens: int, during: Callable[[], None] | None = None
+    client: openai.OpenAI, prompts: list[str], tokens: int, during: Callable[[], None] | None = None, **params: Any
 ) -> list[str]:
     """Greedy completions of all prompts as concurrent streams; ``during`` runs once all have begun."""
     import threading
@@ -128,6 +128,7 @@ def texts(
                 temperature=0,
                 stream=True,
                 extra_body={"ignore_eos": True},
+                **params,
             )
             for chunk in chunks:
                 results[index] += chunk.choices[0].text if chunk.choices else ""

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from controller.wire import PREFILLED, Admission, Decision, Delta, Outputs, Verdict
+from controller.wire import INF, PREFILLED, Admission, Decision, Delta, Outputs, Verdict
 from tests.unit.serving.test_dispatch import Scene, play, until
 
 
@@ -51,6 +51,7 @@ def test_the_first_token_comes_from_one_replica_and_the_others_from_the_next() -
     assert (p, first.prefill_only, first.transfer, first.emitted_tokens) == ("p", True, b"", 0)
     assert (d, second.prefill_only, second.transfer, second.emitted_tokens) == ("d", False, b"where", 1)
     assert second.payload == bytes([1])
+    assert (first.slo.tpot_s, second.slo.tpot_s) == (INF, 0.1), "a prefill has no pace"
     assert second.prompt_tokens == first.prompt_tokens
 
 

@@ -1,0 +1,80 @@
+"""Prefill and decode on different replicas through the whole stack, simulated and on two real engines."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.stack import Stack, kill_9, running, texts, until
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+SIMULATED = {
+    "model": "embedded",
+    "engine": {"kind": "simulated", "cores_per_replica": 0.1, "max_num_batched_tokens": 8192},
+    "profile": "h100_sxm__llama-3.1-8b",
+    "disaggregation": {"prefill": 2, "adapt": False},
+    "fleet": {"replicas": 4, "stall_timeout_s": 6.0},
+}
+REAL = {
+    "model": "embedded",
+    "engine": {"kind": "vllm", "cores_per_replica": 0.5, "kv_cache_gib": 0.1, "max_num_batched_tokens": 256},
+    "disaggregation": {"prefill": 1},
+    "fleet": {"replicas": 2, "stall_timeout_s": 20.0},
+}
+PROMPTS = [f"Tell me story number {i}, please: " * (1 + 7 * (i % 4)) for i in range(12)]
+
+
+@pytest.fixture(scope="module")
+def simulated() -> Iterator[Stack]:
+    with running(SIMULATED) as up:
+        yield up
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[Stack]:
+    with running(REAL) as up:
+        yield up
+
+
+def sides(stack: Stack) -> dict[str, str]:
+    return {replica["replica"]: replica["phase"] for replica in stack.live()}
+
+
+def test_the_verdict_names_the_replica_that_decodes(simulated: Stack) -> None:
+    until(lambda: sorted(sides(simulated).values()) == ["decode", "decode", "prefill", "prefill"])
+    answer = simulated.client.completions.create(
+        model="embedded", prompt=PROMPTS[3], max_tokens=20, extra_body={"ignore_eos": True}
+    )
+    slo = answer.model_extra["slo"]
+    assert sides(simulated)[slo["replica"]] == "decode"
+    assert (slo["admitted"], slo["met"], slo["resumed"]) == (True, True, 0)
+    assert slo["predicted_ttft_ms"] > 0
+
+
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+def test_streams_survive_the_death_of_either_side(simulated: Stack, side: str) -> None:
+    until(lambda: len(simulated.live()) == 4, 60)
+    undisturbed = texts(simulated.client, PROMPTS, 300)
+    assert {len(text) for text in undisturbed} == {300}
+    victim = next(replica for replica in simulated.live() if replica["phase"] == side)
+    assert texts(simulated.client, PROMPTS, 300, lambda: kill_9(victim["pid"])) == undisturbed
+    until(lambda: sorted(sides(simulated).values()) == ["decode", "decode", "prefill", "prefill"], 90)
+    simulated.settle()
+
+
+def test_real_engines_apart_say_what_one_says(real: Stack) -> None:
+    """A seed (of no effect on greedy sampling) keeps a request on one engine: the reference."""
+    until(lambda: sorted(sides(real).values()) == ["decode", "prefill"])
+    whole = texts(real.client, PROMPTS, 60, seed=1)
+    apart = texts(real.client, PROMPTS, 60)
+    assert apart == whole
+    assert len(set(apart)) > 6, "the model's output depends on its prompt"
+    real.settle()
+
+
+def test_real_streams_survive_the_death_of_the_decoding_engine(real: Stack) -> None:
+    """The engine that prefilled goes on with them; the newcomer takes the dead one's side."""
+    undisturbed = texts(real.client, PROMPTS, 120)
+    victim = next(replica for replica in real.live() if replica["phase"] == "decode")
+    assert texts(real.client, PROMPTS, 120, lambda: kill_9(victim["pid"])) == undisturbed
+    until(lambda: sorted(sides(real).values()) == ["decode", "prefill"], 120)
