@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import ray
 
+from controller.disaggregation import make_fleet
 from controller.fleet import Fleet, FleetOptions
 from controller.status import fleet_status
 from controller.tiers import TierTable
@@ -49,7 +50,7 @@ class Controller:
         wanted = msgspec.msgpack.decode(options, type=FleetOptions)
         table = msgspec.msgpack.decode(tiers, type=TierTable)
         if self.fleet is None or (wanted != self.fleet.options and table.version > self.fleet.tiers.version):
-            old, self.fleet = self.fleet, Fleet(wanted, table, load_profile)
+            old, self.fleet = self.fleet, make_fleet(wanted, table, load_profile)
             if old is not None:
                 self.fleet.inherit(old)
             logger.info("configured: routing %s, tier table version %d", wanted.routing, table.version)

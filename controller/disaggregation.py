@@ -1,44 +1,138 @@
-"""What prefilling on one replica and decoding on another makes of a request: two, each with its own objective. Pure."""
+"""A fleet that prefills on some of its replicas and decodes on the others. Pure, like ``controller.fleet``.
 
-from collections.abc import Iterable
+PolyServe sections 2.4 and 4: prompts of all tiers go to the prefill side, to the most loaded replica that still attains
+their first token; when that has come, the request goes to the decode side, to its own tier. A request takes the second
+way whole if it cannot move, if its KV cache was lost, or if there is no room for it to decode yet: then it waits, or
+what else its tier says, before a prompt is computed in vain.
+"""
+
+from collections.abc import Callable, Sequence
 
 import msgspec
-import numpy as np
 
-from controller.wire import INF, Admission, Slo
-from planning.choice import ADMITTED
-from planning.deadlines import PREFILL_TOKENS_PER_STEP
-from routing.kernels import group_of, screen
-from routing.mirrors import Mirrors
+from controller.fleet import Fleet, FleetOptions
+from controller.halves import can_decode, prefill_part
+from controller.history import Change, History
+from controller.phases import Phase, PhaseOptions, Phases, PhaseView
+from controller.placing import Pending
+from controller.tiers import TierTable
+from controller.virtual import VirtualReplica, admission_row
+from controller.wire import Admission, Decision, Report, Verdict
+from profiles.profile import Profile
+from routing.mirrors import SHARED, advance_mirrors
+from routing.policy import idlest, most_wanted
 
-
-def prefill_slo(slo: Slo, prompt_tokens: int, output_tokens: int) -> Slo:
-    """The objective of the prefill alone: its first token in time, and early enough for the rest to meet the deadline.
-
-    Of an end-to-end deadline it gets its share of the work, as ``planning.deadlines.rate_due_s`` spreads it.
-    """
-    steps = (prompt_tokens - 1) / PREFILL_TOKENS_PER_STEP
-    share = (1.0 + steps) / (max(output_tokens, 1) + steps)
-    return msgspec.structs.replace(slo, ttft_s=min(slo.ttft_s, slo.e2e_s * share), tpot_s=INF, e2e_s=INF)
+BALANCE_S = 0.5  # between two looks at the sizes of the sides
 
 
-def prefill_part(ask: Admission, output_tokens: int) -> Admission:
-    """The question about the prefill of a request whose whole output is predicted at ``output_tokens``."""
-    return msgspec.structs.replace(ask, slo=prefill_slo(ask.slo, ask.prompt_tokens, output_tokens), max_tokens=1)
+class DisaggregatedFleet(Fleet):
+    """``Fleet``, asked about one side at a time."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.phases = Phases(self.options.phases or PhaseOptions())
+        self.moves = History()
+        self._side: Phase | None = None  # of the requests being decided
+        self._balanced_s = float("-inf")
+
+    def inherit(self, other: Fleet) -> None:
+        if isinstance(other, DisaggregatedFleet):
+            self.phases.inherit(other.phases)
+            self.moves = other.moves
+        super().inherit(other)
+
+    # -- replicas ---------------------------------------------------------------------------------------------------
+
+    def live(self, now_s: float) -> list[VirtualReplica]:
+        """Replicas of the side in question; all where that side has none, and where it is about no side."""
+        alive = super().live(now_s)
+        mine = [replica for replica in alive if self.phases.of(replica.name) == self._side]
+        return mine or alive
+
+    def _tiered(self) -> list[str]:
+        """Tiers are of the decode side."""
+        return self.phases.on(Phase.DECODE)
+
+    def _assign(self) -> None:
+        self.phases.set_replicas({name: replica.phase for name, replica in self.replicas.items()})
+        for name in self.phases.on(Phase.PREFILL):
+            self.set_role(name, SHARED)
+        super()._assign()
+
+    def report(self, report: Report, now_s: float) -> None:
+        super().report(report, now_s)
+        if now_s - self._balanced_s >= BALANCE_S:
+            self._balanced_s = now_s
+            self._balance(now_s)
+
+    def _balance(self, now_s: float) -> None:
+        """Let a replica change sides where one is short; what it carries stays with it."""
+        silent_s = self.options.silent_s
+        views = [PhaseView(r.name, self._busy(r), r.is_live(now_s, silent_s)) for r in self.replicas.values()]
+        if move := self.phases.step(views, now_s):
+            self.moves.note(Change(now_s, move.name, move.to.other, move.to, move.reason))
+            self._assign()
+
+    def _busy(self, replica: VirtualReplica) -> float:
+        """A prefilling replica is busy while prompts wait there; a decoding one by its load."""
+        state = replica.state[0]
+        if self.phases.of(replica.name) == Phase.PREFILL:
+            return float(state["backlog_tokens"] > 0)
+        return float(state["load"])
+
+    # -- decisions --------------------------------------------------------------------------------------------------
+
+    def admit(self, batch: Sequence[Admission], now_s: float) -> list[Decision]:
+        """Those that decode first: they have been promised their room."""
+        prefills = self._that_prefill(batch, now_s)
+        others = [ask for ask in batch if ask.request_id not in prefills]
+        decisions = {d.request_id: d for d in self._on(Phase.DECODE, others, now_s)}
+        for decision in self._on(Phase.PREFILL, [part for part, _ in prefills.values()], now_s):
+            output_tokens = prefills[decision.request_id][1]
+            decisions[decision.request_id] = msgspec.structs.replace(
+                decision, prefill_only=bool(decision.replica), output_tokens=output_tokens
+            )
+        return [decisions[ask.request_id] for ask in batch]
+
+    def _on(self, side: Phase, batch: Sequence[Admission], now_s: float) -> list[Decision]:
+        self._side = side
+        try:
+            return super().admit(batch, now_s) if batch else []
+        finally:
+            self._side = None
+
+    def _that_prefill(self, batch: Sequence[Admission], now_s: float) -> dict[str, tuple[Admission, int]]:
+        """The new requests that the prefill side is asked about: their prefill, and their predicted whole output."""
+        self._open(now_s)
+        alive = self.live(now_s)
+        sides = {side: [r.slot for r in alive if self.phases.of(r.name) == side] for side in Phase}
+        if not all(sides.values()):
+            return {}
+        advance_mirrors(self.bank.mirrors, now_s)
+        found = {}
+        for ask in batch:
+            if not ask.movable or ask.emitted_tokens:
+                continue
+            row = admission_row(ask, self.tiers.index(ask.slo.tier), self.lengths, now_s)
+            if ask.slo.best_effort or can_decode(self.bank.mirrors, sides[Phase.DECODE], row, now_s):
+                output_tokens = int(row["output_tokens"])
+                found[ask.request_id] = prefill_part(ask, output_tokens), output_tokens
+        return found
+
+    def _fall_back(self, p: Pending, now_s: float) -> Decision:
+        """A request whose prompt is computed keeps its class and goes to the idlest, however full that is."""
+        if p.is_best_effort or not p.ask.carried_tokens:
+            return super()._fall_back(p, now_s)
+        state = self.bank.mirrors.replicas
+        p.slot = most_wanted(state, idlest(state))
+        if p.slot < 0:
+            return self._unplaced(p, Verdict.REFUSED, 0.0)
+        self.bank.add(p.slot, p.row)
+        replica = next(r for r in self.replicas.values() if r.slot == p.slot)
+        return msgspec.structs.replace(self._admitted(p, replica, now_s), reason=p.reason)
 
 
-def can_decode(mirrors: Mirrors, slots: Iterable[int], row: np.ndarray, now_s: float) -> bool:
-    """Whether some of these replicas has room for the request (REQUEST[]) once its prompt is computed.
-
-    By the cached sums only: when the time comes, others will have left and come.
-    """
-    ready = row[None].copy()
-    ready["emitted_tokens"], ready["computed_tokens"], ready["running"] = 1, row["prompt_tokens"], True
-    ready["output_tokens"] = np.maximum(ready["output_tokens"], 2)
-    for slot in slots:
-        replica, limits = mirrors.replicas[slot], mirrors.limits[slot]
-        holds = replica["held_tokens"] + row["prompt_tokens"] <= limits["kv_capacity_tokens"]
-        is_suited = bool(row["best_effort"]) or group_of(int(replica["tier"]), int(row["tier"])) >= 0
-        if holds and is_suited and screen(replica, mirrors.cautious[slot], limits, ready[0], now_s) == ADMITTED:
-            return True
-    return False
+def make_fleet(options: FleetOptions, tiers: TierTable, load_profile: Callable[[str], Profile]) -> Fleet:
+    """The fleet that the options ask for."""
+    kind = DisaggregatedFleet if options.phases is not None else Fleet
+    return kind(options, tiers, load_profile)

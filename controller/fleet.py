@@ -11,7 +11,17 @@ import numpy as np
 
 from controller.bank import Bank
 from controller.lengths import LengthEstimator
-from controller.placing import Pending, choose_sets, latest_start_s, put_in_place, take_unchecked
+from controller.phases import PhaseOptions
+from controller.placing import (
+    ASK_AGAIN_S,
+    ASKS,
+    Pending,
+    Waiting,
+    choose_sets,
+    latest_start_s,
+    put_in_place,
+    take_unchecked,
+)
 from controller.tiers import TierTable
 from controller.tracker import Tracker
 from controller.virtual import VirtualReplica, admission_row
@@ -21,9 +31,6 @@ from profiles.profile import Profile
 from routing.kernels import group_of
 from routing.mirrors import advance_mirrors
 from routing.policy import Ask, RoutingPolicy, idlest, make_routing, most_wanted
-
-ASK_AGAIN_S = (0.02, 0.25)  # least and most between two questions about a pending request
-ASKS = 4  # parts of the time that is left until the next question
 
 
 class FleetOptions(msgspec.Struct, frozen=True):
@@ -39,20 +46,7 @@ class FleetOptions(msgspec.Struct, frozen=True):
     length_prior_tokens: float = 256.0
     retry_cap_s: float = 30.0
     seed: int = 0
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """A pending request, as the fleet remembers it between two questions."""
-
-    tier: int
-    since_s: float
-    latest_s: float  # when it must start at the latest; -inf: no idle replica could do it
-
-    @property
-    def forget_s(self) -> float:
-        """When nobody can be waiting for it any more, whatever became of its door."""
-        return max(self.since_s, self.latest_s) + ASK_AGAIN_S[1] + 1.0
+    phases: PhaseOptions | None = None  # prefill and decode on different replicas (controller.disaggregation)
 
 
 @dataclass
@@ -262,9 +256,13 @@ class Fleet:
         if holder in self.replicas:
             self.replicas[holder].release(uid)
 
+    def _tiered(self) -> list[str]:
+        """Replicas that tiers have to share among them."""
+        return list(self.replicas)
+
     def _assign(self) -> None:
         """Static roles from the tier table, by replica name."""
-        assigned = self.tiers.assign(list(self.replicas))
+        assigned = self.tiers.assign(self._tiered())
         for name, tier in assigned.items():
             self.set_role(name, tier)
 

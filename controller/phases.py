@@ -53,7 +53,7 @@ class Move:
 
 
 class Phases:
-    """The side of every replica. Off, and of no effect, without ``prefill`` and without a replica bound to a side."""
+    """The side of every replica."""
 
     def __init__(self, options: PhaseOptions) -> None:
         self.options = options
@@ -62,13 +62,13 @@ class Phases:
         self._busy: dict[Phase, float] = {}  # running averages
         self._seen_s = self._moved_s = float("-inf")  # of the latest step and of the latest move
 
-    @property
-    def is_on(self) -> bool:
-        return self.options.prefill > 0 or bool(self._bound)
+    def inherit(self, other: "Phases") -> None:
+        """Take over who is on which side, when only the options have changed."""
+        self._side = dict(other._side)
 
     def of(self, name: str) -> Phase | None:
-        """The side of a replica; ``None`` where the fleet is not disaggregated."""
-        return self._side.get(name) if self.is_on else None
+        """The side of a replica; ``None`` for one that is not known."""
+        return self._side.get(name)
 
     def on(self, side: Phase) -> list[str]:
         """Replicas of one side, by name."""
@@ -89,7 +89,7 @@ class Phases:
         seen = {view.name: view for view in views if view.name in self._side}
         self._average(seen, now_s)
         silent = [name for name in self._side if name not in seen or not seen[name].is_reporting]
-        if not (self.is_on and self.options.adapt) or silent or now_s - self._moved_s < self.options.cooldown_s:
+        if not self.options.adapt or silent or now_s - self._moved_s < self.options.cooldown_s:
             return None
         for side in Phase:
             if self._busy.get(side, 0.0) >= self.options.short and (name := self._gives(side.other, seen)):

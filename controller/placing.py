@@ -15,6 +15,9 @@ from planning.tables import request_table
 from routing.kernels import BY_LOAD, NOWHERE, PLACEMENT, group_of, place
 from routing.policy import most_wanted
 
+ASK_AGAIN_S = (0.02, 0.25)  # least and most between two questions about a pending request
+ASKS = 4  # parts of the time that is left until the next question
+
 
 @dataclass
 class Pending:
@@ -34,6 +37,20 @@ class Pending:
     @property
     def is_best_effort(self) -> bool:
         return bool(self.row["best_effort"])
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A pending request, as the fleet remembers it between two questions."""
+
+    tier: int
+    since_s: float
+    latest_s: float  # when it must start at the latest; -inf: no idle replica could do it
+
+    @property
+    def forget_s(self) -> float:
+        """When nobody can be waiting for it any more, whatever became of its door."""
+        return max(self.since_s, self.latest_s) + ASK_AGAIN_S[1] + 1.0
 
 
 def take_unchecked(bank: Bank, p: Pending) -> None:

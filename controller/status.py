@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from controller.disaggregation import DisaggregatedFleet
 from controller.fleet import Fleet
 from routing.mirrors import POOL, SHARED
 
@@ -40,6 +41,7 @@ def replica_status(fleet: Fleet, name: str, now_s: float) -> dict[str, Any]:
         "tier": tier_name(fleet, fleet.tier_of(name)),
         "live": replica.is_live(now_s, fleet.options.silent_s),
         "draining": replica.draining,
+        "phase": fleet.phases.of(name) if isinstance(fleet, DisaggregatedFleet) else None,
         "pid": replica.pid,
         "profile": replica.profile.name,
         "requests": int(state["count"]),

@@ -29,6 +29,7 @@ class VirtualReplica:
         self._correction = new_correction(np.array(profile.coefficients))
         self.sequence, self.seen_s = -1, now_s
         self.draining, self.suspect_s, self.pid = report.draining, -np.inf, report.pid
+        self.phase = report.phase
         self.kv_used_tokens = report.kv_used_tokens
         mirrors = bank.mirrors
         mirrors.coefs[self.slot] = mirrors.cautious[self.slot] = profile.coefficients
@@ -132,6 +133,8 @@ def admission_row(ask: Admission, tier: int, lengths: LengthEstimator, now_s: fl
     row["output_cap_tokens"] = ask.max_tokens
     row["output_tokens"] = lengths.predict(slo.tier, ask.emitted_tokens, ask.max_tokens)
     row["value"] = 1.0
+    if ask.carried_tokens:  # its prompt is computed: it goes on decoding at once
+        row["computed_tokens"], row["running"] = ask.prompt_tokens + ask.emitted_tokens - 1, True
     return row
 
 

@@ -11,6 +11,7 @@ import yaml
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from controller.fleet import FleetOptions
+from controller.phases import PhaseOptions
 from replicas.config import ReplicaConfig
 from routing.policy import routing_names
 from serving.engine_config import (
@@ -169,7 +170,9 @@ class AppConfig(Section):
     def fleet_options(self) -> FleetOptions:
         """What the controller needs to know."""
         same = "routing admission max_hops pending unattainable silent_s length_prior_tokens seed"
-        return FleetOptions(**{name: getattr(self.fleet, name) for name in same.split()})
+        apart = self.disaggregation
+        phases = PhaseOptions(prefill=apart.prefill, adapt=apart.adapt) if self.is_disaggregated else None
+        return FleetOptions(phases=phases, **{name: getattr(self.fleet, name) for name in same.split()})
 
 
 def read_serve_file(path: Path) -> tuple[AppConfig, Any]:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from controller.disaggregation import prefill_slo
+from controller.halves import prefill_slo
 from controller.wire import Admission, Decision, Outcome, Outputs, Slo, Submission, Verdict
 from serving.ticket import Ticket
 

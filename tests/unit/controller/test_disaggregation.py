@@ -1,78 +1,198 @@
-"""The two halves of a request that is prefilled and decoded on different replicas."""
+"""Decisions of a fleet that prefills and decodes on different replicas."""
 
+import msgspec
 import numpy as np
 import pytest
 
-from controller.disaggregation import can_decode, prefill_part, prefill_slo
-from controller.wire import INF, Admission, Slo
-from planning.deadlines import rate_due_s
-from planning.limits import make_limits
-from routing.mirrors import Mirrors, make_mirrors, summarize
-from tests.planning_cases import COEFS, draw_requests, start_decoding
+from controller.disaggregation import DisaggregatedFleet, make_fleet
+from controller.fleet import Fleet, FleetOptions
+from controller.phases import Phase, PhaseOptions
+from controller.status import fleet_status
+from controller.tiers import Tier, TierTable
+from controller.wire import Admission, Decision, Progress, Slo, Verdict
+from profiles.store import load_profile
+from tests.unit.controller.test_fleet import FLEX, TIERS, TIGHT, ask, ended, report
 
 
-def test_the_prefill_keeps_its_ttft_and_has_no_pace() -> None:
-    slo = prefill_slo(Slo(0.5, 0.05, tier="standard", max_wait_s=9.0), 1000, 100)
-    assert slo == Slo(0.5, INF, INF, "standard", max_wait_s=9.0)
+def fleet(replicas: str = "pqdef", prefill: int = 2, tiers: TierTable = TIERS, **options: object) -> DisaggregatedFleet:
+    """Replicas named by one letter each; the first two prefill."""
+    chosen = FleetOptions(length_prior_tokens=100.0, phases=PhaseOptions(prefill, adapt=False), **options)  # type: ignore[arg-type]
+    state = make_fleet(chosen, tiers, load_profile)
+    assert isinstance(state, DisaggregatedFleet)
+    for name in replicas:
+        state.report(report(name), 0.0)
+    return state
 
 
-def test_of_a_deadline_it_gets_the_share_of_its_work() -> None:
-    """As the planner spreads the deadline of a request that stays where it is."""
-    rng = np.random.default_rng(0)
-    for row in draw_requests(rng, 50, 1):
-        row["emitted_tokens"] = row["computed_tokens"] = 0
-        row["arrival_s"], row["ttft_s"], row["deadline_s"] = 0.0, np.inf, rng.uniform(1.0, 60.0)
-        slo = prefill_slo(Slo(e2e_s=float(row["deadline_s"])), int(row["prompt_tokens"]), int(row["output_tokens"]))
-        assert slo.ttft_s == pytest.approx(rate_due_s(row, 0.0))
-        assert slo.e2e_s == INF
+def second(asked: Admission) -> Admission:
+    """The question after the first token."""
+    return msgspec.structs.replace(asked, emitted_tokens=1, carried_tokens=asked.prompt_tokens, age_s=0.1)
 
 
-def test_the_tighter_of_ttft_and_deadline_counts() -> None:
-    assert prefill_slo(Slo(0.5, e2e_s=60.0), 100, 50).ttft_s == 0.5
-    assert prefill_slo(Slo(30.0, e2e_s=60.0), 100, 1000).ttft_s < 1.0
+def one(state: DisaggregatedFleet, asked: Admission, now_s: float = 0.0) -> Decision:
+    (decision,) = state.admit([asked], now_s)
+    state.check_integrity()
+    return decision
 
 
-def test_its_question_is_about_one_token() -> None:
-    part = prefill_part(Admission("x", 1000, 300, Slo(0.5, 0.05)), 120)
-    assert (part.max_tokens, part.slo.tpot_s, part.prompt_tokens) == (1, INF, 1000)
+def test_without_phases_it_is_the_ordinary_fleet() -> None:
+    assert type(make_fleet(FleetOptions(), TIERS, load_profile)) is Fleet
 
 
-def mirrors(loads: list[int], capacity_tokens: int = 100_000) -> Mirrors:
-    rng, fleet = np.random.default_rng(3), make_mirrors(len(loads), 400)
-    fleet.coefs[:], fleet.cautious[:], fleet.limits[:] = COEFS[0], COEFS[0], make_limits(capacity_tokens)
-    for r, load in enumerate(loads):
-        table = draw_requests(rng, load, 1000 * r + 1)
-        start_decoding(rng, table)
-        table["ttft_s"], table["tpot_s"], table["deadline_s"], table["tier"] = 0.5, 0.03, np.inf, 0
-        table["arrival_s"] = 0.02 - table["ttft_s"] - table["emitted_tokens"] * table["tpot_s"]
-        fleet.replicas["count"][r], fleet.tables[r, :load] = load, table
-        summarize(fleet, r)
-    return fleet
+@pytest.mark.parametrize("slo", [TIGHT, FLEX, Slo(e2e_s=20.0, tier="loose")])
+def test_first_to_a_replica_that_prefills_then_to_one_that_decodes(slo: Slo) -> None:
+    state = fleet()
+    asked = ask(slo)
+    first = one(state, asked)
+    assert (first.verdict, first.prefill_only, first.output_tokens) == (Verdict.ADMITTED, True, 100)
+    assert first.replica in "pq"
+    then = one(state, second(asked), 0.1)
+    assert (then.verdict, then.prefill_only) == (Verdict.ADMITTED, False)
+    assert then.replica in "def"
+    assert [len(state.replicas[name].table) for name in (first.replica, then.replica)] == [0, 1]
+    state.note_outcome(ended(asked, "length", 100), 1.0)
+    assert all(len(replica.table) == 0 for replica in state.replicas.values())
 
 
-def newcomer(prompt_tokens: int = 500, tier: int = 0) -> np.ndarray:
-    row = draw_requests(np.random.default_rng(5), 1, 99_000)
-    row["emitted_tokens"] = row["computed_tokens"] = row["arrival_s"] = 0
-    row["ttft_s"], row["tpot_s"], row["deadline_s"], row["tier"] = 0.5, 0.03, np.inf, tier
-    row["prompt_tokens"] = prompt_tokens
-    return row[0]
+def test_a_prompt_is_no_decode_on_the_prefill_side_and_no_prompt_on_the_other() -> None:
+    state = fleet()
+    asked = ask(TIGHT, 3000)
+    prefill = state.replicas[one(state, asked).replica]
+    assert prefill.state["backlog_tokens"][0] == 2999
+    assert prefill.state["token_rate"][0] == 0.0
+    decode = state.replicas[one(state, second(asked), 0.1).replica]
+    assert decode.state["backlog_tokens"][0] == 0
+    assert decode.state["decode_kv_tokens"][0] == 3001
 
 
-def test_there_is_room_as_long_as_one_replica_has_it() -> None:
-    fleet = mirrors([5, 390])
-    assert can_decode(fleet, [0, 1], newcomer(), 0.0)
-    assert not can_decode(fleet, [1], newcomer(), 0.0)
-    assert not can_decode(fleet, [], newcomer(), 0.0)
+def test_prompts_of_all_tiers_share_the_prefill_side_and_each_decodes_in_its_own() -> None:
+    tiers = TierTable.of(
+        1, [Tier("tight", 0.3, 0.03, replicas=1), Tier("loose", 3.0, 0.1, replicas=2), Tier("flex", best_effort=True)]
+    )
+    state = fleet("pdef", 1, tiers)
+    assert [state.tier_of(name) for name in "pdef"] == [-1, 0, 1, 1]
+    for slo, where in ((TIGHT, "d"), (Slo(3.0, 0.1, tier="loose"), "ef")):
+        asked = ask(slo)
+        assert one(state, asked).replica == "p"
+        assert one(state, second(asked), 0.1).replica in where
 
 
-def test_its_whole_kv_cache_must_fit() -> None:
-    fleet = mirrors([0], capacity_tokens=1024)
-    assert can_decode(fleet, [0], newcomer(1000), 0.0)
-    assert not can_decode(fleet, [0], newcomer(1100), 0.0)
+def test_what_cannot_move_decodes_where_it_prefills() -> None:
+    decision = one(fleet(), ask(TIGHT, movable=False))
+    assert (decision.prefill_only, decision.replica in "def") == (False, True)
 
 
-def test_a_looser_tiers_replica_is_no_room() -> None:
-    fleet = mirrors([0])
-    fleet.replicas["tier"] = 2
-    assert not can_decode(fleet, [0], newcomer(tier=1), 0.0)
-    assert can_decode(fleet, [0], newcomer(tier=2), 0.0)
+def test_a_stream_that_lost_its_replica_is_computed_anew_on_the_decode_side() -> None:
+    state = fleet()
+    asked = ask(TIGHT)
+    one(state, asked)
+    one(state, second(asked), 0.1)
+    lost = msgspec.structs.replace(asked, emitted_tokens=7, exclude=("d",), age_s=0.5)
+    decision = one(state, lost, 0.5)
+    assert (decision.prefill_only, decision.replica in "ef") == (False, True)
+    assert state.replicas[decision.replica].state["backlog_tokens"][0] == 500 + 7 - 1
+
+
+def full(state: DisaggregatedFleet, names: str, now_s: float) -> None:
+    """Replicas whose KV cache is promised away."""
+    busy = tuple(Progress(f"{i}", TIGHT, 1.0, 7000, 7100, 101, 150, 200, True) for i in range(56))
+    for name in names:
+        mine = tuple(msgspec.structs.replace(each, request_id=f"{name}{each.request_id}") for each in busy)
+        state.report(report(name, 2, mine), now_s)
+
+
+def test_nothing_is_prefilled_that_could_not_be_decoded() -> None:
+    state = fleet("pqd", pending=True)
+    full(state, "d", 0.0)
+    decision = one(state, ask(TIGHT, 9000))
+    assert (decision.verdict, decision.prefill_only) == (Verdict.PENDING, False)
+    assert len(state.replicas["p"].table) == len(state.replicas["q"].table) == 0
+
+
+def test_what_is_prefilled_keeps_its_class_however_crowded_it_is() -> None:
+    state = fleet("pqd")
+    asked = ask(TIGHT, 9000)
+    assert one(state, asked).prefill_only
+    full(state, "d", 0.1)
+    decision = one(state, second(asked), 0.1)
+    assert (decision.verdict, decision.replica) == (Verdict.ADMITTED, "d")
+    assert decision.reason != "attainable"
+    assert not state.replicas["d"].table["best_effort"].any()
+
+
+@pytest.mark.parametrize("left", ["pq", "de"])
+def test_a_fleet_that_has_lost_a_side_serves_whole_requests(left: str) -> None:
+    state = fleet("pqde")
+    for name in left:
+        state.report(report(name, 2), 5.0)
+    decision = one(state, ask(TIGHT), 5.1)
+    assert (decision.verdict, decision.prefill_only, decision.replica in left) == (Verdict.ADMITTED, False, True)
+    asked = ask(TIGHT, emitted_tokens=1, carried_tokens=500)
+    assert one(state, asked, 5.1).replica in left
+
+
+def test_prompts_go_to_the_most_loaded_that_attains() -> None:
+    """A load gradient on the prefill side too: the other replica stays free until it is needed."""
+    state = fleet()
+    places = [one(state, ask(TIGHT, 1000)).replica for _ in range(4)]
+    assert len(set(places)) == 1
+    assert {one(state, ask(TIGHT, 2000)).replica for _ in range(12)} == {"p", "q"}
+
+
+def test_both_sides_are_decided_in_one_batch_and_in_order() -> None:
+    state = fleet()
+    old = [ask(TIGHT) for _ in range(3)]
+    state.admit(old, 0.0)
+    batch = [x for pair in zip(map(second, old), [ask(TIGHT) for _ in range(3)], strict=True) for x in pair]
+    decisions = state.admit(batch, 0.1)
+    assert [d.request_id for d in decisions] == [a.request_id for a in batch]
+    assert [d.prefill_only for d in decisions] == [False, True] * 3
+
+
+def test_a_bound_replica_says_so_in_its_reports() -> None:
+    state = fleet("", 0)
+    for name, phase in (("a", "decode"), ("b", "prefill")):
+        state.report(report(name, phase=phase), 0.0)
+    assert one(state, ask(TIGHT)).replica == "b"
+    told = {replica["replica"]: replica["phase"] for replica in fleet_status(state, 0.0)["replicas"]}
+    assert told == {"a": "decode", "b": "prefill"}
+
+
+def test_the_side_that_is_short_is_given_a_replica_with_what_it_carries() -> None:
+    options = PhaseOptions(prefill=1, window_s=1.0, cooldown_s=5.0)
+    state = make_fleet(FleetOptions(length_prior_tokens=100.0, phases=options), TIERS, load_profile)
+    assert isinstance(state, DisaggregatedFleet)
+    waiting = tuple(Progress(f"w{i}", TIGHT, 0.1, 5000, 0, 0, 1, 1, False) for i in range(9))
+    running = (Progress("runs", TIGHT, 1.0, 500, 520, 21, 100, 200, True),)
+    for tick in range(40):
+        for name, requests in (("p", waiting), ("d", running), ("e", ())):
+            state.report(report(name, tick + 1, requests), tick / 4)
+    assert state.phases.on(Phase.PREFILL) == ["e", "p"], "the idlest moves"
+    assert [str(change) for change in state.moves] == ["e: decode -> prefill (prefill is 100% busy)"]
+    assert len(state.replicas["d"].table) == 1
+
+
+def test_an_option_that_changes_moves_nobody() -> None:
+    state = fleet("abcd", 1)
+    changed = make_fleet(msgspec.structs.replace(state.options, max_hops=2), TIERS, load_profile)
+    assert isinstance(changed, DisaggregatedFleet)
+    state.phases.set_replicas(dict.fromkeys("bcd", ""))
+    sides = {name: state.phases.of(name) for name in "bcd"}
+    state.replicas.pop("a")
+    changed.inherit(state)
+    assert {name: changed.phases.of(name) for name in "bcd"} == sides
+
+
+def test_under_load_every_promise_is_of_the_right_side() -> None:
+    state, rng = fleet("pqdefg", pending=True), np.random.default_rng(0)
+    asks = [ask(TIGHT if i % 2 else Slo(3.0, 0.1, tier="loose"), int(rng.integers(10, 4000))) for i in range(200)]
+    carried = []
+    for tick in range(20):
+        decisions = state.admit([*asks[tick * 10 : tick * 10 + 10], *map(second, carried)], tick * 0.05)
+        by_id = {each.request_id: each for each in asks}
+        for decision in decisions:
+            if decision.replica:
+                side = state.phases.of(decision.replica)
+                assert (side == Phase.PREFILL) == decision.prefill_only
+        carried = [by_id[d.request_id] for d in decisions if d.prefill_only]
+        state.check_integrity()

@@ -27,7 +27,7 @@ def run(phases: Phases, prefill: float, decode: float, from_s: float, seconds: f
 
 def test_the_first_by_name_prefill() -> None:
     assert fleet().on(Phase.PREFILL) == ["r0", "r1"]
-    assert fleet(options=PhaseOptions()).of("r0") is None
+    assert fleet().of("nobody") is None
 
 
 def test_a_bound_replica_stays_and_does_not_count_as_free() -> None:

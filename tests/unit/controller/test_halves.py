@@ -1,0 +1,78 @@
+"""The two halves of a request that is prefilled and decoded on different replicas."""
+
+import numpy as np
+import pytest
+
+from controller.halves import can_decode, prefill_part, prefill_slo
+from controller.wire import INF, Admission, Slo
+from planning.deadlines import rate_due_s
+from planning.limits import make_limits
+from routing.mirrors import Mirrors, make_mirrors, summarize
+from tests.planning_cases import COEFS, draw_requests, start_decoding
+
+
+def test_the_prefill_keeps_its_ttft_and_has_no_pace() -> None:
+    slo = prefill_slo(Slo(0.5, 0.05, tier="standard", max_wait_s=9.0), 1000, 100)
+    assert slo == Slo(0.5, INF, INF, "standard", max_wait_s=9.0)
+
+
+def test_of_a_deadline_it_gets_the_share_of_its_work() -> None:
+    """As the planner spreads the deadline of a request that stays where it is."""
+    rng = np.random.default_rng(0)
+    for row in draw_requests(rng, 50, 1):
+        row["emitted_tokens"] = row["computed_tokens"] = 0
+        row["arrival_s"], row["ttft_s"], row["deadline_s"] = 0.0, np.inf, rng.uniform(1.0, 60.0)
+        slo = prefill_slo(Slo(e2e_s=float(row["deadline_s"])), int(row["prompt_tokens"]), int(row["output_tokens"]))
+        assert slo.ttft_s == pytest.approx(rate_due_s(row, 0.0))
+        assert slo.e2e_s == INF
+
+
+def test_the_tighter_of_ttft_and_deadline_counts() -> None:
+    assert prefill_slo(Slo(0.5, e2e_s=60.0), 100, 50).ttft_s == 0.5
+    assert prefill_slo(Slo(30.0, e2e_s=60.0), 100, 1000).ttft_s < 1.0
+
+
+def test_its_question_is_about_one_token() -> None:
+    part = prefill_part(Admission("x", 1000, 300, Slo(0.5, 0.05)), 120)
+    assert (part.max_tokens, part.slo.tpot_s, part.prompt_tokens) == (1, INF, 1000)
+
+
+def mirrors(loads: list[int], capacity_tokens: int = 100_000) -> Mirrors:
+    rng, fleet = np.random.default_rng(3), make_mirrors(len(loads), 400)
+    fleet.coefs[:], fleet.cautious[:], fleet.limits[:] = COEFS[0], COEFS[0], make_limits(capacity_tokens)
+    for r, load in enumerate(loads):
+        table = draw_requests(rng, load, 1000 * r + 1)
+        start_decoding(rng, table)
+        table["ttft_s"], table["tpot_s"], table["deadline_s"], table["tier"] = 0.5, 0.03, np.inf, 0
+        table["arrival_s"] = 0.02 - table["ttft_s"] - table["emitted_tokens"] * table["tpot_s"]
+        fleet.replicas["count"][r], fleet.tables[r, :load] = load, table
+        summarize(fleet, r)
+    return fleet
+
+
+def newcomer(prompt_tokens: int = 500, tier: int = 0) -> np.ndarray:
+    row = draw_requests(np.random.default_rng(5), 1, 99_000)
+    row["emitted_tokens"] = row["computed_tokens"] = row["arrival_s"] = 0
+    row["ttft_s"], row["tpot_s"], row["deadline_s"], row["tier"] = 0.5, 0.03, np.inf, tier
+    row["prompt_tokens"] = prompt_tokens
+    return row[0]
+
+
+def test_there_is_room_as_long_as_one_replica_has_it() -> None:
+    fleet = mirrors([5, 390])
+    assert can_decode(fleet, [0, 1], newcomer(), 0.0)
+    assert not can_decode(fleet, [1], newcomer(), 0.0)
+    assert not can_decode(fleet, [], newcomer(), 0.0)
+
+
+def test_its_whole_kv_cache_must_fit() -> None:
+    fleet = mirrors([0], capacity_tokens=1024)
+    assert can_decode(fleet, [0], newcomer(1000), 0.0)
+    assert not can_decode(fleet, [0], newcomer(1100), 0.0)
+
+
+def test_a_looser_tiers_replica_is_no_room() -> None:
+    fleet = mirrors([0])
+    fleet.replicas["tier"] = 2
+    assert not can_decode(fleet, [0], newcomer(tier=1), 0.0)
+    assert can_decode(fleet, [0], newcomer(tier=2), 0.0)
