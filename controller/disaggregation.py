@@ -33,6 +33,7 @@ class DisaggregatedFleet(Fleet):
         self.phases = Phases(self.options.phases or PhaseOptions())
         self.moves = History()
         self._side: Phase | None = None  # of the requests being decided
+        self._silent: set[str] = set()  # replicas that have not reported lately
         self._balanced_s = float("-inf")
 
     def inherit(self, other: Fleet) -> None:
@@ -54,12 +55,13 @@ class DisaggregatedFleet(Fleet):
         return self.phases.on(Phase.DECODE)
 
     def _assign(self) -> None:
-        self.phases.set_replicas({name: replica.phase for name, replica in self.replicas.items()})
+        self.phases.set_replicas({name: replica.phase for name, replica in self.replicas.items()}, self._silent)
         for name in self.phases.on(Phase.PREFILL):
             self.set_role(name, SHARED)
         super()._assign()
 
     def report(self, report: Report, now_s: float) -> None:
+        self._silent = {r.name for r in self.replicas.values() if not r.is_live(now_s, self.options.silent_s)}
         super().report(report, now_s)
         if now_s - self._balanced_s >= BALANCE_S:
             self._balanced_s = now_s
@@ -67,8 +69,7 @@ class DisaggregatedFleet(Fleet):
 
     def _balance(self, now_s: float) -> None:
         """Let a replica change sides where one is short; what it carries stays with it."""
-        silent_s = self.options.silent_s
-        views = [PhaseView(r.name, self._busy(r), r.is_live(now_s, silent_s)) for r in self.replicas.values()]
+        views = [PhaseView(r.name, self._busy(r), r.name not in self._silent) for r in self.replicas.values()]
         if move := self.phases.step(views, now_s):
             self.moves.note(Change(now_s, move.name, move.to.other, move.to, move.reason))
             self._assign()

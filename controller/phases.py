@@ -4,7 +4,7 @@ Any engine can do either, so a replica changes sides at once: what it carries it
 side. Replicas that a group binds to one side stay there.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from math import exp
@@ -57,6 +57,7 @@ class Phases:
 
     def __init__(self, options: PhaseOptions) -> None:
         self.options = options
+        self._prefill = options.prefill  # free replicas that are to prefill, as moves have made it
         self._bound: dict[str, Phase] = {}
         self._side: dict[str, Phase] = {}
         self._busy: dict[Phase, float] = {}  # running averages
@@ -64,7 +65,7 @@ class Phases:
 
     def inherit(self, other: "Phases") -> None:
         """Take over who is on which side, when only the options have changed."""
-        self._side = dict(other._side)
+        self._side, self._prefill = dict(other._side), other._prefill
 
     def of(self, name: str) -> Phase | None:
         """The side of a replica; ``None`` for one that is not known."""
@@ -74,14 +75,18 @@ class Phases:
         """Replicas of one side, by name."""
         return sorted(name for name, own in self._side.items() if own == side)
 
-    def set_replicas(self, bound: Mapping[str, str]) -> None:
+    def set_replicas(self, bound: Mapping[str, str], silent: Collection[str] = ()) -> None:
         """All replicas, each with the side that it is bound to or ``""``. Known ones stay where they are; newcomers
-        fill up the prefill side first, by name."""
+        fill up the prefill side first, by name, and take the place of ``silent`` ones."""
         self._bound = {name: Phase(side) for name, side in bound.items() if side}
         self._side = {name: side for name, side in self._side.items() if name in bound} | self._bound
         for name in sorted(bound.keys() - self._side.keys()):
-            free = sum(self._side[n] == Phase.PREFILL for n in self._side.keys() - self._bound.keys())
-            self._side[name] = Phase.PREFILL if free < self.options.prefill else Phase.DECODE
+            present = [n for n in self._free(Phase.PREFILL) if n not in silent]
+            self._side[name] = Phase.PREFILL if len(present) < self._prefill else Phase.DECODE
+
+    def _free(self, side: Phase) -> list[str]:
+        """Replicas of one side that no group binds to it."""
+        return [name for name in self.on(side) if name not in self._bound]
 
     def step(self, views: Iterable[PhaseView], now_s: float) -> Move | None:
         """Average what the sides have to do, and move one replica where one side is short and the other has it to
@@ -89,14 +94,24 @@ class Phases:
         seen = {view.name: view for view in views if view.name in self._side}
         self._average(seen, now_s)
         silent = [name for name in self._side if name not in seen or not seen[name].is_reporting]
-        if not self.options.adapt or silent or now_s - self._moved_s < self.options.cooldown_s:
+        if silent:
+            return None
+        if surplus := len(self._free(Phase.PREFILL)) - self._prefill:
+            side = Phase.DECODE if surplus > 0 else Phase.PREFILL
+            name = min(self._free(side.other), key=lambda name: (seen[name].busy, name), default="")
+            return self._move(name, side, f"{self._prefill} are to prefill") if name else None
+        if not self.options.adapt or now_s - self._moved_s < self.options.cooldown_s:
             return None
         for side in Phase:
             if self._busy.get(side, 0.0) >= self.options.short and (name := self._gives(side.other, seen)):
-                self._side[name] = side
                 self._moved_s = now_s
-                return Move(name, side, f"{side} is {self._busy[side]:.0%} busy")
+                self._prefill += 1 if side == Phase.PREFILL else -1
+                return self._move(name, side, f"{side} is {self._busy[side]:.0%} busy")
         return None
+
+    def _move(self, name: str, to: Phase, reason: str) -> Move:
+        self._side[name] = to
+        return Move(name, to, reason)
 
     def _average(self, seen: Mapping[str, PhaseView], now_s: float) -> None:
         weight = 1.0 - exp(-(now_s - self._seen_s) / self.options.window_s)
@@ -114,5 +129,4 @@ class Phases:
         mine = self.on(side)
         if len(mine) < 2 or self._busy.get(side, 0.0) * len(mine) / (len(mine) - 1) >= self.options.spare:
             return ""
-        free = [name for name in mine if name not in self._bound]
-        return min(free, key=lambda name: (seen[name].busy, name), default="")
+        return min(self._free(side), key=lambda name: (seen[name].busy, name), default="")

@@ -42,6 +42,27 @@ def test_a_replacement_takes_the_side_of_the_one_that_left() -> None:
     assert phases.on(Phase.PREFILL) == ["r1", "x"]
 
 
+def test_a_newcomer_takes_the_side_of_one_that_is_silent() -> None:
+    phases = fleet(4, PhaseOptions(prefill=1, adapt=False))
+    known = dict.fromkeys(("r0", "r1", "r2", "r3"), "")
+    phases.set_replicas(known | {"x": ""}, silent={"r0"})
+    assert phases.on(Phase.PREFILL) == ["r0", "x"]
+    views = [PhaseView(name, 0.5, name != "r0") for name in ("r0", "r1", "r2", "r3", "x")]
+    assert phases.step(views, 0.0) is None, "nobody knows yet whether it comes back"
+    back = [PhaseView(name, 0.1 if name == "r0" else 0.5) for name in ("r0", "r1", "r2", "r3", "x")]
+    assert phases.step(back, 1.0).name == "r0"
+    assert phases.on(Phase.PREFILL) == ["x"]
+
+
+def test_one_that_left_is_replaced_from_the_other_side() -> None:
+    phases = fleet(4, PhaseOptions(prefill=1, adapt=False))
+    phases.set_replicas(dict.fromkeys(("r1", "r2", "r3"), ""))
+    views = [PhaseView("r1", 0.5), PhaseView("r2", 0.1), PhaseView("r3", 0.5)]
+    move = phases.step(views, 0.0)
+    assert (move.name, move.to) == ("r2", Phase.PREFILL)
+    assert phases.step(views, 1.0) is None
+
+
 @pytest.mark.parametrize(("prefill", "decode", "grows"), [(0.95, 0.3, Phase.PREFILL), (0.1, 1.2, Phase.DECODE)])
 def test_the_side_that_is_short_gets_one_at_a_time(prefill: float, decode: float, grows: Phase) -> None:
     phases = fleet()
