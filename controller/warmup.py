@@ -3,7 +3,9 @@
 ``python -m controller.warmup`` fills the cache, which takes about a minute; a start takes a second or two after that.
 """
 
-from controller.fleet import Fleet, FleetOptions
+from controller.disaggregation import make_fleet
+from controller.fleet import FleetOptions
+from controller.phases import PhaseOptions
 from controller.tiers import Tier, TierTable
 from controller.wire import Admission, Progress, Report, Slo, Step
 from planning.warmup import warm_up as warm_up_planning
@@ -14,10 +16,15 @@ BURSTS = (1, 2, 6, 24)  # each takes another way through admission
 
 
 def warm_up() -> None:
-    """Run reports, admissions of every kind and refusals once."""
+    """Run reports, admissions of every kind and refusals once, in a fleet of each kind."""
     warm_up_planning()
+    for phases in (None, PhaseOptions(prefill=1)):
+        _run(FleetOptions(length_prior_tokens=40.0, phases=phases))
+
+
+def _run(options: FleetOptions) -> None:
     tiers = TierTable.of(1, [Tier("tight", 0.3, 0.03, unattainable="refuse"), Tier("flex", best_effort=True)])
-    fleet = Fleet(FleetOptions(length_prior_tokens=40.0), tiers, load_profile)
+    fleet = make_fleet(options, tiers, load_profile)
     tight, flex = Slo(0.3, 0.03, 60.0, "tight"), Slo(tier="flex", best_effort=True)
     running = (
         Progress("running", tight, 0.1, 50, 55, 6, 20, 40, True),

@@ -1,4 +1,4 @@
-"""Prefill and decode on different replicas through the whole stack, simulated and on two real engines."""
+"""Prefill and decode on different replicas through the whole stack, on simulated engines."""
 
 from collections.abc import Iterator
 
@@ -15,24 +15,12 @@ SIMULATED = {
     "disaggregation": {"prefill": 2, "adapt": False},
     "fleet": {"replicas": 4, "stall_timeout_s": 6.0},
 }
-REAL = {
-    "model": "embedded",
-    "engine": {"kind": "vllm", "cores_per_replica": 0.5, "kv_cache_gib": 0.1, "max_num_batched_tokens": 256},
-    "disaggregation": {"prefill": 1},
-    "fleet": {"replicas": 2, "stall_timeout_s": 20.0},
-}
 PROMPTS = [f"Tell me story number {i}, please: " * (1 + 7 * (i % 4)) for i in range(12)]
 
 
 @pytest.fixture(scope="module")
 def simulated() -> Iterator[Stack]:
     with running(SIMULATED) as up:
-        yield up
-
-
-@pytest.fixture(scope="module")
-def real() -> Iterator[Stack]:
-    with running(REAL) as up:
         yield up
 
 
@@ -60,21 +48,3 @@ def test_streams_survive_the_death_of_either_side(simulated: Stack, side: str) -
     assert texts(simulated.client, PROMPTS, 300, lambda: kill_9(victim["pid"])) == undisturbed
     until(lambda: sorted(sides(simulated).values()) == ["decode", "decode", "prefill", "prefill"], 90)
     simulated.settle()
-
-
-def test_real_engines_apart_say_what_one_says(real: Stack) -> None:
-    """A seed (of no effect on greedy sampling) keeps a request on one engine: the reference."""
-    until(lambda: sorted(sides(real).values()) == ["decode", "prefill"])
-    whole = texts(real.client, PROMPTS, 60, seed=1)
-    apart = texts(real.client, PROMPTS, 60)
-    assert apart == whole
-    assert len(set(apart)) > 6, "the model's output depends on its prompt"
-    real.settle()
-
-
-def test_real_streams_survive_the_death_of_the_decoding_engine(real: Stack) -> None:
-    """The engine that prefilled goes on with them; the newcomer takes the dead one's side."""
-    undisturbed = texts(real.client, PROMPTS, 120)
-    victim = next(replica for replica in real.live() if replica["phase"] == "decode")
-    assert texts(real.client, PROMPTS, 120, lambda: kill_9(victim["pid"])) == undisturbed
-    until(lambda: sorted(sides(real).values()) == ["decode", "prefill"], 120)
