@@ -97,7 +97,7 @@ def _asks_no_less(row: np.void, refused: np.void) -> bool:
 
 @njit(cache=True)
 def _bound(mirrors: Mirrors, row: np.void, preference: np.ndarray, is_tried: np.ndarray, last: int) -> float:
-    """Most that the next replica of the load gradient may be wanted after ``last`` refused: halfway to the least wanted.
+    """Most that the next replica of the load gradient may be loaded after ``last`` refused: halfway to the emptiest.
 
     A refusal says little of much emptier replicas and nearly everything of those that are as full. Bisecting finds the
     most loaded replica with room in few checks however large the fleet is.

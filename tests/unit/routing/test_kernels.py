@@ -161,10 +161,11 @@ def test_ruling_replicas_out_inside_a_burst_changes_no_verdict(seed: int) -> Non
     asked = requests(rng, 8, 10_000)
     asked["prompt_tokens"] = rng.integers(500, 12_000, 8)
     asked["ttft_s"], asked["output_tokens"] = rng.choice([0.1, 0.3, 1.0], 8), 100
-    together = put(fleet_of(loads, seed=seed), asked)
+    in_turn, together = np.tile([3.0, 2.0, 1.0], (8, 1)), np.zeros(8, dtype=PLACEMENT)
+    place(fleet_of(loads, seed=seed), asked, 0.0, in_turn, 3, together)
     fleet, alone = fleet_of(loads, seed=seed), np.zeros(8, dtype=PLACEMENT)
     for i in np.argsort(asked["prompt_tokens"], kind="stable"):
-        alone[i] = put(fleet, asked[i : i + 1])[0]
+        place(fleet, asked[i : i + 1], 0.0, in_turn[:1], 3, alone[i : i + 1])
     assert together["replica"].tolist() == alone["replica"].tolist()
 
 
