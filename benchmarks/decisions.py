@@ -177,7 +177,8 @@ def progress(row: np.void) -> Progress:
     """A running request as its replica reports it."""
     slo = Slo(float(row["ttft_s"]), float(row["tpot_s"]), tier="tier")
     names = ("prompt_tokens", "computed_tokens", "emitted_tokens", "output_tokens", "output_cap_tokens")
-    return Progress(str(row["id"]), slo, -float(row["arrival_s"]), *(int(row[name]) for name in names), True)
+    sizes: dict[str, Any] = {name: int(row[name]) for name in names}
+    return Progress(request_id=str(row["id"]), slo=slo, age_s=-float(row["arrival_s"]), running=True, **sizes)
 
 
 def set_of_16_ms(profile: str, seed: int, repeats: int = 50) -> float:
