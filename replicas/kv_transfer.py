@@ -4,13 +4,17 @@ vLLM's own convention, which its connectors share: the prefilling engine is sent
 elsewhere"; what it says of the finished request is sent along with the one that decodes it.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
+from replicas.request_rows import EMITTED, KEY
+
 FILES = "files"  # our connector; any other name is one of vLLM's
 PARAMS = "kv_transfer_params"  # of a request's extra_args
 STORE, LOAD = "do_remote_decode", "do_remote_prefill"
+MatchedTokens = Callable[[Any, int], tuple[int | None, bool]]
 HAND_OVER = "hand_over"  # names one request and one way; only our connector reads it
 
 
@@ -25,6 +29,23 @@ def prefill_params(request_id: str) -> dict[str, Any]:
     """Of a request whose decoding happens elsewhere."""
     remote = dict.fromkeys(("remote_engine_id", "remote_block_ids", "remote_host", "remote_port"))
     return {STORE: True, LOAD: False, HAND_OVER: request_id, **remote}
+
+
+def clipped_to_prompt(offered: MatchedTokens) -> MatchedTokens:
+    """A connector's ``get_num_new_matched_tokens`` for a request that was prefilled elsewhere.
+
+    It takes the whole prompt to be there, but the token that the prefilling engine emitted has joined the prompt since.
+    """
+
+    def matched(request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        tokens, is_async = offered(request, num_computed_tokens)
+        if not tokens or not (request.kv_transfer_params or {}).get(LOAD):
+            return tokens, is_async
+        known = request.num_prompt_tokens - request.sampling_params.extra_args[KEY][EMITTED]
+        tokens = max(0, min(tokens, known - num_computed_tokens))
+        return tokens, is_async and tokens > 0
+
+    return matched
 
 
 def to_transfer(params: dict[str, Any] | None) -> bytes:

@@ -12,6 +12,7 @@ from controller.wire import Slo, request_uid
 from planning.tables import request_table
 
 KEY = "polyslo"  # of SamplingParams.extra_args on the way in, and of our attribute on vLLM's requests
+EMITTED = 5  # place in that list of the tokens that were emitted elsewhere
 UNLIMITED = 1 << 30
 
 

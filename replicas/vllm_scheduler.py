@@ -19,7 +19,7 @@ from controller.wire import Step
 from planning.room import PREEMPT
 from replicas.engine import to_step
 from replicas.engine_link import RequestTick, TickSender
-from replicas.kv_transfer import LOAD
+from replicas.kv_transfer import LOAD, clipped_to_prompt
 from replicas.request_rows import KEY, RequestRows
 from replicas.step_clock import StepClock
 from replicas.step_planner import STOCK, StepPlanner, profile_coefficients
@@ -43,6 +43,8 @@ class SloScheduler(AsyncScheduler):
         )
         self._planner.configure(settings["policy"], settings["options"])
         self._planner.warm_up()
+        if self.connector is not None:
+            self.connector.get_num_new_matched_tokens = clipped_to_prompt(self.connector.get_num_new_matched_tokens)
         self._rows = RequestRows()
         self._clock = StepClock()
         self._link = TickSender(settings["link"])

@@ -5,7 +5,18 @@ import pytest
 
 from controller.wire import PREFILLED, Slo, Submission
 from replicas.engine import Entry
-from replicas.kv_transfer import FILES, HAND_OVER, LOAD, PARAMS, STORE, connector_config, from_transfer, prefill_params
+from replicas.kv_transfer import (
+    FILES,
+    HAND_OVER,
+    LOAD,
+    PARAMS,
+    STORE,
+    clipped_to_prompt,
+    connector_config,
+    from_transfer,
+    prefill_params,
+)
+from replicas.request_rows import to_extra_args
 
 
 def test_vllm_accepts_our_connector_and_finds_it() -> None:
@@ -80,6 +91,36 @@ def test_logprobs_of_the_first_token_are_kept() -> None:
     shown = decode_output(handed_over(output))
     assert shown.finish_reason is None
     assert shown.new_logprobs.logprobs.tolist() == [[-0.1, -2.0]]
+
+
+@pytest.mark.parametrize(
+    ("emitted", "computed", "offered", "taken"),
+    [
+        (1, 0, (65, True), (64, True)),  # all of 65 tokens, of which the other engine has computed 64
+        (1, 32, (33, True), (32, True)),
+        (1, 64, (1, True), (0, False)),  # nothing is left to wait for
+        (0, 0, (65, False), (65, False)),
+        (1, 0, (0, False), (0, False)),
+        (1, 0, (None, False), (None, False)),  # the connector does not know yet
+    ],
+)
+def test_no_connector_brings_the_token_that_was_emitted_elsewhere(
+    emitted: int, computed: int, offered: tuple[int | None, bool], taken: tuple[int | None, bool]
+) -> None:
+    from vllm import SamplingParams
+    from vllm.v1.request import Request
+
+    asked = to_extra_args(Slo(), 0.0, 20, emitted) | {PARAMS: {LOAD: True}}
+    request = Request("r", [1] * 65, SamplingParams(max_tokens=20, extra_args=asked), None)
+    assert clipped_to_prompt(lambda _request, _computed: offered)(request, computed) == taken
+
+
+def test_what_was_not_prefilled_elsewhere_takes_what_the_connector_offers() -> None:
+    from vllm import SamplingParams
+    from vllm.v1.request import Request
+
+    request = Request("r", [1] * 65, SamplingParams(max_tokens=20, extra_args=to_extra_args(Slo(), 0.0, 20, 1)), None)
+    assert clipped_to_prompt(lambda _request, _computed: (65, True))(request, 0) == (65, True)
 
 
 def test_every_request_is_a_hand_over_of_its_own() -> None:
