@@ -34,7 +34,7 @@ REASONS = tuple(AdmitReason)  # by the codes of planning.choice
 class AdmissionOptions:
     """How a set is chosen."""
 
-    displace: bool = False  # waiting requests without any progress may lose their promise to a better set
+    displace: bool = False  # requests without a first token may lose their promise to a better set
     retry_after: bool = False  # look for the time at which a refused request would be attainable
     horizon_s: float = 30.0  # how far ahead that is looked for
 
@@ -62,15 +62,16 @@ def plan_admission(
     """Choose which of ``new`` to admit beside ``running`` (both request tables) from ``start_s`` on.
 
     ``start_s`` is the end of the iteration in flight and ``running`` the state at that time, waiting requests included.
-    What is promised stays promised, except that with ``options.displace`` waiting requests without any progress may
-    lose their place where that lets a set of more value in (SLOs-Serve sections 3.2.1 and 4.1).
+    What is promised stays promised, except that with ``options.displace`` requests without a first token may lose
+    their place where that lets a set in that is worth more, or as much for less work (SLOs-Serve sections 3.2.1 and
+    4.1; of equal sets the one of least work leaves most room to those who come next, as in Moore and Hodgson's rule).
     """
     first = len(running)
     table = np.concatenate((running, new))
     role, reasons, outlook = _choose(coef, limits, table, first, start_s, False)
     if options.displace and (role[first:] == REFUSED).any():
         other = _choose(coef, limits, table, first, start_s, True)
-        if _worth(table, other[0]) > _worth(table, role) + TOLERANCE_S:
+        if _is_better(table, other[0], role):
             role, reasons, outlook = other
     earliest_s = np.full(len(new), np.inf)
     if options.retry_after:
@@ -97,13 +98,22 @@ def _choose(
     role = np.full(len(table), PROMISED)
     role[first:] = OPEN
     if displace:
-        old = table[:first]
-        is_untouched = ~old["running"] & (old["computed_tokens"] == 0) & (old["emitted_tokens"] == 0)
-        role[:first][is_untouched & ~old["best_effort"]] = OPEN
+        has_begun = (table["emitted_tokens"] > 0) | (_prefill_tokens(table) <= 1)
+        role[:first][~(has_begun | table["best_effort"])[:first]] = OPEN
     outlook = np.zeros(len(table), dtype=OUTLOOK)
     return role, choose(coef, limits, table, role, start_s, outlook), outlook
 
 
-def _worth(table: np.ndarray, role: np.ndarray) -> float:
-    """Value of all that is promised or chosen."""
-    return float(table["value"][role != REFUSED].sum())
+def _is_better(table: np.ndarray, role: np.ndarray, other: np.ndarray) -> bool:
+    """Whether all that is kept by ``role`` is worth more than by ``other``, or as much for less prefill work."""
+    kept, others = role != REFUSED, other != REFUSED
+    gain = float(table["value"][kept].sum() - table["value"][others].sum())
+    if abs(gain) > TOLERANCE_S:
+        return gain > 0.0
+    return bool(_prefill_tokens(table[kept]).sum() < _prefill_tokens(table[others]).sum())
+
+
+def _prefill_tokens(table: np.ndarray) -> np.ndarray:
+    """Tokens of every request that are not computed yet."""
+    todo: np.ndarray = table["prompt_tokens"] + table["emitted_tokens"] - table["computed_tokens"]
+    return todo

@@ -170,22 +170,24 @@ def _future_margin_s(coef: np.ndarray, table: np.ndarray, now_s: float, limits: 
 
 
 @njit(cache=True)
-def _take_due_decodes(coef: np.ndarray, table: np.ndarray, limits: np.void, draft: Draft) -> float:
+def _take_due_decodes(coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, draft: Draft) -> float:
     """Add the decodes that cannot wait for the next iteration; returns how long this one may last.
 
     That is the least slack of any running decode, less the guard: were the iteration ``guard`` times longer than it is
     predicted, nobody would be late. Where not even all decodes fit into that they run alone and so earn slack. A decode
-    can wait when, with the same guard, it would still be on time in an iteration of all decodes after this one; none
-    has to when no prefill wants the time.
+    can wait when, with the same guard, it would not cut the next iteration below the tightest pace: decodes that fall
+    due one after the other leave prefills nothing but slivers, those that run together leave them whole iterations.
+    None has to wait when no prefill wants the time.
     """
-    everyone, least_s, stretch = np.zeros(5), math.inf, 1.0 + limits["guard"]
+    everyone, least_s, pace_s, stretch = np.zeros(5), math.inf, limits["max_iteration_s"], 1.0 + limits["guard"]
     for i in range(len(table)):
         if draft.kind[i] == DECODE:
             add(table[i], 1 + table[i]["spec_tokens"], everyone)
             least_s = min(least_s, draft.slack_s[i])
+            pace_s = min(pace_s, effective_tpot_s(table[i], now_s))
     all_s = mix_s(coef, everyone)
     limit_s = min(limits["max_iteration_s"], max(least_s / stretch, min(least_s, all_s)))
-    horizon_s = stretch * (limit_s + all_s) if draft.counts[PREFILL] > 0 else math.inf
+    horizon_s = stretch * (limit_s + max(all_s, pace_s)) if draft.counts[PREFILL] > 0 else math.inf
     has_room = draft.free[FREE_KV] >= draft.counts[DECODE] * limits["block_tokens"] + everyone[TOKENS]
     fits = has_room and all_s <= limit_s and everyone[TOKENS] <= limits["max_batch_tokens"]
     rows = _rows_of(draft, DECODE) if fits else _by_slack(table, draft, DECODE)
@@ -267,7 +269,7 @@ def form_batch(
     count = np.zeros(IDLE + 1, np.int64)
     draft = Draft(np.empty(rows, np.int64), count, np.empty(rows), np.zeros(2, np.int64), np.zeros(5), tokens_out)
     survey(coef, table, now_s, limits, draft)
-    limit_s = _take_due_decodes(coef, table, limits, draft)
+    limit_s = _take_due_decodes(coef, table, now_s, limits, draft)
     has_spare, has_late = count[SPARE_DECODE] + count[SPARE_PREFILL] > 0, count[LATE_DECODE] + count[LATE_PREFILL] > 0
     share_s = limit_s * limits["best_effort_share"] if has_spare else 0.0
     limit_s, served = _take_prefills(coef, table, limits, limit_s - share_s, LATE_DECODE, PREFILL, draft)

@@ -11,11 +11,12 @@ from pydantic import Field, model_validator
 from profiles.profile import Profile
 from serving.strict import ConfigError, Section
 from simulation import arrivals
+from simulation.jobs import NO_EDGES
 from simulation.lengths import from_statistics
 from simulation.scenarios import CODE, CONV, SCENARIOS, make_scenario
 from simulation.systems import BASELINES, PLANNER, System
 from simulation.traces import Trace, read_trace
-from simulation.workloads import Change, ServiceClass, closed_loop, from_trace, open_loop
+from simulation.workloads import Calls, Change, ServiceClass, closed_loop, from_trace, open_loop
 
 SYSTEMS = {system.name: system for system in (PLANNER, *BASELINES)}
 ROUTINGS = ("kernel", "controller", "round_robin", "random", "least_loaded", "power_of_two")
@@ -132,27 +133,27 @@ def trace_path(name: str, traces: Path) -> Path:
 
 def make_jobs(
     scenario: Scenario, trace: Trace | None, traces: Path, profile: Profile, rate: float, seed: int
-) -> np.ndarray:
-    """The jobs of a scenario at one rate."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """The jobs of a scenario at one rate, and the edges of their programs (EDGE) where these are not chains."""
     if scenario.workload.slos_serve:
         shapes = {name: read_trace(trace_path(name, traces)).arrival_s for name in (CONV, CODE)}
-        return make_scenario(scenario.workload.slos_serve, shapes, profile.coefficients, rate, scenario.requests, seed)
+        name, requests = scenario.workload.slos_serve, scenario.requests
+        return make_scenario(name, shapes, profile.coefficients, rate, requests, seed), NO_EDGES
     classes = [section.to_class() for section in scenario.classes]
     changes = [Change(section.at, tuple(section.shares)) for section in scenario.changes]
     streams = np.random.default_rng(seed).spawn(2)
     if trace is not None and scenario.workload.closed_loop:
-        think_s = read_think_s(trace_path(scenario.workload.trace, traces), len(trace.input_tokens))
-        sessions = scenario.requests
+        calls, sessions = read_calls(trace_path(scenario.workload.trace, traces), trace), scenario.requests
 
         def start_s(rng: np.random.Generator, count: int) -> np.ndarray:
             return arrivals.poisson_s(rng, count, rate)
 
-        return closed_loop(streams[0], trace, think_s, sessions, start_s, classes[0])
+        return closed_loop(streams[0], trace, calls, sessions, start_s, classes[0])
     arrival_s = _arrivals_s(scenario, trace, traces, streams[0], rate)
     if trace is not None:
-        return from_trace(streams[1], trace, scenario.requests, arrival_s, classes, changes)
+        return from_trace(streams[1], trace, scenario.requests, arrival_s, classes, changes), NO_EDGES
     prompt, output = from_statistics(scenario.workload.prompt), from_statistics(scenario.workload.output)
-    return open_loop(streams[1], arrival_s, prompt, output, classes, changes)
+    return open_loop(streams[1], arrival_s, prompt, output, classes, changes), NO_EDGES
 
 
 def _arrivals_s(
@@ -167,12 +168,15 @@ def _arrivals_s(
     return arrivals.shaped_s(rng, shape.arrival_s, scenario.requests, rate)
 
 
-def read_think_s(path: Path, rows: int) -> np.ndarray:
-    """Seconds of thinking or tool use before each call, from the trace's ``_extra`` file; 0 where it has none."""
+def read_calls(path: Path, trace: Trace) -> Calls:
+    """Dependencies and think times of a trace's calls, from its ``_extra`` file; without one, calls in order."""
     import pyarrow.parquet
 
     extra = path.with_name(f"{path.stem}_extra.parquet")
     if not extra.is_file():
-        return np.zeros(rows)
-    column = pyarrow.parquet.read_table(extra, columns=["think_or_tool_s"]).column(0)
-    return np.nan_to_num(np.asarray(column.to_numpy(), dtype=np.float64))
+        return Calls.in_order(trace.session, np.zeros(len(trace.session)))
+    table = pyarrow.parquet.read_table(extra)
+    think_s = np.nan_to_num(np.asarray(table.column("think_or_tool_s").to_numpy(), dtype=np.float64))
+    if "depends_on_rows" not in table.column_names:
+        return Calls.in_order(trace.session, think_s)
+    return Calls(think_s, [rows or () for rows in table.column("depends_on_rows").to_pylist()])

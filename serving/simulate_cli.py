@@ -55,7 +55,7 @@ def simulate(
     with _progress() as bar:
         runs = [(rate, seed) for rate in asked.rates_per_s for seed in asked.seeds]
         for rate, seed in runs:
-            jobs = scenarios.make_jobs(asked, trace, traces, profile, rate, seed)
+            jobs, edges = scenarios.make_jobs(asked, trace, traces, profile, rate, seed)
             task = bar.add_task(f"{rate:g} req/s, seed {seed}", total=len(jobs))
             started_s = time.perf_counter()
             sampled: list[tuple[float, list[int]]] = []
@@ -63,7 +63,7 @@ def simulate(
             def show(done: int, task: TaskID = task) -> None:
                 bar.update(task, completed=done)
 
-            last = _run(asked, profile, jobs, trace, seed, show, sampled)
+            last = _run(asked, profile, jobs, edges, trace, seed, show, sampled)
             figures = summarize(last.jobs, last.records, last.engines.state, Window.of(last.jobs))
             points.append({"rate_per_s": rate, "seed": seed, **figures, "wall_s": time.perf_counter() - started_s})
             if plots is not None and (rate, seed) == runs[-1]:
@@ -94,6 +94,7 @@ def _run(
     asked: scenarios.Scenario,
     profile: Profile,
     jobs: np.ndarray,
+    edges: np.ndarray,
     trace: Trace | None,
     seed: int,
     show: Callable[[int], None],
@@ -102,9 +103,8 @@ def _run(
     """One run; calls ``show`` and samples the load of the replicas now and then."""
     system = asked.chosen_system()
     prefixes = PrefixCache(trace, jobs, asked.replicas) if trace is not None and len(trace.blocks) else None
-    simulation = Simulation(
-        jobs, system.engines(profile, seed), _dispatcher(asked, profile, jobs, seed), prefixes=prefixes
-    )
+    dispatcher = _dispatcher(asked, profile, jobs, seed)
+    simulation = Simulation(jobs, system.engines(profile, seed), dispatcher, prefixes=prefixes, edges=edges)
     calls, every = 0, max(1, len(jobs) // 400)
 
     def watch(running: Simulation) -> bool:
@@ -188,11 +188,11 @@ def _need(
     """Replicas and cost for one group of classes, median and spread over seeds."""
     replicas, costs, attainments = [], [], []
     for seed in asked.seeds:
-        jobs = scenarios.make_jobs(asked, trace, traces, profile, rate, seed)
+        jobs, edges = scenarios.make_jobs(asked, trace, traces, profile, rate, seed)
         if number >= 0:
             jobs = _only(jobs, number)
         task = bar.add_task(f"{profile.name} {who} {rate:g} req/s, seed {seed}", total=None)
-        count, attainment, cost = replicas_needed(jobs, profile, target, hourly / 3600.0)
+        count, attainment, cost = replicas_needed(jobs, profile, target, hourly / 3600.0, edges=edges)
         bar.remove_task(task)
         replicas.append(float(count))
         attainments.append(attainment)

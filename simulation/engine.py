@@ -239,7 +239,7 @@ def advance_engines(
 ) -> tuple[float, int]:
     """Run every iteration that starts before ``until_s``, in order of start; fills ``ended`` with jobs.
 
-    A job that ends and has a follower brings ``until_s`` forward to the follower's arrival, whose time is entered.
+    A job that ends and has a follower brings ``until_s`` forward to its end: only the caller knows who arrives when.
     Returns the time reached and how many jobs ended (fewer than ``len(ended)``, or the call returns early).
     """
     count, margin = 0, engines.tables.shape[1]
@@ -250,10 +250,7 @@ def advance_engines(
         before = count
         count = iterate(engines, r, jobs, records, ended, count)
         for k in range(before, count):
-            job = jobs[ended[k]]
-            if job["follower"] != NEVER:
-                follower = jobs[job["follower"]]
-                follower["arrival_s"] = records[ended[k]]["last_s"] + job["think_s"]
-                until_s = min(until_s, follower["arrival_s"])
+            if jobs[ended[k]]["follower"] != NEVER:
+                until_s = min(until_s, records[ended[k]]["last_s"])
     r = _next_to_start(engines, until_s)
     return (until_s if r == NEVER else engines.state[r]["free_at_s"]), count

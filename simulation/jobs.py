@@ -25,7 +25,7 @@ JOB = np.dtype(
         ("best_effort", "?"),
         ("value", "f8"),
         ("program", "i4"),  # requests of one program (a conversation, a tool loop) are judged together
-        ("follower", "i4"),  # the job that arrives ``think_s`` after this one has ended; NEVER: none
+        ("follower", "i4"),  # the job that arrives ``think_s`` after this one has ended; NEVER: none. More: EDGE
         ("think_s", "f8"),
         ("first_block", "i8"),  # its prompt's prefix blocks: a stretch of the workload's block ids
         ("blocks", "i4"),
@@ -49,6 +49,11 @@ RECORD = np.dtype(
 )
 
 
+# A further follower of a job, or a further job that a follower waits for: it arrives when all have ended and thought.
+EDGE = np.dtype([("job", "i4"), ("follower", "i4"), ("think_s", "f8")])
+NO_EDGES = np.zeros(0, dtype=EDGE)
+
+
 def make_jobs(count: int) -> np.ndarray:
     """``count`` best-effort jobs of one token, each its own program, to be filled in."""
     jobs = np.zeros(count, dtype=JOB)
@@ -58,6 +63,15 @@ def make_jobs(count: int) -> np.ndarray:
         jobs[name] = 1
     jobs["program"], jobs["follower"], jobs["best_effort"] = np.arange(count), NEVER, True
     return jobs
+
+
+def all_edges(jobs: np.ndarray, more: np.ndarray) -> np.ndarray:
+    """Every edge of the programs' graphs (EDGE), sorted by job: those that jobs name themselves, and ``more``."""
+    own = np.flatnonzero(jobs["follower"] != NEVER)
+    edges = np.zeros(len(own), dtype=EDGE)
+    edges["job"], edges["follower"], edges["think_s"] = own, jobs["follower"][own], jobs["think_s"][own]
+    edges = np.concatenate((edges, more))
+    return edges[np.argsort(edges["job"], kind="stable")]
 
 
 def make_records(count: int) -> np.ndarray:

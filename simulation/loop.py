@@ -7,13 +7,13 @@ position in the job table, iterations by replica. Tokens appear at the end of an
 import heapq
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from simulation.engine import Engines, advance_engines, submit, with_slots
-from simulation.jobs import NEVER, make_records, to_rows
+from simulation.jobs import NEVER, NO_EDGES, all_edges, make_records, to_rows
 from simulation.prefix_cache import PrefixCache, held_kv_tokens
 
 Watch = Callable[["Simulation"], bool]  # called after every dispatch; True stops the run
@@ -44,6 +44,7 @@ class Simulation:
     dispatcher: Dispatcher
     now_s: float = 0.0
     prefixes: PrefixCache | None = None  # where the workload has prefix blocks
+    edges: np.ndarray = field(default_factory=lambda: NO_EDGES)  # where its programs are more than chains
 
     def __post_init__(self) -> None:
         self.jobs = self.jobs.copy()
@@ -55,7 +56,11 @@ class Simulation:
         self._first_follower = int(np.searchsorted(self._times_s, math.inf))
         self._place = 0
         self._program_missed = np.zeros(len(self.jobs), dtype=np.bool_)
-        self._followers: list[tuple[float, int]] = []
+        self._followers: list[tuple[float, int]] = []  # those that are ready, by arrival
+        self.edges = all_edges(self.jobs, self.edges)
+        self._first_edge = np.searchsorted(self.edges["job"], np.arange(len(self.jobs) + 1))
+        self._waits_for = np.bincount(self.edges["follower"], minlength=len(self.jobs))
+        self._ready_s = np.zeros(len(self.jobs))
 
     def run(self, watch: Watch | None = None) -> None:
         """Run until every job has ended, nothing can move any more, or ``watch`` says stop."""
@@ -135,14 +140,24 @@ class Simulation:
             self.left -= count
             missed = ended[self.records["missed"][ended]]
             self._program_missed[self.jobs["program"][missed]] = True
-            for follower in self.jobs["follower"][ended]:
-                if follower != NEVER:
-                    heapq.heappush(self._followers, (float(self.jobs["arrival_s"][follower]), int(follower)))
+            for job in ended[self.jobs["follower"][ended] != NEVER]:
+                self._release_followers(job)
             if self.prefixes is not None:
                 for job, replica in zip(ended.tolist(), self.records["replica"][ended].tolist(), strict=True):
                     self.prefixes.keep(replica, job, self._free_kv_tokens(replica))
             self.dispatcher.note_ended(self, ended)
         return float(reached_s)
+
+    def _release_followers(self, job: int) -> None:
+        """Let those arrive that waited for this job last."""
+        for edge in self.edges[self._first_edge[job] : self._first_edge[job + 1]]:
+            follower = int(edge["follower"])
+            self._waits_for[follower] -= 1
+            ready_s = max(self._ready_s[follower], float(self.records["last_s"][job] + edge["think_s"]))
+            self._ready_s[follower] = ready_s
+            if self._waits_for[follower] == 0:
+                self.jobs["arrival_s"][follower] = ready_s
+                heapq.heappush(self._followers, (float(ready_s), follower))
 
     def _pop_arrivals(self) -> np.ndarray:
         return np.array(sorted(self._due()), dtype=np.int64)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from profiles.profile import Profile
+from simulation.jobs import NO_EDGES
 from simulation.loop import Simulation
 from simulation.metrics import Window, attained
 from simulation.placement import PlacedFleet
@@ -14,10 +15,12 @@ from simulation.systems import PLANNER
 MOST_REPLICAS = 256
 
 
-def run_fleet(jobs: np.ndarray, profile: Profile, replicas: int, seed: int = 0) -> Simulation:
+def run_fleet(
+    jobs: np.ndarray, profile: Profile, replicas: int, seed: int = 0, edges: np.ndarray = NO_EDGES
+) -> Simulation:
     """A workload on a fleet of equal, shared replicas placed by the routing kernels."""
     engines = replace(PLANNER, replicas=replicas).engines(profile, seed)
-    simulation = Simulation(jobs, engines, PlacedFleet())
+    simulation = Simulation(jobs, engines, PlacedFleet(), edges=edges)
     simulation.run()
     return simulation
 
@@ -39,6 +42,7 @@ def replicas_needed(
     target: float,
     price: float = 1.0,
     report: Callable[[int, float], None] | None = None,
+    edges: np.ndarray = NO_EDGES,
 ) -> tuple[int, float, float]:
     """Fewest replicas whose worst tier attains ``target``: (replicas, attainment, cost per attained request).
 
@@ -48,7 +52,7 @@ def replicas_needed(
 
     def attains(replicas: int) -> bool:
         if replicas not in known:
-            known[replicas] = worst_attainment(run_fleet(jobs, profile, replicas))
+            known[replicas] = worst_attainment(run_fleet(jobs, profile, replicas, edges=edges))
             if report is not None:
                 report(replicas, known[replicas][0])
         return known[replicas][0] >= target

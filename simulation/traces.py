@@ -42,8 +42,9 @@ def read_trace(path: Path) -> Trace:
             raise ValueError(f"{path}: column 'arrival_s' is not sorted")
     lengths = {name: columns[name].to_numpy().astype(np.int64) for name in REQUIRED}
     for name, tokens in lengths.items():
-        if len(tokens) == 0 or tokens.min() < 1:
-            raise ValueError(f"{path}: column {name!r} must hold lengths from 1 token on")
+        if len(tokens) == 0 or tokens.min() < (name == "input_tokens"):
+            raise ValueError(f"{path}: column {name!r} must hold lengths from {int(name == 'input_tokens')} on")
+    lengths["output_tokens"] = np.maximum(1, lengths["output_tokens"])  # recorded without output: cut off at the first
     rows: int = table.num_rows
     app = np.array(columns["app"].to_pylist()) if "app" in columns else np.full(rows, "")
     session = columns["session_id"].to_numpy() if "session_id" in columns else np.arange(rows)

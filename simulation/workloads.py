@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulation.jobs import NEVER, make_jobs
+from simulation.jobs import EDGE, NEVER, make_jobs
 from simulation.lengths import Lengths
 from simulation.traces import Trace
 
@@ -101,36 +101,55 @@ def from_trace(
     return jobs
 
 
+@dataclass(frozen=True)
+class Calls:
+    """How the calls of a trace's sessions depend on each other; one element per row of the trace."""
+
+    think_s: np.ndarray  # thinking or tool use before the call
+    waits_for: Sequence[Sequence[int]]  # rows that must have ended before it; none: it opens its session
+
+    @classmethod
+    def in_order(cls, session: np.ndarray, think_s: np.ndarray) -> "Calls":
+        """Every call waits for the one before it in its session."""
+        last, waits_for = dict[int, int](), []
+        for row, name in enumerate(session.tolist()):
+            waits_for.append([last[name]] if name in last else [])
+            last[name] = row
+        return cls(think_s, waits_for)
+
+
 def closed_loop(
     rng: np.random.Generator,
     trace: Trace,
-    think_s: np.ndarray,
+    calls: Calls,
     sessions: int,
     start_s: Callable[[np.random.Generator, int], np.ndarray],
     service: ServiceClass,
     longest_think_s: float = 60.0,
-) -> np.ndarray:
-    """Sessions of a trace as programs: each call arrives ``think_s`` after the one before it has ended.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sessions of a trace as programs: each call arrives ``think_s`` after all that it waits for have ended.
 
-    Sessions start by a process of their own. Calls of one session run one after the other in the order of the trace
-    (sub-agents included); thinking is cut at ``longest_think_s``, after which a user has left.
+    Sessions start by a process of their own; their sub-agents run side by side where the trace has them so. Thinking is
+    cut at ``longest_think_s``, after which a user has left. Returns jobs, and the edges that they do not name.
     """
     names = np.unique(trace.session)[:sessions]
-    jobs, starts_s, parts = make_jobs(0), start_s(rng, len(names)), []
-    for name, begin_s in zip(names, starts_s, strict=True):
-        own = np.flatnonzero(trace.session == name)
-        part = make_jobs(len(own))
-        part["arrival_s"], part["arrival_s"][0] = np.inf, begin_s
-        part["program"], part["follower"] = 0, np.arange(1, len(own) + 1)
-        part["follower"][-1] = NEVER
-        part["think_s"][:-1] = np.minimum(think_s[own[1:]], longest_think_s)
-        part["prompt_tokens"], part["output_tokens"] = trace.input_tokens[own], trace.output_tokens[own]
-        part["first_block"], part["blocks"] = trace.first_block[own], trace.block_count[own]
-        parts.append(part)
-    if parts:
-        jobs = join(parts)
-        set_classes(jobs, [service], np.zeros(len(jobs), dtype=np.int64))
-    return jobs
+    rows = np.concatenate([np.flatnonzero(trace.session == name) for name in names])
+    jobs, edges = make_jobs(len(rows)), list[tuple[int, int, float]]()
+    place = dict(zip(rows.tolist(), range(len(rows)), strict=True))
+    starts = np.searchsorted(trace.session[rows], names)
+    jobs["program"] = np.repeat(starts, np.diff(starts, append=len(rows)))
+    jobs["arrival_s"], jobs["arrival_s"][starts] = np.inf, start_s(rng, len(names))
+    for row, job in place.items():
+        think_s = min(float(calls.think_s[row]), longest_think_s)
+        for before in (place[other] for other in calls.waits_for[row]):
+            if jobs["follower"][before] == NEVER:
+                jobs["follower"][before], jobs["think_s"][before] = job, think_s
+            else:
+                edges.append((before, job, think_s))
+    jobs["prompt_tokens"], jobs["output_tokens"] = trace.input_tokens[rows], trace.output_tokens[rows]
+    jobs["first_block"], jobs["blocks"] = trace.first_block[rows], trace.block_count[rows]
+    set_classes(jobs, [service], np.zeros(len(jobs), dtype=np.int64))
+    return jobs, np.array(edges, dtype=EDGE)
 
 
 def join(parts: Sequence[np.ndarray]) -> np.ndarray:

@@ -72,13 +72,18 @@ def test_short_requests_may_displace_the_long_one_that_has_not_started() -> None
     assert swapped.displaced.tolist() == [True]
 
 
-def test_nothing_is_displaced_for_an_equal_set_or_once_it_has_started() -> None:
+def test_of_equal_sets_the_one_of_less_work_is_kept_until_the_first_token() -> None:
     waiting, options = promised(new([9000], ttft_s=0.1)), AdmissionOptions(displace=True)
-    one = plan_admission(COEF, LIMITS, waiting, new([2000], ttft_s=0.1), 0.0, options)
-    assert not one.accepted.any()
-    assert not one.displaced.any()
-    waiting["running"], waiting["computed_tokens"] = True, 16
-    assert not plan_admission(COEF, LIMITS, waiting, new([2000, 2000], ttft_s=0.1), 0.0, options).displaced.any()
+    shorter = plan_admission(COEF, LIMITS, waiting, new([2000], ttft_s=0.1), 0.0, options)
+    assert (shorter.accepted.tolist(), shorter.displaced.tolist()) == ([True], [True])
+    longer = plan_admission(COEF, LIMITS, waiting, new([9500], ttft_s=0.1), 0.0, options)
+    assert (longer.accepted.tolist(), longer.displaced.tolist()) == ([False], [False])
+    waiting["running"], waiting["computed_tokens"] = True, 8000  # 1000 left: less than the newcomer's 2000
+    assert not plan_admission(COEF, LIMITS, waiting, new([2000], ttft_s=0.02), 0.0, options).displaced.any()
+    waiting["computed_tokens"] = 16
+    assert plan_admission(COEF, LIMITS, waiting, new([2000], ttft_s=0.1), 0.0, options).displaced.all()
+    waiting["computed_tokens"], waiting["emitted_tokens"] = 9000, 1
+    assert not plan_admission(COEF, LIMITS, waiting, new([90], ttft_s=1e-4), 0.0, options).displaced.any()
 
 
 def test_earned_slack_counts() -> None:

@@ -68,6 +68,17 @@ def test_a_decode_with_slack_waits_for_a_prompt_and_one_without_does_not() -> No
     assert seconds == pytest.approx(0.02)
 
 
+def test_decodes_that_would_cut_the_next_iteration_short_run_now() -> None:
+    """Out of step they would leave prompts 20, 10, 30 ms; together they leave whole iterations of their pace."""
+    table = decodes([0.02, 0.03, 0.06, 0.08])
+    assert form(table, prompts([5000], [1.0]))[1] == [1, 1, 1, 0, 1897]
+    table["computed_tokens"][:3] += 1
+    table["emitted_tokens"][:3] += 1
+    table["arrival_s"] -= 0.02
+    seconds, _tokens = form(table, prompts([9000], [1.0]))
+    assert seconds == pytest.approx(0.05)
+
+
 def test_early_decodes_run_in_what_prompts_leave() -> None:
     assert form(decodes([0.02, 0.5]), prompts([100], [1.0]))[1] == [1, 1, 100]
 

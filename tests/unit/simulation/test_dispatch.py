@@ -54,8 +54,9 @@ def test_outlived_predictions_grow_by_half_as_the_live_estimator_has_them() -> N
     simulation = Simulation(jobs, system.engines(a100()), system.dispatcher(a100(), jobs))
     seen: dict[int, int] = {}
     estimator = LengthEstimator(100.0)
-    for k in range(1, 400):
-        simulation._advance(0.02 * k) if k > 1 else simulation.dispatcher.dispatch(simulation, np.array([0]))
+    simulation.dispatcher.dispatch(simulation, np.array([0]))
+    for k in range(1, 1000):
+        simulation._advance(0.005 * k)
         for row in simulation.table(0):
             seen[int(row["emitted_tokens"])] = int(row["output_tokens"])
     assert {99, 100, 150} <= set(seen)

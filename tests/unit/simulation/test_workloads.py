@@ -1,11 +1,14 @@
 import numpy as np
 import pytest
 
+from serving.scenario import read_calls
 from simulation.arrivals import gamma_s, poisson_s, shaped_s
 from simulation.lengths import CappedLogNormal, Percentiles, from_statistics, read_published
+from simulation.loop import Simulation
 from simulation.scenarios import CODE, CONV, LIFETIMES, SCENARIOS, make_scenario, zero_load_ttft_s
+from simulation.systems import PLANNER
 from simulation.traces import Trace, read_trace
-from simulation.workloads import Change, ServiceClass, closed_loop, draw_classes, open_loop
+from simulation.workloads import Calls, Change, ServiceClass, closed_loop, draw_classes, open_loop
 from tests.simulation_cases import a100, jobs_at, run
 
 CLASSES = (ServiceClass("tight", 1.0, 0.5, 0.03), ServiceClass("loose", 3.0, 1.0, 0.1))
@@ -111,8 +114,35 @@ def test_closed_loops_keep_sessions_apart() -> None:
     lengths, none = np.full(7, 10), np.zeros(7, dtype=np.int64)
     session = np.array([4, 4, 9, 9, 9, 2, 4])
     trace = Trace("t", np.zeros(7), lengths, lengths, session, session, none, none, none, 512)
-    jobs = closed_loop(np.random.default_rng(0), trace, np.full(7, 500.0), 2, lambda rng, n: np.arange(n), CLASSES[0])
+    calls = Calls.in_order(session, np.full(7, 500.0))
+    jobs, edges = closed_loop(np.random.default_rng(0), trace, calls, 2, lambda rng, n: np.arange(n), CLASSES[0])
+    assert len(edges) == 0
     assert np.bincount(jobs["program"]).tolist() == [1, 3]
     assert jobs["think_s"].max() == 60.0
     records = run(jobs).records
     assert records["ended"].all()
+
+
+def test_sub_agents_run_side_by_side_and_are_waited_for() -> None:
+    # 0 -> {1, 2, 3}; 4 waits for 1 and 2; 5 for 3 and 4; outputs of different length.
+    outputs, none, session = np.array([5, 10, 60, 200, 5, 5]), np.zeros(6, dtype=np.int64), np.zeros(6, dtype=np.int64)
+    trace = Trace("t", np.zeros(6), np.full(6, 50), outputs, session, session, none, none, none, 512)
+    calls = Calls(np.array([0.0, 1.0, 1.0, 2.0, 3.0, 0.5]), [[], [0], [0], [0], [1, 2], [3, 4]])
+    jobs, edges = closed_loop(np.random.default_rng(0), trace, calls, 1, lambda rng, n: np.zeros(n), CLASSES[1])
+    assert len(edges) + (jobs["follower"] >= 0).sum() == 7
+    simulation = Simulation(jobs, PLANNER.engines(a100()), PLANNER.dispatcher(a100(), jobs), edges=edges)
+    simulation.run()
+    ends_s, arrivals_s = simulation.records["last_s"], simulation.jobs["arrival_s"]
+    assert simulation.records["ended"].all()
+    np.testing.assert_allclose(arrivals_s[1:4], ends_s[0] + np.array([1.0, 1.0, 2.0]))
+    assert arrivals_s[4] == pytest.approx(ends_s[[1, 2]].max() + 3.0)
+    assert arrivals_s[5] == pytest.approx(ends_s[[3, 4]].max() + 0.5)
+
+
+def test_the_dependencies_of_a_trace_of_agents_are_read(shared) -> None:
+    path = shared / "traces" / "agentic_coding_a.parquet"
+    calls = read_calls(path, read_trace(path))
+    parents = [len(rows) for rows in calls.waits_for]
+    assert parents.count(0) == 350  # one per session
+    assert max(parents) == 4  # joins
+    assert calls.think_s.max() > 700
