@@ -8,8 +8,8 @@ import numpy as np
 from controller.bank import Bank
 from controller.wire import Admission
 from planning.admission import REASONS, plan_admission
-from planning.choice import TOLERANCE_S
 from planning.deadlines import next_due_s
+from planning.rollout import TOLERANCE_S
 from planning.room import prefill_s
 from planning.tables import request_table
 from routing.kernels import BY_LOAD, NOWHERE, PLACEMENT, group_of, place

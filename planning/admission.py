@@ -9,10 +9,10 @@ from enum import StrEnum
 
 import numpy as np
 
-from planning.choice import TOLERANCE_S, choose
+from planning.choice import choose
 from planning.proposal import OPEN, PROMISED, REFUSED
 from planning.retry import earliest_attainable_s
-from planning.rollout import OUTLOOK
+from planning.rollout import OUTLOOK, TOLERANCE_S
 
 
 class AdmitReason(StrEnum):

@@ -9,10 +9,9 @@ from planning.deadlines import next_due_s, remaining_tokens
 from planning.demand import prefill_cost_tokens
 from planning.dynamic import MAX_CHOICES
 from planning.proposal import CHOSEN, OPEN, PROMISED, REFUSED, propose
-from planning.rollout import OUTLOOK, rollout
+from planning.rollout import OUTLOOK, TOLERANCE_S, rollout
 from planning.room import LATE_DECODE, LATE_PREFILL, kind_of
 
-TOLERANCE_S = 1e-9
 # Reasons in kernels: positions in planning.admission.REASONS.
 ADMITTED, TTFT, TPOT, DEADLINE, BREAKS, KV_FULL, DISPLACED = range(7)
 EXHAUSTIVE = 3  # so few open requests are chosen by trying every set

@@ -5,8 +5,8 @@ import math
 import numpy as np
 from numba import njit
 
-from planning.choice import ADMITTED, TOLERANCE_S, why_unattainable
-from planning.rollout import OUTLOOK, leave, rollout
+from planning.choice import ADMITTED, why_unattainable
+from planning.rollout import OUTLOOK, TOLERANCE_S, leave, rollout
 
 
 @njit(cache=True)

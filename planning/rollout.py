@@ -21,6 +21,7 @@ from planning.room import (
 )
 from planning.tail import TAIL, accepted_tokens, fill_tail, walk_tail
 
+TOLERANCE_S = 1e-9  # lateness that is rounding
 MAX_STEPS = 20_000  # iterations of one rollout; a backlog longer than that is unattainable for every purpose
 
 # What a rollout foretells of a request.
@@ -126,7 +127,8 @@ def _run_prefills(
 ) -> tuple[float, float]:
     """Iterations until no prefill is left or some margin falls below ``least_s``; returns the time and worst margin.
 
-    What a request is sure to miss by is known before its token comes: the work left takes its time on any engine.
+    What a request is sure to miss by is known before its token comes: the work left takes its time on any engine. A
+    prompt that is sure to miss is left out from there on, as it would be by a rollout that starts then.
     """
     tokens, worst_s = np.zeros(len(table), dtype=np.int32), math.inf
     while steps > 0 and worst_s >= least_s and _has_prefill(table):
@@ -141,6 +143,8 @@ def _run_prefills(
             elif todo_tokens(row) > 0:
                 left_s = decode_s(coef, row) if was_decode else prefill_s(coef, row, limits)
                 outlook[i]["margin_s"] = min(outlook[i]["margin_s"], due_s - now_s - seconds - left_s)
+                if not was_decode and outlook[i]["margin_s"] < -TOLERANCE_S:
+                    leave(row)  # late from now on: what it still gets costs no one anything
             if not outlook[i]["doomed"]:
                 worst_s = min(worst_s, outlook[i]["margin_s"])
         now_s, steps = now_s + seconds, steps - 1

@@ -10,10 +10,10 @@ import math
 import numpy as np
 from numba import njit
 
-from planning.choice import ADMITTED, BREAKS, KV_FULL, TOLERANCE_S, TTFT, mark_late, why_unattainable
+from planning.choice import ADMITTED, BREAKS, KV_FULL, TTFT, mark_late, why_unattainable
 from planning.deadlines import effective_tpot_s, next_due_s, todo_tokens
 from planning.limits import make_limits
-from planning.rollout import OUTLOOK, rollout
+from planning.rollout import OUTLOOK, TOLERANCE_S, rollout
 from planning.room import prefill_s
 from planning.tables import REQUEST
 from profiles.kernels import K1_1, K1_2

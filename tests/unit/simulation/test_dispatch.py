@@ -32,10 +32,11 @@ def test_a_promise_with_known_lengths_is_kept() -> None:
 
 
 def test_asking_again_serves_at_least_as_many() -> None:
-    counts = []
-    for reconsiders in (False, True):
-        simulation = run(random_jobs(600, 20.0, 7), replace(PLANNER, reconsiders=reconsiders))
-        counts.append((simulation.records["promised"] & ~simulation.records["missed"]).sum())
+    counts = [0, 0]
+    for seed in range(6):
+        for reconsiders in (False, True):
+            records = run(random_jobs(300, 12.0, seed), replace(PLANNER, reconsiders=reconsiders)).records
+            counts[reconsiders] += int((records["promised"] & ~records["missed"]).sum())
     assert counts[1] >= counts[0]
 
 
@@ -102,8 +103,8 @@ def test_rounds_survive_the_split() -> None:
     assert split["program"].tolist() == [0, 0, 0]
 
 
-def fleet_run(replicas: int = 3, hops: int = 8) -> Simulation:
-    jobs = random_jobs(250, 40.0, 8)
+def fleet_run(replicas: int = 3, hops: int = 8, rate: float = 40.0) -> Simulation:
+    jobs = random_jobs(250, rate, 8)
     system = FleetOf("fleet", admits=True, replicas=replicas, max_hops=hops)
     simulation = Simulation(jobs, system.engines(a100()), system.dispatcher(a100(), jobs))
     simulation.run()
@@ -121,8 +122,8 @@ def test_the_controllers_fleet_runs_in_virtual_time() -> None:
 
 
 def test_more_hops_promise_more() -> None:
-    promised = [int(fleet_run(hops=hops).records["promised"].sum()) for hops in (1, 3)]
-    assert promised[1] >= promised[0]
+    promised = [int(fleet_run(hops=hops, rate=20.0).records["promised"].sum()) for hops in (1, 3)]
+    assert promised[1] > promised[0]
 
 
 def test_tiers_are_those_of_the_jobs() -> None:
