@@ -40,7 +40,7 @@ class System:
     drops_refused: bool = False  # no best-effort tier: what is refused is gone
     believed_speed: float = 1.0  # of the hardware as the planner sees it; 1.1: it thinks iterations 10 % shorter
     best_effort_share: float = 0.0
-    guard: float = GUARD  # see planning.limits
+    guard: float = 0.0  # see planning.limits: iterations take exactly what is predicted here
     replicas: int = 1
 
     @property
@@ -111,6 +111,8 @@ class DistServe(System):
 @dataclass(frozen=True)
 class FleetOf(System):
     """Several replicas under the live controller's ``Fleet``; its capacity is that of all together."""
+
+    guard: float = GUARD  # as in the controller's mirrors of engines that have missed no prediction
 
     routing: str = "sequential"
     max_hops: int = 8  # 1: no second try, a plain load balancer before replicas that admit by themselves

@@ -187,5 +187,5 @@ def test_decodes_without_the_guard_run_alone_until_they_have_earned_it() -> None
 
 def test_only_a_decode_with_the_guard_left_waits_for_a_prompt() -> None:
     guarded = make_limits(10_000, block_tokens=1, guard=1.0)
-    assert form(decodes([0.02, 0.0215]), prompts([5000], [1.0]), limits=guarded)[1] == [1, 1, 898]
-    assert form(decodes([0.02, 0.0225]), prompts([5000], [1.0]), limits=guarded)[1] == [1, 0, 899]
+    assert form(decodes([0.02, 0.119]), prompts([5000], [1.0]), limits=guarded)[1] == [1, 1, 898]
+    assert form(decodes([0.02, 0.121]), prompts([5000], [1.0]), limits=guarded)[1] == [1, 0, 899]  # 2 * (10 + 50 ms)

@@ -3,6 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from controller.fleet import FleetOptions
 from controller.lengths import LengthEstimator
 from planning.admission import AdmissionOptions
 from simulation.dispatch import PlannedReplica
@@ -103,10 +104,11 @@ def test_rounds_survive_the_split() -> None:
     assert split["program"].tolist() == [0, 0, 0]
 
 
-def fleet_run(replicas: int = 3, hops: int = 8, rate: float = 40.0) -> Simulation:
-    jobs = random_jobs(250, rate, 8)
-    system = FleetOf("fleet", admits=True, replicas=replicas, max_hops=hops)
-    simulation = Simulation(jobs, system.engines(a100()), system.dispatcher(a100(), jobs))
+def fleet_run(replicas: int = 3, hops: int = 8, pending: bool = True) -> Simulation:
+    jobs = random_jobs(250, 40.0, 8)
+    system = FleetOf("fleet", admits=True, replicas=replicas)
+    options = FleetOptions(max_hops=hops, pending=pending)
+    simulation = Simulation(jobs, system.engines(a100()), FleetDispatch(a100(), tiers_of(jobs), options))
     simulation.run()
     return simulation
 
@@ -122,7 +124,7 @@ def test_the_controllers_fleet_runs_in_virtual_time() -> None:
 
 
 def test_more_hops_promise_more() -> None:
-    promised = [int(fleet_run(hops=hops, rate=20.0).records["promised"].sum()) for hops in (1, 3)]
+    promised = [int(fleet_run(hops=hops, pending=False).records["promised"].sum()) for hops in (1, 3)]
     assert promised[1] > promised[0]
 
 
