@@ -25,6 +25,7 @@ from profiles.store import load_profile
 logger = logging.getLogger("polyslo.controller")
 
 WAKE_UP_S = 1.0  # a newborn waits so long for the first reports before it says that there is no replica
+HEAD_NODE = "node:__internal_head__"  # Ray's own resource of the head
 IDLE_EXIT_S = 600.0  # without a door or a replica for so long, the application is gone and so is its controller
 
 _admissions = msgspec.msgpack.Decoder(list[Admission])
@@ -139,6 +140,7 @@ def start_controller(name: str, namespace: str) -> Any:
         lifetime="detached",
         get_if_exists=True,
         num_cpus=0,
+        resources={HEAD_NODE: 0.001},  # workers come and go: one on which nothing but this runs would count as idle
         max_restarts=-1,
         max_concurrency=1000,
     ).remote()
