@@ -20,7 +20,8 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from benchmarks.result_file import write_result
-from controller.fleet import Fleet, FleetOptions
+from controller.fleet import Fleet
+from controller.options import FleetOptions
 from controller.tiers import Tier, TierTable
 from controller.wire import Admission, Progress, Report, Slo, request_uid
 from planning.admission import plan_admission

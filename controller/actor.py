@@ -14,8 +14,13 @@ from typing import Any
 import msgspec
 import ray
 
+from controller.autoscaler import Actions
 from controller.disaggregation import make_fleet
-from controller.fleet import Fleet, FleetOptions
+from controller.fleet import Fleet
+from controller.history import Change
+from controller.options import FleetOptions
+from controller.scaler import ScalingError, ServeScaler
+from controller.sizing import plan_size
 from controller.status import fleet_status
 from controller.tiers import TierTable
 from controller.warmup import warm_up
@@ -26,6 +31,7 @@ logger = logging.getLogger("polyslo.controller")
 
 WAKE_UP_S = 1.0  # a newborn waits so long for the first reports before it says that there is no replica
 HEAD_NODE = "node:__internal_head__"  # Ray's own resource of the head
+SCALE_S = 1.0  # how often the fleet's size is decided about
 IDLE_EXIT_S = 600.0  # without a door or a replica for so long, the application is gone and so is its controller
 
 _admissions = msgspec.msgpack.Decoder(list[Admission])
@@ -43,7 +49,10 @@ class Controller:
         self.decisions = 0
         self.busy_s = 0.0
         warm_up()
-        asyncio.get_event_loop().create_task(self._leave_when_forgotten())
+        self.scaler: ServeScaler | None = None
+        self.scaling_error = ""
+        loop = asyncio.get_event_loop()
+        self._tasks = [loop.create_task(self._leave_when_forgotten()), loop.create_task(self._follow_load())]
 
     async def configure(self, options: bytes, tiers: bytes) -> str:
         """A door's ping: its options and tier table; a newer version is applied in place. Returns the birth id."""
@@ -53,7 +62,8 @@ class Controller:
         if self.fleet is None or (wanted != self.fleet.options and table.version > self.fleet.tiers.version):
             old, self.fleet = self.fleet, make_fleet(wanted, table, load_profile)
             if old is not None:
-                self.fleet.inherit(old)
+                self.fleet.inherit(old, now_s)
+            self.fleet.allocation.history.listener = log_change
             logger.info("configured: routing %s, tier table version %d", wanted.routing, table.version)
         elif self.fleet.set_tiers(table, now_s):
             logger.info("tier table version %d applied", table.version)
@@ -111,7 +121,7 @@ class Controller:
             if self.fleet is not None
             else {"tiers": [], "replicas": [], "attainment": {}}
         )
-        return msgspec.json.encode({"controller": own, **fleet})
+        return msgspec.json.encode({"controller": own, **fleet, "scaling_error": self.scaling_error})
 
     async def check_integrity(self) -> str:
         """What in the state contradicts itself, and a line in the log; empty when nothing does."""
@@ -123,12 +133,47 @@ class Controller:
             return str(contradiction)
         return ""
 
+    async def _follow_load(self) -> None:
+        """Ask Serve for more replicas, or end drained ones, as the autoscaler says."""
+        while True:
+            await asyncio.sleep(SCALE_S)
+            fleet = self.fleet
+            if fleet is None or fleet.allocation.autoscaler is None:
+                continue
+            try:
+                scaler = self._scaler(fleet.options)
+                actions = plan_size(fleet, await scaler.replicas(), time.monotonic())
+                await self._carry_out(actions, fleet, scaler)
+                self.scaling_error = ""
+            except (ScalingError, ray.exceptions.RayError, ValueError) as error:  # ValueError: no such actor
+                if str(error) != self.scaling_error:
+                    logger.error("size of the fleet: %s", error)
+                self.scaling_error = str(error)
+                fleet.allocation.autoscaler.target = None  # what became of it is not known: look again
+
+    def _scaler(self, options: FleetOptions) -> ServeScaler:
+        if self.scaler is None or self.scaler.application != options.application:
+            self.scaler = ServeScaler(options.application, options.deployments)
+        return self.scaler
+
+    async def _carry_out(self, actions: Actions, fleet: Fleet, scaler: ServeScaler) -> None:
+        if actions.replicas is not None:
+            await scaler.resize(actions.replicas)
+        if actions.remove is not None and fleet.allocation.autoscaler is not None:
+            await scaler.remove(actions.remove)
+            fleet.allocation.autoscaler.note_removed(actions.remove, time.monotonic())
+
     async def _leave_when_forgotten(self) -> None:
         while True:
             await asyncio.sleep(5.0)
             await self.check_integrity()
             if time.monotonic() - self.heard_s > IDLE_EXIT_S:
                 ray.actor.exit_actor()
+
+
+def log_change(change: Change) -> None:
+    """Every change of a role, a size or a tier, with its reason."""
+    logger.info("%s", change)
 
 
 def start_controller(name: str, namespace: str) -> Any:

@@ -28,6 +28,7 @@ class ScalingOptions(msgspec.Struct, frozen=True):
 
     min_replicas: int = 1
     max_replicas: int = 1
+    group: str = ""  # whose replicas come and go; their names begin with it
     warm_spares: int = 0  # replicas beyond what the demand takes
     busy_share: float = 0.7  # part of its time that a replica is meant to be busy with SLO requests
     window_s: float = 30.0  # over which demand is measured
@@ -217,7 +218,8 @@ class Autoscaler:
         def rank(view: ReplicaView) -> tuple[int, float, int, str]:
             return kinds[self.roles.role(view.name).kind], view.load, view.best_effort, view.name
 
-        for view in sorted((v for v in signals.views if self.roles.is_open(v.name)), key=rank):
+        own = [view for view in signals.views if view.name.rpartition("/")[0] == self.options.group]
+        for view in sorted((view for view in own if self.roles.is_open(view.name)), key=rank):
             position = self.roles.position(view.name)
             is_pool = position == self.roles.table.pool
             if is_pool or self.roles.count(position) > self.roles.table.tiers[position].low:

@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from controller.fleet import Fleet, FleetOptions
+from controller.fleet import Fleet
 from controller.halves import can_decode, prefill_part
-from controller.history import Change, History
+from controller.history import Change
+from controller.options import FleetOptions
 from controller.phases import Phase, PhaseOptions, Phases, PhaseView
 from controller.placing import Pending
 from controller.tiers import TierTable
@@ -31,16 +32,14 @@ class DisaggregatedFleet(Fleet):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.phases = Phases(self.options.phases or PhaseOptions())
-        self.moves = History()
         self._side: Phase | None = None  # of the requests being decided
         self._silent: set[str] = set()  # replicas that have not reported lately
         self._balanced_s = float("-inf")
 
-    def inherit(self, other: Fleet) -> None:
+    def inherit(self, other: Fleet, now_s: float) -> None:
         if isinstance(other, DisaggregatedFleet):
             self.phases.inherit(other.phases)
-            self.moves = other.moves
-        super().inherit(other)
+        super().inherit(other, now_s)
 
     # -- replicas ---------------------------------------------------------------------------------------------------
 
@@ -54,11 +53,11 @@ class DisaggregatedFleet(Fleet):
         """Tiers are of the decode side."""
         return self.phases.on(Phase.DECODE)
 
-    def _assign(self) -> None:
+    def _allocate(self, now_s: float) -> None:
         self.phases.set_replicas({name: replica.phase for name, replica in self.replicas.items()}, self._silent)
         for name in self.phases.on(Phase.PREFILL):
-            self.set_role(name, SHARED)
-        super()._assign()
+            self.replicas[name].state["tier"] = SHARED
+        super()._allocate(now_s)
 
     def report(self, report: Report, now_s: float) -> None:
         self._silent = {r.name for r in self.replicas.values() if not r.is_live(now_s, self.options.silent_s)}
@@ -71,8 +70,8 @@ class DisaggregatedFleet(Fleet):
         """Let a replica change sides where one is short; what it carries stays with it."""
         views = [PhaseView(r.name, self._busy(r), r.name not in self._silent) for r in self.replicas.values()]
         if move := self.phases.step(views, now_s):
-            self.moves.note(Change(now_s, move.name, move.to.other, move.to, move.reason))
-            self._assign()
+            self.allocation.history.note(Change(now_s, move.name, move.to.other, move.to, move.reason))
+            self._allocate(now_s)
 
     def _busy(self, replica: VirtualReplica) -> float:
         """A prefilling replica is busy while prompts wait there; a decoding one by its load."""
@@ -114,7 +113,7 @@ class DisaggregatedFleet(Fleet):
         for ask in batch:
             if not ask.movable or ask.emitted_tokens:
                 continue
-            row = admission_row(ask, self.tiers.index(ask.slo.tier), self.lengths, now_s)
+            row = admission_row(ask, self.tiers.of_request(ask.slo), self.lengths, now_s)
             if ask.slo.best_effort or can_decode(self.bank.mirrors, sides[Phase.DECODE], row, now_s):
                 output_tokens = int(row["output_tokens"])
                 found[ask.request_id] = prefill_part(ask, output_tokens), output_tokens

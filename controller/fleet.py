@@ -6,47 +6,25 @@ Soft state only: everything but the tier table comes back from the replicas' own
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
 import numpy as np
 
+from controller import placing
+from controller.allocation import Allocation
 from controller.bank import Bank
 from controller.lengths import LengthEstimator
-from controller.phases import PhaseOptions
-from controller.placing import (
-    ASK_AGAIN_S,
-    ASKS,
-    Pending,
-    Waiting,
-    choose_sets,
-    latest_start_s,
-    put_in_place,
-    take_unchecked,
-)
+from controller.options import FleetOptions
+from controller.placing import ASK_AGAIN_S, Pending, Waiting
+from controller.role import ReplicaView
 from controller.tiers import TierTable
 from controller.tracker import Tracker
 from controller.virtual import VirtualReplica, admission_row
 from controller.wire import Admission, Decision, Outcome, Report, Verdict, request_uid
-from planning.admission import AdmissionOptions, plan_admission
+from planning.admission import AdmissionOptions
 from profiles.profile import Profile
-from routing.kernels import group_of
 from routing.mirrors import advance_mirrors
-from routing.policy import Ask, RoutingPolicy, idlest, make_routing, most_wanted
+from routing.policy import Ask, RoutingPolicy, make_routing
 
-
-class FleetOptions(msgspec.Struct, frozen=True):
-    """How the fleet is run, from the configuration."""
-
-    routing: str = "load_gradient"
-    admission: bool = True  # off: the routing policy's first choice takes the request unchecked
-    max_hops: int = 4  # replicas that a request may try before it waits, is served best effort or refused
-    pending: bool = True  # what is not attainable now waits for room until it would be too late
-    unattainable: str = "best_effort"  # or "refuse", where a tier does not say
-    silent_s: float = 1.5  # a replica that has not reported for so long takes no new requests
-    forget_s: float = 30.0
-    length_prior_tokens: float = 256.0
-    retry_cap_s: float = 30.0
-    seed: int = 0
-    phases: PhaseOptions | None = None  # prefill and decode on different replicas (controller.disaggregation)
+COLD_START_S = 300.0  # best effort waits so long for the first replica of a fleet that was scaled to zero
 
 
 @dataclass
@@ -64,15 +42,17 @@ class Fleet:
     def __post_init__(self) -> None:
         self.lengths = LengthEstimator(self.options.length_prior_tokens)
         self.policy: RoutingPolicy = make_routing(self.options.routing)
+        self.allocation = Allocation(self.options.allocation, self.tiers)
         self.waiting: dict[int, Waiting] = {}  # pending requests by uid
         self._retry = AdmissionOptions(retry_after=True, horizon_s=self.options.retry_cap_s)
         self._rng = np.random.default_rng(self.options.seed)
         self._where: dict[int, str] = {}  # request -> replica it was sent to
 
-    def inherit(self, other: "Fleet") -> None:
+    def inherit(self, other: "Fleet", now_s: float) -> None:
         """Take over what another fleet knows, when only the options have changed."""
         self.replicas, self.bank, self.tracker, self._where = other.replicas, other.bank, other.tracker, other._where
-        self._assign()
+        self.allocation = other.allocation.under(self.options.allocation, self.tiers, now_s)
+        self._allocate(now_s)
 
     # -- inputs -----------------------------------------------------------------------------------------------------
 
@@ -80,29 +60,32 @@ class Fleet:
         """A replica told its state; an unknown or reborn one joins."""
         self._forget(now_s)
         known = self.replicas.get(report.replica)
-        if known is None or known.birth != report.birth:
+        is_new = known is None or known.birth != report.birth
+        if is_new:
             if known is not None:
                 self.bank.give_back(known.slot)
             profile = self.load_profile(report.profile)
             self.replicas[report.replica] = VirtualReplica(report, profile, self.bank, now_s)
-            self._assign()
         replica = self.replicas[report.replica]
-        replica.sync(report, self.lengths, now_s)
+        replica.sync(report, self.lengths, self.tiers, now_s)
         for uid in replica.table["id"].tolist():
             if self._where.setdefault(uid, report.replica) != report.replica:
                 replica.release(uid)  # a stream that moved elsewhere; this replica will hear of it
+        if is_new or self.allocation.is_due(now_s):
+            self._allocate(now_s)
 
     def set_tiers(self, tiers: TierTable, now_s: float) -> bool:
         """Apply a newer table in place; whether it was newer."""
         if tiers.version <= self.tiers.version and self.tiers.tiers:
             return False
+        heirs = self.tiers.heirs(tiers)
+        for replica in self.replicas.values():
+            replica.table["tier"] = heirs[replica.table["tier"]]
+        self.waiting = {uid: w.of_tier(int(heirs[w.tier])) for uid, w in self.waiting.items()}
         self.tiers = tiers
-        self._assign()
+        self.allocation.set_table(tiers, now_s)
+        self._allocate(now_s)
         return True
-
-    def set_role(self, replica: str, tier: int) -> None:
-        """Dedicate a replica to a tier (its position), to all (``SHARED``) or to best effort (``POOL``)."""
-        self.replicas[replica].state["tier"] = tier
 
     def note_failed(self, replica: str, now_s: float) -> None:
         """A door saw this replica fail: no new requests until it is reborn or has been silent and came back."""
@@ -130,12 +113,14 @@ class Fleet:
         for ask in batch:
             pending.append(p := self._pend(ask, now_s))
             if not checks and not p.is_best_effort:
-                take_unchecked(self.bank, p)
+                placing.take_unchecked(self.bank, p)
         asking = [p for p in pending if checks and not p.is_best_effort]
         if asking:
-            put_in_place(self.bank, asking, now_s, self.options.max_hops)
+            placing.put_in_place(self.bank, asking, now_s, self.options.max_hops)
+            slots = {name: replica.slot for name, replica in self.replicas.items()}
+            placing.call_up(self.bank, asking, self.allocation, slots, now_s, self.options.max_hops)
         if len(asking) > 1:
-            choose_sets(self.bank, asking, now_s)
+            placing.choose_sets(self.bank, asking, now_s)
         names = {replica.slot: replica for replica in self.replicas.values()}
         return [self._admitted(p, names[p.slot], now_s) if p.slot >= 0 else self._fall_back(p, now_s) for p in pending]
 
@@ -144,7 +129,7 @@ class Fleet:
 
         Where none has reported lately, those that have not been given up: late reports are no proof of death.
         """
-        usable = [r for r in self.replicas.values() if not r.draining]
+        usable = [r for r in self.replicas.values() if not r.draining and self.allocation.is_open(r.name)]
         alive = [r for r in usable if r.is_live(now_s, self.options.silent_s)]
         return alive or [r for r in usable if r.is_live(now_s, self.options.forget_s)]
 
@@ -157,14 +142,16 @@ class Fleet:
         """The request as a row, what it wants, and its earlier place given up: a stream that resumes or a client's
         retry has one place at a time."""
         self._free(request_uid(ask.request_id))
-        tier, state = self.tiers.index(ask.slo.tier), self.bank.mirrors.replicas
+        tier, state = self.tiers.of_request(ask.slo), self.bank.mirrors.replicas
         self.turn += 1
         wants = self.policy.prefer(Ask(tier, ask.prompt_tokens + ask.emitted_tokens), state, self.turn, self._rng)
         shunned = [self.replicas[name].slot for name in ask.exclude if name in self.replicas]
         if shunned and state["is_open"].sum() > state["is_open"][shunned].sum():
             wants = (wants if len(wants) else state["load"]).astype(np.float64)
             wants[shunned] = -np.inf
-        return Pending(ask, tier, admission_row(ask, tier, self.lengths, now_s), wants)
+        row = admission_row(ask, tier, self.lengths, now_s)
+        self.allocation.note_asked(row, now_s)
+        return Pending(ask, tier, row, wants)
 
     def _admitted(self, p: Pending, replica: VirtualReplica, now_s: float) -> Decision:
         """Note the place that a request was given, and answer."""
@@ -192,10 +179,9 @@ class Fleet:
             return self._unplaced(p, Verdict.REFUSED, wait_s)
         if not asked_best_effort and is_new and (pause_s := self._pause_s(p, now_s)) > 0.0:
             return self._unplaced(p, Verdict.PENDING, pause_s)
-        state = self.bank.mirrors.replicas
-        slot = most_wanted(
-            state, np.where(p.wants == -np.inf, -np.inf, idlest(state)) if len(p.wants) else idlest(state)
-        )
+        slot = placing.idlest_slot(self.bank, p)
+        if slot < 0 and asked_best_effort and self._may_come(p, now_s):
+            return self._unplaced(p, Verdict.PENDING, ASK_AGAIN_S[1])
         self.waiting.pop(int(p.row["id"]), None)
         if slot < 0:
             return Decision(p.ask.request_id, Verdict.REFUSED, "", p.ask.slo.tier, "no_replica")
@@ -208,7 +194,7 @@ class Fleet:
             p.ask.request_id,
             Verdict.ADMITTED if asked_best_effort else Verdict.BEST_EFFORT,
             replica.name,
-            p.ask.slo.tier if asked_best_effort else self._best_effort_tier(),
+            p.ask.slo.tier if asked_best_effort else self.tiers.best_effort_name,
             "best_effort" if asked_best_effort else p.reason,
             hops=p.hops,
             output_tokens=int(p.row["output_tokens"]),
@@ -224,47 +210,48 @@ class Fleet:
         if not self.options.pending or not self.bank.mirrors.replicas["is_open"].any():
             return 0.0
         if uid not in self.waiting:
-            latest_s = latest_start_s(self.bank, p.row, now_s)
-            self.waiting[uid] = Waiting(p.tier, now_s, latest_s)
-        left_s = self.waiting[uid].latest_s - now_s
-        return min(max(left_s / ASKS, ASK_AGAIN_S[0]), ASK_AGAIN_S[1]) if left_s > ASK_AGAIN_S[0] else 0.0
+            latest_s = placing.latest_start_s(self.bank, p.row, now_s)
+            self.waiting[uid] = Waiting(p.tier, p.ask.prompt_tokens, now_s, latest_s)
+        return self.waiting[uid].pause_s(now_s)
+
+    def _may_come(self, p: Pending, now_s: float) -> bool:
+        """Whether a replica may still come for a request that found none: one is started where all were stopped."""
+        waiting = Waiting(p.tier, p.ask.prompt_tokens, now_s, now_s + COLD_START_S)
+        since = self.waiting.setdefault(int(p.row["id"]), waiting)
+        return self.allocation.autoscaler is not None and now_s < since.latest_s
 
     def _wait_s(self, p: Pending, now_s: float) -> float:
         """When to come back, as foreseen and at most the cap; 0 (unsaid) for what no idle replica could do."""
-        usable = [r for r in self.live(now_s) if group_of(int(r.state["tier"][0]), p.tier) >= 0]
-        tries = sorted(usable, key=lambda r: float(r.state["load"][0]))[: self.options.max_hops]
-        earliest_s = np.inf
-        for r in tries:
-            plan = plan_admission(r.cautious, r.limits, r.table, p.row[None], r.start_s(now_s), self._retry)
-            earliest_s = min(earliest_s, float(plan.earliest_s[0]))
+        earliest_s = placing.earliest_s(self.bank, p, now_s, self.options.max_hops, self._retry)
         if earliest_s < np.inf:
             return min(max(earliest_s - now_s, 0.0), self.options.retry_cap_s)
         fresh = p.row.copy()
         fresh["deadline_s"] += now_s - fresh["arrival_s"]
         fresh["arrival_s"] = now_s
-        return self.options.retry_cap_s if latest_start_s(self.bank, fresh, now_s) > -np.inf else 0.0
+        return self.options.retry_cap_s if placing.latest_start_s(self.bank, fresh, now_s) > -np.inf else 0.0
 
     def _refuses(self, tier: int) -> bool:
         named = self.tiers.tiers[tier].unattainable if self.tiers.tiers else ""
         return (named or self.options.unattainable) == "refuse"
-
-    def _best_effort_tier(self) -> str:
-        return next((tier.name for tier in self.tiers.tiers if tier.best_effort), "best_effort")
 
     def _free(self, uid: int) -> None:
         holder = self._where.pop(uid, None)
         if holder in self.replicas:
             self.replicas[holder].release(uid)
 
-    def _tiered(self) -> list[str]:
-        """Replicas that tiers have to share among them."""
-        return list(self.replicas)
+    def _allocate(self, now_s: float) -> None:
+        """Bring roles in line with what replicas carry."""
+        self.allocation.step(self.views(now_s), now_s)
+        self.write_roles()
 
-    def _assign(self) -> None:
-        """Static roles from the tier table, by replica name."""
-        assigned = self.tiers.assign(self._tiered())
-        for name, tier in assigned.items():
-            self.set_role(name, tier)
+    def write_roles(self) -> None:
+        """Put the roles in force where placement reads them."""
+        for name in self._tiered():
+            self.replicas[name].state["tier"] = self.allocation.tier(name)
+
+    def _tiered(self) -> list[str]:
+        """Names of the replicas that serve tiers, in order."""
+        return sorted(self.replicas)
 
     def _forget(self, now_s: float) -> None:
         """Give up replicas that have been silent for long, and pending requests whose time has run out."""
@@ -273,14 +260,15 @@ class Fleet:
             self.bank.give_back(self.replicas.pop(name).slot)
         if gone:
             self._where = {uid: name for uid, name in self._where.items() if name in self.replicas}
-            self._assign()
+            self._allocate(now_s)
         self.waiting = {uid: w for uid, w in self.waiting.items() if now_s <= w.forget_s}
 
     # -- what it tells ----------------------------------------------------------------------------------------------
 
-    def tier_of(self, replica: str) -> int:
-        """Position of the tier that a replica is dedicated to, ``SHARED`` or ``POOL``."""
-        return int(self.replicas[replica].state["tier"][0])
+    def views(self, now_s: float) -> list[ReplicaView]:
+        """What roles and size are decided by, in order of names."""
+        silent_s, pool = self.options.silent_s, self.tiers.pool
+        return [self.replicas[name].view(pool, now_s, silent_s) for name in self._tiered()]
 
     def check_integrity(self) -> None:
         """Every request is on at most one replica, and every replica's table is sound."""

@@ -1,22 +1,47 @@
 """Requests on their way to a replica: one by one by the fleet's kernel, and as a set where a burst does not fit."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from controller.allocation import Allocation
 from controller.bank import Bank
 from controller.wire import Admission
-from planning.admission import REASONS, plan_admission
+from planning.admission import REASONS, AdmissionOptions, plan_admission
 from planning.deadlines import next_due_s
 from planning.rollout import TOLERANCE_S
 from planning.room import prefill_s
 from planning.tables import request_table
 from routing.kernels import BY_LOAD, NOWHERE, PLACEMENT, group_of, place
-from routing.policy import most_wanted
+from routing.policy import idlest, most_wanted
 
 ASK_AGAIN_S = (0.02, 0.25)  # least and most between two questions about a pending request
 ASKS = 4  # parts of the time that is left until the next question
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A pending request, as the fleet remembers it between two questions."""
+
+    tier: int
+    prompt_tokens: int
+    since_s: float
+    latest_s: float  # when it must start at the latest; -inf: no idle replica could do it
+
+    def pause_s(self, now_s: float) -> float:
+        """How long to wait until it asks again; 0 when it is too late for that."""
+        left_s = self.latest_s - now_s
+        return min(max(left_s / ASKS, ASK_AGAIN_S[0]), ASK_AGAIN_S[1]) if left_s > ASK_AGAIN_S[0] else 0.0
+
+    @property
+    def forget_s(self) -> float:
+        """When nobody can be waiting for it any more, whatever became of its door."""
+        return max(self.since_s, self.latest_s) + ASK_AGAIN_S[1] + 1.0
+
+    def of_tier(self, tier: int) -> "Waiting":
+        """The same in another tier table."""
+        return replace(self, tier=tier)
 
 
 @dataclass
@@ -39,25 +64,20 @@ class Pending:
         return bool(self.row["best_effort"])
 
 
-@dataclass(frozen=True)
-class Waiting:
-    """A pending request, as the fleet remembers it between two questions."""
-
-    tier: int
-    since_s: float
-    latest_s: float  # when it must start at the latest; -inf: no idle replica could do it
-
-    @property
-    def forget_s(self) -> float:
-        """When nobody can be waiting for it any more, whatever became of its door."""
-        return max(self.since_s, self.latest_s) + ASK_AGAIN_S[1] + 1.0
-
-
 def take_unchecked(bank: Bank, p: Pending) -> None:
     """Give a request the replica it wants most, whatever that does to anybody's objective."""
     p.slot = most_wanted(bank.mirrors.replicas, p.wants)
     if p.slot != NOWHERE:
         bank.add(p.slot, p.row)
+
+
+def idlest_slot(bank: Bank, p: Pending) -> int:
+    """Where best effort has the least ahead of it; ``NOWHERE`` where nothing is open."""
+    state = bank.mirrors.replicas
+    wants = idlest(state)
+    if len(p.wants):
+        wants[p.wants == -np.inf] = -np.inf
+    return most_wanted(state, wants)
 
 
 def put_in_place(bank: Bank, asking: Sequence[Pending], now_s: float, max_hops: int) -> None:
@@ -78,6 +98,36 @@ def _preferences(bank: Bank, asking: Sequence[Pending]) -> np.ndarray:
         return BY_LOAD
     load = bank.mirrors.replicas["load"]
     return np.array([p.wants if len(p.wants) else load for p in asking], dtype=np.float64)
+
+
+def call_up(
+    bank: Bank, asking: Sequence[Pending], allocation: Allocation, slots: Mapping[str, int], now_s: float, max_hops: int
+) -> None:
+    """For requests that found no room in their own tier nor in a tighter one, replicas join their tier: from the
+    pending list, then from the pool (PolyServe section 4.3). One joins only if it can promise what is asked."""
+    left = sorted((p for p in asking if p.slot == NOWHERE), key=lambda p: p.tier)
+    while left:
+        p, state = left.pop(0), bank.mirrors.replicas
+        name = allocation.candidate(p.tier)
+        if name is None or name not in slots or not _is_wanted(p, slots[name]):
+            continue
+        before, state["tier"][slots[name]] = int(state["tier"][slots[name]]), p.tier
+        _try_only(bank, p, slots[name], now_s)
+        if p.slot == NOWHERE:
+            state["tier"][slots[name]] = before
+            continue
+        allocation.join(name, p.tier, now_s)
+        if left:
+            put_in_place(bank, left, now_s, max_hops)
+            left = [q for q in left if q.slot == NOWHERE]
+
+
+def _try_only(bank: Bank, p: Pending, slot: int, now_s: float) -> None:
+    """Place the request on this replica, or nowhere."""
+    wants, hops, p.wants = p.wants, p.hops, np.full(len(bank.mirrors.replicas), -np.inf)
+    p.wants[slot] = 0.0
+    put_in_place(bank, [p], now_s, 1)
+    p.wants, p.hops = wants, hops + 1
 
 
 def choose_sets(bank: Bank, asking: Sequence[Pending], now_s: float) -> None:
@@ -113,6 +163,18 @@ def _choose_set(bank: Bank, slot: int, here: list[Pending], left: list[Pending],
         p.slot, p.reason = (slot if plan.accepted[k] else NOWHERE), plan.reasons[k].value
         p.first_s = float(plan.predicted_ttft_s[k] + p.row["arrival_s"])
         p.tpot_s = float(plan.predicted_tpot_s[k])
+
+
+def earliest_s(bank: Bank, p: Pending, now_s: float, replicas: int, options: AdmissionOptions) -> float:
+    """When the request would fit, as foreseen on the least loaded ``replicas``; inf where it never does."""
+    state = bank.mirrors.replicas
+    usable = [r for r in np.flatnonzero(state["is_open"]) if group_of(int(state["tier"][r]), p.tier) >= 0]
+    found_s = np.inf
+    for r in sorted(usable, key=lambda r: float(state["load"][r]))[:replicas]:
+        coef, limits, start_s = bank.mirrors.cautious[r], bank.mirrors.limits[r], max(now_s, state["free_at_s"][r])
+        plan = plan_admission(coef, limits, bank.rows(r), p.row[None], start_s, options)
+        found_s = min(found_s, float(plan.earliest_s[0]))
+    return found_s
 
 
 def latest_start_s(bank: Bank, row: np.ndarray, now_s: float) -> float:

@@ -64,16 +64,11 @@ class StaticRoles:
         if self._assigned.keys() != {view.name for view in views}:
             self._assigned = self._table.assign([view.name for view in views])
 
-    def claim(self, position: int, views: Sequence[ReplicaView], now_s: float) -> str | None:
-        """Nothing is ever moved."""
-        return None
-
     def position(self, name: str) -> int:
         return self._assigned.get(name, SHARED)
 
-    def is_open(self, name: str) -> bool:
-        return True
-
-    def told(self, name: str) -> str:
+    def told(self, name: str) -> tuple[str, str]:
+        """The tier that it serves; and its role in full, which is the same."""
         position = self.position(name)
-        return "shared" if position == SHARED else self._table.tiers[position].name
+        tier = "shared" if position == SHARED else self._table.tiers[position].name
+        return tier, tier

@@ -52,8 +52,10 @@ class DynamicRoles:
         """Whether it takes anything at all."""
         return self.role(name).kind != Kind.DRAINING
 
-    def told(self, name: str) -> str:
-        return str(self.role(name))
+    def told(self, name: str) -> tuple[str, str]:
+        """The tier that it serves, or the kind of its role; and the role in full."""
+        role = self.role(name)
+        return (role.tier if role.kind == Kind.SERVES else str(role.kind)), str(role)
 
     def names(self, kind: Kind, tier: str | None = None) -> list[str]:
         """Replicas of a kind (and of a tier), in order of their names."""
@@ -84,7 +86,18 @@ class DynamicRoles:
         self._fill(reporting, now_s)
 
     def claim(self, position: int, views: Sequence[ReplicaView], now_s: float) -> str | None:
-        """The replica that joins the tier at ``position`` now because neither it nor a tighter one has room.
+        """``candidate``, joined at once."""
+        if (chosen := self.candidate(position, views)) is not None:
+            self.join(chosen, position, now_s)
+        return chosen
+
+    def join(self, name: str, position: int, now_s: float) -> None:
+        """Take a ``candidate`` into the tier."""
+        tier = self.table.tiers[position].name
+        self._set(name, Role(Kind.SERVES, tier), now_s, f"{tier} has no room")
+
+    def candidate(self, position: int, views: Sequence[ReplicaView]) -> str | None:
+        """The replica that may join the tier at ``position`` when neither it nor a tighter one has room.
 
         One from the pending list that carries its requests first, then one from the pool; none where the tier has its
         maximum or the rest is owed to others.
@@ -97,10 +110,7 @@ class DynamicRoles:
             return None
         if serving >= max(tier.low, self.shares.get(tier.name, serving + 1)):
             return None
-        chosen = self._candidate(position, free)
-        if chosen is not None:
-            self._set(chosen, Role(Kind.SERVES, tier.name), now_s, f"{tier.name} has no room")
-        return chosen
+        return self._best_fit(position, free)
 
     def drain(self, name: str, now_s: float, reason: str) -> None:
         """Take nothing more on this replica."""
@@ -176,7 +186,7 @@ class DynamicRoles:
         for position in range(self.table.pool):
             while self._missing(position):
                 free = [v for v in views if self.role(v.name).kind in (Kind.POOL, Kind.PENDING)]
-                chosen = self._candidate(position, free) or self._surplus(position, views)
+                chosen = self._best_fit(position, free) or self._surplus(position, views)
                 if chosen is None:
                     break
                 tier = self.table.tiers[position]
@@ -202,7 +212,7 @@ class DynamicRoles:
         own = set(self.names(Kind.SERVES, self.table.tiers[position].name))
         return [view for view in views if view.name in own]
 
-    def _candidate(self, position: int, free: Iterable[ReplicaView]) -> str | None:
+    def _best_fit(self, position: int, free: Iterable[ReplicaView]) -> str | None:
         """The free replica that fits a tier best: carrying its requests, once its own, most loaded; else least used."""
         name = self.table.tiers[position].name
         fitting = [view for view in free if view.tightest >= position]

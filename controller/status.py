@@ -6,7 +6,6 @@ import msgspec
 
 from controller.disaggregation import DisaggregatedFleet
 from controller.fleet import Fleet
-from routing.mirrors import POOL, SHARED
 
 
 def fleet_status(fleet: Fleet, now_s: float) -> dict[str, Any]:
@@ -18,6 +17,7 @@ def fleet_status(fleet: Fleet, now_s: float) -> dict[str, Any]:
         "replicas": [replica_status(fleet, name, now_s) for name in sorted(fleet.replicas)],
         "waiting": waiting_per_tier(fleet),
         "attainment": fleet.tracker.summary(now_s),
+        "allocation": fleet.allocation.status(now_s),
     }
 
 
@@ -27,20 +27,17 @@ def waiting_per_tier(fleet: Fleet) -> dict[str, int]:
     return {tier: tiers.count(tier) for tier in sorted(set(tiers))}
 
 
-def tier_name(fleet: Fleet, tier: int) -> str:
-    """What a replica's tier is called."""
-    return {SHARED: "shared", POOL: "pool"}.get(tier) or fleet.tiers.tiers[tier].name
-
-
 def replica_status(fleet: Fleet, name: str, now_s: float) -> dict[str, Any]:
     """One replica as the controller knows it."""
     replica = fleet.replicas[name]
     state = replica.state[0]
+    tier, role = fleet.allocation.roles.told(name)
     return {
         "replica": name,
-        "tier": tier_name(fleet, fleet.tier_of(name)),
+        "tier": tier,
+        "role": role,
         "live": replica.is_live(now_s, fleet.options.silent_s),
-        "draining": replica.draining,
+        "draining": replica.draining or not fleet.allocation.is_open(name),
         "phase": fleet.phases.of(name) if isinstance(fleet, DisaggregatedFleet) else None,
         "pid": replica.pid,
         "profile": replica.profile.name,

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
+from controller.wire import INF, Slo
 from routing.mirrors import SHARED
-
-INF = float("inf")
 
 
 class Tier(msgspec.Struct, frozen=True):
@@ -59,6 +60,11 @@ class TierTable(msgspec.Struct, frozen=True):
         return sum(not tier.best_effort for tier in self.tiers)
 
     @property
+    def best_effort_name(self) -> str:
+        """What the tier is called that serves what nobody promises."""
+        return next((tier.name for tier in self.tiers if tier.best_effort), "best_effort")
+
+    @property
     def asks_for_roles(self) -> bool:
         """Whether a tier bounds its replicas, which only moving them can keep."""
         return any(tier.min_replicas or tier.max_replicas for tier in self.tiers)
@@ -75,12 +81,17 @@ class TierTable(msgspec.Struct, frozen=True):
         promising = range(self.pool)
         return next((i for i in reversed(promising) if self.tiers[i].tpot_s <= tpot_s), 0)
 
-    def index(self, name: str, tpot_s: float = INF, *, best_effort: bool = False) -> int:
-        """Position of a request's tier: by name, else by what was promised to it."""
-        position = self.find(name)
+    def of_request(self, slo: Slo) -> int:
+        """Position of a request's tier: by name, else by what is promised to it."""
+        position = self.find(slo.tier)
         if position is None:
-            return max(0, len(self.tiers) - 1) if best_effort else self.bin(tpot_s)
+            return max(0, len(self.tiers) - 1) if slo.best_effort else self.bin(slo.tpot_s)
         return position
+
+    def heirs(self, other: "TierTable") -> NDArray[np.int64]:
+        """Position in ``other`` of every tier of this table, and of none (-1, the last entry)."""
+        found = [other.of_request(Slo(tpot_s=t.tpot_s, tier=t.name, best_effort=t.best_effort)) for t in self.tiers]
+        return np.array([*found, -1])
 
     def assign(self, replicas: Sequence[str]) -> dict[str, int]:
         """Static assignment, replica name to tier position: tightest tiers take theirs first, the rest is shared."""

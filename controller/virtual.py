@@ -7,6 +7,8 @@ import numpy as np
 
 from controller.bank import Bank
 from controller.lengths import LengthEstimator
+from controller.role import ReplicaView
+from controller.tiers import TierTable
 from controller.wire import Admission, Progress, Report, Slo, Step, request_uid
 from planning.limits import LIVE_FILLER, make_limits
 from planning.tables import REQUEST, request_table
@@ -44,14 +46,14 @@ class VirtualReplica:
 
     # -- what changes it --------------------------------------------------------------------------------------------
 
-    def sync(self, report: Report, lengths: LengthEstimator, now_s: float) -> None:
+    def sync(self, report: Report, lengths: LengthEstimator, tiers: TierTable, now_s: float) -> None:
         """Replace the model's guess by what the replica says; reservations it cannot know of yet stay."""
         if report.sequence <= self.sequence:
             return  # overtaken on the way
         self.sequence, self.seen_s, self.draining = report.sequence, now_s, report.draining
         self.kv_used_tokens = report.kv_used_tokens
         self._correct(report.steps)
-        rows = progress_rows(report.requests, lengths, now_s)
+        rows = progress_rows(report.requests, lengths, tiers, now_s)
         ended = [request_uid(request_id) for request_id, _ in report.finished]
         for uid in (*rows["id"].tolist(), *ended):
             self._reserved_s.pop(uid, None)
@@ -103,13 +105,18 @@ class VirtualReplica:
         coefficients: np.ndarray = self.bank.mirrors.cautious[self.slot]
         return coefficients
 
-    def start_s(self, now_s: float) -> float:
-        """When its next iteration can start."""
-        return max(now_s, float(self.state["free_at_s"][0]))
-
     def is_live(self, now_s: float, silent_s: float) -> bool:
         """Whether it reported within ``silent_s`` and no door has seen it fail since its last birth."""
         return now_s - self.seen_s <= silent_s and now_s - self.suspect_s > silent_s
+
+    def view(self, tiers: int, now_s: float, silent_s: float) -> ReplicaView:
+        """What its role is decided by; ``tiers`` have an objective."""
+        table, state = self.table, self.state[0]
+        held = np.bincount(table["tier"][~table["best_effort"]].clip(0), minlength=tiers)[:tiers]
+        is_reporting = self.is_live(now_s, silent_s) and not self.draining
+        return ReplicaView(
+            self.name, tuple(held.tolist()), int(state["best_effort"]), float(state["load"]), is_reporting
+        )
 
     def drift(self) -> dict[str, float]:
         """How far the measured iterations have moved from the profile."""
@@ -138,13 +145,14 @@ def admission_row(ask: Admission, tier: int, lengths: LengthEstimator, now_s: fl
     return row
 
 
-def progress_rows(requests: Iterable[Progress], lengths: LengthEstimator, now_s: float) -> np.ndarray:
+def progress_rows(requests: Iterable[Progress], lengths: LengthEstimator, tiers: TierTable, now_s: float) -> np.ndarray:
     """Reported requests as a planning table."""
     requests = list(requests)
     table = request_table(len(requests))
     for row, seen in zip(table, requests, strict=True):
         _fill_slo(row, seen.slo, seen.age_s, now_s)
         row["id"], row["running"] = request_uid(seen.request_id), seen.running
+        row["tier"] = tiers.of_request(seen.slo)
         row["prompt_tokens"], row["computed_tokens"] = seen.prompt_tokens, seen.computed_tokens
         row["emitted_tokens"], row["output_cap_tokens"] = seen.emitted_tokens, seen.output_cap_tokens
         predicted = lengths.predict(seen.slo.tier, seen.emitted_tokens, seen.output_cap_tokens)

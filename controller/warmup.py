@@ -4,7 +4,7 @@
 """
 
 from controller.disaggregation import make_fleet
-from controller.fleet import FleetOptions
+from controller.options import FleetOptions
 from controller.phases import PhaseOptions
 from controller.tiers import Tier, TierTable
 from controller.wire import Admission, Progress, Report, Slo, Step

@@ -19,6 +19,7 @@ from planning.tables import REQUEST
 from profiles.kernels import K1_1, K1_2
 from routing.mirrors import (
     POOL,
+    RESERVED,
     SHARED,
     SHORTEST_S,
     Mirrors,
@@ -53,6 +54,8 @@ def group_of(replica_tier: int, tier: int) -> int:
     pool; -1: never, because a looser tier's iterations are longer than the request's TPOT allows."""
     if replica_tier == tier:
         return 0
+    if replica_tier == RESERVED:
+        return -1
     if replica_tier == POOL:
         return LAST
     if replica_tier == SHARED or tier == SHARED:

@@ -18,12 +18,13 @@ from profiles.kernels import COEFFICIENTS, K_KV, K_SEQ, iteration_s
 
 SHARED = -1  # tier of a replica that serves every tier
 POOL = -2  # tier of a replica that serves best effort only, until a tier that is full takes it
+RESERVED = -3  # tier of one that serves best effort only, until whoever wrote this writes another
 SHORTEST_S = 1e-6  # paces below count as this
 
 REPLICA = np.dtype(
     [
         ("is_open", "?"),  # live, takes new requests
-        ("tier", "i4"),  # position in the tier table, tightest first, SHARED or POOL
+        ("tier", "i4"),  # position in the tier table, tightest first, SHARED, POOL or RESERVED
         ("count", "i4"),  # rows of its table in use
         ("free_at_s", "f8"),  # end of the iteration in flight; its rows are as they will be then
         # Sums over its rows, kept by summarize().

@@ -29,8 +29,9 @@ class Ingress:
         """``replicas``: Serve's handle of each group."""
         self.config = config
         fleet = config.fleet
-        own_id = serve.get_replica_context().replica_id.unique_id
-        self.links = RayLinks(replicas, own_id, fleet.controller_name, fleet.controller_namespace)
+        context = serve.get_replica_context()
+        self.application = context.app_name
+        self.links = RayLinks(replicas, context.replica_id.unique_id, fleet.controller_name, fleet.controller_namespace)
         self.door: Any = None
 
     async def __serve_build_asgi_app__(self) -> Any:
@@ -41,7 +42,7 @@ class Ingress:
         model = str(ensure_embedded_model()) if config.model.id == EMBEDDED_MODEL else config.model.id
         patience = Patience(fleet.admit_timeout_s, fleet.resume_timeout_s, fleet.stall_timeout_s)
         server, client = await make_server(config.model.serve_arguments(model), self.links, patience)
-        self.door = Door(config, self.links, server, client.dispatcher)
+        self.door = Door(config, self.links, server, client.dispatcher, self.application)
         return self.door
 
     async def reconfigure(self, user_config: Any) -> None:

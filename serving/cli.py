@@ -7,6 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from serving import cli_fleet
+from serving.cli_fleet import DEFAULT_URL, Url
+
 app = typer.Typer(
     help="Serve one LLM to many kinds of users, each with their own latency objective.",
     add_completion=False,
@@ -14,10 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 DEBUG = "POLYSLO_DEBUG"  # set it to see where an error came from
-
-Url = Annotated[str, typer.Option("--url", help="Where the server answers.", envvar="POLYSLO_URL")]
 
 
 @app.command()
@@ -51,6 +51,10 @@ def status(
     from serving import cli_status
 
     cli_status.show(cli_status.fetch(url), as_json)
+
+
+app.add_typer(cli_fleet.tiers, name="tiers")
+app.command()(cli_fleet.fleet)
 
 
 @app.command()

@@ -48,7 +48,7 @@ def show(status: dict[str, Any], as_json: bool = False) -> None:
         if status.get(key):
             console.print(f"{key}: {status[key]}", style="red", markup=False)
     console.print(_tier_table(status))
-    console.print(_replica_table(status))
+    console.print(replica_table(status))
 
 
 def _controller_line(status: dict[str, Any]) -> str:
@@ -62,14 +62,14 @@ def _controller_line(status: dict[str, Any]) -> str:
         "decisions": controller.get("decisions"),
         "us per decision": controller.get("decision_us_mean"),
     }
-    return "   ".join(f"{name} {_figure(value)}" for name, value in facts.items())
+    return "   ".join(f"{name} {figure(value)}" for name, value in facts.items())
 
 
 def _tier_table(status: dict[str, Any]) -> Table:
-    table = _table("Tiers: objectives, who serves them, outcomes so far (and of the last minute)", "tier")
+    table = plain_table("Tiers: objectives, who serves them, outcomes so far (and of the last minute)", "tier")
     bounds = ("TTFT\nms", "TPOT\nms", "E2E\nms")
     counts = ("requests", "attained\n%", "refused", "best\neffort", "errors")
-    _right(table, *bounds, "replicas", *counts, "recent\n%", "TTFT ms\nP50/P95", "TPOT ms\nP50/P95")
+    add_right(table, *bounds, "replicas", *counts, "recent\n%", "TTFT ms\nP50/P95", "TPOT ms\nP50/P95")
     attainment = status.get("attainment") or {}
     for tier in status.get("tiers", []):
         told = attainment.get(tier["name"], {})
@@ -77,20 +77,21 @@ def _tier_table(status: dict[str, Any]) -> Table:
         replicas = sum(replica.get("tier") == tier["name"] for replica in status.get("replicas", []))
         table.add_row(
             escape(str(tier["name"])),
-            *(_ms(tier.get(key)) for key in ("ttft_s", "tpot_s", "e2e_s")),
+            *(milliseconds(tier.get(key)) for key in ("ttft_s", "tpot_s", "e2e_s")),
             str(replicas) if replicas else "shared",
-            _figure(told.get("requests", 0)),
-            _percent(told.get("attainment")),
-            *(_figure(told.get(key, 0)) for key in ("refused", "best_effort", "errors")),
-            _percent(window.get("attainment")),
+            figure(told.get("requests", 0)),
+            percent(told.get("attainment")),
+            *(figure(told.get(key, 0)) for key in ("refused", "best_effort", "errors")),
+            percent(window.get("attainment")),
             *(_quantiles(window.get(key)) for key in ("ttft_ms", "tpot_ms")),
         )
     return table
 
 
-def _replica_table(status: dict[str, Any]) -> Table:
-    table = _table("Replicas: state and load", "replica")
-    _right(
+def replica_table(status: dict[str, Any]) -> Table:
+    """One row per replica."""
+    table = plain_table("Replicas: state and load", "replica")
+    add_right(
         table, "tier", "state", "requests", "best\neffort", "backlog\ntokens", "KV used\n%", "report\nage s", "profile"
     )
     for replica in status.get("replicas", []):
@@ -98,22 +99,24 @@ def _replica_table(status: dict[str, Any]) -> Table:
         capacity = replica.get("kv_capacity_tokens") or 0
         table.add_row(
             escape(str(replica["replica"])),
-            _figure(replica.get("tier")),
+            figure(replica.get("tier")),
             state,
-            *(_figure(replica.get(key)) for key in ("requests", "best_effort", "backlog_tokens")),
-            _percent(replica.get("kv_used_tokens", 0) / capacity if capacity else None),
-            *(_figure(replica.get(key)) for key in ("seconds_since_report", "profile")),
+            *(figure(replica.get(key)) for key in ("requests", "best_effort", "backlog_tokens")),
+            percent(replica.get("kv_used_tokens", 0) / capacity if capacity else None),
+            *(figure(replica.get(key)) for key in ("seconds_since_report", "profile")),
         )
     return table
 
 
-def _table(title: str, first: str) -> Table:
+def plain_table(title: str, first: str) -> Table:
+    """A table without a frame, with its first column."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
     table.add_column(first, no_wrap=True)
     return table
 
 
-def _right(table: Table, *names: str) -> None:
+def add_right(table: Table, *names: str) -> None:
+    """Columns of figures."""
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
 
@@ -122,15 +125,18 @@ def _quantiles(told: dict[str, float] | None) -> str:
     return f"{told['p50']:.1f}/{told['p95']:.1f}" if told else "-"
 
 
-def _ms(seconds: float | None) -> str:
+def milliseconds(seconds: float | None) -> str:
+    """Seconds as milliseconds."""
     return "-" if seconds is None else f"{seconds * 1000.0:g}"
 
 
-def _percent(share: float | None) -> str:
+def percent(share: float | None) -> str:
+    """A share with one decimal."""
     return "-" if share is None else f"{share * 100.0:.1f}"
 
 
-def _figure(value: Any) -> str:
+def figure(value: Any) -> str:
+    """A figure or a word; a dash for none."""
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else escape(str(value))

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from controller.fleet import FleetOptions
+from controller.allocation import AllocationOptions
+from controller.autoscaler import ScalingOptions
+from controller.options import FleetOptions
 from controller.phases import PhaseOptions
 from replicas.config import ReplicaConfig
 from routing.policy import routing_names
@@ -29,6 +31,35 @@ IMPORT_PATH, INGRESS = "serving.app:build", "Ingress"
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 ErrorStatus = Annotated[int, Field(ge=400, le=599)]
+
+
+class AutoscalingConfig(Section):
+    """How the number of replicas follows the load; all times in seconds."""
+
+    min_replicas: NonNegativeInt = 1  # 0: an idle fleet goes away; what then arrives waits for a cold start
+    max_replicas: NonNegativeInt = 0  # 0: the number is fixed
+    group: str = ""  # whose replicas come and go, where there are groups; empty: the first one's
+    warm_spares: NonNegativeInt = 0
+    busy_share: Annotated[float, Field(gt=0, le=1)] = 0.7
+    window_s: PositiveFloat = 30.0
+    grow_cooldown_s: NonNegativeFloat = 15.0
+    shrink_cooldown_s: NonNegativeFloat = 30.0
+    shrink_after_s: NonNegativeFloat = 120.0
+    shrink_margin: Share = 0.15
+    hold_s: NonNegativeFloat = 600.0
+    drain_s: NonNegativeFloat = 300.0
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.max_replicas and self.max_replicas < self.min_replicas:
+            raise ValueError(f"max_replicas: must be at least min_replicas ({self.min_replicas})")
+        if not self.max_replicas and (stated := self.model_fields_set - {"max_replicas"}):
+            raise ValueError(f"{min(stated)}: has no effect without max_replicas")
+        return self
+
+    def options(self, group: str) -> ScalingOptions | None:
+        """As the controller takes it; ``group`` grows and shrinks."""
+        return ScalingOptions(**self.model_dump() | {"group": group}) if self.max_replicas else None
 
 
 class FleetConfig(Section):
@@ -52,6 +83,9 @@ class FleetConfig(Section):
     controller_namespace: Name = "polyslo"
     seed: int = 0
     nodes_on_demand: bool = False  # the cluster's autoscaler adds the nodes that are missing: wait for them
+    roles: Literal["auto", "static", "dynamic"] = "auto"  # dynamic: replicas move between tiers and the pool
+    role_idle_s: PositiveFloat = 5.0  # without a request of its tier for so long, a replica leaves the tier
+    autoscaling: AutoscalingConfig = Field(default_factory=AutoscalingConfig)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -59,6 +93,8 @@ class FleetConfig(Section):
             raise ValueError(f"routing: no policy {self.routing!r}; {suggest(self.routing, routing_names())}")
         if self.silent_s <= self.report_interval_s:
             raise ValueError(f"silent_s: must exceed report_interval_s ({self.report_interval_s}), got {self.silent_s}")
+        if self.roles == "static" and self.autoscaling.max_replicas:
+            raise ValueError("roles: a fleet that grows and shrinks needs dynamic ones")
         return self
 
 
@@ -90,6 +126,12 @@ class AppConfig(Section):
             if name in names[:position]:
                 raise ValueError(f"groups.{position}.name: {name!r} is used twice")
         self._check_phases()
+        scaling, groups = self.fleet.autoscaling, [group.name for group in self.replica_groups()]
+        if scaling.group and scaling.group not in groups:
+            raise ValueError(f"fleet.autoscaling.group: no group {scaling.group!r}; {suggest(scaling.group, groups)}")
+        if scaling.max_replicas and not scaling.min_replicas <= self.replicas <= scaling.max_replicas:
+            bounds = f"{scaling.min_replicas} to {scaling.max_replicas}"
+            raise ValueError(f"fleet.autoscaling: the fleet begins with {self.replicas} replicas, outside of {bounds}")
         return self
 
     def _check_phases(self) -> None:
@@ -126,6 +168,11 @@ class AppConfig(Section):
     def replicas(self) -> int:
         """Replicas of all groups together."""
         return sum(group.replicas for group in self.replica_groups())
+
+    @property
+    def most_replicas(self) -> int:
+        """Replicas that there may be at a time."""
+        return max(self.replicas, self.fleet.autoscaling.max_replicas)
 
     @property
     def cores_needed(self) -> float:
@@ -167,12 +214,22 @@ class AppConfig(Section):
             **{name: getattr(engine, name) for name in same.split()},
         )
 
-    def fleet_options(self) -> FleetOptions:
-        """What the controller needs to know."""
+    def fleet_options(self, application: str = "") -> FleetOptions:
+        """What the controller needs to know; ``application`` is Serve's name of this one."""
         same = "routing admission max_hops pending unattainable silent_s length_prior_tokens seed"
         apart = self.disaggregation
         phases = PhaseOptions(prefill=apart.prefill, adapt=apart.adapt) if self.is_disaggregated else None
-        return FleetOptions(phases=phases, **{name: getattr(self.fleet, name) for name in same.split()})
+        groups = sorted(self.replica_groups(), key=lambda group: group.name != self.fleet.autoscaling.group)
+        allocation = AllocationOptions(
+            self.fleet.roles, self.fleet.role_idle_s, scaling=self.fleet.autoscaling.options(groups[0].name)
+        )
+        return FleetOptions(
+            **{name: getattr(self.fleet, name) for name in same.split()},
+            phases=phases,
+            allocation=allocation,
+            application=application,
+            deployments=tuple(group.deployment for group in groups),
+        )
 
 
 def read_serve_file(path: Path) -> tuple[AppConfig, Any]:
@@ -192,6 +249,9 @@ def read_serve_file(path: Path) -> tuple[AppConfig, Any]:
         raise ConfigError(f"{path}: applications: one with import_path {IMPORT_PATH} is needed, found {len(apps)}")
     deployments = {each.get("name"): each for each in apps[0].get("deployments") or []}
     try:
-        return AppConfig.read(apps[0].get("args")), deployments.get(INGRESS, {}).get("user_config")
+        config = AppConfig.read(apps[0].get("args"))
+        if config.fleet.autoscaling.max_replicas and not apps[0].get("external_scaler_enabled"):
+            raise ConfigError("fleet.autoscaling: needs external_scaler_enabled: true beside the application's args")
+        return config, deployments.get(INGRESS, {}).get("user_config")
     except ConfigError as error:
         raise ConfigError("\n".join(f"{path}: args.{line}" for line in str(error).splitlines())) from None

@@ -28,13 +28,16 @@ STATUS_AGE_S = 0.5  # health and status answers may be so old
 class Door:
     """Holds the tier table in force, pings the controller with it, and answers what is not vLLM's to answer."""
 
-    def __init__(self, config: AppConfig, links: RayLinks, server: Any, dispatcher: Dispatcher) -> None:
+    def __init__(
+        self, config: AppConfig, links: RayLinks, server: Any, dispatcher: Dispatcher, application: str = ""
+    ) -> None:
+        """``application`` is Serve's name of this one: the fleet is scaled under it."""
         self.config, self.links, self.dispatcher = config, links, dispatcher
         self.metrics = DoorMetrics(config.model.name)
         self.table: TierTableConfig | None = None
         self.table_error = ""
         self._index: TierIndex | None = None
-        self._options = msgspec.msgpack.encode(config.fleet_options())
+        self._options = msgspec.msgpack.encode(config.fleet_options(application))
         self._status: dict[str, Any] = {}
         self._status_s = float("-inf")
         self._generate = SloMiddleware(server, self.index, self.done, config.fleet.overload_status)
@@ -44,7 +47,7 @@ class Door:
         """Take a tier table; one that is not newer, or not sound, is refused with its reason in the status."""
         try:
             table = TierTableConfig.read(settings)
-            table.check_fits(self.config.replicas)
+            table.check_fits(self.config.most_replicas)
             if self.table is not None and table != self.table and table.version <= self.table.version:
                 raise ConfigError(f"version: the table changed, so raise it above {self.table.version}")
         except ConfigError as error:

@@ -71,7 +71,7 @@ def read_document(config: Path, port: int | None = None) -> dict[str, Any]:
     """The Serve file as a document, with every part of it that is ours checked."""
     app, user_config = read_serve_file(config)
     try:
-        TierTableConfig.read(user_config).check_fits(app.replicas)
+        TierTableConfig.read(user_config).check_fits(app.most_replicas)
     except ConfigError as error:
         raise ConfigError(f"{config}: deployments.Ingress.user_config.{error}") from None
     document: dict[str, Any] = yaml.safe_load(config.read_text())
@@ -202,7 +202,7 @@ def end_processes(processes: set[psutil.Process], patience_s: float = 8.0) -> No
 
 def deploy(address: str, document: dict[str, Any], console: Console) -> None:
     """Send the document to Serve as ``serve deploy`` does, and wait with a progress display until it runs."""
-    client = ServeSubmissionClient(address)
+    client = serve_client(address)
     client.deploy_applications(document)
     names = [app.get("name", "default") for app in document["applications"] if app["import_path"] == IMPORT_PATH]
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
@@ -218,6 +218,11 @@ def deploy(address: str, document: dict[str, Any], console: Console) -> None:
             progress.update(shown, description=describe(details))
             time.sleep(0.25)
     raise LaunchError(f"the application did not start within {START_LIMIT_S:g} s")
+
+
+def serve_client(address: str) -> ServeSubmissionClient:
+    """Serve's own client of the cluster's dashboard at ``address``."""
+    return ServeSubmissionClient(address)
 
 
 def is_healthy(url: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from controller.tiers import INF
+from controller.wire import INF
 from serving.slo import Asked, Headers, SloError, figure, section, shown
 
 _KEYS = ("id", "deadline_ms", "stage", "parents", "app")

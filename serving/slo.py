@@ -21,8 +21,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from controller.tiers import INF, Tier, TierTable
-from controller.wire import Slo
+from controller.tiers import Tier, TierTable
+from controller.wire import INF, Slo
 from serving.strict import suggest
 
 _SLO_KEYS = ("ttft_ms", "tpot_ms", "e2e_ms", "tier", "max_wait_ms", "program")
@@ -64,8 +64,7 @@ class TierIndex:
 
     def bin(self, tpot_s: float) -> Tier:
         """The loosest tier not looser than ``tpot_s``; the tightest where all are looser."""
-        promising = [tier for tier in self.table.tiers if not tier.best_effort]
-        return next((tier for tier in reversed(promising) if tier.tpot_s <= tpot_s), promising[0])
+        return self.table.tiers[self.table.bin(tpot_s)]
 
 
 class Bound(NamedTuple):

@@ -8,7 +8,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, Strict, model_validator
 
-from controller.tiers import INF, Tier, TierTable
+from controller.tiers import Tier, TierTable
+from controller.wire import INF
 from serving.slo import TierIndex
 from serving.strict import ConfigError, Section, suggest
 
@@ -24,7 +25,9 @@ class TierConfig(Section):
     e2e_ms: PositiveFloat | None = None
     max_wait_ms: PositiveFloat | None = None  # not started by then: dropped with the overload status
     best_effort: bool = False
-    replicas: NonNegativeInt = 0  # dedicated to this tier; 0: it shares those that no tier has to itself
+    replicas: NonNegativeInt = 0  # exactly so many to itself; 0: none said
+    min_replicas: NonNegativeInt = 0  # with dynamic roles: at least so many serve this tier
+    max_replicas: NonNegativeInt = 0  # with dynamic roles: at most so many; 0: any number
     unattainable: Literal["best_effort", "refuse"] | None = None  # empty: as the fleet does
     output_tokens: NonNegativeInt = 0  # expected output until finished requests have told; 0: the fleet's prior
 
@@ -40,6 +43,10 @@ class TierConfig(Section):
             raise ValueError("best_effort: set it, or state ttft_ms, tpot_ms or e2e_ms")
         if self.ttft_ms is not None and self.e2e_ms is not None and self.ttft_ms > self.e2e_ms:
             raise ValueError(f"ttft_ms: must not exceed e2e_ms ({self.e2e_ms:g}), got {self.ttft_ms:g}")
+        if self.replicas and (self.min_replicas or self.max_replicas):
+            raise ValueError("replicas: is an exact number; leave it out to state min_replicas and max_replicas")
+        if self.max_replicas and self.max_replicas < self.min_replicas:
+            raise ValueError(f"max_replicas: must be at least min_replicas ({self.min_replicas})")
         return self
 
     def to_tier(self) -> Tier:
@@ -50,6 +57,8 @@ class TierConfig(Section):
             e2e_s=_seconds(self.e2e_ms),
             best_effort=self.best_effort,
             replicas=self.replicas,
+            min_replicas=self.min_replicas,
+            max_replicas=self.max_replicas,
             unattainable=self.unattainable or "",
             output_tokens=self.output_tokens,
         )
@@ -85,10 +94,10 @@ class TierTableConfig(Section):
         return self
 
     def check_fits(self, replicas: int) -> None:
-        """Raise ``ConfigError`` where more replicas are dedicated than the fleet has."""
-        dedicated = sum(tier.replicas for tier in self.tiers)
-        if dedicated > replicas:
-            raise ConfigError(f"tiers: {dedicated} replicas are dedicated, but the fleet has {replicas}")
+        """Raise ``ConfigError`` where the tiers need more replicas than the fleet may have."""
+        needed = sum(tier.replicas or tier.min_replicas for tier in self.tiers)
+        if needed > replicas:
+            raise ConfigError(f"tiers: {needed} replicas are needed at least, but the fleet has at most {replicas}")
 
     def to_table(self) -> TierTable:
         """As the controller takes it."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from controller.fleet import Fleet, FleetOptions
+from controller.fleet import Fleet
+from controller.options import FleetOptions
 from controller.tiers import Tier, TierTable
 from controller.wire import Admission, Decision, Outcome, Progress, Report, Slo, Verdict
 from profiles.profile import Profile

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from controller.fleet import FleetOptions
+from controller.options import FleetOptions
 from planning.admission import AdmissionOptions
 from planning.limits import GUARD, make_limits
 from profiles.profile import Profile

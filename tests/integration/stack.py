@@ -26,8 +26,10 @@ TIERS = [
 ]
 
 
-def document(args: dict[str, Any], tiers: list[dict[str, Any]] | None = None, version: int = 1) -> dict[str, Any]:
-    """A Serve file as the document it is."""
+def document(
+    args: dict[str, Any], tiers: list[dict[str, Any]] | None = None, version: int = 1, **more: Any
+) -> dict[str, Any]:
+    """A Serve file as the document it is; ``more`` goes beside the application's ``args``."""
     table = {"version": version, "default_tier": "standard", "tiers": copy.deepcopy(tiers or TIERS)}
     return {
         "proxy_location": "HeadOnly",
@@ -38,6 +40,7 @@ def document(args: dict[str, Any], tiers: list[dict[str, Any]] | None = None, ve
                 "route_prefix": "/",
                 "import_path": IMPORT_PATH,
                 "args": args,
+                **more,
                 "deployments": [{"name": "Ingress", "user_config": table}],
             }
         ],
@@ -82,12 +85,14 @@ class Stack:
 
 
 @contextlib.contextmanager
-def running(args: dict[str, Any], cpus: int = 8) -> Iterator[Stack]:
+def running(
+    args: dict[str, Any], cpus: int = 8, tiers: list[dict[str, Any]] | None = None, **more: Any
+) -> Iterator[Stack]:
     """The application under ``args``; asserts at the end that no process is left."""
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     started: set[psutil.Process] = set()
     with local_ray(Console(quiet=True), cpus=cpus) as address:
-        stack = Stack(address, document(args))
+        stack = Stack(address, document(args, tiers, **more))
         deploy(address, stack.document, Console(quiet=True))
         yield stack
         stack.client.close()

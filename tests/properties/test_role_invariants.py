@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from controller.role import Kind, ReplicaView
 from controller.roles import DynamicRoles, RoleOptions
 from controller.tiers import Tier, TierTable
+from controller.wire import Slo
 
 PACES_S = {"tight": 0.02, "middle": 0.05, "loose": 0.1}
 bounds = st.tuples(st.integers(0, 2), st.integers(0, 3)).map(lambda b: (b[0], b[1] and max(b)))
@@ -48,7 +49,7 @@ class Fleet(RuleBasedStateMachine):
             counts = [0] * self.roles.table.pool
             for tier, count in held.items():
                 if tier != "batch":
-                    counts[self.roles.table.index(tier, PACES_S[tier])] += count
+                    counts[self.roles.table.of_request(Slo(tpot_s=PACES_S[tier], tier=tier))] += count
             told.append(ReplicaView(name, tuple(counts), held.get("batch", 0), is_reporting=name not in self.silent))
         return told
 

@@ -12,12 +12,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PURE_ROOMS = ("profiles", "planning", "routing", "controller", "simulation")
 ROOMS = (*PURE_ROOMS, "replicas", "serving", "benchmarks")
-SHELLS = {"controller.actor"}  # modules of pure rooms that are shells
+SHELLS = {"controller.actor", "controller.scaler"}  # modules of pure rooms that are shells
 EMPTY_ON_IMPORT = ("controller", "replicas", "serving")  # Python runs their __init__ wherever one module is wanted
 ADAPTERS = {  # package -> the modules that may know it
     "vllm": r"(replicas|serving)\.vllm_\w+|replicas\.profiling",
     "torch": r"replicas\.vllm_(executor|kv_files)|replicas\.profiling",
-    "ray": r"controller\.actor|replicas\.(deployment|pinned_router|reporter)|serving\.(app|launch|ray_links)",
+    "ray": r"controller\.(actor|scaler)|replicas\.(deployment|pinned_router|reporter)|serving\.(app|launch|ray_links)",
     "ray.serve.request_router": r"replicas\.pinned_router",  # an alpha API of Serve's
 }
 FILE_LINES, FUNCTION_LINES = 300, 60

@@ -70,7 +70,7 @@ def test_prompts_of_all_tiers_share_the_prefill_side_and_each_decodes_in_its_own
         1, [Tier("tight", 0.3, 0.03, replicas=1), Tier("loose", 3.0, 0.1, replicas=2), Tier("flex", best_effort=True)]
     )
     state = fleet("pdef", 1, tiers)
-    assert [state.tier_of(name) for name in "pdef"] == [-1, 0, 1, 1]
+    assert [int(state.replicas[name].state["tier"][0]) for name in "pdef"] == [-1, 0, 1, 1]
     for slo, where in ((TIGHT, "d"), (Slo(3.0, 0.1, tier="loose"), "ef")):
         asked = ask(slo)
         assert one(state, asked).replica == "p"
@@ -168,7 +168,7 @@ def test_the_side_that_is_short_is_given_a_replica_with_what_it_carries() -> Non
         for name, requests in (("p", waiting), ("d", running), ("e", ())):
             state.report(report(name, tick + 1, requests), tick / 4)
     assert state.phases.on(Phase.PREFILL) == ["e", "p"], "the idlest moves"
-    assert [str(change) for change in state.moves] == ["e: decode -> prefill (prefill is 100% busy)"]
+    assert [str(change) for change in state.allocation.history] == ["e: decode -> prefill (prefill is 100% busy)"]
     assert len(state.replicas["d"].table) == 1
 
 
@@ -179,7 +179,7 @@ def test_an_option_that_changes_moves_nobody() -> None:
     state.phases.set_replicas(dict.fromkeys("bcd", ""))
     sides = {name: state.phases.of(name) for name in "bcd"}
     state.replicas.pop("a")
-    changed.inherit(state)
+    changed.inherit(state, 10.0)
     assert {name: changed.phases.of(name) for name in "bcd"} == sides
 
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.fleet import Fleet, FleetOptions
+from controller.fleet import Fleet
+from controller.options import FleetOptions
 from controller.status import fleet_status
 from controller.tiers import Tier, TierTable
 from controller.wire import Admission, Outcome, Progress, Report, Slo, Verdict

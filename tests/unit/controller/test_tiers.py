@@ -3,6 +3,7 @@
 import pytest
 
 from controller.tiers import Tier, TierTable
+from controller.wire import INF, Slo
 from routing.mirrors import SHARED
 
 
@@ -14,15 +15,25 @@ def table() -> TierTable:
 
 def test_tiers_are_ordered_from_tight_to_best_effort() -> None:
     assert [tier.name for tier in table().tiers] == ["tight", "loose", "batch"]
-    assert table().index("loose") == 1
+    assert table().find("loose") == 1
     assert table().pool == 2
 
 
 def test_a_request_whose_tier_was_removed_belongs_to_the_next_tighter_one() -> None:
-    assert table().index("gone", 0.5) == 1
-    assert table().index("gone", 0.05) == 0
-    assert table().index("gone", 0.01) == 0, "all are looser: the tightest"
-    assert table().index("gone", best_effort=True) == 2
+    def asked(tier: str, tpot_s: float, best_effort: bool = False) -> int:
+        return table().of_request(Slo(tpot_s=tpot_s, tier=tier, best_effort=best_effort))
+
+    assert asked("loose", 0.01) == 1, "by its name"
+    assert asked("gone", 0.5) == 1
+    assert asked("gone", 0.05) == 0
+    assert asked("gone", 0.01) == 0, "all are looser: the tightest"
+    assert asked("gone", INF, best_effort=True) == 2
+
+
+def test_heirs_of_tiers_in_another_table() -> None:
+    other = TierTable.of(2, [Tier("batch", best_effort=True), Tier("tight", 0.3, 0.02), Tier("new", 0.5, 0.05)])
+    assert table().heirs(other).tolist() == [0, 1, 2, -1]
+    assert other.heirs(table()).tolist() == [0, 0, 2, -1]
 
 
 def test_bounds_of_a_tier() -> None:

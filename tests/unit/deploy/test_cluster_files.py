@@ -62,7 +62,7 @@ def test_serve_and_polyslo_accept_every_serve_file(serve_files: dict[str, Path])
     for name, path in serve_files.items():
         ServeDeploySchema.model_validate(yaml.safe_load(path.read_text()))
         config, user_config = read_serve_file(path)
-        TierTableConfig.read(user_config).check_fits(config.replicas)
+        TierTableConfig.read(user_config).check_fits(config.most_replicas)
         assert config.model.name, name
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.fleet import FleetOptions
+from controller.options import FleetOptions
 from replicas.config import ReplicaConfig
 from serving.app import check_cluster
 from serving.config import IMPORT_PATH, AppConfig, read_serve_file
@@ -78,6 +78,7 @@ def test_nothing_configured_is_the_embedded_model() -> None:
         ({"disaggregation": {"prefill": 3}}, "disaggregation.prefill: 3 replicas, but only 2 are bound to no phase"),
         ({"disaggregation": {"prefill": 2}}, "disaggregation: a replica that prefills and one that decodes"),
         ({"groups": [{"name": "a", "phase": "decode"}]}, "disaggregation: a replica that prefills and one"),
+        ({"fleet": {"roles": "dynamc"}}, "fleet.roles: input should be 'auto', 'static' or 'dynamic'"),
         ([], "configuration: input should be a valid dictionary"),
     ],
 )
@@ -258,7 +259,7 @@ def test_serve_arguments() -> None:
 def test_serve_file_of_the_project_is_sound() -> None:
     config, user_config = read_serve_file(ROOT / "serve.yaml")
     table = TierTableConfig.read(user_config)
-    table.check_fits(config.replicas)
+    table.check_fits(config.most_replicas)
     assert [tier.name for tier in table.tiers] == ["interactive", "standard", "batch"]
     assert (config.engine.kind, config.model.id, config.replicas) == ("vllm", "embedded", 2)
 

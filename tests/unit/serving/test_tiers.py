@@ -39,6 +39,12 @@ def table(**changes: Any) -> TierTableConfig:
         ({"tiers": [{**BATCH, "tpot_ms": 1}, REPORT]}, "tiers.0.tpot_ms: a best-effort tier promises nothing"),
         ({"tiers": [BATCH, {"name": "a", "ttft_ms": 9, "e2e_ms": 8}]}, "tiers.1.ttft_ms: must not exceed e2e_ms (8)"),
         ({"tiers": [BATCH, {**REPORT, "unattainable": "drop"}]}, "tiers.1.unattainable: input should be"),
+        ({"tiers": [BATCH, {**REPORT, "min_replicas": -1}]}, "tiers.1.min_replicas: input should be greater than or"),
+        (
+            {"tiers": [BATCH, {**REPORT, "min_replicas": 3, "max_replicas": 2}]},
+            "tiers.1.max_replicas: must be at least",
+        ),
+        ({"tiers": [BATCH, {**REPORT, "replicas": 3, "max_replicas": 4}]}, "tiers.1.replicas: is an exact number"),
         ({"aliases": {"gold": "interactve"}}, "aliases.gold: no tier 'interactve'; did you mean 'interactive'?"),
         ({"aliases": {"batch": "report"}}, "aliases.batch: is the name of a tier"),
     ],
@@ -92,7 +98,11 @@ def test_tier_gives_its_waiting_time() -> None:
     assert resolve({}, {"service_tier": "interactive"}, table().to_index()).max_wait_s == 4.0
 
 
-def test_dedicated_replicas_must_exist() -> None:
+def test_minimums_must_be_possible() -> None:
     table().check_fits(1)
-    with pytest.raises(ConfigError, match="tiers: 1 replicas are dedicated, but the fleet has 0"):
+    bounded = table(tiers=[BATCH, {**REPORT, "min_replicas": 2, "max_replicas": 3}])
+    assert (bounded.to_table().tiers[0].low, bounded.to_table().tiers[0].high) == (2, 3)
+    with pytest.raises(ConfigError, match="tiers: 2 replicas are needed at least, but the fleet has at most 1"):
+        bounded.check_fits(1)
+    with pytest.raises(ConfigError, match="tiers: 1 replicas are needed at least, but the fleet has at most 0"):
         table().check_fits(0)

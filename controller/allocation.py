@@ -1,0 +1,168 @@
+"""Which replica serves which tier, and how many there are: roles, demand, size and history behind one object. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from controller.autoscaler import Actions, Autoscaler, ScalingOptions, Signals
+from controller.demand import Demand, Hardware
+from controller.history import Change, History
+from controller.role import ReplicaView, StaticRoles
+from controller.roles import DynamicRoles, RoleOptions
+from controller.tiers import Tier, TierTable
+from routing.mirrors import RESERVED
+
+
+class AllocationOptions(msgspec.Struct, frozen=True):
+    """From the configuration."""
+
+    roles: str = "auto"  # "static", "dynamic", or dynamic where a tier bounds its replicas or the size follows the load
+    idle_s: float = 5.0
+    interval_s: float = 0.25  # roles are brought in line that often
+    scaling: ScalingOptions | None = None  # none: the size is fixed
+
+
+class Allocation:
+    """Asked by the fleet for each replica's tier; told what arrives, what replicas carry, and the tier table."""
+
+    def __init__(self, options: AllocationOptions, table: TierTable, history: History | None = None) -> None:
+        self.options, self.table = options, table
+        self.history = History() if history is None else history
+        self.demand = Demand(options.scaling.window_s if options.scaling else Demand.window_s)
+        self.roles: StaticRoles | DynamicRoles = self._make_roles(table)
+        self.autoscaler: Autoscaler | None = None
+        self._step_s = float("-inf")
+        self._views: Sequence[ReplicaView] = ()  # of the last step
+        self._follow_roles()
+
+    @property
+    def is_dynamic(self) -> bool:
+        return isinstance(self.roles, DynamicRoles)
+
+    def _make_roles(self, table: TierTable) -> StaticRoles | DynamicRoles:
+        wanted = self.options.roles
+        if wanted == "auto":
+            wanted = "dynamic" if table.asks_for_roles or self.options.scaling else "static"
+        if wanted == "static":
+            return StaticRoles(table)
+        return DynamicRoles(table, RoleOptions(self.options.idle_s), self.history)
+
+    def _follow_roles(self) -> None:
+        """An autoscaler drains through the roles in force."""
+        scaling = self.options.scaling
+        if scaling is not None and isinstance(self.roles, DynamicRoles):
+            self.autoscaler = Autoscaler(scaling, self.roles, self.history)
+
+    # -- what it is told --------------------------------------------------------------------------------------------
+
+    def set_table(self, table: TierTable, now_s: float) -> None:
+        """Another tier table, in place; the next ``step`` moves replicas where it wants them."""
+        before, self.table = self.table, table
+        for change in table_changes(before, table, now_s):
+            self.history.note(change)
+        made = self._make_roles(table)
+        if type(made) is not type(self.roles):
+            self.roles = made
+            self._follow_roles()
+        elif isinstance(self.roles, DynamicRoles):
+            self.roles.set_table(table, now_s)
+        else:
+            self.roles.set_table(table)
+        self._step_s = float("-inf")
+
+    def under(self, options: AllocationOptions, table: TierTable, now_s: float) -> "Allocation":
+        """The same under other options: what they do not concern stays."""
+        if options == self.options:
+            self.set_table(table, now_s)
+            return self
+        return Allocation(options, table, self.history)
+
+    def note_asked(self, row: np.ndarray, now_s: float) -> None:
+        """A request (REQUEST[]) asks for a place."""
+        tier = self.table.tiers[int(row["tier"])].name if self.table.tiers else ""
+        self.demand.note(int(row["id"]), tier, int(row["prompt_tokens"]), int(row["output_tokens"]), now_s)
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether what replicas carry can matter, and ``step`` has not been told for its interval."""
+        return self.is_dynamic and now_s - self._step_s >= self.options.interval_s
+
+    def step(self, views: Sequence[ReplicaView], now_s: float) -> None:
+        """Bring roles in line with what the replicas carry."""
+        self._step_s, self._views = now_s, views
+        self.roles.step(views, now_s)
+
+    def scale(
+        self,
+        replicas: int | None,
+        views: Sequence[ReplicaView],
+        waiting_tokens: Mapping[str, float],
+        hardware: Hardware | None,
+        now_s: float,
+    ) -> Actions:
+        """What to do about the fleet's size; ``replicas`` is what Serve is asked for at present."""
+        if self.autoscaler is None:
+            return Actions()
+        signals = Signals(replicas, views, self.demand.loads(now_s), waiting_tokens, hardware)
+        return self.autoscaler.step(signals, now_s)
+
+    # -- what it tells ----------------------------------------------------------------------------------------------
+
+    def candidate(self, position: int) -> str | None:
+        """The replica that may join a tier without room, by the last ``step``; none where none may."""
+        return self.roles.candidate(position, self._views) if isinstance(self.roles, DynamicRoles) else None
+
+    def join(self, name: str, position: int, now_s: float) -> None:
+        """Take a ``candidate`` into the tier."""
+        assert isinstance(self.roles, DynamicRoles)
+        self.roles.join(name, position, now_s)
+
+    def tier(self, name: str) -> int:
+        """What placement reads: the position of a replica's tier, ``SHARED``, or ``RESERVED`` for best effort only."""
+        position = self.roles.position(name)
+        return RESERVED if self.is_dynamic and position == self.table.pool else position
+
+    def is_open(self, name: str) -> bool:
+        """Whether a replica takes anything at all."""
+        return self.roles.is_open(name) if isinstance(self.roles, DynamicRoles) else True
+
+    def status(self, now_s: float) -> dict[str, Any]:
+        """As JSON values."""
+        size = None
+        if self.autoscaler is not None:
+            scaler, scaling = self.autoscaler, self.autoscaler.options
+            size = {
+                "target": scaler.target,
+                "min_replicas": scaling.min_replicas,
+                "max_replicas": scaling.max_replicas,
+                "wanted": scaler.wanted,
+                "shares": self.autoscaler.roles.shares,
+                "held_s": round(max(0.0, scaler.held_until_s - now_s), 1),
+            }
+        demand = {tier: msgspec.to_builtins(load._asdict()) for tier, load in self.demand.loads(now_s).items()}
+        return {
+            "roles": "dynamic" if self.is_dynamic else "static",
+            "size": size,
+            "demand": demand,
+            "history": self.history.to_builtins(now_s),
+        }
+
+
+def table_changes(before: TierTable, after: TierTable, now_s: float) -> list[Change]:
+    """What differs between two tier tables, tier by tier."""
+    old, new = ({tier.name: tier for tier in table.tiers} for table in (before, after))
+    reason = f"tier table version {after.version}"
+    changes = [Change(now_s, f"tier {name}", told(old[name]), "removed", reason) for name in old.keys() - new.keys()]
+    for name, tier in new.items():
+        if name not in old:
+            changes.append(Change(now_s, f"tier {name}", "absent", told(tier), reason))
+        elif old[name] != tier:
+            changes.append(Change(now_s, f"tier {name}", told(old[name]), told(tier), reason))
+    return changes
+
+
+def told(tier: Tier) -> str:
+    """A tier's figures in one line."""
+    figures = [f"{key} {value:g}" for key in ("ttft_s", "tpot_s", "e2e_s") if (value := getattr(tier, key)) < 1e300]
+    return ", ".join([*figures, f"replicas {tier.low} to {tier.high:g}"])

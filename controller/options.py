@@ -1,0 +1,25 @@
+"""How the fleet is run: what the configuration tells the controller."""
+
+import msgspec
+
+from controller.allocation import AllocationOptions
+from controller.phases import PhaseOptions
+
+
+class FleetOptions(msgspec.Struct, frozen=True):
+    """How the fleet is run, from the configuration."""
+
+    routing: str = "load_gradient"
+    admission: bool = True  # off: the routing policy's first choice takes the request unchecked
+    max_hops: int = 4  # replicas that a request may try before it waits, is served best effort or refused
+    pending: bool = True  # what is not attainable now waits for room until it would be too late
+    unattainable: str = "best_effort"  # or "refuse", where a tier does not say
+    silent_s: float = 1.5  # a replica that has not reported for so long takes no new requests
+    forget_s: float = 30.0
+    length_prior_tokens: float = 256.0
+    retry_cap_s: float = 30.0
+    seed: int = 0
+    phases: PhaseOptions | None = None  # prefill and decode on different replicas (controller.disaggregation)
+    allocation: AllocationOptions = AllocationOptions()
+    application: str = ""  # Serve's name of it
+    deployments: tuple[str, ...] = ()  # Serve's names of the replicas', the one that grows and shrinks first

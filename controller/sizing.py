@@ -1,0 +1,36 @@
+"""The fleet's size: what its autoscaler is shown of it, and where what it drains is closed. Pure."""
+
+from collections import Counter
+
+import numpy as np
+
+from controller.autoscaler import Actions
+from controller.demand import Hardware
+from controller.fleet import Fleet
+
+
+def plan_size(fleet: Fleet, replicas: int | None, now_s: float) -> Actions:
+    """What to do about the size, with ``replicas`` what Serve is asked for at present (none: it does not say)."""
+    group = fleet.options.allocation.scaling.group if fleet.options.allocation.scaling else ""
+    waiting = {tier: float(tokens) for tier, tokens in waiting_tokens(fleet).items()}
+    actions = fleet.allocation.scale(replicas, fleet.views(now_s), waiting, hardware_of(fleet, group, now_s), now_s)
+    fleet.write_roles()
+    return actions
+
+
+def waiting_tokens(fleet: Fleet) -> Counter[str]:
+    """Prompt tokens of pending requests, per tier."""
+    tokens: Counter[str] = Counter()
+    for waiting in fleet.waiting.values():
+        tokens[fleet.tiers.tiers[waiting.tier].name] += waiting.prompt_tokens
+    return tokens
+
+
+def hardware_of(fleet: Fleet, group: str, now_s: float) -> Hardware | None:
+    """A replica of the group as its live ones are in the mean; none while there is none."""
+    live = [replica for replica in fleet.live(now_s) if replica.name.rpartition("/")[0] == group]
+    if not live:
+        return None
+    coefficients = np.mean([replica.cautious for replica in live], axis=0)
+    limits = live[0].limits
+    return Hardware(coefficients, int(limits["kv_capacity_tokens"]), float(limits["max_iteration_s"]))

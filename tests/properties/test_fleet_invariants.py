@@ -1,0 +1,148 @@
+"""Placement with dynamic roles, against asking every replica by itself (screen and replay) before each decision.
+
+1. A request is never placed on a replica of a looser tier, nor on one of the pool that stays there.
+2. Inside its tier it goes to the most loaded replica that attains it (load gradient).
+3. It is promoted to a tighter tier only when no replica of its own tier attains it (lazy promotion).
+4. A replica is called up only when no replica of its own tier nor of a tighter one attains it.
+5. After a quiet period the gradient builds up anew: a replica gets its first request when those before it are full.
+6. Roles, reservations and rows agree after every event.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controller.allocation import AllocationOptions
+from controller.fleet import Fleet
+from controller.options import FleetOptions
+from controller.role import Kind
+from controller.tiers import Tier, TierTable
+from controller.virtual import admission_row
+from controller.wire import Admission, Decision, Outcome, Report, Slo, Verdict
+from planning.choice import ADMITTED
+from profiles.store import load_profile
+from routing.kernels import check_replica, screen
+from routing.mirrors import advance_mirrors
+
+PROFILE = "h100_sxm__llama-3.1-8b"
+SLOS = [Slo(0.3, 0.02, tier="tight"), Slo(1.0, 0.05, tier="middle"), Slo(3.0, 0.1, tier="loose")]
+TABLE = TierTable.of(1, [*(Tier(slo.tier, slo.ttft_s, slo.tpot_s) for slo in SLOS), Tier("flex", best_effort=True)])
+
+
+class World:
+    """A fleet whose replicas run exactly as the model says."""
+
+    def __init__(self, replicas: int) -> None:
+        options = FleetOptions(
+            max_hops=replicas + 1, length_prior_tokens=60.0, allocation=AllocationOptions("dynamic", idle_s=1.0)
+        )
+        self.fleet = Fleet(options, TABLE, load_profile)
+        self.now_s, self.sent, self.names = 0.0, 0, [f"r{i}" for i in range(replicas)]
+        self.running: dict[str, Decision] = {}
+        for name in self.names:
+            self.fleet.report(Report(name, "1", 1, PROFILE, 60_000, 0, 256, 2048, 0.0), 0.0)
+
+    def wait(self, seconds: float, ending: int = 0) -> None:
+        """Time passes, and the oldest requests end."""
+        self.now_s += seconds
+        for request_id in list(self.running)[:ending]:
+            told = self.running.pop(request_id)
+            self.fleet.note_outcome(
+                Outcome(request_id, told.tier, told.tier, "stop", True, 0, 0, 0, 0, 0, 60, told.verdict), self.now_s
+            )
+        for replica in self.fleet.replicas.values():
+            replica.seen_s = self.now_s  # reports would say what the mirror shows
+            replica._reserved_s.clear()
+        self.fleet._allocate(self.now_s)
+
+    def ask(self, slo: Slo, prompt_tokens: int) -> tuple[Admission, Decision]:
+        self.sent += 1
+        asked = Admission(str(self.sent), prompt_tokens, 120, slo)
+        (decision,) = self.fleet.admit([asked], self.now_s)
+        if decision.verdict == Verdict.ADMITTED:
+            self.running[decision.request_id] = decision
+        self.fleet.check_integrity()
+        self.fleet.allocation.roles.check_integrity()
+        return asked, decision
+
+
+class Before(NamedTuple):
+    """A replica before a decision."""
+
+    position: int
+    kind: Kind
+    load: float
+    attains: bool
+
+
+def look(world: World, slo: Slo, prompt_tokens: int) -> dict[str, Before]:
+    """What each replica would say, asked by itself."""
+    fleet, roles = world.fleet, world.fleet.allocation.roles
+    fleet._open(world.now_s)
+    advance_mirrors(fleet.bank.mirrors, world.now_s)
+    fleet.bank.spare(1)
+    asked = Admission("asked", prompt_tokens, 120, slo)
+    row = admission_row(asked, TABLE.of_request(slo), fleet.lengths, world.now_s)
+    told = {}
+    for name, replica in fleet.replicas.items():
+        mirrors, slot, asks = fleet.bank.mirrors, replica.slot, row[None][0]
+        attains = screen(replica.state[0], mirrors.cautious[slot], mirrors.limits[slot], asks, world.now_s) == ADMITTED
+        attains = attains and check_replica(mirrors, slot, asks, world.now_s) == ADMITTED
+        told[name] = Before(roles.position(name), roles.role(name).kind, float(replica.state["load"][0]), attains)
+    return told
+
+
+events = st.lists(
+    st.tuples(st.sampled_from(SLOS), st.integers(50, 4000), st.sampled_from([0.0, 0.01, 0.1, 1.5]), st.integers(0, 3)),
+    max_size=40,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(events)
+def test_every_placement_follows_tier_gradient_and_laziness(events: list[tuple[Slo, int, float, int]]) -> None:
+    world = World(4)
+    for slo, prompt_tokens, pause_s, ending in events:
+        world.wait(pause_s, ending)
+        before = look(world, slo, prompt_tokens)
+        _, decision = world.ask(slo, prompt_tokens)
+        if decision.verdict != Verdict.ADMITTED:
+            continue
+        own, chosen = TABLE.of_request(slo), before[decision.replica]
+        roles = world.fleet.allocation.roles
+        assert roles.role(decision.replica).kind == Kind.SERVES
+        assert roles.position(decision.replica) <= own  # 1
+        serving = [told for told in before.values() if told.kind == Kind.SERVES and told.attains]
+        if chosen.kind == Kind.SERVES and chosen.position == own:
+            assert chosen.load >= max(told.load for told in serving if told.position == own) - 1e-9  # 2
+        elif chosen.kind == Kind.SERVES:
+            assert not [told for told in serving if told.position == own]  # 3
+        else:
+            assert not [told for told in serving if told.position <= own]  # 4
+
+
+@settings(deadline=None, max_examples=10)
+@given(st.integers(300, 3000), st.sampled_from(SLOS))
+def test_after_a_quiet_period_replicas_fill_one_after_the_other(prompt_tokens: int, slo: Slo) -> None:
+    world = World(3)
+    for _ in range(12):
+        world.ask(slo, prompt_tokens)
+    world.wait(30.0, ending=len(world.running))
+    world.wait(2.0)
+    assert not world.fleet.allocation.roles.names(Kind.SERVES), "all have gone back to the pool"
+    used: list[str] = []
+    for _ in range(60):
+        before = look(world, slo, prompt_tokens)
+        _, decision = world.ask(slo, prompt_tokens)
+        if decision.verdict != Verdict.ADMITTED:
+            break
+        if decision.replica not in used:
+            assert not any(before[name].attains for name in used)  # 5
+            used.append(decision.replica)
+        loads = [float(world.fleet.replicas[name].state["load"][0]) for name in used[:-1]]
+        assert all(load > 0.0 for load in loads)
+        world.now_s += 0.05
+    counts = np.array([len(world.fleet.replicas[name].table) for name in used])
+    assert counts.min() >= 1

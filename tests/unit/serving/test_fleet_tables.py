@@ -1,0 +1,68 @@
+"""``polyslo tiers`` and ``polyslo fleet``: what they show of a status page."""
+
+import json
+from typing import Any
+
+import pytest
+
+from serving.fleet_tables import show_fleet, show_tiers, size_line
+
+ALLOCATION: dict[str, Any] = {
+    "roles": "dynamic",
+    "size": {"target": 4, "min_replicas": 1, "max_replicas": 8, "wanted": {"chat": 3, "batch": 0}, "held_s": 0.0},
+    "demand": {"chat": {"requests_per_s": 2.5, "prefill_tokens_per_s": 900.0, "decode_tokens_per_s": 120.0}},
+    "history": [
+        {"age_s": 1.25, "what": "r2", "before": "pool", "after": "chat", "reason": "chat has no room [now]"},
+        {"age_s": 9.0, "what": "fleet", "before": "3", "after": "4", "reason": "demand: chat 3"},
+    ],
+}
+STATUS: dict[str, Any] = {
+    "version": 7,
+    "tiers": [
+        {"name": "chat", "ttft_s": 0.5, "tpot_s": 0.05, "min_replicas": 1, "max_replicas": 5, "replicas": 0},
+        {"name": "exact", "ttft_s": None, "tpot_s": 0.2, "min_replicas": 0, "max_replicas": 0, "replicas": 2},
+        {"name": "batch", "best_effort": True, "min_replicas": 0, "max_replicas": 0, "replicas": 0},
+    ],
+    "replicas": [
+        {"replica": "r1", "tier": "chat", "live": True, "requests": 3},
+        {"replica": "r2", "tier": "chat", "live": False, "requests": 0},
+        {"replica": "r3", "tier": "pool", "live": True, "requests": 0},
+    ],
+    "attainment": {"chat": {"attainment": 0.975, "window": {"attainment": 1.0}}},
+    "allocation": ALLOCATION,
+}
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return [line.strip() for line in capsys.readouterr().out.splitlines()]
+
+
+def test_tiers_with_bounds_demand_and_outcomes(capsys: pytest.CaptureFixture[str]) -> None:
+    show_tiers(STATUS, as_json=False)
+    told = lines(capsys)
+    rows = {name: next(line.split() for line in told if line.startswith(name)) for name in ("chat", "exact", "batch")}
+    assert rows["chat"] == ["chat", "500", "50", "-", "2", "1", "5", "3", "2.5", "900", "120", "97.5", "100.0"]
+    assert rows["exact"] == ["exact", "-", "200", "-", "-", "2", "2", "-", "-", "-", "-", "-", "-"]
+    assert rows["batch"] == ["batch", "-", "-", "-", "-", "-", "-", "0", "-", "-", "-", "-", "-"]
+
+
+def test_fleet_with_size_roles_and_the_latest_changes(capsys: pytest.CaptureFixture[str]) -> None:
+    show_fleet(STATUS, history=1, as_json=False)
+    told = lines(capsys)
+    assert told[0] == "2 of 3 replicas live   roles dynamic   size 4 (1 to 8)   demand chat 3"
+    assert any(line.split() == ["1.2", "r2", "pool", "chat", "chat", "has", "no", "room", "[now]"] for line in told)
+    assert not any("demand: chat 3" in line for line in told)
+
+
+def test_json_is_the_servers(capsys: pytest.CaptureFixture[str]) -> None:
+    show_fleet(STATUS, history=1, as_json=True)
+    assert json.loads(capsys.readouterr().out) == {"replicas": STATUS["replicas"], **ALLOCATION}
+    show_tiers(STATUS, as_json=True)
+    assert json.loads(capsys.readouterr().out)["tiers"] == STATUS["tiers"]
+
+
+def test_the_size_in_one_line() -> None:
+    assert size_line({"replicas": []}, {}) == "0 of 0 replicas live   roles static   size fixed"
+    held = {"size": {**ALLOCATION["size"], "held_s": 12.5}}
+    told = size_line({"scaling_error": "Serve runs no application 'x'"}, held)
+    assert told.endswith("error: Serve runs no application 'x'   set by hand, stays for 12.5 s")

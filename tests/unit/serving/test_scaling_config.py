@@ -1,0 +1,59 @@
+"""Roles and autoscaling in the configuration: what is accepted, and what becomes of it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from controller.allocation import AllocationOptions
+from controller.autoscaler import ScalingOptions
+from serving.config import IMPORT_PATH, AppConfig, read_serve_file
+from serving.strict import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"fleet": {"autoscaling": {"max_replica": 4}}}, "fleet.autoscaling.max_replica: unknown key; did you mean"),
+        ({"fleet": {"autoscaling": {"min_replicas": 3, "max_replicas": 2}}}, "fleet.autoscaling.max_replicas: must be"),
+        ({"fleet": {"autoscaling": {"warm_spares": 2}}}, "fleet.autoscaling.warm_spares: has no effect without max"),
+        ({"fleet": {"autoscaling": {"max_replicas": 4, "group": "a"}}}, "fleet.autoscaling.group: no group 'a'"),
+        ({"fleet": {"autoscaling": {"max_replicas": 1}}}, "fleet.autoscaling: the fleet begins with 2 replicas"),
+        ({"fleet": {"roles": "static", "autoscaling": {"max_replicas": 4}}}, "fleet.roles: a fleet that grows"),
+    ],
+)
+def test_mistake_names_the_field(settings: Any, told: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        AppConfig.read(settings)
+    assert str(error.value).startswith(told)
+
+
+def test_fleet_options_carry_roles_and_scaling() -> None:
+    fixed = AppConfig.read({}).fleet_options("app")
+    assert fixed.allocation == AllocationOptions()
+    assert (fixed.application, fixed.deployments) == ("app", ("Replica",))
+    groups = [{"name": "a", "replicas": 2}, {"name": "b"}]
+    fleet = {"role_idle_s": 9.0, "autoscaling": {"max_replicas": 5, "group": "b", "warm_spares": 1}}
+    config = AppConfig.read({"groups": groups, "fleet": fleet})
+    assert config.most_replicas == 5
+    options = config.fleet_options()
+    assert options.deployments == ("Replica-b", "Replica-a"), "the one that grows and shrinks first"
+    assert options.allocation.idle_s == 9.0
+    assert options.allocation.scaling == ScalingOptions(max_replicas=5, group="b", warm_spares=1)
+
+
+def test_defaults_of_scaling_are_the_controllers() -> None:
+    assert AppConfig.read({"fleet": {"autoscaling": {"max_replicas": 3}}}).fleet.autoscaling.options("") == (
+        ScalingOptions(max_replicas=3)
+    )
+
+
+def test_a_fleet_that_scales_needs_serves_external_scaler(tmp_path: Path) -> None:
+    path = tmp_path / "serve.yaml"
+    app = {"import_path": IMPORT_PATH, "args": {"fleet": {"autoscaling": {"max_replicas": 3}}}}
+    path.write_text(yaml.safe_dump({"applications": [app]}))
+    with pytest.raises(ConfigError, match=r"args\.fleet\.autoscaling: needs external_scaler_enabled: true"):
+        read_serve_file(path)
+    path.write_text(yaml.safe_dump({"applications": [{**app, "external_scaler_enabled": True}]}))
+    assert read_serve_file(path)[0].most_replicas == 3

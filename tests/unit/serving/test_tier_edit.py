@@ -1,0 +1,72 @@
+"""Changing one tier of what is deployed: the next version, or what is wrong with it."""
+
+from typing import Any
+
+import pytest
+
+from serving.config import IMPORT_PATH
+from serving.launch import LaunchError
+from serving.strict import ConfigError
+from serving.tier_edit import deployed_document, read_settings, remove_tier, set_tier
+
+TABLE: dict[str, Any] = {
+    "version": 3,
+    "default_tier": "chat",
+    "tiers": [{"name": "chat", "tpot_ms": 50.0, "min_replicas": 1}, {"name": "batch", "best_effort": True}],
+}
+
+
+def test_settings_are_yaml() -> None:
+    told = read_settings(["min_replicas=2", "tpot_ms=40.5", "unattainable=refuse", "max_replicas="])
+    assert told == {"min_replicas": 2, "tpot_ms": 40.5, "unattainable": "refuse", "max_replicas": None}
+    with pytest.raises(ConfigError, match="min_replicas: must be KEY=VALUE"):
+        read_settings(["min_replicas"])
+
+
+def test_a_changed_tier_is_the_next_version_and_the_old_table_stays() -> None:
+    changed = set_tier(TABLE, "chat", {"max_replicas": 4, "min_replicas": None})
+    assert changed["version"] == 4
+    assert changed["tiers"][0] == {"name": "chat", "tpot_ms": 50.0, "max_replicas": 4}
+    assert TABLE["version"] == 3
+    assert "min_replicas" in TABLE["tiers"][0]
+
+
+def test_a_tier_of_a_new_name_is_added() -> None:
+    changed = set_tier(TABLE, "gold", {"tpot_ms": 20.0})
+    assert [tier["name"] for tier in changed["tiers"]] == ["chat", "batch", "gold"]
+
+
+def test_a_tier_is_removed() -> None:
+    two = set_tier(TABLE, "gold", {"tpot_ms": 20.0})
+    assert [tier["name"] for tier in remove_tier(two, "gold")["tiers"]] == ["chat", "batch"]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda: set_tier(TABLE, "chat", {"tpot": 1}), "tiers.0.tpot: unknown key; did you mean 'tpot_ms'?"),
+        (lambda: set_tier(TABLE, "chat", {"max_replicas": -1}), "tiers.0.max_replicas: input should be greater"),
+        (lambda: set_tier(TABLE, "gold", {}), "tiers.2.best_effort: set it, or state"),
+        (lambda: remove_tier(TABLE, "gold"), "gold: no such tier; known: chat, batch"),
+        (lambda: remove_tier(TABLE, "batch"), "tiers: exactly one must be best_effort"),
+        (lambda: remove_tier(TABLE, "chat"), "tiers: besides the best-effort tier"),
+    ],
+)
+def test_what_makes_no_sense_is_named(change: Any, told: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        change()
+    assert str(error.value).startswith(told)
+
+
+def test_what_is_deployed_as_a_serve_file() -> None:
+    ours = {"name": "polyslo", "import_path": IMPORT_PATH, "external_scaler_enabled": True, "deployments": []}
+    details = {
+        "proxy_location": "HeadOnly",
+        "http_options": {"port": 8000},
+        "controller_info": {"pid": 1},
+        "applications": {"polyslo": {"deployed_app_config": ours}, "x": {"deployed_app_config": None}},
+    }
+    document = deployed_document(details)
+    assert document == {"proxy_location": "HeadOnly", "http_options": {"port": 8000}, "applications": [ours]}
+    with pytest.raises(LaunchError, match="no application with import_path"):
+        deployed_document({"applications": {}})
