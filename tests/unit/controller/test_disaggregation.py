@@ -136,7 +136,7 @@ def test_prompts_go_to_the_most_loaded_that_attains() -> None:
     state = fleet()
     places = [one(state, ask(TIGHT, 1000)).replica for _ in range(4)]
     assert len(set(places)) == 1
-    assert {one(state, ask(TIGHT, 2000)).replica for _ in range(12)} == {"p", "q"}
+    assert {one(state, ask(TIGHT, 2000)).replica for _ in range(12)} - {""} == {"p", "q"}, "the rest waits"
 
 
 def test_both_sides_are_decided_in_one_batch_and_in_order() -> None:
