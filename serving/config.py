@@ -129,6 +129,8 @@ class AppConfig(Section):
         scaling, groups = self.fleet.autoscaling, [group.name for group in self.replica_groups()]
         if scaling.group and scaling.group not in groups:
             raise ValueError(f"fleet.autoscaling.group: no group {scaling.group!r}; {suggest(scaling.group, groups)}")
+        if scaling.max_replicas and self.is_disaggregated:
+            raise ValueError("fleet.autoscaling: a fleet that prefills and decodes apart has a fixed size")
         if scaling.max_replicas and not scaling.min_replicas <= self.replicas <= scaling.max_replicas:
             bounds = f"{scaling.min_replicas} to {scaling.max_replicas}"
             raise ValueError(f"fleet.autoscaling: the fleet begins with {self.replicas} replicas, outside of {bounds}")

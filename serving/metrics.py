@@ -45,6 +45,11 @@ class DoorMetrics:
         self.resumed = Counter("polyslo_resumed_total", "Streams continued on another replica.", ("tier",))
         self.queue = Histogram("polyslo_queue_seconds", "Arrival to decision.", ("tier", "outcome"), buckets=SECONDS)
         self.replicas = Gauge("polyslo_replicas", "Replicas by tier and state.", ("tier", "state"))
+        self.target = Gauge(
+            "polyslo_replicas_target", "Replicas that Serve is asked for, where the number follows load."
+        )
+        self.wanted = Gauge("polyslo_replicas_wanted", "Replicas that a tier's demand and bounds take.", ("tier",))
+        self.waiting = Gauge("polyslo_waiting_requests", "Requests that wait for room.", ("tier",))
         self.kv_tokens = Gauge("polyslo_kv_tokens", "KV tokens in use.", ("replica",))
         self.decision_us = Gauge("polyslo_controller_decision_seconds", "Mean seconds per decision since its birth.")
 
@@ -95,6 +100,13 @@ class DoorMetrics:
             state = "draining" if replica["draining"] else "live" if replica["live"] else "silent"
             self.replicas.labels(replica["tier"], state).inc()
             self.kv_tokens.labels(replica["replica"]).set(replica["kv_used_tokens"])
+        self.waiting.clear()
+        for tier, count in status.get("waiting", {}).items():  # type: ignore[union-attr]
+            self.waiting.labels(tier).set(count)
+        size = (status.get("allocation") or {}).get("size") or {}  # type: ignore[union-attr]
+        self.target.set(size.get("target") or len(status.get("replicas", [])))  # type: ignore[arg-type]
+        for tier, count in size.get("wanted", {}).items():
+            self.wanted.labels(tier).set(count)
         mean_us = status.get("controller", {}).get("decision_us_mean")  # type: ignore[union-attr]
         if mean_us is not None:
             self.decision_us.set(mean_us / 1e6)

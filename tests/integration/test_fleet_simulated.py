@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from serving import cli
+from serving.launch import serve_client
 from tests.integration.stack import Stack, running, texts, until
 
 pytestmark = pytest.mark.integration
@@ -170,8 +171,9 @@ def test_the_fleet_grows_with_the_load_and_the_drained_replica_is_the_one_remove
 
 def test_a_size_set_by_hand_is_kept_for_a_while(stack: Stack) -> None:
     until(lambda: size(stack)["target"] == 3 and len(stack.live()) == 3, 120)
-    scale = f"{stack.address}/api/v1/applications/polyslo/deployments/Replica/scale"
-    assert httpx.post(scale, json={"target_num_replicas": 4}, timeout=30).status_code == 200
+    path, wanted = "/api/v1/applications/polyslo/deployments/Replica/scale", {"target_num_replicas": 4}
+    answer = serve_client(stack.address)._do_request("POST", path, json_data=wanted)  # with Ray's token
+    assert answer.status_code == 200
     until(lambda: len(stack.live()) == 4, 90)
     assert size(stack)["held_s"] > 0.0
     assert any(change["reason"].startswith("set by hand") for change in history(stack))

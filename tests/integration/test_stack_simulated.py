@@ -174,6 +174,7 @@ def test_metrics_carry_our_names(stack: Stack) -> None:
         "slo_met_total",
         "rejected_total",
         "replicas",
+        "replicas_target",
         "kv_tokens",
     ):
         assert f"polyslo_{name}" in text
