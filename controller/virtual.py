@@ -10,7 +10,7 @@ from controller.lengths import LengthEstimator
 from controller.role import ReplicaView
 from controller.tiers import TierTable
 from controller.wire import Admission, Progress, Report, Slo, Step, request_uid
-from planning.limits import LIVE_FILLER, make_limits
+from planning.limits import LIVE_FILLER, guard_for, make_limits
 from planning.tables import REQUEST, request_table
 from profiles.online import corrected, drift, new_correction, observe_steps
 from profiles.profile import Profile
@@ -73,6 +73,7 @@ class VirtualReplica:
             error = drift(self._correction, self.profile.coefficients).error
             self.bank.mirrors.coefs[self.slot] = coefficients
             self.bank.mirrors.cautious[self.slot] = coefficients * (1.0 + min(error, MOST_CAUTION))
+            self.limits["guard"] = guard_for(error)  # as in the engine's own planner
 
     def note_reserved(self, uid: int, now_s: float) -> None:
         """A request was added to its rows before the replica has reported it."""

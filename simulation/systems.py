@@ -6,7 +6,7 @@ import numpy as np
 
 from controller.options import FleetOptions
 from planning.admission import AdmissionOptions
-from planning.limits import GUARD, make_limits
+from planning.limits import make_limits
 from profiles.profile import Profile
 from simulation.dispatch import PlannedReplica
 from simulation.distserve import TwoSides, split_jobs
@@ -111,8 +111,6 @@ class DistServe(System):
 @dataclass(frozen=True)
 class FleetOf(System):
     """Several replicas under the live controller's ``Fleet``; its capacity is that of all together."""
-
-    guard: float = GUARD  # as in the controller's mirrors of engines that have missed no prediction
 
     routing: str = "sequential"
     max_hops: int = 8  # 1: no second try, a plain load balancer before replicas that admit by themselves

@@ -13,7 +13,7 @@ from planning.tables import request_table
 from profiles.kernels import iteration_s
 
 SIX_A_UNIT = np.array([1 / 6, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])  # figure 3: six tokens per unit of time
-ROOMY = make_limits(10_000, max_iteration_s=50.0, guard=0.0)
+ROOMY = make_limits(10_000, max_iteration_s=50.0)
 
 
 def figure_3() -> tuple[np.ndarray, np.ndarray]:
@@ -79,5 +79,5 @@ def figure_5() -> np.ndarray:
 def test_figure_5_dynamic_batch_sizes_admit_all_three(max_batch_tokens: int, admitted: int) -> None:
     """T = 1 + B / 8 units: a batch fixed at the tightest TPOT of two units has eight tokens; larger ones carry more."""
     coef = np.array([1 / 8, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
-    limits = make_limits(10_000, max_batch_tokens=max_batch_tokens, max_iteration_s=50.0, guard=0.0)
+    limits = make_limits(10_000, max_batch_tokens=max_batch_tokens, max_iteration_s=50.0)
     assert plan_admission(coef, limits, request_table(0), figure_5(), 0.0).accepted.sum() == admitted

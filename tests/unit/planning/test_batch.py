@@ -1,7 +1,6 @@
 """Batch formation by hand: T = 1 ms + 10 us per token, nothing else, so that every expectation can be read off."""
 
 import math
-from functools import partial
 
 import numpy as np
 import pytest
@@ -12,8 +11,7 @@ from planning.room import PREEMPT
 from planning.tables import request_table
 
 COEF = np.array([1e-5, 1e-3, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
-exact_limits = partial(make_limits, guard=0.0)
-LIMITS = exact_limits(10_000, block_tokens=1, max_iteration_s=0.2)
+LIMITS = make_limits(10_000, block_tokens=1, max_iteration_s=0.2)
 
 
 def decodes(slack_s: list[float], tpot_s: float = 0.05) -> np.ndarray:
@@ -90,12 +88,12 @@ def test_prompts_go_by_deadline_and_a_finishing_one_bounds_the_iteration() -> No
 
 
 def test_ties_go_to_the_shorter_prompt() -> None:
-    limits = exact_limits(10_000, max_iteration_s=0.005)
+    limits = make_limits(10_000, max_iteration_s=0.005)
     assert form(prompts([900, 300], [1.0, 1.0]), limits=limits)[1] == [100, 300]
 
 
 def test_a_hopeless_prompt_waits_behind_an_attainable_one() -> None:
-    assert form(prompts([5000, 100], [0.03, 1.0]), limits=exact_limits(10_000, max_iteration_s=0.002))[1] == [0, 100]
+    assert form(prompts([5000, 100], [0.03, 1.0]), limits=make_limits(10_000, max_iteration_s=0.002))[1] == [0, 100]
 
 
 def test_a_late_decode_does_not_shorten_the_iteration() -> None:
@@ -122,7 +120,7 @@ def test_best_effort_waits_while_a_prompt_wants_the_time() -> None:
 
 
 def test_a_share_is_kept_for_best_effort() -> None:
-    limits = exact_limits(20_000, max_iteration_s=0.2, best_effort_share=0.25)
+    limits = make_limits(20_000, max_iteration_s=0.2, best_effort_share=0.25)
     seconds, tokens = form(
         decodes([0.02]), prompts([5000], [1.0]), spare(prompts([5000], [math.inf], 200)), limits=limits
     )
@@ -141,7 +139,7 @@ def test_filler_never_takes_slack_that_later_tokens_need() -> None:
 
 
 def test_kv_for_a_prompt_is_taken_from_best_effort_latest_first() -> None:
-    limits = exact_limits(300, block_tokens=1)
+    limits = make_limits(300, block_tokens=1)
     old, young = spare(decodes([1.0])), spare(decodes([1.5]))
     old["prompt_tokens"] = old["computed_tokens"] = 100
     young["prompt_tokens"] = young["computed_tokens"] = 100
@@ -150,23 +148,23 @@ def test_kv_for_a_prompt_is_taken_from_best_effort_latest_first() -> None:
 
 
 def test_nobody_is_preempted_in_vain() -> None:
-    limits = exact_limits(300, block_tokens=1)
+    limits = make_limits(300, block_tokens=1)
     assert form(spare(decodes([1.0])), prompts([400], [1.0]), limits=limits)[1] == [1, 0]
 
 
 def test_somebody_always_moves_even_when_every_block_is_taken() -> None:
-    limits = exact_limits(20, block_tokens=10)
+    limits = make_limits(20, block_tokens=10)
     assert sorted(form(decodes([0.5, 0.6]), limits=limits)[1]) == [PREEMPT, 1]
 
 
 def test_the_engines_limits_hold() -> None:
-    limits = exact_limits(10_000, max_running=2, max_batch_tokens=64)
+    limits = make_limits(10_000, max_running=2, max_batch_tokens=64)
     assert form(decodes([0.002]), prompts([100, 100], [1.0, 0.9]), limits=limits)[1] == [1, 0, 63]
     assert form(decodes([0.5, 0.5]), prompts([10], [1.0]), limits=limits)[1] == [1, 1, 0]
 
 
 def test_a_prompt_that_can_never_fit_blocks_nobody() -> None:
-    limits = exact_limits(300, block_tokens=1)
+    limits = make_limits(300, block_tokens=1)
     assert form(prompts([400], [1.0]), spare(prompts([20], [math.inf], 200)), limits=limits)[1] == [0, 20]
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from planning.limits import GUARD, LIMITS, MOST_GUARD, guard_for, make_limits
+from planning.limits import LIMITS, MOST_GUARD, guard_for, make_limits
 
 
 def test_a_record_of_the_fleet_dtype() -> None:
@@ -25,6 +25,6 @@ def test_what_makes_no_sense_is_named(field: str, value: float) -> None:
 
 
 def test_the_guard_grows_with_the_error_of_the_predictions_up_to_a_bound() -> None:
-    assert guard_for(0.0) == GUARD
-    assert GUARD < guard_for(0.1) < guard_for(0.2) <= MOST_GUARD
+    assert guard_for(0.0) == 0.0
+    assert 0.0 < guard_for(0.1) < guard_for(0.2) <= MOST_GUARD
     assert guard_for(10.0) == MOST_GUARD
