@@ -26,7 +26,7 @@ from rich.console import Console
 from benchmarks.result_file import write_result
 from profiles.store import load_profile
 from serving.config import IMPORT_PATH
-from serving.launch import deploy, free_port, local_ray, url_of
+from serving.launch import compile_kernels, deploy, free_port, local_ray, url_of
 from serving.replay import Replay, ReplayOptions, replay
 from serving.replay_summary import outcomes
 from serving.workload_mix import SloClass
@@ -98,6 +98,7 @@ def main() -> None:
     if not options.trace.exists():
         parser.exit(2, f"--trace: no file {options.trace}; give one in the schema of docs/replay.md\n")
     console, runs = Console(stderr=True), []
+    compile_kernels(console)
     for seed in options.seeds:
         for system in options.systems:
             console.rule(f"{system}, seed {seed}")

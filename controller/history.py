@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-KEPT = 500  # changes that are remembered
+KEPT = 200  # changes that are remembered, and sent with every status
 
 
 class Change(NamedTuple):

@@ -1,5 +1,6 @@
 """Replicas move between tiers, the pending list and the pool by the rules of PolyServe sections 4.3 and 4.4."""
 
+from controller.history import KEPT
 from controller.role import Kind, ReplicaView
 from controller.roles import DynamicRoles, RoleOptions
 from controller.tiers import Tier, TierTable
@@ -178,5 +179,5 @@ def test_history_is_bounded_and_newest_first() -> None:
         state.drain("a", second, "out")
         state.restore("a", idle("a"), second, "back")
     told = state.history.to_builtins(600.0)
-    assert len(told) == 500
+    assert len(told) == KEPT
     assert told[0] == {"age_s": 1.0, "what": "a", "before": "draining", "after": "pool", "reason": "back"}
