@@ -85,12 +85,6 @@ class DynamicRoles:
         self._trim(reporting, now_s)
         self._fill(reporting, now_s)
 
-    def claim(self, position: int, views: Sequence[ReplicaView], now_s: float) -> str | None:
-        """``candidate``, joined at once."""
-        if (chosen := self.candidate(position, views)) is not None:
-            self.join(chosen, position, now_s)
-        return chosen
-
     def join(self, name: str, position: int, now_s: float) -> None:
         """Take a ``candidate`` into the tier."""
         tier = self.table.tiers[position].name

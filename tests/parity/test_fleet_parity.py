@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from controller.allocation import AllocationOptions
 from controller.wire import Decision, Verdict
 from simulation.fleet import FleetDispatch
 from simulation.loop import Simulation
@@ -32,14 +33,17 @@ class Recorded(FleetDispatch):
         return call
 
 
-def test_actor_and_simulator_decide_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("roles", ["static", "dynamic"])
+def test_actor_and_simulator_decide_alike(monkeypatch: pytest.MonkeyPatch, roles: str) -> None:
     jobs = random_jobs(150, 30.0, 8)
     system = FleetOf("fleet", admits=True, replicas=3)
     plain = system.dispatcher(a100(), jobs)
     assert isinstance(plain, FleetDispatch)
-    dispatcher = Recorded(plain.profile, plain.tiers, plain.options)
+    options = msgspec.structs.replace(plain.options, allocation=AllocationOptions(roles))
+    dispatcher = Recorded(plain.profile, plain.tiers, options)
     Simulation(jobs, system.engines(a100()), dispatcher).run()
     assert {decision.reason for decision in dispatcher.decisions} > {"attainable"}
+    assert bool(len(dispatcher.fleet.allocation.history)) == (roles == "dynamic"), "replicas moved"
     live = asyncio.run(_through_the_actor(dispatcher, monkeypatch))
     final = [decision for decision in live if decision.verdict != Verdict.PENDING]
     assert len(final) < len(live), "some waited for room"

@@ -29,6 +29,14 @@ def make_table(version: int, tiers: dict[str, tuple[int, int]], pool_low: int) -
     return TierTable.of(version, [*promising, Tier("batch", best_effort=True, min_replicas=pool_low)])
 
 
+def claim(roles: DynamicRoles, position: int, views: list[ReplicaView], now_s: float) -> str | None:
+    """What placement does where a tier has no room and the candidate can promise what is asked."""
+    chosen = roles.candidate(position, views)
+    if chosen is not None:
+        roles.join(chosen, position, now_s)
+    return chosen
+
+
 class Fleet(RuleBasedStateMachine):
     """Replicas come, go, fall silent, take and end requests; tiers change; roles follow."""
 
@@ -109,7 +117,7 @@ class Fleet(RuleBasedStateMachine):
     def a_tier_has_no_room(self, data: st.DataObject) -> None:
         position = data.draw(st.integers(0, self.roles.table.pool - 1))
         before = self._before()
-        chosen = self.roles.claim(position, self.views(), self.now_s)
+        chosen = claim(self.roles, position, self.views(), self.now_s)
         self._check_moves(before)
         if chosen is not None:
             assert self.roles.position(chosen) == position

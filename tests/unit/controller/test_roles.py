@@ -30,6 +30,14 @@ def roles(names: str = "abcd", **bounds: tuple[int, int]) -> DynamicRoles:
     return state
 
 
+def claim(roles: DynamicRoles, position: int, views: list[ReplicaView], now_s: float) -> str | None:
+    """What placement does where a tier has no room and the candidate can promise what is asked."""
+    chosen = roles.candidate(position, views)
+    if chosen is not None:
+        roles.join(chosen, position, now_s)
+    return chosen
+
+
 def test_replicas_join_the_pool_and_minimums_take_theirs_tightest_first() -> None:
     state = roles("abcd", tight=(1, 0), loose=(2, 0))
     assert [state.position(name) for name in "abcd"] == [TIGHT, LOOSE, LOOSE, POOL]
@@ -38,26 +46,26 @@ def test_replicas_join_the_pool_and_minimums_take_theirs_tightest_first() -> Non
 
 def test_a_tier_without_room_takes_from_the_pool_at_once_and_up_to_its_maximum() -> None:
     state = roles("abcd", tight=(0, 2))
-    assert state.claim(TIGHT, idle("abcd"), 1.0) == "a"
-    assert state.claim(TIGHT, idle("abcd"), 1.0) == "b"
-    assert state.claim(TIGHT, idle("abcd"), 1.0) is None, "its maximum"
+    assert claim(state, TIGHT, idle("abcd"), 1.0) == "a"
+    assert claim(state, TIGHT, idle("abcd"), 1.0) == "b"
+    assert claim(state, TIGHT, idle("abcd"), 1.0) is None, "its maximum"
     assert state.count(TIGHT) == 2
 
 
 def test_the_replica_with_the_least_best_effort_work_joins() -> None:
     views = [view("a", best_effort=5), view("b", best_effort=1)]
-    assert roles("ab").claim(LOOSE, views, 0.0) == "b"
+    assert claim(roles("ab"), LOOSE, views, 0.0) == "b"
 
 
 def test_what_minimums_are_owed_is_not_taken_by_others() -> None:
     state = roles("ab", batch=(1, 0))
-    assert state.claim(TIGHT, idle("ab"), 0.0) == "a"
-    assert state.claim(TIGHT, idle("ab"), 0.0) is None, "the last one is best effort's"
+    assert claim(state, TIGHT, idle("ab"), 0.0) == "a"
+    assert claim(state, TIGHT, idle("ab"), 0.0) is None, "the last one is best effort's"
 
 
 def test_an_idle_replica_leaves_its_tier_only_after_a_while_and_never_below_the_minimum() -> None:
     state = roles("ab", tight=(1, 0))
-    state.claim(TIGHT, idle("ab"), 0.0)
+    claim(state, TIGHT, idle("ab"), 0.0)
     state.step(idle("ab"), 1.0)
     assert state.count(TIGHT) == 2
     state.step([view("a", 1), view("b")], 5.9)
@@ -70,7 +78,7 @@ def test_an_idle_replica_leaves_its_tier_only_after_a_while_and_never_below_the_
 
 def test_kept_busy_by_a_looser_tier_only_it_waits_on_the_pending_list() -> None:
     state = roles("ab")
-    state.claim(TIGHT, idle("ab"), 0.0)
+    claim(state, TIGHT, idle("ab"), 0.0)
     carrying = [view("a", 0, 0, 3, load=0.4), view("b")]
     state.step(carrying, 0.0)
     state.step(carrying, 5.0)
@@ -82,23 +90,23 @@ def test_kept_busy_by_a_looser_tier_only_it_waits_on_the_pending_list() -> None:
 
 def test_the_tier_of_its_requests_takes_a_pending_replica_with_them_before_any_from_the_pool() -> None:
     state = roles("ab")
-    state.claim(TIGHT, idle("ab"), 0.0)
+    claim(state, TIGHT, idle("ab"), 0.0)
     carrying = [view("a", 0, 0, 3, load=0.4), view("b")]
     for now_s in (0.0, 5.0):
         state.step(carrying, now_s)
-    assert state.claim(LOOSE, carrying, 6.0) == "a"
-    assert state.claim(LOOSE, carrying, 6.0) == "b"
+    assert claim(state, LOOSE, carrying, 6.0) == "a"
+    assert claim(state, LOOSE, carrying, 6.0) == "b"
 
 
 def test_a_replica_never_joins_a_tier_looser_than_what_it_carries() -> None:
     state = roles("a", tight=(0, 1), loose=(0, 0))
-    state.claim(TIGHT, idle("a"), 0.0)
+    claim(state, TIGHT, idle("a"), 0.0)
     state.set_table(table(2, tight=(0, 0), loose=(1, 0)), 0.0)
     carrying = [view("a", 1, 0, 0)]
     for now_s in (0.0, 5.0, 10.0):
         state.step(carrying, now_s)
     assert state.position("a") == POOL, "given up by its tier, not yet by its request"
-    assert state.claim(LOOSE, carrying, 10.0) is None
+    assert claim(state, LOOSE, carrying, 10.0) is None
     state.step(idle("a"), 11.0)
     assert state.position("a") == LOOSE
 
@@ -106,7 +114,7 @@ def test_a_replica_never_joins_a_tier_looser_than_what_it_carries() -> None:
 def test_a_raised_minimum_is_filled_from_tiers_above_theirs_with_the_requests_they_carry() -> None:
     state = roles("abc")
     for _ in range(3):
-        state.claim(LOOSE, idle("abc"), 0.0)
+        claim(state, LOOSE, idle("abc"), 0.0)
     state.set_table(table(2, tight=(2, 0), loose=(1, 0)), 1.0)
     state.step([view("a", 0, 0, 9, load=0.9), view("b", 0, 0, 2, load=0.2), view("c", 0, 0, 1, load=0.1)], 1.0)
     assert [state.position(name) for name in "abc"] == [LOOSE, TIGHT, TIGHT], "the least loaded ones"
@@ -115,7 +123,7 @@ def test_a_raised_minimum_is_filled_from_tiers_above_theirs_with_the_requests_th
 def test_a_lowered_maximum_takes_the_least_loaded_out() -> None:
     state = roles("ab")
     for _ in range(2):
-        state.claim(TIGHT, idle("ab"), 0.0)
+        claim(state, TIGHT, idle("ab"), 0.0)
     state.set_table(table(2, tight=(0, 1)), 1.0)
     state.step([view("a", 4, load=0.5), view("b", 1, load=0.1)], 1.0)
     assert [str(state.role(name)) for name in "ab"] == ["tight", "pending (tight)"]
@@ -123,7 +131,7 @@ def test_a_lowered_maximum_takes_the_least_loaded_out() -> None:
 
 def test_replicas_of_a_removed_tier_serve_the_next_tighter_one() -> None:
     state = roles("ab")
-    state.claim(LOOSE, idle("ab"), 0.0)
+    claim(state, LOOSE, idle("ab"), 0.0)
     shorter = TierTable.of(2, [tier for tier in table().tiers if tier.name != "loose"])
     state.set_table(shorter, 1.0)
     assert str(state.role("a")) == "middle"
@@ -133,11 +141,11 @@ def test_replicas_of_a_removed_tier_serve_the_next_tighter_one() -> None:
 
 def test_a_silent_replica_keeps_its_role_and_takes_no_other() -> None:
     state = roles("ab")
-    state.claim(TIGHT, idle("ab"), 0.0)
+    claim(state, TIGHT, idle("ab"), 0.0)
     silent = [view("a", is_reporting=False), view("b", is_reporting=False)]
     state.step(silent, 100.0)
     assert state.position("a") == TIGHT
-    assert state.claim(LOOSE, silent, 100.0) is None
+    assert claim(state, LOOSE, silent, 100.0) is None
 
 
 def test_a_reborn_controller_takes_roles_from_what_replicas_carry() -> None:
@@ -150,7 +158,7 @@ def test_a_draining_replica_takes_nothing_until_it_is_taken_back() -> None:
     state = roles("ab")
     state.drain("a", 1.0, "demand takes less")
     assert not state.is_open("a")
-    assert state.claim(TIGHT, idle("a"), 1.0) is None
+    assert claim(state, TIGHT, idle("a"), 1.0) is None
     assert state.restore("a", idle("ab"), 2.0, "demand came back")
     assert not state.restore("b", idle("ab"), 2.0, "was not draining")
     assert state.is_open("a")
@@ -159,14 +167,14 @@ def test_a_draining_replica_takes_nothing_until_it_is_taken_back() -> None:
 def test_shares_bound_a_tier_while_tiers_compete() -> None:
     state = roles("abc")
     state.shares = {"tight": 1}
-    assert state.claim(TIGHT, idle("abc"), 0.0) == "a"
-    assert state.claim(TIGHT, idle("abc"), 0.0) is None
-    assert state.claim(LOOSE, idle("abc"), 0.0) == "b"
+    assert claim(state, TIGHT, idle("abc"), 0.0) == "a"
+    assert claim(state, TIGHT, idle("abc"), 0.0) is None
+    assert claim(state, LOOSE, idle("abc"), 0.0) == "b"
 
 
 def test_a_tier_served_now_and_then_keeps_its_replica_without_flapping() -> None:
     state = roles("ab")
-    state.claim(TIGHT, idle("ab"), 0.0)
+    claim(state, TIGHT, idle("ab"), 0.0)
     changes = len(state.history)
     for second in range(200):
         state.step([view("a", second // 2 % 2), view("b")], float(second))
