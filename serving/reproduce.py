@@ -41,17 +41,18 @@ def run_experiment(
     config = chosen.config(quick)
     tasks = chosen.tasks(config)
     partial = out.with_suffix(".partial.jsonl")
-    digests = {task.key: _digest(task, chosen, traces) for task in tasks}
-    points = {point["key"]: point for point in _kept(out, partial) if digests.get(point["key"]) == point["digest"]}
-    missing = [task for task in tasks if task.key not in points]
-    report(len(tasks) - len(missing), len(tasks), "")
+    kept, points = {point["key"]: point for point in _kept(out, partial)}, dict[str, Point]()
+    report(0, len(tasks), "")
     out.parent.mkdir(parents=True, exist_ok=True)
-    with partial.open("a") as kept:
-        for task, point in _run_all(name, missing, traces, 1 if chosen.is_exclusive else processes, may_start):
-            points[task.key] = {"key": task.key, "digest": digests[task.key], **point}
-            kept.write(json.dumps(points[task.key]) + "\n")
-            kept.flush()
-            report(len(points), len(tasks), task.key)
+    work = [(name, task, traces, kept.get(task.key)) for task in tasks]
+    with partial.open("a") as lines:
+        for point in _run_all(work, 1 if chosen.is_exclusive else processes, may_start):
+            key = point["key"]
+            if point != kept.get(key):
+                lines.write(json.dumps(point) + "\n")
+                lines.flush()
+            points[key] = point
+            report(len(points), len(tasks), key)
     if len(points) < len(tasks):
         return None
     result = _result(chosen, config, [points[task.key] for task in tasks])
@@ -74,37 +75,41 @@ def update_page(page: Path, chosen: Experiment, result: dict[str, Any]) -> None:
         page.write_text(f"{before}{BEGIN}\n{figures}\n\n{chosen.tables(result['points'])}\n{END}{after}")
 
 
-def _run_all(
-    name: str, tasks: list[Task], traces: Path, processes: int, may_start: Callable[[], bool]
-) -> Iterator[tuple[Task, Point]]:
-    """Yield tasks and their points as they are finished, in order of ``tasks`` on one process."""
-    if processes <= 1 or len(tasks) <= 1:
-        for task in itertools.takewhile(lambda _task: may_start(), tasks):
-            yield task, _run_one(name, task, traces)
+Work = tuple[str, Task, Path, Point | None]  # experiment, task, traces, the point that an earlier run has kept
+
+
+def _run_all(work: list[Work], processes: int, may_start: Callable[[], bool]) -> Iterator[Point]:
+    """Yield points as they are finished, in order of ``work`` on one process."""
+    if processes <= 1 or len(work) <= 1:
+        for piece in itertools.takewhile(lambda _piece: may_start(), work):
+            yield _run_one(*piece)
         return
-    waiting, running = iter(tasks), dict[Future[Point], Task]()
+    waiting, running = iter(work), set[Future[Point]]()
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         try:
             while True:
-                for task in itertools.islice(waiting, processes - len(running) if may_start() else 0):
-                    running[pool.submit(_run_one, name, task, traces)] = task
+                for piece in itertools.islice(waiting, processes - len(running) if may_start() else 0):
+                    running.add(pool.submit(_run_one, *piece))
                 if not running:
                     return
-                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                done, running = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
-                    yield running.pop(future), future.result()
+                    yield future.result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _run_one(name: str, task: Task, traces: Path) -> Point:
-    """One point, in whatever process."""
-    return experiment(name).run(task.params, Context(traces, time.perf_counter))
+def _run_one(name: str, task: Task, traces: Path, kept: Point | None) -> Point:
+    """The point that was kept if it still holds, else a new one; in whatever process."""
+    chosen, context = experiment(name), Context(traces, time.perf_counter)
+    digest = _digest(task, chosen.behaviour(task.params, context))
+    if kept is not None and kept["digest"] == digest:
+        return kept
+    return {"key": task.key, "digest": digest, **chosen.run(task.params, context)}
 
 
-def _digest(task: Task, chosen: Experiment, traces: Path) -> str:
+def _digest(task: Task, behaviour: str) -> str:
     """What a point of the task depends on."""
-    behaviour = chosen.behaviour(task.params, Context(traces, time.perf_counter))
     text = json.dumps([dict(task.params), _version(), behaviour], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from profiles.store import load_profile
+from profiles.profile import Profile
 from simulation.capacity import MakeJobs, Search, median_and_spread
 from simulation.experiments.behaviour import behaviour
 from simulation.experiments.registry import Context, Experiment, Point, Task, markdown_table, register
-from simulation.experiments.slos_serve import GPUS, arrival_traces, bound_of, geomean, jobs_maker
+from simulation.experiments.slos_serve import GPUS, bound_of, geomean, setting
 from simulation.systems import PLANNER, System
 from simulation.workloads import scaled
 
@@ -34,8 +34,8 @@ def config(quick: bool) -> dict[str, Any]:
                 "loosened": ["Reasoning"], "factors": [2.0], "programs": 300, "seeds": [1],
                 "tolerance": 0.1}  # fmt: skip
     return {"gpu": GPUS[0], "scenarios": ["ChatBot", "Coder", "Summarizer"], "parts": list(PARTS),
-            "loosened": ["ChatBot", "Summarizer", "Reasoning"], "factors": [2.0, 4.0], "programs": 1000,
-            "seeds": [1, 2, 3], "tolerance": 0.02}  # fmt: skip
+            "loosened": ["ChatBot", "Summarizer", "Reasoning"], "factors": [2.0, 4.0], "programs": 600,
+            "seeds": [1, 2, 3], "tolerance": 0.03}  # fmt: skip
 
 
 def tasks(config: dict[str, Any]) -> list[Task]:
@@ -58,7 +58,7 @@ def tasks(config: dict[str, Any]) -> list[Task]:
 
 
 def run(params: Mapping[str, Any], context: Context) -> Point:
-    profile, make = load_profile(params["gpu"]), _make(params, context)
+    profile, make = _setting(params, context)
     bound, rates = bound_of(profile, make, params["seeds"]), []
     for seed in params["seeds"]:
         search = Search(PARTS[params["part"]], profile, make, seed, tolerance=params["tolerance"])
@@ -67,20 +67,18 @@ def run(params: Mapping[str, Any], context: Context) -> Point:
     return {**point, "bound": bound, **median_and_spread(rates), "seeds": rates}
 
 
-def _make(params: Mapping[str, Any], context: Context) -> MakeJobs:
-    """Jobs of the scenario, with one objective loosened where the task says so."""
-    traces, profile = arrival_traces(context.traces), load_profile(params["gpu"])
-    plain = jobs_maker(params["scenario"], traces, profile, params["programs"])
+def _setting(params: Mapping[str, Any], context: Context) -> tuple[Profile, MakeJobs]:
+    """Hardware and jobs of the scenario, with one objective loosened where the task says so."""
+    profile, plain = setting(context.traces, params["gpu"], params["scenario"], params["programs"])
     if not params["loosen"]:
-        return plain
+        return profile, plain
     factors = dict.fromkeys(LOOSENED[params["loosen"]], params["factor"])
-    return lambda rate_per_s, seed: scaled(plain(rate_per_s, seed), factors)
+    return profile, lambda rate_per_s, seed: scaled(plain(rate_per_s, seed), factors)
 
 
 def behaves(params: Mapping[str, Any], context: Context) -> str:
     """What the planner without the part does now."""
-    profile, make = load_profile(params["gpu"]), _make(params, context)
-    return behaviour(PARTS[params["part"]], profile, make, bound_of(profile, make, params["seeds"][:1]))
+    return behaviour(PARTS[params["part"]], *_setting(params, context))
 
 
 def headline(points: Sequence[Point]) -> dict[str, float]:

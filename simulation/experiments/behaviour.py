@@ -5,22 +5,31 @@ what they decide, the baselines not among it.
 """
 
 import hashlib
+from functools import lru_cache
 
 import numpy as np
 
 from profiles.profile import Profile
+from simulation.bound import fluid_bound_per_s
 from simulation.capacity import MakeJobs, run_system
 from simulation.jobs import NEVER
-from simulation.systems import System
+from simulation.systems import MAX_ITERATION_S, System
 
 PROGRAMS, SEED = 120, 2000
 
 
-def behaviour(system: System, profile: Profile, make_jobs: MakeJobs, rate_per_s: float) -> str:
-    """Digest of every record of ``PROGRAMS`` programs that arrive at ``rate_per_s`` (more than can be served)."""
-    jobs = first_programs(make_jobs(rate_per_s * system.gpus, SEED), PROGRAMS)
+def behaviour(system: System, profile: Profile, make_jobs: MakeJobs) -> str:
+    """Digest of every record of ``PROGRAMS`` programs that arrive faster than any system serves them."""
+    jobs = _overload(profile, make_jobs, system.gpus)
     records = run_system(system, profile, jobs, SEED).records
     return hashlib.blake2b(records.tobytes(), digest_size=8).hexdigest()
+
+
+@lru_cache(maxsize=128)
+def _overload(profile: Profile, make_jobs: MakeJobs, gpus: int) -> np.ndarray:
+    """The first programs at the fluid bound of ``gpus`` replicas."""
+    per_s = fluid_bound_per_s(make_jobs(1.0, SEED), profile.coefficients, profile.kv_capacity_tokens, MAX_ITERATION_S)
+    return first_programs(make_jobs(gpus * per_s, SEED), PROGRAMS)
 
 
 def first_programs(jobs: np.ndarray, count: int) -> np.ndarray:

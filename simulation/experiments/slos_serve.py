@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -44,50 +45,55 @@ Capacities = dict[tuple[str, str, str], float]  # by GPU, scenario and system
 
 
 def config(quick: bool) -> dict[str, Any]:
+    """``fleet_...`` is for everything that goes through the controller's own objects, which takes longest."""
     if quick:
         quick_systems = ["planner", "planner-spec", *STOCK, "edf-shed", "distserve", *PEERS]
         return {
             "gpus": list(GPUS[:1]), "scenarios": list(SCENARIOS), "systems": quick_systems, "programs": 300,
-            "seeds": [1], "bursty_seeds": [1], "budgets": [512, 2048], "drafts": [0, 2], "target": 0.9,
-            "tolerance": 0.1, "replicas": [1, 4], "fleet_programs": 400, "strict_target": 0.98,
+            "seeds": [1], "budgets": [512, 2048], "drafts": [0, 2], "target": 0.9, "strict_target": 0.98,
+            "tolerance": 0.1, "replicas": [1, 4], "fleet_gpus": list(GPUS[:1]), "fleet_programs": 200,
+            "fleet_tolerance": 0.2,
         }  # fmt: skip
     return {
         "gpus": list(GPUS), "scenarios": list(SCENARIOS), "systems": list(SYSTEMS), "programs": 1000,
-        "seeds": [1, 2, 3], "bursty_seeds": [1, 2, 3], "budgets": list(BUDGETS), "drafts": [0, 2, 4],
-        "target": 0.9, "tolerance": 0.02, "replicas": [1, 2, 4], "fleet_programs": 1500, "strict_target": 0.98,
+        "seeds": [1, 2, 3], "budgets": list(BUDGETS), "drafts": [0, 2, 4], "target": 0.9, "strict_target": 0.98,
+        "tolerance": 0.02, "replicas": [1, 2, 4], "fleet_gpus": list(GPUS[:1]), "fleet_programs": 500,
+        "fleet_tolerance": 0.05,
     }  # fmt: skip
 
 
 def tasks(config: dict[str, Any]) -> list[Task]:
     """One task per GPU, scenario and system; fleets and the 2 % limit beside them. Baselines first, fleets last."""
     found = [
-        Task(f"{gpu}/{scenario}/{system}", {**_measured(config, gpu, scenario), "kind": "capacity", "system": system})
+        Task(f"{gpu}/{scenario}/{system}", {**_measured(config, gpu, scenario, system), "kind": "capacity"})
         for gpu in config["gpus"]
         for system in config["systems"]
         for scenario in config["scenarios"]
+        if gpu in config["fleet_gpus"] or not isinstance(SYSTEMS[system], FleetOf)
     ]
-    first = config["gpus"][0]
-    for system in ("planner", *(name for name in STOCK if name in config["systems"])):
-        strict = {**_measured(config, first, "ChatBot"), "kind": "strict", "system": system}
-        found.append(Task(f"{first}/ChatBot/{system}/2%", {**strict, "target": config["strict_target"]}))
+    first, strict = config["gpus"][0], {"kind": "strict", "target": config["strict_target"]}
+    found += [
+        Task(f"{first}/ChatBot/{system}/2%", {**_measured(config, first, "ChatBot", system), **strict})
+        for system in ("planner", *(name for name in STOCK if name in config["systems"]))
+    ]
     for scenario in SCALED:
         for replicas in config["replicas"]:
-            fleet = {**_measured(config, first, scenario), "kind": "fleet", "fleet": replicas}
+            fleet = {**_measured(config, first, scenario, PEERS[0]), "kind": "fleet", "fleet": replicas}
             found.append(Task(f"{first}/{scenario}/fleet of {replicas}", fleet))
     return sorted(found, key=_rank)
 
 
 def _rank(task: Task) -> int:
-    if task.params["kind"] == "fleet" or isinstance(SYSTEMS[task.params["system"]], FleetOf):
-        return 2
-    return int(SYSTEMS[task.params["system"]].admits)
+    system = SYSTEMS[task.params["system"]]
+    return 2 if isinstance(system, FleetOf) else int(system.admits)
 
 
-def _measured(config: dict[str, Any], gpu: str, scenario: str) -> dict[str, Any]:
-    """What all tasks on a GPU and scenario are told."""
-    common = {name: config[name] for name in ("budgets", "drafts", "target", "tolerance", "programs", "fleet_programs")}
-    seeds = config["bursty_seeds"] if scenario in BURSTY else config["seeds"]
-    return {**common, "gpu": gpu, "scenario": scenario, "seeds": seeds}
+def _measured(config: dict[str, Any], gpu: str, scenario: str, system: str) -> dict[str, Any]:
+    """What a task on a GPU, scenario and system is told."""
+    common = {name: config[name] for name in ("seeds", "budgets", "drafts", "target", "tolerance", "programs")}
+    if isinstance(SYSTEMS[system], FleetOf):
+        common |= {"tolerance": config["fleet_tolerance"], "programs": config["fleet_programs"]}
+    return {**common, "gpu": gpu, "scenario": scenario, "system": system}
 
 
 def arrival_traces(folder: Path) -> dict[str, np.ndarray]:
@@ -95,13 +101,15 @@ def arrival_traces(folder: Path) -> dict[str, np.ndarray]:
     return {name: read_trace(folder / f"{name}.parquet").arrival_s for name in (CONV, CODE)}
 
 
-def jobs_maker(scenario: str, traces: Mapping[str, np.ndarray], profile: Profile, programs: int) -> MakeJobs:
-    """Jobs of a scenario by rate and seed."""
+@lru_cache(maxsize=64)
+def setting(folder: Path, gpu: str, scenario: str, programs: int) -> tuple[Profile, MakeJobs]:
+    """Hardware, and the jobs of a scenario there by rate and seed; one object per setting, for those who keep more."""
+    traces, profile = arrival_traces(folder), load_profile(gpu)
 
     def make(rate_per_s: float, seed: int) -> np.ndarray:
         return make_scenario(scenario, traces, profile.coefficients, rate_per_s, programs, seed)
 
-    return make
+    return profile, make
 
 
 def bound_of(profile: Profile, make: MakeJobs, seeds: Sequence[int], drops_dearest: bool = False) -> float:
@@ -121,21 +129,19 @@ def bound_of(profile: Profile, make: MakeJobs, seeds: Sequence[int], drops_deare
 
 def run(params: Mapping[str, Any], context: Context) -> Point:
     """One point."""
-    profile, make = load_profile(params["gpu"]), _make(params, context)
+    profile, make = _setting(params, context)
     bound = bound_of(profile, make, params["seeds"])
     point = {name: params[name] for name in ("kind", "gpu", "scenario")}
     point |= {"bound": bound, "bound_dearest_dropped": bound_of(profile, make, params["seeds"], drops_dearest=True)}
     if params["kind"] == "fleet":
         return {**point, "replicas": params["fleet"], **_fleet_capacity(params, profile, make, bound)}
     system = _system(params)
-    tuning = _make({**params, "programs": max(200, params["programs"] // 3)}, context)
+    _, tuning = _setting({**params, "programs": max(200, params["programs"] // 3)}, context)
     return {**point, "system": system.name, **tuned_capacity(system, profile, make, tuning, bound, dict(params))}
 
 
-def _make(params: Mapping[str, Any], context: Context) -> MakeJobs:
-    programs = params["fleet_programs"] if params["kind"] == "fleet" else params["programs"]
-    traces, profile = arrival_traces(context.traces), load_profile(params["gpu"])
-    return jobs_maker(params["scenario"], traces, profile, programs)
+def _setting(params: Mapping[str, Any], context: Context) -> tuple[Profile, MakeJobs]:
+    return setting(context.traces, params["gpu"], params["scenario"], params["programs"])
 
 
 def _system(params: Mapping[str, Any]) -> System:
@@ -145,9 +151,8 @@ def _system(params: Mapping[str, Any]) -> System:
 
 
 def behaves(params: Mapping[str, Any], context: Context) -> str:
-    """What the task's system does now, at a rate that no system can serve."""
-    profile, make = load_profile(params["gpu"]), _make(params, context)
-    return behaviour(_system(params), profile, make, bound_of(profile, make, params["seeds"][:1]))
+    """What the task's system does now."""
+    return behaviour(_system(params), *_setting(params, context))
 
 
 def _fleet_capacity(params: Mapping[str, Any], profile: Profile, make: MakeJobs, bound: float) -> Point:

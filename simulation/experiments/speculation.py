@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from profiles.store import load_profile
+from profiles.profile import Profile
 from simulation.capacity import MakeJobs, Search, median_and_spread
 from simulation.experiments.behaviour import behaviour
 from simulation.experiments.registry import Context, Experiment, Point, Task, markdown_table, register
-from simulation.experiments.slos_serve import DRAFT_S, GPUS, arrival_traces, bound_of, geomean, jobs_maker
+from simulation.experiments.slos_serve import DRAFT_S, GPUS, bound_of, geomean, setting
 from simulation.systems import PLANNER, System
 
 ADAPTIVE = "adaptive"
@@ -19,8 +19,8 @@ def config(quick: bool) -> dict[str, Any]:
         return {"gpu": GPUS[0], "scenarios": ["ChatBot"], "acceptances": [0.7], "fixed": [0, 2], "max_drafts": 4,
                 "programs": 300, "seeds": [1], "tolerance": 0.1}  # fmt: skip
     return {"gpu": GPUS[0], "scenarios": ["ChatBot", "Coder", "Summarizer"], "acceptances": [0.6, 0.7, 0.8],
-            "fixed": [0, 1, 2, 3, 4, 6], "max_drafts": 6, "programs": 1500, "seeds": [1, 2, 3],
-            "tolerance": 0.02}  # fmt: skip
+            "fixed": [0, 1, 2, 4], "max_drafts": 6, "programs": 600, "seeds": [1, 2, 3],
+            "tolerance": 0.03}  # fmt: skip
 
 
 def tasks(config: dict[str, Any]) -> list[Task]:
@@ -36,7 +36,7 @@ def tasks(config: dict[str, Any]) -> list[Task]:
 
 def run(params: Mapping[str, Any], context: Context) -> Point:
     """Capacity of the planner with one way to choose the number of draft tokens."""
-    profile, make, rates = load_profile(params["gpu"]), _make(params, context), []
+    (profile, make), rates = _setting(params, context), []
     bound = bound_of(profile, make, params["seeds"])
     for seed in params["seeds"]:
         search = Search(_system(params), profile, make, seed, tolerance=params["tolerance"])
@@ -45,9 +45,8 @@ def run(params: Mapping[str, Any], context: Context) -> Point:
     return {**point, **median_and_spread(rates), "seeds": rates}
 
 
-def _make(params: Mapping[str, Any], context: Context) -> MakeJobs:
-    traces = arrival_traces(context.traces)
-    return jobs_maker(params["scenario"], traces, load_profile(params["gpu"]), params["programs"])
+def _setting(params: Mapping[str, Any], context: Context) -> tuple[Profile, MakeJobs]:
+    return setting(context.traces, params["gpu"], params["scenario"], params["programs"])
 
 
 def _system(params: Mapping[str, Any]) -> System:
@@ -63,8 +62,7 @@ def _system(params: Mapping[str, Any]) -> System:
 
 def behaves(params: Mapping[str, Any], context: Context) -> str:
     """What the planner with these drafts does now."""
-    profile, make = load_profile(params["gpu"]), _make(params, context)
-    return behaviour(_system(params), profile, make, bound_of(profile, make, params["seeds"][:1]))
+    return behaviour(_system(params), *_setting(params, context))
 
 
 def gains(points: Sequence[Point]) -> dict[tuple[str, float], tuple[float, float, int]]:

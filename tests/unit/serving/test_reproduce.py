@@ -1,4 +1,5 @@
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,10 +9,14 @@ from simulation.experiments import registry
 from simulation.experiments.registry import Experiment, Task
 
 
+BEHAVIOUR = ["as ever", "as ever", "as ever"]
+
+
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """An experiment of three points that notes what was run; the second one fails while ``broken`` is in the list."""
     ran: list[str] = []
+    BEHAVIOUR[:] = ["as ever"] * 3
 
     def run(params, context):
         if params["n"] == 1 and "broken" in ran:
@@ -25,13 +30,19 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def headline(points):
         return {"sum": sum(p["n"] for p in points)}
 
-    made = Experiment("counted", "", lambda quick: {"points": 3, "seeds": [7]}, tasks, run, headline, lambda points: "")
+    def behaves(params, context):
+        return BEHAVIOUR[params["n"]]
+
+    config = {"points": 3, "seeds": [7]}
+    made = Experiment("counted", "", lambda quick: config, tasks, run, headline, lambda points: "", behaves)
     monkeypatch.setitem(registry._experiments, "counted", made)
     return ran
 
 
-def start(out: Path) -> dict:
-    return run_experiment("counted", quick=False, traces=out, out=out, processes=1, report=lambda *_: None)
+def start(out: Path, may_start: Callable[[], bool] = lambda: True) -> dict | None:
+    return run_experiment(
+        "counted", quick=False, traces=out, out=out, processes=1, report=lambda *_: None, may_start=may_start
+    )
 
 
 def test_an_interrupted_run_goes_on_where_it_was(counted: list[str], tmp_path: Path) -> None:
@@ -49,6 +60,25 @@ def test_an_interrupted_run_goes_on_where_it_was(counted: list[str], tmp_path: P
     assert json.loads(out.read_text()) == result
     assert set(result) == {"name", "version", "config", "seeds", "machine", "headline", "points"}
     assert [path.name for path in out.parent.iterdir()] == ["counted.json"]
+
+
+def test_only_what_behaves_otherwise_now_is_run_again(counted: list[str], tmp_path: Path) -> None:
+    start(tmp_path / "counted.json")
+    counted.clear()
+    start(tmp_path / "counted.json")
+    assert counted == []
+    BEHAVIOUR[1] = "otherwise"
+    result = start(tmp_path / "counted.json")
+    assert counted == ["point 1"]
+    assert [point["n"] for point in result["points"]] == [0, 1, 2]
+
+
+def test_out_of_time_means_later(counted: list[str], tmp_path: Path) -> None:
+    assert start(tmp_path / "counted.json", may_start=lambda: len(counted) < 2) is None
+    assert counted == ["point 0", "point 1"]
+    assert not (tmp_path / "counted.json").exists()
+    assert start(tmp_path / "counted.json")["headline"] == {"sum": 3}
+    assert counted == ["point 0", "point 1", "point 2"]
 
 
 def test_tables_go_between_the_marks_of_a_page(counted: list[str], tmp_path: Path) -> None:
