@@ -9,6 +9,7 @@ import yaml
 from pydantic import Field, model_validator
 
 from profiles.profile import Profile
+from routing.policy import make_routing, routing_names
 from serving.strict import ConfigError, Section
 from simulation import arrivals
 from simulation.jobs import NO_EDGES
@@ -19,7 +20,8 @@ from simulation.traces import Trace, read_trace
 from simulation.workloads import Calls, Change, ServiceClass, closed_loop, from_trace, open_loop
 
 SYSTEMS = {system.name: system for system in (PLANNER, *BASELINES)}
-ROUTINGS = ("kernel", "controller", "round_robin", "random", "least_loaded", "power_of_two")
+BALANCERS = tuple(name for name in routing_names() if not make_routing(name).checks_admission)
+ROUTINGS = ("kernel", "controller", *BALANCERS)
 
 
 class ClassSection(Section):

@@ -8,7 +8,6 @@ from serving.reproduce import run_experiment
 from simulation.experiments import registry
 from simulation.experiments.registry import Experiment, Task
 
-
 BEHAVIOUR = ["as ever", "as ever", "as ever"]
 
 
