@@ -30,12 +30,12 @@ def run_experiment(
     processes: int,
     report: Report,
     may_start: Callable[[], bool] = lambda: True,
-) -> dict[str, Any] | None:
+) -> dict[str, Any]:
     """Run what is missing of an experiment and write ``out``; returns its content.
 
     Finished points are kept beside ``out`` until all are there, and then in it. They count for the same parameters,
     version and behaviour (``Experiment.behaviour``), so a later run repeats only what has changed. No task is started
-    once ``may_start`` says no: then the result is None and the rest is for the next call.
+    once ``may_start`` says no: the result then names what is ``missing``, which is for the next call.
     """
     chosen = experiment(name)
     config = chosen.config(quick)
@@ -53,11 +53,10 @@ def run_experiment(
                 lines.flush()
             points[key] = point
             report(len(points), len(tasks), key)
-    if len(points) < len(tasks):
-        return None
-    result = _result(chosen, config, [points[task.key] for task in tasks])
+    result = _result(chosen, config, tasks, points)
     out.write_text(json.dumps(result, indent=1) + "\n")
-    partial.unlink()
+    if not result["missing"]:
+        partial.unlink()
     update_page(out.with_suffix(".md"), chosen, result)
     return result
 
@@ -72,7 +71,14 @@ def update_page(page: Path, chosen: Experiment, result: dict[str, Any]) -> None:
         figures = markdown_table(
             ("figure", "value"), [[f"`{key}`", value] for key, value in result["headline"].items()]
         )
-        page.write_text(f"{before}{BEGIN}\n{figures}\n\n{chosen.tables(result['points'])}\n{END}{after}")
+        parts = [figures, *_what_is_missing(result), chosen.tables(result["points"]) if result["points"] else ""]
+        page.write_text(before + BEGIN + "\n" + "\n\n".join(parts) + "\n" + END + after)
+
+
+def _what_is_missing(result: dict[str, Any]) -> list[str]:
+    """A sentence about points that have not been run, if there are any."""
+    missing, names = result["missing"], ", ".join(f"`{key}`" for key in result["missing"])
+    return [f"**Incomplete**: {len(missing)} points have not been run yet: {names}."] if missing else []
 
 
 Work = tuple[str, Task, Path, Point | None]  # experiment, task, traces, the point that an earlier run has kept
@@ -130,13 +136,15 @@ def _version() -> str:
         return "unknown"
 
 
-def _result(chosen: Experiment, config: dict[str, Any], points: list[Point]) -> dict[str, Any]:
+def _result(chosen: Experiment, config: dict[str, Any], tasks: list[Task], known: dict[str, Point]) -> dict[str, Any]:
+    points = [known[task.key] for task in tasks if task.key in known]
     return {
         "name": chosen.name,
         "version": _version(),
         "config": config,
         "seeds": config.get("seeds", []),
         "machine": {"cpu_count": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()},
-        "headline": chosen.headline(points),
+        "headline": chosen.headline(points) if points else {},
         "points": points,
+        "missing": [task.key for task in tasks if task.key not in known],
     }

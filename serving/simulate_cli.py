@@ -251,9 +251,8 @@ def reproduce(
                 report=report,
                 may_start=lambda: time.monotonic() < deadline_s,
             )
-        if result is None:
-            console.print(f"{name}: out of time, run again for the rest")
-            continue
+        if result["missing"]:
+            console.print(f"{name}: out of time, run again for the other {len(result['missing'])} points")
         table = Table("figure", "value", title=title)
         for key, value in result["headline"].items():
             table.add_row(key, f"{value:g}")

@@ -89,11 +89,12 @@ def headline(points: Sequence[Point]) -> dict[str, float]:
         ratios = [
             without / whole
             for p in points
-            if p["part"] == part
+            if p["part"] == part and p["scenario"] in full
             for without, whole in zip(p["seeds"], full[p["scenario"]], strict=True)
             if whole > 0 and without > 0
         ]
-        figures[f"capacity_ratio {part}"] = round(geomean(ratios), 4)
+        if ratios:
+            figures[f"capacity_ratio {part}"] = round(geomean(ratios), 4)
     return figures
 
 
@@ -103,7 +104,7 @@ def tables(points: Sequence[Point]) -> str:
     rows = []
     for part in dict.fromkeys(p["part"] for p in points if not p["loosen"]):
         own = {p["scenario"]: p["median"] for p in points if p["part"] == part and not p["loosen"]}
-        rows.append([part, *(f"{own[s]:.3g} ({own[s] / full[s]:.2f}x)" for s in scenarios)])
+        rows.append([part, *(_cell(own.get(s), full.get(s)) for s in scenarios)])
     bounds = [
         [p["scenario"], f"{p['loosen']} x{p['factor']:g}", p["median"], p["bound"], p["median"] / p["bound"]]
         for p in points
@@ -111,6 +112,13 @@ def tables(points: Sequence[Point]) -> str:
     ]
     header = ("scenario", "loosened", "req/s", "bound", "of the bound")
     return markdown_table(("variant", *scenarios), rows) + "\n\n" + markdown_table(header, bounds)
+
+
+def _cell(rate: float | None, full: float | None) -> str:
+    """Capacity without a part, and over that with all."""
+    if rate is None or not full:
+        return "not run"
+    return f"{rate:.3g} ({rate / full:.2f}x)"
 
 
 ABLATIONS = register(Experiment("ablations", "What each part is worth", config, tasks, run, headline, tables, behaves))

@@ -85,6 +85,8 @@ def tasks(config: dict[str, Any]) -> list[Task]:
 
 def _rank(task: Task) -> int:
     system = SYSTEMS[task.params["system"]]
+    if system.is_oracle:
+        return 3
     return 2 if isinstance(system, FleetOf) else int(system.admits)
 
 

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from profiles.profile import Profile
 from simulation.capacity import MakeJobs, Search, median_and_spread
 from simulation.experiments.behaviour import behaviour
@@ -81,10 +83,11 @@ def headline(points: Sequence[Point]) -> dict[str, float]:
     ratios = [adaptive / best for adaptive, best, _ in gains(points).values() if best > 0]
     plain = {p["scenario"]: p["median"] for p in points if p["length"] == 0}
     over_plain = [ours / plain[place[0]] for place, (ours, _, _) in gains(points).items() if plain.get(place[0])]
-    return {
-        "capacity_ratio_vs_best_fixed_geomean": round(geomean(ratios), 4),
-        "capacity_ratio_vs_none_geomean": round(geomean(over_plain), 4),
+    figures = {
+        "capacity_ratio_vs_best_fixed_geomean": geomean(ratios),
+        "capacity_ratio_vs_none_geomean": geomean(over_plain),
     }
+    return {name: round(value, 4) for name, value in figures.items() if np.isfinite(value)}
 
 
 def tables(points: Sequence[Point]) -> str:
@@ -97,9 +100,9 @@ def tables(points: Sequence[Point]) -> str:
     return markdown_table(header, rows)
 
 
-def _rate(points: Sequence[Point], scenario: str, chance: float, length: int | str) -> float:
+def _rate(points: Sequence[Point], scenario: str, chance: float, length: int | str) -> float | str:
     place = (scenario, chance, length)
-    return next(p["median"] for p in points if (p["scenario"], p["acceptance"], p["length"]) == place)
+    return next((p["median"] for p in points if (p["scenario"], p["acceptance"], p["length"]) == place), "not run")
 
 
 SPECULATION = register(Experiment("speculation", "Speculation lengths", config, tasks, run, headline, tables, behaves))

@@ -71,8 +71,8 @@ def run(params: Mapping[str, Any], context: Context) -> Point:
 
 def headline(points: Sequence[Point]) -> dict[str, float]:
     """The key says 300k on 20; a quick run is scaled to that by its number of requests."""
-    found = next(p for p in points if p["kind"] == "speed" and p["replicas"] == 20)
-    return {"seconds_300k_requests_20_replicas": round(found["seconds"] * 300_000 / found["requests"], 2)}
+    found = [p["seconds"] * 300_000 / p["requests"] for p in points if p["kind"] == "speed" and p["replicas"] == 20]
+    return {"seconds_300k_requests_20_replicas": round(found[0], 2)} if found else {}
 
 
 def tables(points: Sequence[Point]) -> str:

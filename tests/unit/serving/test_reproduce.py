@@ -38,7 +38,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ran
 
 
-def start(out: Path, may_start: Callable[[], bool] = lambda: True) -> dict | None:
+def start(out: Path, may_start: Callable[[], bool] = lambda: True) -> dict:
     return run_experiment(
         "counted", quick=False, traces=out, out=out, processes=1, report=lambda *_: None, may_start=may_start
     )
@@ -57,7 +57,7 @@ def test_an_interrupted_run_goes_on_where_it_was(counted: list[str], tmp_path: P
     assert counted == ["point 0", "point 1", "point 2"]
     assert result["headline"] == {"sum": 3}
     assert json.loads(out.read_text()) == result
-    assert set(result) == {"name", "version", "config", "seeds", "machine", "headline", "points"}
+    assert set(result) == {"name", "version", "config", "seeds", "machine", "headline", "points", "missing"}
     assert [path.name for path in out.parent.iterdir()] == ["counted.json"]
 
 
@@ -73,9 +73,11 @@ def test_only_what_behaves_otherwise_now_is_run_again(counted: list[str], tmp_pa
 
 
 def test_out_of_time_means_later(counted: list[str], tmp_path: Path) -> None:
-    assert start(tmp_path / "counted.json", may_start=lambda: len(counted) < 2) is None
+    (tmp_path / "counted.md").write_text("<!-- results --><!-- end of results -->")
+    cut = start(tmp_path / "counted.json", may_start=lambda: len(counted) < 2)
     assert counted == ["point 0", "point 1"]
-    assert not (tmp_path / "counted.json").exists()
+    assert (cut["missing"], cut["headline"]) == (["2"], {"sum": 1})
+    assert "1 points have not been run yet: `2`" in (tmp_path / "counted.md").read_text()
     assert start(tmp_path / "counted.json")["headline"] == {"sum": 3}
     assert counted == ["point 0", "point 1", "point 2"]
 
