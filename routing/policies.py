@@ -23,6 +23,16 @@ class LoadGradient:
         return np.zeros(0)
 
 
+@register("balanced")
+class Balanced:
+    """The least loaded replica that attains the SLO: the most room for what predictions miss, and none left empty."""
+
+    checks_admission = True
+
+    def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
+        return -replicas["load"]
+
+
 @register("sequential")
 class SequentialRouting:
     """SLOs-Serve section 4.2: a round-robin first replica, then the next one sequentially."""
