@@ -150,6 +150,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     stop_reason: int | str | None = None
     extra: bytes = b""  # the engine's own output (msgpack) when it carries more than tokens, such as logprobs
     transfer: bytes = b""  # with PREFILLED: where the KV cache of the prompt is to be had
+    late: bool = False  # the engine has put it behind the others: it could no longer be on time
 
 
 class Outputs(msgspec.Struct, frozen=True, array_like=True):

@@ -67,6 +67,7 @@ class Entry:
         "cap_tokens",
         "computed_tokens",
         "emitted_tokens",
+        "late",
         "output_tokens",
         "running",
         "slo",
@@ -82,6 +83,7 @@ class Entry:
         self.cap_tokens = 1 if submission.prefill_only else submission.max_tokens  # of output that it may make here
         self.output_tokens = max(min(submission.output_tokens, self.cap_tokens), submission.emitted_tokens + 1)
         self.running = False
+        self.late = False  # could no longer be on time, once
 
     def to_progress(self, now_s: float) -> Progress:
         """The request as a report tells it."""

@@ -22,6 +22,7 @@ class RequestTick(msgspec.Struct, frozen=True, array_like=True):
     request_id: str
     computed_tokens: int
     running: bool
+    late: bool = False  # can no longer be on time: stands behind those that can
 
 
 class Tick(msgspec.Struct, frozen=True, array_like=True):

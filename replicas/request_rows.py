@@ -39,9 +39,12 @@ class RequestRows:
         self._table = request_table(256)
         self._quotas = np.full(len(self._table), UNLIMITED)
         self._free = list(range(len(self._table)))
+        self._requests: list[Any] = []  # those last gathered, as long as none came or went
+        self._gathered = np.zeros(0, dtype=np.int64)  # their rows
 
     def add(self, request: Any, now_s: float) -> None:
         """Give ``request`` a row and a ticket. Without an objective it is best effort."""
+        self._requests = []
         if not self._free:
             known = len(self._table)
             self._table = np.concatenate([self._table, request_table(known)])
@@ -60,6 +63,7 @@ class RequestRows:
 
     def remove(self, request: Any) -> None:
         """Take the row of an ended request back; one that never came through ``add`` has none."""
+        self._requests = []
         if ticket := request.__dict__.pop(KEY, None):
             self._free.append(ticket.row)
 
@@ -70,7 +74,9 @@ class RequestRows:
     def gather(self, running: Sequence[Any], waiting: Sequence[Any], drafts: bool) -> np.ndarray:
         """The planning table: ``running`` first, then ``waiting``. Counts what is in flight as done."""
         requests = [*running, *waiting]
-        self._gathered = np.array([request.polyslo.row for request in requests])
+        if requests != self._requests:  # told apart by identity
+            self._requests = requests
+            self._gathered = np.array([request.polyslo.row for request in requests], dtype=np.int64)
         table = self._table.take(self._gathered)
         count = len(running)
         table["running"][:count] = True
@@ -83,9 +89,9 @@ class RequestRows:
         np.maximum(table["output_tokens"], table["emitted_tokens"] + 1, out=table["output_tokens"])
         return table
 
-    def set_quotas(self, requests: Sequence[Any], tokens: np.ndarray) -> None:
-        """Write ``tokens`` to the tickets of ``requests``, the ones last gathered, in that order; only what changed."""
+    def set_quotas(self, tokens: np.ndarray) -> None:
+        """Write ``tokens`` to the tickets of the requests last gathered, in that order; only what changed."""
         changed = np.flatnonzero(self._quotas[self._gathered] != tokens)
         for place, quota in zip(changed.tolist(), tokens[changed].tolist(), strict=True):
-            requests[place].polyslo.quota = quota
+            self._requests[place].polyslo.quota = quota
         self._quotas[self._gathered] = tokens

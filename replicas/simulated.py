@@ -117,6 +117,8 @@ class SimulatedEngine:
     async def _iterate(self) -> list[Delta]:
         started_s = self._schedule_s
         tokens, seconds, mix = self._planner.plan(self._table, started_s)
+        for i in np.flatnonzero(self._planner.late(self._table, started_s)):
+            self._rows[i].late = True
         self._schedule_s = started_s + (seconds or IDLE_S)
         self._started_s = started_s
         await asyncio.sleep(max(0.0, self._schedule_s - time.monotonic()))
@@ -152,7 +154,8 @@ class SimulatedEngine:
         finish = "length" if is_last or is_full else PREFILLED if asked.prefill_only else ""
         if finish:
             del self._live[asked.request_id]
-        return Delta(asked.request_id, token_ids, finish, transfer=TRANSFER if finish == PREFILLED else b"")
+        transfer = TRANSFER if finish == PREFILLED else b""
+        return Delta(asked.request_id, token_ids, finish, transfer=transfer, late=entry.late)
 
     def state(self) -> EngineState:
         now_s = time.monotonic()

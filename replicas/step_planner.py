@@ -3,11 +3,13 @@
 Shared by both engine kinds, so that they decide alike. No ray, vllm or clock here.
 """
 
+import math
 from typing import Any
 
 import numpy as np
 
 from planning.chunking import form_prefill_batch
+from planning.lateness import find_late
 from planning.limits import LIVE_FILLER, guard_for, make_limits
 from planning.policies import batch_policy
 from planning.speculation import plan_drafts
@@ -80,6 +82,7 @@ class StepPlanner:
         self.plan(table, 0.0)
         table["output_cap_tokens"] = 1
         self.plan(table, 0.0)
+        self.late(table, 0.0)
         state = observe(new_correction(self._profile), self._profile, 1.0, 1.0, 0.0, 1.0, 0.0, 0.01)
         corrected(self._profile, state)
 
@@ -91,16 +94,25 @@ class StepPlanner:
         seconds, mix = form(self.coefficients, table, now_s, self.limits, tokens)
         return tokens, seconds, mix
 
+    def late(self, table: np.ndarray, now_s: float) -> np.ndarray:
+        """Which rows can no longer be on time (bool[rows]); they stand behind those that can."""
+        found: np.ndarray = find_late(self.coefficients, table, now_s, self.limits)
+        return found
+
     def predict(self, mix: np.ndarray) -> float:
         """Seconds of an iteration of this composition."""
         return float(iteration_s(self.coefficients, *mix))
 
     def plan_drafts(self, table: np.ndarray, now_s: float, max_drafts: int) -> None:
-        """Shorten ``spec_tokens`` of the table to what objectives need (SLOs-Serve 3.2.3), if the policy does that."""
+        """Shorten ``spec_tokens`` of the table to what objectives need (SLOs-Serve 3.2.3), if the policy does that.
+
+        While nobody decodes under an objective, speculation costs no one and best effort keeps all of it.
+        """
         if self.policy in PLANS_DRAFTS:
             drafts = np.zeros(len(table), dtype=np.int32)
-            plan_drafts(self.coefficients, table, now_s, self.limits, max_drafts, drafts)
-            np.minimum(table["spec_tokens"], drafts, out=table["spec_tokens"])
+            step_s = plan_drafts(self.coefficients, table, now_s, self.limits, max_drafts, drafts)
+            if step_s < math.inf:
+                np.minimum(table["spec_tokens"], drafts, out=table["spec_tokens"])
 
     def note_acceptance(self, accepted: int, refused: int) -> None:
         """Learn from one iteration: draft tokens that were accepted, and sequences whose next one was not."""

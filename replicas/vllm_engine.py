@@ -132,7 +132,8 @@ class VllmEngine:
             del self._entries[output.request_id]
             if entry.submission.prefill_only and output.finish_reason == FinishReason.LENGTH:
                 return handed_over(output)
-        return encode_output(output)
+        delta = encode_output(output)
+        return msgspec.structs.replace(delta, late=True) if entry.late else delta
 
     def _on_tick(self, tick: Tick) -> None:
         self._alive_s = time.monotonic()
@@ -142,6 +143,7 @@ class VllmEngine:
         for at in tick.requests or ():
             if entry := self._entries.get(at.request_id):
                 entry.computed_tokens, entry.running = at.computed_tokens, at.running
+                entry.late |= at.late
 
     def state(self) -> EngineState:
         now_s = time.monotonic()

@@ -51,6 +51,7 @@ class SloScheduler(AsyncScheduler):
         self._iterations = 0
         self._planning_s = 0.0
         self._requests_due_s = 0.0
+        self._late: set[str] = set()
         self._has_quotas = False
         self._is_splittable = not self.need_mamba_block_aligned_split
 
@@ -114,6 +115,9 @@ class SloScheduler(AsyncScheduler):
         if self.num_spec_tokens > 0:
             self._planner.plan_drafts(table, start_s, self.num_spec_tokens)
         tokens, predicted_s, mix = self._planner.plan(table, start_s)
+        if start_s >= self._requests_due_s:
+            late = np.flatnonzero(self._planner.late(table, start_s)).tolist()
+            self._late = {(running[i] if i < len(running) else waiting[i - len(running)]).request_id for i in late}
         # Where the planner sees nothing to run, vLLM may (its prefix cache shares blocks): never stand still.
         self._has_quotas = predicted_s > 0
         if self._has_quotas:
@@ -122,7 +126,7 @@ class SloScheduler(AsyncScheduler):
 
     def _apply(self, running: list[Request], waiting: list[Request], tokens: np.ndarray, yields: np.ndarray) -> None:
         """Quotas to every request, KV cache from those that must give it up, chosen newcomers to the front."""
-        self._rows.set_quotas([*running, *waiting], tokens)
+        self._rows.set_quotas(tokens)
         count = len(running)
         if self.num_spec_tokens > 0:
             for request, quota in zip(running, tokens[:count].tolist(), strict=True):
@@ -195,7 +199,7 @@ class SloScheduler(AsyncScheduler):
             self._requests_due_s = now_s + REQUESTS_EVERY_S
             running = {request.request_id for request in self.running}
             requests = [
-                RequestTick(name, request.num_computed_tokens, name in running)
+                RequestTick(name, request.num_computed_tokens, name in running, name in self._late)
                 for name, request in self.requests.items()
             ]
         pool = self.kv_cache_manager.block_pool

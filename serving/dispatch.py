@@ -191,6 +191,7 @@ class Dispatcher:
             if delta.token_ids:
                 job.tokens.extend(delta.token_ids)
                 job.ticket.note_tokens(job.request_id, len(delta.token_ids), now_s)
+            job.ticket.sequence(job.request_id).late |= delta.late
             if delta.finish == PREFILLED:
                 job.replica, job.transfer = "", delta.transfer
                 moving.append(job)

@@ -20,6 +20,7 @@ class Sequence:
     decision: Decision | None = None
     finish: str = ""  # "", then "stop", "length", "abort", "refused" or "error"
     resumed: int = 0
+    late: bool = False  # an engine could no longer serve it on time
 
 
 @dataclass
@@ -104,6 +105,7 @@ class Ticket:
             "e2e_ms": _ms(self.e2e_s),
             "met": self.met,
             "reason": _reason(decisions),
+            "late": any(s.late for s in self.sequences.values()),
             "resumed": sum(s.resumed for s in self.sequences.values()),
         }
 

@@ -132,6 +132,17 @@ def test_iterations_last_as_long_as_the_profile_says() -> None:
     play(scenario, speed=10.0)
 
 
+def test_a_request_that_can_no_longer_be_on_time_is_told_so() -> None:
+    async def scenario(engine: SimulatedEngine) -> None:
+        await engine.submit([submission("hopeless", 4000, 2, Slo(ttft_s=1e-9, tpot_s=1.0)), submission("x")])
+        late: dict[str, bool] = {}
+        while len(late) < 2:
+            late |= {delta.request_id: delta.late for delta in await engine.next_outputs()}
+        assert late == {"hopeless": True, "x": False}
+
+    play(scenario)
+
+
 def test_progress_is_told_while_it_runs_and_an_abort_ends_it() -> None:
     async def scenario(engine: SimulatedEngine) -> None:
         await engine.submit([submission("a", 100, 500), submission("b", 100, 30)])

@@ -158,3 +158,13 @@ def test_a_cached_prefix_is_not_planned_again(make_bench: MakeBench) -> None:
     table = bench.scheduler._rows.gather([], list(bench.scheduler.waiting), False)
     assert table["computed_tokens"][0] == 192  # whole blocks of 32
     assert bench.step() == {"second": 8}
+
+
+def test_who_can_no_longer_be_on_time_is_reported(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    bench.add("hopeless", [1] * 100, 3, TIGHT, age_s=10.0)
+    bench.add("fine", [2] * 100, 3, TIGHT)
+    bench.step()
+    assert bench.scheduler._late == {"hopeless"}
+    bench.run()
+    bench.check_outputs({"hopeless": 3, "fine": 3})

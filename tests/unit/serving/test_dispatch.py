@@ -163,6 +163,18 @@ def test_a_refusal_ends_the_request_without_tokens() -> None:
     assert play(scenario).fleet.submitted == []
 
 
+def test_an_engine_that_cannot_be_on_time_is_heard_in_the_verdict() -> None:
+    async def scenario(scene: Scene) -> None:
+        tickets = [scene.start("x"), scene.start("y")]
+        await until(lambda: len(scene.fleet.submitted) == 2)
+        scene.fleet.queues["a"].put_nowait(Outputs(1, True, (Delta("x", (1,), late=True), Delta("y", (1,)))))
+        scene.fleet.queues["a"].put_nowait(Outputs(2, True, (Delta("x", (2,), "length"), Delta("y", (2,), "length"))))
+        await until(lambda: bool(scene.finish("x") and scene.finish("y")))
+        assert [ticket.slo_object()["late"] for ticket in tickets] == [True, False]
+
+    play(scenario, "a")
+
+
 def test_a_broken_channel_resumes_elsewhere_after_the_exact_tokens() -> None:
     async def scenario(scene: Scene) -> None:
         ticket = scene.start("x")
