@@ -91,3 +91,21 @@ def capacities(points: list[dict[str, Any]], systems: list[str], path: Path) -> 
         axes.set(xticks=range(len(scenarios)), xticklabels=scenarios, ylabel="capacity over the bound", title=gpu)
         axes.legend(fontsize=7)
     _save(figure, path)
+
+
+def goodput(points: list[dict[str, Any]], path: Path) -> None:
+    """Goodput of the smallest fleet as a share of the bound, every tier at its target: data sets and systems."""
+    replicas = min(p["replicas"] for p in points)
+    own = [p for p in points if p["replicas"] == replicas]
+    names, systems = list(dict.fromkeys(p["data_set"] for p in own)), list(dict.fromkeys(p["system"] for p in own))
+    figure, axes = plt.subplots(figsize=(max(6.0, 1.6 * len(names)), 4))
+    width = 0.8 / len(systems)
+    for k, system in enumerate(systems):
+        shares = {p["data_set"]: p["worst_tier"]["median"] / p["bound"] for p in own if p["system"] == system}
+        places = np.arange(len(names)) + (k - (len(systems) - 1) / 2) * width
+        axes.bar(places, [shares.get(name, 0.0) for name in names], width, label=system)
+    axes.axhline(1.0, color="grey", linestyle=":")
+    axes.set_xticks(np.arange(len(names)), [name.replace("_", "\n") for name in names], fontsize=8)
+    axes.set(ylabel="goodput over the bound", title=f"{replicas} replicas")
+    axes.legend(fontsize=8, ncols=3)
+    _save(figure, path)

@@ -9,6 +9,7 @@ import numpy as np
 from numba import njit
 
 from planning.batch import form_batch
+from planning.chunking import form_prefill_batch
 from planning.deadlines import next_due_s, todo_tokens
 from planning.mix import add, mix_s
 from planning.orders import (
@@ -22,8 +23,8 @@ from planning.room import KV, LATE_DECODE, LATE_PREFILL, SEQUENCES, TOKENS, is_d
 from profiles.kernels import max_prefill_tokens
 
 FILLER_S = 0.05  # iterations without a waiting prompt that has an objective are no longer than this
-POLICIES = ("slo", "vllm", "vllm-whole", "sarathi", "sarathi-shed", "edf", "edf-shed", "sjf")
-SLO, VLLM, VLLM_WHOLE, SARATHI, SARATHI_SHED, EDF, EDF_SHED, SJF = range(len(POLICIES))
+POLICIES = ("slo", "vllm", "vllm-whole", "sarathi", "sarathi-shed", "edf", "edf-shed", "sjf", "prefill")
+SLO, VLLM, VLLM_WHOLE, SARATHI, SARATHI_SHED, EDF, EDF_SHED, SJF, PREFILL = range(len(POLICIES))
 
 
 def policy_code(name: str) -> int:
@@ -152,4 +153,6 @@ def form(
         return form_earliest_deadline_first(coef, table, now_s, limits, tokens_out)
     if policy == EDF_SHED:
         return form_deadline_sized(coef, table, now_s, limits, tokens_out)
+    if policy == PREFILL:
+        return form_prefill_batch(coef, table, now_s, limits, tokens_out)
     return form_shortest_job_first(coef, table, now_s, limits, tokens_out)

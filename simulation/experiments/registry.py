@@ -55,6 +55,9 @@ def register(experiment: Experiment) -> Experiment:
 def experiment_names() -> list[str]:
     """All registered names, sorted."""
     import simulation.experiments.ablations
+    import simulation.experiments.polyserve
+    import simulation.experiments.polyserve_burst
+    import simulation.experiments.polyserve_cost
     import simulation.experiments.slos_serve
     import simulation.experiments.speculation
     import simulation.experiments.what_if  # noqa: F401  (they register themselves)

@@ -1,0 +1,158 @@
+"""The fleets that PolyServe is compared with, each with the best setting found on a seed of its own."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from profiles.profile import Profile
+from simulation.fleet_systems import FleetSystem, Goodput, attainment, planned_fleet, run_through
+from simulation.tiered import TPOT_S, tier_costs_s
+
+BALANCERS = ("least_loaded", "minimal_time", "power_of_two", "round_robin")
+COARSE = 2  # positions of the rate grid between which settings are not told apart
+LOW_START, HIGH_START = -20, -4  # grid positions at which first searches begin, where little or much is expected
+
+MOST_RUNNING = 256  # requests per replica up to which promises are simulated
+
+RATIOS = 3  # tried for prefill and decode apart
+
+Chosen = tuple[str, FleetSystem, int]  # setting, system, position of its goodput on the tuning seed
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What settings are compared by: jobs of the tuning seed by rate, in units of the optimum."""
+
+    profile: Profile
+    make_jobs: Callable[[float], np.ndarray]
+    optimum_per_s: float
+
+    def race(self, options: Mapping[str, FleetSystem], leader: Chosen | None = None, start: int = LOW_START) -> Chosen:
+        """The setting with the highest goodput: a later one wins only ``COARSE`` positions beyond the best so far."""
+        for name, system in options.items():
+            goodput = Goodput(system, self.profile, self.make_jobs, self.optimum_per_s)
+            if leader is None:
+                leader = name, system, goodput.search("worst_tier", start, tolerance=COARSE)
+            elif goodput.holds("worst_tier", leader[2] + COARSE):
+                leader = name, system, goodput.search("worst_tier", leader[2] + COARSE, tolerance=COARSE)
+        assert leader is not None, "nothing to choose from"
+        return leader
+
+
+def _with_balancers(tuning: Tuning, leader: Chosen) -> Chosen:
+    """Other balancers for the leader's settings."""
+    name, system, _ = leader
+    options = {f"{name}, {b}": replace(system, routing=b) for b in BALANCERS if b != system.routing}
+    return tuning.race(options, leader)
+
+
+def fixed_budget(tuning: Tuning, replicas: int, budgets: tuple[int, ...]) -> Chosen:
+    """CO-Chunk: decodes first in a fixed token budget on every replica; best budget, then best balancer."""
+    base = FleetSystem("fixed-budget", "sarathi", "least_loaded", replicas=replicas)
+    leader = tuning.race({f"budget {b}": replace(base, token_budget=b) for b in budgets})
+    return _with_balancers(tuning, leader)
+
+
+def silos(tuning: Tuning, replicas: int, budgets: tuple[int, ...]) -> Chosen:
+    """One static cluster per tier, each with its own best fixed budget; best split, then best balancer."""
+    jobs, splits = tuning.make_jobs(tuning.optimum_per_s), splits_of(tuning, replicas, is_split=False)
+    base = FleetSystem("silos", "sarathi", "least_loaded", split=next(iter(splits)), replicas=replicas)
+    met: dict[int, tuple[float, ...]] = {}
+    for budget in budgets:  # the clusters are apart, so that each one's budget can be read off one run for all
+        run = run_through(replace(base, token_budget=budget).run(tuning.profile, jobs))
+        met[budget] = attainment(run).tiers
+    best = tuple(budgets[int(np.argmax([met[b][tier] for b in budgets]))] for tier in range(len(TPOT_S)))
+    options = {f"split {s}, budgets {best}": replace(base, split=s, tier_budgets=best) for s in splits}
+    return _with_balancers(tuning, tuning.race(options))
+
+
+def shedding(tuning: Tuning, replicas: int, _budgets: tuple[int, ...]) -> Chosen:
+    """EDF in iterations sized by the tightest deadline, hopeless requests shed: one pool, or the best split."""
+    base = FleetSystem("edf-shed", "edf-shed", "least_loaded", replicas=replicas)
+    options = {"shared": base}
+    options |= {f"split {s}": replace(base, split=s) for s in splits_of(tuning, replicas, is_split=False)}
+    return _with_balancers(tuning, tuning.race(options))
+
+
+def fixed_apart(tuning: Tuning, replicas: int, chunks: tuple[int, ...]) -> Chosen:
+    """Prefill and decode replicas in the best fixed ratio, prompts in the best fixed chunk, and the best balancer."""
+    base = FleetSystem(
+        "fixed-apart", "vllm", "least_loaded", prefill_policy="vllm", prefill_budget=2048, replicas=replicas
+    )
+    ratios = {f"{p}:{replicas - p}": replace(base, prefills=p) for p in prefills_of(tuning, replicas)}
+    name, system, position = tuning.race(ratios)
+    others = {f"{name}, chunk {c}": replace(system, prefill_budget=c) for c in chunks if c != base.prefill_budget}
+    return _with_balancers(tuning, tuning.race(others, (f"{name}, chunk 2048", system, position)))
+
+
+def planned(tuning: Tuning, replicas: int, _budgets: tuple[int, ...]) -> Chosen:
+    """This project's fleet, every replica for all tiers: with promises, or without."""
+    return tuning.race(_with_and_without_promises(tuning, planned_fleet(replicas)), start=HIGH_START)
+
+
+def planned_tiers(tuning: Tuning, replicas: int, _budgets: tuple[int, ...]) -> Chosen:
+    """The same with replicas given to the tiers, looser requests promoted where their own tier is full."""
+    options: dict[str, FleetSystem] = {}
+    for split in splits_of(tuning, replicas, is_split=False):
+        fleet = replace(planned_fleet(replicas), split=split)
+        options |= {f"split {split}, {name}": o for name, o in _with_and_without_promises(tuning, fleet).items()}
+    return tuning.race(options)
+
+
+def planned_apart(tuning: Tuning, replicas: int, _budgets: tuple[int, ...]) -> Chosen:
+    """The same with prefill and decode apart: ratio, chunk of the prefill pool, promises."""
+    options: dict[str, FleetSystem] = {}
+    for prefills in prefills_of(tuning, replicas)[:RATIOS]:
+        fleet = planned_fleet(replicas, prefills)
+        options |= {f"{prefills}:{replicas - prefills}, {n}": o for n, o in without_promises(fleet).items()}
+        options[f"{prefills}:{replicas - prefills}, promised"] = fleet
+    return tuning.race(options)
+
+
+def without_promises(fleet: FleetSystem) -> dict[str, FleetSystem]:
+    """The fleet without admission: the least loaded replica takes the request, its batches do what they can."""
+    return {"least loaded": replace(fleet, routing="least_loaded", retry_s=math.inf, prefill_policy="slo")}
+
+
+def _with_and_without_promises(tuning: Tuning, fleet: FleetSystem) -> dict[str, FleetSystem]:
+    """Promises are replays of whole tables: with hundreds of rows they are too slow to simulate, and are left out."""
+    jobs = tuning.make_jobs(tuning.optimum_per_s)
+    running = (jobs["output_tokens"] * jobs["tpot_s"]).mean() * tuning.optimum_per_s / fleet.replicas
+    return without_promises(fleet) | ({"promised": fleet} if running <= MOST_RUNNING else {})
+
+
+def splits_of(tuning: Tuning, replicas: int, *, is_split: bool) -> list[tuple[int, ...]]:
+    """Ways to give whole replicas to the tiers: by share of requests, by work, and one moved to the tightest."""
+    jobs = tuning.make_jobs(tuning.optimum_per_s)
+    shares = np.bincount(jobs["tier"], minlength=len(TPOT_S)) / len(jobs)
+    work = shares * tier_costs_s(jobs, tuning.profile, is_split)
+    found = [_whole(shares, replicas), _whole(work / work.sum(), replicas)]
+    tightest = list(found[1])
+    tightest[int(np.argmax(tightest))] -= 1
+    tightest[0] += 1
+    return list(dict.fromkeys([*found, tuple(tightest)]))
+
+
+def _whole(shares: np.ndarray, replicas: int) -> tuple[int, ...]:
+    """Whole replicas by largest remainder, at least one each."""
+    exact = shares * replicas
+    count = np.maximum(1, np.floor(exact).astype(int))
+    while count.sum() < replicas:
+        count[np.argmax(exact - count)] += 1
+    while count.sum() > replicas:
+        count[np.argmax(count - exact)] -= 1
+    return tuple(int(c) for c in count)
+
+
+def prefills_of(tuning: Tuning, replicas: int) -> list[int]:
+    """Numbers of prefill replicas around the share of work that prompts are."""
+    jobs = tuning.make_jobs(tuning.optimum_per_s)
+    shares = np.bincount(jobs["tier"], minlength=len(TPOT_S)) / len(jobs)
+    prompts = jobs.copy()
+    prompts["output_tokens"] = 1
+    part = np.dot(shares, tier_costs_s(prompts, tuning.profile, True))
+    whole = np.dot(shares, tier_costs_s(jobs, tuning.profile, True))
+    middle = round(float(part / whole) * replicas)
+    return sorted({min(replicas - 1, max(1, middle + d)) for d in (-2, -1, 0, 1, 2)}, key=lambda p: abs(p - middle))

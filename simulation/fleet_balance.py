@@ -1,0 +1,237 @@
+"""Which replica of a simulated fleet takes a request: ``routing.kernels`` with promises, or a balancer without.
+
+The fleet reads the modelled engines' own tables. A request may be cut in two, a prompt for a prefill replica and the
+other tokens for a decode replica.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from planning.chunking import prefill_outlook
+from planning.deadlines import next_due_s
+from planning.room import prefill_s
+from profiles.kernels import K1_1, K1_2, iteration_s
+from routing.kernels import NOWHERE, PLACEMENT, place
+from routing.mirrors import SHARED, Mirrors
+from simulation.engine import Engines, submit
+from simulation.placement import refresh
+
+BOTH, PREFILL, DECODE = range(3)  # sides of a request that a replica takes
+BACKLOG_S = 0.5  # prompt tokens that wait count into the load as if they were due in so long
+# The field's balancers; the load gradient without promises; and with them, by an exact replay on the replica.
+ROUTINGS = ("round_robin", "least_loaded", "power_of_two", "minimal_time", "gradient", "promise")
+ROUND_ROBIN, LEAST_LOADED, POWER_OF_TWO, MINIMAL_TIME, GRADIENT, PROMISE = range(len(ROUTINGS))
+
+STATE = np.dtype(
+    [
+        ("now_s", "f8"),
+        ("next", "i8"),  # position of the next arrival
+        ("waiting", "i8"),  # jobs in the queue
+        ("handed", "i8"),  # jobs in transfer
+        ("left", "i8"),  # jobs that have not ended
+        ("turn", "i8"),  # of round robin, and of drawing two
+        ("retry_s", "f8"),  # how often what waits is asked about again; inf: nothing waits, it is refused at once
+        ("retry_at_s", "f8"),
+        ("routing", "i8"),
+        ("is_split", "?"),  # prefill and decode on replicas of their own
+        ("max_hops", "i8"),
+        ("comfort", "f8"),  # load up to which the most loaded replica is wanted; beyond it the one with fewest requests
+    ]
+)
+
+
+class Fleet(NamedTuple):
+    """Replicas and requests of a run."""
+
+    state: np.ndarray  # STATE[1]
+    engines: Engines
+    mirrors: Mirrors  # over the engines' own tables
+    sides: np.ndarray  # i1[R]
+    seen: np.ndarray  # i8[R], iterations at which the mirrors' sums were made
+    jobs: np.ndarray
+    records: np.ndarray
+    rows: np.ndarray  # REQUEST[jobs], as they are asked for
+
+
+@njit(cache=True)
+def look(fleet: Fleet) -> None:
+    """Bring the mirrors' sums up to date."""
+    refresh(fleet.mirrors, fleet.engines, fleet.seen, fleet.state[0]["now_s"])
+
+
+@njit(cache=True)
+def latest_start_s(fleet: Fleet, job: int) -> float:
+    """When the request has to start at the latest on an engine to itself."""
+    row, now_s = fleet.rows[job], fleet.state[0]["now_s"]
+    return next_due_s(row, now_s) - prefill_s(fleet.engines.believed[0], row, fleet.engines.limits[0])
+
+
+@njit(cache=True)
+def _takes(fleet: Fleet, r: int, side: int) -> bool:
+    """Whether replica ``r`` takes this side of requests."""
+    return bool(fleet.sides[r] == BOTH) or bool(fleet.sides[r] == side)
+
+
+@njit(cache=True)
+def put(fleet: Fleet, job: int) -> bool:
+    """Place a job where it is wanted most; False where its SLO is promised nowhere."""
+    routing, side = fleet.state[0]["routing"], DECODE if fleet.jobs[job]["prefilled"] > 0 else PREFILL
+    if routing >= MINIMAL_TIME:
+        look(fleet)
+    if routing != PROMISE:
+        r = _balanced(fleet, side, fleet.jobs[job]["tier"])
+    elif not fleet.state[0]["is_split"]:
+        r = _promised(fleet, job)
+    elif side == PREFILL:
+        r = _promised_prefill(fleet, job)
+    else:  # its prompt is computed: too late to refuse it
+        r = _most_wanted(fleet, side, fleet.jobs[job]["tier"])
+    if r != NOWHERE:
+        _give(fleet, job, r)
+    return r != NOWHERE
+
+
+@njit(cache=True)
+def refuse(fleet: Fleet, job: int) -> None:
+    """Serve a job best effort on the replica that has the fewest requests."""
+    row, side, best = fleet.rows[job], DECODE if fleet.jobs[job]["prefilled"] > 0 else PREFILL, NOWHERE
+    row["best_effort"], row["ttft_s"], row["tpot_s"], row["deadline_s"] = True, math.inf, math.inf, math.inf
+    for r in range(len(fleet.sides)):
+        if _takes(fleet, r, side) and (
+            best == NOWHERE or fleet.engines.state[r]["count"] < fleet.engines.state[best]["count"]
+        ):
+            best = r
+    _give(fleet, job, best)
+
+
+@njit(cache=True)
+def _give(fleet: Fleet, job: int, r: int) -> None:
+    """Queue a job's row at a replica."""
+    row, record = fleet.rows[job], fleet.records[job]
+    record["replica"], record["promised"] = r, not row["best_effort"]
+    record["missed"] |= row["best_effort"] and not fleet.jobs[job]["best_effort"]
+    submit(fleet.engines, r, row, fleet.state[0]["now_s"])
+
+
+@njit(cache=True)
+def _prefill_slope(fleet: Fleet, r: int) -> float:
+    """Seconds per prompt token in large batches."""
+    return max(fleet.engines.believed[r][K1_1], fleet.engines.believed[r][K1_2])
+
+
+@njit(cache=True)
+def _want(fleet: Fleet, r: int) -> float:
+    """How much replica ``r`` is wanted: the most loaded up to a comfortable load, beyond it the fewest requests."""
+    seen = fleet.mirrors.replicas[r]
+    load = seen["load"] + seen["backlog_tokens"] * _prefill_slope(fleet, r) / BACKLOG_S
+    return load if load <= fleet.state[0]["comfort"] else -float(seen["count"])
+
+
+@njit(cache=True)
+def _cycle_s(fleet: Fleet, r: int) -> float:
+    """Predicted time of the next iteration: every decode, and as much of the waiting prompts as the budget holds."""
+    seen, decodes = fleet.mirrors.replicas[r], fleet.mirrors.replicas[r]["decodes"]
+    room = max(0.0, fleet.engines.limits[r]["max_batch_tokens"] - decodes)
+    tokens = decodes + min(room, seen["backlog_tokens"])
+    return iteration_s(fleet.engines.believed[r], max(1.0, tokens), seen["decode_kv_tokens"], 0.0, decodes, 0.0)
+
+
+@njit(cache=True)
+def _draw(state: np.void, count: int) -> int:
+    """A number below ``count`` that depends only on how many were drawn (splitmix64)."""
+    state["turn"] += 1
+    bits = np.uint64(state["turn"]) * np.uint64(0x9E3779B97F4A7C15)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return int((bits ^ (bits >> np.uint64(31))) % np.uint64(count))
+
+
+@njit(cache=True)
+def _takers(fleet: Fleet, side: int, tier: int) -> np.ndarray:
+    """Replicas that take this side of a request of this tier."""
+    takers, count = np.empty(len(fleet.sides), dtype=np.int64), 0
+    for r in range(len(fleet.sides)):
+        owner = fleet.mirrors.replicas[r]["tier"]
+        if _takes(fleet, r, side) and (owner == SHARED or owner == tier):  # noqa: SIM109 (numba wants equal types)
+            takers[count] = r
+            count += 1
+    return takers[:count]
+
+
+@njit(cache=True)
+def _balanced(fleet: Fleet, side: int, tier: int) -> int:
+    """Replica by a balancer among those that take the request."""
+    state, takers, counts = fleet.state[0], _takers(fleet, side, tier), fleet.engines.state["count"]
+    if state["routing"] == ROUND_ROBIN:
+        state["turn"] += 1
+        return takers[state["turn"] % len(takers)]
+    if state["routing"] == POWER_OF_TWO:
+        first, second = takers[_draw(state, len(takers))], takers[_draw(state, len(takers))]
+        return first if counts[first] <= counts[second] else second
+    if state["routing"] == GRADIENT:
+        return _most_wanted(fleet, side, tier)
+    best, best_want = takers[0], -math.inf
+    for r in takers:
+        want = -float(counts[r])
+        if state["routing"] == MINIMAL_TIME:  # equal cycles, full ones among them: the shorter queue
+            want = -_cycle_s(fleet, r) - 1e-9 * fleet.mirrors.replicas[r]["backlog_tokens"]
+        if want > best_want:
+            best, best_want = r, want
+    return best
+
+
+@njit(cache=True)
+def _most_wanted(fleet: Fleet, side: int, tier: int) -> int:
+    """The most wanted replica that takes the request."""
+    best, best_want = NOWHERE, -math.inf
+    for r in _takers(fleet, side, tier):
+        want = _want(fleet, r)
+        if best == NOWHERE or want > best_want:
+            best, best_want = r, want
+    return best
+
+
+@njit(cache=True)
+def _promised(fleet: Fleet, job: int) -> int:
+    """Replica that keeps every promise with the request, by the fleet kernel; ``NOWHERE``: none does."""
+    wants, placement = np.empty((1, len(fleet.sides))), np.zeros(1, dtype=PLACEMENT)
+    for r in range(len(fleet.sides)):
+        wants[0, r] = _want(fleet, r)
+    state = fleet.state[0]
+    place(fleet.mirrors, fleet.rows[job : job + 1], state["now_s"], wants, state["max_hops"], placement)
+    return placement[0]["replica"]
+
+
+@njit(cache=True)
+def _promised_prefill(fleet: Fleet, job: int) -> int:
+    """The prefill replica with most to do that still brings the prompt in time (PolyServe section 4.7)."""
+    row, now_s = fleet.rows[job], fleet.state[0]["now_s"]
+    backlogs = fleet.mirrors.replicas["backlog_tokens"].copy()
+    backlogs[fleet.sides != PREFILL] = -1.0
+    window_s = next_due_s(row, now_s) - now_s
+    for r in np.argsort(-backlogs, kind="mergesort"):
+        if backlogs[r] < 0.0:
+            break
+        seconds = (backlogs[r] + row["prompt_tokens"]) * _prefill_slope(fleet, r)
+        if seconds <= 2.0 * window_s and _outlook_holds(fleet, r, row):
+            return r
+    return NOWHERE
+
+
+@njit(cache=True)
+def _outlook_holds(fleet: Fleet, r: int, row: np.void) -> bool:
+    """Whether prefill replica ``r`` keeps every first token on time that it would without the request, and its own."""
+    count, start_s = fleet.engines.state[r]["count"], fleet.mirrors.replicas[r]["free_at_s"]
+    coef, limits = fleet.engines.believed[r], fleet.engines.limits[r]
+    table, first_s = fleet.engines.tables[r, : count + 1], np.empty(count + 1)
+    table[count] = row
+    if prefill_outlook(coef, table, start_s, limits, first_s) >= 0.0:
+        return True
+    alone_s, holds = np.empty(count), next_due_s(row, start_s) >= first_s[count]
+    prefill_outlook(coef, table[:count], start_s, limits, alone_s)
+    for i in range(count):
+        holds &= not alone_s[i] <= next_due_s(table[i], start_s) < first_s[i]
+    return holds

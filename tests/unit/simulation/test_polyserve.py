@@ -1,0 +1,95 @@
+"""The experiments on PolyServe: tuning, headline figures, cost."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from profiles.store import load_profile
+from simulation.experiments import polyserve, polyserve_burst, polyserve_cost
+from simulation.experiments.fleet_tuning import Tuning, prefills_of, splits_of
+from simulation.experiments.registry import experiment_names
+from simulation.fleet_systems import FleetSystem
+from simulation.lengths import Empirical
+from simulation.tiered import TieredLoad, optimum_per_s
+
+PROFILE = load_profile("h200_sxm__llama-3.1-8b")
+LOAD = TieredLoad(Empirical([1000, 3000]), Empirical([30, 90]))
+
+
+def tuning(replicas: int = 4) -> Tuning:
+    optimum = optimum_per_s(LOAD.jobs(PROFILE, 1.0, 1000, 1), PROFILE, replicas, is_split=False)
+    return Tuning(PROFILE, lambda rate: LOAD.jobs(PROFILE, rate, 400, 1), optimum)
+
+
+def point(data_set: str, system: str, median: float, replicas: int = 20) -> dict[str, Any]:
+    found = {"median": median, "low": median, "high": median, "seeds": [median]}
+    return {"data_set": data_set, "system": system, "replicas": replicas, "setting": "as it is", "bound": 10.0,
+            "excluded": 0.0, "worst_tier": found, "overall": found}  # fmt: skip
+
+
+def test_the_race_keeps_the_setting_with_the_highest_goodput() -> None:
+    base = FleetSystem("fixed", "sarathi", "least_loaded", replicas=4)
+    options = {f"budget {b}": replace(base, token_budget=b) for b in (64, 1024)}
+    setting, system, _ = tuning().race(options)
+    assert setting == "budget 1024", "64 tokens per iteration cannot carry prompts of 2000 tokens"
+    assert system.token_budget == 1024
+    setting, _, _ = tuning().race(dict(reversed(options.items())))
+    assert setting == "budget 1024"
+
+
+@pytest.mark.parametrize("replicas", [4, 8, 20, 64])
+def test_divisions_use_every_replica_and_leave_no_tier_without(replicas: int) -> None:
+    for split in splits_of(tuning(replicas), replicas, is_split=False):
+        assert sum(split) == replicas
+        assert min(split) >= 1
+    assert all(0 < prefills < replicas for prefills in prefills_of(tuning(replicas), replicas))
+
+
+def test_headline_is_the_geometric_mean_over_the_best_rival() -> None:
+    points = [
+        point("a", "fixed-budget", 4.0), point("a", "planner", 8.0), point("a", "edf-shed", 5.0),
+        point("b", "fixed-budget", 2.0), point("b", "planner", 9.0), point("b", "edf-shed", 9.0),
+        point("a", "silos", 5.0), point("a", "fixed-apart", 3.0), point("a", "planner-apart", 6.0),
+    ]  # fmt: skip
+    figures = polyserve.headline(points)
+    assert figures["goodput_ratio_colocated"] == pytest.approx((2.0 * 4.5) ** 0.5, abs=1e-4)
+    assert figures["goodput_ratio_disaggregated"] == pytest.approx(6.0 / 4.0), "the better of both fixed budgets"
+    assert figures["goodput_ratio_min"] == pytest.approx(1.5)
+    assert figures["ratio_vs_shed_geomean"] == pytest.approx((1.6 * 1.0) ** 0.5, abs=1e-4)
+    assert figures["of_bound_colocated"] == pytest.approx((0.8 * 0.9) ** 0.5, abs=1e-4)
+    assert figures["ratio_vs_silos_and_pool_min_20"] == pytest.approx(1.6), "where both were measured"
+    assert "| a | planner |" in polyserve.tables(points)
+
+
+def test_every_experiment_is_registered_and_its_tasks_have_names_of_their_own() -> None:
+    assert {"polyserve", "polyserve-burst", "polyserve-cost"} <= set(experiment_names())
+    for module in (polyserve, polyserve_burst, polyserve_cost):
+        for quick in (False, True):
+            keys = [task.key for task in module.tasks(module.config(quick))]
+            assert len(keys) == len(set(keys)) > 0
+
+
+def test_fewest_replicas_are_enough_and_one_less_is_not() -> None:
+    system = FleetSystem("fixed", "sarathi", "least_loaded", token_budget=1024)
+    jobs = LOAD.jobs(PROFILE, 30.0, 600, 2)
+    found = polyserve_cost.fewest(system, PROFILE, jobs, 1)
+    assert polyserve_cost.fewest(system, PROFILE, jobs, found + 3) == found
+
+
+def test_usage_counts_replicas_with_requests() -> None:
+    jobs = LOAD.jobs(PROFILE, 20.0, 400, 3)
+    packed = replace(polyserve_cost.elastic_fleet(8), comfort=0.8).run(PROFILE, jobs)
+    spread = polyserve_cost.elastic_fleet(8).run(PROFILE, jobs)
+    used, attained_per_s, worst = polyserve_cost.usage(packed)
+    assert 1.0 <= used < polyserve_cost.usage(spread)[0] <= 8.0
+    assert worst > 0.9
+    assert attained_per_s == pytest.approx(20.0, rel=0.3)
+
+
+def test_the_mix_of_the_burst_is_inverted() -> None:
+    context: Any = None
+    jobs = polyserve_burst.load_of(context, "").jobs(PROFILE, 10.0, 8000, 4)
+    first, second = (np.bincount(half, minlength=4) / 4000 for half in (jobs["tier"][:4000], jobs["tier"][4000:]))
+    assert first == pytest.approx(second[::-1], abs=0.04)
