@@ -260,6 +260,6 @@ def reproduce(
         if name == "slos-serve":
             systems = ["vllm-2048", "vllm-whole", "sarathi", "edf-shed", "planner"]
             simulate_plots.capacities(result["points"], systems, out.with_suffix(".png"))
-        elif name in ("polyserve", "polyserve-burst"):
+        elif name in ("polyserve", "polyserve-burst") and result["points"]:
             simulate_plots.goodput(result["points"], out.with_suffix(".png"))
         console.print(f"wrote {out}")
