@@ -9,6 +9,7 @@ what else its tier says, before a prompt is computed in vain.
 from collections.abc import Callable, Sequence
 
 import msgspec
+import numpy as np
 
 from controller.fleet import Fleet
 from controller.halves import can_decode, prefill_part
@@ -20,6 +21,7 @@ from controller.tiers import TierTable
 from controller.virtual import VirtualReplica, admission_row
 from controller.wire import Admission, Decision, Report, Verdict
 from profiles.profile import Profile
+from routing.kernels import group_of
 from routing.mirrors import SHARED, advance_mirrors
 from routing.policy import idlest, most_wanted
 
@@ -114,17 +116,27 @@ class DisaggregatedFleet(Fleet):
             if not ask.movable or ask.emitted_tokens:
                 continue
             row = admission_row(ask, self.tiers.of_request(ask.slo), self.lengths, now_s)
-            if ask.slo.best_effort or can_decode(self.bank.mirrors, sides[Phase.DECODE], row, now_s):
+            if ask.slo.best_effort or self._can_decode(row, sides[Phase.DECODE], now_s):
+                self.allocation.note_asked(row, now_s)  # as a whole: of its parts only the first would be counted
                 output_tokens = int(row["output_tokens"])
                 found[ask.request_id] = prefill_part(ask, output_tokens), output_tokens
         return found
 
+    def _can_decode(self, row: np.ndarray, slots: Sequence[int], now_s: float) -> bool:
+        """Whether its tier has room for the request once its prompt is computed, or may still get a replica."""
+        may_get_one = self.allocation.candidate(int(row["tier"])) is not None
+        return may_get_one or can_decode(self.bank.mirrors, slots, row, now_s)
+
     def _fall_back(self, p: Pending, now_s: float) -> Decision:
-        """A request whose prompt is computed keeps its class and goes to the idlest, however full that is."""
+        """A request whose prompt is computed keeps its class and goes to the idlest of its tier, however full that is;
+        to any other where its tier has none."""
         if p.is_best_effort or not p.ask.carried_tokens:
             return super()._fall_back(p, now_s)
         state = self.bank.mirrors.replicas
-        p.slot = most_wanted(state, idlest(state))
+        is_suited = [group_of(int(tier), p.tier) >= 0 for tier in state["tier"]]
+        p.slot = most_wanted(state, np.where(is_suited, idlest(state), -np.inf))
+        if p.slot < 0:
+            p.slot = most_wanted(state, idlest(state))
         if p.slot < 0:
             return self._unplaced(p, Verdict.REFUSED, 0.0)
         self.bank.add(p.slot, p.row)

@@ -6,6 +6,7 @@ import msgspec
 
 from controller.disaggregation import DisaggregatedFleet
 from controller.fleet import Fleet
+from controller.phases import Phase
 
 
 def fleet_status(fleet: Fleet, now_s: float) -> dict[str, Any]:
@@ -32,13 +33,16 @@ def replica_status(fleet: Fleet, name: str, now_s: float) -> dict[str, Any]:
     replica = fleet.replicas[name]
     state = replica.state[0]
     tier, role = fleet.allocation.roles.told(name)
+    phase = fleet.phases.of(name) if isinstance(fleet, DisaggregatedFleet) else None
+    if phase == Phase.PREFILL:
+        tier = role = phase
     return {
         "replica": name,
         "tier": tier,
         "role": role,
         "live": replica.is_live(now_s, fleet.options.silent_s),
         "draining": replica.draining or not fleet.allocation.is_open(name),
-        "phase": fleet.phases.of(name) if isinstance(fleet, DisaggregatedFleet) else None,
+        "phase": phase,
         "pid": replica.pid,
         "profile": replica.profile.name,
         "requests": int(state["count"]),

@@ -183,6 +183,32 @@ def test_an_option_that_changes_moves_nobody() -> None:
     assert {name: changed.phases.of(name) for name in "bcd"} == sides
 
 
+def test_replicas_of_the_decode_side_join_a_tier_when_it_needs_them() -> None:
+    """Roles that move, on one side only; nothing is prefilled for a tier that can get no replica."""
+    bounds = [Tier("tight", 0.3, 0.03, max_replicas=1), Tier("loose", 3.0, 0.1), Tier("flex", best_effort=True)]
+    state = fleet("pde", 1, TierTable.of(1, bounds))
+    assert [replica["tier"] for replica in fleet_status(state, 0.0)["replicas"]] == ["pool", "pool", "prefill"]
+    asked = ask(TIGHT)
+    assert one(state, asked).prefill_only
+    then = one(state, second(asked), 0.1)
+    assert (then.verdict, then.reason) == (Verdict.ADMITTED, "attainable")
+    tiers = {replica["replica"]: replica["tier"] for replica in fleet_status(state, 0.1)["replicas"]}
+    assert tiers == {then.replica: "tight", "p": "prefill", ({"d", "e"} - {then.replica}).pop(): "pool"}
+    demand = state.allocation.demand.loads(1.0)["tight"]
+    assert demand.decode_tokens_per_s == pytest.approx(100 * demand.requests_per_s), "as a whole, and once"
+
+
+def test_what_is_prefilled_stays_off_replicas_of_looser_tiers() -> None:
+    tiers = TierTable.of(
+        1, [Tier("tight", 0.3, 0.03, replicas=1), Tier("loose", 3.0, 0.1, replicas=2), Tier("flex", best_effort=True)]
+    )
+    state = fleet("pdef", 1, tiers)
+    asked = ask(TIGHT, 9000)
+    assert one(state, asked).prefill_only
+    full(state, "d", 0.1)
+    assert one(state, second(asked), 0.1).replica == "d"
+
+
 def test_under_load_every_promise_is_of_the_right_side() -> None:
     state, rng = fleet("pqdefg", pending=True), np.random.default_rng(0)
     asks = [ask(TIGHT if i % 2 else Slo(3.0, 0.1, tier="loose"), int(rng.integers(10, 4000))) for i in range(200)]
