@@ -92,8 +92,7 @@ def test_what_does_not_fit_now_waits_for_room_until_it_would_be_too_late() -> No
     assert state.waiting == {}
 
 
-def test_a_burst_is_decided_as_a_set_where_that_is_worth_more() -> None:
-    """The shortest prompt has a pace that the others cannot share: one promise less, two more."""
+def test_a_burst_gets_no_fewer_promises_than_its_requests_one_after_the_other() -> None:
     state = fleet()
     state.report(report("a"), 0.0)
     pace = Slo(3.0, 0.0075, tier="tight")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from jsonschema import ValidationError
 from packaging.requirements import Requirement
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 from ray.autoscaler._private.util import prepare_config, validate_config
@@ -37,7 +38,11 @@ def serve_files(tmp_path: Path) -> dict[str, Path]:
 
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_ray_accepts_the_cluster(name: str) -> None:
-    validate_config(prepare_config(document(name)))
+    accepted = prepare_config(document(name))
+    validate_config(accepted)
+    assert accepted["available_node_types"][accepted["head_node_type"]]
+    with pytest.raises(ValidationError, match="no_such_key"):
+        validate_config(accepted | {"no_such_key": 1})
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
