@@ -148,25 +148,36 @@ def load(stack: Stack, stop: threading.Event, answers: list[int]) -> list[thread
 
 
 def test_the_fleet_grows_with_the_load_and_the_drained_replica_is_the_one_removed(stack: Stack) -> None:
-    stop, answers = threading.Event(), list[int]()
+    stop, answers, seen, began_s = threading.Event(), list[int](), set[str](), time.monotonic()
+
+    def watch() -> set[str]:
+        live = {replica["replica"] for replica in stack.live()}
+        seen.update(live)
+        return live
+
     threads = load(stack, stop, answers)
     try:
         until(lambda: size(stack)["target"] > 3, 60)
-        until(lambda: len(stack.live()) > 3, 90)
-        grown = {replica["replica"] for replica in stack.live()}
+        until(lambda: len(watch()) > 3, 90)
     finally:
         stop.set()
         for thread in threads:
             thread.join(60)
     assert answers.count(200) == len(answers) > 0, "nothing was lost on the way"
-    grown |= {replica["replica"] for replica in stack.live()}
+    ended_s = time.monotonic()
+
+    def draining(since_s: float) -> set[str]:
+        age_s = time.monotonic() - since_s
+        return {each["what"] for each in history(stack) if each["after"] == "draining" and each["age_s"] < age_s}
+
+    until(lambda: bool(watch() and draining(ended_s)), 120)  # none drains before all asked for have started
+    before = set(seen)
     until(lambda: size(stack)["target"] == 3, 120)
-    until(lambda: len(stack.live()) == 3, 60)
-    left = {replica["replica"] for replica in stack.live()}
-    drained = {change["what"] for change in history(stack) if change["after"] == "draining"}
-    assert len(grown) > 3
-    assert grown - left <= drained, "only what was drained has left"
-    assert left <= grown, "no successor was started in its place"
+    until(lambda: len(watch()) == 3, 60)
+    left = watch()
+    assert len(before) > 3
+    assert before - left <= draining(began_s), "only what was drained has left"
+    assert left <= before, "no successor was started in its place"
 
 
 def test_a_size_set_by_hand_is_kept_for_a_while(stack: Stack) -> None:
