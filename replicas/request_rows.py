@@ -89,6 +89,10 @@ class RequestRows:
         np.maximum(table["output_tokens"], table["emitted_tokens"] + 1, out=table["output_tokens"])
         return table
 
+    def hold(self, request: Any) -> None:
+        """Leave a request that is not gathered out of the step."""
+        request.polyslo.quota = self._quotas[request.polyslo.row] = 0
+
     def set_quotas(self, tokens: np.ndarray) -> None:
         """Write ``tokens`` to the tickets of the requests last gathered, in that order; only what changed."""
         changed = np.flatnonzero(self._quotas[self._gathered] != tokens)

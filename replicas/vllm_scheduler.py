@@ -110,7 +110,7 @@ class SloScheduler(AsyncScheduler):
 
     def _plan(self, start_s: float) -> tuple[float, np.ndarray]:
         """Plan the step that starts at ``start_s`` and hand out its quotas."""
-        running, waiting = self.running, list(self.waiting)
+        running, waiting = self.running, self._ready_waiting()
         table = self._rows.gather(running, waiting, self.num_spec_tokens > 0)
         if self.num_spec_tokens > 0:
             self._planner.plan_drafts(table, start_s, self.num_spec_tokens)
@@ -121,13 +121,24 @@ class SloScheduler(AsyncScheduler):
         # Where the planner sees nothing to run, vLLM may (its prefix cache shares blocks): never stand still.
         self._has_quotas = predicted_s > 0
         if self._has_quotas:
-            self._apply(running, waiting, tokens, table["best_effort"])
+            self._apply(running, tokens, table["best_effort"])
         return predicted_s, mix
 
-    def _apply(self, running: list[Request], waiting: list[Request], tokens: np.ndarray, yields: np.ndarray) -> None:
+    def _ready_waiting(self) -> list[Request]:
+        """Waiting requests that may be scheduled. One that waits for its grammar or the like gets no tokens yet."""
+        waiting = list(self.waiting)
+        if not self.deferred_waiting:
+            return waiting
+        ready = [request for request in waiting if self._handle_blocked_waiting_request(request)]
+        if len(ready) < len(waiting):
+            for request in set(waiting).difference(ready):
+                self._rows.hold(request)
+        return ready
+
+    def _apply(self, running: list[Request], tokens: np.ndarray, yields: np.ndarray) -> None:
         """Quotas to every request, KV cache from those that must give it up, chosen newcomers to the front."""
         self._rows.set_quotas(tokens)
-        count = len(running)
+        count, waiting = len(running), list(self.waiting)
         if self.num_spec_tokens > 0:
             for request, quota in zip(running, tokens[:count].tolist(), strict=True):
                 request.spec_token_ids = request.spec_token_ids[: max(quota - 1, 0)]

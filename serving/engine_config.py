@@ -16,6 +16,7 @@ from replicas.kv_transfer import FILES
 from replicas.step_planner import OPTIONS, STOCK
 from serving.strict import Section, suggest
 
+SPLITS_PROMPTS = ("enable_chunked_prefill", "long_prefill_token_threshold")  # vLLM's arguments that say how
 DEPLOYMENT = "Replica"  # Serve deployment of the replicas; of a group: with its name behind
 
 Name = Annotated[str, Field(min_length=1)]
@@ -105,6 +106,8 @@ class EngineConfig(Section):
             for section, fields in (("engine", EngineConfig.model_fields), ("model", ModelConfig.model_fields)):
                 if key in fields:
                     raise ValueError(f"vllm_args.{key}: set {section}.{key} instead")
+            if key in SPLITS_PROMPTS and self.scheduler != STOCK:
+                raise ValueError(f"vllm_args.{key}: scheduler {self.scheduler!r} splits prompts itself; remove it")
         return self
 
 

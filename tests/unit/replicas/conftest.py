@@ -5,6 +5,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,11 +30,14 @@ class Bench:
         self.batches: list[dict[str, int]] = []
         self.preempted: set[str] = set()
 
-    def add(self, name: str, prompt: list[int], max_tokens: int, slo: Slo, age_s: float = 0.0) -> Any:
+    def add(
+        self, name: str, prompt: list[int], max_tokens: int, slo: Slo, age_s: float = 0.0, is_bound: bool = False
+    ) -> Any:
+        """Queue a request; one that ``is_bound`` waits for its grammar, which nobody compiles."""
         from vllm import SamplingParams
         from vllm.utils.hashing import sha256
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher
-        from vllm.v1.request import Request
+        from vllm.v1.request import Request, RequestStatus
 
         from replicas.request_rows import to_extra_args
 
@@ -46,6 +50,9 @@ class Bench:
         )
         hasher = get_request_block_hasher(self.scheduler.hash_block_size, sha256)
         request = Request(name, prompt, params, None, block_hasher=hasher)
+        if is_bound:
+            request.structured_output_request = SimpleNamespace(grammar=None, reasoning_ended=True)
+            request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
         self.outputs[name] = []
         self.scheduler.add_request(request)
         return request

@@ -19,6 +19,7 @@ SCHEDULER = (
     "running waiting requests kv_cache_manager block_size max_num_active_reqs max_num_scheduled_tokens num_spec_tokens"
     " prev_step_scheduled_req_ids need_mamba_block_aligned_split vllm_config schedule update_from_output add_request"
     " _free_blocks _preempt_request _request_blocks_can_be_freed requires_kv_delivery _reserve_prefill_lookahead"
+    " deferred_waiting _handle_blocked_waiting_request"
 )
 REQUEST = (
     "request_id num_computed_tokens num_output_placeholders num_prompt_tokens num_tokens max_tokens sampling_params"
@@ -168,3 +169,23 @@ def test_who_can_no_longer_be_on_time_is_reported(make_bench: MakeBench) -> None
     assert bench.scheduler._late == {"hopeless"}
     bench.run()
     bench.check_outputs({"hopeless": 3, "fine": 3})
+
+
+def test_a_request_that_waits_for_its_grammar_takes_no_tokens_from_others(make_bench: MakeBench) -> None:
+    bench = make_bench(max_num_seqs=8, max_num_batched_tokens=64)
+    bench.add("a loose one", [1] * 64, 2, LOOSE)
+    blocked = bench.add("bound", [2] * 100, 2, TIGHT, is_bound=True)
+    assert bench.step() == {"a loose one": 64}
+    assert blocked.polyslo.quota == 0
+    blocked.structured_output_request.grammar = "compiled"
+    assert bench.step()["bound"] >= 63
+
+
+def test_blocked_requests_keep_their_place_among_those_that_wait(make_bench: MakeBench) -> None:
+    bench = make_bench(max_num_seqs=8, max_num_batched_tokens=64)
+    bench.add("first", [1] * 100, 2, LOOSE, is_bound=True)
+    bench.add("second", [2] * 100, 2, LOOSE)
+    bench.add("third", [3] * 100, 2, LOOSE, is_bound=True)
+    bench.add("fourth", [4] * 100, 2, TIGHT)
+    assert bench.step() == {"fourth": 64}
+    assert [request.request_id for request in bench.scheduler.waiting] == ["first", "second", "third"]

@@ -55,6 +55,10 @@ def test_nothing_configured_is_the_embedded_model() -> None:
         ),
         ({"engine": {"speculation": {"ngram_max": 1}}}, "engine.speculation.ngram_max: must be at least ngram_min"),
         ({"engine": {"vllm_args": {"max_model_len": 9}}}, "engine.vllm_args.max_model_len: set model.max_model_len"),
+        (
+            {"engine": {"vllm_args": {"enable_chunked_prefill": False}}},
+            "engine.vllm_args.enable_chunked_prefill: sched",
+        ),
         ({"engine": {"vllm_args": {"block_size": 9}}}, "engine.vllm_args.block_size: set engine.block_size"),
         ({"fleet": {"replicas": 2.5}}, "fleet.replicas: input should be a valid integer, got 2.5"),
         ({"fleet": {"replicas": True}}, "fleet.replicas: input should be a valid integer, got True"),
