@@ -22,7 +22,7 @@ from controller.wire import Admission, Decision, Outcome, Report, Verdict, reque
 from planning.admission import AdmissionOptions
 from profiles.profile import Profile
 from routing.mirrors import advance_mirrors
-from routing.policy import Ask, RoutingPolicy, make_routing
+from routing.policy import RoutingPolicy, make_routing, to_ask
 
 COLD_START_S = 300.0  # best effort waits so long for the first replica of a fleet that was scaled to zero
 
@@ -143,13 +143,13 @@ class Fleet:
         retry has one place at a time."""
         self._free(request_uid(ask.request_id))
         tier, state = self.tiers.of_request(ask.slo), self.bank.mirrors.replicas
+        row = admission_row(ask, tier, self.lengths, now_s)
         self.turn += 1
-        wants = self.policy.prefer(Ask(tier, ask.prompt_tokens + ask.emitted_tokens), state, self.turn, self._rng)
+        wants = self.policy.prefer(to_ask(row), state, self.turn, self._rng)
         shunned = [self.replicas[name].slot for name in ask.exclude if name in self.replicas]
         if shunned and state["is_open"].sum() > state["is_open"][shunned].sum():
             wants = (wants if len(wants) else state["load"]).astype(np.float64)
             wants[shunned] = -np.inf
-        row = admission_row(ask, tier, self.lengths, now_s)
         self.allocation.note_asked(row, now_s)
         return Pending(ask, tier, row, wants)
 

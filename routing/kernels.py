@@ -2,7 +2,7 @@
 
 A pass over cached sums finds the most wanted replica that could still attain the SLO, and only that one is checked
 exactly (SLOs-Serve section 4.2). Most wanted is what the routing policy prefers; by default the most loaded one, which
-makes a load gradient, with lazy promotion to tighter tiers and then to the pool (PolyServe section 4.2).
+makes a load gradient, with lazy promotion to tighter tiers (PolyServe section 4.2).
 """
 
 import math
@@ -18,7 +18,6 @@ from planning.room import prefill_s
 from planning.tables import REQUEST
 from profiles.kernels import K1_1, K1_2
 from routing.mirrors import (
-    POOL,
     RESERVED,
     SHARED,
     SHORTEST_S,
@@ -34,7 +33,6 @@ from routing.mirrors import (
 
 NOWHERE = -1  # replica of a placement that failed
 OPTIMISM = 1.1  # busy share up to which the screen lets a request through to the replay
-LAST = 1 << 20  # group of replicas in the pool: behind all tiers
 BY_LOAD = np.zeros((0, 0))  # preferences of the load gradient
 
 PLACEMENT = np.dtype(
@@ -50,14 +48,12 @@ PLACEMENT = np.dtype(
 
 @njit(cache=True)
 def group_of(replica_tier: int, tier: int) -> int:
-    """Order in which replicas are tried: those of the request's tier, shared ones, tighter tiers from the nearest, the
-    pool; -1: never, because a looser tier's iterations are longer than the request's TPOT allows."""
+    """Order in which replicas are tried: those of the request's tier, shared ones, tighter tiers from the nearest; -1:
+    never, because it is reserved, or a looser tier's iterations are longer than the request's TPOT allows."""
     if replica_tier == tier:
         return 0
     if replica_tier == RESERVED:
         return -1
-    if replica_tier == POOL:
-        return LAST
     if replica_tier == SHARED or tier == SHARED:
         return 1
     return 1 + tier - replica_tier if replica_tier < tier else -1
@@ -215,8 +211,6 @@ def _place_one(
             seen = mirrors.outlooks[r, mirrors.replicas[r]["count"]]
             placement["replica"], placement["first_s"], placement["tpot_s"] = r, seen["first_s"], seen["tpot_s"]
             commit(mirrors, r, row)
-            if mirrors.replicas[r]["tier"] == POOL:
-                mirrors.replicas[r]["tier"] = row["tier"]
             return
         if len(refused):
             refused[r] = row
@@ -234,8 +228,7 @@ def place(
     """Place requests that arrived together (REQUEST[k] to PLACEMENT[k]) and commit what is admitted.
 
     ``preferences`` (f8[k, R]) says how much each request wants each replica, -inf for never; ``BY_LOAD``: the most
-    loaded one. The shortest prompts go first: in a burst they are the ones that can all be served. A replica of the
-    pool that takes a request joins its tier.
+    loaded one. The shortest prompts go first: in a burst they are the ones that can all be served.
     """
     refused = np.zeros(len(mirrors.replicas) if len(rows) > 1 else 0, dtype=REQUEST)
     for i in np.argsort(rows["prompt_tokens"].copy(), kind="mergesort"):

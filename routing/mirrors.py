@@ -14,17 +14,16 @@ from planning.limits import LIMITS
 from planning.rollout import OUTLOOK, advance
 from planning.room import held_kv_tokens, is_decode
 from planning.tables import REQUEST
-from profiles.kernels import COEFFICIENTS, K_KV, K_SEQ, iteration_s
+from profiles.kernels import COEFFICIENTS, K1_1, K1_2, K_KV, K_SEQ, iteration_s
 
 SHARED = -1  # tier of a replica that serves every tier
-POOL = -2  # tier of a replica that serves best effort only, until a tier that is full takes it
-RESERVED = -3  # tier of one that serves best effort only, until whoever wrote this writes another
+RESERVED = -2  # tier of one that serves best effort only
 SHORTEST_S = 1e-6  # paces below count as this
 
 REPLICA = np.dtype(
     [
         ("is_open", "?"),  # live, takes new requests
-        ("tier", "i4"),  # position in the tier table, tightest first, SHARED, POOL or RESERVED
+        ("tier", "i4"),  # position in the tier table, tightest first, SHARED or RESERVED
         ("count", "i4"),  # rows of its table in use
         ("free_at_s", "f8"),  # end of the iteration in flight; its rows are as they will be then
         # Sums over its rows, kept by summarize().
@@ -39,6 +38,8 @@ REPLICA = np.dtype(
         ("decodes", "i4"),
         ("decode_kv_tokens", "f8"),  # that an iteration of all decodes reads
         ("step_s", "f8"),  # and the time it takes
+        ("prompt_token_s", "f8"),  # seconds per prompt token in large batches
+        ("usable_tokens", "f8"),  # KV cache less its headroom
         ("is_judged", "?"),  # the doomed marks of its outlook are up to date
     ]
 )
@@ -128,12 +129,14 @@ def busy_share(coef: np.ndarray, token_rate: float, rest_rate: float, step_s: fl
 
 @njit(cache=True)
 def _weigh(replica: np.void, coef: np.ndarray, limits: np.void) -> None:
-    """Load and iteration time from the cached sums."""
+    """Load, speeds and room from the cached sums."""
     step_s = max(SHORTEST_S, min(replica["pace_s"], limits["max_iteration_s"]))
     time_load = busy_share(coef, replica["token_rate"], replica["rest_rate"], step_s)
     replica["load"] = max(time_load, replica["held_tokens"] / limits["kv_capacity_tokens"])
     decodes = replica["decodes"]
     replica["step_s"] = iteration_s(coef, decodes, replica["decode_kv_tokens"], 0.0, decodes, 0.0)
+    replica["prompt_token_s"] = max(coef[K1_1], coef[K1_2])
+    replica["usable_tokens"] = limits["kv_capacity_tokens"] * (1.0 - limits["kv_headroom"])
 
 
 @njit(cache=True)

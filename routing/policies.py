@@ -2,7 +2,10 @@
 
 import numpy as np
 
+from routing.mirrors import SHARED, SHORTEST_S
 from routing.policy import Ask, register
+
+COPIES = 4  # K of ``power_of_k``
 
 
 def in_turn(replicas: np.ndarray, turn: int) -> np.ndarray:
@@ -31,6 +34,25 @@ class Balanced:
 
     def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
         return -replicas["load"]
+
+
+@register("silos")
+class Silos:
+    """A static fleet per tier, the baseline of PolyServe section 5.2: no promotion to tighter tiers, nothing shared.
+
+    Inside a silo as ``load_gradient``. A tier without replicas of its own has those that are no tier's; best effort
+    without either fills all silos.
+    """
+
+    checks_admission = True
+
+    def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
+        silo = replicas["tier"] == ask.tier
+        if not silo.any():
+            silo = (replicas["tier"] == SHARED) & replicas["is_open"]
+        if ask.best_effort and not silo.any():
+            silo[:] = True
+        return np.where(silo, replicas["load"], -np.inf)
 
 
 @register("sequential")
@@ -84,6 +106,44 @@ class PowerOfTwoRouting:
         drawn = rng.permutation(usable)[:2]
         wants[drawn] = -replicas["count"][drawn].astype(np.float64)
         return wants
+
+
+@register("power_of_k")
+class PowerOfK:
+    """Concord section 4.3: K replicas drawn at random, of which the one where the request has the highest priority
+    takes it.
+
+    Priority is goodput per second of generating (equation 4.1), which differs between replicas by the time alone. In
+    the paper K copies wait and the first scheduler to reach one takes it; bound at arrival, the prompt tokens ahead
+    stand for that wait.
+    """
+
+    checks_admission = False
+
+    def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
+        wants = np.full(len(replicas), -np.inf)
+        drawn = rng.permutation(np.flatnonzero(replicas["is_open"]))[:COPIES]
+        of = replicas[drawn]
+        wait_s = (of["backlog_tokens"] + ask.prompt_tokens) * of["prompt_token_s"]
+        wants[drawn] = 1.0 / np.maximum(wait_s + ask.output_tokens * of["step_s"], SHORTEST_S)
+        return wants
+
+
+@register("remaining_memory")
+class RemainingMemory:
+    """The replica with the largest remaining memory, as SLO-aware scheduling assigns instances (section 4.4).
+
+    Remaining are the tokens of equation 20 less prompts and predicted outputs of what was assigned. Where not even the
+    largest holds the request, every memory counts once more, as the paper's fresh round does.
+    """
+
+    checks_admission = False
+
+    def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
+        usable, taken = replicas["usable_tokens"], replicas["peak_tokens"]
+        rounds = np.ceil((taken + ask.prompt_tokens + ask.output_tokens) / np.maximum(usable, 1.0))
+        usual = rounds[replicas["is_open"]]
+        return (usual.min() if len(usual) else 1.0) * usable - taken
 
 
 @register("minimal_iteration_time")

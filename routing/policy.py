@@ -13,7 +13,16 @@ class Ask:
     """One request as routing sees it; ``tier`` is a position in the tier table, tightest first."""
 
     tier: int
-    prompt_tokens: int
+    prompt_tokens: int  # those it resumes after included
+    output_tokens: int = 1  # that are predicted to come
+    best_effort: bool = False
+
+
+def to_ask(row: np.void | np.ndarray) -> Ask:
+    """A planning row (REQUEST[]) as routing sees it."""
+    emitted_tokens = int(row["emitted_tokens"])
+    output_tokens = max(1, int(row["output_tokens"]) - emitted_tokens)
+    return Ask(int(row["tier"]), int(row["prompt_tokens"]) + emitted_tokens, output_tokens, bool(row["best_effort"]))
 
 
 class RoutingPolicy(Protocol):
@@ -71,7 +80,7 @@ def most_wanted(replicas: np.ndarray, preference: np.ndarray) -> int:
 
 
 def idlest(replicas: np.ndarray) -> np.ndarray:
-    """Preference of best effort: the fewest prompt tokens ahead, then the fewest requests, then the pool."""
+    """Preference of best effort: the fewest prompt tokens ahead, then the fewest requests, then reserved replicas."""
     by_wait = np.lexsort((replicas["tier"], replicas["count"], replicas["backlog_tokens"]))
     wants = np.empty(len(replicas))
     wants[by_wait] = -np.arange(len(replicas))

@@ -11,7 +11,7 @@ from numba import njit
 
 from routing.kernels import BY_LOAD, NOWHERE, PLACEMENT, place
 from routing.mirrors import SHARED, Mirrors, make_mirrors, summarize
-from routing.policy import Ask, RoutingPolicy, make_routing, most_wanted
+from routing.policy import RoutingPolicy, make_routing, most_wanted, to_ask
 from simulation.dispatch import Quiet, to_best_effort
 from simulation.engine import Engines
 from simulation.loop import Simulation
@@ -116,8 +116,6 @@ class Routed(Quiet):
             if len(simulation.engines.state) > 1:
                 self.turn += 1
                 replicas = self._mirrors.at(simulation).replicas
-                wants = self.router.prefer(
-                    Ask(int(row["tier"]), int(row["prompt_tokens"])), replicas, self.turn, self._rng
-                )
+                wants = self.router.prefer(to_ask(row), replicas, self.turn, self._rng)
                 target = most_wanted(replicas, wants)
             simulation.place(row, target)

@@ -6,21 +6,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from routing.kernels import group_of
-from routing.mirrors import POOL, REPLICA, SHARED
+from routing.mirrors import REPLICA, RESERVED, SHARED
+from routing.policies import COPIES
 from routing.policy import Ask, idlest, make_routing, most_wanted, register, routing_names
+
+PARTIAL = ("silos",)  # leave requests alone that others could serve
 
 
 @st.composite
 def fleets(draw: st.DrawFn) -> np.ndarray:
     replicas = np.zeros(draw(st.integers(0, 8)), dtype=REPLICA)
     for replica in replicas:
-        replica["is_open"], replica["tier"] = draw(st.booleans()), draw(st.integers(POOL, 3))
+        replica["is_open"], replica["tier"] = draw(st.booleans()), draw(st.integers(RESERVED, 3))
         replica["count"], replica["load"] = draw(st.integers(0, 40)), draw(st.floats(0, 2))
         replica["backlog_tokens"], replica["step_s"] = draw(st.floats(0, 1e5)), draw(st.floats(0, 1))
+        replica["prompt_token_s"] = draw(st.floats(0, 1e-3))
+        replica["peak_tokens"], replica["usable_tokens"] = draw(st.floats(0, 1e6)), draw(st.floats(0, 1e6))
     return replicas
 
 
-asks = st.builds(Ask, tier=st.integers(0, 3), prompt_tokens=st.integers(1, 4096))
+lengths = st.integers(1, 4096)
+asks = st.builds(Ask, tier=st.integers(0, 3), prompt_tokens=lengths, output_tokens=lengths, best_effort=st.booleans())
 
 
 @pytest.mark.parametrize("name", routing_names())
@@ -33,7 +39,8 @@ def test_contract(name: str, ask: Ask, fleet: np.ndarray, turn: int, seed: int) 
     assert len(wants) in (0, len(fleet))
     assert not np.isnan(wants).any()
     best = most_wanted(fleet, wants)
-    assert (best >= 0) == bool(fleet["is_open"].any()), "an open replica is found whenever there is one"
+    if name not in PARTIAL:
+        assert (best >= 0) == bool(fleet["is_open"].any()), "an open replica is found whenever there is one"
     assert best < 0 or fleet["is_open"][best]
 
 
@@ -67,10 +74,56 @@ def test_unknown_and_duplicate_names() -> None:
         register("sequential")(lambda: make_routing("sequential"))
 
 
-def test_own_tier_then_shared_then_nearest_tighter_then_the_pool_and_never_looser() -> None:
-    tiers = [0, 1, 2, SHARED, 3, POOL]
-    groups = [group_of(tier, 2) for tier in tiers]
-    assert sorted((g, t) for g, t in zip(groups, tiers, strict=True) if g >= 0) == [
-        (0, 2), (1, SHARED), (2, 1), (3, 0), (group_of(POOL, 2), POOL),
-    ]  # fmt: skip
-    assert group_of(3, 2) < 0
+def test_own_tier_then_shared_then_nearest_tighter_and_never_looser_or_reserved() -> None:
+    tiers = [0, 1, 2, SHARED, 3, RESERVED]
+    groups = {tier: group_of(tier, 2) for tier in tiers}
+    assert sorted(tiers, key=lambda tier: groups[tier])[2:] == [2, SHARED, 1, 0]
+    assert groups[3] < 0
+    assert groups[RESERVED] < 0
+
+
+def wanted(name: str, fleet: np.ndarray, ask: Ask, seed: int = 0) -> list[float]:
+    return make_routing(name).prefer(ask, fleet, 0, np.random.default_rng(seed)).tolist()
+
+
+def open_fleet(replicas: int, **fields: list[float]) -> np.ndarray:
+    fleet = np.zeros(replicas, dtype=REPLICA)
+    fleet["is_open"], fleet["tier"] = True, SHARED
+    for name, values in fields.items():
+        fleet[name] = values
+    return fleet
+
+
+def test_power_of_k_asks_k_replicas_and_takes_the_quickest() -> None:
+    """K is less than the fleet; the quickest to have generated is not the one with the shortest iterations."""
+    fleet = open_fleet(12, step_s=[0.02] * 12, prompt_token_s=[1e-4] * 12)
+    drawn = [set(np.flatnonzero(np.isfinite(wanted("power_of_k", fleet, Ask(0, 100, 100), s)))) for s in range(20)]
+    assert {len(d) for d in drawn} == {COPIES}
+    assert set.union(*drawn) == set(range(12)), "every replica has its turn"
+    fleet = open_fleet(COPIES, step_s=[0.03] * COPIES, prompt_token_s=[1e-4] * COPIES)
+    fleet["step_s"][:2], fleet["backlog_tokens"][1] = (0.02, 0.01), 50_000
+    for output_tokens, best in ((100, 0), (1000, 1)):
+        wants = wanted("power_of_k", fleet, Ask(0, 100, output_tokens))
+        assert most_wanted(fleet, np.array(wants)) == best
+    assert wanted("power_of_k", fleet, Ask(0, 100, 100))[0] == pytest.approx(1 / (0.01 + 2.0))
+
+
+def test_remaining_memory_takes_the_largest_and_begins_a_new_round_when_none_is_left() -> None:
+    fleet = open_fleet(3, usable_tokens=[1000.0, 1000.0, 4000.0], peak_tokens=[100.0, 600.0, 3300.0])
+    assert wanted("remaining_memory", fleet, Ask(0, 100, 100)) == [900.0, 400.0, 700.0]
+    assert wanted("remaining_memory", fleet, Ask(0, 100, 800)) == [900.0, 400.0, 700.0]
+    assert wanted("remaining_memory", fleet, Ask(0, 100, 801)) == [1900.0, 1400.0, 4700.0]
+    fleet["is_open"][2] = False
+    fleet["peak_tokens"][2] = 0.0
+    assert wanted("remaining_memory", fleet, Ask(0, 100, 801))[:2] == [1900.0, 1400.0], "a closed one offers nothing"
+
+
+def test_silos_keep_to_themselves() -> None:
+    fleet, shun = open_fleet(4, tier=[0, 1, SHARED, 1], load=[0.1, 0.2, 0.3, 0.4]), -np.inf
+    assert wanted("silos", fleet, Ask(1, 10)) == [shun, 0.2, shun, 0.4]
+    assert wanted("silos", fleet, Ask(2, 10)) == [shun, shun, 0.3, shun], "no tier's replicas serve tiers without any"
+    fleet["is_open"][1::2] = False
+    assert most_wanted(fleet, np.array(wanted("silos", fleet, Ask(1, 10)))) < 0, "a silo that is down is not replaced"
+    fleet["is_open"][2] = False
+    assert wanted("silos", fleet, Ask(2, 10)) == [shun] * 4
+    assert wanted("silos", fleet, Ask(2, 10, best_effort=True)) == [0.1, 0.2, 0.3, 0.4]

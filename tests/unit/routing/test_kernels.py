@@ -11,7 +11,7 @@ from planning.admission import REASONS, AdmitReason, plan_admission
 from planning.limits import make_limits
 from planning.rollout import advance
 from routing.kernels import BY_LOAD, NOWHERE, PLACEMENT, check_replica, place
-from routing.mirrors import POOL, SHARED, Mirrors, advance_mirrors, commit, make_mirrors, summarize, take_out
+from routing.mirrors import RESERVED, SHARED, Mirrors, advance_mirrors, commit, make_mirrors, summarize, take_out
 from tests.planning_cases import COEFS, draw_requests, start_decoding
 
 LIMITS = make_limits(100_000)
@@ -56,15 +56,15 @@ def test_the_most_loaded_replica_that_attains_is_taken() -> None:
     assert fleet.tables[1, 20]["id"] == 10_000
 
 
-def test_own_tier_then_shared_then_the_nearest_tighter_one_then_the_pool_and_never_a_looser() -> None:
-    order = []
-    fleet = fleet_of([3, 3, 3, 3, 3, 0], tiers=[0, 1, 2, SHARED, 3, POOL])
-    for _ in range(6):
+def test_own_tier_then_shared_then_the_nearest_tighter_one_and_never_a_looser_or_a_reserved() -> None:
+    order, tiers = [], [0, 1, 2, SHARED, 3, RESERVED]
+    fleet = fleet_of([3, 3, 3, 3, 3, 0], tiers=tiers)
+    for _ in range(5):
         placed = put(fleet, new(tier=2))[0]
         order.append(int(placed["replica"]))
         fleet.replicas[order[-1]]["is_open"] = False
-    assert order == [2, 3, 1, 0, 5, NOWHERE]
-    assert fleet.replicas["tier"].tolist() == [0, 1, 2, SHARED, 3, 2], "a replica of the pool joins the tier"
+    assert order == [2, 3, 1, 0, NOWHERE]
+    assert fleet.replicas["tier"].tolist() == tiers, "placement gives no replica to another tier"
 
 
 def test_closed_and_full_replicas_take_nothing() -> None:

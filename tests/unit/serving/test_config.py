@@ -82,6 +82,7 @@ def test_nothing_configured_is_the_embedded_model() -> None:
         ({"disaggregation": {"prefill": 3}}, "disaggregation.prefill: 3 replicas, but only 2 are bound to no phase"),
         ({"disaggregation": {"prefill": 2}}, "disaggregation: a replica that prefills and one that decodes"),
         ({"groups": [{"name": "a", "phase": "decode"}]}, "disaggregation: a replica that prefills and one"),
+        ({"fleet": {"routing": "silos", "roles": "dynamic"}}, "fleet.routing: replicas of silos do not move"),
         ({"fleet": {"roles": "dynamc"}}, "fleet.roles: input should be 'auto', 'static' or 'dynamic'"),
         ([], "configuration: input should be a valid dictionary"),
     ],

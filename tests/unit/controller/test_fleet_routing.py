@@ -1,0 +1,74 @@
+"""Which replica the fleet chooses: by the routing policy's name, and as a set where a burst does not fit."""
+
+import itertools
+
+import numpy as np
+
+from controller.fleet import Fleet
+from controller.options import FleetOptions
+from controller.tiers import Tier, TierTable
+from controller.virtual import admission_row
+from controller.wire import Admission, Report, Slo, Verdict
+from planning.admission import REASONS, AdmitReason
+from profiles.store import load_profile
+from routing.kernels import check_replica
+
+H200 = "h200_sxm__llama-3.1-8b"
+TIGHT, LOOSE, FLEX = Slo(0.3, 0.03, tier="tight"), Slo(3.0, 0.1, tier="loose"), Slo(tier="flex", best_effort=True)
+counter = itertools.count()
+
+
+def fleet(names: str, replicas: int = 0, **options: object) -> Fleet:
+    """Replicas a, b, ...; with ``replicas`` so many belong to each tier, the tightest first."""
+    tiers = TierTable.of(
+        1,
+        [
+            Tier("tight", 0.3, 0.03, replicas=replicas),
+            Tier("loose", 3.0, 0.1, replicas=replicas),
+            Tier("flex", best_effort=True),
+        ],
+    )
+    chosen = FleetOptions(length_prior_tokens=100.0, pending=False, **options)  # type: ignore[arg-type]
+    state = Fleet(chosen, tiers, load_profile)
+    for name in names:
+        state.report(Report(name, "1", 1, H200, 400_000, 0, 256, 8192, 0.0), 0.0)
+    return state
+
+
+def ask(slo: Slo, prompt_tokens: int = 500, **more: object) -> Admission:
+    return Admission(f"r{next(counter)}", prompt_tokens, 200, slo, **more)  # type: ignore[arg-type]
+
+
+def test_silos_promote_nobody() -> None:
+    """More than the loose replica can promise: the load gradient goes on to the tight one, a silo does not."""
+    asked = [ask(LOOSE, 8000) for _ in range(40)]
+    used = {}
+    for routing in ("load_gradient", "silos"):
+        decisions = fleet("ab", replicas=1, routing=routing).admit(asked, 0.0)
+        used[routing] = {d.replica for d in decisions if d.verdict == Verdict.ADMITTED}
+        assert any(d.verdict == Verdict.BEST_EFFORT for d in decisions), "there is more than both can promise"
+    assert used == {"load_gradient": {"a", "b"}, "silos": {"b"}}
+
+
+def test_best_effort_fills_silos() -> None:
+    state = fleet("ab", replicas=1, routing="silos")
+    assert {d.replica for d in state.admit([ask(FLEX), ask(FLEX)], 0.0)} == {"a", "b"}
+
+
+def test_a_burst_that_does_not_fit_gets_the_best_set_and_not_the_shortest_prompts() -> None:
+    """The shortest prompt comes with a pace that leaves no iteration long enough for any of the others."""
+    greedy_one = ask(Slo(0.05, 0.0065, tier="tight"), 400)
+    others = [ask(Slo(0.5, 0.03, tier="tight"), 5500) for _ in range(3)]
+    greedy = fleet("a")
+    verdicts = [greedy.admit([asked], 0.0)[0].verdict for asked in (greedy_one, *others)]
+    assert verdicts == [Verdict.ADMITTED, *[Verdict.BEST_EFFORT] * 3]
+    alone = fleet("a")
+    alone.admit([greedy_one], 0.0)
+    row = admission_row(others[0], 0, alone.lengths, 0.0)
+    reason = REASONS[check_replica(alone.bank.mirrors, 0, np.atleast_1d(row)[0], 0.0)]
+    assert reason != AdmitReason.ADMITTED, "nor would an exact check of each have promised it"
+    together = fleet("a")
+    decisions = together.admit([greedy_one, *others], 0.0)
+    assert [d.verdict for d in decisions] == [Verdict.BEST_EFFORT, *[Verdict.ADMITTED] * 3]
+    assert all(d.predicted_ttft_s <= 0.5 and d.predicted_tpot_s <= 0.03 for d in decisions[1:])
+    together.check_integrity()
