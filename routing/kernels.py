@@ -69,6 +69,8 @@ def screen(replica: np.void, coef: np.ndarray, limits: np.void, row: np.void, no
     todo, start_s = todo_tokens(row), max(now_s, replica["free_at_s"])
     if replica["held_tokens"] + todo > limits["kv_capacity_tokens"] * (1.0 - limits["kv_headroom"]):
         return KV_FULL
+    if replica["count"] - replica["best_effort"] >= limits["max_running"]:
+        return TTFT  # it would wait for others to leave, and when they do is a guess
     window_s, own_s = next_due_s(row, start_s) - start_s, effective_tpot_s(row, start_s)
     if window_s < prefill_s(coef, row, limits):
         return TTFT

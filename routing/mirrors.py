@@ -31,7 +31,7 @@ REPLICA = np.dtype(
         ("rest_rate", "f8"),  # seconds per second of their KV reads and per-sequence overhead
         ("held_tokens", "f8"),  # KV held by SLO requests, and asked for by those that wait
         ("pace_s", "f8"),  # mean iteration time that the tightest of them can bear to its predicted end
-        ("load", "f8"),  # part of its time or its KV that is taken, whichever is more
+        ("load", "f8"),  # part of its time, its KV or its sequences that is taken, whichever is most
         ("best_effort", "i4"),  # requests without objective
         ("backlog_tokens", "f8"),  # prompt tokens of all requests that are not computed yet
         ("peak_tokens", "f8"),  # KV of all requests at their predicted ends: more than they hold at one time
@@ -132,7 +132,8 @@ def _weigh(replica: np.void, coef: np.ndarray, limits: np.void) -> None:
     """Load, speeds and room from the cached sums."""
     step_s = max(SHORTEST_S, min(replica["pace_s"], limits["max_iteration_s"]))
     time_load = busy_share(coef, replica["token_rate"], replica["rest_rate"], step_s)
-    replica["load"] = max(time_load, replica["held_tokens"] / limits["kv_capacity_tokens"])
+    sequence_load = (replica["count"] - replica["best_effort"]) / limits["max_running"]
+    replica["load"] = max(time_load, replica["held_tokens"] / limits["kv_capacity_tokens"], sequence_load)
     decodes = replica["decodes"]
     replica["step_s"] = iteration_s(coef, decodes, replica["decode_kv_tokens"], 0.0, decodes, 0.0)
     replica["prompt_token_s"] = max(coef[K1_1], coef[K1_2])

@@ -2,7 +2,11 @@
 
 Iterations of length T carry every decode once and prefill at the rate of arrivals; the work per second is linear in
 the rate, so the highest rate for a given T is where the iteration is full. T ranges up to the loosest tier's tightest
-pace, and the KV cache bounds the decodes in flight. Bursts and single deadlines are ignored: they only cost.
+pace, and the KV cache bounds the decodes in flight. Bursts and queues are ignored: they only cost.
+
+Long iterations are efficient, but a newcomer waits for the one in flight. Who arrives at a random time among iterations
+of mean length T finds it over within p in at most min(1, p / T) of all cases (E[min(L, p)] / E[L] is concave in the
+length L). With p the time that a TTFT leaves beside the prefill alone, that share must reach the target too.
 """
 
 import numpy as np
@@ -19,8 +23,11 @@ def fluid_bound_per_s(
     max_iteration_s: float,
     share: float = ATTAINED,
     drops_dearest: bool = False,
+    counts_waits: bool = False,
 ) -> float:
     """Programs per second of which one replica could attain ``share``: the fluid optimum over mean work, divided by it.
+
+    ``counts_waits``: iterations are short enough for the first tokens, too.
 
     With ``drops_dearest`` the ones left out are those with most work in each tier: what a scheduler could gain at most
     that knew every output length and served the short ones only.
@@ -34,7 +41,21 @@ def fluid_bound_per_s(
     served = program[keep]
     longest_s = min(max_iteration_s, float(served["pace_s"].max()))
     lengths_s = np.linspace(longest_s / 400, longest_s, 400)
-    return max(_rate_per_s(served, coef, kv_capacity_tokens, t) for t in lengths_s) / share
+    if counts_waits:
+        lengths_s = lengths_s[[share_in_time(jobs, coef, length_s) >= share for length_s in lengths_s]]
+    return max((_rate_per_s(served, coef, kv_capacity_tokens, t) for t in lengths_s), default=0.0) / share
+
+
+def share_in_time(jobs: np.ndarray, coef: np.ndarray, length_s: float) -> float:
+    """Most of the programs whose first tokens can all be on time where iterations take ``length_s`` on average."""
+    prompt = jobs["prompt_tokens"].astype(np.float64)
+    alone_s = np.maximum(coef[K1_1] * prompt + coef[B_1], coef[K1_2] * prompt + coef[B_2])
+    alone_s += coef[K_ATT] * prompt**2 / 2 + coef[K_SEQ]
+    chance = np.clip((jobs["ttft_s"] - alone_s) / length_s, 0.0, 1.0)
+    heads, owner = np.unique(jobs["program"], return_inverse=True)
+    least = np.ones(len(heads))
+    np.minimum.at(least, owner, chance)
+    return float(least.mean())
 
 
 PROGRAM = np.dtype(

@@ -8,7 +8,7 @@ from profiles.profile import Profile
 from simulation.capacity import MakeJobs, Search, median_and_spread
 from simulation.experiments.behaviour import behaviour
 from simulation.experiments.registry import Context, Experiment, Point, Task, markdown_table, register
-from simulation.experiments.slos_serve import GPUS, bound_of, geomean, setting
+from simulation.experiments.slos_serve import GPUS, bounds_of, geomean, setting
 from simulation.systems import PLANNER, System
 from simulation.workloads import scaled
 
@@ -59,7 +59,7 @@ def tasks(config: dict[str, Any]) -> list[Task]:
 
 def run(params: Mapping[str, Any], context: Context) -> Point:
     profile, make = _setting(params, context)
-    bound, rates = bound_of(profile, make, params["seeds"]), []
+    bound, rates = bounds_of(profile, make, params["seeds"])["bound"], []
     for seed in params["seeds"]:
         search = Search(PARTS[params["part"]], profile, make, seed, tolerance=params["tolerance"])
         rates.append(search.capacity("worst_tier", bound / 2))

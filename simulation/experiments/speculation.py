@@ -10,7 +10,7 @@ from profiles.profile import Profile
 from simulation.capacity import MakeJobs, Search, median_and_spread
 from simulation.experiments.behaviour import behaviour
 from simulation.experiments.registry import Context, Experiment, Point, Task, markdown_table, register
-from simulation.experiments.slos_serve import DRAFT_S, GPUS, bound_of, geomean, setting
+from simulation.experiments.slos_serve import DRAFT_S, GPUS, bounds_of, geomean, setting
 from simulation.systems import PLANNER, System
 
 ADAPTIVE = "adaptive"
@@ -39,7 +39,7 @@ def tasks(config: dict[str, Any]) -> list[Task]:
 def run(params: Mapping[str, Any], context: Context) -> Point:
     """Capacity of the planner with one way to choose the number of draft tokens."""
     (profile, make), rates = _setting(params, context), []
-    bound = bound_of(profile, make, params["seeds"])
+    bound = bounds_of(profile, make, params["seeds"])["bound_fluid"]
     for seed in params["seeds"]:
         search = Search(_system(params), profile, make, seed, tolerance=params["tolerance"])
         rates.append(search.capacity("worst_tier", bound / 2))

@@ -91,6 +91,18 @@ def test_the_screen_says_what_stands_against_a_request(field: str, value: float,
     assert placed["first_s"] == math.inf
 
 
+def test_a_replica_with_all_sequences_taken_is_full() -> None:
+    fleet = fleet_of([5, 3])
+    fleet.limits["max_running"] = [5, 8]
+    summarize(fleet, 0)
+    assert fleet.replicas[0]["load"] == 1.0
+    assert put(fleet, new())[0]["replica"] == 1
+    fleet.tables[0, 0]["best_effort"] = True  # gives its sequence up
+    summarize(fleet, 0)
+    fleet.replicas[1]["is_open"] = False
+    assert put(fleet, new())[0]["replica"] == 0
+
+
 @settings(max_examples=150)
 @given(st.integers(0, 2**32 - 1))
 def test_a_placement_is_an_admission_on_that_replica(seed: int) -> None:

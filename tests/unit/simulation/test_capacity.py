@@ -99,6 +99,32 @@ def test_the_bound_by_hand() -> None:
     assert tight < 0.8 / 0.110
 
 
+def test_first_tokens_bound_the_length_of_iterations_by_hand() -> None:
+    # A prompt of 100 tokens takes 120 ms, its first token is due after 180: nine of ten arrivals must find the
+    # iteration in flight over within 60 ms, so the mean iteration takes 66.7 ms at most, 20 of them without work.
+    coef = np.array([1e-3, 0.02, 1e-3, 0.02, 0.0, 0.0, 0.0, 0.0])
+    jobs = jobs_at([0.0] * 10, prompt=100, output=11, ttft_s=0.18, tpot_s=0.1)
+    bound = fluid_bound_per_s(jobs, coef, 10**9, 0.2, share=0.9, counts_waits=True)
+    assert bound == pytest.approx((1 - 0.02 / (0.06 / 0.9)) / 0.110 / 0.9, rel=0.01)
+    jobs["ttft_s"] = 0.12
+    assert fluid_bound_per_s(jobs, coef, 10**9, 0.2, share=0.9, counts_waits=True) == 0.0
+
+
+@pytest.mark.parametrize("system", [PLANNER, *BASELINES], ids=lambda system: system.name)
+def test_nobody_beats_the_bound_of_tight_first_tokens(system) -> None:
+    def make(rate: float) -> np.ndarray:
+        jobs = steady(rate, 1)
+        jobs["prompt_tokens"], jobs["output_tokens"], jobs["predicted_tokens"] = 60, 100, 100
+        jobs["ttft_s"] = 0.032
+        return jobs
+
+    coef, kv_tokens = a100().coefficients, a100().kv_capacity_tokens
+    fluid, bound = (fluid_bound_per_s(make(1.0), coef, kv_tokens, 0.2, counts_waits=waits) for waits in (False, True))
+    assert 0.0 < bound < 0.9 * fluid
+    jobs = make(1.1 * bound)
+    assert attainment_of(run(jobs, system), Window.of(jobs)).overall < 0.9
+
+
 def test_refused_and_unfinished_requests_are_misses_of_the_class_they_asked_for() -> None:
     simulation = run(jobs_at([0.0] * 6, prompt=4000, output=2, ttft_s=0.6), PLANNER)
     jobs, records = simulation.jobs, simulation.records

@@ -39,7 +39,7 @@ def test_tasks_have_keys_of_their_own(name: str, quick: bool) -> None:
 def capacity(scenario: str, system: str, rate: float, **more: Any) -> dict[str, Any]:
     figure = {"median": rate, "low": rate, "high": rate, "seeds": [rate]}
     point = {"kind": "capacity", "gpu": "g", "scenario": scenario, "system": system, "setting": "as it is"}
-    return {**point, "bound": 10.0, "worst_tier": figure, "overall": figure, **more}
+    return {**point, "bound": 10.0, "bound_fluid": 12.0, "worst_tier": figure, "overall": figure, **more}
 
 
 def fleet(scenario: str, replicas: int, rate: float) -> dict[str, Any]:
