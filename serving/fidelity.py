@@ -1,18 +1,21 @@
 """The ``fidelity`` experiment: one trace on a real vLLM engine and in the simulator, and how far apart they are.
 
-The engine runs the embedded model on a CPU core. The simulator takes the shipped profile of that engine, moved by the
-online correction to the speed of this machine on iterations that are not part of the comparison.
+The engine runs the embedded model on a CPU core. The simulator takes the shipped profile of that engine, moved to the
+speed that the machine has at the time: by the iterations of a short sparse run before each load and another after it,
+which are no part of the comparison.
 """
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from profiles.online import corrected, new_correction, observe_steps
+from planning.limits import guard_for
+from profiles.kernels import iteration_s
+from profiles.online import ERROR, corrected, new_correction, observe_steps
 from profiles.profile import Profile
 from profiles.store import load_profile
 from replicas.config import ReplicaConfig
@@ -26,7 +29,8 @@ from simulation.systems import PLANNER
 
 TTFT_S, TPOT_S = 2.0, 0.25
 PROMPTS, OUTPUTS = (50, 400), (16, 64)
-BURST = 80  # requests of the capacity measurement, whose iterations also calibrate the profile
+BURST = 80  # requests of the capacity measurement
+PROBE, PROBE_LOAD = 40, 0.3  # requests of a sparse run, and their rate as a share of the capacity
 UNLOADED = replace(PLANNER, name="engine", admits=False)
 
 
@@ -64,48 +68,81 @@ async def _compare(params: Mapping[str, Any]) -> Point:
     await engine.start()
     try:
         await play(engine, draw_jobs(BURST, 1e4, 0), "warm-up")
-        engine.take_steps()
         burst = await play(engine, draw_jobs(BURST, 1e4, 0), "burst")
         capacity_per_s = BURST / float(burst.last_s.max())
-        await play(engine, draw_jobs(BURST // 2, 0.3 * capacity_per_s, 0), "sparse")
-        coefficients = calibrated(profile, engine)
-        levels = []
+        probe = draw_jobs(PROBE, PROBE_LOAD * capacity_per_s, 0)
+        engine.take_steps()
+        before, levels = await _probe(engine, probe, "first"), []
         for load in params["loads"]:
             jobs = draw_jobs(params["requests"], load * capacity_per_s, params["seed"])
             seen = await play(engine, jobs, f"{load}")
             engine.take_steps()
-            expected = simulated(jobs, coefficients, replica, engine.state().kv_capacity_tokens, profile)
-            levels.append({"load": load, **errors(jobs, seen, expected)})
+            after = await _probe(engine, probe, f"after-{load}")
+            machine = Machine(profile, replica, engine.state().kv_capacity_tokens).calibrated(probe, (before, after))
+            levels.append({"load": load, **errors(jobs, seen, machine.simulated(jobs))})
+            before = after
     finally:
         await engine.stop()
     return {"seed": params["seed"], "capacity_per_s": capacity_per_s, "levels": levels}
 
 
-def calibrated(profile: Profile, engine: Any) -> np.ndarray:
-    """The profile's coefficients, corrected by the iterations of the burst and of a sparse run."""
-    steps = np.array([msgspec.structs.astuple(step) for step in engine.take_steps()], dtype=np.float64)
-    state = observe_steps(new_correction(profile.coefficients), profile.coefficients, steps)
-    return np.asarray(corrected(profile.coefficients, state))
+Probe = tuple[Seen, np.ndarray]  # when tokens came, and the iterations: float64[n, 6], the terms of a batch and seconds
 
 
-def simulated(
-    jobs: np.ndarray, coefficients: np.ndarray, replica: ReplicaConfig, kv_tokens: int, profile: Profile
-) -> Seen:
-    """The same jobs in virtual time, under the engine's own limits."""
-    engines = UNLOADED.engines(profile)
-    engines.coefs[:] = engines.believed[:] = coefficients
-    engines.limits[:] = planner_limits(
-        replica.policy,
-        replica.policy_options,
-        kv_capacity_tokens=kv_tokens,
-        block_tokens=replica.block_size,
-        max_running=replica.max_num_seqs,
-        max_batch_tokens=replica.max_num_batched_tokens,
-    )
-    simulation = Simulation(jobs, engines, UNLOADED.dispatcher(profile, jobs))
-    simulation.run()
-    records = simulation.records
-    return Seen(records["first_s"], records["last_s"], records["emitted_tokens"])
+async def _probe(engine: Any, jobs: np.ndarray, name: str) -> Probe:
+    """A short sparse run."""
+    seen = await play(engine, jobs, name)
+    return seen, np.array([msgspec.structs.astuple(step) for step in engine.take_steps()], dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the simulator is told about an engine; as ``profile`` says until it is calibrated."""
+
+    profile: Profile
+    replica: ReplicaConfig
+    kv_tokens: int
+    coefficients: np.ndarray | None = None
+    guard: float = 0.0
+    overhead_s: float = 0.0  # from the end of an iteration to the client, and from the client to the engine
+
+    def calibrated(self, jobs: np.ndarray, probes: Sequence[Probe]) -> "Machine":
+        """As fast as in these runs of ``jobs``: the online correction, then its mean, then what is not iterations."""
+        steps, known = np.concatenate([steps for _, steps in probes]), self.profile.coefficients
+        state = observe_steps(new_correction(known), known, steps)
+        coefficients = np.asarray(corrected(known, state))
+        # The correction goes by relative errors: where some iterations take much longer it stays below the mean.
+        expected_s = sum(iteration_s(coefficients, *step[:5]) for step in steps)
+        fitted = replace(
+            self,
+            coefficients=coefficients * steps[:, 5].sum() / expected_s,
+            guard=guard_for(state[ERROR]),
+        )
+        expected = fitted.simulated(jobs)
+        late_s = np.median([np.median(seen.first_s - expected.first_s) for seen, _ in probes])
+        return replace(fitted, overhead_s=max(0.0, float(late_s)))
+
+    def simulated(self, jobs: np.ndarray) -> Seen:
+        """The jobs in virtual time, under the engine's own limits."""
+        engines = UNLOADED.engines(self.profile)
+        known = self.profile.coefficients if self.coefficients is None else self.coefficients
+        engines.coefs[:] = engines.believed[:] = known
+        limits = planner_limits(
+            self.replica.policy,
+            self.replica.policy_options,
+            kv_capacity_tokens=self.kv_tokens,
+            block_tokens=self.replica.block_size,
+            max_running=self.replica.max_num_seqs,
+            max_batch_tokens=self.replica.max_num_batched_tokens,
+        )
+        limits["guard"] = self.guard
+        engines.limits[:] = limits
+        simulation = Simulation(jobs, engines, UNLOADED.dispatcher(self.profile, jobs))
+        simulation.run()
+        records = simulation.records
+        return Seen(
+            records["first_s"] + self.overhead_s, records["last_s"] + self.overhead_s, records["emitted_tokens"]
+        )
 
 
 def errors(jobs: np.ndarray, seen: Seen, expected: Seen) -> dict[str, float]:

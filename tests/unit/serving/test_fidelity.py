@@ -1,20 +1,45 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from profiles.kernels import iteration_s
 from profiles.store import load_profile
 from replicas.config import ReplicaConfig
-from serving.fidelity import draw_jobs, errors, headline, simulated, tables
+from serving.fidelity import Machine, draw_jobs, errors, headline, tables
+
+
+def machine() -> Machine:
+    profile = load_profile("embedded-cpu")
+    return Machine(profile, ReplicaConfig(max_num_seqs=64), profile.kv_capacity_tokens)
 
 
 def test_an_engine_that_is_its_model_has_no_error() -> None:
-    jobs, profile = draw_jobs(60, 4.0, 1), load_profile("embedded-cpu")
-    replica = ReplicaConfig(max_num_seqs=64)
-    seen = simulated(jobs, profile.coefficients, replica, profile.kv_capacity_tokens, profile)
+    jobs, exact = draw_jobs(60, 4.0, 1), machine()
+    seen = exact.simulated(jobs)
     again = errors(jobs, seen, seen)
     assert (again["ttft_error_pct"], again["tpot_error_pct"]) == (0.0, 0.0)
-    slower = simulated(jobs, 1.5 * profile.coefficients, replica, profile.kv_capacity_tokens, profile)
+    slower = replace(exact, coefficients=1.5 * exact.profile.coefficients).simulated(jobs)
     assert errors(jobs, seen, slower)["tpot_error_pct"] > 40.0
     assert np.isfinite(seen.first_s).all()
+
+
+def test_calibration_finds_the_mean_speed_and_what_is_not_iterations() -> None:
+    rng, probe = np.random.default_rng(3), draw_jobs(40, 2.0, 0)
+    truth = replace(machine(), coefficients=1.2 * machine().profile.coefficients, overhead_s=0.003)
+    tokens = rng.integers(1, 300, 400).astype(float)
+    steps = np.stack([tokens, 50 * tokens, 0 * tokens, np.ones(400), 0 * tokens, 0 * tokens], axis=1)
+    spikes = np.where(rng.random(400) < 0.05, 3.0, 1.0)  # some iterations take three times as long
+    steps[:, 5] = [
+        iteration_s(truth.coefficients, *step[:5]) * spike for step, spike in zip(steps, spikes, strict=True)
+    ]
+    found = machine().calibrated(probe, [(truth.simulated(probe), steps)])
+    expected_s = sum(iteration_s(found.coefficients, *step[:5]) for step in steps)
+    assert expected_s == pytest.approx(steps[:, 5].sum())
+    assert found.guard > 0.0
+    exact = steps.copy()
+    exact[:, 5] /= spikes
+    assert machine().calibrated(probe, [(truth.simulated(probe), exact)]).overhead_s == pytest.approx(0.003, abs=5e-4)
 
 
 def test_the_worst_level_is_quoted() -> None:
