@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import numpy as np
+from numba import njit
 
 from planning.chunking import form_prefill_batch
 from planning.lateness import find_late
@@ -39,6 +40,15 @@ def planner_limits(policy: str, options: dict[str, float], **bounds: int) -> np.
         else:
             chosen[name] = value
     return make_limits(**chosen)
+
+
+@njit(cache=True)
+def _is_all_prefill(table: np.ndarray) -> bool:
+    """Whether every request ends with its first token."""
+    others = 0
+    for i in range(len(table)):
+        others += table[i]["output_cap_tokens"] != 1
+    return others == 0
 
 
 class StepPlanner:
@@ -88,8 +98,8 @@ class StepPlanner:
 
     def plan(self, table: np.ndarray, now_s: float) -> tuple[np.ndarray, float, np.ndarray]:
         """Tokens per row (``PREEMPT``: gives up its KV), predicted seconds and composition of the next iteration."""
-        tokens, form = np.zeros(len(table), dtype=np.int32), self._form
-        if self.policy in CHUNKS_DYNAMICALLY and len(table) and (table["output_cap_tokens"] == 1).all():
+        tokens, form = np.empty(len(table), dtype=np.int32), self._form
+        if self.policy in CHUNKS_DYNAMICALLY and len(table) and _is_all_prefill(table):
             form = form_prefill_batch
         seconds, mix = form(self.coefficients, table, now_s, self.limits, tokens)
         return tokens, seconds, mix

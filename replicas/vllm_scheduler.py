@@ -16,7 +16,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
 from controller.wire import Step
-from planning.room import PREEMPT
+from planning.room import TOKENS
 from replicas.engine import to_step
 from replicas.engine_link import RequestTick, TickSender
 from replicas.kv_transfer import LOAD, clipped_to_prompt
@@ -46,14 +46,16 @@ class SloScheduler(AsyncScheduler):
         if self.connector is not None:
             self.connector.get_num_new_matched_tokens = clipped_to_prompt(self.connector.get_num_new_matched_tokens)
         self._rows = RequestRows()
+        self._rows.warm_up()
         self._clock = StepClock()
         self._link = TickSender(settings["link"])
         self._iterations = 0
         self._planning_s = 0.0
-        self._requests_due_s = 0.0
+        self._requests_due_s = self._late_due_s = 0.0
         self._late: set[str] = set()
         self._has_quotas = False
         self._is_splittable = not self.need_mamba_block_aligned_split
+        self._is_followable = self.num_spec_tokens == 0 and self.num_sampled_tokens_per_step == 1
 
     def polyslo_configure(self, policy: str, options: dict[str, float]) -> None:
         """Change policy and its options while running."""
@@ -84,7 +86,7 @@ class SloScheduler(AsyncScheduler):
 
     def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
         """vLLM asks this for every request it is about to schedule: the place to cap its tokens."""
-        if self._has_quotas and (quota := request.polyslo.quota) < num_new_tokens:
+        if self._has_quotas and (quota := self._rows.quota(request)) < num_new_tokens:
             if quota <= 0:
                 return 0
             is_chunk = quota < request.num_tokens - num_computed_tokens
@@ -102,6 +104,7 @@ class SloScheduler(AsyncScheduler):
             self._planning_s += time.monotonic() - now_s
         output = super().schedule(throttle_prefills)
         self._has_quotas = False
+        self._follow(output, is_planned=mix is not None)
         if mix is None or (mix[0], mix[3]) != (output.total_num_scheduled_tokens, len(output.num_scheduled_tokens)):
             mix = self._composition(output)
             predicted_s = self._planner.predict(mix)
@@ -115,14 +118,24 @@ class SloScheduler(AsyncScheduler):
         if self.num_spec_tokens > 0:
             self._planner.plan_drafts(table, start_s, self.num_spec_tokens)
         tokens, predicted_s, mix = self._planner.plan(table, start_s)
-        if start_s >= self._requests_due_s:
+        if start_s >= self._late_due_s:
+            self._late_due_s = start_s + REQUESTS_EVERY_S
             late = np.flatnonzero(self._planner.late(table, start_s)).tolist()
             self._late = {(running[i] if i < len(running) else waiting[i - len(running)]).request_id for i in late}
         # Where the planner sees nothing to run, vLLM may (its prefix cache shares blocks): never stand still.
         self._has_quotas = predicted_s > 0
         if self._has_quotas:
-            self._apply(running, tokens, table["best_effort"])
+            self._apply(running, tokens, int(mix[TOKENS]), table["best_effort"])
         return predicted_s, mix
+
+    def _follow(self, output: SchedulerOutput, is_planned: bool) -> None:
+        """Keep the table up with what was scheduled, as far as that tells where every request is."""
+        if is_planned and self._is_followable:
+            begun_s = time.monotonic()
+            self._rows.note_step(output.num_scheduled_tokens, self.requests)
+            self._planning_s += time.monotonic() - begun_s
+        else:
+            self._rows.forget()
 
     def _ready_waiting(self) -> list[Request]:
         """Waiting requests that may be scheduled. One that waits for its grammar or the like gets no tokens yet."""
@@ -135,31 +148,30 @@ class SloScheduler(AsyncScheduler):
                 self._rows.hold(request)
         return ready
 
-    def _apply(self, running: list[Request], tokens: np.ndarray, yields: np.ndarray) -> None:
+    def _apply(self, running: list[Request], tokens: np.ndarray, sum_tokens: int, yields: np.ndarray) -> None:
         """Quotas to every request, KV cache from those that must give it up, chosen newcomers to the front."""
-        self._rows.set_quotas(tokens)
+        preempted = self._rows.set_quotas(tokens)
         count, waiting = len(running), list(self.waiting)
         if self.num_spec_tokens > 0:
             for request, quota in zip(running, tokens[:count].tolist(), strict=True):
                 request.spec_token_ids = request.spec_token_ids[: max(quota - 1, 0)]
-        victims = [running[i] for i in np.flatnonzero(tokens[:count] == PREEMPT)]
-        victims = [request for request in victims if self._request_blocks_can_be_freed(request)]
-        if victims or self._is_short_of_blocks(tokens):
+        victims = [running[i] for i in preempted if self._request_blocks_can_be_freed(running[i])]
+        if victims or self._is_short_of_blocks(len(tokens), sum_tokens):
             # vLLM takes blocks from the back of the list: planned first, best effort last.
-            order = np.lexsort((yields[:count], tokens[:count] <= 0))
+            rank = 2 * (tokens[:count] <= 0) + yields[:count]
             leaving = set(victims)
+            order = [i for each in range(4) for i in np.flatnonzero(rank == each).tolist()]
             self.running = [running[i] for i in order if running[i] not in leaving]
             self._preempt(victims)
         if waiting:
-            chosen = [request for request in waiting if request.polyslo.quota > 0]
+            chosen = [request for request in waiting if self._rows.quota(request) > 0]
             if victims or chosen != waiting[: len(chosen)]:
-                others = [request for request in waiting if request.polyslo.quota <= 0]
+                others = [request for request in waiting if self._rows.quota(request) <= 0]
                 self.waiting.clear()
                 self.waiting.extend([*chosen, *others, *victims])
 
-    def _is_short_of_blocks(self, tokens: np.ndarray) -> bool:
-        wanted = len(tokens) + int(np.maximum(tokens, 0).sum()) // self.block_size
-        return self.kv_cache_manager.block_pool.get_num_free_blocks() < wanted
+    def _is_short_of_blocks(self, sequences: int, tokens: int) -> bool:
+        return self.kv_cache_manager.block_pool.get_num_free_blocks() < sequences + tokens // self.block_size
 
     def _preempt(self, victims: list[Request]) -> None:
         """Take the KV cache of running requests; their tokens are kept and computed again when they resume."""
@@ -185,6 +197,8 @@ class SloScheduler(AsyncScheduler):
         if self.num_spec_tokens > 0:
             self._note_acceptance(scheduler_output, model_runner_output)
         result = super().update_from_output(scheduler_output, model_runner_output)
+        if (received := model_runner_output.kv_connector_output) and received.invalid_block_ids:
+            self._rows.forget()  # vLLM has taken tokens back whose KV did not arrive
         now_s = time.monotonic()
         mix, seconds = self._clock.finish(now_s, is_continuing=bool(self.running or self.waiting))
         step = None

@@ -15,12 +15,18 @@ from simulation.systems import PLANNER
 from tests.simulation_cases import a100, random_jobs
 
 
+class EngineRequest(SimpleNamespace):
+    """Told apart by identity, as vLLM's requests are."""
+
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
+
 def engine_request(row: np.void, asked: np.void) -> Any:
     """A request as vLLM's scheduler holds it, in the state of the modelled engine's row."""
     best_effort = bool(row["best_effort"])
     slo = Slo(float(asked["ttft_s"]), float(asked["tpot_s"]), float(asked["e2e_s"]), best_effort=best_effort)
     emitted = int(row["emitted_tokens"])
-    return SimpleNamespace(
+    return EngineRequest(
         request_id=str(int(row["id"])),
         sampling_params=SimpleNamespace(
             extra_args=to_extra_args(slo, float(row["arrival_s"]), int(row["output_tokens"]), 0)

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from controller.wire import Slo
@@ -20,20 +21,52 @@ def token_at(request_id: str, position: int) -> int:
     return zlib.crc32(f"{request_id} {position}".encode()) % VOCABULARY
 
 
+def check_table(table: np.ndarray, running: list[Any], waiting: list[Any]) -> None:
+    """The moving columns of a gathered table say what vLLM's requests say."""
+    from replicas.request_rows import EMITTED, KEY
+
+    requests = [*running, *waiting]
+    elsewhere = [request.sampling_params.extra_args[KEY][EMITTED] for request in requests]
+    here = [len(request._output_token_ids) + request.num_output_placeholders for request in requests]
+    assert table["emitted_tokens"].tolist() == [sum(parts) for parts in zip(elsewhere, here, strict=True)]
+    assert (table["output_tokens"] > table["emitted_tokens"]).all()
+    assert table["running"].tolist() == [True] * len(running) + [False] * len(waiting)
+    computed = table["computed_tokens"][: len(running)].tolist()
+    assert computed == [request.num_computed_tokens for request in running]
+
+
 class Bench:
-    """One scheduler, the requests given to it and what came out of them."""
+    """One scheduler, the requests given to it and what came out of them. Checks every table that is planned with."""
 
     def __init__(self, scheduler: Any) -> None:
         self.scheduler = scheduler
+        gather = scheduler._rows.gather
+
+        def checked(running: list[Any], waiting: list[Any], drafts: bool) -> np.ndarray:
+            table = gather(running, waiting, drafts)
+            check_table(table, running, waiting)
+            return table
+
+        scheduler._rows.gather = checked
         self.outputs: dict[str, list[int]] = {}
         self.finished: set[str] = set()
         self.batches: list[dict[str, int]] = []
         self.preempted: set[str] = set()
 
     def add(
-        self, name: str, prompt: list[int], max_tokens: int, slo: Slo, age_s: float = 0.0, is_bound: bool = False
+        self,
+        name: str,
+        prompt: list[int],
+        max_tokens: int,
+        slo: Slo,
+        age_s: float = 0.0,
+        is_bound: bool = False,
+        emitted_tokens: int = 0,
     ) -> Any:
-        """Queue a request; one that ``is_bound`` waits for its grammar, which nobody compiles."""
+        """Queue a request; one that ``is_bound`` waits for its grammar, which nobody compiles.
+
+        The last ``emitted_tokens`` of the prompt were emitted by another replica.
+        """
         from vllm import SamplingParams
         from vllm.utils.hashing import sha256
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher
@@ -46,7 +79,7 @@ class Bench:
             temperature=0.0,
             max_tokens=max_tokens,
             ignore_eos=True,
-            extra_args=to_extra_args(slo, arrival_s, max_tokens, 0),
+            extra_args=to_extra_args(slo, arrival_s, emitted_tokens + max_tokens, emitted_tokens),
         )
         hasher = get_request_block_hasher(self.scheduler.hash_block_size, sha256)
         request = Request(name, prompt, params, None, block_hasher=hasher)
@@ -73,14 +106,17 @@ class Bench:
         queued = [*scheduler.running, *scheduler.waiting, *scheduler.kv_holding_waiting]
         assert sorted(request.request_id for request in queued) == sorted(scheduler.requests)
 
-    def end(self, scheduled: Any) -> None:
-        """Play a step's model run and hand its result back."""
-        from vllm.v1.outputs import ModelRunnerOutput
+    def end(self, scheduled: Any, lost_blocks: frozenset[int] = frozenset()) -> None:
+        """Play a step's model run and hand its result back; the KV cache of ``lost_blocks`` has not arrived."""
+        from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
         names = list(scheduled.num_scheduled_tokens)
         sampled = [self._sample(name) if name in scheduled.played else [] for name in names]
         places = {name: place for place, name in enumerate(names)}
-        result = self.scheduler.update_from_output(scheduled, ModelRunnerOutput(names, places, sampled))
+        played = ModelRunnerOutput(names, places, sampled)
+        if lost_blocks:
+            played.kv_connector_output = KVConnectorOutput(invalid_block_ids=set(lost_blocks))
+        result = self.scheduler.update_from_output(scheduled, played)
         for outputs in result.values():
             for output in outputs.outputs:
                 self.outputs[output.request_id] += output.new_token_ids

@@ -1,6 +1,7 @@
 """The plug-in on a real vLLM scheduler, without an engine."""
 
 import random
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,7 @@ SCHEDULER = (
     "running waiting requests kv_cache_manager block_size max_num_active_reqs max_num_scheduled_tokens num_spec_tokens"
     " prev_step_scheduled_req_ids need_mamba_block_aligned_split vllm_config schedule update_from_output add_request"
     " _free_blocks _preempt_request _request_blocks_can_be_freed requires_kv_delivery _reserve_prefill_lookahead"
-    " deferred_waiting _handle_blocked_waiting_request"
+    " deferred_waiting _handle_blocked_waiting_request num_sampled_tokens_per_step"
 )
 REQUEST = (
     "request_id num_computed_tokens num_output_placeholders num_prompt_tokens num_tokens max_tokens sampling_params"
@@ -46,7 +47,7 @@ def test_vllm_still_has_everything_that_we_rely_on(make_bench: MakeBench) -> Non
         (bench.scheduler.kv_cache_manager.block_pool, "num_gpu_blocks get_num_free_blocks"),
         (request, REQUEST),
         (scheduled, "num_scheduled_tokens total_num_scheduled_tokens scheduled_spec_decode_tokens"),
-        (ModelRunnerOutput([], {}), "sampled_token_ids req_id_to_index"),
+        (ModelRunnerOutput([], {}), "sampled_token_ids req_id_to_index kv_connector_output"),
         (EngineCoreProc, "_handle_client_request"),  # looks utility methods up by name
         (AsyncMPClient, "get_output_async add_request_async abort_requests_async call_utility_async shutdown"),
         (AsyncMPClient, "_ensure_output_queue_task"),  # fills outputs_queue, which the engine adapter wakes
@@ -88,6 +89,76 @@ def test_outputs_do_not_depend_on_policy_run_ahead_or_kv_pressure(
     assert bench.finished == set(wanted)
     assert bool(bench.preempted) == (blocks < 100)
     assert bench.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == blocks - 1
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_table_keeps_up_with_whatever_happens_to_requests(make_bench: MakeBench, seed: int) -> None:
+    """The bench compares every table with vLLM's requests; here they come, go, resume and are put back at random."""
+    from vllm.v1.request import RequestStatus
+
+    choose = random.Random(seed)
+    bench = make_bench(choose.choice(["slo", "edf"]), blocks=20, max_num_seqs=6, max_num_batched_tokens=128)
+    scheduler, wanted, requests, in_flight = bench.scheduler, {}, [], []
+    for turn in range(400):
+        event = choose.random()
+        if event < 0.1 and turn < 300:
+            name, emitted = f"r{turn}", choose.choice([0, 0, 7])
+            prompt = [choose.randrange(200) for _ in range(choose.randrange(8, 200))]
+            wanted[name] = choose.randrange(1, 40)
+            slo = choose.choice([TIGHT, LOOSE, BEST_EFFORT])
+            requests.append(bench.add(name, prompt, wanted[name], slo, emitted_tokens=emitted))
+        elif event < 0.12 and scheduler.requests:
+            name = choose.choice(list(scheduler.requests))
+            scheduler.finish_requests([name], RequestStatus.FINISHED_ABORTED)
+            del wanted[name]
+        elif event < 0.18:
+            scheduler.polyslo_configure(choose.choice(["slo", "vllm", "sarathi"]), {})
+        elif event < 0.19:
+            scheduler.reset_prefix_cache(reset_running_requests=True)
+        if scheduler.has_unfinished_requests() and len(in_flight) < choose.choice([1, 1, 2, 3]):
+            in_flight.append(bench.begin())
+        elif in_flight:
+            bench.end(in_flight.pop(0))
+    while in_flight:
+        bench.end(in_flight.pop(0))
+    bench.run()
+    assert sum(request.num_preemptions for request in requests) > 0
+    bench.check_outputs(wanted)
+    assert len(scheduler._rows) == 0
+
+
+def test_a_name_may_come_back_as_another_request(make_bench: MakeBench) -> None:
+    from vllm.v1.request import RequestStatus
+
+    bench = make_bench()
+    bench.add("a", [1] * 8, 20, TIGHT)
+    bench.step()
+    bench.scheduler.finish_requests(["a"], RequestStatus.FINISHED_ABORTED)
+    bench.add("bound", [2] * 8, 20, TIGHT, is_bound=True)
+    bench.add("a", [1] * 30, 20, TIGHT)
+    for _ in range(3):
+        assert set(bench.step()) == {"a"}
+
+
+def test_more_requests_than_rows(make_bench: MakeBench) -> None:
+    bench = make_bench(blocks=2000, max_num_seqs=16)
+    wanted = {f"r{i}": 2 for i in range(600)}
+    for i, name in enumerate(wanted):
+        bench.add(name, [i % 200] * 8, 2, TIGHT if i % 2 else BEST_EFFORT)
+    bench.run()
+    bench.check_outputs(wanted)
+
+
+def test_tokens_whose_kv_did_not_arrive_are_planned_again(make_bench: MakeBench) -> None:
+    bench = make_bench(max_num_batched_tokens=64)
+    request = bench.add("a", [1] * 100, 8, TIGHT)
+    bench.add("b", [2] * 20, 8, BEST_EFFORT)
+    bench.step()
+    assert request.num_computed_tokens == 64
+    (blocks,) = bench.scheduler.kv_cache_manager.get_block_ids("a")
+    bench.end(bench.begin(), lost_blocks=frozenset(blocks[1:2]))
+    assert request.num_computed_tokens == 32
+    assert bench.step()["a"] == 64
 
 
 def test_a_tight_prompt_overtakes_a_long_loose_one_under_way(make_bench: MakeBench) -> None:
@@ -148,7 +219,7 @@ def test_an_aborted_request_leaves_no_trace(make_bench: MakeBench) -> None:
     bench.scheduler.finish_requests(["a", "c"], RequestStatus.FINISHED_ABORTED)
     bench.run()
     bench.check_outputs({"b": 50})
-    assert len(bench.scheduler._rows._free) == len(bench.scheduler._rows._table)
+    assert len(bench.scheduler._rows) == 0
 
 
 def test_a_cached_prefix_is_not_planned_again(make_bench: MakeBench) -> None:
@@ -171,12 +242,27 @@ def test_who_can_no_longer_be_on_time_is_reported(make_bench: MakeBench) -> None
     bench.check_outputs({"hopeless": 3, "fine": 3})
 
 
+def test_who_becomes_late_is_told_however_long_steps_are(make_bench: MakeBench) -> None:
+    from replicas.vllm_scheduler import REQUESTS_EVERY_S
+
+    bench = make_bench()
+    bench.add("fine", [1] * 100, 50, LOOSE)
+    bench.step()
+    bench.add("hopeless", [2] * 100, 50, TIGHT, age_s=10.0)
+    for _ in range(3):
+        scheduled, ends_s = bench.begin(), time.monotonic() + REQUESTS_EVERY_S
+        while time.monotonic() < ends_s:
+            pass
+        bench.end(scheduled)
+    assert bench.scheduler._late == {"hopeless"}
+
+
 def test_a_request_that_waits_for_its_grammar_takes_no_tokens_from_others(make_bench: MakeBench) -> None:
     bench = make_bench(max_num_seqs=8, max_num_batched_tokens=64)
     bench.add("a loose one", [1] * 64, 2, LOOSE)
     blocked = bench.add("bound", [2] * 100, 2, TIGHT, is_bound=True)
     assert bench.step() == {"a loose one": 64}
-    assert blocked.polyslo.quota == 0
+    assert bench.scheduler._rows.quota(blocked) == 0
     blocked.structured_output_request.grammar = "compiled"
     assert bench.step()["bound"] >= 63
 
