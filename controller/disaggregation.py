@@ -1,9 +1,9 @@
 """A fleet that prefills on some of its replicas and decodes on the others. Pure, like ``controller.fleet``.
 
-PolyServe sections 2.4 and 4: prompts of all tiers go to the prefill side, to the most loaded replica that still attains
-their first token; when that has come, the request goes to the decode side, to its own tier. A request takes the second
-way whole if it cannot move, if its KV cache was lost, or if there is no room for it to decode yet: then it waits, or
-what else its tier says, before a prompt is computed in vain.
+PolyServe sections 2.4 and 4: prompts of all tiers go to the prefill side, to the idlest replica that attains their first
+token; when that has come, the request goes to the decode side, to its own tier. A request takes the second way whole if
+it cannot move, if its KV cache was lost, or if there is no room for it to decode yet: then it waits, or what else its
+tier says, before a prompt is computed in vain.
 """
 
 from collections.abc import Callable, Sequence
@@ -76,10 +76,10 @@ class DisaggregatedFleet(Fleet):
             self._allocate(now_s)
 
     def _busy(self, replica: VirtualReplica) -> float:
-        """A prefilling replica is busy while prompts wait there; a decoding one by its load."""
+        """A prefilling replica is busy while promised prompts are there; a decoding one by its load."""
         state = replica.state[0]
         if self.phases.of(replica.name) == Phase.PREFILL:
-            return float(state["backlog_tokens"] > 0)
+            return float(state["count"] > state["best_effort"])
         return float(state["load"])
 
     # -- decisions --------------------------------------------------------------------------------------------------
@@ -102,6 +102,13 @@ class DisaggregatedFleet(Fleet):
             return super().admit(batch, now_s) if batch else []
         finally:
             self._side = None
+
+    def _wants(self, row: np.ndarray) -> np.ndarray:
+        """On the prefill side the idlest instead of the most loaded: prompts of all tiers are served there by deadline,
+        so filling one replica first gains nothing, and a first token that comes early is slack for the decode."""
+        wants = super()._wants(row)
+        is_gradient = self._side == Phase.PREFILL and not len(wants)
+        return idlest(self.bank.mirrors.replicas) if is_gradient else wants
 
     def _that_prefill(self, batch: Sequence[Admission], now_s: float) -> dict[str, tuple[Admission, int]]:
         """The new requests that the prefill side is asked about: their prefill, and their predicted whole output."""

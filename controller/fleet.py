@@ -145,13 +145,17 @@ class Fleet:
         tier, state = self.tiers.of_request(ask.slo), self.bank.mirrors.replicas
         row = admission_row(ask, tier, self.lengths, now_s)
         self.turn += 1
-        wants = self.policy.prefer(to_ask(row), state, self.turn, self._rng)
+        wants = self._wants(row)
         shunned = [self.replicas[name].slot for name in ask.exclude if name in self.replicas]
         if shunned and state["is_open"].sum() > state["is_open"][shunned].sum():
             wants = (wants if len(wants) else state["load"]).astype(np.float64)
             wants[shunned] = -np.inf
         self.allocation.note_asked(row, now_s)
         return Pending(ask, tier, row, wants)
+
+    def _wants(self, row: np.ndarray) -> np.ndarray:
+        """How much the request (REQUEST[]) wants each slot."""
+        return self.policy.prefer(to_ask(row), self.bank.mirrors.replicas, self.turn, self._rng)
 
     def _admitted(self, p: Pending, replica: VirtualReplica, now_s: float) -> Decision:
         """Note the place that a request was given, and answer."""

@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit
 
 from planning.chunking import prefill_outlook
-from planning.deadlines import next_due_s
+from planning.deadlines import next_due_s, todo_tokens
 from planning.room import prefill_s
 from profiles.kernels import K1_1, K1_2, iteration_s
 from routing.kernels import NOWHERE, PLACEMENT, place
@@ -207,18 +207,34 @@ def _promised(fleet: Fleet, job: int) -> int:
 
 @njit(cache=True)
 def _promised_prefill(fleet: Fleet, job: int) -> int:
-    """The prefill replica with most to do that still brings the prompt in time (PolyServe section 4.7)."""
-    row, now_s = fleet.rows[job], fleet.state[0]["now_s"]
-    backlogs = fleet.mirrors.replicas["backlog_tokens"].copy()
-    backlogs[fleet.sides != PREFILL] = -1.0
+    """The prefill replica with least to do that brings the prompt in time (PolyServe section 4.7).
+
+    Not the one with most: prompts of all tiers are served there by deadline, so filling one first gains nothing, and a
+    first token that comes early is slack for the decode.
+    """
+    row, now_s, backlogs = fleet.rows[job], fleet.state[0]["now_s"], np.full(len(fleet.sides), -1.0)
+    for r in range(len(fleet.sides)):
+        if fleet.sides[r] == PREFILL:
+            backlogs[r] = _promised_tokens(fleet, r)
     window_s = next_due_s(row, now_s) - now_s
-    for r in np.argsort(-backlogs, kind="mergesort"):
+    for r in np.argsort(backlogs, kind="mergesort"):
         if backlogs[r] < 0.0:
-            break
+            continue
         seconds = (backlogs[r] + row["prompt_tokens"]) * _prefill_slope(fleet, r)
         if seconds <= 2.0 * window_s and _outlook_holds(fleet, r, row):
             return r
     return NOWHERE
+
+
+@njit(cache=True)
+def _promised_tokens(fleet: Fleet, r: int) -> float:
+    """Prompt tokens of replica ``r`` that stand before a newcomer: best effort does not."""
+    tokens = 0.0
+    for i in range(fleet.engines.state[r]["count"]):
+        row = fleet.engines.tables[r, i]
+        if not row["best_effort"]:
+            tokens += max(0, todo_tokens(row))
+    return tokens
 
 
 @njit(cache=True)

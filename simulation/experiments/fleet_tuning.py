@@ -17,6 +17,7 @@ LOW_START, HIGH_START = -20, -4  # grid positions at which first searches begin,
 MOST_RUNNING = 256  # requests per replica up to which promises are simulated
 
 RATIOS = 3  # tried for prefill and decode apart
+PREFILL_BUDGETS = (8192, 4096)  # twice the dynamic chunk
 
 Chosen = tuple[str, FleetSystem, int]  # setting, system, position of its goodput on the tuning seed
 
@@ -106,8 +107,10 @@ def planned_apart(tuning: Tuning, replicas: int, _budgets: tuple[int, ...]) -> C
     options: dict[str, FleetSystem] = {}
     for prefills in prefills_of(tuning, replicas)[:RATIOS]:
         fleet = planned_fleet(replicas, prefills)
-        options |= {f"{prefills}:{replicas - prefills}, {n}": o for n, o in without_promises(fleet).items()}
-        options[f"{prefills}:{replicas - prefills}, promised"] = fleet
+        ratio = f"{prefills}:{replicas - prefills}"
+        options |= {f"{ratio}, {name}": option for name, option in without_promises(fleet).items()}
+        for budget in PREFILL_BUDGETS:
+            options[f"{ratio}, promised, chunk {budget // 2}"] = replace(fleet, prefill_budget=budget)
     return tuning.race(options)
 
 

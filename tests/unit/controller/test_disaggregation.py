@@ -131,12 +131,28 @@ def test_a_fleet_that_has_lost_a_side_serves_whole_requests(left: str) -> None:
     assert one(state, asked, 5.1).replica in left
 
 
-def test_prompts_go_to_the_most_loaded_that_attains() -> None:
-    """A load gradient on the prefill side too: the other replica stays free until it is needed."""
+def test_prompts_go_to_the_idlest_that_attains() -> None:
+    """No load gradient on the prefill side: a first token that comes early is slack for the decode."""
     state = fleet()
     places = [one(state, ask(TIGHT, 1000)).replica for _ in range(4)]
-    assert len(set(places)) == 1
+    assert sorted(places) == ["p", "p", "q", "q"]
     assert {one(state, ask(TIGHT, 2000)).replica for _ in range(12)} - {""} == {"p", "q"}, "the rest waits"
+
+
+def test_a_chosen_routing_holds_on_the_prefill_side_too() -> None:
+    state = fleet(routing="sequential")
+    assert len({one(state, ask(TIGHT, 100)).replica for _ in range(4)}) == 2
+    state = fleet(routing="silos")
+    assert len({one(state, ask(TIGHT, 100)).replica for _ in range(4)}) == 1
+
+
+def test_best_effort_prompts_do_not_make_a_side_short() -> None:
+    state = fleet()
+    for _ in range(6):
+        one(state, ask(Slo(best_effort=True), 3000))
+    assert {state._busy(state.replicas[name]) for name in "pq"} == {0.0}
+    one(state, ask(TIGHT, 1000))
+    assert {state._busy(state.replicas[name]) for name in "pq"} == {0.0, 1.0}
 
 
 def test_both_sides_are_decided_in_one_batch_and_in_order() -> None:

@@ -10,7 +10,7 @@ from profiles.store import load_profile
 from simulation.experiments import polyserve, polyserve_burst, polyserve_cost
 from simulation.experiments.fleet_tuning import Tuning, prefills_of, splits_of
 from simulation.experiments.registry import experiment_names
-from simulation.fleet_systems import FleetSystem
+from simulation.fleet_systems import FleetSystem, attainment, planned_fleet, run_through
 from simulation.lengths import Empirical
 from simulation.tiered import TieredLoad, optimum_per_s
 
@@ -93,3 +93,14 @@ def test_the_mix_of_the_burst_is_inverted() -> None:
     jobs = polyserve_burst.load_of(context, "").jobs(PROFILE, 10.0, 8000, 4)
     first, second = (np.bincount(half, minlength=4) / 4000 for half in (jobs["tier"][:4000], jobs["tier"][4000:]))
     assert first == pytest.approx(second[::-1], abs=0.04)
+
+
+def test_what_was_refused_does_not_keep_promised_prompts_out() -> None:
+    """A prefill side that counted the prompts of refused requests as work ahead refused ever more, to the last one."""
+    fleet = planned_fleet(4, 2)
+    optimum = optimum_per_s(LOAD.jobs(PROFILE, 1.0, 1000, 1), PROFILE, 4, is_split=True)
+
+    def attained_per_s(rate_per_s: float) -> float:
+        return rate_per_s * attainment(run_through(fleet.run(PROFILE, LOAD.jobs(PROFILE, rate_per_s, 2000, 2)))).overall
+
+    assert attained_per_s(1.6 * optimum) > 0.75 * attained_per_s(0.8 * optimum) > 0.0
