@@ -1,6 +1,6 @@
 """A fleet that prefills on some of its replicas and decodes on the others. Pure, like ``controller.fleet``.
 
-PolyServe sections 2.4 and 4: prompts of all tiers go to the prefill side, to the idlest replica that attains their first
+PolyServe sections 2.4 and 4: prompts of all tiers go to the prefill side, to the idlest replica that attains the first
 token; when that has come, the request goes to the decode side, to its own tier. A request takes the second way whole if
 it cannot move, if its KV cache was lost, or if there is no room for it to decode yet: then it waits, or what else its
 tier says, before a prompt is computed in vain.
