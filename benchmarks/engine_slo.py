@@ -155,6 +155,16 @@ class Bench:
         return {"shaping_us_p50_256": 1e6 * ranks[49], "shaping_us_p99_256": 1e6 * ranks[98]}
 
 
+async def measure_shaping(config: ReplicaConfig) -> list[dict[str, float]]:
+    """What planning and applying a step costs in a fresh engine, twice."""
+    bench = Bench(config)
+    await bench.engine.start()
+    try:
+        return [await bench.measure_planning() for _ in range(2)]
+    finally:
+        await bench.engine.stop()
+
+
 def goodput(points: list[dict[str, Any]], policy: str, capacity: float) -> float:
     """Highest rate of requests at which the mean attainment is ``TARGET``, between the loads that were run."""
     loads = sorted({point["load"] for point in points})
@@ -255,12 +265,16 @@ def main(
     max_iteration_s: Annotated[float, typer.Option(help="the planner's cap on one iteration")] = 0.2,
     filler: Annotated[float, typer.Option(help="how far best effort may prolong an iteration")] = 8.0,
     core: Annotated[int, typer.Option(help="core of the engine; -1: any free one")] = -1,
+    shaping: Annotated[bool, typer.Option("--shaping", help="only the cost of a step, 256 requests running")] = False,
 ) -> None:
     """Compare policies on the embedded model."""
     console = Console(width=160)
     config = ReplicaConfig(
         cores=(core,) if core >= 0 else (), prefix_caching=False, max_model_len=2048, max_num_seqs=CROWD
     )
+    if shaping:
+        console.print(asyncio.run(measure_shaping(config)))
+        return
     options = {"max_iteration_s": max_iteration_s, "filler": filler}
     shares = [float(load) for load in loads.split(",")]
     setting, points = asyncio.run(measure(config, shares, seeds, seconds, options, console))

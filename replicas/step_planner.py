@@ -7,7 +7,6 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from planning.chunking import form_prefill_batch
 from planning.lateness import find_late
@@ -42,13 +41,9 @@ def planner_limits(policy: str, options: dict[str, float], **bounds: int) -> np.
     return make_limits(**chosen)
 
 
-@njit(cache=True)
 def _is_all_prefill(table: np.ndarray) -> bool:
-    """Whether every request ends with its first token."""
-    others = 0
-    for i in range(len(table)):
-        others += table[i]["output_cap_tokens"] != 1
-    return others == 0
+    """Whether there are requests and every one ends with its first token; the first mostly tells that it is not so."""
+    return len(table) > 0 and table[0]["output_cap_tokens"] == 1 and bool((table["output_cap_tokens"] == 1).all())
 
 
 class StepPlanner:
@@ -99,7 +94,7 @@ class StepPlanner:
     def plan(self, table: np.ndarray, now_s: float) -> tuple[np.ndarray, float, np.ndarray]:
         """Tokens per row (``PREEMPT``: gives up its KV), predicted seconds and composition of the next iteration."""
         tokens, form = np.empty(len(table), dtype=np.int32), self._form
-        if self.policy in CHUNKS_DYNAMICALLY and len(table) and _is_all_prefill(table):
+        if self.policy in CHUNKS_DYNAMICALLY and _is_all_prefill(table):
             form = form_prefill_batch
         seconds, mix = form(self.coefficients, table, now_s, self.limits, tokens)
         return tokens, seconds, mix
