@@ -123,8 +123,8 @@ def measure(params: Mapping[str, Any], load: TieredLoad) -> Point:
     profile, replicas, least = load_profile(PROFILE), params["replicas"], params["requests"]
     jobs = load.jobs(profile, 1.0, OPTIMUM_JOBS, TUNING_SEED)
     optimum = optimum_per_s(jobs, profile, replicas, params["system"] in APART)
-    # A decode side that is too small fills up for a lifetime before it shows.
-    lifetimes = params["tuning_lifetimes"] * (2.0 if params["system"] in APART else 1.0)
+    # A decode side that is too small fills up for some lifetimes before it shows.
+    lifetimes = params["lifetimes" if params["system"] in APART else "tuning_lifetimes"]
     make = jobs_maker(load, profile, lifetimes, least // 2, TUNING_SEED)
     tune = (COLOCATED | APART)[params["system"]]
     setting, system, start = tune(Tuning(profile, make, optimum), replicas, tuple(params["budgets"]))
