@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from controller import placing
+from controller.affinity import Affinity
 from controller.allocation import Allocation
 from controller.bank import Bank
 from controller.lengths import LengthEstimator
@@ -45,6 +46,7 @@ class Fleet:
         self.allocation = Allocation(self.options.allocation, self.tiers)
         self.waiting: dict[int, Waiting] = {}  # pending requests by uid
         self._retry = AdmissionOptions(retry_after=True, horizon_s=self.options.retry_cap_s)
+        self.affinity = Affinity(self.options.prefix_affinity, self.options.block_tokens)
         self._rng = np.random.default_rng(self.options.seed)
         self._where: dict[int, str] = {}  # request -> replica it was sent to
 
@@ -113,9 +115,10 @@ class Fleet:
         for ask in batch:
             pending.append(p := self._pend(ask, now_s))
             if not checks and not p.is_best_effort:
-                placing.take_unchecked(self.bank, p)
+                placing.take_unchecked(self.bank, p, self.affinity.weight)
         asking = [p for p in pending if checks and not p.is_best_effort]
         if asking:
+            placing.put_by_prefix(self.bank, asking, self.affinity.weight, now_s)
             placing.put_in_place(self.bank, asking, now_s, self.options.max_hops)
             slots = {name: replica.slot for name, replica in self.replicas.items()}
             placing.call_up(self.bank, asking, self.allocation, slots, now_s, self.options.max_hops)
@@ -151,18 +154,22 @@ class Fleet:
             wants = (wants if len(wants) else state["load"]).astype(np.float64)
             wants[shunned] = -np.inf
         self.allocation.note_asked(row, now_s)
-        return Pending(ask, tier, row, wants)
+        return Pending(ask, tier, row, wants, self.affinity.held_tokens(ask, self.replicas.values(), len(state)))
 
     def _wants(self, row: np.ndarray) -> np.ndarray:
         """How much the request (REQUEST[]) wants each slot."""
         return self.policy.prefer(to_ask(row), self.bank.mirrors.replicas, self.turn, self._rng)
 
-    def _admitted(self, p: Pending, replica: VirtualReplica, now_s: float) -> Decision:
-        """Note the place that a request was given, and answer."""
+    def _settle(self, p: Pending, replica: VirtualReplica, now_s: float) -> None:
+        """Note the place that a request was given."""
         uid = int(p.row["id"])
         replica.note_reserved(uid, now_s)
         self._where[uid] = replica.name
-        self.waiting.pop(uid, None)
+        self.affinity.note(p.ask, replica, int(p.row["output_tokens"]))
+
+    def _admitted(self, p: Pending, replica: VirtualReplica, now_s: float) -> Decision:
+        self._settle(p, replica, now_s)
+        self.waiting.pop(int(p.row["id"]), None)
         return Decision(
             p.ask.request_id,
             Verdict.ADMITTED,
@@ -192,8 +199,7 @@ class Fleet:
         p.row["best_effort"], p.row["ttft_s"], p.row["tpot_s"], p.row["deadline_s"] = True, np.inf, np.inf, np.inf
         self.bank.add(slot, p.row)
         replica = next(r for r in self.replicas.values() if r.slot == slot)
-        replica.note_reserved(int(p.row["id"]), now_s)
-        self._where[int(p.row["id"])] = replica.name
+        self._settle(p, replica, now_s)
         return Decision(
             p.ask.request_id,
             Verdict.ADMITTED if asked_best_effort else Verdict.BEST_EFFORT,

@@ -52,6 +52,7 @@ class Pending:
     tier: int
     row: np.ndarray  # REQUEST[]
     wants: np.ndarray  # preference of each slot, or empty for the load gradient
+    held: np.ndarray  # tokens of its prompt that each slot presumably holds, or empty where none does
     slot: int = NOWHERE
     hops: int = 0
     reason: str = "no_replica"
@@ -64,24 +65,49 @@ class Pending:
         return bool(self.row["best_effort"])
 
 
-def take_unchecked(bank: Bank, p: Pending) -> None:
+def take_unchecked(bank: Bank, p: Pending, affinity: float) -> None:
     """Give a request the replica it wants most, whatever that does to anybody's objective."""
-    p.slot = most_wanted(bank.mirrors.replicas, p.wants)
+    p.slot = most_wanted(bank.mirrors.replicas, _with_affinity(bank, p, affinity))
     if p.slot != NOWHERE:
         bank.add(p.slot, p.row)
 
 
 def idlest_slot(bank: Bank, p: Pending) -> int:
-    """Where best effort has the least ahead of it; ``NOWHERE`` where nothing is open."""
+    """Where best effort has the least to compute before its first token; ``NOWHERE`` where nothing is open."""
     state = bank.mirrors.replicas
-    wants = idlest(state)
+    wants = idlest(state, p.held)
     if len(p.wants):
         wants[p.wants == -np.inf] = -np.inf
     return most_wanted(state, wants)
 
 
+def _with_affinity(bank: Bank, p: Pending, affinity: float) -> np.ndarray:
+    """The preference, and ``affinity`` more for a whole prompt; of the load gradient as it stands now."""
+    if not len(p.held):
+        return p.wants
+    wants: np.ndarray = p.wants if len(p.wants) else bank.mirrors.replicas["load"]
+    return wants + affinity * p.held / p.ask.prompt_tokens
+
+
+def put_by_prefix(bank: Bank, asking: Sequence[Pending], affinity: float, now_s: float) -> None:
+    """Requests whose prompt some replica presumably holds: one check each, of the replica that affinity puts first.
+
+    Who is not placed by it is placed as if there were no affinity, so that it costs nobody a promise.
+    """
+    known = [p for p in asking if len(p.held)]
+    plain = [p.wants for p in known]
+    for p in known:
+        p.wants = _with_affinity(bank, p, affinity)
+    put_in_place(bank, known, now_s, 1)
+    for p, wants in zip(known, plain, strict=True):
+        p.wants = wants
+
+
 def put_in_place(bank: Bank, asking: Sequence[Pending], now_s: float, max_hops: int) -> None:
-    """Place and commit what some replica can promise (``routing.kernels.place``)."""
+    """Place and commit, of those without a place, what some replica can promise (``routing.kernels.place``)."""
+    asking = [p for p in asking if p.slot == NOWHERE]
+    if not asking:
+        return
     rows, placements = np.array([p.row for p in asking]), np.zeros(len(asking), dtype=PLACEMENT)
     place(bank.mirrors, rows, now_s, _preferences(bank, asking), max_hops, placements)
     for p, placed in zip(asking, placements, strict=True):

@@ -19,7 +19,16 @@ def fleet_status(fleet: Fleet, now_s: float) -> dict[str, Any]:
         "waiting": waiting_per_tier(fleet),
         "attainment": fleet.tracker.summary(now_s),
         "allocation": fleet.allocation.status(now_s),
+        "prefixes": prefix_status(fleet),
     }
+
+
+def prefix_status(fleet: Fleet) -> dict[str, int] | None:
+    """Prompt tokens that were given a place, and those of them that it presumably held; none without affinity."""
+    affinity = fleet.affinity
+    if not affinity.weight:
+        return None
+    return {"prompt_tokens": affinity.prompt_tokens, "hit_tokens": affinity.hit_tokens}
 
 
 def waiting_per_tier(fleet: Fleet) -> dict[str, int]:

@@ -14,6 +14,7 @@ from planning.limits import LIVE_FILLER, guard_for, make_limits
 from planning.tables import REQUEST, request_table
 from profiles.online import corrected, drift, new_correction, observe_steps
 from profiles.profile import Profile
+from routing.prefixes import PrefixIndex
 
 MOST_CAUTION = 0.5  # a model that errs by more has other problems than a margin could solve
 RESERVED_S = 3.0  # a reservation that no report confirms by then was lost on its way
@@ -42,6 +43,7 @@ class VirtualReplica:
             max_batch_tokens=report.max_batch_tokens,
             filler=LIVE_FILLER,
         )
+        self.prefixes = PrefixIndex(report.kv_capacity_tokens)
         self._reserved_s: dict[int, float] = {}  # requests decided for this replica that no report has shown yet
 
     # -- what changes it --------------------------------------------------------------------------------------------

@@ -45,6 +45,7 @@ class Admission(msgspec.Struct, frozen=True, array_like=True):
     exclude: tuple[str, ...] = ()  # replicas that just failed this request
     movable: bool = True  # may be prefilled on one replica and decoded on another
     carried_tokens: int = 0  # of its KV cache, that another replica holds ready for the one that takes it
+    prefix: tuple[int, ...] = ()  # marks of its prompt (``routing.prefixes``), where affinity is on
 
 
 class Decision(msgspec.Struct, frozen=True, array_like=True):

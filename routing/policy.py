@@ -79,9 +79,15 @@ def most_wanted(replicas: np.ndarray, preference: np.ndarray) -> int:
     return best if best >= 0 and wants[best] > -np.inf else -1
 
 
-def idlest(replicas: np.ndarray) -> np.ndarray:
-    """Preference of best effort: the fewest prompt tokens ahead, then the fewest requests, then reserved replicas."""
-    by_wait = np.lexsort((replicas["tier"], replicas["count"], replicas["backlog_tokens"]))
+def idlest(replicas: np.ndarray, held_tokens: np.ndarray | None = None) -> np.ndarray:
+    """Preference of best effort: the fewest prompt tokens ahead, then the fewest requests, then reserved replicas.
+
+    ``held_tokens`` (f8[R], or empty) of its own prompt need not be computed there.
+    """
+    ahead = replicas["backlog_tokens"]
+    if held_tokens is not None and len(held_tokens):
+        ahead = ahead - held_tokens
+    by_wait = np.lexsort((replicas["tier"], replicas["count"], ahead))
     wants = np.empty(len(replicas))
     wants[by_wait] = -np.arange(len(replicas))
     return wants

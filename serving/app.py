@@ -41,7 +41,8 @@ class Ingress:
         config, fleet = self.config, self.config.fleet
         model = str(ensure_embedded_model()) if config.model.id == EMBEDDED_MODEL else config.model.id
         patience = Patience(fleet.admit_timeout_s, fleet.resume_timeout_s, fleet.stall_timeout_s)
-        server, client = await make_server(config.model.serve_arguments(model), self.links, patience)
+        arguments, marked = config.model.serve_arguments(model), config.marked_block_tokens
+        server, client = await make_server(arguments, self.links, patience, marked)
         self.door = Door(config, self.links, server, client.dispatcher, self.application)
         return self.door
 

@@ -71,6 +71,7 @@ class FleetConfig(Section):
     max_hops: PositiveInt = 4  # replicas that a request may try
     pending: bool = True  # what is not attainable now waits for room until it would be too late
     unattainable: Literal["best_effort", "refuse"] = "best_effort"  # where a tier does not say
+    prefix_affinity: NonNegativeFloat = 0.0  # what a whole prompt in a prefix cache adds to the policy's preference
     overload_status: ErrorStatus = 429  # some proxies retry on one code only
     best_effort_share: Share = 0.0  # part of every iteration kept for best effort
     length_prior_tokens: PositiveFloat = 256.0  # expected output until finished requests have told
@@ -127,6 +128,8 @@ class AppConfig(Section):
         for position, name in enumerate(names):
             if name in names[:position]:
                 raise ValueError(f"groups.{position}.name: {name!r} is used twice")
+        if self.fleet.prefix_affinity and not self.engine.prefix_caching:
+            raise ValueError("fleet.prefix_affinity: needs engine.prefix_caching")
         self._check_phases()
         scaling, groups = self.fleet.autoscaling, [group.name for group in self.replica_groups()]
         if scaling.group and scaling.group not in groups:
@@ -146,6 +149,11 @@ class AppConfig(Section):
             raise ValueError(f"disaggregation.prefill: {prefill} replicas, but only {bound['']} are bound to no phase")
         if self.is_disaggregated and not (prefill + bound["prefill"] and bound[""] - prefill + bound["decode"]):
             raise ValueError("disaggregation: a replica that prefills and one that decodes are needed")
+
+    @property
+    def marked_block_tokens(self) -> int:
+        """Block size by which doors mark prompts; 0 where nobody asks for it."""
+        return self.engine.block_size if self.fleet.prefix_affinity else 0
 
     @property
     def is_disaggregated(self) -> bool:
@@ -220,7 +228,7 @@ class AppConfig(Section):
 
     def fleet_options(self, application: str = "") -> FleetOptions:
         """What the controller needs to know; ``application`` is Serve's name of this one."""
-        same = "routing admission max_hops pending unattainable silent_s length_prior_tokens seed"
+        same = "routing admission max_hops pending unattainable silent_s length_prior_tokens seed prefix_affinity"
         apart = self.disaggregation
         phases = PhaseOptions(prefill=apart.prefill, adapt=apart.adapt) if self.is_disaggregated else None
         groups = sorted(self.replica_groups(), key=lambda group: group.name != self.fleet.autoscaling.group)
@@ -229,6 +237,7 @@ class AppConfig(Section):
         )
         return FleetOptions(
             **{name: getattr(self.fleet, name) for name in same.split()},
+            block_tokens=self.engine.block_size,
             phases=phases,
             allocation=allocation,
             application=application,

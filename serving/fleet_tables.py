@@ -39,6 +39,8 @@ def size_line(status: dict[str, Any], allocation: dict[str, Any]) -> str:
     replicas = status.get("replicas", [])
     line = f"{sum(bool(replica.get('live')) for replica in replicas)} of {len(replicas)} replicas live"
     line += f"   roles {allocation.get('roles', 'static')}"
+    if prefixes := status.get("prefixes"):
+        line += f"   prefix hits {percent(prefixes['hit_tokens'] / max(1, prefixes['prompt_tokens']))} %"
     size = allocation.get("size")
     if not size:
         return f"{line}   size fixed"

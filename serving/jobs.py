@@ -47,6 +47,7 @@ class Job:
     resumable: bool = True  # may continue exactly elsewhere after its replica died
     movable: bool = True  # the same in the ordinary course of things: prefilled here, decoded there
     transfer: bytes = b""  # what the prefilling replica said about the KV cache it holds ready
+    prefix: tuple[int, ...] = ()  # marks of the prompt, where replicas are preferred that know it
     tokens: list[int] = field(default_factory=list)
     replica: str = ""
     exclude: tuple[str, ...] = ()
@@ -70,6 +71,7 @@ class Job:
             self.exclude,
             self.movable and self.max_tokens > 1,
             self.prompt_tokens if self.transfer else 0,
+            self.prefix,
         )
 
     def submission(self, decision: Decision) -> Submission:

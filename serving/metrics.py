@@ -50,6 +50,9 @@ class DoorMetrics:
         )
         self.wanted = Gauge("polyslo_replicas_wanted", "Replicas that a tier's demand and bounds take.", ("tier",))
         self.waiting = Gauge("polyslo_waiting_requests", "Requests that wait for room.", ("tier",))
+        self.prefix_share = Gauge(
+            "polyslo_prefix_hit_share", "Prompt tokens sent where they are presumably cached, of all."
+        )
         self.kv_tokens = Gauge("polyslo_kv_tokens", "KV tokens in use.", ("replica",))
         self.decision_us = Gauge("polyslo_controller_decision_seconds", "Mean seconds per decision since its birth.")
 
@@ -100,6 +103,8 @@ class DoorMetrics:
             state = "draining" if replica["draining"] else "live" if replica["live"] else "silent"
             self.replicas.labels(replica["tier"], state).inc()
             self.kv_tokens.labels(replica["replica"]).set(replica["kv_used_tokens"])
+        if prefixes := status.get("prefixes"):
+            self.prefix_share.set(prefixes["hit_tokens"] / max(1, prefixes["prompt_tokens"]))  # type: ignore[index]
         self.waiting.clear()
         for tier, count in status.get("waiting", {}).items():  # type: ignore[union-attr]
             self.waiting.labels(tier).set(count)

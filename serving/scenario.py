@@ -8,6 +8,7 @@ import numpy as np
 import yaml
 from pydantic import Field, model_validator
 
+from controller.options import FleetOptions
 from profiles.profile import Profile
 from routing.policy import make_routing, routing_names
 from serving.strict import ConfigError, Section
@@ -15,13 +16,14 @@ from simulation import arrivals
 from simulation.jobs import NO_EDGES
 from simulation.lengths import from_statistics
 from simulation.scenarios import CODE, CONV, SCENARIOS, make_scenario
-from simulation.systems import BASELINES, PLANNER, System
+from simulation.systems import BASELINES, PLANNER, FleetOf, System
 from simulation.traces import Trace, read_trace
-from simulation.workloads import Calls, Change, ServiceClass, closed_loop, from_trace, open_loop
+from simulation.workloads import Change, ServiceClass, closed_loop, from_trace, open_loop, read_calls
 
 SYSTEMS = {system.name: system for system in (PLANNER, *BASELINES)}
 BALANCERS = tuple(name for name in routing_names() if not make_routing(name).checks_admission)
-ROUTINGS = ("kernel", "controller", *BALANCERS)
+CONTROLLED = ("controller", *(name for name in routing_names() if make_routing(name).checks_admission))
+ROUTINGS = ("kernel", *CONTROLLED, *BALANCERS)
 
 
 class ClassSection(Section):
@@ -33,6 +35,7 @@ class ClassSection(Section):
     tpot_ms: float | None = Field(default=None, gt=0)
     e2e_ms: float | None = Field(default=None, gt=0)
     best_effort: bool = False
+    replicas: int = Field(default=0, ge=0)  # that it has to itself, where the controller routes
 
     def to_class(self) -> ServiceClass:
         ttft_s, tpot_s, e2e_s = (
@@ -85,6 +88,7 @@ class Scenario(Section):
     replicas: int = Field(default=1, ge=1, le=1024)
     system: str = "planner"
     routing: str = "kernel"  # with several replicas
+    prefix_affinity: float = Field(default=0.0, ge=0)  # where the controller routes
     requests: int = Field(default=2000, ge=10)
     rates_per_s: list[float] = Field(default_factory=lambda: [1.0], min_length=1)
     seeds: list[int] = Field(default_factory=lambda: [1], min_length=1)
@@ -98,6 +102,8 @@ class Scenario(Section):
             raise ValueError(f"system: unknown {self.system!r}, known: {', '.join(SYSTEMS)}")
         if self.routing not in ROUTINGS:
             raise ValueError(f"routing: unknown {self.routing!r}, known: {', '.join(ROUTINGS)}")
+        if self.routing not in CONTROLLED and (self.prefix_affinity or any(c.replicas for c in self.classes)):
+            raise ValueError(f"routing: affinity and replicas of classes need the controller: {', '.join(CONTROLLED)}")
         if not self.classes and not self.workload.slos_serve:
             raise ValueError("classes: at least one is needed")
         return self
@@ -105,6 +111,20 @@ class Scenario(Section):
     def chosen_system(self) -> System:
         """The system on as many replicas as asked for."""
         return replace(SYSTEMS[self.system], replicas=self.replicas)
+
+    def fleet(self, trace: Trace | None) -> FleetOf:
+        """The same under the live controller's fleet, by the routing policy asked for."""
+        routing = FleetOptions().routing if self.routing == "controller" else self.routing
+        split = tuple(section.replicas for section in self.classes if not section.best_effort)
+        return FleetOf(
+            routing,
+            admits=SYSTEMS[self.system].admits,
+            replicas=self.replicas,
+            routing=routing,
+            split=split if any(split) else (),
+            prefix_affinity=self.prefix_affinity,
+            trace=trace,
+        )
 
 
 def read_scenario(path: Path) -> Scenario:
@@ -168,17 +188,3 @@ def _arrivals_s(
     if shape is None or not len(shape.arrival_s):
         raise ConfigError("workload.arrivals: needs a trace that has arrivals")
     return arrivals.shaped_s(rng, shape.arrival_s, scenario.requests, rate)
-
-
-def read_calls(path: Path, trace: Trace) -> Calls:
-    """Dependencies and think times of a trace's calls, from its ``_extra`` file; without one, calls in order."""
-    import pyarrow.parquet
-
-    extra = path.with_name(f"{path.stem}_extra.parquet")
-    if not extra.is_file():
-        return Calls.in_order(trace.session, np.zeros(len(trace.session)))
-    table = pyarrow.parquet.read_table(extra)
-    think_s = np.nan_to_num(np.asarray(table.column("think_or_tool_s").to_numpy(), dtype=np.float64))
-    if "depends_on_rows" not in table.column_names:
-        return Calls.in_order(trace.session, think_s)
-    return Calls(think_s, [rows or () for rows in table.column("depends_on_rows").to_pylist()])

@@ -27,7 +27,6 @@ from simulation.metrics import Window, summarize
 from simulation.placement import PlacedFleet, Routed
 from simulation.planning_ahead import replicas_needed
 from simulation.prefix_cache import PrefixCache
-from simulation.systems import FleetOf
 from simulation.traces import Trace
 
 console = Console()
@@ -79,10 +78,12 @@ def simulate(
         json_out.write_text(json.dumps({**result, "headline": headline, "points": points}, indent=1) + "\n")
 
 
-def _dispatcher(asked: scenarios.Scenario, profile: Profile, jobs: np.ndarray, seed: int) -> Dispatcher:
+def _dispatcher(
+    asked: scenarios.Scenario, profile: Profile, jobs: np.ndarray, trace: Trace | None, seed: int
+) -> Dispatcher:
     system = asked.chosen_system()
-    if asked.routing == "controller":
-        return FleetOf("controller", admits=system.admits, replicas=asked.replicas).dispatcher(profile, jobs, seed)
+    if asked.routing in scenarios.CONTROLLED:
+        return asked.fleet(trace).dispatcher(profile, jobs, seed)
     if asked.replicas == 1:
         return system.dispatcher(profile, jobs, seed)
     if asked.routing == "kernel" and system.admits:
@@ -103,7 +104,7 @@ def _run(
     """One run; calls ``show`` and samples the load of the replicas now and then."""
     system = asked.chosen_system()
     prefixes = PrefixCache(trace, jobs, asked.replicas) if trace is not None and len(trace.blocks) else None
-    dispatcher = _dispatcher(asked, profile, jobs, seed)
+    dispatcher = _dispatcher(asked, profile, jobs, trace, seed)
     simulation = Simulation(jobs, system.engines(profile, seed), dispatcher, prefixes=prefixes, edges=edges)
     calls, every = 0, max(1, len(jobs) // 400)
 

@@ -23,6 +23,7 @@ from vllm.v1.executor.abstract import Executor
 
 from controller.wire import Delta, Slo
 from replicas.vllm_codec import decode_output, encode_request, with_emitted
+from routing.prefixes import prefix_marks
 from serving.dispatch import Dispatcher
 from serving.jobs import Job, Links, Patience
 from serving.ticket import Ticket, current_ticket
@@ -38,13 +39,15 @@ class FleetCoreClient:
     class resources:  # vLLM reads ``resources.engine_dead``
         engine_dead = False
 
-    def __init__(self, links: Links, patience: Patience) -> None:
+    def __init__(self, links: Links, patience: Patience, block_tokens: int = 0) -> None:
+        """``block_tokens``: of the replicas' prefix caches, where prompts are marked for them; 0: they are not."""
+        self._block_tokens = block_tokens
         self._outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
         self.dispatcher = Dispatcher(links, self._emit, patience)
 
     async def add_request_async(self, request: EngineCoreRequest) -> None:
         ticket = current_ticket.get() or Ticket(Slo(best_effort=True))
-        self.dispatcher.submit(to_job(request, ticket))
+        self.dispatcher.submit(to_job(request, ticket, self._block_tokens))
 
     async def get_output_async(self) -> EngineCoreOutputs:
         return await self._outputs.get()
@@ -78,7 +81,7 @@ class FleetCoreClient:
         self._outputs.put_nowait(EngineCoreOutputs(outputs=[decode_output(delta) for delta in deltas]))
 
 
-def to_job(request: EngineCoreRequest, ticket: Ticket) -> Job:
+def to_job(request: EngineCoreRequest, ticket: Ticket, block_tokens: int = 0) -> Job:
     """What the dispatcher needs to know of a request; its payload can be encoded anew to continue elsewhere."""
     prompt, params = request.prompt_token_ids or [], request.sampling_params
     digest = hashlib.blake2b(str(prompt).encode(), digest_size=6).digest()
@@ -91,7 +94,16 @@ def to_job(request: EngineCoreRequest, ticket: Ticket) -> Job:
         ticket=ticket,
         resumable=params is None or params.structured_outputs is None,
         movable=params is None or is_memoryless(params),
+        prefix=marks_of(request, block_tokens) if block_tokens else (),
     )
+
+
+def marks_of(request: EngineCoreRequest, block_tokens: int) -> tuple[int, ...]:
+    """Marks of what the prompt's KV cache depends on; none where that is more than tokens."""
+    if request.mm_features or request.prompt_embeds is not None:
+        return ()
+    adapter = request.lora_request.lora_name if request.lora_request else ""
+    return prefix_marks(request.prompt_token_ids or [], block_tokens, repr((request.cache_salt, adapter)))
 
 
 def is_memoryless(params: SamplingParams) -> bool:
@@ -114,10 +126,13 @@ def continued(request: EngineCoreRequest, tokens: list[int]) -> EngineCoreReques
     return resumed
 
 
-async def make_server(arguments: list[str], links: Links, patience: Patience) -> tuple[Any, FleetCoreClient]:
+async def make_server(
+    arguments: list[str], links: Links, patience: Patience, block_tokens: int = 0
+) -> tuple[Any, FleetCoreClient]:
     """vLLM's FastAPI application and the fleet client below it.
 
-    ``arguments`` are those of ``vllm serve`` (model first): parsers, templates, names, limits.
+    ``arguments`` are those of ``vllm serve`` (model first): parsers, templates, names, limits; ``block_tokens`` as of
+    ``FleetCoreClient``.
     """
     args = make_arg_parser(FlexibleArgumentParser()).parse_args(arguments)
     args.model = getattr(args, "model_tag", None) or args.model
@@ -127,7 +142,7 @@ async def make_server(arguments: list[str], links: Links, patience: Patience) ->
         logging_config=engine_args.create_logging_config(),
         structured_outputs_config=engine_args.create_structured_outputs_config(),
     )
-    client = FleetCoreClient(links, patience)
+    client = FleetCoreClient(links, patience, block_tokens)
     original = EngineCoreClient.make_async_mp_client
     EngineCoreClient.make_async_mp_client = staticmethod(lambda **_: client)
     try:

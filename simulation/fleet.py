@@ -2,7 +2,7 @@
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,21 +12,24 @@ from controller.options import FleetOptions
 from controller.tiers import Tier, TierTable
 from controller.wire import Admission, Decision, Outcome, Progress, Report, Slo, Verdict
 from profiles.profile import Profile
+from routing.prefixes import mark_spacing
 from simulation.loop import Simulation
 
 REPORT_S = 0.15  # how often a live replica reports
 SEEN_BEFORE = 100  # requests of each tier that had finished before the run, so that lengths are known on average
 
 
-def tiers_of(jobs: np.ndarray) -> TierTable:
-    """A tier table with one shared tier per tier number of the jobs, in that order."""
+def tiers_of(jobs: np.ndarray, split: Sequence[int] = ()) -> TierTable:
+    """A tier table with one tier per tier number of the jobs; shared, or with ``split`` replicas each in that order."""
     numbers = np.unique(jobs["tier"][~jobs["best_effort"]])
-    return TierTable(1, tuple(_tier(jobs[jobs["tier"] == n], int(n)) for n in numbers))
+    replicas = split or (0,) * len(numbers)
+    own = [_tier(jobs[jobs["tier"] == n], int(n), count) for n, count in zip(numbers, replicas, strict=True)]
+    return TierTable.of(1, own)
 
 
-def _tier(asked: np.ndarray, number: int) -> Tier:
+def _tier(asked: np.ndarray, number: int, replicas: int) -> Tier:
     predicted = int(asked["predicted_tokens"].mean())
-    return Tier(f"tier {number}", tpot_s=float(asked["tpot_s"].min()), output_tokens=predicted)
+    return Tier(f"tier {number}", tpot_s=float(asked["tpot_s"].min()), output_tokens=predicted, replicas=replicas)
 
 
 def replica_name(position: int) -> str:
@@ -41,6 +44,7 @@ class FleetDispatch:
     profile: Profile
     tiers: TierTable
     options: FleetOptions
+    blocks: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # of the workload's trace
     decisions: list[Decision] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -93,7 +97,17 @@ class FleetDispatch:
     def admission(self, asked: np.void, job: int, now_s: float) -> Admission:
         """A job as the door asks about it."""
         age_s = now_s - float(asked["arrival_s"])
-        return Admission(str(job), int(asked["prompt_tokens"]), int(asked["cap_tokens"]), self._slo(asked), age_s)
+        lengths = int(asked["prompt_tokens"]), int(asked["cap_tokens"])
+        return Admission(str(job), *lengths, self._slo(asked), age_s, prefix=self._marks(asked))
+
+    def _marks(self, asked: np.void) -> tuple[int, ...]:
+        """What the door would tell of the prompt: an id of a trace stands for the block and all before it."""
+        block_tokens, prompt_tokens = self.options.block_tokens, int(asked["prompt_tokens"])
+        if not self.options.prefix_affinity or not asked["blocks"]:
+            return ()
+        own = self.blocks[asked["first_block"] :][: min(asked["blocks"], prompt_tokens // block_tokens)]
+        spacing = mark_spacing(prompt_tokens, block_tokens) // block_tokens
+        return tuple(own[spacing - 1 :: spacing].tolist())
 
     def _tier_name(self, asked: np.void) -> str:
         return f"tier {asked['tier']}"

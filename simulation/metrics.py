@@ -88,6 +88,7 @@ def summarize(jobs: np.ndarray, records: np.ndarray, state: np.ndarray, window: 
         "prefill_tokens_per_s": float(state["prefill_tokens"].sum()) / span_s,
         "busy": float(state["busy_s"].sum() / (span_s * len(state))),
         "iterations": int(state["iterations"].sum()),
+        "cached": float(records["cached_tokens"].sum() / max(1, jobs["prompt_tokens"][records["ended"]].sum())),
         "preemptions": int(state["preemptions"].sum()),
         "kv_peak_tokens": int(state["kv_peak_tokens"].max()),
     }

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 
 from controller.options import FleetOptions
@@ -15,6 +16,7 @@ from simulation.fleet import FleetDispatch, tiers_of
 from simulation.forms import policy_code
 from simulation.loop import Dispatcher
 from simulation.placement import Routed
+from simulation.traces import Trace
 
 MAX_ITERATION_S = 0.2
 WHOLE_PROMPTS = 16384  # token budget that holds any prompt of the scenarios at once
@@ -114,10 +116,19 @@ class FleetOf(System):
 
     routing: str = "sequential"
     max_hops: int = 8  # 1: no second try, a plain load balancer before replicas that admit by themselves
+    split: tuple[int, ...] = ()  # replicas per tier number of the jobs; empty: every replica serves all tiers
+    prefix_affinity: float = 0.0
+    trace: Trace | None = None  # where its jobs' prefix blocks are from
 
     def dispatcher(self, profile: Profile, jobs: np.ndarray, seed: int = 0) -> Dispatcher:
         options = FleetOptions(routing=self.routing, admission=self.admits, max_hops=self.max_hops, seed=seed)
-        return FleetDispatch(profile, tiers_of(jobs), options)
+        tiers = tiers_of(jobs, self.split)
+        if self.trace is None or not len(self.trace.blocks):
+            return FleetDispatch(profile, tiers, options)
+        known = msgspec.structs.replace(
+            options, prefix_affinity=self.prefix_affinity, block_tokens=self.trace.block_tokens
+        )
+        return FleetDispatch(profile, tiers, known, self.trace.blocks)
 
 
 PLANNER = System("planner", admits=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -116,6 +117,20 @@ class Calls:
             waits_for.append([last[name]] if name in last else [])
             last[name] = row
         return cls(think_s, waits_for)
+
+
+def read_calls(path: Path, trace: Trace) -> Calls:
+    """Dependencies and think times of a trace's calls, from its ``_extra`` file; without one, calls in order."""
+    import pyarrow.parquet
+
+    extra = path.with_name(f"{path.stem}_extra.parquet")
+    if not extra.is_file():
+        return Calls.in_order(trace.session, np.zeros(len(trace.session)))
+    table = pyarrow.parquet.read_table(extra)
+    think_s = np.nan_to_num(np.asarray(table.column("think_or_tool_s").to_numpy(), dtype=np.float64))
+    if "depends_on_rows" not in table.column_names:
+        return Calls.in_order(trace.session, think_s)
+    return Calls(think_s, [rows or () for rows in table.column("depends_on_rows").to_pylist()])
 
 
 def closed_loop(

@@ -6,6 +6,7 @@ import numpy as np
 
 from controller.fleet import Fleet
 from controller.options import FleetOptions
+from controller.status import fleet_status
 from controller.tiers import Tier, TierTable
 from controller.virtual import admission_row
 from controller.wire import Admission, Report, Slo, Verdict
@@ -72,3 +73,63 @@ def test_a_burst_that_does_not_fit_gets_the_best_set_and_not_the_shortest_prompt
     assert [d.verdict for d in decisions] == [Verdict.BEST_EFFORT, *[Verdict.ADMITTED] * 3]
     assert all(d.predicted_ttft_s <= 0.5 and d.predicted_tpot_s <= 0.03 for d in decisions[1:])
     together.check_integrity()
+
+
+PROMPT = tuple(range(1, 9))  # marks of eight blocks of 32 tokens
+
+
+def test_affinity_prefers_the_replica_that_knows_the_prompt() -> None:
+    """The load gradient would go to the most loaded one."""
+    for affinity, chosen in ((0.0, "a"), (1.0, "b")):
+        state = fleet("ab", prefix_affinity=affinity)
+        state.admit([ask(TIGHT, 300, prefix=PROMPT, exclude=("a",))], 0.0)
+        state.admit([ask(TIGHT, 300, exclude=("b",)) for _ in range(3)], 0.0)
+        (decision,) = state.admit([ask(TIGHT, 300, prefix=(*PROMPT, 99))], 0.0)
+        assert (decision.replica, decision.verdict) == (chosen, Verdict.ADMITTED)
+    assert fleet_status(state, 0.0)["prefixes"] == {"prompt_tokens": 1500, "hit_tokens": 256}
+
+
+def test_affinity_never_costs_a_promise_nor_counts_in_one() -> None:
+    """The replica that knows it is full: the request goes where it fits, predicted as if nothing were cached."""
+    known = ask(TIGHT, 4000, prefix=PROMPT)
+    states = [fleet("ab", prefix_affinity=affinity) for affinity in (0.0, 5.0)]
+    outcomes = []
+    for state in states:
+        state.admit([ask(TIGHT, 4000, prefix=PROMPT, exclude=("b",))], 0.0)
+        fillers = state.admit([ask(TIGHT, 4000, exclude=("b",)) for _ in range(8)], 0.0)
+        assert any(d.verdict == Verdict.BEST_EFFORT for d in fillers), "a is full"
+        outcomes.append(state.admit([known], 0.0)[0])
+    assert outcomes[0].replica == outcomes[1].replica == "b"
+    assert outcomes[0].predicted_ttft_s == outcomes[1].predicted_ttft_s
+    twice = fleet("a", prefix_affinity=5.0)
+    first, second = (twice.admit([ask(Slo(0.3, 0.03, tier="tight"), 4000, prefix=PROMPT)], 0.0)[0] for _ in range(2))
+    assert second.predicted_ttft_s > first.predicted_ttft_s
+
+
+def test_affinity_keeps_to_the_order_of_tiers() -> None:
+    """A tight replica that knows the prompt of a loose request is no reason to promote it."""
+    state = fleet("ab", replicas=1, prefix_affinity=5.0)
+    assert state.admit([ask(TIGHT, 300, prefix=PROMPT)], 0.0)[0].replica == "a"
+    assert state.admit([ask(LOOSE, 300, prefix=PROMPT)], 0.0)[0].replica == "b"
+
+
+def test_best_effort_goes_where_least_of_it_is_to_compute() -> None:
+    state = fleet("ab", prefix_affinity=1.0)
+    state.admit([ask(FLEX, 320, prefix=PROMPT, exclude=("a",))], 0.0)
+    assert state.admit([ask(FLEX, 300)], 0.0)[0].replica == "a", "b has more ahead"
+    assert state.admit([ask(FLEX, 320, prefix=PROMPT)], 0.0)[0].replica == "b"
+
+
+def test_a_reborn_replica_knows_nothing() -> None:
+    state = fleet("ab", prefix_affinity=1.0)
+    state.admit([ask(TIGHT, 300, prefix=PROMPT, exclude=("a",))], 0.0)
+    state.report(Report("b", "2", 1, H200, 400_000, 0, 256, 8192, 0.0), 1.0)
+    state.report(Report("a", "1", 2, H200, 400_000, 0, 256, 8192, 0.0), 1.0)
+    assert len(state.replicas["b"].prefixes) == 0
+    state.admit([ask(TIGHT, 300, prefix=PROMPT)], 1.0)
+    assert state.affinity.hit_tokens == 0
+
+
+def test_plain_balancers_prefer_what_is_known_too() -> None:
+    state = fleet("ab", prefix_affinity=5.0, routing="least_loaded")
+    assert [state.admit([ask(TIGHT, 300, prefix=PROMPT)], 0.0)[0].replica for _ in range(7)] == ["a"] * 5 + ["b"] * 2

@@ -54,6 +54,12 @@ def test_fleet_with_size_roles_and_the_latest_changes(capsys: pytest.CaptureFixt
     assert not any("demand: chat 3" in line for line in told)
 
 
+def test_the_size_line_tells_prefix_hits_where_affinity_is_on() -> None:
+    told = size_line({**STATUS, "prefixes": {"prompt_tokens": 2000, "hit_tokens": 500}}, ALLOCATION)
+    assert "prefix hits 25.0 %" in told
+    assert "prefix" not in size_line({**STATUS, "prefixes": None}, ALLOCATION)
+
+
 def test_json_is_the_servers(capsys: pytest.CaptureFixture[str]) -> None:
     show_fleet(STATUS, history=1, as_json=True)
     assert json.loads(capsys.readouterr().out) == {"replicas": STATUS["replicas"], **ALLOCATION}

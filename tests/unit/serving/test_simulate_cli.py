@@ -38,7 +38,13 @@ def test_examples_are_sound(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("replicas", "routing", "system"),
-    [(1, "kernel", "planner"), (2, "kernel", "planner"), (2, "controller", "planner"), (2, "least_loaded", "sarathi")],
+    [
+        (1, "kernel", "planner"),
+        (2, "kernel", "planner"),
+        (2, "controller", "planner"),
+        (2, "least_loaded", "sarathi"),
+        (2, "balanced", "planner"),
+    ],
 )
 def test_simulate(tmp_path: Path, capsys, replicas: int, routing: str, system: str) -> None:
     out = tmp_path / "out.json"
@@ -69,6 +75,7 @@ def test_plan(tmp_path: Path, capsys) -> None:
         (("best_effort: true", "ttft: 3"), "unknown key; did you mean 'ttft_ms'?"),
         (("  prompt:", "  slos_serve: ChatBot\n  prompt:"), "exactly one of"),
         (("share: 1,", "share: -1,"), "classes.0.share"),
+        (("routing: kernel", "routing: kernel\nprefix_affinity: 1"), "routing: affinity and replicas of classes need"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, change: tuple[str, str], message: str) -> None:

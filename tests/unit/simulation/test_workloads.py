@@ -1,14 +1,13 @@
 import numpy as np
 import pytest
 
-from serving.scenario import read_calls
 from simulation.arrivals import gamma_s, poisson_s, shaped_s
 from simulation.lengths import CappedLogNormal, Percentiles, from_statistics, read_published
 from simulation.loop import Simulation
 from simulation.scenarios import CODE, CONV, LIFETIMES, SCENARIOS, make_scenario, zero_load_ttft_s
 from simulation.systems import PLANNER
 from simulation.traces import Trace, read_trace
-from simulation.workloads import Calls, Change, ServiceClass, closed_loop, draw_classes, open_loop
+from simulation.workloads import Calls, Change, ServiceClass, closed_loop, draw_classes, open_loop, read_calls
 from tests.simulation_cases import a100, jobs_at, run
 
 CLASSES = (ServiceClass("tight", 1.0, 0.5, 0.03), ServiceClass("loose", 3.0, 1.0, 0.1))

@@ -1,0 +1,38 @@
+"""What the door tells of vLLM's requests."""
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from vllm.lora.request import LoRARequest
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreRequest
+
+from controller.wire import Slo
+from serving.ticket import Ticket
+from serving.vllm_server import to_job
+
+
+def request(tokens: list[int], salt: str | None = None, lora: LoRARequest | None = None) -> EngineCoreRequest:
+    return EngineCoreRequest("r", tokens, None, SamplingParams(max_tokens=5), None, 0.0, lora, salt, None)
+
+
+def test_prompts_are_marked_by_all_that_their_kv_cache_depends_on() -> None:
+    tokens = list(range(100))
+    told = [
+        to_job(asked, Ticket(Slo()), 32).admission().prefix
+        for asked in (
+            request(tokens),
+            request([*tokens, 7]),
+            request(tokens, salt="tenant"),
+            request(tokens, lora=LoRARequest("adapter", 1, "path")),
+        )
+    ]
+    assert len(told[0]) == 3
+    assert told[0] == told[1], "the last token ends no block"
+    assert not set(told[0]) & {*told[2], *told[3]}
+    assert not set(told[2]) & set(told[3])
+
+
+def test_prompts_are_marked_only_where_it_is_asked_for() -> None:
+    assert to_job(request(list(range(100))), Ticket(Slo())).admission().prefix == ()
