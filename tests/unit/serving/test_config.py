@@ -83,10 +83,7 @@ def test_nothing_configured_is_the_embedded_model() -> None:
         ({"disaggregation": {"prefill": 2}}, "disaggregation: a replica that prefills and one that decodes"),
         ({"groups": [{"name": "a", "phase": "decode"}]}, "disaggregation: a replica that prefills and one"),
         ({"fleet": {"routing": "silos", "roles": "dynamic"}}, "fleet.routing: replicas of silos do not move"),
-        (
-            {"fleet": {"prefix_affinity": 1}, "engine": {"prefix_caching": False}},
-            "fleet.prefix_affinity: needs engine.prefix_caching",
-        ),
+        ({"fleet": {"prefix_affinity": 1}, "engine": {"prefix_caching": False}}, "fleet.prefix_affinity: needs eng"),
         ({"fleet": {"roles": "dynamc"}}, "fleet.roles: input should be 'auto', 'static' or 'dynamic'"),
         ([], "configuration: input should be a valid dictionary"),
     ],
@@ -155,14 +152,12 @@ def test_defaults_of_replica_and_application_are_the_same() -> None:
 
 def test_fleet_options_carry_the_fleet_settings() -> None:
     fleet = {"routing": "random", "max_hops": 2, "unattainable": "refuse", "silent_s": 3.0, "seed": 7}
-    fleet["prefix_affinity"] = 0.5
-    config = AppConfig.read({"fleet": {**fleet, "length_prior_tokens": 99.0}, "engine": {"block_size": 16}})
+    fleet["length_prior_tokens"] = 99.0
+    config = AppConfig.read({"fleet": {**fleet, "prefix_affinity": 0.5}, "engine": {"block_size": 16}})
     options = config.fleet_options()
     assert isinstance(options, FleetOptions)
-    assert options.block_tokens == config.marked_block_tokens == 16
-    assert AppConfig.read({}).marked_block_tokens == 0
+    assert (options.block_tokens, config.marked_block_tokens, options.prefix_affinity) == (16, 16, 0.5)
     assert {name: getattr(options, name) for name in fleet} == fleet
-    assert options.length_prior_tokens == 99.0
 
 
 def test_cores_needed() -> None:
