@@ -1,5 +1,6 @@
 """Routing policies side by side under the live controller's fleet; and what prefix affinity is worth on sessions."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,11 +21,13 @@ from simulation.workloads import ServiceClass, closed_loop, read_calls
 
 GPU, SESSIONS_GPU = "a100_sxm__llama-3.1-8b", "h200_sxm__llama-3.1-8b"
 SESSIONS_TRACE = "agentic_coding_a"
-CHECKED = ("load_gradient", "balanced", "sequential", "silos")
+SPLIT = " on replicas of tiers"  # each tier has its own, as many as its share of the work; otherwise all are shared
+CHECKED = ("load_gradient", "balanced", "sequential", f"silos{SPLIT}", f"load_gradient{SPLIT}", f"balanced{SPLIT}")
 PLAIN = ("least_loaded", "power_of_two", "power_of_k", "remaining_memory", "minimal_iteration_time", "round_robin")
 AFFINE = ("load_gradient", "balanced")
 SLOWDOWN, LEAST_TTFT_S, SESSION_TPOT_S = 3.0, 1.0, 0.05  # TTFT of a session's call, over that on an idle replica
 MAX_HOPS = 4  # the configuration's default
+SMALL_PER_S, SMALL_REPLICAS, SMALL_JOBS = 10.0, 4, 200  # of the load by which a change of behaviour is noticed
 
 
 def config(quick: bool) -> dict[str, Any]:
@@ -32,7 +35,7 @@ def config(quick: bool) -> dict[str, Any]:
         return {"routings": ["load_gradient", "balanced", "power_of_two"], "replicas": 4, "rates": [7.0],
                 "requests": 600, "weights": [0.0, 1.0], "affine": ["balanced"], "sessions": 4, "session_replicas": 2,
                 "sessions_per_s": 0.01, "seeds": [1]}  # fmt: skip
-    return {"routings": [*CHECKED, *PLAIN], "replicas": 20, "rates": [6.0, 8.0], "requests": 3000,
+    return {"routings": [*CHECKED, *PLAIN], "replicas": 20, "rates": [6.0], "requests": 3000,
             "weights": [0.0, 0.25, 1.0], "affine": list(AFFINE), "sessions": 20, "session_replicas": 4,
             "sessions_per_s": 0.02, "seeds": [1, 2, 3]}  # fmt: skip
 
@@ -61,20 +64,25 @@ def run(params: Mapping[str, Any], context: Context) -> Point:
 
 def _policy(params: Mapping[str, Any], context: Context) -> Point:
     """One policy on mixed tiers; lengths are known by the mean of their tier only."""
-    profile, trace = load_profile(GPU), read_trace(context.traces / f"{TRACE}.parquet")
-    replicas, seed = params["replicas"], params["seed"]
-    jobs = mixed_jobs(trace, params["requests"], params["rate"] * replicas, seed)
-    split = split_by_work(tier_costs_s(jobs, profile, False), jobs, replicas) if params["routing"] == "silos" else ()
-    system = FleetOf(
-        params["routing"], admits=True, replicas=replicas, routing=params["routing"], max_hops=MAX_HOPS, split=split
-    )
-    simulation = Simulation(jobs, system.engines(profile, seed), system.dispatcher(profile, jobs, seed))
-    simulation.run()
-    figures = summarize(jobs, simulation.records, simulation.engines.state, Window.of(jobs))
+    simulation, split = _run(params, context, params["replicas"], params["requests"])
+    figures = summarize(simulation.jobs, simulation.records, simulation.engines.state, Window.of(simulation.jobs))
     point = {name: params[name] for name in ("routing", "rate", "seed")}
     shares = list(figures["by_tier"].values())
     return {**point, "split": list(split), "attainment": figures["attainment"]["dslo"], "by_tier": shares,
             "refused": figures["refused"], "busy": figures["busy"]}  # fmt: skip
+
+
+def _run(params: Mapping[str, Any], context: Context, replicas: int, requests: int) -> tuple[Simulation, Sequence[int]]:
+    """A finished run of a policy, and the replicas of each tier where they are apart."""
+    profile, trace = load_profile(GPU), read_trace(context.traces / f"{TRACE}.parquet")
+    routing, apart, _ = params["routing"].partition(SPLIT)
+    jobs = mixed_jobs(trace, requests, params["rate"] * replicas, params["seed"])
+    split = split_by_work(tier_costs_s(jobs, profile, False), jobs, replicas) if apart else ()
+    system = FleetOf(routing, admits=True, replicas=replicas, routing=routing, max_hops=MAX_HOPS, split=split)
+    engines = system.engines(profile, params["seed"])
+    simulation = Simulation(jobs, engines, system.dispatcher(profile, jobs, params["seed"]))
+    simulation.run()
+    return simulation, split
 
 
 def split_by_work(costs_s: np.ndarray, jobs: np.ndarray, replicas: int) -> tuple[int, ...]:
@@ -132,6 +140,12 @@ def _spread(points: Sequence[Point], key: str, digits: int = 3) -> str:
     return told if len(values) == 1 else f"{told} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
+def behaves(params: Mapping[str, Any], context: Context) -> str:
+    """Digest of what the policy does with a small load, more than it can serve."""
+    simulation, _ = _run({"rate": SMALL_PER_S, **params}, context, SMALL_REPLICAS, SMALL_JOBS)
+    return hashlib.blake2b(simulation.records.tobytes(), digest_size=8).hexdigest()
+
+
 def headline(points: Sequence[Point]) -> dict[str, float]:
     """Median attainment of every policy at every rate, and hits of every weight."""
     policies = _by([p for p in points if "rate" in p], "routing", "rate")
@@ -162,4 +176,6 @@ def _tiers(points: Sequence[Point]) -> list[str]:
     return [f"{share:.2f}" for share in np.median([p["by_tier"] for p in points], axis=0)]
 
 
-ROUTING = register(Experiment("routing", "Routing policies, and prefix affinity", config, tasks, run, headline, tables))
+ROUTING = register(
+    Experiment("routing", "Routing policies, and prefix affinity", config, tasks, run, headline, tables, behaves)
+)
