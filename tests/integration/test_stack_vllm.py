@@ -1,13 +1,10 @@
 """The whole stack on two real vLLM engines of the embedded model: exact tokens through every kind of death."""
 
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
@@ -22,13 +19,6 @@ ARGS = {
     "engine": {"kind": "vllm", "cores_per_replica": 0.5, "kv_cache_gib": 0.1},
     "fleet": {"replicas": 2, "stall_timeout_s": 20.0},
 }
-SCHEMA = {
-    "type": "object",
-    "properties": {"size": {"enum": ["small", "large"]}, "express": {"type": "boolean"}},
-    "required": ["size", "express"],
-    "additionalProperties": False,
-}
-COMPACT = {"temperature": 0}
 PROMPTS = [f"Tell me story number {i}, please: " * (1 + i % 3) for i in range(12)]
 
 
@@ -61,43 +51,6 @@ def test_logprobs_and_stop_strings_come_from_the_engine(stack: Stack, undisturbe
     assert undisturbed[0].startswith(choice.text)
     assert stop not in choice.text
     assert len(choice.logprobs.token_logprobs) >= len(choice.text)
-
-
-def test_constrained_answers_parse_and_leave_free_ones_alone(stack: Stack, undisturbed: list[str]) -> None:
-    """JSON by a schema and calls of a named function, beside streams that may say anything."""
-
-    def ask(index: int) -> dict[str, Any]:
-        message = [{"role": "user", "content": PROMPTS[index]}]
-        if index % 2:
-            form = {"type": "json_schema", "json_schema": {"name": "order", "schema": SCHEMA, "strict": True}}
-            answer = stack.client.chat.completions.create(
-                model="embedded", messages=message, max_tokens=200, response_format=form, extra_body=COMPACT
-            )
-            content = answer.choices[0].message.content
-        else:
-            function = {"name": "order", "parameters": SCHEMA}
-            answer = stack.client.chat.completions.create(
-                model="embedded",
-                messages=message,
-                max_tokens=200,
-                tools=[{"type": "function", "function": function}],
-                tool_choice={"type": "function", "function": {"name": "order"}},
-                extra_body=COMPACT,
-            )
-            (call,) = answer.choices[0].message.tool_calls
-            assert call.function.name == "order"
-            content = call.function.arguments
-        return dict(json.loads(content))
-
-    with ThreadPoolExecutor(6) as pool:
-        constrained: list[Future[dict[str, Any]]] = []
-        free = texts(stack.client, PROMPTS, 120, lambda: constrained.extend(pool.submit(ask, i) for i in range(6)))
-        orders = [answer.result(120) for answer in constrained]
-    assert free == undisturbed
-    for order in orders:
-        assert set(order) == {"size", "express"}
-        assert order["size"] in ("small", "large")
-        assert isinstance(order["express"], bool)
 
 
 def test_killing_a_replica_and_the_controller_changes_no_token(stack: Stack, undisturbed: list[str]) -> None:
