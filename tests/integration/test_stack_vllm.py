@@ -1,9 +1,11 @@
 """The whole stack on two real vLLM engines of the embedded model: exact tokens through every kind of death."""
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -51,6 +53,31 @@ def test_logprobs_and_stop_strings_come_from_the_engine(stack: Stack, undisturbe
     assert undisturbed[0].startswith(choice.text)
     assert stop not in choice.text
     assert len(choice.logprobs.token_logprobs) >= len(choice.text)
+
+
+def test_constrained_answers_parse_and_leave_free_ones_alone(stack: Stack, undisturbed: list[str]) -> None:
+    """A random model says nothing that parses unless every one of its tokens is held to the grammar."""
+    order = r'\{"size":"(small|large)","express":(true|false)\}'
+
+    def ask(index: int) -> str:
+        constraint = {"structured_outputs": {"regex": order}}
+        answer = stack.client.chat.completions.create(
+            model="embedded",
+            messages=[{"role": "user", "content": PROMPTS[index]}],
+            max_tokens=100,
+            temperature=0,
+            extra_body=constraint,
+        )
+        assert answer.choices[0].finish_reason == "stop"
+        return str(answer.choices[0].message.content)
+
+    with ThreadPoolExecutor(6) as pool:
+        constrained: list[Future[str]] = []
+        free = texts(stack.client, PROMPTS, 120, lambda: constrained.extend(pool.submit(ask, i) for i in range(6)))
+        answers = [json.loads(answer.result(120)) for answer in constrained]
+    assert free == undisturbed
+    assert all(answer["size"] in ("small", "large") for answer in answers)
+    assert all(isinstance(answer["express"], bool) for answer in answers)
 
 
 def test_killing_a_replica_and_the_controller_changes_no_token(stack: Stack, undisturbed: list[str]) -> None:
