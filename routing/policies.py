@@ -148,12 +148,12 @@ class RemainingMemory:
 
 @register("minimal_iteration_time")
 class MinimalIterationTime:
-    """The replica whose iterations are shortest now: PolyServe's ``Minimal`` baseline (section 5.1)."""
+    """The lowest cycle time, prompts that wait included: PolyServe's ``Minimal`` baseline (section 5.1)."""
 
     checks_admission = False
 
     def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
-        return -replicas["step_s"]
+        return -(replicas["step_s"] + replicas["backlog_tokens"] * replicas["prompt_token_s"])
 
 
 @register("predicted_headroom")

@@ -108,6 +108,11 @@ def test_power_of_k_asks_k_replicas_and_takes_the_quickest() -> None:
     assert wanted("power_of_k", fleet, Ask(0, 100, 100))[0] == pytest.approx(1 / (0.01 + 2.0))
 
 
+def test_minimal_iteration_time_counts_prompts_that_wait() -> None:
+    fleet = open_fleet(3, step_s=[0.02, 0.01, 0.01], prompt_token_s=[1e-4] * 3, backlog_tokens=[0.0, 150.0, 50.0])
+    assert wanted("minimal_iteration_time", fleet, Ask(0, 1)) == pytest.approx([-0.02, -0.025, -0.015])
+
+
 def test_remaining_memory_takes_the_largest_and_begins_a_new_round_when_none_is_left() -> None:
     fleet = open_fleet(3, usable_tokens=[1000.0, 1000.0, 4000.0], peak_tokens=[100.0, 600.0, 3300.0])
     assert wanted("remaining_memory", fleet, Ask(0, 100, 100)) == [900.0, 400.0, 700.0]
