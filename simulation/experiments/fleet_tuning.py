@@ -11,6 +11,7 @@ from simulation.fleet_systems import FleetSystem, Goodput, attainment, planned_f
 from simulation.tiered import TPOT_S, tier_costs_s
 
 BALANCERS = ("least_loaded", "minimal_time", "power_of_two", "round_robin")
+SILO_LOADS = (0.3, 0.5, 0.7, 0.9)  # of the optimum, at which budgets of silos are compared
 COARSE = 2  # positions of the rate grid between which settings are not told apart
 LOW_START, HIGH_START = -20, -4  # grid positions at which first searches begin, where little or much is expected
 
@@ -58,12 +59,13 @@ def fixed_budget(tuning: Tuning, replicas: int, budgets: tuple[int, ...]) -> Cho
 
 def silos(tuning: Tuning, replicas: int, budgets: tuple[int, ...]) -> Chosen:
     """One static cluster per tier, each with its own best fixed budget; best split, then best balancer."""
-    jobs, splits = tuning.make_jobs(tuning.optimum_per_s), splits_of(tuning, replicas, is_split=False)
+    splits = splits_of(tuning, replicas, is_split=False)
     base = FleetSystem("silos", "sarathi", "least_loaded", split=next(iter(splits)), replicas=replicas)
-    met: dict[int, tuple[float, ...]] = {}
-    for budget in budgets:  # the clusters are apart, so that each one's budget can be read off one run for all
-        run = run_through(replace(base, token_budget=budget).run(tuning.profile, jobs))
-        met[budget] = attainment(run).tiers
+    met = {budget: np.zeros(len(TPOT_S)) for budget in budgets}
+    for share in SILO_LOADS:  # the clusters are apart, so that each one's budget can be read off one run for all
+        jobs = tuning.make_jobs(share * tuning.optimum_per_s)
+        for budget in budgets:
+            met[budget] += attainment(run_through(replace(base, token_budget=budget).run(tuning.profile, jobs))).tiers
     best = tuple(budgets[int(np.argmax([met[b][tier] for b in budgets]))] for tier in range(len(TPOT_S)))
     options = {f"split {s}, budgets {best}": replace(base, split=s, tier_budgets=best) for s in splits}
     return _with_balancers(tuning, tuning.race(options))
