@@ -145,8 +145,12 @@ def test_more_requests_than_rows(make_bench: MakeBench) -> None:
     wanted = {f"r{i}": 2 for i in range(600)}
     for i, name in enumerate(wanted):
         bench.add(name, [i % 200] * 8, 2, TIGHT if i % 2 else BEST_EFFORT)
+    rows = bench.scheduler._rows
+    assert len(rows) == 600
     bench.run()
     bench.check_outputs(wanted)
+    assert bench.finished == set(wanted)
+    assert len(rows) == 0
 
 
 def test_tokens_whose_kv_did_not_arrive_are_planned_again(make_bench: MakeBench) -> None:
