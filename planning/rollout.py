@@ -7,6 +7,7 @@ from numba import njit
 
 from planning.batch import form_batch
 from planning.deadlines import line_due_s, next_due_s, remaining_tokens, todo_tokens
+from planning.paced import pace_tail
 from planning.room import (
     IDLE,
     LATE_DECODE,
@@ -155,7 +156,10 @@ def _run_prefills(
 def _run_tail(
     coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, outlook: np.ndarray
 ) -> tuple[float, float]:
-    """Lockstep decoding to every predicted end; returns the worst margin and the peak of KV tokens."""
+    """Decoding to every predicted end, in lockstep or, where that is too slow for some, by deadline.
+
+    Returns the worst margin and the peak of KV tokens.
+    """
     tails, rows = np.zeros(len(table), dtype=TAIL), np.empty(len(table), dtype=np.int64)
     count = 0
     for i in range(len(table)):
@@ -163,16 +167,35 @@ def _run_tail(
             fill_tail(tails[count], table[i], now_s, limits["acceptance"])
             rows[count] = i
             count += 1
-    _least_s, peak_tokens, first_s = walk_tail(coef, tails[:count], now_s, limits["block_tokens"])
-    worst_s = math.inf
+    tails, rows = tails[:count], rows[:count]
+    _least_s, peak_tokens, first_s = walk_tail(coef, tails, now_s, limits["block_tokens"])
+    worst_s = _worst_s(tails, rows, outlook)
+    if worst_s < -TOLERANCE_S:
+        paced = tails.copy()
+        for j in range(count):
+            if outlook[rows[j]]["doomed"]:  # what it has lost cannot be made good; its share of the time it still takes
+                paced[j]["due_s"] = max(paced[j]["due_s"], now_s + paced[j]["pace_s"])
+                paced[j]["deadline_s"] = math.inf
+        _least_s, paced_peak_tokens = pace_tail(coef, paced, now_s, limits)
+        if _worst_s(paced, rows, outlook) >= -TOLERANCE_S:
+            tails, peak_tokens = paced, max(peak_tokens, paced_peak_tokens)
+            worst_s = _worst_s(paced, rows, outlook)
     for j in range(count):
         seen, tail = outlook[rows[j]], tails[j]
-        if not seen["doomed"]:
-            worst_s = min(worst_s, tail["margin_s"])
         seen["finish_s"] = tail["finish_s"]
         seen["margin_s"] = min(seen["margin_s"], tail["margin_s"])
         seen["first_s"] = min(seen["first_s"], first_s)
     return worst_s, peak_tokens
+
+
+@njit(cache=True)
+def _worst_s(tails: np.ndarray, rows: np.ndarray, outlook: np.ndarray) -> float:
+    """Least margin of the tails whose requests are not doomed."""
+    worst_s = math.inf
+    for j in range(len(tails)):
+        if not outlook[rows[j]]["doomed"]:
+            worst_s = min(worst_s, tails[j]["margin_s"])
+    return worst_s
 
 
 @njit(cache=True)
