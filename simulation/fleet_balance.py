@@ -39,6 +39,7 @@ STATE = np.dtype(
         ("is_split", "?"),  # prefill and decode on replicas of their own
         ("max_hops", "i8"),
         ("comfort", "f8"),  # load up to which the most loaded replica is wanted; beyond it the one with fewest requests
+        ("prefill_comfort", "f8"),  # the same on a prefill side
     ]
 )
 
@@ -127,7 +128,8 @@ def _want(fleet: Fleet, r: int) -> float:
     """How much replica ``r`` is wanted: the most loaded up to a comfortable load, beyond it the fewest requests."""
     seen = fleet.mirrors.replicas[r]
     load = seen["load"] + seen["backlog_tokens"] * _prefill_slope(fleet, r) / BACKLOG_S
-    return load if load <= fleet.state[0]["comfort"] else -float(seen["count"])
+    comfort = fleet.state[0]["prefill_comfort"] if fleet.sides[r] == PREFILL else fleet.state[0]["comfort"]
+    return load if load <= comfort else -float(seen["count"])
 
 
 @njit(cache=True)

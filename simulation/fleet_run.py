@@ -51,13 +51,15 @@ def make_run(
     retry_s: float = math.inf,
     max_hops: int = 8,
     comfort: float = 0.0,
+    prefill_comfort: float = 0.0,
 ) -> Run:
     """A run that has not begun; ``tiers`` (i8[R]) are the replicas' own, ``sides`` (i1[R]) what they take."""
     jobs, replicas = jobs.copy(), len(engines.state)
     sides = np.full(replicas, BOTH, dtype=np.int8) if sides is None else sides
     state = np.zeros(1, dtype=STATE)
     state["left"], state["routing"], state["retry_s"] = len(jobs), ROUTINGS.index(routing), retry_s
-    state["retry_at_s"], state["max_hops"], state["comfort"] = math.inf, max_hops, comfort
+    state["retry_at_s"], state["max_hops"] = math.inf, max_hops
+    state["comfort"], state["prefill_comfort"] = comfort, prefill_comfort
     state["is_split"] = (sides == PREFILL).any()
     mirrors = make_mirrors(replicas, 1)
     mirrors.replicas["is_open"], mirrors.replicas["count"] = sides != PREFILL, -1

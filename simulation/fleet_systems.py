@@ -39,6 +39,7 @@ class FleetSystem:
     retry_s: float = math.inf
     max_hops: int = 8
     comfort: float = 0.0
+    prefill_comfort: float = 0.0
     tier_budgets: tuple[int, ...] = ()
     replicas: int = 20
 
@@ -65,7 +66,8 @@ class FleetSystem:
             tiers[self.prefills :] = np.repeat(np.arange(len(self.split)), self.split)
             if self.tier_budgets:
                 engines.limits["max_batch_tokens"][self.prefills :] = np.array(self.tier_budgets)[tiers]
-        return make_run(jobs, engines, self.routing, tiers, sides, self.retry_s, self.max_hops, self.comfort)
+        comforts = self.comfort, self.prefill_comfort
+        return make_run(jobs, engines, self.routing, tiers, sides, self.retry_s, self.max_hops, *comforts)
 
 
 @dataclass(frozen=True)

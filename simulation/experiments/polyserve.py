@@ -62,6 +62,9 @@ SAMPLES = {
     ),
     "planner-apart": planned_fleet(4, 2),
     "elastic": FleetSystem("elastic", "slo", "gradient", comfort=0.8, replicas=4),
+    "elastic-apart": FleetSystem(
+        "elastic-apart", "slo", "gradient", prefills=2, comfort=0.8, prefill_comfort=0.3, replicas=4
+    ),
 }
 SETTINGS = ("lifetimes", "tuning_lifetimes", "requests", "budgets", "seeds", "tolerance")  # of every task
 LARGER = ("fixed-budget", "silos", "planner")  # at the larger sizes

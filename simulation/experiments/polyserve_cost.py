@@ -1,20 +1,22 @@
-"""PolyServe sections 5.4 and 5.5: replica-seconds per attained request over rates, when there are replicas enough.
+"""PolyServe section 5.4: replica-seconds per attained request over rates, when there are replicas enough.
 
-The load gradient keeps the replicas that it does not need empty, and an empty one costs nothing: it is back in the pool
-at once (section 4.3). A static fleet is paid for all the time, and is as large as the target needs at that rate.
+The load gradient keeps the replicas that it does not need empty, and an empty one costs nothing once it is back in the
+pool (section 4.3). A static fleet is paid for all the time, and is as large as the target needs at that rate. Both
+co-located and with prompts and decodes apart.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from controller.roles import RoleOptions
 from profiles.profile import Profile
 from profiles.store import load_profile
 from simulation.capacity import median_and_spread
-from simulation.experiments.fleet_tuning import Tuning, fixed_budget
+from simulation.experiments.fleet_tuning import Tuning, fixed_apart, fixed_budget, prefills_of
 from simulation.experiments.polyserve import (
     OPTIMUM_JOBS,
     PROFILE,
@@ -34,128 +36,169 @@ from simulation.fleet_systems import (
     run_through,
 )
 from simulation.metrics import Window, attained
-from simulation.tiered import TPOT_S, TieredLoad, optimum_per_s
+from simulation.tiered import TPOT_S, optimum_per_s
 
 DATA_SET = "splitwise"
+MODES = {"": ("elastic", "fixed-budget"), "-apart": ("elastic-apart", "fixed-apart")}  # what is compared, by key
 SPARE = 2.0  # replicas there are, in terms of those that the optimum would take
+LINGER_S = RoleOptions().idle_s  # a replica is paid for so long after its last request
 LOOK_S = 0.1  # of virtual time, between counts of the replicas in use
 MANY = 1 << 40  # arrivals between two of those
-COMFORTS = (0.95, 0.9, 0.85, 0.8, 0.7, 0.6)
+COMFORTS = (8.0, 4.0, 2.0, 1.3, 0.95, 0.8, 0.6)
+PREFILL_COMFORTS = (0.3, 0.6, 0.9, 1.2, 1.6, 2.0)
+SAFE = 0.02  # more than the target on the tuning seed, so that other seeds reach it
 
 
 def config(quick: bool) -> dict[str, Any]:
     if quick:
-        return {"sizes": [4], "lifetimes": 1.5, "tuning_lifetimes": 1.0, "requests": 800, "budgets": [512, 1024],
-                "comforts": [0.8], "seeds": [1]}  # fmt: skip
-    return {"sizes": [4, 8, 16, 32], "lifetimes": 4.0, "tuning_lifetimes": 2.0, "requests": 2000,
-            "budgets": [256, 512, 1024, 2048], "comforts": list(COMFORTS), "seeds": [1, 2, 3]}  # fmt: skip
+        return {"modes": list(MODES), "sizes": [4], "lifetimes": 1.5, "tuning_lifetimes": 1.0, "requests": 800,
+                "budgets": [512, 1024], "comforts": [0.8], "prefill_comforts": [0.3], "seeds": [1]}  # fmt: skip
+    return {"modes": list(MODES), "sizes": [4, 8, 16, 32], "lifetimes": 4.0, "tuning_lifetimes": 2.0,
+            "requests": 2000, "budgets": [256, 512, 1024, 2048], "comforts": list(COMFORTS),
+            "prefill_comforts": list(PREFILL_COMFORTS), "seeds": [1, 2, 3]}  # fmt: skip
 
 
 def tasks(config: dict[str, Any]) -> list[Task]:
-    """One task per rate, told by the replicas that the optimum would take."""
-    return [Task(f"{DATA_SET}/{size}", {**config, "size": size}) for size in config["sizes"]]
+    """One task per mode and rate, told by the replicas that the optimum would take."""
+    settings = {name: value for name, value in config.items() if name not in ("modes", "sizes")}
+    return [
+        Task(f"{DATA_SET}{mode}/{size}", {**settings, "mode": mode, "size": size})
+        for mode in config["modes"]
+        for size in config["sizes"]
+    ]
 
 
 def run(params: Mapping[str, Any], context: Context) -> Point:
     """Cost of both fleets at one rate; settings are found on a seed of their own."""
-    profile, load, size = load_profile(PROFILE), load_of(context, DATA_SET), params["size"]
-    rate_per_s = TARGET * optimum_per_s(load.jobs(profile, 1.0, OPTIMUM_JOBS, TUNING_SEED), profile, size, False)
-    tuning_jobs = jobs_maker(load, profile, params["tuning_lifetimes"], params["requests"] // 2, TUNING_SEED)(
-        rate_per_s
-    )
-    elastic = _comfortable(elastic_fleet(math.ceil(SPARE * size)), profile, tuning_jobs, params["comforts"])
-    setting, static = _best_static(params, profile, load, rate_per_s)
-    figures: dict[str, list[float]] = {"elastic": [], "static": [], "replicas": [], "used": []}
-    for seed in params["seeds"]:
-        jobs = jobs_maker(load, profile, params["lifetimes"], params["requests"], seed)(rate_per_s)
-        replicas = fewest(static, profile, jobs, size)
-        used, attained_per_s, _worst = usage(elastic.run(profile, jobs))
-        _all, static_per_s, _worst = usage(replace(static, replicas=replicas).run(profile, jobs))
-        figures["elastic"].append(used / attained_per_s)
-        figures["static"].append(replicas / static_per_s)
-        figures["replicas"].append(replicas)
-        figures["used"].append(used)
-    found = {name: {**median_and_spread(values), "seeds": values} for name, values in figures.items()}
-    return {"size": size, "rate_per_s": rate_per_s, "comfort": elastic.comfort, "budget": setting, **found}
-
-
-def elastic_fleet(replicas: int) -> FleetSystem:
-    """The load gradient over more replicas than are needed."""
-    return FleetSystem("elastic", "slo", "gradient", replicas=replicas)
-
-
-def _comfortable(system: FleetSystem, profile: Profile, jobs: np.ndarray, comforts: Sequence[float]) -> FleetSystem:
-    """The gradient at the highest load per replica with which every tier attains the target on the tuning seed."""
-    for comfort in comforts:
-        chosen = replace(system, comfort=comfort)
-        run = chosen.run(profile, jobs)
-        if attainment(run_through(run, Hopeless(run, "worst_tier"))).worst_tier >= TARGET:
-            return chosen
-    return chosen
-
-
-def _best_static(
-    params: Mapping[str, Any], profile: Profile, load: TieredLoad, rate_per_s: float
-) -> tuple[str, FleetSystem]:
-    """The fixed budget and balancer with the highest goodput of a fleet of this size."""
-    size = params["size"]
+    profile, load, is_apart = load_profile(PROFILE), load_of(context, DATA_SET), bool(params["mode"])
+    optimum = optimum_per_s(load.jobs(profile, 1.0, OPTIMUM_JOBS, TUNING_SEED), profile, params["size"], is_apart)
     make = jobs_maker(load, profile, params["tuning_lifetimes"], params["requests"] // 2, TUNING_SEED)
-    setting, system, _ = fixed_budget(Tuning(profile, make, rate_per_s / TARGET), size, tuple(params["budgets"]))
-    return setting, system
+    tuning = Tuning(profile, make, optimum)
+    elastic = cheapest(tuning, elastic_fleets(tuning, params))
+    choose = fixed_apart if is_apart else fixed_budget
+    setting, static, _ = choose(tuning, params["size"], tuple(params["budgets"]))
+    figures: dict[str, list[float]] = {n: [] for n in ("elastic", "static", "replicas", "used", "worst_tier")}
+    for seed in params["seeds"]:
+        jobs = jobs_maker(load, profile, params["lifetimes"], params["requests"], seed)(TARGET * optimum)
+        fewest = fewest_static(static, profile, jobs, params["size"])
+        used, paid = usage(elastic.run(profile, jobs)), usage(fewest.run(profile, jobs))
+        figures["elastic"].append(used.replicas / used.attained_per_s)
+        figures["static"].append(fewest.replicas / paid.attained_per_s)
+        figures["replicas"].append(fewest.replicas)
+        figures["used"].append(used.replicas)
+        figures["worst_tier"].append(used.worst_tier)
+    found = {name: {**median_and_spread(values), "seeds": values} for name, values in figures.items()}
+    place = {"mode": params["mode"], "size": params["size"], "rate_per_s": TARGET * optimum, "budget": setting}
+    return {**place, "comfort": elastic.comfort, "prefill_comfort": elastic.prefill_comfort, **found}
 
 
-def fewest(system: FleetSystem, profile: Profile, jobs: np.ndarray, start: int) -> int:
-    """Fewest replicas with which every tier attains the target: grows from ``start`` until enough, then bisects."""
+def elastic_fleets(tuning: Tuning, params: Mapping[str, Any]) -> Iterator[FleetSystem]:
+    """The load gradient over more replicas than are needed, at every comfortable load that is tried."""
+    replicas = math.ceil(SPARE * params["size"])
+    base = FleetSystem("elastic", "slo", "gradient", replicas=replicas)
+    if params["mode"]:
+        base = replace(base, prefills=prefills_of(tuning, replicas)[0], prefill_budget=4096)
+    for comfort in params["comforts"]:
+        for prefill_comfort in params["prefill_comforts"] if params["mode"] else (0.0,):
+            yield replace(base, comfort=comfort, prefill_comfort=prefill_comfort)
 
-    def is_enough(replicas: int) -> bool:
-        run = replace(system, replicas=replicas).run(profile, jobs)
-        return attainment(run_through(run, Hopeless(run, "worst_tier"))).worst_tier >= TARGET
 
-    low, high = 0, start
-    while not is_enough(high):
+def cheapest(tuning: Tuning, fleets: Iterator[FleetSystem]) -> FleetSystem:
+    """The fleet of least cost that keeps every tier safely at the target on the tuning seed; else the best of them."""
+    jobs, found = tuning.make_jobs(TARGET * tuning.optimum_per_s), []
+    for fleet in fleets:
+        seen = usage(fleet.run(tuning.profile, jobs))
+        lacks = max(0.0, TARGET + SAFE - seen.worst_tier)
+        found.append((lacks, seen.replicas / seen.attained_per_s, len(found), fleet))
+    return min(found)[-1]
+
+
+def fewest_static(system: FleetSystem, profile: Profile, jobs: np.ndarray, start: int) -> FleetSystem:
+    """The smallest fleet like ``system`` with which every tier attains the target; grows from ``start``, then bisects.
+
+    Apart, the prefill side keeps its part of the replicas, rounded to whichever of both sides is enough.
+    """
+
+    def enough(replicas: int) -> FleetSystem | None:
+        exact = system.prefills * replicas / system.replicas
+        for prefills in sorted({math.floor(exact), math.ceil(exact)} if system.prefills else {0}):
+            fleet = replace(system, replicas=replicas, prefills=prefills)
+            if bool(system.prefills) == bool(prefills) and _attains(fleet, profile, jobs):
+                return fleet
+        return None
+
+    low, high, found = 0, start, enough(start)
+    while found is None:
         low, high = high, high + max(1, high // 4)
+        found = enough(high)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if is_enough(middle) else (middle, high)
-    return high
+        fleet = enough(middle)
+        low, high, found = (middle, high, found) if fleet is None else (low, middle, fleet)
+    return found
 
 
-def usage(run: Run) -> tuple[float, float, float]:
-    """Mean replicas in use and attained requests per second over the judged time, and the worst tier's attainment."""
-    window, counts = Window.of(run.jobs, WARM_UP), []
+def _attains(fleet: FleetSystem, profile: Profile, jobs: np.ndarray) -> bool:
+    run = fleet.run(profile, jobs)
+    return attainment(run_through(run, Hopeless(run, "worst_tier"))).worst_tier >= TARGET
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a run took and gave over the judged time."""
+
+    replicas: float  # mean number in use, which is until ``LINGER_S`` after the last request
+    attained_per_s: float
+    worst_tier: float
+
+
+def usage(run: Run) -> Usage:
+    """Run to the end, counting the replicas in use."""
+    window, counts, state = Window.of(run.jobs, WARM_UP), [], run.fleet.state[0]
+    busy_s = np.full(len(run.engines.state), -math.inf)
     while True:
         run = enlarge_if_full(run)
-        if not advance_run(run, run.fleet.state[0]["now_s"] + LOOK_S, len(TPOT_S), MANY):
+        if not advance_run(run, state["now_s"] + LOOK_S, len(TPOT_S), MANY):
             break
-        if window.start_s <= run.fleet.state[0]["now_s"] <= window.end_s:
-            counts.append(int((run.engines.state["count"] > 0).sum()))
+        busy_s[run.engines.state["count"] > 0] = state["now_s"]
+        if window.start_s <= state["now_s"] <= window.end_s:
+            counts.append(int((state["now_s"] - busy_s <= LINGER_S).sum()))
     heads = window.heads(run.jobs)
     met = attained(run.jobs, run.records)["dslo"][heads].sum()
-    return float(np.mean(counts)), float(met / (window.end_s - window.start_s)), attainment(run).worst_tier
+    span_s = window.end_s - window.start_s
+    return Usage(float(np.mean(counts)), float(met / span_s), attainment(run).worst_tier)
 
 
 def headline(points: Sequence[Point]) -> dict[str, float]:
-    """Cost of the elastic fleet over that of the static one, worst and mean over rates."""
-    ratios = [p["elastic"]["median"] / p["static"]["median"] for p in points]
-    return {"cost_ratio_worst_rate": round(max(ratios), 4), "cost_ratio_mean": round(float(np.mean(ratios)), 4)}
+    """Cost of the elastic fleet over that of the static one: worst and mean over rates and modes, and per mode."""
+    ratios = {p["key"]: p["elastic"]["median"] / p["static"]["median"] for p in points}
+    figures = {"cost_ratio_worst_rate": max(ratios.values()), "cost_ratio_mean": float(np.mean(list(ratios.values())))}
+    for name, mode in (("colocated", ""), ("apart", "-apart")):
+        own = [ratios[p["key"]] for p in points if p["mode"] == mode]
+        figures |= {f"cost_ratio_worst_{name}": max(own)} if own else {}
+    figures["worst_tier_least"] = min(p["worst_tier"]["low"] for p in points)
+    return {name: round(value, 4) for name, value in figures.items()}
 
 
 def tables(points: Sequence[Point]) -> str:
     rows = [
         [
+            "apart" if p["mode"] else "co-located",
             p["rate_per_s"],
             p["used"]["median"],
             int(p["replicas"]["median"]),
             1e3 * p["elastic"]["median"],
             1e3 * p["static"]["median"],
             p["elastic"]["median"] / p["static"]["median"],
-            p["comfort"],
+            p["worst_tier"]["low"],
+            f"{p['comfort']:g}" + (f", prompts {p['prefill_comfort']:g}" if p["mode"] else ""),
             p["budget"],
         ]
         for p in points
     ]
-    header = ("req/s", "replicas used", "static replicas", "replica-ms per attained request", "static", "ratio")
-    return markdown_table((*header, "comfortable load", "static setting"), rows)
+    header = ("mode", "req/s", "replicas used", "static replicas", "replica-ms per attained request", "static", "ratio")
+    names = ("worst tier, worst seed", "comfortable load", "static setting")
+    return markdown_table((*header, *names), rows)
 
 
 POLYSERVE_COST = register(
@@ -167,6 +210,6 @@ POLYSERVE_COST = register(
         run,
         headline,
         tables,
-        lambda params, context: behaviour_of(context, DATA_SET, ("elastic", "fixed-budget")),
+        lambda params, context: behaviour_of(context, DATA_SET, MODES[params["mode"]]),
     )
 )

@@ -71,21 +71,28 @@ def test_every_experiment_is_registered_and_its_tasks_have_names_of_their_own() 
             assert len(keys) == len(set(keys)) > 0
 
 
-def test_fewest_replicas_are_enough_and_one_less_is_not() -> None:
-    system = FleetSystem("fixed", "sarathi", "least_loaded", token_budget=1024)
+def elastic(replicas: int, **settings: Any) -> FleetSystem:
+    return FleetSystem("elastic", "slo", "gradient", replicas=replicas, **settings)
+
+
+@pytest.mark.parametrize("prefills", [0, 2])
+def test_fewest_replicas_are_enough_and_one_less_is_not(prefills: int) -> None:
+    system = FleetSystem("fixed", "sarathi", "least_loaded", token_budget=1024, prefills=prefills, replicas=4)
     jobs = LOAD.jobs(PROFILE, 30.0, 600, 2)
-    found = polyserve_cost.fewest(system, PROFILE, jobs, 1)
-    assert polyserve_cost.fewest(system, PROFILE, jobs, found + 3) == found
+    found = polyserve_cost.fewest_static(system, PROFILE, jobs, 2)
+    assert polyserve_cost.fewest_static(system, PROFILE, jobs, found.replicas + 3) == found
+    assert bool(found.prefills) == bool(prefills)
 
 
-def test_usage_counts_replicas_with_requests() -> None:
+@pytest.mark.parametrize("prefills", [0, 3])
+def test_usage_counts_replicas_with_requests(prefills: int) -> None:
     jobs = LOAD.jobs(PROFILE, 20.0, 400, 3)
-    packed = replace(polyserve_cost.elastic_fleet(8), comfort=0.8).run(PROFILE, jobs)
-    spread = polyserve_cost.elastic_fleet(8).run(PROFILE, jobs)
-    used, attained_per_s, worst = polyserve_cost.usage(packed)
-    assert 1.0 <= used < polyserve_cost.usage(spread)[0] <= 8.0
-    assert worst > 0.9
-    assert attained_per_s == pytest.approx(20.0, rel=0.3)
+    comfortable = elastic(8, prefills=prefills, comfort=0.8, prefill_comfort=1.0)
+    packed = polyserve_cost.usage(comfortable.run(PROFILE, jobs))
+    spread = polyserve_cost.usage(elastic(8, prefills=prefills).run(PROFILE, jobs))
+    assert 1.0 <= packed.replicas < spread.replicas <= 8.0
+    assert packed.worst_tier > 0.9
+    assert packed.attained_per_s == pytest.approx(20.0, rel=0.3)
 
 
 def test_the_mix_of_the_burst_is_inverted() -> None:
