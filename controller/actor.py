@@ -20,7 +20,7 @@ from controller.fleet import Fleet
 from controller.history import Change
 from controller.options import FleetOptions
 from controller.scaler import ScalingError, ServeScaler
-from controller.sizing import plan_size
+from controller.sizing import SCALE_S, plan_size
 from controller.status import fleet_status
 from controller.tiers import TierTable
 from controller.warmup import warm_up
@@ -31,7 +31,6 @@ logger = logging.getLogger("polyslo.controller")
 
 WAKE_UP_S = 1.0  # a newborn waits so long for the first reports before it says that there is no replica
 HEAD_NODE = "node:__internal_head__"  # Ray's own resource of the head
-SCALE_S = 1.0  # how often the fleet's size is decided about
 IDLE_EXIT_S = 600.0  # without a door or a replica for so long, the application is gone and so is its controller
 
 _admissions = msgspec.msgpack.Decoder(list[Admission])
@@ -159,9 +158,9 @@ class Controller:
     async def _carry_out(self, actions: Actions, fleet: Fleet, scaler: ServeScaler) -> None:
         if actions.replicas is not None:
             await scaler.resize(actions.replicas)
-        if actions.remove is not None and fleet.allocation.autoscaler is not None:
+        if actions.remove is not None:
             await scaler.remove(actions.remove)
-            fleet.allocation.autoscaler.note_removed(actions.remove, time.monotonic())
+            fleet.note_removed(actions.remove, time.monotonic())
 
     async def _leave_when_forgotten(self) -> None:
         while True:

@@ -46,13 +46,13 @@ class Allocation:
         if wanted == "auto":
             wanted = "dynamic" if table.asks_for_roles or self.options.scaling else "static"
         if wanted == "static":
-            return StaticRoles(table)
+            return StaticRoles(table, self.history)
         return DynamicRoles(table, RoleOptions(self.options.idle_s), self.history)
 
     def _follow_roles(self) -> None:
         """An autoscaler drains through the roles in force."""
         scaling = self.options.scaling
-        if scaling is not None and isinstance(self.roles, DynamicRoles):
+        if scaling is not None:
             self.autoscaler = Autoscaler(scaling, self.roles, self.history)
 
     # -- what it is told --------------------------------------------------------------------------------------------
@@ -107,6 +107,11 @@ class Allocation:
         signals = Signals(replicas, views, self.demand.loads(now_s), waiting_tokens, hardware)
         return self.autoscaler.step(signals, now_s)
 
+    def note_removed(self, name: str, now_s: float) -> None:
+        """A drained replica has been ended."""
+        if self.autoscaler is not None:
+            self.autoscaler.note_removed(name, now_s)
+
     # -- what it tells ----------------------------------------------------------------------------------------------
 
     def candidate(self, position: int) -> str | None:
@@ -125,7 +130,7 @@ class Allocation:
 
     def is_open(self, name: str) -> bool:
         """Whether a replica takes anything at all."""
-        return self.roles.is_open(name) if isinstance(self.roles, DynamicRoles) else True
+        return self.roles.is_open(name)
 
     def status(self, now_s: float) -> dict[str, Any]:
         """As JSON values."""

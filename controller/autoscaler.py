@@ -6,6 +6,7 @@ shell (``controller.scaler``) carries it out through Serve. What other autoscale
 - constant load does not change the size: it shrinks only to what was enough at any time of ``shrink_after_s`` with
   ``shrink_margin`` to spare, and after a shrink that had to be taken back it waits twice as long;
 - a cold start triggers no second one: what is starting counts, and queues count again only when it had time to help;
+- a queue that comes and goes within a second triggers none either: queues count by their mean;
 - missing reports never shrink it, and it never goes below its minimum;
 - a size set by hand stays for ``hold_s``, within the bounds.
 """
@@ -19,7 +20,7 @@ import msgspec
 
 from controller.demand import Hardware, Load, plan_needs, share_budget
 from controller.history import Change, History
-from controller.role import Kind, ReplicaView
+from controller.role import Kind, ReplicaView, StaticRoles
 from controller.roles import DynamicRoles
 
 
@@ -67,15 +68,18 @@ class Autoscaler:
     """``roles`` are where replicas are drained and taken back, and where shares are kept."""
 
     options: ScalingOptions
-    roles: DynamicRoles
+    roles: DynamicRoles | StaticRoles
     history: History
     target: int | None = None  # what Serve was last asked for
-    wanted: dict[str, int] = field(default_factory=dict)  # replicas per tier by demand and bounds
+    wanted: dict[str, float] = field(
+        default_factory=dict
+    )  # per tier by demand and bounds; parts of shared ones
     held_until_s: float = -math.inf
     _grown_s: float = -math.inf
     _shrunk_s: float = -math.inf
     _complete_s: float = -math.inf  # since when no replica is missing
     _needs: deque[tuple[float, int]] = field(default_factory=deque)  # what it may shrink to at each time, lately
+    _queues: deque[tuple[float, Mapping[str, float]]] = field(default_factory=deque)  # prompt tokens per tier, lately
     _since_s: float | None = None
     _patience: float = 1.0  # times ``shrink_after_s``, grown by shrinks that were taken back
     _drained_s: dict[str, float] = field(default_factory=dict)
@@ -138,9 +142,9 @@ class Autoscaler:
         if signals.hardware is None:  # none has reported: none lost, and the first one for whoever asks
             need = enough = max(self.target, int(bool(signals.loads)))
         else:
-            busy_share = self.options.busy_share
-            wants = self._wants(signals, busy_share, now_s)
-            enough = self._total(self._wants(signals, busy_share * (1.0 - self.options.shrink_margin), now_s))
+            busy_share, queues = self.options.busy_share, self._queued(signals.waiting_tokens, now_s)
+            wants = self._wants(signals, queues, busy_share)
+            enough = self._total(self._wants(signals, queues, busy_share * (1.0 - self.options.shrink_margin)))
             need = self._total(wants)
             self._share(wants)
         self._needs.append((now_s, enough))
@@ -148,24 +152,34 @@ class Autoscaler:
             self._needs.popleft()
         return need
 
-    def _wants(self, signals: Signals, busy_share: float, now_s: float) -> list[int]:
-        """Replicas per tier by demand and bounds. Queues count once everything asked for has had time to help."""
-        tiers = self.roles.table.tiers
-        queues = signals.waiting_tokens if now_s - self._complete_s >= self.options.grow_cooldown_s else {}
+    def _queued(self, waiting_tokens: Mapping[str, float], now_s: float) -> dict[str, float]:
+        """Mean prompt tokens in queue over ``grow_cooldown_s``, by tier: what is served before a replica could have
+        started asks for none. Queues count once everything asked for has had time to help."""
+        self._queues.append((now_s, waiting_tokens))
+        while self._queues[0][0] <= now_s - self.options.grow_cooldown_s:
+            self._queues.popleft()
+        if now_s - self._complete_s < self.options.grow_cooldown_s:
+            return {}
+        names = {name for _, queue in self._queues for name in queue}
+        return {name: sum(queue.get(name, 0.0) for _, queue in self._queues) / len(self._queues) for name in names}
+
+    def _wants(self, signals: Signals, queues: Mapping[str, float], busy_share: float) -> list[float]:
+        """Replicas per tier by demand and bounds."""
         assert signals.hardware is not None
-        needs = plan_needs(self.roles.table, signals.loads, queues, signals.hardware, busy_share)
-        return [int(min(max(need.replicas, tier.low), tier.high)) for need, tier in zip(needs, tiers, strict=True)]
+        table = self.roles.table
+        return self.roles.plan_wants(plan_needs(table, signals.loads, queues, signals.hardware, busy_share))
 
-    def _total(self, wants: list[int]) -> int:
-        return min(max(sum(wants) + self.options.warm_spares, self._low), self._high)
+    def _total(self, wants: list[float]) -> int:
+        return min(max(math.ceil(sum(wants) - 1e-9) + self.options.warm_spares, self._low), self._high)
 
-    def _share(self, wants: list[int]) -> None:
-        """Where the tiers want more than there may be, each gets a share."""
+    def _share(self, wants: list[float]) -> None:
+        """Where tiers with replicas of their own want more than there may be, each gets a share."""
         tiers = self.roles.table.tiers
         names = [tier.name for tier in tiers]
-        self.wanted, self.roles.shares = dict(zip(names, wants, strict=True)), {}
-        if sum(wants) > self._high:
-            shares = share_budget([tier.low for tier in tiers], wants, self._high)
+        told = [int(want) if want == int(want) else round(want, 2) for want in wants]
+        self.wanted, self.roles.shares = dict(zip(names, told, strict=True)), {}
+        if isinstance(self.roles, DynamicRoles) and sum(wants) > self._high:
+            shares = share_budget([tier.low for tier in tiers], [int(want) for want in wants], self._high)
             self.roles.shares = dict(zip(names, shares, strict=True))
 
     @property
@@ -220,9 +234,7 @@ class Autoscaler:
 
         own = [view for view in signals.views if view.name.rpartition("/")[0] == self.options.group]
         for view in sorted((view for view in own if self.roles.is_open(view.name)), key=rank):
-            position = self.roles.position(view.name)
-            is_pool = position == self.roles.table.pool
-            if is_pool or self.roles.count(position) > self.roles.table.tiers[position].low:
+            if self.roles.may_leave(view.name):
                 if now_s - self._grown_s > 4.0 * self._shrink_after_s:
                     self._patience = max(1.0, 0.5 * self._patience)
                 self._shrunk_s = self._drained_s[view.name] = now_s

@@ -94,6 +94,11 @@ class Fleet:
         if replica in self.replicas:
             self.replicas[replica].suspect_s = now_s
 
+    def note_removed(self, replica: str, now_s: float) -> None:
+        """A drained replica has been ended as the autoscaler asked: it is gone, not silent."""
+        self.allocation.note_removed(replica, now_s)
+        self._give_up([name for name in (replica,) if name in self.replicas], now_s)
+
     def note_outcome(self, outcome: Outcome, now_s: float) -> None:
         """A request ended: count it, learn its length, free its reservation."""
         self.tracker.note(outcome, now_s)
@@ -265,13 +270,15 @@ class Fleet:
 
     def _forget(self, now_s: float) -> None:
         """Give up replicas that have been silent for long, and pending requests whose time has run out."""
-        gone = [name for name, r in self.replicas.items() if now_s - r.seen_s > self.options.forget_s]
-        for name in gone:
+        self._give_up([name for name, r in self.replicas.items() if now_s - r.seen_s > self.options.forget_s], now_s)
+        self.waiting = {uid: w for uid, w in self.waiting.items() if now_s <= w.forget_s}
+
+    def _give_up(self, names: Sequence[str], now_s: float) -> None:
+        for name in names:
             self.bank.give_back(self.replicas.pop(name).slot)
-        if gone:
+        if names:
             self._where = {uid: name for uid, name in self._where.items() if name in self.replicas}
             self._allocate(now_s)
-        self.waiting = {uid: w for uid, w in self.waiting.items() if now_s <= w.forget_s}
 
     # -- what it tells ----------------------------------------------------------------------------------------------
 

@@ -1,9 +1,11 @@
 """A replica's role, what it is decided by, and the roles that never change. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from controller.demand import Need
+from controller.history import Change, History
 from controller.tiers import TierTable
 from routing.mirrors import SHARED
 
@@ -49,20 +51,24 @@ class ReplicaView:
 
 
 class StaticRoles:
-    """As many replicas as ``Tier.replicas`` says to each tier, by name; the rest serves every tier."""
+    """As many replicas as ``Tier.replicas`` says to each tier, by name; the rest serves every tier, and may drain."""
 
-    def __init__(self, table: TierTable) -> None:
-        self._table = table
+    def __init__(self, table: TierTable, history: History | None = None) -> None:
+        self.table = table
+        self.shares: dict[str, int] = {}  # nobody competes: what is there is shared
+        self._history = History() if history is None else history
         self._assigned: dict[str, int] = {}
+        self._draining: set[str] = set()
 
     def set_table(self, table: TierTable) -> None:
-        self._table = table
+        self.table = table
         self._assigned = table.assign(list(self._assigned))
 
     def step(self, views: Sequence[ReplicaView], now_s: float) -> None:
         """Follow the replicas that there are."""
         if self._assigned.keys() != {view.name for view in views}:
-            self._assigned = self._table.assign([view.name for view in views])
+            self._assigned = self.table.assign([view.name for view in views])
+            self._draining &= self._assigned.keys()
 
     def position(self, name: str) -> int:
         return self._assigned.get(name, SHARED)
@@ -70,5 +76,42 @@ class StaticRoles:
     def told(self, name: str) -> tuple[str, str]:
         """The tier that it serves; and its role in full, which is the same."""
         position = self.position(name)
-        tier = "shared" if position == SHARED else self._table.tiers[position].name
+        tier = "shared" if position == SHARED else self.table.tiers[position].name
         return tier, tier
+
+    # -- size -------------------------------------------------------------------------------------------------------
+
+    def role(self, name: str) -> Role:
+        return Role(Kind.SERVES if self.is_open(name) else Kind.DRAINING)
+
+    def is_open(self, name: str) -> bool:
+        """Whether it takes anything at all."""
+        return name not in self._draining
+
+    def names(self, kind: Kind) -> list[str]:
+        """Replicas of a kind, in order of their names."""
+        return sorted(name for name in self._assigned if self.role(name).kind == kind)
+
+    def may_leave(self, name: str) -> bool:
+        """Whether the fleet can do without it: what a tier has to itself stays."""
+        return self.position(name) == SHARED
+
+    def drain(self, name: str, now_s: float, reason: str) -> None:
+        """Take nothing more on this replica."""
+        if name in self._assigned and self.is_open(name):
+            self._draining.add(name)
+            self._history.note(Change(now_s, name, self.told(name)[1], str(Kind.DRAINING), reason))
+
+    def restore(self, name: str, views: Iterable[ReplicaView], now_s: float, reason: str) -> bool:
+        """Take a draining replica back; whether it is there and was draining."""
+        is_there = any(view.name == name and view.is_reporting for view in views)
+        if not is_there or self.is_open(name):
+            return False
+        self._draining.remove(name)
+        self._history.note(Change(now_s, name, str(Kind.DRAINING), self.told(name)[1], reason))
+        return True
+
+    def plan_wants(self, needs: Sequence[Need]) -> list[float]:
+        """Replicas per tier: its own, or the part of the shared ones that its demand takes."""
+        tiers = self.table.tiers
+        return [float(tier.replicas or need.busy) for tier, need in zip(tiers, needs, strict=True)]

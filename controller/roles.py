@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from controller.demand import Need
 from controller.history import Change, History
 from controller.role import Kind, ReplicaView, Role
 from controller.tiers import TierTable
@@ -105,6 +106,16 @@ class DynamicRoles:
         if serving >= max(tier.low, self.shares.get(tier.name, serving + 1)):
             return None
         return self._best_fit(position, free)
+
+    def may_leave(self, name: str) -> bool:
+        """Whether the fleet can do without it: one of the pool, or of a tier above its minimum."""
+        position = self.position(name)
+        return position == self.table.pool or self.count(position) > self.table.tiers[position].low
+
+    def plan_wants(self, needs: Sequence[Need]) -> list[float]:
+        """Whole replicas per tier by demand and bounds."""
+        tiers = self.table.tiers
+        return [float(min(max(need.replicas, tier.low), tier.high)) for need, tier in zip(needs, tiers, strict=True)]
 
     def drain(self, name: str, now_s: float, reason: str) -> None:
         """Take nothing more on this replica."""

@@ -8,6 +8,8 @@ from controller.autoscaler import Actions
 from controller.demand import Hardware
 from controller.fleet import Fleet
 
+SCALE_S = 1.0  # how often the fleet's size is decided about
+
 
 def plan_size(fleet: Fleet, replicas: int | None, now_s: float) -> Actions:
     """What to do about the size, with ``replicas`` what Serve is asked for at present (none: it does not say)."""

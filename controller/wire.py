@@ -6,6 +6,7 @@ subtracts an age from its own clock. Strings are ids and names; no text of a pro
 
 import hashlib
 from enum import StrEnum
+from functools import lru_cache
 
 import msgspec
 
@@ -162,6 +163,7 @@ class Outputs(msgspec.Struct, frozen=True, array_like=True):
     deltas: tuple[Delta, ...] = ()
 
 
+@lru_cache(maxsize=1 << 16)
 def request_uid(request_id: str) -> int:
     """The positive 63-bit id of a request inside planning tables."""
     return int.from_bytes(hashlib.blake2b(request_id.encode(), digest_size=8).digest()) >> 1

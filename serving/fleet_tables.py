@@ -44,7 +44,7 @@ def size_line(status: dict[str, Any], allocation: dict[str, Any]) -> str:
     size = allocation.get("size")
     if not size:
         return f"{line}   size fixed"
-    wanted = ", ".join(f"{tier} {count}" for tier, count in (size.get("wanted") or {}).items() if count) or "none"
+    wanted = ", ".join(f"{tier} {count:g}" for tier, count in (size.get("wanted") or {}).items() if count) or "none"
     line += f"   size {figure(size.get('target'))} ({size['min_replicas']} to {size['max_replicas']})   demand {wanted}"
     if error := status.get("scaling_error"):
         line += f"   error: {escape(str(error))}"

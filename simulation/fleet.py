@@ -16,6 +16,9 @@ from routing.prefixes import mark_spacing
 from simulation.loop import Simulation
 
 REPORT_S = 0.15  # how often a live replica reports
+PROGRESS = (
+    "prompt_tokens", "computed_tokens", "emitted_tokens", "output_tokens", "output_cap_tokens", "running"
+)  # fmt: skip
 SEEN_BEFORE = 100  # requests of each tier that had finished before the run, so that lengths are known on average
 
 
@@ -29,7 +32,8 @@ def tiers_of(jobs: np.ndarray, split: Sequence[int] = ()) -> TierTable:
 
 def _tier(asked: np.ndarray, number: int, replicas: int) -> Tier:
     predicted = int(asked["predicted_tokens"].mean())
-    return Tier(f"tier {number}", tpot_s=float(asked["tpot_s"].min()), output_tokens=predicted, replicas=replicas)
+    ttft_s, tpot_s = float(asked["ttft_s"].min()), float(asked["tpot_s"].min())
+    return Tier(f"tier {number}", ttft_s, tpot_s, output_tokens=predicted, replicas=replicas)
 
 
 def replica_name(position: int) -> str:
@@ -55,6 +59,7 @@ class FleetDispatch:
         self._sequence, self._report_s = 0, 0.0
         self._again: list[tuple[float, int]] = []  # pending jobs and when they ask again
         self._finished: dict[int, list[tuple[str, int]]] = {}
+        self._slos: dict[tuple[int, bool], Slo] = {}  # of placed jobs, with and without a promise
 
     def next_wake_s(self) -> float:
         return min(self._report_s, self._again[0][0]) if self._again else self._report_s
@@ -97,8 +102,9 @@ class FleetDispatch:
     def admission(self, asked: np.void, job: int, now_s: float) -> Admission:
         """A job as the door asks about it."""
         age_s = now_s - float(asked["arrival_s"])
+        slo = self._slo(asked, bool(asked["best_effort"]))
         lengths = int(asked["prompt_tokens"]), int(asked["cap_tokens"])
-        return Admission(str(job), *lengths, self._slo(asked), age_s, prefix=self._marks(asked))
+        return Admission(str(job), *lengths, slo, age_s, prefix=self._marks(asked))
 
     def _marks(self, asked: np.void) -> tuple[int, ...]:
         """What the door would tell of the prompt: an id of a trace stands for the block and all before it."""
@@ -112,9 +118,10 @@ class FleetDispatch:
     def _tier_name(self, asked: np.void) -> str:
         return f"tier {asked['tier']}"
 
-    def _slo(self, asked: np.void) -> Slo:
-        ttft_s, tpot_s, e2e_s = float(asked["ttft_s"]), float(asked["tpot_s"]), float(asked["e2e_s"])
-        return Slo(ttft_s, tpot_s, e2e_s, self._tier_name(asked), bool(asked["best_effort"]))
+    def _slo(self, asked: np.void, is_best_effort: bool) -> Slo:
+        """What a job is promised; without a promise it is of the same tier still."""
+        bounds = () if is_best_effort else (float(asked["ttft_s"]), float(asked["tpot_s"]), float(asked["e2e_s"]))
+        return Slo(*bounds, tier=self._tier_name(asked), best_effort=is_best_effort)
 
     def _carry_out(self, simulation: Simulation, job: int, decision: Decision) -> None:
         if decision.verdict == Verdict.PENDING:
@@ -125,49 +132,51 @@ class FleetDispatch:
             simulation.refuse(job)
             return
         row = simulation.rows(np.array([job]))
-        row["output_tokens"] = decision.output_tokens
+        row["output_tokens"], row["emitted_tokens"] = decision.output_tokens, simulation.records[job]["emitted_tokens"]
         if decision.verdict == Verdict.BEST_EFFORT:
             row["best_effort"], row["ttft_s"], row["tpot_s"], row["deadline_s"] = True, math.inf, math.inf, math.inf
-        simulation.place(row[0], int(decision.replica.rpartition("-")[2]))
+        simulation.place(row[0], self.position_of(decision.replica))
+
+    def position_of(self, name: str) -> int:
+        """The engine of a replica."""
+        return int(name.rpartition("-")[2])
 
     def _report(self, simulation: Simulation) -> None:
         """Every replica's report, in order of replicas; the next one is due ``REPORT_S`` later."""
-        for r in range(len(simulation.engines.state)):
-            self.fleet.report(self.report(simulation, r), simulation.now_s)
+        for report in self.reports(simulation):
+            self.fleet.report(report, simulation.now_s)
         self._sequence += 1
         busy = simulation.engines.state["count"].any()
         self._report_s = simulation.now_s + REPORT_S if busy or simulation.left else math.inf
 
+    def reports(self, simulation: Simulation) -> Sequence[Report]:
+        """What the replicas that there are would report now, in order."""
+        return [self.report(simulation, r) for r in range(len(simulation.engines.state))]
+
     def report(self, simulation: Simulation, r: int) -> Report:
         """What replica ``r`` would report now. Its iteration in flight counts as done, as in the live scheduler."""
         table, limits = simulation.table(r), simulation.engines.limits[r]
-        held = table[table["running"]]
         return Report(
             replica_name(r),
             "birth",
             self._sequence,
             self.profile.name,
             int(limits["kv_capacity_tokens"]),
-            int(held["computed_tokens"].sum()),
+            int(table["computed_tokens"][table["running"]].sum()),
             int(limits["max_running"]),
             int(limits["max_batch_tokens"]),
             simulation.now_s - simulation.free_at_s(r),  # not above zero: it ends in the future
-            tuple(self._progress(simulation, row) for row in table),
+            self._progress(simulation, table),
             tuple(self._finished.pop(r, ())),
         )
 
-    def _progress(self, simulation: Simulation, row: np.void) -> Progress:
-        job = int(row["id"]) - 1
-        asked = simulation.jobs[job]
-        slo = Slo(tier=self._tier_name(asked), best_effort=True) if row["best_effort"] else self._slo(asked)
-        return Progress(
-            str(job),
-            slo,
-            simulation.now_s - float(asked["arrival_s"]),
-            int(row["prompt_tokens"]),
-            int(row["computed_tokens"]),
-            int(row["emitted_tokens"]),
-            int(row["output_tokens"]),
-            int(row["output_cap_tokens"]),
-            bool(row["running"]),
-        )
+    def _progress(self, simulation: Simulation, table: np.ndarray) -> tuple[Progress, ...]:
+        jobs = (table["id"] - 1).tolist()
+        slos = []
+        for key in zip(jobs, table["best_effort"].tolist(), strict=True):
+            if (slo := self._slos.get(key)) is None:
+                slo = self._slos[key] = self._slo(simulation.jobs[key[0]], key[1])
+            slos.append(slo)
+        ages_s = (simulation.now_s - simulation.jobs["arrival_s"][jobs]).tolist()
+        columns = (table[name].tolist() for name in PROGRESS)
+        return tuple(map(Progress, map(str, jobs), slos, ages_s, *columns))

@@ -201,7 +201,22 @@ def test_waiting_work_counts_as_demand() -> None:
     world.run(300)
     small = world.wanted
     world.waiting = {"tight": 60_000.0}
-    world.run(2)
+    world.run(10)
+    assert world.wanted > small
+
+
+def test_a_queue_that_comes_and_goes_starts_nothing() -> None:
+    world = World(ScalingOptions(min_replicas=1, max_replicas=30), rates={"tight": 1.0})
+    world.run(300)
+    small = world.wanted
+    for _ in range(20):
+        world.waiting = {"tight": 60_000.0}  # many replicas' worth, were it to last
+        world.run(1)
+        world.waiting = {}
+        world.run(20)
+    assert world.wanted == small
+    world.waiting = {"tight": 60_000.0}
+    world.run(15)
     assert world.wanted > small
 
 

@@ -20,7 +20,6 @@ from serving.strict import ConfigError
         ({"fleet": {"autoscaling": {"warm_spares": 2}}}, "fleet.autoscaling.warm_spares: has no effect without max"),
         ({"fleet": {"autoscaling": {"max_replicas": 4, "group": "a"}}}, "fleet.autoscaling.group: no group 'a'"),
         ({"fleet": {"autoscaling": {"max_replicas": 1}}}, "fleet.autoscaling: the fleet begins with 2 replicas"),
-        ({"fleet": {"roles": "static", "autoscaling": {"max_replicas": 4}}}, "fleet.roles: a fleet that grows"),
         (
             {"disaggregation": {"prefill": 1}, "fleet": {"autoscaling": {"max_replicas": 4}}},
             "fleet.autoscaling: a fleet that prefills and decodes apart has a fixed size",
