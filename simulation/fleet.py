@@ -120,8 +120,9 @@ class FleetDispatch:
 
     def _slo(self, asked: np.void, is_best_effort: bool) -> Slo:
         """What a job is promised; without a promise it is of the same tier still."""
-        bounds = () if is_best_effort else (float(asked["ttft_s"]), float(asked["tpot_s"]), float(asked["e2e_s"]))
-        return Slo(*bounds, tier=self._tier_name(asked), best_effort=is_best_effort)
+        if is_best_effort:
+            return Slo(tier=self._tier_name(asked), best_effort=True)
+        return Slo(float(asked["ttft_s"]), float(asked["tpot_s"]), float(asked["e2e_s"]), self._tier_name(asked))
 
     def _carry_out(self, simulation: Simulation, job: int, decision: Decision) -> None:
         if decision.verdict == Verdict.PENDING:

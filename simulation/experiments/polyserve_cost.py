@@ -105,7 +105,8 @@ def elastic_fleets(tuning: Tuning, params: Mapping[str, Any]) -> Iterator[FleetS
 
 def cheapest(tuning: Tuning, fleets: Iterator[FleetSystem]) -> FleetSystem:
     """The fleet of least cost that keeps every tier safely at the target on the tuning seed; else the best of them."""
-    jobs, found = tuning.make_jobs(TARGET * tuning.optimum_per_s), []
+    jobs = tuning.make_jobs(TARGET * tuning.optimum_per_s)
+    found = list[tuple[float, float, int, FleetSystem]]()
     for fleet in fleets:
         seen = usage(fleet.run(tuning.profile, jobs))
         lacks = max(0.0, TARGET + SAFE - seen.worst_tier)

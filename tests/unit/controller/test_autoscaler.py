@@ -1,99 +1,15 @@
 """The fleet's size follows the load; one test for each thing that users of autoscalers complain of."""
 
-from dataclasses import dataclass, field
-
 import numpy as np
 import pytest
 
 from controller.autoscaler import Actions, Autoscaler, ScalingOptions, Signals
-from controller.demand import Demand, Hardware, Load
+from controller.demand import Load
 from controller.history import History
 from controller.role import Kind, ReplicaView
 from controller.roles import DynamicRoles
 from controller.tiers import Tier, TierTable
-from profiles.store import load_profile
-
-H100 = Hardware(load_profile("h100_sxm__llama-3.1-8b").coefficients, 400_000, 0.2)
-
-
-def table(tight: tuple[int, int] = (0, 0), loose: tuple[int, int] = (0, 0)) -> TierTable:
-    return TierTable.of(
-        1,
-        [
-            Tier("tight", 0.3, 0.02, min_replicas=tight[0], max_replicas=tight[1]),
-            Tier("loose", 3.0, 0.1, min_replicas=loose[0], max_replicas=loose[1]),
-            Tier("flex", best_effort=True),
-        ],
-    )
-
-
-@dataclass
-class World:
-    """A fleet that obeys: replicas start after ``start_s``, and each serves an equal part of what is asked."""
-
-    options: ScalingOptions
-    tiers: TierTable = field(default_factory=table)
-    replicas: int = 2
-    start_s: float = 20.0
-    seed: int = 0
-    now_s: float = 0.0
-    rates: dict[str, float] = field(default_factory=dict)
-    waiting: dict[str, float] = field(default_factory=dict)
-    silent: bool = False
-    can_tell: bool = True
-    removed: list[str] = field(default_factory=list)
-    asked: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.names = {f"r{i}": 0.0 for i in range(self.replicas)}  # name -> when it is up
-        self.wanted = self.born = self.replicas
-        self.demand, self.rng = Demand(self.options.window_s), np.random.default_rng(self.seed)
-        self.history = History()
-        self.roles = DynamicRoles(self.tiers, history=self.history)
-        self.scaler = Autoscaler(self.options, self.roles, self.history)
-        self.uid = 0
-
-    def views(self) -> list[ReplicaView]:
-        up = [name for name, up_s in self.names.items() if up_s <= self.now_s]
-        return [ReplicaView(name, (0,) * self.tiers.pool, is_reporting=not self.silent) for name in up]
-
-    def resize(self, replicas: int) -> None:
-        """What Serve does: starts new ones; stops the newest."""
-        while len(self.names) < replicas:
-            self.names[f"r{self.born}"], self.born = self.now_s + self.start_s, self.born + 1
-        for name in sorted(self.names, key=lambda n: self.names[n])[replicas:]:
-            del self.names[name]
-        self.wanted = replicas
-
-    def run(self, seconds: int, tokens: tuple[int, int] = (1000, 200)) -> None:
-        for _ in range(seconds):
-            self.now_s += 1.0
-            for tier, rate in self.rates.items():
-                for _ in range(self.rng.poisson(rate)):
-                    self.uid += 1
-                    self.demand.note(self.uid, tier, *tokens, self.now_s)
-            self.obey(self.step())
-
-    def step(self) -> Actions:
-        views = self.views()
-        self.roles.step(views, self.now_s)
-        hardware = H100 if views else None
-        seen = self.wanted if self.can_tell else None
-        signals = Signals(seen, views, self.demand.loads(self.now_s), self.waiting, hardware)
-        return self.scaler.step(signals, self.now_s)
-
-    def obey(self, actions: Actions) -> None:
-        if actions.replicas is not None:
-            self.asked.append(actions.replicas)
-            self.resize(actions.replicas)
-        if actions.remove is not None:
-            self.removed.append(actions.remove)
-            del self.names[actions.remove]
-            self.wanted -= 1
-            self.scaler.note_removed(actions.remove, self.now_s)
-
-    def sizes(self) -> list[int]:
-        return [int(change.after) for change in self.history if change.what == "fleet"]
+from tests.scaling_cases import H100, World, table
 
 
 def test_it_grows_with_the_load_and_shrinks_after_it() -> None:
@@ -309,3 +225,29 @@ def test_a_shrink_that_was_taken_back_makes_the_next_one_wait_longer() -> None:
         waits.append(world.now_s - since_s)
     assert waits[0] < 140.0
     assert waits[3] > 4.0 * waits[0]
+
+
+def test_a_shared_pool_takes_the_sum_of_what_tiers_take() -> None:
+    rates = {"tight": 20.0, "loose": 20.0}
+    shared, apart = (
+        World(ScalingOptions(min_replicas=1, max_replicas=20), rates=dict(rates), is_shared=is_shared)
+        for is_shared in (True, False)
+    )
+    for world in (shared, apart):
+        world.run(300)
+    parts = shared.scaler.wanted
+    assert parts["tight"] % 1.0 > 0.0
+    assert shared.wanted == int(np.ceil(sum(parts.values())))
+    assert shared.wanted <= apart.wanted
+    shared.rates = {}
+    shared.run(1200)
+    assert shared.wanted == 1, "shared replicas drain too"
+
+
+def test_what_a_tier_has_to_itself_is_not_drained() -> None:
+    tiers = TierTable.of(1, [Tier("tight", 0.3, 0.02, replicas=2), Tier("loose", 3.0, 0.1)])
+    options = ScalingOptions(min_replicas=1, max_replicas=8)
+    world = World(options, tiers, replicas=6, is_shared=True)
+    world.run(1500)
+    assert world.wanted == 2
+    assert {world.roles.position(name) for name in world.names} == {0}
