@@ -71,9 +71,7 @@ class Autoscaler:
     roles: DynamicRoles | StaticRoles
     history: History
     target: int | None = None  # what Serve was last asked for
-    wanted: dict[str, float] = field(
-        default_factory=dict
-    )  # per tier by demand and bounds; parts of shared ones
+    wanted: dict[str, float] = field(default_factory=dict)  # per tier by demand and bounds; parts of shared ones
     held_until_s: float = -math.inf
     _grown_s: float = -math.inf
     _shrunk_s: float = -math.inf

@@ -15,8 +15,6 @@ SILO_LOADS = (0.3, 0.5, 0.7, 0.9)  # of the optimum, at which budgets of silos a
 COARSE = 2  # positions of the rate grid between which settings are not told apart
 LOW_START, HIGH_START = -20, -4  # grid positions at which first searches begin, where little or much is expected
 
-MOST_RUNNING = 256  # requests per replica up to which promises are simulated
-
 RATIOS = 3  # tried for prefill and decode apart
 PREFILL_BUDGETS = (8192, 4096)  # twice the dynamic chunk
 
@@ -92,7 +90,7 @@ def fixed_apart(tuning: Tuning, replicas: int, chunks: tuple[int, ...]) -> Chose
 
 def planned(tuning: Tuning, replicas: int, _budgets: tuple[int, ...]) -> Chosen:
     """This project's fleet, every replica for all tiers: with promises, or without."""
-    return tuning.race(_with_and_without_promises(tuning, planned_fleet(replicas)), start=HIGH_START)
+    return tuning.race(_with_and_without_promises(planned_fleet(replicas)), start=HIGH_START)
 
 
 def planned_tiers(tuning: Tuning, replicas: int, _budgets: tuple[int, ...]) -> Chosen:
@@ -100,7 +98,7 @@ def planned_tiers(tuning: Tuning, replicas: int, _budgets: tuple[int, ...]) -> C
     options: dict[str, FleetSystem] = {}
     for split in splits_of(tuning, replicas, is_split=False):
         fleet = replace(planned_fleet(replicas), split=split)
-        options |= {f"split {split}, {name}": o for name, o in _with_and_without_promises(tuning, fleet).items()}
+        options |= {f"split {split}, {name}": o for name, o in _with_and_without_promises(fleet).items()}
     return tuning.race(options)
 
 
@@ -121,11 +119,8 @@ def without_promises(fleet: FleetSystem) -> dict[str, FleetSystem]:
     return {"least loaded": replace(fleet, routing="least_loaded", retry_s=math.inf, prefill_policy="slo")}
 
 
-def _with_and_without_promises(tuning: Tuning, fleet: FleetSystem) -> dict[str, FleetSystem]:
-    """Promises are replays of whole tables: with hundreds of rows they are too slow to simulate, and are left out."""
-    jobs = tuning.make_jobs(tuning.optimum_per_s)
-    running = (jobs["output_tokens"] * jobs["tpot_s"]).mean() * tuning.optimum_per_s / fleet.replicas
-    return without_promises(fleet) | ({"promised": fleet} if running <= MOST_RUNNING else {})
+def _with_and_without_promises(fleet: FleetSystem) -> dict[str, FleetSystem]:
+    return {**without_promises(fleet), "promised": fleet}
 
 
 def splits_of(tuning: Tuning, replicas: int, *, is_split: bool) -> list[tuple[int, ...]]:

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import mode
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ DATA_SETS = (  # of table 1, those that are quick to simulate first
     "lmsys",
 )
 SLOW = DATA_SETS[4:]  # hundreds of requests per replica
-ON_SLOW = ("fixed-budget", "planner", "edf-shed")  # measured on those too
+ON_SLOW = ("fixed-budget", "planner", "edf-shed", "fixed-apart", "planner-apart")  # measured on those too
 TUNING_SEED = 1000
 OPTIMUM_JOBS = 20_000
 COLOCATED = {
@@ -68,6 +69,7 @@ SAMPLES = {
 }
 SETTINGS = ("lifetimes", "tuning_lifetimes", "requests", "budgets", "seeds", "tolerance")  # of every task
 LARGER = ("fixed-budget", "silos", "planner")  # at the larger sizes
+SIZED = ("fixed-budget", "planner")  # at the sizes of section 5.5
 RIVALS = {"planner": ("fixed-budget",), "planner-apart": ("fixed-apart", "fixed-budget")}
 
 
@@ -75,15 +77,15 @@ def config(quick: bool) -> dict[str, Any]:
     systems = ["fixed-budget", "planner", "fixed-apart", "planner-apart", "edf-shed", "silos", "planner-tiers"]
     if quick:
         return {"data_sets": ["mooncake_toolagent"], "systems": systems, "replicas": [8], "larger_on": "",
-                "lifetimes": 1.5, "tuning_lifetimes": 1.0, "requests": 800, "budgets": [512, 2048], "seeds": [1],
-                "tolerance": 2}  # fmt: skip
+                "sized_on": "", "sizes": [], "lifetimes": 1.5, "tuning_lifetimes": 1.0, "requests": 800,
+                "budgets": [512, 2048], "seeds": [1], "tolerance": 2}  # fmt: skip
     return {"data_sets": list(DATA_SETS), "systems": systems, "replicas": [20, 64], "larger_on": "splitwise",
-            "lifetimes": 4.0, "tuning_lifetimes": 1.5, "requests": 3000, "budgets": [256, 512, 1024, 2048, 4096],
-            "seeds": [1, 2, 3], "tolerance": 1}  # fmt: skip
+            "sized_on": "uniform_4096_1024", "sizes": [8, 64], "lifetimes": 4.0, "tuning_lifetimes": 1.5,
+            "requests": 3000, "budgets": [256, 512, 1024, 2048, 4096], "seeds": [1, 2, 3], "tolerance": 1}  # fmt: skip
 
 
 def tasks(config: dict[str, Any]) -> list[Task]:
-    """One task per data set and system; the larger fleets beside silos and one pool on one data set."""
+    """One task per data set and system; larger fleets beside silos and one pool on one data set; sizes on another."""
     first, *larger = config["replicas"]
     wanted = [
         (name, system, first)
@@ -92,6 +94,7 @@ def tasks(config: dict[str, Any]) -> list[Task]:
         if system in ON_SLOW or name not in SLOW
     ]
     wanted += [(config["larger_on"], system, size) for size in larger for system in LARGER]
+    wanted += [(config["sized_on"], system, size) for size in config["sizes"] for system in SIZED]
     settings = {name: config[name] for name in SETTINGS}
     return [
         Task(f"{name}/{system}/{size}", {**settings, "data_set": name, "system": system, "replicas": size})
@@ -162,8 +165,7 @@ def ratios(points: Mapping[tuple[str, str], Point], ours: str, theirs: Sequence[
 
 def headline(points: Sequence[Point]) -> dict[str, float]:
     """What is quoted; geometric means over data sets."""
-    first = min((p["replicas"] for p in points), default=0)
-    known = _by_place(points, first)
+    known = _by_place(points, mode(p["replicas"] for p in points) if points else 0)
     colocated, apart = (ratios(known, name, rivals) for name, rivals in RIVALS.items())
     shed = ratios(known, "planner", ("edf-shed",))
 
@@ -198,8 +200,21 @@ def tables(points: Sequence[Point]) -> str:
             spread = f"{tier['low']:.3g} to {tier['high']:.3g}"
             share = tier["median"] / p["bound"]
             overall = p["overall"]["median"]
-            rows.append([p["data_set"], p["system"], p["setting"], tier["median"], spread, overall, p["bound"], share])
-        header = ("lengths", "system", "setting", "req/s, every tier", "over seeds", "overall", "bound", "of the bound")
+            each = tier["median"] / replicas
+            rows.append(
+                [p["data_set"], p["system"], p["setting"], tier["median"], spread, each, overall, p["bound"], share]
+            )
+        header = (
+            "lengths",
+            "system",
+            "setting",
+            "req/s, every tier",
+            "over seeds",
+            "per replica",
+            "overall",
+            "bound",
+            "of the bound",
+        )
         parts.append(f"### {replicas} replicas\n\n{markdown_table(header, rows)}")
     excluded = {p["data_set"]: p["excluded"] for p in points}
     rows = [[name, f"{share:.1%}"] for name, share in excluded.items() if share > 0]

@@ -23,7 +23,7 @@ def load_of(_context: Context, _data_set: str) -> TieredLoad:
 
 def config(quick: bool) -> dict[str, Any]:
     own = polyserve.config(quick)
-    return {**own, "data_sets": [NAME], "systems": own["systems"][:-1], "replicas": own["replicas"][:1],
+    return {**own, "data_sets": [NAME], "systems": own["systems"][:-1], "replicas": own["replicas"][:1], "sizes": [],
             "lifetimes": STRETCH * own["lifetimes"], "tuning_lifetimes": STRETCH * own["tuning_lifetimes"]}  # fmt: skip
 
 
