@@ -29,7 +29,7 @@ from planning.limits import make_limits
 from planning.tables import request_table
 from planning.warmup import warm_up
 from profiles.store import load_profile
-from routing.kernels import BY_LOAD, PLACEMENT, place, warm_up_placement
+from routing.kernels import NO_WANTS, PLACEMENT, place, warm_up_placement
 from routing.mirrors import Mirrors, advance_mirrors, make_mirrors, summarize
 
 FLEETS, BURSTS = (1, 8, 32, 100, 256), (1, 4, 16)
@@ -97,7 +97,7 @@ def time_calls(mirrors: Mirrors, asks: np.ndarray, burst: int, calls: int) -> tu
         began_s, core_began_s = time.perf_counter(), time.thread_time()
         for i in range(burst):
             rows[i] = wanted[i]
-        place(mirrors, rows, 0.0, BY_LOAD, MAX_HOPS, placements[call])
+        place(mirrors, rows, 0.0, NO_WANTS, MAX_HOPS, placements[call])
         core_s += time.thread_time() - core_began_s
         seconds[call] = time.perf_counter() - began_s
         for r in set(placements["replica"][call].tolist()) - {-1}:
@@ -113,7 +113,7 @@ def dispatch_s(mirrors: Mirrors, asks: np.ndarray, burst: int, calls: int) -> fl
     for _ in range(calls):
         for i in range(burst):
             rows[i] = values[i]
-        nothing(mirrors, rows, 0.0, BY_LOAD, MAX_HOPS, placements)
+        nothing(mirrors, rows, 0.0, NO_WANTS, MAX_HOPS, placements)
     return (time.thread_time() - began_s) / calls
 
 

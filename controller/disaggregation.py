@@ -104,11 +104,11 @@ class DisaggregatedFleet(Fleet):
             self._side = None
 
     def _wants(self, row: np.ndarray) -> np.ndarray:
-        """On the prefill side the idlest instead of the most loaded: prompts of all tiers are served there by deadline,
-        so filling one replica first gains nothing, and a first token that comes early is slack for the decode."""
+        """On the prefill side the idlest instead of what a rule of loads says, which counts decodes: prompts of all
+        tiers are served there by deadline, and a first token that comes early is slack for the decode."""
         wants = super()._wants(row)
-        is_gradient = self._side == Phase.PREFILL and not len(wants)
-        return idlest(self.bank.mirrors.replicas) if is_gradient else wants
+        goes_by_rule = self._side == Phase.PREFILL and not len(wants)
+        return idlest(self.bank.mirrors.replicas) if goes_by_rule else wants
 
     def _that_prefill(self, batch: Sequence[Admission], now_s: float) -> dict[str, tuple[Admission, int]]:
         """The new requests that the prefill side is asked about: their prefill, and their predicted whole output."""

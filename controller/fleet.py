@@ -120,7 +120,7 @@ class Fleet:
         for ask in batch:
             pending.append(p := self._pend(ask, now_s))
             if not checks and not p.is_best_effort:
-                placing.take_unchecked(self.bank, p, self.affinity.weight)
+                placing.take_unchecked(self.bank, p, self.affinity.weight, now_s)
         asking = [p for p in pending if checks and not p.is_best_effort]
         if asking:
             placing.put_by_prefix(self.bank, asking, self.affinity.weight, now_s)
@@ -153,13 +153,13 @@ class Fleet:
         tier, state = self.tiers.of_request(ask.slo), self.bank.mirrors.replicas
         row = admission_row(ask, tier, self.lengths, now_s)
         self.turn += 1
-        wants = self._wants(row)
+        held = self.affinity.held_tokens(ask, self.replicas.values(), len(state))
+        p = Pending(ask, tier, row, self._wants(row), self.policy.rule, held)
         shunned = [self.replicas[name].slot for name in ask.exclude if name in self.replicas]
         if shunned and state["is_open"].sum() > state["is_open"][shunned].sum():
-            wants = (wants if len(wants) else state["load"]).astype(np.float64)
-            wants[shunned] = -np.inf
+            p.shun(self.bank, shunned, now_s)
         self.allocation.note_asked(row, now_s)
-        return Pending(ask, tier, row, wants, self.affinity.held_tokens(ask, self.replicas.values(), len(state)))
+        return p
 
     def _wants(self, row: np.ndarray) -> np.ndarray:
         """How much the request (REQUEST[]) wants each slot."""

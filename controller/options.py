@@ -9,7 +9,7 @@ from controller.phases import PhaseOptions
 class FleetOptions(msgspec.Struct, frozen=True):
     """How the fleet is run, from the configuration."""
 
-    routing: str = "load_gradient"
+    routing: str = "marginal_load"
     admission: bool = True  # off: the routing policy's first choice takes the request unchecked
     max_hops: int = 4  # replicas that a request may try before it waits, is served best effort or refused
     pending: bool = True  # what is not attainable now waits for room until it would be too late

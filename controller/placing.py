@@ -13,8 +13,9 @@ from planning.deadlines import next_due_s
 from planning.rollout import TOLERANCE_S
 from planning.room import prefill_s
 from planning.tables import request_table
-from routing.kernels import BY_LOAD, NOWHERE, PLACEMENT, group_of, place
+from routing.kernels import NO_WANTS, NOWHERE, PLACEMENT, group_of, place
 from routing.policy import idlest, most_wanted
+from routing.wishes import wishes
 
 ASK_AGAIN_S = (0.02, 0.25)  # least and most between two questions about a pending request
 ASKS = 4  # parts of the time that is left until the next question
@@ -51,7 +52,8 @@ class Pending:
     ask: Admission
     tier: int
     row: np.ndarray  # REQUEST[]
-    wants: np.ndarray  # preference of each slot, or empty for the load gradient
+    wants: np.ndarray  # preference of each slot, or empty for what the rule says at the time
+    rule: int  # of ``routing.wishes``
     held: np.ndarray  # tokens of its prompt that each slot presumably holds, or empty where none does
     slot: int = NOWHERE
     hops: int = 0
@@ -64,10 +66,19 @@ class Pending:
     def is_best_effort(self) -> bool:
         return bool(self.row["best_effort"])
 
+    def all_wants(self, bank: Bank, now_s: float) -> np.ndarray:
+        """Its preference of each slot, said in full."""
+        return self.wants if len(self.wants) else wishes(bank.mirrors, self.row[None][0], now_s, self.rule)
 
-def take_unchecked(bank: Bank, p: Pending, affinity: float) -> None:
+    def shun(self, bank: Bank, slots: Sequence[int], now_s: float) -> None:
+        """Want none of these slots."""
+        self.wants = self.all_wants(bank, now_s).astype(np.float64)
+        self.wants[slots] = -np.inf
+
+
+def take_unchecked(bank: Bank, p: Pending, affinity: float, now_s: float) -> None:
     """Give a request the replica it wants most, whatever that does to anybody's objective."""
-    p.slot = most_wanted(bank.mirrors.replicas, _with_affinity(bank, p, affinity))
+    p.slot = most_wanted(bank.mirrors.replicas, _with_affinity(bank, p, affinity, now_s))
     if p.slot != NOWHERE:
         bank.add(p.slot, p.row)
 
@@ -81,12 +92,10 @@ def idlest_slot(bank: Bank, p: Pending) -> int:
     return most_wanted(state, wants)
 
 
-def _with_affinity(bank: Bank, p: Pending, affinity: float) -> np.ndarray:
-    """The preference, and ``affinity`` more for a whole prompt; of the load gradient as it stands now."""
-    if not len(p.held):
-        return p.wants
-    wants: np.ndarray = p.wants if len(p.wants) else bank.mirrors.replicas["load"]
-    return wants + affinity * p.held / p.ask.prompt_tokens
+def _with_affinity(bank: Bank, p: Pending, affinity: float, now_s: float) -> np.ndarray:
+    """The preference as it stands now, and ``affinity`` more for a whole prompt."""
+    wants = p.all_wants(bank, now_s)
+    return wants + affinity * p.held / p.ask.prompt_tokens if len(p.held) else wants
 
 
 def put_by_prefix(bank: Bank, asking: Sequence[Pending], affinity: float, now_s: float) -> None:
@@ -97,7 +106,7 @@ def put_by_prefix(bank: Bank, asking: Sequence[Pending], affinity: float, now_s:
     known = [p for p in asking if len(p.held)]
     plain = [p.wants for p in known]
     for p in known:
-        p.wants = _with_affinity(bank, p, affinity)
+        p.wants = _with_affinity(bank, p, affinity, now_s)
     put_in_place(bank, known, now_s, 1)
     for p, wants in zip(known, plain, strict=True):
         p.wants = wants
@@ -109,7 +118,7 @@ def put_in_place(bank: Bank, asking: Sequence[Pending], now_s: float, max_hops: 
     if not asking:
         return
     rows, placements = np.array([p.row for p in asking]), np.zeros(len(asking), dtype=PLACEMENT)
-    place(bank.mirrors, rows, now_s, _preferences(bank, asking), max_hops, placements)
+    place(bank.mirrors, rows, now_s, _preferences(bank, asking, now_s), max_hops, placements, asking[0].rule)
     for p, placed in zip(asking, placements, strict=True):
         p.slot, p.is_checked = int(placed["replica"]), True
         p.hops = max(0, int(placed["hops"]) - 1)
@@ -118,12 +127,11 @@ def put_in_place(bank: Bank, asking: Sequence[Pending], now_s: float, max_hops: 
             p.reason = REASONS[placed["reason"]].value
 
 
-def _preferences(bank: Bank, asking: Sequence[Pending]) -> np.ndarray:
-    """f8[k, R], or ``BY_LOAD`` where nobody says otherwise."""
+def _preferences(bank: Bank, asking: Sequence[Pending], now_s: float) -> np.ndarray:
+    """f8[k, R], or ``NO_WANTS`` where nobody says any."""
     if not any(len(p.wants) for p in asking):
-        return BY_LOAD
-    load = bank.mirrors.replicas["load"]
-    return np.array([p.wants if len(p.wants) else load for p in asking], dtype=np.float64)
+        return NO_WANTS
+    return np.array([p.all_wants(bank, now_s) for p in asking], dtype=np.float64)
 
 
 def call_up(

@@ -1,8 +1,8 @@
 """Placement over a whole fleet in one call: screened by cached sums, confirmed by a replay of the replica's batches.
 
 A pass over cached sums finds the most wanted replica that could still attain the SLO, and only that one is checked
-exactly (SLOs-Serve section 4.2). Most wanted is what the routing policy prefers; by default the most loaded one, which
-makes a load gradient, with lazy promotion to tighter tiers (PolyServe section 4.2).
+exactly (SLOs-Serve section 4.2). Most wanted is what the routing policy prefers, or else what a rule of
+``routing.wishes`` says; inside the order of groups that makes lazy promotion to tighter tiers (PolyServe section 4.2).
 """
 
 import math
@@ -30,10 +30,11 @@ from routing.mirrors import (
     summarize,
     take_out,
 )
+from routing.wishes import MOST_LOADED, wish, wishes
 
 NOWHERE = -1  # replica of a placement that failed
 OPTIMISM = 1.1  # busy share up to which the screen lets a request through to the replay
-BY_LOAD = np.zeros((0, 0))  # preferences of the load gradient
+NO_WANTS = np.zeros((0, 0))  # preferences where none are said: the rule holds
 
 PLACEMENT = np.dtype(
     [
@@ -97,13 +98,13 @@ def _asks_no_less(row: np.void, refused: np.void) -> bool:
 
 
 @njit(cache=True)
-def _bound(mirrors: Mirrors, row: np.void, preference: np.ndarray, is_tried: np.ndarray, last: int) -> float:
+def _bound(mirrors: Mirrors, row: np.void, preference: np.ndarray, rule: int, is_tried: np.ndarray, last: int) -> float:
     """Most that the next replica of the load gradient may be loaded after ``last`` refused: halfway to the emptiest.
 
     A refusal says little of much emptier replicas and nearly everything of those that are as full. Bisecting finds the
     most loaded replica with room in few checks however large the fleet is.
     """
-    if len(preference) or last == NOWHERE:
+    if len(preference) or rule != MOST_LOADED or last == NOWHERE:
         return math.inf
     group, least = group_of(mirrors.replicas[last]["tier"], row["tier"]), mirrors.replicas[last]["load"]
     for r in range(len(mirrors.replicas)):
@@ -115,20 +116,25 @@ def _bound(mirrors: Mirrors, row: np.void, preference: np.ndarray, is_tried: np.
 
 @njit(cache=True)
 def _next_candidate(
-    mirrors: Mirrors, row: np.void, now_s: float, preference: np.ndarray, is_tried: np.ndarray, last: int
+    mirrors: Mirrors, row: np.void, now_s: float, preference: np.ndarray, rule: int, is_tried: np.ndarray, last: int
 ) -> tuple[int, int]:
     """Untried replica to check after ``last`` refused: the most wanted of the first group that passes the screen, and
     the last objection. A replica is screened only if it would be preferred to the best so far."""
     best, best_group, best_want, objection = NOWHERE, 0, 0.0, TTFT
-    bound = _bound(mirrors, row, preference, is_tried, last)
+    bound = _bound(mirrors, row, preference, rule, is_tried, last)
     last_group = group_of(mirrors.replicas[last]["tier"], row["tier"]) if last != NOWHERE else 0
     for r in range(len(mirrors.replicas)):
         replica = mirrors.replicas[r]
         if is_tried[r] or not replica["is_open"] or replica["count"] >= mirrors.tables.shape[1]:
             continue
         group = group_of(replica["tier"], row["tier"])
-        want = preference[r] if len(preference) else replica["load"]
-        if group < last_group or want == -math.inf or (group == last_group and want > bound):
+        if group < last_group:
+            continue
+        if len(preference):
+            want = preference[r]
+        else:
+            want = wish(replica, mirrors.cautious[r], mirrors.limits[r], row, now_s, rule)
+        if want == -math.inf or (group == last_group and want > bound):
             continue
         if best != NOWHERE and (group > best_group or (group == best_group and want <= best_want)):
             continue
@@ -190,6 +196,7 @@ def _place_one(
     row: np.void,
     now_s: float,
     preference: np.ndarray,
+    rule: int,
     max_hops: int,
     refused: np.ndarray,
     placement: np.void,
@@ -201,7 +208,7 @@ def _place_one(
     placement["replica"], placement["hops"], r = NOWHERE, 0, NOWHERE
     placement["first_s"], placement["tpot_s"] = math.inf, math.inf
     while placement["hops"] < max_hops:
-        r, objection = _next_candidate(mirrors, row, now_s, preference, is_tried, r)
+        r, objection = _next_candidate(mirrors, row, now_s, preference, rule, is_tried, r)
         if r == NOWHERE:
             if placement["hops"] == 0:
                 placement["reason"] = objection
@@ -226,16 +233,17 @@ def place(
     preferences: np.ndarray,
     max_hops: int,
     placements: np.ndarray,
+    rule: int = MOST_LOADED,
 ) -> None:
     """Place requests that arrived together (REQUEST[k] to PLACEMENT[k]) and commit what is admitted.
 
-    ``preferences`` (f8[k, R]) says how much each request wants each replica, -inf for never; ``BY_LOAD``: the most
-    loaded one. The shortest prompts go first: in a burst they are the ones that can all be served.
+    ``preferences`` (f8[k, R]) says how much each request wants each replica, -inf for never; ``NO_WANTS``: as ``rule``
+    says (``routing.wishes``). The shortest prompts go first: in a burst they are the ones that can all be served.
     """
     refused = np.zeros(len(mirrors.replicas) if len(rows) > 1 else 0, dtype=REQUEST)
     for i in np.argsort(rows["prompt_tokens"].copy(), kind="mergesort"):
         preference = preferences[i] if len(preferences) else np.zeros(0)
-        _place_one(mirrors, rows[i], now_s, preference, max_hops, refused, placements[i])
+        _place_one(mirrors, rows[i], now_s, preference, rule, max_hops, refused, placements[i])
 
 
 def warm_up_placement() -> None:
@@ -244,5 +252,6 @@ def warm_up_placement() -> None:
     mirrors.limits[:] = make_limits(kv_capacity_tokens=1024)
     summarize(mirrors, 0)
     advance_mirrors(mirrors, 0.0)
-    place(mirrors, rows, 0.0, BY_LOAD, 1, np.zeros(1, dtype=PLACEMENT))
+    place(mirrors, rows, 0.0, NO_WANTS, 1, np.zeros(1, dtype=PLACEMENT), MOST_LOADED)
+    wishes(mirrors, rows[0], 0.0, MOST_LOADED)
     take_out(mirrors, 0, 1)

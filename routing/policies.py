@@ -3,7 +3,8 @@
 import numpy as np
 
 from routing.mirrors import SHARED, SHORTEST_S
-from routing.policy import Ask, register
+from routing.policy import Ask, Checked, Unchecked, register
+from routing.wishes import LEAST_ADDED
 
 COPIES = 4  # K of ``power_of_k``
 
@@ -17,34 +18,38 @@ def in_turn(replicas: np.ndarray, turn: int) -> np.ndarray:
 
 
 @register("load_gradient")
-class LoadGradient:
+class LoadGradient(Checked):
     """PolyServe section 4.2: the most loaded replica that attains the SLO, so that others stay free for tight ones."""
 
-    checks_admission = True
+    def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
+        return np.zeros(0)
+
+
+@register("marginal_load")
+class MarginalLoad(Checked):
+    """The replica whose squared load grows least, of those that attain the SLO (``routing.wishes``)."""
+
+    rule = LEAST_ADDED
 
     def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
         return np.zeros(0)
 
 
 @register("balanced")
-class Balanced:
+class Balanced(Checked):
     """The least loaded replica that attains the SLO: the most room for what predictions miss, and none left empty."""
-
-    checks_admission = True
 
     def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
         return -replicas["load"]
 
 
 @register("silos")
-class Silos:
+class Silos(Checked):
     """A static fleet per tier, the baseline of PolyServe section 5.2: no promotion to tighter tiers, nothing shared.
 
-    Inside a silo as ``load_gradient``. A tier without replicas of its own has those that are no tier's; best effort
+    Inside a silo the fewest requests first. A tier without replicas of its own has those that are no tier's; best effort
     without either fills all silos.
     """
-
-    checks_admission = True
 
     def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
         silo = replicas["tier"] == ask.tier
@@ -52,54 +57,44 @@ class Silos:
             silo = (replicas["tier"] == SHARED) & replicas["is_open"]
         if ask.best_effort and not silo.any():
             silo[:] = True
-        return np.where(silo, replicas["load"], -np.inf)
+        return np.where(silo, -replicas["count"].astype(np.float64), -np.inf)
 
 
 @register("sequential")
-class SequentialRouting:
+class SequentialRouting(Checked):
     """SLOs-Serve section 4.2: a round-robin first replica, then the next one sequentially."""
-
-    checks_admission = True
 
     def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
         return in_turn(replicas, turn)
 
 
 @register("round_robin")
-class RoundRobinRouting:
+class RoundRobinRouting(Unchecked):
     """The next replica, whatever its state: what a plain load balancer does."""
-
-    checks_admission = False
 
     def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
         return in_turn(replicas, turn)
 
 
 @register("random")
-class RandomRouting:
+class RandomRouting(Unchecked):
     """Any replica with equal chance."""
-
-    checks_admission = False
 
     def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
         return rng.random(len(replicas))
 
 
 @register("least_loaded")
-class LeastLoadedRouting:
+class LeastLoadedRouting(Unchecked):
     """The replica with the fewest requests."""
-
-    checks_admission = False
 
     def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
         return -replicas["count"].astype(np.float64)
 
 
 @register("power_of_two")
-class PowerOfTwoRouting:
+class PowerOfTwoRouting(Unchecked):
     """The less loaded of two replicas drawn at random."""
-
-    checks_admission = False
 
     def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
         wants, usable = np.full(len(replicas), -np.inf), np.flatnonzero(replicas["is_open"])
@@ -109,7 +104,7 @@ class PowerOfTwoRouting:
 
 
 @register("power_of_k")
-class PowerOfK:
+class PowerOfK(Unchecked):
     """Concord section 4.3: K replicas drawn at random, of which the one where the request has the highest priority
     takes it.
 
@@ -117,8 +112,6 @@ class PowerOfK:
     the paper K copies wait and the first scheduler to reach one takes it; bound at arrival, the prompt tokens ahead
     stand for that wait.
     """
-
-    checks_admission = False
 
     def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
         wants = np.full(len(replicas), -np.inf)
@@ -130,14 +123,12 @@ class PowerOfK:
 
 
 @register("remaining_memory")
-class RemainingMemory:
+class RemainingMemory(Unchecked):
     """The replica with the largest remaining memory, as SLO-aware scheduling assigns instances (section 4.4).
 
     Remaining are the tokens of equation 20 less prompts and predicted outputs of what was assigned. Where not even the
     largest holds the request, every memory counts once more, as the paper's fresh round does.
     """
-
-    checks_admission = False
 
     def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
         usable, taken = replicas["usable_tokens"], replicas["peak_tokens"]
@@ -147,20 +138,16 @@ class RemainingMemory:
 
 
 @register("minimal_iteration_time")
-class MinimalIterationTime:
+class MinimalIterationTime(Unchecked):
     """The lowest cycle time, prompts that wait included: PolyServe's ``Minimal`` baseline (section 5.1)."""
-
-    checks_admission = False
 
     def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
         return -(replicas["step_s"] + replicas["backlog_tokens"] * replicas["prompt_token_s"])
 
 
 @register("predicted_headroom")
-class PredictedHeadroom:
+class PredictedHeadroom(Unchecked):
     """The most loaded replica that is not predicted to be full, else the least loaded; nothing is refused (llm-d)."""
-
-    checks_admission = False
 
     def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
         load: np.ndarray = replicas["load"]

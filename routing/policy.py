@@ -7,6 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
+from routing.wishes import MOST_LOADED
+
 
 @dataclass(frozen=True)
 class Ask:
@@ -29,15 +31,30 @@ class RoutingPolicy(Protocol):
     """Says how much a request wants each replica. Pure: randomness comes as ``rng``."""
 
     checks_admission: bool  # whether the replica must attain the SLO, or is taken as it comes
+    rule: int  # of ``routing.wishes``, for what it leaves unsaid
 
     def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
         """How much the request wants each of ``replicas`` (REPLICA[R] to f8[R]), -inf for not at all.
 
-        Closed replicas are passed over whatever is said of them. An empty answer stands for the load at the time of
+        Closed replicas are passed over whatever is said of them. An empty answer leaves it to ``rule`` at the time of
         placement. Where admission is checked, replicas are tried group by group (``routing.kernels.group_of``) and by
         preference inside a group; ``turn`` counts the requests routed so far.
         """
         ...
+
+
+class Checked:
+    """A replica takes a request if it attains the SLO."""
+
+    checks_admission = True
+    rule = MOST_LOADED
+
+
+class Unchecked:
+    """A replica takes a request whatever that does."""
+
+    checks_admission = False
+    rule = MOST_LOADED
 
 
 _REGISTRY: dict[str, Callable[[], RoutingPolicy]] = {}

@@ -66,7 +66,7 @@ class FleetConfig(Section):
     """The replicas and the controller that decides between them."""
 
     replicas: PositiveInt = 2
-    routing: str = "load_gradient"
+    routing: str = "marginal_load"
     admission: bool = True  # off: no request is checked, the routing policy's first choice takes it
     max_hops: PositiveInt = 4  # replicas that a request may try
     pending: bool = True  # what is not attainable now waits for room until it would be too late

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numba import njit
 
-from routing.kernels import BY_LOAD, NOWHERE, PLACEMENT, place
+from routing.kernels import NO_WANTS, NOWHERE, PLACEMENT, place
 from routing.mirrors import SHARED, Mirrors, make_mirrors, summarize
 from routing.policy import RoutingPolicy, make_routing, most_wanted, to_ask
 from simulation.dispatch import Quiet, to_best_effort
@@ -81,7 +81,7 @@ class PlacedFleet(Quiet):
         asking = np.flatnonzero(~rows["best_effort"])
         if len(asking):
             mirrors, placements = self._mirrors.at(simulation), np.zeros(len(asking), dtype=PLACEMENT)
-            place(mirrors, rows[asking], simulation.now_s, BY_LOAD, self.max_hops, placements)
+            place(mirrors, rows[asking], simulation.now_s, NO_WANTS, self.max_hops, placements)
             self._carry_out(simulation, rows, asking, placements)
         for row in rows[rows["best_effort"]]:
             simulation.place(row, least_busy(simulation.engines))

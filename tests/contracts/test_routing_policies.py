@@ -124,11 +124,11 @@ def test_remaining_memory_takes_the_largest_and_begins_a_new_round_when_none_is_
 
 
 def test_silos_keep_to_themselves() -> None:
-    fleet, shun = open_fleet(4, tier=[0, 1, SHARED, 1], load=[0.1, 0.2, 0.3, 0.4]), -np.inf
-    assert wanted("silos", fleet, Ask(1, 10)) == [shun, 0.2, shun, 0.4]
-    assert wanted("silos", fleet, Ask(2, 10)) == [shun, shun, 0.3, shun], "no tier's replicas serve tiers without any"
+    fleet, shun = open_fleet(4, tier=[0, 1, SHARED, 1], count=[1, 2, 3, 4]), -np.inf
+    assert wanted("silos", fleet, Ask(1, 10)) == [shun, -2.0, shun, -4.0]
+    assert wanted("silos", fleet, Ask(2, 10)) == [shun, shun, -3.0, shun], "no tier's replicas serve tiers without any"
     fleet["is_open"][1::2] = False
     assert most_wanted(fleet, np.array(wanted("silos", fleet, Ask(1, 10)))) < 0, "a silo that is down is not replaced"
     fleet["is_open"][2] = False
     assert wanted("silos", fleet, Ask(2, 10)) == [shun] * 4
-    assert wanted("silos", fleet, Ask(2, 10, best_effort=True)) == [0.1, 0.2, 0.3, 0.4]
+    assert wanted("silos", fleet, Ask(2, 10, best_effort=True)) == [-1.0, -2.0, -3.0, -4.0]

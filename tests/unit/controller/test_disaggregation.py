@@ -142,7 +142,7 @@ def test_prompts_go_to_the_idlest_that_attains() -> None:
 def test_a_chosen_routing_holds_on_the_prefill_side_too() -> None:
     state = fleet(routing="sequential")
     assert len({one(state, ask(TIGHT, 100)).replica for _ in range(4)}) == 2
-    state = fleet(routing="silos")
+    state = fleet(routing="predicted_headroom")
     assert len({one(state, ask(TIGHT, 100)).replica for _ in range(4)}) == 1
 
 

@@ -41,14 +41,14 @@ def ask(slo: Slo, prompt_tokens: int = 500, **more: object) -> Admission:
 
 
 def test_silos_promote_nobody() -> None:
-    """More than the loose replica can promise: the load gradient goes on to the tight one, a silo does not."""
+    """More than the loose replica can promise: the default goes on to the tight one, a silo does not."""
     asked = [ask(LOOSE, 8000) for _ in range(40)]
     used = {}
-    for routing in ("load_gradient", "silos"):
+    for routing in ("marginal_load", "silos"):
         decisions = fleet("ab", replicas=1, routing=routing).admit(asked, 0.0)
         used[routing] = {d.replica for d in decisions if d.verdict == Verdict.ADMITTED}
         assert any(d.verdict == Verdict.BEST_EFFORT for d in decisions), "there is more than both can promise"
-    assert used == {"load_gradient": {"a", "b"}, "silos": {"b"}}
+    assert used == {"marginal_load": {"a", "b"}, "silos": {"b"}}
 
 
 def test_best_effort_fills_silos() -> None:
@@ -79,14 +79,16 @@ PROMPT = tuple(range(1, 9))  # marks of eight blocks of 32 tokens
 
 
 def test_affinity_prefers_the_replica_that_knows_the_prompt() -> None:
-    """The load gradient would go to the most loaded one."""
-    for affinity, chosen in ((0.0, "a"), (1.0, "b")):
-        state = fleet("ab", prefix_affinity=affinity)
+    """The load gradient would go to the most loaded one, the least added load to the other."""
+    cases = (("load_gradient", 0.0, "a"), ("load_gradient", 1.0, "b"), ("marginal_load", 0.0, "b"))
+    for routing, affinity, chosen in cases:
+        state = fleet("ab", prefix_affinity=affinity, routing=routing)
         state.admit([ask(TIGHT, 300, prefix=PROMPT, exclude=("a",))], 0.0)
         state.admit([ask(TIGHT, 300, exclude=("b",)) for _ in range(3)], 0.0)
         (decision,) = state.admit([ask(TIGHT, 300, prefix=(*PROMPT, 99))], 0.0)
         assert (decision.replica, decision.verdict) == (chosen, Verdict.ADMITTED)
-    assert fleet_status(state, 0.0)["prefixes"] == {"prompt_tokens": 1500, "hit_tokens": 256}
+        if affinity:
+            assert fleet_status(state, 0.0)["prefixes"] == {"prompt_tokens": 1500, "hit_tokens": 256}
 
 
 def test_affinity_never_costs_a_promise_nor_counts_in_one() -> None:

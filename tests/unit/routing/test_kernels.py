@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from planning.admission import REASONS, AdmitReason, plan_admission
 from planning.limits import make_limits
 from planning.rollout import advance
-from routing.kernels import BY_LOAD, NOWHERE, PLACEMENT, check_replica, place
+from routing.kernels import NO_WANTS, NOWHERE, PLACEMENT, check_replica, place
 from routing.mirrors import RESERVED, SHARED, Mirrors, advance_mirrors, commit, make_mirrors, summarize, take_out
 from tests.planning_cases import COEFS, draw_requests, start_decoding
 
@@ -40,7 +40,7 @@ def requests(rng: np.random.Generator, rows: int, first_id: int, tier: int = 0) 
 
 def put(fleet: Mirrors, rows: np.ndarray, max_hops: int = 4) -> np.ndarray:
     placements = np.zeros(len(rows), dtype=PLACEMENT)
-    place(fleet, rows, 0.0, BY_LOAD, max_hops, placements)
+    place(fleet, rows, 0.0, NO_WANTS, max_hops, placements)
     return placements
 
 
