@@ -31,9 +31,11 @@ from planning.warmup import warm_up
 from profiles.store import load_profile
 from routing.kernels import NO_WANTS, PLACEMENT, place, warm_up_placement
 from routing.mirrors import Mirrors, advance_mirrors, make_mirrors, summarize
+from routing.policy import make_routing
 
 FLEETS, BURSTS = (1, 8, 32, 100, 256), (1, 4, 16)
 RUNNING, SPARE_SLOTS, MAX_HOPS = 50, 32, 4
+RULE = make_routing(FleetOptions().routing).rule  # of the default policy
 TTFT_S, TPOT_S, TPOT_SHARES = (0.3, 0.5, 1.0), (0.02, 0.03, 0.05, 0.1), (0.1, 0.2, 0.3, 0.4)  # PolyServe section 5.1
 PROMPT_TOKENS, OUTPUT_TOKENS = (100, 2000), (100, 500)
 SLOWER = ("a100_sxm__llama-3.1-8b",)  # replicas that fifty such requests nearly fill: more refusals, longer replays
@@ -42,7 +44,13 @@ SEEDS = (0, 1, 2)
 
 @njit(cache=True)
 def nothing(
-    mirrors: Mirrors, rows: np.ndarray, now_s: float, preferences: np.ndarray, max_hops: int, placements: np.ndarray
+    mirrors: Mirrors,
+    rows: np.ndarray,
+    now_s: float,
+    preferences: np.ndarray,
+    max_hops: int,
+    placements: np.ndarray,
+    rule: int,
 ) -> None:
     """A kernel with the arguments of ``place`` that does nothing: what calling from Python costs."""
 
@@ -97,7 +105,7 @@ def time_calls(mirrors: Mirrors, asks: np.ndarray, burst: int, calls: int) -> tu
         began_s, core_began_s = time.perf_counter(), time.thread_time()
         for i in range(burst):
             rows[i] = wanted[i]
-        place(mirrors, rows, 0.0, NO_WANTS, MAX_HOPS, placements[call])
+        place(mirrors, rows, 0.0, NO_WANTS, MAX_HOPS, placements[call], RULE)
         core_s += time.thread_time() - core_began_s
         seconds[call] = time.perf_counter() - began_s
         for r in set(placements["replica"][call].tolist()) - {-1}:
@@ -113,7 +121,7 @@ def dispatch_s(mirrors: Mirrors, asks: np.ndarray, burst: int, calls: int) -> fl
     for _ in range(calls):
         for i in range(burst):
             rows[i] = values[i]
-        nothing(mirrors, rows, 0.0, NO_WANTS, MAX_HOPS, placements)
+        nothing(mirrors, rows, 0.0, NO_WANTS, MAX_HOPS, placements, RULE)
     return (time.thread_time() - began_s) / calls
 
 

@@ -1,4 +1,4 @@
-"""Sixteen replicas on the real stack while the mix of tiers flips: roles that move against static silos and one pool.
+"""Sixteen replicas on the real stack while the mix of tiers flips: one pool, roles that move, silos, and stock engines.
 
     python -m benchmarks.fleet_flip --trace ../shared/traces/azure_2023_conv.parquet --json OUT --plot OUT.png
 
@@ -19,21 +19,17 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import matplotlib
 import numpy as np
 from rich.console import Console
 
+from benchmarks.fleet_flip_report import SAMPLE_S, draw, lost, table, thinned, timeline, worst
 from benchmarks.result_file import write_result
 from profiles.store import load_profile
 from serving.config import IMPORT_PATH
 from serving.launch import compile_kernels, deploy, free_port, local_ray, url_of
-from serving.replay import Replay, ReplayOptions, replay
-from serving.replay_summary import outcomes
+from serving.replay import ReplayOptions, replay
 from serving.workload_mix import SloClass
 from serving.workload_trace import Trace, read_trace
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 
 ROOT = Path(__file__).resolve().parent.parent
 TIERS: list[dict[str, Any]] = [
@@ -45,13 +41,34 @@ MIXES = {
     "before": {"interactive": 0.75, "standard": 0.1, "batch": 0.15},
     "after": {"interactive": 0.1, "standard": 0.75, "batch": 0.15},
 }
-PROMISED = [(tier["name"], half) for half in MIXES for tier in TIERS[:2]]
-SYSTEMS: dict[str, dict[str, dict[str, int]]] = {  # bounds of each tier
-    "roles": {"interactive": {"min_replicas": 1}, "standard": {"min_replicas": 1}},
-    "silos": {"interactive": {"replicas": 8}, "standard": {"replicas": 8}},
-    "shared": {},
+REPLICAS, SLOWER = 16, 8.0
+
+
+@dataclass(frozen=True)
+class System:
+    """How the same replicas are used: what each promising tier states, and settings that differ from the default."""
+
+    tier: dict[str, int] = field(default_factory=dict)
+    fleet: dict[str, Any] = field(default_factory=dict)
+    engine: dict[str, Any] = field(default_factory=dict)
+
+
+HALF = {"replicas": REPLICAS // 2}
+SYSTEMS = {
+    "shared": System(),
+    "roles": System({"min_replicas": 1}),
+    "silos": System(HALF),
+    # What an operator has today: vLLM's own batches, nothing checked, the best of budgets 64 to 2048 and of balancers.
+    "stock-shared": System(
+        fleet={"admission": False, "routing": "least_loaded"},
+        engine={"scheduler": "vllm", "max_num_batched_tokens": 2048},
+    ),
+    "stock-silos": System(
+        HALF,
+        fleet={"admission": False, "routing": "silos"},
+        engine={"scheduler": "vllm", "max_num_batched_tokens": 128},
+    ),
 }
-REPLICAS, SLOWER, SAMPLE_S = 16, 8.0, 0.5
 
 
 @dataclass
@@ -106,7 +123,7 @@ def main() -> None:
             if options.json:
                 write(options, runs)
     if options.plot:
-        draw([each for each in runs if each["seed"] == options.seeds[0]], options.duration, options.plot)
+        draw([each for each in runs if each["seed"] == options.seeds[0]], options.duration, options.plot, REPLICAS)
     for line in table(runs):
         print(line)
 
@@ -131,12 +148,13 @@ def run(system: str, seed: int, options: argparse.Namespace, console: Console) -
 
 def serve_document(system: str, profile: Path) -> dict[str, Any]:
     """The Serve file of a system."""
-    tiers = [{**tier, **SYSTEMS[system].get(tier["name"], {})} for tier in TIERS]
+    how, fleet = SYSTEMS[system], {"replicas": REPLICAS, "report_interval_s": 0.3, "role_idle_s": 3.0, "max_hops": 8}
+    tiers = [tier if tier.get("best_effort") else {**tier, **how.tier} for tier in TIERS]
     args = {
         "model": "embedded",
-        "engine": {"kind": "simulated", "cores_per_replica": 0.1},
+        "engine": {"kind": "simulated", "cores_per_replica": 0.1, **how.engine},
         "profile": str(profile),
-        "fleet": {"replicas": REPLICAS, "report_interval_s": 0.3, "role_idle_s": 3.0, "max_hops": 8},
+        "fleet": {**fleet, **how.fleet},
     }
     ingress = {"name": "Ingress", "user_config": {"version": 1, "default_tier": "standard", "tiers": tiers}}
     app = {"name": "polyslo", "route_prefix": "/", "import_path": IMPORT_PATH, "args": args, "deployments": [ingress]}
@@ -183,109 +201,26 @@ def history(url: str) -> Counter[str]:
     return Counter(f"{change['before']} -> {change['after']}" for change in changes)
 
 
-def timeline(played: Replay) -> list[dict[str, Any]]:
-    """Of every request: when it was due, its tier, and whether it attained."""
-    told = outcomes(played.records, played.asked)
-    rows = zip(played.records, played.asked, told.attained.tolist(), strict=True)
-    return [
-        {"due_s": round(record.due_s, 3), "tier": asked.tier, "status": record.status.value, "attained": attained}
-        for record, asked, attained in rows
-    ]
-
-
-def attained(run: dict[str, Any], tier: str, low_s: float, high_s: float) -> float:
-    """Share of a tier's requests due in a time that attained; NaN without any."""
-    flags = [row["attained"] for row in run["timeline"] if row["tier"] == tier and low_s <= row["due_s"] < high_s]
-    return float(np.mean(flags)) if flags else float("nan")
-
-
-def lost(run: dict[str, Any]) -> int:
-    """Requests that broke off or were never answered."""
-    return sum(row["status"] in ("error", "unfinished") for row in run["timeline"])
-
-
-def table(runs: list[dict[str, Any]]) -> list[str]:
-    """Attainment per tier and half, and what was lost."""
-    lines = ["| system | seed | " + " | ".join(map(", ".join, PROMISED)) + " | attained per s | lost |"]
-    lines.append("|" + "---|" * (4 + len(PROMISED)))
-    for each in runs:
-        points = {point["label"]: point for point in each["classes"]}
-        told = " | ".join(f"{points[', '.join(key)]['attainment']:.3f}" for key in PROMISED)
-        goodput = f"{points['all']['goodput_per_s']:.2f}"
-        lines.append(f"| {each['system']} | {each['seed']} | {told} | {goodput} | {lost(each)} |")
-    return lines
-
-
 def write(options: argparse.Namespace, runs: list[dict[str, Any]]) -> None:
     """The result file, rewritten after every run; samples of every other second only."""
     config = {key: value.name if isinstance(value, Path) else value for key, value in vars(options).items()}
     config |= {"tiers": TIERS, "mixes": MIXES, "replicas": REPLICAS, "slower": SLOWER}
+    config |= {"system_settings": {name: dataclasses.asdict(SYSTEMS[name]) for name in options.systems}}
     headline: dict[str, float] = {}
     for system in options.systems:
         mine = [each["classes"][0] for each in runs if each["system"] == system]
         if mine:
             headline[f"goodput_per_s_{system}"] = float(np.median([point["goodput_per_s"] for point in mine]))
             headline[f"attainment_{system}"] = float(np.median([point["attainment"] for point in mine]))
+            headline[f"worst_tier_{system}"] = float(
+                np.median([worst(each) for each in runs if each["system"] == system])
+            )
     headline["lost"] = float(sum(lost(each) for each in runs))
     points = [
         {**{key: each[key] for key in ("system", "seed", "classes", "moves")}, "samples": thinned(each["samples"])}
         for each in runs
     ]
     write_result(options.json, "fleet_flip", config=config, seeds=options.seeds, headline=headline, points=points)
-
-
-def thinned(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Replicas per tier and their loads, every two seconds."""
-    return [
-        {
-            "at_s": sample["at_s"],
-            "tiers": Counter(replica["tier"] for replica in sample["replicas"]),
-            "loads": sorted((round(replica["load"], 2) for replica in sample["replicas"]), reverse=True),
-        }
-        for sample in samples[:: round(2.0 / SAMPLE_S)]
-    ]
-
-
-def draw(runs: list[dict[str, Any]], duration_s: float, path: Path) -> None:
-    """Replicas per tier, the load of each replica, and attainment, over time; one column per system."""
-    figure, axes = plt.subplots(3, len(runs), figsize=(5 * len(runs), 8), sharex=True, squeeze=False)
-    for column, each in enumerate(runs):
-        draw_tiers(axes[0][column], each)
-        loads = np.array([sorted((r["load"] for r in s["replicas"]), reverse=True) for s in full(each["samples"])])
-        at_s = [sample["at_s"] for sample in full(each["samples"])]
-        picture = axes[1][column].pcolormesh(at_s, np.arange(REPLICAS), loads.T, vmin=0, vmax=1, cmap="viridis")
-        figure.colorbar(picture, ax=axes[1][column], label="load")
-        axes[1][column].set(ylabel="replicas, by load")
-        windows: list[float] = np.arange(0.0, duration_s, 5.0).tolist()
-        for tier in ("interactive", "standard"):
-            shares = [attained(each, tier, low_s, low_s + 5.0) for low_s in windows]
-            axes[2][column].plot(np.add(windows, 2.5), shares, marker=".", label=tier)
-        axes[2][column].set(xlabel="seconds", ylabel="attained", ylim=(-0.02, 1.02))
-        axes[2][column].legend()
-        for row in axes[:, column]:
-            row.axvline(duration_s / 2, color="grey", linestyle=":")
-        axes[0][column].set_title(each["system"])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.tight_layout()
-    figure.savefig(path, dpi=90)
-    plt.close(figure)
-
-
-def draw_tiers(axes: Any, each: dict[str, Any]) -> None:
-    """Replicas per tier as a stack."""
-    samples = full(each["samples"])
-    names = ["interactive", "standard", "shared", "pending", "pool"]
-    counts = [[sum(r["tier"] == name for r in sample["replicas"]) for sample in samples] for name in names]
-    used = [(name, row) for name, row in zip(names, counts, strict=True) if any(row)]
-    at_s = [sample["at_s"] for sample in samples]
-    axes.stackplot(at_s, *[row for _, row in used], labels=[name for name, _ in used])
-    axes.set(ylabel="replicas", ylim=(0, REPLICAS))
-    axes.legend(loc="lower right", fontsize=8)
-
-
-def full(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Samples that show every replica."""
-    return [sample for sample in samples if len(sample["replicas"]) == REPLICAS]
 
 
 if __name__ == "__main__":

@@ -47,8 +47,8 @@ class Balanced(Checked):
 class Silos(Checked):
     """A static fleet per tier, the baseline of PolyServe section 5.2: no promotion to tighter tiers, nothing shared.
 
-    Inside a silo the fewest requests first. A tier without replicas of its own has those that are no tier's; best effort
-    without either fills all silos.
+    Inside a silo the fewest requests first. A tier without replicas of its own has those that are no tier's; best
+    effort without either fills all silos.
     """
 
     def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:

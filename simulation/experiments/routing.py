@@ -22,9 +22,10 @@ from simulation.workloads import ServiceClass, closed_loop, read_calls
 GPU, SESSIONS_GPU = "a100_sxm__llama-3.1-8b", "h200_sxm__llama-3.1-8b"
 SESSIONS_TRACE = "agentic_coding_a"
 SPLIT = " on replicas of tiers"  # each tier has its own, as many as its share of the work; otherwise all are shared
-CHECKED = ("load_gradient", "balanced", "sequential", f"silos{SPLIT}", f"load_gradient{SPLIT}", f"balanced{SPLIT}")
+ONE_POOL = ("marginal_load", "sequential", "balanced", "load_gradient")
+APART = tuple(f"{name}{SPLIT}" for name in ("marginal_load", "balanced", "load_gradient", "silos"))
 PLAIN = ("least_loaded", "power_of_two", "power_of_k", "remaining_memory", "minimal_iteration_time", "round_robin")
-AFFINE = ("load_gradient", "balanced")
+AFFINE = ("marginal_load", "balanced")
 SLOWDOWN, LEAST_TTFT_S, SESSION_TPOT_S = 3.0, 1.0, 0.05  # TTFT of a session's call, over that on an idle replica
 MAX_HOPS = 4  # the configuration's default
 SMALL_PER_S, SMALL_REPLICAS, SMALL_JOBS = 10.0, 4, 200  # of the load by which a change of behaviour is noticed
@@ -32,10 +33,10 @@ SMALL_PER_S, SMALL_REPLICAS, SMALL_JOBS = 10.0, 4, 200  # of the load by which a
 
 def config(quick: bool) -> dict[str, Any]:
     if quick:
-        return {"routings": ["load_gradient", "balanced", "power_of_two"], "replicas": 4, "rates": [7.0],
+        return {"routings": ["marginal_load", "load_gradient", "power_of_two"], "replicas": 4, "rates": [7.0],
                 "requests": 600, "weights": [0.0, 1.0], "affine": ["balanced"], "sessions": 4, "session_replicas": 2,
                 "sessions_per_s": 0.01, "seeds": [1]}  # fmt: skip
-    return {"routings": [*CHECKED, *PLAIN], "replicas": 20, "rates": [6.0], "requests": 3000,
+    return {"routings": [*ONE_POOL, *APART, *PLAIN], "replicas": 20, "rates": [4.0, 6.0, 8.0, 10.0], "requests": 3000,
             "weights": [0.0, 0.25, 1.0], "affine": list(AFFINE), "sessions": 20, "session_replicas": 4,
             "sessions_per_s": 0.02, "seeds": [1, 2, 3]}  # fmt: skip
 

@@ -1,11 +1,11 @@
 """Placement with dynamic roles, against asking every replica by itself (screen and replay) before each decision.
 
 1. A request is never placed on a replica of a looser tier, nor on one of the pool that stays there.
-2. Inside its tier it goes to the replica that attains it and is wanted most: under ``load_gradient`` the most loaded one,
+2. Inside its tier it goes to the replica that attains it and is wanted most: under ``load_gradient`` the most loaded,
    under ``marginal_load`` the one whose squared load grows least.
 3. It is promoted to a tighter tier only when no replica of its own tier attains it (lazy promotion).
 4. A replica is called up only when no replica of its own tier nor of a tighter one attains it.
-5. After a quiet period ``load_gradient`` builds up anew: a replica gets its first request when those before it are full.
+5. After a quiet period ``load_gradient`` builds up anew: a replica gets its first request when those before are full.
 6. Roles, reservations and rows agree after every event.
 """
 

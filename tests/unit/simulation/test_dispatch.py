@@ -104,11 +104,11 @@ def test_rounds_survive_the_split() -> None:
     assert split["program"].tolist() == [0, 0, 0]
 
 
-def fleet_run(replicas: int = 3, hops: int = 8, pending: bool = True) -> Simulation:
+def fleet_run(replicas: int = 3, **options: object) -> Simulation:
     jobs = random_jobs(250, 40.0, 8)
     system = FleetOf("fleet", admits=True, replicas=replicas)
-    options = FleetOptions(max_hops=hops, pending=pending)
-    simulation = Simulation(jobs, system.engines(a100()), FleetDispatch(a100(), tiers_of(jobs), options))
+    chosen = FleetOptions(**options)  # type: ignore[arg-type]
+    simulation = Simulation(jobs, system.engines(a100()), FleetDispatch(a100(), tiers_of(jobs), chosen))
     simulation.run()
     return simulation
 
@@ -124,8 +124,9 @@ def test_the_controllers_fleet_runs_in_virtual_time() -> None:
 
 
 def test_more_hops_promise_more() -> None:
-    promised = [int(fleet_run(hops=hops, pending=False).records["promised"].sum()) for hops in (1, 3)]
-    assert promised[1] > promised[0]
+    """By the load gradient, whose first choice is the one with the least room."""
+    runs = [fleet_run(routing="load_gradient", max_hops=hops, pending=False) for hops in (1, 3)]
+    assert runs[1].records["promised"].sum() > runs[0].records["promised"].sum()
 
 
 def test_tiers_are_those_of_the_jobs() -> None:
