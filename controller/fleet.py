@@ -103,7 +103,7 @@ class Fleet:
         """A request ended: count it, learn its length, free its reservation."""
         self.tracker.note(outcome, now_s)
         if outcome.finish == "stop" or outcome.finish == "length":
-            self.lengths.note(outcome.tier_asked, outcome.output_tokens)
+            self.lengths.note(outcome.tier_asked, outcome.output_tokens, outcome.finish == "length")
         uid = request_uid(outcome.request_id)
         self.waiting.pop(uid, None)
         self._free(uid)

@@ -40,7 +40,8 @@ class Ingress:
 
         config, fleet = self.config, self.config.fleet
         model = str(ensure_embedded_model()) if config.model.id == EMBEDDED_MODEL else config.model.id
-        patience = Patience(fleet.admit_timeout_s, fleet.resume_timeout_s, fleet.stall_timeout_s)
+        transit_s = config.ingress.transit_s
+        patience = Patience(fleet.admit_timeout_s, fleet.resume_timeout_s, fleet.stall_timeout_s, transit_s)
         arguments, marked = config.model.serve_arguments(model), config.marked_block_tokens
         server, client = await make_server(arguments, self.links, patience, marked)
         self.door = Door(config, self.links, server, client.dispatcher, self.application)

@@ -105,6 +105,7 @@ class IngressConfig(Section):
     replicas: PositiveInt = 1
     cores: NonNegativeFloat = 0.5
     max_ongoing_requests: PositiveInt = 1000
+    transit_s: NonNegativeFloat = 0.005  # that a token takes from its iteration to the client; promises leave it that
 
 
 class AppConfig(Section):

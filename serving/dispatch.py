@@ -36,6 +36,7 @@ class Dispatcher:
     def submit(self, job: Job) -> None:
         """Take a request; all those of one event-loop tick go to the controller together."""
         self.jobs[job.request_id] = job
+        job.transit_s = self.patience.transit_s
         job.ticket.sequence(job.request_id)
         if job.slo.max_wait_s < float("inf"):
             asyncio.get_running_loop().call_later(job.slo.max_wait_s, self._give_up, job)

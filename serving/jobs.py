@@ -27,11 +27,12 @@ class Links(Protocol):
 
 @dataclass(frozen=True)
 class Patience:
-    """How long the door waits before it falls back, all in seconds."""
+    """How long the door waits before it falls back, and what it leaves to others; all in seconds."""
 
     admit_s: float = 2.0  # for the controller, before a request is served best effort without it
     resume_s: float = 60.0  # for some replica to take over a broken stream
     stall_s: float = 10.0  # for a busy engine to make an iteration
+    transit_s: float = 0.0  # that a token takes from its iteration to the client
 
 
 @dataclass
@@ -52,13 +53,16 @@ class Job:
     replica: str = ""
     exclude: tuple[str, ...] = ()
     stranded_s: float | None = None  # since when a broken stream has found no replica
+    transit_s: float = 0.0
 
     @property
     def slo(self) -> Slo:
         return self.ticket.slo
 
     def age_s(self) -> float:
-        return time.monotonic() - self.ticket.arrived_s
+        """Since its arrival, and the way that its tokens have to go: controller and engines know deadlines by it, and
+        keep some of them just in time."""
+        return time.monotonic() - self.ticket.arrived_s + self.transit_s
 
     def admission(self) -> Admission:
         return Admission(

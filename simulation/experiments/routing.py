@@ -36,7 +36,7 @@ def config(quick: bool) -> dict[str, Any]:
         return {"routings": ["marginal_load", "load_gradient", "power_of_two"], "replicas": 4, "rates": [7.0],
                 "requests": 600, "weights": [0.0, 1.0], "affine": ["balanced"], "sessions": 4, "session_replicas": 2,
                 "sessions_per_s": 0.01, "seeds": [1]}  # fmt: skip
-    return {"routings": [*ONE_POOL, *APART, *PLAIN], "replicas": 20, "rates": [4.0, 6.0, 8.0, 10.0], "requests": 3000,
+    return {"routings": [*ONE_POOL, *APART, *PLAIN], "replicas": 20, "rates": [6.0, 10.0], "requests": 3000,
             "weights": [0.0, 0.25, 1.0], "affine": list(AFFINE), "sessions": 20, "session_replicas": 4,
             "sessions_per_s": 0.02, "seeds": [1, 2, 3]}  # fmt: skip
 

@@ -48,3 +48,12 @@ def test_lengths_move_towards_what_finished() -> None:
         estimator.note("gold", 10)
     assert estimator.predict("gold", 0, 1000) == 10
     assert estimator.predict("other", 0, 1000) == 100
+
+
+def test_where_requests_run_to_their_caps_the_cap_is_the_prediction() -> None:
+    estimator = LengthEstimator(100.0, weight=0.5)
+    for _ in range(5):
+        estimator.note("gold", 50, is_cut=True)
+    assert [estimator.predict("gold", 0, cap) for cap in (20, 400)] == [20, 400]
+    estimator.note("gold", 50)
+    assert estimator.predict("gold", 0, 400) < 100, "one that ends by itself is enough, where few are remembered"

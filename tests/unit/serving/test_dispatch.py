@@ -11,7 +11,8 @@ from serving.dispatch import Dispatcher
 from serving.jobs import Job, Patience
 from serving.ticket import Ticket
 
-QUICK = Patience(admit_s=0.3, resume_s=0.6, stall_s=0.4)
+TRANSIT_S = 50.0  # far above what any test takes
+QUICK = Patience(admit_s=0.3, resume_s=0.6, stall_s=0.4, transit_s=TRANSIT_S)
 
 
 class FakeFleet:
@@ -124,6 +125,19 @@ def test_tokens_pass_in_order_and_the_outcome_is_reported() -> None:
     assert scene.tokens("x") == [1, 2, 3]
     (outcome,) = scene.fleet.outcomes
     assert (outcome.finish, outcome.output_tokens, outcome.met) == ("stop", 3, True)
+
+
+def test_deadlines_leave_time_for_the_way_to_the_client_and_outcomes_do_not_count_it() -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.start("x")
+        await until(lambda: bool(scene.fleet.submitted))
+        assert TRANSIT_S <= scene.fleet.submitted[0][1].age_s < TRANSIT_S + 10.0
+        assert scene.dispatcher.jobs["x"].admission().age_s >= TRANSIT_S
+        scene.fleet.say("a", "x", [1], "stop")
+        await until(lambda: bool(scene.fleet.outcomes))
+        assert scene.fleet.outcomes[0].ttft_s < TRANSIT_S
+
+    play(scenario)
 
 
 def test_a_pending_request_asks_again_and_is_heard_no_more_once_it_was_aborted() -> None:
