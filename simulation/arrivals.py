@@ -27,3 +27,15 @@ def shaped_s(rng: np.random.Generator, trace_s: np.ndarray, count: int, rate_per
     gaps_s = gaps_s[(start + np.arange(count)) % len(gaps_s)]
     times_s = np.concatenate(([0.0], np.cumsum(gaps_s)))
     return np.asarray(times_s[:-1] * (count / rate_per_s / times_s[-1]), dtype=np.float64)
+
+
+def daily_s(rng: np.random.Generator, trace_s: np.ndarray, count: int, day_s: float, swing: float) -> np.ndarray:
+    """``count`` arrivals over a day that begins at midnight, the bursts of a trace on a sine of the hour.
+
+    The rate goes from ``1 - swing`` times its mean to ``1 + swing`` times at noon; gaps of the trace are stretched and
+    compressed to it, so that what is bursty stays so.
+    """
+    even = shaped_s(rng, trace_s, count, float(count))  # as parts of all work, from 0 to 1
+    hours = np.linspace(0.0, 1.0, 4097)
+    work = hours - swing * np.sin(2.0 * np.pi * hours) / (2.0 * np.pi)
+    return np.asarray(day_s * np.interp(even, work, hours), dtype=np.float64)

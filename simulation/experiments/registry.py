@@ -55,6 +55,7 @@ def register(experiment: Experiment) -> Experiment:
 def experiment_names() -> list[str]:
     """All registered names, sorted."""
     import simulation.experiments.ablations
+    import simulation.experiments.elastic
     import simulation.experiments.polyserve
     import simulation.experiments.polyserve_burst
     import simulation.experiments.polyserve_cost
