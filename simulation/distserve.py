@@ -37,6 +37,14 @@ def split_jobs(jobs: np.ndarray) -> np.ndarray:
     return split
 
 
+def continue_line(simulation: Simulation, job: int) -> None:
+    """Put a decode job on the line of its prompt: token i is due when it always was, and the first one is out."""
+    asked, record = simulation.jobs[job], simulation.records[job]
+    prompt, seen = simulation.jobs[job - 1], simulation.records[job - 1]
+    asked["ttft_s"] = prompt["arrival_s"] + prompt["ttft_s"] - asked["arrival_s"]
+    record["emitted_tokens"], record["first_s"], record["missed"] = 1, seen["first_s"], seen["missed"]
+
+
 @dataclass
 class TwoSides(Quiet):
     """Sends prompts to the first ``prefills`` replicas and decodes to the others."""
@@ -46,13 +54,9 @@ class TwoSides(Quiet):
     def dispatch(self, simulation: Simulation, which: np.ndarray) -> None:
         counts = simulation.engines.state["count"]
         for job in which:
-            asked, record = simulation.jobs[job], simulation.records[job]
             side = slice(0, self.prefills)
-            if asked["prefilled"]:
+            if simulation.jobs[job]["prefilled"]:
                 side = slice(self.prefills, None)
-                prompt, seen = simulation.jobs[job - 1], simulation.records[job - 1]
-                # Token i is due when it always was: the line starts at the request's own arrival.
-                asked["ttft_s"] = prompt["arrival_s"] + prompt["ttft_s"] - asked["arrival_s"]
-                record["emitted_tokens"], record["first_s"], record["missed"] = 1, seen["first_s"], seen["missed"]
+                continue_line(simulation, int(job))
             target = int(np.argmin(counts[side])) + (side.start or 0)
             simulation.place(simulation.rows(np.array([job]))[0], target)

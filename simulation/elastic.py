@@ -180,7 +180,7 @@ class ElasticDispatch(FleetDispatch):
         """Let requests go on elsewhere with the tokens that they have, as the door does."""
         asks = []
         for job in jobs.tolist():
-            ask = self.admission(simulation.jobs[job], job, simulation.now_s)
+            ask = self.ask(simulation, job)
             if not simulation.records[job]["promised"]:
                 ask = msgspec.structs.replace(ask, slo=msgspec.structs.replace(ask.slo, best_effort=True))
             emitted_tokens = int(simulation.records[job]["emitted_tokens"])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from controller.fleet import Fleet
+from controller.disaggregation import make_fleet
 from controller.options import FleetOptions
 from controller.tiers import Tier, TierTable
 from controller.wire import Admission, Decision, Outcome, Progress, Report, Slo, Verdict
@@ -52,7 +52,7 @@ class FleetDispatch:
     decisions: list[Decision] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.fleet = Fleet(self.options, self.tiers, lambda _name: self.profile)
+        self.fleet = make_fleet(self.options, self.tiers, lambda _name: self.profile)
         for tier in self.tiers.tiers:
             for _ in range(SEEN_BEFORE):
                 self.fleet.lengths.note(tier.name, tier.output_tokens)
@@ -69,7 +69,7 @@ class FleetDispatch:
             self._report(simulation)
         which = np.concatenate([np.array(list(self._due(simulation.now_s)), dtype=np.int64), which])
         if len(which):
-            asks = [self.admission(simulation.jobs[job], int(job), simulation.now_s) for job in which]
+            asks = [self.ask(simulation, int(job)) for job in which]
             for job, decision in zip(which, self.fleet.admit(asks, simulation.now_s), strict=True):
                 self._carry_out(simulation, int(job), decision)
 
@@ -78,13 +78,13 @@ class FleetDispatch:
             yield heapq.heappop(self._again)[1]
 
     def note_ended(self, simulation: Simulation, which: np.ndarray) -> None:
-        for job in which:
-            record, asked = simulation.records[job], simulation.jobs[job]
-            self._finished.setdefault(int(record["replica"]), []).append((str(job), int(record["emitted_tokens"])))
+        for job, request in zip(which, self.requests(simulation, which).tolist(), strict=True):
+            record, asked = simulation.records[job], simulation.jobs[request]
+            self._note_finished(request, record)
             verdict = Verdict.ADMITTED if record["promised"] else Verdict.BEST_EFFORT
             gaps = max(1, int(record["emitted_tokens"]) - 1)
             outcome = Outcome(
-                str(job),
+                str(request),
                 self._tier_name(asked),
                 self._tier_name(asked),
                 "stop",
@@ -99,10 +99,18 @@ class FleetDispatch:
             )
             self.fleet.note_outcome(outcome, simulation.now_s)
 
-    def admission(self, asked: np.void, job: int, now_s: float) -> Admission:
+    def _note_finished(self, request: int, record: np.void) -> None:
+        """For the replica's next report."""
+        self._finished.setdefault(int(record["replica"]), []).append((str(request), int(record["emitted_tokens"])))
+
+    def requests(self, simulation: Simulation, jobs: np.ndarray) -> np.ndarray:
+        """The requests that jobs are of, by their first jobs."""
+        return jobs
+
+    def ask(self, simulation: Simulation, job: int) -> Admission:
         """A job as the door asks about it."""
-        age_s = now_s - float(asked["arrival_s"])
-        slo = self._slo(asked, bool(asked["best_effort"]))
+        asked = simulation.jobs[job]
+        age_s, slo = simulation.now_s - float(asked["arrival_s"]), self._slo(asked, bool(asked["best_effort"]))
         lengths = int(asked["prompt_tokens"]), int(asked["cap_tokens"])
         return Admission(str(job), *lengths, slo, age_s, prefix=self._marks(asked))
 
@@ -132,11 +140,15 @@ class FleetDispatch:
         if decision.verdict == Verdict.REFUSED:
             simulation.refuse(job)
             return
-        row = simulation.rows(np.array([job]))
+        simulation.place(self._row(simulation, job, decision), self.position_of(decision.replica))
+
+    def _row(self, simulation: Simulation, job: int, decision: Decision) -> np.void:
+        """The planning row that the decided replica gets."""
+        row = simulation.rows(np.array([job]))[0]
         row["output_tokens"], row["emitted_tokens"] = decision.output_tokens, simulation.records[job]["emitted_tokens"]
         if decision.verdict == Verdict.BEST_EFFORT:
             row["best_effort"], row["ttft_s"], row["tpot_s"], row["deadline_s"] = True, math.inf, math.inf, math.inf
-        simulation.place(row[0], self.position_of(decision.replica))
+        return row
 
     def position_of(self, name: str) -> int:
         """The engine of a replica."""
@@ -172,7 +184,7 @@ class FleetDispatch:
         )
 
     def _progress(self, simulation: Simulation, table: np.ndarray) -> tuple[Progress, ...]:
-        jobs = (table["id"] - 1).tolist()
+        jobs = self.requests(simulation, table["id"] - 1).tolist()
         slos = []
         for key in zip(jobs, table["best_effort"].tolist(), strict=True):
             if (slo := self._slos.get(key)) is None:
