@@ -94,7 +94,8 @@ class FleetConfig(Section):
             raise ValueError(f"routing: no policy {self.routing!r}; {suggest(self.routing, routing_names())}")
         if self.silent_s <= self.report_interval_s:
             raise ValueError(f"silent_s: must exceed report_interval_s ({self.report_interval_s}), got {self.silent_s}")
-        if self.routing == "silos" and (self.roles == "dynamic" or self.autoscaling.max_replicas):
+        moves = self.roles == "dynamic" or (self.roles == "auto" and self.autoscaling.max_replicas > 0)
+        if self.routing == "silos" and moves:
             raise ValueError("routing: replicas of silos do not move between tiers, so roles have to be static")
         return self
 

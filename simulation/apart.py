@@ -50,7 +50,8 @@ class ApartDispatch(FleetDispatch):
         super().note_ended(simulation, which[~is_prompt])
 
     def requests(self, simulation: Simulation, jobs: np.ndarray) -> np.ndarray:
-        return jobs - (simulation.jobs["prefilled"][jobs] > 0)
+        first: np.ndarray = jobs - (simulation.jobs["prefilled"][jobs] > 0)
+        return first
 
     def ask(self, simulation: Simulation, job: int) -> Admission:
         if not simulation.jobs[job]["prefilled"]:
@@ -73,7 +74,7 @@ class ApartDispatch(FleetDispatch):
 
     def _rest(self, simulation: Simulation, job: int) -> np.void:
         """What is left of a request that is served whole, with or without its objective as it was decided."""
-        row = simulation.rows(np.array([job]))[0]
+        row: np.void = simulation.rows(np.array([job]))[0]
         row["emitted_tokens"] = 1
         row["output_tokens"] = max(2, int(simulation.jobs[job]["predicted_tokens"]))
         if not simulation.records[job - 1]["promised"]:

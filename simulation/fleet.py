@@ -144,7 +144,7 @@ class FleetDispatch:
 
     def _row(self, simulation: Simulation, job: int, decision: Decision) -> np.void:
         """The planning row that the decided replica gets."""
-        row = simulation.rows(np.array([job]))[0]
+        row: np.void = simulation.rows(np.array([job]))[0]
         row["output_tokens"], row["emitted_tokens"] = decision.output_tokens, simulation.records[job]["emitted_tokens"]
         if decision.verdict == Verdict.BEST_EFFORT:
             row["best_effort"], row["ttft_s"], row["tpot_s"], row["deadline_s"] = True, math.inf, math.inf, math.inf

@@ -27,32 +27,31 @@ SWING = 0.6  # of the mean rate, by which the day is busier at noon and quieter 
 MOST, CLOSING = 12, 4  # replicas there may be, and engines for those that end meanwhile
 CUT = 0.05  # of the day, at both ends, that is not judged
 TARGET, TUNING_SEED = 0.9, 1000
-SHARED = ("sequential", "balanced", "load_gradient")  # beside the default
 BUSY_SHARES = (0.7, 0.85, 1.0)  # of the live autoscaler where it is tuned; the first is its default
 DELAYS_S = ((30.0, 600.0), (10.0, 120.0))  # of Serve's rule: its own, and about as quick as the live autoscaler
-ONGOING = (6.0, 8.0, 11.0, 16.0, 22.0, 32.0)  # requests per replica that it is tried with
-BUDGETS = (256, 512)  # of chunked prefill, for the stock engines
+ONGOING = (8.0, 12.0, 18.0, 27.0)  # requests per replica that it is tried with
+BUDGETS = (256, 1024)  # of chunked prefill, for the stock engines
 DEFAULT = FleetOptions().routing
 SMALL = {"rate": 12.0, "day_s": 120.0, "begin": 1}  # the load by which a change of behaviour is noticed
 
 
 def config(quick: bool) -> dict[str, Any]:
-    shared = ["shared", "tuned", *(f"shared {name}" for name in SHARED)]
     if quick:
         return {"rate": 8.0, "day_s": 300.0, "begin": 2, "systems": ["shared", "static 3", "serve"], "colds_s": [20.0],
                 "ongoing": [8.0, 16.0], "seeds": [1]}  # fmt: skip
-    fixed = [f"static {size}" for size in (3, 4, 5, 6)]
-    return {"rate": 12.0, "day_s": 3600.0, "begin": 2, "systems": [*shared, "tiers", "serve", "serve stock", *fixed],
-            "colds_s": [60.0, 20.0], "ongoing": list(ONGOING), "seeds": [1, 2, 3]}  # fmt: skip
+    systems = ["shared", "tuned", "shared sequential", "tiers", "serve", "serve stock"]
+    systems += [f"static {size}" for size in (3, 4, 5)]
+    return {"rate": 16.0, "day_s": 2400.0, "begin": 2, "systems": systems, "colds_s": [60.0, 20.0],
+            "ongoing": list(ONGOING), "seeds": [1, 2, 3]}  # fmt: skip
 
 
 def tasks(config: dict[str, Any]) -> list[Task]:
-    """A fixed size knows no cold start; of the others, those that are compared in the end run with every one."""
+    """The live autoscaler as it comes runs with every cold start, the others with the first."""
     settings = {name: config[name] for name in ("rate", "day_s", "begin", "ongoing", "seeds")}
     return [
         Task(f"{system}/cold {cold_s:g}", {**settings, "system": system, "cold_s": cold_s})
         for system in config["systems"]
-        for cold_s in (config["colds_s"] if system in ("shared", "tuned", "serve") else config["colds_s"][:1])
+        for cold_s in (config["colds_s"] if system == "shared" else config["colds_s"][:1])
     ]
 
 
@@ -108,7 +107,7 @@ def _base(system: str) -> Setting:
     if kind == "static":
         return Setting(DEFAULT, fixed=int(name))
     if kind == "tiers":
-        return Setting("load_gradient", "dynamic")
+        return Setting(DEFAULT, "dynamic")
     if name == "stock":
         return Setting("power_of_two", admits=False, token_budget=BUDGETS[0])
     return Setting(name or DEFAULT)

@@ -60,6 +60,7 @@ def experiment_names() -> list[str]:
     import simulation.experiments.polyserve_burst
     import simulation.experiments.polyserve_cost
     import simulation.experiments.routing
+    import simulation.experiments.sides
     import simulation.experiments.slos_serve
     import simulation.experiments.speculation
     import simulation.experiments.what_if  # noqa: F401  (they register themselves)

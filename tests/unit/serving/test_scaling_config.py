@@ -32,6 +32,13 @@ def test_mistake_names_the_field(settings: Any, told: str) -> None:
     assert str(error.value).startswith(told)
 
 
+def test_replicas_that_all_tiers_share_may_follow_the_load() -> None:
+    config = AppConfig.read({"fleet": {"roles": "static", "autoscaling": {"max_replicas": 4}}})
+    allocation = config.fleet_options("app").allocation
+    assert allocation.roles == "static"
+    assert allocation.scaling is not None
+
+
 def test_fleet_options_carry_roles_and_scaling() -> None:
     fixed = AppConfig.read({}).fleet_options("app")
     assert fixed.allocation == AllocationOptions()

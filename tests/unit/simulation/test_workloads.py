@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from simulation.arrivals import gamma_s, poisson_s, shaped_s
+from simulation.arrivals import daily_s, gamma_s, poisson_s, shaped_s
 from simulation.lengths import CappedLogNormal, Percentiles, from_statistics, read_published
 from simulation.loop import Simulation
 from simulation.scenarios import CODE, CONV, LIFETIMES, SCENARIOS, make_scenario, zero_load_ttft_s
@@ -145,3 +145,15 @@ def test_the_dependencies_of_a_trace_of_agents_are_read(shared) -> None:
     assert parents.count(0) == 350  # one per session
     assert max(parents) == 4  # joins
     assert calls.think_s.max() > 700
+
+
+def test_a_day_is_busiest_at_noon_and_keeps_the_bursts_of_its_trace() -> None:
+    trace_s = np.sort(np.random.default_rng(3).uniform(0.0, 500.0, 400).round(0))  # several at a time
+    times_s = daily_s(np.random.default_rng(5), trace_s, 20_000, 1000.0, 0.6)
+    assert len(times_s) == 20_000
+    assert (np.diff(times_s) >= 0.0).all()
+    assert 0.0 <= times_s[0] < times_s[-1] < 1000.0
+    per_tenth = np.histogram(times_s, np.linspace(0.0, 1000.0, 11))[0] / 2000
+    assert per_tenth[[0, 9]] == pytest.approx([0.43, 0.43], abs=0.1)
+    assert per_tenth[[4, 5]] == pytest.approx([1.57, 1.57], abs=0.15)
+    assert (np.diff(times_s) == 0.0).mean() == pytest.approx((np.diff(trace_s) == 0.0).mean(), abs=0.02)

@@ -1,0 +1,124 @@
+"""Prefill and decode sides under a load that flips from long prompts to long outputs, adapted or in a fixed ratio."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from controller.options import FleetOptions
+from controller.phases import Phase, PhaseOptions
+from profiles.store import load_profile
+from simulation.apart import ApartDispatch
+from simulation.capacity import median_and_spread
+from simulation.experiments.registry import Context, Experiment, Point, Task, markdown_table, register
+from simulation.experiments.what_if import mixed_jobs
+from simulation.fleet import tiers_of
+from simulation.loop import Simulation
+from simulation.metrics import Window, attained
+from simulation.systems import FleetOf
+from simulation.tiered import split_jobs_over_link
+from simulation.traces import read_trace
+from simulation.workloads import join
+
+GPU = "a100_sxm__llama-3.1-8b"
+HALVES = ("azure_2023_code", "azure_2023_conv")  # 2048 prompt and 28 output tokens in the mean, then 1155 and 211
+CUT = 0.05  # of the time at both ends that is not judged
+SMALL = {"replicas": 3, "prefill": 1, "rates": (14.0, 14.0), "half_s": 8.0}  # shows a change of behaviour
+
+
+def config(quick: bool) -> dict[str, Any]:
+    if quick:
+        return {"replicas": 4, "prefills": [2], "adapted": [2], "rates": [16.0, 16.0], "half_s": 30.0, "seeds": [1]}
+    return {"replicas": 6, "prefills": [2, 3, 4, 5], "adapted": [2, 3, 4], "rates": [30.0, 29.0], "half_s": 120.0,
+            "seeds": [1, 2, 3]}  # fmt: skip
+
+
+def tasks(config: dict[str, Any]) -> list[Task]:
+    """One task per ratio that a fleet begins with, and keeps or adapts."""
+    settings = {name: config[name] for name in ("replicas", "rates", "half_s", "seeds")}
+    wanted = [("fixed", False, prefill) for prefill in config["prefills"]]
+    wanted += [("adapted from", True, prefill) for prefill in config["adapted"]]
+    return [Task(f"{name} {n}", {**settings, "adapts": adapts, "prefill": n}) for name, adapts, n in wanted]
+
+
+def run(params: Mapping[str, Any], context: Context) -> Point:
+    """Attainment before and after the flip, over seeds."""
+    runs = [_figures(_simulate(params, context, seed)) for seed in params["seeds"]]
+    found = {
+        name: {**median_and_spread(values), "seeds": values}
+        for name in runs[0]
+        for values in [[float(figures[name]) for figures in runs]]
+    }
+    return {"adapts": params["adapts"], "prefill": params["prefill"], "replicas": params["replicas"], **found}
+
+
+def _simulate(params: Mapping[str, Any], context: Context, seed: int) -> Simulation:
+    """Both halves of the load, run to their end."""
+    parts, half_s = [], params["half_s"]
+    for half, (name, rate) in enumerate(zip(HALVES, params["rates"], strict=True)):
+        trace = read_trace(context.traces / f"{name}.parquet")
+        jobs = mixed_jobs(trace, round(rate * half_s), rate, 10 * seed + half)
+        jobs["arrival_s"] += half * half_s
+        parts.append(jobs)
+    jobs, profile = join(parts), load_profile(GPU)
+    options = FleetOptions(seed=seed, phases=PhaseOptions(params["prefill"], adapt=params["adapts"]))
+    engines = FleetOf("sides", replicas=params["replicas"]).engines(profile, seed)
+    simulation = Simulation(split_jobs_over_link(jobs), engines, ApartDispatch(profile, tiers_of(jobs), options))
+    simulation.run()
+    return simulation
+
+
+def _figures(simulation: Simulation) -> dict[str, float]:
+    jobs, dispatcher = simulation.jobs, simulation.dispatcher
+    assert isinstance(dispatcher, ApartDispatch)
+    whole = jobs[jobs["prefilled"] == 0]
+    window, middle_s = Window.of(whole, CUT), 0.5 * float(whole["arrival_s"].max())
+    heads = window.heads(jobs)
+    met, is_first = attained(jobs, simulation.records)["dslo"][heads], jobs["arrival_s"][heads] < middle_s
+    tiers = jobs["tier"][heads]
+    moves = [change for change in dispatcher.fleet.allocation.history if change.after in list(Phase)]
+    return {
+        "first": met[is_first].mean(),
+        "second": met[~is_first].mean(),
+        "overall": met.mean(),
+        "worst_tier": min(met[tiers == tier].mean() for tier in np.unique(tiers)),
+        "apart": dispatcher.moved / len(whole),
+        "moves": len(moves),
+    }
+
+
+def behaves(params: Mapping[str, Any], context: Context) -> str:
+    """Digest of what a small fleet of this kind does."""
+    records = _simulate({**SMALL, "adapts": params["adapts"]}, context, 1).records
+    return hashlib.blake2b(records.tobytes(), digest_size=8).hexdigest()
+
+
+def headline(points: Sequence[Point]) -> dict[str, float]:
+    """Share attained over both halves: adapted, from its worst beginning, and in the best and the worst fixed ratio."""
+    adapted, fixed = ([p["overall"]["median"] for p in points if p["adapts"] == adapts] for adapts in (True, False))
+    figures = {"adapted_worst": min(adapted), "adapted_best": max(adapted)} if adapted else {}
+    figures |= {"fixed_best": max(fixed), "fixed_worst": min(fixed)} if fixed else {}
+    return {name: round(value, 4) for name, value in figures.items()}
+
+
+def tables(points: Sequence[Point]) -> str:
+    def cell(figure: Mapping[str, float]) -> str:
+        return f"{figure['median']:.3f} ({figure['low']:.3f} to {figure['high']:.3f})"
+
+    rows = [
+        [
+            f"{'adapted from ' if p['adapts'] else ''}{p['prefill']}:{p['replicas'] - p['prefill']}",
+            *(cell(p[name]) for name in ("first", "second", "overall", "worst_tier")),
+            p["apart"]["median"],
+            int(p["moves"]["median"]),
+        ]
+        for p in points
+    ]
+    header = ("prefill:decode", "long prompts", "long outputs", "both", "worst tier", "moved over the link", "moves")
+    return markdown_table(header, rows)
+
+
+SIDES = register(
+    Experiment("sides", "Prefill and decode sides when the load flips", config, tasks, run, headline, tables, behaves)
+)
