@@ -65,7 +65,7 @@ def run(params: Mapping[str, Any], context: Context) -> Point:
         for values in [[float(getattr(day, name)) for day in days]]
     }
     tiers = np.median([day.tiers for day in days], axis=0).tolist()
-    is_enough = all(day.is_whole for day in days) and found["worst_tier"]["median"] >= TARGET
+    is_enough = all(day.is_whole for day in days) and float(np.median([day.worst_tier for day in days])) >= TARGET
     point = {"system": params["system"], "cold_s": params["cold_s"], "setting": setting.told, "is_enough": is_enough}
     return {**point, "tiers": tiers, **found}
 
@@ -222,7 +222,7 @@ def headline(points: Sequence[Point]) -> dict[str, float]:
     rivals = {"best_static": min(fixed, default=float("nan"))}
     serves = [name for name in ("serve", "serve stock") if name in known]
     rivals |= {name.replace(" ", "_"): known[name]["cost_s"]["median"] for name in serves}
-    figures = {}
+    figures = dict[str, float]()
     for own in ("shared", "tuned"):
         if own in known:
             figures |= {
