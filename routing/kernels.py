@@ -16,7 +16,6 @@ from planning.limits import make_limits
 from planning.rollout import OUTLOOK, TOLERANCE_S, rollout
 from planning.room import prefill_s
 from planning.tables import REQUEST
-from profiles.kernels import K1_1, K1_2
 from routing.mirrors import (
     RESERVED,
     SHARED,
@@ -81,7 +80,7 @@ def screen(replica: np.void, coef: np.ndarray, limits: np.void, row: np.void, no
     if busy_share(coef, token_rate, rest_rate, step_s) > OPTIMISM:
         return BREAKS
     free_share = max(0.0, OPTIMISM - busy_share(coef, replica["token_rate"], replica["rest_rate"], step_s))
-    return ADMITTED if todo * max(coef[K1_1], coef[K1_2]) <= free_share * (window_s + step_s) else TTFT
+    return ADMITTED if todo * replica["prompt_token_s"] <= free_share * (window_s + step_s) else TTFT
 
 
 @njit(cache=True)

@@ -13,17 +13,19 @@ from numba import njit
 from planning.chunking import prefill_outlook
 from planning.deadlines import next_due_s, todo_tokens
 from planning.room import prefill_s
-from profiles.kernels import K1_1, K1_2, iteration_s
+from profiles.kernels import iteration_s
 from routing.kernels import NOWHERE, PLACEMENT, place
 from routing.mirrors import SHARED, Mirrors
+from routing.wishes import LEAST_ADDED
 from simulation.engine import Engines, submit
 from simulation.placement import refresh
 
 BOTH, PREFILL, DECODE = range(3)  # sides of a request that a replica takes
 BACKLOG_S = 0.5  # prompt tokens that wait count into the load as if they were due in so long
-# The field's balancers; the load gradient without promises; and with them, by an exact replay on the replica.
-ROUTINGS = ("round_robin", "least_loaded", "power_of_two", "minimal_time", "gradient", "promise")
-ROUND_ROBIN, LEAST_LOADED, POWER_OF_TWO, MINIMAL_TIME, GRADIENT, PROMISE = range(len(ROUTINGS))
+# The field's balancers; the load gradient without promises; and with them, by an exact replay on the replica that has
+# the fewest requests, or on the one whose load grows least.
+ROUTINGS = ("round_robin", "least_loaded", "power_of_two", "minimal_time", "gradient", "promise", "promise_added")
+ROUND_ROBIN, LEAST_LOADED, POWER_OF_TWO, MINIMAL_TIME, GRADIENT, PROMISE, PROMISE_ADDED = range(len(ROUTINGS))
 
 STATE = np.dtype(
     [
@@ -82,7 +84,7 @@ def put(fleet: Fleet, job: int) -> bool:
     routing, side = fleet.state[0]["routing"], DECODE if fleet.jobs[job]["prefilled"] > 0 else PREFILL
     if routing >= MINIMAL_TIME:
         look(fleet)
-    if routing != PROMISE:
+    if routing < PROMISE:
         r = _balanced(fleet, side, fleet.jobs[job]["tier"])
     elif not fleet.state[0]["is_split"]:
         r = _promised(fleet, job)
@@ -118,16 +120,10 @@ def _give(fleet: Fleet, job: int, r: int) -> None:
 
 
 @njit(cache=True)
-def _prefill_slope(fleet: Fleet, r: int) -> float:
-    """Seconds per prompt token in large batches."""
-    return max(fleet.engines.believed[r][K1_1], fleet.engines.believed[r][K1_2])
-
-
-@njit(cache=True)
 def _want(fleet: Fleet, r: int) -> float:
     """How much replica ``r`` is wanted: the most loaded up to a comfortable load, beyond it the fewest requests."""
     seen = fleet.mirrors.replicas[r]
-    load = seen["load"] + seen["backlog_tokens"] * _prefill_slope(fleet, r) / BACKLOG_S
+    load = seen["load"] + seen["backlog_tokens"] * seen["prompt_token_s"] / BACKLOG_S
     comfort = fleet.state[0]["prefill_comfort"] if fleet.sides[r] == PREFILL else fleet.state[0]["comfort"]
     return load if load <= comfort else -float(seen["count"])
 
@@ -199,11 +195,13 @@ def _most_wanted(fleet: Fleet, side: int, tier: int) -> int:
 @njit(cache=True)
 def _promised(fleet: Fleet, job: int) -> int:
     """Replica that keeps every promise with the request, by the fleet kernel; ``NOWHERE``: none does."""
-    wants, placement = np.empty((1, len(fleet.sides))), np.zeros(1, dtype=PLACEMENT)
-    for r in range(len(fleet.sides)):
-        wants[0, r] = _want(fleet, r)
-    state = fleet.state[0]
-    place(fleet.mirrors, fleet.rows[job : job + 1], state["now_s"], wants, state["max_hops"], placement)
+    state, placement, row = fleet.state[0], np.zeros(1, dtype=PLACEMENT), fleet.rows[job : job + 1]
+    wants = np.empty((0, 0))
+    if state["routing"] == PROMISE:
+        wants = np.empty((1, len(fleet.sides)))
+        for r in range(len(fleet.sides)):
+            wants[0, r] = _want(fleet, r)
+    place(fleet.mirrors, row, state["now_s"], wants, state["max_hops"], placement, LEAST_ADDED)
     return placement[0]["replica"]
 
 
@@ -222,7 +220,7 @@ def _promised_prefill(fleet: Fleet, job: int) -> int:
     for r in np.argsort(backlogs, kind="mergesort"):
         if backlogs[r] < 0.0:
             continue
-        seconds = (backlogs[r] + row["prompt_tokens"]) * _prefill_slope(fleet, r)
+        seconds = (backlogs[r] + row["prompt_tokens"]) * fleet.mirrors.replicas[r]["prompt_token_s"]
         if seconds <= 2.0 * window_s and _outlook_holds(fleet, r, row):
             return r
     return NOWHERE

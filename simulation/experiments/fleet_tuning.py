@@ -120,7 +120,11 @@ def without_promises(fleet: FleetSystem) -> dict[str, FleetSystem]:
 
 
 def _with_and_without_promises(fleet: FleetSystem) -> dict[str, FleetSystem]:
-    return {**without_promises(fleet), "promised": fleet}
+    return {
+        **without_promises(fleet),
+        "promised": fleet,
+        "promised, least added": replace(fleet, routing="promise_added"),
+    }
 
 
 def splits_of(tuning: Tuning, replicas: int, *, is_split: bool) -> list[tuple[int, ...]]:
