@@ -1,5 +1,6 @@
 """The whole stack on two real vLLM engines of the embedded model: exact tokens through every kind of death."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -96,13 +97,23 @@ def test_killing_a_replica_and_the_controller_changes_no_token(stack: Stack, und
     assert stack.status()["controller"]["birth"] != status["controller"]["birth"]
 
 
+def engines_of(replica: psutil.Process) -> list[psutil.Process]:
+    """The engine processes below a replica's."""
+    found = []
+    for process in replica.children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "EngineCore" in f"{process.name()} {process.cmdline()}":
+                found.append(process)
+    return found
+
+
 def test_killing_an_engine_alone_changes_no_token(stack: Stack, undisturbed: list[str]) -> None:
     """The actor lives on, its engine does not: the health check has it replaced."""
     before = {replica["pid"] for replica in stack.live()}
-    family = psutil.Process(stack.live()[0]["pid"]).children(recursive=True)
-    engines = [process for process in family if "EngineCore" in f"{process.name()} {process.cmdline()}"]
-    assert engines, f"no engine among {[(process.name(), process.cmdline()) for process in family]}"
-    assert texts(stack.client, PROMPTS, 120, lambda: kill_9(engines[0].pid)) == undisturbed
+    replica = psutil.Process(stack.live()[0]["pid"])
+    until(lambda: bool(engines_of(replica)), 60)  # it takes its name some time after it was spawned
+    engine = engines_of(replica)[0]
+    assert texts(stack.client, PROMPTS, 120, lambda: kill_9(engine.pid)) == undisturbed
     until(lambda: len(stack.live()) == 2 and {r["pid"] for r in stack.live()} != before, 150)
 
 
