@@ -147,6 +147,8 @@ def texts(
         thread.start()
     for event in begun:
         assert event.wait(90), "a stream did not begin"
+    if errors:
+        raise errors[0]
     if during is not None:
         during()
     for thread in threads:

@@ -34,16 +34,16 @@ def test_each_kind_is_mirrored_with_its_own_profile(stack: Stack) -> None:
 def test_streams_of_a_dead_group_continue_in_the_other(stack: Stack) -> None:
     """What one kind of GPU began, the other finishes with the same tokens."""
     prompts = [f"story number {i}" for i in range(8)]
-    undisturbed = texts(stack.client, prompts, 200)
+    undisturbed = texts(stack.client, prompts, 800)  # long enough to be struck in the middle on a busy machine
     until(lambda: len(stack.live()) == 2)
     victim: list[str] = []
 
     def disturb() -> None:
+        until(lambda: any(replica["requests"] for replica in stack.live()))  # the page is kept for most of a second
         busiest = max(stack.live(), key=lambda replica: replica["requests"])
-        assert busiest["requests"] > 0
         victim.append(busiest["replica"])
         kill_9(busiest["pid"])
 
-    assert texts(stack.client, prompts, 200, disturb) == undisturbed
+    assert texts(stack.client, prompts, 800, disturb) == undisturbed
     kind = victim[0].partition("/")[0]
     until(lambda: any(r["replica"].startswith(f"{kind}/") and r["replica"] not in victim for r in stack.live()), 90)
