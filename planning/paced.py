@@ -16,8 +16,8 @@ from profiles.kernels import K_KV, K_SEQ, K_SPEC
 
 LEAST_PACE_S = 1e-6
 LINES = 2  # of the roofline
-# Iterations whose base time a whole number of them takes beyond what a fluid does: with one, one in thirty tables that
-# just pass is late when it is run; with this, none was found (``tests/oracles/test_paced.py``).
+# Iterations whose base time a whole number of them takes beyond what a fluid does: with one, one in twelve tables that
+# only this admits is late when it is run; with this, none was found (``tests/oracles/test_paced.py``).
 UNEVEN = 1.5
 
 DUE = np.dtype(
