@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from benchmarks.result_file import write_result
 from profiles.store import load_profile
 from serving.config import IMPORT_PATH
 from serving.launch import compile_kernels, deploy, free_port, local_ray, url_of
-from serving.replay import ReplayOptions, replay
+from serving.replay import Replay, ReplayOptions, replay
 from serving.workload_mix import SloClass
 from serving.workload_trace import Trace, read_trace
 
@@ -41,7 +42,7 @@ MIXES = {
     "before": {"interactive": 0.75, "standard": 0.1, "batch": 0.15},
     "after": {"interactive": 0.1, "standard": 0.75, "batch": 0.15},
 }
-REPLICAS, SLOWER = 16, 8.0
+REPLICAS, SLOWER, WARM_UP_S = 16, 8.0, 8.0
 TRANSIT_S = 0.03  # twenty processes share two cores: tokens came up to so much later than they were made
 
 
@@ -131,20 +132,32 @@ def main() -> None:
 
 def run(system: str, seed: int, options: argparse.Namespace, console: Console) -> dict[str, Any]:
     """One system under one seed on a fresh stack."""
+    trace = read_trace(options.trace).scaled(options.rate_scale, options.length_scale)
+    with started(system, trace, seed + 100, console) as url, Watch(url) as watch:
+        played = play(url, trace, options.duration, seed, console)
+        moves = history(url)
+    return {"classes": played.points, "timeline": timeline(played), "samples": watch.samples, "moves": moves}
+
+
+@contextlib.contextmanager
+def started(system: str, trace: Trace, seed: int, console: Console) -> Iterator[str]:
+    """The stack of a system, warmed up with requests that are not counted; its address."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         document = serve_document(system, slowed_profile(Path(folder)))
         deploy(stack.enter_context(local_ray(console, cpus=8)), document, console)
         url = url_of(document)
         wait_for_replicas(url)
-        trace = read_trace(options.trace).scaled(options.rate_scale, options.length_scale)
-        flipped = with_flip(trace, options.duration)
-        arguments: dict[str, Any] = {"url": url, "slo_mix": classes(), "grace_s": 60.0}
-        warm_up = dataclasses.replace(flipped, app=["before"] * len(flipped))
-        replay(ReplayOptions(warm_up, seed=seed + 100, duration_s=8.0, **arguments), console)  # not counted
-        with Watch(url) as watch:
-            played = replay(ReplayOptions(flipped, seed=seed, duration_s=options.duration, **arguments), console)
-        moves = history(url)
-    return {"classes": played.points, "timeline": timeline(played), "samples": watch.samples, "moves": moves}
+        play(url, trace, 2 * WARM_UP_S, seed, console, WARM_UP_S)
+        yield url
+
+
+def play(url: str, trace: Trace, flip_s: float, seed: int, console: Console, duration_s: float | None = None) -> Replay:
+    """Replay the trace's first ``duration_s``, ``flip_s`` by default; the mix flips after half of ``flip_s``."""
+    flipped = with_flip(trace, flip_s)
+    options = ReplayOptions(
+        flipped, url=url, slo_mix=classes(), grace_s=60.0, seed=seed, duration_s=duration_s or flip_s
+    )
+    return replay(options, console)
 
 
 def serve_document(system: str, profile: Path) -> dict[str, Any]:

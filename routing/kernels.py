@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit
 
 from planning.choice import ADMITTED, BREAKS, KV_FULL, TTFT, mark_late, why_unattainable
-from planning.deadlines import effective_tpot_s, next_due_s, todo_tokens
+from planning.deadlines import effective_tpot_s, next_due_s, remaining_tokens, todo_tokens
 from planning.limits import make_limits
 from planning.rollout import OUTLOOK, TOLERANCE_S, rollout
 from planning.room import prefill_s
@@ -72,12 +72,15 @@ def screen(replica: np.void, coef: np.ndarray, limits: np.void, row: np.void, no
     if replica["count"] - replica["best_effort"] >= limits["max_running"]:
         return TTFT  # it would wait for others to leave, and when they do is a guess
     window_s, own_s = next_due_s(row, start_s) - start_s, effective_tpot_s(row, start_s)
-    if window_s < prefill_s(coef, row, limits):
+    spare_s = window_s - prefill_s(coef, row, limits)
+    if spare_s < 0.0:
         return TTFT
-    step_s = max(SHORTEST_S, min(replica["pace_s"], own_s, limits["max_iteration_s"]))
+    if spare_s < math.inf:  # the sooner its first token comes, the slower the others may
+        own_s += spare_s / max(1, remaining_tokens(row) - 1)
+    step_s = max(SHORTEST_S, min(replica["pace_s"], limits["max_iteration_s"]))  # until its prompt is computed
     token_rate = replica["token_rate"] + 1.0 / max(own_s, SHORTEST_S)
     rest_rate = replica["rest_rate"] + decode_rest_s(coef, row) / max(own_s, SHORTEST_S)
-    if busy_share(coef, token_rate, rest_rate, step_s) > OPTIMISM:
+    if busy_share(coef, token_rate, rest_rate, max(SHORTEST_S, min(step_s, own_s))) > OPTIMISM:
         return BREAKS
     free_share = max(0.0, OPTIMISM - busy_share(coef, replica["token_rate"], replica["rest_rate"], step_s))
     return ADMITTED if todo * replica["prompt_token_s"] <= free_share * (window_s + step_s) else TTFT

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from planning.admission import REASONS, AdmitReason, plan_admission
 from planning.limits import make_limits
 from planning.rollout import advance
-from routing.kernels import NO_WANTS, NOWHERE, PLACEMENT, check_replica, place
+from profiles.kernels import iteration_s
+from routing.kernels import ADMITTED, NO_WANTS, NOWHERE, PLACEMENT, check_replica, place, screen
 from routing.mirrors import RESERVED, SHARED, Mirrors, advance_mirrors, commit, make_mirrors, summarize, take_out
 from tests.planning_cases import COEFS, draw_requests, start_decoding
 
@@ -85,10 +86,25 @@ def test_closed_and_full_replicas_take_nothing() -> None:
 )
 def test_the_screen_says_what_stands_against_a_request(field: str, value: float, reason: AdmitReason) -> None:
     asked = new()
+    asked["output_tokens"] = asked["output_cap_tokens"] = 5000  # an early first token helps few of them
     asked[field] = value
     placed = put(fleet_of([5, 5]), asked)[0]
     assert (placed["replica"], REASONS[placed["reason"]]) == (NOWHERE, reason)
     assert placed["first_s"] == math.inf
+
+
+@settings(max_examples=150)
+@given(st.integers(1, 40_000), st.floats(0.05, 5.0), st.floats(1.01, 3.0), st.integers(2, 500))
+def test_the_screen_denies_an_idle_replica_nothing_that_a_replay_grants(
+    prompt_tokens: int, ttft_s: float, slower: float, output_tokens: int
+) -> None:
+    """Also of a TPOT that leaves an iteration hardly time for a prompt: until its first token it binds nobody."""
+    fleet, asked = fleet_of([0]), new()
+    empty_s = iteration_s(COEFS[0], 1.0, 0.0, 0.0, 1.0, 0.0)
+    asked["prompt_tokens"], asked["ttft_s"], asked["tpot_s"] = prompt_tokens, ttft_s, slower * empty_s
+    asked["output_tokens"] = asked["output_cap_tokens"] = output_tokens
+    if check_replica(fleet, 0, asked[0], 0.0) == ADMITTED:
+        assert screen(fleet.replicas[0], fleet.cautious[0], fleet.limits[0], asked[0], 0.0) == ADMITTED
 
 
 def test_a_replica_with_all_sequences_taken_is_full() -> None:
