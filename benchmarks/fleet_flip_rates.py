@@ -2,8 +2,8 @@
 
     python -m benchmarks.fleet_flip_rates --systems shared --rate-scales 3 4 5 --json docs/results/fleet-rates.json
 
-One stack per system, every rate and seed on it in turn, until a rate is too much. Other systems in the result file are
-kept, so that each may have its own rates. Goodput is as in ``fleet_flip_virtual``.
+One stack per system, every rate and seed on it in turn, until a rate is too much. Points that the result file has of
+other systems, rates and seeds are kept, so that each system may have its own. Goodput is as in ``fleet_flip_virtual``.
 """
 
 import argparse
@@ -29,13 +29,13 @@ def main() -> None:
     parser.add_argument("--duration", type=float, default=60.0, help="seconds of arrivals; the mix flips halfway")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--systems", nargs="+", choices=sorted(SYSTEMS), default=list(SYSTEMS))
-    parser.add_argument("--json", type=Path, help="result file; systems that are not run now are kept in it")
+    parser.add_argument("--json", type=Path, help="result file; points that are not run now are kept in it")
     options = parser.parse_args()
     if not options.trace.exists():
         parser.exit(2, f"--trace: no file {options.trace}; give one in the schema of docs/replay.md\n")
     console = Console(stderr=True)
     compile_kernels(console)
-    points = [point for point in points_in(options.json) if point["system"] not in options.systems]
+    points = points_in(options.json)
     for system in options.systems:
         sweep(system, points, options, console)
         print(f"{system}: {goodput_per_s(of(system, points)):.1f} requests/s", flush=True)
@@ -52,6 +52,7 @@ def sweep(system: str, points: list[dict[str, Any]], options: argparse.Namespace
                 told = {point["label"]: point for point in played.points}
                 shares = {label: told[label]["attainment"] for label in map(", ".join, PROMISED)}
                 everything = told["all"]
+                points[:] = [point for point in points if key(point) != (system, scale, seed)]
                 points.append(
                     {
                         "system": system,
@@ -69,6 +70,11 @@ def sweep(system: str, points: list[dict[str, Any]], options: argparse.Namespace
                     write(options, points)
             if not holds(of(system, points), scale):
                 break
+
+
+def key(point: dict[str, Any]) -> tuple[str, float, int]:
+    """What is measured once."""
+    return point["system"], point["scale"], point["seed"]
 
 
 def of(system: str, points: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -90,7 +96,10 @@ def write(options: argparse.Namespace, points: list[dict[str, Any]]) -> None:
     config |= {"replicas": REPLICAS, "slower": SLOWER, "transit_s": TRANSIT_S, "systems": systems}
     headline = {f"goodput_per_s_{system}": goodput_per_s(of(system, points)) for system in systems}
     headline["lost"] = float(sum(point["lost"] for point in points))
-    write_result(options.json, "fleet_flip_rates", config=config, seeds=options.seeds, headline=headline, points=points)
+    seeds = sorted({point["seed"] for point in points})
+    write_result(
+        options.json, "fleet_flip_rates", config=config, seeds=seeds, headline=headline, points=sorted(points, key=key)
+    )
 
 
 if __name__ == "__main__":

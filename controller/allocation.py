@@ -18,7 +18,7 @@ from routing.mirrors import RESERVED
 class AllocationOptions(msgspec.Struct, frozen=True):
     """From the configuration."""
 
-    roles: str = "auto"  # "static", "dynamic", or dynamic where a tier bounds its replicas or the size follows the load
+    roles: str = "auto"  # "static", "dynamic", or dynamic where a tier bounds its replicas
     idle_s: float = 5.0
     interval_s: float = 0.25  # roles are brought in line that often
     scaling: ScalingOptions | None = None  # none: the size is fixed
@@ -44,7 +44,7 @@ class Allocation:
     def _make_roles(self, table: TierTable) -> StaticRoles | DynamicRoles:
         wanted = self.options.roles
         if wanted == "auto":
-            wanted = "dynamic" if table.asks_for_roles or self.options.scaling else "static"
+            wanted = "dynamic" if table.asks_for_roles else "static"
         if wanted == "static":
             return StaticRoles(table, self.history)
         return DynamicRoles(table, RoleOptions(self.options.idle_s), self.history)

@@ -10,8 +10,9 @@ import numpy as np
 from numba import njit
 
 from routing.kernels import NO_WANTS, NOWHERE, PLACEMENT, place
-from routing.mirrors import SHARED, Mirrors, make_mirrors, summarize
+from routing.mirrors import Mirrors, make_mirrors, summarize
 from routing.policy import RoutingPolicy, make_routing, most_wanted, to_ask
+from routing.wishes import LEAST_ADDED
 from simulation.dispatch import Quiet, to_best_effort
 from simulation.engine import Engines
 from simulation.loop import Simulation
@@ -32,8 +33,7 @@ def refresh(mirrors: Mirrors, engines: Engines, seen: np.ndarray, now_s: float) 
 class EngineMirrors:
     """Mirrors that read the modelled engines' own tables instead of a copy."""
 
-    def __init__(self, tier_of_replica: np.ndarray | None = None) -> None:
-        self.tier_of_replica = tier_of_replica
+    def __init__(self) -> None:
         self._mirrors: Mirrors | None = None
         self._seen = np.zeros(0, dtype=np.int64)
 
@@ -44,7 +44,6 @@ class EngineMirrors:
             replicas, slots = engines.tokens.shape
             mirrors = make_mirrors(replicas, 1)
             mirrors.replicas["is_open"], mirrors.replicas["count"] = True, -1
-            mirrors.replicas["tier"] = SHARED if self.tier_of_replica is None else self.tier_of_replica
             self._mirrors = mirrors._replace(
                 tables=engines.tables,
                 outlooks=np.zeros((replicas, slots), dtype=mirrors.outlooks.dtype),
@@ -68,10 +67,13 @@ def least_busy(engines: Engines) -> int:
 
 
 class PlacedFleet(Quiet):
-    """Load gradient with exact admission on every replica; what fits nowhere is served best effort."""
+    """Exact admission where a rule of ``routing.wishes`` wants it; what fits nowhere is served best effort.
 
-    def __init__(self, tier_of_replica: np.ndarray | None = None, max_hops: int = 8) -> None:
-        self.max_hops, self._mirrors = max_hops, EngineMirrors(tier_of_replica)
+    By default the rule of the live default, ``marginal_load``.
+    """
+
+    def __init__(self, rule: int = LEAST_ADDED, max_hops: int = 8) -> None:
+        self.rule, self.max_hops, self._mirrors = rule, max_hops, EngineMirrors()
 
     def dispatch(self, simulation: Simulation, which: np.ndarray) -> None:
         rows = simulation.rows(which)
@@ -81,7 +83,7 @@ class PlacedFleet(Quiet):
         asking = np.flatnonzero(~rows["best_effort"])
         if len(asking):
             mirrors, placements = self._mirrors.at(simulation), np.zeros(len(asking), dtype=PLACEMENT)
-            place(mirrors, rows[asking], simulation.now_s, NO_WANTS, self.max_hops, placements)
+            place(mirrors, rows[asking], simulation.now_s, NO_WANTS, self.max_hops, placements, self.rule)
             self._carry_out(simulation, rows, asking, placements)
         for row in rows[rows["best_effort"]]:
             simulation.place(row, least_busy(simulation.engines))

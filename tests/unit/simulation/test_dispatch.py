@@ -6,6 +6,7 @@ import pytest
 from controller.fleet import FleetOptions
 from controller.lengths import LengthEstimator
 from planning.admission import AdmissionOptions
+from routing.wishes import MOST_LOADED
 from simulation.dispatch import PlannedReplica
 from simulation.distserve import split_jobs
 from simulation.fleet import FleetDispatch, replica_name, tiers_of
@@ -137,7 +138,7 @@ def test_tiers_are_those_of_the_jobs() -> None:
 def test_placement_by_the_kernels_fills_replicas_one_after_the_other() -> None:
     jobs = random_jobs(400, 8.0, 9)
     system = replace(PLANNER, replicas=6)
-    simulation = Simulation(jobs, system.engines(a100()), PlacedFleet())
+    simulation = Simulation(jobs, system.engines(a100()), PlacedFleet(MOST_LOADED))
     simulation.run()
     assert simulation.records["ended"].all()
     busy_s = simulation.engines.state["busy_s"]
