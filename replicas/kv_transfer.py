@@ -12,6 +12,7 @@ import msgspec
 from replicas.request_rows import EMITTED, KEY
 
 FILES = "files"  # our connector; any other name is one of vLLM's
+SUBFOLDER = "polyslo-kv"  # of its shared folder, which may hold other people's files
 PARAMS = "kv_transfer_params"  # of a request's extra_args
 STORE, LOAD = "do_remote_decode", "do_remote_prefill"
 MatchedTokens = Callable[[Any, int], tuple[int | None, bool]]

@@ -8,6 +8,7 @@ be read is computed again. Imports vllm, which loads it by name.
 
 import contextlib
 import os
+import re
 import shutil
 import time
 from typing import Any
@@ -22,9 +23,21 @@ from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import (
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
-from replicas.kv_transfer import HAND_OVER, LOAD, PARAMS, STORE
+from replicas.kv_transfer import HAND_OVER, LOAD, PARAMS, STORE, SUBFOLDER
 
+DIGEST = re.compile(r"[0-9a-f]{32}|[0-9a-f]{64}")  # name of a hand-over's folder: vLLM takes MD5, under FIPS SHA-256
 KEPT_S = 120.0  # what nobody has fetched by then is removed: its reader is gone, or has computed it anew
+
+
+def remove_stale(storage: str, now_s: float) -> None:
+    """Remove the hand-overs under ``storage`` that nobody has fetched in time, and nothing else."""
+    with contextlib.suppress(OSError), os.scandir(storage) as entries:
+        for entry in entries:
+            if not DIGEST.fullmatch(entry.name) or not entry.is_dir(follow_symlinks=False):
+                continue
+            with contextlib.suppress(FileNotFoundError):  # its reader was faster
+                if now_s - entry.stat().st_mtime > KEPT_S:
+                    shutil.rmtree(entry.path, ignore_errors=True)
 
 
 class FilesConnector(ExampleConnector):
@@ -37,6 +50,7 @@ class FilesConnector(ExampleConnector):
         super().__init__(vllm_config, *args, **kwargs)
         if vllm_config.parallel_config.world_size > 1:
             raise ValueError("the files connector serves engines of one GPU or CPU: tensor-parallel ones need another")
+        self._storage_path = os.path.join(self._storage_path, SUBFOLDER)
         os.makedirs(self._storage_path, exist_ok=True)
         self._storing: dict[str, tuple[list[int], str]] = {}  # prompt under way -> its tokens and hand-over
         self._readable: dict[str, bool] = {}  # request that continues here -> whether its files are all there
@@ -115,10 +129,7 @@ class FilesConnector(ExampleConnector):
         if now_s - self._swept_s < KEPT_S / 4:
             return
         self._swept_s = now_s
-        with contextlib.suppress(OSError), os.scandir(self._storage_path) as folders:
-            for folder in folders:
-                if now_s - folder.stat().st_mtime > KEPT_S:
-                    shutil.rmtree(folder.path, ignore_errors=True)
+        remove_stale(self._storage_path, now_s)
 
     # -- in the worker ----------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from controller.wire import PREFILLED, Delta, Submission
+from replicas.kv_transfer import SUBFOLDER
 from replicas.vllm_codec import decode_request, encode_request, with_emitted
 from tests.integration.engine_driver import BEST_EFFORT, LOOSE, TIGHT, Driver, submission
 
@@ -102,7 +103,7 @@ def test_two_engines_say_what_one_says(engines: tuple[Driver, Driver], folder: P
     computed = sum(step.batch_tokens for step in decode.engine.take_steps())
     emitted = sum(len(tokens) for tokens in both)
     assert computed <= emitted + len(moved) * (BLOCK + 1), "prompts were fetched, not computed again"
-    assert list(folder.iterdir()) == [], "what was read is gone"
+    assert list((folder / SUBFOLDER).iterdir()) == [], "what was read is gone"
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut off"])
@@ -114,7 +115,7 @@ def test_a_hand_over_that_cannot_be_read_is_computed_anew(
     alone = [text(seen) for seen in deltas(decode, batch).values()]
     decode.runner.run(decode.engine._client.reset_prefix_cache_async())
     moved = prefilled(prefill, requests(damage, 8, seed=2))
-    for file in folder.glob("*/*"):
+    for file in (folder / SUBFOLDER).glob("*/*"):
         file.unlink() if damage == "gone" else file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     decoded = deltas(decode, moved)
     both = [first + text(decoded[each.request_id]) for first, each in zip(first_tokens(moved), moved, strict=True)]

@@ -1,0 +1,57 @@
+"""The folder in which hand-overs lie: what is removed from it, and that it is the same for both engines."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+from replicas.kv_transfer import FILES, SUBFOLDER, connector_config
+from replicas.vllm_kv_files import KEPT_S, FilesConnector
+
+NOW_S = 1e9
+PROMPT = list(range(100))
+
+
+def connector(shared: Path, role: KVConnectorRole = KVConnectorRole.SCHEDULER) -> FilesConnector:
+    config = SimpleNamespace(
+        kv_transfer_config=KVTransferConfig(**connector_config(FILES, {"shared_storage_path": str(shared)})),
+        parallel_config=SimpleNamespace(world_size=1),
+        cache_config=SimpleNamespace(block_size=32),
+        model_config=SimpleNamespace(get_num_layers_by_block_type=lambda _parallel: 2),
+    )
+    return FilesConnector(config, role, None)
+
+
+def make(folder: Path, age_s: float) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "layer.safetensors").write_bytes(b"x")
+    os.utime(folder, (NOW_S - age_s, NOW_S - age_s))
+    return folder
+
+
+def test_only_old_hand_overs_are_removed(tmp_path: Path) -> None:
+    files = connector(tmp_path)
+    old, young = (Path(files._folder(PROMPT, name)) for name in ("old", "young"))
+    make(old, 2 * KEPT_S)
+    kept = [make(young, KEPT_S / 2)]
+    for foreign in ("anything", "0" * 31, "ray", old.name + "0", "G" * 32):
+        kept += [make(tmp_path / foreign, 1e6), make(tmp_path / SUBFOLDER / foreign, 1e6)]
+    kept.append(make(tmp_path / old.name, 1e6))  # outside the connector's own folder
+    (pointer := tmp_path / SUBFOLDER / ("a" * 32)).symlink_to(tmp_path / "ray")
+    files._sweep(NOW_S)
+    assert not old.exists()
+    assert all((folder / "layer.safetensors").exists() for folder in kept)
+    assert pointer.is_symlink()
+
+
+@pytest.mark.parametrize("reader", list(KVConnectorRole))
+def test_who_stores_and_who_loads_agree_on_the_place(tmp_path: Path, reader: KVConnectorRole) -> None:
+    place = connector(tmp_path, KVConnectorRole.WORKER)._folder(PROMPT, "request")
+    assert connector(tmp_path, reader)._folder(PROMPT, "request") == place
+    assert Path(place).parent == tmp_path / SUBFOLDER
