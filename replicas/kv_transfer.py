@@ -14,6 +14,7 @@ from replicas.request_rows import EMITTED, KEY
 FILES = "files"  # our connector; any other name is one of vLLM's
 SUBFOLDER = "polyslo-kv"  # of its shared folder, which may hold other people's files
 PARAMS = "kv_transfer_params"  # of a request's extra_args
+ENGINES_ONLY = (PARAMS, "ec_transfer_params")  # engines tell each other: what a client says there would break one
 STORE, LOAD = "do_remote_decode", "do_remote_prefill"
 MatchedTokens = Callable[[Any, int], tuple[int | None, bool]]
 HAND_OVER = "hand_over"  # names one request and one way; only our connector reads it

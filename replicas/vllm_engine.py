@@ -26,7 +26,7 @@ from replicas.cores import CoreClaim
 from replicas.embedded import ensure_embedded_model
 from replicas.engine import EngineFailure, EngineState, Entry
 from replicas.engine_link import Tick, TickReceiver
-from replicas.kv_transfer import PARAMS, connector_config, from_transfer, prefill_params
+from replicas.kv_transfer import ENGINES_ONLY, PARAMS, connector_config, from_transfer, prefill_params
 from replicas.request_rows import KEY, to_extra_args
 from replicas.vllm_codec import decode_request, encode_output
 from replicas.vllm_executor import CORES, PARENT, THREADS, tethered_executor
@@ -244,7 +244,8 @@ def to_request(submission: Submission, entry: Entry) -> EngineCoreRequest:
     request.request_id = submission.request_id
     request.arrival_time = time.time() - submission.age_s
     objective = to_extra_args(submission.slo, entry.arrival_s, entry.output_tokens, submission.emitted_tokens)
-    params.extra_args = (params.extra_args or {}) | objective
+    asked = {name: value for name, value in (params.extra_args or {}).items() if name not in ENGINES_ONLY}
+    params.extra_args = asked | objective
     if submission.prefill_only:
         params.max_tokens = 1
         params.extra_args[PARAMS] = prefill_params(submission.request_id)

@@ -15,6 +15,7 @@ from replicas.kv_transfer import (
     connector_config,
     from_transfer,
     prefill_params,
+    to_transfer,
 )
 from replicas.request_rows import to_extra_args
 
@@ -40,13 +41,14 @@ def test_a_connector_of_vllms_is_taken_by_name() -> None:
     assert config.kv_connector_extra_config == {"backends": ["UCX"]}
 
 
-def submission(**more: object) -> Submission:
+def submission(said: dict[str, object] | None = None, **more: object) -> Submission:
+    """``said``: what the client has put among the extra arguments."""
     from vllm import SamplingParams
     from vllm.v1.engine import EngineCoreRequest
 
     from replicas.vllm_codec import encode_request
 
-    sampling = SamplingParams(max_tokens=20, extra_args={"mine": 1})
+    sampling = SamplingParams(max_tokens=20, extra_args={"mine": 1} | (said or {}))
     request = EngineCoreRequest("r", [1, 2, 3], None, sampling, None, 0.0, None, None, None)
     return Submission("r", 3, 0, 20, Slo(), 0.0, 20, 0, encode_request(request), **more)  # type: ignore[arg-type]
 
@@ -60,6 +62,18 @@ def test_a_prefill_asks_for_one_token_and_says_that_it_goes_on_elsewhere() -> No
     told = params.extra_args[PARAMS]
     assert (told[STORE], told[LOAD], told[HAND_OVER]) == (True, False, "r")
     assert {"remote_engine_id", "remote_block_ids", "remote_host", "remote_port"} <= told.keys(), "NIXL reads these"
+
+
+@pytest.mark.parametrize("said", [{STORE: True}, {LOAD: True}, {LOAD: True, HAND_OVER: "another"}, "text"])
+def test_what_a_client_says_of_transfers_reaches_no_engine(said: object) -> None:
+    from replicas.vllm_engine import to_request
+
+    clients = {PARAMS: said, "ec_transfer_params": said}
+    for more in ({}, {"prefill_only": True}, {"transfer": to_transfer({LOAD: True, HAND_OVER: "r"})}):
+        asked, plain = submission(clients, **more), submission(**more)
+        told, expected = (to_request(each, Entry(each, 0.0)).sampling_params.extra_args for each in (asked, plain))
+        assert told == expected
+        assert told["mine"] == 1
 
 
 def test_what_the_first_engine_said_is_told_the_second() -> None:
