@@ -51,7 +51,7 @@ class StreamAnnotator:
         return b"\n\n".join(done) + (b"\n\n" if done and not last else b"")
 
     def _annotate(self, event: bytes) -> bytes:
-        head, mark, payload = event.rpartition(b"data: ")
+        head, mark, payload = event.partition(b"data: ")  # the first: the text in the payload may say it again
         if not mark or not payload.startswith(b"{"):
             return event
         if payload.startswith(b'{"error"'):

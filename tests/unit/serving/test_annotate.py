@@ -3,6 +3,7 @@
 import itertools
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +17,9 @@ CHAT = (
     b'data: {"id":"1","choices":[],"usage":{"total_tokens":3}}\n\n'
     b"data: [DONE]\n\n"
 )
+
+
+TEXTS = ('data: {"a": 1}', "data: x", 'event: y\n\ndata: {"error": {}}', 'data: {"finish_reason":"no"}')
 
 
 def served() -> Ticket:
@@ -57,6 +61,41 @@ def test_responses_events_carry_tier_and_final_verdict() -> None:
     created, completed = events(StreamAnnotator(served()).feed(stream, last=False))
     assert created["response"] == {"id": "r", "service_tier": "gold"}
     assert completed["response"]["slo"]["met"] is True  # type: ignore[index]
+
+
+def stream_of(event: dict[str, object], name: str = "") -> bytes:
+    """As vLLM's server writes it."""
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("of_chat", [True, False], ids=["chat", "completions"])
+def test_text_that_looks_like_an_event_is_text(text: str, of_chat: bool) -> None:
+    said = {"delta": {"content": text}} if of_chat else {"text": text}
+    for finish in (None, "stop"):
+        event = {"id": "1", "choices": [{**said, "finish_reason": finish}]}
+        data = StreamAnnotator(served()).feed(stream_of(event), last=False)
+        (annotated,) = events(data)
+        assert annotated.pop("service_tier") == "gold"
+        assert (annotated.pop("slo", None) is not None) == (finish is not None)
+        assert annotated == event
+        assert data.count(b"\n") == 2
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_of_named_events_is_text(text: str) -> None:
+    delta = {"type": "response.output_text.delta", "delta": text}
+    done = {"type": "response.completed", "response": {"id": "r", "output": [{"text": text}]}}
+    stop = {"type": "message_delta", "delta": {"stop_reason": "stop_sequence", "stop_sequence": text}}
+    stream = b"".join(stream_of(event, str(event["type"])) for event in (delta, done, stop))
+    first, second, third = events(StreamAnnotator(served()).feed(stream, last=False))
+    assert first == delta
+    response = second["response"]
+    assert isinstance(response, dict)
+    assert (response["output"], response["service_tier"]) == ([{"text": text}], "gold")
+    assert response["slo"]["met"] is True
+    assert (third["service_tier"], third["delta"]) == ("gold", stop["delta"])
 
 
 def test_anthropic_stop_event_carries_the_verdict() -> None:
