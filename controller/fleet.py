@@ -41,7 +41,7 @@ class Fleet:
     turn: int = 0
 
     def __post_init__(self) -> None:
-        self.lengths = LengthEstimator(self.options.length_prior_tokens)
+        self.lengths = LengthEstimator(self.options.length_prior_tokens, self.tiers.length_priors)
         self.policy: RoutingPolicy = make_routing(self.options.routing)
         self.allocation = Allocation(self.options.allocation, self.tiers)
         self.waiting: dict[int, Waiting] = {}  # pending requests by uid
@@ -84,7 +84,7 @@ class Fleet:
         for replica in self.replicas.values():
             replica.table["tier"] = heirs[replica.table["tier"]]
         self.waiting = {uid: w.of_tier(int(heirs[w.tier])) for uid, w in self.waiting.items()}
-        self.tiers = tiers
+        self.tiers, self.lengths.tier_priors = tiers, tiers.length_priors
         self.allocation.set_table(tiers, now_s)
         self._allocate(now_s)
         return True

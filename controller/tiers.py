@@ -65,6 +65,11 @@ class TierTable(msgspec.Struct, frozen=True):
         return next((tier.name for tier in self.tiers if tier.best_effort), "best_effort")
 
     @property
+    def length_priors(self) -> dict[str, float]:
+        """Expected output lengths of the tiers that state one."""
+        return {tier.name: float(tier.output_tokens) for tier in self.tiers if tier.output_tokens}
+
+    @property
     def asks_for_roles(self) -> bool:
         """Whether a tier bounds its replicas, which only moving them can keep."""
         return any(tier.min_replicas or tier.max_replicas for tier in self.tiers)

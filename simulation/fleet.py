@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from controller.disaggregation import make_fleet
+from controller.lengths import LengthEstimator
 from controller.options import FleetOptions
 from controller.tiers import Tier, TierTable
 from controller.wire import Admission, Decision, Outcome, Progress, Report, Slo, Verdict
@@ -53,6 +54,7 @@ class FleetDispatch:
 
     def __post_init__(self) -> None:
         self.fleet = make_fleet(self.options, self.tiers, lambda _name: self.profile)
+        self.fleet.lengths = LengthEstimator(self.options.length_prior_tokens)  # learns what it knows of tiers
         for tier in self.tiers.tiers:
             for _ in range(SEEN_BEFORE):
                 self.fleet.lengths.note(tier.name, tier.output_tokens)

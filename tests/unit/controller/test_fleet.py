@@ -206,6 +206,25 @@ def test_old_reports_and_old_tables_change_nothing() -> None:
     assert [tier.name for tier in state.tiers.tiers] == ["other"]
 
 
+def test_tiers_state_the_length_of_their_outputs_until_some_have_finished() -> None:
+    def table(version: int, output_tokens: int) -> TierTable:
+        stated = [msgspec.structs.replace(t, output_tokens=output_tokens * (t.name == "tight")) for t in TIERS.tiers]
+        return TierTable.of(version, stated)
+
+    def predicted(slo: Slo) -> int:
+        (decision,) = state.admit([ask(slo)], 0.0)
+        return decision.output_tokens
+
+    state = Fleet(FleetOptions(length_prior_tokens=100.0), table(1, 30), load_profile)
+    state.report(report("a"), 0.0)
+    assert (predicted(TIGHT), predicted(LOOSE)) == (30, 100)
+    state.set_tiers(table(2, 60), 0.0)
+    assert (predicted(TIGHT), predicted(LOOSE)) == (60, 100)
+    state.note_outcome(ended(ask(TIGHT), "stop", 60), 0.0)
+    state.set_tiers(table(3, 150), 0.0)
+    assert predicted(TIGHT) == 60
+
+
 @pytest.mark.parametrize("routing", ["round_robin", "least_loaded"])
 def test_baselines_take_everything_unchecked(routing: str) -> None:
     state = fleet(routing=routing)

@@ -57,3 +57,12 @@ def test_where_requests_run_to_their_caps_the_cap_is_the_prediction() -> None:
     assert [estimator.predict("gold", 0, cap) for cap in (20, 400)] == [20, 400]
     estimator.note("gold", 50)
     assert estimator.predict("gold", 0, 400) < 100, "one that ends by itself is enough, where few are remembered"
+
+
+def test_a_tiers_own_prior_holds_until_its_requests_have_finished() -> None:
+    estimator = LengthEstimator(100.0, {"gold": 20.0}, weight=0.5)
+    assert [estimator.predict(tier, 0, 1000) for tier in ("gold", "other")] == [20, 100]
+    estimator.note("gold", 40)
+    assert estimator.predict("gold", 0, 1000) == 30, "the prior counts as the first one"
+    estimator.tier_priors = {"gold": 500.0, "other": 7.0}
+    assert [estimator.predict(tier, 0, 1000) for tier in ("gold", "other")] == [30, 7]
