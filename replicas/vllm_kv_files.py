@@ -50,7 +50,7 @@ class FilesConnector(ExampleConnector):
         super().__init__(vllm_config, *args, **kwargs)
         if vllm_config.parallel_config.world_size > 1:
             raise ValueError("the files connector serves engines of one GPU or CPU: tensor-parallel ones need another")
-        self._storage_path = os.path.join(self._storage_path, SUBFOLDER)
+        self._storage_path: str = os.path.join(self._storage_path, SUBFOLDER)
         os.makedirs(self._storage_path, exist_ok=True)
         self._storing: dict[str, tuple[list[int], str]] = {}  # prompt under way -> its tokens and hand-over
         self._readable: dict[str, bool] = {}  # request that continues here -> whether its files are all there
