@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit
 
 from planning.choice import ADMITTED, BREAKS, KV_FULL, TTFT, mark_late, why_unattainable
-from planning.deadlines import effective_tpot_s, next_due_s, remaining_tokens, todo_tokens
+from planning.deadlines import line_due_s, next_due_s, remaining_tokens, todo_tokens
 from planning.limits import make_limits
 from planning.rollout import OUTLOOK, TOLERANCE_S, rollout
 from planning.room import prefill_s
@@ -60,6 +60,15 @@ def group_of(replica_tier: int, tier: int) -> int:
 
 
 @njit(cache=True)
+def _bearable_s(row: np.void, start_s: float, alone_s: float) -> float:
+    """Pace of a newcomer's decodes if its first token comes as soon as can be: what is early then, the others may use."""
+    gaps, pace_s = max(1, remaining_tokens(row) - 1), math.inf if row["best_effort"] else row["tpot_s"]
+    if row["ttft_s"] < math.inf:
+        pace_s += max(0.0, line_due_s(row, start_s) - start_s - alone_s) / gaps
+    return float(min(pace_s, (row["deadline_s"] - start_s - alone_s) / gaps))
+
+
+@njit(cache=True)
 def screen(replica: np.void, coef: np.ndarray, limits: np.void, row: np.void, now_s: float) -> int:
     """What the cached sums say about adding the request: ``ADMITTED`` for possible, or what stands against it.
 
@@ -71,12 +80,10 @@ def screen(replica: np.void, coef: np.ndarray, limits: np.void, row: np.void, no
         return KV_FULL
     if replica["count"] - replica["best_effort"] >= limits["max_running"]:
         return TTFT  # it would wait for others to leave, and when they do is a guess
-    window_s, own_s = next_due_s(row, start_s) - start_s, effective_tpot_s(row, start_s)
-    spare_s = window_s - prefill_s(coef, row, limits)
-    if spare_s < 0.0:
+    window_s, alone_s = next_due_s(row, start_s) - start_s, prefill_s(coef, row, limits)
+    if window_s < alone_s:
         return TTFT
-    if spare_s < math.inf:  # the sooner its first token comes, the slower the others may
-        own_s += spare_s / max(1, remaining_tokens(row) - 1)
+    own_s = _bearable_s(row, start_s, alone_s)
     step_s = max(SHORTEST_S, min(replica["pace_s"], limits["max_iteration_s"]))  # until its prompt is computed
     token_rate = replica["token_rate"] + 1.0 / max(own_s, SHORTEST_S)
     rest_rate = replica["rest_rate"] + decode_rest_s(coef, row) / max(own_s, SHORTEST_S)

@@ -12,7 +12,7 @@ from numba import njit
 from planning.deadlines import effective_tpot_s, next_due_s, remaining_tokens, todo_tokens
 from planning.limits import LIMITS
 from planning.rollout import OUTLOOK, advance
-from planning.room import held_kv_tokens, is_decode
+from planning.room import decode_s, held_kv_tokens, is_decode
 from planning.tables import REQUEST
 from profiles.kernels import COEFFICIENTS, K1_1, K1_2, K_KV, K_SEQ, iteration_s
 
@@ -111,8 +111,10 @@ def _add_to_sums(replica: np.void, coef: np.ndarray, row: np.void, block_tokens:
         return
     if todo <= 0:
         return
-    pace_s = bearable_pace_s(row, replica["free_at_s"])
     replica["held_tokens"] += held_kv_tokens(row, block_tokens) + (0 if row["running"] else todo)
+    pace_s = bearable_pace_s(row, replica["free_at_s"])
+    if pace_s < decode_s(coef, row):
+        return  # no engine is so fast: it is late, and takes part in what time is left
     replica["token_rate"] += (1 + row["spec_tokens"]) / max(pace_s, SHORTEST_S)
     replica["rest_rate"] += decode_rest_s(coef, row) / max(pace_s, SHORTEST_S)
     replica["pace_s"] = min(replica["pace_s"], pace_s)

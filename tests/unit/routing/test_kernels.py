@@ -94,16 +94,33 @@ def test_the_screen_says_what_stands_against_a_request(field: str, value: float,
 
 
 @settings(max_examples=150)
-@given(st.integers(1, 40_000), st.floats(0.05, 5.0), st.floats(1.01, 3.0), st.integers(2, 500))
+@given(
+    st.integers(1, 40_000),
+    st.floats(0.05, 5.0) | st.just(math.inf),
+    st.floats(1.01, 3.0) | st.just(math.inf),
+    st.floats(0.5, 30.0) | st.just(math.inf),
+    st.integers(2, 500),
+)
 def test_the_screen_denies_an_idle_replica_nothing_that_a_replay_grants(
-    prompt_tokens: int, ttft_s: float, slower: float, output_tokens: int
+    prompt_tokens: int, ttft_s: float, slower: float, deadline_s: float, output_tokens: int
 ) -> None:
-    """Also of a TPOT that leaves an iteration hardly time for a prompt: until its first token it binds nobody."""
+    """Also of a pace that leaves an iteration hardly time for a prompt: until its first token it binds nobody."""
     fleet, asked = fleet_of([0]), new()
     empty_s = iteration_s(COEFS[0], 1.0, 0.0, 0.0, 1.0, 0.0)
     asked["prompt_tokens"], asked["ttft_s"], asked["tpot_s"] = prompt_tokens, ttft_s, slower * empty_s
+    asked["deadline_s"] = deadline_s
     asked["output_tokens"] = asked["output_cap_tokens"] = output_tokens
     if check_replica(fleet, 0, asked[0], 0.0) == ADMITTED:
+        assert screen(fleet.replicas[0], fleet.cautious[0], fleet.limits[0], asked[0], 0.0) == ADMITTED
+
+
+def test_a_request_past_its_deadline_closes_its_replica_to_nobody() -> None:
+    fleet, asked = fleet_of([1]), new()
+    load = fleet.replicas[0]["load"]
+    for left_s in (0.001, -0.5):
+        fleet.tables[0, 0]["deadline_s"] = fleet.replicas[0]["free_at_s"] + left_s
+        summarize(fleet, 0)
+        assert fleet.replicas[0]["load"] <= load
         assert screen(fleet.replicas[0], fleet.cautious[0], fleet.limits[0], asked[0], 0.0) == ADMITTED
 
 
