@@ -13,9 +13,12 @@ from typing import Any
 import msgspec
 
 from controller.wire import PREFILLED, Decision, Delta, Outcome, Outputs, Submission, Verdict
-from serving.jobs import Job, Links, Patience, Stream, outcome
+from serving.jobs import ATTEMPT, Job, Links, Patience, Stream, outcome
 
 logger = logging.getLogger("polyslo.dispatch")
+
+MOST_FRUITLESS = 3  # replicas that may fail under a request one after the other without a token of it
+PAUSE_S = 0.2  # before a request is offered again after a replica did not take it
 
 
 class Dispatcher:
@@ -39,7 +42,7 @@ class Dispatcher:
         job.transit_s = self.patience.transit_s
         job.ticket.sequence(job.request_id)
         if job.slo.max_wait_s < float("inf"):
-            asyncio.get_running_loop().call_later(job.slo.max_wait_s, self._give_up, job)
+            asyncio.get_running_loop().call_later(job.slo.max_wait_s, self._stop_waiting, job)
         self._enqueue([job])
 
     def abort(self, request_ids: Sequence[str], finish: str = "abort") -> None:
@@ -51,7 +54,7 @@ class Dispatcher:
                 continue
             self._finish(job, finish)
             if job.replica:
-                by_replica.setdefault(job.replica, []).append(request_id)
+                by_replica.setdefault(job.replica, []).append(job.wire_id)
         for replica, ids in by_replica.items():
             self._spawn(self._abort_remote(replica, ids))
 
@@ -79,7 +82,7 @@ class Dispatcher:
 
     async def _admit(self, batch: list[Job]) -> None:
         decisions = await self._decide(batch)
-        by_replica: dict[str, list[Submission]] = {}
+        by_replica: dict[str, list[tuple[Job, Submission]]] = {}
         for job, decision in zip(batch, decisions, strict=True):
             if job.request_id not in self.jobs:  # aborted meanwhile: free its reservation
                 self._report(job, "abort")
@@ -91,9 +94,9 @@ class Dispatcher:
             if decision.verdict == Verdict.REFUSED:
                 self._refuse(job, decision)
                 continue
-            job.replica, job.stranded_s = decision.replica, None
-            by_replica.setdefault(decision.replica, []).append(job.submission(decision))
-        await asyncio.gather(*(self._send(replica, batch) for replica, batch in by_replica.items()))
+            job.replica, job.is_taken = decision.replica, False
+            by_replica.setdefault(decision.replica, []).append((job, job.submission(decision)))
+        await asyncio.gather(*(self._send(replica, sent) for replica, sent in by_replica.items()))
 
     @staticmethod
     def _note(job: Job, decision: Decision) -> None:
@@ -140,26 +143,33 @@ class Dispatcher:
         if job.request_id in self.jobs:
             self._enqueue([job])
 
+    def _stop_waiting(self, job: Job) -> None:
+        """``max_wait``: drop a request that no replica has by then; one that has it knows whether it has begun."""
+        if not job.replica and self.jobs.get(job.request_id) is job:
+            self._give_up(job)
+
     def _give_up(self, job: Job) -> None:
-        """``max_wait``: drop a request that has no token by then."""
-        if job.tokens or self.jobs.get(job.request_id) is not job:
+        """Refuse a request that has waited too long and has no token."""
+        if job.tokens:
             return
         self.jobs.pop(job.request_id)
         decision = Decision(job.request_id, Verdict.REFUSED, "", job.slo.tier, "max_wait_exceeded")
         job.ticket.note_decision(job.request_id, decision, time.monotonic())
         self._finish(job, "refused")
-        if job.replica:
-            self._spawn(self._abort_remote(job.replica, [job.request_id]))
         self.emit([Delta(job.request_id, (), "abort")])
 
     # -- streams ----------------------------------------------------------------------------------------------------
 
-    async def _send(self, replica: str, batch: list[Submission]) -> None:
+    async def _send(self, replica: str, sent: list[tuple[Job, Submission]]) -> None:
         self._open(replica)
         try:
-            await asyncio.wait_for(self.links.submit(replica, batch), self.patience.stall_s)
+            await asyncio.wait_for(self.links.submit(replica, [each for _, each in sent]), self.patience.stall_s)
         except Exception as error:
             self._replica_failed(replica, error)
+            return
+        for job, submission in sent:
+            if job.wire_id == submission.request_id:
+                job.is_taken, job.stranded_s = True, None
 
     def _open(self, replica: str) -> None:
         if replica not in self._streams:
@@ -180,9 +190,10 @@ class Dispatcher:
     def _receive(self, replica: str, deltas: Sequence[Delta]) -> None:
         now_s, mine, lost, moving = time.monotonic(), [], [], []
         for delta in deltas:
-            job = self.jobs.get(delta.request_id)
+            job = self._job(delta.request_id)
             if job is None or job.replica != replica:
                 continue  # aborted, or already moved elsewhere
+            job.is_taken = True
             if delta.finish == "error":
                 lost.append(job)
                 continue
@@ -191,13 +202,14 @@ class Dispatcher:
                 continue
             if delta.token_ids:
                 job.tokens.extend(delta.token_ids)
+                job.fruitless = 0
                 job.ticket.note_tokens(job.request_id, len(delta.token_ids), now_s)
             job.ticket.sequence(job.request_id).late |= delta.late
             if delta.finish == PREFILLED:
                 job.replica, job.transfer = "", delta.transfer
                 moving.append(job)
                 delta = msgspec.structs.replace(delta, finish="", transfer=b"")
-            mine.append(delta)
+            mine.append(msgspec.structs.replace(delta, request_id=job.request_id) if job.attempt else delta)
             if delta.finish:
                 self.jobs.pop(job.request_id)
                 self._finish(job, delta.finish)
@@ -207,6 +219,11 @@ class Dispatcher:
             self._enqueue(moving)
         if lost:
             self._resume(lost, replica)
+
+    def _job(self, wire_id: str) -> Job | None:
+        """The request whose present attempt has this name."""
+        job = self.jobs.get(wire_id) or self.jobs.get(wire_id.rpartition(ATTEMPT)[0])
+        return job if job is not None and job.wire_id == wire_id else None
 
     def _replica_failed(self, replica: str, error: Exception) -> None:
         stream = self._streams.pop(replica, None)
@@ -219,18 +236,33 @@ class Dispatcher:
         self._resume(jobs, replica)
 
     def _resume(self, jobs: list[Job], replica: str) -> None:
-        """Continue elsewhere with the exact tokens so far; what cannot continue exactly ends with an error."""
-        moving = []
+        """Continue elsewhere with the exact tokens so far; what cannot continue exactly ends with an error.
+
+        So does what went from replica to replica without a token: perhaps it is what fails them. What none takes tries
+        again after a pause, for as long as a stream may wait for a replica.
+        """
+        if jobs:  # the replica may live on, and only be out of reach
+            self._spawn(self._abort_remote(replica, [job.wire_id for job in jobs]))
         for job in jobs:
             job.replica, job.transfer = "", b""  # a hand-over is read once: it is computed anew
-            if job.tokens and not job.resumable:
+            if self._is_hopeless(job) or (job.tokens and not job.resumable):
                 self._fail(job)
                 continue
             job.exclude = (*job.exclude, replica)[-4:]
             job.ticket.sequence(job.request_id).resumed += 1
-            moving.append(job)
-        if moving:
-            self._enqueue(moving)
+            job.attempt += 1
+            if job.is_taken:
+                self._enqueue([job])
+            else:
+                asyncio.get_running_loop().call_later(PAUSE_S, self._enqueue, [job])
+
+    def _is_hopeless(self, job: Job) -> bool:
+        """Count one more failure of the request's replica; whether it was one too many."""
+        if job.is_taken:
+            job.fruitless += 1
+            return job.fruitless > MOST_FRUITLESS
+        job.stranded_s = job.stranded_s or time.monotonic()
+        return time.monotonic() - job.stranded_s > self.patience.resume_s
 
     def _fail(self, job: Job) -> None:
         self.jobs.pop(job.request_id, None)

@@ -12,6 +12,8 @@ from controller.halves import prefill_slo
 from controller.wire import Admission, Decision, Outcome, Outputs, Slo, Submission, Verdict
 from serving.ticket import Ticket
 
+ATTEMPT = "~"  # before the number of an attempt
+
 
 class Links(Protocol):
     """The remote ends, as plain coroutines; every failure is an exception."""
@@ -52,12 +54,21 @@ class Job:
     tokens: list[int] = field(default_factory=list)
     replica: str = ""
     exclude: tuple[str, ...] = ()
-    stranded_s: float | None = None  # since when a broken stream has found no replica
+    is_taken: bool = False  # by the replica it was sent to
+    attempt: int = 0  # how often it was moved after a failure
+    fruitless: int = 0  # failures on replicas that had taken it, since its last token
+    stranded_s: float | None = None  # since when a broken stream has found no replica that takes it
     transit_s: float = 0.0
 
     @property
     def slo(self) -> Slo:
         return self.ticket.slo
+
+    @property
+    def wire_id(self) -> str:
+        """Its name beyond the door, another one after each failure: what an earlier replica still says of it, or what
+        it is still told to end, is not about the request that runs now."""
+        return f"{self.request_id}{ATTEMPT}{self.attempt}" if self.attempt else self.request_id
 
     def age_s(self) -> float:
         """Since its arrival, and the way that its tokens have to go: controller and engines know deadlines by it, and
@@ -66,7 +77,7 @@ class Job:
 
     def admission(self) -> Admission:
         return Admission(
-            self.request_id,
+            self.wire_id,
             self.prompt_tokens,
             self.max_tokens,
             self.slo,
@@ -84,7 +95,7 @@ class Job:
         if decision.prefill_only:
             slo = prefill_slo(slo, self.prompt_tokens, decision.output_tokens)
         return Submission(
-            self.request_id,
+            self.wire_id,
             self.prompt_tokens,
             len(self.tokens),
             self.max_tokens,
@@ -114,18 +125,18 @@ class Stream:
 def outcome(job: "Job", finish: str) -> Outcome:
     """What the controller is told of a request that ended."""
     ticket, sequence = job.ticket, job.ticket.sequence(job.request_id)
-    decision = sequence.decision
+    decision, tally = sequence.decision, sequence.tally
     return Outcome(
-        job.request_id,
+        job.wire_id,
         job.slo.tier,
         decision.tier if decision else "",
         finish,
-        ticket.met and finish in ("stop", "length"),
-        ticket.ttft_s,
-        ticket.tpot_s,
-        ticket.e2e_s,
+        ticket.meets(sequence) and finish in ("stop", "length"),
+        tally.first_s,
+        tally.mean_gap_s,
+        tally.last_s,
         decision.predicted_ttft_s if decision else float("inf"),
         decision.predicted_tpot_s if decision else float("inf"),
-        sequence.tally.tokens,
+        tally.tokens,
         decision.verdict if decision else Verdict.REFUSED,
     )

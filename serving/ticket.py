@@ -85,9 +85,13 @@ class Ticket:
     @property
     def met(self) -> bool:
         """Every token on time, by the deadline, and served in the class that was asked for."""
-        served = all(d.verdict == Verdict.ADMITTED or self.slo.best_effort for d in self.decisions)
-        timely = all(s.tally.judge(finished=s.finish in ("stop", "length")).strict for s in self.sequences.values())
-        return bool(self.sequences) and served and timely
+        return bool(self.sequences) and all(self.meets(sequence) for sequence in self.sequences.values())
+
+    def meets(self, sequence: Sequence) -> bool:
+        """The same of one of its sequences."""
+        decision = sequence.decision
+        served = decision is None or decision.verdict == Verdict.ADMITTED or self.slo.best_effort
+        return served and sequence.tally.judge(finished=sequence.finish in ("stop", "length")).strict
 
     def slo_object(self) -> dict[str, Any]:
         """What the client is told, in milliseconds; figures that do not exist are null."""

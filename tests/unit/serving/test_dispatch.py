@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from controller.wire import Admission, Decision, Delta, Outcome, Outputs, Slo, Submission, Verdict
-from serving.dispatch import Dispatcher
-from serving.jobs import Job, Patience
+from serving.dispatch import MOST_FRUITLESS, PAUSE_S, Dispatcher
+from serving.jobs import ATTEMPT, Job, Patience
 from serving.ticket import Ticket
 
 TRANSIT_S = 50.0  # far above what any test takes
@@ -62,6 +62,10 @@ class FakeFleet:
         return next((name for name in self.queues if name not in self.down and name not in exclude), None)
 
     def say(self, replica: str, request_id: str, tokens: Sequence[int], finish: str = "") -> None:
+        """Of the latest attempt that the replica was sent."""
+        for name, submission in self.submitted:
+            if name == replica and submission.request_id.partition(ATTEMPT)[0] == request_id:
+                request_id = submission.request_id
         self.queues[replica].put_nowait(Outputs(1, True, (Delta(request_id, tuple(tokens), finish),)))
 
 
@@ -207,6 +211,63 @@ def test_a_broken_channel_resumes_elsewhere_after_the_exact_tokens() -> None:
     assert scene.tokens("x") == [1, 2, 3]
     replica, submission = scene.fleet.submitted[1]
     assert (replica, submission.emitted_tokens, submission.payload) == ("b", 2, bytes([1, 2]))
+    assert ("a", "x") in scene.fleet.aborted, "the replica may live on"
+
+
+def test_back_on_the_only_replica_nothing_of_the_earlier_attempt_is_heard() -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.fleet.decide = lambda ask: Decision(ask.request_id, Verdict.ADMITTED, "a", "standard", "attainable")
+        scene.start("x")
+        await until(lambda: bool(scene.fleet.submitted))
+        scene.fleet.say("a", "x", [1])
+        await until(lambda: scene.tokens("x") == [1])
+        scene.fleet.queues["a"].put_nowait(ConnectionError("broken, while the engine goes on"))
+        await until(lambda: len(scene.fleet.submitted) == 2)
+        scene.fleet.queues["a"].put_nowait(Outputs(1, True, (Delta("x", (2,)),)))
+        scene.fleet.say("a", "x", [2, 3], "length")
+        await until(lambda: scene.finish("x") == "length")
+
+    scene = play(scenario, "a")
+    assert scene.tokens("x") == [1, 2, 3]
+    assert len({submission.request_id for _, submission in scene.fleet.submitted}) == 2
+
+
+def test_what_fails_one_replica_after_the_other_is_given_up() -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.fleet.decide = lambda ask: Decision(ask.request_id, Verdict.ADMITTED, "a", "standard", "attainable")
+        scene.start("x")
+        while not scene.finish("x"):
+            sent = len(scene.fleet.submitted)
+            scene.fleet.say("a", "x", [], "error")
+            await until(lambda sent=sent: len(scene.fleet.submitted) > sent or bool(scene.finish("x")))  # type: ignore[misc]
+
+    scene = play(scenario, "a")
+    assert scene.finish("x") == "error"
+    assert len(scene.fleet.submitted) == 1 + MOST_FRUITLESS
+
+
+def test_what_no_replica_takes_pauses_and_ends_with_the_patience_for_it() -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.fleet.decide = lambda ask: Decision(ask.request_id, Verdict.ADMITTED, "a", "standard", "attainable")
+        scene.fleet.down.add("a")
+        scene.start("x")
+        await until(lambda: scene.finish("x") == "error")
+
+    assert len(play(scenario, "a").fleet.batches) <= 2 + QUICK.resume_s / PAUSE_S
+
+
+def test_each_sequence_of_a_request_is_judged_by_itself() -> None:
+    async def scenario(scene: Scene) -> None:
+        ticket = scene.start("x")
+        other = Job("y", 10, 100, 7, bytes, ticket)
+        scene.dispatcher.submit(other)
+        await until(lambda: len(scene.fleet.submitted) == 2)
+        scene.fleet.say("a", "x", [1], "length")
+        await until(lambda: bool(scene.fleet.outcomes))
+
+    outcome = play(scenario, "a").fleet.outcomes[0]
+    assert outcome.met
+    assert outcome.ttft_s < 1.0
 
 
 def test_a_busy_engine_that_stands_still_is_left() -> None:
@@ -272,13 +333,28 @@ def test_without_a_controller_requests_are_served_best_effort() -> None:
 
 def test_max_wait_drops_a_request_that_has_not_started() -> None:
     async def scenario(scene: Scene) -> None:
+        scene.fleet.decide = lambda ask: Decision(ask.request_id, Verdict.PENDING, "", "standard", "", retry_after_s=9)
         ticket = scene.start("x", Slo(1.0, 0.1, tier="standard", max_wait_s=0.05))
         await until(lambda: scene.finish("x") == "abort")
         assert ticket.refusal is not None
         assert ticket.refusal.reason == "max_wait_exceeded"
-        await until(lambda: bool(scene.fleet.aborted))
 
-    assert play(scenario).fleet.aborted == [("a", "x")]
+    play(scenario)
+
+
+def test_max_wait_leaves_what_a_replica_has_to_the_replica() -> None:
+    async def scenario(scene: Scene) -> None:
+        started = scene.start("x", Slo(1.0, 0.1, tier="standard", max_wait_s=0.05))
+        waiting = scene.start("y", Slo(1.0, 0.1, tier="standard", max_wait_s=0.05))
+        await until(lambda: len(scene.fleet.submitted) == 2)
+        await asyncio.sleep(0.1)
+        scene.fleet.say("a", "y", [], "abort")  # no work was done on it by then
+        scene.fleet.say("a", "x", [1], "length")
+        await until(lambda: bool(scene.finish("x") and scene.finish("y")))
+        assert waiting.refusal is not None
+        assert started.refusal is None
+
+    assert play(scenario).finish("x") == "length"
 
 
 @pytest.mark.parametrize("decided", [True, False])
