@@ -17,6 +17,7 @@ from controller.phases import PhaseOptions
 from replicas.config import ReplicaConfig
 from routing.policy import routing_names
 from serving.engine_config import (
+    FLEETS_OPTION,
     DisaggregationConfig,
     EngineConfig,
     Group,
@@ -217,7 +218,7 @@ class AppConfig(Section):
             speculation_ngram_min=engine.speculation.ngram_min,
             speculation_ngram_max=engine.speculation.ngram_max,
             policy=engine.scheduler,
-            policy_options=engine.scheduler_options | {"best_effort_share": fleet.best_effort_share},
+            policy_options=engine.scheduler_options | {FLEETS_OPTION: fleet.best_effort_share},
             profile=group.profile,
             cores_per_replica=group.threads,
             controller_name=fleet.controller_name,

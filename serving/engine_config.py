@@ -17,6 +17,7 @@ from replicas.step_planner import OPTIONS, STOCK
 from serving.strict import Section, suggest
 
 SPLITS_PROMPTS = ("enable_chunked_prefill", "long_prefill_token_threshold")  # vLLM's arguments that say how
+FLEETS_OPTION = "best_effort_share"  # of schedulers, the same in the whole fleet
 DEPLOYMENT = "Replica"  # Serve deployment of the replicas; of a group: with its name behind
 
 Name = Annotated[str, Field(min_length=1)]
@@ -97,9 +98,12 @@ class EngineConfig(Section):
     def _check(self) -> Self:
         if self.scheduler not in (known := sorted({*batch_policy_names(), STOCK})):
             raise ValueError(f"scheduler: no scheduler {self.scheduler!r}; {suggest(self.scheduler, known)}")
+        options = [key for key in OPTIONS if key != FLEETS_OPTION]
         for key in self.scheduler_options:
-            if key not in OPTIONS:
-                raise ValueError(f"scheduler_options.{key}: unknown key; {suggest(key, OPTIONS)}")
+            if key == FLEETS_OPTION:
+                raise ValueError(f"scheduler_options.{key}: set fleet.{key} instead")
+            if key not in options:
+                raise ValueError(f"scheduler_options.{key}: unknown key; {suggest(key, options)}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(f"max_num_batched_tokens: must be at least max_num_seqs ({self.max_num_seqs})")
         for key in self.vllm_args:

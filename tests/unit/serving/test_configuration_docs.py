@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
+from replicas.step_planner import OPTIONS
 from serving.config import AppConfig
-from serving.engine_config import GroupConfig
+from serving.engine_config import FLEETS_OPTION, GroupConfig
 from serving.strict import Section
 from serving.tiers import TierConfig, TierTableConfig
 
@@ -44,6 +45,11 @@ def flat(section: Section) -> dict[str, Any]:
 @pytest.mark.parametrize("name", sorted(SECTIONS))
 def test_every_key_with_its_default(name: str) -> None:
     assert rows(name) == {key: shown(value) for key, value in flat(SECTIONS[name]).items()}
+
+
+def test_every_option_of_schedulers() -> None:
+    (row,) = re.findall(r"^\| `scheduler_options` \|.*$", TEXT, re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`:", row)) == set(OPTIONS) - {FLEETS_OPTION}
 
 
 def test_every_key_of_a_group_and_the_example_of_groups() -> None:
