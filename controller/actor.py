@@ -54,17 +54,20 @@ class Controller:
         self._tasks = [loop.create_task(self._leave_when_forgotten()), loop.create_task(self._follow_load())]
 
     async def configure(self, options: bytes, tiers: bytes) -> str:
-        """A door's ping: its options and tier table; a newer version is applied in place. Returns the birth id."""
+        """A door's ping: its options and tier table. Returns the birth id.
+
+        Those of a later deploy replace all that was; in one deploy a newer version of the table is applied in place.
+        """
         now_s = self.heard_s = time.monotonic()
         wanted = msgspec.msgpack.decode(options, type=FleetOptions)
         table = msgspec.msgpack.decode(tiers, type=TierTable)
-        if self.fleet is None or (wanted != self.fleet.options and table.version > self.fleet.tiers.version):
+        if self.fleet is None or wanted.generation > self.fleet.options.generation:
             old, self.fleet = self.fleet, make_fleet(wanted, table, load_profile)
             if old is not None:
                 self.fleet.inherit(old, now_s)
             self.fleet.allocation.history.listener = log_change
             logger.info("configured: routing %s, tier table version %d", wanted.routing, table.version)
-        elif self.fleet.set_tiers(table, now_s):
+        elif wanted.generation == self.fleet.options.generation and self.fleet.set_tiers(table, now_s):
             logger.info("tier table version %d applied", table.version)
         return self.birth
 

@@ -1,6 +1,7 @@
 """The Serve application: replicas, and ingresses in front of them. ``import_path: serving.app:build`` in serve.yaml."""
 
 import logging
+import time
 from typing import Any
 
 import msgspec
@@ -25,9 +26,11 @@ CPU_ONLY = {"VLLM_TARGET_DEVICE": "cpu", "VLLM_LOGGING_LEVEL": "ERROR", "TOKENIZ
 class Ingress:
     """One HTTP door; any number of them share the controller and the replicas."""
 
-    async def __init__(self, config: AppConfig, replicas: dict[str, Any]) -> None:  # type: ignore[misc]  # Serve awaits it
-        """``replicas``: Serve's handle of each group."""
-        self.config = config
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, config: AppConfig, replicas: dict[str, Any], generation: int
+    ) -> None:
+        """``replicas``: Serve's handle of each group; ``generation``: later of a later deploy."""
+        self.config, self.generation = config, generation
         fleet = config.fleet
         context = serve.get_replica_context()
         self.application = context.app_name
@@ -44,7 +47,7 @@ class Ingress:
         patience = Patience(fleet.admit_timeout_s, fleet.resume_timeout_s, fleet.stall_timeout_s, transit_s)
         arguments, marked = config.model.serve_arguments(model), config.marked_block_tokens
         server, client = await make_server(arguments, self.links, patience, marked)
-        self.door = Door(config, self.links, server, client.dispatcher, self.application)
+        self.door = Door(config, self.links, server, client.dispatcher, self.application, self.generation)
         return self.door
 
     async def reconfigure(self, user_config: Any) -> None:
@@ -79,7 +82,7 @@ def build(args: dict[str, Any]) -> serve.Application:
         ray_actor_options={"num_cpus": ingress.cores, "runtime_env": {"env_vars": CPU_ONLY}},
         health_check_period_s=2,
     )
-    return door.bind(config, replicas)
+    return door.bind(config, replicas, time.time_ns())  # built anew only where args or code changed, not the tiers
 
 
 def check_cluster(config: AppConfig, resources: dict[str, float]) -> None:

@@ -227,8 +227,8 @@ class AppConfig(Section):
             **{name: getattr(engine, name) for name in same.split()},
         )
 
-    def fleet_options(self, application: str = "") -> FleetOptions:
-        """What the controller needs to know; ``application`` is Serve's name of this one."""
+    def fleet_options(self, application: str = "", generation: int = 0) -> FleetOptions:
+        """What the controller needs to know; ``application`` is Serve's name of this one, ``generation`` its deploy."""
         same = "routing admission max_hops pending unattainable silent_s length_prior_tokens seed prefix_affinity"
         apart = self.disaggregation
         phases = PhaseOptions(prefill=apart.prefill, adapt=apart.adapt) if self.is_disaggregated else None
@@ -241,6 +241,7 @@ class AppConfig(Section):
             block_tokens=self.engine.block_size,
             phases=phases,
             allocation=allocation,
+            generation=generation,
             application=application,
             deployments=tuple(group.deployment for group in groups),
         )

@@ -29,15 +29,21 @@ class Door:
     """Holds the tier table in force, pings the controller with it, and answers what is not vLLM's to answer."""
 
     def __init__(
-        self, config: AppConfig, links: RayLinks, server: Any, dispatcher: Dispatcher, application: str = ""
+        self,
+        config: AppConfig,
+        links: RayLinks,
+        server: Any,
+        dispatcher: Dispatcher,
+        application: str = "",
+        generation: int = 0,
     ) -> None:
-        """``application`` is Serve's name of this one: the fleet is scaled under it."""
+        """``application`` is Serve's name of this one, under which the fleet is scaled; ``generation`` its deploy."""
         self.config, self.links, self.dispatcher = config, links, dispatcher
         self.metrics = DoorMetrics(config.model.name)
         self.table: TierTableConfig | None = None
         self.table_error = ""
         self._index: TierIndex | None = None
-        self._options = msgspec.msgpack.encode(config.fleet_options(application))
+        self._options = msgspec.msgpack.encode(config.fleet_options(application, generation))
         self._status: dict[str, Any] = {}
         self._status_s = float("-inf")
         self._generate = SloMiddleware(server, self.index, self.done, config.fleet.overload_status)
