@@ -35,6 +35,7 @@ class Allocation:
         self.autoscaler: Autoscaler | None = None
         self._step_s = float("-inf")
         self._views: Sequence[ReplicaView] = ()  # of the last step
+        self._hardware: Hardware | None = None  # of the group that grows, as last seen
         self._follow_roles()
 
     @property
@@ -101,10 +102,12 @@ class Allocation:
         hardware: Hardware | None,
         now_s: float,
     ) -> Actions:
-        """What to do about the fleet's size; ``replicas`` is what Serve is asked for at present."""
+        """What to do about the fleet's size; ``replicas`` is what Serve is asked for at present, ``hardware`` a replica
+        of the group that grows: the last one seen counts while there is none."""
         if self.autoscaler is None:
             return Actions()
-        signals = Signals(replicas, views, self.demand.loads(now_s), waiting_tokens, hardware)
+        self._hardware = self._hardware if hardware is None else hardware
+        signals = Signals(replicas, views, self.demand.loads(now_s), waiting_tokens, self._hardware)
         return self.autoscaler.step(signals, now_s)
 
     def note_removed(self, name: str, now_s: float) -> None:

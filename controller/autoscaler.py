@@ -52,7 +52,7 @@ class Signals:
     views: Sequence[ReplicaView]
     loads: Mapping[str, Load]  # per tier
     waiting_tokens: Mapping[str, float]  # prompt tokens in queue, per tier
-    hardware: Hardware | None  # none while no replica has reported
+    hardware: Hardware | None  # of the group that grows, as last seen; none while none of it has ever reported
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Autoscaler:
         alive = self._alive(signals)
         self._complete_s = min(self._complete_s, now_s) if len(alive) >= self.target else math.inf
         need = self._need(signals, now_s)
-        staying = self.target - len(self.roles.names(Kind.DRAINING))
+        staying = self._staying
         held = now_s < self.held_until_s
         if need > staying and not held:
             return self._grow(need, staying, signals, now_s)
@@ -122,6 +122,12 @@ class Autoscaler:
         """Most replicas; a minimum counts more."""
         return max(self._low, self.options.max_replicas)
 
+    @property
+    def _staying(self) -> int:
+        """Replicas asked for that are not to go."""
+        assert self.target is not None
+        return self.target - len(self.roles.names(Kind.DRAINING))
+
     def _adopt(self, replicas: int, now_s: float) -> None:
         """What Serve is asked for; where that is not what we asked for, somebody set it by hand."""
         if self.target is not None and replicas != self.target:
@@ -132,19 +138,27 @@ class Autoscaler:
     def _alive(self, signals: Signals) -> list[ReplicaView]:
         return [view for view in signals.views if view.is_reporting]
 
+    def _is_own(self, view: ReplicaView) -> bool:
+        """Whether it is of the group that comes and goes."""
+        return view.name.rpartition("/")[0] == self.options.group
+
     # -- how many ---------------------------------------------------------------------------------------------------
 
     def _need(self, signals: Signals, now_s: float) -> int:
-        """Replicas that the demand takes now, within all bounds; the present number where it cannot be told."""
+        """Replicas that the demand takes now, within all bounds. While none of the group reports, no fewer than there
+        are: none is lost, and whoever asks gets a first one."""
         assert self.target is not None
-        if signals.hardware is None:  # none has reported: none lost, and the first one for whoever asks
-            need = enough = max(self.target, int(bool(signals.loads)))
-        else:
+        need = enough = 0
+        if signals.hardware is not None:
             busy_share, queues = self.options.busy_share, self._queued(signals.waiting_tokens, now_s)
             wants = self._wants(signals, queues, busy_share)
             enough = self._total(self._wants(signals, queues, busy_share * (1.0 - self.options.shrink_margin)))
             need = self._total(wants)
             self._share(wants)
+        if not any(map(self._is_own, self._alive(signals))):
+            others = 0 if signals.hardware is not None else len(self._alive(signals))
+            first = min(others + int(bool(signals.loads)), self._high)
+            need, enough = max(need, self._staying, first), max(enough, self.target, first)
         self._needs.append((now_s, enough))
         while self._needs[0][0] < now_s - self._shrink_after_s:
             self._needs.popleft()
@@ -230,8 +244,8 @@ class Autoscaler:
         def rank(view: ReplicaView) -> tuple[int, float, int, str]:
             return kinds[self.roles.role(view.name).kind], view.load, view.best_effort, view.name
 
-        own = [view for view in signals.views if view.name.rpartition("/")[0] == self.options.group]
-        for view in sorted((view for view in own if self.roles.is_open(view.name)), key=rank):
+        own = [view for view in signals.views if self._is_own(view) and self.roles.is_open(view.name)]
+        for view in sorted(own, key=rank):
             if self.roles.may_leave(view.name):
                 if now_s - self._grown_s > 4.0 * self._shrink_after_s:
                     self._patience = max(1.0, 0.5 * self._patience)

@@ -1,6 +1,7 @@
 """The fleet with dynamic roles: who is called up for whom, and that promises outlive every change."""
 
 import itertools
+from collections.abc import Iterable
 
 import pytest
 
@@ -37,7 +38,7 @@ def fleet(names: str = "abc", tiers: TierTable | None = None, scaling: ScalingOp
     return state
 
 
-def tell(state: Fleet, names: str, now_s: float, **requests: list[Progress]) -> None:
+def tell(state: Fleet, names: Iterable[str], now_s: float, **requests: list[Progress]) -> None:
     """Every replica reports these requests and no other."""
     for name in names:
         held = tuple(requests.get(name, ()))
@@ -200,6 +201,39 @@ def test_the_size_grows_by_what_is_asked_in_the_models_terms() -> None:
     assert hardware is not None
     assert hardware.coefficients.tolist() == load_profile(H200).coefficients.tolist()
     assert hardware_of(state, "gpus", 1.0) is None
+
+
+def grouped(*names: str) -> Fleet:
+    """A fleet of groups of which ``h`` follows the load."""
+    options = ScalingOptions(max_replicas=8, group="h", shrink_after_s=10.0, shrink_cooldown_s=5.0)
+    state = fleet("", scaling=options)
+    tell(state, names, 0.0)
+    return state
+
+
+def test_a_group_of_which_none_is_left_grows_again_by_demand() -> None:
+    state, others = grouped("h/1", "o/1", "o/2"), ("o/1", "o/2")
+    assert plan_size(state, 3, 0.0) == Actions()
+    tell(state, ("h/1", *others), 12.0)
+    assert plan_size(state, 3, 12.0) == Actions(remove="h/1"), "a quiet spell"
+    state.note_removed("h/1", 12.0)
+    asked = []
+    for now_s in range(13, 44):
+        tell(state, others, float(now_s))
+        state.admit([ask(LOOSE, 4000) for _ in range(100)], float(now_s))
+        actions = plan_size(state, 2, float(now_s))
+        asked.append(actions.replicas or 0)
+    assert max(asked) > 3, "as many as the demand takes, not one to begin with"
+
+
+def test_a_group_that_was_never_seen_gets_one_replica_to_begin_with_while_anything_is_asked() -> None:
+    state = grouped("o/1", "o/2")
+    assert plan_size(state, 2, 0.0) == Actions(), "nobody asks"
+    state.admit([ask(LOOSE, 4000) for _ in range(100)], 1.0)
+    assert plan_size(state, 2, 1.0) == Actions(replicas=3)
+    assert plan_size(state, 3, 1.4) == Actions(), "it is starting"
+    tell(state, ("o/1", "o/2"), 20.0)
+    assert plan_size(state, 3, 20.0) == Actions(), "however long that takes"
 
 
 def test_best_effort_waits_for_a_fleet_that_was_scaled_to_zero() -> None:
