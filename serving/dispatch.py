@@ -167,9 +167,17 @@ class Dispatcher:
         except Exception as error:
             self._replica_failed(replica, error)
             return
+        gone = []
         for job, submission in sent:
-            if job.wire_id == submission.request_id:
+            if job.wire_id != submission.request_id or job.ticket.sequence(job.request_id).finish in (
+                "abort",
+                "refused",
+            ):
+                gone.append(submission.request_id)  # left meanwhile: the word of that may have come first
+            else:
                 job.is_taken, job.stranded_s = True, None
+        if gone:
+            await self._abort_remote(replica, gone)
 
     def _open(self, replica: str) -> None:
         if replica not in self._streams:

@@ -25,6 +25,8 @@ class FakeFleet:
         self.outcomes: list[Outcome] = []
         self.batches: list[int] = []
         self.down: set[str] = set()
+        self.taking = asyncio.Event()
+        self.taking.set()
         self.decide: Callable[[Admission], Decision] = self.first_live
 
     def first_live(self, ask: Admission) -> Decision:
@@ -44,6 +46,7 @@ class FakeFleet:
         return None
 
     async def submit(self, replica: str, batch: list[Submission]) -> None:
+        await self.taking.wait()
         if replica in self.down:
             raise ConnectionError(replica)
         self.submitted += [(replica, submission) for submission in batch]
@@ -355,6 +358,20 @@ def test_max_wait_leaves_what_a_replica_has_to_the_replica() -> None:
         assert started.refusal is None
 
     assert play(scenario).finish("x") == "length"
+
+
+def test_a_client_that_leaves_while_its_request_is_on_the_way_leaves_nothing_behind() -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.fleet.taking.clear()
+        scene.start("x")
+        await until(lambda: bool(scene.fleet.batches))
+        scene.dispatcher.abort(["x"])
+        await until(lambda: bool(scene.fleet.outcomes))
+        scene.fleet.aborted.clear()  # it came before the request
+        scene.fleet.taking.set()
+        await until(lambda: bool(scene.fleet.aborted))
+
+    assert play(scenario).fleet.aborted == [("a", "x")]
 
 
 @pytest.mark.parametrize("decided", [True, False])
