@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from serving.known_replicas import state_of
+
 TIMEOUT_S = 10.0
 MIN_WIDTH = 108  # characters that the widest table needs
 
@@ -95,12 +97,11 @@ def replica_table(status: dict[str, Any]) -> Table:
         table, "tier", "state", "requests", "best\neffort", "backlog\ntokens", "KV used\n%", "report\nage s", "profile"
     )
     for replica in status.get("replicas", []):
-        state = "draining" if replica.get("draining") else "live" if replica.get("live") else "silent"
         capacity = replica.get("kv_capacity_tokens") or 0
         table.add_row(
             escape(str(replica["replica"])),
             figure(replica.get("tier")),
-            state,
+            state_of(replica),
             *(figure(replica.get(key)) for key in ("requests", "best_effort", "backlog_tokens")),
             percent(replica.get("kv_used_tokens", 0) / capacity if capacity else None),
             *(figure(replica.get(key)) for key in ("seconds_since_report", "profile")),

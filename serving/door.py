@@ -10,6 +10,7 @@ import msgspec
 from serving.config import AppConfig
 from serving.dispatch import Dispatcher
 from serving.errors import unavailable
+from serving.known_replicas import with_stale
 from serving.metrics import DoorMetrics
 from serving.middleware import Message, Receive, Send, SloMiddleware, send_error, send_json
 from serving.ray_links import RayLinks
@@ -22,6 +23,7 @@ logger = logging.getLogger("polyslo.door")
 
 PING_S = 1.0
 CONFIGURE_TRIES, CONFIGURE_S = 5, 30.0
+PATIENCE_S = 5.0  # with the controller, once it has been up
 STATUS_AGE_S = 0.5  # health and status answers may be so old
 
 
@@ -44,7 +46,7 @@ class Door:
         self.table_error = ""
         self._index: TierIndex | None = None
         self._options = msgspec.msgpack.encode(config.fleet_options(application, generation))
-        self._status: dict[str, Any] = {}
+        self._status: dict[str, Any] = {"replicas": []}
         self._status_s = float("-inf")
         self._generate = SloMiddleware(server, self.index, self.done, config.fleet.overload_status)
         self._pinging = asyncio.get_running_loop().create_task(self._ping())
@@ -84,21 +86,29 @@ class Door:
 
     async def _answer(self, path: str, send: Send) -> None:
         status = await self.status()
-        if path == "/health" and not any(replica["live"] for replica in status.get("replicas", [])):
+        if path == "/health" and not (self._heard() or any(replica["live"] for replica in status["replicas"])):
             await send_error(send, unavailable("No replica is alive."))
             return
         await send_json(send, 200, {"status": "ok"} if path == "/health" else status)
 
     async def status(self) -> dict[str, Any]:
-        """The controller's status, asked for at most twice a second."""
+        """The controller's status, asked for at most twice a second; without it, replicas as they were last known."""
         if time.monotonic() - self._status_s > STATUS_AGE_S:
             try:
-                self._status = await asyncio.wait_for(self.links.status(), 2.0)
+                status = await asyncio.wait_for(self.links.status(), 2.0)
+                heard = self._heard()
+                last = [replica for replica in self._status["replicas"] if replica["replica"] in heard]
+                self._status = status | {"replicas": with_stale(status["replicas"], last, heard)}
                 self._status_s = time.monotonic()
             except Exception as error:
-                self._status = {**self._status, "replicas": [], "error": f"controller unreachable: {error!r}"[:300]}
+                known = with_stale([], self._status["replicas"], self._heard())
+                self._status |= {"replicas": known, "error": f"controller unreachable: {error!r}"[:300]}
         told = {"model": self.config.model.name, "default_tier": self.table.default_tier if self.table else None}
         return self._status | told | ({"tier_table_error": self.table_error} if self.table_error else {})
+
+    def _heard(self) -> set[str]:
+        """Replicas that speak to this door, whether or not the controller knows of them."""
+        return self.links.heard(self.config.fleet.stall_timeout_s)
 
     async def forward_table(self) -> None:
         """Wait until the controller is up and has the tier table, so that no request is served without it."""
@@ -110,20 +120,24 @@ class Door:
                 logger.warning("controller not up yet (%d): %r", attempt, error)
                 await asyncio.sleep(PING_S)
 
-    async def _configure(self, patience_s: float) -> None:
+    async def _configure(self, patience_s: float = PATIENCE_S) -> None:
         if self.table is not None:
             tiers = msgspec.msgpack.encode(self.table.to_table())
             await asyncio.wait_for(self.links.configure(self._options, tiers), patience_s)
 
+    async def _look(self) -> None:
+        """Gauges as the status is now, and an open channel from every replica that lives."""
+        if self.table is not None:
+            status = await self.status()
+            self.metrics.observe_status(status)
+            self.dispatcher.listen([r["replica"] for r in status["replicas"] if r["live"]])
+
     async def _ping(self) -> None:
-        """Keep the controller configured, also a reborn one, and the gauges fresh."""
+        """Keep the controller configured, also a reborn one, and the gauges fresh, also without it."""
         while True:
-            try:
-                if self.table is not None:
-                    await self._configure(5.0)
-                    status = await self.status()
-                    self.metrics.observe_status(status)
-                    self.dispatcher.listen([r["replica"] for r in status.get("replicas", []) if r["live"]])
-            except Exception as error:
-                logger.warning("controller not reached: %r", error)
+            for step in (self._configure, self._look):
+                try:
+                    await step()
+                except Exception as error:
+                    logger.warning("controller not reached: %r", error)
             await asyncio.sleep(PING_S)

@@ -6,6 +6,7 @@ from typing import Any
 from prometheus_client import Counter, Gauge, Histogram
 
 from controller.wire import Verdict
+from serving.known_replicas import state_of
 from serving.ticket import Ticket
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -100,8 +101,7 @@ class DoorMetrics:
         self.replicas.clear()
         self.kv_tokens.clear()
         for replica in status.get("replicas", []):  # type: ignore[union-attr]
-            state = "draining" if replica["draining"] else "live" if replica["live"] else "silent"
-            self.replicas.labels(replica["tier"], state).inc()
+            self.replicas.labels(replica["tier"], state_of(replica)).inc()
             self.kv_tokens.labels(replica["replica"]).set(replica["kv_used_tokens"])
         if prefixes := status.get("prefixes"):
             self.prefix_share.set(prefixes["hit_tokens"] / max(1, prefixes["prompt_tokens"]))  # type: ignore[index]

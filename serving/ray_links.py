@@ -30,6 +30,7 @@ class RayLinks:
         self._controller_name, self._namespace = controller, namespace
         self._actor: Any = None
         self._known: list[str] = []  # replicas lately decided for, newest last
+        self._heard_s: dict[str, float] = {}  # replicas with an open channel, and when they last spoke
 
     def controller(self) -> Any:
         """The controller's handle; it stays valid when the actor restarts."""
@@ -88,8 +89,17 @@ class RayLinks:
 
     async def channel(self, replica: str) -> AsyncIterator[bytes]:
         stream = self._pinned(replica, stream=True).channel.remote(self.ingress_id)
-        async for message in stream:
-            yield message
+        try:
+            async for message in stream:
+                self._heard_s[replica] = time.monotonic()
+                yield message
+        finally:
+            self._heard_s.pop(replica, None)
+
+    def heard(self, within_s: float) -> set[str]:
+        """Replicas that have spoken lately on a channel that is still open; idle ones send heartbeats."""
+        now_s = time.monotonic()
+        return {replica for replica, heard_s in self._heard_s.items() if now_s - heard_s < within_s}
 
     async def any_replica(self, exclude: Sequence[str]) -> str | None:
         """Some live replica, without the controller: one decided for lately, else whichever Serve picks."""

@@ -148,7 +148,8 @@ def change_tiers(folder: Path, cluster: Path, seen: dict[str, Any]) -> None:
 
 
 def live_replicas() -> int:
-    return sum(replica["live"] for replica in httpx.get(f"{URL}/polyslo/status", timeout=10).json()["replicas"])
+    replicas = httpx.get(f"{URL}/polyslo/status", timeout=10).json()["replicas"]
+    return sum(replica["live"] and not replica.get("stale") for replica in replicas)
 
 
 def tier_names() -> set[str]:

@@ -66,7 +66,7 @@ class Stack:
         return dict(httpx.get(f"{self.url}/polyslo/status", timeout=10).json())
 
     def live(self) -> list[dict[str, Any]]:
-        return [replica for replica in self.status()["replicas"] if replica["live"]]
+        return [replica for replica in self.status()["replicas"] if replica["live"] and not replica.get("stale")]
 
     def deploy(self, changed: dict[str, Any]) -> None:
         """A second ``serve deploy``."""

@@ -1,0 +1,186 @@
+"""Health, status and gauges of a door, also while the controller is away."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import msgspec
+import pytest
+from prometheus_client import REGISTRY
+from prometheus_client.metrics import MetricWrapperBase
+
+pytest.importorskip("ray")
+
+from controller.wire import Outputs
+from serving.config import AppConfig
+from serving.dispatch import Dispatcher
+from serving.door import Door
+from serving.jobs import Patience
+from serving.ray_links import RayLinks
+
+HEARTBEAT = msgspec.msgpack.encode(Outputs(0, False, ()))
+TIERS = [{"name": "chat", "ttft_ms": 900}, {"name": "rest", "best_effort": True}]
+TABLE = {"version": 1, "default_tier": "chat", "tiers": TIERS}
+
+
+def told(name: str, live: bool = True) -> dict[str, Any]:
+    return {"replica": name, "tier": "shared", "live": live, "draining": False, "kv_used_tokens": 7}
+
+
+class Handle:
+    """Serve's handle of a deployment; channels send heartbeats until they are cut."""
+
+    def __init__(self) -> None:
+        self.cut: dict[str, asyncio.Event] = {}
+        self.own_id = ""
+        self.channel = self
+
+    def options(self, session_id: str, **_options: Any) -> "Handle":
+        pinned = Handle()
+        pinned.cut, pinned.own_id = self.cut, session_id
+        return pinned
+
+    async def remote(self, _ingress_id: str) -> AsyncIterator[bytes]:
+        cut = self.cut.setdefault(self.own_id, asyncio.Event())
+        while not cut.is_set():
+            yield HEARTBEAT
+            await asyncio.sleep(0.001)
+        raise ConnectionError("replica died")
+
+
+class Links(RayLinks):
+    """Those of Ray, to a controller that answers ``replicas`` and is away while that is None."""
+
+    def __init__(self) -> None:
+        self.handle = Handle()
+        super().__init__({"": self.handle}, "door", "controller", "polyslo")
+        self.replicas: list[dict[str, Any]] | None = []
+
+    async def configure(self, options: bytes, tiers: bytes) -> str:
+        return "birth"
+
+    async def status(self) -> dict[str, Any]:
+        if self.replicas is None:
+            raise ConnectionError("controller is away")
+        return {"replicas": self.replicas, "tiers": []}
+
+    async def note_failed(self, replica: str) -> None:
+        raise ConnectionError("controller is away")
+
+
+class Scene:
+    """A door with two replicas that it has heard of and from."""
+
+    def __init__(self, **fleet: Any) -> None:
+        self.links = Links()
+        self.dispatcher = Dispatcher(self.links, lambda _deltas: None, Patience())
+        self.door = Door(AppConfig.read({"fleet": fleet}), self.links, None, self.dispatcher)
+
+    async def begin(self) -> None:
+        self.door.set_table(TABLE)
+        self.links.replicas = [told("a"), told("b")]
+        await self.look()
+        await until(lambda: self.links.heard(60.0) == {"a", "b"})
+
+    async def look(self) -> None:
+        self.door._status_s = float("-inf")
+        await self.door._look()
+
+    async def get(self, path: str) -> tuple[int, Any]:
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        self.door._status_s = float("-inf")
+        await self.door({"type": "http", "method": "GET", "path": path}, lambda: asyncio.sleep(0), send)  # type: ignore[arg-type, return-value]
+        return sent[0]["status"], json.loads(sent[1]["body"])
+
+    async def lives(self) -> dict[str, tuple[bool, bool]]:
+        """Of each replica of the status, whether it lives and whether that is stale."""
+        _, page = await self.get("/polyslo/status")
+        return {replica["replica"]: (replica["live"], "stale" in replica) for replica in page["replicas"]}
+
+    async def strike(self, replica: str) -> None:
+        self.links.handle.cut[replica].set()
+        await until(lambda: replica not in self.links.heard(60.0))
+
+    async def close(self) -> None:
+        self.door._pinging.cancel()
+        await self.dispatcher.close()
+        for metric in vars(self.door.metrics).values():
+            if isinstance(metric, MetricWrapperBase):
+                REGISTRY.unregister(metric)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not holds():
+            await asyncio.sleep(0)
+
+
+def play(script: Callable[[Scene], Awaitable[None]], **fleet: Any) -> None:
+    async def run() -> None:
+        scene = Scene(**fleet)
+        try:
+            await script(scene)
+        finally:
+            await scene.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("controller", [None, []], ids=["away", "newborn"])
+def test_replicas_that_are_heard_keep_a_door_healthy_without_the_controller(controller: list[Any] | None) -> None:
+    async def script(scene: Scene) -> None:
+        await scene.begin()
+        assert await scene.lives() == {"a": (True, False), "b": (True, False)}
+        scene.links.replicas = controller
+        assert (await scene.get("/health"))[0] == 200
+        assert await scene.lives() == {"a": (True, True), "b": (True, True)}
+        await scene.look()
+        labels = {"tier": "shared", "state": "stale"}
+        assert REGISTRY.get_sample_value("polyslo_replicas", labels) == 2
+        assert REGISTRY.get_sample_value("polyslo_kv_tokens", {"replica": "a"}) == 7
+        await scene.strike("a")
+        assert (await scene.get("/health"))[0] == 200
+        assert (await scene.lives())["b"] == (True, True)
+        assert (await scene.lives()).get("a", (False, True)) == (False, True)
+        await scene.strike("b")
+        assert (await scene.get("/health"))[0] == 503
+
+    play(script)
+
+
+def test_a_replica_that_the_controller_knows_again_is_stale_no_more() -> None:
+    async def script(scene: Scene) -> None:
+        await scene.begin()
+        scene.links.replicas = None
+        assert "controller unreachable" in (await scene.get("/polyslo/status"))[1]["error"]
+        scene.links.replicas = [told("b")]
+        assert await scene.lives() == {"b": (True, False), "a": (True, True)}
+        await scene.strike("a")
+        assert await scene.lives() == {"b": (True, False)}, "neither told of nor heard: gone"
+        assert "error" not in (await scene.get("/polyslo/status"))[1]
+
+    play(script)
+
+
+@pytest.mark.parametrize("controller", [None, [], [told("a", live=False)]])
+def test_a_fleet_without_replicas_is_unhealthy(controller: list[Any] | None) -> None:
+    async def script(scene: Scene) -> None:
+        scene.links.replicas = controller
+        assert (await scene.get("/health"))[0] == 503
+
+    play(script)
+
+
+def test_who_has_not_spoken_for_long_is_not_heard() -> None:
+    async def script(scene: Scene) -> None:
+        await scene.begin()
+        scene.links.replicas = None
+        assert scene.links.heard(0.0) == set()
+        assert (await scene.get("/health"))[0] == 503
+
+    play(script, stall_timeout_s=1e-9)
