@@ -90,7 +90,7 @@ class Fleet:
         return True
 
     def note_failed(self, replica: str, now_s: float) -> None:
-        """A door saw this replica fail: no new requests until it is reborn or has been silent and came back."""
+        """A door saw this replica fail: no new requests until it is reborn or reports that its engine goes on."""
         if replica in self.replicas:
             self.replicas[replica].suspect_s = now_s
 

@@ -18,6 +18,8 @@ from routing.prefixes import PrefixIndex
 
 MOST_CAUTION = 0.5  # a model that errs by more has other problems than a margin could solve
 RESERVED_S = 3.0  # a reservation that no report confirms by then was lost on its way
+DOUBT_S = 1.5  # a report that comes so soon after a failure was seen may be older than the failure
+LONGEST_S = 1.5  # an iteration that takes longer stands still: nothing else is imagined to have run meanwhile
 
 
 class VirtualReplica:
@@ -30,7 +32,7 @@ class VirtualReplica:
         self.name, self.birth, self.profile = report.replica, report.birth, profile
         self.bank, self.slot = bank, bank.take()
         self._correction = new_correction(np.array(profile.coefficients))
-        self.sequence, self.seen_s = -1, now_s
+        self.sequence, self.seen_s, self.moved_s = -1, now_s, now_s
         self.draining, self.suspect_s, self.pid = report.draining, -np.inf, report.pid
         self.phase = report.phase
         self.kv_used_tokens = report.kv_used_tokens
@@ -53,6 +55,7 @@ class VirtualReplica:
         if report.sequence <= self.sequence:
             return  # overtaken on the way
         self.sequence, self.seen_s, self.draining = report.sequence, now_s, report.draining
+        self.moved_s = now_s - report.iteration_age_s  # began its iteration in flight, or is idle
         self.kv_used_tokens = report.kv_used_tokens
         self._correct(report.steps)
         rows = progress_rows(report.requests, lengths, tiers, now_s)
@@ -63,7 +66,7 @@ class VirtualReplica:
         for uid in expired:
             del self._reserved_s[uid]
         waiting = self.table[np.isin(self.table["id"], list(self._reserved_s))]
-        self.state["free_at_s"] = now_s - report.iteration_age_s
+        self.state["free_at_s"] = now_s - min(report.iteration_age_s, LONGEST_S)
         self.bank.put(self.slot, np.concatenate([rows, waiting]))
 
     def _correct(self, steps: Iterable[Step]) -> None:
@@ -109,8 +112,12 @@ class VirtualReplica:
         return coefficients
 
     def is_live(self, now_s: float, silent_s: float) -> bool:
-        """Whether it reported within ``silent_s`` and no door has seen it fail since its last birth."""
-        return now_s - self.seen_s <= silent_s and now_s - self.suspect_s > silent_s
+        """Whether it reported within ``silent_s`` and, since a door last saw it fail, that its engine goes on.
+
+        An iteration may take long; but where a door lost its patience, only one that began later says that the engine
+        does not stand still, however punctual the reports are.
+        """
+        return now_s - self.seen_s <= silent_s and self.moved_s - self.suspect_s > DOUBT_S
 
     def view(self, tiers: int, now_s: float, silent_s: float) -> ReplicaView:
         """What its role is decided by; ``tiers`` have an objective."""
