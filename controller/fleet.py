@@ -14,6 +14,7 @@ from controller.allocation import Allocation
 from controller.bank import Bank
 from controller.lengths import LengthEstimator
 from controller.options import FleetOptions
+from controller.places import Places
 from controller.placing import ASK_AGAIN_S, Pending, Waiting
 from controller.role import ReplicaView
 from controller.tiers import TierTable
@@ -48,11 +49,11 @@ class Fleet:
         self._retry = AdmissionOptions(retry_after=True, horizon_s=self.options.retry_cap_s)
         self.affinity = Affinity(self.options.prefix_affinity, self.options.block_tokens)
         self._rng = np.random.default_rng(self.options.seed)
-        self._where: dict[int, str] = {}  # request -> replica it was sent to
+        self.places = Places(self.replicas)
 
     def inherit(self, other: "Fleet", now_s: float) -> None:
         """Take over what another fleet knows, when only the options have changed."""
-        self.replicas, self.bank, self.tracker, self._where = other.replicas, other.bank, other.tracker, other._where
+        self.replicas, self.bank, self.tracker, self.places = other.replicas, other.bank, other.tracker, other.places
         self.allocation = other.allocation.under(self.options.allocation, self.tiers, now_s)
         self._allocate(now_s)
 
@@ -65,14 +66,11 @@ class Fleet:
         is_new = known is None or known.birth != report.birth
         if is_new:
             if known is not None:
-                self.bank.give_back(known.slot)
+                self._drop(known)
             profile = self.load_profile(report.profile)
             self.replicas[report.replica] = VirtualReplica(report, profile, self.bank, now_s)
         replica = self.replicas[report.replica]
-        replica.sync(report, self.lengths, self.tiers, now_s)
-        for uid in replica.table["id"].tolist():
-            if self._where.setdefault(uid, report.replica) != report.replica:
-                replica.release(uid)  # a stream that moved elsewhere; this replica will hear of it
+        self.places.follow(replica, replica.sync(report, self.lengths, self.tiers, now_s), now_s)
         if is_new or self.allocation.is_due(now_s):
             self._allocate(now_s)
 
@@ -106,7 +104,7 @@ class Fleet:
             self.lengths.note(outcome.tier_asked, outcome.output_tokens, outcome.finish == "length")
         uid = request_uid(outcome.request_id)
         self.waiting.pop(uid, None)
-        self._free(uid)
+        self.places.free(uid)
 
     # -- decisions --------------------------------------------------------------------------------------------------
 
@@ -149,7 +147,7 @@ class Fleet:
     def _pend(self, ask: Admission, now_s: float) -> Pending:
         """The request as a row, what it wants, and its earlier place given up: a stream that resumes or a client's
         retry has one place at a time."""
-        self._free(request_uid(ask.request_id))
+        self.places.free(request_uid(ask.request_id))
         tier, state = self.tiers.of_request(ask.slo), self.bank.mirrors.replicas
         row = admission_row(ask, tier, self.lengths, now_s)
         self.turn += 1
@@ -167,9 +165,7 @@ class Fleet:
 
     def _settle(self, p: Pending, replica: VirtualReplica, now_s: float) -> None:
         """Note the place that a request was given."""
-        uid = int(p.row["id"])
-        replica.note_reserved(uid, now_s)
-        self._where[uid] = replica.name
+        self.places.settle(int(p.row["id"]), replica, now_s)
         self.affinity.note(p.ask, replica, int(p.row["output_tokens"]))
 
     def _admitted(self, p: Pending, replica: VirtualReplica, now_s: float) -> Decision:
@@ -249,11 +245,6 @@ class Fleet:
         named = self.tiers.tiers[tier].unattainable if self.tiers.tiers else ""
         return (named or self.options.unattainable) == "refuse"
 
-    def _free(self, uid: int) -> None:
-        holder = self._where.pop(uid, None)
-        if holder in self.replicas:
-            self.replicas[holder].release(uid)
-
     def _allocate(self, now_s: float) -> None:
         """Bring roles in line with what replicas carry."""
         self.allocation.step(self.views(now_s), now_s)
@@ -275,10 +266,14 @@ class Fleet:
 
     def _give_up(self, names: Sequence[str], now_s: float) -> None:
         for name in names:
-            self.bank.give_back(self.replicas.pop(name).slot)
+            self._drop(self.replicas.pop(name))
         if names:
-            self._where = {uid: name for uid, name in self._where.items() if name in self.replicas}
             self._allocate(now_s)
+
+    def _drop(self, replica: VirtualReplica) -> None:
+        """Forget what a replica held: it is gone or reborn."""
+        self.bank.give_back(replica.slot)
+        self.places.forget(replica.name)
 
     # -- what it tells ----------------------------------------------------------------------------------------------
 
@@ -288,13 +283,7 @@ class Fleet:
         return [self.replicas[name].view(pool, now_s, silent_s) for name in self._tiered()]
 
     def check_integrity(self) -> None:
-        """Every request is on at most one replica, and every replica's table is sound."""
-        seen: set[int] = set()
-        for replica in self.replicas.values():
-            replica.check_integrity()
-            ids = set(replica.table["id"].tolist())
-            if ids & seen:
-                raise AssertionError(f"requests on two replicas: {sorted(ids & seen)[:5]}")
-            seen |= ids
+        """Every request is where it was noted, and every replica's table is sound."""
+        self.places.check_integrity()
         if (slots := [r.slot for r in self.replicas.values()]) and len(set(slots)) < len(slots):
             raise AssertionError(f"two replicas share a slot: {slots}")

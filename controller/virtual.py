@@ -50,10 +50,13 @@ class VirtualReplica:
 
     # -- what changes it --------------------------------------------------------------------------------------------
 
-    def sync(self, report: Report, lengths: LengthEstimator, tiers: TierTable, now_s: float) -> None:
-        """Replace the model's guess by what the replica says; reservations it cannot know of yet stay."""
+    def sync(self, report: Report, lengths: LengthEstimator, tiers: TierTable, now_s: float) -> set[int]:
+        """Replace the model's guess by what the replica says; reservations it cannot know of yet stay.
+
+        Returns the requests that have left its table: those that ended, and reservations that were lost.
+        """
         if report.sequence <= self.sequence:
-            return  # overtaken on the way
+            return set()  # overtaken on the way
         self.sequence, self.seen_s, self.draining = report.sequence, now_s, report.draining
         self.moved_s = now_s - report.iteration_age_s  # began its iteration in flight, or is idle
         self.kv_used_tokens = report.kv_used_tokens
@@ -62,12 +65,11 @@ class VirtualReplica:
         ended = [request_uid(request_id) for request_id, _ in report.finished]
         for uid in (*rows["id"].tolist(), *ended):
             self._reserved_s.pop(uid, None)
-        expired = [uid for uid, since_s in self._reserved_s.items() if now_s - since_s > RESERVED_S]
-        for uid in expired:
-            del self._reserved_s[uid]
-        waiting = self.table[np.isin(self.table["id"], list(self._reserved_s))]
+        self._reserved_s = {uid: since_s for uid, since_s in self._reserved_s.items() if self.has(uid, now_s)}
+        before, waiting = self.table["id"].tolist(), self.table[np.isin(self.table["id"], list(self._reserved_s))]
         self.state["free_at_s"] = now_s - min(report.iteration_age_s, LONGEST_S)
         self.bank.put(self.slot, np.concatenate([rows, waiting]))
+        return set(before).difference(self.table["id"].tolist())
 
     def _correct(self, steps: Iterable[Step]) -> None:
         """Move the coefficients by measured iterations (slope and intercept apart)."""
@@ -118,6 +120,10 @@ class VirtualReplica:
         does not stand still, however punctual the reports are.
         """
         return now_s - self.seen_s <= silent_s and self.moved_s - self.suspect_s > DOUBT_S
+
+    def has(self, uid: int, now_s: float) -> bool:
+        """Whether a request of its table was reported by it, or may still be on its way to it."""
+        return now_s - self._reserved_s.get(uid, now_s) <= RESERVED_S
 
     def view(self, tiers: int, now_s: float, silent_s: float) -> ReplicaView:
         """What its role is decided by; ``tiers`` have an objective."""

@@ -1,46 +1,15 @@
 """The fleet's decisions: admission, hops, fallback, soft state."""
 
-import itertools
-
 import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.fleet import Fleet
-from controller.options import FleetOptions
 from controller.status import fleet_status
 from controller.tiers import Tier, TierTable
-from controller.wire import Admission, Outcome, Progress, Report, Slo, Verdict
-from profiles.store import load_profile
-
-H200 = "h200_sxm__llama-3.1-8b"
-TIERS = TierTable.of(
-    1, [Tier("tight", 0.3, 0.03), Tier("loose", 3.0, 0.1, unattainable="refuse"), Tier("flex", best_effort=True)]
-)
-TIGHT, LOOSE, FLEX = Slo(0.3, 0.03, tier="tight"), Slo(3.0, 0.1, tier="loose"), Slo(tier="flex", best_effort=True)
-counter = itertools.count()
-
-
-def fleet(pending: bool = False, **options: object) -> Fleet:
-    chosen = FleetOptions(length_prior_tokens=100.0, pending=pending, **options)  # type: ignore[arg-type]
-    return Fleet(chosen, TIERS, load_profile)
-
-
-def report(
-    name: str,
-    sequence: int = 1,
-    requests: tuple[Progress, ...] = (),
-    birth: str = "1",
-    age_s: float = 0.0,
-    **more: object,
-) -> Report:
-    return Report(name, birth, sequence, H200, 400_000, 0, 256, 8192, age_s, requests, **more)  # type: ignore[arg-type]
-
-
-def ask(slo: Slo, prompt_tokens: int = 500, **more: object) -> Admission:
-    return Admission(f"r{next(counter)}", prompt_tokens, 200, slo, **more)  # type: ignore[arg-type]
+from controller.wire import Admission, Outcome, Progress, Slo, Verdict
+from tests.fleet_cases import FLEX, LOOSE, TIGHT, ask, fleet, report
 
 
 def ended(asked: Admission, finish: str, tokens: int = 0) -> Outcome:
@@ -154,43 +123,6 @@ def test_no_live_replica_is_told_as_such() -> None:
     assert state.admit([ask(TIGHT)], 40.1)[0].reason == "no_replica", "a door saw it fail"
     state.report(report("a", 1, birth="2"), 40.2)
     assert state.admit([ask(TIGHT)], 40.3)[0].replica == "a", "reborn"
-
-
-def test_a_replica_that_a_door_saw_fail_takes_nothing_until_its_engine_goes_on() -> None:
-    """It reports all the while: only an iteration that began since then, or none in flight, says that it lives."""
-    state = fleet()
-    for name in "ab":
-        state.report(report(name), 9.0)
-    state.note_failed("a", 10.0)
-    for sequence, now_s in enumerate((10.2, 11.7, 15.0, 20.0), start=2):
-        state.report(report("a", sequence, age_s=now_s - 0.1), now_s)
-        state.report(report("b", sequence), now_s)
-        assert {state.admit([ask(TIGHT)], now_s)[0].replica for _ in range(4)} == {"b"}, now_s
-        assert not fleet_status(state, now_s)["replicas"][0]["live"]
-    state.note_removed("b", 20.0)
-    assert state.admit([ask(TIGHT)], 20.1)[0].reason == "no_replica", "not even as the only one"
-    state.report(report("a", 9, age_s=2.0), 21.0)
-    assert state.admit([ask(TIGHT)], 21.1)[0].replica == "a", "one long iteration, but a new one"
-    state.note_failed("a", 22.0)
-    state.report(report("a", 10), 24.0)
-    assert state.admit([ask(TIGHT)], 24.1)[0].replica == "a", "idle"
-
-
-def test_the_last_words_of_a_failed_replica_do_not_clear_it() -> None:
-    state = fleet()
-    for name in "ab":
-        state.report(report(name), 0.0)
-    state.note_failed("a", 1.0)
-    state.report(report("a", 2), 1.1)
-    assert {state.admit([ask(TIGHT)], 1.2)[0].replica for _ in range(4)} == {"b"}
-
-
-def test_a_long_iteration_alone_is_no_failure_and_nothing_is_imagined_after_it() -> None:
-    state = fleet()
-    held = (Progress("long", FLEX, 12.0, 100, 100, 1, 3000, 4000, True),)
-    state.report(report("a", 1, held, age_s=12.0), 20.0)
-    assert state.admit([ask(TIGHT)], 20.0)[0].replica == "a"
-    assert 1 < state.replicas["a"].table["emitted_tokens"][0] < 500, "1.5 of the 12 seconds, 3 ms each at least"
 
 
 def test_a_silent_replica_waits_behind_those_that_report() -> None:

@@ -1,0 +1,62 @@
+"""Where each request is: told by decisions, corrected by reports. Pure.
+
+Every row of a replica's table is noted here under that replica, and nothing else is.
+"""
+
+from dataclasses import dataclass, field
+
+from controller.virtual import VirtualReplica
+
+
+@dataclass
+class Places:
+    """The holder of each request, by uid; a request has one at a time."""
+
+    replicas: dict[str, VirtualReplica]  # the fleet's own
+    _where: dict[int, str] = field(default_factory=dict)
+
+    def settle(self, uid: int, replica: VirtualReplica, now_s: float) -> None:
+        """A request was given to a replica, which will hear of it."""
+        replica.note_reserved(uid, now_s)
+        self._where[uid] = replica.name
+
+    def free(self, uid: int) -> None:
+        """A request ended, or is about to be placed anew."""
+        if (holder := self._where.pop(uid, None)) is not None:
+            self.replicas[holder].release(uid)
+
+    def follow(self, reporter: VirtualReplica, gone: set[int], now_s: float) -> None:
+        """A replica has reported: what has ``gone`` from its table, and what it holds now.
+
+        A stream that was sent elsewhere is let go: its replica will hear of it. But where the request never came to be,
+        because the door did not hear the decision in time and chose by itself, the replica that reports it has it.
+        """
+        for uid in gone:
+            if self._where.get(uid) == reporter.name:
+                del self._where[uid]
+        for uid in reporter.table["id"].tolist():
+            holder = self._where.setdefault(uid, reporter.name)
+            if holder == reporter.name:
+                continue
+            if self.replicas[holder].has(uid, now_s):
+                reporter.release(uid)
+            else:
+                self.replicas[holder].release(uid)
+                self._where[uid] = reporter.name
+
+    def forget(self, name: str) -> None:
+        """A replica has lost all that it held."""
+        self._where = {uid: holder for uid, holder in self._where.items() if holder != name}
+
+    def check_integrity(self) -> None:
+        """Every request is on one replica, the one noted, and every replica's table is sound."""
+        seen: dict[int, str] = {}
+        for name, replica in self.replicas.items():
+            replica.check_integrity()
+            ids = replica.table["id"].tolist()
+            if twice := seen.keys() & set(ids):
+                raise AssertionError(f"requests on two replicas: {sorted(twice)[:5]}")
+            seen |= dict.fromkeys(ids, name)
+        if seen != self._where:
+            lost = sorted(uid for uid, _ in seen.items() ^ self._where.items())
+            raise AssertionError(f"requests that are not where they were noted: {lost[:5]}")

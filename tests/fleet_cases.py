@@ -1,0 +1,40 @@
+"""Fleets, reports and requests for tests of the controller."""
+
+import itertools
+
+from controller.fleet import Fleet
+from controller.options import FleetOptions
+from controller.tiers import Tier, TierTable
+from controller.wire import Admission, Progress, Report, Slo
+from profiles.store import load_profile
+
+H200 = "h200_sxm__llama-3.1-8b"
+TIERS = TierTable.of(
+    1, [Tier("tight", 0.3, 0.03), Tier("loose", 3.0, 0.1, unattainable="refuse"), Tier("flex", best_effort=True)]
+)
+TIGHT, LOOSE, FLEX = Slo(0.3, 0.03, tier="tight"), Slo(3.0, 0.1, tier="loose"), Slo(tier="flex", best_effort=True)
+counter = itertools.count()
+
+
+def fleet(pending: bool = False, **options: object) -> Fleet:
+    chosen = FleetOptions(length_prior_tokens=100.0, pending=pending, **options)  # type: ignore[arg-type]
+    return Fleet(chosen, TIERS, load_profile)
+
+
+def report(
+    name: str,
+    sequence: int = 1,
+    requests: tuple[Progress, ...] = (),
+    birth: str = "1",
+    age_s: float = 0.0,
+    **more: object,
+) -> Report:
+    return Report(name, birth, sequence, H200, 400_000, 0, 256, 8192, age_s, requests, **more)  # type: ignore[arg-type]
+
+
+def ask(slo: Slo, prompt_tokens: int = 500, **more: object) -> Admission:
+    return Admission(f"r{next(counter)}", prompt_tokens, 200, slo, **more)  # type: ignore[arg-type]
+
+
+def in_progress(asked: Admission) -> tuple[Progress, ...]:
+    return (Progress(asked.request_id, asked.slo, 0.5, asked.prompt_tokens, 0, 0, 100, 200, False),)

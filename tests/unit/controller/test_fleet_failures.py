@@ -1,0 +1,82 @@
+"""What the fleet makes of replicas that fail and of messages that are lost."""
+
+from controller.status import fleet_status
+from controller.wire import Progress
+from tests.fleet_cases import FLEX, TIGHT, ask, fleet, in_progress, report
+
+
+def test_a_replica_that_a_door_saw_fail_takes_nothing_until_its_engine_goes_on() -> None:
+    """It reports all the while: only an iteration that began since then, or none in flight, says that it lives."""
+    state = fleet()
+    for name in "ab":
+        state.report(report(name), 9.0)
+    state.note_failed("a", 10.0)
+    for sequence, now_s in enumerate((10.2, 11.7, 15.0, 20.0), start=2):
+        state.report(report("a", sequence, age_s=now_s - 0.1), now_s)
+        state.report(report("b", sequence), now_s)
+        assert {state.admit([ask(TIGHT)], now_s)[0].replica for _ in range(4)} == {"b"}, now_s
+        assert not fleet_status(state, now_s)["replicas"][0]["live"]
+    state.note_removed("b", 20.0)
+    assert state.admit([ask(TIGHT)], 20.1)[0].reason == "no_replica", "not even as the only one"
+    state.report(report("a", 9, age_s=2.0), 21.0)
+    assert state.admit([ask(TIGHT)], 21.1)[0].replica == "a", "one long iteration, but a new one"
+    state.note_failed("a", 22.0)
+    state.report(report("a", 10), 24.0)
+    assert state.admit([ask(TIGHT)], 24.1)[0].replica == "a", "idle"
+
+
+def test_the_last_words_of_a_failed_replica_do_not_clear_it() -> None:
+    state = fleet()
+    for name in "ab":
+        state.report(report(name), 0.0)
+    state.note_failed("a", 1.0)
+    state.report(report("a", 2), 1.1)
+    assert {state.admit([ask(TIGHT)], 1.2)[0].replica for _ in range(4)} == {"b"}
+
+
+def test_a_long_iteration_alone_is_no_failure_and_nothing_is_imagined_after_it() -> None:
+    state = fleet()
+    held = (Progress("long", FLEX, 12.0, 100, 100, 1, 3000, 4000, True),)
+    state.report(report("a", 1, held, age_s=12.0), 20.0)
+    assert state.admit([ask(TIGHT)], 20.0)[0].replica == "a"
+    assert 1 < state.replicas["a"].table["emitted_tokens"][0] < 500, "1.5 of the 12 seconds, 3 ms each at least"
+
+
+def test_a_request_that_its_door_sent_elsewhere_is_seen_where_it_is() -> None:
+    """The door did not hear the decision in time and chose by itself."""
+    state, asked = fleet(), ask(TIGHT)
+    for name in "ab":
+        state.report(report(name), 0.0)
+    decided = state.admit([asked], 0.0)[0].replica
+    other = "ab".replace(decided, "")
+    state.report(report(other, 2, in_progress(asked)), 0.5)
+    assert len(state.replicas[other].table) == 0, "a stream that moved: the decision is newer than the report"
+    state.report(report(other, 3, in_progress(asked)), 4.0)
+    assert [len(state.replicas[name].table) for name in (decided, other)] == [0, 1]
+    state.report(report(decided, 2), 4.1)
+    state.report(report(other, 4, in_progress(asked)), 4.2)
+    assert len(state.replicas[other].table) == 1
+    state.check_integrity()
+
+
+def test_a_lost_reservation_leaves_no_trace() -> None:
+    state, asked = fleet(), ask(TIGHT)
+    state.report(report("a"), 0.0)
+    state.admit([asked], 0.0)
+    state.report(report("a", 2), 10.0)
+    state.report(report("b", 1, in_progress(asked)), 10.0)
+    assert len(state.replicas["b"].table) == 1
+    state.check_integrity()
+
+
+def test_requests_of_a_door_that_died_are_forgotten_once_their_replica_has_ended_them() -> None:
+    state, asked, whole = fleet(), ask(TIGHT), ask(TIGHT)
+    state.report(report("a"), 0.0)
+    state.admit([asked, whole], 0.0)
+    state.report(report("a", 2, in_progress(asked), finished=((whole.request_id, 3),)), 0.2)
+    state.report(report("a", 3), 0.4)
+    state.check_integrity()
+    state.report(report("b", 1, in_progress(asked)), 0.5)
+    assert len(state.replicas["b"].table) == 1
+    state.report(report("b", 1, birth="2"), 0.6)
+    state.check_integrity()
