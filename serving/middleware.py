@@ -22,7 +22,16 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
-GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
+GENERATING = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/chat/completions/batch",  # several conversations, each a sequence of one request as with n > 1
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/invocations",  # SageMaker's name for whichever of these the body fits
+    }
+)
 
 
 class SloMiddleware:

@@ -4,13 +4,17 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from vllm.entrypoints.launchers.app import build_app
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine import EngineCoreRequest
 
 from controller.wire import Slo
+from serving.middleware import GENERATING
 from serving.ticket import Ticket
-from serving.vllm_server import to_job
+from serving.vllm_server import TASKS, to_job
 
 
 def request(tokens: list[int], salt: str | None = None, lora: LoRARequest | None = None) -> EngineCoreRequest:
@@ -36,3 +40,17 @@ def test_prompts_are_marked_by_all_that_their_kv_cache_depends_on() -> None:
 
 def test_prompts_are_marked_only_where_it_is_asked_for() -> None:
     assert to_job(request(list(range(100))), Ticket(Slo())).admission().prefix == ()
+
+
+def test_objectives_count_wherever_vllm_generates_text() -> None:
+    """A new vLLM that has another such route must be told apart here."""
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args(["embedded"])
+    app = build_app(args, TASKS, None)
+    routes = {getattr(route, "path", "") for route in app.routes if "POST" in (getattr(route, "methods", None) or ())}
+    others = {
+        *("/tokenize", "/detokenize", "/ping", "/v1/messages/count_tokens", "/v1/responses/{response_id}/cancel"),
+        *("/generative_scoring", "/v1/systemone"),  # scores and decisions, not text
+        *("/scale_elastic_ep", "/is_scaling_elastic_ep"),
+        *("/inference/v1/generate", "/inference/v1/abort_requests"),  # scale-out: off without vLLM's own option
+    }
+    assert {path for path in routes - others if not path.endswith(("/render", "/derender"))} == GENERATING
