@@ -1,7 +1,9 @@
 """The whole stack over real HTTP, Serve and Ray, on simulated engines (three H100s' worth in real time)."""
 
+import copy
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import openai
@@ -11,7 +13,7 @@ from tests.integration.stack import TIERS, Stack, kill_9, running, texts, until
 
 pytestmark = pytest.mark.integration
 
-ARGS = {
+ARGS: dict[str, Any] = {
     "model": "embedded",
     "engine": {"kind": "simulated", "cores_per_replica": 0.1, "max_num_seqs": 128, "max_num_batched_tokens": 8192},
     "profile": "h100_sxm__llama-3.1-8b",
@@ -179,3 +181,15 @@ def test_metrics_carry_our_names(stack: Stack) -> None:
     ):
         assert f"polyslo_{name}" in text
     assert json.dumps("embedded")[1:-1] in text
+
+
+def test_changed_args_reach_the_controller_whatever_the_tables_version(stack: Stack) -> None:
+    changed = copy.deepcopy(stack.document)
+    application = changed["applications"][0]
+    application["args"]["fleet"]["routing"] = "sequential"
+    application["deployments"][0]["user_config"] |= {"version": 1, "tiers": TIERS[1:], "default_tier": "standard"}
+    stack.deploy(changed)
+    until(lambda: stack.status()["routing"] == "sequential", 90)
+    assert [tier["name"] for tier in stack.status()["tiers"]] == ["standard", "batch"]
+    until(lambda: len(stack.live()) == ARGS["fleet"]["replicas"], 90)
+    assert post(stack, {"prompt": "hi", "max_tokens": 2}).json()["slo"]["tier"] == "standard"

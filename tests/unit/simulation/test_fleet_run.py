@@ -42,10 +42,11 @@ def test_tables_grow_where_they_are_full() -> None:
     assert run.records["ended"].all()
 
 
-def test_promises_with_known_lengths_are_kept() -> None:
+@pytest.mark.parametrize("routing", ["promise", "promise_added"])
+def test_promises_with_known_lengths_are_kept(routing: str) -> None:
     jobs = jobs_at(120.0)
     jobs["predicted_tokens"] = jobs["output_tokens"]
-    run = done(planned_fleet(4), jobs)
+    run = done(replace(planned_fleet(4), routing=routing), jobs)
     promised = run.records["promised"]
     assert 40 < promised.sum() < 390
     assert not run.records["missed"][promised].any()
@@ -75,6 +76,15 @@ def test_the_two_halves_of_a_request_run_on_their_own_sides() -> None:
 def test_a_tier_s_requests_stay_in_its_silo() -> None:
     run = done(replace(BALANCED, split=(1, 1, 1, 1)), jobs_at(20.0))
     assert (run.records["replica"] == run.jobs["tier"]).all()
+
+
+def test_where_least_is_added_tight_requests_gather_and_counts_spread_them() -> None:
+    jobs = jobs_at(30.0)
+    shares = []
+    for routing in ("promise", "promise_added"):
+        run = done(replace(planned_fleet(4), routing=routing), jobs)
+        shares.append(np.bincount(run.records["replica"][jobs["tier"] == 0], minlength=4).max())
+    assert shares[0] < shares[1]
 
 
 def test_the_gradient_leaves_replicas_empty_and_spreads_beyond_comfort() -> None:
