@@ -145,25 +145,32 @@ class Controller:
             try:
                 scaler = self._scaler(fleet.options)
                 actions = plan_size(fleet, await scaler.replicas(), time.monotonic())
-                await self._carry_out(actions, fleet, scaler)
+                await self._carry_out(actions, scaler)
                 self.scaling_error = ""
-            except (ScalingError, ray.exceptions.RayError, ValueError) as error:  # ValueError: no such actor
-                if str(error) != self.scaling_error:
-                    logger.error("size of the fleet: %s", error)
-                self.scaling_error = str(error)
-                fleet.allocation.autoscaler.target = None  # what became of it is not known: look again
+            except Exception as error:  # whatever it was: ended, this task would leave the size as it is for good
+                self._note_scaling_error(error)
+
+    def _note_scaling_error(self, error: Exception) -> None:
+        """In the log once, in the status until it has passed; what became of the size is not known: look again."""
+        told = str(error) if isinstance(error, ScalingError) else f"{type(error).__name__}: {error}"
+        if told != self.scaling_error:
+            logger.error("size of the fleet: %s", told, exc_info=error)
+        self.scaling_error = told
+        if self.fleet is not None and self.fleet.allocation.autoscaler is not None:
+            self.fleet.allocation.autoscaler.target = None
 
     def _scaler(self, options: FleetOptions) -> ServeScaler:
         if self.scaler is None or self.scaler.application != options.application:
             self.scaler = ServeScaler(options.application, options.deployments)
         return self.scaler
 
-    async def _carry_out(self, actions: Actions, fleet: Fleet, scaler: ServeScaler) -> None:
+    async def _carry_out(self, actions: Actions, scaler: ServeScaler) -> None:
         if actions.replicas is not None:
             await scaler.resize(actions.replicas)
         if actions.remove is not None:
             await scaler.remove(actions.remove)
-            fleet.note_removed(actions.remove, time.monotonic())
+            if self.fleet is not None:  # perhaps another than the one that asked for it
+                self.fleet.note_removed(actions.remove, time.monotonic())
 
     async def _leave_when_forgotten(self) -> None:
         while True:

@@ -107,10 +107,10 @@ class Autoscaler:
         return self._remove(signals, now_s)
 
     def note_removed(self, name: str, now_s: float) -> None:
-        """The drained replica is gone, and Serve was asked for one less."""
-        assert self.target is not None
+        """The drained replica is gone, and Serve was asked for one less; one that came to be meanwhile asks Serve."""
         self._drained_s.pop(name, None)
-        self._set(self.target - 1, now_s, f"{name} was drained and removed")
+        if self.target is not None:
+            self._set(self.target - 1, now_s, f"{name} was drained and removed")
 
     @property
     def _low(self) -> int:
@@ -168,7 +168,7 @@ class Autoscaler:
         """Mean prompt tokens in queue over ``grow_cooldown_s``, by tier: what is served before a replica could have
         started asks for none. Queues count once everything asked for has had time to help."""
         self._queues.append((now_s, waiting_tokens))
-        while self._queues[0][0] <= now_s - self.options.grow_cooldown_s:
+        while len(self._queues) > 1 and self._queues[0][0] <= now_s - self.options.grow_cooldown_s:
             self._queues.popleft()
         if now_s - self._complete_s < self.options.grow_cooldown_s:
             return {}

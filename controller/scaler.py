@@ -71,9 +71,12 @@ class ServeScaler:
     async def _deployments(self) -> dict[str, Any]:
         details = await self._ask("get_serve_instance_details")
         try:
-            return dict(details["applications"][self.application]["deployments"])
+            told = dict(details["applications"][self.application]["deployments"])
         except KeyError:
             raise ScalingError(f"Serve runs no application {self.application!r}") from None
+        if missing := [name for name in self.deployments if name not in told]:
+            raise ScalingError(f"application {self.application!r} has no deployment {missing[0]!r}")
+        return told
 
     async def _ask(self, method: str, *arguments: Any) -> Any:
         """Serve's controller; what the dashboard's REST calls for scaling do, without an address to find."""

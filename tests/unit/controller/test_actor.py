@@ -1,45 +1,137 @@
-"""Which configuration the controller follows when doors of several deploys are heard at the same time."""
+"""The controller's loop that follows the load: whatever goes wrong, it goes on and says so."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
 
-import msgspec
+import pytest
 
+from controller import actor
 from controller.actor import Controller
+from controller.allocation import AllocationOptions
+from controller.autoscaler import Actions, ScalingOptions
+from controller.fleet import Fleet
 from controller.options import FleetOptions
+from controller.role import Kind
+from controller.scaler import ScalingError, ServeScaler
 from controller.tiers import Tier, TierTable
+from controller.wire import Report
+from profiles.store import load_profile
 
-EARLIER, LATER = FleetOptions(generation=1), FleetOptions(generation=2, routing="balanced", max_hops=7)
-
-
-def table(version: int, *names: str) -> TierTable:
-    return TierTable.of(version, [Tier(name, 1.0, 0.05) for name in names])
+H200 = "h200_sxm__llama-3.1-8b"
 
 
-def test_a_later_deploy_replaces_options_and_table_and_an_earlier_one_is_not_heard() -> None:
-    async def told() -> list[tuple[str, int, tuple[str, ...]]]:
-        controller, seen = Controller(), []
-        for options, tiers in (
-            (EARLIER, table(1, "a")),
-            (EARLIER, table(3, "a", "b")),
-            (EARLIER, table(2, "a")),
-            (LATER, table(1, "c")),
-            (EARLIER, table(9, "a")),
-            (LATER, table(2, "c", "d")),
-        ):
-            await controller.configure(msgspec.msgpack.encode(options), msgspec.msgpack.encode(tiers))
-            assert controller.fleet is not None
-            fleet = controller.fleet
-            seen.append((fleet.options.routing, fleet.tiers.version, tuple(tier.name for tier in fleet.tiers.tiers)))
-        for task in controller._tasks:
-            task.cancel()
-        return seen
+def table(version: int = 1, low: int = 0) -> TierTable:
+    return TierTable.of(version, [Tier("tight", 0.3, 0.03, min_replicas=low), Tier("flex", best_effort=True)])
 
-    usual = FleetOptions().routing
-    assert asyncio.run(told()) == [
-        (usual, 1, ("a",)),
-        (usual, 3, ("a", "b")),
-        (usual, 3, ("a", "b")),
-        ("balanced", 1, ("c",)),
-        ("balanced", 1, ("c",)),
-        ("balanced", 2, ("c", "d")),
-    ]
+
+def fleet(names: str = "ab", **scaling: float) -> Fleet:
+    options = ScalingOptions(max_replicas=4, **scaling)  # type: ignore[arg-type]
+    state = Fleet(FleetOptions(allocation=AllocationOptions(scaling=options)), table(), load_profile)
+    for name in names:
+        state.report(Report(name, "1", 1, H200, 400_000, 0, 256, 8192, 0.0), 0.0)
+    return state
+
+
+class FakeServe(ServeScaler):
+    """Serve as these tests want it: it gives ``answer`` when asked about its size."""
+
+    def __init__(self, answer: int, on_remove: Callable[[], object] = lambda: None) -> None:
+        super().__init__("", ("Replica",))
+        self.answer: int | Exception = answer
+        self.on_remove = on_remove
+
+    async def replicas(self) -> int:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    async def remove(self, replica: str) -> None:
+        self.on_remove()
+        self.answer = 1
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if is_so():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it did not come")
+
+
+def run(scenario: Callable[[Controller], Awaitable[None]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scenario with a controller of its own, which decides about its size all the time."""
+    monkeypatch.setattr(actor, "SCALE_S", 0.0)
+    monkeypatch.setattr(actor, "warm_up", lambda: None)
+
+    async def play() -> None:
+        controller = Controller()
+        try:
+            await scenario(controller)
+        finally:
+            for task in controller._tasks:
+                task.cancel()
+            await asyncio.gather(*controller._tasks, return_exceptions=True)
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    "error", [ScalingError("no such thing"), KeyError("Replica-a"), IndexError(), AssertionError()]
+)
+def test_no_error_ends_it(error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(controller: Controller) -> None:
+        serve, state = FakeServe(2), fleet()
+        controller.scaler, controller.fleet, scaler = serve, state, state.allocation.autoscaler
+        assert scaler is not None
+        await until(lambda: scaler.target == 2)
+        serve.answer = error
+        await until(lambda: bool(controller.scaling_error))
+        assert scaler.target is None, "what Serve is asked for now is not known"
+        serve.answer = 2
+        await until(lambda: not controller.scaling_error)
+        assert scaler.target == 2
+
+    run(scenario, monkeypatch)
+    (told,) = [each for each in caplog.records if each.name == "polyslo.controller"]
+    assert told.exc_info is not None
+    assert told.exc_info[1] is error, "with its traceback, once"
+
+
+def test_a_table_may_turn_roles_on_while_a_replica_is_being_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(controller: Controller) -> None:
+        state = controller.fleet = fleet(shrink_after_s=0.0, shrink_cooldown_s=0.0)
+        state.allocation.roles.drain("b", 0.0, "asked")
+        serve = controller.scaler = FakeServe(2, on_remove=lambda: state.set_tiers(table(2, low=1), 0.0))
+        await controller._carry_out(Actions(remove="b"), serve)
+        assert state.allocation.is_dynamic
+        assert list(state.replicas) == ["a"]
+        scaler = state.allocation.autoscaler
+        assert scaler is not None
+        await until(lambda: scaler.target == 1)
+        assert not controller.scaling_error
+        assert state.allocation.roles.names(Kind.DRAINING) == []
+
+    run(scenario, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("applications", "told"),
+    [
+        ({}, "Serve runs no application 'app'"),
+        (
+            {"app": {"deployments": {"Replica-a": {"target_num_replicas": 2, "replicas": []}}}},
+            "no deployment 'Replica-b'",
+        ),
+    ],
+)
+def test_what_serve_does_not_run_is_named(applications: dict[str, Any], told: str) -> None:
+    scaler = ServeScaler("app", ("Replica-a", "Replica-b"))
+
+    async def answer(method: str, *arguments: Any) -> Any:
+        return {"applications": applications}
+
+    scaler._ask = answer  # type: ignore[method-assign]
+    for question in (scaler.replicas, lambda: scaler.resize(3), lambda: scaler.remove("a/x")):
+        with pytest.raises(ScalingError, match=told):
+            asyncio.run(question())

@@ -136,6 +136,16 @@ def test_a_queue_that_comes_and_goes_starts_nothing() -> None:
     assert world.wanted > small
 
 
+def test_without_a_cool_down_it_grows_at_every_step() -> None:
+    world = World(ScalingOptions(min_replicas=1, max_replicas=40, grow_cooldown_s=0.0), start_s=0.0)
+    world.waiting = {"tight": 60_000.0}
+    for second in range(10):
+        world.rates = {"tight": 10.0 * second}
+        world.run(1)
+    grown_s = [c.at_s for c in world.history if c.what == "fleet" and c.reason.startswith("demand")]
+    assert min(np.diff(grown_s)) == 1.0
+
+
 def test_a_warm_spare_is_kept_beside_the_demand() -> None:
     plain = World(ScalingOptions(min_replicas=1, max_replicas=20), rates={"tight": 30.0})
     spare = World(ScalingOptions(min_replicas=1, max_replicas=20, warm_spares=2), rates={"tight": 30.0})
