@@ -5,7 +5,7 @@ import itertools
 from controller.fleet import Fleet
 from controller.options import FleetOptions
 from controller.tiers import Tier, TierTable
-from controller.wire import Admission, Progress, Report, Slo
+from controller.wire import Admission, Outcome, Progress, Report, Slo, Verdict
 from profiles.store import load_profile
 
 H200 = "h200_sxm__llama-3.1-8b"
@@ -34,6 +34,12 @@ def report(
 
 def ask(slo: Slo, prompt_tokens: int = 500, **more: object) -> Admission:
     return Admission(f"r{next(counter)}", prompt_tokens, 200, slo, **more)  # type: ignore[arg-type]
+
+
+def ended(asked: Admission, finish: str, tokens: int = 0) -> Outcome:
+    return Outcome(
+        asked.request_id, "tight", "tight", finish, tokens > 0, 0.1, 0, 1.0, 0.1, 0.01, tokens, Verdict.ADMITTED
+    )
 
 
 def in_progress(asked: Admission) -> tuple[Progress, ...]:

@@ -11,7 +11,7 @@ from controller.status import fleet_status
 from controller.tiers import Tier, TierTable
 from controller.wire import Admission, Decision, Progress, Slo, Verdict
 from profiles.store import load_profile
-from tests.unit.controller.test_fleet import FLEX, TIERS, TIGHT, ask, ended, report
+from tests.fleet_cases import FLEX, TIERS, TIGHT, ask, ended, report
 
 
 def fleet(replicas: str = "pqdef", prefill: int = 2, tiers: TierTable = TIERS, **options: object) -> DisaggregatedFleet:

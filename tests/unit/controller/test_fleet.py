@@ -6,16 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from controller.fleet import Fleet
+from controller.options import FleetOptions
 from controller.status import fleet_status
 from controller.tiers import Tier, TierTable
-from controller.wire import Admission, Outcome, Progress, Slo, Verdict
-from tests.fleet_cases import FLEX, LOOSE, TIGHT, ask, fleet, report
-
-
-def ended(asked: Admission, finish: str, tokens: int = 0) -> Outcome:
-    return Outcome(
-        asked.request_id, "tight", "tight", finish, tokens > 0, 0.1, 0, 1.0, 0.1, 0.01, tokens, Verdict.ADMITTED
-    )
+from controller.wire import Admission, Progress, Slo, Verdict
+from profiles.store import load_profile
+from tests.fleet_cases import FLEX, LOOSE, TIERS, TIGHT, ask, ended, fleet, report
 
 
 def test_an_idle_replica_admits_with_a_prediction_within_the_slo() -> None:
