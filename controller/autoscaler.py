@@ -99,7 +99,9 @@ class Autoscaler:
         need = self._need(signals, now_s)
         staying = self._staying
         held = now_s < self.held_until_s
-        if need > staying and not held:
+        if held:
+            staying += self._take_back(bounded - staying, signals, now_s, "the size was set by hand")
+        elif need > staying:
             return self._grow(need, staying, signals, now_s)
         lowest = bounded if held else min(bounded, max(total for _, total in self._needs))
         if lowest < staying and self._may_shrink(alive, bounded, now_s):
@@ -204,15 +206,20 @@ class Autoscaler:
         """Draining replicas are taken back first: they are warm. The rest Serve starts."""
         if now_s - self._shrunk_s < 2.0 * self._shrink_after_s:
             self._patience, self._shrunk_s = min(MOST_PATIENCE, 2.0 * self._patience), -math.inf
-        for name in self.roles.names(Kind.DRAINING)[: need - staying]:
-            if self.roles.restore(name, signals.views, now_s, "demand came back"):
-                self._drained_s.pop(name, None)
-                staying += 1
+        staying += self._take_back(need - staying, signals, now_s, "demand came back")
         if need > staying and now_s - self._grown_s >= self.options.grow_cooldown_s:
             assert self.target is not None
             self._grown_s = now_s
             return self._ask(self.target + need - staying, now_s, f"demand: {self._told()}")
         return Actions()
+
+    def _take_back(self, most: int, signals: Signals, now_s: float, reason: str) -> int:
+        """Draining replicas serve again, ``most`` at most; how many do."""
+        names = self.roles.names(Kind.DRAINING)[: max(0, most)]
+        back = [name for name in names if self.roles.restore(name, signals.views, now_s, reason)]
+        for name in back:
+            self._drained_s.pop(name, None)
+        return len(back)
 
     def _ask(self, replicas: int, now_s: float, reason: str) -> Actions:
         self._set(replicas, now_s, reason)

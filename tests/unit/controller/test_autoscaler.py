@@ -89,6 +89,19 @@ def test_a_size_set_by_hand_is_not_fought(by_hand: int) -> None:
     assert world.wanted == pytest.approx(automatic, abs=1), "and later it follows the load again"
 
 
+@pytest.mark.parametrize("by_hand", [2, 6])
+def test_a_size_set_by_hand_counts_what_was_draining(by_hand: int) -> None:
+    views = [ReplicaView("a", (2, 0), load=0.4), ReplicaView("b", (0, 0), best_effort=3), ReplicaView("c", (0, 3))]
+    scaler, signals = scripted(views)
+    scaler.step(signals, 130.0)
+    assert scaler.roles.names(Kind.DRAINING) == ["b"]
+    emptied = [views[0], ReplicaView("b", (0, 0)), *([views[2]] if by_hand > 2 else [])]
+    scaler.roles.step(emptied, 131.0)
+    assert scaler.step(Signals(by_hand, emptied, {}, {}, H100), 131.0) == Actions(), "it stays, though empty"
+    assert scaler.roles.names(Kind.DRAINING) == []
+    assert scaler.target == by_hand
+
+
 def test_a_size_by_hand_is_still_bounded() -> None:
     world = World(ScalingOptions(min_replicas=2, max_replicas=4))
     world.run(10)
