@@ -48,7 +48,7 @@ def test_nothing_configured_is_the_embedded_model() -> None:
         ({"engine": {"scheduler_options": {"acceptance": 0.5}}}, "engine.scheduler_options.acceptance: unknown key"),
         (
             {"engine": {"scheduler_options": {"best_effort_share": 1}}},
-            "engine.scheduler_options.best_effort_share: set",
+            "engine.scheduler_options.best_effort_share: set fleet.best_effort_share",
         ),
         ({"engine": {"max_num_seqs": 0}}, "engine.max_num_seqs: input should be greater than 0, got 0"),
         ({"engine": {"max_num_seqs": "64"}}, "engine.max_num_seqs: input should be a valid integer, got '64'"),
@@ -56,10 +56,7 @@ def test_nothing_configured_is_the_embedded_model() -> None:
         ({"engine": {"max_num_batched_tokens": 8}}, "engine.max_num_batched_tokens: must be at least max_num_seqs"),
         ({"engine": {"speculation": {"ngram_max": 1}}}, "engine.speculation.ngram_max: must be at least ngram_min"),
         ({"engine": {"vllm_args": {"max_model_len": 9}}}, "engine.vllm_args.max_model_len: set model.max_model_len"),
-        (
-            {"engine": {"vllm_args": {"enable_chunked_prefill": False}}},
-            "engine.vllm_args.enable_chunked_prefill: sched",
-        ),
+        ({"engine": {"vllm_args": {"enable_chunked_prefill": 0}}}, "engine.vllm_args.enable_chunked_prefill: sched"),
         ({"engine": {"vllm_args": {"block_size": 9}}}, "engine.vllm_args.block_size: set engine.block_size"),
         ({"fleet": {"replicas": 2.5}}, "fleet.replicas: input should be a valid integer, got 2.5"),
         ({"fleet": {"replicas": True}}, "fleet.replicas: input should be a valid integer, got True"),
