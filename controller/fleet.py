@@ -4,7 +4,7 @@ Soft state only: everything but the tier table comes back from the replicas' own
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -52,8 +52,12 @@ class Fleet:
         self.places = Places(self.replicas)
 
     def inherit(self, other: "Fleet", now_s: float) -> None:
-        """Take over what another fleet knows, when only the options have changed."""
+        """Take over what another fleet knows: the options have changed, perhaps the tier table too."""
         self.replicas, self.bank, self.tracker, self.places = other.replicas, other.bank, other.tracker, other.places
+        self.waiting, self.turn, own = other.waiting, other.turn, self.lengths
+        self.lengths = replace(other.lengths, prior_tokens=own.prior_tokens, tier_priors=own.tier_priors)
+        self.affinity.prompt_tokens, self.affinity.hit_tokens = other.affinity.prompt_tokens, other.affinity.hit_tokens
+        self._follow_heirs(other.tiers.heirs(self.tiers))
         self.allocation = other.allocation.under(self.options.allocation, self.tiers, now_s)
         self._allocate(now_s)
 
@@ -78,14 +82,17 @@ class Fleet:
         """Apply a newer table in place; whether it was newer."""
         if tiers.version <= self.tiers.version and self.tiers.tiers:
             return False
-        heirs = self.tiers.heirs(tiers)
-        for replica in self.replicas.values():
-            replica.table["tier"] = heirs[replica.table["tier"]]
-        self.waiting = {uid: w.of_tier(int(heirs[w.tier])) for uid, w in self.waiting.items()}
+        self._follow_heirs(self.tiers.heirs(tiers))
         self.tiers, self.lengths.tier_priors = tiers, tiers.length_priors
         self.allocation.set_table(tiers, now_s)
         self._allocate(now_s)
         return True
+
+    def _follow_heirs(self, heirs: np.ndarray) -> None:
+        """Tell requests their tiers in another table (``TierTable.heirs``)."""
+        for replica in self.replicas.values():
+            replica.table["tier"] = heirs[replica.table["tier"]]
+        self.waiting = {uid: w.of_tier(int(heirs[w.tier])) for uid, w in self.waiting.items()}
 
     def note_failed(self, replica: str, now_s: float) -> None:
         """A door saw this replica fail: no new requests until it is reborn or reports that its engine goes on."""
