@@ -117,12 +117,12 @@ class Allocation:
 
     # -- what it tells ----------------------------------------------------------------------------------------------
 
-    def candidate(self, position: int) -> str | None:
-        """The replica that may join a tier without room, by the last ``step``; none where none may."""
-        return self.roles.candidate(position, self._views) if isinstance(self.roles, DynamicRoles) else None
+    def candidates(self, position: int) -> list[str]:
+        """Of which replicas one may join a tier without room, by the last ``step``, in order; empty where none may."""
+        return self.roles.candidates(position, self._views) if isinstance(self.roles, DynamicRoles) else []
 
     def join(self, name: str, position: int, now_s: float) -> None:
-        """Take a ``candidate`` into the tier."""
+        """Take one of the ``candidates`` into the tier."""
         assert isinstance(self.roles, DynamicRoles)
         self.roles.join(name, position, now_s)
 

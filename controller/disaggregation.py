@@ -131,7 +131,7 @@ class DisaggregatedFleet(Fleet):
 
     def _can_decode(self, row: np.ndarray, slots: Sequence[int], now_s: float) -> bool:
         """Whether its tier has room for the request once its prompt is computed, or may still get a replica."""
-        may_get_one = self.allocation.candidate(int(row["tier"])) is not None
+        may_get_one = bool(self.allocation.candidates(int(row["tier"])))
         return may_get_one or can_decode(self.bank.mirrors, slots, row, now_s)
 
     def _fall_back(self, p: Pending, now_s: float) -> Decision:

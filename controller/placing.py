@@ -141,27 +141,30 @@ def call_up(
     pending list, then from the pool (PolyServe section 4.3). One joins only if it can promise what is asked."""
     left = sorted((p for p in asking if p.slot == NOWHERE), key=lambda p: p.tier)
     while left:
-        p, state = left.pop(0), bank.mirrors.replicas
-        name = allocation.candidate(p.tier)
-        if name is None or name not in slots or not _is_wanted(p, slots[name]):
-            continue
-        before, state["tier"][slots[name]] = int(state["tier"][slots[name]]), p.tier
-        _try_only(bank, p, slots[name], now_s)
+        p = left.pop(0)
+        names = {slots[name]: name for name in allocation.candidates(p.tier) if name in slots}
+        _try_as_tier(bank, p, [slot for slot in names if _is_wanted(p, slot)], now_s, max_hops)
         if p.slot == NOWHERE:
-            state["tier"][slots[name]] = before
             continue
-        allocation.join(name, p.tier, now_s)
+        allocation.join(names[p.slot], p.tier, now_s)
         if left:
             put_in_place(bank, left, now_s, max_hops)
             left = [q for q in left if q.slot == NOWHERE]
 
 
-def _try_only(bank: Bank, p: Pending, slot: int, now_s: float) -> None:
-    """Place the request on this replica, or nowhere."""
-    wants, hops, p.wants = p.wants, p.hops, np.full(len(bank.mirrors.replicas), -np.inf)
-    p.wants[slot] = 0.0
-    put_in_place(bank, [p], now_s, 1)
-    p.wants, p.hops = wants, hops + 1
+def _try_as_tier(bank: Bank, p: Pending, slots: Sequence[int], now_s: float, max_hops: int) -> None:
+    """Place the request on the first of these replicas that can promise it as one of its tier, or nowhere."""
+    if not slots:
+        return
+    tiers, wants, hops = bank.mirrors.replicas["tier"], p.wants, p.hops
+    before, tiers[slots] = tiers[slots], p.tier
+    p.wants = np.full(len(tiers), -np.inf)
+    p.wants[slots] = -np.arange(len(slots))
+    put_in_place(bank, [p], now_s, max_hops)
+    tiers[slots] = before
+    if p.slot != NOWHERE:
+        tiers[p.slot] = p.tier
+    p.wants, p.hops = wants, hops + 1 + p.hops
 
 
 def choose_sets(bank: Bank, asking: Sequence[Pending], now_s: float) -> None:

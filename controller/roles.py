@@ -87,25 +87,25 @@ class DynamicRoles:
         self._fill(reporting, now_s)
 
     def join(self, name: str, position: int, now_s: float) -> None:
-        """Take a ``candidate`` into the tier."""
+        """Take one of the ``candidates`` into the tier."""
         tier = self.table.tiers[position].name
         self._set(name, Role(Kind.SERVES, tier), now_s, f"{tier} has no room")
 
-    def candidate(self, position: int, views: Sequence[ReplicaView]) -> str | None:
-        """The replica that may join the tier at ``position`` when neither it nor a tighter one has room.
+    def candidates(self, position: int, views: Sequence[ReplicaView]) -> list[str]:
+        """The replicas of which one may join the tier at ``position`` when neither it nor a tighter one has room.
 
-        One from the pending list that carries its requests first, then one from the pool; none where the tier has its
-        maximum or the rest is owed to others.
+        Those from the pending list that carry its requests first, then those from the pool; none where the tier has
+        its maximum or the rest is owed to others.
         """
         tier = self.table.tiers[position]
         serving, reporting = self.count(position), [v for v in views if v.is_reporting]
         free = [v for v in reporting if self.role(v.name).kind in (Kind.POOL, Kind.PENDING)]
         owed = sum(self._missing(i) for i in range(self.table.pool) if i != position) + self._pool_low()
         if serving >= tier.high or (serving >= tier.low and len(free) <= owed):
-            return None
+            return []
         if serving >= max(tier.low, self.shares.get(tier.name, serving + 1)):
-            return None
-        return self._best_fit(position, free)
+            return []
+        return self._by_fit(position, free)
 
     def may_leave(self, name: str) -> bool:
         """Whether the fleet can do without it: one of the pool, or of a tier above its minimum."""
@@ -191,7 +191,7 @@ class DynamicRoles:
         for position in range(self.table.pool):
             while self._missing(position):
                 free = [v for v in views if self.role(v.name).kind in (Kind.POOL, Kind.PENDING)]
-                chosen = self._best_fit(position, free) or self._surplus(position, views)
+                chosen = next(iter(self._by_fit(position, free)), None) or self._surplus(position, views)
                 if chosen is None:
                     break
                 tier = self.table.tiers[position]
@@ -217,18 +217,15 @@ class DynamicRoles:
         own = set(self.names(Kind.SERVES, self.table.tiers[position].name))
         return [view for view in views if view.name in own]
 
-    def _best_fit(self, position: int, free: Iterable[ReplicaView]) -> str | None:
-        """The free replica that fits a tier best: carrying its requests, once its own, most loaded; else least used."""
+    def _by_fit(self, position: int, free: Iterable[ReplicaView]) -> list[str]:
+        """Free replicas that fit a tier, in order: carrying its requests, once its own, most loaded, least used."""
         name = self.table.tiers[position].name
-        fitting = [view for view in free if view.tightest >= position]
-        if not fitting:
-            return None
 
         def rank(view: ReplicaView) -> tuple[bool, bool, float, int, str]:
             was_own = self.role(view.name).tier == name
             return view.tightest != position, not was_own, -view.load, view.best_effort, view.name
 
-        return min(fitting, key=rank).name
+        return [view.name for view in sorted((view for view in free if view.tightest >= position), key=rank)]
 
     def _surplus(self, position: int, views: Sequence[ReplicaView]) -> str | None:
         """The least loaded replica of a tier above its minimum that may change tier with what it carries."""

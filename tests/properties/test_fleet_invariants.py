@@ -4,7 +4,8 @@
 2. Inside its tier it goes to the replica that attains it and is wanted most: under ``load_gradient`` the most loaded,
    under ``marginal_load`` the one whose squared load grows least.
 3. It is promoted to a tighter tier only when no replica of its own tier attains it (lazy promotion).
-4. A replica is called up only when no replica of its own tier nor of a tighter one attains it.
+4. A replica is called up only when no replica of its own tier nor of a tighter one attains it; none is only when
+   none of those that may join attains it.
 5. After a quiet period ``load_gradient`` builds up anew: a replica gets its first request when those before are full.
 6. Roles, reservations and rows agree after every event.
 """
@@ -114,11 +115,13 @@ def test_every_placement_follows_tier_wish_and_laziness(
     world = World(4, routing)
     for slo, prompt_tokens, pause_s, ending in events:
         world.wait(pause_s, ending)
-        before = look(world, slo, prompt_tokens)
+        before, own = look(world, slo, prompt_tokens), TABLE.of_request(slo)
+        may_join = world.fleet.allocation.candidates(own)
         _, decision = world.ask(slo, prompt_tokens)
         if decision.verdict != Verdict.ADMITTED:
+            assert not [name for name in may_join if before[name].attains]  # 4
             continue
-        own, chosen = TABLE.of_request(slo), before[decision.replica]
+        chosen = before[decision.replica]
         roles = world.fleet.allocation.roles
         assert roles.role(decision.replica).kind == Kind.SERVES
         assert roles.position(decision.replica) <= own  # 1

@@ -30,8 +30,8 @@ def make_table(version: int, tiers: dict[str, tuple[int, int]], pool_low: int) -
 
 
 def claim(roles: DynamicRoles, position: int, views: list[ReplicaView], now_s: float) -> str | None:
-    """What placement does where a tier has no room and the candidate can promise what is asked."""
-    chosen = roles.candidate(position, views)
+    """What placement does where a tier has no room and the first candidate can promise what is asked."""
+    chosen = next(iter(roles.candidates(position, views)), None)
     if chosen is not None:
         roles.join(chosen, position, now_s)
     return chosen

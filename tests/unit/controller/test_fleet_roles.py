@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterable
 
+import msgspec
 import pytest
 
 from controller.allocation import AllocationOptions
@@ -132,6 +133,24 @@ def test_a_tier_that_is_done_gives_its_replica_back_over_the_pending_list() -> N
     for now_s in (10.0, 12.5, 15.0):
         tell(state, "a", now_s)
     assert roles(state) == {"a": "pool"}
+
+
+def test_where_the_first_candidate_refuses_the_next_one_joins() -> None:
+    state = fleet("ab")
+    assert one(state, TIGHT).replica == "a"
+    full = [running(LOOSE) for _ in range(256)]  # as many as it may run
+    for now_s in (4.0, 5.0, 6.5):
+        tell(state, "ab", now_s, a=full)
+    assert roles(state) == {"a": "pending (tight)", "b": "pool"}
+    assert one(state, LOOSE, 6.5).replica == "b"
+    assert roles(state) == {"a": "pending (tight)", "b": "loose"}
+
+
+def test_a_candidate_that_the_request_excludes_is_passed_over() -> None:
+    state = fleet("ab")
+    (decision,) = state.admit([msgspec.structs.replace(ask(TIGHT), exclude=("a",))], 0.0)
+    assert decision.verdict == Verdict.ADMITTED
+    assert decision.replica == "b"
 
 
 def test_a_resize_moves_replicas_with_the_requests_they_carry_and_loses_none() -> None:
