@@ -61,7 +61,7 @@ def group_of(replica_tier: int, tier: int) -> int:
 
 @njit(cache=True)
 def _bearable_s(row: np.void, start_s: float, alone_s: float) -> float:
-    """Pace of a newcomer's decodes if its first token comes as soon as can be: what is early then, the others may use."""
+    """Pace of a newcomer's decodes if its first token comes as soon as can be: the others may be later by that."""
     gaps, pace_s = max(1, remaining_tokens(row) - 1), math.inf if row["best_effort"] else row["tpot_s"]
     if row["ttft_s"] < math.inf:
         pace_s += max(0.0, line_due_s(row, start_s) - start_s - alone_s) / gaps

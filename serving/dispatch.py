@@ -4,16 +4,15 @@ Knows neither HTTP nor vLLM nor Ray: engine payloads are opaque bytes and everyt
 """
 
 import asyncio
-import contextvars
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import msgspec
 
-from controller.wire import PREFILLED, Decision, Delta, Outcome, Outputs, Submission, Verdict
+from controller.wire import PREFILLED, Decision, Delta, Outputs, Submission, Verdict
 from serving.jobs import ATTEMPT, Job, Links, Patience, Stream, outcome
+from serving.notices import Notices, Tasks
 
 logger = logging.getLogger("polyslo.dispatch")
 
@@ -28,11 +27,11 @@ class Dispatcher:
         self.links, self.emit, self.patience = links, emit, patience
         self.jobs: dict[str, Job] = {}
         self._new: list[Job] = []
-        self._outcomes: list[Outcome] = []
         self._streams: dict[str, Stream] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
+        self._notices = Notices(links, self._tasks)
         self._decoder = msgspec.msgpack.Decoder(Outputs)
-        self._watch = self._spawn(self._watchdog())
+        self._watch = self._tasks.spawn(self._watchdog())
 
     # -- requests in ------------------------------------------------------------------------------------------------
 
@@ -56,7 +55,7 @@ class Dispatcher:
             if job.replica:
                 by_replica.setdefault(job.replica, []).append(job.wire_id)
         for replica, ids in by_replica.items():
-            self._spawn(self._abort_remote(replica, ids))
+            self._notices.abort(replica, ids)
 
     def listen(self, replicas: Sequence[str]) -> None:
         """Open the channels of replicas that are known to live, so that a first request need not wait for it."""
@@ -64,9 +63,7 @@ class Dispatcher:
             self._open(replica)
 
     async def close(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
 
     # -- admission --------------------------------------------------------------------------------------------------
 
@@ -78,14 +75,14 @@ class Dispatcher:
     def _flush(self) -> None:
         batch, self._new = [job for job in self._new if job.request_id in self.jobs], []
         if batch:
-            self._spawn(self._admit(batch))
+            self._tasks.spawn(self._admit(batch))
 
     async def _admit(self, batch: list[Job]) -> None:
         decisions = await self._decide(batch)
         by_replica: dict[str, list[tuple[Job, Submission]]] = {}
         for job, decision in zip(batch, decisions, strict=True):
             if job.request_id not in self.jobs:  # aborted meanwhile: free its reservation
-                self._report(job, "abort")
+                self._notices.ended(outcome(job, "abort"))
                 continue
             if decision.verdict == Verdict.PENDING:
                 asyncio.get_running_loop().call_later(decision.retry_after_s, self._enqueue, [job])
@@ -127,7 +124,7 @@ class Dispatcher:
 
     def _refuse(self, job: Job, decision: Decision) -> None:
         if job.tokens or job.exclude:  # a stream in flight is never refused: wait for a replica to come back
-            self._spawn(self._retry(job))
+            self._tasks.spawn(self._retry(job))
             return
         self.jobs.pop(job.request_id, None)
         self._finish(job, "refused")
@@ -177,11 +174,11 @@ class Dispatcher:
             else:
                 job.is_taken, job.stranded_s = True, None
         if gone:
-            await self._abort_remote(replica, gone)
+            self._notices.abort(replica, gone)
 
     def _open(self, replica: str) -> None:
         if replica not in self._streams:
-            self._streams[replica] = Stream(replica, self._spawn(self._listen(replica)))
+            self._streams[replica] = Stream(replica, self._tasks.spawn(self._listen(replica)))
 
     async def _listen(self, replica: str) -> None:
         """Read one replica's channel until it breaks; then every request on it moves elsewhere."""
@@ -240,7 +237,7 @@ class Dispatcher:
         jobs = [job for job in self.jobs.values() if job.replica == replica]
         if jobs:
             logger.warning("replica %s failed, moving %d requests: %r", replica, len(jobs), error)
-        self._spawn(self._note_failed(replica))
+        self._notices.failed(replica)
         self._resume(jobs, replica)
 
     def _resume(self, jobs: list[Job], replica: str) -> None:
@@ -250,7 +247,7 @@ class Dispatcher:
         again after a pause, for as long as a stream may wait for a replica.
         """
         if jobs:  # the replica may live on, and only be out of reach
-            self._spawn(self._abort_remote(replica, [job.wire_id for job in jobs]))
+            self._notices.abort(replica, [job.wire_id for job in jobs])
         for job in jobs:
             job.replica, job.transfer = "", b""  # a hand-over is read once: it is computed anew
             if self._is_hopeless(job) or (job.tokens and not job.resumable):
@@ -293,35 +290,4 @@ class Dispatcher:
 
     def _finish(self, job: Job, finish: str) -> None:
         job.ticket.sequence(job.request_id).finish = finish
-        self._report(job, finish)
-
-    def _report(self, job: Job, finish: str) -> None:
-        """Tell the controller, batched, how a request ended: attainment, lengths, and its reservation freed."""
-        if not self._outcomes:
-            asyncio.get_running_loop().call_soon(lambda: self._spawn(self._flush_outcomes()))
-        self._outcomes.append(outcome(job, finish))
-
-    async def _flush_outcomes(self) -> None:
-        outcomes, self._outcomes = self._outcomes, []
-        await self._quietly(self.links.note_outcomes(outcomes))
-
-    async def _abort_remote(self, replica: str, request_ids: list[str]) -> None:
-        await self._quietly(self.links.abort(replica, request_ids))
-
-    async def _note_failed(self, replica: str) -> None:
-        await self._quietly(self.links.note_failed(replica))
-
-    @staticmethod
-    async def _quietly(call: Awaitable[None]) -> None:
-        """Notices may be lost: the replica's own reports repeat what they say."""
-        try:
-            await asyncio.wait_for(call, 5.0)
-        except Exception as error:
-            logger.debug("notice lost: %r", error)
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        # A fresh context: Serve cancels the calls made in a request's own context when that request ends.
-        task = asyncio.get_running_loop().create_task(coroutine, context=contextvars.Context())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        self._notices.ended(outcome(job, finish))

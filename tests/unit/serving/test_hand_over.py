@@ -3,7 +3,7 @@
 import msgspec
 
 from controller.wire import INF, PREFILLED, Admission, Decision, Delta, Outputs, Verdict
-from tests.unit.serving.test_dispatch import Scene, play, until
+from tests.unit.serving.dispatch_scene import Scene, play, until
 
 
 def apart(ask: Admission) -> Decision:

@@ -1,0 +1,108 @@
+"""A dispatcher over a fleet of plain functions, for the tests of it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+import msgspec
+
+from controller.wire import Admission, Decision, Delta, Outcome, Outputs, Slo, Submission, Verdict
+from serving.dispatch import Dispatcher
+from serving.jobs import ATTEMPT, Job, Patience
+from serving.ticket import Ticket
+
+TRANSIT_S = 50.0  # far above what any test takes
+QUICK = Patience(admit_s=0.3, resume_s=0.6, stall_s=0.4, transit_s=TRANSIT_S)
+
+
+class FakeFleet:
+    """Replicas whose token i of a request is ``content + i``; a test breaks them by name."""
+
+    def __init__(self, replicas: Sequence[str]) -> None:
+        self.queues: dict[str, asyncio.Queue[Outputs | Exception]] = {name: asyncio.Queue() for name in replicas}
+        self.submitted: list[tuple[str, Submission]] = []
+        self.aborted: list[tuple[str, str]] = []
+        self.outcomes: list[Outcome] = []
+        self.batches: list[int] = []
+        self.down: set[str] = set()
+        self.taking = asyncio.Event()
+        self.taking.set()
+        self.decide: Callable[[Admission], Decision] = self.first_live
+
+    def first_live(self, ask: Admission) -> Decision:
+        live = [name for name in self.queues if name not in self.down and name not in ask.exclude]
+        if not live:
+            return Decision(ask.request_id, Verdict.REFUSED, "", ask.slo.tier, "no_replica")
+        return Decision(ask.request_id, Verdict.ADMITTED, live[0], ask.slo.tier, "attainable", 0.1, 0.01)
+
+    async def admit(self, batch: list[Admission]) -> list[Decision]:
+        self.batches.append(len(batch))
+        return [self.decide(ask) for ask in batch]
+
+    async def note_outcomes(self, outcomes: list[Outcome]) -> None:
+        self.outcomes += outcomes
+
+    async def note_failed(self, replica: str) -> None:
+        return None
+
+    async def submit(self, replica: str, batch: list[Submission]) -> None:
+        await self.taking.wait()
+        if replica in self.down:
+            raise ConnectionError(replica)
+        self.submitted += [(replica, submission) for submission in batch]
+
+    async def abort(self, replica: str, request_ids: list[str]) -> None:
+        self.aborted += [(replica, request_id) for request_id in request_ids]
+
+    async def channel(self, replica: str) -> AsyncIterator[bytes]:
+        while True:
+            item = await self.queues[replica].get()
+            if isinstance(item, Exception):
+                raise item
+            yield msgspec.msgpack.encode(item)
+
+    async def any_replica(self, exclude: Sequence[str]) -> str | None:
+        return next((name for name in self.queues if name not in self.down and name not in exclude), None)
+
+    def say(self, replica: str, request_id: str, tokens: Sequence[int], finish: str = "") -> None:
+        """Of the latest attempt that the replica was sent."""
+        for name, submission in self.submitted:
+            if name == replica and submission.request_id.partition(ATTEMPT)[0] == request_id:
+                request_id = submission.request_id
+        self.queues[replica].put_nowait(Outputs(1, True, (Delta(request_id, tuple(tokens), finish),)))
+
+
+class Scene:
+    """A dispatcher over a fake fleet, and everything it emitted."""
+
+    def __init__(self, *replicas: str) -> None:
+        self.fleet, self.deltas = FakeFleet(replicas), list[Delta]()
+        self.dispatcher = Dispatcher(self.fleet, self.deltas.extend, QUICK)
+
+    def start(self, request_id: str, slo: Slo = Slo(1.0, 0.1, tier="standard"), resumable: bool = True) -> Ticket:
+        ticket = Ticket(slo)
+        self.dispatcher.submit(Job(request_id, 10, 100, 7, lambda tokens: bytes(tokens), ticket, resumable=resumable))
+        return ticket
+
+    def tokens(self, request_id: str) -> list[int]:
+        return [token for delta in self.deltas if delta.request_id == request_id for token in delta.token_ids]
+
+    def finish(self, request_id: str) -> str:
+        return next((d.finish for d in self.deltas if d.request_id == request_id and d.finish), "")
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def play(scenario: Callable[[Scene], Awaitable[None]], *replicas: str) -> Scene:
+    """Run one scenario on a fresh loop; nothing may be left running."""
+
+    async def run() -> Scene:
+        scene = Scene(*(replicas or ("a", "b")))
+        await scenario(scene)
+        await scene.dispatcher.close()
+        return scene
+
+    return asyncio.run(run())
