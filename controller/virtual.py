@@ -10,7 +10,7 @@ from controller.lengths import LengthEstimator
 from controller.role import ReplicaView
 from controller.tiers import TierTable
 from controller.wire import Admission, Progress, Report, Slo, Step, request_uid
-from planning.limits import LIVE_FILLER, guard_for, make_limits
+from planning.limits import guard_for, make_limits
 from planning.tables import REQUEST, request_table
 from profiles.online import corrected, drift, new_correction, observe_steps
 from profiles.profile import Profile
@@ -39,12 +39,7 @@ class VirtualReplica:
         mirrors = bank.mirrors
         mirrors.coefs[self.slot] = mirrors.cautious[self.slot] = profile.coefficients
         mirrors.replicas["free_at_s"][self.slot] = now_s
-        mirrors.limits[self.slot] = make_limits(
-            kv_capacity_tokens=report.kv_capacity_tokens,
-            max_running=report.max_running,
-            max_batch_tokens=report.max_batch_tokens,
-            filler=LIVE_FILLER,
-        )
+        mirrors.limits[self.slot] = limits_of(report)
         self.prefixes = PrefixIndex(report.kv_capacity_tokens)
         self._reserved_s: dict[int, float] = {}  # requests decided for this replica that no report has shown yet
 
@@ -60,6 +55,7 @@ class VirtualReplica:
         self.sequence, self.seen_s, self.draining = report.sequence, now_s, report.draining
         self.moved_s = now_s - report.iteration_age_s  # began its iteration in flight, or is idle
         self.kv_used_tokens = report.kv_used_tokens
+        self._limit(report)
         self._correct(report.steps)
         rows = progress_rows(report.requests, lengths, tiers, now_s)
         ended = [request_uid(request_id) for request_id, _ in report.finished]
@@ -70,6 +66,12 @@ class VirtualReplica:
         self.state["free_at_s"] = now_s - min(report.iteration_age_s, LONGEST_S)
         self.bank.put(self.slot, np.concatenate([rows, waiting]))
         return set(before).difference(self.table["id"].tolist())
+
+    def _limit(self, report: Report) -> None:
+        """Follow the engine where it is told to keep to other limits; the guard is learnt here."""
+        limits = limits_of(report)
+        limits["guard"] = self.limits["guard"]
+        self.bank.mirrors.limits[self.slot] = limits
 
     def _correct(self, steps: Iterable[Step]) -> None:
         """Move the coefficients by measured iterations (slope and intercept apart)."""
@@ -145,6 +147,19 @@ class VirtualReplica:
             raise AssertionError(f"replica {self.name}: a request is in its table twice")
         if not set(self._reserved_s) <= set(ids):
             raise AssertionError(f"replica {self.name}: a reservation without a row")
+
+
+def limits_of(report: Report) -> np.void:
+    """What bounds an engine's iterations (LIMITS[]), as it says."""
+    return make_limits(
+        kv_capacity_tokens=report.kv_capacity_tokens,
+        block_tokens=report.block_tokens,
+        max_running=report.max_running,
+        max_batch_tokens=report.max_batch_tokens,
+        max_iteration_s=report.max_iteration_s,
+        filler=report.filler,
+        best_effort_share=report.best_effort_share,
+    )
 
 
 def admission_row(ask: Admission, tier: int, lengths: LengthEstimator, now_s: float) -> np.ndarray:

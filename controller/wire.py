@@ -10,6 +10,8 @@ from functools import lru_cache
 
 import msgspec
 
+from planning.limits import LIVE_FILLER
+
 INF = float("inf")
 PREFILLED = "prefilled"  # how a request ends on a replica that only prefills it
 
@@ -100,7 +102,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     kv_capacity_tokens: int
     kv_used_tokens: int
     max_running: int
-    max_batch_tokens: int
+    max_batch_tokens: int  # the planner's own, where that is lower
     iteration_age_s: float  # how long the iteration in flight has been running; 0 when idle
     requests: tuple[Progress, ...] = ()
     finished: tuple[tuple[str, int], ...] = ()  # (request id, output tokens) since the last report
@@ -108,6 +110,11 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     draining: bool = False
     pid: int = 0
     phase: str = ""  # "prefill" or "decode" where the replica is meant for one of them only
+    # What its plans keep to (``planning.limits``), at present.
+    block_tokens: int = 16
+    max_iteration_s: float = 0.2
+    best_effort_share: float = 0.0
+    filler: float = LIVE_FILLER
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True):

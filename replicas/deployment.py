@@ -103,7 +103,6 @@ class Replica:
             kv_capacity_tokens=state.kv_capacity_tokens,
             kv_used_tokens=state.kv_used_tokens,
             max_running=state.max_running,
-            max_batch_tokens=state.max_batch_tokens,
             iteration_age_s=state.iteration_age_s,
             requests=state.requests,
             finished=tuple(self._unsent),
@@ -111,6 +110,7 @@ class Replica:
             draining=self._draining,
             phase=self._config.phase,
             pid=os.getpid(),
+            **msgspec.structs.asdict(state.limits),
         )
 
     def _note_sent(self, report: Report) -> None:

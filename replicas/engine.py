@@ -13,6 +13,16 @@ class EngineFailure(RuntimeError):
     """The engine is dead or hung: its requests must continue elsewhere."""
 
 
+class PlanLimits(msgspec.Struct, frozen=True):
+    """What plans keep to beside KV cache and sequences, named as in ``planning.limits`` and in reports."""
+
+    block_tokens: int
+    max_batch_tokens: int
+    max_iteration_s: float
+    filler: float
+    best_effort_share: float
+
+
 class EngineState(msgspec.Struct, frozen=True):
     """An engine at one moment, as reports carry it."""
 
@@ -22,7 +32,7 @@ class EngineState(msgspec.Struct, frozen=True):
     kv_capacity_tokens: int
     kv_used_tokens: int
     max_running: int
-    max_batch_tokens: int
+    limits: PlanLimits
     requests: tuple[Progress, ...]
 
 

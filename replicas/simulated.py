@@ -16,7 +16,7 @@ from planning.room import PREEMPT
 from planning.tables import REQUEST
 from replicas.config import ReplicaConfig
 from replicas.engine import EngineFailure, EngineState, Entry, fill_row, to_step
-from replicas.step_planner import StepPlanner, profile_coefficients
+from replicas.step_planner import StepPlanner, profile_coefficients, told_limits
 
 LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz      ", dtype=np.uint8)  # byte-level token ids
 TRANSFER = b"simulated"  # stands for the KV cache of a prompt
@@ -48,7 +48,7 @@ class SimulatedEngine:
             max_batch_tokens=config.max_num_batched_tokens,
             learn=False,
         )
-        self._planner.configure(config.policy, config.policy_options)
+        self._configure(config.policy, config.policy_options)
         self._arriving: list[tuple[float, Entry]] = []
         self._rows: list[Entry] = []  # parallel to _table
         self._table = np.zeros(0, dtype=REQUEST)
@@ -168,7 +168,7 @@ class SimulatedEngine:
             kv_capacity_tokens=self._capacity_tokens,
             kv_used_tokens=int(running["computed_tokens"].sum()),
             max_running=self._config.max_num_seqs,
-            max_batch_tokens=self._config.max_num_batched_tokens,
+            limits=self._limits,
             requests=tuple(entry.to_progress(now_s) for entry in self._live.values()),
         )
 
@@ -177,7 +177,12 @@ class SimulatedEngine:
         return steps
 
     async def configure(self, policy: str, options: dict[str, float]) -> None:
+        self._configure(policy, options)
+
+    def _configure(self, policy: str, options: dict[str, float]) -> None:
         self._planner.configure(policy, options)
+        own = dict(block_tokens=self._config.block_size, max_batch_tokens=self._config.max_num_batched_tokens)
+        self._limits = told_limits(policy, options, **own)
 
     def check(self) -> None:
         if self._is_stopped:

@@ -17,10 +17,12 @@ from planning.tables import request_table
 from profiles.kernels import iteration_s
 from profiles.online import ERROR, corrected, new_correction, observe
 from profiles.store import load_profile
+from replicas.engine import PlanLimits
 
 STOCK = "vllm"  # inside vLLM: its own scheduler, untouched
 PLANS_DRAFTS = ("slo",)  # policies under which speculation is as long as objectives need, not as long as it can be
 CHUNKS_DYNAMICALLY = ("slo",)  # policies under which an engine that only prefills uses PolyServe's chunks (section 4.7)
+PLANS_AHEAD = ("slo",)  # policies that keep to what promises are made by
 OPTIONS = ("max_iteration_s", "filler", "best_effort_share", "token_budget")
 ACCEPTANCE_PRIOR = 0.5  # chance that a draft token is accepted, as long as nobody has seen any
 ACCEPTANCE_WEIGHT = 0.005  # of one more draft token in the running rate
@@ -39,6 +41,14 @@ def planner_limits(policy: str, options: dict[str, float], **bounds: int) -> np.
         else:
             chosen[name] = value
     return make_limits(**chosen)
+
+
+def told_limits(policy: str, options: dict[str, float], *, block_tokens: int, max_batch_tokens: int) -> PlanLimits:
+    """What the controller is to plan by; options of policies that make no plans say nothing about those."""
+    chosen = options if policy in PLANS_AHEAD else {}
+    own = dict(block_tokens=block_tokens, max_batch_tokens=max_batch_tokens)
+    limits = planner_limits(policy, chosen, kv_capacity_tokens=1, **own)
+    return PlanLimits(*(limits[name].item() for name in PlanLimits.__struct_fields__))
 
 
 def _is_all_prefill(table: np.ndarray) -> bool:

@@ -28,6 +28,7 @@ from replicas.engine import EngineFailure, EngineState, Entry
 from replicas.engine_link import Tick, TickReceiver
 from replicas.kv_transfer import ENGINES_ONLY, PARAMS, connector_config, from_transfer, prefill_params
 from replicas.request_rows import KEY, to_extra_args
+from replicas.step_planner import told_limits
 from replicas.vllm_codec import decode_request, encode_output
 from replicas.vllm_executor import CORES, PARENT, THREADS, tethered_executor
 
@@ -49,6 +50,8 @@ class VllmEngine:
         self._iterations = 0
         self._kv_used_tokens = 0
         self._kv_capacity_tokens = 0
+        self._block_tokens = config.block_size
+        self._note_policy(config.policy, config.policy_options)
         self._alive_s = 0.0  # when the engine last finished an iteration or began to be busy
         self._client: Any = None  # AsyncMPClient, once started
         self._receiver: TickReceiver | None = None
@@ -73,6 +76,8 @@ class VllmEngine:
         self.pids = tuple(process.pid for process in self._client.resources.engine_manager.processes)
         cache = self._client.vllm_config.cache_config
         self._kv_capacity_tokens = cache.num_gpu_blocks * cache.block_size
+        self._block_tokens = cache.block_size
+        self._note_policy(self._config.policy, self._config.policy_options)
         self._alive_s = time.monotonic()
 
     def _launch(self) -> AsyncMPClient:
@@ -155,7 +160,7 @@ class VllmEngine:
             kv_capacity_tokens=self._kv_capacity_tokens,
             kv_used_tokens=self._kv_used_tokens,
             max_running=self._config.max_num_seqs,
-            max_batch_tokens=self._config.max_num_batched_tokens,
+            limits=self._limits,
             requests=self._progress(now_s),
         )
 
@@ -168,6 +173,12 @@ class VllmEngine:
 
     async def configure(self, policy: str, options: dict[str, float]) -> None:
         await self._client.call_utility_async("polyslo_configure", policy, options)
+        self._note_policy(policy, options)
+
+    def _note_policy(self, policy: str, options: dict[str, float]) -> None:
+        """What the planner, which lives in the engine's process, keeps to from now on."""
+        own = dict(block_tokens=self._block_tokens, max_batch_tokens=self._config.max_num_batched_tokens)
+        self._limits = told_limits(policy, options, **own)
 
     def check(self) -> None:
         if self._failure:

@@ -183,6 +183,9 @@ class FleetDispatch:
             simulation.now_s - simulation.free_at_s(r),  # not above zero: it ends in the future
             self._progress(simulation, table),
             tuple(self._finished.pop(r, ())),
+            block_tokens=int(limits["block_tokens"]),
+            max_iteration_s=float(limits["max_iteration_s"]),
+            best_effort_share=float(limits["best_effort_share"]),
         )
 
     def _progress(self, simulation: Simulation, table: np.ndarray) -> tuple[Progress, ...]:

@@ -8,9 +8,10 @@ import msgspec
 import pytest
 
 from controller.wire import PREFILLED, Delta, Slo, Submission, request_uid
+from planning.limits import LIVE_FILLER
 from planning.policies import batch_policy_names
 from replicas.config import ReplicaConfig
-from replicas.engine import EngineFailure
+from replicas.engine import EngineFailure, PlanLimits
 from replicas.simulated import SimulatedEngine, simulated_tokens
 
 LOOSE = Slo(ttft_s=60.0, tpot_s=1.0)
@@ -103,6 +104,15 @@ def test_everybody_gets_the_tokens_of_its_content(policy: str) -> None:
         assert sum(step.batch_tokens for step in steps) >= sum(p + n - 1 for p, n in sizes.values())
 
     play(scenario, policy=policy, kv_capacity_tokens=4096, max_num_seqs=16)
+
+
+def test_what_plans_keep_to_is_told_as_it_was_configured_last() -> None:
+    async def scenario(engine: SimulatedEngine) -> None:
+        assert engine.state().limits == PlanLimits(32, 512, 0.2, LIVE_FILLER, 0.4)
+        await engine.configure("slo", {"token_budget": 256, "max_iteration_s": 0.05})
+        assert engine.state().limits == PlanLimits(32, 256, 0.05, LIVE_FILLER, 0.0)
+
+    play(scenario, policy_options={"best_effort_share": 0.4}, max_num_batched_tokens=512)
 
 
 def test_a_stream_continues_elsewhere_with_the_same_tokens() -> None:

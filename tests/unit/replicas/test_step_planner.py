@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 
-from planning.limits import MOST_GUARD
+from controller.wire import Report
+from planning.limits import LIMITS, LIVE_FILLER, MOST_GUARD
 from planning.tables import request_table
 from profiles.kernels import iteration_s
-from replicas.step_planner import StepPlanner
+from replicas.engine import PlanLimits
+from replicas.step_planner import StepPlanner, told_limits
 
 COEF = np.array([1e-5, 1e-3, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
 
@@ -51,3 +53,15 @@ def test_who_is_late_is_known() -> None:
     table = decodes(3, 0)
     table["best_effort"], table["tpot_s"], table["ttft_s"] = [False, False, True], 0.1, [1.0, 0.0, np.inf]
     assert planner().late(table, 0.5).tolist() == [False, True, False]
+
+
+def test_the_controller_is_told_what_the_planner_keeps_to() -> None:
+    options = {"max_iteration_s": 0.1, "filler": 2.0, "best_effort_share": 0.3, "token_budget": 128.0}
+    assert told_limits("slo", options, block_tokens=32, max_batch_tokens=512) == PlanLimits(32, 128, 0.1, 2.0, 0.3)
+    plain = PlanLimits(32, 512, 0.2, LIVE_FILLER, 0.0)
+    assert told_limits("slo", {}, block_tokens=32, max_batch_tokens=512) == plain
+    assert told_limits("sarathi", options, block_tokens=32, max_batch_tokens=512) == plain, "it plans nothing ahead"
+
+
+def test_reports_name_limits_as_plans_do() -> None:
+    assert set(PlanLimits.__struct_fields__) <= set(Report.__struct_fields__) & set(LIMITS.names)
