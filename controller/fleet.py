@@ -224,19 +224,22 @@ class Fleet:
 
     def _pause_s(self, p: Pending, now_s: float) -> float:
         """How long a request that does not fit now should wait before it asks again; 0 when it is too late for that."""
-        uid = int(p.row["id"])
         if not self.options.pending or not self.bank.mirrors.replicas["is_open"].any():
             return 0.0
-        if uid not in self.waiting:
-            latest_s = placing.latest_start_s(self.bank, p.row, now_s)
-            self.waiting[uid] = Waiting(p.tier, p.ask.prompt_tokens, now_s, latest_s)
-        return self.waiting[uid].pause_s(now_s)
+        return self._wait(p, now_s, lambda: placing.latest_start_s(self.bank, p.row, now_s)).pause_s(now_s)
 
     def _may_come(self, p: Pending, now_s: float) -> bool:
         """Whether a replica may still come for a request that found none: one is started where all were stopped."""
-        waiting = Waiting(p.tier, p.ask.prompt_tokens, now_s, now_s + COLD_START_S)
-        since = self.waiting.setdefault(int(p.row["id"]), waiting)
-        return self.allocation.autoscaler is not None and now_s < since.latest_s
+        waiting = self._wait(p, now_s, lambda: now_s + COLD_START_S)
+        return self.allocation.autoscaler is not None and now_s < waiting.latest_s
+
+    def _wait(self, p: Pending, now_s: float, latest_s: Callable[[], float]) -> Waiting:
+        """Note that a pending request asks; by when it must start is asked for once."""
+        uid = int(p.row["id"])
+        known = self.waiting.get(uid)
+        at_last_s = latest_s() if known is None else known.latest_s
+        waiting = self.waiting[uid] = Waiting(p.tier, p.ask.prompt_tokens, now_s, at_last_s)
+        return waiting
 
     def _wait_s(self, p: Pending, now_s: float) -> float:
         """When to come back, as foreseen and at most the cap; 0 (unsaid) for what no idle replica could do."""
@@ -267,7 +270,7 @@ class Fleet:
         return sorted(self.replicas)
 
     def _forget(self, now_s: float) -> None:
-        """Give up replicas that have been silent for long, and pending requests whose time has run out."""
+        """Give up replicas that have been silent for long, and pending requests that ask no more."""
         self._give_up([name for name, r in self.replicas.items() if now_s - r.seen_s > self.options.forget_s], now_s)
         self.waiting = {uid: w for uid, w in self.waiting.items() if now_s <= w.forget_s}
 

@@ -9,9 +9,7 @@ from controller.allocation import Allocation
 from controller.bank import Bank
 from controller.wire import Admission
 from planning.admission import REASONS, AdmissionOptions, plan_admission
-from planning.deadlines import next_due_s
 from planning.rollout import TOLERANCE_S
-from planning.room import prefill_s
 from planning.tables import request_table
 from routing.kernels import NO_WANTS, NOWHERE, PLACEMENT, group_of, place
 from routing.policy import idlest, most_wanted
@@ -19,6 +17,8 @@ from routing.wishes import wishes
 
 ASK_AGAIN_S = (0.02, 0.25)  # least and most between two questions about a pending request
 ASKS = 4  # parts of the time that is left until the next question
+UNBOUND_S = 30.0  # from arrival a request may wait that bounds neither its first token nor its end
+SILENCE_S = 3.0  # a pending request that has not asked for so long, many times the pause, has lost its door
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Waiting:
 
     tier: int
     prompt_tokens: int
-    since_s: float
+    asked_s: float  # when it asked last
     latest_s: float  # when it must start at the latest; -inf: no idle replica could do it
 
     def pause_s(self, now_s: float) -> float:
@@ -37,8 +37,8 @@ class Waiting:
 
     @property
     def forget_s(self) -> float:
-        """When nobody can be waiting for it any more, whatever became of its door."""
-        return max(self.since_s, self.latest_s) + ASK_AGAIN_S[1] + 1.0
+        """When it is taken to have lost its door, which asks several times a second."""
+        return self.asked_s + SILENCE_S
 
     def of_tier(self, tier: int) -> "Waiting":
         """The same in another tier table."""
@@ -215,14 +215,24 @@ def earliest_s(bank: Bank, p: Pending, now_s: float, replicas: int, options: Adm
 
 
 def latest_start_s(bank: Bank, row: np.ndarray, now_s: float) -> float:
-    """When a request must start at the latest on an idle replica of the fleet; -inf where none could ever attain it."""
-    mirrors, latest_s, known, asked = bank.mirrors, -np.inf, set[bytes](), row[None][0]
+    """When a request must start at the latest on an idle replica of the fleet; -inf where none could ever attain it.
+
+    As much later than now as its first token by TTFT, and its predicted end by its deadline, would come too early; one
+    that bounds neither waits for ``UNBOUND_S``.
+    """
+    mirrors, latest_s, known = bank.mirrors, -np.inf, set[bytes]()
+    left_tokens = max(0, int(row["output_tokens"]) - int(row["emitted_tokens"]) - 1)  # after the first
     for slot in np.flatnonzero(mirrors.replicas["is_open"]):
         coef, limits = mirrors.cautious[slot], mirrors.limits[slot]
         kind = coef.tobytes() + limits.tobytes()
         if kind in known or group_of(int(mirrors.replicas["tier"][slot]), int(row["tier"])) < 0:
             continue
         known.add(kind)
-        if plan_admission(coef, limits, request_table(0), row[None], now_s).accepted[0]:
-            latest_s = max(latest_s, float(next_due_s(asked, now_s) - prefill_s(coef, asked, limits)))
+        plan = plan_admission(coef, limits, request_table(0), row[None], now_s)
+        if plan.accepted[0]:
+            first_s = float(row["arrival_s"] + plan.predicted_ttft_s[0])
+            end_s = first_s + left_tokens * float(plan.predicted_tpot_s[0])
+            spare_s = min(float(row["arrival_s"] + row["ttft_s"]) - first_s, float(row["deadline_s"]) - end_s)
+            start_s = now_s + spare_s if spare_s < np.inf else float(row["arrival_s"]) + UNBOUND_S
+            latest_s = max(latest_s, start_s)
     return latest_s

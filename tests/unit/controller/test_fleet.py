@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from controller.fleet import Fleet
 from controller.options import FleetOptions
+from controller.placing import SILENCE_S, UNBOUND_S, latest_start_s
 from controller.status import fleet_status
 from controller.tiers import Tier, TierTable
+from controller.virtual import admission_row
 from controller.wire import Admission, Progress, Slo, Verdict
 from profiles.store import load_profile
 from tests.fleet_cases import FLEX, LOOSE, TIERS, TIGHT, ask, ended, fleet, report
@@ -60,6 +62,38 @@ def test_what_does_not_fit_now_waits_for_room_until_it_would_be_too_late() -> No
     last = ask(TIGHT, 4000, age_s=0.29)
     assert state.admit([last], 0.1)[0].verdict == Verdict.BEST_EFFORT, "too late to wait"
     state.report(report("a", 3), 9.0)
+    assert state.waiting == {}
+
+
+@pytest.mark.parametrize(
+    ("slo", "least_s", "most_s"),
+    [
+        (Slo(e2e_s=60.0, tier="tight"), 59.0, 59.9),  # some 0.6 s of service
+        (Slo(ttft_s=3.0, e2e_s=10.0, tier="tight"), 2.9, 3.0),
+        (Slo(tpot_s=0.03, tier="tight"), UNBOUND_S, UNBOUND_S),
+    ],
+)
+def test_how_long_room_is_waited_for_with_and_without_a_ttft(slo: Slo, least_s: float, most_s: float) -> None:
+    """Until it would be too late on an idle replica: a moment before, that one would still promise all of it."""
+    state, asked = fleet(pending=True), ask(slo, 100)
+    state.report(report("a"), 0.0)
+    state._open(0.0)
+    latest_s = latest_start_s(state.bank, admission_row(asked, 0, state.lengths, 0.0), 0.0)
+    assert least_s <= latest_s <= most_s
+    state.report(report("a", 2), latest_s - 0.02)
+    (decision,) = state.admit([msgspec.structs.replace(asked, age_s=latest_s - 0.01)], latest_s - 0.01)
+    assert decision.verdict == Verdict.ADMITTED
+
+
+def test_a_pending_request_is_forgotten_when_its_door_asks_no_more_and_not_before() -> None:
+    state, asked = fleet(pending=True), ask(Slo(tpot_s=0.03, tier="tight"), 100)
+    full = tuple(Progress(f"p{i}", LOOSE, 0.1, 500, 505, 6, 100, 200, True) for i in range(256))
+    for second in range(8):
+        state.report(report("a", second + 1, full), float(second))
+        (decision,) = state.admit([msgspec.structs.replace(asked, age_s=float(second))], float(second))
+        assert decision.verdict == Verdict.PENDING
+        assert len(state.waiting) == 1
+    state.report(report("a", 9, full), 7.0 + SILENCE_S + 0.1)
     assert state.waiting == {}
 
 
