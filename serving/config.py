@@ -95,9 +95,10 @@ class FleetConfig(Section):
             raise ValueError(f"routing: no policy {self.routing!r}; {suggest(self.routing, routing_names())}")
         if self.silent_s <= self.report_interval_s:
             raise ValueError(f"silent_s: must exceed report_interval_s ({self.report_interval_s}), got {self.silent_s}")
-        moves = self.roles == "dynamic" or (self.roles == "auto" and self.autoscaling.max_replicas > 0)
-        if self.routing == "silos" and moves:
+        if self.routing == "silos" and self.roles == "dynamic":
             raise ValueError("routing: replicas of silos do not move between tiers, so roles have to be static")
+        if self.routing == "silos" and self.autoscaling.max_replicas:
+            raise ValueError("routing: silos have a fixed size, because replicas that come would belong to no tier")
         return self
 
 

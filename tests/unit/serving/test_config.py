@@ -81,7 +81,6 @@ def test_nothing_configured_is_the_embedded_model() -> None:
         ({"disaggregation": {"prefill": 2}}, "disaggregation: a replica that prefills and one that decodes"),
         ({"groups": [{"name": "a", "phase": "decode"}]}, "disaggregation: a replica that prefills and one"),
         ({"fleet": {"routing": "silos", "roles": "dynamic"}}, "fleet.routing: replicas of silos do not move"),
-        ({"fleet": {"routing": "silos", "autoscaling": {"max_replicas": 4}}}, "fleet.routing: replicas of silos do"),
         ({"fleet": {"prefix_affinity": 1}, "engine": {"prefix_caching": False}}, "fleet.prefix_affinity: needs eng"),
         ({"fleet": {"roles": "dynamc"}}, "fleet.roles: input should be 'auto', 'static' or 'dynamic'"),
         ([], "configuration: input should be a valid dictionary"),

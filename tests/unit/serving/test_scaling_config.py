@@ -24,6 +24,14 @@ from serving.strict import ConfigError
             {"disaggregation": {"prefill": 1}, "fleet": {"autoscaling": {"max_replicas": 4}}},
             "fleet.autoscaling: a fleet that prefills and decodes apart has a fixed size",
         ),
+        (
+            {"fleet": {"routing": "silos", "autoscaling": {"max_replicas": 4}}},
+            "fleet.routing: silos have a fixed size, because replicas that come would belong to no tier",
+        ),
+        (
+            {"fleet": {"routing": "silos", "roles": "static", "autoscaling": {"max_replicas": 4}}},
+            "fleet.routing: silos have a fixed size",
+        ),
     ],
 )
 def test_mistake_names_the_field(settings: Any, told: str) -> None:
