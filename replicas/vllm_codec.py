@@ -64,9 +64,9 @@ def encode_output(output: EngineCoreOutput) -> Delta:
 
 
 def decode_output(delta: Delta) -> EngineCoreOutput:
-    """The engine output of a delta, whichever engine kind made it."""
+    """The engine output of a delta, whichever engine kind made it, under the name that the delta has."""
     if delta.extra:
-        return _outputs.decode(delta.extra)
+        return msgspec.structs.replace(_outputs.decode(delta.extra), request_id=delta.request_id)
     return EngineCoreOutput(
         request_id=delta.request_id,
         new_token_ids=list(delta.token_ids),
