@@ -105,7 +105,7 @@ def _try_every_set(
         for j in range(count):
             if (bits >> j) & 1:
                 worth[bits] += table[ranked[j]]["value"] + 1e-9
-    for bits in np.argsort(-worth, kind="mergesort")[1:]:  # the full set was tried before
+    for bits in np.argsort(-worth, kind="mergesort"):
         is_in = role == PROMISED
         for j in range(count):
             is_in[ranked[j]] = (bits >> j) & 1
@@ -180,6 +180,7 @@ def choose(
     reasons, everyone = np.zeros(len(table), dtype=np.int64), np.ones(len(table), np.bool_)
     options = np.flatnonzero(role == OPEN)
     mark_late(coef, limits, table, start_s, outlook)
+    is_late = outlook["doomed"].copy()
     for i in options:
         outlook[i]["doomed"] = False
     if len(options) == 0 or _is_attainable(coef, limits, table, everyone, start_s, outlook):
@@ -190,10 +191,11 @@ def choose(
         role[options] = CHOSEN
         return reasons
     ranked = _by_preference(coef, table, options)
-    if 1 < len(ranked) <= EXHAUSTIVE:
-        _try_every_set(coef, limits, table, role, ranked, start_s, outlook)
-    elif len(ranked) > EXHAUSTIVE:
-        _follow_proposal(coef, limits, table, role, ranked, start_s, outlook)
+    timely = ranked[~is_late[ranked]]  # to whom there is something to promise
+    if 1 < len(timely) <= EXHAUSTIVE:
+        _try_every_set(coef, limits, table, role, timely, start_s, outlook)
+    elif len(timely) > EXHAUSTIVE:
+        _follow_proposal(coef, limits, table, role, timely, start_s, outlook)
     _fill_up(coef, limits, table, role, ranked, start_s, outlook, reasons)
     if not (role == CHOSEN).any():
         rehearse(coef, limits, table, role == PROMISED, start_s, outlook)

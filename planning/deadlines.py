@@ -14,6 +14,7 @@ from planning.tables import REQUEST
 # Prefill work that counts like one decode step when a deadline is spread over a request's remaining work. Prefill runs
 # several times faster than that: the surplus is the time a prompt may wait in the queue.
 PREFILL_TOKENS_PER_STEP = 64.0
+LEAST_LEFT_S = 1e-6  # taken to be left of a deadline that has passed
 
 
 @njit(cache=True)
@@ -74,14 +75,17 @@ def slack_s(row: np.void, now_s: float) -> float:
 
 @njit(cache=True)
 def effective_tpot_s(row: np.void, now_s: float) -> float:
-    """Pace in seconds per token that TPOT and the end-to-end deadline together ask for; ``inf`` for best effort."""
+    """Pace in seconds per token that TPOT and the end-to-end deadline together ask for; ``inf`` for best effort.
+
+    Never 0: past its deadline a request asks for what no engine can do.
+    """
     if row["best_effort"]:
         return math.inf
     left_s = row["deadline_s"] - now_s
     if left_s == math.inf:
         return row["tpot_s"]
     prefill_steps = max(0, todo_tokens(row) - 1) / PREFILL_TOKENS_PER_STEP
-    return min(row["tpot_s"], max(0.0, left_s) / (remaining_tokens(row) + prefill_steps))
+    return min(row["tpot_s"], max(LEAST_LEFT_S, left_s) / (remaining_tokens(row) + prefill_steps))
 
 
 def check_integrity(table: np.ndarray) -> None:

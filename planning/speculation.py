@@ -12,7 +12,7 @@ from numba import njit
 
 from planning.deadlines import effective_tpot_s, next_due_s
 from planning.demand import LEVEL
-from planning.room import is_decode
+from planning.room import decode_s, is_decode
 from planning.tail import accepted_tokens
 from profiles.kernels import max_prefill_tokens
 
@@ -93,11 +93,19 @@ def tightened_tpot_s(row: np.void, now_s: float, step_s: float) -> float:
 
 
 @njit(cache=True)
-def _fill_levels(table: np.ndarray, now_s: float, levels: np.ndarray, counts: np.ndarray) -> int:
-    """Sort decodes into levels of TPOT, each standing for its tightest; returns how many levels there are."""
-    paces = np.empty(len(table))
+def _fill_levels(
+    coef: np.ndarray, table: np.ndarray, now_s: float, max_drafts: int, levels: np.ndarray, counts: np.ndarray
+) -> int:
+    """Sort decodes into levels of TPOT, each standing for its tightest; returns how many levels there are.
+
+    Without those whose deadline no engine can meet any more: no number of drafts would, and the others need theirs.
+    """
+    paces = np.full(len(table), math.inf)
     for i in range(len(table)):
-        paces[i] = effective_tpot_s(table[i], now_s) if is_decode(table[i]) else math.inf
+        if is_decode(table[i]):
+            pace_s = effective_tpot_s(table[i], now_s)
+            is_in_reach = pace_s * (1 + max_drafts) >= decode_s(coef, table[i])
+            paces[i] = pace_s if is_in_reach else math.inf
     distinct = np.unique(paces[paces < math.inf])
     if len(distinct) == 0:
         return 0
@@ -125,7 +133,7 @@ def plan_drafts(
     """
     drafts_out[:] = 0
     levels, counts = np.zeros(MAX_LEVELS, dtype=LEVEL), np.zeros(MAX_LEVELS)
-    count = _fill_levels(table, now_s, levels, counts)
+    count = _fill_levels(coef, table, now_s, max_drafts, levels, counts)
     if count == 0 or max_drafts == 0:
         return math.inf
     drafts = np.zeros(count, dtype=np.int64)

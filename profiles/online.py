@@ -93,8 +93,8 @@ def observe(
     _solve(new, base_s, unit_s, tuning)
     new[SPREAD] = max(LEAST_SPREAD, _mean(state[SPREAD], min(error, 5.0 * state[SPREAD]), tuning.averaging))
     rate = max(tuning.averaging, 1.0 / (1.0 + state[COUNT]))
-    new[ERROR] = _mean(state[ERROR], error / ratio, rate)
-    new[RAW_ERROR] = _mean(state[RAW_ERROR], abs(ratio - 1.0) / ratio, rate)
+    new[ERROR] = _mean(state[ERROR], min(1.0, error / ratio), rate)  # a stall shortens what is measured after it
+    new[RAW_ERROR] = _mean(state[RAW_ERROR], min(1.0, abs(ratio - 1.0) / ratio), rate)
     new[COUNT] = state[COUNT] + 1
     return new
 

@@ -192,6 +192,11 @@ class RequestRows:
         quota: int = self._by_row[self._row_of[request]]
         return quota
 
+    def leave(self, request: Any) -> None:
+        """Leave a request that is not gathered to vLLM: one that waits for a KV cache from elsewhere, or has just got
+        it. vLLM stops at the first that may run nothing, so an old quota of none would hold up all behind it."""
+        self._quotas[self._row_of[request]] = UNLIMITED
+
     def hold(self, request: Any) -> None:
         """Leave a request that is not gathered out of the step."""
         self._quotas[self._row_of[request]] = 0

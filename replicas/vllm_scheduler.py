@@ -150,6 +150,8 @@ class SloScheduler(AsyncScheduler):
 
     def _apply(self, running: list[Request], tokens: np.ndarray, sum_tokens: int, yields: np.ndarray) -> None:
         """Quotas to every request, KV cache from those that must give it up, chosen newcomers to the front."""
+        for request in self.kv_holding_waiting:
+            self._rows.leave(request)
         preempted = self._rows.set_quotas(tokens)
         count, waiting = len(running), list(self.waiting)
         if self.num_spec_tokens > 0:

@@ -55,6 +55,13 @@ def test_a_burst_gets_the_largest_set_not_the_first_ones() -> None:
     assert plan.accepted.tolist() == [False, True, True, True, False, True]
 
 
+def test_one_past_its_deadline_changes_nothing_for_the_rest_of_a_burst() -> None:
+    asked = new([9000, 2000, 2000, 2000, 9000, 2000], ttft_s=0.1)
+    asked["deadline_s"][0], asked["ttft_s"][0], asked["tpot_s"][0] = -0.05, np.inf, np.inf
+    alone = plan_admission(COEF, LIMITS, NOBODY, asked[1:], 0.0)
+    assert plan_admission(COEF, LIMITS, NOBODY, asked, 0.0).accepted.tolist() == [False, *alone.accepted.tolist()]
+
+
 def test_values_decide_where_they_differ() -> None:
     asked = new([9000, 2000, 2000, 2000, 2000], ttft_s=0.1)
     asked["value"] = 10.0, 1.0, 1.0, 1.0, 1.0

@@ -89,6 +89,15 @@ def test_one_that_runs_just_in_time_is_not_behind() -> None:
     assert due.tolist() == ahead.tolist()
 
 
+def test_one_past_its_deadline_takes_no_drafts_from_the_others() -> None:
+    limits, alone, beside = make_limits(10**6, acceptance=0.8), np.zeros(1, dtype=np.int32), np.zeros(2, dtype=np.int32)
+    step_s = plan_drafts(COEFS[0], decodes([0.015], 0.2), 0.0, limits, MOST, alone)
+    table = decodes([0.015, np.inf], 0.2)
+    table["arrival_s"], table["ttft_s"][1], table["deadline_s"][1] = -1.0, np.inf, -0.5
+    assert plan_drafts(COEFS[0], table, 0.0, limits, MOST, beside) == pytest.approx(step_s)
+    assert beside[0] == alone[0] > 0
+
+
 def test_nothing_to_plan_for() -> None:
     drafts = np.full(1, 3, dtype=np.int32)
     assert plan_drafts(COEFS[0], request_table(1), 0.0, make_limits(10**6, acceptance=0.8), MOST, drafts) == math.inf

@@ -8,7 +8,7 @@ from planted import COEFFICIENTS
 
 from profiles import kernels
 from profiles.batch import Floats
-from profiles.online import DEFAULT, INTERCEPT_S, SLOPE, corrected, drift, new_correction, observe, observe_steps
+from profiles.online import DEFAULT, ERROR, INTERCEPT_S, SLOPE, corrected, drift, new_correction, observe, observe_steps
 
 BASE_S = float(kernels.gemm_s(COEFFICIENTS, 0.0))
 
@@ -70,6 +70,14 @@ def test_a_single_stall_hardly_matters() -> None:
     after = learn(stall, state)
     assert after[SLOPE] == pytest.approx(state[SLOPE], rel=0.05)
     assert after[INTERCEPT_S] == pytest.approx(state[INTERCEPT_S], rel=0.1)
+
+
+def test_what_a_stall_shortens_is_a_bounded_error() -> None:
+    """Where steps run ahead, a host's pause makes one step long and the next, measured from its end, short."""
+    state = learn(machine(1, 1, 100))
+    short = machine(1, 1, 1, seed=5)
+    short[0, 5] *= 0.01
+    assert learn(short, state)[ERROR] - state[ERROR] <= DEFAULT.averaging
 
 
 def test_rare_stalls_do_not_bias_the_correction() -> None:
