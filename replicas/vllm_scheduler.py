@@ -34,9 +34,10 @@ class SloScheduler(AsyncScheduler):
         super().__init__(*args, **kwargs)
         settings = self.vllm_config.additional_config[KEY]
         coefficients, _ = profile_coefficients(settings["profile"])
+        self._capacity_tokens = (self.kv_cache_manager.block_pool.num_gpu_blocks - 1) * self.block_size
         self._planner = StepPlanner(
             coefficients,
-            kv_capacity_tokens=(self.kv_cache_manager.block_pool.num_gpu_blocks - 1) * self.block_size,
+            kv_capacity_tokens=self._capacity_tokens,
             block_tokens=self.block_size,
             max_running=self.max_num_active_reqs,
             max_batch_tokens=self.max_num_scheduled_tokens,
@@ -115,6 +116,10 @@ class SloScheduler(AsyncScheduler):
         """Plan the step that starts at ``start_s`` and hand out its quotas."""
         running, waiting = self.running, self._ready_waiting()
         table = self._rows.gather(running, waiting, self.num_spec_tokens > 0)
+        if self.kv_cache_manager.enable_caching:
+            self._planner.limits["kv_capacity_tokens"] = self._capacity_tokens + self._shared_tokens(
+                table[: len(running)]
+            )
         if self.num_spec_tokens > 0:
             self._planner.plan_drafts(table, start_s, self.num_spec_tokens)
         tokens, predicted_s, mix = self._planner.plan(table, start_s)
@@ -127,6 +132,15 @@ class SloScheduler(AsyncScheduler):
         if self._has_quotas:
             self._apply(running, tokens, int(mix[TOKENS]), table["best_effort"])
         return predicted_s, mix
+
+    def _shared_tokens(self, running: np.ndarray) -> int:
+        """What requests seem to hold more than there is: blocks of a common prefix, which each of them is counted for."""
+        blocks = int((-(-running["computed_tokens"] // self.block_size)).sum())
+        return max(0, blocks - self._used_blocks()) * self.block_size
+
+    def _used_blocks(self) -> int:
+        pool = self.kv_cache_manager.block_pool
+        return int(pool.num_gpu_blocks - 1 - pool.get_num_free_blocks())
 
     def _follow(self, output: SchedulerOutput, is_planned: bool) -> None:
         """Keep the table up with what was scheduled, as far as that tells where every request is."""
@@ -229,8 +243,7 @@ class SloScheduler(AsyncScheduler):
                 RequestTick(name, request.num_computed_tokens, name in running, name in self._late)
                 for name, request in self.requests.items()
             ]
-        pool = self.kv_cache_manager.block_pool
-        used_tokens = (pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()) * self.block_size
+        used_tokens = self._used_blocks() * self.block_size
         if not self._link.send(self._iterations, self._planning_s, used_tokens, step, requests):
             self._requests_due_s = now_s
 
