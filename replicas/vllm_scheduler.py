@@ -134,7 +134,7 @@ class SloScheduler(AsyncScheduler):
         return predicted_s, mix
 
     def _shared_tokens(self, running: np.ndarray) -> int:
-        """What requests seem to hold more than there is: blocks of a common prefix, which each of them is counted for."""
+        """What requests hold less than it seems: the planner counts a common prefix for each of them."""
         blocks = int((-(-running["computed_tokens"] // self.block_size)).sum())
         return max(0, blocks - self._used_blocks()) * self.block_size
 
