@@ -60,6 +60,22 @@ def line_due_s(row: np.void, now_s: float) -> float:
 
 
 @njit(cache=True)
+def begin_lines(table: np.ndarray, now_s: float) -> int:
+    """Let the TPOT of those that have no TTFT count from their first token, at which they are met first: ``ttft_s``
+    becomes what makes the next token due one TPOT from now. Returns how many (REQUEST[n], in place).
+
+    For engines: without a line of its own such a request is never behind, so among too many it could wait for ever.
+    """
+    begun = 0
+    for i in range(len(table)):
+        row = table[i]
+        if row["emitted_tokens"] > 0 and row["ttft_s"] == math.inf and row["tpot_s"] < math.inf:
+            row["ttft_s"] = now_s - row["arrival_s"] - (row["emitted_tokens"] - 1) * row["tpot_s"]
+            begun += 1
+    return begun
+
+
+@njit(cache=True)
 def next_due_s(row: np.void, now_s: float) -> float:
     """When the request's next output token is due; ``inf`` for best effort."""
     if row["best_effort"]:

@@ -14,6 +14,7 @@ import numpy as np
 from numba import njit
 
 from controller.wire import Slo, request_uid
+from planning.deadlines import begin_lines
 from planning.room import PREEMPT
 from planning.tables import request_table
 
@@ -166,6 +167,11 @@ class RequestRows:
         if drafts:
             table["spec_tokens"][:count] = [len(request.spec_token_ids) for request in running]
         return table
+
+    def begin_lines(self, table: np.ndarray, now_s: float) -> None:
+        """``planning.deadlines.begin_lines`` for the table just gathered, to be kept."""
+        if begin_lines(table, now_s):
+            self._table["ttft_s"][self._gathered] = table["ttft_s"]
 
     def _regather(self, running: Sequence[Any], waiting: Sequence[Any]) -> None:
         self._running, self._waiting = [*running], [*waiting]

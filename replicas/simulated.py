@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from controller.wire import PREFILLED, Delta, Step, Submission
+from planning.deadlines import begin_lines
 from planning.room import PREEMPT
 from planning.tables import REQUEST
 from replicas.config import ReplicaConfig
@@ -116,6 +117,7 @@ class SimulatedEngine:
 
     async def _iterate(self) -> list[Delta]:
         started_s = self._schedule_s
+        begin_lines(self._table, started_s)
         tokens, seconds, mix = self._planner.plan(self._table, started_s)
         for i in np.flatnonzero(self._planner.late(self._table, started_s)):
             self._rows[i].late = True

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from planning.chunking import form_prefill_batch
+from planning.deadlines import begin_lines
 from planning.lateness import find_late
 from planning.limits import LIVE_FILLER, guard_for, make_limits
 from planning.policies import batch_policy
@@ -93,6 +94,7 @@ class StepPlanner:
         table = request_table(2)
         table["id"], table["running"], table["computed_tokens"] = (1, 2), (True, False), (1, 0)
         table["emitted_tokens"], table["output_tokens"], table["output_cap_tokens"] = 1, 4, 8
+        begin_lines(table, 0.0)
         self.plan_drafts(table, 0.0, 1)
         self.plan(table, 0.0)
         table["output_cap_tokens"] = 1

@@ -116,6 +116,7 @@ class SloScheduler(AsyncScheduler):
         """Plan the step that starts at ``start_s`` and hand out its quotas."""
         running, waiting = self.running, self._ready_waiting()
         table = self._rows.gather(running, waiting, self.num_spec_tokens > 0)
+        self._rows.begin_lines(table, start_s)
         if self.kv_cache_manager.enable_caching:
             self._planner.limits["kv_capacity_tokens"] = self._capacity_tokens + self._shared_tokens(
                 table[: len(running)]
