@@ -191,11 +191,13 @@ def choose(
         role[options] = CHOSEN
         return reasons
     ranked = _by_preference(coef, table, options)
-    timely = ranked[~is_late[ranked]]  # to whom there is something to promise
+    late, timely = ranked[is_late[ranked]], ranked[~is_late[ranked]]
+    role[late] = REFUSED  # nothing could be promised to them
     if 1 < len(timely) <= EXHAUSTIVE:
         _try_every_set(coef, limits, table, role, timely, start_s, outlook)
     elif len(timely) > EXHAUSTIVE:
         _follow_proposal(coef, limits, table, role, timely, start_s, outlook)
+    role[late] = OPEN  # each is told why
     _fill_up(coef, limits, table, role, ranked, start_s, outlook, reasons)
     if not (role == CHOSEN).any():
         rehearse(coef, limits, table, role == PROMISED, start_s, outlook)
