@@ -69,7 +69,7 @@ def least_busy(engines: Engines) -> int:
 class PlacedFleet(Quiet):
     """Exact admission where a rule of ``routing.wishes`` wants it; what fits nowhere is served best effort.
 
-    By default the load gradient: the live default's rule keeps all replicas busy, and replays of them take several times
+    By default the load gradient: the live default's rule keeps all replicas busy, and their replays take several times
     as long over hundreds of thousands of requests.
     """
 
