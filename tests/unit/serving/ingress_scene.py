@@ -1,0 +1,167 @@
+"""One whole ingress in this process: limits, SLO middleware, vLLM's real server, dispatcher; plain functions behind it.
+
+Requests go in by ASGI, so no Ray, no engine and no socket is needed. The replica decodes every payload as an engine
+does and answers with letters.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Self
+
+import httpx
+import msgspec
+from prometheus_client import REGISTRY
+from prometheus_client.metrics import MetricWrapperBase
+
+from controller.wire import Admission, Decision, Delta, Outcome, Outputs, Submission, Verdict
+from replicas.embedded import ensure_embedded_model
+from replicas.vllm_codec import decode_request
+from serving.config import AppConfig
+from serving.door import Door
+from serving.jobs import Patience
+from serving.vllm_server import FleetCoreClient, make_server
+
+REPLICA = "a"
+MODEL = "embedded"
+TIERS = [
+    {"name": "interactive", "ttft_ms": 500, "tpot_ms": 50, "unattainable": "refuse"},
+    {"name": "standard", "ttft_ms": 2000, "tpot_ms": 150},
+    {"name": "batch", "best_effort": True},
+]
+TABLE = {"version": 1, "default_tier": "standard", "tiers": TIERS}
+
+
+def admitted(ask: Admission) -> Decision:
+    """The controller's answer while there is room."""
+    verdict = Verdict.BEST_EFFORT if ask.slo.best_effort else Verdict.ADMITTED
+    return Decision(ask.request_id, verdict, REPLICA, ask.slo.tier, "attainable", 0.1, 0.01, 1, 0.0, 16)
+
+
+def refused(ask: Admission) -> Decision:
+    """The controller's answer under overload."""
+    return Decision(ask.request_id, Verdict.REFUSED, "", ask.slo.tier, "ttft_unattainable", retry_after_s=2.0)
+
+
+class OneReplica:
+    """``Links`` to a controller that decides by ``decide`` and one replica that answers at once, ``step`` tokens each.
+
+    ``holds`` True: the replica takes requests and does not answer. ``submitted`` has what an engine would see.
+    """
+
+    def __init__(self) -> None:
+        self.decide: Callable[[Admission], Decision] = admitted
+        self.holds, self.step = False, 4
+        self.admissions: list[Admission] = []
+        self.submitted: list[Submission] = []
+        self.aborted: list[str] = []
+        self.outcomes: list[Outcome] = []
+        self._queue: asyncio.Queue[Outputs] = asyncio.Queue()
+
+    async def admit(self, batch: list[Admission]) -> list[Decision]:
+        self.admissions += batch
+        return [self.decide(ask) for ask in batch]
+
+    async def submit(self, replica: str, batch: list[Submission]) -> None:
+        self.submitted += batch
+        for submission in batch:
+            decode_request(submission.payload)
+            if not self.holds:
+                self.answer(submission)
+
+    def answer(self, submission: Submission) -> None:
+        """All tokens of one request, in messages of ``step``."""
+        tokens = [ord("a") + i % 26 for i in range(submission.max_tokens)]
+        for start in range(0, len(tokens), self.step):
+            part = tuple(tokens[start : start + self.step])
+            finish = "length" if start + self.step >= len(tokens) else ""
+            self._queue.put_nowait(Outputs(start, True, (Delta(submission.request_id, part, finish),)))
+
+    async def abort(self, replica: str, request_ids: list[str]) -> None:
+        self.aborted += request_ids
+
+    async def channel(self, replica: str) -> AsyncIterator[bytes]:
+        while True:
+            yield msgspec.msgpack.encode(await self._queue.get())
+
+    async def note_outcomes(self, outcomes: list[Outcome]) -> None:
+        self.outcomes += outcomes
+
+    async def note_failed(self, replica: str) -> None:
+        raise AssertionError(f"replica {replica} is said to have failed")
+
+    async def any_replica(self, exclude: Sequence[str]) -> str | None:
+        return None if REPLICA in exclude else REPLICA
+
+    async def configure(self, options: bytes, tiers: bytes) -> str:
+        return "birth"
+
+    async def status(self) -> dict[str, Any]:
+        return {"replicas": [{"replica": REPLICA, "tier": "shared", "live": True, "kv_used_tokens": 0}], "tiers": []}
+
+    def heard(self, within_s: float) -> set[str]:
+        return {REPLICA}
+
+
+class Ingress:
+    """The application that Serve would run, on a loop of its own; a context manager."""
+
+    def __init__(self, **args: Any) -> None:
+        """``args`` as in serve.yaml."""
+        self.config = AppConfig.read({"model": MODEL, **args})
+        self.runner = asyncio.Runner()
+        self.links = OneReplica()
+        self.door: Door
+        self.client: FleetCoreClient
+
+    def __enter__(self) -> Self:
+        self.run(self._build())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.run(self._close())
+        self.runner.close()
+
+    def run(self, awaitable: Awaitable[Any], timeout_s: float = 60.0) -> Any:
+        """The result of ``awaitable`` on the ingress's loop; no request may hang."""
+
+        async def bounded() -> Any:
+            return await asyncio.wait_for(awaitable, timeout_s)
+
+        return self.runner.run(bounded())
+
+    def reset(self) -> None:
+        """Forget what an earlier test left in the fake fleet."""
+        links = self.links
+        links.decide, links.holds = admitted, False
+        for told in (links.admissions, links.submitted, links.aborted, links.outcomes):
+            told.clear()
+
+    async def ask(self, path: str, body: Any = None, headers: Any = None, method: str = "POST") -> httpx.Response:
+        """One request; ``body``: bytes as they are, anything else as JSON. Errors of the application are 500."""
+        content = (
+            body if isinstance(body, bytes) or body is None else httpx.Request("POST", "http://x", json=body).read()
+        )
+        transport = httpx.ASGITransport(self.door, raise_app_exceptions=False, client=("127.0.0.1", 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://ingress", timeout=None) as client:
+            return await client.request(
+                method, path, content=content, headers=[("content-type", "application/json"), *(headers or [])]
+            )
+
+    def post(self, path: str, body: Any = None, headers: Any = None) -> httpx.Response:
+        """One POST, with the bound of ``run``."""
+        answer: httpx.Response = self.run(self.ask(path, body, headers))
+        return answer
+
+    async def _build(self) -> None:
+        fleet, arguments = self.config.fleet, self.config.model.serve_arguments(str(ensure_embedded_model()))
+        patience = Patience(fleet.admit_timeout_s, fleet.resume_timeout_s, fleet.stall_timeout_s)
+        server, self.client = await make_server(arguments, self.links, patience)
+        self.door = Door(self.config, self.links, server, self.client.dispatcher)  # type: ignore[arg-type]
+        self.door.set_table(TABLE)
+
+    async def _close(self) -> None:
+        self.door._pinging.cancel()
+        await self.client.dispatcher.close()
+        for metric in vars(self.door.metrics).values():
+            if isinstance(metric, MetricWrapperBase):
+                REGISTRY.unregister(metric)
