@@ -14,6 +14,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 # vLLM names these for multimodal models; their CUDA builds break transformers' import beside a CPU torch.
 NOT_ON_CPU = {"torchaudio", "torchcodec", "torchvision"}
+HAS_LOCAL_BUILDS = "torch"  # == takes 2.13.0+cpu for 2.13.0 where pip finds one, === does not
 
 
 def resolve(requirements: list[str], constraints: dict[str, str], left_out: set[str]) -> dict[str, str]:
@@ -28,10 +29,15 @@ def resolve(requirements: list[str], constraints: dict[str, str], left_out: set[
     return {name: found[name] for name in sorted(found, key=str.lower) if name not in left_out}
 
 
+def operator(package: str, version: str) -> str:
+    """How a list pins a version so that pip takes no other build of it."""
+    return "===" if package == HAS_LOCAL_BUILDS and "+" not in version else "=="
+
+
 def write(name: str, versions: dict[str, str], extras: str, note: str) -> None:
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     origin = f"# Written by `make lock` from pyproject.toml [{extras}] with Python {python} on {sys.platform}."
-    lines = "".join(f"{package}=={version}\n" for package, version in versions.items())
+    lines = "".join(f"{package}{operator(package, version)}{version}\n" for package, version in versions.items())
     (HERE / name).write_text(f"{origin}\n# {note}\n{lines}")
     print(f"{name}: {len(versions)} packages")
 

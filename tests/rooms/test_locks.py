@@ -1,5 +1,6 @@
 """The locked lists answer what pyproject.toml asks for, and leave out what breaks a CPU environment."""
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -15,7 +16,7 @@ ON_TOP = {"cpu": [], "gpu": [], "dev": ["cpu"], "profiles": ["cpu"]}
 def locked(*names: str) -> dict[str, str]:
     """Package -> version of the named lists together."""
     lines = [line for name in names for line in (ROOT / "requirements" / f"{name}.lock").read_text().splitlines()]
-    pins = [line.split("==") for line in lines if not line.startswith("#")]
+    pins = [re.split("={2,3}", line) for line in lines if not line.startswith("#")]
     assert all(len(pin) == 2 for pin in pins)
     return {canonicalize_name(name): version for name, version in pins}
 
@@ -43,4 +44,5 @@ def test_cpu_list_holds_the_cpu_build_and_no_cuda_extensions() -> None:
 def test_gpu_list_holds_the_cuda_build() -> None:
     versions = locked("gpu")
     assert "+" not in versions["torch"]
+    assert f"torch==={versions['torch']}" in (ROOT / "requirements" / "gpu.lock").read_text().splitlines()
     assert {"nvidia-cudnn-cu13", "nvidia-nccl-cu13", "triton"} <= versions.keys()
