@@ -51,19 +51,27 @@ def _chunk_tokens(coef: np.ndarray, row: np.void, limit_s: float, limits: np.voi
 
 
 @njit(cache=True)
+def _by_work(table: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Rows by work to do, then by id. O(n log n): both sorts are stable."""
+    by_id = rows[np.argsort(table["id"][rows], kind="mergesort")]
+    todo = np.empty(len(rows), dtype=np.int64)
+    for k in range(len(rows)):
+        todo[k] = todo_tokens(table[by_id[k]])
+    return by_id[np.argsort(todo, kind="mergesort")]
+
+
+@njit(cache=True)
 def _by_slack(table: np.ndarray, draft: Draft, kind: int) -> np.ndarray:
     """Rows of one kind, least slack first; ties by work to do, then by id, so that table order decides nothing."""
     rows = _rows_of(draft, kind)
     rows = rows[np.argsort(draft.slack_s[rows], kind="mergesort")] if len(rows) > 1 else rows
-    for end in range(1, len(rows)):
-        late, place = rows[end], end
-        while place > 0 and draft.slack_s[rows[place - 1]] == draft.slack_s[late]:
-            todo, other = todo_tokens(table[late]), todo_tokens(table[rows[place - 1]])
-            if todo > other or (todo == other and table[late]["id"] >= table[rows[place - 1]]["id"]):
-                break
-            rows[place] = rows[place - 1]
-            place -= 1
-        rows[place] = late
+    first = 0
+    for end in range(1, len(rows) + 1):
+        if end < len(rows) and draft.slack_s[rows[end]] == draft.slack_s[rows[first]]:
+            continue
+        if end - first > 1:  # all that is best effort ties at infinity
+            rows[first:end] = _by_work(table, rows[first:end])
+        first = end
     return rows
 
 
@@ -100,7 +108,7 @@ def _take_decodes(
             return
         if reserve(row, tokens, limits["block_tokens"], draft.free):
             draft.tokens_out[i] = tokens
-        elif not make_room(table, i, tokens, rank, limits["block_tokens"], draft):
+        elif rank == IDLE or not make_room(table, i, tokens, rank, limits["block_tokens"], draft):
             remove_decode(row, tokens, drafts, mix)
 
 

@@ -1,13 +1,16 @@
 """Batch formation by hand: T = 1 ms + 10 us per token, nothing else, so that every expectation can be read off."""
 
 import math
+import timeit
 
 import numpy as np
 import pytest
+from numba import config
 
+from planning.batch import _by_slack as by_slack
 from planning.batch import form_batch
 from planning.limits import make_limits
-from planning.room import PREEMPT
+from planning.room import DECODE, IDLE, PREEMPT, SPARE_PREFILL, Draft
 from planning.tables import request_table
 
 COEF = np.array([1e-5, 1e-3, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
@@ -187,3 +190,36 @@ def test_only_a_decode_with_the_guard_left_waits_for_a_prompt() -> None:
     guarded = make_limits(10_000, block_tokens=1, guard=1.0)
     assert form(decodes([0.02, 0.119]), prompts([5000], [1.0]), limits=guarded)[1] == [1, 1, 898]
     assert form(decodes([0.02, 0.121]), prompts([5000], [1.0]), limits=guarded)[1] == [1, 0, 899]  # 2 * (10 + 50 ms)
+
+
+def waiting_best_effort(rows: int, seed: int = 0) -> np.ndarray:
+    """Prompts without an objective, whose ids are in no order: as a replica holds them after a burst of batch work."""
+    rng = np.random.default_rng(seed)
+    table = spare(prompts(rng.integers(1, 2000, rows).tolist(), [1.0] * rows))
+    table["id"] = rng.permutation(rows) + 1
+    return table
+
+
+def test_requests_that_tie_go_by_work_and_then_by_id() -> None:
+    table = np.concatenate((decodes([0.1]), waiting_best_effort(200)))
+    table["prompt_tokens"][1:] = np.array([5, 3, 8, 3])[np.arange(200) % 4]
+    kinds, counts, slack_s = np.full(201, SPARE_PREFILL), np.full(IDLE + 1, 200), np.full(201, math.inf)
+    draft = Draft(kinds, counts, slack_s, np.zeros(2, np.int64), np.zeros(5), np.zeros(201, np.int32))
+    kinds[0] = DECODE
+    expected = sorted(range(1, 201), key=lambda i: (table["prompt_tokens"][i], table["id"][i]))
+    assert by_slack(table, draft, SPARE_PREFILL).tolist() == expected
+    draft.slack_s[1:] = np.arange(200) // 50 % 2
+    expected = sorted(range(1, 201), key=lambda i: (draft.slack_s[i], table["prompt_tokens"][i], table["id"][i]))
+    assert by_slack(table, draft, SPARE_PREFILL).tolist() == expected
+
+
+def test_best_effort_that_waits_costs_in_proportion_to_its_number() -> None:
+    """Eight times as many: about 8 times the time, where sorting ties by insertion takes 64."""
+    few = 100 if config.DISABLE_JIT else 1000
+
+    def least_s(rows: int) -> float:
+        table, tokens = np.concatenate((decodes([0.1]), waiting_best_effort(rows))), np.zeros(rows + 1, np.int32)
+        form_batch(COEF, table, 0.0, LIMITS, tokens)
+        return min(timeit.repeat(lambda: form_batch(COEF, table, 0.0, LIMITS, tokens), number=1, repeat=7))
+
+    assert least_s(8 * few) < 24 * least_s(few)
