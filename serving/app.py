@@ -39,13 +39,14 @@ class Ingress:
 
     async def __serve_build_asgi_app__(self) -> Any:
         from serving.door import Door
+        from serving.vllm_arguments import command_line
         from serving.vllm_server import make_server
 
         config, fleet = self.config, self.config.fleet
         model = str(ensure_embedded_model()) if config.model.id == EMBEDDED_MODEL else config.model.id
         transit_s = config.ingress.transit_s
         patience = Patience(fleet.admit_timeout_s, fleet.resume_timeout_s, fleet.stall_timeout_s, transit_s)
-        arguments, marked = config.model.serve_arguments(model), config.marked_block_tokens
+        arguments, marked = command_line(model, config.model.server_arguments), config.marked_block_tokens
         server, client = await make_server(arguments, self.links, patience, marked)
         self.door = Door(config, self.links, server, client.dispatcher, self.application, self.generation)
         return self.door

@@ -16,6 +16,7 @@ from controller.options import FleetOptions
 from controller.phases import PhaseOptions
 from replicas.config import ReplicaConfig
 from routing.policy import routing_names
+from serving.engine_args import MOVES_KV
 from serving.engine_config import (
     FLEETS_OPTION,
     DisaggregationConfig,
@@ -151,6 +152,9 @@ class AppConfig(Section):
             raise ValueError(f"disaggregation.prefill: {prefill} replicas, but only {bound['']} are bound to no phase")
         if self.is_disaggregated and not (prefill + bound["prefill"] and bound[""] - prefill + bound["decode"]):
             raise ValueError("disaggregation: a replica that prefills and one that decodes are needed")
+        taken = [key for group in groups for key in MOVES_KV if group.engine.vllm_args.get(key) is not None]
+        if self.is_disaggregated and taken:
+            raise ValueError(f"engine.vllm_args.{taken[0]}: set disaggregation.connector instead")
 
     @property
     def marked_block_tokens(self) -> int:

@@ -14,9 +14,9 @@ from profiles.store import load_profile
 from replicas.config import EMBEDDED_MODEL, EMBEDDED_PROFILE
 from replicas.kv_transfer import FILES
 from replicas.step_planner import OPTIONS, STOCK
+from serving.engine_args import HARMLESS, ONLY_FOR_STOCK, SPECULATES, python_name, why_not, why_not_in_server
 from serving.strict import Section, suggest
 
-SPLITS_PROMPTS = ("enable_chunked_prefill", "long_prefill_token_threshold")  # vLLM's arguments that say how
 FLEETS_OPTION = "best_effort_share"  # of schedulers, the same in the whole fleet
 DEPLOYMENT = "Replica"  # Serve deployment of the replicas; of a group: with its name behind
 
@@ -42,21 +42,32 @@ class ModelConfig(Section):
         """The name clients use."""
         return self.served_name or self.id
 
-    def serve_arguments(self, location: str) -> list[str]:
-        """Arguments of ``vllm serve`` for the model at ``location``, model first."""
+    @property
+    def server_arguments(self) -> dict[str, Any]:
+        """Arguments of ``vllm serve`` but for the model, by the names of Python; what is empty is left to vLLM."""
         named: dict[str, Any] = {
-            "served-model-name": self.name,
-            "max-model-len": self.max_model_len,
+            "served_model_name": self.name,
+            "max_model_len": self.max_model_len,
             "dtype": self.dtype,
-            "tool-call-parser": self.tool_call_parser,
-            "enable-auto-tool-choice": bool(self.tool_call_parser),
-            "reasoning-parser": self.reasoning_parser,
-            "chat-template": self.chat_template,
+            "tool_call_parser": self.tool_call_parser,
+            "enable_auto_tool_choice": bool(self.tool_call_parser),
+            "reasoning_parser": self.reasoning_parser,
+            "chat_template": self.chat_template,
         }
-        named |= {key.removeprefix("--").replace("_", "-"): value for key, value in self.server_args.items()}
-        given = {f"--{key}": value for key, value in named.items() if value is not False and value != ""}
-        words = [[key] if value is True else [key, str(value)] for key, value in given.items()]
-        return [location, *(word for each in words for word in each)]
+        named |= {python_name(key): value for key, value in self.server_args.items()}
+        return {name: value for name, value in named.items() if value is not None and value != ""}
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for key, value in self.server_args.items():
+            name = python_name(key)
+            if name in ModelConfig.model_fields:
+                raise ValueError(f"server_args.{key}: set model.{name} instead")
+            if name in EngineConfig.model_fields:
+                raise ValueError(f"server_args.{key}: set engine.{name} instead")
+            if reason := why_not_in_server(name, value):
+                raise ValueError(f"server_args.{key}: {reason}")
+        return self
 
 
 class SpeculationConfig(Section):
@@ -106,13 +117,23 @@ class EngineConfig(Section):
                 raise ValueError(f"scheduler_options.{key}: unknown key; {suggest(key, options)}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(f"max_num_batched_tokens: must be at least max_num_seqs ({self.max_num_seqs})")
-        for key in self.vllm_args:
-            for section, fields in (("engine", EngineConfig.model_fields), ("model", ModelConfig.model_fields)):
-                if key in fields:
-                    raise ValueError(f"vllm_args.{key}: set {section}.{key} instead")
-            if key in SPLITS_PROMPTS and self.scheduler != STOCK:
-                raise ValueError(f"vllm_args.{key}: scheduler {self.scheduler!r} splits prompts itself; remove it")
+        for key, value in self.vllm_args.items():
+            if reason := self._why_not(key, value):
+                raise ValueError(f"vllm_args.{key}: {reason}")
         return self
+
+    def _why_not(self, key: str, value: Any) -> str:
+        """Why ``vllm_args`` takes no ``key: value``; empty where it does."""
+        if key != (name := python_name(key)):
+            return f"unknown key; did you mean {name!r}?"
+        for section, fields in (("engine", EngineConfig.model_fields), ("model", ModelConfig.model_fields)):
+            if key in fields:
+                return f"set {section}.{key} instead"
+        if key in ONLY_FOR_STOCK and self.scheduler != STOCK and value not in HARMLESS.get(key, ()):
+            return f"scheduler {self.scheduler!r} {ONLY_FOR_STOCK[key]}; remove it"
+        if key in SPECULATES and self.speculation.tokens:
+            return "set engine.speculation.tokens to 0 where vLLM's own configuration of speculation is given"
+        return why_not(key, value)
 
 
 class GroupConfig(Section):
