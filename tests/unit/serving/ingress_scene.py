@@ -19,6 +19,7 @@ from replicas.vllm_codec import decode_request
 from serving.config import AppConfig
 from serving.door import Door
 from serving.jobs import Patience
+from serving.vllm_arguments import command_line
 from serving.vllm_server import FleetCoreClient, make_server
 
 REPLICA = "a"
@@ -153,7 +154,8 @@ class Ingress:
         return answer
 
     async def _build(self) -> None:
-        fleet, arguments = self.config.fleet, self.config.model.serve_arguments(str(ensure_embedded_model()))
+        fleet, named = self.config.fleet, self.config.model.server_arguments
+        arguments = command_line(str(ensure_embedded_model()), named)
         patience = Patience(fleet.admit_timeout_s, fleet.resume_timeout_s, fleet.stall_timeout_s)
         server, self.client = await make_server(arguments, self.links, patience)
         self.door = Door(self.config, self.links, server, self.client.dispatcher)  # type: ignore[arg-type]

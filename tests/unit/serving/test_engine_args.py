@@ -1,0 +1,97 @@
+"""vLLM's arguments that would break the plug-in, or mean nothing over a fleet, are refused before anything starts."""
+
+from typing import Any
+
+import pytest
+
+from serving.config import AppConfig
+from serving.strict import ConfigError
+
+
+def mistake(settings: Any) -> str:
+    with pytest.raises(ConfigError) as error:
+        AppConfig.read(settings)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    "vllm_args",
+    [
+        {"scheduler_cls": "a.Scheduler"},
+        {"additional_config": {"a": 1}},
+        {"distributed_executor_backend": "ray"},
+        {"pipeline_parallel_size": 2},
+        {"decode_context_parallel_size": 2},
+        {"data_parallel_size": 2},
+        {"data_parallel_size_local": 2},
+        {"data_parallel_rank": 0},
+        {"data_parallel_external_lb": True},
+        {"data_parallel_backend": "ray"},
+        {"enable_elastic_ep": True},
+        {"nnodes": 2},
+        {"model": "a/b"},
+        {"served_model_name": "a"},
+        {"enable_prefix_caching": True},
+        {"kv_cache_memory_bytes": 1 << 30},
+        {"max_num_scheduled_tokens": 64},
+        {"scheduling_policy": "priority"},
+        {"runner": "pooling"},
+        {"data-parallel-size": 2},
+        {"--tensor-parallel-size": 2},
+        {"_api_process_count": 2},
+    ],
+)
+def test_argument_that_breaks_the_plug_in_is_refused(vllm_args: dict[str, Any]) -> None:
+    (name,) = vllm_args
+    assert mistake({"engine": {"vllm_args": vllm_args}}).startswith(f"engine.vllm_args.{name}: ")
+    in_a_group = mistake({"groups": [{"name": "a", "engine": {"vllm_args": vllm_args}}]})
+    assert in_a_group.startswith(f"groups.0.engine.vllm_args.{name}: ")
+
+
+@pytest.mark.parametrize(
+    "vllm_args",
+    [
+        {"tensor_parallel_size": 2},
+        {"data_parallel_size": 1, "pipeline_parallel_size": 1, "nnodes": 1},
+        {"scheduler_cls": None, "data_parallel_external_lb": False},
+        {"async_scheduling": False, "disable_log_stats": True},
+        {"speculative_config": {"method": "eagle", "model": "a/b", "num_speculative_tokens": 3}},
+    ],
+)
+def test_other_arguments_reach_vllm(vllm_args: dict[str, Any]) -> None:
+    config = AppConfig.read({"engine": {"vllm_args": vllm_args}})
+    assert config.replica_config(config.replica_groups()[0]).vllm_args == vllm_args
+
+
+def test_vllms_own_order_takes_its_own_arguments() -> None:
+    vllm_args = {"scheduling_policy": "priority", "enable_chunked_prefill": True}
+    assert AppConfig.read({"engine": {"scheduler": "vllm", "vllm_args": vllm_args}}).engine.vllm_args == vllm_args
+
+
+def test_argument_that_contradicts_a_section_is_refused() -> None:
+    twice = {"speculation": {"tokens": 2}, "vllm_args": {"speculative_config": {"method": "ngram"}}}
+    assert mistake({"engine": twice}).startswith("engine.vllm_args.speculative_config: set engine.speculation.tokens")
+    moved = {"engine": {"vllm_args": {"kv_transfer_config": {}}}, "disaggregation": {"prefill": 1}}
+    assert mistake(moved).startswith("engine.vllm_args.kv_transfer_config: set disaggregation.connector")
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("max-model-len", "set model.max_model_len instead"),
+        ("served_model_name", "set model.served_name instead"),
+        ("--model", "set model.id instead"),
+        ("max_num_seqs", "set engine.max_num_seqs instead"),
+        ("tensor_parallel_size", "concerns engines; set engine.vllm_args.tensor_parallel_size instead"),
+        ("data-parallel-size", "data parallelism inside a replica does not work yet; raise fleet.replicas"),
+        ("scheduler_cls", "is how this project's scheduler"),
+        ("distributed-executor-backend", "a replica brings its own executor"),
+        ("port", "has no effect, because Ray Serve listens"),
+        ("headless", "has no effect, because Ray Serve listens"),
+        ("api_server_count", "has no effect, because Ray Serve listens"),
+        ("enable_prompt_embeds", "admission counts tokens"),
+    ],
+)
+def test_argument_that_means_nothing_to_the_ingress_is_refused(name: str, told: str) -> None:
+    said = mistake({"model": {"server_args": {name: 2}}})
+    assert said.startswith(f"model.server_args.{name}: {told}")
