@@ -20,7 +20,7 @@ from controller.role import ReplicaView
 from controller.tiers import TierTable
 from controller.tracker import Tracker
 from controller.virtual import VirtualReplica, admission_row
-from controller.wire import Admission, Decision, Outcome, Report, Verdict, request_uid
+from controller.wire import Admission, Decision, Outcome, Report, Scope, Verdict, request_uid
 from planning.admission import AdmissionOptions
 from profiles.profile import Profile
 from routing.mirrors import advance_mirrors
@@ -106,7 +106,10 @@ class Fleet:
 
     def note_outcome(self, outcome: Outcome, now_s: float) -> None:
         """A request ended: count it, learn its length, free its reservation."""
-        self.tracker.note(outcome, now_s)
+        if outcome.scope != Scope.SEQUENCE:
+            self.tracker.note(outcome, now_s)
+        if outcome.scope == Scope.REQUEST:
+            return
         if outcome.finish == "stop" or outcome.finish == "length":
             self.lengths.note(outcome.tier_asked, outcome.output_tokens, outcome.finish == "length")
         uid = request_uid(outcome.request_id)

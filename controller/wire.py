@@ -14,6 +14,7 @@ from planning.limits import LIVE_FILLER
 
 INF = float("inf")
 PREFILLED = "prefilled"  # how a request ends on a replica that only prefills it
+LOAD_TOKENS = 512  # of a prompt, that weigh as much as one more request in ``Outputs.load``
 
 
 class Verdict(StrEnum):
@@ -23,6 +24,15 @@ class Verdict(StrEnum):
     BEST_EFFORT = "best_effort"
     REFUSED = "refused"
     PENDING = "pending"  # not attainable now but perhaps soon: ask again after ``retry_after_s``
+    UNCHECKED = "unchecked"  # served with its objective, which nobody has promised: the controller was away
+
+
+class Scope(StrEnum):
+    """What an outcome is about: one HTTP request may have several sequences."""
+
+    WHOLE = "whole"  # a request of one sequence: both of the following
+    SEQUENCE = "sequence"  # frees its reservation and tells its length; counts in no attainment
+    REQUEST = "request"  # counts in the attainment, with the figures of all its sequences; nothing else
 
 
 class Slo(msgspec.Struct, frozen=True, array_like=True):
@@ -49,6 +59,7 @@ class Admission(msgspec.Struct, frozen=True, array_like=True):
     movable: bool = True  # may be prefilled on one replica and decoded on another
     carried_tokens: int = 0  # of its KV cache, that another replica holds ready for the one that takes it
     prefix: tuple[int, ...] = ()  # marks of its prompt (``routing.prefixes``), where affinity is on
+    group: str = ""  # the same for sequences of one request that are admitted together or not at all
 
 
 class Decision(msgspec.Struct, frozen=True, array_like=True):
@@ -65,6 +76,11 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
     retry_after_s: float = 0.0
     output_tokens: int = 0  # the controller's length prediction, for the engine's own planning
     prefill_only: bool = False  # this replica emits the first token; then ask again who decodes
+
+    @property
+    def keeps_objective(self) -> bool:
+        """Whether the request is served in the class that it asked for."""
+        return self.verdict in (Verdict.ADMITTED, Verdict.UNCHECKED)
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True):
@@ -132,6 +148,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
     predicted_tpot_s: float
     output_tokens: int
     verdict: Verdict
+    scope: Scope = Scope.WHOLE
 
 
 class Submission(msgspec.Struct, frozen=True, array_like=True):
@@ -168,6 +185,15 @@ class Outputs(msgspec.Struct, frozen=True, array_like=True):
     steps: int  # engine iterations so far: a busy engine whose count stands still is hung
     busy: bool
     deltas: tuple[Delta, ...] = ()
+    load: float = 0.0  # live requests of all ingresses, and one more for every ``LOAD_TOKENS`` to be prefilled
+    draining: bool = False
+
+
+class Rejection(msgspec.Struct, frozen=True, array_like=True):
+    """A submission that a replica did not take, for a reason of its own."""
+
+    request_id: str
+    reason: str
 
 
 @lru_cache(maxsize=1 << 16)

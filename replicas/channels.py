@@ -7,7 +7,32 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
-from controller.wire import Delta, Outputs, Submission
+import msgspec
+
+from controller.wire import LOAD_TOKENS, Delta, Outputs, Progress, Submission
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def load_of(requests: Iterable[Progress]) -> float:
+    """``Outputs.load`` of an engine with these requests."""
+    return sum(1.0 + max(0, at.prompt_tokens - at.computed_tokens) / LOAD_TOKENS for at in requests)
+
+
+def encode_outputs(outputs: Outputs) -> bytes:
+    """A message; a delta that cannot be encoded becomes an error of its own request."""
+    try:
+        return _encoder.encode(outputs)
+    except (ValueError, TypeError, OverflowError):
+        return _encoder.encode(msgspec.structs.replace(outputs, deltas=tuple(map(_encodable, outputs.deltas))))
+
+
+def _encodable(delta: Delta) -> Delta:
+    try:
+        _encoder.encode(delta)
+    except (ValueError, TypeError, OverflowError) as error:
+        return Delta(delta.request_id, (), "error", f"its output cannot be encoded: {type(error).__name__}")
+    return delta
 
 
 class Channel:
@@ -33,6 +58,8 @@ class Channels:
         self._failure: BaseException | None = None
         self.steps = 0
         self.busy = False
+        self.load = 0.0
+        self.draining = False
 
     def add(self, ingress_id: str, batch: Iterable[Submission], now_s: float) -> None:
         """Remember to whom the deltas of these requests go. The channel may be opened later."""
@@ -42,6 +69,10 @@ class Channels:
         for submission in batch:
             self._routes[submission.request_id] = ingress_id
             self._emitted[submission.request_id] = submission.emitted_tokens
+
+    def has(self, request_id: str) -> bool:
+        """Whether a live request has this name."""
+        return request_id in self._routes
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Drop requests that were aborted."""
@@ -91,7 +122,7 @@ class Channels:
                 if not channel.is_over:
                     deltas, channel.pending = tuple(channel.pending), []
                     channel.ready.clear()
-                    yield Outputs(self.steps, self.busy, deltas)
+                    yield Outputs(self.steps, self.busy, deltas, self.load, self.draining)
         finally:
             channel.closed_s = channel.closed_s or clock_s()
 

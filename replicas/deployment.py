@@ -4,6 +4,7 @@ The only replica file, beside the router and the reporter, that knows Ray.
 """
 
 import asyncio
+import logging
 import os
 import time
 import uuid
@@ -13,8 +14,8 @@ from typing import Any
 import msgspec
 from ray import serve
 
-from controller.wire import Delta, Report, Submission
-from replicas.channels import Channels
+from controller.wire import Delta, Rejection, Report, Submission
+from replicas.channels import Channels, encode_outputs, load_of
 from replicas.config import ReplicaConfig, replica_config
 from replicas.engine import Engine, EngineFailure, waited_too_long
 from replicas.reporter import Reporter, cancel, living_replicas
@@ -22,8 +23,10 @@ from replicas.reporter import Reporter, cancel, living_replicas
 MAX_WAIT = "max_wait"  # stop_reason of a request that was not started in time and is given up
 USER_CONFIG_KEYS = ("policy", "policy_options", "draining")
 
-_submissions = msgspec.msgpack.Decoder(list[Submission])
-_outputs = msgspec.msgpack.Encoder()
+logger = logging.getLogger("polyslo.replica")
+
+_raw_submissions = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_submission = msgspec.msgpack.Decoder(Submission)
 
 
 def make_engine(config: ReplicaConfig) -> Engine:
@@ -70,6 +73,7 @@ class Replica:
     def _note_state(self) -> None:
         state = self._engine.state()
         self._channels.steps, self._channels.busy = state.steps, state.busy
+        self._channels.load, self._channels.draining = load_of(state.requests), self._draining
 
     async def _sweep(self) -> None:
         """Give up requests that nobody listens to and those that waited too long."""
@@ -120,14 +124,17 @@ class Replica:
         """All deltas for this ingress as msgpack ``Outputs``; ends with ``EngineFailure`` when the engine dies."""
         was_alive = ingress_id in await asyncio.to_thread(living_replicas)
         async for outputs in self._channels.stream(ingress_id, time.monotonic, was_alive):
-            yield _outputs.encode(outputs)
+            yield encode_outputs(outputs)
 
-    async def submit(self, ingress_id: str, batch: bytes) -> None:
-        """Take a msgpack ``list[Submission]``; raises ``EngineFailure`` when the engine cannot serve."""
+    async def submit(self, ingress_id: str, batch: bytes) -> bytes:
+        """Take a msgpack ``list[Submission]``; answers with a ``list[Rejection]`` of those that it could not take.
+
+        Raises:
+            EngineFailure: the engine cannot serve, so none of them was taken.
+        """
         self._engine.check()
-        submissions = _submissions.decode(batch)
-        self._channels.add(ingress_id, submissions, time.monotonic())
-        await self._engine.submit(submissions)
+        rejections = await take_each(batch, ingress_id, self._channels, self._engine)
+        return msgspec.msgpack.encode(rejections)
 
     async def abort(self, request_ids: list[str]) -> None:
         """End requests; unknown ones are ignored."""
@@ -173,6 +180,27 @@ class Replica:
     async def _end(self, engine: Engine) -> None:
         await cancel(self.__dict__.pop("_tasks", []))
         await engine.stop()
+
+
+async def take_each(batch: bytes, ingress_id: str, channels: Channels, engine: Engine) -> list[Rejection]:
+    """Give an engine requests one by one, so that what is wrong with one of them concerns no other."""
+    rejections = []
+    for raw in _raw_submissions.decode(batch):
+        request_id = str(msgspec.msgpack.decode(raw)[0])
+        if channels.has(request_id):
+            rejections.append(Rejection(request_id, "a request of this name runs here"))
+            continue
+        try:
+            submission = _submission.decode(raw)
+            channels.add(ingress_id, [submission], time.monotonic())
+            await engine.submit([submission])
+        except EngineFailure:
+            raise
+        except Exception as error:
+            logger.exception("request %s was not taken", request_id)
+            channels.forget([request_id])
+            rejections.append(Rejection(request_id, repr(error)[:300]))
+    return rejections
 
 
 def replica_deployment(settings: dict[str, Any], **options: Any) -> Any:

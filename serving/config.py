@@ -80,7 +80,7 @@ class FleetConfig(Section):
     report_interval_s: PositiveFloat = 0.15
     silent_s: PositiveFloat = 1.5  # a replica without a report for so long takes no new requests
     stall_timeout_s: PositiveFloat = 10.0  # a stream whose engine stands still so long moves elsewhere
-    admit_timeout_s: PositiveFloat = 2.0  # without an answer of the controller: best effort
+    admit_timeout_s: PositiveFloat = 2.0  # without an answer of the controller: by the last known loads
     resume_timeout_s: PositiveFloat = 60.0  # a broken stream waits so long for a replica
     controller_name: Name = "polyslo-controller"
     controller_namespace: Name = "polyslo"

@@ -73,6 +73,7 @@ class Door:
         return self._index
 
     def done(self, ticket: Ticket, status: int) -> None:
+        self.dispatcher.close_ticket(ticket)
         self.metrics.observe(ticket)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:

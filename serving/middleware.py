@@ -14,6 +14,7 @@ import msgspec
 from serving.annotate import StreamAnnotator, annotate_json
 from serving.errors import ApiError, bad_request, refused
 from serving.program import read_program
+from serving.sequences import expected_sequences
 from serving.slo import SloError, TierIndex, resolve, strip_body
 from serving.ticket import Ticket, current_ticket
 
@@ -69,7 +70,7 @@ class SloMiddleware:
             document = None
         known = document if isinstance(document, dict) else {}  # vLLM's own error says what is wrong with the rest
         slo = resolve(headers, known, self.tiers())
-        ticket = Ticket(slo, program=read_program(headers, known))
+        ticket = Ticket(slo, program=read_program(headers, known), expected=expected_sequences(known), is_open=True)
         stripped = strip_body(known)
         return ticket, body if stripped is known else json.dumps(stripped).encode()
 

@@ -4,6 +4,7 @@ A replica of a named group is called ``group/id``, where id is Serve's own; a fl
 """
 
 import asyncio
+import random
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
@@ -13,12 +14,13 @@ import ray
 from ray.serve.exceptions import ReplicaUnavailableError
 
 from controller.actor import start_controller
-from controller.wire import Admission, Decision, Outcome, Submission
+from controller.wire import Admission, Decision, Outcome, Rejection, Submission
 
 ANYONE_S = 3.0
 NEWBORN_S = 1.0
 
 _decisions = msgspec.msgpack.Decoder(list[Decision])
+_rejections = msgspec.msgpack.Decoder(list[Rejection])
 
 
 class RayLinks:
@@ -72,13 +74,18 @@ class RayLinks:
         group, _, own_id = replica.rpartition("/")
         return self.handles[group].options(session_id=own_id, **options)
 
-    async def submit(self, replica: str, batch: list[Submission]) -> None:
-        message = msgspec.msgpack.encode(batch)
+    async def submit(self, replica: str, batch: list[Submission]) -> list[Rejection]:
+        """Send requests; tells which of them the replica did not take, or which cannot be sent."""
+        encoded, rejections = encode_each(batch)
+        if encoded:
+            rejections += _rejections.decode(await self._submit(replica, msgspec.msgpack.encode(encoded)))
+        return rejections
+
+    async def _submit(self, replica: str, message: bytes) -> bytes:
         give_up_s = time.monotonic() + NEWBORN_S
         while True:
             try:
-                await self._pinned(replica).submit.remote(self.ingress_id, message)
-                return
+                return bytes(await self._pinned(replica).submit.remote(self.ingress_id, message))
             except ReplicaUnavailableError:  # gone, or so new that Serve has not told this process of it
                 if time.monotonic() > give_up_s:
                     raise
@@ -103,9 +110,8 @@ class RayLinks:
 
     async def any_replica(self, exclude: Sequence[str]) -> str | None:
         """Some live replica, without the controller: one decided for lately, else whichever Serve picks."""
-        for name in reversed(self._known):
-            if name not in exclude:
-                return name
+        if known := [name for name in self._known if name not in exclude]:
+            return random.choice(known)
         for handle in self.handles.values():
             try:
                 info = await asyncio.wait_for(self._anyone(handle), ANYONE_S)
@@ -117,3 +123,14 @@ class RayLinks:
     @staticmethod
     async def _anyone(handle: Any) -> dict[str, Any]:
         return dict(await handle.info.remote())
+
+
+def encode_each(batch: Sequence[Submission]) -> tuple[list[msgspec.Raw], list[Rejection]]:
+    """Each submission as a message of its own, and those that cannot be one."""
+    encoded, rejections = [], []
+    for submission in batch:
+        try:
+            encoded.append(msgspec.Raw(msgspec.msgpack.encode(submission)))
+        except (ValueError, TypeError, OverflowError) as error:
+            rejections.append(Rejection(submission.request_id, f"it cannot be encoded: {error!r}"))
+    return encoded, rejections

@@ -11,6 +11,8 @@ from controller.attainment import Tally
 from controller.wire import Decision, Slo, Verdict
 from serving.program import Program
 
+WORST_FIRST = ("error", "refused", "abort", "length", "stop")
+
 
 @dataclass
 class Sequence:
@@ -31,6 +33,9 @@ class Ticket:
     arrived_s: float = field(default_factory=time.monotonic)
     program: Program | None = None
     decided_s: float = math.inf  # arrival to the latest decision
+    expected: int = 1  # sequences that the request will have; 0: as many as come (beam search)
+    is_open: bool = False  # its HTTP response goes on, so that more sequences may come
+    is_counted: bool = False  # its outcome has been reported
     sequences: dict[str, Sequence] = field(default_factory=dict)
 
     def sequence(self, request_id: str) -> Sequence:
@@ -49,13 +54,30 @@ class Ticket:
         self.sequence(request_id).tally.note(now_s - self.arrived_s, count)
 
     @property
+    def is_started(self) -> bool:
+        """Whether some sequence has a token: from then on the request is never refused."""
+        return any(tally.tokens for tally in self.tallies)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every sequence has ended and no more will come."""
+        is_complete = not self.is_open or 0 < self.expected <= len(self.sequences)
+        return is_complete and bool(self.sequences) and all(s.finish for s in self.sequences.values())
+
+    @property
+    def finish(self) -> str:
+        """How the request ended: as its worst sequence did."""
+        ends = {sequence.finish for sequence in self.sequences.values()}
+        return next((end for end in WORST_FIRST if end in ends), "")
+
+    @property
     def decisions(self) -> list[Decision]:
         return [s.decision for s in self.sequences.values() if s.decision is not None]
 
     @property
     def refusal(self) -> Decision | None:
         """The refusal to answer with, when nothing was streamed and a sequence was refused."""
-        if any(tally.tokens for tally in self.tallies):
+        if self.is_started:
             return None
         return next((d for d in self.decisions if d.verdict == Verdict.REFUSED), None)
 
@@ -90,7 +112,7 @@ class Ticket:
     def meets(self, sequence: Sequence) -> bool:
         """The same of one of its sequences."""
         decision = sequence.decision
-        served = decision is None or decision.verdict == Verdict.ADMITTED or self.slo.best_effort
+        served = decision is None or decision.keeps_objective or self.slo.best_effort
         return served and sequence.tally.judge(finished=sequence.finish in ("stop", "length")).strict
 
     def slo_object(self) -> dict[str, Any]:
@@ -116,7 +138,7 @@ class Ticket:
 
 def _reason(decisions: Iterable[Decision]) -> str | None:
     """The least favourable decision's reason."""
-    ranked = sorted(decisions, key=lambda d: d.verdict == Verdict.ADMITTED)
+    ranked = sorted(decisions, key=lambda d: (d.verdict == Verdict.ADMITTED, d.keeps_objective))
     return ranked[0].reason if ranked else None
 
 

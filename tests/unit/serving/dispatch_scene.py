@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import msgspec
 
-from controller.wire import Admission, Decision, Delta, Outcome, Outputs, Slo, Submission, Verdict
+from controller.wire import Admission, Decision, Delta, Outcome, Outputs, Rejection, Slo, Submission, Verdict
 from serving.dispatch import Dispatcher
 from serving.jobs import ATTEMPT, Job, Patience
 from serving.ticket import Ticket
@@ -27,6 +27,7 @@ class FakeFleet:
         self.taking = asyncio.Event()
         self.taking.set()
         self.decide: Callable[[Admission], Decision] = self.first_live
+        self.rejects: Callable[[Submission], bool] = lambda _: False
 
     def first_live(self, ask: Admission) -> Decision:
         live = [name for name in self.queues if name not in self.down and name not in ask.exclude]
@@ -44,11 +45,12 @@ class FakeFleet:
     async def note_failed(self, replica: str) -> None:
         return None
 
-    async def submit(self, replica: str, batch: list[Submission]) -> None:
+    async def submit(self, replica: str, batch: list[Submission]) -> list[Rejection]:
         await self.taking.wait()
         if replica in self.down:
             raise ConnectionError(replica)
         self.submitted += [(replica, submission) for submission in batch]
+        return [Rejection(each.request_id, "poison") for each in batch if self.rejects(each)]
 
     async def abort(self, replica: str, request_ids: list[str]) -> None:
         self.aborted += [(replica, request_id) for request_id in request_ids]
@@ -78,9 +80,22 @@ class Scene:
         self.fleet, self.deltas = FakeFleet(replicas), list[Delta]()
         self.dispatcher = Dispatcher(self.fleet, self.deltas.extend, QUICK)
 
-    def start(self, request_id: str, slo: Slo = Slo(1.0, 0.1, tier="standard"), resumable: bool = True) -> Ticket:
+    def start(
+        self,
+        request_id: str,
+        slo: Slo = Slo(1.0, 0.1, tier="standard"),
+        resumable: bool = True,
+        payload: Callable[[list[int]], bytes] = bytes,
+    ) -> Ticket:
         ticket = Ticket(slo)
-        self.dispatcher.submit(Job(request_id, 10, 100, 7, lambda tokens: bytes(tokens), ticket, resumable=resumable))
+        self.dispatcher.submit(Job(request_id, 10, 100, 7, payload, ticket, resumable=resumable))
+        return ticket
+
+    def start_group(self, *request_ids: str, slo: Slo = Slo(1.0, 0.1, tier="standard"), expected: int = 0) -> Ticket:
+        """One HTTP request of several sequences; ``expected`` where more are announced than come."""
+        ticket = Ticket(slo, expected=expected or len(request_ids))
+        for request_id in request_ids:
+            self.dispatcher.submit(Job(request_id, 10, 100, 7, bytes, ticket))
         return ticket
 
     def tokens(self, request_id: str) -> list[int]:

@@ -95,19 +95,6 @@ def test_an_engine_that_cannot_be_on_time_is_heard_in_the_verdict() -> None:
     play(scenario, "a")
 
 
-def test_without_a_controller_requests_are_served_best_effort() -> None:
-    async def scenario(scene: Scene) -> None:
-        def away(ask: Admission) -> Decision:
-            raise ConnectionError("controller")
-
-        scene.fleet.decide = away
-        ticket = scene.start("x")
-        await until(lambda: bool(scene.fleet.submitted))
-        assert ticket.decisions[0].reason == "controller_away"
-
-    assert play(scenario).fleet.submitted[0][1].slo.best_effort
-
-
 def test_max_wait_drops_a_request_that_has_not_started() -> None:
     async def scenario(scene: Scene) -> None:
         scene.fleet.decide = lambda ask: Decision(ask.request_id, Verdict.PENDING, "", "standard", "", retry_after_s=9)
