@@ -106,8 +106,7 @@ class Fleet:
 
     def note_outcome(self, outcome: Outcome, now_s: float) -> None:
         """A request ended: count it, learn its length, free its reservation."""
-        if outcome.scope != Scope.SEQUENCE:
-            self.tracker.note(outcome, now_s)
+        self.tracker.note(outcome, now_s)
         if outcome.scope == Scope.REQUEST:
             return
         if outcome.finish == "stop" or outcome.finish == "length":
@@ -298,5 +297,3 @@ class Fleet:
     def check_integrity(self) -> None:
         """Every request is where it was noted, and every replica's table is sound."""
         self.places.check_integrity()
-        if (slots := [r.slot for r in self.replicas.values()]) and len(set(slots)) < len(slots):
-            raise AssertionError(f"two replicas share a slot: {slots}")

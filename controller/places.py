@@ -49,7 +49,10 @@ class Places:
         self._where = {uid: holder for uid, holder in self._where.items() if holder != name}
 
     def check_integrity(self) -> None:
-        """Every request is on one replica, the one noted, and every replica's table is sound."""
+        """Every request is on one replica, the one noted, and every replica's table is sound and its own."""
+        slots = [replica.slot for replica in self.replicas.values()]
+        if len(set(slots)) < len(slots):
+            raise AssertionError(f"two replicas share a slot: {slots}")
         seen: dict[int, str] = {}
         for name, replica in self.replicas.items():
             replica.check_integrity()

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from controller.wire import Outcome, Verdict
+from controller.wire import Outcome, Scope, Verdict
 
 
 @dataclass
@@ -46,6 +46,9 @@ class Tracker:
     _recent: deque[tuple[float, Outcome]] = field(default_factory=deque)
 
     def note(self, outcome: Outcome, now_s: float) -> None:
+        """Count a request; one of several sequences comes once as a whole, and those by themselves do not count."""
+        if outcome.scope == Scope.SEQUENCE:
+            return
         self.total[outcome.tier_asked].add(outcome)
         self._recent.append((now_s, outcome))
         self._expire(now_s)

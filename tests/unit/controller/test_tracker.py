@@ -1,11 +1,12 @@
 """Attainment counts what was asked for; lengths are learnt from what finished."""
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.lengths import LengthEstimator
 from controller.tracker import Tracker
-from controller.wire import Outcome, Verdict
+from controller.wire import Outcome, Scope, Verdict
 
 
 def outcome(finish: str, met: bool, verdict: Verdict = Verdict.ADMITTED) -> Outcome:
@@ -66,3 +67,11 @@ def test_a_tiers_own_prior_holds_until_its_requests_have_finished() -> None:
     assert estimator.predict("gold", 0, 1000) == 30, "the prior counts as the first one"
     estimator.tier_priors = {"gold": 500.0, "other": 7.0}
     assert [estimator.predict(tier, 0, 1000) for tier in ("gold", "other")] == [30, 7]
+
+
+def test_a_request_of_several_sequences_counts_once() -> None:
+    """100 prompts of one request were 100 requests."""
+    tracker = Tracker()
+    for scope in (*[Scope.SEQUENCE] * 100, Scope.REQUEST):
+        tracker.note(msgspec.structs.replace(outcome("stop", True), scope=scope), 0.0)
+    assert tracker.total["gold"].requests == 1
