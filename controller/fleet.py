@@ -109,8 +109,7 @@ class Fleet:
         self.tracker.note(outcome, now_s)
         if outcome.scope == Scope.REQUEST:
             return
-        if outcome.finish == "stop" or outcome.finish == "length":
-            self.lengths.note(outcome.tier_asked, outcome.output_tokens, outcome.finish == "length")
+        self.lengths.learn(outcome)
         uid = request_uid(outcome.request_id)
         self.waiting.pop(uid, None)
         self.places.free(uid)

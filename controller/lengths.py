@@ -1,42 +1,154 @@
-"""How long an output will be: priors from the configuration, moved by what finished requests turned out to be."""
+"""How long an output will be: priors from the configuration, moved by what finished requests turned out to be. Pure.
 
-from collections.abc import Mapping
+A request that ended at its cap tells only that it would have been at least that long. So lengths come from the
+product-limit estimate of Kaplan and Meier (1958), which takes such observations for what they are.
+
+Nobody moves the estimate of others far. Requests with caps of another magnitude are counted apart, a tenant's own
+requests are predicted by its own history, and of each tenant only the latest few count for everybody else.
+"""
+
+import math
+from bisect import bisect_right
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple
 
-RUNS_TO_CAP = 0.9  # share of a tier's requests that end at their cap, from which on the cap is the prediction
+from controller.wire import Outcome
+
+WINDOW = 200  # latest requests of a tenant that count; after so many the prior is forgotten
+PRIOR_WEIGHT = 100.0  # requests that a prior counts for, before any has finished
+SHARED_OF_TENANT = 20  # latest requests of a named tenant that count for all the others
+MOST_TENANTS = 64  # named ones that are remembered per tier and magnitude of caps
+TRUSTED_SHARE = 0.025  # of the sample must have reached a length for what is longer to be read from the sample
+CAP_BITS = 4  # caps are of one magnitude within a factor of two to this power
+REFRESH = 16  # a curve is drawn anew when its sample grew by this part
+
+ANYBODY, EVERYBODY = "", "*"  # whoever is not known by a tenant's name; and all together
+
+Observation = tuple[int, bool]  # output tokens, and whether they ended at the cap
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Expected output under a cap: ``areas_tokens`` under the survival curve up to each of ``lengths_tokens``."""
+
+    lengths_tokens: tuple[float, ...]
+    areas_tokens: tuple[float, ...]
+    shares: tuple[float, ...]  # of requests that are longer than each of the lengths
+
+    def mean_tokens(self, cap_tokens: float) -> float:
+        """Mean output of requests with this cap. Beyond what the sample tells, half of that is still ahead."""
+        at = bisect_right(self.lengths_tokens, cap_tokens) - 1
+        longest_tokens = self.lengths_tokens[at]
+        left_tokens = cap_tokens - longest_tokens
+        if at == len(self.lengths_tokens) - 1:
+            left_tokens = min(left_tokens, longest_tokens / 2)
+        return self.areas_tokens[at] + self.shares[at] * left_tokens
+
+
+class Drawn(NamedTuple):
+    """A curve, the configured prior at that time, and of how many observations it is."""
+
+    curve: Curve
+    prior_tokens: float
+    size: int
+
+
+def draw_curve(sample: Iterable[Observation], prior_tokens: float) -> Curve:
+    """The product-limit estimate, beside a prior that says ``prior_tokens`` for certain.
+
+    At every length the prior fades by the observations that were not cut before: short caps tell nothing about long
+    outputs.
+    """
+    observed = [(float(tokens), is_cut, False) for tokens, is_cut in sample]
+    reached = uncut = len(observed)
+    least = TRUSTED_SHARE * max(float(reached), PRIOR_WEIGHT)
+    lengths, areas, shares = [0.0], [0.0], [1.0]
+    for tokens, is_cut, is_prior in sorted([*observed, (prior_tokens, False, True)]):
+        prior = PRIOR_WEIGHT * max(0.0, 1.0 - uncut / WINDOW) if tokens <= prior_tokens else 0.0
+        weight = reached + prior
+        if shares[-1] <= 0.0 or (weight < least and tokens > lengths[-1]):
+            break
+        areas.append(areas[-1] + shares[-1] * (tokens - lengths[-1]))
+        lengths.append(tokens)
+        shares.append(shares[-1] * max(0.0, 1.0 - (prior if is_prior else float(not is_cut)) / weight))
+        reached, uncut = reached - (not is_prior), uncut - is_cut
+    return Curve(tuple(lengths), tuple(areas), tuple(shares))
+
+
+@dataclass
+class CapClass:
+    """Requests of one tier whose caps are of one magnitude, by tenant; ``ANYBODY`` is whoever is not known."""
+
+    samples: OrderedDict[str, deque[Observation]] = field(default_factory=OrderedDict)
+    _new: dict[str, int] = field(default_factory=dict)  # observations since the curve was drawn
+    _curves: dict[str, Drawn] = field(default_factory=dict)
+
+    def note(self, tenant: str, observation: Observation) -> None:
+        """One more observation; the tenant that has been silent for longest is forgotten where there are too many."""
+        self.samples.setdefault(tenant, deque(maxlen=WINDOW)).append(observation)
+        self.samples.move_to_end(tenant)
+        for key in (tenant, EVERYBODY):
+            self._new[key] = self._new.get(key, 0) + 1
+        if len(self.samples) > MOST_TENANTS:
+            forgotten, _ = self.samples.popitem(last=False)
+            self._curves.pop(forgotten, None)
+            self._new.pop(forgotten, None)
+
+    def curve(self, tenant: str, prior_tokens: float) -> Curve:
+        """What a request of ``tenant`` is predicted by: its own history beside everybody's, or everybody's alone."""
+        everybody = self._drawn(EVERYBODY, self._of_everybody, prior_tokens, prior_tokens)
+        if tenant == ANYBODY or tenant not in self.samples:
+            return everybody
+        return self._drawn(tenant, lambda: self.samples[tenant], everybody.mean_tokens(math.inf), prior_tokens)
+
+    def _of_everybody(self) -> Sequence[Observation]:
+        """All that is not known by tenant, and of each tenant no more than ``SHARED_OF_TENANT``."""
+        found: list[Observation] = []
+        for tenant, sample in self.samples.items():
+            skipped = 0 if tenant == ANYBODY else max(0, len(sample) - SHARED_OF_TENANT)
+            found.extend(islice(sample, skipped, None))
+        return found
+
+    def _drawn(self, key: str, sample: Callable[[], Sequence[Observation]], prior: float, configured: float) -> Curve:
+        """The curve of a sample beside ``prior`` tokens: as it was, or drawn anew once the sample has changed."""
+        known, new = self._curves.get(key), self._new.get(key, 0)
+        if known is None or known.prior_tokens != configured or new > known.size // REFRESH:
+            observed = sample()
+            known = self._curves[key] = Drawn(draw_curve(observed, prior), configured, len(observed))
+            self._new[key] = 0
+        return known.curve
 
 
 @dataclass
 class LengthEstimator:
-    """Per tier, the exponentially weighted mean of finished output lengths over their caps' reach.
-
-    ``weight`` is the share of a new observation; the prior counts as the first one. ``tier_priors`` has those of the
-    tiers that state one; a new one changes nothing for a tier of which requests have finished.
-    """
+    """Output lengths per tier. ``tier_priors`` has those of the tiers that state one, in tokens."""
 
     prior_tokens: float
     tier_priors: Mapping[str, float] = field(default_factory=dict)
-    weight: float = 0.05
-    _mean: dict[str, float] = field(default_factory=dict)
-    _cut: dict[str, float] = field(default_factory=dict)  # share that ended at the cap
+    _classes: dict[tuple[str, int], CapClass] = field(default_factory=dict)
 
-    def note(self, tier: str, output_tokens: int, is_cut: bool = False) -> None:
+    def note(self, tier: str, output_tokens: int, cap_tokens: int, is_cut: bool = False, tenant: str = "") -> None:
         """A request of ``tier`` finished after ``output_tokens``, by itself or (``is_cut``) at its cap."""
-        mean, cut = self._expected(tier), self._cut.get(tier, 0.0)
-        self._mean[tier] = mean + self.weight * (output_tokens - mean)
-        self._cut[tier] = cut + self.weight * (is_cut - cut)
+        known = self._classes.setdefault((tier, cap_tokens.bit_length() // CAP_BITS), CapClass())
+        known.note(tenant, (output_tokens, is_cut))
 
-    def predict(self, tier: str, emitted_tokens: int, cap_tokens: int) -> int:
+    def learn(self, outcome: Outcome) -> None:
+        """Note how long a request became that ended by itself or at its cap; others tell nothing."""
+        if outcome.output_tokens > 0 and outcome.finish in ("stop", "length"):
+            cap_tokens = max(outcome.output_cap_tokens, outcome.output_tokens)
+            is_cut = outcome.finish == "length"
+            self.note(outcome.tier_asked, outcome.output_tokens, cap_tokens, is_cut, outcome.tenant)
+
+    def predict(self, tier: str, emitted_tokens: int, cap_tokens: int, tenant: str = "") -> int:
         """Predicted length of the whole output: more than what was emitted, at most ``cap_tokens``.
 
-        A request that outlives the mean is taken to have half of it still ahead. Where clients ask for just what they
-        get, the cap says more than the mean: cut at the cap, means would be too short for all.
+        A request that outlives the mean is taken to have half of it still ahead.
         """
-        if self._cut.get(tier, 0.0) > RUNS_TO_CAP:
-            return max(emitted_tokens + 1, cap_tokens)
-        mean = self._expected(tier)
+        prior = self.tier_priors.get(tier, self.prior_tokens)
+        known = self._classes.get((tier, cap_tokens.bit_length() // CAP_BITS))
+        mean = min(prior, cap_tokens) if known is None else known.curve(tenant, prior).mean_tokens(cap_tokens)
         longer = mean if emitted_tokens < mean else emitted_tokens + max(1.0, mean / 2)
         return max(emitted_tokens + 1, min(cap_tokens, round(longer)))
-
-    def _expected(self, tier: str) -> float:
-        return self._mean.get(tier, self.tier_priors.get(tier, self.prior_tokens))

@@ -169,7 +169,7 @@ def admission_row(ask: Admission, tier: int, lengths: LengthEstimator, now_s: fl
     row["id"], row["tier"] = request_uid(ask.request_id), tier
     row["prompt_tokens"], row["emitted_tokens"] = ask.prompt_tokens, ask.emitted_tokens
     row["output_cap_tokens"] = ask.max_tokens
-    row["output_tokens"] = lengths.predict(slo.tier, ask.emitted_tokens, ask.max_tokens)
+    row["output_tokens"] = lengths.predict(slo.tier, ask.emitted_tokens, ask.max_tokens, ask.tenant)
     row["value"] = 1.0
     if ask.carried_tokens:  # its prompt is computed: it goes on decoding at once
         row["computed_tokens"], row["running"] = ask.prompt_tokens + ask.emitted_tokens - 1, True
@@ -188,9 +188,16 @@ def progress_rows(requests: Sequence[Progress], lengths: LengthEstimator, tiers:
     for name, bounds in (("ttft_s", [s.ttft_s for s in slos]), ("tpot_s", [s.tpot_s for s in slos])):
         table[name] = np.where(table["best_effort"], np.inf, bounds)
     table["deadline_s"] = table["arrival_s"] + np.where(table["best_effort"], np.inf, [s.e2e_s for s in slos])
-    predicted = [lengths.predict(seen.slo.tier, seen.emitted_tokens, seen.output_cap_tokens) for seen in requests]
-    table["output_tokens"] = np.maximum(predicted, [min(s.output_tokens, s.output_cap_tokens) for s in requests])
+    table["output_tokens"] = [_expected_tokens(seen, lengths) for seen in requests]
     return table
+
+
+def _expected_tokens(seen: Progress, lengths: LengthEstimator) -> int:
+    """What was predicted when the request was decided, which knew its tenant; until it has outlived that."""
+    told = min(seen.output_tokens, seen.output_cap_tokens)
+    if told > seen.emitted_tokens:
+        return told
+    return lengths.predict(seen.slo.tier, seen.emitted_tokens, seen.output_cap_tokens)
 
 
 def _fill_slo(row: np.ndarray, slo: Slo, age_s: float, now_s: float) -> None:

@@ -60,6 +60,7 @@ class Admission(msgspec.Struct, frozen=True, array_like=True):
     carried_tokens: int = 0  # of its KV cache, that another replica holds ready for the one that takes it
     prefix: tuple[int, ...] = ()  # marks of its prompt (``routing.prefixes``), where affinity is on
     group: str = ""  # the same for sequences of one request that are admitted together or not at all
+    tenant: str = ""  # digest of the API key, where the server checks keys
 
 
 class Decision(msgspec.Struct, frozen=True, array_like=True):
@@ -149,6 +150,8 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
     output_tokens: int
     verdict: Verdict
     scope: Scope = Scope.WHOLE
+    output_cap_tokens: int = 0  # ``max_tokens`` of the request; 0: not said
+    tenant: str = ""  # as in ``Admission``
 
 
 class Submission(msgspec.Struct, frozen=True, array_like=True):

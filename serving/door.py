@@ -48,7 +48,8 @@ class Door:
         self._options = msgspec.msgpack.encode(config.fleet_options(application, generation))
         self._status: dict[str, Any] = {"replicas": []}
         self._status_s = float("-inf")
-        self._generate = SloMiddleware(server, self.index, self.done, config.fleet.overload_status)
+        has_tenants = bool(getattr(getattr(server, "state", None), "checks_keys", False))
+        self._generate = SloMiddleware(server, self.index, self.done, config.fleet.overload_status, has_tenants)
         self._pinging = asyncio.get_running_loop().create_task(self._ping())
 
     def set_table(self, settings: Any) -> None:

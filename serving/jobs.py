@@ -127,6 +127,7 @@ class Job:
             self.prompt_tokens if self.transfer else 0,
             self.prefix,
             group,
+            self.ticket.tenant,
         )
 
     def submission(self, decision: Decision) -> Submission:
@@ -190,6 +191,8 @@ def outcome(job: "Job", finish: str, scope: Scope) -> Outcome:
         tally.tokens,
         decision.verdict if decision else Verdict.REFUSED,
         scope,
+        job.max_tokens,
+        ticket.tenant,
     )
 
 

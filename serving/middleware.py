@@ -16,6 +16,7 @@ from serving.errors import ApiError, bad_request, refused
 from serving.program import read_program
 from serving.sequences import expected_sequences
 from serving.slo import SloError, TierIndex, resolve, strip_body
+from serving.tenant import tenant_of
 from serving.ticket import Ticket, current_ticket
 
 Message = MutableMapping[str, Any]
@@ -36,12 +37,21 @@ GENERATING = frozenset(
 
 
 class SloMiddleware:
-    """``tiers()`` gives the tier table in force; ``done(ticket, status)`` is told of every finished response."""
+    """``tiers()`` gives the tier table in force; ``done(ticket, status)`` is told of every finished response.
+
+    ``has_tenants``: the application checks API keys, so that a key tells who asks.
+    """
 
     def __init__(
-        self, app: App, tiers: Callable[[], TierIndex], done: Callable[[Ticket, int], None], overload_status: int = 429
+        self,
+        app: App,
+        tiers: Callable[[], TierIndex],
+        done: Callable[[Ticket, int], None],
+        overload_status: int = 429,
+        has_tenants: bool = False,
     ) -> None:
         self.app, self.tiers, self.done, self.overload_status = app, tiers, done, overload_status
+        self.has_tenants = has_tenants
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in GENERATING:
@@ -51,6 +61,7 @@ class SloMiddleware:
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
         try:
             ticket, body = self._open(headers, body)
+            ticket.tenant = tenant_of(scope["path"], headers) if self.has_tenants else ""
         except SloError as error:
             await send_error(send, bad_request(str(error), error.field))
             return

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from vllm import AsyncEngineArgs
+from vllm import AsyncEngineArgs, envs
 from vllm.config import VllmConfig
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
@@ -132,7 +132,7 @@ async def make_server(
     """vLLM's FastAPI application and the fleet client below it.
 
     ``arguments`` are those of ``vllm serve`` (model first): parsers, templates, names, limits; ``block_tokens`` as of
-    ``FleetCoreClient``.
+    ``FleetCoreClient``. The application's ``state.checks_keys`` tells whether it asks clients for a key.
     """
     args = make_arg_parser(FlexibleArgumentParser()).parse_args(arguments)
     args.model = getattr(args, "model_tag", None) or args.model
@@ -150,5 +150,6 @@ async def make_server(
     finally:
         EngineCoreClient.make_async_mp_client = original
     app = build_app(args, TASKS, config.model_config)
+    app.state.checks_keys = bool(args.api_key or envs.VLLM_API_KEY)
     await init_app_state(engine, app.state, args, TASKS)
     return app, client

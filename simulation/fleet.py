@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from controller.disaggregation import make_fleet
-from controller.lengths import LengthEstimator
 from controller.options import FleetOptions
 from controller.tiers import Tier, TierTable
 from controller.wire import Admission, Decision, Outcome, Progress, Report, Slo, Verdict
@@ -20,7 +19,6 @@ REPORT_S = 0.15  # how often a live replica reports
 PROGRESS = (
     "prompt_tokens", "computed_tokens", "emitted_tokens", "output_tokens", "output_cap_tokens", "running"
 )  # fmt: skip
-SEEN_BEFORE = 100  # requests of each tier that had finished before the run, so that lengths are known on average
 
 
 def tiers_of(jobs: np.ndarray, split: Sequence[int] = ()) -> TierTable:
@@ -54,10 +52,6 @@ class FleetDispatch:
 
     def __post_init__(self) -> None:
         self.fleet = make_fleet(self.options, self.tiers, lambda _name: self.profile)
-        self.fleet.lengths = LengthEstimator(self.options.length_prior_tokens)  # learns what it knows of tiers
-        for tier in self.tiers.tiers:
-            for _ in range(SEEN_BEFORE):
-                self.fleet.lengths.note(tier.name, tier.output_tokens)
         self._sequence, self._report_s = 0, 0.0
         self._again: list[tuple[float, int]] = []  # pending jobs and when they ask again
         self._finished: dict[int, list[tuple[str, int]]] = {}
@@ -98,6 +92,7 @@ class FleetDispatch:
                 predicted_tpot_s=math.inf,
                 output_tokens=int(record["emitted_tokens"]),
                 verdict=verdict,
+                output_cap_tokens=int(asked["cap_tokens"]),
             )
             self.fleet.note_outcome(outcome, simulation.now_s)
 

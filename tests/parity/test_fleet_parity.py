@@ -56,8 +56,6 @@ async def _through_the_actor(dispatcher: Recorded, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(actor.time, "monotonic", lambda: now_s)
     live = actor.Controller()
     await live.configure(msgspec.msgpack.encode(dispatcher.options), msgspec.msgpack.encode(dispatcher.tiers))
-    fresh = FleetDispatch(dispatcher.profile, dispatcher.tiers, dispatcher.options)
-    live.fleet.lengths = fresh.fleet.lengths  # what had been seen before the run
     decisions: list[Decision] = []
     for now_s, name, message in dispatcher.log:  # noqa: B007  (the clock reads it)
         if name == "report":

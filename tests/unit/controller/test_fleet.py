@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.fleet import Fleet
+from controller.lengths import WINDOW
 from controller.options import FleetOptions
 from controller.placing import SILENCE_S, UNBOUND_S, latest_start_s
 from controller.status import fleet_status
@@ -225,7 +226,8 @@ def test_tiers_state_the_length_of_their_outputs_until_some_have_finished() -> N
     assert (predicted(TIGHT), predicted(LOOSE)) == (30, 100)
     state.set_tiers(table(2, 60), 0.0)
     assert (predicted(TIGHT), predicted(LOOSE)) == (60, 100)
-    state.note_outcome(ended(ask(TIGHT), "stop", 60), 0.0)
+    for _ in range(WINDOW):
+        state.note_outcome(ended(ask(TIGHT), "stop", 60), 0.0)
     state.set_tiers(table(3, 150), 0.0)
     assert predicted(TIGHT) == 60
 

@@ -1,10 +1,7 @@
 """Attainment counts what was asked for; lengths are learnt from what finished."""
 
 import msgspec
-from hypothesis import given
-from hypothesis import strategies as st
 
-from controller.lengths import LengthEstimator
 from controller.tracker import Tracker
 from controller.wire import Outcome, Scope, Verdict
 
@@ -32,41 +29,6 @@ def test_the_window_forgets_and_the_total_does_not() -> None:
     assert (gold["attainment"], gold["window"]["attainment"]) == (0.5, 1.0)
     assert gold["window"]["ttft_error_ms"]["p50"] == -100.0
     assert tracker.summary(100.0)["gold"]["window"]["attainment"] is None
-
-
-@given(emitted=st.integers(0, 5000), cap=st.integers(1, 5000), lengths=st.lists(st.integers(1, 4000), max_size=5))
-def test_predictions_lie_between_what_was_emitted_and_the_cap(emitted: int, cap: int, lengths: list[int]) -> None:
-    estimator = LengthEstimator(100.0, weight=0.5)
-    for length in lengths:
-        estimator.note("gold", length)
-    predicted = estimator.predict("gold", emitted, cap)
-    assert emitted < predicted <= max(cap, emitted + 1)
-
-
-def test_lengths_move_towards_what_finished() -> None:
-    estimator = LengthEstimator(100.0, weight=0.5)
-    for _ in range(20):
-        estimator.note("gold", 10)
-    assert estimator.predict("gold", 0, 1000) == 10
-    assert estimator.predict("other", 0, 1000) == 100
-
-
-def test_where_requests_run_to_their_caps_the_cap_is_the_prediction() -> None:
-    estimator = LengthEstimator(100.0, weight=0.5)
-    for _ in range(5):
-        estimator.note("gold", 50, is_cut=True)
-    assert [estimator.predict("gold", 0, cap) for cap in (20, 400)] == [20, 400]
-    estimator.note("gold", 50)
-    assert estimator.predict("gold", 0, 400) < 100, "one that ends by itself is enough, where few are remembered"
-
-
-def test_a_tiers_own_prior_holds_until_its_requests_have_finished() -> None:
-    estimator = LengthEstimator(100.0, {"gold": 20.0}, weight=0.5)
-    assert [estimator.predict(tier, 0, 1000) for tier in ("gold", "other")] == [20, 100]
-    estimator.note("gold", 40)
-    assert estimator.predict("gold", 0, 1000) == 30, "the prior counts as the first one"
-    estimator.tier_priors = {"gold": 500.0, "other": 7.0}
-    assert [estimator.predict(tier, 0, 1000) for tier in ("gold", "other")] == [30, 7]
 
 
 def test_a_request_of_several_sequences_counts_once() -> None:

@@ -1,0 +1,18 @@
+"""Who asks, where the server checks API keys: a digest of the key. The key itself goes no further and into no log."""
+
+import hashlib
+from collections.abc import Iterable
+
+DIGEST_BYTES = 8
+GUARDED = "/v1/"  # below it vLLM's server checks keys; elsewhere anybody could name any key
+
+
+def tenant_of(path: str, headers: Iterable[tuple[str, str]]) -> str:
+    """The tenant's name beyond the ingress: the same for the same bearer token; empty where no key is checked."""
+    if not path.startswith(GUARDED):
+        return ""
+    for name, value in headers:
+        scheme, _, key = value.partition(" ")
+        if name.lower() == "authorization" and scheme.lower() == "bearer" and key:
+            return hashlib.blake2b(key.encode(), digest_size=DIGEST_BYTES, person=b"polyslo tenant").hexdigest()
+    return ""
