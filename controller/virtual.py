@@ -35,7 +35,7 @@ class VirtualReplica:
         self.sequence, self.seen_s, self.moved_s = -1, now_s, now_s
         self.draining, self.suspect_s, self.pid = report.draining, -np.inf, report.pid
         self.phase = report.phase
-        self.kv_used_tokens = report.kv_used_tokens
+        self.kv_used_tokens, self.planner_failures = report.kv_used_tokens, report.planner_failures
         mirrors = bank.mirrors
         mirrors.coefs[self.slot] = mirrors.cautious[self.slot] = profile.coefficients
         mirrors.replicas["free_at_s"][self.slot] = now_s
@@ -54,7 +54,7 @@ class VirtualReplica:
             return set()  # overtaken on the way
         self.sequence, self.seen_s, self.draining = report.sequence, now_s, report.draining
         self.moved_s = now_s - report.iteration_age_s  # began its iteration in flight, or is idle
-        self.kv_used_tokens = report.kv_used_tokens
+        self.kv_used_tokens, self.planner_failures = report.kv_used_tokens, report.planner_failures
         self._limit(report)
         self._correct(report.steps)
         rows = progress_rows(report.requests, lengths, tiers, now_s)

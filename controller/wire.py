@@ -132,6 +132,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     max_iteration_s: float = 0.2
     best_effort_share: float = 0.0
     filler: float = LIVE_FILLER
+    planner_failures: int = 0  # steps since birth in which its planner failed and the engine's own order stood in
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True):

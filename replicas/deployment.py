@@ -113,6 +113,7 @@ class Replica:
             steps=self._engine.take_steps(),
             draining=self._draining,
             phase=self._config.phase,
+            planner_failures=state.planner_failures,
             pid=os.getpid(),
             **msgspec.structs.asdict(state.limits),
         )

@@ -34,6 +34,7 @@ class EngineState(msgspec.Struct, frozen=True):
     max_running: int
     limits: PlanLimits
     requests: tuple[Progress, ...]
+    planner_failures: int = 0  # steps since birth in which planning failed and the engine's own order stood in
 
 
 class Engine(Protocol):
@@ -80,6 +81,7 @@ class Entry:
         "late",
         "output_tokens",
         "running",
+        "settled_tokens",
         "slo",
         "submission",
     )
@@ -94,6 +96,30 @@ class Entry:
         self.output_tokens = max(min(submission.output_tokens, self.cap_tokens), submission.emitted_tokens + 1)
         self.running = False
         self.late = False  # could no longer be on time, once
+        self.settled_tokens = 0  # output made here that the position last told contains
+
+    def note_output(self, tokens: int) -> None:
+        """It emitted; the KV cache of all but the last token is there, unless the position told is the newer word."""
+        self.emitted_tokens += tokens
+        if self._made_here > self.settled_tokens:
+            self.running = True
+            self.computed_tokens = self._most_computed
+
+    def note_position(self, computed_tokens: int, running: bool, late: bool, settled_tokens: int) -> None:
+        """An engine in another process told where it is; output and positions come by two ways, in any order."""
+        self.settled_tokens = settled_tokens
+        self.late |= late
+        if self._made_here <= settled_tokens:
+            self.computed_tokens, self.running = computed_tokens, running
+
+    @property
+    def _made_here(self) -> int:
+        return self.emitted_tokens - self.submission.emitted_tokens
+
+    @property
+    def _most_computed(self) -> int:
+        """The token emitted last has no KV cache before the next step."""
+        return self.submission.prompt_tokens + self.emitted_tokens - 1
 
     def to_progress(self, now_s: float) -> Progress:
         """The request as a report tells it."""
@@ -103,7 +129,7 @@ class Entry:
             slo=self.slo,
             age_s=now_s - self.arrival_s,
             prompt_tokens=asked.prompt_tokens,
-            computed_tokens=self.computed_tokens,
+            computed_tokens=min(self.computed_tokens, self._most_computed),
             emitted_tokens=self.emitted_tokens,
             output_tokens=max(self.output_tokens, self.emitted_tokens + 1),
             output_cap_tokens=self.cap_tokens,
@@ -123,6 +149,11 @@ def fill_row(row: np.void, entry: Entry) -> None:
     if asked.transfer:  # the KV cache of all but the last token comes along
         row["computed_tokens"] = asked.prompt_tokens + asked.emitted_tokens - 1
     row["tier"], row["best_effort"], row["value"] = -1, slo.best_effort, 1.0
+
+
+def usable_kv_tokens(blocks: int, block_tokens: int) -> int:
+    """KV tokens that requests can have of ``blocks`` blocks; vLLM keeps the first one as a placeholder."""
+    return (blocks - 1) * block_tokens
 
 
 def to_step(mix: np.ndarray, seconds: float) -> Step:

@@ -23,16 +23,18 @@ class RequestTick(msgspec.Struct, frozen=True, array_like=True):
     computed_tokens: int
     running: bool
     late: bool = False  # can no longer be on time: stands behind those that can
+    settled_tokens: int = 0  # output made here that this position contains, or that a preemption left under way
 
 
 class Tick(msgspec.Struct, frozen=True, array_like=True):
-    """What the engine pushes after an iteration. ``requests`` comes only now and then; ``None``: as before."""
+    """What the engine pushes after an iteration. ``requests`` are those told anew: all only now and then."""
 
     steps: int  # iterations since birth
     planning_s: float  # time spent on planning them, since birth
     kv_used_tokens: int
     recent: tuple[Step, ...]  # iterations since the last tick
     requests: tuple[RequestTick, ...] | None = None
+    planner_failures: int = 0  # steps since birth in which our part failed and vLLM's own order stood in
 
 
 class TickSender:
@@ -53,13 +55,13 @@ class TickSender:
         kv_used_tokens: int,
         step: Step | None,
         requests: list[RequestTick] | None,
+        planner_failures: int = 0,
     ) -> bool:
         """Push one tick; false when it was kept back. ``requests`` is not kept back: the next ones are fresher."""
         if step is not None:
             self._pending.append(step)
-        tick = Tick(
-            steps, planning_s, kv_used_tokens, tuple(self._pending), None if requests is None else tuple(requests)
-        )
+        told = None if requests is None else tuple(requests)
+        tick = Tick(steps, planning_s, kv_used_tokens, tuple(self._pending), told, planner_failures)
         try:
             self._socket.send(self._encoder.encode(tick))
         except OSError:  # queue full, message too long after a long silence, or the replica is gone

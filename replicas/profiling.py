@@ -26,6 +26,7 @@ from profiles.batch import Batch
 from profiles.grid import DECODE_STEPS, TRIES, EngineLimits, Stage
 from profiles.measured import Sample
 from replicas.config import ReplicaConfig
+from replicas.engine import usable_kv_tokens
 from replicas.vllm_engine import engine_config
 
 # vLLM looks at __dict__ of everything in every module; llvmlite's library object takes that for a C function's name.
@@ -54,7 +55,7 @@ class ProfilingEngine:
         self._serial = 0
         cache = vllm_config.cache_config
         self.limits = EngineLimits(
-            kv_capacity_tokens=(cache.num_gpu_blocks - 1) * cache.block_size,
+            kv_capacity_tokens=usable_kv_tokens(cache.num_gpu_blocks, cache.block_size),
             max_model_tokens=vllm_config.model_config.max_model_len,
             max_batch_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
             max_sequences=vllm_config.scheduler_config.max_num_seqs,
@@ -180,16 +181,19 @@ class _Recorder:
         return result
 
     def _composition(self, output: SchedulerOutput) -> Batch:
-        kv_tokens, prefill = 0, Batch(0.0, sequences=0.0)
+        drafted = output.scheduled_spec_decode_tokens
+        kv_tokens, most_drafts, prefill = 0, 0, Batch(0.0, sequences=0.0)
         for request_id, tokens in output.num_scheduled_tokens.items():
             request = self._scheduler.requests[request_id]
-            cached = request.num_computed_tokens - tokens
-            if request.num_output_tokens + request.num_output_placeholders > 0 and tokens == 1:
+            cached, drafts = request.num_computed_tokens - tokens, len(drafted.get(request_id, ()))
+            if request.num_output_tokens + request.num_output_placeholders > 0 and tokens == 1 + drafts:
                 kv_tokens += cached + tokens
+                most_drafts = max(most_drafts, drafts)
             else:
                 prefill = prefill.with_chunk(tokens, cached)
         return prefill._replace(
             batch_tokens=float(output.total_num_scheduled_tokens),
             kv_tokens=float(kv_tokens),
             sequences=float(len(output.num_scheduled_tokens)),
+            spec_steps=float(most_drafts),
         )

@@ -17,6 +17,7 @@ from controller.wire import Slo, request_uid
 from planning.deadlines import begin_lines
 from planning.room import PREEMPT
 from planning.tables import request_table
+from replicas.positions import DraftsInFlight
 
 KEY = "polyslo"  # of SamplingParams.extra_args
 EMITTED = 5  # place in that list of the tokens that were emitted elsewhere
@@ -88,6 +89,7 @@ class RequestRows:
         self._gathered = np.zeros(0, dtype=np.int64)
         self._noted: list[str] | None = None  # those of the step last noted, and their rows
         self._noted_rows = np.zeros(0, dtype=np.int64)
+        self.drafts = DraftsInFlight()
 
     def warm_up(self) -> None:
         """Compile, so that no request waits for it."""
@@ -131,6 +133,7 @@ class RequestRows:
             self._noted = None
             del self._row_by_name[request.request_id]
             self._free.append(row)
+            self.drafts.forget(request.request_id)
 
     def note_cached(self, request: Any, cached_tokens: int) -> None:
         """Tokens of a waiting request that the prefix cache would serve now; it may just have been preempted."""
@@ -154,9 +157,16 @@ class RequestRows:
     def forget(self) -> None:
         """Read all requests anew: something happened to them that is not noted here."""
         self._states[:] = UNKNOWN
+        self._noted = None
+
+    def reset(self) -> None:
+        """Rely on nothing that was kept between steps: one of them failed half-way."""
+        self.forget()
+        self._running, self._waiting, self._gathered = [], [], np.zeros(0, dtype=np.int64)
 
     def gather(self, running: Sequence[Any], waiting: Sequence[Any], drafts: bool) -> np.ndarray:
-        """The planning table: ``running`` first, then ``waiting``. Counts what is in flight as done."""
+        """The planning table: ``running`` first, then ``waiting``. Counts what is in flight as done, of steps that
+        verify drafts the one token that they are sure to emit."""
         if running != self._running or waiting != self._waiting:  # told apart by identity
             self._regather(running, waiting)
         rows, count = self._gathered, len(running)
@@ -187,16 +197,17 @@ class RequestRows:
     def _read(self, rows: np.ndarray, requests: list[Any], running: int) -> None:
         """Moving columns from the requests themselves; the first ``running`` of them run and are followed from here."""
         here = [len(request._output_token_ids) + request.num_output_placeholders for request in requests]
-        self._table["emitted_tokens"][rows] = self._elsewhere[rows] + here
-        runs = rows[:running]
-        self._table["computed_tokens"][runs] = [request.num_computed_tokens for request in requests[:running]]
+        drafts = np.array([self.drafts.of(request.request_id) for request in requests], dtype=np.int64)
+        self._table["emitted_tokens"][rows] = self._elsewhere[rows] + here - drafts
+        runs, computed = rows[:running], [request.num_computed_tokens for request in requests[:running]]
+        self._table["computed_tokens"][runs] = np.array(computed, dtype=np.int64) - drafts[:running]
         self._states[rows] = UNKNOWN
         self._states[runs] = FOLLOWED
 
     def quota(self, request: Any) -> int:
         """Tokens that ``request`` may run in the step being formed; none if that is not positive."""
-        quota: int = self._by_row[self._row_of[request]]
-        return quota
+        row = self._row_of.get(request)
+        return UNLIMITED if row is None else self._by_row[row]
 
     def leave(self, request: Any) -> None:
         """Leave a request that is not gathered to vLLM: one that waits for a KV cache from elsewhere, or has just got

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 from vllm import AsyncEngineArgs
-from vllm.config import KVTransferConfig, VllmConfig
+from vllm.config import CacheConfig, KVTransferConfig, VllmConfig
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
 from vllm.v1.engine.core_client import AsyncMPClient, EngineCoreClient
 
@@ -24,7 +24,7 @@ from controller.wire import PREFILLED, Delta, Progress, Step, Submission
 from replicas.config import EMBEDDED_MODEL, ReplicaConfig
 from replicas.cores import CoreClaim
 from replicas.embedded import ensure_embedded_model
-from replicas.engine import EngineFailure, EngineState, Entry
+from replicas.engine import EngineFailure, EngineState, Entry, usable_kv_tokens
 from replicas.engine_link import Tick, TickReceiver
 from replicas.kv_transfer import ENGINES_ONLY, PARAMS, connector_config, from_transfer, prefill_params
 from replicas.request_rows import KEY, to_extra_args
@@ -48,6 +48,7 @@ class VllmEngine:
         self._steps: list[Step] = []
         self.planning_s = 0.0  # spent on planning its iterations, since birth
         self._iterations = 0
+        self._planner_failures = 0
         self._kv_used_tokens = 0
         self._kv_capacity_tokens = 0
         self._block_tokens = config.block_size
@@ -74,10 +75,7 @@ class VllmEngine:
         loop = asyncio.get_running_loop()
         self._client = await loop.run_in_executor(self._starter, self._launch)
         self.pids = tuple(process.pid for process in self._client.resources.engine_manager.processes)
-        cache = self._client.vllm_config.cache_config
-        self._kv_capacity_tokens = cache.num_gpu_blocks * cache.block_size
-        self._block_tokens = cache.block_size
-        self._note_policy(self._config.policy, self._config.policy_options)
+        self._note_cache(self._client.vllm_config.cache_config)
         self._alive_s = time.monotonic()
 
     def _launch(self) -> AsyncMPClient:
@@ -123,16 +121,15 @@ class VllmEngine:
         except Exception as error:
             self._failure = f"vLLM engine died: {error!r}"
             raise EngineFailure(self._failure) from error
-        self._alive_s = time.monotonic()
+        if outputs.outputs:  # and not only a rejected request, which no iteration has to do with
+            self._alive_s = time.monotonic()
         deltas, self._rejected = self._rejected, []
         deltas += [self._to_delta(output) for output in outputs.outputs if output.request_id in self._entries]
         return deltas
 
     def _to_delta(self, output: Any) -> Delta:
         entry = self._entries[output.request_id]
-        entry.emitted_tokens += len(output.new_token_ids)
-        entry.running = True
-        entry.computed_tokens = max(entry.computed_tokens, entry.submission.prompt_tokens + entry.emitted_tokens - 1)
+        entry.note_output(len(output.new_token_ids))
         if output.finished:
             del self._entries[output.request_id]
             if entry.submission.prefill_only and output.finish_reason == FinishReason.LENGTH:
@@ -143,12 +140,11 @@ class VllmEngine:
     def _on_tick(self, tick: Tick) -> None:
         self._alive_s = time.monotonic()
         self._iterations, self.planning_s = tick.steps, tick.planning_s
-        self._kv_used_tokens = tick.kv_used_tokens
+        self._kv_used_tokens, self._planner_failures = tick.kv_used_tokens, tick.planner_failures
         self._steps.extend(tick.recent)
         for at in tick.requests or ():
             if entry := self._entries.get(at.request_id):
-                entry.computed_tokens, entry.running = at.computed_tokens, at.running
-                entry.late |= at.late
+                entry.note_position(at.computed_tokens, at.running, at.late, at.settled_tokens)
 
     def state(self) -> EngineState:
         now_s = time.monotonic()
@@ -162,6 +158,7 @@ class VllmEngine:
             max_running=self._config.max_num_seqs,
             limits=self._limits,
             requests=self._progress(now_s),
+            planner_failures=self._planner_failures,
         )
 
     def _progress(self, now_s: float) -> tuple[Progress, ...]:
@@ -174,6 +171,12 @@ class VllmEngine:
     async def configure(self, policy: str, options: dict[str, float]) -> None:
         await self._client.call_utility_async("polyslo_configure", policy, options)
         self._note_policy(policy, options)
+
+    def _note_cache(self, cache: CacheConfig) -> None:
+        """What the started engine has, as its scheduler counts it."""
+        self._block_tokens = cache.block_size
+        self._kv_capacity_tokens = usable_kv_tokens(cache.num_gpu_blocks or 0, cache.block_size)
+        self._note_policy(self._config.policy, self._config.policy_options)
 
     def _note_policy(self, policy: str, options: dict[str, float]) -> None:
         """What the planner, which lives in the engine's process, keeps to from now on."""

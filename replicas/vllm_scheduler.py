@@ -13,13 +13,15 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from controller.wire import Step
 from planning.room import TOKENS
-from replicas.engine import to_step
-from replicas.engine_link import RequestTick, TickSender
+from replicas.engine import to_step, usable_kv_tokens
+from replicas.engine_link import TickSender
+from replicas.failures import Failures
 from replicas.kv_transfer import LOAD, clipped_to_prompt
+from replicas.positions import accepted_drafts, composition_of, position_of
 from replicas.request_rows import KEY, RequestRows
 from replicas.step_clock import StepClock
 from replicas.step_planner import STOCK, StepPlanner, profile_coefficients
@@ -34,7 +36,7 @@ class SloScheduler(AsyncScheduler):
         super().__init__(*args, **kwargs)
         settings = self.vllm_config.additional_config[KEY]
         coefficients, _ = profile_coefficients(settings["profile"])
-        self._capacity_tokens = (self.kv_cache_manager.block_pool.num_gpu_blocks - 1) * self.block_size
+        self._capacity_tokens = usable_kv_tokens(self.kv_cache_manager.block_pool.num_gpu_blocks, self.block_size)
         self._planner = StepPlanner(
             coefficients,
             kv_capacity_tokens=self._capacity_tokens,
@@ -54,7 +56,10 @@ class SloScheduler(AsyncScheduler):
         self._planning_s = 0.0
         self._requests_due_s = self._late_due_s = 0.0
         self._late: set[str] = set()
+        self._stale: set[Request] = set()  # preempted in flight: vLLM runs them again when that has been delivered
+        self._preempted: set[Request] = set()  # since the last tick
         self._has_quotas = False
+        self._failures = Failures()
         self._is_splittable = not self.need_mamba_block_aligned_split
         self._is_followable = self.num_spec_tokens == 0 and self.num_sampled_tokens_per_step == 1
 
@@ -68,16 +73,25 @@ class SloScheduler(AsyncScheduler):
         known = self.requests.get(request.request_id)
         super().add_request(request)
         if known is None:
-            self._rows.add(request, time.monotonic())
-            self._note_cached(request)
+            with self._failures.caught("taking a request"):
+                self._rows.add(request, time.monotonic())
+                self._note_cached(request)
 
     def _free_blocks(self, request: Request) -> None:
         super()._free_blocks(request)
-        self._rows.remove(request)
+        self._stale.discard(request)
+        self._preempted.discard(request)
+        with self._failures.caught("forgetting a request"):
+            self._rows.remove(request)
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super()._preempt_request(request, *args, **kwargs)
-        self._note_cached(request)
+        self._rows.drafts.forget(request.request_id)
+        self._preempted.add(request)
+        if request.num_stale_output_tokens:
+            self._stale.add(request)
+        with self._failures.caught("following a preemption"):
+            self._note_cached(request)
 
     def _note_cached(self, request: Request) -> None:
         cached_tokens = self.kv_cache_manager.get_computed_blocks(request)[1]
@@ -101,16 +115,48 @@ class SloScheduler(AsyncScheduler):
         now_s = time.monotonic()
         predicted_s, mix = 0.0, None
         if self._planner.policy != STOCK and (self.running or self.waiting):
-            predicted_s, mix = self._plan(self._clock.next_start_s(now_s))
+            predicted_s, mix = self._try_plan(self._clock.next_start_s(now_s))
             self._planning_s += time.monotonic() - now_s
         output = super().schedule(throttle_prefills)
         self._has_quotas = False
-        self._follow(output, is_planned=mix is not None)
-        if mix is None or (mix[0], mix[3]) != (output.total_num_scheduled_tokens, len(output.num_scheduled_tokens)):
-            mix = self._composition(output)
-            predicted_s = self._planner.predict(mix)
-        self._clock.begin(now_s, mix, predicted_s)
+        self._begin_step(now_s, output, predicted_s, mix)
         return output
+
+    def _try_plan(self, start_s: float) -> tuple[float, np.ndarray | None]:
+        """``_plan``; where that fails, vLLM's own order for this step."""
+        running, waiting = self.running, list(self.waiting)
+        try:
+            return self._plan(start_s)
+        except Exception:
+            self._failures.note("planning a step")
+            self._put_back(running, waiting)
+            return 0.0, None
+
+    def _put_back(self, running: list[Request], waiting: list[Request]) -> None:
+        """Every request into the queue of its status, as before a plan that may have been applied in part."""
+        self._has_quotas = False
+        self._rows.reset()
+        preempted = [request for request in running if request.status == RequestStatus.PREEMPTED]
+        self.running = [request for request in running if request.status == RequestStatus.RUNNING]
+        self.waiting.clear()
+        self.waiting.extend([*preempted, *waiting])
+        self.prev_step_scheduled_req_ids.difference_update(request.request_id for request in preempted)
+
+    def _begin_step(self, now_s: float, output: SchedulerOutput, predicted_s: float, mix: np.ndarray | None) -> None:
+        """Follow the step just formed; its plan, if there was one, counts as far as vLLM kept to it."""
+        if self.num_spec_tokens > 0:
+            self._rows.drafts.begin(output.scheduled_spec_decode_tokens)
+        formed = (output.total_num_scheduled_tokens, len(output.num_scheduled_tokens))
+        try:
+            self._follow(output, is_planned=mix is not None)
+            if mix is None or (mix[0], mix[3]) != formed:
+                mix = composition_of(output, self.requests)
+                predicted_s = self._planner.predict(mix)
+        except Exception:
+            self._failures.note("following a step")
+            self._rows.reset()
+            predicted_s, mix = 0.0, np.zeros(5)
+        self._clock.begin(now_s, mix, predicted_s)
 
     def _plan(self, start_s: float) -> tuple[float, np.ndarray]:
         """Plan the step that starts at ``start_s`` and hand out its quotas."""
@@ -155,13 +201,19 @@ class SloScheduler(AsyncScheduler):
     def _ready_waiting(self) -> list[Request]:
         """Waiting requests that may be scheduled. One that waits for its grammar or the like gets no tokens yet."""
         waiting = list(self.waiting)
-        if not self.deferred_waiting:
+        self._stale = {request for request in self._stale if request.num_stale_output_tokens}
+        if not self.deferred_waiting and not self._stale:
             return waiting
-        ready = [request for request in waiting if self._handle_blocked_waiting_request(request)]
+        ready = [request for request in waiting if self._is_ready(request)]
         if len(ready) < len(waiting):
             for request in set(waiting).difference(ready):
                 self._rows.hold(request)
         return ready
+
+    def _is_ready(self, request: Request) -> bool:
+        return self._handle_blocked_waiting_request(request) and (
+            request not in self._stale or request.drop_stale_output
+        )
 
     def _apply(self, running: list[Request], tokens: np.ndarray, sum_tokens: int, yields: np.ndarray) -> None:
         """Quotas to every request, KV cache from those that must give it up, chosen newcomers to the front."""
@@ -198,25 +250,22 @@ class SloScheduler(AsyncScheduler):
             # It may resume in the very next step: the model runner must then be sent its tokens again.
             self.prev_step_scheduled_req_ids.discard(request.request_id)
 
-    def _composition(self, output: SchedulerOutput) -> np.ndarray:
-        """What a scheduled batch consists of, in the terms of the iteration-time model."""
-        count = len(output.num_scheduled_tokens)
-        tokens = np.fromiter(output.num_scheduled_tokens.values(), np.float64, count)
-        after = np.array([self.requests[name].num_computed_tokens for name in output.num_scheduled_tokens])
-        drafts = np.zeros(count)
-        if speculated := output.scheduled_spec_decode_tokens:
-            drafts[:] = [len(speculated.get(name, ())) for name in output.num_scheduled_tokens]
-        decodes = tokens == 1 + drafts
-        pairs = tokens * (after - tokens / 2)
-        return np.array([tokens.sum(), after[decodes].sum(), pairs[~decodes].sum(), count, drafts.max(initial=0)])
-
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
-        if self.num_spec_tokens > 0:
-            self._note_acceptance(scheduler_output, model_runner_output)
+        with self._failures.caught("measuring drafts"):
+            if self.num_spec_tokens > 0:  # vLLM cuts the sampled tokens of those that stop
+                self._planner.note_acceptance(*accepted_drafts(scheduler_output, model_runner_output))
         result = super().update_from_output(scheduler_output, model_runner_output)
+        now_s = time.monotonic()
+        if self.num_spec_tokens > 0:
+            self._rows.drafts.end()
         if (received := model_runner_output.kv_connector_output) and received.invalid_block_ids:
             self._rows.forget()  # vLLM has taken tokens back whose KV did not arrive
-        now_s = time.monotonic()
+        with self._failures.caught("measuring a step"):
+            self._end_step(now_s)
+        return result
+
+    def _end_step(self, now_s: float) -> None:
+        """Measure the oldest step in flight, learn from it and tell the replica."""
         mix, seconds = self._clock.finish(now_s, is_continuing=bool(self.running or self.waiting))
         step = None
         if mix[0] > 0:
@@ -224,28 +273,17 @@ class SloScheduler(AsyncScheduler):
             self._planner.observe(mix, seconds)
             step = to_step(mix, seconds)
         self._push(now_s, step)
-        return result
-
-    def _note_acceptance(self, scheduled: SchedulerOutput, output: ModelRunnerOutput) -> None:
-        accepted = refused = 0
-        for name, drafts in scheduled.scheduled_spec_decode_tokens.items():
-            kept = max(len(output.sampled_token_ids[output.req_id_to_index[name]]) - 1, 0)
-            accepted += kept
-            refused += kept < len(drafts)
-        self._planner.note_acceptance(accepted, refused)
 
     def _push(self, now_s: float, step: Step | None) -> None:
-        """Tell the replica about the step, and now and then where every request is."""
-        requests = None
-        if now_s >= self._requests_due_s or not self.requests:
-            self._requests_due_s = now_s + REQUESTS_EVERY_S
-            running = {request.request_id for request in self.running}
-            requests = [
-                RequestTick(name, request.num_computed_tokens, name in running, name in self._late)
-                for name, request in self.requests.items()
-            ]
-        used_tokens = self._used_blocks() * self.block_size
-        if not self._link.send(self._iterations, self._planning_s, used_tokens, step, requests):
+        """Tell the replica about the step, at once who was preempted, and now and then where every request is."""
+        told, is_due = [*self._preempted], now_s >= self._requests_due_s or not self.requests
+        if is_due:
+            self._requests_due_s, told = now_s + REQUESTS_EVERY_S, [*self.requests.values()]
+        running, late = RequestStatus.RUNNING, self._late
+        requests = [position_of(each, each.status == running, each.request_id in late) for each in told]
+        self._preempted.clear()
+        used_tokens, news = self._used_blocks() * self.block_size, requests if is_due or requests else None
+        if not self._link.send(self._iterations, self._planning_s, used_tokens, step, news, self._failures.count):
             self._requests_due_s = now_s
 
     def shutdown(self) -> None:

@@ -21,18 +21,24 @@ def token_at(request_id: str, position: int) -> int:
     return zlib.crc32(f"{request_id} {position}".encode()) % VOCABULARY
 
 
-def check_table(table: np.ndarray, running: list[Any], waiting: list[Any]) -> None:
-    """The moving columns of a gathered table say what vLLM's requests say."""
+def accepted_at(request_id: str, position: int, drafts: int) -> int:
+    """Of ``drafts`` tokens proposed at an output position, those that the played model accepts."""
+    return zlib.crc32(f"{request_id} {position} drafts".encode()) % (drafts + 1)
+
+
+def check_table(table: np.ndarray, running: list[Any], waiting: list[Any], drafts: dict[str, int]) -> None:
+    """The moving columns of a gathered table say what vLLM's requests say, but for ``drafts`` in flight."""
     from replicas.request_rows import EMITTED, KEY
 
     requests = [*running, *waiting]
     elsewhere = [request.sampling_params.extra_args[KEY][EMITTED] for request in requests]
     here = [len(request._output_token_ids) + request.num_output_placeholders for request in requests]
-    assert table["emitted_tokens"].tolist() == [sum(parts) for parts in zip(elsewhere, here, strict=True)]
+    unsure = [drafts.get(request.request_id, 0) for request in requests]
+    assert table["emitted_tokens"].tolist() == (np.array(elsewhere) + here - unsure).tolist()
     assert (table["output_tokens"] > table["emitted_tokens"]).all()
     assert table["running"].tolist() == [True] * len(running) + [False] * len(waiting)
     computed = table["computed_tokens"][: len(running)].tolist()
-    assert computed == [request.num_computed_tokens for request in running]
+    assert computed == [r.num_computed_tokens - u for r, u in zip(running, unsure, strict=False)]
 
 
 class Bench:
@@ -44,7 +50,7 @@ class Bench:
 
         def checked(running: list[Any], waiting: list[Any], drafts: bool) -> np.ndarray:
             table = gather(running, waiting, drafts)
-            check_table(table, running, waiting)
+            check_table(table, running, waiting, self.drafts_in_flight)
             return table
 
         scheduler._rows.gather = checked
@@ -52,6 +58,9 @@ class Bench:
         self.finished: set[str] = set()
         self.batches: list[dict[str, int]] = []
         self.preempted: set[str] = set()
+        self.drafts_in_flight: dict[str, int] = {}
+        self.on_output: Callable[[Any], None] = lambda _output: None  # told every output of vLLM's
+        self.on_formed: Callable[[], None] = lambda: None  # called after every step that was formed
 
     def add(
         self,
@@ -97,8 +106,16 @@ class Bench:
         self.preempted |= scheduled.preempted_req_ids or set()
         requests = self.scheduler.requests
         scheduled.played = {name for name in self.batches[-1] if not requests[name].is_prefill_chunk}
+        self._count_drafts(scheduled, 1)
+        for name in scheduled.preempted_req_ids or ():
+            self.drafts_in_flight.pop(name, None)
         self.check_integrity()
+        self.on_formed()
         return scheduled
+
+    def _count_drafts(self, scheduled: Any, sign: int) -> None:
+        for name, drafts in scheduled.scheduled_spec_decode_tokens.items():
+            self.drafts_in_flight[name] = max(0, self.drafts_in_flight.get(name, 0) + sign * len(drafts))
 
     def check_integrity(self) -> None:
         """Every live request is in exactly one queue."""
@@ -111,7 +128,9 @@ class Bench:
         from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
         names = list(scheduled.num_scheduled_tokens)
-        sampled = [self._sample(name) if name in scheduled.played else [] for name in names]
+        drafts = {name: len(tokens) for name, tokens in scheduled.scheduled_spec_decode_tokens.items()}
+        sampled = [self._sample(name, drafts.get(name, 0)) if name in scheduled.played else [] for name in names]
+        self._count_drafts(scheduled, -1)
         places = {name: place for place, name in enumerate(names)}
         played = ModelRunnerOutput(names, places, sampled)
         if lost_blocks:
@@ -120,12 +139,15 @@ class Bench:
         for outputs in result.values():
             for output in outputs.outputs:
                 self.outputs[output.request_id] += output.new_token_ids
+                self.on_output(output)
                 if output.finished:
                     self.finished.add(output.request_id)
 
-    def _sample(self, name: str) -> list[int]:
-        request = self.scheduler.requests.get(name)
-        return [] if request is None else [token_at(name, request.num_output_tokens)]
+    def _sample(self, name: str, drafts: int) -> list[int]:
+        if (request := self.scheduler.requests.get(name)) is None:
+            return []
+        first = request.num_output_tokens
+        return [token_at(name, first + i) for i in range(1 + accepted_at(name, first, drafts))]
 
     def step(self) -> dict[str, int]:
         """One whole step; returns the tokens it gave to each request."""

@@ -1,6 +1,9 @@
 """What a vLLM engine tells about the planner in its other process."""
 
 import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -33,3 +36,28 @@ def test_what_plans_keep_to_is_told_as_the_engine_took_it() -> None:
 
     asyncio.run(reconfigure())
     assert engine.state().limits == PlanLimits(32, 256, 0.05, LIVE_FILLER, 0.0)
+
+
+def test_the_controller_is_told_as_much_kv_cache_as_the_engine_plans_with(make_bench: Callable[..., Any]) -> None:
+    """vLLM keeps the first block for itself."""
+    from replicas.vllm_engine import VllmEngine
+
+    bench = make_bench(blocks=40)
+    engine = VllmEngine(ReplicaConfig(cores=(0,)))
+    engine._note_cache(bench.scheduler.cache_config)
+    assert engine.state().kv_capacity_tokens == bench.scheduler._planner.limits["kv_capacity_tokens"] == 39 * 32
+
+
+def test_a_rejected_request_is_no_iteration() -> None:
+    """An engine that hangs is not made young again by requests that it never saw."""
+    from vllm.v1.engine import EngineCoreOutputs
+
+    from replicas.vllm_engine import VllmEngine
+
+    async def outputs() -> EngineCoreOutputs:
+        return EngineCoreOutputs()
+
+    engine = VllmEngine(ReplicaConfig(cores=(0,)))
+    engine._client, engine._alive_s = SimpleNamespace(get_output_async=outputs), 7.0
+    assert asyncio.run(engine.next_outputs()) == []
+    assert engine._alive_s == 7.0

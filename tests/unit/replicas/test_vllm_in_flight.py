@@ -1,0 +1,197 @@
+"""What a replica tells about its requests while steps are in flight, from vLLM's scheduler to the mirror."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from controller.fleet import Fleet
+from controller.wire import Admission, Report, Slo, Submission, Verdict
+from replicas.engine_link import Tick
+from tests.fleet_cases import LOOSE, fleet
+
+BLOCKS, BLOCK_TOKENS = 64, 32
+MakeBench = Callable[..., Any]
+
+
+class Observed:
+    """A bench and the replica's book of its requests, joined as by the two ways between their processes."""
+
+    def __init__(self, bench: Any, tells_positions_always: bool = True) -> None:
+        from replicas.config import ReplicaConfig
+        from replicas.vllm_engine import VllmEngine
+
+        self.bench, self.engine = bench, VllmEngine(ReplicaConfig(cores=(0,)))
+        self.engine._kv_capacity_tokens = (BLOCKS - 1) * BLOCK_TOKENS
+        self._always = tells_positions_always
+        bench.scheduler._link.send = self._send
+        bench.on_output = self._deliver
+
+    def _send(self, steps: int, planning_s: float, used: int, step: Any, requests: Any, failures: int = 0) -> bool:
+        told = None if requests is None else tuple(requests)
+        self.engine._on_tick(Tick(steps, planning_s, used, () if step is None else (step,), told, failures))
+        if self._always:
+            self.bench.scheduler._requests_due_s = 0.0
+        return True
+
+    def _deliver(self, output: Any) -> None:
+        if output.request_id in self.engine._entries:
+            self.engine._to_delta(output)
+
+    def add(self, name: str, prompt_tokens: int, max_tokens: int, slo: Slo = LOOSE) -> None:
+        from replicas.engine import Entry
+
+        asked = Submission(name, prompt_tokens, 0, max_tokens, slo, 0.0, max_tokens, 0)
+        self.engine._entries[name] = Entry(asked, 0.0)
+        self.bench.add(name, [hash(name) % 200] * prompt_tokens, max_tokens, slo)
+
+    def report(self, sequence: int = 1) -> Report:
+        state = self.engine.state()
+        return Report(
+            "r", "1", sequence, "embedded-cpu", state.kv_capacity_tokens, state.kv_used_tokens, 64, 2048, 0.0,
+            tuple(state.requests), block_tokens=BLOCK_TOKENS,
+        )  # fmt: skip
+
+
+def run_decodes(make_bench: MakeBench, depth: int, steps: int = 14) -> Observed:
+    """Eight requests decode, ``depth`` steps are in flight whenever an output comes back, as in vLLM's engine core."""
+    observed = Observed(make_bench(blocks=BLOCKS, max_num_seqs=16, prefix_caching=False))
+    bench, in_flight = observed.bench, []
+    for i in range(8):
+        observed.add(f"d{i}", 150, 100)
+    for _ in range(steps):
+        while len(in_flight) < depth:
+            in_flight.append(bench.begin())
+        bench.end(in_flight.pop(0))
+    return observed
+
+
+def mirrored(observed: Observed) -> Fleet:
+    told = fleet()
+    told.report(observed.report(), 0.0)
+    return told
+
+
+def is_coherent(table: Any) -> bool:
+    """Every row is a decode: one token is left to compute, and output to come."""
+    left = table["prompt_tokens"] + table["emitted_tokens"] - table["computed_tokens"]
+    return bool(
+        (left == 1).all() and table["running"].all() and (table["emitted_tokens"] < table["output_tokens"]).all()
+    )
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_running_decodes_go_on_in_the_mirror(make_bench: MakeBench, depth: int) -> None:
+    observed = run_decodes(make_bench, depth)
+    replica = mirrored(observed).replicas["r"]
+    emitted = [len(observed.bench.outputs[f"d{i}"]) for i in range(8)]
+    assert replica.table["emitted_tokens"].tolist() == emitted
+    assert min(emitted) > 5
+    assert is_coherent(replica.table)
+    assert replica.state["load"][0] > 0
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_what_does_not_fit_beside_running_decodes_is_refused(make_bench: MakeBench, depth: int) -> None:
+    """The decodes will fill the cache: 8 of 8 blocks at their ends, of 63."""
+    told = mirrored(run_decodes(make_bench, depth))
+    asked = [Admission(f"a{i}", 600, 60, LOOSE) for i in range(4)]
+    verdicts = [told.admit([each], 0.001)[0].verdict for each in asked]
+    assert verdicts == [Verdict.REFUSED] * 4
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_positions_stay_coherent_whichever_way_is_faster(make_bench: MakeBench, depth: int) -> None:
+    """Output overtakes positions and the other way round; after every step, every decode has one token left."""
+    bench = make_bench(blocks=BLOCKS, max_num_seqs=16, prefix_caching=False)
+    observed, held, in_flight = Observed(bench), [], []
+    bench.on_output = held.append
+    for i in range(6):
+        observed.add(f"d{i}", 40, 60)
+    for step in range(40):
+        while len(in_flight) < depth:
+            in_flight.append(bench.begin())
+        bench.end(in_flight.pop(0))
+        assert all(r.prompt_tokens + r.emitted_tokens > r.computed_tokens for r in observed.engine.state().requests)
+        late = 0 if step % 3 == 0 else min(3, len(held))  # outputs that are still under way
+        for output in held[: len(held) - late]:
+            observed._deliver(output)
+        del held[: len(held) - late]
+        decoding = [r for r in observed.engine.state().requests if r.emitted_tokens > 0]
+        assert all(r.prompt_tokens + r.emitted_tokens - r.computed_tokens == 1 for r in decoding)
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+def test_who_was_preempted_in_flight_is_not_told_to_run(make_bench: MakeBench, depth: int) -> None:
+    """What comes of its steps in flight is delivered, but its KV cache is gone."""
+    bench = make_bench(blocks=24, max_num_seqs=8, max_num_batched_tokens=256, prefix_caching=False)
+    observed, in_flight, seen = Observed(bench, tells_positions_always=False), [], 0
+    for i in range(4):
+        observed.add(f"b{i}", 100, 120, Slo(best_effort=True))
+    for turn in range(60):
+        if turn == 12:
+            observed.add("tight", 300, 30, Slo(ttft_s=60.0, tpot_s=1.0))
+        while len(in_flight) < depth and bench.scheduler.has_unfinished_requests():
+            in_flight.append(bench.begin())
+        seen += sum(request.num_stale_output_tokens > 0 for request in bench.scheduler.waiting)
+        bench.end(in_flight.pop(0))
+        running = {request.request_id for request in bench.scheduler.running}
+        for told in observed.engine.state().requests:
+            request = bench.scheduler.requests[told.request_id]
+            if request.num_preemptions and told.request_id not in running:
+                assert not told.running, (turn, told)
+    assert seen
+    while in_flight:
+        bench.end(in_flight.pop(0))
+    bench.run()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_drafts_in_flight_are_no_output(make_bench: MakeBench, depth: int) -> None:
+    """The bench compares every table that is planned with; here steps verify drafts, many of which are refused."""
+    bench = make_bench(blocks=24, max_num_seqs=6, max_num_batched_tokens=128, speculation_tokens=3)
+    observed, wanted, most = Observed(bench), {}, 0
+    for i in range(12):
+        name = f"s{i}"
+        wanted[name] = 20 + i
+        observed.add(name, 60 + i, wanted[name], (LOOSE, Slo(best_effort=True))[i % 2])
+    in_flight: list[Any] = []
+    while bench.scheduler.has_unfinished_requests() or in_flight:
+        while bench.scheduler.has_unfinished_requests() and len(in_flight) < depth:
+            in_flight.append(bench.begin())
+        most = max(most, *bench.drafts_in_flight.values(), 0)
+        bench.end(in_flight.pop(0))
+        told = [r for r in observed.engine.state().requests if r.running and r.emitted_tokens > 0]
+        assert all(r.prompt_tokens + r.emitted_tokens - r.computed_tokens >= 1 for r in told)
+    assert most >= 3
+    bench.check_outputs(wanted)
+    assert bench.finished == set(wanted)
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+def test_a_request_whose_output_is_under_way_takes_no_tokens_from_others(make_bench: MakeBench, depth: int) -> None:
+    """vLLM runs a preempted request again only when its steps in flight were delivered: no plan counts on it."""
+    bench = make_bench(blocks=200, max_num_seqs=8, max_num_batched_tokens=256, prefix_caching=False)
+    scheduler, planned, in_flight = bench.scheduler, [], []
+    apply = scheduler._apply
+
+    def watched(running: list[Any], tokens: Any, *rest: Any) -> None:
+        waiting = scheduler._rows._waiting
+        planned.extend(r.num_stale_output_tokens for r, t in zip(waiting, tokens[len(running) :], strict=True) if t > 0)
+        apply(running, tokens, *rest)
+
+    scheduler._apply = watched
+    wanted = {f"b{i}": 40 for i in range(4)}
+    for i, name in enumerate(wanted):
+        bench.add(name, [i] * 100, 40, LOOSE)
+    for step in range(1000):
+        if step == 12:
+            scheduler._preempt_request(scheduler.running.pop(), 0.0)
+        while scheduler.has_unfinished_requests() and len(in_flight) < depth:
+            in_flight.append(bench.begin())
+        if not in_flight:
+            break
+        bench.end(in_flight.pop(0))
+    assert planned[4:], "the preempted request was planned again"
+    assert not any(planned)
+    bench.check_outputs(wanted)
