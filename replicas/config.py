@@ -10,6 +10,8 @@ from replicas.step_planner import planner_limits
 EMBEDDED_MODEL = "embedded"
 EMBEDDED_PROFILE = "embedded-cpu"
 ENGINES = ("vllm", "simulated")
+DEVICES = ("auto", "timed")
+MOST_IN_FLIGHT = 3
 PHASES = ("", "prefill", "decode")
 
 
@@ -23,6 +25,7 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     # engine
     engine: str = "vllm"  # vllm | simulated
+    device: str = "auto"  # of vllm: auto (the machine's own), or timed (computes nothing, takes the profile's time)
     model: str = EMBEDDED_MODEL  # "embedded", a folder, or a Hugging Face id
     dtype: str = "auto"  # auto: float32 for the embedded model, vLLM's choice otherwise
     load_format: str = "auto"
@@ -47,9 +50,14 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     policy_options: dict[str, float] = {}
     profile: str = ""  # name of an iteration-time profile, or its file; the simulated engine runs at its speed
 
-    # simulated engine only
+    # simulated engine, and vllm over a timed device
     kv_capacity_tokens: int = 0  # 0: what the profile says
     speed: float = 1.0  # 2.0 runs twice as fast as the profile
+
+    # timed device only
+    steps_in_flight: int = 2  # batches that vLLM forms before it waits for the first; 1: synchronous scheduling
+    iteration_spread: float = 0.0  # sigma of the log-normal factor by which iterations differ from the profile
+    draft_acceptance: float = 0.7  # chance that a draft token is accepted
 
     # links
     controller_name: str = ""  # named actor that receives reports; empty: none are sent
@@ -63,6 +71,10 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
             raise ValueError(f"engine: {self.engine!r} is not one of {', '.join(ENGINES)}")
+        if self.device not in DEVICES:
+            raise ValueError(f"device: {self.device!r} is not one of {', '.join(DEVICES)}")
+        if self.is_timed:
+            self._check_timed()
         if self.phase not in PHASES:
             raise ValueError(f"phase: {self.phase!r} is not one of {', '.join(PHASES[1:])}")
         planner_limits(self.policy, self.policy_options, kv_capacity_tokens=1)
@@ -79,6 +91,29 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if not self.profile_name:
             raise ValueError(f"profile: model {self.model!r} needs one; 'polyslo profile run' measures it")
         load_profile(self.profile_name)
+
+    def _check_timed(self) -> None:
+        if self.engine != "vllm":
+            raise ValueError("device: timed is a device of the vllm engine; the simulated engine has none")
+        if not self.profile:
+            raise ValueError("profile: a timed device needs the name of one, by which it runs")
+        if self.connector:
+            raise ValueError("connector: a timed device has no KV cache to hand over")
+        if not 1 <= self.steps_in_flight <= MOST_IN_FLIGHT:
+            raise ValueError(f"steps_in_flight: must be 1 to {MOST_IN_FLIGHT}, got {self.steps_in_flight}")
+        if not self.iteration_spread >= 0:
+            raise ValueError(f"iteration_spread: must not be negative, got {self.iteration_spread}")
+        if not 0 <= self.draft_acceptance <= 1:
+            raise ValueError(f"draft_acceptance: must be 0 to 1, got {self.draft_acceptance}")
+
+    @property
+    def is_timed(self) -> bool:
+        return self.device == "timed"
+
+    @property
+    def depth(self) -> int:
+        """Batches in flight on a timed device."""
+        return 1 if self.vllm_args.get("async_scheduling") is False else self.steps_in_flight
 
     @property
     def profile_name(self) -> str:

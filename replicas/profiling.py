@@ -27,7 +27,7 @@ from profiles.grid import DECODE_STEPS, TRIES, EngineLimits, Stage
 from profiles.measured import Sample
 from replicas.config import ReplicaConfig
 from replicas.engine import usable_kv_tokens
-from replicas.vllm_engine import engine_config
+from replicas.vllm_settings import engine_config
 
 # vLLM looks at __dict__ of everything in every module; llvmlite's library object takes that for a C function's name.
 llvmlite.binding.ffi.lib._fntab["__dict__"] = {}

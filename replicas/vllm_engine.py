@@ -15,26 +15,24 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
-from vllm import AsyncEngineArgs
-from vllm.config import CacheConfig, KVTransferConfig, VllmConfig
+from vllm import SamplingParams
+from vllm.config import CacheConfig
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
 from vllm.v1.engine.core_client import AsyncMPClient, EngineCoreClient
 
 from controller.wire import PREFILLED, Delta, Progress, Step, Submission
-from replicas.config import EMBEDDED_MODEL, ReplicaConfig
+from replicas.config import ReplicaConfig
 from replicas.cores import CoreClaim
-from replicas.embedded import ensure_embedded_model
 from replicas.engine import EngineFailure, EngineState, Entry, usable_kv_tokens
 from replicas.engine_link import Tick, TickReceiver
-from replicas.kv_transfer import ENGINES_ONLY, PARAMS, connector_config, from_transfer, prefill_params
-from replicas.request_rows import KEY, to_extra_args
+from replicas.kv_transfer import ENGINES_ONLY, PARAMS, from_transfer, prefill_params
+from replicas.request_rows import to_extra_args
 from replicas.step_planner import told_limits
 from replicas.vllm_codec import decode_request, encode_output
-from replicas.vllm_executor import CORES, PARENT, THREADS, tethered_executor
+from replicas.vllm_executor import CORES, PARENT, THREADS
+from replicas.vllm_settings import engine_config, engine_executor
 
-SCHEDULER = "replicas.vllm_scheduler.SloScheduler"
 STOP_S = 1.0  # time an engine gets to end by itself before its group is killed
-GIB = 1 << 30
 
 
 class VllmEngine:
@@ -57,7 +55,7 @@ class VllmEngine:
         self._client: Any = None  # AsyncMPClient, once started
         self._receiver: TickReceiver | None = None
         self._folder = ""
-        self._claim = CoreClaim(0 if config.cores else config.cores_per_replica)
+        self._claim = CoreClaim(0 if config.cores or config.is_timed else config.cores_per_replica)
         self._failure: str = ""
         # The kernel kills the engine when the thread that started it ends, so that thread is kept for it alone.
         self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-starter")
@@ -91,7 +89,7 @@ class VllmEngine:
             vllm_config = engine_config(self._config, os.path.join(self._folder, "ticks"))
             return EngineCoreClient.make_async_mp_client(
                 vllm_config=vllm_config,
-                executor_class=tethered_executor(vllm_config.parallel_config.world_size),
+                executor_class=engine_executor(self._config, vllm_config),
                 log_stats=False,
             )
 
@@ -103,6 +101,8 @@ class VllmEngine:
             entry = Entry(submission, now_s)
             try:
                 request = to_request(submission, entry)
+                if self._config.is_timed:
+                    check_timed(request.sampling_params)
             except ValueError as error:
                 self._rejected.append(Delta(submission.request_id, (), "error", str(error)))
                 self._client.outputs_queue.put_nowait(EngineCoreOutputs())  # wakes the reader
@@ -210,45 +210,6 @@ class VllmEngine:
         self._starter.shutdown(wait=False)
 
 
-def engine_config(config: ReplicaConfig, link: str) -> VllmConfig:
-    """vLLM's own config for a replica; ``link`` is the path on which the scheduler reports."""
-    embedded = config.model == EMBEDDED_MODEL
-    arguments: dict[str, Any] = dict(
-        model=str(ensure_embedded_model()) if embedded else config.model,
-        dtype="float32" if embedded and config.dtype == "auto" else config.dtype,
-        load_format=config.load_format,
-        max_model_len=config.max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        block_size=config.block_size,
-        enable_prefix_caching=config.prefix_caching,
-        enforce_eager=config.enforce_eager,
-        use_tqdm_on_load=False,
-        scheduler_cls=SCHEDULER,
-        additional_config={
-            KEY: {
-                "link": link,
-                "profile": config.profile_name,
-                "policy": config.policy,
-                "options": config.policy_options,
-            }
-        },
-    )
-    if config.kv_cache_gib:
-        arguments["kv_cache_memory_bytes"] = int(config.kv_cache_gib * GIB)
-    if config.connector:
-        settings = connector_config(config.connector, config.connector_options)
-        arguments["kv_transfer_config"] = KVTransferConfig(**settings)
-    if config.speculation_tokens:
-        arguments["speculative_config"] = {
-            "method": "ngram",
-            "num_speculative_tokens": config.speculation_tokens,
-            "prompt_lookup_min": config.speculation_ngram_min,
-            "prompt_lookup_max": config.speculation_ngram_max,
-        }
-    return AsyncEngineArgs(**(arguments | config.vllm_args)).create_engine_config()
-
-
 def to_request(submission: Submission, entry: Entry) -> EngineCoreRequest:
     """vLLM's request of a submission, carrying its objective; raises ``ValueError`` when it cannot be one."""
     request = decode_request(submission.payload)
@@ -266,6 +227,14 @@ def to_request(submission: Submission, entry: Entry) -> EngineCoreRequest:
     elif submission.transfer:
         params.extra_args[PARAMS] = from_transfer(submission.transfer)
     return request
+
+
+def check_timed(params: SamplingParams | None) -> None:
+    """Raise ``ValueError`` for what a device without logits cannot do."""
+    if params is not None and params.structured_outputs is not None:
+        raise ValueError("structured output: a timed device computes no logits")
+    if params is not None and (params.logprobs is not None or params.prompt_logprobs is not None):
+        raise ValueError("logprobs: a timed device computes none")
 
 
 def handed_over(output: EngineCoreOutput) -> Delta:

@@ -137,6 +137,8 @@ class AppConfig(Section):
         scaling, groups = self.fleet.autoscaling, [group.name for group in self.replica_groups()]
         if scaling.group and scaling.group not in groups:
             raise ValueError(f"fleet.autoscaling.group: no group {scaling.group!r}; {suggest(scaling.group, groups)}")
+        if self.is_disaggregated and any(group.engine.device == "timed" for group in self.replica_groups()):
+            raise ValueError("disaggregation: a timed device has no KV cache to hand over")
         if scaling.max_replicas and self.is_disaggregated:
             raise ValueError("fleet.autoscaling: a fleet that prefills and decodes apart has a fixed size")
         if scaling.max_replicas and not scaling.min_replicas <= self.replicas <= scaling.max_replicas:
@@ -208,7 +210,7 @@ class AppConfig(Section):
         engine, model, fleet = group.engine, self.model, self.fleet
         same = (
             "max_num_seqs max_num_batched_tokens kv_cache_gib block_size prefix_caching enforce_eager hang_s vllm_args"
-            " kv_capacity_tokens speed"
+            " device kv_capacity_tokens speed"
         )
         return ReplicaConfig(
             group=group.name,
@@ -222,6 +224,9 @@ class AppConfig(Section):
             speculation_tokens=engine.speculation.tokens,
             speculation_ngram_min=engine.speculation.ngram_min,
             speculation_ngram_max=engine.speculation.ngram_max,
+            steps_in_flight=engine.timed.steps_in_flight,
+            iteration_spread=engine.timed.spread,
+            draft_acceptance=engine.timed.acceptance,
             policy=engine.scheduler,
             policy_options=engine.scheduler_options | {FLEETS_OPTION: fleet.best_effort_share},
             profile=group.profile,

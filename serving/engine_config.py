@@ -11,7 +11,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from planning.policies import batch_policy_names
 from profiles.profile import ProfileError
 from profiles.store import load_profile
-from replicas.config import EMBEDDED_MODEL, EMBEDDED_PROFILE
+from replicas.config import EMBEDDED_MODEL, EMBEDDED_PROFILE, MOST_IN_FLIGHT
 from replicas.kv_transfer import FILES
 from replicas.step_planner import OPTIONS, STOCK
 from serving.engine_args import HARMLESS, ONLY_FOR_STOCK, SPECULATES, python_name, why_not, why_not_in_server
@@ -84,11 +84,21 @@ class SpeculationConfig(Section):
         return self
 
 
+class TimedConfig(Section):
+    """A device that computes nothing and takes as long as the profile says."""
+
+    steps_in_flight: Annotated[int, Field(ge=1, le=MOST_IN_FLIGHT)] = 2  # 1: vLLM schedules synchronously
+    spread: NonNegativeFloat = 0.0  # sigma of the log-normal factor by which an iteration differs from the profile
+    acceptance: Annotated[float, Field(ge=0, le=1)] = 0.7  # chance that a draft token is accepted
+
+
 class EngineConfig(Section):
     """One replica's engine and the order in which it serves."""
 
     SHORT: ClassVar[str] = "kind"
     kind: Literal["vllm", "simulated"] = "vllm"
+    device: Literal["auto", "timed"] = "auto"  # of vllm; timed: its own core, over a device that only keeps time
+    timed: TimedConfig = Field(default_factory=TimedConfig)
     scheduler: str = "slo"  # the order inside the engine; "vllm" is vLLM's own
     scheduler_options: dict[str, float] = Field(default_factory=dict)
     max_num_seqs: PositiveInt = 64
@@ -102,8 +112,8 @@ class EngineConfig(Section):
     speculation: SpeculationConfig = Field(default_factory=SpeculationConfig)
     hang_s: PositiveFloat = 20.0  # busy without an iteration for so long: unhealthy, replaced
     vllm_args: dict[str, Any] = Field(default_factory=dict)  # further arguments of vLLM's AsyncEngineArgs, by name
-    kv_capacity_tokens: NonNegativeInt = 0  # simulated: 0 is what the profile says
-    speed: PositiveFloat = 1.0  # simulated: 2 runs twice as fast as the profile
+    kv_capacity_tokens: NonNegativeInt = 0  # simulated, timed: 0 is what the profile says
+    speed: PositiveFloat = 1.0  # simulated, timed: 2 runs twice as fast as the profile
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -115,6 +125,10 @@ class EngineConfig(Section):
                 raise ValueError(f"scheduler_options.{key}: set fleet.{key} instead")
             if key not in options:
                 raise ValueError(f"scheduler_options.{key}: unknown key; {suggest(key, options)}")
+        if self.device == "timed" and self.kind != "vllm":
+            raise ValueError(f"device: timed is a device of kind vllm; {self.kind!r} has none")
+        if self.device != "timed" and "timed" in self.model_fields_set and self.timed != TimedConfig():
+            raise ValueError("timed: has no effect without device: timed")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(f"max_num_batched_tokens: must be at least max_num_seqs ({self.max_num_seqs})")
         for key, value in self.vllm_args.items():
@@ -196,6 +210,8 @@ class Group:
 
 def check_profile(profile: str, model: str, engine: EngineConfig) -> str:
     """The name of the profile to use, where none is named the embedded model's; raises ``ValueError``."""
+    if not profile and engine.device == "timed":
+        raise ValueError("profile: is needed for a timed device, which runs at its speed")
     if not profile and (model != EMBEDDED_MODEL or engine.kind != "vllm"):
         raise ValueError("profile: is needed for the simulated engine and for every model but the embedded one")
     try:

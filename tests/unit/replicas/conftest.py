@@ -212,8 +212,8 @@ def _scheduler(
     from vllm.v1.structured_output import StructuredOutputManager
 
     from replicas.config import ReplicaConfig
-    from replicas.vllm_engine import engine_config
     from replicas.vllm_scheduler import SloScheduler
+    from replicas.vllm_settings import engine_config
 
     replica = ReplicaConfig(model=model, profile="embedded-cpu", policy=policy, policy_options=options, **settings)
     config = engine_config(replica, path)

@@ -10,6 +10,8 @@ from controller.wire import Admission, Report, Slo, Submission, Verdict
 from replicas.engine_link import Tick
 from tests.fleet_cases import LOOSE, fleet
 
+pytestmark = pytest.mark.timeout(600)  # the controller's kernels may have to be compiled first
+
 BLOCKS, BLOCK_TOKENS = 64, 32
 MakeBench = Callable[..., Any]
 

@@ -1,0 +1,106 @@
+"""vLLM's own engine core over a timed device, one to three steps in flight, up to the controller's mirror."""
+
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from controller.fleet import Fleet
+from controller.wire import Admission, Report, Slo, Submission, Verdict
+from profiles.kernels import iteration_s
+from profiles.store import load_profile
+from tests.fleet_cases import H200, fleet
+from tests.integration.engine_driver import Driver, submission
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+CAPACITY_TOKENS, DECODES, SPEED = 8192, 24, 0.5
+PATIENT = Slo(ttft_s=60.0, tpot_s=5.0, tier="loose")
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3], ids=lambda steps: f"{steps}_in_flight")
+def engine(request: pytest.FixtureRequest) -> Iterator[Driver]:
+    """An H200 that is slow enough to be watched."""
+    driver = Driver(
+        device="timed",
+        profile=H200,
+        speed=SPEED,
+        steps_in_flight=request.param,
+        kv_capacity_tokens=CAPACITY_TOKENS,
+        max_num_seqs=64,
+    )
+    yield driver
+    driver.stop()
+
+
+def report(driver: Driver) -> Report:
+    """As the replica makes it."""
+    state = driver.engine.state()
+    return Report(
+        "r", "1", 1, H200, state.kv_capacity_tokens, state.kv_used_tokens, state.max_running,
+        iteration_age_s=state.iteration_age_s, requests=state.requests, **msgspec.structs.asdict(state.limits),
+    )  # fmt: skip
+
+
+def mirrored(driver: Driver) -> Fleet:
+    told = fleet()
+    told.report(report(driver), 0.0)
+    return told
+
+
+def test_running_decodes_are_seen_to_go_on_and_what_does_not_fit_is_refused(engine: Driver) -> None:
+    """The decodes hold half of the cache now, and nearly all of it at their ends."""
+    names = {f"d{i}" for i in range(DECODES)}
+    engine.submit([submission(name, [ord(name[-1])] * 150, 150, PATIENT) for name in sorted(names)])
+    engine.collect(names, until=lambda so_far: min(map(len, so_far.values())) >= 20)
+    for _ in range(5):  # at moments that nothing chose
+        engine.collect(names, until=lambda so_far: max(map(len, so_far.values())) >= 2)
+        told = mirrored(engine)
+        table = told.replicas["r"].table
+        assert len(table) == DECODES
+        left = table["prompt_tokens"] + table["emitted_tokens"] - table["computed_tokens"]
+        assert (left == 1).all()
+        assert table["running"].all()
+        assert (table["emitted_tokens"] < table["output_tokens"]).all()
+        assert told.replicas["r"].state["load"][0] > 0
+    asked = [Admission(f"a{i}", 2000, 400, PATIENT) for i in range(4)]
+    assert [told.admit([each], 0.001)[0].verdict for each in asked] == [Verdict.REFUSED] * 4
+    assert told.admit([Admission("small", 20, 5, PATIENT)], 0.002)[0].verdict == Verdict.ADMITTED
+    engine.collect(names)
+    engine.settle(lambda: engine.engine.state().kv_used_tokens == 0)
+
+
+def test_time_capacity_and_text_are_those_of_the_configuration(engine: Driver) -> None:
+    from replicas.vllm_codec import decode_request, encode_request, with_emitted
+
+    engine.engine.take_steps()
+    whole = submission("whole", list(b"the quick brown fox"), 40, PATIENT)
+    engine.submit([whole])
+    tokens = engine.collect({"whole"})["whole"]
+    assert bytes(tokens).isascii()
+    assert engine.engine.state().kv_capacity_tokens == CAPACITY_TOKENS
+    coefficients = load_profile(H200).coefficients / SPEED
+    engine.settle(lambda: not engine.engine.state().busy)
+    steps = engine.engine.take_steps()
+    begun = next(place for place, step in enumerate(steps) if step.batch_tokens == 19)
+    steps = steps[begun:]  # without what was in flight for those that ended before
+    assert [step.kv_tokens for step in steps[1:]] == list(range(20, 59))
+    predicted = [iteration_s(coefficients, *msgspec.structs.astuple(step)[:5]) for step in steps]
+    assert sum(step.seconds for step in steps) >= 0.95 * sum(predicted)
+    payload = encode_request(with_emitted(decode_request(whole.payload), tokens[:15]))
+    engine.submit([Submission("rest", 19, 15, 40, PATIENT, 1.0, 40, 0, payload)])
+    assert engine.collect({"rest"})["rest"] == tokens[15:]
+
+
+def test_what_needs_logits_is_refused(engine: Driver) -> None:
+    from vllm.sampling_params import StructuredOutputsParams
+
+    bound = submission("bound", [5] * 10, 3, PATIENT, structured_outputs=StructuredOutputsParams(json={}))
+    engine.submit([bound, submission("scored", [5] * 10, 3, PATIENT, logprobs=1)])
+
+    async def read() -> list:
+        return await engine.engine.next_outputs()
+
+    refused = engine.runner.run(read())
+    assert [(delta.request_id, delta.finish) for delta in refused] == [("bound", "error"), ("scored", "error")]
+    assert all("timed device" in str(delta.stop_reason) for delta in refused)

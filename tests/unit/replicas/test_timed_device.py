@@ -1,0 +1,114 @@
+"""The device that only keeps time: when batches are done, and what they emit."""
+
+import time
+
+import numpy as np
+import pytest
+
+from profiles.kernels import iteration_s
+from profiles.store import load_profile
+from replicas.config import ReplicaConfig
+from replicas.timed_device import Share, TimedDevice, TimedSettings, composition
+
+H200 = "h200_sxm__llama-3.1-8b"
+COEFFICIENTS = load_profile(H200).coefficients.tolist()
+
+
+def device(**options: float) -> TimedDevice:
+    return TimedDevice(TimedSettings(COEFFICIENTS, 1000, **options), np.random.default_rng(1))  # type: ignore[arg-type]
+
+
+DECODE = Share("d", 1, 99, 100)
+CHUNK = Share("p", 64, 32, 200)
+VERIFY = Share("v", 4, 49, 50, drafts=3)
+
+
+def test_a_batch_is_what_the_model_calls_it() -> None:
+    assert composition([DECODE, CHUNK, VERIFY]) == (69.0, 100.0 + 53.0, 64 * (96 - 32), 3.0, 3.0)
+    assert [share.emits for share in (DECODE, CHUNK, VERIFY)] == [True, False, True]
+    assert Share("p", 168, 32, 200).emits
+
+
+def test_batches_follow_each_other_as_the_profile_says() -> None:
+    one_s = iteration_s(np.array(COEFFICIENTS), *composition([DECODE]))
+    timed = device()
+    assert timed.run_s([DECODE], 10.0) == pytest.approx(10.0 + one_s)
+    assert timed.run_s([DECODE], 10.0) == pytest.approx(10.0 + 2 * one_s), "in flight: behind the first"
+    assert timed.run_s([DECODE], 20.0) == pytest.approx(20.0 + one_s)
+
+
+def test_spread_keeps_the_mean() -> None:
+    one_s = iteration_s(np.array(COEFFICIENTS), *composition([DECODE]))
+    timed = device(spread=0.3)
+    taken = np.array([timed.run_s([DECODE], 1e6 * i) - 1e6 * i for i in range(1, 2000)]) / one_s
+    assert np.mean(taken) == pytest.approx(1.0, abs=0.03)
+    assert np.std(np.log(taken)) == pytest.approx(0.3, abs=0.03)
+
+
+def test_a_stream_goes_on_anywhere_with_the_same_tokens() -> None:
+    here, there = device(), device()
+    here.begin_stream("a", [1, 2, 3], 0)
+    said = [here.emit(Share("a", 1, 2 + i, 3 + i))[0] for i in range(10)]
+    there.begin_stream("b", [1, 2, 3, *said[:6]], 6)
+    there.resume_stream("b", 0)
+    assert [there.emit(Share("b", 1, 8 + i, 9 + i))[0] for i in range(4)] == said[6:]
+    there.resume_stream("b", 1)
+    assert there.emit(Share("b", 1, 9, 10)) == said[7:8]
+    assert bytes(said).decode().isprintable()
+    here.begin_stream("c", [1, 2, 4], 0)
+    assert here.text("c", 0, 10) != said
+
+
+def test_drafts_are_accepted_as_often_as_configured() -> None:
+    timed = device(acceptance=0.6)
+    timed.begin_stream("v", [1] * 49, 0)
+    counts = np.bincount([len(timed.emit(VERIFY)) - 1 for _ in range(4000)], minlength=4) / 4000
+    assert counts[0] == pytest.approx(0.4, abs=0.03)
+    assert counts[3] == pytest.approx(0.6**3, abs=0.03)
+    made = timed.text("v", 0, 1)
+    assert timed.propose("v", 3) != made
+    assert len(timed.propose("v", 3)) == 3
+
+
+def test_results_come_when_they_are_due() -> None:
+    from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
+
+    from replicas.timed_executor import DueResult
+
+    due_s = time.monotonic() + 0.05
+    result = DueResult(EMPTY_MODEL_RUNNER_OUTPUT, due_s)
+    assert not result.done()
+    assert result.result() is EMPTY_MODEL_RUNNER_OUTPUT
+    assert time.monotonic() >= due_s
+    assert result.done()
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_vllm_keeps_as_many_steps_in_flight_as_it_is_told(steps: int) -> None:
+    """The CPU platform turns asynchronous scheduling off when a configuration is made."""
+    import pickle
+
+    from replicas.vllm_settings import engine_config
+
+    made = engine_config(ReplicaConfig(device="timed", profile=H200, steps_in_flight=steps), "")
+    made = pickle.loads(pickle.dumps(made))  # it travels to the engine's process
+    assert made.max_concurrent_batches == steps
+    assert made.scheduler_config.async_scheduling == (steps > 1)
+    assert ReplicaConfig(device="timed", profile=H200, vllm_args={"async_scheduling": False}).depth == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"profile": ""}, "profile: a timed device needs"),
+        ({"engine": "simulated"}, "device: timed is a device of the vllm engine"),
+        ({"device": "abacus"}, "device: 'abacus' is not one of auto, timed"),
+        ({"steps_in_flight": 0}, "steps_in_flight: must be 1 to 3"),
+        ({"draft_acceptance": 1.5}, "draft_acceptance: must be 0 to 1"),
+        ({"iteration_spread": -1.0}, "iteration_spread: must not be negative"),
+        ({"connector": "files"}, "connector: a timed device"),
+    ],
+)
+def test_impossible_devices_are_named(settings: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ReplicaConfig(**{"device": "timed", "profile": H200} | settings)
