@@ -3,6 +3,8 @@
 Ingress: ``encode_request`` -> ``Submission.payload``; ``decode_output`` <- ``Delta``. Replica: the other two.
 """
 
+from typing import Any
+
 import msgspec
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
@@ -31,6 +33,11 @@ _FINISH = {str(reason): reason for reason in FinishReason}
 def encode_request(request: EngineCoreRequest) -> bytes:
     """A request as one message."""
     return _encode(request)
+
+
+def encode_value(value: Any) -> bytes:
+    """A part of a request, as it would be inside of one."""
+    return _encode(value)
 
 
 def decode_request(payload: bytes) -> EngineCoreRequest:
@@ -75,6 +82,6 @@ def decode_output(delta: Delta) -> EngineCoreOutput:
     )
 
 
-def _encode(struct: msgspec.Struct) -> bytes:
-    (message,) = _encoder.encode(struct)
+def _encode(value: Any) -> bytes:
+    (message,) = _encoder.encode(value)
     return bytes(message)

@@ -1,26 +1,60 @@
-"""Adds ``service_tier`` and the ``slo`` object to responses and stream events of vLLM's server; mends error codes."""
+"""Adds ``service_tier`` and the ``slo`` object to responses and stream events of vLLM's server; mends its errors.
+
+``service_tier`` has OpenAI's values, because typed clients reject others; the tier's own name is ``slo.tier``.
+"""
 
 import json
 from typing import Any
 
+from controller.wire import Verdict
+from serving.errors import anthropic_error, is_anthropic
 from serving.ticket import Ticket
 
+_CODES = {401: "invalid_api_key"}
 _FINAL_RESPONSE_EVENTS = (b"response.completed", b"response.incomplete", b"response.failed")
 
 
+def openai_tier(ticket: Ticket) -> str:
+    """``flex`` for what is served best effort, ``priority`` where that was asked for and kept, else ``default``."""
+    if ticket.slo.best_effort or any(decision.verdict != Verdict.ADMITTED for decision in ticket.decisions):
+        return "flex"
+    return "priority" if ticket.service_tier == "priority" else "default"
+
+
 def annotate_json(body: bytes, ticket: Ticket) -> bytes:
-    """A whole JSON response with the tier that served it and its verdict; errors get OpenAI's four keys."""
+    """A whole JSON response with the class that served it and its verdict."""
+    document = _object(body)
+    if document is None:
+        return body
+    document |= {"service_tier": openai_tier(ticket), "slo": ticket.slo_object()}
+    return _encoded(document)
+
+
+def mend_error(body: bytes, status: int, path: str) -> bytes:
+    """A JSON error of vLLM's server or its web framework, shaped as clients of ``path`` read errors."""
+    document = _object(body)
+    if document is None:
+        return body
+    error = document.get("error")
+    error = (
+        error if isinstance(error, dict) else {"message": error or document.get("detail"), "code": _CODES.get(status)}
+    )
+    if is_anthropic(path):
+        return _encoded(anthropic_error(status, str(error.get("message", ""))))
+    return _encoded({"error": openai_error(error)})
+
+
+def _object(body: bytes) -> dict[str, Any] | None:
+    """The JSON object in ``body``, None where it is something else."""
     try:
         document = json.loads(body)
     except ValueError:
-        return body
-    if not isinstance(document, dict):
-        return body
-    if isinstance(document.get("error"), dict):
-        document["error"] = openai_error(document["error"])
-    else:
-        document |= {"service_tier": ticket.tier, "slo": ticket.slo_object()}
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _encoded(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode(errors="backslashreplace")
 
 
 def openai_error(error: dict[str, Any]) -> dict[str, Any]:
@@ -59,7 +93,7 @@ class StreamAnnotator:
             return head + mark + json.dumps({"error": openai_error(document["error"])}).encode()
         if head.startswith(b"event: "):
             return head + mark + self._named_event(head, payload)
-        extra: dict[str, Any] = {"service_tier": self.ticket.tier}
+        extra: dict[str, Any] = {"service_tier": openai_tier(self.ticket)}
         if b'"finish_reason":"' in payload:
             extra["slo"] = self.ticket.slo_object()
         return head + mark + _prepend(extra, payload)
@@ -69,12 +103,12 @@ class StreamAnnotator:
         if b'"response":' in payload and head.startswith(b"event: response."):
             document = json.loads(payload)
             if isinstance(document.get("response"), dict):
-                document["response"]["service_tier"] = self.ticket.tier
+                document["response"]["service_tier"] = openai_tier(self.ticket)
                 if head[7:].startswith(_FINAL_RESPONSE_EVENTS):
                     document["response"]["slo"] = self.ticket.slo_object()
             return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
         if head.startswith(b"event: message_delta"):
-            return _prepend({"service_tier": self.ticket.tier, "slo": self.ticket.slo_object()}, payload)
+            return _prepend({"service_tier": openai_tier(self.ticket), "slo": self.ticket.slo_object()}, payload)
         return payload
 
 

@@ -12,6 +12,7 @@ from replicas.config import EMBEDDED_MODEL
 from replicas.deployment import replica_deployment
 from replicas.embedded import ensure_embedded_model
 from serving.config import INGRESS, AppConfig
+from serving.guard import SETTINGS, GuardConfig, middlewares
 from serving.jobs import Patience
 from serving.ray_links import RayLinks
 from serving.strict import ConfigError
@@ -47,7 +48,8 @@ class Ingress:
         transit_s = config.ingress.transit_s
         patience = Patience(fleet.admit_timeout_s, fleet.resume_timeout_s, fleet.stall_timeout_s, transit_s)
         arguments, marked = command_line(model, config.model.server_arguments), config.marked_block_tokens
-        server, client = await make_server(arguments, self.links, patience, marked)
+        most = config.ingress.limits.prompt_logprobs
+        server, client = await make_server(arguments, self.links, patience, marked, most)
         self.door = Door(config, self.links, server, client.dispatcher, self.application, self.generation)
         return self.door
 
@@ -80,10 +82,17 @@ def build(args: dict[str, Any]) -> serve.Application:
         name=INGRESS,
         num_replicas=ingress.replicas,
         max_ongoing_requests=ingress.max_ongoing_requests,
-        ray_actor_options={"num_cpus": ingress.cores, "runtime_env": {"env_vars": CPU_ONLY}},
+        max_queued_requests=ingress.max_queued_requests,
+        ray_actor_options={"num_cpus": ingress.cores, "runtime_env": {"env_vars": CPU_ONLY | guarded(ingress.guard)}},
         health_check_period_s=2,
     )
     return door.bind(config, replicas, time.time_ns())  # built anew only where args or code changed, not the tiers
+
+
+def guarded(config: GuardConfig) -> dict[str, str]:
+    """Environment of a process in which Serve puts the guard around its own handler of HTTP requests."""
+    callback = f"{middlewares.__module__}.{middlewares.__name__}"
+    return {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": callback, SETTINGS: config.model_dump_json()}
 
 
 def check_cluster(config: AppConfig, resources: dict[str, float]) -> None:

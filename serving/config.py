@@ -27,6 +27,8 @@ from serving.engine_config import (
     Name,
     check_profile,
 )
+from serving.guard import GuardConfig
+from serving.limits import LimitsConfig
 from serving.strict import ConfigError, Section, suggest
 
 IMPORT_PATH, INGRESS = "serving.app:build", "Ingress"
@@ -109,7 +111,15 @@ class IngressConfig(Section):
     replicas: PositiveInt = 1
     cores: NonNegativeFloat = 0.5
     max_ongoing_requests: PositiveInt = 1000
+    max_queued_requests: NonNegativeInt = 1000  # that wait for one of those places; 503 beyond
+    limits: LimitsConfig = Field(default_factory=LimitsConfig)
     transit_s: NonNegativeFloat = 0.005  # that a token takes from its iteration to the client; promises leave it that
+
+    @property
+    def guard(self) -> GuardConfig:
+        """What an ingress's outermost layer keeps to."""
+        most = self.max_ongoing_requests + self.max_queued_requests
+        return GuardConfig(**self.limits.model_dump(), most_requests=most)
 
 
 class AppConfig(Section):

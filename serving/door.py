@@ -7,12 +7,14 @@ from typing import Any
 
 import msgspec
 
+from serving.asgi import Message, Receive, Send, send_error, send_json
 from serving.config import AppConfig
 from serving.dispatch import Dispatcher
 from serving.errors import unavailable
+from serving.guard import Guard
 from serving.known_replicas import with_stale
 from serving.metrics import DoorMetrics
-from serving.middleware import Message, Receive, Send, SloMiddleware, send_error, send_json
+from serving.middleware import SloMiddleware
 from serving.ray_links import RayLinks
 from serving.slo import TierIndex
 from serving.strict import ConfigError
@@ -48,8 +50,11 @@ class Door:
         self._options = msgspec.msgpack.encode(config.fleet_options(application, generation))
         self._status: dict[str, Any] = {"replicas": []}
         self._status_s = float("-inf")
+        limits = config.ingress.limits
         has_tenants = bool(getattr(getattr(server, "state", None), "checks_keys", False))
-        self._generate = SloMiddleware(server, self.index, self.done, config.fleet.overload_status, has_tenants)
+        status = config.fleet.overload_status
+        middleware = SloMiddleware(server, self.index, self.done, status, limits, has_tenants)
+        self._generate = Guard(middleware, config.ingress.guard)
         self._pinging = asyncio.get_running_loop().create_task(self._ping())
 
     def set_table(self, settings: Any) -> None:

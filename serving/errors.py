@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients know them: a status, the four keys, and headers that say when to come back."""
+"""Errors as OpenAI's clients know them (or Anthropic's, on its paths): a status, the keys, when to come back."""
 
 import math
 from dataclasses import dataclass, field
@@ -8,6 +8,18 @@ from typing import Any
 from controller.wire import Decision
 
 RETRY_AFTER_CAP_S = 30
+ANTHROPIC = "/v1/messages"  # this path, and what is below it
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    529: "overloaded_error",
+}
 NO_REPLICA = "no_replica"  # the controller's reason when nothing lives that could serve
 
 
@@ -26,6 +38,21 @@ class ApiError:
     def body(self) -> dict[str, Any]:
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
+    def body_for(self, path: str) -> dict[str, Any]:
+        """The body as clients of ``path`` read it."""
+        return anthropic_error(self.status, self.message) if is_anthropic(path) else self.body
+
+
+def is_anthropic(path: str) -> bool:
+    """Whether clients of ``path`` expect Anthropic's shapes."""
+    return path == ANTHROPIC or path.startswith(f"{ANTHROPIC}/")
+
+
+def anthropic_error(status: int, message: str) -> dict[str, Any]:
+    """An error as the Messages API shapes it; a status without a name of its own counts as its class."""
+    kind = _ANTHROPIC_TYPES.get(status) or ("invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
 
 def bad_request(message: str, param: str | None = None) -> ApiError:
     """400: the client's mistake, in the field ``param``."""
@@ -38,11 +65,17 @@ def unavailable(message: str, reason: str = NO_REPLICA) -> ApiError:
     return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, "service_unavailable_error", None, reason, headers)
 
 
+def overloaded(status: int, reason: str, message: str) -> ApiError:
+    """The ingress itself has no room (503), or none for this client (429)."""
+    kind = "rate_limit_error" if status == HTTPStatus.TOO_MANY_REQUESTS else "service_unavailable_error"
+    return ApiError(status, message, kind, None, reason, {"x-slo-reason": reason, "retry-after": "1"})
+
+
 def refused(decision: Decision, overload_status: int = HTTPStatus.TOO_MANY_REQUESTS) -> ApiError:
     """The controller's refusal: ``overload_status`` with the reason, and when the objective will be attainable."""
     if decision.reason == NO_REPLICA:
         return unavailable("No replica is alive to serve this request.")
-    headers = {"x-slo-reason": decision.reason}
+    headers = {"x-slo-reason": decision.reason, "x-slo-tier": decision.tier}
     message = f"Tier {decision.tier!r} cannot hold this request's objective now ({decision.reason})."
     wait_s = retry_after_s(decision.retry_after_s)
     if wait_s is not None:

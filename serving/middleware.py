@@ -4,25 +4,23 @@ The response of a generating endpoint is held until its admission decision is kn
 before): a refusal replaces it with 429 (or 503); anything else gains ``service_tier`` and the ``slo`` object.
 """
 
-import json
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from types import MappingProxyType
+import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from serving.annotate import StreamAnnotator, annotate_json
-from serving.errors import ApiError, bad_request, refused
+from serving.annotate import StreamAnnotator, annotate_json, mend_error
+from serving.asgi import App, ClientGone, Message, Receive, Send, read_body, replayed, send_error, with_length
+from serving.errors import bad_request, refused
+from serving.guard import ARRIVED
+from serving.json_body import read_json
+from serving.limits import LimitsConfig, check_document
 from serving.program import read_program
 from serving.sequences import expected_sequences
 from serving.slo import SloError, TierIndex, resolve, strip_body
 from serving.tenant import tenant_of
 from serving.ticket import Ticket, current_ticket
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 GENERATING = frozenset(
     {
@@ -48,49 +46,90 @@ class SloMiddleware:
         tiers: Callable[[], TierIndex],
         done: Callable[[Ticket, int], None],
         overload_status: int = 429,
+        limits: LimitsConfig | None = None,
         has_tenants: bool = False,
     ) -> None:
         self.app, self.tiers, self.done, self.overload_status = app, tiers, done, overload_status
-        self.has_tenants = has_tenants
+        self.limits, self.has_tenants = limits or LimitsConfig(), has_tenants
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in GENERATING:
+        if scope["type"] != "http":
             await self.app(scope, receive, send)
-            return
-        body = await read_body(receive)
-        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
+        elif scope["method"] != "POST":
+            await self.app(scope, receive, MendedErrors(send, scope["path"]))
+        else:
+            await self._post(scope, receive, send)
+
+    async def _post(self, scope: Message, receive: Receive, send: Send) -> None:
+        path = scope["path"]
         try:
-            ticket, body = self._open(headers, body)
-            ticket.tenant = tenant_of(scope["path"], headers) if self.has_tenants else ""
+            body = await read_body(receive) or b""
+            document = self._read(body)
+            if path not in GENERATING:
+                await self.app(scope, replayed(body, receive), MendedErrors(send, path))
+                return
+            ticket, body = self._open(scope, document, body)
         except SloError as error:
-            await send_error(send, bad_request(str(error), error.field))
+            await send_error(send, bad_request(str(error), error.field), path)
             return
-        response = Response(ticket, send, self.overload_status)
+        except ClientGone:
+            return
+        await self._generate(ticket, with_length(scope, len(body)), replayed(body, receive), send)
+
+    async def _generate(self, ticket: Ticket, scope: Message, receive: Receive, send: Send) -> None:
+        response = Response(ticket, send, self.overload_status, scope["path"])
         token = current_ticket.set(ticket)
         try:
-            await self.app(with_length(scope, len(body)), replayed(body, receive), response)
+            await self.app(scope, receive, response)
         finally:
             current_ticket.reset(token)
             self.done(ticket, response.status)
 
-    def _open(self, headers: list[tuple[str, str]], body: bytes) -> tuple[Ticket, bytes]:
+    def _read(self, body: bytes) -> dict[str, Any]:
+        """The JSON object in ``body``; empty where it is something else, which vLLM then says itself."""
+        document = read_json(body, self.limits.json_values, self.limits.json_depth) if body else None
+        return document if isinstance(document, dict) else {}
+
+    def _open(self, scope: Message, document: dict[str, Any], body: bytes) -> tuple[Ticket, bytes]:
         """The request's ticket, and its body without what only the door understands."""
-        try:
-            document = json.loads(body)
-        except ValueError:
-            document = None
-        known = document if isinstance(document, dict) else {}  # vLLM's own error says what is wrong with the rest
-        slo = resolve(headers, known, self.tiers())
-        ticket = Ticket(slo, program=read_program(headers, known), expected=expected_sequences(known), is_open=True)
-        stripped = strip_body(known)
-        return ticket, body if stripped is known else json.dumps(stripped).encode()
+        check_document(document, self.limits)
+        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
+        slo = resolve(headers, document, self.tiers())
+        arrived_s = scope.get(ARRIVED, time.monotonic())
+        asked = document.get("service_tier")
+        program, expected = read_program(headers, document), expected_sequences(document)
+        ticket = Ticket(slo, arrived_s, program, str(asked or ""), expected=expected, is_open=True)
+        ticket.tenant = tenant_of(scope["path"], headers) if self.has_tenants else ""
+        stripped = strip_body(document)
+        return ticket, body if stripped is document else msgspec.json.encode(stripped)
+
+
+class MendedErrors:
+    """The ``send`` of a request: JSON errors of vLLM's server in the shape that the path's clients expect."""
+
+    def __init__(self, send: Send, path: str) -> None:
+        self.send, self.path = send, path
+        self._start: Message | None = None
+        self._parts: list[bytes] = []
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start" and message["status"] >= 400 and is_json(message):
+            self._start = message
+        elif message["type"] == "http.response.body" and self._start is not None:
+            self._parts.append(bytes(message.get("body", b"")))
+            if not message.get("more_body", False):
+                data = mend_error(b"".join(self._parts), self._start["status"], self.path)
+                await self.send(resized(self._start, len(data)))
+                await self.send({"type": "http.response.body", "body": data, "more_body": False})
+        else:
+            await self.send(message)
 
 
 class Response:
-    """The ``send`` of one request: holds the start, swaps in a refusal, annotates the rest."""
+    """The ``send`` of one generating request: holds the start, swaps in a refusal, annotates the rest."""
 
-    def __init__(self, ticket: Ticket, send: Send, overload_status: int) -> None:
-        self.ticket, self.send = ticket, send
+    def __init__(self, ticket: Ticket, send: Send, overload_status: int, path: str) -> None:
+        self.ticket, self.send, self.path = ticket, send, path
         self.overload_status, self.status = overload_status, 0
         self._start: Message | None = None
         self._stream: StreamAnnotator | None = None
@@ -121,9 +160,14 @@ class Response:
             self._json.append(data)
             if not last:
                 return
-            data = annotate_json(b"".join(self._json), self.ticket)
+            data = self._finished(b"".join(self._json))
             await self._send_start(len(data))
         await self.send({"type": "http.response.body", "body": data, "more_body": not last})
+
+    def _finished(self, data: bytes) -> bytes:
+        """A whole JSON answer; an error carries no verdict."""
+        is_error = self.status >= 400
+        return mend_error(data, self.status, self.path) if is_error else annotate_json(data, self.ticket)
 
     async def _begin(self) -> bool:
         """At the first body chunk; whether a refusal took the response's place."""
@@ -133,14 +177,14 @@ class Response:
             self._replaced = True
             error = refused(refusal, self.overload_status)
             self.status = error.status
-            await send_error(self.send, error)
+            await send_error(self.send, error, self.path)
             return True
         self.status = int(self._start["status"])
         kind = dict(self._start.get("headers", [])).get(b"content-type", b"")
         if kind.startswith(b"text/event-stream"):
             self._stream = StreamAnnotator(self.ticket)
             await self._send_start(None)
-        elif kind.startswith(b"application/json"):
+        elif is_json(self._start):
             self._json = []
         else:
             await self._send_start(None)
@@ -148,53 +192,19 @@ class Response:
 
     async def _send_start(self, length: int | None) -> None:
         assert self._start is not None
-        headers = list(self._start.get("headers", []))
-        if length is not None:
-            headers = [(name, value) for name, value in headers if name.lower() != b"content-length"]
-            headers.append((b"content-length", str(length).encode()))
-        await self.send({**self._start, "headers": headers})
+        start = self._start if length is None else resized(self._start, length)
+        if self.status < 400:
+            tier = (b"x-slo-tier", self.ticket.tier.encode("latin-1", "replace"))
+            start = {**start, "headers": [*start.get("headers", []), tier]}
+        await self.send(start)
 
 
-async def read_body(receive: Receive) -> bytes:
-    """The whole request body."""
-    parts: list[bytes] = []
-    while True:
-        message = await receive()
-        if message["type"] != "http.request":
-            return b"".join(parts)
-        parts.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return b"".join(parts)
+def is_json(start: Message) -> bool:
+    """Whether the response that begins so is a JSON document."""
+    return bool(dict(start.get("headers", [])).get(b"content-type", b"").startswith(b"application/json"))
 
 
-def replayed(body: bytes, receive: Receive) -> Receive:
-    """A ``receive`` that gives ``body`` once and then whatever follows (the disconnect)."""
-    fresh = [True]
-
-    async def again() -> Message:
-        if fresh:
-            fresh.clear()
-            return {"type": "http.request", "body": body, "more_body": False}
-        return await receive()
-
-    return again
-
-
-def with_length(scope: Message, length: int) -> Message:
-    """The scope with the content length of the rewritten body."""
-    headers = [(name, value) for name, value in scope["headers"] if name.lower() != b"content-length"]
-    return {**scope, "headers": [*headers, (b"content-length", str(length).encode())]}
-
-
-async def send_error(send: Send, error: ApiError) -> None:
-    """A complete error response."""
-    await send_json(send, error.status, error.body, error.headers)
-
-
-async def send_json(send: Send, status: int, document: Any, headers: Mapping[str, str] = MappingProxyType({})) -> None:
-    """A complete JSON response."""
-    body = msgspec.json.encode(document)
-    told = {"content-type": "application/json", "content-length": str(len(body)), **headers}
-    raw = [(name.encode(), value.encode("latin-1", "replace")) for name, value in told.items()]
-    await send({"type": "http.response.start", "status": status, "headers": raw})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+def resized(start: Message, length: int) -> Message:
+    """A response's start with another content length."""
+    headers = [(name, value) for name, value in start.get("headers", []) if name.lower() != b"content-length"]
+    return {**start, "headers": [*headers, (b"content-length", str(length).encode())]}

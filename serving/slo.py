@@ -17,6 +17,7 @@ default tier.
 """
 
 import re
+import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -27,7 +28,12 @@ from serving.strict import suggest
 
 _SLO_KEYS = ("ttft_ms", "tpot_ms", "e2e_ms", "tier", "max_wait_ms", "program")
 _OWN_KEYS = frozenset({"slo", "target_ttft", "target_tbt", "deadline", "waiting_time", "service_tier"})
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_LONGEST_NUMBER = 64
+_LONGEST_FIELD, _LONGEST_VALUE = 200, 60  # as error messages quote them
+
+_quoted = reprlib.Repr()
+_quoted.maxstring = _quoted.maxother = _quoted.maxlong = _LONGEST_VALUE
 
 Headers = Mapping[str, str] | Iterable[tuple[str, str]]
 
@@ -36,8 +42,8 @@ class SloError(ValueError):
     """A client's mistake, to be answered with 400; ``field`` is the header or body key at fault."""
 
     def __init__(self, field: str, message: str) -> None:
-        super().__init__(f"{field}: {message}")
-        self.field = field
+        self.field = encodable(field[:_LONGEST_FIELD])
+        super().__init__(f"{self.field}: {encodable(message)}")
 
 
 @dataclass(frozen=True)
@@ -135,7 +141,8 @@ class Asked:
         word = self.header(name)
         if word is None:
             return None
-        return figure(float(word) if _NUMBER.fullmatch(word) else word, name, "milliseconds")
+        is_number = len(word) <= _LONGEST_NUMBER and _NUMBER.fullmatch(word)
+        return figure(float(word) if is_number else word, name, "milliseconds")
 
     def header(self, name: str) -> str | None:
         """A header's one value; a proxy may have joined several with commas."""
@@ -168,14 +175,19 @@ def section(value: Any, field: str, known: tuple[str, ...]) -> Mapping[str, Any]
         raise SloError(field, f"must be an object, got {shown(value)}")
     for key in value:
         if key not in known:
-            raise SloError(f"{field}.{key}", f"unknown key; {suggest(str(key), known)}")
+            raise SloError(f"{field}.{key}", f"unknown key; {suggest(str(key)[:_LONGEST_VALUE], known)}")
     return value
 
 
 def shown(value: Any) -> str:
-    """A client's value as an error message quotes it."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    """A client's value as an error message quotes it, whatever its size."""
+    text = _quoted.repr(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
+
+
+def encodable(text: str) -> str:
+    """``text`` with an escape in place of each half of a surrogate pair, which no encoding can hold."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def figure(value: Any, field: str, unit: str) -> Bound | None:

@@ -32,6 +32,7 @@ class Ticket:
     slo: Slo
     arrived_s: float = field(default_factory=time.monotonic)
     program: Program | None = None
+    service_tier: str = ""  # OpenAI's field as the client wrote it
     tenant: str = ""  # digest of the API key; empty where keys are not checked
     decided_s: float = math.inf  # arrival to the latest decision
     expected: int = 1  # sequences that the request will have; 0: as many as come (beam search)

@@ -5,8 +5,11 @@ responses, messages, tools, reasoning, logprobs, ``n > 1`` and stop strings are 
 """
 
 import asyncio
+import concurrent.futures
 import hashlib
-from collections.abc import Sequence
+import math
+import types
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vllm import AsyncEngineArgs, envs
@@ -14,6 +17,7 @@ from vllm.config import VllmConfig
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
@@ -22,13 +26,25 @@ from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.executor.abstract import Executor
 
 from controller.wire import Delta, Slo
-from replicas.vllm_codec import decode_output, encode_request, with_emitted
+from replicas.vllm_codec import decode_output, encode_request, encode_value, with_emitted
 from routing.prefixes import prefix_marks
 from serving.dispatch import Dispatcher
 from serving.jobs import Job, Links, Patience
 from serving.ticket import Ticket, current_ticket
+from serving.vllm_grammar import says_nothing
 
 TASKS = ("generate",)
+# Of vLLM's routes those that mean something over a fleet; the rest concerns one engine in one process.
+ROUTES = frozenset(
+    {
+        *("/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/chat/completions/batch"),
+        *("/v1/responses", "/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel"),
+        *("/v1/messages", "/v1/messages/count_tokens", "/tokenize", "/detokenize"),
+        *("/invocations", "/ping", "/generative_scoring", "/v1/systemone"),
+        *("/health", "/version", "/metrics", "/load"),
+        *("/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"),
+    }
+)
 
 
 class FleetCoreClient:
@@ -39,15 +55,24 @@ class FleetCoreClient:
     class resources:  # vLLM reads ``resources.engine_dead``
         engine_dead = False
 
-    def __init__(self, links: Links, patience: Patience, block_tokens: int = 0) -> None:
+    def __init__(
+        self, links: Links, patience: Patience, block_tokens: int = 0, most_prompt_logprobs: float = math.inf
+    ) -> None:
         """``block_tokens``: of the replicas' prefix caches, where prompts are marked for them; 0: they are not."""
-        self._block_tokens = block_tokens
+        self._block_tokens, self._most_prompt_logprobs = block_tokens, most_prompt_logprobs
+        self.forget: Callable[[str], None] = lambda _request_id: None  # what vLLM keeps of a request
         self._outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
         self.dispatcher = Dispatcher(links, self._emit, patience)
 
     async def add_request_async(self, request: EngineCoreRequest) -> None:
         ticket = current_ticket.get() or Ticket(Slo(best_effort=True))
-        self.dispatcher.submit(to_job(request, ticket, self._block_tokens))
+        try:
+            check_prompt_logprobs(request, self._most_prompt_logprobs)
+            job = to_job(request, ticket, self._block_tokens)
+        except VLLMValidationError:
+            self.forget(request.request_id)
+            raise
+        self.dispatcher.submit(job)
 
     async def get_output_async(self) -> EngineCoreOutputs:
         return await self._outputs.get()
@@ -82,20 +107,58 @@ class FleetCoreClient:
 
 
 def to_job(request: EngineCoreRequest, ticket: Ticket, block_tokens: int = 0) -> Job:
-    """What the dispatcher needs to know of a request; its payload can be encoded anew to continue elsewhere."""
+    """What the dispatcher needs to know of a request; its payload can be encoded anew to continue elsewhere.
+
+    Raises ``VLLMValidationError`` for what cannot be encoded: later that would be the dispatcher's trouble.
+    """
     prompt, params = request.prompt_token_ids or [], request.sampling_params
+    payload = encoded(request)
     digest = hashlib.blake2b(str(prompt).encode(), digest_size=6).digest()
     return Job(
         request_id=request.request_id,
         prompt_tokens=len(prompt),
         max_tokens=(params.max_tokens if params else None) or 16,
         content=int.from_bytes(digest),
-        payload=lambda tokens: encode_request(continued(request, tokens)),
+        payload=lambda tokens: encode_request(continued(request, tokens)) if tokens else payload,
         ticket=ticket,
         resumable=params is None or params.structured_outputs is None,
         movable=params is None or is_memoryless(params),
         prefix=marks_of(request, block_tokens) if block_tokens else (),
     )
+
+
+def encoded(request: EngineCoreRequest) -> bytes:
+    """The request as engines get it; raises ``VLLMValidationError`` naming the field that has no such form."""
+    try:
+        return encode_request(request)
+    except Exception as error:
+        field = _unsendable(request)
+        raise VLLMValidationError(f"{field}: cannot be sent to an engine: {error}", parameter=field) from error
+
+
+def _unsendable(request: EngineCoreRequest) -> str:
+    """The first field of a request, or of its sampling parameters, that cannot be encoded."""
+    params = request.sampling_params
+    parts = [(params, name) for name in (params.__struct_fields__ if params else ())]
+    parts += [(request, name) for name in request.__struct_fields__ if name != "sampling_params"]
+    for owner, name in parts:
+        try:
+            encode_value(getattr(owner, name))
+        except Exception:
+            return name.lstrip("_")
+    return "body"
+
+
+def check_prompt_logprobs(request: EngineCoreRequest, most: float) -> None:
+    """Raise ``VLLMValidationError`` for more figures on the prompt than ``most``; the ingress turns each into text."""
+    params = request.sampling_params
+    each = params.prompt_logprobs if params is not None else None
+    if each is None:
+        return
+    figures = len(request.prompt_token_ids or []) * (each + 1 if each >= 0 else math.inf)
+    if figures > most:
+        message = f"prompt_logprobs: {figures:g} figures on the prompt (its tokens times each), at most {most:g}"
+        raise VLLMValidationError(message, parameter="prompt_logprobs")
 
 
 def marks_of(request: EngineCoreRequest, block_tokens: int) -> tuple[int, ...]:
@@ -127,11 +190,15 @@ def continued(request: EngineCoreRequest, tokens: list[int]) -> EngineCoreReques
 
 
 async def make_server(
-    arguments: list[str], links: Links, patience: Patience, block_tokens: int = 0
+    arguments: list[str],
+    links: Links,
+    patience: Patience,
+    block_tokens: int = 0,
+    most_prompt_logprobs: float = math.inf,
 ) -> tuple[Any, FleetCoreClient]:
     """vLLM's FastAPI application and the fleet client below it.
 
-    ``arguments`` are those of ``vllm serve`` (model first): parsers, templates, names, limits; ``block_tokens`` as of
+    ``arguments`` are those of ``vllm serve`` (model first): parsers, templates, names, limits; the rest is as of
     ``FleetCoreClient``. The application's ``state.checks_keys`` tells whether it asks clients for a key.
     """
     args = make_arg_parser(FlexibleArgumentParser()).parse_args(arguments)
@@ -142,14 +209,46 @@ async def make_server(
         logging_config=engine_args.create_logging_config(),
         structured_outputs_config=engine_args.create_structured_outputs_config(),
     )
-    client = FleetCoreClient(links, patience, block_tokens)
+    client = FleetCoreClient(links, patience, block_tokens, most_prompt_logprobs)
     original = EngineCoreClient.make_async_mp_client
     EngineCoreClient.make_async_mp_client = staticmethod(lambda **_: client)
     try:
-        engine = AsyncLLM(config, executor_class=Executor.get_class(config), log_stats=False, log_requests=False)
+        engine = FleetLLM(config, executor_class=Executor.get_class(config), log_stats=False, log_requests=False)
     finally:
         EngineCoreClient.make_async_mp_client = original
+    client.forget = lambda request_id: engine.output_processor.abort_requests([request_id], internal=True)
     app = build_app(args, TASKS, config.model_config)
     app.state.checks_keys = bool(args.api_key or envs.VLLM_API_KEY)
+    app.router.routes[:] = [route for route in app.router.routes if getattr(route, "path", "") in ROUTES]
     await init_app_state(engine, app.state, args, TASKS)
+    app.state.server = types.SimpleNamespace(should_exit=False)  # vLLM's handler of unexpected errors looks at it
     return app, client
+
+
+class FleetLLM(AsyncLLM):
+    """vLLM's front end, with grammars checked in a thread: that may take seconds, and others wait meanwhile."""
+
+    def __init__(self, config: VllmConfig, **options: Any) -> None:
+        super().__init__(config, **options)
+        self.input_processor.structured_outputs_config = None  # checked before; see ``add_request``
+        self._grammars = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="grammar")
+
+    async def add_request(self, request_id: str, prompt: Any, params: Any, *rest: Any, **named: Any) -> Any:
+        if getattr(params, "structured_outputs", None) is not None:
+            await asyncio.get_running_loop().run_in_executor(self._grammars, self._check_grammar, params)
+        return await super().add_request(request_id, prompt, params, *rest, **named)
+
+    def _check_grammar(self, params: SamplingParams) -> None:
+        """vLLM's own check, and that the grammar lets anything be said; raises ``VLLMValidationError``."""
+        config = self.vllm_config.structured_outputs_config
+        try:
+            params._validate_structured_outputs(self.model_config, config, self.input_processor.tokenizer)
+            is_dead = says_nothing(params.structured_outputs)
+        except VLLMValidationError:
+            raise
+        except Exception as error:
+            message = f"structured_outputs: {error}"
+            raise VLLMValidationError(message, parameter="structured_outputs") from error
+        if is_dead:
+            message = "structured_outputs: nothing satisfies this grammar (does a rule or $ref begin with itself?)"
+            raise VLLMValidationError(message, parameter="structured_outputs")

@@ -50,7 +50,7 @@ def test_openai_sdk_whole_and_streamed_with_slo_in_body_and_headers(stack: Stack
             extra_headers={"x-slo-tier": "interactive"},
         )
     )
-    assert {chunk.service_tier for chunk in chunks} == {"interactive"}
+    assert {chunk.service_tier for chunk in chunks} == {"default"}
     verdicts = [chunk.model_extra["slo"] for chunk in chunks if "slo" in (chunk.model_extra or {})]
     assert len(verdicts) == 1
     assert verdicts[0]["predicted_ttft_ms"] > 0
@@ -67,7 +67,7 @@ def test_every_generating_endpoint_answers_with_its_verdict(stack: Stack) -> Non
     for name, answer in answers.items():
         assert answer.status_code == 200, f"{name}: {answer.text}"
         assert answer.json()["slo"]["admitted"] is True, name
-    assert answers["responses"].json()["service_tier"] == "batch"
+    assert answers["responses"].json()["service_tier"] == "flex"
     assert len(answers["completions"].json()["choices"]) == 2
 
 
@@ -120,7 +120,8 @@ def test_what_cannot_hold_is_refused_with_reason_and_in_shape(stack: Stack) -> N
 def test_standard_falls_back_to_best_effort_and_says_so(stack: Stack) -> None:
     answer = post(stack, {"prompt": [70] * 3000, "max_tokens": 4}, {"x-slo-tier": "standard", "x-slo-ttft-ms": "2"})
     slo = answer.json()["slo"]
-    assert (slo["admitted"], slo["met"], answer.json()["service_tier"]) == (False, False, "batch")
+    assert (slo["admitted"], slo["met"], slo["tier"]) == (False, False, "batch")
+    assert (answer.json()["service_tier"], answer.headers["x-slo-tier"]) == ("flex", "batch")
 
 
 def test_a_client_that_leaves_frees_replica_and_reservation(stack: Stack) -> None:

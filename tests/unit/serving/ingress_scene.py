@@ -5,6 +5,7 @@ does and answers with letters.
 """
 
 import asyncio
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Self
 
@@ -128,7 +129,9 @@ class Ingress:
         async def bounded() -> Any:
             return await asyncio.wait_for(awaitable, timeout_s)
 
-        return self.runner.run(bounded())
+        with warnings.catch_warnings():  # as a server runs: vLLM uses fields that it has deprecated itself
+            warnings.simplefilter("ignore")
+            return self.runner.run(bounded())
 
     def reset(self) -> None:
         """Forget what an earlier test left in the fake fleet."""
@@ -157,7 +160,9 @@ class Ingress:
         fleet, named = self.config.fleet, self.config.model.server_arguments
         arguments = command_line(str(ensure_embedded_model()), named)
         patience = Patience(fleet.admit_timeout_s, fleet.resume_timeout_s, fleet.stall_timeout_s)
-        server, self.client = await make_server(arguments, self.links, patience)
+        most = self.config.ingress.limits.prompt_logprobs
+        server, self.client = await make_server(arguments, self.links, patience, 0, most)
+        self.door_state = server.state  # of vLLM's application
         self.door = Door(self.config, self.links, server, self.client.dispatcher)  # type: ignore[arg-type]
         self.door.set_table(TABLE)
 

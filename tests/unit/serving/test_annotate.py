@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.wire import Decision, Slo, Verdict
-from serving.annotate import StreamAnnotator, annotate_json, openai_error
+from serving.annotate import StreamAnnotator, annotate_json, mend_error, openai_error, openai_tier
 from serving.ticket import Ticket
 
 CHAT = (
@@ -41,7 +41,7 @@ def test_stream_is_annotated_the_same_wherever_it_is_cut(cuts: list[int]) -> Non
     parts = [annotator.feed(CHAT[a:b], last=False) for a, b in itertools.pairwise(edges)]
     data = b"".join(parts) + annotator.feed(b"", last=True)
     first, second, usage = events(data)
-    assert [event["service_tier"] for event in (first, second, usage)] == ["gold"] * 3
+    assert [event["service_tier"] for event in (first, second, usage)] == ["default"] * 3
     assert ["slo" in event for event in (first, second, usage)] == [False, True, False]
     assert data.endswith(b"data: [DONE]\n\n")
     assert data.count(b"\n\n") == CHAT.count(b"\n\n")
@@ -59,7 +59,7 @@ def test_responses_events_carry_tier_and_final_verdict() -> None:
         b'event: response.completed\ndata: {"response":{"id":"r","service_tier":"auto"},"type":"x"}\n\n'
     )
     created, completed = events(StreamAnnotator(served()).feed(stream, last=False))
-    assert created["response"] == {"id": "r", "service_tier": "gold"}
+    assert created["response"] == {"id": "r", "service_tier": "default"}
     assert completed["response"]["slo"]["met"] is True  # type: ignore[index]
 
 
@@ -77,7 +77,7 @@ def test_text_that_looks_like_an_event_is_text(text: str, of_chat: bool) -> None
         event = {"id": "1", "choices": [{**said, "finish_reason": finish}]}
         data = StreamAnnotator(served()).feed(stream_of(event), last=False)
         (annotated,) = events(data)
-        assert annotated.pop("service_tier") == "gold"
+        assert annotated.pop("service_tier") == "default"
         assert (annotated.pop("slo", None) is not None) == (finish is not None)
         assert annotated == event
         assert data.count(b"\n") == 2
@@ -93,9 +93,9 @@ def test_text_of_named_events_is_text(text: str) -> None:
     assert first == delta
     response = second["response"]
     assert isinstance(response, dict)
-    assert (response["output"], response["service_tier"]) == ([{"text": text}], "gold")
+    assert (response["output"], response["service_tier"]) == ([{"text": text}], "default")
     assert response["slo"]["met"] is True
-    assert (third["service_tier"], third["delta"]) == ("gold", stop["delta"])
+    assert (third["service_tier"], third["delta"]) == ("default", stop["delta"])
 
 
 def test_anthropic_stop_event_carries_the_verdict() -> None:
@@ -106,11 +106,38 @@ def test_anthropic_stop_event_carries_the_verdict() -> None:
 
 def test_errors_get_four_keys_with_a_string_code() -> None:
     body = b'{"error":{"message":"This model\'s maximum context length is 4096","type":"BadRequestError","code":400}}'
-    error = json.loads(annotate_json(body, served()))["error"]
+    error = json.loads(mend_error(body, 400, "/v1/completions"))["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert error["code"] == "context_length_exceeded"
     assert openai_error({"message": "no", "type": "NotFoundError", "code": 404})["code"] == "model_not_found"
     assert openai_error({"message": "no", "type": "t", "code": 500})["code"] is None
+
+
+def test_errors_have_the_shape_of_their_path() -> None:
+    unauthorized = b'{"error":"Unauthorized"}'
+    told = {"message": "Unauthorized", "type": "invalid_request_error", "param": None, "code": "invalid_api_key"}
+    assert json.loads(mend_error(unauthorized, 401, "/v1/completions")) == {"error": told}
+    anthropic = json.loads(mend_error(unauthorized, 401, "/v1/messages"))
+    assert anthropic == {"type": "error", "error": {"type": "authentication_error", "message": "Unauthorized"}}
+    assert json.loads(mend_error(b'{"detail":"no"}', 400, "/tokenize"))["error"]["message"] == "no"
+    assert mend_error(b"plain", 500, "/v1/messages") == b"plain"
+
+
+@pytest.mark.parametrize(
+    ("asked", "verdict", "told"),
+    [
+        ("", Verdict.ADMITTED, "default"),
+        ("priority", Verdict.ADMITTED, "priority"),
+        ("priority", Verdict.BEST_EFFORT, "flex"),
+        ("gold", Verdict.ADMITTED, "default"),
+        ("", Verdict.BEST_EFFORT, "flex"),
+    ],
+)
+def test_the_service_tier_is_one_of_openais(asked: str, verdict: Verdict, told: str) -> None:
+    ticket = Ticket(Slo(10.0, 10.0, tier="gold"), service_tier=asked)
+    ticket.note_decision("x", Decision("x", verdict, "r1", "gold", "attainable"), ticket.arrived_s)
+    assert openai_tier(ticket) == told
+    assert openai_tier(Ticket(Slo(best_effort=True, tier="batch"))) == "flex"
 
 
 def test_a_stream_error_event_is_left_an_error() -> None:

@@ -42,7 +42,7 @@ def test_nothing_configured_is_the_embedded_model() -> None:
         ({"engin": {}}, "engin: unknown key; did you mean 'engine'?"),
         ({"engine": {"max_num_seq": 8}}, "engine.max_num_seq: unknown key; did you mean 'max_num_seqs'?"),
         ({"engine": {"speculation": {"token": 1}}}, "engine.speculation.token: unknown key; did you mean 'tokens'?"),
-        ({"ingress": {"zzz": 1}}, "ingress.zzz: unknown key; known: cores, max_ongoing_requests, replicas"),
+        ({"ingress": {"zzz": 1}}, "ingress.zzz: unknown key; known: cores, limits, max_ongoing"),
         ({"engine": {"kind": "sglang"}}, "engine.kind: input should be 'vllm' or 'simulated', got 'sglang'"),
         ({"engine": {"scheduler": "slow"}}, "engine.scheduler: no scheduler 'slow'; did you mean 'slo'?"),
         ({"engine": {"scheduler_options": {"acceptance": 0.5}}}, "engine.scheduler_options.acceptance: unknown key"),

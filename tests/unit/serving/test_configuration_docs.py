@@ -32,7 +32,7 @@ def shown(value: Any) -> str:
     """A default as the document writes it."""
     if isinstance(value, bool):
         return str(value).lower()
-    return f"{value:g}" if isinstance(value, int | float) else str(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def flat(section: Section) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from vllm.v1.engine import EngineCoreRequest
 from controller.wire import Slo
 from serving.middleware import GENERATING
 from serving.ticket import Ticket
-from serving.vllm_server import TASKS, to_job
+from serving.vllm_server import ROUTES, TASKS, to_job
 
 
 def request(tokens: list[int], salt: str | None = None, lora: LoRARequest | None = None) -> EngineCoreRequest:
@@ -40,6 +40,24 @@ def test_prompts_are_marked_by_all_that_their_kv_cache_depends_on() -> None:
 
 def test_prompts_are_marked_only_where_it_is_asked_for() -> None:
     assert to_job(request(list(range(100))), Ticket(Slo())).admission().prefix == ()
+
+
+MEANINGLESS = frozenset(  # over a fleet: they concern one engine in one process, or another way to divide a server
+    {
+        *("/scale_elastic_ep", "/is_scaling_elastic_ep", "/kv_event_sources"),
+        *("/inference/v1/generate", "/inference/v1/abort_requests"),
+        *("/v1/chat/completions/render", "/v1/completions/render", "/v1/messages/render", "/v1/responses/render"),
+        *("/v1/chat/completions/derender", "/v1/completions/derender"),
+    }
+)
+
+
+def test_every_route_of_vllm_is_served_or_known_to_mean_nothing() -> None:
+    """A new vLLM that has another one must say here which it is."""
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args(["embedded"])
+    routes = {getattr(route, "path", "") for route in build_app(args, TASKS, None).routes}
+    assert routes == ROUTES | MEANINGLESS
+    assert not ROUTES & MEANINGLESS
 
 
 def test_objectives_count_wherever_vllm_generates_text() -> None:

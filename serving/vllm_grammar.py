@@ -1,0 +1,39 @@
+"""Whether a grammar lets anything be said at all. Knows xgrammar, which vLLM uses for most of them."""
+
+from functools import lru_cache
+from typing import Any
+
+import xgrammar
+from vllm.v1.structured_output.request import get_structured_output_key
+from vllm.v1.structured_output.utils import grammar_is_likely_lark
+
+_BYTES = [bytes([byte]) for byte in range(256)]
+_END = 256
+
+
+@lru_cache(1)
+def _compiler() -> Any:
+    """Of a vocabulary of single bytes: as strict as the model's own, and cheap to compile for."""
+    vocabulary = xgrammar.TokenizerInfo([*_BYTES, b""], vocab_type=xgrammar.VocabType.RAW, stop_token_ids=[_END])
+    return xgrammar.GrammarCompiler(vocabulary, max_threads=1, cache_enabled=False)
+
+
+def says_nothing(constraint: Any) -> bool:
+    """Whether no first byte and no end satisfies ``constraint`` (vLLM's ``StructuredOutputsParams``, checked by vLLM).
+
+    Such a grammar parses and compiles, but the engine fails at its first token. Raises what xgrammar raises.
+    """
+    if constraint._backend != "xgrammar" or constraint.all_constraints_none():
+        return False  # the other back ends try a grammar when they check it
+    kind, text = get_structured_output_key(constraint)
+    if kind.name not in ("JSON", "GRAMMAR"):
+        return False
+    if kind.name == "JSON":
+        grammar = xgrammar.Grammar.from_json_schema(text)
+    else:
+        parse = xgrammar.Grammar.from_lark if grammar_is_likely_lark(text) else xgrammar.Grammar.from_ebnf
+        grammar = parse(text)
+    matcher = xgrammar.GrammarMatcher(_compiler().compile_grammar(grammar))
+    bits = xgrammar.allocate_token_bitmask(1, _END + 1)
+    matcher.fill_next_token_bitmask(bits)
+    return not bits.any()
