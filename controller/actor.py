@@ -14,12 +14,12 @@ from typing import Any
 import msgspec
 import ray
 
-from controller.autoscaler import Actions
 from controller.disaggregation import make_fleet
 from controller.fleet import Fleet
 from controller.history import Change
 from controller.options import FleetOptions
 from controller.scaler import ScalingError, ServeScaler
+from controller.scaling import Actions
 from controller.sizing import SCALE_S, plan_size
 from controller.status import fleet_status
 from controller.tiers import TierTable
@@ -144,7 +144,7 @@ class Controller:
                 continue
             try:
                 scaler = self._scaler(fleet.options)
-                actions = plan_size(fleet, await scaler.replicas(), time.monotonic())
+                actions = plan_size(fleet, await scaler.size(), time.monotonic())
                 await self._carry_out(actions, scaler)
                 self.scaling_error = ""
             except Exception as error:  # whatever it was: ended, this task would leave the size as it is for good
@@ -167,17 +167,23 @@ class Controller:
     async def _carry_out(self, actions: Actions, scaler: ServeScaler) -> None:
         if actions.replicas is not None:
             await scaler.resize(actions.replicas)
-        if actions.remove is not None:
+        if actions.remove:
             await scaler.remove(actions.remove)
-            if self.fleet is not None:  # perhaps another than the one that asked for it
-                self.fleet.note_removed(actions.remove, time.monotonic())
+            for name in actions.remove:
+                if self.fleet is not None:  # perhaps another than the one that asked for it
+                    self.fleet.note_removed(name, time.monotonic())
 
     async def _leave_when_forgotten(self) -> None:
         while True:
             await asyncio.sleep(5.0)
             await self.check_integrity()
             if time.monotonic() - self.heard_s > IDLE_EXIT_S:
-                ray.actor.exit_actor()
+                ray.get_runtime_context().current_actor.leave.remote()
+
+    async def leave(self) -> None:
+        """End this actor for good. Ray takes that from a method that it called, not from a task of the actor's own."""
+        logger.info("nobody has been heard for %g s: the application is gone", IDLE_EXIT_S)
+        ray.actor.exit_actor()
 
 
 def log_change(change: Change) -> None:

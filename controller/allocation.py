@@ -6,11 +6,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from controller.autoscaler import Actions, Autoscaler, ScalingOptions, Signals
+from controller.autoscaler import Autoscaler
 from controller.demand import Demand, Hardware
 from controller.history import Change, History
 from controller.role import ReplicaView, StaticRoles
 from controller.roles import DynamicRoles, RoleOptions
+from controller.scaling import Actions, ScalingOptions, Serve, Signals
 from controller.tiers import Tier, TierTable
 from routing.mirrors import RESERVED
 
@@ -78,7 +79,11 @@ class Allocation:
         if options == self.options:
             self.set_table(table, now_s)
             return self
-        return Allocation(options, table, self.history)
+        made = Allocation(options, table, self.history)
+        made.demand = self.demand
+        if made.autoscaler is not None and self.autoscaler is not None:
+            made.autoscaler.held_until_s = self.autoscaler.held_until_s
+        return made
 
     def note_asked(self, row: np.ndarray, now_s: float) -> None:
         """A request (REQUEST[]) asks for a place."""
@@ -96,18 +101,18 @@ class Allocation:
 
     def scale(
         self,
-        replicas: int | None,
+        serve: Serve | None,
         views: Sequence[ReplicaView],
         waiting_tokens: Mapping[str, float],
         hardware: Hardware | None,
         now_s: float,
     ) -> Actions:
-        """What to do about the fleet's size; ``replicas`` is what Serve is asked for at present, ``hardware`` a replica
+        """What to do about the fleet's size; ``serve`` is what Serve says of it at present, ``hardware`` a replica
         of the group that grows: the last one seen counts while there is none."""
         if self.autoscaler is None:
             return Actions()
         self._hardware = self._hardware if hardware is None else hardware
-        signals = Signals(replicas, views, self.demand.loads(now_s), waiting_tokens, self._hardware)
+        signals = Signals(serve, views, self.demand.loads(now_s), waiting_tokens, self._hardware)
         return self.autoscaler.step(signals, now_s)
 
     def note_removed(self, name: str, now_s: float) -> None:

@@ -1,4 +1,4 @@
-"""How many replicas the fleet has: grows at once with demand, shrinks late, one drained replica after the other.
+"""How many replicas the fleet has: grows at once with demand, shrinks late, and far where demand fell far.
 
 PolyServe section 4.3 for a fleet whose size is not fixed. Pure: ``step`` gets what is known and returns what to do; a
 shell (``controller.scaler``) carries it out through Serve. What other autoscalers get wrong is a rule here:
@@ -8,7 +8,8 @@ shell (``controller.scaler``) carries it out through Serve. What other autoscale
 - a cold start triggers no second one: what is starting counts, and queues count again only when it had time to help;
 - a queue that comes and goes within a second triggers none either: queues count by their mean;
 - missing reports never shrink it, and it never goes below its minimum;
-- a size set by hand stays for ``hold_s``, within the bounds.
+- a replica that Serve cannot start is cancelled after ``start_timeout_s`` where demand can do without it;
+- a size set by hand stays for ``hold_s``, within the bounds; one that a deploy reset is not taken for that.
 """
 
 import math
@@ -16,51 +17,14 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
-from controller.demand import Hardware, Load, plan_needs, share_budget
+from controller.demand import plan_needs, share_budget
 from controller.history import Change, History
 from controller.role import Kind, ReplicaView, StaticRoles
 from controller.roles import DynamicRoles
-
-
-class ScalingOptions(msgspec.Struct, frozen=True):
-    """Bounds and tempers; all times in seconds."""
-
-    min_replicas: int = 1
-    max_replicas: int = 1
-    group: str = ""  # whose replicas come and go; their names begin with it
-    warm_spares: int = 0  # replicas beyond what the demand takes
-    busy_share: float = 0.7  # part of its time that a replica is meant to be busy with SLO requests
-    window_s: float = 30.0  # over which demand is measured
-    grow_cooldown_s: float = 15.0
-    shrink_cooldown_s: float = 30.0
-    shrink_after_s: float = 120.0  # demand must have been lower for so long
-    shrink_margin: float = 0.15  # by so much
-    hold_s: float = 600.0  # a size set by hand stays for so long
-    drain_s: float = 300.0  # best-effort work on a draining replica moves elsewhere after so long
-
+from controller.scaling import Actions, ScalingOptions, Serve, Signals
 
 MOST_PATIENCE = 16.0  # times ``shrink_after_s``
-
-
-@dataclass(frozen=True)
-class Signals:
-    """What one step is decided by."""
-
-    replicas: int | None  # that Serve is asked for at present; none when it does not say
-    views: Sequence[ReplicaView]
-    loads: Mapping[str, Load]  # per tier
-    waiting_tokens: Mapping[str, float]  # prompt tokens in queue, per tier
-    hardware: Hardware | None  # of the group that grows, as last seen; none while none of it has ever reported
-
-
-@dataclass(frozen=True)
-class Actions:
-    """What to do now."""
-
-    replicas: int | None = None  # ask Serve for so many
-    remove: str | None = None  # end this drained replica, then ask Serve for one less
+MOST_DRAINED = 0.25  # of the fleet, that a single decision drains at most
 
 
 @dataclass
@@ -76,6 +40,8 @@ class Autoscaler:
     _grown_s: float = -math.inf
     _shrunk_s: float = -math.inf
     _complete_s: float = -math.inf  # since when no replica is missing
+    _starting: tuple[int, float] = (0, -math.inf)  # replicas that Serve has not started, and since when so many
+    _deployed: float | None = None  # the deploy that the target is of
     _needs: deque[tuple[float, int]] = field(default_factory=deque)  # what it may shrink to at each time, lately
     _queues: deque[tuple[float, Mapping[str, float]]] = field(default_factory=deque)  # prompt tokens per tier, lately
     _since_s: float | None = None
@@ -86,10 +52,11 @@ class Autoscaler:
 
     def step(self, signals: Signals, now_s: float) -> Actions:
         """Decide; call it every second or so."""
-        if signals.replicas is None:
+        if signals.serve is None:
             return Actions()
         self._since_s = now_s if self._since_s is None else self._since_s
-        self._adopt(signals.replicas, now_s)
+        if (restored := self._adopt(signals.serve, now_s)) is not None:
+            return self._ask(restored, now_s, "a deploy had reset it")
         assert self.target is not None
         bounded = min(max(self.target, self._low), self._high)
         if self.target < bounded:
@@ -104,8 +71,13 @@ class Autoscaler:
         elif need > staying:
             return self._grow(need, staying, signals, now_s)
         lowest = bounded if held else min(bounded, max(total for _, total in self._needs))
+        if cancelled := self._never_came(signals.serve, staying - max(lowest, self._low), now_s):
+            told = f"{cancelled} did not start within {self.options.start_timeout_s:g} s"
+            return self._ask(self.target - cancelled, now_s, told)
         if lowest < staying and self._may_shrink(alive, bounded, now_s):
-            self._shrink(signals, now_s, "above the maximum" if bounded < staying else "demand takes less")
+            self._shrink(
+                signals, staying - lowest, now_s, "above the maximum" if bounded < staying else "demand takes less"
+            )
         return self._remove(signals, now_s)
 
     def note_removed(self, name: str, now_s: float) -> None:
@@ -130,12 +102,22 @@ class Autoscaler:
         assert self.target is not None
         return self.target - len(self.roles.names(Kind.DRAINING))
 
-    def _adopt(self, replicas: int, now_s: float) -> None:
-        """What Serve is asked for; where that is not what we asked for, somebody set it by hand."""
-        if self.target is not None and replicas != self.target:
+    def _adopt(self, serve: Serve, now_s: float) -> int | None:
+        """What Serve is asked for; where that is not what we asked for, somebody set it by hand.
+
+        A deploy sets it to what the configuration says, whatever else it changes: unless that number changed too, the
+        size before is to be asked for again, and is returned.
+        """
+        is_deploy, self._deployed = self._deployed not in (None, serve.deployed), serve.deployed
+        before, replicas = self.target, serve.replicas
+        if before is not None and replicas != before:
+            if is_deploy and replicas == self.options.configured:
+                self._set(replicas, now_s, "deployed anew")
+                return before
             self.held_until_s = now_s + self.options.hold_s
             self._set(replicas, now_s, f"set by hand, stays for {self.options.hold_s:g} s")
         self.target = replicas
+        return None
 
     def _alive(self, signals: Signals) -> list[ReplicaView]:
         return [view for view in signals.views if view.is_reporting]
@@ -244,8 +226,19 @@ class Autoscaler:
         paused = now_s - max(self._shrunk_s, self._grown_s) < self.options.shrink_cooldown_s
         return is_whole and seen_long_enough and not paused
 
-    def _shrink(self, signals: Signals, now_s: float, reason: str) -> None:
-        """Drain one more: from the pool, the one with the least to do first; then the least loaded above a minimum."""
+    def _never_came(self, serve: Serve, surplus: int, now_s: float) -> int:
+        """Of ``surplus`` replicas, those that Serve has been trying to start in vain for too long."""
+        starting = 0 if serve.running is None else max(0, serve.replicas - serve.running)
+        if starting == 0 or starting != self._starting[0]:
+            self._starting = starting, now_s
+        waited = now_s - self._starting[1] >= self.options.start_timeout_s
+        return max(0, min(starting, surplus)) if waited else 0
+
+    def _shrink(self, signals: Signals, surplus: int, now_s: float, reason: str) -> None:
+        """Drain half of the surplus, one at least and ``MOST_DRAINED`` of the fleet at most: from the pool, those with
+        the least to do first; then the least loaded above a minimum."""
+        assert self.target is not None
+        left = max(1, min(surplus // 2, int(MOST_DRAINED * self.target)))
         kinds = {Kind.POOL: 0, Kind.PENDING: 1, Kind.SERVES: 2}
 
         def rank(view: ReplicaView) -> tuple[int, float, int, str]:
@@ -253,21 +246,21 @@ class Autoscaler:
 
         own = [view for view in signals.views if self._is_own(view) and self.roles.is_open(view.name)]
         for view in sorted(own, key=rank):
-            if self.roles.may_leave(view.name):
-                if now_s - self._grown_s > 4.0 * self._shrink_after_s:
+            if left and self.roles.may_leave(view.name):
+                if now_s - max(self._grown_s, self._shrunk_s) > 4.0 * self._shrink_after_s:
                     self._patience = max(1.0, 0.5 * self._patience)
                 self._shrunk_s = self._drained_s[view.name] = now_s
                 self.roles.drain(view.name, now_s, f"{reason}: {self._told()}")
-                return
+                left -= 1
 
     def _remove(self, signals: Signals, now_s: float) -> Actions:
-        """A drained replica that is empty; after ``drain_s`` also one that has only best-effort work left."""
-        views = {view.name: view for view in signals.views}
+        """Drained replicas that are empty; after ``drain_s`` also those that have only best-effort work left."""
+        views, ended = {view.name: view for view in signals.views}, []
         for name in self.roles.names(Kind.DRAINING):
             view, since_s = views.get(name), self._drained_s.setdefault(name, now_s)
             waited = now_s - since_s >= self.options.drain_s
             if view is None or not view.is_reporting:
                 continue
             if view.is_empty or (waited and not any(view.slo_requests)):
-                return Actions(remove=name)
-        return Actions()
+                ended.append(name)
+        return Actions(remove=tuple(ended))

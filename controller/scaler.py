@@ -5,6 +5,7 @@ less only once it has noticed; it then finds nobody but the successor that it ha
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -13,10 +14,13 @@ from typing import Any
 import ray
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 
+from controller.scaling import Serve
+
 logger = logging.getLogger("polyslo.scaler")
 
 NOTICE_S = 30.0  # Serve's health checks notice a dead replica by then
 POLL_S = 0.05
+RUNNING = "RUNNING"  # Serve's word for a replica that has started
 
 
 class ScalingError(RuntimeError):
@@ -30,10 +34,13 @@ class ServeScaler:
         self.application, self.deployments = application, tuple(deployments)
         self._serve: Any = None
 
-    async def replicas(self) -> int:
-        """So many Serve is asked for at present."""
-        told = await self._deployments()
-        return sum(int(told[name]["target_num_replicas"]) for name in self.deployments)
+    async def size(self) -> Serve:
+        """What Serve says of the size at present."""
+        application = await self._application()
+        own = [application["deployments"][name] for name in self.deployments]
+        running = [each for deployment in own for each in deployment["replicas"] if each["state"] == RUNNING]
+        replicas = sum(int(deployment["target_num_replicas"]) for deployment in own)
+        return Serve(replicas, len(running), float(application["last_deployed_time_s"]))
 
     async def resize(self, replicas: int) -> None:
         """Ask for so many in all."""
@@ -44,37 +51,47 @@ class ServeScaler:
         target = DeploymentID(name=self.deployments[0], app_name=self.application)
         await self._ask("update_deployment_replicas", target, max(0, replicas - others))
 
-    async def remove(self, replica: str) -> None:
-        """End this replica of the first deployment, and ask for one less.
+    async def remove(self, replicas: Sequence[str]) -> None:
+        """End these replicas of the first deployment, and ask for as many less.
 
         Raises:
-            ScalingError: Serve does not know it, or did not notice its end.
+            ScalingError: Serve does not know one of them, or did not notice its end.
         """
-        own_id = replica.rpartition("/")[2]
-        found = await self._find(own_id)
-        if found is None:
-            raise ScalingError(f"Serve knows no replica {replica}")
-        before = await self.replicas()
-        ray.kill(ray.get_actor(found["actor_name"], namespace=SERVE_NAMESPACE))
+        own_ids, known = [name.rpartition("/")[2] for name in replicas], await self._known()
+        if unknown := [name for name, own_id in zip(replicas, own_ids, strict=True) if own_id not in known]:
+            raise ScalingError(f"Serve knows no replica {', '.join(unknown)}")
+        before = (await self.size()).replicas
+        for own_id in own_ids:
+            self._end(known[own_id]["actor_name"])
         give_up_s = time.monotonic() + NOTICE_S
-        while (found := await self._find(own_id)) is not None and found["state"] == "RUNNING":
+        while left := [own_id for own_id in own_ids if known.get(own_id, {}).get("state") == RUNNING]:
             if time.monotonic() > give_up_s:
-                raise ScalingError(f"Serve did not notice within {NOTICE_S:g} s that {replica} has ended")
+                raise ScalingError(f"Serve did not notice within {NOTICE_S:g} s that {', '.join(left)} has ended")
             await asyncio.sleep(POLL_S)
-        await self.resize(before - 1)
+            known = await self._known()
+        await self.resize(before - len(own_ids))
 
-    async def _find(self, own_id: str) -> dict[str, Any] | None:
-        """Serve's entry of a replica."""
+    @staticmethod
+    def _end(actor_name: str) -> None:
+        """End a replica's process; one that has ended already is as good."""
+        with contextlib.suppress(ValueError):
+            ray.kill(ray.get_actor(actor_name, namespace=SERVE_NAMESPACE))
+
+    async def _known(self) -> dict[str, dict[str, Any]]:
+        """Serve's entries of the first deployment's replicas, by their ids."""
         replicas = (await self._deployments())[self.deployments[0]]["replicas"]
-        return next((each for each in replicas if each["replica_id"] == own_id), None)
+        return {each["replica_id"]: each for each in replicas}
 
     async def _deployments(self) -> dict[str, Any]:
+        return dict((await self._application())["deployments"])
+
+    async def _application(self) -> dict[str, Any]:
         details = await self._ask("get_serve_instance_details")
         try:
-            told = dict(details["applications"][self.application]["deployments"])
+            told = dict(details["applications"][self.application])
         except KeyError:
             raise ScalingError(f"Serve runs no application {self.application!r}") from None
-        if missing := [name for name in self.deployments if name not in told]:
+        if missing := [name for name in self.deployments if name not in told["deployments"]]:
             raise ScalingError(f"application {self.application!r} has no deployment {missing[0]!r}")
         return told
 

@@ -4,18 +4,18 @@ from collections import Counter
 
 import numpy as np
 
-from controller.autoscaler import Actions
 from controller.demand import Hardware
 from controller.fleet import Fleet
+from controller.scaling import Actions, Serve
 
 SCALE_S = 1.0  # how often the fleet's size is decided about
 
 
-def plan_size(fleet: Fleet, replicas: int | None, now_s: float) -> Actions:
-    """What to do about the size, with ``replicas`` what Serve is asked for at present (none: it does not say)."""
+def plan_size(fleet: Fleet, serve: Serve | None, now_s: float) -> Actions:
+    """What to do about the size, by what Serve says of it at present (none: it does not answer)."""
     group = fleet.options.allocation.scaling.group if fleet.options.allocation.scaling else ""
     waiting = {tier: float(tokens) for tier, tokens in waiting_tokens(fleet).items()}
-    actions = fleet.allocation.scale(replicas, fleet.views(now_s), waiting, hardware_of(fleet, group, now_s), now_s)
+    actions = fleet.allocation.scale(serve, fleet.views(now_s), waiting, hardware_of(fleet, group, now_s), now_s)
     fleet.write_roles()
     return actions
 

@@ -11,9 +11,9 @@ import yaml
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from controller.allocation import AllocationOptions
-from controller.autoscaler import ScalingOptions
 from controller.options import FleetOptions
 from controller.phases import PhaseOptions
+from controller.scaling import ScalingOptions
 from replicas.config import ReplicaConfig
 from routing.policy import routing_names
 from serving.engine_args import MOVES_KV
@@ -52,6 +52,7 @@ class AutoscalingConfig(Section):
     shrink_margin: Share = 0.15
     hold_s: NonNegativeFloat = 600.0
     drain_s: NonNegativeFloat = 300.0
+    start_timeout_s: PositiveFloat = 900.0
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -61,9 +62,10 @@ class AutoscalingConfig(Section):
             raise ValueError(f"{min(stated)}: has no effect without max_replicas")
         return self
 
-    def options(self, group: str) -> ScalingOptions | None:
-        """As the controller takes it; ``group`` grows and shrinks."""
-        return ScalingOptions(**self.model_dump() | {"group": group}) if self.max_replicas else None
+    def options(self, group: str, replicas: int) -> ScalingOptions | None:
+        """As the controller takes it; ``group`` grows and shrinks, and the fleet begins with ``replicas``."""
+        stated = self.model_dump() | {"group": group, "configured": replicas}
+        return ScalingOptions(**stated) if self.max_replicas else None
 
 
 class FleetConfig(Section):
@@ -254,7 +256,9 @@ class AppConfig(Section):
         phases = PhaseOptions(prefill=apart.prefill, adapt=apart.adapt) if self.is_disaggregated else None
         groups = sorted(self.replica_groups(), key=lambda group: group.name != self.fleet.autoscaling.group)
         allocation = AllocationOptions(
-            self.fleet.roles, self.fleet.role_idle_s, scaling=self.fleet.autoscaling.options(groups[0].name)
+            self.fleet.roles,
+            self.fleet.role_idle_s,
+            scaling=self.fleet.autoscaling.options(groups[0].name, self.replicas),
         )
         return FleetOptions(
             **{name: getattr(self.fleet, name) for name in same.split()},

@@ -12,8 +12,8 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from controller.autoscaler import Actions
 from controller.fleet import Fleet
+from controller.scaling import Actions, Serve
 from controller.sizing import SCALE_S, plan_size
 from controller.wire import Report
 from simulation.fleet import FleetDispatch, replica_name
@@ -32,7 +32,7 @@ class LiveSizer:
     """The controller's autoscaler, as its actor asks it."""
 
     def plan(self, fleet: Fleet, replicas: int, ongoing: int, now_s: float) -> Actions:
-        return plan_size(fleet, replicas, now_s)
+        return plan_size(fleet, Serve(replicas), now_s)
 
 
 class FixedSize:
@@ -130,8 +130,8 @@ class ElasticDispatch(FleetDispatch):
         actions = self.sizer.plan(self.fleet, self._target(), ongoing, simulation.now_s)
         if actions.replicas is not None:
             self._ask(simulation, actions.replicas)
-        if actions.remove is not None:
-            life = next(life for life in self._there(simulation) if life.name == actions.remove)
+        for name in actions.remove:
+            life = next(life for life in self._there(simulation) if life.name == name)
             left = self._end(simulation, life)
             self.fleet.note_removed(life.name, simulation.now_s)
             self._resume(simulation, left, life.name)

@@ -4,11 +4,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from controller.autoscaler import Actions, Autoscaler, ScalingOptions, Signals
+from controller.autoscaler import Autoscaler
 from controller.demand import Demand, Hardware
 from controller.history import History
 from controller.role import ReplicaView, StaticRoles
 from controller.roles import DynamicRoles
+from controller.scaling import Actions, ScalingOptions, Serve, Signals
 from controller.tiers import Tier, TierTable
 from profiles.store import load_profile
 
@@ -40,6 +41,7 @@ class World:
     waiting: dict[str, float] = field(default_factory=dict)
     silent: bool = False
     can_tell: bool = True
+    deployed: float = 0.0  # changes with every deploy
     is_shared: bool = False  # static roles: what no tier has to itself serves all
     removed: list[str] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
@@ -79,7 +81,8 @@ class World:
         views = self.views()
         self.roles.step(views, self.now_s)
         hardware = H100 if views else None
-        seen = self.wanted if self.can_tell else None
+        running = sum(up_s <= self.now_s for up_s in self.names.values())
+        seen = Serve(self.wanted, running, self.deployed) if self.can_tell else None
         signals = Signals(seen, views, self.demand.loads(self.now_s), self.waiting, hardware)
         return self.scaler.step(signals, self.now_s)
 
@@ -87,11 +90,11 @@ class World:
         if actions.replicas is not None:
             self.asked.append(actions.replicas)
             self.resize(actions.replicas)
-        if actions.remove is not None:
-            self.removed.append(actions.remove)
-            del self.names[actions.remove]
+        for name in actions.remove:
+            self.removed.append(name)
+            del self.names[name]
             self.wanted -= 1
-            self.scaler.note_removed(actions.remove, self.now_s)
+            self.scaler.note_removed(name, self.now_s)
 
     def sizes(self) -> list[int]:
         return [int(change.after) for change in self.history if change.what == "fleet"]

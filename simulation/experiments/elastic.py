@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from controller.allocation import AllocationOptions
-from controller.autoscaler import ScalingOptions
 from controller.options import FleetOptions
+from controller.scaling import ScalingOptions
 from profiles.store import load_profile
 from simulation.arrivals import daily_s
 from simulation.capacity import median_and_spread

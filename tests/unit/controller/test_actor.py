@@ -1,7 +1,7 @@
 """The controller's loop that follows the load: whatever goes wrong, it goes on and says so."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -9,11 +9,11 @@ import pytest
 from controller import actor
 from controller.actor import Controller
 from controller.allocation import AllocationOptions
-from controller.autoscaler import Actions, ScalingOptions
 from controller.fleet import Fleet
 from controller.options import FleetOptions
 from controller.role import Kind
 from controller.scaler import ScalingError, ServeScaler
+from controller.scaling import Actions, ScalingOptions, Serve
 from controller.tiers import Tier, TierTable
 from controller.wire import Report
 from profiles.store import load_profile
@@ -41,12 +41,12 @@ class FakeServe(ServeScaler):
         self.answer: int | Exception = answer
         self.on_remove = on_remove
 
-    async def replicas(self) -> int:
+    async def size(self) -> Serve:
         if isinstance(self.answer, Exception):
             raise self.answer
-        return self.answer
+        return Serve(self.answer)
 
-    async def remove(self, replica: str) -> None:
+    async def remove(self, replicas: Sequence[str]) -> None:
         self.on_remove()
         self.answer = 1
 
@@ -103,7 +103,7 @@ def test_a_table_may_turn_roles_on_while_a_replica_is_being_removed(monkeypatch:
         state = controller.fleet = fleet(shrink_after_s=0.0, shrink_cooldown_s=0.0)
         state.allocation.roles.drain("b", 0.0, "asked")
         serve = controller.scaler = FakeServe(2, on_remove=lambda: state.set_tiers(table(2, low=1), 0.0))
-        await controller._carry_out(Actions(remove="b"), serve)
+        await controller._carry_out(Actions(remove=("b",)), serve)
         assert state.allocation.is_dynamic
         assert list(state.replicas) == ["a"]
         scaler = state.allocation.autoscaler
@@ -132,6 +132,6 @@ def test_what_serve_does_not_run_is_named(applications: dict[str, Any], told: st
         return {"applications": applications}
 
     scaler._ask = answer  # type: ignore[method-assign]
-    for question in (scaler.replicas, lambda: scaler.resize(3), lambda: scaler.remove("a/x")):
+    for question in (scaler.size, lambda: scaler.resize(3), lambda: scaler.remove(["a/x"])):
         with pytest.raises(ScalingError, match=told):
             asyncio.run(question())

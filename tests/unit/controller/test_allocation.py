@@ -3,7 +3,7 @@
 import pytest
 
 from controller.allocation import Allocation, AllocationOptions
-from controller.autoscaler import ScalingOptions
+from controller.scaling import ScalingOptions
 from controller.tiers import Tier, TierTable
 
 PLAIN = TierTable.of(1, [Tier("tight", 1.0, 0.02), Tier("loose", 1.0, 0.1)])

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from controller.allocation import AllocationOptions
-from controller.autoscaler import Actions, ScalingOptions
 from controller.fleet import Fleet
 from controller.options import FleetOptions
+from controller.scaling import Actions, ScalingOptions, Serve
 from controller.sizing import hardware_of, plan_size
 from controller.status import fleet_status
 from controller.tiers import Tier, TierTable
@@ -200,22 +200,22 @@ def test_a_drained_replica_takes_nothing_and_is_removed_when_empty() -> None:
     state = fleet("abc", scaling=ScalingOptions(max_replicas=4, shrink_after_s=10.0, shrink_cooldown_s=5.0))
     for now_s in range(1, 12):
         tell(state, "abc", float(now_s), a=[running(TIGHT, "stream")])
-        actions = plan_size(state, 3, float(now_s))
-    assert actions == Actions(remove="b"), "empty, and drained a moment ago"
+        actions = plan_size(state, Serve(3), float(now_s))
+    assert actions == Actions(remove=("b",)), "empty, and drained a moment ago"
     assert roles(state)["b"] == "draining"
     assert {one(state, FLEX, 11.0).replica for _ in range(6)} == {"a", "c"}
 
 
-@pytest.mark.parametrize("replicas", [None, 3])
-def test_a_fleet_of_fixed_size_is_left_alone(replicas: int | None) -> None:
-    assert plan_size(fleet("abc"), replicas, 1000.0) == Actions()
+@pytest.mark.parametrize("serve", [None, Serve(3)])
+def test_a_fleet_of_fixed_size_is_left_alone(serve: Serve | None) -> None:
+    assert plan_size(fleet("abc"), serve, 1000.0) == Actions()
 
 
 def test_the_size_grows_by_what_is_asked_in_the_models_terms() -> None:
     state = fleet("a", scaling=ScalingOptions(max_replicas=8))
-    assert plan_size(state, 1, 0.5) == Actions()
+    assert plan_size(state, Serve(1), 0.5) == Actions()
     state.admit([ask(TIGHT, 4000) for _ in range(80)], 1.0)
-    assert (plan_size(state, 1, 1.0).replicas or 0) > 2
+    assert (plan_size(state, Serve(1), 1.0).replicas or 0) > 2
     hardware = hardware_of(state, "", 1.0)
     assert hardware is not None
     assert hardware.coefficients.tolist() == load_profile(H200).coefficients.tolist()
@@ -232,33 +232,33 @@ def grouped(*names: str) -> Fleet:
 
 def test_a_group_of_which_none_is_left_grows_again_by_demand() -> None:
     state, others = grouped("h/1", "o/1", "o/2"), ("o/1", "o/2")
-    assert plan_size(state, 3, 0.0) == Actions()
+    assert plan_size(state, Serve(3), 0.0) == Actions()
     tell(state, ("h/1", *others), 12.0)
-    assert plan_size(state, 3, 12.0) == Actions(remove="h/1"), "a quiet spell"
+    assert plan_size(state, Serve(3), 12.0) == Actions(remove=("h/1",)), "a quiet spell"
     state.note_removed("h/1", 12.0)
     asked = []
     for now_s in range(13, 44):
         tell(state, others, float(now_s))
         state.admit([ask(LOOSE, 4000) for _ in range(100)], float(now_s))
-        actions = plan_size(state, 2, float(now_s))
+        actions = plan_size(state, Serve(2), float(now_s))
         asked.append(actions.replicas or 0)
     assert max(asked) > 3, "as many as the demand takes, not one to begin with"
 
 
 def test_a_group_that_was_never_seen_gets_one_replica_to_begin_with_while_anything_is_asked() -> None:
     state = grouped("o/1", "o/2")
-    assert plan_size(state, 2, 0.0) == Actions(), "nobody asks"
+    assert plan_size(state, Serve(2), 0.0) == Actions(), "nobody asks"
     state.admit([ask(LOOSE, 4000) for _ in range(100)], 1.0)
-    assert plan_size(state, 2, 1.0) == Actions(replicas=3)
-    assert plan_size(state, 3, 1.4) == Actions(), "it is starting"
+    assert plan_size(state, Serve(2), 1.0) == Actions(replicas=3)
+    assert plan_size(state, Serve(3), 1.4) == Actions(), "it is starting"
     tell(state, ("o/1", "o/2"), 20.0)
-    assert plan_size(state, 3, 20.0) == Actions(), "however long that takes"
+    assert plan_size(state, Serve(3), 20.0) == Actions(), "however long that takes"
 
 
 def test_best_effort_waits_for_a_fleet_that_was_scaled_to_zero() -> None:
     state = fleet("", scaling=ScalingOptions(min_replicas=0, max_replicas=2))
     assert one(state, FLEX).verdict == Verdict.PENDING
-    assert plan_size(state, 0, 0.1) == Actions(replicas=1)
+    assert plan_size(state, Serve(0), 0.1) == Actions(replicas=1)
     assert one(state, TIGHT).reason == "no_replica"
     fixed = fleet("")
     assert one(fixed, FLEX).verdict == Verdict.REFUSED

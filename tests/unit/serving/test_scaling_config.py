@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from controller.allocation import AllocationOptions
-from controller.autoscaler import ScalingOptions
+from controller.scaling import ScalingOptions
 from serving.config import IMPORT_PATH, AppConfig, read_serve_file
 from serving.strict import ConfigError
 
@@ -58,12 +58,12 @@ def test_fleet_options_carry_roles_and_scaling() -> None:
     options = config.fleet_options()
     assert options.deployments == ("Replica-b", "Replica-a"), "the one that grows and shrinks first"
     assert options.allocation.idle_s == 9.0
-    assert options.allocation.scaling == ScalingOptions(max_replicas=5, group="b", warm_spares=1)
+    assert options.allocation.scaling == ScalingOptions(max_replicas=5, group="b", warm_spares=1, configured=3)
 
 
 def test_defaults_of_scaling_are_the_controllers() -> None:
-    assert AppConfig.read({"fleet": {"autoscaling": {"max_replicas": 3}}}).fleet.autoscaling.options("") == (
-        ScalingOptions(max_replicas=3)
+    assert AppConfig.read({"fleet": {"autoscaling": {"max_replicas": 3}}}).fleet.autoscaling.options("", 2) == (
+        ScalingOptions(max_replicas=3, configured=2)
     )
 
 

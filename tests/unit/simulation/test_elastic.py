@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from controller.allocation import AllocationOptions
-from controller.autoscaler import Actions, ScalingOptions
 from controller.fleet import Fleet
 from controller.options import FleetOptions
+from controller.scaling import Actions, ScalingOptions
 from controller.wire import Report
 from simulation.elastic import ElasticDispatch, FixedSize, LiveSizer, OngoingRequests, Sizer
 from simulation.fleet import tiers_of

@@ -1,0 +1,56 @@
+"""What the fleet's size is decided by, and what is to be done about it. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from controller.demand import Hardware, Load
+from controller.role import ReplicaView
+
+
+class ScalingOptions(msgspec.Struct, frozen=True):
+    """Bounds and tempers; all times in seconds."""
+
+    min_replicas: int = 1
+    max_replicas: int = 1
+    group: str = ""  # whose replicas come and go; their names begin with it
+    warm_spares: int = 0  # replicas beyond what the demand takes
+    busy_share: float = 0.7  # part of its time that a replica is meant to be busy with SLO requests
+    window_s: float = 30.0  # over which demand is measured
+    grow_cooldown_s: float = 15.0
+    shrink_cooldown_s: float = 30.0
+    shrink_after_s: float = 120.0  # demand must have been lower for so long
+    shrink_margin: float = 0.15  # by so much
+    hold_s: float = 600.0  # a size set by hand stays for so long
+    drain_s: float = 300.0  # best-effort work on a draining replica moves elsewhere after so long
+    start_timeout_s: float = 900.0  # a replica that has not started by then is cancelled, where demand allows it
+    configured: int = 0  # replicas that a deploy begins with; 0: not known
+
+
+class Serve(NamedTuple):
+    """What Serve says of the fleet's size."""
+
+    replicas: int  # that it is asked for at present
+    running: int | None = None  # of these, that have started; none: not said
+    deployed: float = 0.0  # changes with every deploy of the application
+
+
+@dataclass(frozen=True)
+class Signals:
+    """What one step is decided by."""
+
+    serve: Serve | None  # none when it does not answer
+    views: Sequence[ReplicaView]
+    loads: Mapping[str, Load]  # per tier
+    waiting_tokens: Mapping[str, float]  # prompt tokens in queue, per tier
+    hardware: Hardware | None  # of the group that grows, as last seen; none while none of it has ever reported
+
+
+@dataclass(frozen=True)
+class Actions:
+    """What to do now."""
+
+    replicas: int | None = None  # ask Serve for so many
+    remove: tuple[str, ...] = ()  # end these drained replicas, then ask Serve for as many less
