@@ -127,7 +127,8 @@ class DisaggregatedFleet(Fleet):
                 self.allocation.note_asked(row, now_s)  # as a whole: of its parts only the first would be counted
                 output_tokens = int(row["output_tokens"])
                 found[ask.request_id] = prefill_part(ask, output_tokens), output_tokens
-        return found
+        split = {ask.group for ask in batch if ask.group and ask.request_id not in found}  # a request is on one side
+        return {name: part for name, part in found.items() if part[0].group not in split}
 
     def _can_decode(self, row: np.ndarray, slots: Sequence[int], now_s: float) -> bool:
         """Whether its tier has room for the request once its prompt is computed, or may still get a replica."""

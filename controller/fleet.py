@@ -5,6 +5,7 @@ Soft state only: everything but the tier table comes back from the replicas' own
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from controller import placing
 from controller.affinity import Affinity
 from controller.allocation import Allocation
 from controller.bank import Bank
+from controller.groups import decide_together, of_groups
 from controller.lengths import LengthEstimator
 from controller.options import FleetOptions
 from controller.places import Places
@@ -127,16 +129,13 @@ class Fleet:
             pending.append(p := self._pend(ask, now_s))
             if not checks and not p.is_best_effort:
                 placing.take_unchecked(self.bank, p, self.affinity.weight, now_s)
-        asking = [p for p in pending if checks and not p.is_best_effort]
-        if asking:
-            placing.put_by_prefix(self.bank, asking, self.affinity.weight, now_s)
-            placing.put_in_place(self.bank, asking, now_s, self.options.max_hops)
-            slots = {name: replica.slot for name, replica in self.replicas.items()}
-            placing.call_up(self.bank, asking, self.allocation, slots, now_s, self.options.max_hops)
-        if len(asking) > 1:
-            placing.choose_sets(self.bank, asking, now_s)
-        names = {replica.slot: replica for replica in self.replicas.values()}
-        return [self._admitted(p, names[p.slot], now_s) if p.slot >= 0 else self._fall_back(p, now_s) for p in pending]
+        asking, together = of_groups([p for p in pending if checks and not p.is_best_effort])
+        slots, hops = {name: replica.slot for name, replica in self.replicas.items()}, self.options.max_hops
+        placing.place_each(self.bank, asking, self.affinity.weight, self.allocation, slots, now_s, hops)
+        fall_back, names = partial(self._fall_back, now_s=now_s), {r.slot: r for r in self.replicas.values()}
+        known = decide_together(self.bank, together, self.allocation, slots, now_s, hops, fall_back)
+        known |= {p.ask.request_id: self._admitted(p, names[p.slot], now_s) for p in pending if p.slot >= 0}
+        return [known.get(p.ask.request_id) or fall_back(p) for p in pending]
 
     def live(self, now_s: float) -> list[VirtualReplica]:
         """Replicas that may take requests.

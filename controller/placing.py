@@ -98,6 +98,24 @@ def _with_affinity(bank: Bank, p: Pending, affinity: float, now_s: float) -> np.
     return wants + affinity * p.held / p.ask.prompt_tokens if len(p.held) else wants
 
 
+def place_each(
+    bank: Bank,
+    asking: Sequence[Pending],
+    affinity: float,
+    allocation: Allocation,
+    slots: Mapping[str, int],
+    now_s: float,
+    max_hops: int,
+) -> None:
+    """Place requests that stand for themselves: ``slots`` by name, ``affinity`` as of ``put_by_prefix``."""
+    if asking:
+        put_by_prefix(bank, asking, affinity, now_s)
+        put_in_place(bank, asking, now_s, max_hops)
+        call_up(bank, asking, allocation, slots, now_s, max_hops)
+    if len(asking) > 1:
+        choose_sets(bank, asking, now_s)
+
+
 def put_by_prefix(bank: Bank, asking: Sequence[Pending], affinity: float, now_s: float) -> None:
     """Requests whose prompt some replica presumably holds: one check each, of the replica that affinity puts first.
 

@@ -1,0 +1,128 @@
+"""Requests of several sequences: admitted with all of them or with none. Pure."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from controller import placing
+from controller.allocation import Allocation
+from controller.bank import Bank
+from controller.placing import Pending
+from controller.wire import Decision, Verdict
+from planning.admission import AdmitReason
+from routing.kernels import NOWHERE, OPTIMISM, group_of
+
+CHUNK = 16  # sequences placed at a time: the first that finds no room ends the search for all
+
+
+def of_groups(asking: Sequence[Pending]) -> tuple[list[Pending], list[list[Pending]]]:
+    """Requests of one sequence, and those of several, each in order of arrival."""
+    singles, groups = [], dict[str, list[Pending]]()
+    for p in asking:
+        if p.ask.group:
+            groups.setdefault(p.ask.group, []).append(p)
+        else:
+            singles.append(p)
+    return singles, list(groups.values())
+
+
+def decide_together(
+    bank: Bank,
+    groups: Sequence[Sequence[Pending]],
+    allocation: Allocation,
+    slots: Mapping[str, int],
+    now_s: float,
+    max_hops: int,
+    fall_back: Callable[[Pending], Decision],
+) -> dict[str, Decision]:
+    """Place each group as a whole; by request id, the decisions for the sequences of those that found no room.
+
+    ``fall_back`` decides for one sequence that has no place.
+    """
+    decisions: dict[str, Decision] = {}
+    for group in groups:
+        may_join = {slots[name] for name in allocation.candidates(group[0].tier) if name in slots}
+        if len(group) <= most_sequences(bank, group, may_join, now_s):
+            _place(bank, group, allocation, slots, now_s, max_hops)
+        else:
+            _object(group, AdmitReason.TTFT_UNATTAINABLE.value)
+        if any(p.slot == NOWHERE for p in group):
+            is_possible = len(group) <= most_sequences(bank, group, may_join, now_s, idle=True)
+            decisions |= {d.request_id: d for d in _fall_back(bank, group, is_possible, fall_back)}
+    return decisions
+
+
+def _place(
+    bank: Bank, group: Sequence[Pending], allocation: Allocation, slots: Mapping[str, int], now_s: float, max_hops: int
+) -> None:
+    """Give the sequences places one after the other, until one finds none and no replica joins its tier for it."""
+    failed: Pending | None = None
+    while failed is None or failed.slot != NOWHERE:
+        failed = None
+        for start in range(0, len(group), CHUNK):
+            chunk = group[start : start + CHUNK]
+            placing.put_in_place(bank, chunk, now_s, max_hops)
+            if failed := next((p for p in chunk if p.slot == NOWHERE), None):
+                break
+        if failed is None:
+            return
+        placing.call_up(bank, [failed], allocation, slots, now_s, max_hops)
+    _object(group, failed.reason)
+
+
+def _object(group: Sequence[Pending], reason: str) -> None:
+    """One sequence found no room: this stands against all of them."""
+    for p in group:
+        p.reason, p.is_checked = reason, True
+
+
+def _fall_back(
+    bank: Bank, group: Sequence[Pending], is_possible: bool, fall_back: Callable[[Pending], Decision]
+) -> list[Decision]:
+    """One decision for all: the first sequence's, with its siblings in their places, because the answer when there
+    will be room depends on them."""
+    first, others = group[0], group[1:]
+    _take_back(bank, [first])
+    decision = fall_back(first)
+    _take_back(bank, others)
+    if decision.verdict in (Verdict.REFUSED, Verdict.PENDING):
+        if decision.verdict == Verdict.REFUSED and not is_possible:
+            decision = msgspec.structs.replace(decision, retry_after_s=0.0)
+        return [msgspec.structs.replace(decision, request_id=p.ask.request_id) for p in group]
+    told = dict(verdict=decision.verdict, tier=decision.tier, reason=decision.reason)
+    decisions = [decision]
+    for p in others:
+        p.row["best_effort"] = True
+        other = fall_back(p)
+        decisions.append(msgspec.structs.replace(other, **told) if other.replica else other)
+    return decisions
+
+
+def _take_back(bank: Bank, group: Sequence[Pending]) -> None:
+    """Give up places of a group that has not found enough of them."""
+    for p in group:
+        if p.slot != NOWHERE:
+            bank.remove(p.slot, int(p.row["id"]))
+            p.slot = NOWHERE
+
+
+def most_sequences(
+    bank: Bank, group: Sequence[Pending], may_join: Collection[int], now_s: float, idle: bool = False
+) -> int:
+    """How many sequences the open replicas of the tier, and those that ``may_join`` it, could hold, by cached sums.
+
+    An upper bound: seats, KV tokens for the prompts alone, and prompts that can be computed in time; ``idle``: if
+    nothing else were there.
+    """
+    state, limits, rows = bank.mirrors.replicas, bank.mirrors.limits, np.array([p.row for p in group])
+    suited = [group_of(int(tier), group[0].tier) >= 0 or slot in may_join for slot, tier in enumerate(state["tier"])]
+    usable = state["is_open"] & np.array(suited)
+    todo_tokens = max(1, int((rows["prompt_tokens"] - rows["computed_tokens"]).min()))
+    window_s = max(0.0, float(np.minimum(rows["arrival_s"] + rows["ttft_s"], rows["deadline_s"]).max()) - now_s)
+    held, taken = (0.0, 0) if idle else (state["held_tokens"], state["count"] - state["best_effort"])
+    kv_tokens = limits["kv_capacity_tokens"] * (1.0 - limits["kv_headroom"]) - held
+    each_s = np.maximum(todo_tokens * state["prompt_token_s"], 1e-12)
+    in_time = OPTIMISM * (window_s + limits["max_iteration_s"]) / each_s + 1.0
+    room = np.minimum(np.minimum(kv_tokens // todo_tokens, limits["max_running"] - taken), in_time)
+    return int(np.maximum(room, 0.0)[usable].sum())

@@ -1,0 +1,96 @@
+"""A request of several sequences at the controller: all of them or none, in bounded work."""
+
+import msgspec
+import pytest
+
+from controller import groups, placing
+from controller.fleet import Fleet
+from controller.wire import Admission, Slo, Verdict
+from tests.fleet_cases import FLEX, LOOSE, TIGHT, ask, fleet, report
+
+
+def group(slo: Slo, count: int, **more: object) -> list[Admission]:
+    asks = [ask(slo, **more) for _ in range(count)]  # type: ignore[arg-type]
+    return [msgspec.structs.replace(each, group=asks[0].request_id) for each in asks]
+
+
+def placed(served: Fleet) -> int:
+    return sum(len(replica.table) for replica in served.replicas.values())
+
+
+def up(**options: object) -> Fleet:
+    """Two replicas with eight seats each."""
+    served = fleet(**options)  # type: ignore[arg-type]
+    for name in "ab":
+        served.report(msgspec.structs.replace(report(name), max_running=8), 0.0)
+    return served
+
+
+def test_a_group_that_fits_is_admitted_as_a_whole() -> None:
+    served = up()
+    decisions = served.admit(group(LOOSE, 6), 0.0)
+    assert {d.verdict for d in decisions} == {Verdict.ADMITTED}
+    assert placed(served) == 6
+    served.check_integrity()
+
+
+def test_a_group_that_does_not_fit_is_refused_as_a_whole_and_leaves_nothing() -> None:
+    served = up()
+    served.admit([ask(LOOSE) for _ in range(4)], 0.0)
+    decisions = served.admit([*group(LOOSE, 13), ask(LOOSE)], 0.0)
+    assert [d.verdict for d in decisions] == [*[Verdict.REFUSED] * 13, Verdict.ADMITTED]
+    assert len({(d.reason, d.retry_after_s) for d in decisions[:13]}) == 1
+    assert decisions[0].retry_after_s > 0.0, "an emptier fleet could do it"
+    assert placed(served) == 5
+    served.check_integrity()
+
+
+def test_what_no_idle_fleet_could_hold_is_not_told_to_come_back() -> None:
+    assert {(d.verdict, d.retry_after_s) for d in up().admit(group(LOOSE, 20), 0.0)} == {(Verdict.REFUSED, 0.0)}
+
+
+def test_where_the_tier_says_so_all_of_it_goes_best_effort() -> None:
+    """Nine long prompts, of which only some could be computed in time."""
+    served = up()
+    decisions = served.admit(group(TIGHT, 9, prompt_tokens=4000), 0.0)
+    assert {(d.verdict, d.tier) for d in decisions} == {(Verdict.BEST_EFFORT, "flex")}
+    assert {d.reason for d in decisions} == {"would_break_admitted"}
+    assert placed(served) == 9
+    served.check_integrity()
+
+
+def test_a_group_that_waits_waits_as_one() -> None:
+    served = up(pending=True)
+    served.admit([ask(TIGHT) for _ in range(10)], 0.0)
+    asks = group(TIGHT, 8)
+    for _ in range(2):
+        assert {d.verdict for d in served.admit(asks, 0.0)} == {Verdict.PENDING}
+    assert len(served.waiting) == 1
+    served.check_integrity()
+
+
+def test_best_effort_sequences_are_placed_one_by_one() -> None:
+    assert {d.verdict for d in up().admit(group(FLEX, 20), 0.0)} == {Verdict.ADMITTED}
+
+
+@pytest.mark.parametrize("count", [40, 400])
+def test_work_for_a_group_that_is_refused_does_not_grow_with_its_size(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1,000 sequences took 9 s of the controller, which looked for each of them and asked when it would fit."""
+    looked: list[int] = []
+    place = placing.place
+
+    def counted(mirrors, rows, *arguments: object) -> None:  # type: ignore[no-untyped-def]
+        looked.append(len(rows))
+        place(mirrors, rows, *arguments)
+
+    monkeypatch.setattr(placing, "place", counted)
+    monkeypatch.setattr(groups, "most_sequences", lambda *_, **__: count)  # nothing is known beforehand
+    fallen: list[str] = []
+    served = up()
+    fall_back = served._fall_back
+    monkeypatch.setattr(served, "_fall_back", lambda p, now_s: [fallen.append(p.tier), fall_back(p, now_s)][1])
+    assert {d.verdict for d in served.admit(group(LOOSE, count), 0.0)} == {Verdict.REFUSED}
+    assert sum(looked) <= 2 * groups.CHUNK
+    assert len(fallen) == 1
