@@ -138,13 +138,14 @@ class Fleet:
         return [known.get(p.ask.request_id) or fall_back(p) for p in pending]
 
     def live(self, now_s: float) -> list[VirtualReplica]:
-        """Replicas that may take requests.
+        """Replicas that may take requests: those that report and whose engines move.
 
-        Where none has reported lately, those that have not been given up: late reports are no proof of death.
+        Where all stand still, those as well; where none has reported lately, those that have not been given up.
         """
         usable = [r for r in self.replicas.values() if not r.draining and self.allocation.is_open(r.name)]
         alive = [r for r in usable if r.is_live(now_s, self.options.silent_s)]
-        return alive or [r for r in usable if r.is_live(now_s, self.options.forget_s)]
+        moving = [r for r in alive if not r.is_stuck]
+        return moving or alive or [r for r in usable if r.is_live(now_s, self.options.forget_s)]
 
     def _open(self, now_s: float) -> None:
         state = self.bank.mirrors.replicas

@@ -19,6 +19,8 @@ from routing.prefixes import PrefixIndex
 MOST_CAUTION = 0.5  # a model that errs by more has other problems than a margin could solve
 RESERVED_S = 3.0  # a reservation that no report confirms by then was lost on its way
 DOUBT_S = 1.5  # a report that comes so soon after a failure was seen may be older than the failure
+STUCK_S, STUCK_TIMES = 1.0, 4.0  # an iteration so long, and so many times the longest lately, does not go on
+LONGEST_FADES = 0.99  # from one report to the next
 LONGEST_S = 1.5  # an iteration that takes longer stands still: nothing else is imagined to have run meanwhile
 
 
@@ -33,6 +35,7 @@ class VirtualReplica:
         self.bank, self.slot = bank, bank.take()
         self._correction = new_correction(np.array(profile.coefficients))
         self.sequence, self.seen_s, self.moved_s = -1, now_s, now_s
+        self.is_stuck, self._longest_s = False, report.max_iteration_s
         self.draining, self.suspect_s, self.pid = report.draining, -np.inf, report.pid
         self.phase = report.phase
         self.kv_used_tokens, self.planner_failures = report.kv_used_tokens, report.planner_failures
@@ -54,6 +57,7 @@ class VirtualReplica:
             return set()  # overtaken on the way
         self.sequence, self.seen_s, self.draining = report.sequence, now_s, report.draining
         self.moved_s = now_s - report.iteration_age_s  # began its iteration in flight, or is idle
+        self._note_standstill(report)
         self.kv_used_tokens, self.planner_failures = report.kv_used_tokens, report.planner_failures
         self._limit(report)
         self._correct(report.steps)
@@ -66,6 +70,12 @@ class VirtualReplica:
         self.state["free_at_s"] = now_s - min(report.iteration_age_s, LONGEST_S)
         self.bank.put(self.slot, np.concatenate([rows, waiting]))
         return set(before).difference(self.table["id"].tolist())
+
+    def _note_standstill(self, report: Report) -> None:
+        """An iteration that takes far longer than those before it: the engine is frozen, or compiles something."""
+        usual_s = [self._longest_s * LONGEST_FADES, *(step.seconds for step in report.steps)]
+        self._longest_s = max(usual_s)
+        self.is_stuck = report.iteration_age_s > max(STUCK_S, STUCK_TIMES * self._longest_s)
 
     def _limit(self, report: Report) -> None:
         """Follow the engine where it is told to keep to other limits; the guard is learnt here."""

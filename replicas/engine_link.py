@@ -6,13 +6,15 @@ Pushed rather than polled, because a call into the engine waits for the iteratio
 import asyncio
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from controller.wire import Step
 
 RECEIVE_BYTES = 1 << 20
+PART_BYTES = 1 << 16  # of requests in one datagram; the kernel takes about 200 KB of a sender at a time
+POSITION_BYTES = 32  # of a request beside its name, at most
 MAX_PENDING_STEPS = 1024  # kept while the replica does not read; older ones are dropped
 
 
@@ -47,6 +49,7 @@ class TickSender:
         self._socket.connect(path)
         self._encoder = msgspec.msgpack.Encoder()
         self._pending: list[Step] = []
+        self._behind: set[str] = set()  # requests whose last position found the queue full
 
     def send(
         self,
@@ -57,22 +60,44 @@ class TickSender:
         requests: list[RequestTick] | None,
         planner_failures: int = 0,
     ) -> bool:
-        """Push one tick; false when it was kept back. ``requests`` is not kept back: the next ones are fresher."""
+        """Push one tick, as several datagrams where its requests need them; false when a part was kept back.
+
+        ``requests`` is not kept back: the next ones are fresher.
+        """
         if step is not None:
             self._pending.append(step)
-        told = None if requests is None else tuple(requests)
-        tick = Tick(steps, planning_s, kv_used_tokens, tuple(self._pending), told, planner_failures)
-        try:
-            self._socket.send(self._encoder.encode(tick))
-        except OSError:  # queue full, message too long after a long silence, or the replica is gone
-            del self._pending[:-MAX_PENDING_STEPS]
-            return False
-        self._pending.clear()
+        parts = [None] if requests is None else split(sorted(requests, key=self._is_up_to_date))
+        for i, part in enumerate(parts):
+            tick = Tick(steps, planning_s, kv_used_tokens, tuple(self._pending), part, planner_failures)
+            try:
+                self._socket.send(self._encoder.encode(tick))
+            except OSError:  # queue full, or the replica is gone
+                del self._pending[:-MAX_PENDING_STEPS]
+                self._behind = {at.request_id for left in parts[i:] for at in left or ()}
+                return False
+            self._pending.clear()
+        self._behind = self._behind if requests is None else set()
         return True
+
+    def _is_up_to_date(self, at: RequestTick) -> bool:
+        """What did not get through last time goes first."""
+        return at.request_id not in self._behind
 
     def close(self) -> None:
         """Stop sending."""
         self._socket.close()
+
+
+def split(requests: Sequence[RequestTick]) -> list[tuple[RequestTick, ...]]:
+    """Requests in parts that fit into a datagram each; one empty part where there are none."""
+    parts, size = [list[RequestTick]()], 0
+    for at in requests:
+        size += len(at.request_id.encode()) + POSITION_BYTES
+        if size > PART_BYTES and parts[-1]:
+            parts.append([])
+            size = len(at.request_id.encode()) + POSITION_BYTES
+        parts[-1].append(at)
+    return [tuple(part) for part in parts]
 
 
 class TickReceiver:

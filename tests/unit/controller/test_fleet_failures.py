@@ -1,7 +1,7 @@
 """What the fleet makes of replicas that fail and of messages that are lost."""
 
 from controller.status import fleet_status
-from controller.wire import Progress
+from controller.wire import Progress, Step
 from tests.fleet_cases import FLEX, TIGHT, ask, fleet, in_progress, report
 
 
@@ -80,3 +80,30 @@ def test_requests_of_a_door_that_died_are_forgotten_once_their_replica_has_ended
     assert len(state.replicas["b"].table) == 1
     state.report(report("b", 1, birth="2"), 0.6)
     state.check_integrity()
+
+
+def test_a_frozen_engine_gets_nothing_new_within_about_a_second() -> None:
+    """It went on getting requests for 10.6 s, because its replica reported on."""
+    served = fleet()
+    for name in "ab":
+        served.report(report(name), 0.0)
+    served.report(report("a", 2, age_s=1.1), 1.2)
+    served.report(report("b", 2), 1.2)
+    assert {served.admit([ask(TIGHT)], 1.2)[0].replica for _ in range(4)} == {"b"}
+    served.report(report("a", 3), 1.4)
+    assert "a" in {replica.name for replica in served.live(1.4)}, "it moves again"
+
+
+def test_an_iteration_that_is_long_among_long_ones_is_no_standstill() -> None:
+    served = fleet()
+    slow = Step(1.0, 0.0, 0.0, 1.0, 0.0, 0.5)
+    for name in "ab":
+        served.report(report(name, steps=(slow,)), 0.0)
+    served.report(report("a", 2, age_s=1.1), 1.2)
+    assert {replica.name for replica in served.live(1.2)} == {"a", "b"}
+
+
+def test_where_all_engines_stand_still_they_are_still_used() -> None:
+    served = fleet()
+    served.report(report("a", age_s=5.0), 0.0)
+    assert served.admit([ask(TIGHT)], 0.0)[0].replica == "a"

@@ -41,3 +41,21 @@ def test_nothing_is_lost_while_the_replica_does_not_read(tmp_path: Path) -> None
         assert not (tmp_path / "ticks").exists()
 
     asyncio.run(scenario())
+
+
+def test_positions_under_long_names_arrive_in_several_datagrams(tmp_path: Path) -> None:
+    """64 names of 8 KB were one datagram that the kernel does not take, so none of them ever arrived."""
+
+    async def scenario() -> set[str]:
+        ticks: list[Tick] = []
+        receiver = TickReceiver(str(tmp_path / "link"), ticks.append)
+        sender = TickSender(receiver.path)
+        positions = [RequestTick(f"{k:03}" + "x" * 8192, k, True) for k in range(64)]
+        for turn in range(20):  # where the queue is full, the rest goes first next time
+            sender.send(turn, 0.0, 0, None, positions)
+            await asyncio.sleep(0.001)
+        sender.close()
+        receiver.close()
+        return {at.request_id[:3] for tick in ticks for at in tick.requests or ()}
+
+    assert len(asyncio.run(scenario())) == 64
