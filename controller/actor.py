@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import ray
 
+from controller.deploys import ApplicationClash, Deploys
 from controller.disaggregation import make_fleet
 from controller.fleet import Fleet
 from controller.history import Change
@@ -31,6 +32,7 @@ logger = logging.getLogger("polyslo.controller")
 
 WAKE_UP_S = 1.0  # a newborn waits so long for the first reports before it says that there is no replica
 HEAD_NODE = "node:__internal_head__"  # Ray's own resource of the head
+ABANDONED_S = 15.0  # another application may take a controller whose own has not pinged for so long
 IDLE_EXIT_S = 600.0  # without a door or a replica for so long, the application is gone and so is its controller
 
 _admissions = msgspec.msgpack.Decoder(list[Admission])
@@ -45,6 +47,8 @@ class Controller:
         self.birth = uuid.uuid4().hex[:12]
         self.born_s = self.heard_s = time.monotonic()
         self.fleet: Fleet | None = None
+        self.deploys = Deploys()
+        self.configured_s = float("-inf")
         self.decisions = 0
         self.busy_s = 0.0
         warm_up()
@@ -53,23 +57,37 @@ class Controller:
         loop = asyncio.get_event_loop()
         self._tasks = [loop.create_task(self._leave_when_forgotten()), loop.create_task(self._follow_load())]
 
-    async def configure(self, options: bytes, tiers: bytes) -> str:
-        """A door's ping: its options and tier table. Returns the birth id.
+    async def configure(self, options: bytes, tiers: bytes, told: int = 0) -> int:
+        """An ingress's ping: its options and tier table, and what this method last answered it (0: never asked).
 
-        Those of a later deploy replace all that was; in one deploy a newer version of the table is applied in place.
+        Options of a later deploy replace all that was; in one deploy a newer version of the table is applied in place.
+        Returns the number of the deploy. Raises ``ApplicationClash`` where another application has this controller.
         """
         now_s = self.heard_s = time.monotonic()
         wanted = msgspec.msgpack.decode(options, type=FleetOptions)
         table = msgspec.msgpack.decode(tiers, type=TierTable)
-        if self.fleet is None or wanted.generation > self.fleet.options.generation:
+        self._check_application(wanted.application, now_s)
+        number = self.deploys.number(wanted.deploy, told)
+        if self.fleet is None or number > self.deploys.number(self.fleet.options.deploy):
             old, self.fleet = self.fleet, make_fleet(wanted, table, load_profile)
             if old is not None:
                 self.fleet.inherit(old, now_s)
             self.fleet.allocation.history.listener = log_change
             logger.info("configured: routing %s, tier table version %d", wanted.routing, table.version)
-        elif wanted.generation == self.fleet.options.generation and self.fleet.set_tiers(table, now_s):
+        elif wanted.deploy == self.fleet.options.deploy and self.fleet.set_tiers(table, now_s):
             logger.info("tier table version %d applied", table.version)
-        return self.birth
+        return number
+
+    def _check_application(self, application: str, now_s: float) -> None:
+        """One application has this controller until its ingresses, which ping every second, are gone."""
+        known = application if self.fleet is None else self.fleet.options.application
+        before_s, self.configured_s = self.configured_s, now_s
+        if known != application and now_s - before_s < ABANDONED_S:
+            self.configured_s = before_s
+            raise ApplicationClash(
+                f"fleet.controller_name: this controller is the one of application {known!r}; "
+                f"give {application!r} another name"
+            )
 
     async def report(self, report: bytes) -> str:
         """A replica's state; the answer tells it which controller heard it."""

@@ -23,6 +23,6 @@ class FleetOptions(msgspec.Struct, frozen=True):
     block_tokens: int = 32  # of those caches
     phases: PhaseOptions | None = None  # prefill and decode on different replicas (controller.disaggregation)
     allocation: AllocationOptions = AllocationOptions()
-    generation: int = 0  # orders the deploys of an application: doors of an earlier one may still be heard
+    deploy: str = ""  # id of the deploy: ingresses of an earlier one may still be heard (``controller.deploys``)
     application: str = ""  # Serve's name of it
     deployments: tuple[str, ...] = ()  # Serve's names of the replicas', the one that grows and shrinks first

@@ -7,6 +7,7 @@ import msgspec
 from profiles.store import load_profile
 from replicas.step_planner import planner_limits
 
+APPLICATION = "{application}"  # in a name: the application that Serve runs this in
 EMBEDDED_MODEL = "embedded"
 EMBEDDED_PROFILE = "embedded-cpu"
 ENGINES = ("vllm", "simulated")
@@ -60,7 +61,7 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     draft_acceptance: float = 0.7  # chance that a draft token is accepted
 
     # links
-    controller_name: str = ""  # named actor that receives reports; empty: none are sent
+    controller_name: str = ""  # named actor that receives reports (``controller_name``); empty: none are sent
     controller_namespace: str = ""
     report_interval_s: float = 0.15
     heartbeat_s: float = 0.5
@@ -125,3 +126,8 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 def replica_config(settings: dict[str, Any]) -> ReplicaConfig:
     """The config from plain settings; raises ``ValueError`` or ``msgspec.ValidationError`` naming the key."""
     return msgspec.convert(settings, ReplicaConfig)
+
+
+def controller_name(stated: str, application: str) -> str:
+    """The controller's name in an application of Serve: as stated, with ``APPLICATION`` filled in."""
+    return stated.replace(APPLICATION, application)

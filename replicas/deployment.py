@@ -16,7 +16,7 @@ from ray import serve
 
 from controller.wire import Delta, Rejection, Report, Submission
 from replicas.channels import Channels, encode_outputs, load_of
-from replicas.config import ReplicaConfig, replica_config
+from replicas.config import ReplicaConfig, controller_name, replica_config
 from replicas.engine import Engine, EngineFailure, waited_too_long
 from replicas.reporter import Reporter, cancel, living_replicas
 
@@ -45,16 +45,16 @@ class Replica:
 
     async def __init__(self, settings: dict[str, Any]) -> None:  # type: ignore[misc] # Serve awaits it
         self._config = replica_config(settings)
-        own_id = serve.get_replica_context().replica_id.unique_id
+        context = serve.get_replica_context()
+        own_id = context.replica_id.unique_id
         self._id = f"{self._config.group}/{own_id}" if self._config.group else own_id
         self._birth = uuid.uuid4().hex[:12]
         self._sequence = 0
         self._draining = False
         self._unsent: list[tuple[str, int]] = []
         self._channels = Channels(self._config.heartbeat_s)
-        self._reporter = Reporter(
-            self._config.controller_name, self._config.controller_namespace, self._config.report_interval_s
-        )
+        name = controller_name(self._config.controller_name, context.app_name)
+        self._reporter = Reporter(name, self._config.controller_namespace, self._config.report_interval_s)
         self._engine = make_engine(self._config)
         await self._engine.start()
         works = (self._pump(), self._sweep(), self._watch(), self._report())

@@ -1,14 +1,14 @@
 """The Serve application: replicas, and ingresses in front of them. ``import_path: serving.app:build`` in serve.yaml."""
 
 import logging
-import time
+import uuid
 from typing import Any
 
 import msgspec
 import ray
 from ray import serve
 
-from replicas.config import EMBEDDED_MODEL
+from replicas.config import EMBEDDED_MODEL, controller_name
 from replicas.deployment import replica_deployment
 from replicas.embedded import ensure_embedded_model
 from serving.config import INGRESS, AppConfig
@@ -28,14 +28,15 @@ class Ingress:
     """One HTTP door; any number of them share the controller and the replicas."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, config: AppConfig, replicas: dict[str, Any], generation: int
+        self, config: AppConfig, replicas: dict[str, Any], deploy: str
     ) -> None:
-        """``replicas``: Serve's handle of each group; ``generation``: later of a later deploy."""
-        self.config, self.generation = config, generation
+        """``replicas``: Serve's handle of each group; ``deploy``: another id for each deploy."""
+        self.config, self.deploy = config, deploy
         fleet = config.fleet
         context = serve.get_replica_context()
         self.application = context.app_name
-        self.links = RayLinks(replicas, context.replica_id.unique_id, fleet.controller_name, fleet.controller_namespace)
+        name = controller_name(fleet.controller_name, self.application)
+        self.links = RayLinks(replicas, context.replica_id.unique_id, name, fleet.controller_namespace)
         self.door: Any = None
 
     async def __serve_build_asgi_app__(self) -> Any:
@@ -50,7 +51,7 @@ class Ingress:
         arguments, marked = command_line(model, config.model.server_arguments), config.marked_block_tokens
         most = config.ingress.limits.prompt_logprobs
         server, client = await make_server(arguments, self.links, patience, marked, most)
-        self.door = Door(config, self.links, server, client.dispatcher, self.application, self.generation)
+        self.door = Door(config, self.links, server, client.dispatcher, self.application, self.deploy)
         return self.door
 
     async def reconfigure(self, user_config: Any) -> None:
@@ -86,7 +87,7 @@ def build(args: dict[str, Any]) -> serve.Application:
         ray_actor_options={"num_cpus": ingress.cores, "runtime_env": {"env_vars": CPU_ONLY | guarded(ingress.guard)}},
         health_check_period_s=2,
     )
-    return door.bind(config, replicas, time.time_ns())  # built anew only where args or code changed, not the tiers
+    return door.bind(config, replicas, uuid.uuid4().hex)  # built anew only where args or code changed, not the tiers
 
 
 def guarded(config: GuardConfig) -> dict[str, str]:

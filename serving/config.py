@@ -14,7 +14,7 @@ from controller.allocation import AllocationOptions
 from controller.options import FleetOptions
 from controller.phases import PhaseOptions
 from controller.scaling import ScalingOptions
-from replicas.config import ReplicaConfig
+from replicas.config import APPLICATION, ReplicaConfig
 from routing.policy import routing_names
 from serving.engine_args import MOVES_KV
 from serving.engine_config import (
@@ -86,7 +86,7 @@ class FleetConfig(Section):
     stall_timeout_s: PositiveFloat = 10.0  # a stream whose engine stands still so long moves elsewhere
     admit_timeout_s: PositiveFloat = 2.0  # without an answer of the controller: by the last known loads
     resume_timeout_s: PositiveFloat = 60.0  # a broken stream waits so long for a replica
-    controller_name: Name = "polyslo-controller"
+    controller_name: Name = f"polyslo-controller-{APPLICATION}"
     controller_namespace: Name = "polyslo"
     seed: int = 0
     nodes_on_demand: bool = False  # the cluster's autoscaler adds the nodes that are missing: wait for them
@@ -249,8 +249,8 @@ class AppConfig(Section):
             **{name: getattr(engine, name) for name in same.split()},
         )
 
-    def fleet_options(self, application: str = "", generation: int = 0) -> FleetOptions:
-        """What the controller needs to know; ``application`` is Serve's name of this one, ``generation`` its deploy."""
+    def fleet_options(self, application: str = "", deploy: str = "") -> FleetOptions:
+        """What the controller needs to know; ``application`` is Serve's name of this one, ``deploy`` its deploy."""
         same = "routing admission max_hops pending unattainable silent_s length_prior_tokens seed prefix_affinity"
         apart = self.disaggregation
         phases = PhaseOptions(prefill=apart.prefill, adapt=apart.adapt) if self.is_disaggregated else None
@@ -265,7 +265,7 @@ class AppConfig(Section):
             block_tokens=self.engine.block_size,
             phases=phases,
             allocation=allocation,
-            generation=generation,
+            deploy=deploy,
             application=application,
             deployments=tuple(group.deployment for group in groups),
         )

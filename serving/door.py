@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from controller.deploys import ApplicationClash
 from serving.asgi import Message, Receive, Send, send_error, send_json
 from serving.config import AppConfig
 from serving.dispatch import Dispatcher
@@ -39,15 +40,15 @@ class Door:
         server: Any,
         dispatcher: Dispatcher,
         application: str = "",
-        generation: int = 0,
+        deploy: str = "",
     ) -> None:
-        """``application`` is Serve's name of this one, under which the fleet is scaled; ``generation`` its deploy."""
+        """``application`` is Serve's name of this one, under which the fleet is scaled; ``deploy`` its deploy's id."""
         self.config, self.links, self.dispatcher = config, links, dispatcher
         self.metrics = DoorMetrics(config.model.name)
         self.table: TierTableConfig | None = None
         self.table_error = ""
         self._index: TierIndex | None = None
-        self._options = msgspec.msgpack.encode(config.fleet_options(application, generation))
+        self._options = msgspec.msgpack.encode(config.fleet_options(application, deploy))
         self._status: dict[str, Any] = {"replicas": []}
         self._status_s = float("-inf")
         limits = config.ingress.limits
@@ -83,6 +84,7 @@ class Door:
         self.metrics.observe(ticket)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        scope = within_prefix(scope)
         reads = scope["type"] == "http" and scope["method"] in ("GET", "HEAD")
         if reads and scope["path"] in ("/health", "/polyslo/status"):
             await self._answer(scope["path"], send)
@@ -118,11 +120,17 @@ class Door:
         return self.links.heard(self.config.fleet.stall_timeout_s)
 
     async def forward_table(self) -> None:
-        """Wait until the controller is up and has the tier table, so that no request is served without it."""
+        """Wait until the controller is up and has the tier table, so that no request is served without it.
+
+        Raises:
+            ApplicationClash: another application has this controller.
+        """
         for attempt in range(CONFIGURE_TRIES):
             try:
                 await self._configure(CONFIGURE_S)
                 break
+            except ApplicationClash:
+                raise
             except Exception as error:
                 logger.warning("controller not up yet (%d): %r", attempt, error)
                 await asyncio.sleep(PING_S)
@@ -148,3 +156,12 @@ class Door:
                 except Exception as error:
                     logger.warning("controller not reached: %r", error)
             await asyncio.sleep(PING_S)
+
+
+def within_prefix(scope: Message) -> Message:
+    """The scope with its path below Serve's ``route_prefix``. ASGI's ``path`` includes what ``root_path`` says."""
+    root, path = scope.get("root_path", "").rstrip("/"), scope.get("path", "")
+    if not root or not (path == root or path.startswith(f"{root}/")):
+        return scope
+    below = path[len(root) :] or "/"
+    return {**scope, "path": below, "root_path": "" if below.startswith(root) else root}

@@ -31,6 +31,7 @@ class RayLinks:
         self.handles, self.ingress_id = handles, ingress_id
         self._controller_name, self._namespace = controller, namespace
         self._actor: Any = None
+        self._deploy_number = 0  # of this ingress's deploy, as the controller said (``controller.deploys``)
         self._known: list[str] = []  # replicas lately decided for, newest last
         self._heard_s: dict[str, float] = {}  # replicas with an open channel, and when they last spoke
 
@@ -47,10 +48,10 @@ class RayLinks:
             self._actor = None  # a new one may carry the name
             raise
 
-    async def configure(self, options: bytes, tiers: bytes) -> str:
-        """Start the controller where there is none, and tell it what this door knows; returns its birth id."""
+    async def configure(self, options: bytes, tiers: bytes) -> None:
+        """Start the controller where there is none, and tell it what this ingress knows."""
         start_controller(self._controller_name, self._namespace)
-        return str(await self._ask("configure", options, tiers))
+        self._deploy_number = int(await self._ask("configure", options, tiers, self._deploy_number))
 
     async def admit(self, batch: list[Admission]) -> list[Decision]:
         decisions = _decisions.decode(await self._ask("admit", msgspec.msgpack.encode(batch)))

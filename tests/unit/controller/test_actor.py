@@ -4,11 +4,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from controller import actor
-from controller.actor import Controller
+from controller.actor import ABANDONED_S, Controller
 from controller.allocation import AllocationOptions
+from controller.deploys import ApplicationClash
 from controller.fleet import Fleet
 from controller.options import FleetOptions
 from controller.role import Kind
@@ -135,3 +137,34 @@ def test_what_serve_does_not_run_is_named(applications: dict[str, Any], told: st
     for question in (scaler.size, lambda: scaler.resize(3), lambda: scaler.remove(["a/x"])):
         with pytest.raises(ScalingError, match=told):
             asyncio.run(question())
+
+
+def ping(application: str = "app", deploy: str = "first", **options: Any) -> tuple[bytes, bytes]:
+    """What an ingress of this application and deploy says."""
+    wanted = FleetOptions(application=application, deploy=deploy, **options)
+    return msgspec.msgpack.encode(wanted), msgspec.msgpack.encode(table())
+
+
+def test_an_ingress_of_an_earlier_deploy_does_not_bring_its_options_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(controller: Controller) -> None:
+        first, second = ping(max_hops=1), ping(deploy="second", max_hops=2)
+        numbers = [await controller.configure(*each) for each in (first, second, first)]
+        assert numbers == [1, 2, 1]
+        assert controller.fleet is not None
+        assert controller.fleet.options.max_hops == 2
+
+    run(scenario, monkeypatch)
+
+
+def test_another_application_is_told_that_the_controller_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(controller: Controller) -> None:
+        await controller.configure(*ping("app"))
+        with pytest.raises(ApplicationClash, match=r"fleet.controller_name.*application 'app'; give 'other'"):
+            await controller.configure(*ping("other"))
+        assert controller.fleet is not None
+        assert controller.fleet.options.application == "app"
+        controller.configured_s -= ABANDONED_S
+        await controller.configure(*ping("other", "third"))
+        assert controller.fleet.options.application == "other", "the first one is gone"
+
+    run(scenario, monkeypatch)

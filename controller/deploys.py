@@ -1,0 +1,40 @@
+"""Which deploy of an application is the latest. Pure.
+
+A deploy is known by an opaque id; no clock orders deploys, because clocks go backwards. The controller numbers them in
+the order in which it first hears of them, and every ingress repeats the number that its deploy was given. So ingresses
+of an earlier deploy, which speak on while Serve replaces them, never bring its options back.
+
+A restarted controller has forgotten the numbers and takes them from the ingresses. A deploy without a number is then
+one that no earlier controller has heard of, so it stays after all that have one, in whatever order they speak.
+"""
+
+from dataclasses import dataclass, field
+
+
+class ApplicationClash(ValueError):
+    """Two applications name the same controller."""
+
+
+@dataclass
+class Deploys:
+    """The number of each deploy; a later one has a higher number."""
+
+    _numbers: dict[str, int] = field(default_factory=dict)
+    _own: list[str] = field(default_factory=list)  # deploys that were numbered here, in order
+
+    def number(self, deploy: str, told: int = 0) -> int:
+        """The number of a deploy, whose ingress was ``told`` one before; 0: it was never told any."""
+        if deploy not in self._numbers:
+            if told:
+                self._numbers[deploy] = told
+                self._move_up(told)
+            else:
+                self._numbers[deploy] = 1 + max(self._numbers.values(), default=0)
+                self._own.append(deploy)
+        return self._numbers[deploy]
+
+    def _move_up(self, told: int) -> None:
+        """Deploys that were numbered here are later than the one that has its number from an earlier controller."""
+        for deploy in self._own:
+            if self._numbers[deploy] <= told:
+                told = self._numbers[deploy] = told + 1
