@@ -49,7 +49,7 @@ class TickSender:
         self._socket.connect(path)
         self._encoder = msgspec.msgpack.Encoder()
         self._pending: list[Step] = []
-        self._behind: set[str] = set()  # requests whose last position found the queue full
+        self._behind: dict[str, int] = {}  # requests whose last position found the queue full, in order
 
     def send(
         self,
@@ -66,22 +66,23 @@ class TickSender:
         """
         if step is not None:
             self._pending.append(step)
-        parts = [None] if requests is None else split(sorted(requests, key=self._is_up_to_date))
+        parts = [None] if requests is None else split(sorted(requests, key=self._turn))
         for i, part in enumerate(parts):
             tick = Tick(steps, planning_s, kv_used_tokens, tuple(self._pending), part, planner_failures)
             try:
                 self._socket.send(self._encoder.encode(tick))
             except OSError:  # queue full, or the replica is gone
                 del self._pending[:-MAX_PENDING_STEPS]
-                self._behind = {at.request_id for left in parts[i:] for at in left or ()}
+                left = [at.request_id for part in parts[i:] for at in part or ()]
+                self._behind = {name: turn for turn, name in enumerate(left)} or self._behind
                 return False
             self._pending.clear()
-        self._behind = self._behind if requests is None else set()
+        self._behind = self._behind if requests is None else {}
         return True
 
-    def _is_up_to_date(self, at: RequestTick) -> bool:
-        """What did not get through last time goes first."""
-        return at.request_id not in self._behind
+    def _turn(self, at: RequestTick) -> int:
+        """What did not get through last time goes first, so that everything gets its turn."""
+        return self._behind.get(at.request_id, len(self._behind))
 
     def close(self) -> None:
         """Stop sending."""

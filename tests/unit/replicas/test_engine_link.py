@@ -44,13 +44,13 @@ def test_nothing_is_lost_while_the_replica_does_not_read(tmp_path: Path) -> None
 
 
 def test_positions_under_long_names_arrive_in_several_datagrams(tmp_path: Path) -> None:
-    """64 names of 8 KB were one datagram that the kernel does not take, so none of them ever arrived."""
+    """64 names of 80 KB were one datagram that no kernel takes, so none of them ever arrived."""
 
     async def scenario() -> set[str]:
         ticks: list[Tick] = []
         receiver = TickReceiver(str(tmp_path / "link"), ticks.append)
         sender = TickSender(receiver.path)
-        positions = [RequestTick(f"{k:03}" + "x" * 8192, k, True) for k in range(64)]
+        positions = [RequestTick(f"{k:03}" + "x" * 81_920, k, True) for k in range(64)]
         for turn in range(20):  # where the queue is full, the rest goes first next time
             sender.send(turn, 0.0, 0, None, positions)
             await asyncio.sleep(0.001)

@@ -14,7 +14,7 @@ import msgspec
 from prometheus_client import REGISTRY
 from prometheus_client.metrics import MetricWrapperBase
 
-from controller.wire import Admission, Decision, Delta, Outcome, Outputs, Submission, Verdict
+from controller.wire import Admission, Decision, Delta, Outcome, Outputs, Rejection, Submission, Verdict
 from replicas.embedded import ensure_embedded_model
 from replicas.vllm_codec import decode_request
 from serving.config import AppConfig
@@ -63,12 +63,13 @@ class OneReplica:
         self.admissions += batch
         return [self.decide(ask) for ask in batch]
 
-    async def submit(self, replica: str, batch: list[Submission]) -> None:
+    async def submit(self, replica: str, batch: list[Submission]) -> list[Rejection]:
         self.submitted += batch
         for submission in batch:
             decode_request(submission.payload)
             if not self.holds:
                 self.answer(submission)
+        return []
 
     def answer(self, submission: Submission) -> None:
         """All tokens of one request, in messages of ``step``."""
