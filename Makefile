@@ -1,7 +1,7 @@
 # Every target sets up .venv by itself; the lists it installs from are requirements/*.lock.
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-fast test-interpreted test-cluster lint format lock clean
+.PHONY: help setup demo test test-fast test-interpreted test-cluster hostile lint format lock clean
 
 PY := .venv/bin/python
 # A name on the path is not yet an interpreter that runs (pyenv's shims): try each.
@@ -18,6 +18,7 @@ help:
 	@echo "make test-interpreted  the tests of the planning kernels with the compiler off (part of make test)"
 	@echo "make test-fast       the same without the integration tests"
 	@echo "make test-cluster    tests on a two-node Ray cluster on this machine (needs sshd)"
+	@echo "make hostile         10,000 hostile requests to the ingress, in one process"
 	@echo "make bench-NAME      one of benchmarks/NAME.py, ARGS=... passed on"
 	@echo "make setup           .venv from requirements/*.lock    make lock   write those lists anew"
 
@@ -44,6 +45,10 @@ test-fast: lint
 
 test-cluster: .venv/.ready
 	$(PY) -m pytest --cluster -m cluster
+
+# New hostile requests by the thousand, in one process without Ray; the other tests try some hundred, always the same.
+hostile: .venv/.ready
+	$(PY) -m pytest tests/unit/serving/test_hostile_requests.py --hypothesis-profile=hostile
 
 # Experiments that need a quiet machine: `make bench-NAME` runs benchmarks/NAME.py.
 bench-%: .venv/.ready benchmarks/%.py

@@ -16,6 +16,7 @@ LAST = ("integration", "cluster", "gpu")  # in this order, after everything else
 
 # No deadline: a busy machine is no failure. On CI the same examples every time.
 hypothesis.settings.register_profile("polyslo", deadline=None, derandomize=os.environ.get("CI") == "true")
+hypothesis.settings.register_profile("hostile", deadline=None, max_examples=10_000)
 hypothesis.settings.load_profile("polyslo")
 
 
