@@ -1,6 +1,7 @@
 """What one request and one client may take of an ingress: the configuration, and its checks as pure functions."""
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -32,6 +33,7 @@ class LimitsConfig(Section):
     json_values: PositiveInt = 150_000
     json_depth: Annotated[int, Field(ge=8, le=200)] = 64
     sequences: PositiveInt = 128  # prompts times n
+    grammar_bytes: PositiveInt = 1 << 16  # of one JSON schema, grammar, regex or list of choices
     prompt_logprobs: NonNegativeInt = 20_000  # prompt tokens times figures for each
     requests_per_client: PositiveInt = 800  # at a time, of one API key; 429 beyond
     client_header: str = ""  # names the client where there is no API key, set by a proxy that is trusted
@@ -127,6 +129,17 @@ def check_document(document: Mapping[str, Any], limits: LimitsConfig) -> None:
         if isinstance(value, str) and not is_sound_id(value):
             message = f"must be 1 to {LONGEST_ID} printable ASCII characters, got {shown(value)}"
             raise SloError(field, message)
+    _check_grammars(document, limits.grammar_bytes)
     xargs = document.get("vllm_xargs")
     if isinstance(xargs, Mapping) and (reserved := OWN_XARGS.intersection(xargs)):
         raise SloError(f"vllm_xargs.{min(reserved)}", "is reserved: ingress and engines speak to each other by it")
+
+
+def _check_grammars(document: Mapping[str, Any], most: int) -> None:
+    """Compiling takes ingress and engine time that grows with the square of a grammar; vLLM fails on other types."""
+    structured = document.get("structured_outputs")
+    if not isinstance(structured, Mapping | None):
+        raise SloError("structured_outputs", f"must be an object, got {shown(structured)}")
+    for field in ("structured_outputs", "response_format", "text"):
+        if (size := len(json.dumps(document.get(field)))) > most:
+            raise SloError(field, f"has {size} bytes as JSON; at most {most} are compiled")

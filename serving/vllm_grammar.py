@@ -1,5 +1,6 @@
 """Whether a grammar lets anything be said at all. Knows xgrammar, which vLLM uses for most of them."""
 
+import re
 from functools import lru_cache
 from typing import Any
 
@@ -9,6 +10,18 @@ from vllm.v1.structured_output.utils import grammar_is_likely_lark
 
 _BYTES = [bytes([byte]) for byte in range(256)]
 _END = 256
+_LITERAL = re.compile(r'"(?:\\.|[^"\\])*"')
+_RULE = re.compile(r"^\s*([\w-]+)\s*(?:::=|:)", re.MULTILINE)
+
+
+def may_recur(text: str) -> bool:
+    """Whether a schema or grammar refers to a part of itself; only such a one can have no beginning.
+
+    What does not is not compiled here: that takes seconds for thousands of choices, and the engine does it anyway.
+    """
+    bare = _LITERAL.sub("", text)
+    names = _RULE.findall(bare)
+    return "$ref" in text or len(names) > 1 or any(bare.count(name) > 1 for name in names)
 
 
 @lru_cache(1)
@@ -26,7 +39,7 @@ def says_nothing(constraint: Any) -> bool:
     if constraint._backend != "xgrammar" or constraint.all_constraints_none():
         return False  # the other back ends try a grammar when they check it
     kind, text = get_structured_output_key(constraint)
-    if kind.name not in ("JSON", "GRAMMAR"):
+    if kind.name not in ("JSON", "GRAMMAR") or not may_recur(text):
         return False
     if kind.name == "JSON":
         grammar = xgrammar.Grammar.from_json_schema(text)

@@ -105,6 +105,8 @@ SEEN = {  # what once hung, failed with 500, or was answered in a form that clie
     "a bound beyond 64 bits": Case("/v1/completions", completion(structured_outputs={"json": {"maximum": 2**70}})),
     "a schema that is itself": Case("/v1/completions", completion(structured_outputs={"json": {"$ref": "#"}})),
     "a grammar that is itself": Case("/v1/completions", completion(structured_outputs={"grammar": "root ::= root"})),
+    "structured outputs that are no object": Case("/v1/completions", completion(structured_outputs=[])),
+    "the same by another route": Case("/invocations", chat(structured_outputs="a")),
     "deep brackets": Case("/v1/completions", b"[" * 100_000),
     "deep brackets in slo": Case("/v1/completions", b'{"slo":' + b"[" * 60_000 + b"]" * 60_000 + b"}"),
     "a surrogate as a key of slo": Case("/v1/completions", completion(slo={"\ud800": 1})),

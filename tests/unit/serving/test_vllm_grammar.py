@@ -1,0 +1,67 @@
+"""Which grammars are compiled before they are sent to an engine: only those that may refer to themselves."""
+
+import json
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from vllm.sampling_params import StructuredOutputsParams
+
+from serving.limits import LimitsConfig, check_document
+from serving.slo import SloError
+from serving.vllm_grammar import may_recur, says_nothing
+
+CHOICES = " | ".join(json.dumps(f"{i} ::= root : $re") for i in range(5000))
+
+
+def constraint(**kind: Any) -> StructuredOutputsParams:
+    params = StructuredOutputsParams(**kind)
+    params._backend = "xgrammar"
+    return params
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (f"root ::= {CHOICES}", False),
+        ('root ::= "a"', False),
+        ('start: "a"', False),
+        ("root ::= root", True),
+        ('root ::= a\na ::= "b"', True),
+        ('start: "a" start', True),
+        (json.dumps({"enum": ["root ::= root"] * 1000}), False),
+        (json.dumps({"$ref": "#"}), True),
+        (json.dumps({"type": "object", "properties": {"a": {"type": "string"}}}), False),
+    ],
+    ids=lambda each: str(each)[:30],
+)
+def test_reference_to_itself(text: str, answer: bool) -> None:
+    assert may_recur(text) is answer
+
+
+@pytest.mark.parametrize("kind", [{"json": '{"$ref": "#"}'}, {"grammar": "root ::= root"}])
+def test_grammar_without_beginning_says_nothing(kind: dict[str, str]) -> None:
+    assert says_nothing(constraint(**kind))
+
+
+def test_thousands_of_choices_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.vllm_grammar._compiler", lambda: pytest.fail("compiled"))
+    assert not says_nothing(constraint(json=json.dumps({"enum": [str(i) * 20 for i in range(5000)]})))
+    assert not says_nothing(constraint(grammar=f"root ::= {CHOICES}"))
+
+
+@pytest.mark.parametrize("field", ["structured_outputs", "response_format", "text"])
+def test_long_grammar_is_refused(field: str) -> None:
+    limits = LimitsConfig(grammar_bytes=100)
+    check_document({field: {"choice": ["a"]}}, limits)
+    with pytest.raises(SloError, match=f"{field}: has .* bytes as JSON; at most 100") as error:
+        check_document({field: {"choice": ["a" * 100]}}, limits)
+    assert error.value.field == field
+
+
+@pytest.mark.parametrize("value", [[], "a", 0, False])
+def test_structured_outputs_are_an_object(value: Any) -> None:
+    with pytest.raises(SloError, match="structured_outputs: must be an object"):
+        check_document({"structured_outputs": value}, LimitsConfig())
