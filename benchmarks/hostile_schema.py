@@ -53,7 +53,7 @@ class Canary:
 
 def attack(schemathesis: Path, url: str, examples: int, most_s: int, silent_s: float, seed: int) -> tuple[int, str]:
     """Its exit status and its report; only answers with 5xx and silence count as failures."""
-    command = [schemathesis, "run", f"{url}/openapi.json", "--url", url, "--checks", "not_a_server_error"]
+    command = [str(schemathesis), "run", f"{url}/openapi.json", "--url", url, "--checks", "not_a_server_error"]
     command += ["--max-examples", str(examples), "--max-time", str(most_s), "--request-timeout", str(silent_s)]
     command += ["--phases", "examples,fuzzing", "--workers", "4", "--continue-on-failure", "--no-shrink"]
     command += ["--seed", str(seed), "--suppress-health-check", "all", "--warnings", "off"]
