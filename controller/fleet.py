@@ -18,12 +18,13 @@ from controller.lengths import LengthEstimator
 from controller.options import FleetOptions
 from controller.places import Places
 from controller.placing import ASK_AGAIN_S, Pending, Waiting
+from controller.returns import Returns
 from controller.role import ReplicaView
 from controller.tiers import TierTable
 from controller.tracker import Tracker
+from controller.unplaced import Unplaced
 from controller.virtual import VirtualReplica, admission_row
 from controller.wire import Admission, Decision, Outcome, Report, Scope, Verdict, request_uid
-from planning.admission import AdmissionOptions
 from profiles.profile import Profile
 from routing.mirrors import advance_mirrors
 from routing.policy import RoutingPolicy, make_routing, to_ask
@@ -47,8 +48,7 @@ class Fleet:
         self.lengths = LengthEstimator(self.options.length_prior_tokens, self.tiers.length_priors)
         self.policy: RoutingPolicy = make_routing(self.options.routing)
         self.allocation = Allocation(self.options.allocation, self.tiers)
-        self.waiting: dict[int, Waiting] = {}  # pending requests by uid
-        self._retry = AdmissionOptions(retry_after=True, horizon_s=self.options.retry_cap_s)
+        self.unplaced = Unplaced(Returns(max(1, int(self.options.retry_cap_s))))
         self.affinity = Affinity(self.options.prefix_affinity, self.options.block_tokens)
         self._rng = np.random.default_rng(self.options.seed)
         self.places = Places(self.replicas)
@@ -56,7 +56,8 @@ class Fleet:
     def inherit(self, other: "Fleet", now_s: float) -> None:
         """Take over what another fleet knows: the options have changed, perhaps the tier table too."""
         self.replicas, self.bank, self.tracker, self.places = other.replicas, other.bank, other.tracker, other.places
-        self.waiting, self.turn, own = other.waiting, other.turn, self.lengths
+        self.turn, own = other.turn, self.lengths
+        self.unplaced.inherit(other.unplaced)
         self.lengths = replace(other.lengths, prior_tokens=own.prior_tokens, tier_priors=own.tier_priors)
         self.affinity.prompt_tokens, self.affinity.hit_tokens = other.affinity.prompt_tokens, other.affinity.hit_tokens
         self._follow_heirs(other.tiers.heirs(self.tiers))
@@ -94,7 +95,7 @@ class Fleet:
         """Tell requests their tiers in another table (``TierTable.heirs``)."""
         for replica in self.replicas.values():
             replica.table["tier"] = heirs[replica.table["tier"]]
-        self.waiting = {uid: w.of_tier(int(heirs[w.tier])) for uid, w in self.waiting.items()}
+        self.unplaced.follow_heirs(heirs)
 
     def note_failed(self, replica: str, now_s: float) -> None:
         """A door saw this replica fail: no new requests until it is reborn or reports that its engine goes on."""
@@ -113,7 +114,7 @@ class Fleet:
             return
         self.lengths.learn(outcome)
         uid = request_uid(outcome.request_id)
-        self.waiting.pop(uid, None)
+        self.unplaced.leave(uid)
         self.places.free(uid)
 
     # -- decisions --------------------------------------------------------------------------------------------------
@@ -131,6 +132,7 @@ class Fleet:
                 placing.take_unchecked(self.bank, p, self.affinity.weight, now_s)
         asking, together = of_groups([p for p in pending if checks and not p.is_best_effort])
         slots, hops = {name: replica.slot for name, replica in self.replicas.items()}, self.options.max_hops
+        self.unplaced.returns.receive(self.bank, asking, self.waiting, now_s)
         placing.place_each(self.bank, asking, self.affinity.weight, self.allocation, slots, now_s, hops)
         fall_back, names = partial(self._fall_back, now_s=now_s), {r.slot: r for r in self.replicas.values()}
         known = decide_together(self.bank, together, self.allocation, slots, now_s, hops, fall_back)
@@ -178,7 +180,7 @@ class Fleet:
 
     def _admitted(self, p: Pending, replica: VirtualReplica, now_s: float) -> Decision:
         self._settle(p, replica, now_s)
-        self.waiting.pop(int(p.row["id"]), None)
+        self.unplaced.leave(int(p.row["id"]))
         return Decision(
             p.ask.request_id,
             Verdict.ADMITTED,
@@ -193,16 +195,19 @@ class Fleet:
 
     def _fall_back(self, p: Pending, now_s: float) -> Decision:
         """Wait for room, go best effort to the replica with the least to do, or a refusal that says when to return."""
-        asked_best_effort, is_new = p.is_best_effort, p.ask.emitted_tokens == 0
-        if not asked_best_effort and is_new and self._refuses(p.tier):
-            wait_s = self._wait_s(p, now_s)
-            return self._unplaced(p, Verdict.REFUSED, wait_s)
-        if not asked_best_effort and is_new and (pause_s := self._pause_s(p, now_s)) > 0.0:
+        asked_best_effort, may_wait = p.is_best_effort, p.is_new and not p.is_best_effort
+        refuses, is_any_open = may_wait and self._refuses(p.tier), self.bank.mirrors.replicas["is_open"].any()
+        if may_wait and self.unplaced.may_wait(p, refuses) and (pause_s := self._pause_s(p, now_s)) > 0.0:
             return self._unplaced(p, Verdict.PENDING, pause_s)
-        slot = placing.idlest_slot(self.bank, p)
+        if refuses:
+            return self._unplaced(p, Verdict.REFUSED, self.unplaced.tell_s(self.bank, p, now_s))
+        places = placing.best_effort_places(self.bank, self.options.best_effort_backlog)
+        if p.is_new and is_any_open and (wait_s := self.unplaced.line_s(p, int(places.sum()), now_s)) > 0.0:
+            return self._unplaced(p, Verdict.PENDING, wait_s)
+        slot = placing.idlest_slot(self.bank, p, places > 0 if p.is_new else places >= 0)
         if slot < 0 and asked_best_effort and self._may_come(p, now_s):
             return self._unplaced(p, Verdict.PENDING, ASK_AGAIN_S[1])
-        self.waiting.pop(int(p.row["id"]), None)
+        self.unplaced.leave(int(p.row["id"]))
         if slot < 0:
             return Decision(p.ask.request_id, Verdict.REFUSED, "", p.ask.slo.tier, "no_replica")
         p.row["best_effort"], p.row["ttft_s"], p.row["tpot_s"], p.row["deadline_s"] = True, np.inf, np.inf, np.inf
@@ -227,30 +232,12 @@ class Fleet:
         """How long a request that does not fit now should wait before it asks again; 0 when it is too late for that."""
         if not self.options.pending or not self.bank.mirrors.replicas["is_open"].any():
             return 0.0
-        return self._wait(p, now_s, lambda: placing.latest_start_s(self.bank, p.row, now_s)).pause_s(now_s)
+        return self.unplaced.ask(p, now_s, lambda: placing.latest_start_s(self.bank, p.row, now_s)).pause_s(now_s)
 
     def _may_come(self, p: Pending, now_s: float) -> bool:
         """Whether a replica may still come for a request that found none: one is started where all were stopped."""
-        waiting = self._wait(p, now_s, lambda: now_s + COLD_START_S)
+        waiting = self.unplaced.ask(p, now_s, lambda: now_s + COLD_START_S)
         return self.allocation.autoscaler is not None and now_s < waiting.latest_s
-
-    def _wait(self, p: Pending, now_s: float, latest_s: Callable[[], float]) -> Waiting:
-        """Note that a pending request asks; by when it must start is asked for once."""
-        uid = int(p.row["id"])
-        known = self.waiting.get(uid)
-        at_last_s = latest_s() if known is None else known.latest_s
-        waiting = self.waiting[uid] = Waiting(p.tier, p.ask.prompt_tokens, now_s, at_last_s)
-        return waiting
-
-    def _wait_s(self, p: Pending, now_s: float) -> float:
-        """When to come back, as foreseen and at most the cap; 0 (unsaid) for what no idle replica could do."""
-        earliest_s = placing.earliest_s(self.bank, p, now_s, self.options.max_hops, self._retry)
-        if earliest_s < np.inf:
-            return min(max(earliest_s - now_s, 0.0), self.options.retry_cap_s)
-        fresh = p.row.copy()
-        fresh["deadline_s"] += now_s - fresh["arrival_s"]
-        fresh["arrival_s"] = now_s
-        return self.options.retry_cap_s if placing.latest_start_s(self.bank, fresh, now_s) > -np.inf else 0.0
 
     def _refuses(self, tier: int) -> bool:
         named = self.tiers.tiers[tier].unattainable if self.tiers.tiers else ""
@@ -273,7 +260,7 @@ class Fleet:
     def _forget(self, now_s: float) -> None:
         """Give up replicas that have been silent for long, and pending requests that ask no more."""
         self._give_up([name for name, r in self.replicas.items() if now_s - r.seen_s > self.options.forget_s], now_s)
-        self.waiting = {uid: w for uid, w in self.waiting.items() if now_s <= w.forget_s}
+        self.unplaced.forget(now_s)
 
     def _give_up(self, names: Sequence[str], now_s: float) -> None:
         for name in names:
@@ -284,9 +271,15 @@ class Fleet:
     def _drop(self, replica: VirtualReplica) -> None:
         """Forget what a replica held: it is gone or reborn."""
         self.bank.give_back(replica.slot)
+        self.unplaced.returns.forget(replica.slot)
         self.places.forget(replica.name)
 
     # -- what it tells ----------------------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> dict[int, Waiting]:
+        """Pending requests by uid."""
+        return self.unplaced.waiting
 
     def views(self, now_s: float) -> list[ReplicaView]:
         """What roles and size are decided by, in order of names."""

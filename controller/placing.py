@@ -8,7 +8,7 @@ import numpy as np
 from controller.allocation import Allocation
 from controller.bank import Bank
 from controller.wire import Admission
-from planning.admission import REASONS, AdmissionOptions, plan_admission
+from planning.admission import REASONS, plan_admission
 from planning.rollout import TOLERANCE_S
 from planning.tables import request_table
 from routing.kernels import NO_WANTS, NOWHERE, PLACEMENT, group_of, place
@@ -59,6 +59,7 @@ class Pending:
     hops: int = 0
     reason: str = "no_replica"
     is_checked: bool = False
+    is_back: bool = False  # at the time that an earlier refusal told
     first_s: float = np.inf  # predicted time of the first token, and seconds per token after it
     tpot_s: float = np.inf
 
@@ -66,12 +67,19 @@ class Pending:
     def is_best_effort(self) -> bool:
         return bool(self.row["best_effort"])
 
+    @property
+    def is_new(self) -> bool:
+        """Whether no replica has begun it yet."""
+        return self.ask.emitted_tokens == 0
+
     def all_wants(self, bank: Bank, now_s: float) -> np.ndarray:
         """Its preference of each slot, said in full."""
         return self.wants if len(self.wants) else wishes(bank.mirrors, self.row[None][0], now_s, self.rule)
 
     def shun(self, bank: Bank, slots: Sequence[int], now_s: float) -> None:
         """Want none of these slots."""
+        if not len(slots):
+            return
         self.wants = self.all_wants(bank, now_s).astype(np.float64)
         self.wants[slots] = -np.inf
 
@@ -83,10 +91,18 @@ def take_unchecked(bank: Bank, p: Pending, affinity: float, now_s: float) -> Non
         bank.add(p.slot, p.row)
 
 
-def idlest_slot(bank: Bank, p: Pending) -> int:
-    """Where best effort has the least to compute before its first token; ``NOWHERE`` where nothing is open."""
+def best_effort_places(bank: Bank, backlog: float) -> np.ndarray:
+    """How many more requests without an objective each slot takes (i8[R]): it holds ``backlog`` per sequence."""
+    state, most = bank.mirrors.replicas, np.ceil(backlog * bank.mirrors.limits["max_running"])
+    places: np.ndarray = np.where(state["is_open"], np.maximum(most - state["best_effort"], 0), 0).astype(np.int64)
+    return places
+
+
+def idlest_slot(bank: Bank, p: Pending, is_usable: np.ndarray) -> int:
+    """Of the usable slots (bool[R]) the one where best effort has the least to compute before its first token;
+    ``NOWHERE`` where none is open."""
     state = bank.mirrors.replicas
-    wants = idlest(state, p.held)
+    wants = np.where(is_usable, idlest(state, p.held), -np.inf)
     if len(p.wants):
         wants[p.wants == -np.inf] = -np.inf
     return most_wanted(state, wants)
@@ -128,6 +144,14 @@ def put_by_prefix(bank: Bank, asking: Sequence[Pending], affinity: float, now_s:
     put_in_place(bank, known, now_s, 1)
     for p, wants in zip(known, plain, strict=True):
         p.wants = wants
+
+
+def put_on(bank: Bank, p: Pending, slot: int, now_s: float) -> None:
+    """Place a request on this replica, if that can promise it."""
+    wants, p.wants = p.wants, np.full(len(bank.mirrors.replicas), -np.inf)
+    p.wants[slot] = 0.0
+    put_in_place(bank, [p], now_s, 1)
+    p.wants = wants
 
 
 def put_in_place(bank: Bank, asking: Sequence[Pending], now_s: float, max_hops: int) -> None:
@@ -218,18 +242,6 @@ def _choose_set(bank: Bank, slot: int, here: list[Pending], left: list[Pending],
         p.slot, p.reason = (slot if plan.accepted[k] else NOWHERE), plan.reasons[k].value
         p.first_s = float(plan.predicted_ttft_s[k] + p.row["arrival_s"])
         p.tpot_s = float(plan.predicted_tpot_s[k])
-
-
-def earliest_s(bank: Bank, p: Pending, now_s: float, replicas: int, options: AdmissionOptions) -> float:
-    """When the request would fit, as foreseen on the least loaded ``replicas``; inf where it never does."""
-    state = bank.mirrors.replicas
-    usable = [r for r in np.flatnonzero(state["is_open"]) if group_of(int(state["tier"][r]), p.tier) >= 0]
-    found_s = np.inf
-    for r in sorted(usable, key=lambda r: float(state["load"][r]))[:replicas]:
-        coef, limits, start_s = bank.mirrors.cautious[r], bank.mirrors.limits[r], max(now_s, state["free_at_s"][r])
-        plan = plan_admission(coef, limits, bank.rows(r), p.row[None], start_s, options)
-        found_s = min(found_s, float(plan.earliest_s[0]))
-    return found_s
 
 
 def latest_start_s(bank: Bank, row: np.ndarray, now_s: float) -> float:

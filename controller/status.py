@@ -17,6 +17,7 @@ def fleet_status(fleet: Fleet, now_s: float) -> dict[str, Any]:
         "tiers": [msgspec.to_builtins(tier) for tier in fleet.tiers.tiers],
         "replicas": [replica_status(fleet, name, now_s) for name in sorted(fleet.replicas)],
         "waiting": waiting_per_tier(fleet),
+        "best_effort_waiting": len(fleet.unplaced.line),
         "attainment": fleet.tracker.summary(now_s),
         "allocation": fleet.allocation.status(now_s),
         "prefixes": prefix_status(fleet),

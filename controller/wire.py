@@ -61,6 +61,7 @@ class Admission(msgspec.Struct, frozen=True, array_like=True):
     prefix: tuple[int, ...] = ()  # marks of its prompt (``routing.prefixes``), where affinity is on
     group: str = ""  # the same for sequences of one request that are admitted together or not at all
     tenant: str = ""  # digest of the API key, where the server checks keys
+    content: int = 0  # digest of its prompt, by which one that comes back after a refusal is known
 
 
 class Decision(msgspec.Struct, frozen=True, array_like=True):

@@ -11,7 +11,6 @@ import numpy as np
 
 from planning.choice import choose
 from planning.proposal import OPEN, PROMISED, REFUSED
-from planning.retry import earliest_attainable_s
 from planning.rollout import OUTLOOK, TOLERANCE_S
 
 
@@ -35,8 +34,6 @@ class AdmissionOptions:
     """How a set is chosen."""
 
     displace: bool = False  # requests without a first token may lose their promise to a better set
-    retry_after: bool = False  # look for the time at which a refused request would be attainable
-    horizon_s: float = 30.0  # how far ahead that is looked for
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,6 @@ class AdmissionPlan:
     predicted_ttft_s: np.ndarray  # from arrival; inf when refused and not foreseen
     predicted_tpot_s: np.ndarray
     reasons: tuple[AdmitReason, ...]
-    earliest_s: np.ndarray  # absolute time at which it would be attainable; inf: not within the horizon, or not asked
     displaced: np.ndarray  # bool, one entry per running request: lost its promise
 
 
@@ -73,20 +69,12 @@ def plan_admission(
         other = _choose(coef, limits, table, first, start_s, True)
         if _is_better(table, other[0], role):
             role, reasons, outlook = other
-    earliest_s = np.full(len(new), np.inf)
-    if options.retry_after:
-        for j in np.flatnonzero(role[first:] == REFUSED):
-            kept = np.flatnonzero(role != REFUSED)
-            earliest_s[j] = earliest_attainable_s(
-                coef, limits, table[kept], outlook[kept], new[j : j + 1], start_s, options.horizon_s
-            )
     is_refused = role[first:] == REFUSED
     return AdmissionPlan(
         accepted=~is_refused,
         predicted_ttft_s=np.where(is_refused, np.inf, outlook["first_s"][first:] - new["arrival_s"]),
         predicted_tpot_s=np.where(is_refused, np.inf, outlook["tpot_s"][first:]),
         reasons=tuple(REASONS[code] for code in reasons[first:]),
-        earliest_s=earliest_s,
         displaced=role[:first] == REFUSED,
     )
 

@@ -80,6 +80,7 @@ class FleetConfig(Section):
     prefix_affinity: NonNegativeFloat = 0.0  # what a whole prompt in a prefix cache adds to the policy's preference
     overload_status: ErrorStatus = 429  # some proxies retry on one code only
     best_effort_share: Share = 0.0  # part of every iteration kept for best effort
+    best_effort_backlog: PositiveFloat = 2.0  # best effort that a replica holds, as a multiple of its max_num_seqs
     length_prior_tokens: PositiveFloat = 256.0  # expected output until finished requests have told
     report_interval_s: PositiveFloat = 0.15
     silent_s: PositiveFloat = 1.5  # a replica without a report for so long takes no new requests
@@ -252,6 +253,7 @@ class AppConfig(Section):
     def fleet_options(self, application: str = "", deploy: str = "") -> FleetOptions:
         """What the controller needs to know; ``application`` is Serve's name of this one, ``deploy`` its deploy."""
         same = "routing admission max_hops pending unattainable silent_s length_prior_tokens seed prefix_affinity"
+        same += " best_effort_backlog"
         apart = self.disaggregation
         phases = PhaseOptions(prefill=apart.prefill, adapt=apart.adapt) if self.is_disaggregated else None
         groups = sorted(self.replica_groups(), key=lambda group: group.name != self.fleet.autoscaling.group)

@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-import time
+from collections.abc import Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,9 @@ MIX = (
     SloClass("standard", weight=4, tier="standard"),
     SloClass("batch", weight=1, tier="batch", best_effort=True),
 )
-BURST = 12  # requests at one instant, more than the tier can hold
+BURST, LONG_PROMPT = 12, 1200  # requests at one instant, more than the tier can hold, and their tokens
+OVERLOAD = HTTPStatus.TOO_MANY_REQUESTS
+Answer = tuple[int, dict[str, str], dict[str, Any]]  # status, headers, body
 COLUMNS = (
     ("tier", "left"),
     ("requests", "right"),
@@ -126,33 +129,37 @@ async def _first_request(url: str, out: Console) -> None:
 
 
 async def _refusal(url: str, out: Console) -> None:
-    """Ask for more than can be held at once; come back when the refusal said to."""
+    """Ask for more than can be held at once; every refused request comes back when it was told to."""
     async with aiohttp.ClientSession() as session:
         model = (await _get(session, f"{url}/v1/models"))["data"][0]["id"]
         rng = np.random.default_rng(SEED)
+        bodies = [
+            {"model": model, "prompt": rng.integers(10, 200, LONG_PROMPT).tolist(), "max_tokens": 24,
+             "ignore_eos": True, "temperature": 0}
+            for _ in range(BURST)
+        ]  # fmt: skip
 
-        def body() -> dict[str, Any]:
-            prompt = rng.integers(10, 200, 1200).tolist()
-            return {"model": model, "prompt": prompt, "max_tokens": 24, "ignore_eos": True, "temperature": 0}
+        async def ask(body: dict[str, Any], after_s: float = 0.0) -> Answer:
+            await asyncio.sleep(after_s)
+            return await _post(session, url, body, "interactive", "completions")
 
-        answers = await asyncio.gather(
-            *(_post(session, url, body(), "interactive", "completions") for _ in range(BURST))
-        )
-        admitted = [answer for status, _, answer in answers if status == 200]
-        met = sum(answer["slo"]["met"] for answer in admitted)
-        refused = [(headers, answer) for status, headers, answer in answers if status == 429]
+        answers = await asyncio.gather(*map(ask, bodies))
         out.print(f"\n[bold]{BURST} long prompts for tier interactive at one instant[/bold]")
-        out.print(f"  admitted {len(admitted)}, of which {met} met their objective; refused {len(refused)}")
-        if not refused:
-            return
-        headers, answer = refused[-1]
-        wait_s = float(headers.get("Retry-After", 0.0))
-        out.print(f"  429 {answer['error']['code']}, Retry-After: {headers.get('Retry-After', 'none (below 1 s)')}")
-        await asyncio.sleep(wait_s)
-        started_s = time.monotonic()
-        status, _, answer = await _post(session, url, body(), "interactive", "completions")
-        told = f"met: {answer['slo']['met']}" if status == 200 else answer["error"]["message"]
-        out.print(f"  the same again after {wait_s:g} s: {status}, {told} ({time.monotonic() - started_s:.2f} s)")
+        out.print(f"  {_told(answers)}")
+        refused = [(body, answer) for body, answer in zip(bodies, answers, strict=True) if answer[0] == OVERLOAD]
+        told = [(body, float(headers["Retry-After"])) for body, (_, headers, _) in refused if "Retry-After" in headers]
+        if refused:
+            waits = ", ".join(f"{after_s:g}" for _, after_s in sorted(told, key=lambda each: each[1]))
+            out.print(f"  429 {refused[0][1][2]['error']['code']}, Retry-After: {waits or 'never'} (s)")
+        if told:
+            back = await asyncio.gather(*(ask(body, after_s) for body, after_s in told))
+            out.print(f"  the {len(told)} that were told a time, back at that time: {_told(back)}")
+
+
+def _told(answers: Sequence[Answer]) -> str:
+    admitted = [answer for status, _, answer in answers if status == HTTPStatus.OK]
+    met, refused = sum(answer["slo"]["met"] for answer in admitted), sum(a[0] == OVERLOAD for a in answers)
+    return f"admitted {len(admitted)}, of which {met} met their objective; refused {refused}"
 
 
 async def _get(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
@@ -163,7 +170,7 @@ async def _get(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
 
 async def _post(
     session: aiohttp.ClientSession, url: str, body: dict[str, Any], tier: str, kind: str = "chat/completions"
-) -> tuple[int, dict[str, str], dict[str, Any]]:
+) -> Answer:
     async with session.post(f"{url}/v1/{kind}", json=body, headers={"x-slo-tier": tier}) as response:
         return response.status, dict(response.headers), dict(await response.json())
 

@@ -85,5 +85,5 @@ def refused(decision: Decision, overload_status: int = HTTPStatus.TOO_MANY_REQUE
 
 
 def retry_after_s(seconds: float) -> int | None:
-    """``Retry-After``: whole seconds rounded up, at most 30; None below 1 s."""
-    return math.ceil(min(seconds, RETRY_AFTER_CAP_S)) if seconds >= 1 else None
+    """``Retry-After``: whole seconds rounded up, 1 to 30; None where the controller says 0, that it will never be."""
+    return max(1, math.ceil(min(seconds, RETRY_AFTER_CAP_S))) if seconds > 0 else None

@@ -128,6 +128,7 @@ class Job:
             self.prefix,
             group,
             self.ticket.tenant,
+            self.content,
         )
 
     def submission(self, decision: Decision) -> Submission:

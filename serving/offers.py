@@ -97,7 +97,8 @@ class Offers:
 
     def _follow_one(self, group: Group, decided: Decided, to_send: dict[str, Sent]) -> None:
         """One request: refused with all its sequences, or each of them placed, or waiting for it."""
-        refusal = next((d for _, d in decided if d.verdict == Verdict.REFUSED), None)
+        refusals = [d for _, d in decided if d.verdict == Verdict.REFUSED]
+        refusal = max(refusals, key=lambda d: d.retry_after_s, default=None)
         if refusal is not None and group.is_refused_by(refusal):
             self._requests.release(decision for _, decision in decided)
             self._requests.refuse(group, refusal)

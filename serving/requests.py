@@ -109,7 +109,9 @@ class Requests:
     def give_up(self, group: Group) -> None:
         """Refuse a request that has waited longer than its ``max_wait`` and has no token."""
         if group.jobs and not group.ticket.is_started:
-            self.refuse(group, Decision("", Verdict.REFUSED, "", group.ticket.slo.tier, "max_wait_exceeded"))
+            again_s = time.monotonic() - group.ticket.arrived_s  # it has waited so long in vain
+            tier = group.ticket.slo.tier
+            self.refuse(group, Decision("", Verdict.REFUSED, "", tier, "max_wait_exceeded", retry_after_s=again_s))
 
     def _stop_waiting(self, group: Group) -> None:
         """``max_wait``: drop a request that no replica has by then; one that has it knows whether it has begun."""

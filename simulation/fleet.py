@@ -109,7 +109,7 @@ class FleetDispatch:
         asked = simulation.jobs[job]
         age_s, slo = simulation.now_s - float(asked["arrival_s"]), self._slo(asked, bool(asked["best_effort"]))
         lengths = int(asked["prompt_tokens"]), int(asked["cap_tokens"])
-        return Admission(str(job), *lengths, slo, age_s, prefix=self._marks(asked))
+        return Admission(str(job), *lengths, slo, age_s, prefix=self._marks(asked), content=job + 1)
 
     def _marks(self, asked: np.void) -> tuple[int, ...]:
         """What the door would tell of the prompt: an id of a trace stands for the block and all before it."""

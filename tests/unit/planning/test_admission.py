@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 
 from planning.admission import AdmissionOptions, AdmitReason, plan_admission
 from planning.limits import make_limits
@@ -110,18 +109,6 @@ def test_earned_slack_counts() -> None:
 def test_a_promise_that_is_lost_anyway_stands_in_nobodys_way() -> None:
     doomed = promised(new([10], ttft_s=0.05, tpot_s=1e-5, output=500))  # no engine decodes that fast
     assert plan_admission(COEF, LIMITS, doomed, new([100]), 0.0).accepted.all()
-
-
-def test_a_refused_request_learns_when_it_would_be_attainable() -> None:
-    running = new([900], output=200)
-    running["running"], running["emitted_tokens"], running["computed_tokens"], running["id"] = True, 1, 900, 99
-    running["ttft_s"] = 0.5
-    options = AdmissionOptions(retry_after=True, horizon_s=10.0)
-    plan = plan_admission(COEF, make_limits(1300), running, new([900], ttft_s=0.1), 0.0, options)
-    assert plan.reasons == (AdmitReason.TTFT_UNATTAINABLE,)  # it would wait for KV
-    assert plan.earliest_s[0] == pytest.approx(199 * 1.01e-3)  # when the running one has left
-    never = plan_admission(COEF, make_limits(1300), running, new([900], ttft_s=1e-3), 0.0, options)
-    assert never.earliest_s[0] == np.inf
 
 
 def test_predictions_are_what_a_replay_gives() -> None:

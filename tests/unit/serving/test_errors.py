@@ -41,8 +41,9 @@ def test_refusal_carries_reason_and_wait() -> None:
     assert "3 s" in error.message
 
 
-def test_refusal_that_may_be_retried_at_once_has_no_retry_after() -> None:
-    assert "retry-after" not in refused(refusal(after_s=0.9)).headers
+def test_a_refusal_for_a_moment_tells_a_second_and_one_for_good_tells_no_time() -> None:
+    assert refused(refusal(after_s=0.1)).headers["retry-after"] == "1"
+    assert "retry-after" not in refused(refusal(after_s=0.0)).headers
 
 
 def test_overload_status_is_configurable_but_no_replica_is_503() -> None:
@@ -54,9 +55,10 @@ def test_overload_status_is_configurable_but_no_replica_is_503() -> None:
 @given(st.floats(allow_nan=True, allow_infinity=True))
 def test_retry_after_is_whole_seconds_from_1_to_30(seconds: float) -> None:
     told = retry_after_s(seconds)
-    if math.isnan(seconds) or seconds < 1:
+    if math.isnan(seconds) or seconds <= 0:
         assert told is None
     else:
         assert told is not None
         assert 1 <= told <= 30
-        assert told == 30 or seconds <= told < seconds + 1
+        assert told in (1, 30) or seconds <= told < seconds + 1
+        assert told == 30 or told >= seconds

@@ -1,0 +1,173 @@
+"""Whom a refusal told when to come back, and the room that is kept for them. Pure.
+
+A refused request is told the first second at which the ledger (``routing.returns``) has room for it, and that room is
+entered as told. A request that comes then with the same prompt is the one that was told, whatever its id. It goes
+before newcomers, who are let past only where they leave told room free. Room is kept in the share in which those told
+do come, so that clients who never return cost the others little.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from controller.bank import Bank
+from controller.placing import Pending, put_on
+from routing.kernels import NOWHERE
+from routing.returns import (
+    Ledger,
+    add_claim,
+    bucket_of,
+    can_ever,
+    carry,
+    claim_of,
+    first_room,
+    is_kept,
+    make_ledger,
+    resized_ledger,
+)
+
+EARLY_S = 0.1  # before its time that a request is taken to be back; earlier it is impatient, and keeps its time
+GRACE_S = 1.0  # after its time that its room is kept
+MEMORY = 64  # those told, over which the share that comes back is averaged
+LEAST_SHARE = 0.05  # of the room that is kept however few come back
+MOST_TOLD = 20_000  # that are remembered at a time; beyond, refusals tell the cap and nothing is kept
+SWEEP_S = 0.25
+
+Key = tuple[int, int]  # a prompt's digest and length
+
+
+@dataclass
+class Told:
+    """One refusal that told a time, and what is kept for it."""
+
+    made_s: float
+    due_s: float
+    slot: int
+    lasts: int  # buckets
+    claim: np.ndarray  # of routing.returns' columns
+
+
+@dataclass
+class Returns:
+    """The told times of a fleet, and its ledger."""
+
+    cap_s: int
+    share: float = 1.0  # of those told that come when told
+    _ledger: Ledger = field(default_factory=lambda: make_ledger(0))
+    _told: dict[Key, list[Told]] = field(default_factory=dict)  # each by time
+    _count: int = 0
+    _is_current: bool = False  # the ledger knows what has been placed
+    _swept_s: float = -math.inf
+
+    def __len__(self) -> int:
+        """How many are expected."""
+        return self._count
+
+    def forget(self, slot: int) -> None:
+        """A replica is gone, and with it the room that was kept there."""
+        if slot < len(self._ledger.told):
+            self._ledger.told[slot] = self._ledger.carried[slot] = 0.0
+        for told in self._told.values():
+            for each in told:
+                each.slot = NOWHERE if each.slot == slot else each.slot
+
+    # -- those that come --------------------------------------------------------------------------------------------
+
+    def receive(self, bank: Bank, asking: Sequence[Pending], waiting: Collection[int], now_s: float) -> None:
+        """Requests with an objective ask. Those that were told to come now are placed where room is kept for them, if
+        that still is so; all other newcomers want no replica whose room is kept. Those ``waiting`` came earlier."""
+        self._is_current = False
+        self._sweep(now_s)
+        if not self._count:
+            return
+        newcomers = []
+        for p in asking:
+            if (told := self._take(p, now_s)) is None:
+                newcomers.append(p)
+            elif told.slot != NOWHERE:
+                put_on(bank, p, told.slot, now_s)
+        self._carry(bank, now_s)
+        for p in newcomers:
+            if p.is_new and int(p.row["id"]) not in waiting:
+                kept = np.flatnonzero(is_kept(bank.mirrors, self._ledger, p.row[None][0], now_s))
+                p.shun(bank, kept.tolist(), now_s)
+        self._is_current = False
+
+    def _take(self, p: Pending, now_s: float) -> Told | None:
+        """What was told a request that comes at its time; its room is free from here on."""
+        told = self._told.get(_key(p)) if p.is_new else None
+        if not told or now_s < told[0].due_s - EARLY_S:
+            return None
+        self.share += (1.0 - self.share) / MEMORY
+        p.is_back = True
+        return self._release(_key(p))
+
+    # -- those that are refused -------------------------------------------------------------------------------------
+
+    def tell_s(self, bank: Bank, p: Pending, now_s: float) -> float:
+        """Whole seconds after which the request will be attainable, at most the cap; 0 for what no replica can ever do.
+
+        Who asks again too early keeps its time, rounded up anew. At the cap no room is kept.
+        """
+        row, key = p.row[None][0], _key(p)
+        if not can_ever(bank.mirrors, row, now_s):
+            return 0.0
+        self._carry(bank, now_s)
+        told = self._told.get(key)
+        if told and told[0].made_s < now_s < told[0].due_s:
+            first = self._release(key)
+            wait_s, slot = min(self.cap_s, max(1, math.ceil(first.due_s - now_s))), first.slot
+        else:
+            wait_s, slot = first_room(bank.mirrors, self._ledger, row, now_s, self.cap_s)
+        if slot == NOWHERE or self._count >= MOST_TOLD:
+            return float(self.cap_s)
+        self._keep(bank, p, slot, wait_s, now_s)
+        return float(wait_s)
+
+    def _keep(self, bank: Bank, p: Pending, slot: int, wait_s: int, now_s: float) -> None:
+        """Keep room for a request that comes ``wait_s`` from now."""
+        claim, lasts, _window_s = claim_of(bank.mirrors, slot, p.row[None][0], now_s)
+        made = Told(now_s, now_s + wait_s, slot, lasts, claim * max(self.share, LEAST_SHARE))
+        told = self._told.setdefault(_key(p), [])
+        told.append(made)
+        told.sort(key=lambda each: each.due_s)
+        add_claim(self._ledger.told, slot, bucket_of(made.due_s), made.claim, lasts, 1.0)
+        self._count += 1
+
+    def _release(self, key: Key) -> Told:
+        """Free the room of the first of a prompt's told times."""
+        told = self._told[key]
+        first = told.pop(0)
+        if not told:
+            del self._told[key]
+        if first.slot != NOWHERE:
+            add_claim(self._ledger.told, first.slot, bucket_of(first.due_s), first.claim, first.lasts, -1.0)
+        self._count -= 1
+        return first
+
+    # -- bookkeeping ------------------------------------------------------------------------------------------------
+
+    def _carry(self, bank: Bank, now_s: float) -> None:
+        """Bring the ledger up to what is promised, once for the requests that ask together."""
+        replicas = len(bank.mirrors.replicas)
+        if len(self._ledger.told) < replicas:
+            self._ledger = resized_ledger(self._ledger, replicas)
+        if not self._is_current:
+            carry(bank.mirrors, now_s, self._ledger)
+            self._is_current = True
+
+    def _sweep(self, now_s: float) -> None:
+        """Give up those that did not come."""
+        if now_s - self._swept_s < SWEEP_S:
+            return
+        self._swept_s = now_s
+        for key in [key for key, told in self._told.items() if now_s > told[0].due_s + GRACE_S]:
+            while (told := self._told.get(key)) and now_s > told[0].due_s + GRACE_S:
+                self._release(key)
+                self.share -= self.share / MEMORY
+
+
+def _key(p: Pending) -> Key:
+    return p.ask.content, p.ask.prompt_tokens

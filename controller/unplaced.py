@@ -1,0 +1,66 @@
+"""Requests that no replica has: those that wait for room, best effort in line, those told to come back. Pure."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from controller.bank import Bank
+from controller.best_effort_line import BestEffortLine
+from controller.placing import Pending, Waiting
+from controller.returns import Returns
+
+
+@dataclass
+class Unplaced:
+    """A request is in at most one of the three, and leaves it when it gets a place or ends."""
+
+    returns: Returns
+    waiting: dict[int, Waiting] = field(default_factory=dict)  # pending requests by uid
+    line: BestEffortLine = field(default_factory=BestEffortLine)
+
+    def inherit(self, other: "Unplaced") -> None:
+        """Take over who waits, and what was told; the cap of told times is one's own."""
+        other.returns.cap_s = self.returns.cap_s
+        self.returns, self.waiting, self.line = other.returns, other.waiting, other.line
+
+    def leave(self, uid: int) -> None:
+        """The request has a place, or has ended."""
+        self.waiting.pop(uid, None)
+        self.line.leave(uid)
+
+    def follow_heirs(self, heirs: np.ndarray) -> None:
+        """Tell requests their tiers in another table (``TierTable.heirs``)."""
+        self.waiting = {uid: w.of_tier(int(heirs[w.tier])) for uid, w in self.waiting.items()}
+
+    def forget(self, now_s: float) -> None:
+        """Give up pending requests that ask no more."""
+        self.waiting = {uid: w for uid, w in self.waiting.items() if now_s <= w.forget_s}
+
+    def may_wait(self, p: Pending, refuses: bool) -> bool:
+        """Whether a request may wait for room that is not there yet: where its tier refuses, one that was told to come
+        back now; not what is in line for best effort because it is too late."""
+        uid = int(p.row["id"])
+        return uid not in self.line and (not refuses or p.is_back or uid in self.waiting)
+
+    def ask(self, p: Pending, now_s: float, latest_s: Callable[[], float]) -> Waiting:
+        """Note that a pending request asks; by when it must start is asked for once."""
+        uid = int(p.row["id"])
+        known = self.waiting.get(uid)
+        at_last_s = latest_s() if known is None else known.latest_s
+        waiting = self.waiting[uid] = Waiting(p.tier, p.ask.prompt_tokens, now_s, at_last_s)
+        return waiting
+
+    def line_s(self, p: Pending, places: int, now_s: float) -> float:
+        """How long best effort waits before it asks again, while replicas hold as much of it as they may; 0: it is its
+        turn."""
+        uid = int(p.row["id"])
+        wait_s = self.line.wait_s(uid, float(p.row["arrival_s"]), places, now_s)
+        if wait_s > 0.0:
+            self.waiting.pop(uid, None)
+        return wait_s
+
+    def tell_s(self, bank: Bank, p: Pending, now_s: float) -> float:
+        """What a refusal tells (``Returns.tell_s``); 0 where no replica is open."""
+        self.waiting.pop(int(p.row["id"]), None)
+        return self.returns.tell_s(bank, p, now_s) if bank.mirrors.replicas["is_open"].any() else 0.0

@@ -1,0 +1,136 @@
+"""Refusals that tell when to come back: the time turns out right, nobody steals it, and it is never told in vain."""
+
+import heapq
+from collections import Counter
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+import pytest
+
+from controller.fleet import Fleet
+from controller.options import FleetOptions
+from controller.returns import GRACE_S, LEAST_SHARE, MEMORY
+from controller.tiers import Tier, TierTable
+from controller.wire import Admission, Decision, Progress, Slo, Verdict
+from serving.errors import retry_after_s
+from simulation.fleet import FleetDispatch
+from simulation.loop import Simulation
+from simulation.systems import System
+from tests.fleet_cases import LOOSE, ask, fleet, report
+from tests.simulation_cases import a100, jobs_at
+
+TIERS = TierTable.of(1, [Tier("tier 0", 0.5, 0.05, unattainable="refuse", output_tokens=50)])
+
+
+@dataclass
+class Clients(FleetDispatch):
+    """Refused clients come back exactly when told; what became of each return, by the request's job."""
+
+    came_back: dict[int, list[Verdict]] = field(default_factory=dict)
+    told_s: dict[int, list[float]] = field(default_factory=dict)
+
+    def _carry_out(self, simulation: Simulation, job: int, decision: Decision) -> None:
+        if job in self.told_s and decision.verdict != Verdict.PENDING:
+            self.came_back.setdefault(job, []).append(decision.verdict)
+        if decision.verdict != Verdict.REFUSED:
+            super()._carry_out(simulation, job, decision)
+            return
+        wait_s = retry_after_s(decision.retry_after_s)
+        assert wait_s is not None
+        self.told_s.setdefault(job, []).append(wait_s)
+        simulation.jobs["arrival_s"][job] = simulation.now_s + wait_s
+        heapq.heappush(self._again, (simulation.now_s + wait_s, job))
+
+
+def run(jobs: np.ndarray) -> Clients:
+    clients = Clients(a100(), TIERS, FleetOptions())
+    Simulation(jobs, System("clients", max_running=64, replicas=2).engines(a100()), clients).run()
+    return clients
+
+
+def test_a_burst_that_is_refused_is_admitted_when_it_comes_back_as_told() -> None:
+    """The demo's last act, larger: more long prompts at one instant than the tier's TTFT leaves time for."""
+    clients = run(jobs_at([1.0] * 60, prompt=4000, output=50, ttft_s=0.5, tpot_s=0.05))
+    first = [verdicts[0] for verdicts in clients.came_back.values()]
+    assert len(first) >= 40
+    assert first.count(Verdict.ADMITTED) >= 0.9 * len(first)
+    told = Counter(times[0] for times in clients.told_s.values())
+    assert min(told) >= 1
+    assert len(told) >= 4, "not all at the same second"
+
+
+def test_under_steady_overload_nine_in_ten_are_admitted_when_told_and_newcomers_take_nobodys_room() -> None:
+    arrivals_s = np.cumsum(np.random.default_rng(3).exponential(1 / 24.0, 480)).tolist()
+    clients = run(jobs_at(arrivals_s, prompt=2000, output=50, ttft_s=0.5, tpot_s=0.05))
+    returns = [v for verdicts in clients.came_back.values() for v in verdicts]
+    assert len(returns) >= 50, "it was overloaded"
+    assert returns.count(Verdict.ADMITTED) >= 0.9 * len(returns)
+
+
+def refusals(count: int, now_s: float = 0.0, **options: object) -> tuple[Fleet, list[Admission], list[Decision]]:
+    """A fleet of one replica, ``count`` long prompts at once, and what came of those that were refused."""
+    state = fleet(**options)
+    state.report(report("a"), now_s)
+    asks = [ask(LOOSE, 8000, content=i + 1) for i in range(count)]
+    decisions = state.admit(asks, now_s)
+    refused = [(a, d) for a, d in zip(asks, decisions, strict=True) if d.verdict == Verdict.REFUSED]
+    return state, [a for a, _ in refused], [d for _, d in refused]
+
+
+@pytest.mark.parametrize("cap_s", [5.0, 20.0])
+def test_every_refusal_tells_whole_seconds_from_one_to_the_cap_and_not_all_the_same(cap_s: float) -> None:
+    _, asks, decisions = refusals(200, retry_cap_s=cap_s)
+    told = Counter(d.retry_after_s for d in decisions)
+    assert len(asks) > 100
+    assert set(told) <= set(np.arange(1.0, cap_s + 1.0).tolist())
+    kept = [told[second] for second in sorted(told) if second < cap_s]
+    assert len(kept) >= 3
+    assert max(kept) <= 2 * np.median(kept) + 2, "as many a second as there will be room for"
+
+
+def test_who_asks_too_early_keeps_its_time_and_takes_no_second_one() -> None:
+    state, asks, decisions = refusals(60)
+    before = len(state.unplaced.returns)
+    last, told_s = asks[-1], decisions[-1].retry_after_s
+    assert told_s >= 3.0
+    state.report(report("a", 2, busy()), 0.4)
+    (again,) = state.admit([msgspec.structs.replace(last, request_id="another id")], 0.5)
+    assert (again.verdict, again.retry_after_s) == (Verdict.REFUSED, told_s)
+    assert len(state.unplaced.returns) == before
+
+
+def busy() -> tuple[Progress, ...]:
+    """So many decodes that nothing more fits."""
+    return tuple(Progress(f"full{i}", LOOSE, 0.5, 1500, 1505, 6, 100, 200, True) for i in range(256))
+
+
+def test_what_nobody_comes_back_for_is_kept_no_longer_and_less_of_it_the_next_time() -> None:
+    state, _, decisions = refusals(60)
+    told_s = [d.retry_after_s for d in decisions if d.retry_after_s < 30.0]
+    assert len(state.unplaced.returns) == len(told_s)
+    gone_s = max(told_s) + GRACE_S + 1.0
+    state.report(report("a", 2), gone_s)
+    assert state.admit([ask(LOOSE, 8000, content=999)], gone_s)[0].verdict == Verdict.ADMITTED
+    assert len(state.unplaced.returns) == 0
+    assert state.unplaced.returns.share == pytest.approx((1.0 - 1.0 / MEMORY) ** len(told_s))
+    assert not state.unplaced.returns._ledger.told.any() or np.abs(state.unplaced.returns._ledger.told).max() < 1e-6
+    assert LEAST_SHARE < state.unplaced.returns.share < 1.0
+
+
+def test_what_no_idle_replica_could_ever_do_is_told_no_time() -> None:
+    state = fleet(unattainable="refuse")
+    state.report(report("a"), 0.0)
+    too_much = [Slo(0.001, 0.03, tier="loose"), Slo(0.3, 1e-5, tier="loose"), Slo(e2e_s=0.01, tier="loose")]
+    decisions = state.admit([ask(slo, 3000) for slo in too_much] + [ask(LOOSE, 500_000)], 0.0)
+    assert [(d.verdict, d.retry_after_s) for d in decisions] == [(Verdict.REFUSED, 0.0)] * 4
+    assert len(state.unplaced.returns) == 0
+
+
+def test_a_replica_that_is_gone_takes_the_room_it_kept_with_it() -> None:
+    state, _, _ = refusals(60)
+    state.report(report("b"), 40.0)
+    assert "a" not in state.replicas
+    assert not state.unplaced.returns._ledger.told.any()
+    assert state.admit([ask(LOOSE, 8000)], 40.0)[0].verdict == Verdict.ADMITTED
+    state.check_integrity()
