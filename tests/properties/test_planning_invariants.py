@@ -123,6 +123,7 @@ def test_9_best_effort_is_free(seed: int) -> None:
     case.running = case.running[~case.running["best_effort"]]
     assume(is_sound(case))
     table = np.concatenate((case.running, case.new[plan(case).accepted]))
+    case.limits["filler"] = 8.0  # as live engines have it
     assume(len(table) > 0)
     alone = replay(case.coef, table, 0.0, case.limits)
     beside = replay(case.coef, with_best_effort(seed, table), 0.0, case.limits)
