@@ -5,8 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
+from controller.wire import Admission, Decision, Scope
 from serving.tenant import tenant_of
-from tests.unit.serving.ingress_scene import MODEL, Ingress
+from tests.unit.serving.ingress_scene import MODEL, Ingress, admitted, refused
 
 
 def test_an_answer_comes_from_the_replica_through_vllms_server(ingress: Ingress) -> None:
@@ -27,6 +28,29 @@ def test_the_controller_is_told_whose_request_it_is_where_keys_are_checked(
     assert [ask.tenant for ask in ingress.links.admissions] == ["", tenant]
     ingress.run(until(lambda: len(ingress.links.outcomes) == 2))
     assert [(told.tenant, told.output_cap_tokens) for told in ingress.links.outcomes] == [("", 6), (tenant, 6)]
+
+
+@pytest.mark.parametrize("asked", [{"prompt": "hi", "n": 4}, {"prompt": ["a", "b", "c", "d"]}])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_of_which_a_part_finds_no_room_is_one_refusal(
+    ingress: Ingress, asked: dict[str, object], stream: bool
+) -> None:
+    """Some choices ended with ``abort`` and no text behind a 200, or never appeared in the stream."""
+    decided: list[str] = []
+
+    def all_but_the_last(ask: Admission) -> Decision:
+        decided.append(ask.group)
+        return refused(ask) if len(decided) == 4 else admitted(ask)
+
+    ingress.links.decide = all_but_the_last
+    answer = ingress.post("/v1/completions", {"model": MODEL, "max_tokens": 6, "stream": stream, **asked})
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "2")
+    assert len(decided) == 4
+    assert len(set(decided)) == 1, "asked about as one"
+    assert ingress.links.submitted == []
+    ingress.run(until(lambda: any(told.scope == Scope.REQUEST for told in ingress.links.outcomes)))
+    assert [told.scope for told in ingress.links.outcomes].count(Scope.REQUEST) == 1
+    assert not any(told.scope == Scope.WHOLE for told in ingress.links.outcomes)
 
 
 async def until(is_so: Callable[[], bool]) -> None:
