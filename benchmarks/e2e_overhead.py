@@ -22,7 +22,8 @@ from rich.console import Console
 
 from benchmarks.result_file import write_result
 from serving.config import IMPORT_PATH
-from serving.launch import deploy, free_port, local_ray, url_of
+from serving.launch import deploy, url_of
+from serving.local_ray import free_port, local_ray
 
 ARGS = {
     "model": "embedded",

@@ -27,7 +27,8 @@ from benchmarks.fleet_flip_report import SAMPLE_S, draw, lost, table, thinned, t
 from benchmarks.result_file import write_result
 from profiles.store import load_profile
 from serving.config import IMPORT_PATH
-from serving.launch import compile_kernels, deploy, free_port, local_ray, url_of
+from serving.launch import compile_kernels, deploy, url_of
+from serving.local_ray import free_port, local_ray
 from serving.replay import Replay, ReplayOptions, replay
 from serving.workload_mix import SloClass
 from serving.workload_trace import Trace, read_trace

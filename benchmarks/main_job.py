@@ -17,7 +17,8 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.result_file import write_result
-from serving.launch import deploy, free_port, local_ray, read_document, url_of
+from serving.launch import deploy, read_document, url_of
+from serving.local_ray import free_port, local_ray
 from serving.replay import ReplayOptions, replay
 from serving.workload_mix import read_mix
 

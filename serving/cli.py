@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from serving import cli_fleet
-from serving.cli_fleet import DEFAULT_URL, Url
+from serving.cli_fleet import Url
+from serving.running import url_or
 
 app = typer.Typer(
     help="Serve one LLM to many kinds of users, each with their own latency objective.",
@@ -44,13 +45,13 @@ def demo(
 
 @app.command()
 def status(
-    url: Url = DEFAULT_URL,
+    url: Url = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the server's JSON as it is.")] = False,
 ) -> None:
     """Show tiers, replicas, load and attainment."""
     from serving import cli_status
 
-    cli_status.show(cli_status.fetch(url), as_json)
+    cli_status.show(cli_status.fetch(url_or(url)), as_json)
 
 
 app.add_typer(cli_fleet.tiers, name="tiers")
@@ -60,7 +61,7 @@ app.command()(cli_fleet.fleet)
 @app.command()
 def replay(
     trace: Annotated[Path, typer.Argument(help="Trace: parquet, or CSV with the same columns.")],
-    url: Url = DEFAULT_URL,
+    url: Url = None,
     model: Annotated[str | None, typer.Option(help="Model to ask for; the server's first without it.")] = None,
     slo_mix: Annotated[Path | None, typer.Option(help="YAML file with the SLOs to draw from.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of prompts, SLOs and drawn arrivals.")] = 0,
@@ -86,7 +87,7 @@ def replay(
             raise typer.BadParameter(f"{path}: its folder does not exist")
     options = player.ReplayOptions(
         trace=trace,
-        url=url,
+        url=url_or(url),
         model=model,
         slo_mix=slo_mix,
         seed=seed,

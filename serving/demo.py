@@ -13,17 +13,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from serving.launch import (
-    check_port_free,
-    compile_kernels,
-    deploy,
-    local_ray,
-    read_document,
-    url_of,
-    wait_for_interrupt,
-)
+from serving.launch import check_port_free, compile_kernels, deploy, read_document, url_of, wait_for_interrupt
+from serving.local_ray import LaunchError, free_port, local_ray
 from serving.replay import ReplayOptions, replay
 from serving.replay_report import MIN_WIDTH
+from serving.running import announced
 from serving.workload_mix import SloClass
 from serving.workload_trace import Trace
 
@@ -54,14 +48,24 @@ def run(once: bool) -> None:
     console = Console(stderr=True)
     document = read_document(CONFIG)
     with contextlib.ExitStack() as stack:
-        check_port_free(document)
+        take_port(document, console)
         compile_kernels(console)
         address = stack.enter_context(local_ray(console))
         deploy(address, document, console)
+        stack.enter_context(announced(url_of(document), address))
         show(url_of(document))
         if not once:
             Console().print("\nStill serving; Ctrl-C stops everything.")
             wait_for_interrupt()
+
+
+def take_port(document: dict[str, Any], console: Console) -> None:
+    """Another port than the file's where that one is taken: a demonstration runs beside what is there."""
+    try:
+        check_port_free(document)
+    except LaunchError as error:
+        document["http_options"]["port"] = free_port()
+        console.print(f"{error}; the demo takes {url_of(document)}", soft_wrap=True)
 
 
 def show(url: str) -> None:

@@ -10,6 +10,7 @@ import msgspec
 from controller.deploys import ApplicationClash
 from serving.asgi import Message, Receive, Send, send_error, send_json
 from serving.config import AppConfig
+from serving.disconnects import Disconnects
 from serving.dispatch import Dispatcher
 from serving.errors import unavailable
 from serving.guard import Guard
@@ -54,7 +55,7 @@ class Door:
         limits = config.ingress.limits
         has_tenants = bool(getattr(getattr(server, "state", None), "checks_keys", False))
         status = config.fleet.overload_status
-        middleware = SloMiddleware(server, self.index, self.done, status, limits, has_tenants)
+        middleware = SloMiddleware(Disconnects(server), self.index, self.done, status, limits, has_tenants)
         self._generate = Guard(middleware, config.ingress.guard)
         self._pinging = asyncio.get_running_loop().create_task(self._ping())
 

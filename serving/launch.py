@@ -2,46 +2,28 @@
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
-import ray
 import yaml
-from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from serving.config import IMPORT_PATH, read_serve_file
+from serving.dashboard import serve_client
+from serving.local_ray import LaunchError, local_ray, with_project
+from serving.running import announced
 from serving.strict import ConfigError
 from serving.tiers import TierTableConfig
 
-DASHBOARD_PORT = 8265
 START_LIMIT_S = 600.0
-QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_DEDUP_LOGS": "1",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_worker_niceness": "0",  # Ray's 15 starves engines on a CPU behind everything else on the machine
-    "PYTHONWARNINGS": "ignore",
-}
-
-# For the cluster, never for a driver: tokens go from the ingress straight to HAProxy, calls by gRPC.
-CLUSTER_ONLY = {"RAY_SERVE_THROUGHPUT_OPTIMIZED": "1", "RAY_SERVE_ENABLE_HA_PROXY": "1"}
-
-
-class LaunchError(ValueError):
-    """Why the application could not be brought up."""
 
 
 def up(config: Path, address: str | None = None, port: int | None = None) -> None:
@@ -63,6 +45,7 @@ def up(config: Path, address: str | None = None, port: int | None = None) -> Non
             compile_kernels(console)
             address = stack.enter_context(local_ray(console))
         deploy(address, document, console)
+        stack.enter_context(announced(url_of(document), address))
         console.print(f"Serving at [bold]{url_of(document)}[/bold]; Ctrl-C stops.")
         wait_for_interrupt()
 
@@ -102,102 +85,7 @@ def check_port_free(document: dict[str, Any]) -> None:
 def compile_kernels(console: Console) -> None:
     """Fill the cache of compiled kernels once, so that controller and engines do not all compile at the same time."""
     with console.status("Compiling planning kernels (about a minute the first time)"):
-        subprocess.run([sys.executable, "-m", "controller.warmup"], check=True, env=_with_project(os.environ))
-
-
-def _with_project(environment: Mapping[str, str]) -> dict[str, str]:
-    """``environment`` in which Python finds this project's packages."""
-    root = str(Path(__file__).resolve().parent.parent)
-    return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH"))))}
-
-
-def free_port(preferred: int = 0) -> int:
-    """``preferred`` where nothing listens on it, else any free port of the loopback."""
-    for port in (preferred, 0):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return int(probe.getsockname()[1])
-    raise LaunchError("no free port on 127.0.0.1")
-
-
-@contextlib.contextmanager
-def local_ray(console: Console, cpus: int | None = None) -> Iterator[str]:
-    """A Ray of our own for the duration; yields its dashboard's address and leaves no process behind."""
-    folder = tempfile.mkdtemp(prefix="polyslo-")
-    before = set(psutil.Process().children(recursive=True))
-    os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
-    os.environ.update(_with_project(os.environ))
-    try:
-        with console.status("Starting Ray"), _environment(CLUSTER_ONLY):
-            port = _start_ray(folder, cpus)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        with uninterrupted():
-            started = set(psutil.Process().children(recursive=True)) - before
-            ray.shutdown()
-            end_processes(started)
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """``variables`` in the environment for the duration, unless the user has set them."""
-    added = [name for name in variables if name not in os.environ]
-    os.environ.update({name: variables[name] for name in added})
-    try:
-        yield
-    finally:
-        for name in added:
-            del os.environ[name]
-
-
-def _start_ray(folder: str, cpus: int | None) -> int:
-    """Start Ray with its dashboard; the dashboard's port, another one where somebody was faster."""
-    for preferred in (DASHBOARD_PORT, 0, 0):
-        port = free_port(preferred)
-        try:
-            ray.init(
-                address="local",
-                num_cpus=cpus,
-                include_dashboard=True,
-                dashboard_host="127.0.0.1",
-                dashboard_port=port,
-                _temp_dir=folder,
-                log_to_driver=False,
-                logging_level="ERROR",
-                namespace="polyslo",
-            )
-            return port
-        except Exception as error:
-            ray.shutdown()
-            if "address already in use" not in str(error):
-                raise LaunchError(f"Ray did not start: {str(error).strip().splitlines()[-1]}") from None
-    raise LaunchError("Ray did not start: every port for its dashboard was taken meanwhile")
-
-
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """A second Ctrl-C does not stop the clean-up."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
-
-
-def end_processes(processes: set[psutil.Process], patience_s: float = 8.0) -> None:
-    """End what is left of processes that we started, and of their children."""
-    for process in list(processes):
-        with contextlib.suppress(psutil.Error):
-            processes |= set(process.children(recursive=True))
-    _, alive = psutil.wait_procs(list(processes), timeout=patience_s)
-    for process in alive:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-    psutil.wait_procs(alive, timeout=patience_s)
+        subprocess.run([sys.executable, "-m", "controller.warmup"], check=True, env=with_project(os.environ))
 
 
 def deploy(address: str, document: dict[str, Any], console: Console) -> None:
@@ -218,11 +106,6 @@ def deploy(address: str, document: dict[str, Any], console: Console) -> None:
             progress.update(shown, description=describe(details))
             time.sleep(0.25)
     raise LaunchError(f"the application did not start within {START_LIMIT_S:g} s")
-
-
-def serve_client(address: str) -> ServeSubmissionClient:
-    """Serve's own client of the cluster's dashboard at ``address``."""
-    return ServeSubmissionClient(address)
 
 
 def is_healthy(url: str) -> bool:

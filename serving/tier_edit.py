@@ -9,7 +9,8 @@ import yaml
 
 from serving.cli_status import fetch
 from serving.config import IMPORT_PATH, INGRESS, AppConfig
-from serving.launch import LaunchError, serve_client
+from serving.dashboard import serve_client
+from serving.local_ray import LaunchError
 from serving.strict import ConfigError
 from serving.tiers import TierTableConfig
 

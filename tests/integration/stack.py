@@ -17,7 +17,8 @@ import ray
 from rich.console import Console
 
 from serving.config import IMPORT_PATH
-from serving.launch import deploy, free_port, local_ray, url_of
+from serving.launch import deploy, url_of
+from serving.local_ray import free_port, local_ray
 
 TIERS = [
     {"name": "interactive", "ttft_ms": 1500, "tpot_ms": 150, "unattainable": "refuse"},

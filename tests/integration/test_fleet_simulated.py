@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from serving import cli
-from serving.launch import serve_client
+from serving.dashboard import serve_client
 from tests.integration.stack import Stack, running, texts, until
 
 pytestmark = pytest.mark.integration

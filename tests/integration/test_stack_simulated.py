@@ -2,11 +2,13 @@
 
 import copy
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import openai
+import psutil
 import pytest
 
 from tests.integration.stack import TIERS, Stack, kill_9, running, texts, until
@@ -133,6 +135,22 @@ def test_a_client_that_leaves_frees_replica_and_reservation(stack: Stack) -> Non
         until(lambda: sum(replica["requests"] for replica in stack.status()["replicas"]) == 1)
     stack.settle()
     assert stack.status()["attainment"]["standard"]["abandoned"] >= 1
+
+
+def test_a_client_that_leaves_before_its_answer_frees_all_and_the_proxy_rests(stack: Stack) -> None:
+    stack.settle()
+    abandoned = stack.status()["attainment"]["standard"]["abandoned"]
+    body = {"model": "embedded", "prompt": "hi", "max_tokens": 3000, "ignore_eos": True}
+    for _ in range(3):
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{stack.url}/v1/completions", json=body, timeout=1.5)
+    until(lambda: all(replica["requests"] == 0 for replica in stack.status()["replicas"]), 5)
+    until(lambda: stack.status()["attainment"]["standard"]["abandoned"] == abandoned + 3, 5)
+    proxies = [p for p in psutil.Process().children(recursive=True) if p.name() == "haproxy"]
+    assert proxies
+    before_s, watched_s = sum(sum(p.cpu_times()[:2]) for p in proxies), 2.0
+    time.sleep(watched_s)  # a share of a core, over this time
+    assert sum(sum(p.cpu_times()[:2]) for p in proxies) - before_s < 0.2 * watched_s
 
 
 def test_a_new_tier_table_is_applied_in_place_while_streams_run(stack: Stack) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from serving.config import IMPORT_PATH
-from serving.launch import LaunchError
+from serving.local_ray import LaunchError
 from serving.strict import ConfigError
 from serving.tier_edit import deployed_document, read_settings, remove_tier, set_tier
 

@@ -1,0 +1,59 @@
+"""What keeps two fleets on one machine apart, and ends with its process."""
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+pytest.importorskip("ray")
+
+from serving.demo import take_port
+from serving.launch import check_port_free
+from serving.local_ray import LaunchError, block_of_ports, free_port, proxy_settings, terminable
+
+
+def ports_of(settings: dict[str, str]) -> set[int]:
+    low, high = (int(settings[f"RAY_SERVE_DIRECT_INGRESS_{end}_HTTP_PORT"]) for end in ("MIN", "MAX"))
+    return {int(settings[f"RAY_SERVE_HAPROXY_{page}_PORT"]) for page in ("STATS", "METRICS")} | set(
+        range(low, high + 1)
+    )
+
+
+def test_two_fleets_share_no_port_and_no_path(tmp_path: Path) -> None:
+    with block_of_ports() as first, block_of_ports() as second:
+        (tmp_path / "a").mkdir()
+        (tmp_path / "b").mkdir()
+        a, b = proxy_settings(tmp_path / "a", first), proxy_settings(tmp_path / "b", second)
+        assert not ports_of(a) & ports_of(b)
+        assert all(a[name] != b[name] for name in a)
+    with block_of_ports() as again:
+        assert again == first
+
+
+def test_the_proxys_program_is_ours(tmp_path: Path) -> None:
+    program = Path(proxy_settings(tmp_path, 30001)["RAY_SERVE_HAPROXY_BINARY_PATH"])
+    assert os.access(program, os.X_OK)
+    assert "serving/haproxy.py" in program.read_text()
+
+
+def test_a_termination_unwinds() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit), terminable():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_the_demo_takes_another_port_and_a_server_says_that_its_is_taken() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", free_port()))
+        other.listen()
+        taken = other.getsockname()[1]
+        document = {"http_options": {"host": "127.0.0.1", "port": taken}}
+        with pytest.raises(LaunchError, match=f"127.0.0.1:{taken} cannot be used"):
+            check_port_free(document)
+        take_port(document, Console(quiet=True))
+    assert document["http_options"]["port"] != taken
+    check_port_free(document)
