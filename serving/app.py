@@ -51,8 +51,20 @@ class Ingress:
         arguments, marked = command_line(model, config.model.server_arguments), config.marked_block_tokens
         most = config.ingress.limits.prompt_logprobs
         server, client = await make_server(arguments, self.links, patience, marked, most)
-        self.door = Door(config, self.links, server, client.dispatcher, self.application, self.deploy)
+        self.door = Door(
+            config,
+            self.links,
+            server,
+            client.dispatcher,
+            self.application,
+            self.deploy,
+            engine_failed=lambda: bool(server.state.engine_client.errored),
+        )
         return self.door
+
+    async def check_health(self) -> None:
+        """Serve's question: raises where this ingress can serve nothing any more; Serve then makes a new one."""
+        self.door.check()
 
     async def reconfigure(self, user_config: Any) -> None:
         """Serve's in-place update, and its first configuration: the tier table, taken on to the controller."""

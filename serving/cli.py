@@ -130,6 +130,14 @@ _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_op
 
 
 @app.command(context_settings=_PASSED_ON, add_help_option=False)
+def bench(context: typer.Context) -> None:
+    """vLLM's own benchmark client: bench serve --backend openai-chat --goodput ttft:500 tpot:50 ..."""
+    from serving import bench as vllm_bench
+
+    raise typer.Exit(vllm_bench.run(context.args or ["--help"]))
+
+
+@app.command(context_settings=_PASSED_ON, add_help_option=False)
 def simulate(context: typer.Context) -> None:
     """Run a scenario in virtual time: who would get what."""
     _simulator("simulate", context)

@@ -6,14 +6,13 @@ import urllib.request
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from serving.known_replicas import state_of
+from serving.tables import table_console
 
 TIMEOUT_S = 10.0
-MIN_WIDTH = 108  # characters that the widest table needs
 
 
 def fetch(url: str) -> dict[str, Any]:
@@ -44,7 +43,7 @@ def show(status: dict[str, Any], as_json: bool = False) -> None:
     if as_json:
         print(json.dumps(status, indent=1))
         return
-    console = Console(width=max(MIN_WIDTH, Console().width), highlight=False)
+    console = table_console()
     console.print(_controller_line(status))
     for key in ("error", "tier_table_error"):
         if status.get(key):

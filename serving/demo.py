@@ -16,8 +16,8 @@ from rich.table import Table
 from serving.launch import check_port_free, compile_kernels, deploy, read_document, url_of, wait_for_interrupt
 from serving.local_ray import LaunchError, free_port, local_ray
 from serving.replay import ReplayOptions, replay
-from serving.replay_report import MIN_WIDTH
 from serving.running import announced
+from serving.tables import table_console
 from serving.workload_mix import SloClass
 from serving.workload_trace import Trace
 
@@ -70,7 +70,7 @@ def take_port(document: dict[str, Any], console: Console) -> None:
 
 def show(url: str) -> None:
     """First request, mixed workload, a burst with its refusal, and a line to try by hand."""
-    out = Console(width=max(MIN_WIDTH, Console().width))
+    out = table_console()
     asyncio.run(_first_request(url, out))
     out.print(f"\n[bold]{REQUESTS} requests of three tiers over {SPAN_S:g} s[/bold]")
     played = replay(ReplayOptions(mixed_trace(), url=url, slo_mix=MIX, seed=SEED), Console(stderr=True))

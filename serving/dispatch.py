@@ -75,6 +75,10 @@ class Dispatcher:
         for replica in replicas:
             self._streams.open(replica)
 
+    def check(self) -> None:
+        """Raise ``RuntimeError`` where a task has ended that every request needs."""
+        self._tasks.check()
+
     async def close(self) -> None:
         await self._tasks.close()
 

@@ -1,8 +1,10 @@
 """The ASGI application of one ingress: vLLM's server behind the SLO middleware, with health and status beside it."""
 
 import asyncio
+import contextvars
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -42,8 +44,12 @@ class Door:
         dispatcher: Dispatcher,
         application: str = "",
         deploy: str = "",
+        engine_failed: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``application`` is Serve's name of this one, under which the fleet is scaled; ``deploy`` its deploy's id."""
+        """``application`` is Serve's name of this one, under which the fleet is scaled; ``deploy`` its deploy's id.
+
+        ``engine_failed``: whether vLLM's own client of the engine has ended, after which no request gets an answer.
+        """
         self.config, self.links, self.dispatcher = config, links, dispatcher
         self.metrics = DoorMetrics(config.model.name)
         self.table: TierTableConfig | None = None
@@ -52,6 +58,8 @@ class Door:
         self._options = msgspec.msgpack.encode(config.fleet_options(application, deploy))
         self._status: dict[str, Any] = {"replicas": []}
         self._status_s = float("-inf")
+        self._asking: asyncio.Task[None] | None = None
+        self._engine_failed = engine_failed
         limits = config.ingress.limits
         has_tenants = bool(getattr(getattr(server, "state", None), "checks_keys", False))
         status = config.fleet.overload_status
@@ -94,7 +102,21 @@ class Door:
 
     # -- health and status ------------------------------------------------------------------------------------------
 
+    def check(self) -> None:
+        """Raise ``RuntimeError`` where this ingress can serve nothing any more, so that Serve makes a new one."""
+        if self._engine_failed():
+            raise RuntimeError("vLLM's output handler has ended")
+        if self._pinging.done():
+            raise RuntimeError("the task that configures the controller has ended")
+        self.dispatcher.check()
+
     async def _answer(self, path: str, send: Send) -> None:
+        if path == "/health":
+            try:
+                self.check()
+            except RuntimeError as error:
+                await send_error(send, unavailable(f"This ingress has failed: {error}.", "ingress_failed"))
+                return
         status = await self.status()
         if path == "/health" and not (self._heard() or any(replica["live"] for replica in status["replicas"])):
             await send_error(send, unavailable("No replica is alive."))
@@ -104,17 +126,23 @@ class Door:
     async def status(self) -> dict[str, Any]:
         """The controller's status, asked for at most twice a second; without it, replicas as they were last known."""
         if time.monotonic() - self._status_s > STATUS_AGE_S:
-            try:
-                status = await asyncio.wait_for(self.links.status(), 2.0)
-                heard = self._heard()
-                last = [replica for replica in self._status["replicas"] if replica["replica"] in heard]
-                self._status = status | {"replicas": with_stale(status["replicas"], last, heard)}
-                self._status_s = time.monotonic()
-            except Exception as error:
-                known = with_stale([], self._status["replicas"], self._heard())
-                self._status |= {"replicas": known, "error": f"controller unreachable: {error!r}"[:300]}
+            if self._asking is None or self._asking.done():  # a context of its own: it outlives the request that asks
+                asking = self._ask_status()
+                self._asking = asyncio.get_running_loop().create_task(asking, context=contextvars.Context())
+            await asyncio.shield(self._asking)
         told = {"model": self.config.model.name, "default_tier": self.table.default_tier if self.table else None}
         return self._status | told | ({"tier_table_error": self.table_error} if self.table_error else {})
+
+    async def _ask_status(self) -> None:
+        try:
+            status = await asyncio.wait_for(self.links.status(), 2.0)
+            heard = self._heard()
+            last = [replica for replica in self._status["replicas"] if replica["replica"] in heard]
+            self._status = status | {"replicas": with_stale(status["replicas"], last, heard)}
+            self._status_s = time.monotonic()
+        except Exception as error:
+            known = with_stale([], self._status["replicas"], self._heard())
+            self._status |= {"replicas": known, "error": f"controller unreachable: {error!r}"[:300]}
 
     def _heard(self) -> set[str]:
         """Replicas that speak to this door, whether or not the controller knows of them."""

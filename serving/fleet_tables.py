@@ -4,11 +4,11 @@ import json
 from collections import Counter
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from serving.cli_status import MIN_WIDTH, add_right, figure, milliseconds, percent, plain_table, replica_table
+from serving.cli_status import add_right, figure, milliseconds, percent, plain_table, replica_table
+from serving.tables import table_console
 
 
 def show_tiers(status: dict[str, Any], as_json: bool) -> None:
@@ -18,7 +18,7 @@ def show_tiers(status: dict[str, Any], as_json: bool) -> None:
         told = {"version": status.get("version"), "tiers": status.get("tiers"), "demand": allocation.get("demand")}
         print(json.dumps({**told, "size": allocation.get("size")}, indent=1))
         return
-    _console().print(_tier_table(status, allocation))
+    table_console().print(_tier_table(status, allocation))
 
 
 def show_fleet(status: dict[str, Any], history: int, as_json: bool) -> None:
@@ -27,7 +27,7 @@ def show_fleet(status: dict[str, Any], history: int, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"replicas": status.get("replicas"), **allocation}, indent=1))
         return
-    console = _console()
+    console = table_console()
     console.print(size_line(status, allocation))
     console.print(replica_table(status))
     if changes := allocation.get("history", [])[:history]:
@@ -85,7 +85,3 @@ def _history_table(changes: list[dict[str, Any]]) -> Table:
         told = (str(change[key]) for key in ("what", "before", "after", "reason"))
         table.add_row(f"{change['age_s']:.1f}", *map(escape, told))
     return table
-
-
-def _console() -> Console:
-    return Console(width=max(MIN_WIDTH, Console().width), highlight=False)

@@ -20,6 +20,7 @@ from serving.config import IMPORT_PATH, read_serve_file
 from serving.dashboard import serve_client
 from serving.local_ray import LaunchError, local_ray, with_project
 from serving.running import announced
+from serving.serve_schema import check_serve_keys
 from serving.strict import ConfigError
 from serving.tiers import TierTableConfig
 
@@ -58,6 +59,10 @@ def read_document(config: Path, port: int | None = None) -> dict[str, Any]:
     except ConfigError as error:
         raise ConfigError(f"{config}: deployments.Ingress.user_config.{error}") from None
     document: dict[str, Any] = yaml.safe_load(config.read_text())
+    try:
+        check_serve_keys(document)
+    except ConfigError as error:
+        raise ConfigError("\n".join(f"{config}: {line}" for line in str(error).splitlines())) from None
     if port is not None:
         document.setdefault("http_options", {})["port"] = port
     return document

@@ -20,6 +20,7 @@ class Tasks:
 
     def __init__(self) -> None:
         self._running: set[asyncio.Task[None]] = set()
+        self._endless: list[asyncio.Task[None]] = []
 
     def spawn(
         self, coroutine: Coroutine[Any, Any, None], on_failure: Callable[[Exception], None] | None = None
@@ -41,7 +42,14 @@ class Tasks:
 
     def keep(self, work: Callable[[], Coroutine[Any, Any, None]]) -> "asyncio.Task[None]":
         """Run work that never ends: where it raises, it begins anew."""
-        return self.spawn(_kept(work))
+        self._endless.append(self.spawn(_kept(work)))
+        return self._endless[-1]
+
+    def check(self) -> None:
+        """Raise ``RuntimeError`` where work that never ends has ended."""
+        for task in self._endless:
+            if task.done():
+                raise RuntimeError("a task of the dispatcher has ended")
 
     @staticmethod
     def soon(callback: Callable[..., None], *arguments: Any) -> None:

@@ -17,11 +17,12 @@ from profiles.measured import medians
 from profiles.profile import ProfileError
 from profiles.store import builtin_names, load_profile, save_columns, save_profile
 from serving import profile_report
+from serving.tables import table_console
 
 app = typer.Typer(help="Performance profiles: how long an iteration takes.", no_args_is_help=True)
 importers = typer.Typer(help="Profiles from other tools' measurements.", no_args_is_help=True)
 app.add_typer(importers, name="import")
-console = Console()
+console = table_console(0)
 
 Out = Annotated[Path, typer.Option("--out", help="folder for samples, profile and picture")]
 Name = Annotated[str, typer.Option("--name", help="name of the profile; default: from model and system")]

@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.console import Console, Group
+from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from serving.replay_client import Record
 from serving.replay_summary import Outcomes, Point, headline
+from serving.tables import table_console
 from serving.workload_mix import SloClass
-
-MIN_WIDTH = 108  # characters that the widest table needs
 
 
 def result_json(config: dict[str, Any], seed: int, points: Sequence[Point]) -> dict[str, Any]:
@@ -76,7 +75,7 @@ def report(points: Sequence[Point]) -> Group:
 
 def print_report(points: Sequence[Point]) -> None:
     """Print the tables to stdout, whole even where the terminal is narrower than they are."""
-    Console(width=max(MIN_WIDTH, Console().width)).print(report(points))
+    table_console().print(report(points))
 
 
 def code_version() -> str:

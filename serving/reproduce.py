@@ -122,8 +122,12 @@ def _digest(task: Task, behaviour: str) -> str:
 
 def _kept(out: Path, partial: Path) -> Iterator[Point]:
     """Points of earlier runs, finished and interrupted ones; a last line that was cut off is left out."""
-    if out.is_file():
-        yield from (point for point in json.loads(out.read_text())["points"] if "digest" in point)
+    if out.is_file() and (text := out.read_text()).strip():  # an empty file is a new one
+        try:
+            points = json.loads(text)["points"]
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"--json: {out} holds something else than an earlier result: take another file") from None
+        yield from (point for point in points if "digest" in point)
     for line in partial.read_text().splitlines() if partial.is_file() else ():
         with contextlib.suppress(ValueError):
             yield json.loads(line)

@@ -20,6 +20,7 @@ from profiles.store import load_profile
 from serving import scenario as scenarios
 from serving import simulate_plots
 from serving.reproduce import run_experiment
+from serving.tables import table_console
 from simulation.capacity import median_and_spread
 from simulation.experiments.registry import experiment, experiment_names
 from simulation.loop import Dispatcher, Simulation
@@ -29,7 +30,7 @@ from simulation.planning_ahead import replicas_needed
 from simulation.prefix_cache import PrefixCache
 from simulation.traces import Trace
 
-console = Console()
+console = table_console(0)
 DEFAULT_TRACES = Path("../shared/traces")
 
 Traces = Annotated[Path, typer.Option("--traces", help="folder with traces, by name")]

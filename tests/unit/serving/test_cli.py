@@ -149,3 +149,13 @@ def test_status_as_json_is_the_servers(url: str, capsys: pytest.CaptureFixture[s
 def test_what_is_no_status_page_is_named(url: str, path: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         cli_status.fetch(url + path)
+
+
+def test_vllms_benchmark_runs_from_this_environment() -> None:
+    """The CPU build of vLLM is distributed under another name, so that vLLM's own command does not find its version."""
+    pytest.importorskip("vllm")
+    done = subprocess.run(
+        [sys.executable, "-m", "serving.cli", "bench", "serve", "--help"], capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "--goodput" in done.stdout

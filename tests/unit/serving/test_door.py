@@ -184,3 +184,57 @@ def test_who_has_not_spoken_for_long_is_not_heard() -> None:
         assert (await scene.get("/health"))[0] == 503
 
     play(script, stall_timeout_s=1e-9)
+
+
+def test_an_ingress_whose_task_has_ended_says_so() -> None:
+    """Each of the tasks without which no request gets an answer, ended one at a time."""
+
+    async def script(scene: Scene) -> None:
+        await scene.begin()
+        scene.door.check()
+        assert (await scene.get("/health"))[0] == 200
+        for task in (*scene.dispatcher._tasks._endless, scene.door._pinging):
+            scene.door._engine_failed = lambda: False
+            task.cancel()
+            await until(task.done)
+            with pytest.raises(RuntimeError, match="has ended"):
+                scene.door.check()
+            assert (await scene.get("/health"))[0] == 503
+
+    play(script)
+
+
+def test_an_ingress_without_vllms_output_handler_says_so() -> None:
+    async def script(scene: Scene) -> None:
+        await scene.begin()
+        scene.door._engine_failed = lambda: True
+        with pytest.raises(RuntimeError, match="output handler"):
+            scene.door.check()
+        status, body = await scene.get("/health")
+        assert (status, body["error"]["type"]) == (503, "service_unavailable_error")
+
+    play(script)
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_many_questions_at_a_time_are_one_to_the_controller(away: bool) -> None:
+    async def script(scene: Scene) -> None:
+        await scene.begin()
+        asked = 0
+
+        async def status() -> dict[str, Any]:
+            nonlocal asked
+            asked += 1
+            await asyncio.sleep(0.01)
+            if away:
+                raise ConnectionError("controller is away")
+            return {"replicas": [told("a")], "tiers": []}
+
+        scene.links.status = status  # type: ignore[method-assign]
+        scene.door._pinging.cancel()
+        scene.door._status_s = float("-inf")
+        answers = await asyncio.gather(*(scene.door.status() for _ in range(200)))
+        assert asked == 1
+        assert all({each["replica"] for each in answer["replicas"]} == {"a", "b"} for answer in answers)
+
+    play(script)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from serving import cli_status
 from serving.fleet_tables import show_fleet, show_tiers, size_line
 
 ALLOCATION: dict[str, Any] = {
@@ -72,3 +73,19 @@ def test_the_size_in_one_line() -> None:
     held = {"size": {**ALLOCATION["size"], "held_s": 12.5}}
     told = size_line({"scaling_error": "Serve runs no application 'x'"}, held)
     assert told.endswith("error: Serve runs no application 'x'   set by hand, stays for 12.5 s")
+
+
+def test_nothing_is_cut_off_where_the_output_is_no_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    name = "interactive-customers-of-the-premium-plan-in-every-region-of-the-world"
+    tiers = [{**STATUS["tiers"][0], "name": name}]
+    replicas = [{**STATUS["replicas"][0], "tier": name, "replica": f"{name}/r1"}]
+    status = {**STATUS, "tiers": tiers, "replicas": replicas}
+    show_tiers(status, as_json=False)
+    show_fleet(status, history=2, as_json=False)
+    cli_status.show(status)
+    told = capsys.readouterr().out
+    assert "…" not in told
+    assert told.count(name) >= 5

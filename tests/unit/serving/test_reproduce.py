@@ -91,3 +91,16 @@ def test_tables_go_between_the_marks_of_a_page(counted: list[str], tmp_path: Pat
     assert "| `sum` | 3 |" in text
     assert text.startswith("Words.\n<!-- results -->\n")
     assert text.endswith("\n<!-- end of results -->\nMore words.\n")
+
+
+def test_an_empty_file_is_a_new_one(counted: list[str], tmp_path: Path) -> None:
+    (tmp_path / "counted.json").touch()
+    assert start(tmp_path / "counted.json")["headline"] == {"sum": 3}
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"points": 3'])
+def test_a_file_of_something_else_is_an_error_that_names_it(counted: list[str], tmp_path: Path, text: str) -> None:
+    (tmp_path / "counted.json").write_text(text)
+    with pytest.raises(ValueError, match=r"--json: .*counted\.json holds something else"):
+        start(tmp_path / "counted.json")
+    assert (tmp_path / "counted.json").read_text() == text
