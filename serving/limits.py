@@ -15,6 +15,7 @@ from serving.strict import Section
 
 RawHeaders = Iterable[tuple[bytes, bytes]]
 LONGEST_ID = 128  # of a request's id, which travels with every report about it
+MOST_BIASES = 4096
 REQUEST_ID = b"x-request-id"
 READ_BY_SERVE = frozenset({b"x-session-id", b"x-request-timeout-seconds", b"x-request-disconnect-disabled"})
 READ_BY_SERVE |= {b"serve-multiplexed-model-id"}  # headers that Serve decodes as UTF-8, or else fails
@@ -130,6 +131,9 @@ def check_document(document: Mapping[str, Any], limits: LimitsConfig) -> None:
             message = f"must be 1 to {LONGEST_ID} printable ASCII characters, got {shown(value)}"
             raise SloError(field, message)
     _check_grammars(document, limits.grammar_bytes)
+    biases = document.get("logit_bias")
+    if isinstance(biases, Mapping) and len(biases) > MOST_BIASES:
+        raise SloError("logit_bias", f"has {len(biases)} entries, at most {MOST_BIASES}")
     xargs = document.get("vllm_xargs")
     if isinstance(xargs, Mapping) and (reserved := OWN_XARGS.intersection(xargs)):
         raise SloError(f"vllm_xargs.{min(reserved)}", "is reserved: ingress and engines speak to each other by it")

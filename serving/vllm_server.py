@@ -30,6 +30,7 @@ from replicas.vllm_codec import decode_output, encode_request, encode_value, wit
 from routing.prefixes import prefix_marks
 from serving.dispatch import Dispatcher
 from serving.jobs import Job, Links, Patience
+from serving.lanes import Lanes
 from serving.ticket import Ticket, current_ticket
 from serving.vllm_grammar import says_nothing
 
@@ -231,6 +232,7 @@ class FleetLLM(AsyncLLM):
     def __init__(self, config: VllmConfig, **options: Any) -> None:
         super().__init__(config, **options)
         self.input_processor.structured_outputs_config = None  # checked before; see ``add_request``
+        self.renderer._executor._inner = Lanes()
         self._grammars = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="grammar")
 
     async def add_request(self, request_id: str, prompt: Any, params: Any, *rest: Any, **named: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 import time
 from typing import Any
 
@@ -13,6 +14,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response
 
 from controller.wire import Verdict
+from serving import vllm_server
 from serving.guard import ARRIVED
 from tests.unit.serving.ingress_scene import MODEL, Ingress, admitted, refused
 
@@ -55,6 +57,8 @@ def schema(rules: Any) -> dict[str, Any]:
         ("/v1/completions", {"structured_outputs": {"json": {"$ref": "#"}}}, "structured_outputs"),
         ("/v1/completions", {"slo": {HALF: 1}}, "slo.\\ud800"),
         ("/v1/completions", {"slo": {"program": {HALF: 1}}}, "slo.program.\\ud800"),
+        ("/v1/completions", {"structured_outputs": {"choice": ["a" * 1000] * 70}}, "structured_outputs"),
+        ("/v1/completions", {"logit_bias": {str(i): 1 for i in range(5000)}}, "logit_bias"),
         ("/v1/completions", {"n": 1000}, "n"),
         ("/v1/completions", {"prompt": ["a"] * 100, "n": 2}, "n"),
         ("/v1/completions", {"prompt": [[1]] * 129}, "n"),
@@ -222,3 +226,42 @@ def test_openais_client_reads_our_errors(ingress: Ingress) -> None:
     answer = ingress.post("/v1/completions", sound(n=1000))
     error = openai.BadRequestError("", response=answer, body=answer.json()["error"])
     assert (error.param, error.code) == ("n", "invalid_value")
+
+
+def held_up(what: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> threading.Event:
+    """Makes ``what.name`` wait, in whichever thread it runs, until the event that is returned is set."""
+    original, goes = getattr(what, name), threading.Event()
+
+    def wait(*arguments: Any) -> Any:
+        assert goes.wait(60)
+        return original(*arguments)
+
+    monkeypatch.setattr(what, name, wait)
+    return goes
+
+
+async def others_meanwhile(ingress: Ingress, slow: dict[str, Any], goes: threading.Event) -> None:
+    """While ``slow`` stands still, twenty others are answered; afterwards it is, too."""
+    first = asyncio.create_task(ingress.ask("/v1/completions", slow))
+    for _ in range(20):
+        assert (await ingress.ask("/v1/completions", sound())).status_code == 200
+    assert not first.done()
+    goes.set()
+    assert (await first).status_code == 200
+
+
+def test_nobody_waits_for_the_check_of_anothers_grammar(ingress: Ingress, monkeypatch: pytest.MonkeyPatch) -> None:
+    goes = held_up(vllm_server, monkeypatch, "says_nothing")
+    slow = sound(structured_outputs={"regex": "a+"})
+    ingress.run(others_meanwhile(ingress, slow, goes))
+
+
+def test_nobody_waits_for_the_tokens_of_anothers_long_text(ingress: Ingress) -> None:
+    lanes, goes = ingress.door_state.engine_client.renderer._executor, threading.Event()
+    slow = lanes.submit(lambda _prompt: goes.wait(60), {"prompt": "a" * 25_000})
+    try:
+        assert ingress.post("/v1/completions", sound()).status_code == 200
+        assert not slow.done()
+    finally:
+        goes.set()
+    assert slow.result(60)
