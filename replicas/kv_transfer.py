@@ -4,6 +4,7 @@ vLLM's own convention, which its connectors share: the prefilling engine is sent
 elsewhere"; what it says of the finished request is sent along with the one that decodes it.
 """
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ PARAMS = "kv_transfer_params"  # of a request's extra_args
 ENGINES_ONLY = (PARAMS, "ec_transfer_params")  # engines tell each other: what a client says there would break one
 STORE, LOAD = "do_remote_decode", "do_remote_prefill"
 MatchedTokens = Callable[[Any, int], tuple[int | None, bool]]
+NIXL_HOST, NIXL_PORT = "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT"
 HAND_OVER = "hand_over"  # names one request and one way; only our connector reads it
 
 
@@ -25,6 +27,14 @@ def connector_config(connector: str, options: dict[str, Any]) -> dict[str, Any]:
     ours = {"kv_connector": "FilesConnector", "kv_connector_module_path": "replicas.vllm_kv_files"}
     named = ours if connector == FILES else {"kv_connector": connector}
     return {**named, "kv_role": "kv_both", "kv_load_failure_policy": "recompute", "kv_connector_extra_config": options}
+
+
+def side_channel(connector: str, host: str, port: int) -> dict[str, str]:
+    """Environment of an engine whose connector listens for its peers: vLLM's NIXL connectors do, and all of them by
+    default on the same port of ``localhost``, where a second engine cannot listen and another machine finds nobody."""
+    if connector in ("", FILES):
+        return {}
+    return {NIXL_HOST: os.environ.get(NIXL_HOST, host), NIXL_PORT: str(port)}
 
 
 def prefill_params(request_id: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 from vllm import SamplingParams
 from vllm.config import CacheConfig
+from vllm.utils.network_utils import get_ip, get_open_port
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
 from vllm.v1.engine.core_client import AsyncMPClient, EngineCoreClient
 
@@ -25,7 +26,7 @@ from replicas.config import ReplicaConfig
 from replicas.cores import CoreClaim
 from replicas.engine import EngineFailure, EngineState, Entry, usable_kv_tokens
 from replicas.engine_link import Tick, TickReceiver
-from replicas.kv_transfer import ENGINES_ONLY, PARAMS, from_transfer, prefill_params
+from replicas.kv_transfer import ENGINES_ONLY, PARAMS, from_transfer, prefill_params, side_channel
 from replicas.request_rows import to_extra_args
 from replicas.step_planner import told_limits
 from replicas.vllm_codec import decode_request, encode_output
@@ -84,6 +85,7 @@ class VllmEngine:
             "VLLM_LOGGING_LEVEL": self._config.log_level,
             "TORCH_CPP_LOG_LEVEL": self._config.log_level,
             "PYTHONWARNINGS": "ignore",
+            **side_channel(self._config.connector, get_ip(), get_open_port()),
         }
         with _environment(surroundings):
             vllm_config = engine_config(self._config, os.path.join(self._folder, "ticks"))

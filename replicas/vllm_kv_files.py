@@ -7,6 +7,7 @@ be read is computed again. Imports vllm, which loads it by name.
 """
 
 import contextlib
+import logging
 import os
 import re
 import shutil
@@ -24,6 +25,8 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
 from replicas.kv_transfer import HAND_OVER, LOAD, PARAMS, STORE, SUBFOLDER
+
+logger = logging.getLogger("polyslo.kv")
 
 DIGEST = re.compile(r"[0-9a-f]{32}|[0-9a-f]{64}")  # name of a hand-over's folder: vLLM takes MD5, under FIPS SHA-256
 KEPT_S = 120.0  # what nobody has fetched by then is removed: its reader is gone, or has computed it anew
@@ -132,6 +135,17 @@ class FilesConnector(ExampleConnector):
         remove_stale(self._storage_path, now_s)
 
     # -- in the worker ----------------------------------------------------------------------------------------------
+
+    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
+        """Store one layer. Where that fails, as on a full disk, the hand-over lacks it and its reader computes anew."""
+        try:
+            super().save_kv_layer(layer_name, kv_layer, attn_metadata, **kwargs)
+        except (OSError, SafetensorError) as error:
+            logger.error("%s of a hand-over not stored: %s", layer_name, error)
+            for request in self._get_connector_metadata().requests:
+                if request.is_store:
+                    folder = self._generate_foldername_debug(request.token_ids, request.mm_hashes)
+                    shutil.rmtree(folder, ignore_errors=True)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Fill the blocks of every request that continues here; what was read is removed."""

@@ -9,12 +9,15 @@ from replicas.kv_transfer import (
     FILES,
     HAND_OVER,
     LOAD,
+    NIXL_HOST,
+    NIXL_PORT,
     PARAMS,
     STORE,
     clipped_to_prompt,
     connector_config,
     from_transfer,
     prefill_params,
+    side_channel,
     to_transfer,
 )
 from replicas.request_rows import to_extra_args
@@ -146,3 +149,11 @@ def test_a_prefilling_engine_reports_that_nothing_follows_the_first_token(prefil
     asked = msgspec.structs.replace(submission(), prefill_only=prefill_only)
     progress = Entry(asked, 0.0).to_progress(1.0)
     assert progress.output_cap_tokens == (1 if prefill_only else 20)
+
+
+def test_engines_that_listen_for_peers_listen_each_on_its_own_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(NIXL_HOST, raising=False)
+    assert side_channel("NixlConnector", "10.0.0.7", 4711) == {NIXL_HOST: "10.0.0.7", NIXL_PORT: "4711"}
+    monkeypatch.setenv(NIXL_HOST, "192.168.0.7")
+    assert side_channel("NixlConnector", "10.0.0.7", 4711)[NIXL_HOST] == "192.168.0.7", "the operator's own network"
+    assert side_channel("files", "10.0.0.7", 4711) == side_channel("", "10.0.0.7", 4711) == {}

@@ -8,8 +8,11 @@ import pytest
 
 pytest.importorskip("vllm")
 
+import torch
+from safetensors import SafetensorError
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import ExampleConnector, ExampleConnectorMetadata
 
 from replicas.kv_transfer import FILES, SUBFOLDER, connector_config
 from replicas.vllm_kv_files import KEPT_S, FilesConnector
@@ -55,3 +58,25 @@ def test_who_stores_and_who_loads_agree_on_the_place(tmp_path: Path, reader: KVC
     place = connector(tmp_path, KVConnectorRole.WORKER)._folder(PROMPT, "request")
     assert connector(tmp_path, reader)._folder(PROMPT, "request") == place
     assert Path(place).parent == tmp_path / SUBFOLDER
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("I/O error")])
+def test_a_full_disk_is_no_transfer_and_not_the_end_of_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    reader, writer = connector(tmp_path), connector(tmp_path, KVConnectorRole.WORKER)
+    prompt = list(range(64))
+    meta = ExampleConnectorMetadata()
+    meta.add_request(prompt, [0, 1], 32, True, ["r1"])
+    writer.bind_connector_metadata(meta)
+    folder = Path(reader._folder(prompt, "r1"))
+    folder.mkdir(parents=True)
+    (folder / "layer 0.safetensors").write_bytes(b"begun")
+
+    def full(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(ExampleConnector, "save_kv_layer", full)
+    writer.save_kv_layer("layer 1", torch.zeros(1), None)
+    assert not folder.exists(), "the half of a hand-over only takes room"
+    assert not reader._is_whole(str(folder)), "so its reader computes the prompt"
