@@ -41,7 +41,7 @@ ROUTES = frozenset(
         *("/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/chat/completions/batch"),
         *("/v1/responses", "/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel"),
         *("/v1/messages", "/v1/messages/count_tokens", "/tokenize", "/detokenize"),
-        *("/invocations", "/ping", "/generative_scoring", "/v1/systemone"),
+        *("/invocations", "/ping", "/generative_scoring"),
         *("/health", "/version", "/metrics", "/load"),
         *("/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"),
     }

@@ -112,6 +112,7 @@ SEEN = {  # what once hung, failed with 500, or was answered in a form that clie
     "a surrogate as a key of slo": Case("/v1/completions", completion(slo={"\ud800": 1})),
     "a long figure": Case("/v1/completions", completion(), ((b"x-slo-ttft-ms", b"9" * 14_000),)),
     "an id that is not text": Case("/v1/completions", completion(), ((b"x-request-id", b"\xff\xfe"),)),
+    "a decision, which no model here makes": Case("/v1/systemone", b'{"questions": {}, "state": null}'),
     "Anthropic's shape without a body": Case("/v1/messages", b"", ()),
     "many sequences in a tier that refuses": Case(
         "/v1/completions", completion(n=128, service_tier="interactive"), is_overloaded=True

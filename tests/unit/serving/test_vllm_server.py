@@ -44,6 +44,7 @@ def test_prompts_are_marked_only_where_it_is_asked_for() -> None:
 
 MEANINGLESS = frozenset(  # over a fleet: they concern one engine in one process, or another way to divide a server
     {
+        "/v1/systemone",  # decisions of models that are made for them: 501 otherwise
         *("/scale_elastic_ep", "/is_scaling_elastic_ep", "/kv_event_sources"),
         *("/inference/v1/generate", "/inference/v1/abort_requests"),
         *("/v1/chat/completions/render", "/v1/completions/render", "/v1/messages/render", "/v1/responses/render"),
