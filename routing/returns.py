@@ -144,7 +144,9 @@ def _free_share(mirrors: Mirrors, ledger: Ledger, r: int, at: int, step_s: float
 @njit(cache=True)
 def _step_s(mirrors: Mirrors, r: int, claim: np.ndarray) -> float:
     """Iterations as long as the tightest, the newcomer included, can bear."""
-    step_s = min(mirrors.replicas[r]["pace_s"], mirrors.limits[r]["max_iteration_s"], 1.0 / claim[TOKEN_RATE])
+    step_s = min(mirrors.replicas[r]["pace_s"], mirrors.limits[r]["max_iteration_s"])
+    if claim[TOKEN_RATE] > 0.0:  # none of a request that is only prefilled
+        step_s = min(step_s, 1.0 / claim[TOKEN_RATE])
     return max(SHORTEST_S, step_s)
 
 
