@@ -3,29 +3,31 @@
 PolyServe sections 2.4 and 4: prompts of all tiers go to the prefill side, to the idlest replica that attains the first
 token; when that has come, the request goes to the decode side, to its own tier. A request takes the second way whole if
 it cannot move, if its KV cache was lost, or if there is no room for it to decode yet: then it waits, or what else its
-tier says, before a prompt is computed in vain.
+tier says, before a prompt is computed in vain. That room is reserved (``controller.decode_room``) until the hand-over.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import numpy as np
 
+from controller.decode_room import DecodeRoom, Reservation
 from controller.fleet import Fleet
-from controller.halves import can_decode, prefill_part
+from controller.halves import decode_slot, has_kv_room, prefill_part, ready_row
 from controller.history import Change
 from controller.options import FleetOptions
 from controller.phases import Phase, PhaseOptions, Phases, PhaseView
 from controller.placing import Pending
 from controller.tiers import TierTable
 from controller.virtual import VirtualReplica, admission_row
-from controller.wire import Admission, Decision, Report, Verdict
+from controller.wire import Admission, Decision, Outcome, Report, Scope, Verdict, request_uid
 from profiles.profile import Profile
-from routing.kernels import group_of
+from routing.kernels import NOWHERE, group_of
 from routing.mirrors import SHARED, advance_mirrors
 from routing.policy import idlest, most_wanted
 
 BALANCE_S = 0.5  # between two looks at the sizes of the sides
+HAND_OVER_S = 10.0  # a computed prompt waits so long for KV room; connectors hold it for longer
 
 
 class DisaggregatedFleet(Fleet):
@@ -34,6 +36,7 @@ class DisaggregatedFleet(Fleet):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.phases = Phases(self.options.phases or PhaseOptions())
+        self.room = DecodeRoom()
         self._side: Phase | None = None  # of the requests being decided
         self._silent: set[str] = set()  # replicas that have not reported lately
         self._balanced_s = float("-inf")
@@ -41,7 +44,21 @@ class DisaggregatedFleet(Fleet):
     def inherit(self, other: Fleet, now_s: float) -> None:
         if isinstance(other, DisaggregatedFleet):
             self.phases.inherit(other.phases)
+            self.room = other.room
         super().inherit(other, now_s)
+
+    def _follow_heirs(self, heirs: np.ndarray) -> None:
+        super()._follow_heirs(heirs)
+        self.room.follow_heirs(heirs)
+
+    def _drop(self, replica: VirtualReplica) -> None:
+        super()._drop(replica)
+        self.room.drop(replica.name)
+
+    def note_outcome(self, outcome: Outcome, now_s: float) -> None:
+        super().note_outcome(outcome, now_s)
+        if outcome.scope != Scope.REQUEST:
+            self.room.forget(request_uid(outcome.request_id))
 
     # -- replicas ---------------------------------------------------------------------------------------------------
 
@@ -85,16 +102,44 @@ class DisaggregatedFleet(Fleet):
     # -- decisions --------------------------------------------------------------------------------------------------
 
     def admit(self, batch: Sequence[Admission], now_s: float) -> list[Decision]:
-        """Those that decode first: they have been promised their room."""
-        prefills = self._that_prefill(batch, now_s)
-        others = [ask for ask in batch if ask.request_id not in prefills]
-        decisions = {d.request_id: d for d in self._on(Phase.DECODE, others, now_s)}
+        """First those whose room is reserved, then others that decode, then prompts; all count what is reserved."""
+        self._open(now_s)
+        advance_mirrors(self.bank.mirrors, now_s)
+        decoding = [r.name for r in self.live(now_s) if self.phases.of(r.name) == Phase.DECODE]
+        self.room.expire(decoding, self.places.__contains__, now_s)
+        with self.room.counted(self.bank):
+            decisions = self._decide_apart(batch, now_s)
+        return [decisions[ask.request_id] for ask in batch]
+
+    def _decide_apart(self, batch: Sequence[Admission], now_s: float) -> dict[str, Decision]:
+        """Decisions by request id."""
+        decisions = dict[str, Decision]()
+        for ask in batch:
+            uid = request_uid(ask.request_id)
+            if ask.carried_tokens and uid in self.room.held:
+                decisions[ask.request_id] = self._hand_over(ask, uid, now_s)
+            else:
+                self.room.release(self.bank, uid)  # it is asked about anew
+        prefills = self._that_prefill([ask for ask in batch if ask.request_id not in decisions], now_s)
+        others = [ask for ask in batch if ask.request_id not in prefills and ask.request_id not in decisions]
+        decisions |= {d.request_id: d for d in self._on(Phase.DECODE, others, now_s)}
         for decision in self._on(Phase.PREFILL, [part for part, _ in prefills.values()], now_s):
+            if decision.verdict != Verdict.ADMITTED:
+                self.room.release(self.bank, request_uid(decision.request_id))
             output_tokens = prefills[decision.request_id][1]
             decisions[decision.request_id] = msgspec.structs.replace(
                 decision, prefill_only=bool(decision.replica), output_tokens=output_tokens
             )
-        return [decisions[ask.request_id] for ask in batch]
+        return decisions
+
+    def _hand_over(self, ask: Admission, uid: int, now_s: float) -> Decision:
+        """Who decodes a request whose room was reserved: it finds all reservations but its own."""
+        reservation = self.room.release(self.bank, uid)
+        (decision,) = self._on(Phase.DECODE, [ask], now_s)
+        if decision.verdict == Verdict.PENDING and reservation is not None:
+            reservation.needed_s = now_s
+            self.room.reserve(self.bank, uid, reservation)
+        return decision
 
     def _on(self, side: Phase, batch: Sequence[Admission], now_s: float) -> list[Decision]:
         self._side = side
@@ -111,45 +156,68 @@ class DisaggregatedFleet(Fleet):
         return idlest(self.bank.mirrors.replicas) if goes_by_rule else wants
 
     def _that_prefill(self, batch: Sequence[Admission], now_s: float) -> dict[str, tuple[Admission, int]]:
-        """The new requests that the prefill side is asked about: their prefill, and their predicted whole output."""
-        self._open(now_s)
+        """The new requests that the prefill side is asked about: their prefill, and their predicted whole output.
+
+        Room to decode each of them is reserved; best effort needs none.
+        """
         alive = self.live(now_s)
-        sides = {side: [r.slot for r in alive if self.phases.of(r.name) == side] for side in Phase}
+        sides = {side: {r.slot: r.name for r in alive if self.phases.of(r.name) == side} for side in Phase}
         if not all(sides.values()):
             return {}
-        advance_mirrors(self.bank.mirrors, now_s)
         found = {}
         for ask in batch:
             if not ask.movable or ask.emitted_tokens:
                 continue
             row = admission_row(ask, self.tiers.of_request(ask.slo), self.lengths, now_s)
-            if ask.slo.best_effort or self._can_decode(row, sides[Phase.DECODE], now_s):
+            if ask.slo.best_effort or self._reserve(row, sides[Phase.DECODE], now_s):
                 self.allocation.note_asked(row, now_s)  # as a whole: of its parts only the first would be counted
                 output_tokens = int(row["output_tokens"])
                 found[ask.request_id] = prefill_part(ask, output_tokens), output_tokens
         split = {ask.group for ask in batch if ask.group and ask.request_id not in found}  # a request is on one side
-        return {name: part for name, part in found.items() if part[0].group not in split}
+        for name in [name for name, part in found.items() if part[0].group in split]:
+            self.room.release(self.bank, request_uid(name))
+            del found[name]
+        return found
 
-    def _can_decode(self, row: np.ndarray, slots: Sequence[int], now_s: float) -> bool:
-        """Whether its tier has room for the request once its prompt is computed, or may still get a replica."""
-        may_get_one = bool(self.allocation.candidates(int(row["tier"])))
-        return may_get_one or can_decode(self.bank.mirrors, slots, row, now_s)
+    def _reserve(self, row: np.ndarray, slots: Mapping[int, str], now_s: float) -> bool:
+        """Keep room for the decode of a request, also on a replica that may join its tier; whether there was any."""
+        names = set(self.allocation.candidates(int(row["tier"])))
+        may_join = [slot for slot, name in slots.items() if name in names]
+        slot = decode_slot(self.bank.mirrors, slots, may_join, row, now_s)
+        if slot == NOWHERE:
+            return False
+        self.room.reserve(self.bank, int(row["id"]), Reservation(slots[slot], slot, ready_row(row), now_s))
+        return True
 
     def _fall_back(self, p: Pending, now_s: float) -> Decision:
-        """A request whose prompt is computed keeps its class and goes to the idlest of its tier, however full that is;
-        to any other where its tier has none."""
+        """A request whose prompt is computed keeps its class: it goes to the idlest of its tier that has KV room, or
+        waits for that; after ``HAND_OVER_S`` to the one with the most. To any other where its tier has none."""
         if p.is_best_effort or not p.ask.carried_tokens:
             return super()._fall_back(p, now_s)
-        state = self.bank.mirrors.replicas
-        is_suited = [group_of(int(tier), p.tier) >= 0 for tier in state["tier"]]
-        p.slot = most_wanted(state, np.where(is_suited, idlest(state), -np.inf))
+        mirrors = self.bank.mirrors
+        state, is_usable = mirrors.replicas, mirrors.replicas["is_open"] & _suits(p, mirrors.replicas)
+        if not is_usable.any():
+            is_usable = state["is_open"]
+        fits = is_usable & has_kv_room(mirrors, p.ask.prompt_tokens + p.ask.emitted_tokens)
+        p.slot = most_wanted(state, np.where(fits, idlest(state), -np.inf))
+        if p.slot < 0 and self.options.pending and is_usable.any():
+            pause_s = self.unplaced.ask(p, now_s, lambda: now_s + HAND_OVER_S).pause_s(now_s)
+            if pause_s > 0.0:
+                return self._unplaced(p, Verdict.PENDING, pause_s)
         if p.slot < 0:
-            p.slot = most_wanted(state, idlest(state))
+            free_tokens = mirrors.limits["kv_capacity_tokens"] - state["held_tokens"]
+            p.slot = most_wanted(state, np.where(is_usable, free_tokens, -np.inf))
         if p.slot < 0:
             return self._unplaced(p, Verdict.REFUSED, 0.0)
         self.bank.add(p.slot, p.row)
         replica = next(r for r in self.replicas.values() if r.slot == p.slot)
         return msgspec.structs.replace(self._admitted(p, replica, now_s), reason=p.reason)
+
+
+def _suits(p: Pending, state: np.ndarray) -> np.ndarray:
+    """Which replicas (REPLICA[R]) serve the request's tier and have not failed it (bool[R])."""
+    is_suited = np.array([group_of(int(tier), p.tier) >= 0 for tier in state["tier"]])
+    return is_suited & (p.wants > -np.inf) if len(p.wants) else is_suited
 
 
 def make_fleet(options: FleetOptions, tiers: TierTable, load_profile: Callable[[str], Profile]) -> Fleet:

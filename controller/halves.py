@@ -1,6 +1,6 @@
 """What prefilling on one replica and decoding on another makes of a request: two, each with its own objective. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 import numpy as np
@@ -8,7 +8,7 @@ import numpy as np
 from controller.wire import INF, Admission, Slo
 from planning.choice import ADMITTED
 from planning.deadlines import PREFILL_TOKENS_PER_STEP
-from routing.kernels import group_of, screen
+from routing.kernels import NOWHERE, group_of, screen
 from routing.mirrors import Mirrors
 
 
@@ -27,18 +27,35 @@ def prefill_part(ask: Admission, output_tokens: int) -> Admission:
     return msgspec.structs.replace(ask, slo=prefill_slo(ask.slo, ask.prompt_tokens, output_tokens), max_tokens=1)
 
 
-def can_decode(mirrors: Mirrors, slots: Iterable[int], row: np.ndarray, now_s: float) -> bool:
-    """Whether some of these replicas has room for the request (REQUEST[]) once its prompt is computed.
-
-    By the cached sums only: when the time comes, others will have left and come.
-    """
-    ready = row[None].copy()
+def ready_row(row: np.ndarray) -> np.ndarray:
+    """A request (REQUEST[]) as it will be once its prompt is computed and its first token is out."""
+    ready = row.copy()
     ready["emitted_tokens"], ready["computed_tokens"], ready["running"] = 1, row["prompt_tokens"], True
     ready["output_tokens"] = np.maximum(ready["output_tokens"], 2)
-    for slot in slots:
-        replica, limits = mirrors.replicas[slot], mirrors.limits[slot]
-        holds = replica["held_tokens"] + row["prompt_tokens"] <= limits["kv_capacity_tokens"]
-        is_suited = bool(row["best_effort"]) or group_of(int(replica["tier"]), int(row["tier"])) >= 0
-        if holds and is_suited and screen(replica, mirrors.cautious[slot], limits, ready[0], now_s) == ADMITTED:
-            return True
-    return False
+    return ready
+
+
+def has_kv_room(mirrors: Mirrors, kv_tokens: int) -> np.ndarray:
+    """Which replicas could hold so many more KV tokens, best effort making room, and have a sequence free (bool[R])."""
+    state, limits = mirrors.replicas, mirrors.limits
+    has_sequence = state["count"] - state["best_effort"] < limits["max_running"]
+    fits: np.ndarray = has_sequence & (state["held_tokens"] + kv_tokens <= limits["kv_capacity_tokens"])
+    return fits
+
+
+def decode_slot(
+    mirrors: Mirrors, slots: Iterable[int], may_join: Collection[int], row: np.ndarray, now_s: float
+) -> int:
+    """Which of these replicas has room for the request (REQUEST[]) once its prompt is computed; ``NOWHERE``: none.
+
+    Its own tier's are asked first, then as ``group_of`` orders them, at last those that ``may_join`` its tier. By the
+    cached sums only: when the time comes, others will have left and come.
+    """
+    ready, fits = ready_row(row[None])[0], has_kv_room(mirrors, int(row["prompt_tokens"]))
+    groups = {slot: group_of(int(mirrors.replicas["tier"][slot]), int(row["tier"])) for slot in slots}
+    suited = sorted((slot for slot in groups if groups[slot] >= 0), key=groups.__getitem__)
+    for slot in (*suited, *(slot for slot in groups if groups[slot] < 0 and slot in may_join)):
+        coef, limits = mirrors.cautious[slot], mirrors.limits[slot]
+        if fits[slot] and screen(mirrors.replicas[slot], coef, limits, ready, now_s) == ADMITTED:
+            return slot
+    return NOWHERE

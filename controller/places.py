@@ -15,6 +15,9 @@ class Places:
     replicas: dict[str, VirtualReplica]  # the fleet's own
     _where: dict[int, str] = field(default_factory=dict)
 
+    def __contains__(self, uid: int) -> bool:
+        return uid in self._where
+
     def settle(self, uid: int, replica: VirtualReplica, now_s: float) -> None:
         """A request was given to a replica, which will hear of it."""
         replica.note_reserved(uid, now_s)

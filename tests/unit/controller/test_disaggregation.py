@@ -9,30 +9,10 @@ from controller.fleet import Fleet, FleetOptions
 from controller.phases import Phase, PhaseOptions
 from controller.status import fleet_status
 from controller.tiers import Tier, TierTable
-from controller.wire import Admission, Decision, Progress, Slo, Verdict
+from controller.wire import Progress, Slo, Verdict
 from profiles.store import load_profile
+from tests.disaggregated_cases import fleet, full, one, second
 from tests.fleet_cases import FLEX, TIERS, TIGHT, ask, ended, report
-
-
-def fleet(replicas: str = "pqdef", prefill: int = 2, tiers: TierTable = TIERS, **options: object) -> DisaggregatedFleet:
-    """Replicas named by one letter each; the first two prefill."""
-    chosen = FleetOptions(length_prior_tokens=100.0, phases=PhaseOptions(prefill, adapt=False), **options)  # type: ignore[arg-type]
-    state = make_fleet(chosen, tiers, load_profile)
-    assert isinstance(state, DisaggregatedFleet)
-    for name in replicas:
-        state.report(report(name), 0.0)
-    return state
-
-
-def second(asked: Admission) -> Admission:
-    """The question after the first token."""
-    return msgspec.structs.replace(asked, emitted_tokens=1, carried_tokens=asked.prompt_tokens, age_s=0.1)
-
-
-def one(state: DisaggregatedFleet, asked: Admission, now_s: float = 0.0) -> Decision:
-    (decision,) = state.admit([asked], now_s)
-    state.check_integrity()
-    return decision
 
 
 def test_without_phases_it_is_the_ordinary_fleet() -> None:
@@ -93,31 +73,12 @@ def test_a_stream_that_lost_its_replica_is_computed_anew_on_the_decode_side() ->
     assert state.replicas[decision.replica].state["backlog_tokens"][0] == 500 + 7 - 1
 
 
-def full(state: DisaggregatedFleet, names: str, now_s: float) -> None:
-    """Replicas whose KV cache is promised away."""
-    busy = tuple(Progress(f"{i}", TIGHT, 1.0, 7000, 7100, 101, 150, 200, True) for i in range(56))
-    for name in names:
-        mine = tuple(msgspec.structs.replace(each, request_id=f"{name}{each.request_id}") for each in busy)
-        state.report(report(name, 2, mine), now_s)
-
-
 def test_nothing_is_prefilled_that_could_not_be_decoded() -> None:
     state = fleet("pqd", pending=True)
     full(state, "d", 0.0)
     decision = one(state, ask(TIGHT, 9000))
     assert (decision.verdict, decision.prefill_only) == (Verdict.PENDING, False)
     assert len(state.replicas["p"].table) == len(state.replicas["q"].table) == 0
-
-
-def test_what_is_prefilled_keeps_its_class_however_crowded_it_is() -> None:
-    state = fleet("pqd")
-    asked = ask(TIGHT, 9000)
-    assert one(state, asked).prefill_only
-    full(state, "d", 0.1)
-    decision = one(state, second(asked), 0.1)
-    assert (decision.verdict, decision.replica) == (Verdict.ADMITTED, "d")
-    assert decision.reason != "attainable"
-    assert not state.replicas["d"].table["best_effort"].any()
 
 
 @pytest.mark.parametrize("left", ["pq", "de"])
@@ -222,7 +183,7 @@ def test_what_is_prefilled_stays_off_replicas_of_looser_tiers() -> None:
     asked = ask(TIGHT, 9000)
     assert one(state, asked).prefill_only
     full(state, "d", 0.1)
-    assert one(state, second(asked), 0.1).replica == "d"
+    assert one(state, second(asked), 0.1).verdict == Verdict.PENDING
 
 
 def test_under_load_every_promise_is_of_the_right_side() -> None:

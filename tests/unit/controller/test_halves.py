@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from controller.halves import can_decode, prefill_part, prefill_slo
+from controller.halves import decode_slot, prefill_part, prefill_slo
 from controller.wire import INF, Admission, Slo
 from planning.deadlines import rate_due_s
 from planning.limits import make_limits
+from routing.kernels import NOWHERE
 from routing.mirrors import Mirrors, make_mirrors, summarize
 from tests.planning_cases import COEFS, draw_requests, start_decoding
 
@@ -58,21 +59,22 @@ def newcomer(prompt_tokens: int = 500, tier: int = 0) -> np.ndarray:
     return row[0]
 
 
-def test_there_is_room_as_long_as_one_replica_has_it() -> None:
-    fleet = mirrors([5, 390])
-    assert can_decode(fleet, [0, 1], newcomer(), 0.0)
-    assert not can_decode(fleet, [1], newcomer(), 0.0)
-    assert not can_decode(fleet, [], newcomer(), 0.0)
+def test_the_first_replica_with_room_is_found() -> None:
+    fleet = mirrors([390, 5, 5])
+    assert decode_slot(fleet, [0, 1, 2], [], newcomer(), 0.0) == 1
+    assert decode_slot(fleet, [0], [], newcomer(), 0.0) == NOWHERE
+    assert decode_slot(fleet, [], [], newcomer(), 0.0) == NOWHERE
 
 
 def test_its_whole_kv_cache_must_fit() -> None:
     fleet = mirrors([0], capacity_tokens=1024)
-    assert can_decode(fleet, [0], newcomer(1000), 0.0)
-    assert not can_decode(fleet, [0], newcomer(1100), 0.0)
+    assert decode_slot(fleet, [0], [], newcomer(1000), 0.0) == 0
+    assert decode_slot(fleet, [0], [], newcomer(1100), 0.0) == NOWHERE
 
 
-def test_a_looser_tiers_replica_is_no_room() -> None:
-    fleet = mirrors([0])
-    fleet.replicas["tier"] = 2
-    assert not can_decode(fleet, [0], newcomer(tier=1), 0.0)
-    assert can_decode(fleet, [0], newcomer(tier=2), 0.0)
+def test_its_own_tier_goes_first_and_a_looser_ones_replica_only_counts_if_it_may_join() -> None:
+    fleet = mirrors([0, 0, 0])
+    fleet.replicas["tier"] = (3, 1, 2)
+    assert decode_slot(fleet, [0, 1, 2], [], newcomer(tier=2), 0.0) == 2
+    assert decode_slot(fleet, [0], [], newcomer(tier=2), 0.0) == NOWHERE
+    assert decode_slot(fleet, [0], [0], newcomer(tier=2), 0.0) == 0

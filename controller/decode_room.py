@@ -1,0 +1,76 @@
+"""Room on decode replicas that is kept for requests whose prompts are being computed elsewhere. Pure.
+
+A reservation is the request's row as its decode will be. The rows lie in the mirrors only while the fleet decides, so
+that quick checks and forecasts count them like any promise, and neither reports nor time touch them in between.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from controller.bank import Bank
+
+GRACE_S = 3.0  # between the end of a prefill, as reports show it, and the question who decodes
+
+
+@dataclass
+class Reservation:
+    """One request's room."""
+
+    replica: str
+    slot: int
+    row: np.ndarray  # REQUEST[]
+    needed_s: float  # when its prefill was last known to be under way
+
+
+@dataclass
+class DecodeRoom:
+    """Reservations by the uid of their request; a request has one at most."""
+
+    held: dict[int, Reservation] = field(default_factory=dict)
+
+    @contextmanager
+    def counted(self, bank: Bank) -> Iterator[None]:
+        """Have the rows of all reservations in the bank, those made meanwhile included; afterwards none."""
+        for reservation in self.held.values():
+            bank.add(reservation.slot, reservation.row)
+        try:
+            yield
+        finally:
+            for slot in {reservation.slot for reservation in self.held.values()}:
+                rows = bank.rows(slot)
+                bank.put(slot, rows[~np.isin(rows["id"], list(self.held))].copy())
+
+    def reserve(self, bank: Bank, uid: int, reservation: Reservation) -> None:
+        """Keep room; inside ``counted``."""
+        self.held[uid] = reservation
+        bank.add(reservation.slot, reservation.row)
+
+    def release(self, bank: Bank, uid: int) -> Reservation | None:
+        """Give room up, and return what was kept; inside ``counted``."""
+        reservation = self.held.pop(uid, None)
+        if reservation is not None:
+            bank.remove(reservation.slot, uid)
+        return reservation
+
+    def forget(self, uid: int) -> None:
+        """The request has ended; outside of ``counted``."""
+        self.held.pop(uid, None)
+
+    def drop(self, replica: str) -> None:
+        """A replica is gone or reborn; outside of ``counted``."""
+        self.held = {uid: r for uid, r in self.held.items() if r.replica != replica}
+
+    def expire(self, replicas: Iterable[str], is_known: Callable[[int], bool], now_s: float) -> None:
+        """Drop what is kept on others than these ``replicas``, and for requests that nobody has known for long."""
+        usable = set(replicas)
+        for reservation in (r for uid, r in self.held.items() if is_known(uid)):
+            reservation.needed_s = now_s
+        self.held = {uid: r for uid, r in self.held.items() if r.replica in usable and now_s - r.needed_s <= GRACE_S}
+
+    def follow_heirs(self, heirs: np.ndarray) -> None:
+        """Tell requests their tiers in another table (``TierTable.heirs``)."""
+        for reservation in self.held.values():
+            reservation.row["tier"] = heirs[reservation.row["tier"]]
