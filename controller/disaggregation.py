@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import numpy as np
 
+from controller.binning import in_own_tier
 from controller.decode_room import DecodeRoom, Reservation
 from controller.fleet import Fleet
 from controller.halves import decode_slot, has_kv_room, prefill_part, ready_row
@@ -103,6 +104,7 @@ class DisaggregatedFleet(Fleet):
 
     def admit(self, batch: Sequence[Admission], now_s: float) -> list[Decision]:
         """First those whose room is reserved, then others that decode, then prompts; all count what is reserved."""
+        batch = [in_own_tier(ask, self.tiers, self.lengths) for ask in batch]
         self._open(now_s)
         advance_mirrors(self.bank.mirrors, now_s)
         decoding = [r.name for r in self.live(now_s) if self.phases.of(r.name) == Phase.DECODE]

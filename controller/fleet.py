@@ -13,6 +13,7 @@ from controller import placing
 from controller.affinity import Affinity
 from controller.allocation import Allocation
 from controller.bank import Bank
+from controller.binning import in_own_tier
 from controller.groups import decide_together, of_groups
 from controller.lengths import LengthEstimator
 from controller.options import FleetOptions
@@ -122,6 +123,7 @@ class Fleet:
     def admit(self, batch: Sequence[Admission], now_s: float) -> list[Decision]:
         """Decide requests that arrived together: the fleet places what it can promise, up to ``max_hops`` exact checks
         each (SLOs-Serve sections 3.1 and 4.2); the rest waits for room, is served best effort, or is refused."""
+        batch = [in_own_tier(ask, self.tiers, self.lengths) for ask in batch]
         self._open(now_s)
         advance_mirrors(self.bank.mirrors, now_s)
         self.bank.spare(len(batch))

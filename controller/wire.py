@@ -44,6 +44,9 @@ class Slo(msgspec.Struct, frozen=True, array_like=True):
     tier: str = ""
     best_effort: bool = False
     max_wait_s: float = INF
+    is_tier_open: bool = (
+        False  # nobody named ``tier``, and the deadline may need a tighter one (``controller.binning``)
+    )
 
 
 class Admission(msgspec.Struct, frozen=True, array_like=True):

@@ -133,7 +133,7 @@ class Job:
 
     def submission(self, decision: Decision) -> Submission:
         best_effort = self.slo.best_effort or not decision.keeps_objective
-        slo = msgspec.structs.replace(self.slo, best_effort=best_effort, tier=decision.tier)
+        slo = msgspec.structs.replace(self.slo, best_effort=best_effort, tier=decision.tier, is_tier_open=False)
         if decision.prefill_only:
             slo = prefill_slo(slo, self.prompt_tokens, decision.output_tokens)
         return Submission(

@@ -12,8 +12,8 @@ tier                ``service_tier``, ``x-slo-tier``, ``slo.tier``, ``x-llm-d-in
 ==================  ===================================================================================
 
 A named tier gives the bounds that are not stated as figures. Figures without a tier stand alone, what is not stated is
-unbounded, and the request is binned: the loosest tier not looser than its TPOT (PolyServe section 4.1). Neither: the
-default tier.
+unbounded, and the request is binned: the loosest tier not looser than its TPOT (PolyServe section 4.1). With a deadline
+that is preliminary: the controller bins by the pace that the predicted output needs. Neither: the default tier.
 """
 
 import re
@@ -107,9 +107,10 @@ def resolve(headers: Headers, body: Mapping[str, Any], tiers: TierIndex) -> Slo:
         if ttft is not None:
             raise SloError(ttft.field, f"exceeds the end-to-end deadline of {1000 * bounds[2]:g} ms")
         bounds = (bounds[2], *bounds[1:])
+    is_tier_open = tier is None and bounds[2] < INF  # its pace depends on a length that only the controller predicts
     tier = tier if tier is not None else tiers.bin(bounds[1])
     max_wait_s = _or(wait, tiers.max_wait_s.get(tier.name, INF))
-    return Slo(*bounds, tier.name, tier.best_effort, max_wait_s)
+    return Slo(*bounds, tier.name, tier.best_effort, max_wait_s, is_tier_open)
 
 
 def strip_body(body: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from controller.attainment import Tally
 from controller.wire import Decision, Slo, Verdict
 from serving.program import Program
@@ -47,7 +49,9 @@ class Ticket:
         return self.sequences[request_id]
 
     def note_decision(self, request_id: str, decision: Decision, now_s: float) -> None:
-        """Record what the controller said."""
+        """Record what the controller said, and the tier that it found for a request that named none."""
+        if self.slo.is_tier_open and decision.verdict != Verdict.BEST_EFFORT:
+            self.slo = msgspec.structs.replace(self.slo, tier=decision.tier, is_tier_open=False)
         self.sequence(request_id).decision = decision
         self.decided_s = now_s - self.arrived_s
 

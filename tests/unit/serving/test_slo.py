@@ -77,9 +77,14 @@ def test_figures_alone_are_binned_and_nothing_is_added(tpot_s: float) -> None:
     assert (slo.ttft_s, slo.tpot_s, slo.e2e_s, slo.best_effort) == (INF, tpot_s, INF, False)
 
 
-def test_deadline_alone_goes_to_the_loosest_tier() -> None:
+def test_a_deadline_without_a_tier_leaves_the_tier_to_the_controller() -> None:
     slo = resolve({}, {"deadline": 20}, INDEX)
     assert (slo.tier, slo.ttft_s, slo.tpot_s, slo.e2e_s) == ("report", INF, INF, 20.0)
+    assert slo.is_tier_open
+    assert resolve({}, {"deadline": 20, "target_tbt": 0.1}, INDEX).is_tier_open
+    assert not resolve({}, {"deadline": 20, "service_tier": "standard"}, INDEX).is_tier_open
+    assert not resolve({}, {"target_tbt": 0.1}, INDEX).is_tier_open
+    assert not resolve({}, {}, INDEX).is_tier_open
 
 
 def test_nothing_asked_is_the_default_tier() -> None:

@@ -1,0 +1,27 @@
+"""The tier of a request that states a deadline and names no tier: the one of the pace that it needs. Pure.
+
+Only the controller can tell, because the pace depends on the predicted length of the output.
+"""
+
+import msgspec
+
+from controller.halves import prefill_slo
+from controller.lengths import LengthEstimator
+from controller.tiers import TierTable
+from controller.wire import Admission, Slo
+
+
+def needed_tpot_s(slo: Slo, prompt_tokens: int, output_tokens: int) -> float:
+    """Seconds per token after the first that TPOT and deadline together ask for, if the first one comes when due."""
+    left_s = slo.e2e_s - prefill_slo(slo, prompt_tokens, output_tokens).ttft_s
+    return min(slo.tpot_s, max(0.0, left_s) / max(1, output_tokens - 1))
+
+
+def in_own_tier(ask: Admission, tiers: TierTable, lengths: LengthEstimator) -> Admission:
+    """The question with its tier settled: by the age of the request it does not change."""
+    if not ask.slo.is_tier_open or not tiers.pool:
+        return ask
+    output_tokens = lengths.predict(ask.slo.tier, 0, ask.max_tokens, ask.tenant)
+    position = tiers.bin(needed_tpot_s(ask.slo, ask.prompt_tokens, output_tokens))
+    slo = msgspec.structs.replace(ask.slo, tier=tiers.tiers[position].name, is_tier_open=False)
+    return msgspec.structs.replace(ask, slo=slo)
