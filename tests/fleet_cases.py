@@ -37,9 +37,8 @@ def ask(slo: Slo, prompt_tokens: int = 500, **more: object) -> Admission:
 
 
 def ended(asked: Admission, finish: str, tokens: int = 0) -> Outcome:
-    return Outcome(
-        asked.request_id, "tight", "tight", finish, tokens > 0, 0.1, 0, 1.0, 0.1, 0.01, tokens, Verdict.ADMITTED, 200
-    )
+    told = (0.1, 0.0, 1.0, 0.1, 0.01, tokens, Verdict.ADMITTED)
+    return Outcome(asked.request_id, "tight", "tight", finish, tokens > 0, *told, output_cap_tokens=asked.max_tokens)
 
 
 def in_progress(asked: Admission) -> tuple[Progress, ...]:

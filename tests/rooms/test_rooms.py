@@ -15,9 +15,10 @@ ROOMS = (*PURE_ROOMS, "replicas", "serving", "benchmarks")
 SHELLS = {"controller.actor", "controller.scaler"}  # modules of pure rooms that are shells
 EMPTY_ON_IMPORT = ("controller", "replicas", "serving")  # Python runs their __init__ wherever one module is wanted
 ADAPTERS = {  # package -> the modules that may know it
-    "vllm": r"(replicas|serving)\.vllm_\w+|replicas\.(profiling|timed_executor)",
+    "vllm": r"(replicas|serving)\.vllm_\w+|serving\.bench|replicas\.(profiling|timed_executor)",
     "torch": r"replicas\.(vllm_(executor|kv_files)|profiling|timed_executor)",
-    "ray": r"controller\.(actor|scaler)|replicas\.(deployment|pinned_router|reporter)|serving\.(app|launch|ray_links)",
+    "ray": r"controller\.(actor|scaler)|replicas\.(deployment|pinned_router|reporter)"
+    r"|serving\.(app|dashboard|launch|local_ray|ray_links|serve_schema)",
     "ray.serve.request_router": r"replicas\.pinned_router",  # an alpha API of Serve's
 }
 FILE_LINES, FUNCTION_LINES = 300, 60

@@ -125,7 +125,15 @@ def test_replica_config_carries_every_engine_setting() -> None:
         }
     )
     replica = config.replica_config(only(config))
-    renamed = {"kind", "scheduler", "scheduler_options", "speculation", "cores_per_replica", "gpus_per_replica"}
+    renamed = {
+        "kind",
+        "scheduler",
+        "scheduler_options",
+        "speculation",
+        "timed",
+        "cores_per_replica",
+        "gpus_per_replica",
+    }
     for name in type(config.engine).model_fields.keys() - renamed:
         assert getattr(replica, name) == getattr(config.engine, name), name
     assert (replica.engine, replica.policy, replica.policy_options["max_iteration_s"]) == ("vllm", "vllm", 0.5)

@@ -91,7 +91,7 @@ def test_nobody_waits_for_a_replica_that_is_no_longer_wanted() -> None:
 def test_what_a_removed_replica_leaves_goes_on_elsewhere_with_its_tokens() -> None:
     jobs = jobs_at([0.0, 0.01], prompt=100, output=400)
     jobs["best_effort"], jobs["ttft_s"], jobs["tpot_s"] = True, np.inf, np.inf
-    simulation, dispatcher = simulate(jobs, Script({1.0: Actions(remove="replica-0000")}), begin=2)
+    simulation, dispatcher = simulate(jobs, Script({1.0: Actions(remove=("replica-0000",))}), begin=2)
     assert simulation.records["ended"].all()
     assert (simulation.records["emitted_tokens"] == 400).all()
     assert set(simulation.records["replica"]) == {1}
