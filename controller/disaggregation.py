@@ -14,7 +14,7 @@ import numpy as np
 from controller.binning import in_own_tier
 from controller.decode_room import DecodeRoom, Reservation
 from controller.fleet import Fleet
-from controller.halves import decode_slot, has_kv_room, prefill_part, ready_row
+from controller.halves import decode_slot, has_kv_room, make_due_earlier, prefill_part, ready_row
 from controller.history import Change
 from controller.options import FleetOptions
 from controller.phases import Phase, PhaseOptions, Phases, PhaseView
@@ -128,9 +128,12 @@ class DisaggregatedFleet(Fleet):
         for decision in self._on(Phase.PREFILL, [part for part, _ in prefills.values()], now_s):
             if decision.verdict != Verdict.ADMITTED:
                 self.room.release(self.bank, request_uid(decision.request_id))
-            output_tokens = prefills[decision.request_id][1]
+            part, output_tokens = prefills[decision.request_id]
             decisions[decision.request_id] = msgspec.structs.replace(
-                decision, prefill_only=bool(decision.replica), output_tokens=output_tokens
+                decision,
+                prefill_only=bool(decision.replica),
+                output_tokens=output_tokens,
+                transfer_s=self._transfer_s(part),
             )
         return decisions
 
@@ -149,6 +152,24 @@ class DisaggregatedFleet(Fleet):
             return super().admit(batch, now_s) if batch else []
         finally:
             self._side = None
+
+    def _transfer_s(self, ask: Admission) -> float:
+        """How long the KV cache of a request has still to travel before its second token."""
+        return max(0.0, self.phases.options.transfer_s_per_token * ask.prompt_tokens - ask.travelled_s)
+
+    def _pend(self, ask: Admission, now_s: float) -> Pending:
+        p = super()._pend(ask, now_s)
+        if ask.carried_tokens and not p.is_best_effort:
+            make_due_earlier(p.row, self._transfer_s(ask))
+        return p
+
+    def _admitted(self, p: Pending, replica: VirtualReplica, now_s: float) -> Decision:
+        decision = super()._admitted(p, replica, now_s)
+        if not p.ask.carried_tokens:
+            return decision
+        gaps = max(1, decision.output_tokens - p.ask.emitted_tokens)
+        tpot_s = decision.predicted_tpot_s + self._transfer_s(p.ask) / gaps
+        return msgspec.structs.replace(decision, predicted_tpot_s=tpot_s)
 
     def _wants(self, row: np.ndarray) -> np.ndarray:
         """On the prefill side the idlest instead of what a rule of loads says, which counts decodes: prompts of all
@@ -171,10 +192,12 @@ class DisaggregatedFleet(Fleet):
             if not ask.movable or ask.emitted_tokens:
                 continue
             row = admission_row(ask, self.tiers.of_request(ask.slo), self.lengths, now_s)
-            if ask.slo.best_effort or self._reserve(row, sides[Phase.DECODE], now_s):
+            output_tokens = int(row["output_tokens"])
+            part = prefill_part(ask, output_tokens, self._transfer_s(ask))
+            is_in_time = part.slo.ttft_s > 0.0  # a KV cache may travel for longer than its line allows
+            if ask.slo.best_effort or (is_in_time and self._reserve(row, sides[Phase.DECODE], now_s)):
                 self.allocation.note_asked(row, now_s)  # as a whole: of its parts only the first would be counted
-                output_tokens = int(row["output_tokens"])
-                found[ask.request_id] = prefill_part(ask, output_tokens), output_tokens
+                found[ask.request_id] = part, output_tokens
         split = {ask.group for ask in batch if ask.group and ask.request_id not in found}  # a request is on one side
         for name in [name for name, part in found.items() if part[0].group in split]:
             self.room.release(self.bank, request_uid(name))

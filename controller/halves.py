@@ -12,19 +12,29 @@ from routing.kernels import NOWHERE, group_of, screen
 from routing.mirrors import Mirrors
 
 
-def prefill_slo(slo: Slo, prompt_tokens: int, output_tokens: int) -> Slo:
-    """The objective of the prefill alone: its first token in time, and early enough for the rest to meet the deadline.
+def prefill_slo(slo: Slo, prompt_tokens: int, output_tokens: int, transfer_s: float = 0.0) -> Slo:
+    """The objective of the prefill alone: its first token in time, and early enough for the rest to meet its line.
 
-    Of an end-to-end deadline it gets its share of the work, as ``planning.deadlines.rate_due_s`` spreads it.
+    The KV cache travels for ``transfer_s`` before the second token. Of what is left of an end-to-end deadline it gets
+    its share of the work, as ``planning.deadlines.rate_due_s`` spreads it.
     """
     steps = (prompt_tokens - 1) / PREFILL_TOKENS_PER_STEP
     share = (1.0 + steps) / (max(output_tokens, 1) + steps)
-    return msgspec.structs.replace(slo, ttft_s=min(slo.ttft_s, slo.e2e_s * share), tpot_s=INF, e2e_s=INF)
+    by_line_s = slo.ttft_s - max(0.0, transfer_s - slo.tpot_s)
+    by_deadline_s = (slo.e2e_s - transfer_s) * share
+    return msgspec.structs.replace(slo, ttft_s=max(0.0, min(by_line_s, by_deadline_s)), tpot_s=INF, e2e_s=INF)
 
 
-def prefill_part(ask: Admission, output_tokens: int) -> Admission:
+def prefill_part(ask: Admission, output_tokens: int, transfer_s: float = 0.0) -> Admission:
     """The question about the prefill of a request whose whole output is predicted at ``output_tokens``."""
-    return msgspec.structs.replace(ask, slo=prefill_slo(ask.slo, ask.prompt_tokens, output_tokens), max_tokens=1)
+    return msgspec.structs.replace(
+        ask, slo=prefill_slo(ask.slo, ask.prompt_tokens, output_tokens, transfer_s), max_tokens=1
+    )
+
+
+def make_due_earlier(row: np.ndarray, by_s: float) -> None:
+    """Let a row (REQUEST[], in place) that plans begin at once stand for one that begins ``by_s`` later."""
+    row["ttft_s"], row["deadline_s"] = max(0.0, float(row["ttft_s"]) - by_s), row["deadline_s"] - by_s
 
 
 def ready_row(row: np.ndarray) -> np.ndarray:

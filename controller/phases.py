@@ -11,6 +11,9 @@ from math import exp
 
 import msgspec
 
+# A KV cache's way between replicas: Llama-3.1-8B's 131,072 bytes per token over one 400 Gbit/s port (50 GB/s) per GPU.
+TRANSFER_S_PER_TOKEN = 131072 / 50e9
+
 
 class Phase(StrEnum):
     """The two sides."""
@@ -32,6 +35,9 @@ class PhaseOptions(msgspec.Struct, frozen=True):
     cooldown_s: float = 15.0  # between two moves
     short: float = 0.85  # busy share from which a side is short of replicas
     spare: float = 0.7  # busy share that the other side must stay below without the replica that it gives
+    transfer_s_per_token: float = (
+        TRANSFER_S_PER_TOKEN  # of a KV cache, from a replica that prefills to one that decodes
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,7 @@ class Admission(msgspec.Struct, frozen=True, array_like=True):
     group: str = ""  # the same for sequences of one request that are admitted together or not at all
     tenant: str = ""  # digest of the API key, where the server checks keys
     content: int = 0  # digest of its prompt, by which one that comes back after a refusal is known
+    travelled_s: float = 0.0  # for which its KV cache has been on its way to the replica that decodes
 
 
 class Decision(msgspec.Struct, frozen=True, array_like=True):
@@ -81,6 +82,7 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
     retry_after_s: float = 0.0
     output_tokens: int = 0  # the controller's length prediction, for the engine's own planning
     prefill_only: bool = False  # this replica emits the first token; then ask again who decodes
+    transfer_s: float = 0.0  # with ``prefill_only``: that its KV cache will travel before the second one
 
     @property
     def keeps_objective(self) -> bool:

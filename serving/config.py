@@ -12,7 +12,6 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from controller.allocation import AllocationOptions
 from controller.options import FleetOptions
-from controller.phases import PhaseOptions
 from controller.scaling import ScalingOptions
 from replicas.config import APPLICATION, ReplicaConfig
 from routing.policy import routing_names
@@ -255,7 +254,7 @@ class AppConfig(Section):
         same = "routing admission max_hops pending unattainable silent_s length_prior_tokens seed prefix_affinity"
         same += " best_effort_backlog"
         apart = self.disaggregation
-        phases = PhaseOptions(prefill=apart.prefill, adapt=apart.adapt) if self.is_disaggregated else None
+        phases = apart.options() if self.is_disaggregated else None
         groups = sorted(self.replica_groups(), key=lambda group: group.name != self.fleet.autoscaling.group)
         allocation = AllocationOptions(
             self.fleet.roles,

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from controller.phases import TRANSFER_S_PER_TOKEN, PhaseOptions
 from planning.policies import batch_policy_names
 from profiles.profile import ProfileError
 from profiles.store import load_profile
@@ -167,8 +168,15 @@ class DisaggregationConfig(Section):
 
     prefill: NonNegativeInt = 0  # replicas that prefill, besides those of groups bound to it
     adapt: bool = True  # move replicas that no group binds to the side that is short of them
+    transfer_us_per_token: NonNegativeFloat = (
+        1e6 * TRANSFER_S_PER_TOKEN
+    )  # that a KV cache travels before the second token
     connector: Name = FILES  # how KV caches travel: files, or a connector of vLLM's by its name
     connector_options: dict[str, Any] = Field(default_factory=dict)  # its kv_connector_extra_config
+
+    def options(self) -> PhaseOptions:
+        """As the controller takes it."""
+        return PhaseOptions(self.prefill, self.adapt, transfer_s_per_token=self.transfer_us_per_token / 1e6)
 
     def connection(self) -> dict[str, Any]:
         """The part of a replica's settings that is about it."""

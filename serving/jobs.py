@@ -135,7 +135,7 @@ class Job:
         best_effort = self.slo.best_effort or not decision.keeps_objective
         slo = msgspec.structs.replace(self.slo, best_effort=best_effort, tier=decision.tier, is_tier_open=False)
         if decision.prefill_only:
-            slo = prefill_slo(slo, self.prompt_tokens, decision.output_tokens)
+            slo = prefill_slo(slo, self.prompt_tokens, decision.output_tokens, decision.transfer_s)
         return Submission(
             self.wire_id,
             self.prompt_tokens,

@@ -57,12 +57,16 @@ class ApartDispatch(FleetDispatch):
         if not simulation.jobs[job]["prefilled"]:
             return super().ask(simulation, job)
         first = super().ask(simulation, job - 1)  # the same request by its own arrival and objective
-        return msgspec.structs.replace(first, emitted_tokens=1, carried_tokens=first.prompt_tokens)
+        travelled_s = float(simulation.jobs[job - 1]["think_s"])  # a decode job arrives with its KV cache
+        return msgspec.structs.replace(
+            first, emitted_tokens=1, carried_tokens=first.prompt_tokens, travelled_s=travelled_s
+        )
 
     def _row(self, simulation: Simulation, job: int, decision: Decision) -> np.void:
         row, position = super()._row(simulation, job, decision), self.position_of(decision.replica)
         if decision.prefill_only:
-            slo = prefill_slo(self._slo(simulation.jobs[job], False), int(row["prompt_tokens"]), decision.output_tokens)
+            slo = self._slo(simulation.jobs[job], False)
+            slo = prefill_slo(slo, int(row["prompt_tokens"]), decision.output_tokens, decision.transfer_s)
             row["output_tokens"] = row["output_cap_tokens"] = 1
             if not row["best_effort"]:
                 row["ttft_s"], row["tpot_s"], row["deadline_s"] = slo.ttft_s, np.inf, np.inf

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from controller.phases import TRANSFER_S_PER_TOKEN
 from profiles.kernels import B_1, B_2, K1_1, K1_2, K_ATT, K_KV, K_SEQ
 from profiles.profile import Profile
 from simulation.bound import ATTAINED
-from simulation.distserve import KV_BYTES_PER_TOKEN, split_jobs
+from simulation.distserve import split_jobs
 from simulation.jobs import make_jobs
 from simulation.lengths import Lengths
 from simulation.scenarios import zero_load_ttft_s
@@ -21,7 +22,6 @@ TPOT_S = (0.020, 0.030, 0.050, 0.100)
 TTFT_S = (0.300, 0.500, 1.000)
 SHARES = (0.1, 0.2, 0.3, 0.4)
 GRID = 200  # iteration lengths that the optimum tries
-LINK_BYTES_PER_S = 50e9  # one 400 Gbit/s port per GPU, over which KV goes from prefill to decode replicas
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def split_jobs_over_link(jobs: np.ndarray) -> np.ndarray:
     """Every request as a prompt job and a decode job that starts when its KV has come over the link."""
     split = split_jobs(jobs)
     prompts = split["follower"] >= 0
-    split["think_s"][prompts] = split["prompt_tokens"][prompts] * KV_BYTES_PER_TOKEN / LINK_BYTES_PER_S
+    split["think_s"][prompts] = split["prompt_tokens"][prompts] * TRANSFER_S_PER_TOKEN
     return split
 
 

@@ -1,13 +1,17 @@
 """Room for decodes: reserved while a prompt is computed, and looked for at the hand-over."""
 
 import msgspec
+import pytest
 
 from controller.decode_room import GRACE_S
-from controller.disaggregation import HAND_OVER_S, DisaggregatedFleet
+from controller.disaggregation import HAND_OVER_S, DisaggregatedFleet, make_fleet
+from controller.options import FleetOptions
+from controller.phases import PhaseOptions
 from controller.virtual import RESERVED_S
 from controller.wire import Progress, Slo, Verdict, request_uid
+from profiles.store import load_profile
 from tests.disaggregated_cases import fleet, full, one, second
-from tests.fleet_cases import FLEX, LOOSE, TIGHT, ask, ended, in_progress, report
+from tests.fleet_cases import FLEX, LOOSE, TIERS, TIGHT, ask, ended, in_progress, report
 
 
 def test_what_is_prefilled_waits_for_kv_room_and_keeps_its_class_when_that_is_late() -> None:
@@ -114,3 +118,44 @@ def test_what_is_not_prefilled_reserves_nothing() -> None:
     assert not one(state, late).prefill_only
     one(state, ask(FLEX, 500))
     assert state.room.held == {}
+
+
+def slow_link(s_per_token: float) -> DisaggregatedFleet:
+    phases = PhaseOptions(1, adapt=False, transfer_s_per_token=s_per_token)
+    state = make_fleet(FleetOptions(length_prior_tokens=100.0, phases=phases), TIERS, load_profile)
+    assert isinstance(state, DisaggregatedFleet)
+    for name in "pd":
+        state.report(report(name), 0.0)
+    return state
+
+
+def test_the_second_token_is_promised_after_the_kv_cache_has_travelled() -> None:
+    slo, told = Slo(0.3, 0.03, tier="tight"), {}
+    for s_per_token in (0.0, 1e-4):  # 1,000 tokens: 0.1 s
+        state = slow_link(s_per_token)
+        asked = ask(slo, 1000)
+        first = one(state, asked)
+        due_s = float(state.replicas["p"].table["ttft_s"][0])
+        then = one(state, second(asked), 0.1)
+        told[s_per_token] = then.predicted_tpot_s
+        assert (then.replica, first.transfer_s) == ("d", pytest.approx(1000 * s_per_token))
+        assert due_s == pytest.approx(0.3 - max(0.0, 1000 * s_per_token - 0.03)), "of the prefill"
+        assert float(state.replicas["d"].table["ttft_s"][0]) == pytest.approx(0.3 - 1000 * s_per_token)
+    assert told[1e-4] > told[0.0]
+
+
+def test_what_would_travel_for_too_long_is_served_whole() -> None:
+    asked = ask(Slo(0.3, 0.03, tier="tight"), 1000)
+    assert one(slow_link(1e-4), asked).prefill_only
+    state = slow_link(1e-3)
+    decision = one(state, asked)
+    assert (decision.replica, decision.prefill_only, decision.reason) == ("d", False, "attainable")
+    assert state.room.held == {}
+
+
+def test_what_has_travelled_is_not_counted_again() -> None:
+    state = slow_link(1e-4)
+    asked = ask(Slo(0.3, 0.03, tier="tight"), 1000)
+    one(state, asked)
+    one(state, msgspec.structs.replace(second(asked), travelled_s=0.1), 0.1)
+    assert float(state.replicas["d"].table["ttft_s"][0]) == pytest.approx(0.3)
