@@ -52,6 +52,7 @@ class Door:
         """
         self.config, self.links, self.dispatcher = config, links, dispatcher
         self.metrics = DoorMetrics(config.model.name)
+        self._metrics_app = self.metrics.to_app()
         self.table: TierTableConfig | None = None
         self.table_error = ""
         self._index: TierIndex | None = None
@@ -97,6 +98,8 @@ class Door:
         reads = scope["type"] == "http" and scope["method"] in ("GET", "HEAD")
         if reads and scope["path"] in ("/health", "/polyslo/status"):
             await self._answer(scope["path"], send)
+        elif reads and scope["path"] in ("/metrics", "/metrics/"):
+            await self._metrics_app(scope, receive, send)
         else:
             await self._generate(scope, receive, send)
 

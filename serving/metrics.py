@@ -1,11 +1,16 @@
-"""Prometheus metrics of the door, on the registry that vLLM's ``/metrics`` already serves."""
+"""Prometheus metrics of one ingress, and ``/metrics``: these and vLLM's own.
+
+Each ingress has a registry of its own, so that several can live in one process; vLLM's server uses the process's.
+"""
 
 import math
+from functools import partial
 from typing import Any
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, make_asgi_app
 
 from controller.wire import Verdict
+from serving.asgi import App
 from serving.known_replicas import state_of
 from serving.ticket import Ticket
 
@@ -16,46 +21,57 @@ LABELS = ("tier", "model")
 
 
 class DoorMetrics:
-    """Made once per ingress process; labels are tier names and the served model, both bounded."""
+    """Made once per ingress; labels are tier names, the served model and live replicas, all bounded."""
 
     def __init__(self, model: str) -> None:
         self.model = model
-        self.ttft = Histogram("polyslo_request_ttft_seconds", "Time to first token.", LABELS, buckets=SECONDS)
-        self.tpot = Histogram(
+        self.registry = CollectorRegistry()
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        self.ttft = histogram("polyslo_request_ttft_seconds", "Time to first token.", LABELS, buckets=SECONDS)
+        self.tpot = histogram(
             "polyslo_request_tpot_seconds", "Mean time per output token.", LABELS, buckets=TOKEN_SECONDS
         )
-        self.e2e = Histogram("polyslo_request_e2e_seconds", "Time to last token.", LABELS, buckets=SECONDS)
-        self.predicted_ttft = Histogram(
+        self.e2e = histogram("polyslo_request_e2e_seconds", "Time to last token.", LABELS, buckets=SECONDS)
+        self.predicted_ttft = histogram(
             "polyslo_predicted_ttft_seconds", "TTFT predicted at admission.", LABELS, buckets=SECONDS
         )
-        self.predicted_tpot = Histogram(
+        self.predicted_tpot = histogram(
             "polyslo_predicted_tpot_seconds", "TPOT predicted at admission.", LABELS, buckets=TOKEN_SECONDS
         )
-        self.ttft_error = Histogram(
+        self.ttft_error = histogram(
             "polyslo_ttft_prediction_error_seconds", "Measured less predicted TTFT.", LABELS, buckets=ERROR_SECONDS
         )
-        self.tpot_error = Histogram(
+        self.tpot_error = histogram(
             "polyslo_tpot_prediction_error_seconds", "Measured less predicted TPOT.", LABELS, buckets=ERROR_SECONDS
         )
-        self.met = Counter("polyslo_slo_met_total", "Requests that got what they asked for.", ("tier", "dimension"))
-        self.missed = Counter(
+        self.met = counter("polyslo_slo_met_total", "Requests that got what they asked for.", ("tier", "dimension"))
+        self.missed = counter(
             "polyslo_slo_missed_total", "Requests that did not; refused ones included.", ("tier", "dimension")
         )
-        self.rejected = Counter("polyslo_rejected_total", "Requests refused.", ("tier", "reason"))
-        self.downgraded = Counter("polyslo_downgraded_total", "Requests made best effort.", ("tier", "reason"))
-        self.resumed = Counter("polyslo_resumed_total", "Streams continued on another replica.", ("tier",))
-        self.queue = Histogram("polyslo_queue_seconds", "Arrival to decision.", ("tier", "outcome"), buckets=SECONDS)
-        self.replicas = Gauge("polyslo_replicas", "Replicas by tier and state.", ("tier", "state"))
-        self.target = Gauge(
+        self.rejected = counter("polyslo_rejected_total", "Requests refused.", ("tier", "reason"))
+        self.downgraded = counter("polyslo_downgraded_total", "Requests made best effort.", ("tier", "reason"))
+        self.resumed = counter("polyslo_resumed_total", "Streams continued on another replica.", ("tier",))
+        self.queue = histogram("polyslo_queue_seconds", "Arrival to decision.", ("tier", "outcome"), buckets=SECONDS)
+        self.replicas = gauge("polyslo_replicas", "Replicas by tier and state.", ("tier", "state"))
+        self.target = gauge(
             "polyslo_replicas_target", "Replicas that Serve is asked for, where the number follows load."
         )
-        self.wanted = Gauge("polyslo_replicas_wanted", "Replicas that a tier's demand and bounds take.", ("tier",))
-        self.waiting = Gauge("polyslo_waiting_requests", "Requests that wait for room.", ("tier",))
-        self.prefix_share = Gauge(
+        self.wanted = gauge("polyslo_replicas_wanted", "Replicas that a tier's demand and bounds take.", ("tier",))
+        self.waiting = gauge("polyslo_waiting_requests", "Requests that wait for room.", ("tier",))
+        self.prefix_share = gauge(
             "polyslo_prefix_hit_share", "Prompt tokens sent where they are presumably cached, of all."
         )
-        self.kv_tokens = Gauge("polyslo_kv_tokens", "KV tokens in use.", ("replica",))
-        self.decision_us = Gauge("polyslo_controller_decision_seconds", "Mean seconds per decision since its birth.")
+        self.kv_tokens = gauge("polyslo_kv_tokens", "KV tokens in use.", ("replica",))
+        self.decision_us = gauge("polyslo_controller_decision_seconds", "Mean seconds per decision since its birth.")
+
+    def to_app(self) -> App:
+        """The ASGI application of ``/metrics``."""
+        whole = CollectorRegistry(support_collectors_without_names=True)
+        whole.register(REGISTRY)
+        whole.register(self.registry)
+        app: App = make_asgi_app(whole)
+        return app
 
     def observe(self, ticket: Ticket) -> None:
         """Count one finished response; a request whose client left counts in nothing but the counters of its fate."""

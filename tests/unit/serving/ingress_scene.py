@@ -11,8 +11,6 @@ from typing import Any, Self
 
 import httpx
 import msgspec
-from prometheus_client import REGISTRY
-from prometheus_client.metrics import MetricWrapperBase
 
 from controller.wire import Admission, Decision, Delta, Outcome, Outputs, Rejection, Submission, Verdict
 from replicas.embedded import ensure_embedded_model
@@ -170,6 +168,3 @@ class Ingress:
     async def _close(self) -> None:
         self.door._pinging.cancel()
         await self.client.dispatcher.close()
-        for metric in vars(self.door.metrics).values():
-            if isinstance(metric, MetricWrapperBase):
-                REGISTRY.unregister(metric)

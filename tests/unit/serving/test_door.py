@@ -7,8 +7,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from prometheus_client import REGISTRY
-from prometheus_client.metrics import MetricWrapperBase
 
 pytest.importorskip("ray")
 
@@ -109,9 +107,6 @@ class Scene:
     async def close(self) -> None:
         self.door._pinging.cancel()
         await self.dispatcher.close()
-        for metric in vars(self.door.metrics).values():
-            if isinstance(metric, MetricWrapperBase):
-                REGISTRY.unregister(metric)
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -141,8 +136,8 @@ def test_replicas_that_are_heard_keep_a_door_healthy_without_the_controller(cont
         assert await scene.lives() == {"a": (True, True), "b": (True, True)}
         await scene.look()
         labels = {"tier": "shared", "state": "stale"}
-        assert REGISTRY.get_sample_value("polyslo_replicas", labels) == 2
-        assert REGISTRY.get_sample_value("polyslo_kv_tokens", {"replica": "a"}) == 7
+        assert scene.door.metrics.registry.get_sample_value("polyslo_replicas", labels) == 2
+        assert scene.door.metrics.registry.get_sample_value("polyslo_kv_tokens", {"replica": "a"}) == 7
         await scene.strike("a")
         assert (await scene.get("/health"))[0] == 200
         assert (await scene.lives())["b"] == (True, True)

@@ -15,6 +15,7 @@ ENDPOINTS: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "hi", "max_tokens": 900},
     "/v1/chat/completions": {"messages": MESSAGES, "max_completion_tokens": 900},
     "/v1/responses": {"input": "hi", "max_output_tokens": 900},
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 900},
 }
 
 
