@@ -62,6 +62,7 @@ def replica_status(fleet: Fleet, name: str, now_s: float) -> dict[str, Any]:
         "kv_used_tokens": replica.kv_used_tokens,
         "kv_capacity_tokens": int(replica.limits["kv_capacity_tokens"]),
         "planner_failures": replica.planner_failures,
+        "engine": msgspec.structs.asdict(replica.counts),
         "seconds_since_report": round(now_s - replica.seen_s, 3),
         "drift": replica.drift(),
     }

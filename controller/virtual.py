@@ -39,6 +39,7 @@ class VirtualReplica:
         self.draining, self.suspect_s, self.pid = report.draining, -np.inf, report.pid
         self.phase = report.phase
         self.kv_used_tokens, self.planner_failures = report.kv_used_tokens, report.planner_failures
+        self.counts = report.counts
         mirrors = bank.mirrors
         mirrors.coefs[self.slot] = mirrors.cautious[self.slot] = profile.coefficients
         mirrors.replicas["free_at_s"][self.slot] = now_s
@@ -59,6 +60,7 @@ class VirtualReplica:
         self.moved_s = now_s - report.iteration_age_s  # began its iteration in flight, or is idle
         self._note_standstill(report)
         self.kv_used_tokens, self.planner_failures = report.kv_used_tokens, report.planner_failures
+        self.counts = report.counts
         self._limit(report)
         self._correct(report.steps)
         rows = progress_rows(report.requests, lengths, tiers, now_s)

@@ -115,6 +115,18 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
     seconds: float
 
 
+class EngineCounts(msgspec.Struct, frozen=True, array_like=True):
+    """An engine's requests now, and what it has done since birth; vLLM's metrics of the same meaning show them."""
+
+    running: int = 0  # requests in the running batch
+    waiting: int = 0
+    preemptions: int = 0
+    prompt_tokens: int = 0  # of requests that have emitted; cached ones included
+    generation_tokens: int = 0
+    prefix_queries: int = 0  # tokens looked up in the prefix cache, and found; requests come back after a preemption
+    prefix_hits: int = 0  # count in neither
+
+
 class Report(msgspec.Struct, frozen=True, array_like=True):
     """What a replica pushes every 0.1-0.2 s."""
 
@@ -139,6 +151,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     best_effort_share: float = 0.0
     filler: float = LIVE_FILLER
     planner_failures: int = 0  # steps since birth in which its planner failed and the engine's own order stood in
+    counts: EngineCounts = EngineCounts()
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True):

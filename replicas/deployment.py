@@ -114,6 +114,7 @@ class Replica:
             draining=self._draining,
             phase=self._config.phase,
             planner_failures=state.planner_failures,
+            counts=state.counts,
             pid=os.getpid(),
             **msgspec.structs.asdict(state.limits),
         )

@@ -6,7 +6,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from controller.wire import Delta, Progress, Step, Submission, request_uid
+from controller.wire import Delta, EngineCounts, Progress, Step, Submission, request_uid
 
 
 class EngineFailure(RuntimeError):
@@ -35,6 +35,27 @@ class EngineState(msgspec.Struct, frozen=True):
     limits: PlanLimits
     requests: tuple[Progress, ...]
     planner_failures: int = 0  # steps since birth in which planning failed and the engine's own order stood in
+    counts: EngineCounts = EngineCounts()
+
+
+class EngineTotals:
+    """What an engine has done since birth. Its requests now are counted when somebody asks."""
+
+    def __init__(self) -> None:
+        self.preemptions = self.prompt_tokens = self.generation_tokens = 0
+        self.prefix_queries = self.prefix_hits = 0
+
+    def note_output(self, entry: "Entry", tokens: int) -> None:
+        """A request is about to be told of new tokens; with the first ones its prompt is done."""
+        asked = entry.submission
+        if tokens and entry.emitted_tokens == asked.emitted_tokens:
+            self.prompt_tokens += asked.prompt_tokens + asked.emitted_tokens
+        self.generation_tokens += tokens
+
+    def to_counts(self, requests: Sequence[Progress]) -> EngineCounts:
+        """The totals, and how many of these live requests run and wait."""
+        running = sum(at.running for at in requests)
+        return EngineCounts(running=running, waiting=len(requests) - running, **vars(self))
 
 
 class Engine(Protocol):

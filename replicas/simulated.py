@@ -16,7 +16,7 @@ from planning.deadlines import begin_lines
 from planning.room import PREEMPT
 from planning.tables import REQUEST
 from replicas.config import ReplicaConfig
-from replicas.engine import EngineFailure, EngineState, Entry, fill_row, to_step
+from replicas.engine import EngineFailure, EngineState, EngineTotals, Entry, fill_row, to_step
 from replicas.step_planner import StepPlanner, profile_coefficients, told_limits
 
 LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz      ", dtype=np.uint8)  # byte-level token ids
@@ -56,6 +56,7 @@ class SimulatedEngine:
         self._live: dict[str, Entry] = {}
         self._rejected: list[Delta] = []
         self._steps: list[Step] = []
+        self._totals = EngineTotals()
         self._iterations = 0
         self._schedule_s = 0.0  # end of the iteration last planned
         self._started_s = 0.0  # its start; 0 when idle
@@ -132,6 +133,7 @@ class SimulatedEngine:
     def _apply(self, tokens: np.ndarray) -> list[Delta]:
         table = self._table
         preempted = tokens == PREEMPT
+        self._totals.preemptions += int(preempted.sum())
         table["running"] = (table["running"] & ~preempted) | (tokens > 0)
         table["computed_tokens"] += np.maximum(tokens, 0)
         table["computed_tokens"][preempted] = 0
@@ -150,6 +152,7 @@ class SimulatedEngine:
     def _emit(self, entry: Entry) -> Delta:
         asked = entry.submission
         token_ids = simulated_tokens(asked.content, entry.emitted_tokens, 1)
+        self._totals.note_output(entry, 1)
         entry.emitted_tokens += 1
         is_last = entry.emitted_tokens >= asked.max_tokens
         is_full = asked.prompt_tokens + entry.emitted_tokens >= self._config.max_model_len
@@ -163,6 +166,7 @@ class SimulatedEngine:
         now_s = time.monotonic()
         busy = bool(self._live)
         running = self._table[self._table["running"]]
+        requests = tuple(entry.to_progress(now_s) for entry in self._live.values())
         return EngineState(
             steps=self._iterations,
             busy=busy,
@@ -171,7 +175,8 @@ class SimulatedEngine:
             kv_used_tokens=int(running["computed_tokens"].sum()),
             max_running=self._config.max_num_seqs,
             limits=self._limits,
-            requests=tuple(entry.to_progress(now_s) for entry in self._live.values()),
+            requests=requests,
+            counts=self._totals.to_counts(requests),
         )
 
     def take_steps(self) -> tuple[Step, ...]:

@@ -18,13 +18,13 @@ import msgspec
 from vllm import SamplingParams
 from vllm.config import CacheConfig
 from vllm.utils.network_utils import get_ip, get_open_port
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
+from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
 from vllm.v1.engine.core_client import AsyncMPClient, EngineCoreClient
 
 from controller.wire import PREFILLED, Delta, Progress, Step, Submission
 from replicas.config import ReplicaConfig
 from replicas.cores import CoreClaim
-from replicas.engine import EngineFailure, EngineState, Entry, usable_kv_tokens
+from replicas.engine import EngineFailure, EngineState, EngineTotals, Entry, usable_kv_tokens
 from replicas.engine_link import Tick, TickReceiver
 from replicas.kv_transfer import ENGINES_ONLY, PARAMS, from_transfer, prefill_params, side_channel
 from replicas.request_rows import to_extra_args
@@ -45,6 +45,7 @@ class VllmEngine:
         self._entries: dict[str, Entry] = {}
         self._rejected: list[Delta] = []
         self._steps: list[Step] = []
+        self._totals = EngineTotals()
         self.planning_s = 0.0  # spent on planning its iterations, since birth
         self._iterations = 0
         self._planner_failures = 0
@@ -92,7 +93,7 @@ class VllmEngine:
             return EngineCoreClient.make_async_mp_client(
                 vllm_config=vllm_config,
                 executor_class=engine_executor(self._config, vllm_config),
-                log_stats=False,
+                log_stats=True,  # its scheduler tells of the prefix cache and of preemptions
             )
 
     async def submit(self, batch: Sequence[Submission]) -> None:
@@ -125,12 +126,14 @@ class VllmEngine:
             raise EngineFailure(self._failure) from error
         if outputs.outputs:  # and not only a rejected request, which no iteration has to do with
             self._alive_s = time.monotonic()
+        note_stats(outputs, self._totals)
         deltas, self._rejected = self._rejected, []
         deltas += [self._to_delta(output) for output in outputs.outputs if output.request_id in self._entries]
         return deltas
 
     def _to_delta(self, output: Any) -> Delta:
         entry = self._entries[output.request_id]
+        self._totals.note_output(entry, len(output.new_token_ids))
         entry.note_output(len(output.new_token_ids))
         if output.finished:
             del self._entries[output.request_id]
@@ -150,7 +153,7 @@ class VllmEngine:
 
     def state(self) -> EngineState:
         now_s = time.monotonic()
-        busy = bool(self._entries)
+        busy, requests = bool(self._entries), self._progress(now_s)
         return EngineState(
             steps=self._iterations,
             busy=busy,
@@ -159,7 +162,8 @@ class VllmEngine:
             kv_used_tokens=self._kv_used_tokens,
             max_running=self._config.max_num_seqs,
             limits=self._limits,
-            requests=self._progress(now_s),
+            requests=requests,
+            counts=self._totals.to_counts(requests),
             planner_failures=self._planner_failures,
         )
 
@@ -210,6 +214,16 @@ class VllmEngine:
         shutil.rmtree(self._folder, ignore_errors=True)
         self._claim.release()
         self._starter.shutdown(wait=False)
+
+
+def note_stats(outputs: EngineCoreOutputs, totals: EngineTotals) -> None:
+    """Add what the scheduler tells beside the outputs of an iteration."""
+    if outputs.scheduler_stats is not None:
+        cache = outputs.scheduler_stats.prefix_cache_stats
+        totals.prefix_queries += cache.queries
+        totals.prefix_hits += cache.hits
+    for output in outputs.outputs:
+        totals.preemptions += sum(event.type == EngineCoreEventType.PREEMPTED for event in output.events or ())
 
 
 def to_request(submission: Submission, entry: Entry) -> EngineCoreRequest:

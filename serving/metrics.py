@@ -1,4 +1,4 @@
-"""Prometheus metrics of one ingress, and ``/metrics``: these and vLLM's own.
+"""Prometheus metrics of one ingress, and ``/metrics``: these, the engine series of the fleet, and vLLM's own.
 
 Each ingress has a registry of its own, so that several can live in one process; vLLM's server uses the process's.
 """
@@ -11,6 +11,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 
 from controller.wire import Verdict
 from serving.asgi import App
+from serving.engine_series import EngineSeries
 from serving.known_replicas import state_of
 from serving.ticket import Ticket
 
@@ -26,6 +27,8 @@ class DoorMetrics:
     def __init__(self, model: str) -> None:
         self.model = model
         self.registry = CollectorRegistry()
+        self.engines = EngineSeries(model)
+        self.registry.register(self.engines)
         counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
         histogram = partial(Histogram, registry=self.registry)
         self.ttft = histogram("polyslo_request_ttft_seconds", "Time to first token.", LABELS, buckets=SECONDS)
@@ -114,6 +117,7 @@ class DoorMetrics:
 
     def observe_status(self, status: dict[str, object] | dict[str, Any]) -> None:
         """Refresh the gauges from the controller's status."""
+        self.engines.observe_status(status)
         self.replicas.clear()
         self.kv_tokens.clear()
         for replica in status.get("replicas", []):  # type: ignore[union-attr]

@@ -248,6 +248,7 @@ def test_status_is_plain_json() -> None:
     state.admit([ask(TIGHT)], 0.0)
     status = msgspec.json.decode(msgspec.json.encode(fleet_status(state, 0.5)))
     assert status["replicas"][0]["requests"] == 1
+    assert status["replicas"][0]["engine"]["running"] == 0
     assert [tier["name"] for tier in status["tiers"]] == ["tight", "loose", "flex"]
 
 

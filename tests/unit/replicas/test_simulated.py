@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.wire import PREFILLED, Delta, Slo, Submission, request_uid
+from controller.wire import PREFILLED, Delta, EngineCounts, Slo, Submission, request_uid
 from planning.limits import LIVE_FILLER
 from planning.policies import batch_policy_names
 from replicas.config import ReplicaConfig
@@ -201,5 +201,19 @@ def test_the_policy_changes_while_it_runs() -> None:
         with pytest.raises(ValueError, match="unknown 'budget'"):
             await engine.configure("slo", {"budget": 1})
         await collect(engine, {"a"})
+
+    play(scenario)
+
+
+def test_what_it_has_done_is_counted_as_vllm_counts() -> None:
+    """A prompt counts with its first output token, tokens of an earlier replica as a part of it."""
+
+    async def scenario(engine: SimulatedEngine) -> None:
+        await engine.submit([submission("a", prompt=100, max_tokens=20), submission("b", 50, 20, emitted=8)])
+        assert engine.state().counts == EngineCounts(waiting=2)
+        await first_deltas(engine)
+        assert engine.state().counts.running == 2
+        await collect(engine, {"a", "b"})
+        assert engine.state().counts == EngineCounts(prompt_tokens=158, generation_tokens=32)
 
     play(scenario)
