@@ -7,11 +7,13 @@ import ctypes
 import os
 import signal
 import sys
+from typing import Any
 
 import torch
 from vllm.platforms import current_platform
 from vllm.v1.executor import Executor, UniProcExecutor
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+from vllm.v1.sample.sampler import Sampler
 
 CORES = "POLYSLO_ENGINE_CORES"
 THREADS = "POLYSLO_ENGINE_THREADS"
@@ -48,6 +50,17 @@ def make_llvmlite_scannable() -> None:
         ffi.lib._fntab["__dict__"] = {}
 
 
+def compile_logprobs(worker: Any) -> None:
+    """Compile in a worker what ranks log probabilities, which vLLM leaves to the first request that asks for them.
+
+    Once is enough for any number of rows (``Sampler.gather_logprobs``); the width of a row is the vocabulary's.
+    """
+    with torch.inference_mode():  # also of the tensors: what is compiled for others is compiled again
+        logprobs = torch.zeros(1, worker.model_config.get_vocab_size(), dtype=torch.float32, device=worker.device)
+        token_ids = torch.zeros(1, dtype=torch.int64, device=worker.device)
+        Sampler.gather_logprobs(logprobs, 1, token_ids)
+
+
 class TetheredUniProcExecutor(UniProcExecutor):
     """The model in EngineCore's own process. On a CPU this saves the second process that vLLM would start."""
 
@@ -57,6 +70,10 @@ class TetheredUniProcExecutor(UniProcExecutor):
         make_llvmlite_scannable()
         super()._init_executor()
 
+    def compile_or_warm_up_model(self) -> None:
+        super().compile_or_warm_up_model()
+        self.collective_rpc(compile_logprobs)
+
 
 class TetheredMultiprocExecutor(MultiprocExecutor):
     """The model in worker processes (tensor parallelism); they end when EngineCore does."""
@@ -64,6 +81,10 @@ class TetheredMultiprocExecutor(MultiprocExecutor):
     def _init_executor(self) -> None:
         die_with_parent()
         super()._init_executor()
+
+    def compile_or_warm_up_model(self) -> None:
+        super().compile_or_warm_up_model()
+        self.collective_rpc(compile_logprobs)
 
 
 def tethered_executor(world_size: int) -> type[Executor]:
