@@ -119,9 +119,20 @@ def add_claim(told: np.ndarray, r: int, bucket: int, claim: np.ndarray, lasts: i
 
 
 @njit(cache=True)
+def _is_idle(carried: np.ndarray, told: np.ndarray) -> bool:
+    """Whether nobody is promised or told a bucket of a replica."""
+    return bool(carried[SEQUENCES] + told[SEQUENCES] < TOLERANCE_S)
+
+
+@njit(cache=True)
 def _is_full(mirrors: Mirrors, ledger: Ledger, r: int, at: int, claim: np.ndarray, step_s: float) -> bool:
-    """Whether the claim is too much for a bucket beside what is promised and told."""
+    """Whether the claim is too much for a bucket beside what is promised and told.
+
+    Nothing is too much for an idle replica: whoever asks here could be served by one (``can_ever``).
+    """
     limits, carried, told = mirrors.limits[r], ledger.carried[r, at], ledger.told[r, at]
+    if _is_idle(carried, told):
+        return False
     token_rate = carried[TOKEN_RATE] + told[TOKEN_RATE] + claim[TOKEN_RATE]
     rest_rate = carried[REST_RATE] + told[REST_RATE] + claim[REST_RATE]
     return (
@@ -135,6 +146,8 @@ def _is_full(mirrors: Mirrors, ledger: Ledger, r: int, at: int, claim: np.ndarra
 def _free_share(mirrors: Mirrors, ledger: Ledger, r: int, at: int, step_s: float) -> float:
     """Part of a bucket's time that decodes leave to prompts."""
     carried, told = ledger.carried[r, at], ledger.told[r, at]
+    if _is_idle(carried, told):
+        return 1.0
     busy = busy_share(
         mirrors.cautious[r], carried[TOKEN_RATE] + told[TOKEN_RATE], carried[REST_RATE] + told[REST_RATE], step_s
     )

@@ -28,7 +28,8 @@ MIX = (
     SloClass("standard", weight=4, tier="standard"),
     SloClass("batch", weight=1, tier="batch", best_effort=True),
 )
-BURST, LONG_PROMPT = 12, 1200  # requests at one instant, more than the tier can hold, and their tokens
+BURST = 12  # requests at one instant, more than the tier can hold
+LONG_PROMPTS = (1200, 800, 500, 300)  # tokens of each: the longest that this machine can serve in time
 OVERLOAD = HTTPStatus.TOO_MANY_REQUESTS
 Answer = tuple[int, dict[str, str], dict[str, Any]]  # status, headers, body
 COLUMNS = (
@@ -137,18 +138,18 @@ async def _refusal(url: str, out: Console) -> None:
     async with aiohttp.ClientSession() as session:
         model = (await _get(session, f"{url}/v1/models"))["data"][0]["id"]
         rng = np.random.default_rng(SEED)
-        bodies = [
-            {"model": model, "prompt": rng.integers(10, 200, LONG_PROMPT).tolist(), "max_tokens": 24,
-             "ignore_eos": True, "temperature": 0}
-            for _ in range(BURST)
-        ]  # fmt: skip
 
         async def ask(body: dict[str, Any], after_s: float = 0.0) -> Answer:
             await asyncio.sleep(after_s)
             return await _post(session, url, body, "interactive", "completions")
 
+        for tokens in LONG_PROMPTS:
+            status, headers, _ = await ask(_long_prompt(model, tokens, rng))
+            if status != OVERLOAD or "Retry-After" in headers:
+                break
+        bodies = [_long_prompt(model, tokens, rng) for _ in range(BURST)]
         answers = await asyncio.gather(*map(ask, bodies))
-        out.print(f"\n[bold]{BURST} long prompts for tier interactive at one instant[/bold]")
+        out.print(f"\n[bold]{BURST} prompts of {tokens} tokens for tier interactive at one instant[/bold]")
         out.print(f"  {_told(answers)}")
         refused = [(body, answer) for body, answer in zip(bodies, answers, strict=True) if answer[0] == OVERLOAD]
         told = [(body, float(headers["Retry-After"])) for body, (_, headers, _) in refused if "Retry-After" in headers]
@@ -158,6 +159,12 @@ async def _refusal(url: str, out: Console) -> None:
         if told:
             back = await asyncio.gather(*(ask(body, after_s) for body, after_s in told))
             out.print(f"  the {len(told)} that were told a time, back at that time: {_told(back)}")
+
+
+def _long_prompt(model: str, tokens: int, rng: np.random.Generator) -> dict[str, Any]:
+    """The body of a completion; no two prompts are alike, so the prefix cache holds none of them."""
+    prompt = rng.integers(10, 200, tokens).tolist()
+    return {"model": model, "prompt": prompt, "max_tokens": 24, "ignore_eos": True, "temperature": 0}
 
 
 def _told(answers: Sequence[Answer]) -> str:

@@ -68,6 +68,19 @@ def test_under_steady_overload_nine_in_ten_are_admitted_when_told_and_newcomers_
     assert returns.count(Verdict.ADMITTED) >= 0.9 * len(returns)
 
 
+def test_a_pace_that_an_idle_replica_just_bears_is_told_a_time_of_its_own() -> None:
+    """A slow machine: whoever is there alone leaves nothing, so told times follow each other."""
+    slo = Slo(0.1, 1.02 * float(a100().coefficients[1]), tier="tier 0")
+    tiers = TierTable.of(1, [Tier("tier 0", slo.ttft_s, slo.tpot_s, unattainable="refuse", output_tokens=50)])
+    state = Fleet(FleetOptions(pending=False), tiers, lambda _: a100())
+    state.report(report("a"), 0.0)
+    decisions = state.admit([ask(slo, 1000, content=i + 1) for i in range(12)], 0.0)
+    waits_s = [retry_after_s(d.retry_after_s) for d in decisions if d.verdict == Verdict.REFUSED]
+    assert len(waits_s) >= 5
+    assert all(wait_s is not None and wait_s < 30 for wait_s in waits_s)
+    assert len(set(waits_s)) >= 3, "not all at the same second"
+
+
 def refusals(count: int, now_s: float = 0.0, **options: object) -> tuple[Fleet, list[Admission], list[Decision]]:
     """A fleet of one replica, ``count`` long prompts at once, and what came of those that were refused."""
     state = fleet(**options)
