@@ -80,4 +80,4 @@ def test_kv_takes_its_time_over_the_link() -> None:
     split = split_jobs_over_link(jobs)
     prompts = split[split["prefilled"] == 0]
     assert len(prompts) == 10
-    assert prompts["think_s"] == pytest.approx(jobs["prompt_tokens"] * 131072 / 50e9)
+    assert prompts["think_s"] == pytest.approx(jobs["prompt_tokens"] * (131072 / 50e9))
