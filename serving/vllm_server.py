@@ -35,7 +35,7 @@ from serving.ticket import Ticket, current_ticket
 from serving.vllm_grammar import says_nothing
 
 TASKS = ("generate",)
-# Of vLLM's routes those that mean something over a fleet; the rest concerns one engine in one process.
+# Routes of vLLM that mean something over a fleet; the rest concerns one engine in one process.
 ROUTES = frozenset(
     {
         *("/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/chat/completions/batch"),
