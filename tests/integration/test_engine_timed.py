@@ -84,7 +84,9 @@ def test_time_capacity_and_text_are_those_of_the_configuration(engine: Driver) -
     steps = engine.engine.take_steps()
     begun = next(place for place, step in enumerate(steps) if step.batch_tokens == 19)
     steps = steps[begun:]  # without what was in flight for those that ended before
-    assert [step.kv_tokens for step in steps[1:]] == list(range(20, 59))
+    decodes = [step.kv_tokens for step in steps[1:]]
+    assert decodes[:39] == list(range(20, 59))
+    assert len(decodes) <= 39 + 1, "vLLM with three in flight may begin one step before it knows of the end"
     predicted = [iteration_s(coefficients, *msgspec.structs.astuple(step)[:5]) for step in steps]
     assert sum(step.seconds for step in steps) >= 0.95 * sum(predicted)
     payload = encode_request(with_emitted(decode_request(whole.payload), tokens[:15]))
