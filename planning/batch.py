@@ -12,6 +12,7 @@ from numba import njit
 
 from planning.deadlines import effective_tpot_s, todo_tokens
 from planning.mix import add, mix_s, most_on_time_s, remove_decode
+from planning.prefill_only import chunk_budget_tokens, chunk_within
 from planning.room import (
     DECODE,
     DRAFTS,
@@ -42,12 +43,14 @@ ALL_SERVED, OUT_OF_ROOM, OUT_OF_TIME = range(3)
 
 
 @njit(cache=True)
-def _chunk_tokens(coef: np.ndarray, row: np.void, limit_s: float, limits: np.void, mix: np.ndarray) -> int:
+def _chunk_tokens(coef: np.ndarray, row: np.void, limit_s: float, limits: np.void, draft: Draft) -> int:
     """Largest prefill chunk of the request that keeps the batch within ``limit_s`` and the engine's token limit."""
+    mix, todo = draft.mix, todo_tokens(row)
     room = max_prefill_tokens(
         coef, limit_s, mix[TOKENS], mix[KV], mix[PAIRS], mix[SEQUENCES], mix[DRAFTS], row["computed_tokens"]
     )
-    return min(todo_tokens(row), room, int(limits["max_batch_tokens"] - mix[TOKENS]))
+    chunk = chunk_within(todo, int(mix[TOKENS]), draft.chunk_budget)
+    return min(todo, chunk, room, int(limits["max_batch_tokens"] - mix[TOKENS]))
 
 
 @njit(cache=True)
@@ -127,7 +130,7 @@ def _take_prefills(
         row = table[i]
         if draft.tokens_out[i] != 0:
             continue
-        chunk = _chunk_tokens(coef, row, limit_s, limits, mix)
+        chunk = _chunk_tokens(coef, row, limit_s, limits, draft)
         if chunk <= 0:
             return limit_s, OUT_OF_TIME
         has_room = reserve(row, chunk, block_tokens, draft.free)
@@ -258,7 +261,7 @@ def _force_one(coef: np.ndarray, table: np.ndarray, limits: np.void, draft: Draf
     row = table[leader]
     tokens = 1 + row["spec_tokens"]
     if not is_decode(row):
-        tokens = max(1, _chunk_tokens(coef, row, limits["max_iteration_s"], limits, draft.mix))
+        tokens = max(1, _chunk_tokens(coef, row, limits["max_iteration_s"], limits, draft))
     if make_room(table, leader, tokens, DECODE, limits["block_tokens"], draft):
         add(row, tokens, draft.mix)
 
@@ -275,7 +278,9 @@ def form_batch(
     """
     rows = len(table)
     count = np.zeros(IDLE + 1, np.int64)
-    draft = Draft(np.empty(rows, np.int64), count, np.empty(rows), np.zeros(2, np.int64), np.zeros(5), tokens_out)
+    budget = chunk_budget_tokens(table, limits)
+    free, mix = np.zeros(2, np.int64), np.zeros(5)
+    draft = Draft(np.empty(rows, np.int64), count, np.empty(rows), free, mix, tokens_out, budget)
     survey(coef, table, now_s, limits, draft)
     limit_s = _take_due_decodes(coef, table, now_s, limits, draft)
     has_spare, has_late = count[SPARE_DECODE] + count[SPARE_PREFILL] > 0, count[LATE_DECODE] + count[LATE_PREFILL] > 0

@@ -12,6 +12,7 @@ from numba import njit
 
 from planning.deadlines import effective_tpot_s, next_due_s, todo_tokens
 from planning.mix import add, mix_s
+from planning.prefill_only import chunk_within
 from planning.rollout import leave, run_tokens
 from planning.room import (
     FREE_KV,
@@ -27,16 +28,6 @@ from planning.room import (
 from profiles.kernels import attention_pairs, iteration_s, max_prefill_tokens
 
 MAX_ROUNDS = 64  # of shrinking a chunk until it lasts
-
-
-@njit(cache=True)
-def chunk_within(left_tokens: int, batch_tokens: int, budget_tokens: int) -> int:
-    """Dynamic chunk of a prompt with ``left_tokens`` beside ``batch_tokens``: all of it below twice the budget."""
-    if batch_tokens >= budget_tokens:
-        return 0
-    if batch_tokens + left_tokens < 2 * budget_tokens:
-        return left_tokens
-    return budget_tokens - batch_tokens
 
 
 @njit(cache=True)

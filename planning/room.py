@@ -27,6 +27,7 @@ class Draft(NamedTuple):
     free: np.ndarray  # i8[2]
     mix: np.ndarray  # f8[5]
     tokens_out: np.ndarray  # i4[rows]
+    chunk_budget: int  # tokens, see ``planning.prefill_only``
 
 
 @njit(cache=True)

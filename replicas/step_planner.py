@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from planning.chunking import form_prefill_batch
 from planning.deadlines import begin_lines
 from planning.lateness import find_late
 from planning.limits import LIVE_FILLER, guard_for, make_limits
@@ -22,7 +21,6 @@ from replicas.engine import PlanLimits
 
 STOCK = "vllm"  # inside vLLM: its own scheduler, untouched
 PLANS_DRAFTS = ("slo",)  # policies under which speculation is as long as objectives need, not as long as it can be
-CHUNKS_DYNAMICALLY = ("slo",)  # policies under which an engine that only prefills uses PolyServe's chunks (section 4.7)
 PLANS_AHEAD = ("slo",)  # policies that keep to what promises are made by
 OPTIONS = ("max_iteration_s", "filler", "best_effort_share", "token_budget")
 ACCEPTANCE_PRIOR = 0.5  # chance that a draft token is accepted, as long as nobody has seen any
@@ -50,11 +48,6 @@ def told_limits(policy: str, options: dict[str, float], *, block_tokens: int, ma
     own = dict(block_tokens=block_tokens, max_batch_tokens=max_batch_tokens)
     limits = planner_limits(policy, chosen, kv_capacity_tokens=1, **own)
     return PlanLimits(*(limits[name].item() for name in PlanLimits.__struct_fields__))
-
-
-def _is_all_prefill(table: np.ndarray) -> bool:
-    """Whether there are requests and every one ends with its first token; the first mostly tells that it is not so."""
-    return len(table) > 0 and table[0]["output_cap_tokens"] == 1 and bool((table["output_cap_tokens"] == 1).all())
 
 
 class StepPlanner:
@@ -97,18 +90,14 @@ class StepPlanner:
         begin_lines(table, 0.0)
         self.plan_drafts(table, 0.0, 1)
         self.plan(table, 0.0)
-        table["output_cap_tokens"] = 1
-        self.plan(table, 0.0)
         self.late(table, 0.0)
         state = observe(new_correction(self._profile), self._profile, 1.0, 1.0, 0.0, 1.0, 0.0, 0.01)
         corrected(self._profile, state)
 
     def plan(self, table: np.ndarray, now_s: float) -> tuple[np.ndarray, float, np.ndarray]:
         """Tokens per row (``PREEMPT``: gives up its KV), predicted seconds and composition of the next iteration."""
-        tokens, form = np.empty(len(table), dtype=np.int32), self._form
-        if self.policy in CHUNKS_DYNAMICALLY and _is_all_prefill(table):
-            form = form_prefill_batch
-        seconds, mix = form(self.coefficients, table, now_s, self.limits, tokens)
+        tokens = np.empty(len(table), dtype=np.int32)
+        seconds, mix = self._form(self.coefficients, table, now_s, self.limits, tokens)
         return tokens, seconds, mix
 
     def late(self, table: np.ndarray, now_s: float) -> np.ndarray:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planning.chunking import chunk_within, form_prefill_batch, lasting_chunk, prefill_outlook
+from planning.chunking import form_prefill_batch, lasting_chunk, prefill_outlook
 from planning.limits import make_limits
 from planning.tables import request_table
 from profiles.kernels import attention_pairs, iteration_s
@@ -19,22 +19,6 @@ def prompts(tokens: list[int]) -> np.ndarray:
     table["id"], table["best_effort"], table["prompt_tokens"] = 1 + np.arange(len(tokens)), False, tokens
     table["ttft_s"], table["tpot_s"] = 1.0 + np.arange(len(tokens)), 0.1
     return table
-
-
-@pytest.mark.parametrize(
-    ("left", "batch", "chunk"),
-    [
-        (2050, 0, 1024),
-        (1026, 0, 1026),
-        (2047, 0, 2047),
-        (2048, 0, 1024),
-        (1, 1023, 1),
-        (500, 1024, 0),
-        (3000, 1000, 24),
-    ],
-)
-def test_the_last_chunk_is_merged_below_twice_the_budget(left: int, batch: int, chunk: int) -> None:
-    assert chunk_within(left, batch, 1024) == chunk
 
 
 def test_the_papers_example_takes_two_iterations_not_three() -> None:
