@@ -13,7 +13,7 @@ import numpy as np
 import typer
 
 from benchmarks.result_file import write_result
-from planning.batch import form_batch
+from planning.batch.slo import form_batch
 from planning.limits import make_limits
 from planning.tables import request_table
 from profiles.store import load_profile

@@ -24,18 +24,18 @@ from controller.fleet import Fleet
 from controller.options import FleetOptions
 from controller.tiers import Tier, TierTable
 from controller.wire import Admission, Progress, Report, Slo, request_uid
-from planning.admission import plan_admission
+from planning.admission.plan import plan_admission
 from planning.limits import make_limits
 from planning.tables import request_table
 from planning.warmup import warm_up
 from profiles.store import load_profile
-from routing.kernels import NO_WANTS, PLACEMENT, place, warm_up_placement
-from routing.mirrors import Mirrors, advance_mirrors, make_mirrors, summarize
+from routing.fleet_state import FleetState, advance_fleet, make_fleet_state, recompute_load
+from routing.placement import NO_SCORES, PLACEMENT, place, warm_up_placement
 from routing.policy import make_routing
 
 FLEETS, BURSTS = (1, 8, 32, 100, 256), (1, 4, 16)
 RUNNING, SPARE_SLOTS, MAX_HOPS = 50, 32, 4
-RULE = make_routing(FleetOptions().routing).rule  # of the default policy
+RULE = make_routing(FleetOptions().routing).score_kind  # of the default policy
 TTFT_S, TPOT_S, TPOT_SHARES = (0.3, 0.5, 1.0), (0.02, 0.03, 0.05, 0.1), (0.1, 0.2, 0.3, 0.4)  # PolyServe section 5.1
 PROMPT_TOKENS, OUTPUT_TOKENS = (100, 2000), (100, 500)
 SLOWER = ("a100_sxm__llama-3.1-8b",)  # replicas that fifty such requests nearly fill: more refusals, longer replays
@@ -44,13 +44,13 @@ SEEDS = (0, 1, 2)
 
 @njit(cache=True)
 def nothing(
-    mirrors: Mirrors,
+    fleet_state: FleetState,
     rows: np.ndarray,
     now_s: float,
-    preferences: np.ndarray,
+    scores: np.ndarray,
     max_hops: int,
     placements: np.ndarray,
-    rule: int,
+    score_kind: int,
 ) -> None:
     """A kernel with the arguments of ``place`` that does nothing: what calling from Python costs."""
 
@@ -79,21 +79,23 @@ def draw_running(rng: np.random.Generator, rows: int, first_id: int) -> np.ndarr
     return table
 
 
-def build_mirrors(profile: str, replicas: int, rng: np.random.Generator) -> Mirrors:
+def build_mirrors(profile: str, replicas: int, rng: np.random.Generator) -> FleetState:
     """A fleet of one profile, every replica open to every tier and in the middle of an iteration."""
     machine = load_profile(profile)
-    mirrors = make_mirrors(replicas, RUNNING + SPARE_SLOTS)
-    mirrors.coefs[:] = mirrors.cautious[:] = machine.coefficients
-    mirrors.limits[:] = make_limits(machine.kv_capacity_tokens)
-    mirrors.replicas["is_open"], mirrors.replicas["count"] = True, RUNNING
-    mirrors.replicas["free_at_s"] = rng.uniform(0.0, 0.01, replicas)
+    fleet_state = make_fleet_state(replicas, RUNNING + SPARE_SLOTS)
+    fleet_state.coefs[:] = fleet_state.pessimistic_coefs[:] = machine.coefficients
+    fleet_state.limits[:] = make_limits(machine.kv_capacity_tokens)
+    fleet_state.replicas["is_open"], fleet_state.replicas["count"] = True, RUNNING
+    fleet_state.replicas["free_at_s"] = rng.uniform(0.0, 0.01, replicas)
     for r in range(replicas):
-        mirrors.tables[r, :RUNNING] = draw_running(rng, RUNNING, 1000 * r + 1)
-        summarize(mirrors, r)
-    return mirrors
+        fleet_state.tables[r, :RUNNING] = draw_running(rng, RUNNING, 1000 * r + 1)
+        recompute_load(fleet_state, r)
+    return fleet_state
 
 
-def time_calls(mirrors: Mirrors, asks: np.ndarray, burst: int, calls: int) -> tuple[np.ndarray, float, np.ndarray]:
+def time_calls(
+    fleet_state: FleetState, asks: np.ndarray, burst: int, calls: int
+) -> tuple[np.ndarray, float, np.ndarray]:
     """Seconds of each call that decides ``burst`` requests, rows and all; core seconds of all calls; placements.
 
     Latencies are by the clock. Throughput is per second of the core: on a shared machine the clock also counts others.
@@ -105,35 +107,35 @@ def time_calls(mirrors: Mirrors, asks: np.ndarray, burst: int, calls: int) -> tu
         began_s, core_began_s = time.perf_counter(), time.thread_time()
         for i in range(burst):
             rows[i] = wanted[i]
-        place(mirrors, rows, 0.0, NO_WANTS, MAX_HOPS, placements[call], RULE)
+        place(fleet_state, rows, 0.0, NO_SCORES, MAX_HOPS, placements[call], RULE)
         core_s += time.thread_time() - core_began_s
         seconds[call] = time.perf_counter() - began_s
         for r in set(placements["replica"][call].tolist()) - {-1}:
-            mirrors.replicas["count"][r] = RUNNING
-            summarize(mirrors, r)
+            fleet_state.replicas["count"][r] = RUNNING
+            recompute_load(fleet_state, r)
     return seconds, core_s, placements
 
 
-def dispatch_s(mirrors: Mirrors, asks: np.ndarray, burst: int, calls: int) -> float:
+def dispatch_s(fleet_state: FleetState, asks: np.ndarray, burst: int, calls: int) -> float:
     """Seconds that stay in Python for one call: writing the rows and calling a kernel."""
     rows, values, placements = np.zeros(burst, dtype=asks.dtype), asks.tolist(), np.zeros(burst, dtype=PLACEMENT)
     began_s = time.thread_time()
     for _ in range(calls):
         for i in range(burst):
             rows[i] = values[i]
-        nothing(mirrors, rows, 0.0, NO_WANTS, MAX_HOPS, placements, RULE)
+        nothing(fleet_state, rows, 0.0, NO_SCORES, MAX_HOPS, placements, RULE)
     return (time.thread_time() - began_s) / calls
 
 
 def measure(profile: str, replicas: int, burst: int, decisions: int, seed: int) -> dict[str, Any]:
     """One point: decisions per second and the distribution of single calls."""
     rng = np.random.default_rng(seed)
-    mirrors, asks = build_mirrors(profile, replicas, rng), draw_requests(rng, 512, 10**6)
+    fleet_state, asks = build_mirrors(profile, replicas, rng), draw_requests(rng, 512, 10**6)
     calls = max(64, decisions // burst)
-    time_calls(mirrors, asks, burst, 32)  # warm caches
-    dispatch_s(mirrors, asks, burst, 1)
+    time_calls(fleet_state, asks, burst, 32)  # warm caches
+    dispatch_s(fleet_state, asks, burst, 1)
     gc.collect()
-    seconds, core_s, placements = time_calls(mirrors, asks, burst, calls)
+    seconds, core_s, placements = time_calls(fleet_state, asks, burst, calls)
     return {
         "profile": profile,
         "replicas": replicas,
@@ -145,21 +147,21 @@ def measure(profile: str, replicas: int, burst: int, decisions: int, seed: int) 
         "decision_us": 1e6 * core_s / (calls * burst),
         "call_p50_ms": 1e3 * float(np.quantile(seconds, 0.5)),
         "call_p99_ms": 1e3 * float(np.quantile(seconds, 0.99)),
-        "python_share": dispatch_s(mirrors, asks, burst, calls) * calls / core_s,
+        "python_share": dispatch_s(fleet_state, asks, burst, calls) * calls / core_s,
         "admitted_share": float((placements["replica"] >= 0).mean()),
         "exact_checks": float(placements["hops"].mean()),
-        "fleet_mib": sum(part.nbytes for part in mirrors) / 2**20,
+        "fleet_mib": sum(part.nbytes for part in fleet_state) / 2**20,
     }
 
 
 def mirror_us(profile: str, replicas: int, seed: int) -> float:
     """Microseconds to keep one replica's mirror abreast per modelled iteration."""
-    mirrors = build_mirrors(profile, replicas, np.random.default_rng(seed))
-    advance_mirrors(mirrors, 0.02)
-    before, began_s = mirrors.tables["emitted_tokens"].max(axis=1), time.perf_counter()
-    advance_mirrors(mirrors, 1.02)
+    fleet_state = build_mirrors(profile, replicas, np.random.default_rng(seed))
+    advance_fleet(fleet_state, 0.02)
+    before, began_s = fleet_state.tables["emitted_tokens"].max(axis=1), time.perf_counter()
+    advance_fleet(fleet_state, 1.02)
     took_s = time.perf_counter() - began_s
-    return 1e6 * took_s / float((mirrors.tables["emitted_tokens"].max(axis=1) - before).sum())
+    return 1e6 * took_s / float((fleet_state.tables["emitted_tokens"].max(axis=1) - before).sum())
 
 
 def controller_us(profile: str, replicas: int, seed: int, calls: int = 400) -> float:

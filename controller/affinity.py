@@ -10,7 +10,7 @@ import numpy as np
 
 from controller.virtual import VirtualReplica
 from controller.wire import Admission
-from routing.prefixes import mark_spacing
+from routing.prefix_index import hash_spacing
 
 NOTHING = np.zeros(0)
 
@@ -33,16 +33,16 @@ class Affinity:
             held[replica.slot] = self._held_tokens(ask, replica)
         return held if held.any() else NOTHING
 
-    def note(self, ask: Admission, replica: VirtualReplica, output_tokens: int) -> None:
+    def record(self, ask: Admission, replica: VirtualReplica, output_tokens: int) -> None:
         """The request was given to the replica, where this many output tokens are expected."""
         if self.weight == 0.0:
             return
-        spacing = mark_spacing(ask.prompt_tokens, self.block_tokens)
+        spacing = hash_spacing(ask.prompt_tokens, self.block_tokens)
         self.prompt_tokens += ask.prompt_tokens
         self.hit_tokens += self._held_tokens(ask, replica)
-        replica.prefixes.note(ask.prefix, spacing, ask.prompt_tokens - len(ask.prefix) * spacing + output_tokens)
+        replica.prefixes.record(ask.prefix, spacing, ask.prompt_tokens - len(ask.prefix) * spacing + output_tokens)
 
     def _held_tokens(self, ask: Admission, replica: VirtualReplica) -> int:
         """At most all of the prompt but one token, which is left to compute."""
-        spacing = mark_spacing(ask.prompt_tokens, self.block_tokens)
+        spacing = hash_spacing(ask.prompt_tokens, self.block_tokens)
         return min(replica.prefixes.hits(ask.prefix) * spacing, ask.prompt_tokens - 1)

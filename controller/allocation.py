@@ -13,7 +13,7 @@ from controller.role import ReplicaView, StaticRoles
 from controller.roles import DynamicRoles, RoleOptions
 from controller.scaling import Actions, ScalingOptions, Serve, Signals
 from controller.tiers import Tier, TierTable
-from routing.mirrors import RESERVED
+from routing.fleet_state import RESERVED
 
 
 class AllocationOptions(msgspec.Struct, frozen=True):

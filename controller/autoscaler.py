@@ -135,10 +135,12 @@ class Autoscaler:
         need = enough = 0
         if signals.hardware is not None:
             busy_share, queues = self.options.busy_share, self._queued(signals.waiting_tokens, now_s)
-            wants = self._wants(signals, queues, busy_share)
-            enough = self._total(self._wants(signals, queues, busy_share * (1.0 - self.options.shrink_margin)))
-            need = self._total(wants)
-            self._share(wants)
+            needed = self._replicas_needed(signals, queues, busy_share)
+            enough = self._total(
+                self._replicas_needed(signals, queues, busy_share * (1.0 - self.options.shrink_margin))
+            )
+            need = self._total(needed)
+            self._share(needed)
         if not any(map(self._is_own, self._alive(signals))):
             others = 0 if signals.hardware is not None else len(self._alive(signals))
             first = min(others + int(bool(signals.loads)), self._high)
@@ -159,23 +161,23 @@ class Autoscaler:
         names = {name for _, queue in self._queues for name in queue}
         return {name: sum(queue.get(name, 0.0) for _, queue in self._queues) / len(self._queues) for name in names}
 
-    def _wants(self, signals: Signals, queues: Mapping[str, float], busy_share: float) -> list[float]:
+    def _replicas_needed(self, signals: Signals, queues: Mapping[str, float], busy_share: float) -> list[float]:
         """Replicas per tier by demand and bounds."""
         assert signals.hardware is not None
         table = self.roles.table
-        return self.roles.plan_wants(plan_needs(table, signals.loads, queues, signals.hardware, busy_share))
+        return self.roles.replicas_needed(plan_needs(table, signals.loads, queues, signals.hardware, busy_share))
 
-    def _total(self, wants: list[float]) -> int:
-        return min(max(math.ceil(sum(wants) - 1e-9) + self.options.warm_spares, self._low), self._high)
+    def _total(self, needed: list[float]) -> int:
+        return min(max(math.ceil(sum(needed) - 1e-9) + self.options.warm_spares, self._low), self._high)
 
-    def _share(self, wants: list[float]) -> None:
+    def _share(self, needed: list[float]) -> None:
         """Where tiers with replicas of their own want more than there may be, each gets a share."""
         tiers = self.roles.table.tiers
         names = [tier.name for tier in tiers]
-        told = [int(want) if want == int(want) else round(want, 2) for want in wants]
+        told = [int(count) if count == int(count) else round(count, 2) for count in needed]
         self.wanted, self.roles.shares = dict(zip(names, told, strict=True)), {}
-        if isinstance(self.roles, DynamicRoles) and sum(wants) > self._high:
-            shares = share_budget([tier.low for tier in tiers], [int(want) for want in wants], self._high)
+        if isinstance(self.roles, DynamicRoles) and sum(needed) > self._high:
+            shares = share_budget([tier.low for tier in tiers], [int(count) for count in needed], self._high)
             self.roles.shares = dict(zip(names, shares, strict=True))
 
     @property

@@ -152,7 +152,7 @@ def plan_needs(
     return needs
 
 
-def share_budget(lows: list[int], wants: list[int], budget: int) -> list[int]:
+def share_budget(lows: list[int], needed: list[int], budget: int) -> list[int]:
     """Divide ``budget`` replicas: minimums first, tightest first; then one at a time to the least satisfied want.
 
     Ties go to the tighter tier. Nobody gets more than it wants or its minimum.
@@ -161,8 +161,8 @@ def share_budget(lows: list[int], wants: list[int], budget: int) -> list[int]:
     for i, low in enumerate(lows):
         shares[i] = min(low, budget - sum(shares))
     while sum(shares) < budget:
-        short = [i for i in range(len(wants)) if shares[i] < wants[i]]
+        short = [i for i in range(len(needed)) if shares[i] < needed[i]]
         if not short:
             break
-        shares[min(short, key=lambda i: (shares[i] / wants[i], i))] += 1
+        shares[min(short, key=lambda i: (shares[i] / needed[i], i))] += 1
     return shares

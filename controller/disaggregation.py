@@ -23,9 +23,9 @@ from controller.tiers import TierTable
 from controller.virtual import VirtualReplica, admission_row
 from controller.wire import Admission, Decision, Outcome, Report, Scope, Verdict, request_uid
 from profiles.profile import Profile
-from routing.kernels import NOWHERE, group_of
-from routing.mirrors import SHARED, advance_mirrors
-from routing.policy import idlest, most_wanted
+from routing.fleet_state import SHARED, advance_fleet
+from routing.placement import NOWHERE, tier_distance
+from routing.policy import best_scored, idlest
 
 BALANCE_S = 0.5  # between two looks at the sizes of the sides
 HAND_OVER_S = 10.0  # a computed prompt waits so long for KV room; connectors hold it for longer
@@ -106,7 +106,7 @@ class DisaggregatedFleet(Fleet):
         """First those whose room is reserved, then others that decode, then prompts; all count what is reserved."""
         batch = [in_own_tier(ask, self.tiers, self.lengths) for ask in batch]
         self._open(now_s)
-        advance_mirrors(self.bank.mirrors, now_s)
+        advance_fleet(self.bank.fleet_state, now_s)
         decoding = [r.name for r in self.live(now_s) if self.phases.of(r.name) == Phase.DECODE]
         self.room.expire(decoding, self.places.__contains__, now_s)
         with self.room.counted(self.bank):
@@ -171,12 +171,12 @@ class DisaggregatedFleet(Fleet):
         tpot_s = decision.predicted_tpot_s + self._transfer_s(p.ask) / gaps
         return msgspec.structs.replace(decision, predicted_tpot_s=tpot_s)
 
-    def _wants(self, row: np.ndarray) -> np.ndarray:
+    def _scores(self, row: np.ndarray) -> np.ndarray:
         """On the prefill side the idlest instead of what a rule of loads says, which counts decodes: prompts of all
         tiers are served there by deadline, and a first token that comes early is slack for the decode."""
-        wants = super()._wants(row)
-        goes_by_rule = self._side == Phase.PREFILL and not len(wants)
-        return idlest(self.bank.mirrors.replicas) if goes_by_rule else wants
+        scores = super()._scores(row)
+        goes_by_rule = self._side == Phase.PREFILL and not len(scores)
+        return idlest(self.bank.fleet_state.replicas) if goes_by_rule else scores
 
     def _that_prefill(self, batch: Sequence[Admission], now_s: float) -> dict[str, tuple[Admission, int]]:
         """The new requests that the prefill side is asked about: their prefill, and their predicted whole output.
@@ -208,7 +208,7 @@ class DisaggregatedFleet(Fleet):
         """Keep room for the decode of a request, also on a replica that may join its tier; whether there was any."""
         names = set(self.allocation.candidates(int(row["tier"])))
         may_join = [slot for slot, name in slots.items() if name in names]
-        slot = decode_slot(self.bank.mirrors, slots, may_join, row, now_s)
+        slot = decode_slot(self.bank.fleet_state, slots, may_join, row, now_s)
         if slot == NOWHERE:
             return False
         self.room.reserve(self.bank, int(row["id"]), Reservation(slots[slot], slot, ready_row(row), now_s))
@@ -219,19 +219,19 @@ class DisaggregatedFleet(Fleet):
         waits for that; after ``HAND_OVER_S`` to the one with the most. To any other where its tier has none."""
         if p.is_best_effort or not p.ask.carried_tokens:
             return super()._fall_back(p, now_s)
-        mirrors = self.bank.mirrors
-        state, is_usable = mirrors.replicas, mirrors.replicas["is_open"] & _suits(p, mirrors.replicas)
+        fleet_state = self.bank.fleet_state
+        state, is_usable = fleet_state.replicas, fleet_state.replicas["is_open"] & _suits(p, fleet_state.replicas)
         if not is_usable.any():
             is_usable = state["is_open"]
-        fits = is_usable & has_kv_room(mirrors, p.ask.prompt_tokens + p.ask.emitted_tokens)
-        p.slot = most_wanted(state, np.where(fits, idlest(state), -np.inf))
+        fits = is_usable & has_kv_room(fleet_state, p.ask.prompt_tokens + p.ask.emitted_tokens)
+        p.slot = best_scored(state, np.where(fits, idlest(state), -np.inf))
         if p.slot < 0 and self.options.pending and is_usable.any():
             pause_s = self.unplaced.ask(p, now_s, lambda: now_s + HAND_OVER_S).pause_s(now_s)
             if pause_s > 0.0:
                 return self._unplaced(p, Verdict.PENDING, pause_s)
         if p.slot < 0:
-            free_tokens = mirrors.limits["kv_capacity_tokens"] - state["held_tokens"]
-            p.slot = most_wanted(state, np.where(is_usable, free_tokens, -np.inf))
+            free_tokens = fleet_state.limits["kv_capacity_tokens"] - state["held_tokens"]
+            p.slot = best_scored(state, np.where(is_usable, free_tokens, -np.inf))
         if p.slot < 0:
             return self._unplaced(p, Verdict.REFUSED, 0.0)
         self.bank.add(p.slot, p.row)
@@ -241,8 +241,8 @@ class DisaggregatedFleet(Fleet):
 
 def _suits(p: Pending, state: np.ndarray) -> np.ndarray:
     """Which replicas (REPLICA[R]) serve the request's tier and have not failed it (bool[R])."""
-    is_suited = np.array([group_of(int(tier), p.tier) >= 0 for tier in state["tier"]])
-    return is_suited & (p.wants > -np.inf) if len(p.wants) else is_suited
+    is_suited = np.array([tier_distance(int(tier), p.tier) >= 0 for tier in state["tier"]])
+    return is_suited & (p.scores > -np.inf) if len(p.scores) else is_suited
 
 
 def make_fleet(options: FleetOptions, tiers: TierTable, load_profile: Callable[[str], Profile]) -> Fleet:

@@ -27,8 +27,8 @@ from controller.unplaced import Unplaced
 from controller.virtual import VirtualReplica, admission_row
 from controller.wire import Admission, Decision, Outcome, Report, Scope, Verdict, request_uid
 from profiles.profile import Profile
-from routing.mirrors import advance_mirrors
-from routing.policy import RoutingPolicy, make_routing, to_ask
+from routing.fleet_state import advance_fleet
+from routing.policy import RoutingPolicy, make_routing, to_routing_request
 
 COLD_START_S = 300.0  # best effort waits so long for the first replica of a fleet that was scaled to zero
 
@@ -125,7 +125,7 @@ class Fleet:
         each (SLOs-Serve sections 3.1 and 4.2); the rest waits for room, is served best effort, or is refused."""
         batch = [in_own_tier(ask, self.tiers, self.lengths) for ask in batch]
         self._open(now_s)
-        advance_mirrors(self.bank.mirrors, now_s)
+        advance_fleet(self.bank.fleet_state, now_s)
         self.bank.spare(len(batch))
         checks, pending = self.options.admission and self.policy.checks_admission, []
         for ask in batch:
@@ -152,7 +152,7 @@ class Fleet:
         return moving or alive or [r for r in usable if r.is_live(now_s, self.options.forget_s)]
 
     def _open(self, now_s: float) -> None:
-        state = self.bank.mirrors.replicas
+        state = self.bank.fleet_state.replicas
         state["is_open"] = False
         state["is_open"][[replica.slot for replica in self.live(now_s)]] = True
 
@@ -160,25 +160,25 @@ class Fleet:
         """The request as a row, what it wants, and its earlier place given up: a stream that resumes or a client's
         retry has one place at a time."""
         self.places.free(request_uid(ask.request_id))
-        tier, state = self.tiers.of_request(ask.slo), self.bank.mirrors.replicas
+        tier, state = self.tiers.of_request(ask.slo), self.bank.fleet_state.replicas
         row = admission_row(ask, tier, self.lengths, now_s)
         self.turn += 1
         held = self.affinity.held_tokens(ask, self.replicas.values(), len(state))
-        p = Pending(ask, tier, row, self._wants(row), self.policy.rule, held)
+        p = Pending(ask, tier, row, self._scores(row), self.policy.score_kind, held)
         shunned = [self.replicas[name].slot for name in ask.exclude if name in self.replicas]
         if shunned and state["is_open"].sum() > state["is_open"][shunned].sum():
             p.shun(self.bank, shunned, now_s)
         self.allocation.note_asked(row, now_s)
         return p
 
-    def _wants(self, row: np.ndarray) -> np.ndarray:
+    def _scores(self, row: np.ndarray) -> np.ndarray:
         """How much the request (REQUEST[]) wants each slot."""
-        return self.policy.prefer(to_ask(row), self.bank.mirrors.replicas, self.turn, self._rng)
+        return self.policy.score(to_routing_request(row), self.bank.fleet_state.replicas, self.turn, self._rng)
 
     def _settle(self, p: Pending, replica: VirtualReplica, now_s: float) -> None:
         """Note the place that a request was given."""
         self.places.settle(int(p.row["id"]), replica, now_s)
-        self.affinity.note(p.ask, replica, int(p.row["output_tokens"]))
+        self.affinity.record(p.ask, replica, int(p.row["output_tokens"]))
 
     def _admitted(self, p: Pending, replica: VirtualReplica, now_s: float) -> Decision:
         self._settle(p, replica, now_s)
@@ -198,7 +198,7 @@ class Fleet:
     def _fall_back(self, p: Pending, now_s: float) -> Decision:
         """Wait for room, go best effort to the replica with the least to do, or a refusal that says when to return."""
         asked_best_effort, may_wait = p.is_best_effort, p.is_new and not p.is_best_effort
-        refuses, is_any_open = may_wait and self._refuses(p.tier), self.bank.mirrors.replicas["is_open"].any()
+        refuses, is_any_open = may_wait and self._refuses(p.tier), self.bank.fleet_state.replicas["is_open"].any()
         if may_wait and self.unplaced.may_wait(p, refuses) and (pause_s := self._pause_s(p, now_s)) > 0.0:
             return self._unplaced(p, Verdict.PENDING, pause_s)
         if refuses:
@@ -227,12 +227,12 @@ class Fleet:
         )
 
     def _unplaced(self, p: Pending, verdict: Verdict, wait_s: float) -> Decision:
-        reason = p.reason if self.bank.mirrors.replicas["is_open"].any() else "no_replica"
+        reason = p.reason if self.bank.fleet_state.replicas["is_open"].any() else "no_replica"
         return Decision(p.ask.request_id, verdict, "", p.ask.slo.tier, reason, hops=p.hops, retry_after_s=wait_s)
 
     def _pause_s(self, p: Pending, now_s: float) -> float:
         """How long a request that does not fit now should wait before it asks again; 0 when it is too late for that."""
-        if not self.options.pending or not self.bank.mirrors.replicas["is_open"].any():
+        if not self.options.pending or not self.bank.fleet_state.replicas["is_open"].any():
             return 0.0
         return self.unplaced.ask(p, now_s, lambda: placing.latest_start_s(self.bank, p.row, now_s)).pause_s(now_s)
 

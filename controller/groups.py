@@ -10,8 +10,8 @@ from controller.allocation import Allocation
 from controller.bank import Bank
 from controller.placing import Pending
 from controller.wire import Decision, Verdict
-from planning.admission import AdmitReason
-from routing.kernels import NOWHERE, OPTIMISM, group_of
+from planning.admission.plan import AdmitReason
+from routing.placement import NOWHERE, OPTIMISM, tier_distance
 
 CHUNK = 16  # sequences placed at a time: the first that finds no room ends the search for all
 
@@ -115,14 +115,16 @@ def most_sequences(
     An upper bound: seats, KV tokens for the prompts alone, and prompts that can be computed in time; ``idle``: if
     nothing else were there.
     """
-    state, limits, rows = bank.mirrors.replicas, bank.mirrors.limits, np.array([p.row for p in group])
-    suited = [group_of(int(tier), group[0].tier) >= 0 or slot in may_join for slot, tier in enumerate(state["tier"])]
+    state, limits, rows = bank.fleet_state.replicas, bank.fleet_state.limits, np.array([p.row for p in group])
+    suited = [
+        tier_distance(int(tier), group[0].tier) >= 0 or slot in may_join for slot, tier in enumerate(state["tier"])
+    ]
     usable = state["is_open"] & np.array(suited)
-    todo_tokens = max(1, int((rows["prompt_tokens"] - rows["computed_tokens"]).min()))
+    num_uncomputed_tokens = max(1, int((rows["prompt_tokens"] - rows["computed_tokens"]).min()))
     window_s = max(0.0, float(np.minimum(rows["arrival_s"] + rows["ttft_s"], rows["deadline_s"]).max()) - now_s)
     held, taken = (0.0, 0) if idle else (state["held_tokens"], state["count"] - state["best_effort"])
     kv_tokens = limits["kv_capacity_tokens"] * (1.0 - limits["kv_headroom"]) - held
-    each_s = np.maximum(todo_tokens * state["prompt_token_s"], 1e-12)
+    each_s = np.maximum(num_uncomputed_tokens * state["prompt_token_s"], 1e-12)
     in_time = OPTIMISM * (window_s + limits["max_iteration_s"]) / each_s + 1.0
-    room = np.minimum(np.minimum(kv_tokens // todo_tokens, limits["max_running"] - taken), in_time)
+    room = np.minimum(np.minimum(kv_tokens // num_uncomputed_tokens, limits["max_running"] - taken), in_time)
     return int(np.maximum(room, 0.0)[usable].sum())

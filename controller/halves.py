@@ -6,10 +6,10 @@ import msgspec
 import numpy as np
 
 from controller.wire import INF, Admission, Slo
-from planning.choice import ADMITTED
+from planning.admission.search import ADMITTED
 from planning.deadlines import PREFILL_TOKENS_PER_STEP
-from routing.kernels import NOWHERE, group_of, screen
-from routing.mirrors import Mirrors
+from routing.fleet_state import FleetState
+from routing.placement import NOWHERE, quick_check, tier_distance
 
 
 def prefill_slo(slo: Slo, prompt_tokens: int, output_tokens: int, transfer_s: float = 0.0) -> Slo:
@@ -45,27 +45,27 @@ def ready_row(row: np.ndarray) -> np.ndarray:
     return ready
 
 
-def has_kv_room(mirrors: Mirrors, kv_tokens: int) -> np.ndarray:
+def has_kv_room(fleet_state: FleetState, kv_tokens: int) -> np.ndarray:
     """Which replicas could hold so many more KV tokens, best effort making room, and have a sequence free (bool[R])."""
-    state, limits = mirrors.replicas, mirrors.limits
+    state, limits = fleet_state.replicas, fleet_state.limits
     has_sequence = state["count"] - state["best_effort"] < limits["max_running"]
     fits: np.ndarray = has_sequence & (state["held_tokens"] + kv_tokens <= limits["kv_capacity_tokens"])
     return fits
 
 
 def decode_slot(
-    mirrors: Mirrors, slots: Iterable[int], may_join: Collection[int], row: np.ndarray, now_s: float
+    fleet_state: FleetState, slots: Iterable[int], may_join: Collection[int], row: np.ndarray, now_s: float
 ) -> int:
     """Which of these replicas has room for the request (REQUEST[]) once its prompt is computed; ``NOWHERE``: none.
 
-    Its own tier's are asked first, then as ``group_of`` orders them, at last those that ``may_join`` its tier. By the
-    cached sums only: when the time comes, others will have left and come.
+    Its own tier's are asked first, then as ``tier_distance`` orders them, at last those that ``may_join`` its tier. By
+    the cached sums only: when the time comes, others will have left and come.
     """
-    ready, fits = ready_row(row[None])[0], has_kv_room(mirrors, int(row["prompt_tokens"]))
-    groups = {slot: group_of(int(mirrors.replicas["tier"][slot]), int(row["tier"])) for slot in slots}
+    ready, fits = ready_row(row[None])[0], has_kv_room(fleet_state, int(row["prompt_tokens"]))
+    groups = {slot: tier_distance(int(fleet_state.replicas["tier"][slot]), int(row["tier"])) for slot in slots}
     suited = sorted((slot for slot in groups if groups[slot] >= 0), key=groups.__getitem__)
     for slot in (*suited, *(slot for slot in groups if groups[slot] < 0 and slot in may_join)):
-        coef, limits = mirrors.cautious[slot], mirrors.limits[slot]
-        if fits[slot] and screen(mirrors.replicas[slot], coef, limits, ready, now_s) == ADMITTED:
+        coef, limits = fleet_state.pessimistic_coefs[slot], fleet_state.limits[slot]
+        if fits[slot] and quick_check(fleet_state.replicas[slot], coef, limits, ready, now_s) == ADMITTED:
             return slot
     return NOWHERE

@@ -8,12 +8,12 @@ import numpy as np
 from controller.allocation import Allocation
 from controller.bank import Bank
 from controller.wire import Admission
-from planning.admission import REASONS, plan_admission
-from planning.rollout import TOLERANCE_S
+from planning.admission.plan import REASONS, plan_admission
+from planning.forecast.rollout import TOLERANCE_S
 from planning.tables import request_table
-from routing.kernels import NO_WANTS, NOWHERE, PLACEMENT, group_of, place
-from routing.policy import idlest, most_wanted
-from routing.wishes import wishes
+from routing.placement import NO_SCORES, NOWHERE, PLACEMENT, place, tier_distance
+from routing.policy import best_scored, idlest
+from routing.scores import score_replicas
 
 ASK_AGAIN_S = (0.02, 0.25)  # least and most between two questions about a pending request
 ASKS = 4  # parts of the time that is left until the next question
@@ -52,8 +52,8 @@ class Pending:
     ask: Admission
     tier: int
     row: np.ndarray  # REQUEST[]
-    wants: np.ndarray  # preference of each slot, or empty for what the rule says at the time
-    rule: int  # of ``routing.wishes``
+    scores: np.ndarray  # preference of each slot, or empty for what the rule says at the time
+    score_kind: int  # of ``routing.scores``
     held: np.ndarray  # tokens of its prompt that each slot presumably holds, or empty where none does
     slot: int = NOWHERE
     hops: int = 0
@@ -72,28 +72,32 @@ class Pending:
         """Whether no replica has begun it yet."""
         return self.ask.emitted_tokens == 0
 
-    def all_wants(self, bank: Bank, now_s: float) -> np.ndarray:
+    def all_scores(self, bank: Bank, now_s: float) -> np.ndarray:
         """Its preference of each slot, said in full."""
-        return self.wants if len(self.wants) else wishes(bank.mirrors, self.row[None][0], now_s, self.rule)
+        return (
+            self.scores
+            if len(self.scores)
+            else score_replicas(bank.fleet_state, self.row[None][0], now_s, self.score_kind)
+        )
 
     def shun(self, bank: Bank, slots: Sequence[int], now_s: float) -> None:
         """Want none of these slots."""
         if not len(slots):
             return
-        self.wants = self.all_wants(bank, now_s).astype(np.float64)
-        self.wants[slots] = -np.inf
+        self.scores = self.all_scores(bank, now_s).astype(np.float64)
+        self.scores[slots] = -np.inf
 
 
 def take_unchecked(bank: Bank, p: Pending, affinity: float, now_s: float) -> None:
     """Give a request the replica it wants most, whatever that does to anybody's objective."""
-    p.slot = most_wanted(bank.mirrors.replicas, _with_affinity(bank, p, affinity, now_s))
+    p.slot = best_scored(bank.fleet_state.replicas, _with_affinity(bank, p, affinity, now_s))
     if p.slot != NOWHERE:
         bank.add(p.slot, p.row)
 
 
 def best_effort_places(bank: Bank, backlog: float) -> np.ndarray:
     """How many more requests without an objective each slot takes (i8[R]): it holds ``backlog`` per sequence."""
-    state, most = bank.mirrors.replicas, np.ceil(backlog * bank.mirrors.limits["max_running"])
+    state, most = bank.fleet_state.replicas, np.ceil(backlog * bank.fleet_state.limits["max_running"])
     places: np.ndarray = np.where(state["is_open"], np.maximum(most - state["best_effort"], 0), 0).astype(np.int64)
     return places
 
@@ -101,17 +105,17 @@ def best_effort_places(bank: Bank, backlog: float) -> np.ndarray:
 def idlest_slot(bank: Bank, p: Pending, is_usable: np.ndarray) -> int:
     """Of the usable slots (bool[R]) the one where best effort has the least to compute before its first token;
     ``NOWHERE`` where none is open."""
-    state = bank.mirrors.replicas
-    wants = np.where(is_usable, idlest(state, p.held), -np.inf)
-    if len(p.wants):
-        wants[p.wants == -np.inf] = -np.inf
-    return most_wanted(state, wants)
+    state = bank.fleet_state.replicas
+    scores = np.where(is_usable, idlest(state, p.held), -np.inf)
+    if len(p.scores):
+        scores[p.scores == -np.inf] = -np.inf
+    return best_scored(state, scores)
 
 
 def _with_affinity(bank: Bank, p: Pending, affinity: float, now_s: float) -> np.ndarray:
     """The preference as it stands now, and ``affinity`` more for a whole prompt."""
-    wants = p.all_wants(bank, now_s)
-    return wants + affinity * p.held / p.ask.prompt_tokens if len(p.held) else wants
+    scores = p.all_scores(bank, now_s)
+    return scores + affinity * p.held / p.ask.prompt_tokens if len(p.held) else scores
 
 
 def place_each(
@@ -138,42 +142,42 @@ def put_by_prefix(bank: Bank, asking: Sequence[Pending], affinity: float, now_s:
     Who is not placed by it is placed as if there were no affinity, so that it costs nobody a promise.
     """
     known = [p for p in asking if len(p.held)]
-    plain = [p.wants for p in known]
+    plain = [p.scores for p in known]
     for p in known:
-        p.wants = _with_affinity(bank, p, affinity, now_s)
+        p.scores = _with_affinity(bank, p, affinity, now_s)
     put_in_place(bank, known, now_s, 1)
-    for p, wants in zip(known, plain, strict=True):
-        p.wants = wants
+    for p, scores in zip(known, plain, strict=True):
+        p.scores = scores
 
 
 def put_on(bank: Bank, p: Pending, slot: int, now_s: float) -> None:
     """Place a request on this replica, if that can promise it."""
-    wants, p.wants = p.wants, np.full(len(bank.mirrors.replicas), -np.inf)
-    p.wants[slot] = 0.0
+    scores, p.scores = p.scores, np.full(len(bank.fleet_state.replicas), -np.inf)
+    p.scores[slot] = 0.0
     put_in_place(bank, [p], now_s, 1)
-    p.wants = wants
+    p.scores = scores
 
 
 def put_in_place(bank: Bank, asking: Sequence[Pending], now_s: float, max_hops: int) -> None:
-    """Place and commit, of those without a place, what some replica can promise (``routing.kernels.place``)."""
+    """Place and commit, of those without a place, what some replica can promise (``routing.placement.place``)."""
     asking = [p for p in asking if p.slot == NOWHERE]
     if not asking:
         return
     rows, placements = np.array([p.row for p in asking]), np.zeros(len(asking), dtype=PLACEMENT)
-    place(bank.mirrors, rows, now_s, _preferences(bank, asking, now_s), max_hops, placements, asking[0].rule)
+    place(bank.fleet_state, rows, now_s, _all_scores(bank, asking, now_s), max_hops, placements, asking[0].score_kind)
     for p, placed in zip(asking, placements, strict=True):
         p.slot, p.is_checked = int(placed["replica"]), True
         p.hops = max(0, int(placed["hops"]) - 1)
         p.first_s, p.tpot_s = float(placed["first_s"]), float(placed["tpot_s"])
-        if bank.mirrors.replicas["is_open"].any():
+        if bank.fleet_state.replicas["is_open"].any():
             p.reason = REASONS[placed["reason"]].value
 
 
-def _preferences(bank: Bank, asking: Sequence[Pending], now_s: float) -> np.ndarray:
-    """f8[k, R], or ``NO_WANTS`` where nobody says any."""
-    if not any(len(p.wants) for p in asking):
-        return NO_WANTS
-    return np.array([p.all_wants(bank, now_s) for p in asking], dtype=np.float64)
+def _all_scores(bank: Bank, asking: Sequence[Pending], now_s: float) -> np.ndarray:
+    """f8[k, R], or ``NO_SCORES`` where nobody says any."""
+    if not any(len(p.scores) for p in asking):
+        return NO_SCORES
+    return np.array([p.all_scores(bank, now_s) for p in asking], dtype=np.float64)
 
 
 def call_up(
@@ -198,15 +202,15 @@ def _try_as_tier(bank: Bank, p: Pending, slots: Sequence[int], now_s: float, max
     """Place the request on the first of these replicas that can promise it as one of its tier, or nowhere."""
     if not slots:
         return
-    tiers, wants, hops = bank.mirrors.replicas["tier"], p.wants, p.hops
+    tiers, scores, hops = bank.fleet_state.replicas["tier"], p.scores, p.hops
     before, tiers[slots] = tiers[slots], p.tier
-    p.wants = np.full(len(tiers), -np.inf)
-    p.wants[slots] = -np.arange(len(slots))
+    p.scores = np.full(len(tiers), -np.inf)
+    p.scores[slots] = -np.arange(len(slots))
     put_in_place(bank, [p], now_s, max_hops)
     tiers[slots] = before
     if p.slot != NOWHERE:
         tiers[p.slot] = p.tier
-    p.wants, p.hops = wants, hops + 1 + p.hops
+    p.scores, p.hops = scores, hops + 1 + p.hops
 
 
 def choose_sets(bank: Bank, asking: Sequence[Pending], now_s: float) -> None:
@@ -216,24 +220,26 @@ def choose_sets(bank: Bank, asking: Sequence[Pending], now_s: float) -> None:
     followed where its set is worth more.
     """
     for slot in dict.fromkeys(p.slot for p in asking if p.slot != NOWHERE):
-        tier = int(bank.mirrors.replicas["tier"][slot])
+        tier = int(bank.fleet_state.replicas["tier"][slot])
         here = [p for p in asking if p.slot == slot]
-        left = [p for p in asking if p.slot == NOWHERE and group_of(tier, p.tier) >= 0 and _is_wanted(p, slot)]
+        left = [p for p in asking if p.slot == NOWHERE and tier_distance(tier, p.tier) >= 0 and _is_wanted(p, slot)]
         if left:
             _choose_set(bank, slot, here, left, now_s)
 
 
 def _is_wanted(p: Pending, slot: int) -> bool:
-    return len(p.wants) == 0 or p.wants[slot] > -np.inf
+    return len(p.scores) == 0 or p.scores[slot] > -np.inf
 
 
 def _choose_set(bank: Bank, slot: int, here: list[Pending], left: list[Pending], now_s: float) -> None:
     """Put the better set in place of ``here`` if there is one."""
     table, both = bank.rows(slot), [*here, *left]
     promised = table[~np.isin(table["id"], [int(p.row["id"]) for p in here])]
-    start_s = max(now_s, float(bank.mirrors.replicas["free_at_s"][slot]))
+    start_s = max(now_s, float(bank.fleet_state.replicas["free_at_s"][slot]))
     rows = np.array([p.row for p in both])
-    plan = plan_admission(bank.mirrors.cautious[slot], bank.mirrors.limits[slot], promised, rows, start_s)
+    plan = plan_admission(
+        bank.fleet_state.pessimistic_coefs[slot], bank.fleet_state.limits[slot], promised, rows, start_s
+    )
     worth = float(rows["value"][plan.accepted].sum())
     if worth <= sum(float(p.row["value"]) for p in here) + TOLERANCE_S:
         return
@@ -250,12 +256,12 @@ def latest_start_s(bank: Bank, row: np.ndarray, now_s: float) -> float:
     As much later than now as its first token by TTFT, and its predicted end by its deadline, would come too early; one
     that bounds neither waits for ``UNBOUND_S``.
     """
-    mirrors, latest_s, known = bank.mirrors, -np.inf, set[bytes]()
+    fleet_state, latest_s, known = bank.fleet_state, -np.inf, set[bytes]()
     left_tokens = max(0, int(row["output_tokens"]) - int(row["emitted_tokens"]) - 1)  # after the first
-    for slot in np.flatnonzero(mirrors.replicas["is_open"]):
-        coef, limits = mirrors.cautious[slot], mirrors.limits[slot]
+    for slot in np.flatnonzero(fleet_state.replicas["is_open"]):
+        coef, limits = fleet_state.pessimistic_coefs[slot], fleet_state.limits[slot]
         kind = coef.tobytes() + limits.tobytes()
-        if kind in known or group_of(int(mirrors.replicas["tier"][slot]), int(row["tier"])) < 0:
+        if kind in known or tier_distance(int(fleet_state.replicas["tier"][slot]), int(row["tier"])) < 0:
             continue
         known.add(kind)
         plan = plan_admission(coef, limits, request_table(0), row[None], now_s)

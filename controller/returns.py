@@ -14,7 +14,7 @@ import numpy as np
 
 from controller.bank import Bank
 from controller.placing import Pending, put_on
-from routing.kernels import NOWHERE
+from routing.placement import NOWHERE
 from routing.returns import (
     Ledger,
     add_claim,
@@ -91,7 +91,7 @@ class Returns:
         self._carry(bank, now_s)
         for p in newcomers:
             if p.is_new and int(p.row["id"]) not in waiting:
-                kept = np.flatnonzero(is_kept(bank.mirrors, self._ledger, p.row[None][0], now_s))
+                kept = np.flatnonzero(is_kept(bank.fleet_state, self._ledger, p.row[None][0], now_s))
                 p.shun(bank, kept.tolist(), now_s)
         self._is_current = False
 
@@ -112,7 +112,7 @@ class Returns:
         Who asks again too early keeps its time, rounded up anew. At the cap no room is kept.
         """
         row, key = p.row[None][0], _key(p)
-        if not can_ever(bank.mirrors, row, now_s):
+        if not can_ever(bank.fleet_state, row, now_s):
             return 0.0
         self._carry(bank, now_s)
         told = self._told.get(key)
@@ -120,7 +120,7 @@ class Returns:
             first = self._release(key)
             wait_s, slot = min(self.cap_s, max(1, math.ceil(first.due_s - now_s))), first.slot
         else:
-            wait_s, slot = first_room(bank.mirrors, self._ledger, row, now_s, self.cap_s)
+            wait_s, slot = first_room(bank.fleet_state, self._ledger, row, now_s, self.cap_s)
         if slot == NOWHERE or self._count >= MOST_TOLD:
             return float(self.cap_s)
         self._keep(bank, p, slot, wait_s, now_s)
@@ -128,7 +128,7 @@ class Returns:
 
     def _keep(self, bank: Bank, p: Pending, slot: int, wait_s: int, now_s: float) -> None:
         """Keep room for a request that comes ``wait_s`` from now."""
-        claim, lasts, _window_s = claim_of(bank.mirrors, slot, p.row[None][0], now_s)
+        claim, lasts, _window_s = claim_of(bank.fleet_state, slot, p.row[None][0], now_s)
         made = Told(now_s, now_s + wait_s, slot, lasts, claim * max(self.share, LEAST_SHARE))
         told = self._told.setdefault(_key(p), [])
         told.append(made)
@@ -151,11 +151,11 @@ class Returns:
 
     def _carry(self, bank: Bank, now_s: float) -> None:
         """Bring the ledger up to what is promised, once for the requests that ask together."""
-        replicas = len(bank.mirrors.replicas)
+        replicas = len(bank.fleet_state.replicas)
         if len(self._ledger.told) < replicas:
             self._ledger = resized_ledger(self._ledger, replicas)
         if not self._is_current:
-            carry(bank.mirrors, now_s, self._ledger)
+            carry(bank.fleet_state, now_s, self._ledger)
             self._is_current = True
 
     def _sweep(self, now_s: float) -> None:

@@ -7,7 +7,7 @@ from enum import StrEnum
 from controller.demand import Need
 from controller.history import Change, History
 from controller.tiers import TierTable
-from routing.mirrors import SHARED
+from routing.fleet_state import SHARED
 
 
 class Kind(StrEnum):
@@ -111,7 +111,7 @@ class StaticRoles:
         self._history.note(Change(now_s, name, str(Kind.DRAINING), self.told(name)[1], reason))
         return True
 
-    def plan_wants(self, needs: Sequence[Need]) -> list[float]:
+    def replicas_needed(self, needs: Sequence[Need]) -> list[float]:
         """Replicas per tier: its own, or the part of the shared ones that its demand takes."""
         tiers = self.table.tiers
         return [float(tier.replicas or need.busy) for tier, need in zip(tiers, needs, strict=True)]

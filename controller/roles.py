@@ -112,7 +112,7 @@ class DynamicRoles:
         position = self.position(name)
         return position == self.table.pool or self.count(position) > self.table.tiers[position].low
 
-    def plan_wants(self, needs: Sequence[Need]) -> list[float]:
+    def replicas_needed(self, needs: Sequence[Need]) -> list[float]:
         """Whole replicas per tier by demand and bounds."""
         tiers = self.table.tiers
         return [float(min(max(need.replicas, tier.low), tier.high)) for need, tier in zip(needs, tiers, strict=True)]

@@ -33,6 +33,6 @@ def hardware_of(fleet: Fleet, group: str, now_s: float) -> Hardware | None:
     live = [replica for replica in fleet.live(now_s) if replica.name.rpartition("/")[0] == group]
     if not live:
         return None
-    coefficients = np.mean([replica.cautious for replica in live], axis=0)
+    coefficients = np.mean([replica.pessimistic_coefs for replica in live], axis=0)
     limits = live[0].limits
     return Hardware(coefficients, int(limits["kv_capacity_tokens"]), float(limits["max_iteration_s"]))

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controller.wire import INF, Slo
-from routing.mirrors import SHARED
+from routing.fleet_state import SHARED
 
 
 class Tier(msgspec.Struct, frozen=True):

@@ -63,4 +63,4 @@ class Unplaced:
     def tell_s(self, bank: Bank, p: Pending, now_s: float) -> float:
         """What a refusal tells (``Returns.tell_s``); 0 where no replica is open."""
         self.waiting.pop(int(p.row["id"]), None)
-        return self.returns.tell_s(bank, p, now_s) if bank.mirrors.replicas["is_open"].any() else 0.0
+        return self.returns.tell_s(bank, p, now_s) if bank.fleet_state.replicas["is_open"].any() else 0.0

@@ -14,7 +14,7 @@ from planning.limits import guard_for, make_limits
 from planning.tables import REQUEST, request_table
 from profiles.online import corrected, drift, new_correction, observe_steps
 from profiles.profile import Profile
-from routing.prefixes import PrefixIndex
+from routing.prefix_index import PrefixIndex
 
 MOST_CAUTION = 0.5  # a model that errs by more has other problems than a margin could solve
 RESERVED_S = 3.0  # a reservation that no report confirms by then was lost on its way
@@ -40,10 +40,10 @@ class VirtualReplica:
         self.phase = report.phase
         self.kv_used_tokens, self.planner_failures = report.kv_used_tokens, report.planner_failures
         self.counts = report.counts
-        mirrors = bank.mirrors
-        mirrors.coefs[self.slot] = mirrors.cautious[self.slot] = profile.coefficients
-        mirrors.replicas["free_at_s"][self.slot] = now_s
-        mirrors.limits[self.slot] = limits_of(report)
+        fleet_state = bank.fleet_state
+        fleet_state.coefs[self.slot] = fleet_state.pessimistic_coefs[self.slot] = profile.coefficients
+        fleet_state.replicas["free_at_s"][self.slot] = now_s
+        fleet_state.limits[self.slot] = limits_of(report)
         self.prefixes = PrefixIndex(report.kv_capacity_tokens)
         self._reserved_s: dict[int, float] = {}  # requests decided for this replica that no report has shown yet
 
@@ -83,7 +83,7 @@ class VirtualReplica:
         """Follow the engine where it is told to keep to other limits; the guard is learnt here."""
         limits = limits_of(report)
         limits["guard"] = self.limits["guard"]
-        self.bank.mirrors.limits[self.slot] = limits
+        self.bank.fleet_state.limits[self.slot] = limits
 
     def _correct(self, steps: Iterable[Step]) -> None:
         """Move the coefficients by measured iterations (slope and intercept apart)."""
@@ -92,8 +92,8 @@ class VirtualReplica:
             self._correction = observe_steps(self._correction, self.profile.coefficients, measured)
             coefficients = corrected(self.profile.coefficients, self._correction)
             error = drift(self._correction, self.profile.coefficients).error
-            self.bank.mirrors.coefs[self.slot] = coefficients
-            self.bank.mirrors.cautious[self.slot] = coefficients * (1.0 + min(error, MOST_CAUTION))
+            self.bank.fleet_state.coefs[self.slot] = coefficients
+            self.bank.fleet_state.pessimistic_coefs[self.slot] = coefficients * (1.0 + min(error, MOST_CAUTION))
             self.limits["guard"] = guard_for(error)  # as in the engine's own planner
 
     def note_reserved(self, uid: int, now_s: float) -> None:
@@ -115,16 +115,16 @@ class VirtualReplica:
     @property
     def state(self) -> np.ndarray:
         """Its record and cached sums (REPLICA[], a view)."""
-        return self.bank.mirrors.replicas[self.slot : self.slot + 1]
+        return self.bank.fleet_state.replicas[self.slot : self.slot + 1]
 
     @property
     def limits(self) -> np.void:
-        return self.bank.mirrors.limits[self.slot]
+        return self.bank.fleet_state.limits[self.slot]
 
     @property
-    def cautious(self) -> np.ndarray:
+    def pessimistic_coefs(self) -> np.ndarray:
         """Coefficients by which promises are made: the model's own measured error on top."""
-        coefficients: np.ndarray = self.bank.mirrors.cautious[self.slot]
+        coefficients: np.ndarray = self.bank.fleet_state.pessimistic_coefs[self.slot]
         return coefficients
 
     def is_live(self, now_s: float, silent_s: float) -> bool:

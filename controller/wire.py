@@ -61,7 +61,7 @@ class Admission(msgspec.Struct, frozen=True, array_like=True):
     exclude: tuple[str, ...] = ()  # replicas that just failed this request
     movable: bool = True  # may be prefilled on one replica and decoded on another
     carried_tokens: int = 0  # of its KV cache, that another replica holds ready for the one that takes it
-    prefix: tuple[int, ...] = ()  # marks of its prompt (``routing.prefixes``), where affinity is on
+    prefix: tuple[int, ...] = ()  # marks of its prompt (``routing.prefix_index``), where affinity is on
     group: str = ""  # the same for sequences of one request that are admitted together or not at all
     tenant: str = ""  # digest of the API key, where the server checks keys
     content: int = 0  # digest of its prompt, by which one that comes back after a refusal is known

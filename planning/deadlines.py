@@ -18,7 +18,7 @@ LEAST_LEFT_S = 1e-6  # taken to be left of a deadline that has passed
 
 
 @njit(cache=True)
-def todo_tokens(row: np.void) -> int:
+def num_uncomputed_tokens(row: np.void) -> int:
     """Tokens of the request that are not in the KV cache yet: 1 when it decodes, more when it prefills."""
     return row["prompt_tokens"] + row["emitted_tokens"] - row["computed_tokens"]
 
@@ -42,12 +42,12 @@ def rate_due_s(row: np.void, now_s: float) -> float:
     left_s = row["deadline_s"] - now_s
     if left_s == math.inf:
         return math.inf
-    prefill_steps = max(0, todo_tokens(row) - 1) / PREFILL_TOKENS_PER_STEP
+    prefill_steps = max(0, num_uncomputed_tokens(row) - 1) / PREFILL_TOKENS_PER_STEP
     return now_s + left_s * (1.0 + prefill_steps) / (remaining_tokens(row) + prefill_steps)
 
 
 @njit(cache=True)
-def line_due_s(row: np.void, now_s: float) -> float:
+def dslo_due_s(row: np.void, now_s: float) -> float:
     """When the next output token is due by TTFT and TPOT alone; ``inf`` for best effort.
 
     A TPOT without a TTFT has no line: such a request keeps its pace from now on, whenever its first token came.
@@ -76,17 +76,17 @@ def begin_lines(table: np.ndarray, now_s: float) -> int:
 
 
 @njit(cache=True)
-def next_due_s(row: np.void, now_s: float) -> float:
+def next_token_deadline_s(row: np.void, now_s: float) -> float:
     """When the request's next output token is due; ``inf`` for best effort."""
     if row["best_effort"]:
         return math.inf
-    return min(line_due_s(row, now_s), rate_due_s(row, now_s))
+    return min(dslo_due_s(row, now_s), rate_due_s(row, now_s))
 
 
 @njit(cache=True)
 def slack_s(row: np.void, now_s: float) -> float:
     """Time until the next token is due; negative when it is late."""
-    return next_due_s(row, now_s) - now_s
+    return next_token_deadline_s(row, now_s) - now_s
 
 
 @njit(cache=True)
@@ -100,7 +100,7 @@ def effective_tpot_s(row: np.void, now_s: float) -> float:
     left_s = row["deadline_s"] - now_s
     if left_s == math.inf:
         return row["tpot_s"]
-    prefill_steps = max(0, todo_tokens(row) - 1) / PREFILL_TOKENS_PER_STEP
+    prefill_steps = max(0, num_uncomputed_tokens(row) - 1) / PREFILL_TOKENS_PER_STEP
     return min(row["tpot_s"], max(LEAST_LEFT_S, left_s) / (remaining_tokens(row) + prefill_steps))
 
 

@@ -20,9 +20,9 @@ LIMITS = np.dtype(
 )
 
 
-# Filler of live engines and their mirrors: shorter iterations would halve the speed of work without objectives.
+# Filler of live engines and their replicas: shorter iterations would halve the speed of work without objectives.
 LIVE_FILLER = 8.0
-GUARD_PER_ERROR = 16.0  # guard of live engines and their mirrors per mean relative error of the predictions
+GUARD_PER_ERROR = 16.0  # guard of live engines and their replicas per mean relative error of the predictions
 MOST_GUARD = 5.0
 
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from planning.admission import plan_admission
-from planning.batch import form_batch
+from planning.admission.plan import plan_admission
+from planning.batch.slo import form_batch
+from planning.forecast.rollout import advance
 from planning.limits import make_limits
-from planning.rollout import advance
 from planning.tables import request_table
 from profiles.kernels import COEFFICIENTS
 

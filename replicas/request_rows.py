@@ -14,8 +14,8 @@ import numpy as np
 from numba import njit
 
 from controller.wire import Slo, request_uid
+from planning.batch.kv import PREEMPT
 from planning.deadlines import begin_lines
-from planning.room import PREEMPT
 from planning.tables import request_table
 from replicas.positions import DraftsInFlight
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from controller.wire import PREFILLED, Delta, Step, Submission
+from planning.batch.kv import PREEMPT
 from planning.deadlines import begin_lines
-from planning.room import PREEMPT
 from planning.tables import REQUEST
 from replicas.config import ReplicaConfig
 from replicas.engine import EngineFailure, EngineState, EngineTotals, Entry, fill_row, to_step

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from planning.batch.classes import find_late
+from planning.batch.registry import batch_policy
+from planning.batch.speculation import plan_drafts
 from planning.deadlines import begin_lines
-from planning.lateness import find_late
 from planning.limits import LIVE_FILLER, guard_for, make_limits
-from planning.policies import batch_policy
-from planning.speculation import plan_drafts
 from planning.tables import request_table
 from profiles.kernels import iteration_s
 from profiles.online import ERROR, corrected, new_correction, observe
@@ -20,8 +20,6 @@ from profiles.store import load_profile
 from replicas.engine import PlanLimits
 
 STOCK = "vllm"  # inside vLLM: its own scheduler, untouched
-PLANS_DRAFTS = ("slo",)  # policies under which speculation is as long as objectives need, not as long as it can be
-PLANS_AHEAD = ("slo",)  # policies that keep to what promises are made by
 OPTIONS = ("max_iteration_s", "filler", "best_effort_share", "token_budget")
 ACCEPTANCE_PRIOR = 0.5  # chance that a draft token is accepted, as long as nobody has seen any
 ACCEPTANCE_WEIGHT = 0.005  # of one more draft token in the running rate
@@ -44,7 +42,7 @@ def planner_limits(policy: str, options: dict[str, float], **bounds: int) -> np.
 
 def told_limits(policy: str, options: dict[str, float], *, block_tokens: int, max_batch_tokens: int) -> PlanLimits:
     """What the controller is to plan by; options of policies that make no plans say nothing about those."""
-    chosen = options if policy in PLANS_AHEAD else {}
+    chosen = options if batch_policy(policy).plans_ahead else {}
     own = dict(block_tokens=block_tokens, max_batch_tokens=max_batch_tokens)
     limits = planner_limits(policy, chosen, kv_capacity_tokens=1, **own)
     return PlanLimits(*(limits[name].item() for name in PlanLimits.__struct_fields__))
@@ -80,7 +78,7 @@ class StepPlanner:
         """Choose the policy by name; raises ``ValueError`` for an unknown policy or option."""
         limits = planner_limits(policy, options, **self._bounds)
         limits["acceptance"], limits["guard"] = min(self._acceptance, 0.99), guard_for(self._correction[ERROR])
-        self._form, self.policy, self.limits = batch_policy(policy), policy, limits
+        self.policy, self.limits = batch_policy(policy), limits
 
     def warm_up(self) -> None:
         """Compile, so that no request waits for it."""
@@ -97,24 +95,24 @@ class StepPlanner:
     def plan(self, table: np.ndarray, now_s: float) -> tuple[np.ndarray, float, np.ndarray]:
         """Tokens per row (``PREEMPT``: gives up its KV), predicted seconds and composition of the next iteration."""
         tokens = np.empty(len(table), dtype=np.int32)
-        seconds, mix = self._form(self.coefficients, table, now_s, self.limits, tokens)
-        return tokens, seconds, mix
+        seconds, composition = self.policy.form(self.coefficients, table, now_s, self.limits, tokens)
+        return tokens, seconds, composition
 
     def late(self, table: np.ndarray, now_s: float) -> np.ndarray:
         """Which rows can no longer be on time (bool[rows]); they stand behind those that can."""
         found: np.ndarray = find_late(self.coefficients, table, now_s, self.limits)
         return found
 
-    def predict(self, mix: np.ndarray) -> float:
+    def predict(self, composition: np.ndarray) -> float:
         """Seconds of an iteration of this composition."""
-        return float(iteration_s(self.coefficients, *mix))
+        return float(iteration_s(self.coefficients, *composition))
 
     def plan_drafts(self, table: np.ndarray, now_s: float, max_drafts: int) -> None:
         """Shorten ``spec_tokens`` of the table to what objectives need (SLOs-Serve 3.2.3), if the policy does that.
 
         While nobody decodes under an objective, speculation costs no one and best effort keeps all of it.
         """
-        if self.policy in PLANS_DRAFTS:
+        if self.policy.plans_drafts:
             drafts = np.zeros(len(table), dtype=np.int32)
             step_s = plan_drafts(self.coefficients, table, now_s, self.limits, max_drafts, drafts)
             if step_s < math.inf:
@@ -128,10 +126,10 @@ class StepPlanner:
         self._acceptance += weight * (target - self._acceptance)
         self.limits["acceptance"] = min(self._acceptance, 0.99)
 
-    def observe(self, mix: np.ndarray, seconds: float) -> None:
-        """Learn from an iteration of composition ``mix`` that took ``seconds``."""
+    def observe(self, composition: np.ndarray, seconds: float) -> None:
+        """Learn from an iteration of composition ``composition`` that took ``seconds``."""
         if self._learn:
-            tokens, kv_tokens, pairs, sequences, drafts = mix
+            tokens, kv_tokens, pairs, sequences, drafts = composition
             self._correction = observe(
                 self._correction, self._profile, tokens, kv_tokens, pairs, sequences, drafts, seconds
             )

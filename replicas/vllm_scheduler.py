@@ -16,7 +16,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from controller.wire import Step
-from planning.room import TOKENS
+from planning.batch.composition import TOKENS
 from replicas.engine import to_step, usable_kv_tokens
 from replicas.engine_link import TickSender
 from replicas.failures import Failures
@@ -114,7 +114,7 @@ class SloScheduler(AsyncScheduler):
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         now_s = time.monotonic()
         predicted_s, mix = 0.0, None
-        if self._planner.policy != STOCK and (self.running or self.waiting):
+        if self._planner.policy.name != STOCK and (self.running or self.waiting):
             predicted_s, mix = self._try_plan(self._clock.next_start_s(now_s))
             self._planning_s += time.monotonic() - now_s
         output = super().schedule(throttle_prefills)

@@ -2,36 +2,36 @@
 
 import numpy as np
 
-from routing.mirrors import SHARED, SHORTEST_S
-from routing.policy import Ask, Checked, Unchecked, register
-from routing.wishes import LEAST_ADDED
+from routing.fleet_state import SHARED, SHORTEST_S
+from routing.policy import Checked, RoutingRequest, Unchecked, register
+from routing.scores import LEAST_ADDED
 
 COPIES = 4  # K of ``power_of_k``
 
 
 def in_turn(replicas: np.ndarray, turn: int) -> np.ndarray:
-    """Preference of the open replicas in turn."""
-    wants, usable = np.full(len(replicas), -np.inf), np.flatnonzero(replicas["is_open"])
+    """Scores of the open replicas in turn."""
+    scores, usable = np.full(len(replicas), -np.inf), np.flatnonzero(replicas["is_open"])
     if len(usable):
-        wants[usable] = -((np.arange(len(usable)) - turn) % len(usable))
-    return wants
+        scores[usable] = -((np.arange(len(usable)) - turn) % len(usable))
+    return scores
 
 
 @register("load_gradient")
 class LoadGradient(Checked):
     """PolyServe section 4.2: the most loaded replica that attains the SLO, so that others stay free for tight ones."""
 
-    def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
+    def score(self, request: RoutingRequest, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
         return np.zeros(0)
 
 
 @register("marginal_load")
 class MarginalLoad(Checked):
-    """The replica whose squared load grows least, of those that attain the SLO (``routing.wishes``)."""
+    """The replica whose squared load grows least, of those that attain the SLO (``routing.scores``)."""
 
-    rule = LEAST_ADDED
+    score_kind = LEAST_ADDED
 
-    def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
+    def score(self, request: RoutingRequest, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
         return np.zeros(0)
 
 
@@ -39,7 +39,7 @@ class MarginalLoad(Checked):
 class Balanced(Checked):
     """The least loaded replica that attains the SLO: the most room for what predictions miss, and none left empty."""
 
-    def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
+    def score(self, request: RoutingRequest, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
         return -replicas["load"]
 
 
@@ -51,11 +51,11 @@ class Silos(Checked):
     effort without either fills all silos.
     """
 
-    def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
-        silo = replicas["tier"] == ask.tier
+    def score(self, request: RoutingRequest, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
+        silo = replicas["tier"] == request.tier
         if not silo.any():
             silo = (replicas["tier"] == SHARED) & replicas["is_open"]
-        if ask.best_effort and not silo.any():
+        if request.best_effort and not silo.any():
             silo[:] = True
         return np.where(silo, -replicas["count"].astype(np.float64), -np.inf)
 
@@ -64,7 +64,7 @@ class Silos(Checked):
 class SequentialRouting(Checked):
     """SLOs-Serve section 4.2: a round-robin first replica, then the next one sequentially."""
 
-    def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
+    def score(self, request: RoutingRequest, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
         return in_turn(replicas, turn)
 
 
@@ -72,7 +72,7 @@ class SequentialRouting(Checked):
 class RoundRobinRouting(Unchecked):
     """The next replica, whatever its state: what a plain load balancer does."""
 
-    def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
+    def score(self, request: RoutingRequest, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
         return in_turn(replicas, turn)
 
 
@@ -80,7 +80,7 @@ class RoundRobinRouting(Unchecked):
 class RandomRouting(Unchecked):
     """Any replica with equal chance."""
 
-    def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
+    def score(self, request: RoutingRequest, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
         return rng.random(len(replicas))
 
 
@@ -88,7 +88,7 @@ class RandomRouting(Unchecked):
 class LeastLoadedRouting(Unchecked):
     """The replica with the fewest requests."""
 
-    def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
+    def score(self, request: RoutingRequest, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
         return -replicas["count"].astype(np.float64)
 
 
@@ -96,11 +96,11 @@ class LeastLoadedRouting(Unchecked):
 class PowerOfTwoRouting(Unchecked):
     """The less loaded of two replicas drawn at random."""
 
-    def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
-        wants, usable = np.full(len(replicas), -np.inf), np.flatnonzero(replicas["is_open"])
+    def score(self, request: RoutingRequest, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
+        scores, usable = np.full(len(replicas), -np.inf), np.flatnonzero(replicas["is_open"])
         drawn = rng.permutation(usable)[:2]
-        wants[drawn] = -replicas["count"][drawn].astype(np.float64)
-        return wants
+        scores[drawn] = -replicas["count"][drawn].astype(np.float64)
+        return scores
 
 
 @register("power_of_k")
@@ -113,13 +113,13 @@ class PowerOfK(Unchecked):
     stand for that wait.
     """
 
-    def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
-        wants = np.full(len(replicas), -np.inf)
+    def score(self, request: RoutingRequest, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
+        scores = np.full(len(replicas), -np.inf)
         drawn = rng.permutation(np.flatnonzero(replicas["is_open"]))[:COPIES]
         of = replicas[drawn]
-        wait_s = (of["backlog_tokens"] + ask.prompt_tokens) * of["prompt_token_s"]
-        wants[drawn] = 1.0 / np.maximum(wait_s + ask.output_tokens * of["step_s"], SHORTEST_S)
-        return wants
+        wait_s = (of["backlog_tokens"] + request.prompt_tokens) * of["prompt_token_s"]
+        scores[drawn] = 1.0 / np.maximum(wait_s + request.output_tokens * of["step_s"], SHORTEST_S)
+        return scores
 
 
 @register("remaining_memory")
@@ -130,9 +130,9 @@ class RemainingMemory(Unchecked):
     largest holds the request, every memory counts once more, as the paper's fresh round does.
     """
 
-    def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
+    def score(self, request: RoutingRequest, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
         usable, taken = replicas["usable_tokens"], replicas["peak_tokens"]
-        rounds = np.ceil((taken + ask.prompt_tokens + ask.output_tokens) / np.maximum(usable, 1.0))
+        rounds = np.ceil((taken + request.prompt_tokens + request.output_tokens) / np.maximum(usable, 1.0))
         usual = rounds[replicas["is_open"]]
         return (usual.min() if len(usual) else 1.0) * usable - taken
 
@@ -141,7 +141,7 @@ class RemainingMemory(Unchecked):
 class MinimalIterationTime(Unchecked):
     """The lowest cycle time, prompts that wait included: PolyServe's ``Minimal`` baseline (section 5.1)."""
 
-    def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
+    def score(self, request: RoutingRequest, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
         return -(replicas["step_s"] + replicas["backlog_tokens"] * replicas["prompt_token_s"])
 
 
@@ -149,6 +149,6 @@ class MinimalIterationTime(Unchecked):
 class PredictedHeadroom(Unchecked):
     """The most loaded replica that is not predicted to be full, else the least loaded; nothing is refused (llm-d)."""
 
-    def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
+    def score(self, request: RoutingRequest, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
         load: np.ndarray = replicas["load"]
         return np.where(load < 1.0, load, -load)

@@ -7,11 +7,11 @@ from typing import Protocol
 
 import numpy as np
 
-from routing.wishes import MOST_LOADED
+from routing.scores import MOST_LOADED
 
 
 @dataclass(frozen=True)
-class Ask:
+class RoutingRequest:
     """One request as routing sees it; ``tier`` is a position in the tier table, tightest first."""
 
     tier: int
@@ -20,25 +20,28 @@ class Ask:
     best_effort: bool = False
 
 
-def to_ask(row: np.void | np.ndarray) -> Ask:
+def to_routing_request(row: np.void | np.ndarray) -> RoutingRequest:
     """A planning row (REQUEST[]) as routing sees it."""
     emitted_tokens = int(row["emitted_tokens"])
     output_tokens = max(1, int(row["output_tokens"]) - emitted_tokens)
-    return Ask(int(row["tier"]), int(row["prompt_tokens"]) + emitted_tokens, output_tokens, bool(row["best_effort"]))
+    return RoutingRequest(
+        int(row["tier"]), int(row["prompt_tokens"]) + emitted_tokens, output_tokens, bool(row["best_effort"])
+    )
 
 
 class RoutingPolicy(Protocol):
-    """Says how much a request wants each replica. Pure: randomness comes as ``rng``."""
+    """Says how much a request scores each replica. Pure: randomness comes as ``rng``."""
 
     checks_admission: bool  # whether the replica must attain the SLO, or is taken as it comes
-    rule: int  # of ``routing.wishes``, for what it leaves unsaid
+    score_kind: int  # of ``routing.scores``, for what it leaves unsaid
 
-    def prefer(self, ask: Ask, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
-        """How much the request wants each of ``replicas`` (REPLICA[R] to f8[R]), -inf for not at all.
+    def score(self, request: RoutingRequest, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
+        """How much the request scores each of ``replicas`` (REPLICA_STATE[R] to f8[R]), -inf for not at all.
 
-        Closed replicas are passed over whatever is said of them. An empty answer leaves it to ``rule`` at the time of
-        placement. Where admission is checked, replicas are tried group by group (``routing.kernels.group_of``) and by
-        preference inside a group; ``turn`` counts the requests routed so far.
+        Closed replicas are passed over whatever is said of them. An empty answer leaves it to ``score_kind`` at the
+        time of placement. Where admission is checked, replicas are tried group by group
+        (``routing.placement.tier_distance``) and by preference inside a group; ``turn`` counts the requests routed so
+        far.
         """
         ...
 
@@ -47,14 +50,14 @@ class Checked:
     """A replica takes a request if it attains the SLO."""
 
     checks_admission = True
-    rule = MOST_LOADED
+    score_kind = MOST_LOADED
 
 
 class Unchecked:
     """A replica takes a request whatever that does."""
 
     checks_admission = False
-    rule = MOST_LOADED
+    score_kind = MOST_LOADED
 
 
 _REGISTRY: dict[str, Callable[[], RoutingPolicy]] = {}
@@ -89,15 +92,15 @@ def make_routing(name: str) -> RoutingPolicy:
     return _REGISTRY[name]()
 
 
-def most_wanted(replicas: np.ndarray, preference: np.ndarray) -> int:
+def best_scored(replicas: np.ndarray, scores: np.ndarray) -> int:
     """The open replica that is wanted most, ties to the lower position; -1 where none is wanted at all."""
-    wants = np.where(replicas["is_open"], preference if len(preference) else replicas["load"], -np.inf)
-    best = int(np.argmax(wants)) if len(wants) else -1
-    return best if best >= 0 and wants[best] > -np.inf else -1
+    scores = np.where(replicas["is_open"], scores if len(scores) else replicas["load"], -np.inf)
+    best = int(np.argmax(scores)) if len(scores) else -1
+    return best if best >= 0 and scores[best] > -np.inf else -1
 
 
 def idlest(replicas: np.ndarray, held_tokens: np.ndarray | None = None) -> np.ndarray:
-    """Preference of best effort: the fewest prompt tokens ahead, then the fewest requests, then reserved replicas.
+    """Scores of best effort: the fewest prompt tokens ahead, then the fewest requests, then reserved replicas.
 
     ``held_tokens`` (f8[R], or empty) of its own prompt need not be computed there.
     """
@@ -105,6 +108,6 @@ def idlest(replicas: np.ndarray, held_tokens: np.ndarray | None = None) -> np.nd
     if held_tokens is not None and len(held_tokens):
         ahead = ahead - held_tokens
     by_wait = np.lexsort((replicas["tier"], replicas["count"], ahead))
-    wants = np.empty(len(replicas))
-    wants[by_wait] = -np.arange(len(replicas))
-    return wants
+    scores = np.empty(len(replicas))
+    scores[by_wait] = -np.arange(len(replicas))
+    return scores

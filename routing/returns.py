@@ -2,8 +2,8 @@
 
 Reservations as in conservative backfilling of batch systems (Mu'alem and Feitelson 2001): whoever is refused is told
 the first second at which the ledger has room for it, that room is entered as told, and newcomers are let past only
-where they leave it free. Work is a fluid here, by the same sums as ``routing.kernels.screen``; what a replica can
-really promise is checked exactly when the request comes.
+where they leave it free. Work is a fluid here, by the same sums as ``routing.placement.quick_check``; what a replica
+can really promise is checked exactly when the request comes.
 """
 
 import math
@@ -12,14 +12,14 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from planning.choice import ADMITTED, why_unattainable
-from planning.deadlines import effective_tpot_s, next_due_s, remaining_tokens, todo_tokens
-from planning.rollout import OUTLOOK, TOLERANCE_S, rollout
-from planning.room import decode_s
+from planning.admission.search import ADMITTED, why_unattainable
+from planning.batch.classes import decode_s
+from planning.deadlines import effective_tpot_s, next_token_deadline_s, num_uncomputed_tokens, remaining_tokens
+from planning.forecast.rollout import FORECAST, TOLERANCE_S, forecast_requests
 from planning.tables import REQUEST
 from profiles.kernels import K_ATT, attention_pairs
-from routing.kernels import NOWHERE, group_of
-from routing.mirrors import SHORTEST_S, Mirrors, bearable_pace_s, busy_share, decode_rest_s
+from routing.fleet_state import SHORTEST_S, FleetState, decode_rest_s, max_pace_s, utilization
+from routing.placement import NOWHERE, tier_distance
 
 BUCKET_S = 0.25
 HORIZON = 124  # buckets that are looked ahead
@@ -30,7 +30,7 @@ TOKEN_RATE, REST_RATE, KV, SEQUENCES, PREFILL = range(5)
 COLUMNS = 5
 LONGEST_STEP_S = 1e3  # paces above, such as none at all, count as this
 LEAST_FREE = 0.02  # part of the time that prompts get, however many decodes there are
-FULL = 0.95  # busy share up to which room is told; a replica attains a little less than a fluid
+FULL = 0.95  # utilization up to which room is told; a replica attains a little less than a fluid
 
 
 class Ledger(NamedTuple):
@@ -61,22 +61,22 @@ def bucket_of(at_s: float) -> int:
 
 
 @njit(cache=True)
-def carry(mirrors: Mirrors, now_s: float, ledger: Ledger) -> None:
+def carry(fleet: FleetState, now_s: float, ledger: Ledger) -> None:
     """Enter what every open replica has promised, until each request's predicted end."""
     first, carried = bucket_of(now_s), ledger.carried
     changes, amounts = np.zeros((HORIZON + 1, COLUMNS)), np.zeros(COLUMNS)
-    for r in range(len(mirrors.replicas)):
-        replica, coef = mirrors.replicas[r], mirrors.cautious[r]
+    for r in range(len(fleet.replicas)):
+        replica, coef = fleet.replicas[r], fleet.pessimistic_coefs[r]
         if not replica["is_open"]:
             continue
         changes[:] = 0.0
         start_s, waits_s = max(now_s, replica["free_at_s"]), 0.0
         for i in range(replica["count"]):
-            row = mirrors.tables[r, i]
-            todo = todo_tokens(row)
+            row = fleet.tables[r, i]
+            todo = num_uncomputed_tokens(row)
             if row["best_effort"] or todo <= 0:
                 continue
-            pace_s = max(bearable_pace_s(row, start_s), decode_s(coef, row), SHORTEST_S)
+            pace_s = max(max_pace_s(row, start_s), decode_s(coef, row), SHORTEST_S)
             waits_s += todo * replica["prompt_token_s"] if todo > 1 else 0.0
             step_s = max(replica["step_s"], min(1.0, replica["load"]) * pace_s)
             lasts_s = start_s - now_s + remaining_tokens(row) * min(step_s, LONGEST_STEP_S)
@@ -95,18 +95,18 @@ def carry(mirrors: Mirrors, now_s: float, ledger: Ledger) -> None:
 
 
 @njit(cache=True)
-def claim_of(mirrors: Mirrors, r: int, row: np.void, now_s: float) -> tuple[np.ndarray, int, float]:
+def claim_of(fleet: FleetState, r: int, row: np.void, now_s: float) -> tuple[np.ndarray, int, float]:
     """What the request would take of replica ``r``, in COLUMNS; for how many buckets; and the seconds that its first
     token may take. As if it arrived now."""
-    coef, todo = mirrors.cautious[r], todo_tokens(row)
+    coef, todo = fleet.pessimistic_coefs[r], num_uncomputed_tokens(row)
     pace_s = max(effective_tpot_s(row, now_s), decode_s(coef, row), SHORTEST_S)
     claim = np.empty(COLUMNS)
     claim[TOKEN_RATE], claim[REST_RATE] = 1.0 / pace_s, decode_rest_s(coef, row) / pace_s
     claim[KV], claim[SEQUENCES] = row["prompt_tokens"] + row["output_tokens"], 1.0
     pairs = attention_pairs(todo, row["computed_tokens"])
-    claim[PREFILL] = todo * mirrors.replicas[r]["prompt_token_s"] + coef[K_ATT] * pairs
+    claim[PREFILL] = todo * fleet.replicas[r]["prompt_token_s"] + coef[K_ATT] * pairs
     lasts = int(min(float(HORIZON), remaining_tokens(row) * min(pace_s, LONGEST_STEP_S) / BUCKET_S)) + 1
-    return claim, lasts, next_due_s(row, now_s) - now_s
+    return claim, lasts, next_token_deadline_s(row, now_s) - now_s
 
 
 @njit(cache=True)
@@ -125,39 +125,42 @@ def _is_idle(carried: np.ndarray, told: np.ndarray) -> bool:
 
 
 @njit(cache=True)
-def _is_full(mirrors: Mirrors, ledger: Ledger, r: int, at: int, claim: np.ndarray, step_s: float) -> bool:
+def _is_full(fleet: FleetState, ledger: Ledger, r: int, at: int, claim: np.ndarray, step_s: float) -> bool:
     """Whether the claim is too much for a bucket beside what is promised and told.
 
     Nothing is too much for an idle replica: whoever asks here could be served by one (``can_ever``).
     """
-    limits, carried, told = mirrors.limits[r], ledger.carried[r, at], ledger.told[r, at]
+    limits, carried, told = fleet.limits[r], ledger.carried[r, at], ledger.told[r, at]
     if _is_idle(carried, told):
         return False
     token_rate = carried[TOKEN_RATE] + told[TOKEN_RATE] + claim[TOKEN_RATE]
     rest_rate = carried[REST_RATE] + told[REST_RATE] + claim[REST_RATE]
     return (
-        busy_share(mirrors.cautious[r], token_rate, rest_rate, step_s) > FULL
-        or carried[KV] + told[KV] + claim[KV] > mirrors.replicas[r]["usable_tokens"]
+        utilization(fleet.pessimistic_coefs[r], token_rate, rest_rate, step_s) > FULL
+        or carried[KV] + told[KV] + claim[KV] > fleet.replicas[r]["usable_tokens"]
         or carried[SEQUENCES] + told[SEQUENCES] + claim[SEQUENCES] > limits["max_running"]
     )
 
 
 @njit(cache=True)
-def _free_share(mirrors: Mirrors, ledger: Ledger, r: int, at: int, step_s: float) -> float:
+def _free_share(fleet: FleetState, ledger: Ledger, r: int, at: int, step_s: float) -> float:
     """Part of a bucket's time that decodes leave to prompts."""
     carried, told = ledger.carried[r, at], ledger.told[r, at]
     if _is_idle(carried, told):
         return 1.0
-    busy = busy_share(
-        mirrors.cautious[r], carried[TOKEN_RATE] + told[TOKEN_RATE], carried[REST_RATE] + told[REST_RATE], step_s
+    busy = utilization(
+        fleet.pessimistic_coefs[r],
+        carried[TOKEN_RATE] + told[TOKEN_RATE],
+        carried[REST_RATE] + told[REST_RATE],
+        step_s,
     )
     return max(LEAST_FREE, 1.0 - busy)
 
 
 @njit(cache=True)
-def _step_s(mirrors: Mirrors, r: int, claim: np.ndarray) -> float:
+def _step_s(fleet: FleetState, r: int, claim: np.ndarray) -> float:
     """Iterations as long as the tightest, the newcomer included, can bear."""
-    step_s = min(mirrors.replicas[r]["pace_s"], mirrors.limits[r]["max_iteration_s"])
+    step_s = min(fleet.replicas[r]["pace_s"], fleet.limits[r]["max_iteration_s"])
     if claim[TOKEN_RATE] > 0.0:  # none of a request that is only prefilled
         step_s = min(step_s, 1.0 / claim[TOKEN_RATE])
     return max(SHORTEST_S, step_s)
@@ -165,7 +168,7 @@ def _step_s(mirrors: Mirrors, r: int, claim: np.ndarray) -> float:
 
 @njit(cache=True)
 def _fits_at(
-    mirrors: Mirrors,
+    fleet: FleetState,
     ledger: Ledger,
     r: int,
     begins: int,
@@ -177,17 +180,17 @@ def _fits_at(
 ) -> bool:
     """Whether replica ``r`` has room from bucket ``begins`` on, with ``queue_s`` of prompts ahead then, so that all
     that was told keeps its own. Of a newcomer (``is_new``) only the latter is asked: it is checked exactly."""
-    step_s, first = _step_s(mirrors, r, claim), begins
+    step_s, first = _step_s(fleet, r, claim), begins
     for j in range(HORIZON):
         at = (first + j) % BUCKETS
         told = ledger.told[r, at]
         is_asked = told[SEQUENCES] > TOLERANCE_S or (j == 0 and not is_new)
-        if j < lasts and (is_asked or not is_new) and _is_full(mirrors, ledger, r, at, claim, step_s):
+        if j < lasts and (is_asked or not is_new) and _is_full(fleet, ledger, r, at, claim, step_s):
             return False
         if j >= lasts and queue_s <= 0.0:
             return True
         queue_s += told[PREFILL] + (claim[PREFILL] if j == 0 else 0.0)
-        free = _free_share(mirrors, ledger, r, at, step_s)
+        free = _free_share(fleet, ledger, r, at, step_s)
         prompts_come = told[PREFILL] > TOLERANCE_S or (j == 0 and not is_new)
         if prompts_come and queue_s > window_s * free:
             return False
@@ -196,35 +199,35 @@ def _fits_at(
 
 
 @njit(cache=True)
-def is_kept(mirrors: Mirrors, ledger: Ledger, row: np.void, now_s: float) -> np.ndarray:
+def is_kept(fleet: FleetState, ledger: Ledger, row: np.void, now_s: float) -> np.ndarray:
     """Per replica, whether a newcomer there would take what others were told to come back for (bool[R])."""
-    kept, first = np.zeros(len(mirrors.replicas), dtype=np.bool_), bucket_of(now_s)
+    kept, first = np.zeros(len(fleet.replicas), dtype=np.bool_), bucket_of(now_s)
     for r in range(len(kept)):
-        if mirrors.replicas[r]["is_open"]:
-            claim, lasts, window_s = claim_of(mirrors, r, row, now_s)
+        if fleet.replicas[r]["is_open"]:
+            claim, lasts, window_s = claim_of(fleet, r, row, now_s)
             queue_s = ledger.carried[r, first % BUCKETS, PREFILL]
-            kept[r] = not _fits_at(mirrors, ledger, r, first, queue_s, claim, lasts, window_s, True)
+            kept[r] = not _fits_at(fleet, ledger, r, first, queue_s, claim, lasts, window_s, True)
     return kept
 
 
 @njit(cache=True)
-def first_room(mirrors: Mirrors, ledger: Ledger, row: np.void, now_s: float, most_s: int) -> tuple[int, int]:
+def first_room(fleet: FleetState, ledger: Ledger, row: np.void, now_s: float, most_s: int) -> tuple[int, int]:
     """Whole seconds from now, 1 to ``most_s``, until some replica has room for the request, and which; the one with the
     least to do then. 0 and ``NOWHERE`` where there is none in time."""
-    replicas, first, best, least = len(mirrors.replicas), bucket_of(now_s), NOWHERE, math.inf
+    replicas, first, best, least = len(fleet.replicas), bucket_of(now_s), NOWHERE, math.inf
     queues_s = ledger.carried[:, first % BUCKETS, PREFILL].copy()
     for second in range(1, most_s + 1):
         begins = first + second * PER_S
         for r in range(replicas):
-            if not mirrors.replicas[r]["is_open"] or group_of(mirrors.replicas[r]["tier"], row["tier"]) < 0:
+            if not fleet.replicas[r]["is_open"] or tier_distance(fleet.replicas[r]["tier"], row["tier"]) < 0:
                 continue
-            claim, lasts, window_s = claim_of(mirrors, r, row, now_s)
-            step_s = _step_s(mirrors, r, claim)
+            claim, lasts, window_s = claim_of(fleet, r, row, now_s)
+            step_s = _step_s(fleet, r, claim)
             for j in range(begins - PER_S, begins):
-                free = _free_share(mirrors, ledger, r, j % BUCKETS, step_s)
+                free = _free_share(fleet, ledger, r, j % BUCKETS, step_s)
                 queues_s[r] = max(0.0, queues_s[r] + ledger.told[r, j % BUCKETS, PREFILL] - free * BUCKET_S)
-            if _fits_at(mirrors, ledger, r, begins, queues_s[r], claim, lasts, window_s, False):
-                busy = -_free_share(mirrors, ledger, r, begins % BUCKETS, step_s)
+            if _fits_at(fleet, ledger, r, begins, queues_s[r], claim, lasts, window_s, False):
+                busy = -_free_share(fleet, ledger, r, begins % BUCKETS, step_s)
                 if busy < least:
                     best, least = r, busy
         if best != NOWHERE:
@@ -233,16 +236,18 @@ def first_room(mirrors: Mirrors, ledger: Ledger, row: np.void, now_s: float, mos
 
 
 @njit(cache=True)
-def can_ever(mirrors: Mirrors, row: np.void, now_s: float) -> bool:
+def can_ever(fleet: FleetState, row: np.void, now_s: float) -> bool:
     """Whether some open replica could attain the request if it had nothing else to do and the request came now."""
     fresh = np.zeros(1, dtype=REQUEST)
     fresh[0] = row
     fresh[0]["deadline_s"] += now_s - row["arrival_s"]
     fresh[0]["arrival_s"] = now_s
-    for r in range(len(mirrors.replicas)):
-        if mirrors.replicas[r]["is_open"]:
-            seen, limits = np.zeros(1, dtype=OUTLOOK), mirrors.limits[r]
-            worst_s, peak_tokens = rollout(mirrors.cautious[r], fresh, now_s, limits, -TOLERANCE_S, seen)
+    for r in range(len(fleet.replicas)):
+        if fleet.replicas[r]["is_open"]:
+            seen, limits = np.zeros(1, dtype=FORECAST), fleet.limits[r]
+            worst_s, peak_tokens = forecast_requests(
+                fleet.pessimistic_coefs[r], fresh, now_s, limits, -TOLERANCE_S, seen
+            )
             if why_unattainable(fresh[0], seen[0], worst_s, peak_tokens, limits) == ADMITTED:
                 return True
     return False

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from controller.phases import TRANSFER_S_PER_TOKEN, PhaseOptions
-from planning.policies import batch_policy_names
+from planning.batch.registry import batch_policy_names
 from profiles.profile import ProfileError
 from profiles.store import load_profile
 from replicas.config import EMBEDDED_MODEL, EMBEDDED_PROFILE, MOST_IN_FLIGHT

@@ -27,7 +27,7 @@ from vllm.v1.executor.abstract import Executor
 
 from controller.wire import Delta, Slo
 from replicas.vllm_codec import decode_output, encode_request, encode_value, with_emitted
-from routing.prefixes import prefix_marks
+from routing.prefix_index import hash_prefix
 from serving.dispatch import Dispatcher
 from serving.jobs import Job, Links, Patience
 from serving.lanes import Lanes
@@ -124,7 +124,7 @@ def to_job(request: EngineCoreRequest, ticket: Ticket, block_tokens: int = 0) ->
         ticket=ticket,
         resumable=params is None or params.structured_outputs is None,
         movable=params is None or is_memoryless(params),
-        prefix=marks_of(request, block_tokens) if block_tokens else (),
+        prefix=block_hashes_of(request, block_tokens) if block_tokens else (),
     )
 
 
@@ -162,12 +162,12 @@ def check_prompt_logprobs(request: EngineCoreRequest, most: float) -> None:
         raise VLLMValidationError(message, parameter="prompt_logprobs")
 
 
-def marks_of(request: EngineCoreRequest, block_tokens: int) -> tuple[int, ...]:
+def block_hashes_of(request: EngineCoreRequest, block_tokens: int) -> tuple[int, ...]:
     """Marks of what the prompt's KV cache depends on; none where that is more than tokens."""
     if request.mm_features or request.prompt_embeds is not None:
         return ()
     adapter = request.lora_request.lora_name if request.lora_request else ""
-    return prefix_marks(request.prompt_token_ids or [], block_tokens, repr((request.cache_salt, adapter)))
+    return hash_prefix(request.prompt_token_ids or [], block_tokens, repr((request.cache_salt, adapter)))
 
 
 def is_memoryless(params: SamplingParams) -> bool:

@@ -41,14 +41,14 @@ class GiveUp:
 
     def __init__(self, jobs: np.ndarray, window: Window, target: float, every: int = 64) -> None:
         heads = window.heads(jobs)
-        self.is_judged = np.isin(jobs["program"], heads)
+        self.forecast_is_fresh = np.isin(jobs["program"], heads)
         self.program, self.allowed, self.every, self.calls = jobs["program"], (1 - target) * len(heads), every, 0
 
     def __call__(self, simulation: Simulation) -> bool:
         self.calls += 1
         if self.calls % self.every:
             return False
-        missed = self.program[simulation.records["missed"] & self.is_judged]
+        missed = self.program[simulation.records["missed"] & self.forecast_is_fresh]
         return len(np.unique(missed)) > self.allowed
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planning.admission import AdmissionOptions, AdmissionPlan, plan_admission
+from planning.admission.plan import AdmissionOptions, AdmissionPlan, plan_admission
 from simulation.loop import Simulation
 
 

@@ -10,14 +10,17 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from planning.deadlines import todo_tokens
+from planning.batch.classes import is_decode
+from planning.batch.composition import KV, SEQUENCES, TOKENS
+from planning.batch.kv import PREEMPT, held_kv_tokens
+from planning.batch.registry import form
+from planning.batch.shedding import shed
+from planning.batch.speculation import plan_drafts
+from planning.deadlines import num_uncomputed_tokens
+from planning.forecast.rollout import mark_finished
 from planning.limits import LIMITS
-from planning.rollout import leave
-from planning.room import KV, PREEMPT, SEQUENCES, TOKENS, held_kv_tokens, is_decode
-from planning.speculation import plan_drafts
 from planning.tables import REQUEST
 from profiles.kernels import COEFFICIENTS, iteration_s
-from simulation.forms import form, shed
 from simulation.jobs import NEVER, change_stage, note_tokens
 
 ENGINE = np.dtype(
@@ -108,7 +111,7 @@ def _run_row(row: np.void, tokens: int, acceptance: float, seed: int) -> int:
     if tokens == PREEMPT:
         row["running"], row["computed_tokens"] = False, 0
         return 0
-    decodes, is_last = is_decode(row), tokens >= todo_tokens(row)
+    decodes, is_last = is_decode(row), tokens >= num_uncomputed_tokens(row)
     row["running"] = True
     if not is_last:
         row["computed_tokens"] += tokens
@@ -125,7 +128,7 @@ def _emit(row: np.void, job: np.void, record: np.void, tokens: int, now_s: float
     row["computed_tokens"] = row["prompt_tokens"] + row["emitted_tokens"] - 1
     if row["emitted_tokens"] >= job["output_tokens"]:
         record["ended"] = True
-        leave(row)
+        mark_finished(row)
         return tokens
     if row["emitted_tokens"] >= row["output_tokens"] or row["emitted_tokens"] >= job["predicted_tokens"]:
         _outlive(row, job["predicted_tokens"])
@@ -145,7 +148,7 @@ def _compact(engines: Engines, r: int) -> None:
     """Drop the rows of requests that have left, keeping the order of the others."""
     table, kept = engines.tables[r], 0
     for i in range(engines.state[r]["count"]):
-        if todo_tokens(table[i]) > 0:
+        if num_uncomputed_tokens(table[i]) > 0:
             if kept < i:
                 table[kept] = table[i]
             kept += 1

@@ -12,7 +12,7 @@ from controller.options import FleetOptions
 from controller.tiers import Tier, TierTable
 from controller.wire import Admission, Decision, Outcome, Progress, Report, Slo, Verdict
 from profiles.profile import Profile
-from routing.prefixes import mark_spacing
+from routing.prefix_index import hash_spacing
 from simulation.loop import Simulation
 
 REPORT_S = 0.15  # how often a live replica reports
@@ -117,7 +117,7 @@ class FleetDispatch:
         if not self.options.prefix_affinity or not asked["blocks"]:
             return ()
         own = self.blocks[asked["first_block"] :][: min(asked["blocks"], prompt_tokens // block_tokens)]
-        spacing = mark_spacing(prompt_tokens, block_tokens) // block_tokens
+        spacing = hash_spacing(prompt_tokens, block_tokens) // block_tokens
         return tuple(own[spacing - 1 :: spacing].tolist())
 
     def _tier_name(self, asked: np.void) -> str:

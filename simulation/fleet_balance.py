@@ -1,4 +1,4 @@
-"""Which replica of a simulated fleet takes a request: ``routing.kernels`` with promises, or a balancer without.
+"""Which replica of a simulated fleet takes a request: ``routing.placement`` with promises, or a balancer without.
 
 The fleet reads the modelled engines' own tables. A request may be cut in two, a prompt for a prefill replica and the
 other tokens for a decode replica.
@@ -10,15 +10,15 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from planning.chunking import prefill_outlook
-from planning.deadlines import next_due_s, todo_tokens
-from planning.room import prefill_s
+from planning.batch.classes import prefill_s
+from planning.deadlines import next_token_deadline_s, num_uncomputed_tokens
 from profiles.kernels import iteration_s
-from routing.kernels import NOWHERE, PLACEMENT, place
-from routing.mirrors import SHARED, Mirrors
-from routing.wishes import LEAST_ADDED
+from routing.fleet_state import SHARED, FleetState
+from routing.placement import NOWHERE, PLACEMENT, place
+from routing.scores import LEAST_ADDED
 from simulation.engine import Engines, submit
 from simulation.placement import refresh
+from simulation.prefill_forecast import prefill_outlook
 
 BOTH, PREFILL, DECODE = range(3)  # sides of a request that a replica takes
 BACKLOG_S = 0.5  # prompt tokens that wait count into the load as if they were due in so long
@@ -51,7 +51,7 @@ class Fleet(NamedTuple):
 
     state: np.ndarray  # STATE[1]
     engines: Engines
-    mirrors: Mirrors  # over the engines' own tables
+    fleet_state: FleetState  # over the engines' own tables
     sides: np.ndarray  # i1[R]
     seen: np.ndarray  # i8[R], iterations at which the mirrors' sums were made
     jobs: np.ndarray
@@ -62,14 +62,14 @@ class Fleet(NamedTuple):
 @njit(cache=True)
 def look(fleet: Fleet) -> None:
     """Bring the mirrors' sums up to date."""
-    refresh(fleet.mirrors, fleet.engines, fleet.seen, fleet.state[0]["now_s"])
+    refresh(fleet.fleet_state, fleet.engines, fleet.seen, fleet.state[0]["now_s"])
 
 
 @njit(cache=True)
 def latest_start_s(fleet: Fleet, job: int) -> float:
     """When the request has to start at the latest on an engine to itself."""
     row, now_s = fleet.rows[job], fleet.state[0]["now_s"]
-    return next_due_s(row, now_s) - prefill_s(fleet.engines.believed[0], row, fleet.engines.limits[0])
+    return next_token_deadline_s(row, now_s) - prefill_s(fleet.engines.believed[0], row, fleet.engines.limits[0])
 
 
 @njit(cache=True)
@@ -120,9 +120,9 @@ def _give(fleet: Fleet, job: int, r: int) -> None:
 
 
 @njit(cache=True)
-def _want(fleet: Fleet, r: int) -> float:
+def _score(fleet: Fleet, r: int) -> float:
     """How much replica ``r`` is wanted: the most loaded up to a comfortable load, beyond it the fewest requests."""
-    seen = fleet.mirrors.replicas[r]
+    seen = fleet.fleet_state.replicas[r]
     load = seen["load"] + seen["backlog_tokens"] * seen["prompt_token_s"] / BACKLOG_S
     comfort = fleet.state[0]["prefill_comfort"] if fleet.sides[r] == PREFILL else fleet.state[0]["comfort"]
     return load if load <= comfort else -float(seen["count"])
@@ -131,7 +131,7 @@ def _want(fleet: Fleet, r: int) -> float:
 @njit(cache=True)
 def _cycle_s(fleet: Fleet, r: int) -> float:
     """Predicted time of the next iteration: every decode, and as much of the waiting prompts as the budget holds."""
-    seen, decodes = fleet.mirrors.replicas[r], fleet.mirrors.replicas[r]["decodes"]
+    seen, decodes = fleet.fleet_state.replicas[r], fleet.fleet_state.replicas[r]["decodes"]
     room = max(0.0, fleet.engines.limits[r]["max_batch_tokens"] - decodes)
     tokens = decodes + min(room, seen["backlog_tokens"])
     return iteration_s(fleet.engines.believed[r], max(1.0, tokens), seen["decode_kv_tokens"], 0.0, decodes, 0.0)
@@ -152,7 +152,7 @@ def _takers(fleet: Fleet, side: int, tier: int) -> np.ndarray:
     """Replicas that take this side of a request of this tier."""
     takers, count = np.empty(len(fleet.sides), dtype=np.int64), 0
     for r in range(len(fleet.sides)):
-        owner = fleet.mirrors.replicas[r]["tier"]
+        owner = fleet.fleet_state.replicas[r]["tier"]
         if _takes(fleet, r, side) and (owner == SHARED or owner == tier):  # noqa: SIM109 (numba wants equal types)
             takers[count] = r
             count += 1
@@ -171,24 +171,24 @@ def _balanced(fleet: Fleet, side: int, tier: int) -> int:
         return first if counts[first] <= counts[second] else second
     if state["routing"] == GRADIENT:
         return _most_wanted(fleet, side, tier)
-    best, best_want = takers[0], -math.inf
+    best, best_score = takers[0], -math.inf
     for r in takers:
-        want = -float(counts[r])
+        score = -float(counts[r])
         if state["routing"] == MINIMAL_TIME:  # equal cycles, full ones among them: the shorter queue
-            want = -_cycle_s(fleet, r) - 1e-9 * fleet.mirrors.replicas[r]["backlog_tokens"]
-        if want > best_want:
-            best, best_want = r, want
+            score = -_cycle_s(fleet, r) - 1e-9 * fleet.fleet_state.replicas[r]["backlog_tokens"]
+        if score > best_score:
+            best, best_score = r, score
     return best
 
 
 @njit(cache=True)
 def _most_wanted(fleet: Fleet, side: int, tier: int) -> int:
     """The most wanted replica that takes the request."""
-    best, best_want = NOWHERE, -math.inf
+    best, best_score = NOWHERE, -math.inf
     for r in _takers(fleet, side, tier):
-        want = _want(fleet, r)
-        if best == NOWHERE or want > best_want:
-            best, best_want = r, want
+        score = _score(fleet, r)
+        if best == NOWHERE or score > best_score:
+            best, best_score = r, score
     return best
 
 
@@ -196,12 +196,12 @@ def _most_wanted(fleet: Fleet, side: int, tier: int) -> int:
 def _promised(fleet: Fleet, job: int) -> int:
     """Replica that keeps every promise with the request, by the fleet kernel; ``NOWHERE``: none does."""
     state, placement, row = fleet.state[0], np.zeros(1, dtype=PLACEMENT), fleet.rows[job : job + 1]
-    wants = np.empty((0, 0))
+    scores = np.empty((0, 0))
     if state["routing"] == PROMISE:
-        wants = np.empty((1, len(fleet.sides)))
+        scores = np.empty((1, len(fleet.sides)))
         for r in range(len(fleet.sides)):
-            wants[0, r] = _want(fleet, r)
-    place(fleet.mirrors, row, state["now_s"], wants, state["max_hops"], placement, LEAST_ADDED)
+            scores[0, r] = _score(fleet, r)
+    place(fleet.fleet_state, row, state["now_s"], scores, state["max_hops"], placement, LEAST_ADDED)
     return placement[0]["replica"]
 
 
@@ -216,11 +216,11 @@ def _promised_prefill(fleet: Fleet, job: int) -> int:
     for r in range(len(fleet.sides)):
         if fleet.sides[r] == PREFILL:
             backlogs[r] = _promised_tokens(fleet, r)
-    window_s = next_due_s(row, now_s) - now_s
+    window_s = next_token_deadline_s(row, now_s) - now_s
     for r in np.argsort(backlogs, kind="mergesort"):
         if backlogs[r] < 0.0:
             continue
-        seconds = (backlogs[r] + row["prompt_tokens"]) * fleet.mirrors.replicas[r]["prompt_token_s"]
+        seconds = (backlogs[r] + row["prompt_tokens"]) * fleet.fleet_state.replicas[r]["prompt_token_s"]
         if seconds <= 2.0 * window_s and _outlook_holds(fleet, r, row):
             return r
     return NOWHERE
@@ -233,21 +233,21 @@ def _promised_tokens(fleet: Fleet, r: int) -> float:
     for i in range(fleet.engines.state[r]["count"]):
         row = fleet.engines.tables[r, i]
         if not row["best_effort"]:
-            tokens += max(0, todo_tokens(row))
+            tokens += max(0, num_uncomputed_tokens(row))
     return tokens
 
 
 @njit(cache=True)
 def _outlook_holds(fleet: Fleet, r: int, row: np.void) -> bool:
     """Whether prefill replica ``r`` keeps every first token on time that it would without the request, and its own."""
-    count, start_s = fleet.engines.state[r]["count"], fleet.mirrors.replicas[r]["free_at_s"]
+    count, start_s = fleet.engines.state[r]["count"], fleet.fleet_state.replicas[r]["free_at_s"]
     coef, limits = fleet.engines.believed[r], fleet.engines.limits[r]
     table, first_s = fleet.engines.tables[r, : count + 1], np.empty(count + 1)
     table[count] = row
     if prefill_outlook(coef, table, start_s, limits, first_s) >= 0.0:
         return True
-    alone_s, holds = np.empty(count), next_due_s(row, start_s) >= first_s[count]
+    alone_s, holds = np.empty(count), next_token_deadline_s(row, start_s) >= first_s[count]
     prefill_outlook(coef, table[:count], start_s, limits, alone_s)
     for i in range(count):
-        holds &= not alone_s[i] <= next_due_s(table[i], start_s) < first_s[i]
+        holds &= not alone_s[i] <= next_token_deadline_s(table[i], start_s) < first_s[i]
     return holds

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from routing.mirrors import SHARED, make_mirrors
+from routing.fleet_state import SHARED, make_fleet_state
 from simulation.engine import Engines, advance_engines, with_slots
 from simulation.fleet_balance import BOTH, PREFILL, ROUTINGS, STATE, Fleet, latest_start_s, look, put, refuse
 from simulation.jobs import NEVER, make_records, to_rows
@@ -61,12 +61,14 @@ def make_run(
     state["retry_at_s"], state["max_hops"] = math.inf, max_hops
     state["comfort"], state["prefill_comfort"] = comfort, prefill_comfort
     state["is_split"] = (sides == PREFILL).any()
-    mirrors = make_mirrors(replicas, 1)
-    mirrors.replicas["is_open"], mirrors.replicas["count"] = sides != PREFILL, -1
-    mirrors.replicas["tier"] = SHARED if tiers is None else tiers
-    mirrors = mirrors._replace(coefs=engines.believed, cautious=engines.believed, limits=engines.limits)
+    fleet_state = make_fleet_state(replicas, 1)
+    fleet_state.replicas["is_open"], fleet_state.replicas["count"] = sides != PREFILL, -1
+    fleet_state.replicas["tier"] = SHARED if tiers is None else tiers
+    fleet_state = fleet_state._replace(
+        coefs=engines.believed, pessimistic_coefs=engines.believed, limits=engines.limits
+    )
     rows = to_rows(jobs, np.arange(len(jobs)))
-    fleet = Fleet(state, engines, mirrors, sides, np.full(replicas, -1), jobs, make_records(len(jobs)), rows)
+    fleet = Fleet(state, engines, fleet_state, sides, np.full(replicas, -1), jobs, make_records(len(jobs)), rows)
     order = np.argsort(jobs["arrival_s"], kind="stable")
     order = order[np.isfinite(jobs["arrival_s"][order])]
     queue, transfers = np.zeros(len(jobs), dtype=np.int64), np.zeros(len(jobs), dtype=np.int64)
@@ -83,10 +85,10 @@ def enlarge_if_full(run: Run) -> Run:
 
 def _with_engines(run: Run, engines: Engines) -> Run:
     """The run over these engines' tables, which the mirrors read."""
-    outlooks = np.zeros(engines.tables.shape, dtype=run.fleet.mirrors.outlooks.dtype)
-    mirrors = run.fleet.mirrors._replace(tables=engines.tables, outlooks=outlooks)
+    forecasts = np.zeros(engines.tables.shape, dtype=run.fleet.fleet_state.forecasts.dtype)
+    fleet_state = run.fleet.fleet_state._replace(tables=engines.tables, forecasts=forecasts)
     ended = np.zeros(4 * engines.tables.shape[1], dtype=np.int64)
-    return run._replace(fleet=run.fleet._replace(engines=engines, mirrors=mirrors), ended=ended)
+    return run._replace(fleet=run.fleet._replace(engines=engines, fleet_state=fleet_state), ended=ended)
 
 
 @njit(cache=True)

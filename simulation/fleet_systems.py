@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from planning.batch.registry import POLICIES, policy_code
 from planning.limits import make_limits
 from profiles.profile import Profile
 from simulation.engine import make_engines
 from simulation.fleet_balance import DECODE, PREFILL
 from simulation.fleet_run import Run, advance_run, enlarge_if_full, make_run
-from simulation.forms import policy_code
 from simulation.metrics import Window, attained
 from simulation.tiered import TPOT_S, split_jobs_over_link
 
@@ -53,7 +53,8 @@ class FleetSystem:
             max_batch_tokens=self.token_budget,
             max_iteration_s=self.max_iteration_s,
         )
-        engines.state["policy"], engines.state["sheds"] = policy_code(self.policy), self.policy.endswith("-shed")
+        code = policy_code(self.policy)
+        engines.state["policy"], engines.state["sheds"] = code, POLICIES[code].sheds
         sides, tiers = np.zeros(self.replicas, dtype=np.int8), None
         if self.prefills:
             first = slice(0, self.prefills)

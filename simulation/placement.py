@@ -1,4 +1,4 @@
-"""Placement of a whole simulated fleet by ``routing.kernels``, which reads the modelled engines' own tables.
+"""Placement of a whole simulated fleet by ``routing.placement``, which reads the modelled engines' own tables.
 
 One kernel call per arrival: for runs of hundreds of replicas and hundreds of thousands of requests.
 """
@@ -9,51 +9,51 @@ from dataclasses import dataclass, field
 import numpy as np
 from numba import njit
 
-from routing.kernels import NO_WANTS, NOWHERE, PLACEMENT, place
-from routing.mirrors import Mirrors, make_mirrors, summarize
-from routing.policy import RoutingPolicy, make_routing, most_wanted, to_ask
-from routing.wishes import MOST_LOADED
+from routing.fleet_state import FleetState, make_fleet_state, recompute_load
+from routing.placement import NO_SCORES, NOWHERE, PLACEMENT, place
+from routing.policy import RoutingPolicy, best_scored, make_routing, to_routing_request
+from routing.scores import MOST_LOADED
 from simulation.dispatch import Quiet, to_best_effort
 from simulation.engine import Engines
 from simulation.loop import Simulation
 
 
 @njit(cache=True)
-def refresh(mirrors: Mirrors, engines: Engines, seen: np.ndarray, now_s: float) -> None:
+def refresh(fleet_state: FleetState, engines: Engines, seen: np.ndarray, now_s: float) -> None:
     """Bring the sums up to date with the tables; ``seen`` (i8[R]) are the iterations they were made at."""
-    for r in range(len(mirrors.replicas)):
-        engine, replica = engines.state[r], mirrors.replicas[r]
+    for r in range(len(fleet_state.replicas)):
+        engine, replica = engines.state[r], fleet_state.replicas[r]
         busy = engine["count"] > 0 and engine["free_at_s"] < math.inf
         replica["free_at_s"] = max(now_s, engine["free_at_s"]) if busy else now_s
         if engine["iterations"] != seen[r] or engine["count"] != replica["count"]:
             replica["count"], seen[r] = engine["count"], engine["iterations"]
-            summarize(mirrors, r)
+            recompute_load(fleet_state, r)
 
 
 class EngineMirrors:
     """Mirrors that read the modelled engines' own tables instead of a copy."""
 
     def __init__(self) -> None:
-        self._mirrors: Mirrors | None = None
+        self._fleet_state: FleetState | None = None
         self._seen = np.zeros(0, dtype=np.int64)
 
-    def at(self, simulation: Simulation) -> Mirrors:
+    def at(self, simulation: Simulation) -> FleetState:
         """Up to date with the present tables (they move when they grow)."""
         engines = simulation.engines
-        if self._mirrors is None or self._mirrors.tables is not engines.tables:
+        if self._fleet_state is None or self._fleet_state.tables is not engines.tables:
             replicas, slots = engines.tokens.shape
-            mirrors = make_mirrors(replicas, 1)
-            mirrors.replicas["is_open"], mirrors.replicas["count"] = True, -1
-            self._mirrors = mirrors._replace(
+            fleet_state = make_fleet_state(replicas, 1)
+            fleet_state.replicas["is_open"], fleet_state.replicas["count"] = True, -1
+            self._fleet_state = fleet_state._replace(
                 tables=engines.tables,
-                outlooks=np.zeros((replicas, slots), dtype=mirrors.outlooks.dtype),
+                forecasts=np.zeros((replicas, slots), dtype=fleet_state.forecasts.dtype),
                 coefs=engines.believed,
-                cautious=engines.believed,
+                pessimistic_coefs=engines.believed,
                 limits=engines.limits,
             )
             self._seen = np.full(replicas, -1)
-        refresh(self._mirrors, engines, self._seen, simulation.now_s)
-        return self._mirrors
+        refresh(self._fleet_state, engines, self._seen, simulation.now_s)
+        return self._fleet_state
 
 
 @njit(cache=True)
@@ -67,14 +67,14 @@ def least_busy(engines: Engines) -> int:
 
 
 class PlacedFleet(Quiet):
-    """Exact admission where a rule of ``routing.wishes`` wants it; what fits nowhere is served best effort.
+    """Exact admission where a rule of ``routing.scores`` wants it; what fits nowhere is served best effort.
 
     By default the load gradient: the live default's rule keeps all replicas busy, and their replays take several times
     as long over hundreds of thousands of requests.
     """
 
-    def __init__(self, rule: int = MOST_LOADED, max_hops: int = 8) -> None:
-        self.rule, self.max_hops, self._mirrors = rule, max_hops, EngineMirrors()
+    def __init__(self, score_kind: int = MOST_LOADED, max_hops: int = 8) -> None:
+        self.score_kind, self.max_hops, self._fleet_state = score_kind, max_hops, EngineMirrors()
 
     def dispatch(self, simulation: Simulation, which: np.ndarray) -> None:
         rows = simulation.rows(which)
@@ -83,8 +83,8 @@ class PlacedFleet(Quiet):
         rows[simulation.has_missed(which)] = hopeless
         asking = np.flatnonzero(~rows["best_effort"])
         if len(asking):
-            mirrors, placements = self._mirrors.at(simulation), np.zeros(len(asking), dtype=PLACEMENT)
-            place(mirrors, rows[asking], simulation.now_s, NO_WANTS, self.max_hops, placements, self.rule)
+            fleet_state, placements = self._fleet_state.at(simulation), np.zeros(len(asking), dtype=PLACEMENT)
+            place(fleet_state, rows[asking], simulation.now_s, NO_SCORES, self.max_hops, placements, self.score_kind)
             self._carry_out(simulation, rows, asking, placements)
         for row in rows[rows["best_effort"]]:
             simulation.place(row, least_busy(simulation.engines))
@@ -111,14 +111,14 @@ class Routed(Quiet):
 
     def __post_init__(self) -> None:
         self.router, self._rng = make_routing(self.policy), np.random.default_rng(self.seed)
-        self._mirrors = EngineMirrors()
+        self._fleet_state = EngineMirrors()
 
     def dispatch(self, simulation: Simulation, which: np.ndarray) -> None:
         for row in simulation.rows(which):
             target = 0
             if len(simulation.engines.state) > 1:
                 self.turn += 1
-                replicas = self._mirrors.at(simulation).replicas
-                wants = self.router.prefer(to_ask(row), replicas, self.turn, self._rng)
-                target = most_wanted(replicas, wants)
+                replicas = self._fleet_state.at(simulation).replicas
+                scores = self.router.score(to_routing_request(row), replicas, self.turn, self._rng)
+                target = best_scored(replicas, scores)
             simulation.place(row, target)

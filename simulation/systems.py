@@ -6,14 +6,14 @@ import msgspec
 import numpy as np
 
 from controller.options import FleetOptions
-from planning.admission import AdmissionOptions
+from planning.admission.plan import AdmissionOptions
+from planning.batch.registry import POLICIES, policy_code
 from planning.limits import make_limits
 from profiles.profile import Profile
 from simulation.dispatch import PlannedReplica
 from simulation.distserve import TwoSides, split_jobs
 from simulation.engine import Engines, make_engines
 from simulation.fleet import FleetDispatch, tiers_of
-from simulation.forms import policy_code
 from simulation.loop import Dispatcher
 from simulation.placement import Routed
 from simulation.traces import Trace
@@ -28,8 +28,8 @@ class System:
 
     name: str
     policy: str = "slo"
+    sheds: bool = False  # whatever the policy says
     admits: bool = False
-    sheds: bool = False
     token_budget: int = 8192
     max_running: int = 256
     drafts: int = 0  # draft tokens per decode step, or the most of them
@@ -69,7 +69,8 @@ class System:
             acceptance=self.acceptance,
             guard=self.guard,
         )
-        engines.state["policy"], engines.state["sheds"] = policy_code(self.policy), self.sheds
+        code = policy_code(self.policy)
+        engines.state["policy"], engines.state["sheds"] = code, self.sheds or POLICIES[code].sheds
         engines.state["drafts"], engines.state["adapts_drafts"] = self.drafts, self.adapts_drafts
         return engines
 
@@ -136,8 +137,8 @@ BASELINES = (
     System("vllm-2048", "vllm", token_budget=2048),
     System("vllm-whole", "vllm-whole", token_budget=WHOLE_PROMPTS),
     System("sarathi", "sarathi"),
-    System("sarathi-shed", "sarathi-shed", sheds=True),
+    System("sarathi-shed", "sarathi-shed"),
     System("edf", "edf", token_budget=2048),
-    System("edf-shed", "edf-shed", sheds=True),
+    System("edf-shed", "edf-shed"),
     System("sjf", "sjf", token_budget=2048),
 )

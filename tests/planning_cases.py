@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planning.batch import form_batch
-from planning.deadlines import line_due_s, todo_tokens
+from planning.batch.classes import is_decode
+from planning.batch.kv import PREEMPT, held_kv_tokens
+from planning.batch.slo import form_batch
+from planning.deadlines import dslo_due_s, num_uncomputed_tokens
+from planning.forecast.rollout import run_tokens
 from planning.limits import make_limits
-from planning.rollout import run_tokens
-from planning.room import PREEMPT, held_kv_tokens, is_decode
 from planning.tables import request_table
 from profiles.kernels import attention_pairs, iteration_s
 
@@ -92,20 +93,20 @@ def replay(coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, s
     """Run ``table`` until everything has left, checking every batch on the way."""
     table, tokens, seen = table.copy(), np.zeros(len(table), dtype=np.int32), Replay()
     while steps > 0:
-        seconds, mix = form_batch(coef, table, now_s, limits, tokens)
+        seconds, composition = form_batch(coef, table, now_s, limits, tokens)
         if seconds <= 0.0:
             break
-        check_batch(coef, table, limits, tokens, seconds, mix)
+        check_batch(coef, table, limits, tokens, seconds, composition)
         end_s = now_s + seconds
         for row, count in zip(table, tokens, strict=True):
-            due_s = line_due_s(row, now_s)
+            due_s = dslo_due_s(row, now_s)
             if count != 0 and run_tokens(row, int(count), float(limits["acceptance"]), True):
                 seen.first_s.setdefault(int(row["id"]), end_s)
-                if todo_tokens(row) <= 0:
+                if num_uncomputed_tokens(row) <= 0:
                     due_s = min(due_s, float(row["deadline_s"]))
                 note_late(seen, row, end_s - due_s)
         now_s, steps = end_s, steps - 1
-    seen.end_s, seen.unfinished = now_s, sum(todo_tokens(row) > 0 for row in table)
+    seen.end_s, seen.unfinished = now_s, sum(num_uncomputed_tokens(row) > 0 for row in table)
     return seen
 
 
@@ -116,7 +117,7 @@ def note_late(seen: Replay, row: np.void, late_s: float) -> None:
 
 
 def check_batch(
-    coef: np.ndarray, table: np.ndarray, limits: np.void, tokens: np.ndarray, seconds: float, mix: np.ndarray
+    coef: np.ndarray, table: np.ndarray, limits: np.void, tokens: np.ndarray, seconds: float, composition: np.ndarray
 ) -> None:
     """The referee: budgets, KV blocks, sequences, whole decode steps, and the time by the model's own formula."""
     batch = kv = pairs = sequences = drafts = held = holders = 0.0
@@ -125,7 +126,7 @@ def check_batch(
             assert row["running"], "only who holds KV can be preempted"
             continue
         if count > 0:
-            assert count <= max(todo_tokens(row), 1 + row["spec_tokens"])
+            assert count <= max(num_uncomputed_tokens(row), 1 + row["spec_tokens"])
             batch, sequences = batch + count, sequences + 1
             if is_decode(row):
                 assert count == 1 + row["spec_tokens"], "a decode step is never cut"
@@ -133,10 +134,12 @@ def check_batch(
             else:
                 pairs += attention_pairs(count, row["computed_tokens"])
         if count > 0 or row["running"]:
-            after = row["computed_tokens"] + max(count, todo_tokens(row) if todo_tokens(row) > 1 else count)
+            after = row["computed_tokens"] + max(
+                count, num_uncomputed_tokens(row) if num_uncomputed_tokens(row) > 1 else count
+            )
             held += math.ceil(after / limits["block_tokens"]) * limits["block_tokens"]
             holders += 1
-    assert list(mix) == [batch, kv, pairs, sequences, drafts]
+    assert list(composition) == [batch, kv, pairs, sequences, drafts]
     assert batch <= limits["max_batch_tokens"], "token budget"
     assert held <= limits["kv_capacity_tokens"], "KV capacity"
     assert holders <= limits["max_running"], "sequences"

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planning.deadlines import todo_tokens
+from planning.batch.kv import PREEMPT, blocks_tokens, held_kv_tokens
+from planning.batch.registry import POLICIES, BatchPolicy, batch_policy, batch_policy_names, form, policy_code
+from planning.deadlines import num_uncomputed_tokens
 from planning.limits import make_limits
-from planning.policies import batch_policy, batch_policy_names, register_batch_policy
-from planning.room import PREEMPT, blocks_tokens, held_kv_tokens
 from planning.tables import request_table
 
 COEF = np.array([1e-5, 1e-3, 4e-5, 0.0, 1e-8, 1e-9, 1e-5, 1e-4])
@@ -48,21 +48,21 @@ LIMITS = make_limits(CAPACITY, block_tokens=BLOCK, max_running=8, max_batch_toke
 @given(table=tables())
 def test_every_batch_is_possible(name: str, table: np.ndarray) -> None:
     before, tokens = table.copy(), np.full(len(table), 99, dtype=np.int32)
-    seconds, mix = batch_policy(name)(COEF, table, 6.0, LIMITS, tokens)
+    seconds, composition = batch_policy(name).form(COEF, table, 6.0, LIMITS, tokens)
     assert (table == before).all()
     run = tokens > 0
-    assert tokens[run].sum() == mix[0] <= LIMITS["max_batch_tokens"]
-    assert run.sum() == mix[3]
+    assert tokens[run].sum() == composition[0] <= LIMITS["max_batch_tokens"]
+    assert run.sum() == composition[3]
     assert (seconds > 0) == bool(run.any())
     held = sequences = 0
     for row, count in zip(table, tokens, strict=True):
         if count == PREEMPT:
             assert row["running"]
             continue
-        if row["running"] and todo_tokens(row) == 1:
+        if row["running"] and num_uncomputed_tokens(row) == 1:
             assert count in (0, 1 + row["spec_tokens"])
         else:
-            assert 0 <= count <= todo_tokens(row)
+            assert 0 <= count <= num_uncomputed_tokens(row)
         keeps = row["running"] or count > 0
         held += blocks_tokens(row["computed_tokens"] + count, BLOCK) if keeps else 0
         sequences += bool(keeps)
@@ -76,7 +76,7 @@ def test_the_same_table_gives_the_same_batch(name: str, table: np.ndarray) -> No
     batches = []
     for _ in range(2):
         tokens = np.zeros(len(table), dtype=np.int32)
-        batch_policy(name)(COEF, table, 6.0, LIMITS, tokens)
+        batch_policy(name).form(COEF, table, 6.0, LIMITS, tokens)
         batches.append(tokens.tolist())
     assert batches[0] == batches[1]
 
@@ -85,12 +85,23 @@ def test_the_same_table_gives_the_same_batch(name: str, table: np.ndarray) -> No
 @given(table=tables())
 def test_something_always_runs(name: str, table: np.ndarray) -> None:
     tokens = np.zeros(len(table), dtype=np.int32)
-    batch_policy(name)(COEF, table, 6.0, LIMITS, tokens)
+    batch_policy(name).form(COEF, table, 6.0, LIMITS, tokens)
     assert (tokens > 0).any()
 
 
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+@given(table=tables())
+def test_the_code_of_a_policy_stands_for_its_kernel(policy: BatchPolicy, table: np.ndarray) -> None:
+    by_name, by_code = np.zeros((2, len(table)), dtype=np.int32)
+    policy.form(COEF, table.copy(), 6.0, LIMITS, by_name)
+    form(policy_code(policy.name), COEF, table.copy(), 6.0, LIMITS, by_code)
+    assert (by_name == by_code).all()
+
+
 def test_names_are_unique_and_unknown_ones_list_the_known() -> None:
-    with pytest.raises(ValueError, match="'slo' is registered already"):
-        register_batch_policy("slo", batch_policy("edf"))
+    names = [policy.name for policy in POLICIES]
+    assert len(set(names)) == len(names)
     with pytest.raises(ValueError, match="unknown 'fifo', known: edf, sarathi, sjf, slo, vllm"):
         batch_policy("fifo")
+    with pytest.raises(ValueError, match="unknown 'edf-shed'"):
+        batch_policy("edf-shed")

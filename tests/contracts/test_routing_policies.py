@@ -5,17 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing.kernels import group_of
-from routing.mirrors import REPLICA, RESERVED, SHARED
+from routing.fleet_state import REPLICA_STATE, RESERVED, SHARED
+from routing.placement import tier_distance
 from routing.policies import COPIES
-from routing.policy import Ask, idlest, make_routing, most_wanted, register, routing_names
+from routing.policy import RoutingRequest, best_scored, idlest, make_routing, register, routing_names
 
 PARTIAL = ("silos",)  # leave requests alone that others could serve
 
 
 @st.composite
 def fleets(draw: st.DrawFn) -> np.ndarray:
-    replicas = np.zeros(draw(st.integers(0, 8)), dtype=REPLICA)
+    replicas = np.zeros(draw(st.integers(0, 8)), dtype=REPLICA_STATE)
     for replica in replicas:
         replica["is_open"], replica["tier"] = draw(st.booleans()), draw(st.integers(RESERVED, 3))
         replica["count"], replica["load"] = draw(st.integers(0, 40)), draw(st.floats(0, 2))
@@ -26,19 +26,21 @@ def fleets(draw: st.DrawFn) -> np.ndarray:
 
 
 lengths = st.integers(1, 4096)
-asks = st.builds(Ask, tier=st.integers(0, 3), prompt_tokens=lengths, output_tokens=lengths, best_effort=st.booleans())
+asks = st.builds(
+    RoutingRequest, tier=st.integers(0, 3), prompt_tokens=lengths, output_tokens=lengths, best_effort=st.booleans()
+)
 
 
 @pytest.mark.parametrize("name", routing_names())
-@given(ask=asks, fleet=fleets(), turn=st.integers(0, 1000), seed=st.integers(0, 5))
-def test_contract(name: str, ask: Ask, fleet: np.ndarray, turn: int, seed: int) -> None:
+@given(request=asks, fleet=fleets(), turn=st.integers(0, 1000), seed=st.integers(0, 5))
+def test_contract(name: str, request: RoutingRequest, fleet: np.ndarray, turn: int, seed: int) -> None:
     policy, before = make_routing(name), fleet.copy()
-    wants = policy.prefer(ask, fleet, turn, np.random.default_rng(seed))
-    np.testing.assert_array_equal(wants, policy.prefer(ask, fleet, turn, np.random.default_rng(seed)))
+    scores = policy.score(request, fleet, turn, np.random.default_rng(seed))
+    np.testing.assert_array_equal(scores, policy.score(request, fleet, turn, np.random.default_rng(seed)))
     assert (fleet == before).all(), "a policy only looks"
-    assert len(wants) in (0, len(fleet))
-    assert not np.isnan(wants).any()
-    best = most_wanted(fleet, wants)
+    assert len(scores) in (0, len(fleet))
+    assert not np.isnan(scores).any()
+    best = best_scored(fleet, scores)
     if name not in PARTIAL:
         assert (best >= 0) == bool(fleet["is_open"].any()), "an open replica is found whenever there is one"
     assert best < 0 or fleet["is_open"][best]
@@ -46,25 +48,30 @@ def test_contract(name: str, ask: Ask, fleet: np.ndarray, turn: int, seed: int) 
 
 @given(fleet=fleets())
 def test_best_effort_goes_to_the_shortest_backlog(fleet: np.ndarray) -> None:
-    best = most_wanted(fleet, idlest(fleet))
+    best = best_scored(fleet, idlest(fleet))
     if best >= 0:
         assert fleet["backlog_tokens"][best] == fleet["backlog_tokens"][fleet["is_open"]].min()
 
 
 def test_round_robin_takes_the_open_replicas_in_turn() -> None:
-    fleet = np.zeros(4, dtype=REPLICA)
+    fleet = np.zeros(4, dtype=REPLICA_STATE)
     fleet["is_open"] = [True, False, True, True]
     policy, rng = make_routing("round_robin"), np.random.default_rng(0)
-    assert [most_wanted(fleet, policy.prefer(Ask(0, 1), fleet, turn, rng)) for turn in range(4)] == [0, 2, 3, 0]
+    assert [best_scored(fleet, policy.score(RoutingRequest(0, 1), fleet, turn, rng)) for turn in range(4)] == [
+        0,
+        2,
+        3,
+        0,
+    ]
 
 
 def test_headroom_packs_until_full_and_then_spreads() -> None:
-    fleet = np.zeros(3, dtype=REPLICA)
+    fleet = np.zeros(3, dtype=REPLICA_STATE)
     fleet["is_open"] = True
     policy, rng = make_routing("predicted_headroom"), np.random.default_rng(0)
     for loads, chosen in (([0.2, 0.9, 1.1], 1), ([1.3, 1.1, 1.2], 1)):
         fleet["load"] = loads
-        assert most_wanted(fleet, policy.prefer(Ask(0, 1), fleet, 0, rng)) == chosen
+        assert best_scored(fleet, policy.score(RoutingRequest(0, 1), fleet, 0, rng)) == chosen
 
 
 def test_unknown_and_duplicate_names() -> None:
@@ -76,18 +83,18 @@ def test_unknown_and_duplicate_names() -> None:
 
 def test_own_tier_then_shared_then_nearest_tighter_and_never_looser_or_reserved() -> None:
     tiers = [0, 1, 2, SHARED, 3, RESERVED]
-    groups = {tier: group_of(tier, 2) for tier in tiers}
+    groups = {tier: tier_distance(tier, 2) for tier in tiers}
     assert sorted(tiers, key=lambda tier: groups[tier])[2:] == [2, SHARED, 1, 0]
     assert groups[3] < 0
     assert groups[RESERVED] < 0
 
 
-def wanted(name: str, fleet: np.ndarray, ask: Ask, seed: int = 0) -> list[float]:
-    return make_routing(name).prefer(ask, fleet, 0, np.random.default_rng(seed)).tolist()
+def wanted(name: str, fleet: np.ndarray, request: RoutingRequest, seed: int = 0) -> list[float]:
+    return make_routing(name).score(request, fleet, 0, np.random.default_rng(seed)).tolist()
 
 
 def open_fleet(replicas: int, **fields: list[float]) -> np.ndarray:
-    fleet = np.zeros(replicas, dtype=REPLICA)
+    fleet = np.zeros(replicas, dtype=REPLICA_STATE)
     fleet["is_open"], fleet["tier"] = True, SHARED
     for name, values in fields.items():
         fleet[name] = values
@@ -97,38 +104,46 @@ def open_fleet(replicas: int, **fields: list[float]) -> np.ndarray:
 def test_power_of_k_asks_k_replicas_and_takes_the_quickest() -> None:
     """K is less than the fleet; the quickest to have generated is not the one with the shortest iterations."""
     fleet = open_fleet(12, step_s=[0.02] * 12, prompt_token_s=[1e-4] * 12)
-    drawn = [set(np.flatnonzero(np.isfinite(wanted("power_of_k", fleet, Ask(0, 100, 100), s)))) for s in range(20)]
+    drawn = [
+        set(np.flatnonzero(np.isfinite(wanted("power_of_k", fleet, RoutingRequest(0, 100, 100), s)))) for s in range(20)
+    ]
     assert {len(d) for d in drawn} == {COPIES}
     assert set.union(*drawn) == set(range(12)), "every replica has its turn"
     fleet = open_fleet(COPIES, step_s=[0.03] * COPIES, prompt_token_s=[1e-4] * COPIES)
     fleet["step_s"][:2], fleet["backlog_tokens"][1] = (0.02, 0.01), 50_000
     for output_tokens, best in ((100, 0), (1000, 1)):
-        wants = wanted("power_of_k", fleet, Ask(0, 100, output_tokens))
-        assert most_wanted(fleet, np.array(wants)) == best
-    assert wanted("power_of_k", fleet, Ask(0, 100, 100))[0] == pytest.approx(1 / (0.01 + 2.0))
+        scores = wanted("power_of_k", fleet, RoutingRequest(0, 100, output_tokens))
+        assert best_scored(fleet, np.array(scores)) == best
+    assert wanted("power_of_k", fleet, RoutingRequest(0, 100, 100))[0] == pytest.approx(1 / (0.01 + 2.0))
 
 
 def test_minimal_iteration_time_counts_prompts_that_wait() -> None:
     fleet = open_fleet(3, step_s=[0.02, 0.01, 0.01], prompt_token_s=[1e-4] * 3, backlog_tokens=[0.0, 150.0, 50.0])
-    assert wanted("minimal_iteration_time", fleet, Ask(0, 1)) == pytest.approx([-0.02, -0.025, -0.015])
+    assert wanted("minimal_iteration_time", fleet, RoutingRequest(0, 1)) == pytest.approx([-0.02, -0.025, -0.015])
 
 
 def test_remaining_memory_takes_the_largest_and_begins_a_new_round_when_none_is_left() -> None:
     fleet = open_fleet(3, usable_tokens=[1000.0, 1000.0, 4000.0], peak_tokens=[100.0, 600.0, 3300.0])
-    assert wanted("remaining_memory", fleet, Ask(0, 100, 100)) == [900.0, 400.0, 700.0]
-    assert wanted("remaining_memory", fleet, Ask(0, 100, 800)) == [900.0, 400.0, 700.0]
-    assert wanted("remaining_memory", fleet, Ask(0, 100, 801)) == [1900.0, 1400.0, 4700.0]
+    assert wanted("remaining_memory", fleet, RoutingRequest(0, 100, 100)) == [900.0, 400.0, 700.0]
+    assert wanted("remaining_memory", fleet, RoutingRequest(0, 100, 800)) == [900.0, 400.0, 700.0]
+    assert wanted("remaining_memory", fleet, RoutingRequest(0, 100, 801)) == [1900.0, 1400.0, 4700.0]
     fleet["is_open"][2] = False
     fleet["peak_tokens"][2] = 0.0
-    assert wanted("remaining_memory", fleet, Ask(0, 100, 801))[:2] == [1900.0, 1400.0], "a closed one offers nothing"
+    assert wanted("remaining_memory", fleet, RoutingRequest(0, 100, 801))[:2] == [1900.0, 1400.0], (
+        "a closed one offers nothing"
+    )
 
 
 def test_silos_keep_to_themselves() -> None:
     fleet, shun = open_fleet(4, tier=[0, 1, SHARED, 1], count=[1, 2, 3, 4]), -np.inf
-    assert wanted("silos", fleet, Ask(1, 10)) == [shun, -2.0, shun, -4.0]
-    assert wanted("silos", fleet, Ask(2, 10)) == [shun, shun, -3.0, shun], "no tier's replicas serve tiers without any"
+    assert wanted("silos", fleet, RoutingRequest(1, 10)) == [shun, -2.0, shun, -4.0]
+    assert wanted("silos", fleet, RoutingRequest(2, 10)) == [shun, shun, -3.0, shun], (
+        "no tier's replicas serve tiers without any"
+    )
     fleet["is_open"][1::2] = False
-    assert most_wanted(fleet, np.array(wanted("silos", fleet, Ask(1, 10)))) < 0, "a silo that is down is not replaced"
+    assert best_scored(fleet, np.array(wanted("silos", fleet, RoutingRequest(1, 10)))) < 0, (
+        "a silo that is down is not replaced"
+    )
     fleet["is_open"][2] = False
-    assert wanted("silos", fleet, Ask(2, 10)) == [shun] * 4
-    assert wanted("silos", fleet, Ask(2, 10, best_effort=True)) == [-1.0, -2.0, -3.0, -4.0]
+    assert wanted("silos", fleet, RoutingRequest(2, 10)) == [shun] * 4
+    assert wanted("silos", fleet, RoutingRequest(2, 10, best_effort=True)) == [-1.0, -2.0, -3.0, -4.0]

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from planning.admission import AdmitReason, plan_admission
-from planning.batch import form_batch
-from planning.deadlines import due_s, todo_tokens
+from planning.admission.plan import AdmitReason, plan_admission
+from planning.batch.registry import FormBatch, batch_policy
+from planning.batch.slo import form_batch
+from planning.deadlines import due_s, num_uncomputed_tokens
+from planning.forecast.rollout import run_tokens
 from planning.limits import make_limits
-from planning.policies import BatchPolicy, batch_policy
-from planning.rollout import run_tokens
 from planning.tables import request_table
 from profiles.kernels import iteration_s
 
@@ -28,11 +28,11 @@ def figure_3() -> tuple[np.ndarray, np.ndarray]:
     return running, table[3:]
 
 
-def attained(table: np.ndarray, policy: BatchPolicy, limits: np.void) -> set[int]:
+def attained(table: np.ndarray, policy: FormBatch, limits: np.void) -> set[int]:
     """Ids of requests all of whose tokens came on time when ``policy`` runs ``table`` to its end."""
     table, tokens, now_s = table.copy(), np.zeros(len(table), dtype=np.int32), 0.0
     on_time = set(table["id"].tolist())
-    while any(todo_tokens(row) > 0 for row in table):
+    while any(num_uncomputed_tokens(row) > 0 for row in table):
         seconds, _ = policy(SIX_A_UNIT, table, now_s, limits, tokens)
         now_s += seconds
         for row, count in zip(table, tokens, strict=True):
@@ -46,7 +46,7 @@ def prefill_first(
     coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, tokens_out: np.ndarray
 ) -> tuple[float, np.ndarray]:
     """vLLM as the figure has it: whole prompts before any decode."""
-    todo = np.array([todo_tokens(row) for row in table])
+    todo = np.array([num_uncomputed_tokens(row) for row in table])
     tokens_out[:] = np.where(todo > 1, todo, 0) if (todo > 1).any() else todo
     return iteration_s(coef, tokens_out.sum(), 0.0, 0.0, 0.0, 0.0), np.zeros(0)
 
@@ -59,7 +59,7 @@ def test_figure_3_three_of_four_are_attained_where_the_greedy_orders_attain_fewe
     served = np.concatenate((running, new[plan.accepted]))
     assert attained(served, form_batch, ROOMY) == set(served["id"].tolist())
     everyone = np.concatenate((running, new))
-    decode_first = attained(everyone, batch_policy("sarathi"), make_limits(10_000, max_batch_tokens=6))
+    decode_first = attained(everyone, batch_policy("sarathi").form, make_limits(10_000, max_batch_tokens=6))
     assert decode_first >= {1, 2, 3}
     assert len(decode_first & {4, 5, 6, 7}) == 2
     assert not attained(everyone, prefill_first, ROOMY) & {1, 2, 3}

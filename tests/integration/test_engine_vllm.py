@@ -60,7 +60,7 @@ def test_streams_and_reports(engine: Driver) -> None:
 
 
 def test_greedy_tokens_are_the_same_under_every_policy(engine: Driver) -> None:
-    from planning.policies import batch_policy_names
+    from planning.batch.registry import batch_policy_names
 
     outputs = {}
     for policy in batch_policy_names():

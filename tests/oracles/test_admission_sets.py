@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import config
 
-from planning.admission import plan_admission
-from planning.demand import DEMAND, LEVEL, prefill_budget_tokens
-from planning.dynamic import ITEM, choose_set
+from planning.admission.demand import DEMAND, prefill_budget_tokens
+from planning.admission.dp import ITEM, choose_set
+from planning.admission.plan import plan_admission
+from planning.forecast.rollout import FORECAST, forecast_requests
 from planning.limits import make_limits
-from planning.rollout import OUTLOOK, rollout
-from planning.tables import request_table
+from planning.tables import TPOT_LEVEL, request_table
 from tests.planning_cases import COEFS, Case, draw_case
 
 seeds = st.integers(0, 2**32 - 1)
@@ -31,7 +31,7 @@ def draw_programme(seed: int, with_values: bool) -> tuple[np.ndarray, np.ndarray
     items["value_units"] = rng.integers(1, 9, count) if with_values else 0
     spans["length_s"], spans["tokens"] = rng.uniform(0.0, 0.1, count + 2), rng.integers(0, 60, count + 2)
     spans["iterations"], spans["rest_s"] = rng.integers(0, 3, count + 2), rng.uniform(0.0, 0.005, count + 2)
-    levels = np.zeros(level_count, dtype=LEVEL)
+    levels = np.zeros(level_count, dtype=TPOT_LEVEL)
     levels["tpot_s"] = np.sort(rng.choice([0.015, 0.02, 0.03, 0.05, 0.1], level_count, replace=False))
     levels["kv_tokens"] = rng.integers(100, 4000, level_count)
     return COEFS[int(rng.integers(0, 2))], items, spans, levels, float(rng.choice([0.05, 0.2])), int(rng.integers(3, 9))
@@ -81,7 +81,9 @@ def test_the_programme_finds_the_best_set_of_all(with_values: bool, seed: int) -
 def is_attainable(case: Case, chosen: tuple[int, ...]) -> bool:
     """The definition: with these new requests every promise holds by replay and the KV cache suffices."""
     table = np.concatenate((case.running, case.new[list(chosen)]))
-    worst_s, peak_tokens = rollout(case.coef, table, 0.0, case.limits, -math.inf, np.zeros(len(table), dtype=OUTLOOK))
+    worst_s, peak_tokens = forecast_requests(
+        case.coef, table, 0.0, case.limits, -math.inf, np.zeros(len(table), dtype=FORECAST)
+    )
     return worst_s >= -1e-9 and peak_tokens <= case.limits["kv_capacity_tokens"]
 
 

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from controller.wire import Slo, request_uid
-from planning.room import PREEMPT
+from planning.batch.kv import PREEMPT
+from planning.batch.registry import SLO, form
 from replicas.request_rows import RequestRows, to_extra_args
 from replicas.step_planner import StepPlanner
-from simulation.forms import SLO, form
 from simulation.loop import Simulation
 from simulation.systems import PLANNER
 from tests.simulation_cases import a100, random_jobs

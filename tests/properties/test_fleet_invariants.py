@@ -23,11 +23,11 @@ from controller.role import Kind
 from controller.tiers import Tier, TierTable
 from controller.virtual import admission_row
 from controller.wire import Admission, Decision, Outcome, Report, Slo, Verdict
-from planning.choice import ADMITTED
+from planning.admission.search import ADMITTED
 from profiles.store import load_profile
-from routing.kernels import check_replica, screen
-from routing.mirrors import advance_mirrors
-from routing.wishes import wishes
+from routing.fleet_state import advance_fleet
+from routing.placement import check_replica, quick_check
+from routing.scores import score_replicas
 
 PROFILE = "h100_sxm__llama-3.1-8b"
 SLOS = [Slo(0.3, 0.02, tier="tight"), Slo(1.0, 0.05, tier="middle"), Slo(3.0, 0.1, tier="loose")]
@@ -79,7 +79,7 @@ class Before(NamedTuple):
 
     position: int
     kind: Kind
-    wish: float  # of the request, to be placed there
+    score_replica: float  # of the request, to be placed there
     attains: bool
 
 
@@ -87,16 +87,21 @@ def look(world: World, slo: Slo, prompt_tokens: int) -> dict[str, Before]:
     """What each replica would say, asked by itself."""
     fleet, roles = world.fleet, world.fleet.allocation.roles
     fleet._open(world.now_s)
-    advance_mirrors(fleet.bank.mirrors, world.now_s)
+    advance_fleet(fleet.bank.fleet_state, world.now_s)
     fleet.bank.spare(1)
     asked = Admission("asked", prompt_tokens, 120, slo)
     row = admission_row(asked, TABLE.of_request(slo), fleet.lengths, world.now_s)
     told = {}
     for name, replica in fleet.replicas.items():
-        mirrors, slot, asks = fleet.bank.mirrors, replica.slot, row[None][0]
-        attains = screen(replica.state[0], mirrors.cautious[slot], mirrors.limits[slot], asks, world.now_s) == ADMITTED
-        attains = attains and check_replica(mirrors, slot, asks, world.now_s) == ADMITTED
-        wanted = wishes(mirrors, asks, world.now_s, fleet.policy.rule)[slot]
+        fleet_state, slot, asks = fleet.bank.fleet_state, replica.slot, row[None][0]
+        attains = (
+            quick_check(
+                replica.state[0], fleet_state.pessimistic_coefs[slot], fleet_state.limits[slot], asks, world.now_s
+            )
+            == ADMITTED
+        )
+        attains = attains and check_replica(fleet_state, slot, asks, world.now_s) == ADMITTED
+        wanted = score_replicas(fleet_state, asks, world.now_s, fleet.policy.rule)[slot]
         told[name] = Before(roles.position(name), roles.role(name).kind, float(wanted), attains)
     return told
 
@@ -127,7 +132,9 @@ def test_every_placement_follows_tier_wish_and_laziness(
         assert roles.position(decision.replica) <= own  # 1
         serving = [told for told in before.values() if told.kind == Kind.SERVES and told.attains]
         if chosen.kind == Kind.SERVES and chosen.position == own:
-            assert chosen.wish >= max(told.wish for told in serving if told.position == own) - 1e-9  # 2
+            assert (
+                chosen.score_replica >= max(told.score_replica for told in serving if told.position == own) - 1e-9
+            )  # 2
         elif chosen.kind == Kind.SERVES:
             assert not [told for told in serving if told.position == own]  # 3
         else:

@@ -7,13 +7,14 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from planning.admission import AdmissionPlan, plan_admission
-from planning.batch import form_batch
+from planning.admission.plan import AdmissionPlan, plan_admission
+from planning.batch.classes import DECODE, classify
+from planning.batch.composition import add, composition_s
+from planning.batch.kv import PREEMPT
+from planning.batch.slo import form_batch
 from planning.deadlines import slack_s
+from planning.forecast.rollout import FORECAST, forecast_requests, run_tokens
 from planning.limits import make_limits
-from planning.mix import add, mix_s
-from planning.rollout import OUTLOOK, rollout, run_tokens
-from planning.room import DECODE, PREEMPT, kind_of
 from tests.planning_cases import EPSILON_S, Case, draw_case, draw_requests, replay, start_decoding
 
 seeds = st.integers(0, 2**32 - 1)
@@ -21,8 +22,8 @@ seeds = st.integers(0, 2**32 - 1)
 
 def is_sound(case: Case) -> bool:
     """Whether everything promised before is attainable without the new requests."""
-    outlook = np.zeros(len(case.running), dtype=OUTLOOK)
-    worst_s, peak_tokens = rollout(case.coef, case.running, 0.0, case.limits, -math.inf, outlook)
+    forecast = np.zeros(len(case.running), dtype=FORECAST)
+    worst_s, peak_tokens = forecast_requests(case.coef, case.running, 0.0, case.limits, -math.inf, forecast)
     return worst_s >= 0.0 and peak_tokens <= case.limits["kv_capacity_tokens"]
 
 
@@ -52,9 +53,9 @@ def test_2_admitting_never_breaks_an_earlier_admission(seed: int) -> None:
     for row in np.split(case.new, len(case.new)):
         step = plan_admission(case.coef, case.limits, promised, row, 0.0)
         promised = np.concatenate((promised, row[step.accepted]))
-        outlook = np.zeros(len(promised), dtype=OUTLOOK)
-        rollout(case.coef, promised, 0.0, case.limits, -math.inf, outlook)
-        assert (outlook["margin_s"][~promised["best_effort"]] >= -EPSILON_S).all()
+        forecast = np.zeros(len(promised), dtype=FORECAST)
+        forecast_requests(case.coef, promised, 0.0, case.limits, -math.inf, forecast)
+        assert (forecast["margin_s"][~promised["best_effort"]] >= -EPSILON_S).all()
 
 
 @settings(max_examples=300)
@@ -73,9 +74,9 @@ def test_6_a_faster_engine_attains_what_a_slower_one_does_in_lockstep(seed: int)
     """More budget: all coefficients scaled down leave every decode of a running set at least the same margin."""
     case = draw_case(seed)
     running = case.running[case.running["running"] & ~case.running["best_effort"]]
-    slow, fast = np.zeros(len(running), dtype=OUTLOOK), np.zeros(len(running), dtype=OUTLOOK)
-    rollout(case.coef, running, 0.0, case.limits, -math.inf, slow)
-    rollout(0.8 * case.coef, running, 0.0, case.limits, -math.inf, fast)
+    slow, fast = np.zeros(len(running), dtype=FORECAST), np.zeros(len(running), dtype=FORECAST)
+    forecast_requests(case.coef, running, 0.0, case.limits, -math.inf, slow)
+    forecast_requests(0.8 * case.coef, running, 0.0, case.limits, -math.inf, fast)
     assert (fast["margin_s"] >= slow["margin_s"] - EPSILON_S).all()
 
 
@@ -85,9 +86,9 @@ def test_7_adding_a_decode_never_raises_the_others_slack(seed: int) -> None:
     case = draw_case(seed)
     running = case.running[case.running["running"] & ~case.running["best_effort"]]
     assume(len(running) >= 2)
-    less, more = np.zeros(len(running) - 1, dtype=OUTLOOK), np.zeros(len(running), dtype=OUTLOOK)
-    rollout(case.coef, running[:-1], 0.0, case.limits, -math.inf, less)
-    rollout(case.coef, running, 0.0, case.limits, -math.inf, more)
+    less, more = np.zeros(len(running) - 1, dtype=FORECAST), np.zeros(len(running), dtype=FORECAST)
+    forecast_requests(case.coef, running[:-1], 0.0, case.limits, -math.inf, less)
+    forecast_requests(case.coef, running, 0.0, case.limits, -math.inf, more)
     assert (more["margin_s"][:-1] <= less["margin_s"] + EPSILON_S).all()
 
 
@@ -170,12 +171,12 @@ def test_10_an_iteration_that_takes_longer_by_the_guard_makes_nobody_late(seed: 
     table = np.concatenate((case.running, case.new))
     tokens = np.zeros(len(table), dtype=np.int32)
     seconds, _ = form_batch(case.coef, table, 0.0, case.limits, tokens)
-    kinds = np.array([kind_of(case.coef, row, case.limits, slack_s(row, 0.0)) for row in table], dtype=np.int64)
+    kinds = np.array([classify(case.coef, row, case.limits, slack_s(row, 0.0)) for row in table], dtype=np.int64)
     assume(seconds > 0.0 and (kinds[tokens > 0] > DECODE).any() and not (tokens == PREEMPT).any())
     mix = np.zeros(5)
     for row in table[kinds == DECODE]:
         add(row, 1 + row["spec_tokens"], mix)
-    decodes_s = mix_s(case.coef, mix)
+    decodes_s = composition_s(case.coef, mix)
     least_s = min((slack_s(row, 0.0) for row in table[kinds == DECODE]), default=math.inf)
     if decodes_s <= least_s:
         assert seconds <= max(decodes_s, least_s / (1.0 + case.limits["guard"])) + EPSILON_S

@@ -93,10 +93,10 @@ def test_sharing_never_takes_more_than_silos_nor_less_than_the_work(tight: float
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9)), min_size=1, max_size=5), st.integers(0, 30))
 def test_a_budget_is_kept_and_used(bounds: list[tuple[int, int]], budget: int) -> None:
-    lows, wants = [low for low, _ in bounds], [max(bound) for bound in bounds]
-    shares = share_budget(lows, wants, budget)
-    assert sum(shares) == min(budget, sum(wants))
-    assert all(share <= want for share, want in zip(shares, wants, strict=True))
+    lows, scores = [low for low, _ in bounds], [max(bound) for bound in bounds]
+    shares = share_budget(lows, scores, budget)
+    assert sum(shares) == min(budget, sum(scores))
+    assert all(share <= score for share, score in zip(shares, scores, strict=True))
     if sum(lows) <= budget:
         assert all(share >= low for share, low in zip(shares, lows, strict=True))
 

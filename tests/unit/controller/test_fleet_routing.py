@@ -10,9 +10,9 @@ from controller.status import fleet_status
 from controller.tiers import Tier, TierTable
 from controller.virtual import admission_row
 from controller.wire import Admission, Report, Slo, Verdict
-from planning.admission import REASONS, AdmitReason
+from planning.admission.plan import REASONS, AdmitReason
 from profiles.store import load_profile
-from routing.kernels import check_replica
+from routing.placement import check_replica
 
 H200 = "h200_sxm__llama-3.1-8b"
 TIGHT, LOOSE, FLEX = Slo(0.3, 0.03, tier="tight"), Slo(3.0, 0.1, tier="loose"), Slo(tier="flex", best_effort=True)
@@ -66,7 +66,7 @@ def test_a_burst_that_does_not_fit_gets_the_best_set_and_not_the_shortest_prompt
     alone = fleet("a")
     alone.admit([greedy_one], 0.0)
     row = admission_row(others[0], 0, alone.lengths, 0.0)
-    reason = REASONS[check_replica(alone.bank.mirrors, 0, np.atleast_1d(row)[0], 0.0)]
+    reason = REASONS[check_replica(alone.bank.fleet_state, 0, np.atleast_1d(row)[0], 0.0)]
     assert reason != AdmitReason.ADMITTED, "nor would an exact check of each have promised it"
     together = fleet("a")
     decisions = together.admit([greedy_one, *others], 0.0)

@@ -81,9 +81,9 @@ def test_work_for_a_group_that_is_refused_does_not_grow_with_its_size(
     looked: list[int] = []
     place = placing.place
 
-    def counted(mirrors, rows, *arguments: object) -> None:  # type: ignore[no-untyped-def]
+    def counted(fleet_state, rows, *arguments: object) -> None:  # type: ignore[no-untyped-def]
         looked.append(len(rows))
-        place(mirrors, rows, *arguments)
+        place(fleet_state, rows, *arguments)
 
     monkeypatch.setattr(placing, "place", counted)
     monkeypatch.setattr(groups, "most_sequences", lambda *_, **__: count)  # nothing is known beforehand

@@ -7,8 +7,8 @@ from controller.halves import decode_slot, prefill_part, prefill_slo
 from controller.wire import INF, Admission, Slo
 from planning.deadlines import rate_due_s
 from planning.limits import make_limits
-from routing.kernels import NOWHERE
-from routing.mirrors import Mirrors, make_mirrors, summarize
+from routing.fleet_state import FleetState, make_fleet_state, summarize
+from routing.placement import NOWHERE
 from tests.planning_cases import COEFS, draw_requests, start_decoding
 
 
@@ -38,9 +38,9 @@ def test_its_question_is_about_one_token() -> None:
     assert (part.max_tokens, part.slo.tpot_s, part.prompt_tokens) == (1, INF, 1000)
 
 
-def mirrors(loads: list[int], capacity_tokens: int = 100_000) -> Mirrors:
-    rng, fleet = np.random.default_rng(3), make_mirrors(len(loads), 400)
-    fleet.coefs[:], fleet.cautious[:], fleet.limits[:] = COEFS[0], COEFS[0], make_limits(capacity_tokens)
+def fleet_state(loads: list[int], capacity_tokens: int = 100_000) -> FleetState:
+    rng, fleet = np.random.default_rng(3), make_fleet_state(len(loads), 400)
+    fleet.coefs[:], fleet.pessimistic_coefs[:], fleet.limits[:] = COEFS[0], COEFS[0], make_limits(capacity_tokens)
     for r, load in enumerate(loads):
         table = draw_requests(rng, load, 1000 * r + 1)
         start_decoding(rng, table)
@@ -60,20 +60,20 @@ def newcomer(prompt_tokens: int = 500, tier: int = 0) -> np.ndarray:
 
 
 def test_the_first_replica_with_room_is_found() -> None:
-    fleet = mirrors([390, 5, 5])
+    fleet = fleet_state([390, 5, 5])
     assert decode_slot(fleet, [0, 1, 2], [], newcomer(), 0.0) == 1
     assert decode_slot(fleet, [0], [], newcomer(), 0.0) == NOWHERE
     assert decode_slot(fleet, [], [], newcomer(), 0.0) == NOWHERE
 
 
 def test_its_whole_kv_cache_must_fit() -> None:
-    fleet = mirrors([0], capacity_tokens=1024)
+    fleet = fleet_state([0], capacity_tokens=1024)
     assert decode_slot(fleet, [0], [], newcomer(1000), 0.0) == 0
     assert decode_slot(fleet, [0], [], newcomer(1100), 0.0) == NOWHERE
 
 
 def test_its_own_tier_goes_first_and_a_looser_ones_replica_only_counts_if_it_may_join() -> None:
-    fleet = mirrors([0, 0, 0])
+    fleet = fleet_state([0, 0, 0])
     fleet.replicas["tier"] = (3, 1, 2)
     assert decode_slot(fleet, [0, 1, 2], [], newcomer(tier=2), 0.0) == 2
     assert decode_slot(fleet, [0], [], newcomer(tier=2), 0.0) == NOWHERE

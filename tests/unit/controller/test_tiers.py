@@ -4,7 +4,7 @@ import pytest
 
 from controller.tiers import Tier, TierTable
 from controller.wire import INF, Slo
-from routing.mirrors import SHARED
+from routing.fleet_state import SHARED
 
 
 def table() -> TierTable:

@@ -1,6 +1,6 @@
 import numpy as np
 
-from planning.admission import AdmissionOptions, AdmitReason, plan_admission
+from planning.admission.plan import AdmissionOptions, AdmitReason, plan_admission
 from planning.limits import make_limits
 from planning.tables import request_table
 from tests.planning_cases import COEFS, draw_requests, replay, start_decoding
@@ -107,8 +107,8 @@ def test_earned_slack_counts() -> None:
 
 
 def test_a_promise_that_is_lost_anyway_stands_in_nobodys_way() -> None:
-    doomed = promised(new([10], ttft_s=0.05, tpot_s=1e-5, output=500))  # no engine decodes that fast
-    assert plan_admission(COEF, LIMITS, doomed, new([100]), 0.0).accepted.all()
+    unattainable = promised(new([10], ttft_s=0.05, tpot_s=1e-5, output=500))  # no engine decodes that fast
+    assert plan_admission(COEF, LIMITS, unattainable, new([100]), 0.0).accepted.all()
 
 
 def test_predictions_are_what_a_replay_gives() -> None:

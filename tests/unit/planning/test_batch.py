@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 from numba import config
 
-from planning.batch import _by_slack as by_slack
-from planning.batch import form_batch
+from planning.batch.builder import BatchBuilder
+from planning.batch.classes import DECODE, IDLE, SPARE_PREFILL
+from planning.batch.kv import PREEMPT
+from planning.batch.slo import _by_slack as by_slack
+from planning.batch.slo import form_batch
 from planning.limits import make_limits
-from planning.room import DECODE, IDLE, PREEMPT, SPARE_PREFILL, Draft
 from planning.tables import request_table
 
 COEF = np.array([1e-5, 1e-3, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
@@ -44,8 +46,8 @@ def spare(table: np.ndarray) -> np.ndarray:
 def form(*parts: np.ndarray, limits: np.void = LIMITS) -> tuple[float, list[int]]:
     table = np.concatenate(parts)
     tokens = np.full(len(table), 9999, dtype=np.int32)
-    seconds, mix = form_batch(COEF, table, 0.0, limits, tokens)
-    assert mix[0] == tokens[tokens > 0].sum()
+    seconds, composition = form_batch(COEF, table, 0.0, limits, tokens)
+    assert composition[0] == tokens[tokens > 0].sum()
     return seconds, tokens.tolist()
 
 
@@ -204,13 +206,13 @@ def test_requests_that_tie_go_by_work_and_then_by_id() -> None:
     table = np.concatenate((decodes([0.1]), waiting_best_effort(200)))
     table["prompt_tokens"][1:] = np.array([5, 3, 8, 3])[np.arange(200) % 4]
     kinds, counts, slack_s = np.full(201, SPARE_PREFILL), np.full(IDLE + 1, 200), np.full(201, math.inf)
-    draft = Draft(kinds, counts, slack_s, np.zeros(2, np.int64), np.zeros(5), np.zeros(201, np.int32), 0)
+    builder = BatchBuilder(kinds, counts, slack_s, np.zeros(2, np.int64), np.zeros(5), np.zeros(201, np.int32), 0)
     kinds[0] = DECODE
     expected = sorted(range(1, 201), key=lambda i: (table["prompt_tokens"][i], table["id"][i]))
-    assert by_slack(table, draft, SPARE_PREFILL).tolist() == expected
-    draft.slack_s[1:] = np.arange(200) // 50 % 2
-    expected = sorted(range(1, 201), key=lambda i: (draft.slack_s[i], table["prompt_tokens"][i], table["id"][i]))
-    assert by_slack(table, draft, SPARE_PREFILL).tolist() == expected
+    assert by_slack(table, builder, SPARE_PREFILL).tolist() == expected
+    builder.slack_s[1:] = np.arange(200) // 50 % 2
+    expected = sorted(range(1, 201), key=lambda i: (builder.slack_s[i], table["prompt_tokens"][i], table["id"][i]))
+    assert by_slack(table, builder, SPARE_PREFILL).tolist() == expected
 
 
 def test_best_effort_that_waits_costs_in_proportion_to_its_number() -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from planning.admission import AdmitReason, plan_admission
+from planning.admission.plan import AdmitReason, plan_admission
 from planning.limits import make_limits
 from planning.tables import request_table
 from profiles.store import load_profile

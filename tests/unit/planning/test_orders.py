@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from planning.batch.kv import PREEMPT
+from planning.batch.registry import batch_policy
 from planning.limits import make_limits
-from planning.policies import batch_policy
-from planning.room import PREEMPT
 from planning.tables import request_table
 
 COEF = np.array([1e-5, 1e-3, 4e-5, 0.0, 1e-8, 1e-9, 1e-5, 1e-4])
@@ -21,7 +21,7 @@ def batch(name: str, rows: list[dict[str, float]], capacity: int = 100_000, budg
         row["output_tokens"] = row["output_cap_tokens"] = max(row["emitted_tokens"] + 1, row["output_tokens"])
     tokens = np.zeros(len(rows), dtype=np.int32)
     limits = make_limits(capacity, block_tokens=16, max_batch_tokens=budget)
-    batch_policy(name)(COEF, table, 10.0, limits, tokens)
+    batch_policy(name).form(COEF, table, 10.0, limits, tokens)
     return tokens.tolist()
 
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planning.deadlines import next_due_s, todo_tokens
+from planning.batch.prefill_only import chunk_budget_tokens, chunk_within
+from planning.batch.registry import batch_policy
+from planning.deadlines import next_token_deadline_s, num_uncomputed_tokens
+from planning.forecast.rollout import FORECAST, forecast_requests, mark_finished, run_tokens
 from planning.limits import make_limits
-from planning.policies import batch_policy
-from planning.prefill_only import chunk_budget_tokens, chunk_within
-from planning.rollout import OUTLOOK, leave, rollout, run_tokens
 from planning.tables import request_table
 from profiles.store import load_profile
 
@@ -49,14 +49,14 @@ def queue(rng: np.random.Generator) -> np.ndarray:
 
 def first_tokens_s(table: np.ndarray) -> np.ndarray:
     """When the engine's own batches bring each first token (f8[rows])."""
-    table, form, now_s = table.copy(), batch_policy("slo"), 0.0
+    table, form, now_s = table.copy(), batch_policy("slo").form, 0.0
     tokens, first_s = np.zeros(len(table), dtype=np.int32), np.full(len(table), math.inf)
     while (seconds := form(COEF, table, now_s, LIMITS, tokens)[0]) > 0.0:
         now_s += seconds
         for i in np.flatnonzero(tokens):
             if run_tokens(table[i], tokens[i], 0.0, True):
                 first_s[i] = now_s
-                leave(table[i])
+                mark_finished(table[i])
     return first_s
 
 
@@ -64,13 +64,13 @@ def first_tokens_s(table: np.ndarray) -> np.ndarray:
 @given(st.integers(0, 2**32 - 1))
 def test_what_the_forecast_has_on_time_the_engine_ends_on_time(seed: int) -> None:
     table = queue(np.random.default_rng(seed))
-    outlook = np.zeros(len(table), dtype=OUTLOOK)
-    outlook["doomed"] = True  # so that the forecast goes on, whoever is late
-    rollout(COEF, table, 0.0, LIMITS, -math.inf, outlook)
+    forecast = np.zeros(len(table), dtype=FORECAST)
+    forecast["unattainable"] = True  # so that the forecast goes on, whoever is late
+    forecast_requests(COEF, table, 0.0, LIMITS, -math.inf, forecast)
     first_s = first_tokens_s(table)
     assert np.isfinite(first_s).all()
-    due_s = np.array([next_due_s(row, 0.0) for row in table])
-    promised = ~table["best_effort"] & (outlook["margin_s"] >= 0.0)
+    due_s = np.array([next_token_deadline_s(row, 0.0) for row in table])
+    promised = ~table["best_effort"] & (forecast["margin_s"] >= 0.0)
     assert (first_s[promised] <= due_s[promised] + 1e-9).all()
 
 
@@ -80,5 +80,5 @@ def test_chunks_are_dynamic_only_where_everything_ends_with_its_first_token() ->
     assert chunk_budget_tokens(table, LIMITS) == LIMITS["max_batch_tokens"]
     assert chunk_budget_tokens(table[:1], LIMITS) == LIMITS["max_batch_tokens"] // 2
     table[1]["computed_tokens"] = 500  # nothing left to do
-    assert todo_tokens(table[1]) == 0
+    assert num_uncomputed_tokens(table[1]) == 0
     assert chunk_budget_tokens(table, LIMITS) == LIMITS["max_batch_tokens"] // 2

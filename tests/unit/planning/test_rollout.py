@@ -3,10 +3,10 @@ import math
 import numpy as np
 import pytest
 
-from planning.deadlines import todo_tokens
+from planning.batch.kv import PREEMPT
+from planning.deadlines import num_uncomputed_tokens
+from planning.forecast.rollout import FORECAST, advance, emitted_after, forecast_requests, run_tokens
 from planning.limits import make_limits
-from planning.rollout import OUTLOOK, advance, emitted_after, rollout, run_tokens
-from planning.room import PREEMPT
 from planning.tables import request_table
 
 COEF = np.array([1e-5, 1e-3, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
@@ -25,14 +25,19 @@ def test_a_prompt_emits_when_it_ends() -> None:
     assert not run_tokens(row, 50, 0.0, True)
     assert (row["running"], row["computed_tokens"], row["emitted_tokens"]) == (True, 50, 0)
     assert run_tokens(row, 49, 0.0, True)
-    assert (row["computed_tokens"], row["emitted_tokens"], todo_tokens(row)) == (99, 1, 1)
+    assert (row["computed_tokens"], row["emitted_tokens"], num_uncomputed_tokens(row)) == (99, 1, 1)
 
 
 def test_preemption_keeps_the_tokens() -> None:
     row = one()[0]
     run_tokens(row, 99, 0.0, True)
     assert not run_tokens(row, PREEMPT, 0.0, True)
-    assert (row["running"], row["computed_tokens"], row["emitted_tokens"], todo_tokens(row)) == (False, 0, 1, 100)
+    assert (row["running"], row["computed_tokens"], row["emitted_tokens"], num_uncomputed_tokens(row)) == (
+        False,
+        0,
+        1,
+        100,
+    )
     assert run_tokens(row, 100, 0.0, True)
     assert row["emitted_tokens"] == 2
 
@@ -42,11 +47,11 @@ def test_a_request_leaves_at_its_prediction_or_else_at_its_cap(departs: bool, le
     row = one()[0]
     run_tokens(row, 99, 0.0, departs)
     for _ in range(length - 1):
-        assert todo_tokens(row) == 1
+        assert num_uncomputed_tokens(row) == 1
         assert row["output_tokens"] > row["emitted_tokens"]
         run_tokens(row, 1, 0.0, departs)
     assert row["emitted_tokens"] == length
-    assert (row["running"], todo_tokens(row)) == (False, 0)
+    assert (row["running"], num_uncomputed_tokens(row)) == (False, 0)
 
 
 @pytest.mark.parametrize("gain", [1.0, 1.3, 1.75, 2.9])
@@ -71,23 +76,23 @@ def test_an_idle_mirror_is_free_at_once() -> None:
 
 
 def test_the_outlook_of_a_lone_request() -> None:
-    outlook = np.zeros(1, dtype=OUTLOOK)
-    worst_s, peak_tokens = rollout(COEF, one(), 0.5, LIMITS, -math.inf, outlook)
+    forecast = np.zeros(1, dtype=FORECAST)
+    worst_s, peak_tokens = forecast_requests(COEF, one(), 0.5, LIMITS, -math.inf, forecast)
     first_s = 0.5 + 1e-3 + 99e-5
-    assert outlook["first_s"][0] == pytest.approx(first_s)
-    assert outlook["finish_s"][0] == pytest.approx(first_s + 2 * 1.01e-3)
-    assert outlook["tpot_s"][0] == pytest.approx(1.01e-3)
-    assert worst_s == outlook["margin_s"][0] == pytest.approx(1.0 - first_s)
+    assert forecast["first_s"][0] == pytest.approx(first_s)
+    assert forecast["finish_s"][0] == pytest.approx(first_s + 2 * 1.01e-3)
+    assert forecast["tpot_s"][0] == pytest.approx(1.01e-3)
+    assert worst_s == forecast["margin_s"][0] == pytest.approx(1.0 - first_s)
     assert 101 <= peak_tokens < 101 + 16
 
 
 def test_a_rollout_leaves_its_table_alone_and_foretells_nothing_to_late_ones() -> None:
     table = np.concatenate((one(), one()))
     table["arrival_s"][1] = -5.0
-    before, outlook = table.copy(), np.zeros(2, dtype=OUTLOOK)
-    worst_s, _ = rollout(COEF, table, 0.0, LIMITS, -math.inf, outlook)
+    before, forecast = table.copy(), np.zeros(2, dtype=FORECAST)
+    worst_s, _ = forecast_requests(COEF, table, 0.0, LIMITS, -math.inf, forecast)
     assert (table == before).all()
-    assert outlook["first_s"][1] == math.inf
+    assert forecast["first_s"][1] == math.inf
     assert worst_s == -math.inf
-    outlook["doomed"][1] = True
-    assert rollout(COEF, table, 0.0, LIMITS, -math.inf, outlook)[0] > 0
+    forecast["unattainable"][1] = True
+    assert forecast_requests(COEF, table, 0.0, LIMITS, -math.inf, forecast)[0] > 0

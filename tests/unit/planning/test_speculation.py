@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planning.demand import LEVEL
+from planning.batch.speculation import UNREACHABLE, drafts_to_keep_up, plan_drafts, plan_speculation, tightened_tpot_s
+from planning.forecast.lockstep import accepted_tokens
 from planning.limits import make_limits
-from planning.speculation import UNREACHABLE, drafts_to_keep_up, plan_drafts, plan_speculation, tightened_tpot_s
-from planning.tables import request_table
-from planning.tail import accepted_tokens
+from planning.tables import TPOT_LEVEL, request_table
 from profiles.kernels import max_prefill_tokens
 from tests.planning_cases import COEFS
 
@@ -39,7 +38,7 @@ def test_no_combination_of_lengths_leaves_more_for_prefill(seed: int) -> None:
     rng = np.random.default_rng(seed)
     size, alpha = int(rng.integers(1, 4)), float(rng.choice([0.5, 0.7, 0.9]))
     coef, limits = COEFS[int(rng.integers(0, 2))], make_limits(10**6, acceptance=alpha, max_iteration_s=0.2)
-    levels, drafts = np.zeros(size, dtype=LEVEL), np.zeros(size, dtype=np.int64)
+    levels, drafts = np.zeros(size, dtype=TPOT_LEVEL), np.zeros(size, dtype=np.int64)
     levels["tpot_s"] = np.sort(rng.choice([0.015, 0.03, 0.05, 0.1], size, replace=False))
     levels["kv_tokens"], counts = rng.integers(100, 3000, size), rng.integers(1, 40, size).astype(float)
     step_s = plan_speculation(coef, limits, levels, counts, MOST, drafts)

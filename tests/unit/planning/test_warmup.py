@@ -1,9 +1,9 @@
 import pytest
 from numba import config
 
-from planning.batch import form_batch
-from planning.choice import choose
-from planning.rollout import advance
+from planning.admission.search import choose
+from planning.batch.slo import form_batch
+from planning.forecast.rollout import advance
 from planning.warmup import warm_up
 
 

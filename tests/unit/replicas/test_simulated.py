@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from controller.wire import PREFILLED, Delta, EngineCounts, Slo, Submission, request_uid
+from planning.batch.registry import batch_policy_names
 from planning.limits import LIVE_FILLER
-from planning.policies import batch_policy_names
 from replicas.config import ReplicaConfig
 from replicas.engine import EngineFailure, PlanLimits
 from replicas.simulated import SimulatedEngine, simulated_tokens

@@ -7,21 +7,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planning.admission import REASONS, AdmitReason, plan_admission
+from planning.admission.plan import REASONS, AdmitReason, plan_admission
+from planning.forecast.rollout import advance
 from planning.limits import make_limits
-from planning.rollout import advance
 from profiles.kernels import iteration_s
-from routing.kernels import ADMITTED, NO_WANTS, NOWHERE, PLACEMENT, check_replica, place, screen
-from routing.mirrors import RESERVED, SHARED, Mirrors, advance_mirrors, commit, make_mirrors, summarize, take_out
+from routing.fleet_state import (
+    RESERVED,
+    SHARED,
+    FleetState,
+    add_request,
+    advance_fleet,
+    make_fleet_state,
+    recompute_load,
+    remove_request,
+)
+from routing.placement import ADMITTED, NO_SCORES, NOWHERE, PLACEMENT, check_replica, place, quick_check
 from tests.planning_cases import COEFS, draw_requests, start_decoding
 
 LIMITS = make_limits(100_000)
 
 
-def fleet_of(loads: list[int], tiers: list[int] | None = None, seed: int = 0) -> Mirrors:
+def fleet_of(loads: list[int], tiers: list[int] | None = None, seed: int = 0) -> FleetState:
     """Open replicas with ``loads`` decodes each, TPOT 50 ms."""
-    rng, fleet = np.random.default_rng(seed), make_mirrors(len(loads), 80)
-    fleet.coefs[:], fleet.cautious[:], fleet.limits[:] = COEFS[0], COEFS[0], LIMITS
+    rng, fleet = np.random.default_rng(seed), make_fleet_state(len(loads), 80)
+    fleet.coefs[:], fleet.pessimistic_coefs[:], fleet.limits[:] = COEFS[0], COEFS[0], LIMITS
     fleet.replicas["is_open"], fleet.replicas["count"] = True, loads
     fleet.replicas["tier"] = tiers or SHARED
     for r, load in enumerate(loads):
@@ -29,7 +38,7 @@ def fleet_of(loads: list[int], tiers: list[int] | None = None, seed: int = 0) ->
         start_decoding(rng, table)
         table["arrival_s"] = 0.04 - table["ttft_s"] - table["emitted_tokens"] * table["tpot_s"]
         fleet.tables[r, :load] = table
-        summarize(fleet, r)
+        recompute_load(fleet, r)
     return fleet
 
 
@@ -39,9 +48,9 @@ def requests(rng: np.random.Generator, rows: int, first_id: int, tier: int = 0) 
     return table
 
 
-def put(fleet: Mirrors, rows: np.ndarray, max_hops: int = 4) -> np.ndarray:
+def put(fleet: FleetState, rows: np.ndarray, max_hops: int = 4) -> np.ndarray:
     placements = np.zeros(len(rows), dtype=PLACEMENT)
-    place(fleet, rows, 0.0, NO_WANTS, max_hops, placements)
+    place(fleet, rows, 0.0, NO_SCORES, max_hops, placements)
     return placements
 
 
@@ -111,7 +120,7 @@ def test_the_screen_denies_an_idle_replica_nothing_that_a_replay_grants(
     asked["deadline_s"] = deadline_s
     asked["output_tokens"] = asked["output_cap_tokens"] = output_tokens
     if check_replica(fleet, 0, asked[0], 0.0) == ADMITTED:
-        assert screen(fleet.replicas[0], fleet.cautious[0], fleet.limits[0], asked[0], 0.0) == ADMITTED
+        assert quick_check(fleet.replicas[0], fleet.pessimistic_coefs[0], fleet.limits[0], asked[0], 0.0) == ADMITTED
 
 
 def test_a_request_past_its_deadline_closes_its_replica_to_nobody() -> None:
@@ -119,19 +128,19 @@ def test_a_request_past_its_deadline_closes_its_replica_to_nobody() -> None:
     load = fleet.replicas[0]["load"]
     for left_s in (0.001, -0.5):
         fleet.tables[0, 0]["deadline_s"] = fleet.replicas[0]["free_at_s"] + left_s
-        summarize(fleet, 0)
+        recompute_load(fleet, 0)
         assert fleet.replicas[0]["load"] <= load
-        assert screen(fleet.replicas[0], fleet.cautious[0], fleet.limits[0], asked[0], 0.0) == ADMITTED
+        assert quick_check(fleet.replicas[0], fleet.pessimistic_coefs[0], fleet.limits[0], asked[0], 0.0) == ADMITTED
 
 
 def test_a_replica_with_all_sequences_taken_is_full() -> None:
     fleet = fleet_of([5, 3])
     fleet.limits["max_running"] = [5, 8]
-    summarize(fleet, 0)
+    recompute_load(fleet, 0)
     assert fleet.replicas[0]["load"] == 1.0
     assert put(fleet, new())[0]["replica"] == 1
     fleet.tables[0, 0]["best_effort"] = True  # gives its sequence up
-    summarize(fleet, 0)
+    recompute_load(fleet, 0)
     fleet.replicas[1]["is_open"] = False
     assert put(fleet, new())[0]["replica"] == 0
 
@@ -163,10 +172,10 @@ def test_the_cached_sums_are_what_a_fresh_count_gives(seed: int) -> None:
     rng = np.random.default_rng(seed)
     fleet = fleet_of(rng.integers(0, 30, 3).tolist(), seed=seed)
     for row in requests(rng, 5, 10_000):
-        commit(fleet, int(rng.integers(0, 3)), row)
+        add_request(fleet, int(rng.integers(0, 3)), row)
     kept = fleet.replicas.copy()
     for r in range(3):
-        summarize(fleet, r)
+        recompute_load(fleet, r)
     for name in ("token_rate", "rest_rate", "held_tokens", "pace_s", "load", "backlog_tokens", "peak_tokens", "step_s"):
         np.testing.assert_allclose(fleet.replicas[name], kept[name])
 
@@ -175,7 +184,7 @@ def test_the_fleet_advances_as_each_replica_would_alone() -> None:
     fleet = fleet_of([5, 9])
     alone = fleet.tables[1, :9].copy()
     free_at_s = advance(fleet.coefs[1], alone, 0.0, 0.3, LIMITS, True)
-    advance_mirrors(fleet, 0.3, True)
+    advance_fleet(fleet, 0.3, True)
     left = alone[alone["running"]]
     assert fleet.replicas[1]["free_at_s"] == free_at_s
     assert (fleet.tables[1, : fleet.replicas[1]["count"]] == left).all()
@@ -185,15 +194,15 @@ def test_the_fleet_advances_as_each_replica_would_alone() -> None:
 def test_a_lost_promise_blocks_no_placement() -> None:
     fleet = fleet_of([5])
     fleet.tables[0, 0]["arrival_s"] -= 10.0
-    summarize(fleet, 0)
+    recompute_load(fleet, 0)
     assert put(fleet, new())[0]["replica"] == 0
 
 
 def test_what_a_policy_prefers_comes_first_and_what_it_shuns_never() -> None:
     fleet, asked = fleet_of([5, 20, 10]), new()
     placements = np.zeros(1, dtype=PLACEMENT)
-    for wants, chosen in (([3.0, 1.0, 2.0], 0), ([-np.inf, 1.0, 2.0], 2), ([-np.inf] * 3, NOWHERE)):
-        place(fleet, asked, 0.0, np.array([wants]), 4, placements)
+    for scores, chosen in (([3.0, 1.0, 2.0], 0), ([-np.inf, 1.0, 2.0], 2), ([-np.inf] * 3, NOWHERE)):
+        place(fleet, asked, 0.0, np.array([scores]), 4, placements)
         assert placements[0]["replica"] == chosen
 
 
@@ -217,9 +226,9 @@ def test_ruling_replicas_out_inside_a_burst_changes_no_verdict(seed: int) -> Non
 def test_a_request_that_is_taken_out_leaves_the_sums_of_the_others() -> None:
     fleet = fleet_of([5])
     kept = fleet.replicas.copy()
-    commit(fleet, 0, new()[0])
-    assert take_out(fleet, 0, 10_000)
-    assert not take_out(fleet, 0, 10_000)
+    add_request(fleet, 0, new()[0])
+    assert remove_request(fleet, 0, 10_000)
+    assert not remove_request(fleet, 0, 10_000)
     assert fleet.replicas["load"] == kept["load"]
     assert fleet.tables[0, :5]["id"].tolist() == [1, 2, 3, 4, 5]
 
@@ -232,6 +241,6 @@ def test_a_few_checks_find_the_emptier_replicas_of_a_large_fleet(emptier: int) -
     for r in range(30):
         while REASONS[check_replica(fleet, r, asked[0], 0.0)] == AdmitReason.ADMITTED:
             asked["id"] += 1
-            commit(fleet, r, asked[0])
+            add_request(fleet, r, asked[0])
     placed = put(fleet, asked, max_hops=4)[0]
     assert placed["replica"] >= 30

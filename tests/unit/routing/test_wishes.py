@@ -8,18 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planning.limits import make_limits
-from routing.kernels import NO_WANTS, PLACEMENT, place
-from routing.mirrors import Mirrors, commit, make_mirrors, summarize
-from routing.wishes import LEAST_ADDED, MOST_LOADED, PROMPTS_DUE_S, wishes
+from routing.fleet_state import FleetState, add_request, make_fleet_state, recompute_load
+from routing.placement import NO_SCORES, PLACEMENT, place
+from routing.scores import LEAST_ADDED, MOST_LOADED, PROMPTS_DUE_S, score_replicas
 from tests.planning_cases import COEFS, draw_requests, start_decoding
 
 TIGHT_S, LOOSE_S = 0.03, 0.2
 
 
-def fleet_of(*paces_s: list[float], seed: int = 0) -> Mirrors:
+def fleet_of(*paces_s: list[float], seed: int = 0) -> FleetState:
     """Open replicas, one for each list of the TPOTs of what decodes there."""
-    rng, fleet = np.random.default_rng(seed), make_mirrors(len(paces_s), 80)
-    fleet.coefs[:], fleet.cautious[:], fleet.limits[:] = COEFS[0], COEFS[0], make_limits(400_000)
+    rng, fleet = np.random.default_rng(seed), make_fleet_state(len(paces_s), 80)
+    fleet.coefs[:], fleet.pessimistic_coefs[:], fleet.limits[:] = COEFS[0], COEFS[0], make_limits(400_000)
     fleet.replicas["is_open"] = True
     for r, paces in enumerate(paces_s):
         table = draw_requests(rng, len(paces), 100 * r + 1)
@@ -28,7 +28,7 @@ def fleet_of(*paces_s: list[float], seed: int = 0) -> Mirrors:
         start_decoding(rng, table)
         table["arrival_s"] = 0.0 - table["ttft_s"] - table["emitted_tokens"] * table["tpot_s"]
         fleet.tables[r, : len(paces)], fleet.replicas[r]["count"] = table, len(paces)
-        summarize(fleet, r)
+        recompute_load(fleet, r)
     return fleet
 
 
@@ -39,7 +39,7 @@ def asked(tpot_s: float, prompt_tokens: int = 300, request_id: int = 10_000) -> 
     return row
 
 
-def congestion(fleet: Mirrors) -> float:
+def congestion(fleet: FleetState) -> float:
     """Sum of squared loads, prompts that wait among them."""
     state = fleet.replicas
     return float(((state["load"] + state["backlog_tokens"] * state["prompt_token_s"] / PROMPTS_DUE_S) ** 2).sum())
@@ -55,45 +55,45 @@ def test_the_least_added_load_is_by_how_much_congestion_grows(
     paces_s: list[list[float]], tpot_s: float, prompt_tokens: int
 ) -> None:
     """To within the one token that a prompt yields itself: its last chunk is no backlog."""
-    row, wants = (
+    row, scores = (
         asked(tpot_s, prompt_tokens),
-        wishes(fleet_of(*paces_s), asked(tpot_s, prompt_tokens)[0], 0.0, LEAST_ADDED),
+        score_replicas(fleet_of(*paces_s), asked(tpot_s, prompt_tokens)[0], 0.0, LEAST_ADDED),
     )
-    for r, want in enumerate(wants):
+    for r, score in enumerate(scores):
         fleet = fleet_of(*paces_s)
         before = congestion(fleet)
-        commit(fleet, r, row[0])
-        assert before - congestion(fleet) == pytest.approx(want, rel=0.02, abs=1e-3)
+        add_request(fleet, r, row[0])
+        assert before - congestion(fleet) == pytest.approx(score, rel=0.02, abs=1e-3)
 
 
 def test_a_tight_request_goes_to_tight_ones_though_they_are_fuller_and_a_loose_one_does_not() -> None:
     fleet = fleet_of([TIGHT_S] * 4, [LOOSE_S] * 12)
     assert fleet.replicas["load"][0] > fleet.replicas["load"][1]
-    assert np.argmax(wishes(fleet, asked(TIGHT_S)[0], 0.0, LEAST_ADDED)) == 0
-    assert np.argmax(wishes(fleet, asked(LOOSE_S)[0], 0.0, LEAST_ADDED)) == 1
+    assert np.argmax(score_replicas(fleet, asked(TIGHT_S)[0], 0.0, LEAST_ADDED)) == 0
+    assert np.argmax(score_replicas(fleet, asked(LOOSE_S)[0], 0.0, LEAST_ADDED)) == 1
 
 
 def test_of_equal_replicas_the_emptier_is_wanted_and_by_the_other_rule_the_fuller() -> None:
     fleet = fleet_of([LOOSE_S] * 10, [LOOSE_S] * 5)
-    assert np.argmax(wishes(fleet, asked(LOOSE_S)[0], 0.0, LEAST_ADDED)) == 1
-    np.testing.assert_array_equal(wishes(fleet, asked(LOOSE_S)[0], 0.0, MOST_LOADED), fleet.replicas["load"])
+    assert np.argmax(score_replicas(fleet, asked(LOOSE_S)[0], 0.0, LEAST_ADDED)) == 1
+    np.testing.assert_array_equal(score_replicas(fleet, asked(LOOSE_S)[0], 0.0, MOST_LOADED), fleet.replicas["load"])
     fleet.replicas["is_open"][1] = False
-    assert wishes(fleet, asked(LOOSE_S)[0], 0.0, LEAST_ADDED)[1] == -math.inf
+    assert score_replicas(fleet, asked(LOOSE_S)[0], 0.0, LEAST_ADDED)[1] == -math.inf
 
 
 def test_prompts_that_wait_count() -> None:
     fleet = fleet_of([LOOSE_S] * 5, [LOOSE_S] * 5)
     waiting = asked(LOOSE_S, 4000, 20_000)
     waiting["best_effort"] = True
-    commit(fleet, 0, waiting[0])
-    assert np.argmax(wishes(fleet, asked(LOOSE_S)[0], 0.0, LEAST_ADDED)) == 1
+    add_request(fleet, 0, waiting[0])
+    assert np.argmax(score_replicas(fleet, asked(LOOSE_S)[0], 0.0, LEAST_ADDED)) == 1
 
 
 def test_requests_of_one_burst_see_what_was_placed_before_them() -> None:
     """On three equal replicas as many each, where preferences taken once would send all to the first."""
     rows = np.concatenate([asked(LOOSE_S, request_id=10_000 + i) for i in range(6)])
     placements = np.zeros(6, dtype=PLACEMENT)
-    for rule, counts in ((LEAST_ADDED, [7, 7, 7]), (MOST_LOADED, [11, 5, 5])):
+    for score_kind, counts in ((LEAST_ADDED, [7, 7, 7]), (MOST_LOADED, [11, 5, 5])):
         fleet = fleet_of(*[[LOOSE_S] * 5] * 3)
-        place(fleet, rows, 0.0, NO_WANTS, 4, placements, rule)
+        place(fleet, rows, 0.0, NO_SCORES, 4, placements, score_kind)
         assert sorted(fleet.replicas["count"].tolist(), reverse=True) == counts

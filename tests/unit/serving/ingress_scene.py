@@ -21,7 +21,7 @@ from serving.jobs import Patience
 from serving.vllm_arguments import command_line
 from serving.vllm_server import FleetCoreClient, make_server
 
-REPLICA = "a"
+REPLICA_STATE = "a"
 MODEL = "embedded"
 TIERS = [
     {"name": "interactive", "ttft_ms": 500, "tpot_ms": 50, "unattainable": "refuse"},
@@ -34,7 +34,7 @@ TABLE = {"version": 1, "default_tier": "standard", "tiers": TIERS}
 def admitted(ask: Admission) -> Decision:
     """The controller's answer while there is room."""
     verdict = Verdict.BEST_EFFORT if ask.slo.best_effort else Verdict.ADMITTED
-    return Decision(ask.request_id, verdict, REPLICA, ask.slo.tier, "attainable", 0.1, 0.01, 1, 0.0, 16)
+    return Decision(ask.request_id, verdict, REPLICA_STATE, ask.slo.tier, "attainable", 0.1, 0.01, 1, 0.0, 16)
 
 
 def refused(ask: Admission) -> Decision:
@@ -91,16 +91,19 @@ class OneReplica:
         raise AssertionError(f"replica {replica} is said to have failed")
 
     async def any_replica(self, exclude: Sequence[str]) -> str | None:
-        return None if REPLICA in exclude else REPLICA
+        return None if REPLICA_STATE in exclude else REPLICA_STATE
 
     async def configure(self, options: bytes, tiers: bytes) -> str:
         return "birth"
 
     async def status(self) -> dict[str, Any]:
-        return {"replicas": [{"replica": REPLICA, "tier": "shared", "live": True, "kv_used_tokens": 0}], "tiers": []}
+        return {
+            "replicas": [{"replica": REPLICA_STATE, "tier": "shared", "live": True, "kv_used_tokens": 0}],
+            "tiers": [],
+        }
 
     def heard(self, within_s: float) -> set[str]:
-        return {REPLICA}
+        return {REPLICA_STATE}
 
 
 class Ingress:

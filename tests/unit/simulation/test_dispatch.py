@@ -5,12 +5,12 @@ import pytest
 
 from controller.fleet import FleetOptions
 from controller.lengths import LengthEstimator
-from planning.admission import AdmissionOptions
-from routing.wishes import MOST_LOADED
+from planning.admission.plan import AdmissionOptions
+from planning.batch.registry import POLICIES, policy_code
+from routing.scores import MOST_LOADED
 from simulation.dispatch import PlannedReplica
 from simulation.distserve import split_jobs
 from simulation.fleet import FleetDispatch, replica_name, tiers_of
-from simulation.forms import POLICIES, policy_code
 from simulation.jobs import make_jobs
 from simulation.loop import Simulation
 from simulation.placement import EngineMirrors, PlacedFleet
@@ -67,7 +67,7 @@ def test_outlived_predictions_grow_by_half_as_the_live_estimator_has_them() -> N
 
 
 def test_unknown_policies_are_named_with_the_known_ones() -> None:
-    assert [policy_code(name) for name in POLICIES] == list(range(len(POLICIES)))
+    assert [policy_code(policy.name) for policy in POLICIES] == list(range(len(POLICIES)))
     with pytest.raises(ValueError, match="known: slo, vllm"):
         policy_code("fifo")
 

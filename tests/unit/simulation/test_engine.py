@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planning.room import held_kv_tokens
-from planning.tail import accepted_tokens
+from planning.batch.kv import held_kv_tokens
+from planning.forecast.lockstep import accepted_tokens
 from profiles.kernels import attention_pairs, iteration_s
 from simulation.engine import accepted_drafts, advance_engines, submit
 from simulation.jobs import make_records

@@ -1,7 +1,7 @@
 """Soft admission control: which new requests to promise their SLO, given everything already promised.
 
-SLOs-Serve section 3.2.1. A set is attainable when a replay of the replica's own batches, from the end of the iteration
-in flight to every predicted end, leaves no token late and no KV cache full.
+SLOs-Serve section 3.2.1. A set is attainable when a forecast of the replica's own batches, from the end of the
+iteration in flight to every predicted end, leaves no token late and no KV cache full.
 """
 
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from enum import StrEnum
 
 import numpy as np
 
-from planning.choice import choose
-from planning.proposal import OPEN, PROMISED, REFUSED
-from planning.rollout import OUTLOOK, TOLERANCE_S
+from planning.admission.dp_inputs import OPEN, PROMISED, REFUSED
+from planning.admission.search import choose
+from planning.forecast.rollout import FORECAST, TOLERANCE_S
 
 
 class AdmitReason(StrEnum):
@@ -64,37 +64,37 @@ def plan_admission(
     """
     first = len(running)
     table = np.concatenate((running, new))
-    role, reasons, outlook = _choose(coef, limits, table, first, start_s, False)
-    if options.displace and (role[first:] == REFUSED).any():
+    status, reasons, forecast = _choose(coef, limits, table, first, start_s, False)
+    if options.displace and (status[first:] == REFUSED).any():
         other = _choose(coef, limits, table, first, start_s, True)
-        if _is_better(table, other[0], role):
-            role, reasons, outlook = other
-    is_refused = role[first:] == REFUSED
+        if _is_better(table, other[0], status):
+            status, reasons, forecast = other
+    is_refused = status[first:] == REFUSED
     return AdmissionPlan(
         accepted=~is_refused,
-        predicted_ttft_s=np.where(is_refused, np.inf, outlook["first_s"][first:] - new["arrival_s"]),
-        predicted_tpot_s=np.where(is_refused, np.inf, outlook["tpot_s"][first:]),
+        predicted_ttft_s=np.where(is_refused, np.inf, forecast["first_s"][first:] - new["arrival_s"]),
+        predicted_tpot_s=np.where(is_refused, np.inf, forecast["tpot_s"][first:]),
         reasons=tuple(REASONS[code] for code in reasons[first:]),
-        displaced=role[:first] == REFUSED,
+        displaced=status[:first] == REFUSED,
     )
 
 
 def _choose(
     coef: np.ndarray, limits: np.void, table: np.ndarray, first: int, start_s: float, displace: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Roles, reason codes and outlook of every row; rows from ``first`` on are new."""
-    role = np.full(len(table), PROMISED)
-    role[first:] = OPEN
+    """Statuses, reason codes and forecast of every row; rows from ``first`` on are new."""
+    status = np.full(len(table), PROMISED)
+    status[first:] = OPEN
     if displace:
         has_begun = (table["emitted_tokens"] > 0) | (_prefill_tokens(table) <= 1)
-        role[:first][~(has_begun | table["best_effort"])[:first]] = OPEN
-    outlook = np.zeros(len(table), dtype=OUTLOOK)
-    return role, choose(coef, limits, table, role, start_s, outlook), outlook
+        status[:first][~(has_begun | table["best_effort"])[:first]] = OPEN
+    forecast = np.zeros(len(table), dtype=FORECAST)
+    return status, choose(coef, limits, table, status, start_s, forecast), forecast
 
 
-def _is_better(table: np.ndarray, role: np.ndarray, other: np.ndarray) -> bool:
-    """Whether all that is kept by ``role`` is worth more than by ``other``, or as much for less prefill work."""
-    kept, others = role != REFUSED, other != REFUSED
+def _is_better(table: np.ndarray, status: np.ndarray, other: np.ndarray) -> bool:
+    """Whether all that is kept by ``status`` is worth more than by ``other``, or as much for less prefill work."""
+    kept, others = status != REFUSED, other != REFUSED
     gain = float(table["value"][kept].sum() - table["value"][others].sum())
     if abs(gain) > TOLERANCE_S:
         return gain > 0.0

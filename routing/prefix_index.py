@@ -1,6 +1,6 @@
 """What a replica's prefix cache presumably holds, by digests of prompts. Approximate: no promise may rest on it.
 
-A prompt is told by at most ``MOST_MARKS`` marks, digests of all its tokens up to the ends of blocks, evenly spaced. The
+A prompt is told by at most ``MAX_HASHES`` marks, digests of all its tokens up to the ends of blocks, evenly spaced. The
 spacing doubles with the length, so that marks of prompts of any length meet. Never tokens, never text.
 """
 
@@ -10,25 +10,25 @@ from collections.abc import Sequence
 
 import numpy as np
 
-MOST_MARKS = 64
+MAX_HASHES = 64
 
 
-def mark_spacing(prompt_tokens: int, block_tokens: int) -> int:
-    """Tokens between two marks of a prompt: the fewest blocks, by doubling, that ``MOST_MARKS`` of reach over it."""
+def hash_spacing(prompt_tokens: int, block_tokens: int) -> int:
+    """Tokens between two marks of a prompt: the fewest blocks, by doubling, that ``MAX_HASHES`` of reach over it."""
     spacing = block_tokens
-    while prompt_tokens // spacing > MOST_MARKS:
+    while prompt_tokens // spacing > MAX_HASHES:
         spacing *= 2
     return spacing
 
 
-def prefix_marks(tokens: Sequence[int], block_tokens: int, salt: str = "") -> tuple[int, ...]:
+def hash_prefix(tokens: Sequence[int], block_tokens: int, salt: str = "") -> tuple[int, ...]:
     """The marks of a prompt, from its start. Equal marks: equal tokens up to there, under an equal ``salt``."""
-    spacing, digest = mark_spacing(len(tokens), block_tokens), hashlib.blake2b(salt.encode(), digest_size=8)
-    octets, marks = np.asarray(tokens, dtype="<u4").tobytes(), []
+    spacing, digest = hash_spacing(len(tokens), block_tokens), hashlib.blake2b(salt.encode(), digest_size=8)
+    octets, block_hashes = np.asarray(tokens, dtype="<u4").tobytes(), []
     for end in range(4 * spacing, len(octets) + 1, 4 * spacing):
         digest.update(octets[end - 4 * spacing : end])
-        marks.append(int.from_bytes(digest.copy().digest()))
-    return tuple(marks)
+        block_hashes.append(int.from_bytes(digest.copy().digest()))
+    return tuple(block_hashes)
 
 
 class PrefixIndex:
@@ -44,31 +44,31 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._tokens)
 
-    def hits(self, marks: Sequence[int]) -> int:
+    def hits(self, block_hashes: Sequence[int]) -> int:
         """How many of a prompt's marks, from its start, are reached by what is presumably held.
 
         By doubling and bisecting: a prompt with another spacing shares every second, fourth, ... mark.
         """
         found, step = 0, 1
-        while step <= len(marks):
-            found = step if marks[step - 1] in self._tokens else found
+        while step <= len(block_hashes):
+            found = step if block_hashes[step - 1] in self._tokens else found
             step *= 2
         step = found
         while step > 1:
             step //= 2
-            if found + step <= len(marks) and marks[found + step - 1] in self._tokens:
+            if found + step <= len(block_hashes) and block_hashes[found + step - 1] in self._tokens:
                 found += step
         return found
 
-    def note(self, marks: Sequence[int], spacing_tokens: int, other_tokens: int) -> None:
+    def record(self, block_hashes: Sequence[int], spacing_tokens: int, other_tokens: int) -> None:
         """A request was given to the replica: its marks, and the tokens of prompt and output that they do not cover.
 
         The end of a prompt goes before its beginning, as in vLLM.
         """
         self._unmarked -= 1
         self._use(self._unmarked, other_tokens)
-        for mark in reversed(marks):
-            self._use(mark, spacing_tokens)
+        for block_hash in reversed(block_hashes):
+            self._use(block_hash, spacing_tokens)
         while self._held_tokens > self._capacity_tokens:
             self._held_tokens -= self._tokens.popitem(last=False)[1]
 

@@ -1,9 +1,10 @@
 """What follows once every prefill is done where time is too short for all decodes in every iteration.
 
-Lockstep (``planning.tail``) is what an engine does that has time for it. Where it has not, ``planning.batch`` takes the
-decodes that are due first, in iterations no longer than the tightest pace, and loose ones take part now and then:
-earliest deadline first. That keeps every deadline if never more work has fallen due than there was time for: the
-demand bound of real-time scheduling (Baruah et al. 1990), over DSLO lines. Work is a fluid here, which errs upwards.
+An engine that has time for it decodes in lockstep (``planning.forecast.lockstep``). Where it has not,
+``planning.batch.slo`` takes the decodes that are due first, in iterations no longer than the tightest pace, and loose
+ones take part now and then: earliest deadline first. That keeps every deadline if never more work has fallen due than
+there was time for: the demand bound of real-time scheduling (Baruah et al. 1990), over DSLO lines. Work is a fluid
+here, which errs upwards.
 """
 
 import math
@@ -17,7 +18,7 @@ from profiles.kernels import K_KV, K_SEQ, K_SPEC
 LEAST_PACE_S = 1e-6
 LINES = 2  # of the roofline
 # Iterations whose base time a whole number of them takes beyond what a fluid does: with one, one in twelve tables that
-# only this admits is late when it is run; with this, none was found (``tests/oracles/test_paced.py``).
+# only this admits is late when it is run; with this, none was found (``tests/oracles/test_edf.py``).
 UNEVEN = 1.5
 
 DUE = np.dtype(
@@ -45,17 +46,17 @@ class Sums(NamedTuple):
 
 
 @njit(cache=True)
-def _fill_due(coef: np.ndarray, tail: np.void, start_s: float, due: np.void) -> None:
+def _fill_due(coef: np.ndarray, decode: np.void, start_s: float, due: np.void) -> None:
     """When a decode's steps are due; an end-to-end deadline is spread evenly over them."""
-    steps, even_s = tail["steps"], (tail["deadline_s"] - start_s) / tail["steps"]
-    first_s, pace_s = min(tail["due_s"], start_s + even_s), tail["pace_s"]
+    steps, even_s = decode["steps"], (decode["deadline_s"] - start_s) / decode["steps"]
+    first_s, pace_s = min(decode["due_s"], start_s + even_s), decode["pace_s"]
     last_s = first_s
     if steps > 1 and first_s < math.inf:
-        last_s = max(first_s, min(first_s + (steps - 1) * pace_s, tail["deadline_s"]))
+        last_s = max(first_s, min(first_s + (steps - 1) * pace_s, decode["deadline_s"]))
         pace_s = (last_s - first_s) / (steps - 1)
     due["first_s"], due["last_s"], due["pace_s"], due["steps"] = first_s, last_s, max(pace_s, LEAST_PACE_S), steps
-    due["tokens"] = tail["step_tokens"]
-    kv_tokens = tail["kv_tokens"] + tail["gain"] * 0.5 * (steps + 1)
+    due["tokens"] = decode["step_tokens"]
+    kv_tokens = decode["kv_tokens"] + decode["gain"] * 0.5 * (steps + 1)
     due["rest_s"] = coef[K_SEQ] + coef[K_KV] * kv_tokens
 
 
@@ -91,21 +92,21 @@ def _begin(coef: np.ndarray, due: np.void, gain: float, sums: Sums) -> None:
 
 
 @njit(cache=True)
-def _end(coef: np.ndarray, due: np.void, tail: np.void, sums: Sums) -> None:
+def _end(coef: np.ndarray, due: np.void, decode: np.void, sums: Sums) -> None:
     """A decode's last step is due: it leaves."""
     for line in range(LINES):
         sums.rate[line] -= (coef[2 * line] * due["tokens"] + due["rest_s"]) / due["pace_s"]
-    sums.kv_tokens[0] -= tail["kv_tokens"] + tail["gain"] * due["steps"]
-    sums.kv_rate[0] -= tail["gain"] / due["pace_s"]
+    sums.kv_tokens[0] -= decode["kv_tokens"] + decode["gain"] * due["steps"]
+    sums.kv_rate[0] -= decode["gain"] / due["pace_s"]
 
 
 @njit(cache=True)
-def _at_start(coef: np.ndarray, tails: np.ndarray, start_s: float, limits: np.void) -> Sums:
+def _at_start(coef: np.ndarray, decodes: np.ndarray, start_s: float, limits: np.void) -> Sums:
     """The sums before anything is due."""
     base_s, kv_tokens, drafts = np.empty(LINES), np.zeros(1), 0
-    for j in range(len(tails)):
-        kv_tokens[0] += tails[j]["kv_tokens"]
-        drafts = max(drafts, tails[j]["step_tokens"] - 1)
+    for j in range(len(decodes)):
+        kv_tokens[0] += decodes[j]["kv_tokens"]
+        drafts = max(drafts, decodes[j]["step_tokens"] - 1)
     for line in range(LINES):
         base_s[line] = coef[2 * line + 1] + coef[K_SPEC] * drafts
     usable = np.full(1, 1.0 - limits["best_effort_share"])
@@ -113,34 +114,34 @@ def _at_start(coef: np.ndarray, tails: np.ndarray, start_s: float, limits: np.vo
 
 
 @njit(cache=True)
-def pace_tail(coef: np.ndarray, tails: np.ndarray, start_s: float, limits: np.void) -> tuple[float, float]:
-    """Run ``tails`` (TAIL[n]) by deadline from ``start_s``; fills margins and finish times in.
+def run_edf(coef: np.ndarray, decodes: np.ndarray, start_s: float, limits: np.void) -> tuple[float, float]:
+    """Run ``decodes`` (TAIL[n]) by deadline from ``start_s``; fills margins and finish times in.
 
     Returns the least margin in seconds, below zero by the work that is late, and the peak of KV tokens held (rounded up
     to blocks for each request) if every token comes when it is due. A tail without objective yields to the others, and
-    nothing is foretold of it. O(n log n).
+    nothing is forecast of it. O(n log n).
     """
-    count, sums = len(tails), _at_start(coef, tails, start_s, limits)
+    count, sums = len(decodes), _at_start(coef, decodes, start_s, limits)
     dues = np.zeros(count, dtype=DUE)
     for j in range(count):
-        _fill_due(coef, tails[j], start_s, dues[j])
+        _fill_due(coef, decodes[j], start_s, dues[j])
     by_first = np.argsort(dues["first_s"].copy(), kind="mergesort")
     by_last = np.argsort(dues["last_s"].copy(), kind="mergesort")
     steps_s = _tightest_s(dues, by_last, limits["max_iteration_s"])
     worst_s, peak_tokens, begun = math.inf, 0.0, 0
     for k in range(count):
-        due, tail = dues[by_last[k]], tails[by_last[k]]
+        due, decode = dues[by_last[k]], decodes[by_last[k]]
         if due["last_s"] == math.inf:
-            tail["margin_s"] = tail["finish_s"] = math.inf
+            decode["margin_s"] = decode["finish_s"] = math.inf
             continue
         while begun < count and dues[by_first[begun]]["first_s"] <= due["last_s"]:
             newcomer = by_first[begun]
             _pass_time(dues[newcomer]["first_s"], steps_s[k], sums)
-            _begin(coef, dues[newcomer], tails[newcomer]["gain"], sums)
+            _begin(coef, dues[newcomer], decodes[newcomer]["gain"], sums)
             worst_s, begun = min(worst_s, sums.spare_s.min()), begun + 1
         _pass_time(due["last_s"], steps_s[k], sums)
         worst_s = min(worst_s, sums.spare_s.min())
         peak_tokens = max(peak_tokens, sums.kv_tokens[0] + (count - k) * (limits["block_tokens"] - 1))
-        _end(coef, due, tail, sums)
-        tail["margin_s"], tail["finish_s"] = worst_s, max(start_s, due["last_s"])
+        _end(coef, due, decode, sums)
+        decode["margin_s"], decode["finish_s"] = worst_s, max(start_s, due["last_s"])
     return worst_s, peak_tokens

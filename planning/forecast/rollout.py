@@ -5,34 +5,34 @@ import math
 import numpy as np
 from numba import njit
 
-from planning.batch import form_batch
-from planning.deadlines import line_due_s, next_due_s, remaining_tokens, todo_tokens
-from planning.paced import pace_tail
-from planning.room import (
+from planning.batch.classes import (
     IDLE,
     LATE_DECODE,
     LATE_PREFILL,
-    PREEMPT,
     SPARE_DECODE,
     SPARE_PREFILL,
+    classify,
     decode_s,
     is_decode,
-    kind_of,
     prefill_s,
 )
-from planning.tail import TAIL, accepted_tokens, fill_tail, walk_tail
+from planning.batch.kv import PREEMPT
+from planning.batch.slo import form_batch
+from planning.deadlines import dslo_due_s, next_token_deadline_s, num_uncomputed_tokens, remaining_tokens
+from planning.forecast.edf import run_edf
+from planning.forecast.lockstep import DECODE_STATE, accepted_tokens, fill_decode_state, run_lockstep
 
 TOLERANCE_S = 1e-9  # lateness that is rounding
 MAX_STEPS = 20_000  # iterations of one rollout; a backlog longer than that is unattainable for every purpose
 
-# What a rollout foretells of a request.
-OUTLOOK = np.dtype(
+# What a rollout forecasts of a request.
+FORECAST = np.dtype(
     [
         ("first_s", "f8"),  # when its next first token comes (a running decode: its next token); inf: not foreseen
         ("finish_s", "f8"),  # when its last predicted token comes
         ("tpot_s", "f8"),  # mean pace between the two
         ("margin_s", "f8"),  # least time to spare over all tokens and the deadline; inf without objective
-        ("doomed", "?"),  # set by the caller: will miss whatever is decided now, so its margin counts for nothing
+        ("unattainable", "?"),  # set by the caller: will miss whatever is decided now, so its margin counts for nothing
     ]
 )
 
@@ -46,7 +46,7 @@ def emitted_after(emitted_tokens: int, gain: float) -> int:
 
 
 @njit(cache=True)
-def leave(row: np.void) -> None:
+def mark_finished(row: np.void) -> None:
     """Mark a request as gone: nothing to do, nothing held."""
     row["running"] = False
     row["computed_tokens"] = row["prompt_tokens"] + row["emitted_tokens"]
@@ -65,7 +65,7 @@ def run_tokens(row: np.void, tokens: int, acceptance: float, departs: bool) -> b
     emitted = row["emitted_tokens"] + 1
     if is_decode(row) and row["spec_tokens"] > 0:
         emitted = emitted_after(row["emitted_tokens"], accepted_tokens(row["spec_tokens"], acceptance))
-    elif tokens < todo_tokens(row):
+    elif tokens < num_uncomputed_tokens(row):
         row["running"] = True
         row["computed_tokens"] += tokens
         return False
@@ -74,7 +74,7 @@ def run_tokens(row: np.void, tokens: int, acceptance: float, departs: bool) -> b
     row["emitted_tokens"] = min(emitted, max(limit, row["emitted_tokens"] + 1))
     row["computed_tokens"] = row["prompt_tokens"] + row["emitted_tokens"] - 1
     if row["emitted_tokens"] >= limit:
-        leave(row)
+        mark_finished(row)
     elif row["emitted_tokens"] >= row["output_tokens"]:
         row["output_tokens"] = row["emitted_tokens"] + 1
     return True
@@ -92,7 +92,7 @@ def advance(
     """
     tokens = np.zeros(len(table), dtype=np.int32)
     while free_at_s < until_s:
-        seconds, _mix = form_batch(coef, table, free_at_s, limits, tokens)
+        seconds, _composition = form_batch(coef, table, free_at_s, limits, tokens)
         if seconds <= 0.0:
             return until_s
         free_at_s += seconds
@@ -103,14 +103,14 @@ def advance(
 
 
 @njit(cache=True)
-def _emit(row: np.void, outlook: np.void, due_s: float, end_s: float) -> None:
+def _emit(row: np.void, forecast: np.void, due_s: float, end_s: float) -> None:
     """Record that the request emits at ``end_s`` what was due at ``due_s``."""
-    if outlook["first_s"] == math.inf:
-        outlook["first_s"] = end_s
-    outlook["margin_s"] = min(outlook["margin_s"], due_s - end_s)
-    if todo_tokens(row) <= 0:
-        outlook["finish_s"] = end_s
-        outlook["margin_s"] = min(outlook["margin_s"], row["deadline_s"] - end_s)
+    if forecast["first_s"] == math.inf:
+        forecast["first_s"] = end_s
+    forecast["margin_s"] = min(forecast["margin_s"], due_s - end_s)
+    if num_uncomputed_tokens(row) <= 0:
+        forecast["finish_s"] = end_s
+        forecast["margin_s"] = min(forecast["margin_s"], row["deadline_s"] - end_s)
 
 
 @njit(cache=True)
@@ -118,13 +118,13 @@ def _has_prefill(table: np.ndarray) -> bool:
     """Whether a request still waits for its first token."""
     waits = False
     for i in range(len(table)):
-        waits |= todo_tokens(table[i]) > 0 and not is_decode(table[i])
+        waits |= num_uncomputed_tokens(table[i]) > 0 and not is_decode(table[i])
     return waits
 
 
 @njit(cache=True)
-def _run_prefills(
-    coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, least_s: float, steps: int, outlook: np.ndarray
+def _forecast_prefills(
+    coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, least_s: float, steps: int, forecast: np.ndarray
 ) -> tuple[float, float]:
     """Iterations until no prefill is left or some margin falls below ``least_s``; returns the time and worst margin.
 
@@ -133,102 +133,109 @@ def _run_prefills(
     """
     tokens, worst_s = np.zeros(len(table), dtype=np.int32), math.inf
     while steps > 0 and worst_s >= least_s and _has_prefill(table):
-        seconds, _mix = form_batch(coef, table, now_s, limits, tokens)
+        seconds, _composition = form_batch(coef, table, now_s, limits, tokens)
         if seconds <= 0.0:
             return now_s, -math.inf  # something cannot run at all
         for i in range(len(table)):
             row = table[i]
-            due_s, was_decode = line_due_s(row, now_s), is_decode(row)
+            due_s, was_decode = dslo_due_s(row, now_s), is_decode(row)
             if tokens[i] != 0 and run_tokens(row, tokens[i], limits["acceptance"], True):
-                _emit(row, outlook[i], due_s, now_s + seconds)
-            elif todo_tokens(row) > 0:
+                _emit(row, forecast[i], due_s, now_s + seconds)
+            elif num_uncomputed_tokens(row) > 0:
                 left_s = decode_s(coef, row) if was_decode else prefill_s(coef, row, limits)
-                outlook[i]["margin_s"] = min(outlook[i]["margin_s"], due_s - now_s - seconds - left_s)
-                if not was_decode and outlook[i]["margin_s"] < -TOLERANCE_S:
-                    leave(row)  # late from now on: what it still gets costs no one anything
-            if not outlook[i]["doomed"]:
-                worst_s = min(worst_s, outlook[i]["margin_s"])
+                forecast[i]["margin_s"] = min(forecast[i]["margin_s"], due_s - now_s - seconds - left_s)
+                if not was_decode and forecast[i]["margin_s"] < -TOLERANCE_S:
+                    mark_finished(row)  # late from now on: what it still gets costs no one anything
+            if not forecast[i]["unattainable"]:
+                worst_s = min(worst_s, forecast[i]["margin_s"])
         now_s, steps = now_s + seconds, steps - 1
     return now_s, worst_s if steps > 0 else -math.inf
 
 
 @njit(cache=True)
-def _run_tail(
-    coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, outlook: np.ndarray
+def _forecast_decodes(
+    coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, forecast: np.ndarray
 ) -> tuple[float, float]:
     """Decoding to every predicted end, in lockstep or, where that is too slow for some, by deadline.
 
     Returns the worst margin and the peak of KV tokens.
     """
-    tails, rows = np.zeros(len(table), dtype=TAIL), np.empty(len(table), dtype=np.int64)
+    decodes, rows = np.zeros(len(table), dtype=DECODE_STATE), np.empty(len(table), dtype=np.int64)
     count = 0
     for i in range(len(table)):
         if is_decode(table[i]):
-            fill_tail(tails[count], table[i], now_s, limits["acceptance"])
+            fill_decode_state(decodes[count], table[i], now_s, limits["acceptance"])
             rows[count] = i
             count += 1
-    tails, rows = tails[:count], rows[:count]
-    _least_s, peak_tokens, first_s = walk_tail(coef, tails, now_s, limits["block_tokens"])
-    worst_s = _worst_s(tails, rows, outlook)
+    decodes, rows = decodes[:count], rows[:count]
+    _least_s, peak_tokens, first_s = run_lockstep(coef, decodes, now_s, limits["block_tokens"])
+    worst_s = _worst_s(decodes, rows, forecast)
     if worst_s < -TOLERANCE_S:
-        paced = tails.copy()
+        paced = decodes.copy()
         for j in range(count):
-            if outlook[rows[j]]["doomed"]:  # what it has lost cannot be made good; its share of the time it still takes
+            if forecast[rows[j]][
+                "unattainable"
+            ]:  # what it has lost cannot be made good; its share of the time it still takes
                 paced[j]["due_s"] = max(paced[j]["due_s"], now_s + paced[j]["pace_s"])
                 paced[j]["deadline_s"] = math.inf
-        _least_s, paced_peak_tokens = pace_tail(coef, paced, now_s, limits)
-        if _worst_s(paced, rows, outlook) >= -TOLERANCE_S:
-            tails, peak_tokens = paced, max(peak_tokens, paced_peak_tokens)
-            worst_s = _worst_s(paced, rows, outlook)
+        _least_s, paced_peak_tokens = run_edf(coef, paced, now_s, limits)
+        if _worst_s(paced, rows, forecast) >= -TOLERANCE_S:
+            decodes, peak_tokens = paced, max(peak_tokens, paced_peak_tokens)
+            worst_s = _worst_s(paced, rows, forecast)
     for j in range(count):
-        seen, tail = outlook[rows[j]], tails[j]
-        seen["finish_s"] = tail["finish_s"]
-        seen["margin_s"] = min(seen["margin_s"], tail["margin_s"])
-        seen["first_s"] = min(seen["first_s"], first_s)
+        row_forecast, decode = forecast[rows[j]], decodes[j]
+        row_forecast["finish_s"] = decode["finish_s"]
+        row_forecast["margin_s"] = min(row_forecast["margin_s"], decode["margin_s"])
+        row_forecast["first_s"] = min(row_forecast["first_s"], first_s)
     return worst_s, peak_tokens
 
 
 @njit(cache=True)
-def _worst_s(tails: np.ndarray, rows: np.ndarray, outlook: np.ndarray) -> float:
-    """Least margin of the tails whose requests are not doomed."""
+def _worst_s(decodes: np.ndarray, rows: np.ndarray, forecast: np.ndarray) -> float:
+    """Least margin of the decodes whose requests are not unattainable."""
     worst_s = math.inf
-    for j in range(len(tails)):
-        if not outlook[rows[j]]["doomed"]:
-            worst_s = min(worst_s, tails[j]["margin_s"])
+    for j in range(len(decodes)):
+        if not forecast[rows[j]]["unattainable"]:
+            worst_s = min(worst_s, decodes[j]["margin_s"])
     return worst_s
 
 
 @njit(cache=True)
-def rollout(
-    coef: np.ndarray, table: np.ndarray, start_s: float, limits: np.void, least_s: float, outlook: np.ndarray
+def forecast_requests(
+    coef: np.ndarray, table: np.ndarray, start_s: float, limits: np.void, least_s: float, forecast: np.ndarray
 ) -> tuple[float, float]:
-    """Foretell every request of ``table`` (left as it is) when nothing else arrives; fills ``outlook`` (OUTLOOK[rows]).
+    """Forecast every request of ``table`` (left as it is) when nothing else arrives; fills ``forecast``
+    (FORECAST[rows]).
 
     Iterations are formed one by one until no prefill is left, then decoding runs in lockstep to the predicted lengths.
-    Work that may not cost anyone an SLO (late, and best effort unless it has a share) is left out and foretold nothing.
-    Stops early once a margin is below ``least_s``. Returns the worst margin of all that are not marked as doomed, and
-    the peak of KV tokens in lockstep.
+    Work that may not cost anyone an SLO (late, and best effort unless it has a share) is left out and forecast nothing.
+    Stops early once a margin is below ``least_s``. Returns the worst margin of all that are not marked as unattainable,
+    and the peak of KV tokens in lockstep.
     """
     copy, late_s = table.copy(), math.inf
     for i in range(len(copy)):
-        row, seen = copy[i], outlook[i]
-        seen["first_s"], seen["finish_s"], seen["margin_s"] = math.inf, math.inf, math.inf
-        kind = kind_of(coef, row, limits, next_due_s(row, start_s) - start_s)
+        row, row_forecast = copy[i], forecast[i]
+        row_forecast["first_s"], row_forecast["finish_s"], row_forecast["margin_s"] = math.inf, math.inf, math.inf
+        kind = classify(coef, row, limits, next_token_deadline_s(row, start_s) - start_s)
         is_late = kind in (LATE_DECODE, LATE_PREFILL)
         is_free = kind in (SPARE_DECODE, SPARE_PREFILL) and limits["best_effort_share"] == 0.0
         if is_late:
-            seen["margin_s"] = -math.inf
-            if not seen["doomed"]:
+            row_forecast["margin_s"] = -math.inf
+            if not row_forecast["unattainable"]:
                 late_s = -math.inf
         if is_late or is_free or kind == IDLE:
-            leave(row)
-    now_s, worst_s = _run_prefills(coef, copy, start_s, limits, least_s, MAX_STEPS, outlook)
+            mark_finished(row)
+    now_s, worst_s = _forecast_prefills(coef, copy, start_s, limits, least_s, MAX_STEPS, forecast)
     worst_s, peak_tokens = min(worst_s, late_s), 0.0
     if worst_s >= least_s:
-        tail_worst_s, peak_tokens = _run_tail(coef, copy, now_s, limits, outlook)
+        tail_worst_s, peak_tokens = _forecast_decodes(coef, copy, now_s, limits, forecast)
         worst_s = min(worst_s, tail_worst_s)
     for i in range(len(table)):
         tokens = max(1, remaining_tokens(table[i]) - 1)
-        seen = outlook[i]
-        seen["tpot_s"] = (seen["finish_s"] - seen["first_s"]) / tokens if seen["finish_s"] < math.inf else math.inf
+        row_forecast = forecast[i]
+        row_forecast["tpot_s"] = (
+            (row_forecast["finish_s"] - row_forecast["first_s"]) / tokens
+            if row_forecast["finish_s"] < math.inf
+            else math.inf
+        )
     return worst_s, peak_tokens

@@ -1,6 +1,6 @@
-"""What the dynamic programme is asked about a replica, and its answer.
+"""What the DP is asked about a replica, and its answer.
 
-Accepting is proposed here by budgets between deadlines; whether it holds is for a replay to say (``choice``).
+Accepting is proposed here by budgets between deadlines; whether it holds is for a forecast to say (``choice``).
 """
 
 import math
@@ -8,10 +8,11 @@ import math
 import numpy as np
 from numba import njit
 
-from planning.deadlines import effective_tpot_s, next_due_s, remaining_tokens, todo_tokens
-from planning.demand import DEMAND, LEVEL, fill_demand, longest_iteration_s, prefill_cost_tokens
-from planning.dynamic import ITEM, choose_set
-from planning.room import held_kv_tokens
+from planning.admission.demand import DEMAND, fill_demand, longest_iteration_s, prefill_cost_tokens
+from planning.admission.dp import ITEM, choose_set
+from planning.batch.kv import held_kv_tokens
+from planning.deadlines import effective_tpot_s, next_token_deadline_s, num_uncomputed_tokens, remaining_tokens
+from planning.tables import TPOT_LEVEL
 
 PROMISED, OPEN, CHOSEN, REFUSED = range(4)  # what a row of the table is to the choice
 KV_UNITS = 16
@@ -26,25 +27,25 @@ def _levels(table: np.ndarray, options: np.ndarray, start_s: float, most: int) -
         pace_s[j] = min(effective_tpot_s(table[options[j]], start_s), 1e6)
     distinct = np.unique(pace_s)
     stride = math.ceil(len(distinct) / most)
-    levels = np.zeros(math.ceil(len(distinct) / stride), dtype=LEVEL)
+    levels = np.zeros(math.ceil(len(distinct) / stride), dtype=TPOT_LEVEL)
     level_of, count = np.searchsorted(distinct, pace_s) // stride, np.zeros(len(levels))
     for j in range(len(options)):
         level, row = levels[level_of[j]], table[options[j]]
         level["kv_tokens"] += row["prompt_tokens"] + row["emitted_tokens"] + 0.5 * remaining_tokens(row)
         count[level_of[j]] += 1
-    for place in range(len(levels)):
-        levels[place]["tpot_s"] = distinct[place * stride]
-        levels[place]["kv_tokens"] /= count[place]
+    for pos in range(len(levels)):
+        levels[pos]["tpot_s"] = distinct[pos * stride]
+        levels[pos]["kv_tokens"] /= count[pos]
     return levels, level_of
 
 
 @njit(cache=True)
-def _free_kv_tokens(table: np.ndarray, role: np.ndarray, limits: np.void) -> float:
+def _free_kv_tokens(table: np.ndarray, status: np.ndarray, limits: np.void) -> float:
     """KV tokens beside what promised requests hold now or have asked for with their prompts."""
     free = limits["kv_capacity_tokens"] * (1.0 - limits["kv_headroom"])
     for i in range(len(table)):
-        if role[i] == PROMISED and not table[i]["best_effort"]:
-            waits = 0 if table[i]["running"] else max(0, todo_tokens(table[i]))
+        if status[i] == PROMISED and not table[i]["best_effort"]:
+            waits = 0 if table[i]["running"] else max(0, num_uncomputed_tokens(table[i]))
             free -= held_kv_tokens(table[i], limits["block_tokens"]) + waits
     return free
 
@@ -54,20 +55,20 @@ def _items(
     coef: np.ndarray,
     table: np.ndarray,
     rows: np.ndarray,
-    role: np.ndarray,
+    status: np.ndarray,
     options: np.ndarray,
     level_of: np.ndarray,
     unit_tokens: float,
 ) -> np.ndarray:
-    """The programme's items for ``rows``, which are sorted by prefill deadline."""
+    """The DP's items for ``rows``, which are sorted by prefill deadline."""
     items, values = np.zeros(len(rows), dtype=ITEM), table["value"][options]
-    for place in range(len(rows)):
-        row, item = table[rows[place]], items[place]
+    for pos in range(len(rows)):
+        row, item = table[rows[pos]], items[pos]
         item["cost_tokens"] = prefill_cost_tokens(coef, row)
-        item["is_forced"] = role[rows[place]] == PROMISED
+        item["is_forced"] = status[rows[pos]] == PROMISED
         if item["is_forced"]:
             continue
-        j = np.searchsorted(options, rows[place])
+        j = np.searchsorted(options, rows[pos])
         item["level"] = level_of[j]
         if unit_tokens > 0.0:
             peak_tokens = row["prompt_tokens"] + row["emitted_tokens"] + remaining_tokens(row)
@@ -79,38 +80,38 @@ def _items(
 
 @njit(cache=True)
 def propose(
-    coef: np.ndarray, limits: np.void, table: np.ndarray, role: np.ndarray, options: np.ndarray, start_s: float
+    coef: np.ndarray, limits: np.void, table: np.ndarray, status: np.ndarray, options: np.ndarray, start_s: float
 ) -> np.ndarray:
-    """The programme's choice among ``options`` (sorted rows of ``table``): bool for each."""
+    """The DP's choice among ``options`` (sorted rows of ``table``): bool for each."""
     values = table["value"][options]
     is_small = len(options) <= 16 and values.max() == values.min()
     levels, level_of = _levels(table, options, start_s, 4 if is_small else 2)
     most_units = KV_UNITS if values.max() == values.min() else KV_UNITS // 2
-    is_item = role == OPEN
+    is_item = status == OPEN
     for i in range(len(table)):
-        is_item[i] |= role[i] == PROMISED and not table[i]["best_effort"] and todo_tokens(table[i]) > 1
+        is_item[i] |= status[i] == PROMISED and not table[i]["best_effort"] and num_uncomputed_tokens(table[i]) > 1
     rows, due_s = np.flatnonzero(is_item), np.empty(is_item.sum())
     longest = 0.0
-    for place in range(len(rows)):
-        row = table[rows[place]]
-        due_s[place] = min(next_due_s(row, start_s), start_s + 1e6)
-        if role[rows[place]] == OPEN:
+    for pos in range(len(rows)):
+        row = table[rows[pos]]
+        due_s[pos] = min(next_token_deadline_s(row, start_s), start_s + 1e6)
+        if status[rows[pos]] == OPEN:
             longest = max(longest, min(effective_tpot_s(row, start_s), 1.0) * remaining_tokens(row))
     order = np.argsort(due_s, kind="mergesort")
     rows, due_s = rows[order], np.maximum(due_s[order], start_s)
     checkpoints_s = np.concatenate((due_s, due_s[-1] + longest * np.array([0.25, 0.5])))
     spans = np.zeros(len(checkpoints_s), dtype=DEMAND)
-    fill_demand(coef, table[role == PROMISED], start_s, checkpoints_s, spans)
-    free_tokens, asked_tokens = _free_kv_tokens(table, role, limits), 0.0
+    fill_demand(coef, table[status == PROMISED], start_s, checkpoints_s, spans)
+    free_tokens, asked_tokens = _free_kv_tokens(table, status, limits), 0.0
     for i in options:
         asked_tokens += table[i]["prompt_tokens"] + table[i]["emitted_tokens"] + remaining_tokens(table[i])
     unit_tokens = max(1.0, free_tokens / most_units) if asked_tokens > free_tokens else 0.0
-    items = _items(coef, table, rows, role, options, level_of, unit_tokens)
+    items = _items(coef, table, rows, status, options, level_of, unit_tokens)
     units = most_units if unit_tokens > 0.0 else 0
     bits = choose_set(coef, items, spans, levels, longest_iteration_s(coef, limits), units)
     picked, bit = np.zeros(len(options), dtype=np.bool_), 0
-    for place in range(len(rows)):
-        if role[rows[place]] == OPEN:
-            picked[np.searchsorted(options, rows[place])] = (bits >> bit) & 1
+    for pos in range(len(rows)):
+        if status[rows[pos]] == OPEN:
+            picked[np.searchsorted(options, rows[pos])] = (bits >> bit) & 1
             bit += 1
     return picked

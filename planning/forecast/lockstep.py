@@ -10,10 +10,10 @@ import math
 import numpy as np
 from numba import njit
 
-from planning.deadlines import line_due_s, remaining_tokens
+from planning.deadlines import dslo_due_s, remaining_tokens
 from profiles.kernels import K_KV, iteration_s
 
-TAIL = np.dtype(
+DECODE_STATE = np.dtype(
     [
         ("steps", "i8"),  # decode iterations left
         ("step_tokens", "i8"),  # tokens computed per iteration, drafts included
@@ -40,65 +40,65 @@ def accepted_tokens(draft_tokens: int, acceptance: float) -> float:
 
 
 @njit(cache=True)
-def fill_tail(tail: np.void, row: np.void, now_s: float, acceptance: float) -> None:
+def fill_decode_state(decode: np.void, row: np.void, now_s: float, acceptance: float) -> None:
     """Describe one decoding request as a line of the tail."""
     gain = accepted_tokens(row["spec_tokens"], acceptance)
-    tail["steps"] = math.ceil(remaining_tokens(row) / gain - 1e-9)
-    tail["step_tokens"] = 1 + row["spec_tokens"]
-    tail["gain"] = gain
-    tail["kv_tokens"] = row["computed_tokens"]
-    tail["due_s"] = line_due_s(row, now_s)
-    tail["pace_s"] = row["tpot_s"] * gain
-    tail["deadline_s"] = row["deadline_s"]
+    decode["steps"] = math.ceil(remaining_tokens(row) / gain - 1e-9)
+    decode["step_tokens"] = 1 + row["spec_tokens"]
+    decode["gain"] = gain
+    decode["kv_tokens"] = row["computed_tokens"]
+    decode["due_s"] = dslo_due_s(row, now_s)
+    decode["pace_s"] = row["tpot_s"] * gain
+    decode["deadline_s"] = row["deadline_s"]
 
 
 @njit(cache=True)
-def _margin_s(tail: np.void, spans: np.ndarray, longest_s: float) -> float:
+def _margin_s(decode: np.void, spans: np.ndarray, longest_s: float) -> float:
     """Least time to spare of one decode over ``spans``, whose longest iteration takes ``longest_s``.
 
     A decode whose pace no iteration exceeds is never tighter than at its first token.
     """
-    margin_s = min(tail["due_s"] - spans[0]["end_s"], tail["deadline_s"] - tail["finish_s"])
-    if tail["due_s"] == math.inf or tail["pace_s"] >= longest_s:
+    margin_s = min(decode["due_s"] - spans[0]["end_s"], decode["deadline_s"] - decode["finish_s"])
+    if decode["due_s"] == math.inf or decode["pace_s"] >= longest_s:
         return margin_s
     for j in range(1, len(spans)):
-        if spans[j]["step"] > tail["steps"]:
+        if spans[j]["step"] > decode["steps"]:
             break
-        due_s = tail["due_s"] + (spans[j]["step"] - 1) * tail["pace_s"]
+        due_s = decode["due_s"] + (spans[j]["step"] - 1) * decode["pace_s"]
         margin_s = min(margin_s, due_s - spans[j]["end_s"])
     return margin_s
 
 
 @njit(cache=True)
-def _most_drafts(tails: np.ndarray, order: np.ndarray) -> np.ndarray:
+def _most_drafts(decodes: np.ndarray, order: np.ndarray) -> np.ndarray:
     """Draft tokens of the deepest speculation among ``order[i:]``, for every i."""
     drafts = np.zeros(len(order), dtype=np.int64)
     deepest = 0
     for i in range(len(order) - 1, -1, -1):
-        deepest = max(deepest, tails[order[i]]["step_tokens"] - 1)
+        deepest = max(deepest, decodes[order[i]]["step_tokens"] - 1)
         drafts[i] = deepest
     return drafts
 
 
 @njit(cache=True)
 def _walk(
-    coef: np.ndarray, tails: np.ndarray, start_s: float, block_tokens: int, spans: np.ndarray
+    coef: np.ndarray, decodes: np.ndarray, start_s: float, block_tokens: int, spans: np.ndarray
 ) -> tuple[int, float, float]:
     """Fill ``spans`` with the end of the first iteration and of each stretch between departures, and finish times.
 
     Returns the number of spans, the longest iteration and the peak of KV tokens.
     """
     tokens, kv_tokens, growth = 0.0, 0.0, 0.0
-    for i in range(len(tails)):
-        tokens += tails[i]["step_tokens"]
-        kv_tokens += tails[i]["kv_tokens"]
-        growth += tails[i]["gain"]
-    order = np.argsort(tails["steps"].copy(), kind="mergesort")
-    drafts = _most_drafts(tails, order)
+    for i in range(len(decodes)):
+        tokens += decodes[i]["step_tokens"]
+        kv_tokens += decodes[i]["kv_tokens"]
+        growth += decodes[i]["gain"]
+    order = np.argsort(decodes["steps"].copy(), kind="mergesort")
+    drafts = _most_drafts(decodes, order)
     count, done, now_s, longest_s, peak_tokens = 0, 0, start_s, 0.0, 0.0
     for i in range(len(order)):
-        tail = tails[order[i]]
-        steps = tail["steps"] - done
+        decode = decodes[order[i]]
+        steps = decode["steps"] - done
         if steps > 0:
             alive = len(order) - i
             first_s = iteration_s(coef, tokens, kv_tokens + growth * done + tokens, 0.0, alive, drafts[i])
@@ -109,26 +109,28 @@ def _walk(
             spans[count]["step"], spans[count]["end_s"], count = done, now_s, count + 1
             longest_s = max(longest_s, first_s + coef[K_KV] * growth * (steps - 1))
             peak_tokens = max(peak_tokens, kv_tokens + growth * done + alive * (block_tokens - 1))
-        tail["finish_s"] = now_s
-        tokens -= tail["step_tokens"]
-        kv_tokens -= tail["kv_tokens"]
-        growth -= tail["gain"]
+        decode["finish_s"] = now_s
+        tokens -= decode["step_tokens"]
+        kv_tokens -= decode["kv_tokens"]
+        growth -= decode["gain"]
     return count, longest_s, peak_tokens
 
 
 @njit(cache=True)
-def walk_tail(coef: np.ndarray, tails: np.ndarray, start_s: float, block_tokens: int) -> tuple[float, float, float]:
-    """Run ``tails`` in lockstep from ``start_s``; fills margins and finish times in.
+def run_lockstep(
+    coef: np.ndarray, decodes: np.ndarray, start_s: float, block_tokens: int
+) -> tuple[float, float, float]:
+    """Run ``decodes`` in lockstep from ``start_s``; fills margins and finish times in.
 
     Returns the least margin in seconds, the peak of KV tokens held (rounded up to blocks for each request) and the end
     of the first iteration. O(n log n) where the paces hold, O(n**2) where earned slack is used up.
     """
-    if len(tails) == 0:
+    if len(decodes) == 0:
         return math.inf, 0.0, start_s
-    spans = np.zeros(len(tails) + 1, dtype=SPAN)
-    count, longest_s, peak_tokens = _walk(coef, tails, start_s, block_tokens, spans)
+    spans = np.zeros(len(decodes) + 1, dtype=SPAN)
+    count, longest_s, peak_tokens = _walk(coef, decodes, start_s, block_tokens, spans)
     worst_s = math.inf
-    for i in range(len(tails)):
-        tails[i]["margin_s"] = _margin_s(tails[i], spans[:count], longest_s)
-        worst_s = min(worst_s, tails[i]["margin_s"])
+    for i in range(len(decodes)):
+        decodes[i]["margin_s"] = _margin_s(decodes[i], spans[:count], longest_s)
+        worst_s = min(worst_s, decodes[i]["margin_s"])
     return worst_s, peak_tokens, spans[0]["end_s"]

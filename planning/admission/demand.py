@@ -9,8 +9,8 @@ import math
 import numpy as np
 from numba import njit
 
-from planning.deadlines import effective_tpot_s, next_due_s, remaining_tokens, todo_tokens
-from planning.room import is_decode
+from planning.batch.classes import is_decode
+from planning.deadlines import effective_tpot_s, next_token_deadline_s, num_uncomputed_tokens, remaining_tokens
 from profiles.kernels import K1_1, K1_2, K_ATT, K_KV, K_SEQ, attention_pairs, iteration_s
 
 # Demand of requests already promised within one interval.
@@ -22,15 +22,13 @@ DEMAND = np.dtype(
         ("rest_s", "f8"),  # seconds of KV reads and per-sequence overhead for those tokens
     ]
 )
-# Demand of one more request of a TPOT level once it decodes.
-LEVEL = np.dtype([("tpot_s", "f8"), ("kv_tokens", "f8")])
 
 
 @njit(cache=True)
 def due_tokens(row: np.void, start_s: float, by_s: float) -> float:
     """Decode tokens of the request that fall due by ``by_s``, as a fluid, starting from its state at ``start_s``."""
     pace_s = effective_tpot_s(row, start_s)
-    first_s = next_due_s(row, start_s)
+    first_s = next_token_deadline_s(row, start_s)
     if pace_s == math.inf or first_s == math.inf:
         return 0.0
     done = 0.0 if is_decode(row) else 1.0  # a prefill emits its first token itself
@@ -96,7 +94,7 @@ def longest_iteration_s(coef: np.ndarray, limits: np.void) -> float:
 @njit(cache=True)
 def prefill_cost_tokens(coef: np.ndarray, row: np.void) -> float:
     """Prefill work of the request in tokens of budget, its attention converted at the compute-bound slope."""
-    todo = 0 if is_decode(row) else max(0, todo_tokens(row))
+    todo = 0 if is_decode(row) else max(0, num_uncomputed_tokens(row))
     slope = max(coef[K1_1], coef[K1_2])
     extra = coef[K_ATT] * attention_pairs(todo, row["computed_tokens"]) / slope if slope > 0 else 0.0
     return todo + extra

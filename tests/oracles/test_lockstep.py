@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planning.deadlines import line_due_s
-from planning.tail import TAIL, fill_tail, walk_tail
+from planning.deadlines import dslo_due_s
+from planning.forecast.lockstep import DECODE_STATE, fill_decode_state, run_lockstep
 from profiles.kernels import iteration_s
 from tests.planning_cases import COEFS, draw_requests, start_decoding
 
@@ -16,7 +16,7 @@ def step_by_step(coef: np.ndarray, table: np.ndarray, block_tokens: int) -> tupl
     """Margin and finish time of every decode, and the KV peak, one iteration after the other."""
     now_s, peak, margins, ends = 0.0, 0.0, [math.inf] * len(table), [0.0] * len(table)
     left = [max(1, int(row["output_tokens"] - row["emitted_tokens"])) for row in table]
-    dues = [line_due_s(row, 0.0) for row in table]
+    dues = [dslo_due_s(row, 0.0) for row in table]
     step = 0
     while any(left):
         alive = [i for i in range(len(table)) if left[i]]
@@ -40,12 +40,12 @@ def test_the_closed_form_equals_stepping(seed: int) -> None:
     coef, table = COEFS[int(rng.integers(0, 2))], draw_requests(rng, int(rng.integers(1, 12)), 1)
     start_decoding(rng, table)
     table["tpot_s"][table["tpot_s"] < 1] *= rng.choice([0.3, 1.0])  # paces that hold, and paces that live on slack
-    tails = np.zeros(len(table), dtype=TAIL)
-    for tail, row in zip(tails, table, strict=True):
-        fill_tail(tail, row, 0.0, 0.0)
-    worst_s, peak_tokens, _ = walk_tail(coef, tails, 0.0, 16)
+    decodes = np.zeros(len(table), dtype=DECODE_STATE)
+    for decode, row in zip(decodes, table, strict=True):
+        fill_decode_state(decode, row, 0.0, 0.0)
+    worst_s, peak_tokens, _ = run_lockstep(coef, decodes, 0.0, 16)
     margins, ends, peak = step_by_step(coef, table, 16)
-    np.testing.assert_allclose(tails["margin_s"], margins, atol=1e-9)
-    np.testing.assert_allclose(tails["finish_s"], ends, atol=1e-9)
-    assert worst_s == tails["margin_s"].min()
+    np.testing.assert_allclose(decodes["margin_s"], margins, atol=1e-9)
+    np.testing.assert_allclose(decodes["finish_s"], ends, atol=1e-9)
+    assert worst_s == decodes["margin_s"].min()
     assert peak_tokens == peak

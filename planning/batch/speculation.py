@@ -10,10 +10,10 @@ import math
 import numpy as np
 from numba import njit
 
-from planning.deadlines import effective_tpot_s, next_due_s
-from planning.demand import LEVEL
-from planning.room import decode_s, is_decode
-from planning.tail import accepted_tokens
+from planning.batch.classes import decode_s, is_decode
+from planning.deadlines import effective_tpot_s, next_token_deadline_s
+from planning.forecast.lockstep import accepted_tokens
+from planning.tables import TPOT_LEVEL
 from profiles.kernels import max_prefill_tokens
 
 MAX_LEVELS = 4
@@ -86,7 +86,7 @@ def tightened_tpot_s(row: np.void, now_s: float, step_s: float) -> float:
 
     One whose next token is due within the step is not behind: decodes run just in time, so most are in that state.
     """
-    tpot_s, slack_s = effective_tpot_s(row, now_s), next_due_s(row, now_s) - now_s
+    tpot_s, slack_s = effective_tpot_s(row, now_s), next_token_deadline_s(row, now_s) - now_s
     if step_s == math.inf or slack_s >= 0.0:
         return tpot_s
     return tpot_s * max(TIGHTEST, 1.0 + slack_s / step_s)
@@ -132,7 +132,7 @@ def plan_drafts(
     Without anyone's objective to plan for, nobody drafts and the step is ``inf``.
     """
     drafts_out[:] = 0
-    levels, counts = np.zeros(MAX_LEVELS, dtype=LEVEL), np.zeros(MAX_LEVELS)
+    levels, counts = np.zeros(MAX_LEVELS, dtype=TPOT_LEVEL), np.zeros(MAX_LEVELS)
     count = _fill_levels(coef, table, now_s, max_drafts, levels, counts)
     if count == 0 or max_drafts == 0:
         return math.inf

@@ -1,4 +1,4 @@
-"""The mirrors of a whole fleet in arrays that kernels share: rows, cached sums, and how they move on.
+"""The replicas of a whole fleet in arrays that kernels share: rows, cached sums, and how they move on.
 
 A decision over a hundred replicas reads the sums only; they are recomputed when a replica's rows change.
 """
@@ -9,10 +9,11 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from planning.deadlines import effective_tpot_s, next_due_s, remaining_tokens, todo_tokens
+from planning.batch.classes import decode_s, is_decode
+from planning.batch.kv import held_kv_tokens
+from planning.deadlines import effective_tpot_s, next_token_deadline_s, num_uncomputed_tokens, remaining_tokens
+from planning.forecast.rollout import FORECAST, advance
 from planning.limits import LIMITS
-from planning.rollout import OUTLOOK, advance
-from planning.room import decode_s, held_kv_tokens, is_decode
 from planning.tables import REQUEST
 from profiles.kernels import COEFFICIENTS, K1_1, K1_2, K_KV, K_SEQ, iteration_s
 
@@ -20,7 +21,7 @@ SHARED = -1  # tier of a replica that serves every tier
 RESERVED = -2  # tier of one that serves best effort only
 SHORTEST_S = 1e-6  # paces below count as this
 
-REPLICA = np.dtype(
+REPLICA_STATE = np.dtype(
     [
         ("is_open", "?"),  # live, takes new requests
         ("tier", "i4"),  # position in the tier table, tightest first, SHARED or RESERVED
@@ -40,41 +41,41 @@ REPLICA = np.dtype(
         ("step_s", "f8"),  # and the time it takes
         ("prompt_token_s", "f8"),  # seconds per prompt token in large batches
         ("usable_tokens", "f8"),  # KV cache less its headroom
-        ("is_judged", "?"),  # the doomed marks of its outlook are up to date
+        ("forecast_is_fresh", "?"),  # the unattainable marks of its forecast are up to date
     ]
 )
 
 
-class Mirrors(NamedTuple):
-    """All replicas' mirrors; ``tables[r, : replicas[r]["count"]]`` are the requests of replica r."""
+class FleetState(NamedTuple):
+    """All replicas' replicas; ``tables[r, : replicas[r]["count"]]`` are the requests of replica r."""
 
-    replicas: np.ndarray  # REPLICA[R]
+    replicas: np.ndarray  # REPLICA_STATE[R]
     tables: np.ndarray  # REQUEST[R, slots]
-    outlooks: np.ndarray  # OUTLOOK[R, slots], of the last replay
-    coefs: np.ndarray  # f8[R, COEFFICIENTS], by which mirrors move on
-    cautious: np.ndarray  # f8[R, COEFFICIENTS], by which promises are made
+    forecasts: np.ndarray  # FORECAST[R, slots], of the last replay
+    coefs: np.ndarray  # f8[R, COEFFICIENTS], by which replicas move on
+    pessimistic_coefs: np.ndarray  # f8[R, COEFFICIENTS], by which promises are made
     limits: np.ndarray  # LIMITS[R]
 
 
-def make_mirrors(replicas: int, slots: int) -> Mirrors:
+def make_fleet_state(replicas: int, slots: int) -> FleetState:
     """Closed, empty replicas with room for ``slots`` requests each."""
-    state = np.zeros(replicas, dtype=REPLICA)
+    state = np.zeros(replicas, dtype=REPLICA_STATE)
     state["tier"] = SHARED
-    return Mirrors(
+    return FleetState(
         state,
         np.zeros((replicas, slots), dtype=REQUEST),
-        np.zeros((replicas, slots), dtype=OUTLOOK),
+        np.zeros((replicas, slots), dtype=FORECAST),
         np.zeros((replicas, COEFFICIENTS)),
         np.zeros((replicas, COEFFICIENTS)),
         np.zeros(replicas, dtype=LIMITS),
     )
 
 
-def resized(mirrors: Mirrors, replicas: int, slots: int) -> Mirrors:
+def resized(fleet: FleetState, replicas: int, slots: int) -> FleetState:
     """A copy with room for at least as many replicas and requests as before."""
-    larger = make_mirrors(replicas, slots)
-    known, used = mirrors.outlooks.shape
-    for old, new in zip(mirrors, larger, strict=True):
+    larger = make_fleet_state(replicas, slots)
+    known, used = fleet.forecasts.shape
+    for old, new in zip(fleet, larger, strict=True):
         if new.shape[1:] == old.shape[1:]:
             new[:known] = old
         else:
@@ -83,11 +84,11 @@ def resized(mirrors: Mirrors, replicas: int, slots: int) -> Mirrors:
 
 
 @njit(cache=True)
-def bearable_pace_s(row: np.void, start_s: float) -> float:
+def max_pace_s(row: np.void, start_s: float) -> float:
     """Mean seconds per token that the request can bear to its predicted end: its TPOT and its earned slack."""
     pace_s = effective_tpot_s(row, start_s)
     if is_decode(row) and pace_s < math.inf:
-        pace_s += max(0.0, next_due_s(row, start_s) - start_s - pace_s) / remaining_tokens(row)
+        pace_s += max(0.0, next_token_deadline_s(row, start_s) - start_s - pace_s) / remaining_tokens(row)
     return pace_s
 
 
@@ -100,7 +101,7 @@ def decode_rest_s(coef: np.ndarray, row: np.void) -> float:
 @njit(cache=True)
 def _add_to_sums(replica: np.void, coef: np.ndarray, row: np.void, block_tokens: int) -> None:
     """Count one request into the cached sums; best effort takes no part in the load."""
-    todo, known_tokens = todo_tokens(row), row["prompt_tokens"] + row["emitted_tokens"]
+    todo, known_tokens = num_uncomputed_tokens(row), row["prompt_tokens"] + row["emitted_tokens"]
     replica["backlog_tokens"] += max(0, todo - 1)
     replica["peak_tokens"] += row["prompt_tokens"] + row["output_tokens"]
     if is_decode(row):
@@ -112,7 +113,7 @@ def _add_to_sums(replica: np.void, coef: np.ndarray, row: np.void, block_tokens:
     if todo <= 0:
         return
     replica["held_tokens"] += held_kv_tokens(row, block_tokens) + (0 if row["running"] else todo)
-    pace_s = bearable_pace_s(row, replica["free_at_s"])
+    pace_s = max_pace_s(row, replica["free_at_s"])
     if pace_s < decode_s(coef, row):
         return  # no engine is so fast: it is late, and takes part in what time is left
     replica["token_rate"] += (1 + row["spec_tokens"]) / max(pace_s, SHORTEST_S)
@@ -121,7 +122,7 @@ def _add_to_sums(replica: np.void, coef: np.ndarray, row: np.void, block_tokens:
 
 
 @njit(cache=True)
-def busy_share(coef: np.ndarray, token_rate: float, rest_rate: float, step_s: float) -> float:
+def utilization(coef: np.ndarray, token_rate: float, rest_rate: float, step_s: float) -> float:
     """Part of the time that decoding takes at these rates in iterations of ``step_s``; above 1 it cannot keep up."""
     share = 0.0
     for line in range(2):
@@ -133,7 +134,7 @@ def busy_share(coef: np.ndarray, token_rate: float, rest_rate: float, step_s: fl
 def _weigh(replica: np.void, coef: np.ndarray, limits: np.void) -> None:
     """Load, speeds and room from the cached sums."""
     step_s = max(SHORTEST_S, min(replica["pace_s"], limits["max_iteration_s"]))
-    time_load = busy_share(coef, replica["token_rate"], replica["rest_rate"], step_s)
+    time_load = utilization(coef, replica["token_rate"], replica["rest_rate"], step_s)
     sequence_load = (replica["count"] - replica["best_effort"]) / limits["max_running"]
     replica["load"] = max(time_load, replica["held_tokens"] / limits["kv_capacity_tokens"], sequence_load)
     decodes = replica["decodes"]
@@ -143,71 +144,71 @@ def _weigh(replica: np.void, coef: np.ndarray, limits: np.void) -> None:
 
 
 @njit(cache=True)
-def summarize(mirrors: Mirrors, r: int) -> None:
+def recompute_load(fleet: FleetState, r: int) -> None:
     """Recompute the cached sums of replica ``r`` from its rows; call it after changing them."""
-    replica, limits, coef = mirrors.replicas[r], mirrors.limits[r], mirrors.cautious[r]
+    replica, limits, coef = fleet.replicas[r], fleet.limits[r], fleet.pessimistic_coefs[r]
     replica["token_rate"], replica["rest_rate"], replica["pace_s"] = 0.0, 0.0, math.inf
     replica["held_tokens"], replica["backlog_tokens"], replica["peak_tokens"] = 0.0, 0.0, 0.0
     replica["decodes"], replica["decode_kv_tokens"], replica["best_effort"] = 0, 0.0, 0
-    replica["is_judged"] = False
+    replica["forecast_is_fresh"] = False
     for i in range(replica["count"]):
-        _add_to_sums(replica, coef, mirrors.tables[r, i], limits["block_tokens"])
+        _add_to_sums(replica, coef, fleet.tables[r, i], limits["block_tokens"])
     _weigh(replica, coef, limits)
 
 
 @njit(cache=True)
-def compact(mirrors: Mirrors, r: int) -> None:
+def compact(fleet: FleetState, r: int) -> None:
     """Drop the rows of requests that have left, keeping the order of the others."""
-    kept, replica = 0, mirrors.replicas[r]
+    kept, replica = 0, fleet.replicas[r]
     for i in range(replica["count"]):
-        row = mirrors.tables[r, i]
-        if row["running"] or todo_tokens(row) > 0:
+        row = fleet.tables[r, i]
+        if row["running"] or num_uncomputed_tokens(row) > 0:
             if kept < i:
-                mirrors.tables[r, kept] = row
-                mirrors.outlooks[r, kept] = mirrors.outlooks[r, i]
+                fleet.tables[r, kept] = row
+                fleet.forecasts[r, kept] = fleet.forecasts[r, i]
             kept += 1
     replica["count"] = kept
 
 
 @njit(cache=True)
-def advance_mirrors(mirrors: Mirrors, now_s: float, departs: bool = False) -> None:
+def advance_fleet(fleet: FleetState, now_s: float, departs: bool = False) -> None:
     """Run every open replica's mirror up to the end of its iteration in flight at ``now_s``.
 
     With ``departs`` requests leave at their predicted lengths; without, when they are known to have left.
     """
-    for r in range(len(mirrors.replicas)):
-        replica = mirrors.replicas[r]
+    for r in range(len(fleet.replicas)):
+        replica = fleet.replicas[r]
         if not replica["is_open"] or replica["free_at_s"] >= now_s:
             continue
-        table = mirrors.tables[r, : replica["count"]]
-        replica["free_at_s"] = advance(mirrors.coefs[r], table, replica["free_at_s"], now_s, mirrors.limits[r], departs)
+        table = fleet.tables[r, : replica["count"]]
+        replica["free_at_s"] = advance(fleet.coefs[r], table, replica["free_at_s"], now_s, fleet.limits[r], departs)
         if departs:
-            compact(mirrors, r)
-        summarize(mirrors, r)
+            compact(fleet, r)
+        recompute_load(fleet, r)
 
 
 @njit(cache=True)
-def commit(mirrors: Mirrors, r: int, row: np.void) -> None:
+def add_request(fleet: FleetState, r: int, row: np.void) -> None:
     """Put the request on replica ``r`` and count it into its sums."""
-    replica, coef, limits = mirrors.replicas[r], mirrors.cautious[r], mirrors.limits[r]
-    mirrors.tables[r, replica["count"]] = row
+    replica, coef, limits = fleet.replicas[r], fleet.pessimistic_coefs[r], fleet.limits[r]
+    fleet.tables[r, replica["count"]] = row
     replica["count"] += 1
     _add_to_sums(replica, coef, row, limits["block_tokens"])
     _weigh(replica, coef, limits)
 
 
 @njit(cache=True)
-def take_out(mirrors: Mirrors, r: int, request_id: int) -> bool:
+def remove_request(fleet: FleetState, r: int, request_id: int) -> bool:
     """Remove a request from replica ``r``, keeping the order of the others; whether it was there."""
-    kept, replica = 0, mirrors.replicas[r]
+    kept, replica = 0, fleet.replicas[r]
     for i in range(replica["count"]):
-        if mirrors.tables[r, i]["id"] != request_id:
+        if fleet.tables[r, i]["id"] != request_id:
             if kept < i:
-                mirrors.tables[r, kept] = mirrors.tables[r, i]
-                mirrors.outlooks[r, kept] = mirrors.outlooks[r, i]
+                fleet.tables[r, kept] = fleet.tables[r, i]
+                fleet.forecasts[r, kept] = fleet.forecasts[r, i]
             kept += 1
     found = kept < replica["count"]
     replica["count"] = kept
     if found:
-        summarize(mirrors, r)
+        recompute_load(fleet, r)
     return found

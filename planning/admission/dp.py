@@ -1,4 +1,4 @@
-"""The dynamic programme that chooses whom to admit (SLOs-Serve section 3.2.1, appendix C).
+"""The dynamic program (DP) that chooses whom to admit (SLOs-Serve section 3.2.1, appendix C).
 
 Requests are taken by prefill deadline. For every number of accepted requests per TPOT level, KV units and value units,
 ``budget`` is the most prefill tokens that can be to spare at the current deadline: pb[i, m, n_1 .. n_L]. With equal
@@ -10,7 +10,7 @@ import math
 import numpy as np
 from numba import njit
 
-from planning.demand import prefill_budget_tokens
+from planning.admission.demand import prefill_budget_tokens
 
 # One request in the order of prefill deadlines.
 ITEM = np.dtype(
@@ -22,7 +22,7 @@ ITEM = np.dtype(
         ("value_units", "i8"),
     ]
 )
-MAX_CHOICES = 62  # optional requests per programme: bits of the set that a state remembers
+MAX_CHOICES = 62  # optional requests per DP: bits of the set that a state remembers
 
 
 @njit(cache=True)
@@ -69,7 +69,7 @@ def _accrue(
 
 
 @njit(cache=True)
-def _bury(budget: np.ndarray) -> None:
+def _drop_overdrawn(budget: np.ndarray) -> None:
     """Drop the states whose budget is overdrawn, beyond what the promises alone overdraw it."""
     floor = min(0.0, budget[0]) - 1e-9
     for state in range(1, len(budget)):
@@ -121,7 +121,7 @@ def choose_set(
         _accrue(coef, spans[j], levels, longest_s, sizes, per_count, budget)
         if j < len(items) and items[j]["is_forced"]:
             budget -= items[j]["cost_tokens"]
-        _bury(budget)
+        _drop_overdrawn(budget)
         if j < len(items) and not items[j]["is_forced"]:
             _accept(items[j], bit, sizes, strides, budget, chosen)
             bit += 1

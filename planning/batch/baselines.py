@@ -10,15 +10,16 @@ import math
 import numpy as np
 from numba import njit
 
-from planning.deadlines import next_due_s, remaining_tokens, todo_tokens
-from planning.mix import add, mix_s
-from planning.room import FREE_KV, FREE_SEQUENCES, PREEMPT, TOKENS, held_kv_tokens, is_decode, reserve
+from planning.batch.classes import is_decode
+from planning.batch.composition import TOKENS, add_tokens, composition_s
+from planning.batch.kv import FREE_KV, FREE_SEQUENCES, PREEMPT, held_kv_tokens, reserve
+from planning.deadlines import next_token_deadline_s, num_uncomputed_tokens, remaining_tokens
 
 
 @njit(cache=True)
-def _victim(table: np.ndarray, order: np.ndarray, place: int, only_spare: bool, tokens_out: np.ndarray) -> int:
-    """The last request in the order behind ``place`` that holds KV and is not in the batch; -1: there is none."""
-    for behind in range(len(order) - 1, place, -1):
+def _victim(table: np.ndarray, order: np.ndarray, pos: int, only_spare: bool, tokens_out: np.ndarray) -> int:
+    """The last request in the order behind ``pos`` that holds KV and is not in the batch; -1: there is none."""
+    for behind in range(len(order) - 1, pos, -1):
         i = order[behind]
         if table[i]["running"] and tokens_out[i] == 0 and (table[i]["best_effort"] or not only_spare):
             return int(i)
@@ -29,23 +30,23 @@ def _victim(table: np.ndarray, order: np.ndarray, place: int, only_spare: bool, 
 def _reserve(
     table: np.ndarray,
     order: np.ndarray,
-    place: int,
+    pos: int,
     tokens: int,
     block: int,
     is_blind: bool,
     free: np.ndarray,
     tokens_out: np.ndarray,
 ) -> bool:
-    """Room for ``tokens`` of the request at ``place``, from requests behind it if need be.
+    """Room for ``tokens`` of the request at ``pos``, from requests behind it if need be.
 
     A running request may take anyone's behind it; a newcomer only best effort's, and only if it is none itself. To a
     policy that is blind to objectives nobody is best effort.
     """
-    row = table[order[place]]
+    row = table[order[pos]]
     while not reserve(row, tokens, block, free):
         if not row["running"] and (is_blind or row["best_effort"]):
             return False
-        victim = _victim(table, order, place, not row["running"], tokens_out)
+        victim = _victim(table, order, pos, not row["running"], tokens_out)
         if victim < 0:
             return False
         tokens_out[victim] = PREEMPT
@@ -59,7 +60,7 @@ def run_in_order(
     coef: np.ndarray, table: np.ndarray, order: np.ndarray, limits: np.void, is_blind: bool, tokens_out: np.ndarray
 ) -> tuple[float, np.ndarray]:
     """Give every request of ``order`` what it can use until the budget is spent; newcomers wait behind one another."""
-    block, free, mix = limits["block_tokens"], np.zeros(2, np.int64), np.zeros(5)
+    block, free, composition = limits["block_tokens"], np.zeros(2, np.int64), np.zeros(5)
     free[FREE_KV] = limits["kv_capacity_tokens"] // block * block
     free[FREE_SEQUENCES] = limits["max_running"]
     for i in range(len(table)):
@@ -68,20 +69,20 @@ def run_in_order(
             free[FREE_KV] -= held_kv_tokens(table[i], block)
             free[FREE_SEQUENCES] -= 1
     is_full = False
-    for place in range(len(order)):
-        i = order[place]
-        row, left = table[i], int(limits["max_batch_tokens"] - mix[TOKENS])
-        tokens = 1 + row["spec_tokens"] if is_decode(row) else min(todo_tokens(row), left)
-        if todo_tokens(row) <= 0 or tokens_out[i] == PREEMPT or not 0 < tokens <= left:
+    for pos in range(len(order)):
+        i = order[pos]
+        row, left = table[i], int(limits["max_batch_tokens"] - composition[TOKENS])
+        tokens = 1 + row["spec_tokens"] if is_decode(row) else min(num_uncomputed_tokens(row), left)
+        if num_uncomputed_tokens(row) <= 0 or tokens_out[i] == PREEMPT or not 0 < tokens <= left:
             continue
         if is_full and not row["running"]:
             continue
-        if _reserve(table, order, place, tokens, block, is_blind, free, tokens_out):
+        if _reserve(table, order, pos, tokens, block, is_blind, free, tokens_out):
             tokens_out[i] = tokens
-            add(row, tokens, mix)
+            add_tokens(row, tokens, composition)
         elif not row["running"]:
             is_full = True
-    return mix_s(coef, mix), mix
+    return composition_s(coef, composition), composition
 
 
 @njit(cache=True)
@@ -120,7 +121,7 @@ def form_earliest_deadline_first(
     """By the deadline of the next token, attainable or not; best effort last."""
     first = np.zeros(len(table))
     for i in range(len(table)):
-        first[i] = next_due_s(table[i], now_s)
+        first[i] = next_token_deadline_s(table[i], now_s)
     return run_in_order(coef, table, _sorted(first, table), limits, False, tokens_out)
 
 
@@ -133,8 +134,30 @@ def form_shortest_job_first(
     for i in range(len(table)):
         row = table[i]
         alone = np.zeros(5)
-        add(row, todo_tokens(row), alone)
-        step = np.array([1.0, row["computed_tokens"] + todo_tokens(row), 0.0, 1.0, 0.0])
-        work_s = mix_s(coef, alone) + (remaining_tokens(row) - 1) * mix_s(coef, step)
+        add_tokens(row, num_uncomputed_tokens(row), alone)
+        step = np.array([1.0, row["computed_tokens"] + num_uncomputed_tokens(row), 0.0, 1.0, 0.0])
+        work_s = composition_s(coef, alone) + (remaining_tokens(row) - 1) * composition_s(coef, step)
         first[i] = math.inf if row["best_effort"] else work_s
     return run_in_order(coef, table, _sorted(first, table), limits, False, tokens_out)
+
+
+@njit(cache=True)
+def form_whole_prompts(
+    coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, tokens_out: np.ndarray
+) -> tuple[float, np.ndarray]:
+    """vLLM without chunked prefill: as many whole waiting prompts as fit the budget, decodes only where none waits."""
+    prompts = np.empty(len(table), dtype=np.int64)
+    count, left = 0, limits["max_batch_tokens"]
+    for i in np.argsort(table["arrival_s"].copy(), kind="mergesort"):
+        todo = num_uncomputed_tokens(table[i])
+        if todo <= 0 or is_decode(table[i]):
+            continue
+        if count > 0 and todo > left:
+            break
+        prompts[count] = i
+        count, left = count + 1, left - todo
+    if count > 0:
+        seconds, composition = run_in_order(coef, table, prompts[:count], limits, True, tokens_out)
+        if seconds > 0.0:
+            return seconds, composition
+    return form_arrival_order(coef, table, now_s, limits, tokens_out)

@@ -1,0 +1,1 @@
+"""Which new requests to promise their SLO."""

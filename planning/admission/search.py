@@ -1,0 +1,207 @@
+"""Choosing a set of requests: the DP proposes, a forecast of the replica's own batches disposes."""
+
+import math
+
+import numpy as np
+from numba import njit
+
+from planning.admission.demand import prefill_cost_tokens
+from planning.admission.dp import MAX_CHOICES
+from planning.admission.dp_inputs import CHOSEN, OPEN, PROMISED, REFUSED, propose
+from planning.batch.classes import LATE_DECODE, LATE_PREFILL, classify
+from planning.deadlines import next_token_deadline_s, remaining_tokens
+from planning.forecast.rollout import FORECAST, TOLERANCE_S, forecast_requests
+
+# Reasons in kernels: positions in planning.admission.REASONS.
+ADMITTED, TTFT, TPOT, DEADLINE, BREAKS, KV_FULL, DISPLACED = range(7)
+EXHAUSTIVE = 3  # so few open requests are chosen by trying every set
+
+
+@njit(cache=True)
+def why_unattainable(row: np.void, row_forecast: np.void, worst_s: float, peak_tokens: float, limits: np.void) -> int:
+    """Reason code for one request after a rollout with it; ``ADMITTED`` when everything promised holds with it."""
+    if row_forecast["margin_s"] < -TOLERANCE_S:
+        if (
+            row_forecast["first_s"] == math.inf
+            or row_forecast["first_s"] > row["arrival_s"] + row["ttft_s"] + TOLERANCE_S
+        ):
+            return TTFT
+        return DEADLINE if row_forecast["finish_s"] > row["deadline_s"] + TOLERANCE_S else TPOT
+    if worst_s < -TOLERANCE_S:
+        return BREAKS
+    if peak_tokens > limits["kv_capacity_tokens"] * (1.0 - limits["kv_headroom"]):
+        return KV_FULL
+    return ADMITTED
+
+
+@njit(cache=True)
+def forecast_subset(
+    coef: np.ndarray, limits: np.void, table: np.ndarray, is_in: np.ndarray, start_s: float, forecast: np.ndarray
+) -> tuple[float, float]:
+    """Roll out the rows marked ``is_in``; fills their forecast in and returns the worst margin and the KV peak."""
+    rows = np.flatnonzero(is_in)
+    row_forecast = forecast[rows]
+    worst_s, peak_tokens = forecast_requests(coef, table[rows], start_s, limits, -TOLERANCE_S, row_forecast)
+    for pos in range(len(rows)):
+        forecast[rows[pos]] = row_forecast[pos]
+    return worst_s, peak_tokens
+
+
+@njit(cache=True)
+def mark_late(coef: np.ndarray, limits: np.void, table: np.ndarray, start_s: float, forecast: np.ndarray) -> None:
+    """Mark those of the promised requests ``table`` as unattainable whose next deadline is out of reach already."""
+    for i in range(len(table)):
+        slack_s = next_token_deadline_s(table[i], start_s) - start_s
+        forecast[i]["unattainable"] = classify(coef, table[i], limits, slack_s) in (LATE_DECODE, LATE_PREFILL)
+
+
+@njit(cache=True)
+def mark_unattainable(
+    coef: np.ndarray, limits: np.void, table: np.ndarray, status: np.ndarray, start_s: float, forecast: np.ndarray
+) -> bool:
+    """Mark promised requests that will miss even if nothing more is promised; True when there are any."""
+    rows = np.flatnonzero(status == PROMISED)
+    row_forecast = np.zeros(len(rows), dtype=FORECAST)
+    forecast_requests(coef, table[rows], start_s, limits, -math.inf, row_forecast)
+    found = False
+    for pos in range(len(rows)):
+        forecast[rows[pos]]["unattainable"] = row_forecast[pos]["margin_s"] < -TOLERANCE_S
+        found |= forecast[rows[pos]]["unattainable"]
+    return found
+
+
+@njit(cache=True)
+def _is_attainable(
+    coef: np.ndarray, limits: np.void, table: np.ndarray, is_in: np.ndarray, start_s: float, forecast: np.ndarray
+) -> bool:
+    """Whether everything marked ``is_in`` keeps its SLO and fits the KV cache."""
+    worst_s, peak_tokens = forecast_subset(coef, limits, table, is_in, start_s, forecast)
+    return worst_s >= -TOLERANCE_S and peak_tokens <= limits["kv_capacity_tokens"] * (1.0 - limits["kv_headroom"])
+
+
+@njit(cache=True)
+def _by_value_per_work(coef: np.ndarray, table: np.ndarray, options: np.ndarray) -> np.ndarray:
+    """Open requests, most value per work first (unit values: shortest first), ties by id."""
+    weight = np.empty(len(options))
+    for j in range(len(options)):
+        row = table[options[j]]
+        work = prefill_cost_tokens(coef, row) + remaining_tokens(row)
+        weight[j] = -row["value"] / max(1.0, work)
+    by_id = options[np.argsort(table["id"][options], kind="mergesort")]
+    return by_id[np.argsort(weight[np.searchsorted(options, by_id)], kind="mergesort")]
+
+
+@njit(cache=True)
+def _try_every_set(
+    coef: np.ndarray,
+    limits: np.void,
+    table: np.ndarray,
+    status: np.ndarray,
+    ranked: np.ndarray,
+    start_s: float,
+    forecast: np.ndarray,
+) -> None:
+    """Choose the most valuable attainable set of few open requests; of equal ones the one of preferred requests."""
+    count = len(ranked)
+    worth = np.zeros(1 << count)
+    for bits in range(1 << count):
+        for j in range(count):
+            if (bits >> j) & 1:
+                worth[bits] += table[ranked[j]]["value"] + 1e-9
+    for bits in np.argsort(-worth, kind="mergesort"):
+        is_in = status == PROMISED
+        for j in range(count):
+            is_in[ranked[j]] = (bits >> j) & 1
+        if bits == 0 or _is_attainable(coef, limits, table, is_in, start_s, forecast):
+            for j in range(count):
+                status[ranked[j]] = CHOSEN if (bits >> j) & 1 else OPEN
+            return
+
+
+@njit(cache=True)
+def _take_dp_choice(
+    coef: np.ndarray,
+    limits: np.void,
+    table: np.ndarray,
+    status: np.ndarray,
+    ranked: np.ndarray,
+    start_s: float,
+    forecast: np.ndarray,
+) -> None:
+    """Choose what the DP proposes, less the least preferred requests until the rest is attainable."""
+    status[ranked[MAX_CHOICES:]] = REFUSED
+    options = np.sort(ranked[:MAX_CHOICES])
+    picked = propose(coef, limits, table, status, options, start_s)
+    is_in = status == PROMISED
+    is_in[options[picked]] = True
+    dearest = len(ranked)
+    while picked.any() and not _is_attainable(coef, limits, table, is_in, start_s, forecast):
+        dearest -= 1
+        while not is_in[ranked[dearest]]:
+            dearest -= 1
+        is_in[ranked[dearest]], picked[np.searchsorted(options, ranked[dearest])] = False, False
+    status[options[picked]] = CHOSEN
+    status[ranked[MAX_CHOICES:]] = OPEN
+
+
+@njit(cache=True)
+def _fill_up(
+    coef: np.ndarray,
+    limits: np.void,
+    table: np.ndarray,
+    status: np.ndarray,
+    ranked: np.ndarray,
+    start_s: float,
+    forecast: np.ndarray,
+    reasons: np.ndarray,
+) -> None:
+    """Try what is still open beside what was chosen, most preferred first; gives every request its reason."""
+    for i in ranked:
+        if status[i] != OPEN:
+            continue
+        status[i] = CHOSEN
+        row_forecast = forecast.copy()
+        is_in = (status == PROMISED) | (status == CHOSEN)
+        worst_s, peak_tokens = forecast_subset(coef, limits, table, is_in, start_s, row_forecast)
+        reasons[i] = why_unattainable(table[i], row_forecast[i], worst_s, peak_tokens, limits)
+        if reasons[i] == ADMITTED:
+            forecast[:] = row_forecast
+        else:
+            status[i] = REFUSED
+
+
+@njit(cache=True)
+def choose(
+    coef: np.ndarray, limits: np.void, table: np.ndarray, status: np.ndarray, start_s: float, forecast: np.ndarray
+) -> np.ndarray:
+    """Settle every ``OPEN`` row of ``table`` as ``CHOSEN`` or ``REFUSED`` beside the ``PROMISED`` ones (in ``status``).
+
+    The chosen set is attainable by a forecast of batch formation to every predicted end. In the steady state one
+    forecast of everything settles it; up to ``EXHAUSTIVE`` requests by trying every set; beyond, the DP proposes, the
+    forecast repairs, and what still fits is added. Fills ``forecast`` (FORECAST[rows]); returns reason codes.
+    """
+    reasons, everyone = np.zeros(len(table), dtype=np.int64), np.ones(len(table), np.bool_)
+    options = np.flatnonzero(status == OPEN)
+    mark_late(coef, limits, table, start_s, forecast)
+    is_late = forecast["unattainable"].copy()
+    for i in options:
+        forecast[i]["unattainable"] = False
+    if len(options) == 0 or _is_attainable(coef, limits, table, everyone, start_s, forecast):
+        status[options] = CHOSEN
+        return reasons
+    has_unattainable = mark_unattainable(coef, limits, table, status, start_s, forecast)
+    if has_unattainable and _is_attainable(coef, limits, table, everyone, start_s, forecast):
+        status[options] = CHOSEN
+        return reasons
+    ranked = _by_value_per_work(coef, table, options)
+    late, timely = ranked[is_late[ranked]], ranked[~is_late[ranked]]
+    status[late] = REFUSED  # nothing could be promised to them
+    if 1 < len(timely) <= EXHAUSTIVE:
+        _try_every_set(coef, limits, table, status, timely, start_s, forecast)
+    elif len(timely) > EXHAUSTIVE:
+        _take_dp_choice(coef, limits, table, status, timely, start_s, forecast)
+    status[late] = OPEN  # each is told why
+    _fill_up(coef, limits, table, status, ranked, start_s, forecast, reasons)
+    if not (status == CHOSEN).any():
+        forecast_subset(coef, limits, table, status == PROMISED, start_s, forecast)
+    return reasons

@@ -1,0 +1,1 @@
+"""Batch policies: which tokens of which request one iteration runs."""

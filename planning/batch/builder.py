@@ -1,0 +1,90 @@
+"""A batch in the making: the state that the steps of batch formation share, and how a request gets room in it."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from planning.batch.classes import IDLE, classify
+from planning.batch.kv import FREE_KV, FREE_SEQUENCES, PREEMPT, held_kv_tokens, reserve
+from planning.deadlines import next_token_deadline_s
+
+
+class BatchBuilder(NamedTuple):
+    """A batch in the making: arrays that the steps of batch formation fill in."""
+
+    kind: np.ndarray  # i8[rows]
+    counts: np.ndarray  # i8[IDLE + 1], rows of each kind
+    slack_s: np.ndarray  # f8[rows]
+    free: np.ndarray  # i8[2]
+    composition: np.ndarray  # f8[5]
+    tokens_out: np.ndarray  # i4[rows]
+    chunk_budget: int  # tokens, see ``planning.batch.prefill_only``
+
+
+@njit(cache=True)
+def classify_requests(
+    coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, builder: BatchBuilder
+) -> None:
+    """Sort the requests into kinds, measure their slack and what the engine has left; empties the batch."""
+    block_tokens = limits["block_tokens"]
+    builder.free[FREE_KV] = limits["kv_capacity_tokens"] // block_tokens * block_tokens
+    builder.free[FREE_SEQUENCES] = limits["max_running"]
+    for i in range(len(table)):
+        row = table[i]
+        builder.slack_s[i] = next_token_deadline_s(row, now_s) - now_s
+        builder.kind[i] = classify(coef, row, limits, builder.slack_s[i])
+        builder.counts[builder.kind[i]] += 1
+        builder.tokens_out[i] = 0
+        if row["running"]:
+            builder.free[FREE_KV] -= held_kv_tokens(row, block_tokens)
+            builder.free[FREE_SEQUENCES] -= 1
+
+
+@njit(cache=True)
+def _may_yield(table: np.ndarray, i: int, rank: int, builder: BatchBuilder) -> bool:
+    """Whether request ``i`` holds KV, is not in the batch and is of kind ``rank`` or less entitled."""
+    return table[i]["running"] and builder.tokens_out[i] == 0 and rank <= builder.kind[i] < IDLE
+
+
+@njit(cache=True)
+def _preempt_one(table: np.ndarray, rank: int, block_tokens: int, builder: BatchBuilder) -> None:
+    """Take the KV cache of the least entitled, latest arrived request that may yield."""
+    victim = -1
+    for i in range(len(table)):
+        if _may_yield(table, i, rank, builder):
+            row, worst = table[i], table[victim]
+            if victim < 0 or (builder.kind[i], row["arrival_s"], row["id"]) > (
+                builder.kind[victim],
+                worst["arrival_s"],
+                worst["id"],
+            ):
+                victim = i
+    builder.free[FREE_KV] += held_kv_tokens(table[victim], block_tokens)
+    builder.free[FREE_SEQUENCES] += 1
+    builder.tokens_out[victim] = PREEMPT
+
+
+@njit(cache=True)
+def free_after_preemption(table: np.ndarray, rank: int, block_tokens: int, builder: BatchBuilder) -> np.ndarray:
+    """What the engine would have left if every request that may yield to ``rank`` did."""
+    most = builder.free.copy()
+    for i in range(len(table)):
+        if _may_yield(table, i, rank, builder):
+            most[FREE_KV] += held_kv_tokens(table[i], block_tokens)
+            most[FREE_SEQUENCES] += 1
+    return most
+
+
+@njit(cache=True)
+def reserve_with_preemption(
+    table: np.ndarray, i: int, tokens: int, rank: int, block_tokens: int, builder: BatchBuilder
+) -> bool:
+    """Reserve room for ``tokens`` of request ``i``; preempts kinds ``rank`` and beyond, but never in vain."""
+    builder.tokens_out[i] = tokens  # not its own victim
+    if not reserve(table[i], tokens, block_tokens, free_after_preemption(table, rank, block_tokens, builder)):
+        builder.tokens_out[i] = 0
+        return False
+    while not reserve(table[i], tokens, block_tokens, builder.free):
+        _preempt_one(table, rank, block_tokens, builder)
+    return True

@@ -1,0 +1,70 @@
+"""The composition of a batch in the making, and what it costs."""
+
+import numpy as np
+from numba import njit
+
+from planning.batch.classes import is_decode
+from profiles.kernels import attention_pairs, iteration_s
+
+# Composition of a batch: the arguments of iteration_s.
+TOKENS, KV, PAIRS, SEQUENCES, DRAFT_TOKENS = range(5)
+
+
+@njit(cache=True)
+def composition_s(coef: np.ndarray, composition: np.ndarray) -> float:
+    """Seconds of a batch by its composition (tokens, KV tokens read, attention pairs, sequences, draft tokens)."""
+    return iteration_s(
+        coef,
+        composition[TOKENS],
+        composition[KV],
+        composition[PAIRS],
+        composition[SEQUENCES],
+        composition[DRAFT_TOKENS],
+    )
+
+
+@njit(cache=True)
+def add_tokens(row: np.void, tokens: int, composition: np.ndarray) -> None:
+    """Put ``tokens`` of the request into a composition."""
+    composition[TOKENS] += tokens
+    composition[SEQUENCES] += 1
+    if is_decode(row):
+        composition[KV] += row["computed_tokens"] + tokens
+        composition[DRAFT_TOKENS] = max(composition[DRAFT_TOKENS], row["spec_tokens"])
+    else:
+        composition[PAIRS] += attention_pairs(tokens, row["computed_tokens"])
+
+
+@njit(cache=True)
+def remove_decode(row: np.void, tokens: int, drafts: float, composition: np.ndarray) -> None:
+    """Take a decode out of a composition again, whose deepest speculation was ``drafts`` before."""
+    composition[TOKENS] -= tokens
+    composition[SEQUENCES] -= 1
+    composition[KV] -= row["computed_tokens"] + tokens
+    composition[DRAFT_TOKENS] = drafts
+
+
+@njit(cache=True)
+def most_on_time_s(
+    coef: np.ndarray, table: np.ndarray, slack_s: np.ndarray, rows: np.ndarray, limit_s: float, all_s: float
+) -> float:
+    """How long an iteration may last where the decodes ``rows`` (by slack) cannot all run within the least slack.
+
+    Either as many as fit into ``limit_s`` and the others after them, or all at once with the tightest late: whichever
+    keeps more of them on time.
+    """
+    first, rest, served = np.zeros(5), np.zeros(5), 0
+    for pos in range(len(rows)):
+        tokens = 1 + table[rows[pos]]["spec_tokens"]
+        if served == pos:
+            drafts = first[DRAFT_TOKENS]
+            add_tokens(table[rows[pos]], tokens, first)
+            if pos == 0 or composition_s(coef, first) <= limit_s:
+                served += 1
+                continue
+            remove_decode(table[rows[pos]], tokens, drafts, first)
+        add_tokens(table[rows[pos]], tokens, rest)
+    both_s = composition_s(coef, first) + composition_s(coef, rest)
+    if np.sum(slack_s >= all_s) <= served + np.sum(slack_s[served:] >= both_s):
+        return limit_s
+    return slack_s[slack_s >= all_s].min()

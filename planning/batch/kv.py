@@ -1,0 +1,41 @@
+"""The KV cache as batch formation counts it: whole blocks, free tokens and sequences."""
+
+import numpy as np
+from numba import njit
+
+from planning.deadlines import num_uncomputed_tokens
+
+# What is left of the engine: KV tokens in whole blocks, sequences.
+FREE_KV, FREE_SEQUENCES = range(2)
+PREEMPT = -1  # in tokens_out: give up the KV cache, keep the tokens, wait for a recompute
+
+
+@njit(cache=True)
+def blocks_tokens(tokens: int, block_tokens: int) -> int:
+    """KV tokens in whole blocks."""
+    return -(-tokens // block_tokens) * block_tokens
+
+
+@njit(cache=True)
+def held_kv_tokens(row: np.void, block_tokens: int) -> int:
+    """KV tokens that a request occupies; a prefill under way has reserved its whole prompt."""
+    if not row["running"]:
+        return 0
+    todo = num_uncomputed_tokens(row)
+    return blocks_tokens(row["computed_tokens"] + (todo if todo > 1 else 0), block_tokens)
+
+
+@njit(cache=True)
+def reserve(row: np.void, tokens: int, block_tokens: int, free: np.ndarray) -> bool:
+    """Take the KV and the sequence for ``tokens`` of the request out of ``free`` if they are there.
+
+    A prefill reserves its whole prompt, so that prompts under way never wait for one another's blocks.
+    """
+    total = row["computed_tokens"] + max(tokens, num_uncomputed_tokens(row))
+    kv_tokens = blocks_tokens(total, block_tokens) - held_kv_tokens(row, block_tokens)
+    sequences = 0 if row["running"] else 1
+    if free[FREE_KV] < kv_tokens or free[FREE_SEQUENCES] < sequences:
+        return False
+    free[FREE_KV] -= kv_tokens
+    free[FREE_SEQUENCES] -= sequences
+    return True

@@ -1,0 +1,68 @@
+"""Chunks of a replica that only prefills (PolyServe section 4.7): the last chunk of a prompt joins the one before it.
+
+A prompt just over the budget then does not wait for one more iteration. The budget is half of ``max_batch_tokens``, so
+that a merged chunk stays within the engine's own limit.
+"""
+
+import numpy as np
+from numba import njit
+
+from planning.batch.composition import TOKENS, add_tokens, composition_s
+from planning.batch.kv import FREE_KV, FREE_SEQUENCES, held_kv_tokens, reserve
+from planning.deadlines import next_token_deadline_s, num_uncomputed_tokens
+
+
+@njit(cache=True)
+def chunk_within(left_tokens: int, batch_tokens: int, budget_tokens: int) -> int:
+    """Dynamic chunk of a prompt with ``left_tokens`` beside ``batch_tokens``: all of it below twice the budget."""
+    if batch_tokens >= budget_tokens:
+        return 0
+    if batch_tokens + left_tokens < 2 * budget_tokens:
+        return left_tokens
+    return budget_tokens - batch_tokens
+
+
+@njit(cache=True)
+def prefills_only(table: np.ndarray) -> bool:
+    """Whether there is work and all of it ends with its first token."""
+    has_work = False
+    for i in range(len(table)):
+        if num_uncomputed_tokens(table[i]) > 0:
+            if table[i]["output_cap_tokens"] > 1:
+                return False
+            has_work = True
+    return has_work
+
+
+@njit(cache=True)
+def chunk_budget_tokens(table: np.ndarray, limits: np.void) -> int:
+    """Budget of ``chunk_within`` for a batch of these requests; without dynamic chunks it is ``max_batch_tokens``."""
+    most = limits["max_batch_tokens"]
+    return max(1, most // 2) if prefills_only(table) else most
+
+
+@njit(cache=True)
+def form_prefill_batch(
+    coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, tokens_out: np.ndarray
+) -> tuple[float, np.ndarray]:
+    """An iteration of a prefill replica: prompts by deadline in dynamic chunks; see ``form_batch`` for the arguments.
+
+    The budget is half of ``max_batch_tokens``, so that a merged last chunk stays within the engine's own limit.
+    """
+    budget, composition, free = limits["max_batch_tokens"] // 2, np.zeros(5), np.zeros(2, np.int64)
+    free[FREE_KV] = limits["kv_capacity_tokens"] // limits["block_tokens"] * limits["block_tokens"]
+    free[FREE_SEQUENCES] = limits["max_running"]
+    due_s = np.empty(len(table))
+    for i in range(len(table)):
+        due_s[i] = next_token_deadline_s(table[i], now_s)
+        tokens_out[i] = 0
+        if table[i]["running"]:
+            free[FREE_KV] -= held_kv_tokens(table[i], limits["block_tokens"])
+            free[FREE_SEQUENCES] -= 1
+    for i in np.argsort(due_s, kind="mergesort"):
+        row = table[i]
+        chunk = chunk_within(max(0, num_uncomputed_tokens(row)), int(composition[TOKENS]), budget)
+        if chunk > 0 and reserve(row, chunk, limits["block_tokens"], free):
+            tokens_out[i] = chunk
+            add_tokens(row, chunk, composition)
+    return composition_s(coef, composition), composition

@@ -1,0 +1,97 @@
+"""The batch policies by name: one table for the engine, the controller and the simulator.
+
+A policy is a kernel with the signature of ``planning.batch.slo.form_batch``. To add one, write the kernel in a file of
+this folder, then add a line to ``POLICIES`` and one to ``form``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+
+from planning.batch.baselines import (
+    form_arrival_order,
+    form_decode_first,
+    form_earliest_deadline_first,
+    form_shortest_job_first,
+    form_whole_prompts,
+)
+from planning.batch.prefill_only import form_prefill_batch
+from planning.batch.shedding import form_deadline_sized, form_decode_first_shed
+from planning.batch.slo import form_batch
+
+# (coefficients, request table, start of the iteration, limits, tokens_out) -> (predicted seconds, composition)
+FormBatch = Callable[[np.ndarray, np.ndarray, float, np.void, np.ndarray], tuple[float, np.ndarray]]
+
+
+@dataclass(frozen=True)
+class BatchPolicy:
+    """One way to form batches."""
+
+    name: str
+    form: FormBatch
+    plans_drafts: bool = False  # speculation is as long as objectives need, not as long as it can be
+    plans_ahead: bool = False  # keeps to the limits that promises are made by
+    sheds: bool = False  # requests that can no longer be in time become best effort before every iteration
+    is_live: bool = True  # selectable in engines, not only in the simulator
+
+
+# The position of a policy is its code in kernels; ``form`` has one branch for each, in the same order.
+POLICIES = (
+    BatchPolicy("slo", form_batch, plans_drafts=True, plans_ahead=True),
+    BatchPolicy("vllm", form_arrival_order),
+    BatchPolicy("vllm-whole", form_whole_prompts, is_live=False),
+    BatchPolicy("sarathi", form_decode_first),
+    BatchPolicy("sarathi-shed", form_decode_first_shed, sheds=True, is_live=False),
+    BatchPolicy("edf", form_earliest_deadline_first),
+    BatchPolicy("edf-shed", form_deadline_sized, sheds=True, is_live=False),
+    BatchPolicy("sjf", form_shortest_job_first),
+    BatchPolicy("prefill", form_prefill_batch, is_live=False),
+)
+SLO, VLLM, VLLM_WHOLE, SARATHI, SARATHI_SHED, EDF, EDF_SHED, SJF, PREFILL = range(len(POLICIES))
+
+
+def batch_policy_names() -> list[str]:
+    """Names of the policies that an engine can run, sorted."""
+    return sorted(policy.name for policy in POLICIES if policy.is_live)
+
+
+def batch_policy(name: str) -> BatchPolicy:
+    """The engine's policy of that name; raises ``ValueError`` listing the known ones."""
+    for policy in POLICIES:
+        if policy.name == name and policy.is_live:
+            return policy
+    raise ValueError(f"policy: unknown {name!r}, known: {', '.join(batch_policy_names())}")
+
+
+def policy_code(name: str) -> int:
+    """The code of any policy, for kernels; raises ``ValueError`` listing the known ones."""
+    names = [policy.name for policy in POLICIES]
+    if name not in names:
+        raise ValueError(f"policy: unknown {name!r}, known: {', '.join(names)}")
+    return names.index(name)
+
+
+@njit(cache=True)
+def form(
+    policy: int, coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, tokens_out: np.ndarray
+) -> tuple[float, np.ndarray]:
+    """One iteration by the policy of this code; see ``planning.batch.slo.form_batch`` for what comes back."""
+    if policy == SLO:
+        return form_batch(coef, table, now_s, limits, tokens_out)
+    if policy == VLLM:
+        return form_arrival_order(coef, table, now_s, limits, tokens_out)
+    if policy == VLLM_WHOLE:
+        return form_whole_prompts(coef, table, now_s, limits, tokens_out)
+    if policy == SARATHI:
+        return form_decode_first(coef, table, now_s, limits, tokens_out)
+    if policy == SARATHI_SHED:
+        return form_decode_first_shed(coef, table, now_s, limits, tokens_out)
+    if policy == EDF:
+        return form_earliest_deadline_first(coef, table, now_s, limits, tokens_out)
+    if policy == EDF_SHED:
+        return form_deadline_sized(coef, table, now_s, limits, tokens_out)
+    if policy == PREFILL:
+        return form_prefill_batch(coef, table, now_s, limits, tokens_out)
+    return form_shortest_job_first(coef, table, now_s, limits, tokens_out)

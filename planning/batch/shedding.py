@@ -1,0 +1,92 @@
+"""Baselines that give up on requests that can no longer be in time: those become best effort."""
+
+import math
+
+import numpy as np
+from numba import njit
+
+from planning.batch.baselines import run_in_order
+from planning.batch.classes import LATE_DECODE, LATE_PREFILL, classify, is_decode
+from planning.batch.composition import KV, SEQUENCES, TOKENS, add_tokens, composition_s
+from planning.deadlines import next_token_deadline_s, num_uncomputed_tokens
+from profiles.kernels import max_prefill_tokens
+
+FILLER_S = 0.05  # iterations without a waiting prompt that has an objective are no longer than this
+
+
+@njit(cache=True)
+def shed(coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void) -> None:
+    """Make best effort of every request that can no longer meet its next deadline, however the engine tried."""
+    for i in range(len(table)):
+        row = table[i]
+        if not row["best_effort"] and num_uncomputed_tokens(row) > 0:
+            kind = classify(coef, row, limits, next_token_deadline_s(row, now_s) - now_s)
+            row["best_effort"] = kind in (LATE_DECODE, LATE_PREFILL)
+
+
+@njit(cache=True)
+def _run_within(
+    coef: np.ndarray, table: np.ndarray, order: np.ndarray, limits: np.void, tokens: int, tokens_out: np.ndarray
+) -> tuple[float, np.ndarray]:
+    """``run_in_order`` with a token budget of this iteration's own (a kernel cannot copy a record: it is put back)."""
+    budget = limits["max_batch_tokens"]
+    limits["max_batch_tokens"] = max(1, min(tokens, budget))
+    seconds, composition = run_in_order(coef, table, order, limits, False, tokens_out)
+    limits["max_batch_tokens"] = budget
+    return seconds, composition
+
+
+@njit(cache=True)
+def _in_order(keys: np.ndarray, then: np.ndarray) -> np.ndarray:
+    """Rows by ``keys``, equal ones by ``then``, equal ones in table order."""
+    order = np.argsort(then, kind="mergesort")
+    return order[np.argsort(keys[order], kind="mergesort")]
+
+
+@njit(cache=True)
+def form_decode_first_shed(
+    coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, tokens_out: np.ndarray
+) -> tuple[float, np.ndarray]:
+    """Sarathi-Serve that has shed its hopeless requests: they come after everyone else, in the same fixed budget."""
+    keys, then = np.zeros(len(table)), np.zeros(len(table))
+    for i in range(len(table)):
+        row = table[i]
+        keys[i] = 0.0 if is_decode(row) else 1.0 if row["running"] else 2.0
+        keys[i] += 3.0 if row["best_effort"] else 0.0
+        then[i] = row["arrival_s"]
+    return run_in_order(coef, table, _in_order(keys, then), limits, False, tokens_out)
+
+
+@njit(cache=True)
+def form_deadline_sized(
+    coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, tokens_out: np.ndarray
+) -> tuple[float, np.ndarray]:
+    """EDF that has shed its hopeless requests, in iterations as long as the tightest running deadline allows.
+
+    Decodes with slack for one more iteration are parked behind prefills; best effort comes last.
+    """
+    rows, everyone = len(table), np.zeros(5)
+    slack_s, keys = np.empty(rows), np.zeros(rows)
+    limit_s, prefill_s, cached = limits["max_iteration_s"], math.inf, 0
+    for i in range(rows):
+        row = table[i]
+        slack_s[i] = next_token_deadline_s(row, now_s) - now_s
+        if is_decode(row) and not row["best_effort"]:
+            add_tokens(row, 1 + row["spec_tokens"], everyone)
+            limit_s = min(limit_s, slack_s[i])
+        elif num_uncomputed_tokens(row) > 0 and not is_decode(row):
+            prefill_s = min(prefill_s, slack_s[i])
+            cached = max(cached, row["computed_tokens"])
+    horizon_s = limit_s + composition_s(coef, everyone) if prefill_s < math.inf else math.inf
+    for i in range(rows):
+        if table[i]["best_effort"]:
+            keys[i] = 3.0 if is_decode(table[i]) else 4.0
+        elif is_decode(table[i]):
+            keys[i] = 0.0 if slack_s[i] < horizon_s else 2.0
+        else:
+            keys[i] = 1.0
+    # The first prompt's token must not wait for what is placed behind it; filler must not keep newcomers waiting.
+    limit_s = min(limit_s, prefill_s if prefill_s < math.inf else FILLER_S)
+    chunk = max_prefill_tokens(coef, limit_s, everyone[TOKENS], everyone[KV], 0.0, everyone[SEQUENCES], 0.0, cached)
+    order = _in_order(keys, slack_s)
+    return _run_within(coef, table, order, limits, int(everyone[TOKENS] + chunk), tokens_out)

@@ -1,0 +1,1 @@
+"""What happens to every request of a replica if nothing else arrives."""

@@ -1,0 +1,286 @@
+"""Placement over a whole fleet in one call: checked by cached sums, confirmed by a forecast of the replica's batches.
+
+A pass over cached sums finds the best scored replica that could still attain the SLO, and only that one is checked
+exactly (SLOs-Serve section 4.2). Best scored is what the routing policy prefers, or else what a rule of
+``routing.scores`` says; inside the order of groups that makes lazy promotion to tighter tiers (PolyServe section 4.2).
+"""
+
+import math
+
+import numpy as np
+from numba import njit
+
+from planning.admission.search import ADMITTED, BREAKS, KV_FULL, TTFT, mark_late, why_unattainable
+from planning.batch.classes import prefill_s
+from planning.deadlines import dslo_due_s, next_token_deadline_s, num_uncomputed_tokens, remaining_tokens
+from planning.forecast.rollout import FORECAST, TOLERANCE_S, forecast_requests
+from planning.limits import make_limits
+from planning.tables import REQUEST
+from routing.fleet_state import (
+    RESERVED,
+    SHARED,
+    SHORTEST_S,
+    FleetState,
+    add_request,
+    advance_fleet,
+    decode_rest_s,
+    make_fleet_state,
+    recompute_load,
+    remove_request,
+    utilization,
+)
+from routing.scores import MOST_LOADED, score_replica, score_replicas
+
+NOWHERE = -1  # replica of a placement that failed
+OPTIMISM = 1.1  # utilization up to which the quick check lets a request through to the forecast
+NO_SCORES = np.zeros((0, 0))  # scores where none are said: the rule holds
+
+PLACEMENT = np.dtype(
+    [
+        ("replica", "i4"),
+        ("reason", "i4"),  # planning.admission.REASONS
+        ("hops", "i4"),  # replicas that were checked exactly
+        ("first_s", "f8"),  # predicted time of the first token
+        ("tpot_s", "f8"),
+    ]
+)
+
+
+@njit(cache=True)
+def tier_distance(replica_tier: int, tier: int) -> int:
+    """Order in which replicas are tried: those of the request's tier, shared ones, tighter tiers from the nearest; -1:
+    never, because it is reserved, or a looser tier's iterations are longer than the request's TPOT allows."""
+    if replica_tier == tier:
+        return 0
+    if replica_tier == RESERVED:
+        return -1
+    if replica_tier == SHARED or tier == SHARED:
+        return 1
+    return 1 + tier - replica_tier if replica_tier < tier else -1
+
+
+@njit(cache=True)
+def _max_tpot_s(row: np.void, start_s: float, alone_s: float) -> float:
+    """Pace of a newcomer's decodes if its first token comes as soon as can be: the others may be later by that."""
+    gaps, pace_s = max(1, remaining_tokens(row) - 1), math.inf if row["best_effort"] else row["tpot_s"]
+    if row["ttft_s"] < math.inf:
+        pace_s += max(0.0, dslo_due_s(row, start_s) - start_s - alone_s) / gaps
+    return float(min(pace_s, (row["deadline_s"] - start_s - alone_s) / gaps))
+
+
+@njit(cache=True)
+def quick_check(replica: np.void, coef: np.ndarray, limits: np.void, row: np.void, now_s: float) -> int:
+    """What the cached sums say about adding the request: ``ADMITTED`` for possible, or what stands against it.
+
+    Decoding counts as a fluid that every request draws at its own pace. Errs on the side of ``ADMITTED``: a forecast
+    has the last word, and departures soon make room that the sums do not know of.
+    """
+    todo, start_s = num_uncomputed_tokens(row), max(now_s, replica["free_at_s"])
+    if replica["held_tokens"] + todo > limits["kv_capacity_tokens"] * (1.0 - limits["kv_headroom"]):
+        return KV_FULL
+    if replica["count"] - replica["best_effort"] >= limits["max_running"]:
+        return TTFT  # it would wait for others to leave, and when they do is a guess
+    window_s, alone_s = next_token_deadline_s(row, start_s) - start_s, prefill_s(coef, row, limits)
+    if window_s < alone_s:
+        return TTFT
+    own_s = _max_tpot_s(row, start_s, alone_s)
+    step_s = max(SHORTEST_S, min(replica["pace_s"], limits["max_iteration_s"]))  # until its prompt is computed
+    token_rate = replica["token_rate"] + 1.0 / max(own_s, SHORTEST_S)
+    rest_rate = replica["rest_rate"] + decode_rest_s(coef, row) / max(own_s, SHORTEST_S)
+    if utilization(coef, token_rate, rest_rate, max(SHORTEST_S, min(step_s, own_s))) > OPTIMISM:
+        return BREAKS
+    free_share = max(0.0, OPTIMISM - utilization(coef, replica["token_rate"], replica["rest_rate"], step_s))
+    return ADMITTED if todo * replica["prompt_token_s"] <= free_share * (window_s + step_s) else TTFT
+
+
+@njit(cache=True)
+def _dominates(row: np.void, refused: np.void) -> bool:
+    """Whether the request is in no respect easier to serve than one that was refused."""
+    return (
+        num_uncomputed_tokens(row) >= num_uncomputed_tokens(refused)
+        and row["output_tokens"] - row["emitted_tokens"] >= refused["output_tokens"] - refused["emitted_tokens"]
+        and row["arrival_s"] + row["ttft_s"] <= refused["arrival_s"] + refused["ttft_s"]
+        and row["tpot_s"] <= refused["tpot_s"]
+        and row["deadline_s"] <= refused["deadline_s"]
+        and row["emitted_tokens"] == 0
+    )
+
+
+@njit(cache=True)
+def _bound(
+    fleet: FleetState, row: np.void, scores: np.ndarray, score_kind: int, is_tried: np.ndarray, last: int
+) -> float:
+    """Most that the next replica of the load gradient may be loaded after ``last`` refused: halfway to the emptiest.
+
+    A refusal says little of much emptier replicas and nearly everything of those that are as full. Bisecting finds the
+    most loaded replica with room in few checks however large the fleet is.
+    """
+    if len(scores) or score_kind != MOST_LOADED or last == NOWHERE:
+        return math.inf
+    group, least = tier_distance(fleet.replicas[last]["tier"], row["tier"]), fleet.replicas[last]["load"]
+    for r in range(len(fleet.replicas)):
+        replica = fleet.replicas[r]
+        if not is_tried[r] and replica["is_open"] and tier_distance(replica["tier"], row["tier"]) == group:
+            least = min(least, replica["load"])
+    return 0.5 * (least + fleet.replicas[last]["load"])
+
+
+@njit(cache=True)
+def _next_candidate(
+    fleet: FleetState,
+    row: np.void,
+    now_s: float,
+    scores: np.ndarray,
+    score_kind: int,
+    is_tried: np.ndarray,
+    last: int,
+) -> tuple[int, int]:
+    """Untried replica to check after ``last`` refused: the best scored of the first group that passes the quick check,
+    and the last objection. A replica is checked only if it would be preferred to the best so far."""
+    best, best_group, best_score, objection = NOWHERE, 0, 0.0, TTFT
+    bound = _bound(fleet, row, scores, score_kind, is_tried, last)
+    last_group = tier_distance(fleet.replicas[last]["tier"], row["tier"]) if last != NOWHERE else 0
+    for r in range(len(fleet.replicas)):
+        replica = fleet.replicas[r]
+        if is_tried[r] or not replica["is_open"] or replica["count"] >= fleet.tables.shape[1]:
+            continue
+        group = tier_distance(replica["tier"], row["tier"])
+        if group < last_group:
+            continue
+        if len(scores):
+            score = scores[r]
+        else:
+            score = score_replica(replica, fleet.pessimistic_coefs[r], fleet.limits[r], row, now_s, score_kind)
+        if score == -math.inf or (group == last_group and score > bound):
+            continue
+        if best != NOWHERE and (group > best_group or (group == best_group and score <= best_score)):
+            continue
+        reason = quick_check(replica, fleet.pessimistic_coefs[r], fleet.limits[r], row, now_s)
+        if reason == ADMITTED:
+            best, best_group, best_score = r, group, score
+        else:
+            objection = reason
+    return best, objection
+
+
+@njit(cache=True)
+def _forecast_replica(fleet: FleetState, r: int, row: np.void, now_s: float) -> int:
+    """Reason code for the request on replica ``r`` by a forecast with it in the next free row."""
+    coef, limits, place = fleet.pessimistic_coefs[r], fleet.limits[r], fleet.replicas[r]["count"]
+    start_s = max(now_s, fleet.replicas[r]["free_at_s"])
+    fleet.tables[r, place] = row
+    table, forecast = fleet.tables[r, : place + 1], fleet.forecasts[r, : place + 1]
+    if not fleet.replicas[r]["forecast_is_fresh"]:
+        mark_late(coef, limits, table, start_s, forecast)
+    forecast[place]["unattainable"] = False
+    worst_s, peak_tokens = forecast_requests(coef, table, start_s, limits, -TOLERANCE_S, forecast)
+    return why_unattainable(row, forecast[place], worst_s, peak_tokens, limits)
+
+
+@njit(cache=True)
+def _refresh_forecast(fleet: FleetState, r: int, now_s: float) -> bool:
+    """Mark the requests of replica ``r`` that will miss anyway; True when there are any."""
+    count, found = fleet.replicas[r]["count"], False
+    forecast = np.zeros(count, dtype=FORECAST)
+    start_s = max(now_s, fleet.replicas[r]["free_at_s"])
+    forecast_requests(
+        fleet.pessimistic_coefs[r],
+        fleet.tables[r, :count],
+        start_s,
+        fleet.limits[r],
+        -math.inf,
+        forecast,
+    )
+    for i in range(count):
+        fleet.forecasts[r, i]["unattainable"] = forecast[i]["margin_s"] < -TOLERANCE_S
+        found |= fleet.forecasts[r, i]["unattainable"]
+    fleet.replicas[r]["forecast_is_fresh"] = True
+    return found
+
+
+@njit(cache=True)
+def check_replica(fleet: FleetState, r: int, row: np.void, now_s: float) -> int:
+    """Exact reason code for the request on replica ``r``: ``ADMITTED`` when every promise there holds with it."""
+    reason = _forecast_replica(fleet, r, row, now_s)
+    if reason == BREAKS and not fleet.replicas[r]["forecast_is_fresh"] and _refresh_forecast(fleet, r, now_s):
+        reason = _forecast_replica(fleet, r, row, now_s)
+    return reason
+
+
+@njit(cache=True)
+def _skip_dominated(fleet: FleetState, row: np.void, refused: np.ndarray, is_tried: np.ndarray) -> None:
+    """Mark replicas that refused an easier request of the same burst: they have only been given more since."""
+    for r in range(len(fleet.replicas)):
+        is_tried[r] = refused[r]["prompt_tokens"] > 0 and _dominates(row, refused[r])
+
+
+@njit(cache=True)
+def _place_one(
+    fleet: FleetState,
+    row: np.void,
+    now_s: float,
+    scores: np.ndarray,
+    score_kind: int,
+    max_hops: int,
+    refused: np.ndarray,
+    placement: np.void,
+) -> None:
+    """Place one request, or say what stood against it last; ``refused`` (REQUEST[R]) remembers who said no to what."""
+    is_tried = np.zeros(len(fleet.replicas), dtype=np.bool_)
+    if len(refused):
+        _skip_dominated(fleet, row, refused, is_tried)
+    placement["replica"], placement["hops"], r = NOWHERE, 0, NOWHERE
+    placement["first_s"], placement["tpot_s"] = math.inf, math.inf
+    while placement["hops"] < max_hops:
+        r, objection = _next_candidate(fleet, row, now_s, scores, score_kind, is_tried, r)
+        if r == NOWHERE:
+            if placement["hops"] == 0:
+                placement["reason"] = objection
+            return
+        is_tried[r] = True
+        placement["hops"] += 1
+        placement["reason"] = check_replica(fleet, r, row, now_s)
+        if placement["reason"] == ADMITTED:
+            row_forecast = fleet.forecasts[r, fleet.replicas[r]["count"]]
+            placement["replica"], placement["first_s"], placement["tpot_s"] = (
+                r,
+                row_forecast["first_s"],
+                row_forecast["tpot_s"],
+            )
+            add_request(fleet, r, row)
+            return
+        if len(refused):
+            refused[r] = row
+
+
+@njit(cache=True)
+def place(
+    fleet: FleetState,
+    rows: np.ndarray,
+    now_s: float,
+    scores: np.ndarray,
+    max_hops: int,
+    placements: np.ndarray,
+    score_kind: int = MOST_LOADED,
+) -> None:
+    """Place requests that arrived together (REQUEST[k] to PLACEMENT[k]) and commit what is admitted.
+
+    ``scores`` (f8[k, R]) says how much each request scores each replica, -inf for never; ``NO_SCORES``: as
+    ``score_kind`` says (``routing.scores``). The shortest prompts go first: in a burst they are the ones that can all
+    be served.
+    """
+    refused = np.zeros(len(fleet.replicas) if len(rows) > 1 else 0, dtype=REQUEST)
+    for i in np.argsort(rows["prompt_tokens"].copy(), kind="mergesort"):
+        own_scores = scores[i] if len(scores) else np.zeros(0)
+        _place_one(fleet, rows[i], now_s, own_scores, score_kind, max_hops, refused, placements[i])
+
+
+def warm_up_placement() -> None:
+    """Compile the fleet's kernels at start-up, or load them from the cache."""
+    fleet, rows = make_fleet_state(1, 2), np.zeros(1, dtype=REQUEST)
+    fleet.limits[:] = make_limits(kv_capacity_tokens=1024)
+    recompute_load(fleet, 0)
+    advance_fleet(fleet, 0.0)
+    place(fleet, rows, 0.0, NO_SCORES, 1, np.zeros(1, dtype=PLACEMENT), MOST_LOADED)
+    score_replicas(fleet, rows[0], 0.0, MOST_LOADED)
+    remove_request(fleet, 0, 1)
