@@ -14,6 +14,7 @@ import typer
 
 from benchmarks.result_file import write_result
 from planning.batch.slo import form_batch
+from planning.engine import EngineModel
 from planning.limits import make_limits
 from planning.tables import request_table
 from profiles.store import load_profile
@@ -41,11 +42,11 @@ def batch_ms(table: np.ndarray) -> float:
     """Milliseconds per batch: the least mean of several rounds, because anything else that runs only adds."""
     coef, limits = np.array(load_profile(PROFILE).coefficients), make_limits(400_000)
     tokens, rounds_s = np.zeros(len(table), dtype=np.int32), []
-    form_batch(coef, table, 0.0, limits, tokens)
+    form_batch(EngineModel(coef, limits), table, 0.0, tokens)
     for _ in range(ROUNDS):
         begun_s = time.perf_counter()
         for _ in range(REPEATS):
-            form_batch(coef, table, 0.0, limits, tokens)
+            form_batch(EngineModel(coef, limits), table, 0.0, tokens)
         rounds_s.append((time.perf_counter() - begun_s) / REPEATS)
     return 1e3 * min(rounds_s)
 

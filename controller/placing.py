@@ -9,8 +9,10 @@ from controller.allocation import Allocation
 from controller.bank import Bank
 from controller.wire import Admission
 from planning.admission.plan import REASONS, plan_admission
+from planning.engine import EngineModel
 from planning.forecast.rollout import TOLERANCE_S
 from planning.tables import request_table
+from routing.fleet_state import engine_of
 from routing.placement import NO_SCORES, NOWHERE, PLACEMENT, place, tier_distance
 from routing.policy import best_scored, idlest
 from routing.scores import score_replicas
@@ -237,9 +239,7 @@ def _choose_set(bank: Bank, slot: int, here: list[Pending], left: list[Pending],
     promised = table[~np.isin(table["id"], [int(p.row["id"]) for p in here])]
     start_s = max(now_s, float(bank.fleet_state.replicas["free_at_s"][slot]))
     rows = np.array([p.row for p in both])
-    plan = plan_admission(
-        bank.fleet_state.pessimistic_coefs[slot], bank.fleet_state.limits[slot], promised, rows, start_s
-    )
+    plan = plan_admission(engine_of(bank.fleet_state, slot), promised, rows, start_s)
     worth = float(rows["value"][plan.accepted].sum())
     if worth <= sum(float(p.row["value"]) for p in here) + TOLERANCE_S:
         return
@@ -264,7 +264,7 @@ def latest_start_s(bank: Bank, row: np.ndarray, now_s: float) -> float:
         if kind in known or tier_distance(int(fleet_state.replicas["tier"][slot]), int(row["tier"])) < 0:
             continue
         known.add(kind)
-        plan = plan_admission(coef, limits, request_table(0), row[None], now_s)
+        plan = plan_admission(EngineModel(coef, limits), request_table(0), row[None], now_s)
         if plan.accepted[0]:
             first_s = float(row["arrival_s"] + plan.predicted_ttft_s[0])
             end_s = first_s + left_tokens * float(plan.predicted_tpot_s[0])

@@ -9,7 +9,7 @@ import math
 import numpy as np
 from numba import njit
 
-from planning.tables import REQUEST
+from planning.tables import REQUEST, RequestTable
 
 # Prefill work that counts like one decode step when a deadline is spread over a request's remaining work. Prefill runs
 # several times faster than that: the surplus is the time a prompt may wait in the queue.
@@ -60,7 +60,7 @@ def dslo_due_s(row: np.void, now_s: float) -> float:
 
 
 @njit(cache=True)
-def begin_lines(table: np.ndarray, now_s: float) -> int:
+def begin_lines(table: RequestTable, now_s: float) -> int:
     """Let the TPOT of those that have no TTFT count from their first token, at which they are met first: ``ttft_s``
     becomes what makes the next token due one TPOT from now. Returns how many (REQUEST[n], in place).
 
@@ -104,7 +104,7 @@ def effective_tpot_s(row: np.void, now_s: float) -> float:
     return min(row["tpot_s"], max(LEAST_LEFT_S, left_s) / (remaining_tokens(row) + prefill_steps))
 
 
-def check_integrity(table: np.ndarray) -> None:
+def check_integrity(table: RequestTable) -> None:
     """Raise ``ValueError`` naming the first row and field that no engine could have produced."""
     if table.dtype != REQUEST:
         raise ValueError(f"not a request table: {table.dtype}")

@@ -28,6 +28,7 @@ REQUEST = np.dtype(
 )
 # Decodes of about the same pace, as one: the tightest TPOT among them, the mean of their KV tokens.
 TPOT_LEVEL = np.dtype([("tpot_s", "f8"), ("kv_tokens", "f8")])
+RequestTable = np.ndarray  # REQUEST[rows]
 
 
 def request_table(rows: int) -> np.ndarray:

@@ -4,6 +4,7 @@ import numpy as np
 
 from planning.admission.plan import plan_admission
 from planning.batch.slo import form_batch
+from planning.engine import EngineModel
 from planning.forecast.rollout import advance
 from planning.limits import make_limits
 from planning.tables import request_table
@@ -17,6 +18,6 @@ def warm_up() -> None:
     table = request_table(2)
     table["best_effort"], table["ttft_s"], table["tpot_s"] = [False, True], 1.0, 0.1
     table["output_tokens"], table["output_cap_tokens"] = 2, 4
-    form_batch(coef, table, 0.0, limits, np.zeros(2, dtype=np.int32))
-    plan_admission(coef, limits, table[:1], table[1:], 0.0)
-    advance(coef, table, 0.0, 1.0, limits, True)
+    form_batch(EngineModel(coef, limits), table, 0.0, np.zeros(2, dtype=np.int32))
+    plan_admission(EngineModel(coef, limits), table[:1], table[1:], 0.0)
+    advance(EngineModel(coef, limits), table, 0.0, 1.0, True)

@@ -16,6 +16,7 @@ from numba import njit
 # Positions in the coefficient vector, float64[COEFFICIENTS], all >= 0, seconds (per token, pair, sequence, step).
 K1_1, B_1, K1_2, B_2, K_KV, K_ATT, K_SEQ, K_SPEC = range(8)
 COEFFICIENTS = 8
+Coefficients = np.ndarray  # f8[COEFFICIENTS]
 
 
 @njit(cache=True)

@@ -12,6 +12,7 @@ from planning.batch.classes import find_late
 from planning.batch.registry import batch_policy
 from planning.batch.speculation import plan_drafts
 from planning.deadlines import begin_lines
+from planning.engine import EngineModel
 from planning.limits import LIVE_FILLER, guard_for, make_limits
 from planning.tables import request_table
 from profiles.kernels import iteration_s
@@ -95,12 +96,12 @@ class StepPlanner:
     def plan(self, table: np.ndarray, now_s: float) -> tuple[np.ndarray, float, np.ndarray]:
         """Tokens per row (``PREEMPT``: gives up its KV), predicted seconds and composition of the next iteration."""
         tokens = np.empty(len(table), dtype=np.int32)
-        seconds, composition = self.policy.form(self.coefficients, table, now_s, self.limits, tokens)
+        seconds, composition = self.policy.form(EngineModel(self.coefficients, self.limits), table, now_s, tokens)
         return tokens, seconds, composition
 
     def late(self, table: np.ndarray, now_s: float) -> np.ndarray:
         """Which rows can no longer be on time (bool[rows]); they stand behind those that can."""
-        found: np.ndarray = find_late(self.coefficients, table, now_s, self.limits)
+        found: np.ndarray = find_late(EngineModel(self.coefficients, self.limits), table, now_s)
         return found
 
     def predict(self, composition: np.ndarray) -> float:
@@ -114,7 +115,7 @@ class StepPlanner:
         """
         if self.policy.plans_drafts:
             drafts = np.zeros(len(table), dtype=np.int32)
-            step_s = plan_drafts(self.coefficients, table, now_s, self.limits, max_drafts, drafts)
+            step_s = plan_drafts(EngineModel(self.coefficients, self.limits), table, now_s, max_drafts, drafts)
             if step_s < math.inf:
                 np.minimum(table["spec_tokens"], drafts, out=table["spec_tokens"])
 

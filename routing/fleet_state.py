@@ -12,10 +12,11 @@ from numba import njit
 from planning.batch.classes import decode_s, is_decode
 from planning.batch.kv import held_kv_tokens
 from planning.deadlines import effective_tpot_s, next_token_deadline_s, num_uncomputed_tokens, remaining_tokens
+from planning.engine import EngineModel
 from planning.forecast.rollout import FORECAST, advance
 from planning.limits import LIMITS
 from planning.tables import REQUEST
-from profiles.kernels import COEFFICIENTS, K1_1, K1_2, K_KV, K_SEQ, iteration_s
+from profiles.kernels import COEFFICIENTS, K1_1, K1_2, K_KV, K_SEQ, Coefficients, iteration_s
 
 SHARED = -1  # tier of a replica that serves every tier
 RESERVED = -2  # tier of one that serves best effort only
@@ -84,6 +85,12 @@ def resized(fleet: FleetState, replicas: int, slots: int) -> FleetState:
 
 
 @njit(cache=True)
+def engine_of(fleet: FleetState, r: int) -> EngineModel:
+    """The engine of replica ``r`` as promises are made by: its iterations take a little longer than expected."""
+    return EngineModel(fleet.pessimistic_coefs[r], fleet.limits[r])
+
+
+@njit(cache=True)
 def max_pace_s(row: np.void, start_s: float) -> float:
     """Mean seconds per token that the request can bear to its predicted end: its TPOT and its earned slack."""
     pace_s = effective_tpot_s(row, start_s)
@@ -93,13 +100,13 @@ def max_pace_s(row: np.void, start_s: float) -> float:
 
 
 @njit(cache=True)
-def decode_rest_s(coef: np.ndarray, row: np.void) -> float:
+def decode_rest_s(coef: Coefficients, row: np.void) -> float:
     """Seconds of one decode step of the request beyond those of its tokens."""
     return coef[K_SEQ] + coef[K_KV] * (row["prompt_tokens"] + row["emitted_tokens"])
 
 
 @njit(cache=True)
-def _add_to_sums(replica: np.void, coef: np.ndarray, row: np.void, block_tokens: int) -> None:
+def _add_to_sums(replica: np.void, coef: Coefficients, row: np.void, block_tokens: int) -> None:
     """Count one request into the cached sums; best effort takes no part in the load."""
     todo, known_tokens = num_uncomputed_tokens(row), row["prompt_tokens"] + row["emitted_tokens"]
     replica["backlog_tokens"] += max(0, todo - 1)
@@ -122,7 +129,7 @@ def _add_to_sums(replica: np.void, coef: np.ndarray, row: np.void, block_tokens:
 
 
 @njit(cache=True)
-def utilization(coef: np.ndarray, token_rate: float, rest_rate: float, step_s: float) -> float:
+def utilization(coef: Coefficients, token_rate: float, rest_rate: float, step_s: float) -> float:
     """Part of the time that decoding takes at these rates in iterations of ``step_s``; above 1 it cannot keep up."""
     share = 0.0
     for line in range(2):
@@ -131,16 +138,16 @@ def utilization(coef: np.ndarray, token_rate: float, rest_rate: float, step_s: f
 
 
 @njit(cache=True)
-def _weigh(replica: np.void, coef: np.ndarray, limits: np.void) -> None:
+def _weigh(engine: EngineModel, replica: np.void) -> None:
     """Load, speeds and room from the cached sums."""
-    step_s = max(SHORTEST_S, min(replica["pace_s"], limits["max_iteration_s"]))
-    time_load = utilization(coef, replica["token_rate"], replica["rest_rate"], step_s)
-    sequence_load = (replica["count"] - replica["best_effort"]) / limits["max_running"]
-    replica["load"] = max(time_load, replica["held_tokens"] / limits["kv_capacity_tokens"], sequence_load)
+    step_s = max(SHORTEST_S, min(replica["pace_s"], engine.limits["max_iteration_s"]))
+    time_load = utilization(engine.coef, replica["token_rate"], replica["rest_rate"], step_s)
+    sequence_load = (replica["count"] - replica["best_effort"]) / engine.limits["max_running"]
+    replica["load"] = max(time_load, replica["held_tokens"] / engine.limits["kv_capacity_tokens"], sequence_load)
     decodes = replica["decodes"]
-    replica["step_s"] = iteration_s(coef, decodes, replica["decode_kv_tokens"], 0.0, decodes, 0.0)
-    replica["prompt_token_s"] = max(coef[K1_1], coef[K1_2])
-    replica["usable_tokens"] = limits["kv_capacity_tokens"] * (1.0 - limits["kv_headroom"])
+    replica["step_s"] = iteration_s(engine.coef, decodes, replica["decode_kv_tokens"], 0.0, decodes, 0.0)
+    replica["prompt_token_s"] = max(engine.coef[K1_1], engine.coef[K1_2])
+    replica["usable_tokens"] = engine.limits["kv_capacity_tokens"] * (1.0 - engine.limits["kv_headroom"])
 
 
 @njit(cache=True)
@@ -153,7 +160,7 @@ def recompute_load(fleet: FleetState, r: int) -> None:
     replica["forecast_is_fresh"] = False
     for i in range(replica["count"]):
         _add_to_sums(replica, coef, fleet.tables[r, i], limits["block_tokens"])
-    _weigh(replica, coef, limits)
+    _weigh(EngineModel(coef, limits), replica)
 
 
 @njit(cache=True)
@@ -181,7 +188,9 @@ def advance_fleet(fleet: FleetState, now_s: float, departs: bool = False) -> Non
         if not replica["is_open"] or replica["free_at_s"] >= now_s:
             continue
         table = fleet.tables[r, : replica["count"]]
-        replica["free_at_s"] = advance(fleet.coefs[r], table, replica["free_at_s"], now_s, fleet.limits[r], departs)
+        replica["free_at_s"] = advance(
+            EngineModel(fleet.coefs[r], fleet.limits[r]), table, replica["free_at_s"], now_s, departs
+        )
         if departs:
             compact(fleet, r)
         recompute_load(fleet, r)
@@ -194,7 +203,7 @@ def add_request(fleet: FleetState, r: int, row: np.void) -> None:
     fleet.tables[r, replica["count"]] = row
     replica["count"] += 1
     _add_to_sums(replica, coef, row, limits["block_tokens"])
-    _weigh(replica, coef, limits)
+    _weigh(EngineModel(coef, limits), replica)
 
 
 @njit(cache=True)

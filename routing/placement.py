@@ -13,6 +13,7 @@ from numba import njit
 from planning.admission.search import ADMITTED, BREAKS, KV_FULL, TTFT, mark_late, why_unattainable
 from planning.batch.classes import prefill_s
 from planning.deadlines import dslo_due_s, next_token_deadline_s, num_uncomputed_tokens, remaining_tokens
+from planning.engine import EngineModel
 from planning.forecast.rollout import FORECAST, TOLERANCE_S, forecast_requests
 from planning.limits import make_limits
 from planning.tables import REQUEST
@@ -24,6 +25,7 @@ from routing.fleet_state import (
     add_request,
     advance_fleet,
     decode_rest_s,
+    engine_of,
     make_fleet_state,
     recompute_load,
     remove_request,
@@ -69,27 +71,27 @@ def _max_tpot_s(row: np.void, start_s: float, alone_s: float) -> float:
 
 
 @njit(cache=True)
-def quick_check(replica: np.void, coef: np.ndarray, limits: np.void, row: np.void, now_s: float) -> int:
+def quick_check(engine: EngineModel, replica: np.void, row: np.void, now_s: float) -> int:
     """What the cached sums say about adding the request: ``ADMITTED`` for possible, or what stands against it.
 
     Decoding counts as a fluid that every request draws at its own pace. Errs on the side of ``ADMITTED``: a forecast
     has the last word, and departures soon make room that the sums do not know of.
     """
     todo, start_s = num_uncomputed_tokens(row), max(now_s, replica["free_at_s"])
-    if replica["held_tokens"] + todo > limits["kv_capacity_tokens"] * (1.0 - limits["kv_headroom"]):
+    if replica["held_tokens"] + todo > engine.limits["kv_capacity_tokens"] * (1.0 - engine.limits["kv_headroom"]):
         return KV_FULL
-    if replica["count"] - replica["best_effort"] >= limits["max_running"]:
+    if replica["count"] - replica["best_effort"] >= engine.limits["max_running"]:
         return TTFT  # it would wait for others to leave, and when they do is a guess
-    window_s, alone_s = next_token_deadline_s(row, start_s) - start_s, prefill_s(coef, row, limits)
+    window_s, alone_s = next_token_deadline_s(row, start_s) - start_s, prefill_s(engine, row)
     if window_s < alone_s:
         return TTFT
     own_s = _max_tpot_s(row, start_s, alone_s)
-    step_s = max(SHORTEST_S, min(replica["pace_s"], limits["max_iteration_s"]))  # until its prompt is computed
+    step_s = max(SHORTEST_S, min(replica["pace_s"], engine.limits["max_iteration_s"]))  # until its prompt is computed
     token_rate = replica["token_rate"] + 1.0 / max(own_s, SHORTEST_S)
-    rest_rate = replica["rest_rate"] + decode_rest_s(coef, row) / max(own_s, SHORTEST_S)
-    if utilization(coef, token_rate, rest_rate, max(SHORTEST_S, min(step_s, own_s))) > OPTIMISM:
+    rest_rate = replica["rest_rate"] + decode_rest_s(engine.coef, row) / max(own_s, SHORTEST_S)
+    if utilization(engine.coef, token_rate, rest_rate, max(SHORTEST_S, min(step_s, own_s))) > OPTIMISM:
         return BREAKS
-    free_share = max(0.0, OPTIMISM - utilization(coef, replica["token_rate"], replica["rest_rate"], step_s))
+    free_share = max(0.0, OPTIMISM - utilization(engine.coef, replica["token_rate"], replica["rest_rate"], step_s))
     return ADMITTED if todo * replica["prompt_token_s"] <= free_share * (window_s + step_s) else TTFT
 
 
@@ -147,15 +149,12 @@ def _next_candidate(
         group = tier_distance(replica["tier"], row["tier"])
         if group < last_group:
             continue
-        if len(scores):
-            score = scores[r]
-        else:
-            score = score_replica(replica, fleet.pessimistic_coefs[r], fleet.limits[r], row, now_s, score_kind)
+        score = scores[r] if len(scores) else score_replica(engine_of(fleet, r), replica, row, now_s, score_kind)
         if score == -math.inf or (group == last_group and score > bound):
             continue
         if best != NOWHERE and (group > best_group or (group == best_group and score <= best_score)):
             continue
-        reason = quick_check(replica, fleet.pessimistic_coefs[r], fleet.limits[r], row, now_s)
+        reason = quick_check(engine_of(fleet, r), replica, row, now_s)
         if reason == ADMITTED:
             best, best_group, best_score = r, group, score
         else:
@@ -171,9 +170,9 @@ def _forecast_replica(fleet: FleetState, r: int, row: np.void, now_s: float) -> 
     fleet.tables[r, place] = row
     table, forecast = fleet.tables[r, : place + 1], fleet.forecasts[r, : place + 1]
     if not fleet.replicas[r]["forecast_is_fresh"]:
-        mark_late(coef, limits, table, start_s, forecast)
+        mark_late(EngineModel(coef, limits), table, start_s, forecast)
     forecast[place]["unattainable"] = False
-    worst_s, peak_tokens = forecast_requests(coef, table, start_s, limits, -TOLERANCE_S, forecast)
+    worst_s, peak_tokens = forecast_requests(EngineModel(coef, limits), table, start_s, -TOLERANCE_S, forecast)
     return why_unattainable(row, forecast[place], worst_s, peak_tokens, limits)
 
 
@@ -183,14 +182,7 @@ def _refresh_forecast(fleet: FleetState, r: int, now_s: float) -> bool:
     count, found = fleet.replicas[r]["count"], False
     forecast = np.zeros(count, dtype=FORECAST)
     start_s = max(now_s, fleet.replicas[r]["free_at_s"])
-    forecast_requests(
-        fleet.pessimistic_coefs[r],
-        fleet.tables[r, :count],
-        start_s,
-        fleet.limits[r],
-        -math.inf,
-        forecast,
-    )
+    forecast_requests(engine_of(fleet, r), fleet.tables[r, :count], start_s, -math.inf, forecast)
     for i in range(count):
         fleet.forecasts[r, i]["unattainable"] = forecast[i]["margin_s"] < -TOLERANCE_S
         found |= fleet.forecasts[r, i]["unattainable"]

@@ -15,6 +15,7 @@ from numba import njit
 from planning.admission.search import ADMITTED, why_unattainable
 from planning.batch.classes import decode_s
 from planning.deadlines import effective_tpot_s, next_token_deadline_s, num_uncomputed_tokens, remaining_tokens
+from planning.engine import EngineModel
 from planning.forecast.rollout import FORECAST, TOLERANCE_S, forecast_requests
 from planning.tables import REQUEST
 from profiles.kernels import K_ATT, attention_pairs
@@ -246,7 +247,7 @@ def can_ever(fleet: FleetState, row: np.void, now_s: float) -> bool:
         if fleet.replicas[r]["is_open"]:
             seen, limits = np.zeros(1, dtype=FORECAST), fleet.limits[r]
             worst_s, peak_tokens = forecast_requests(
-                fleet.pessimistic_coefs[r], fresh, now_s, limits, -TOLERANCE_S, seen
+                EngineModel(fleet.pessimistic_coefs[r], limits), fresh, now_s, -TOLERANCE_S, seen
             )
             if why_unattainable(fresh[0], seen[0], worst_s, peak_tokens, limits) == ADMITTED:
                 return True

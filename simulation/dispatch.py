@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planning.admission.plan import AdmissionOptions, AdmissionPlan, plan_admission
+from planning.engine import EngineModel
 from simulation.loop import Simulation
 
 
@@ -72,7 +73,7 @@ class PlannedReplica(Quiet):
 
     def _plan(self, simulation: Simulation, table: np.ndarray, asked: np.ndarray) -> AdmissionPlan:
         believed, limits = simulation.engines.believed[0], simulation.engines.limits[0]
-        return plan_admission(believed, limits, table, asked, simulation.free_at_s(0), self.options)
+        return plan_admission(EngineModel(believed, limits), table, asked, simulation.free_at_s(0), self.options)
 
     def _again(self, simulation: Simulation) -> np.ndarray:
         """Places of refused requests that may still make it."""

@@ -17,6 +17,7 @@ from planning.batch.registry import form
 from planning.batch.shedding import shed
 from planning.batch.speculation import plan_drafts
 from planning.deadlines import num_uncomputed_tokens
+from planning.engine import EngineModel
 from planning.forecast.rollout import mark_finished
 from planning.limits import LIMITS
 from planning.tables import REQUEST
@@ -162,7 +163,9 @@ def _set_drafts(engines: Engines, r: int, table: np.ndarray, tokens: np.ndarray)
     if engine["drafts"] == 0:
         return
     if engine["adapts_drafts"]:
-        plan_drafts(engines.believed[r], table, engine["free_at_s"], engines.limits[r], engine["drafts"], tokens)
+        plan_drafts(
+            EngineModel(engines.believed[r], engines.limits[r]), table, engine["free_at_s"], engine["drafts"], tokens
+        )
     for i in range(len(table)):
         drafts = tokens[i] if engine["adapts_drafts"] else engine["drafts"]
         table[i]["spec_tokens"] = drafts if is_decode(table[i]) else 0
@@ -174,9 +177,9 @@ def iterate(engines: Engines, r: int, jobs: np.ndarray, records: np.ndarray, end
     engine, limits = engines.state[r], engines.limits[r]
     table, tokens = engines.tables[r, : engine["count"]], engines.tokens[r, : engine["count"]]
     if engine["sheds"]:
-        shed(engines.believed[r], table, engine["free_at_s"], limits)
+        shed(EngineModel(engines.believed[r], limits), table, engine["free_at_s"])
     _set_drafts(engines, r, table, tokens)
-    seconds, mix = form(engine["policy"], engines.believed[r], table, engine["free_at_s"], limits, tokens)
+    seconds, mix = form(engine["policy"], EngineModel(engines.believed[r], limits), table, engine["free_at_s"], tokens)
     if seconds <= 0.0:
         engine["free_at_s"] = math.inf
         return count

@@ -12,6 +12,7 @@ from numba import njit
 
 from planning.batch.classes import prefill_s
 from planning.deadlines import next_token_deadline_s, num_uncomputed_tokens
+from planning.engine import EngineModel
 from profiles.kernels import iteration_s
 from routing.fleet_state import SHARED, FleetState
 from routing.placement import NOWHERE, PLACEMENT, place
@@ -69,7 +70,9 @@ def look(fleet: Fleet) -> None:
 def latest_start_s(fleet: Fleet, job: int) -> float:
     """When the request has to start at the latest on an engine to itself."""
     row, now_s = fleet.rows[job], fleet.state[0]["now_s"]
-    return next_token_deadline_s(row, now_s) - prefill_s(fleet.engines.believed[0], row, fleet.engines.limits[0])
+    return next_token_deadline_s(row, now_s) - prefill_s(
+        EngineModel(fleet.engines.believed[0], fleet.engines.limits[0]), row
+    )
 
 
 @njit(cache=True)
@@ -244,10 +247,10 @@ def _outlook_holds(fleet: Fleet, r: int, row: np.void) -> bool:
     coef, limits = fleet.engines.believed[r], fleet.engines.limits[r]
     table, first_s = fleet.engines.tables[r, : count + 1], np.empty(count + 1)
     table[count] = row
-    if prefill_outlook(coef, table, start_s, limits, first_s) >= 0.0:
+    if prefill_outlook(EngineModel(coef, limits), table, start_s, first_s) >= 0.0:
         return True
     alone_s, holds = np.empty(count), next_token_deadline_s(row, start_s) >= first_s[count]
-    prefill_outlook(coef, table[:count], start_s, limits, alone_s)
+    prefill_outlook(EngineModel(coef, limits), table[:count], start_s, alone_s)
     for i in range(count):
         holds &= not alone_s[i] <= next_token_deadline_s(table[i], start_s) < first_s[i]
     return holds

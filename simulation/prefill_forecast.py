@@ -7,11 +7,12 @@ from numba import njit
 
 from planning.batch.prefill_only import form_prefill_batch
 from planning.deadlines import next_token_deadline_s, num_uncomputed_tokens
+from planning.engine import EngineModel
 from planning.forecast.rollout import mark_finished, run_tokens
 
 
 @njit(cache=True)
-def prefill_outlook(coef: np.ndarray, table: np.ndarray, start_s: float, limits: np.void, first_s: np.ndarray) -> float:
+def prefill_outlook(engine: EngineModel, table: np.ndarray, start_s: float, first_s: np.ndarray) -> float:
     """When each prompt of a prefill replica will be done (``first_s``, f8[rows]); returns the worst time to spare.
 
     Every request leaves with its first token: it decodes elsewhere. ``inf`` where a prompt can never run.
@@ -19,7 +20,7 @@ def prefill_outlook(coef: np.ndarray, table: np.ndarray, start_s: float, limits:
     copy, tokens, now_s, worst_s = table.copy(), np.zeros(len(table), dtype=np.int32), start_s, math.inf
     first_s[:] = math.inf
     while True:
-        seconds, _mix = form_prefill_batch(coef, copy, now_s, limits, tokens)
+        seconds, _mix = form_prefill_batch(engine, copy, now_s, tokens)
         if seconds <= 0.0:
             break
         now_s += seconds

@@ -9,6 +9,7 @@ from planning.batch.classes import is_decode
 from planning.batch.kv import PREEMPT, held_kv_tokens
 from planning.batch.slo import form_batch
 from planning.deadlines import dslo_due_s, num_uncomputed_tokens
+from planning.engine import EngineModel
 from planning.forecast.rollout import run_tokens
 from planning.limits import make_limits
 from planning.tables import request_table
@@ -89,18 +90,18 @@ class Replay:
     unfinished: int = 0
 
 
-def replay(coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, steps: int = 20_000) -> Replay:
+def replay(engine: EngineModel, table: np.ndarray, now_s: float, steps: int = 20_000) -> Replay:
     """Run ``table`` until everything has left, checking every batch on the way."""
     table, tokens, seen = table.copy(), np.zeros(len(table), dtype=np.int32), Replay()
     while steps > 0:
-        seconds, composition = form_batch(coef, table, now_s, limits, tokens)
+        seconds, composition = form_batch(engine, table, now_s, tokens)
         if seconds <= 0.0:
             break
-        check_batch(coef, table, limits, tokens, seconds, composition)
+        check_batch(engine, table, tokens, seconds, composition)
         end_s = now_s + seconds
         for row, count in zip(table, tokens, strict=True):
             due_s = dslo_due_s(row, now_s)
-            if count != 0 and run_tokens(row, int(count), float(limits["acceptance"]), True):
+            if count != 0 and run_tokens(row, int(count), float(engine.limits["acceptance"]), True):
                 seen.first_s.setdefault(int(row["id"]), end_s)
                 if num_uncomputed_tokens(row) <= 0:
                     due_s = min(due_s, float(row["deadline_s"]))
@@ -117,7 +118,7 @@ def note_late(seen: Replay, row: np.void, late_s: float) -> None:
 
 
 def check_batch(
-    coef: np.ndarray, table: np.ndarray, limits: np.void, tokens: np.ndarray, seconds: float, composition: np.ndarray
+    engine: EngineModel, table: np.ndarray, tokens: np.ndarray, seconds: float, composition: np.ndarray
 ) -> None:
     """The referee: budgets, KV blocks, sequences, whole decode steps, and the time by the model's own formula."""
     batch = kv = pairs = sequences = drafts = held = holders = 0.0
@@ -137,10 +138,10 @@ def check_batch(
             after = row["computed_tokens"] + max(
                 count, num_uncomputed_tokens(row) if num_uncomputed_tokens(row) > 1 else count
             )
-            held += math.ceil(after / limits["block_tokens"]) * limits["block_tokens"]
+            held += math.ceil(after / engine.limits["block_tokens"]) * engine.limits["block_tokens"]
             holders += 1
     assert list(composition) == [batch, kv, pairs, sequences, drafts]
-    assert batch <= limits["max_batch_tokens"], "token budget"
-    assert held <= limits["kv_capacity_tokens"], "KV capacity"
-    assert holders <= limits["max_running"], "sequences"
-    assert seconds == iteration_s(coef, batch, kv, pairs, sequences, drafts)
+    assert batch <= engine.limits["max_batch_tokens"], "token budget"
+    assert held <= engine.limits["kv_capacity_tokens"], "KV capacity"
+    assert holders <= engine.limits["max_running"], "sequences"
+    assert seconds == iteration_s(engine.coef, batch, kv, pairs, sequences, drafts)

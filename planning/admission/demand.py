@@ -11,7 +11,9 @@ from numba import njit
 
 from planning.batch.classes import is_decode
 from planning.deadlines import effective_tpot_s, next_token_deadline_s, num_uncomputed_tokens, remaining_tokens
-from profiles.kernels import K1_1, K1_2, K_ATT, K_KV, K_SEQ, attention_pairs, iteration_s
+from planning.engine import EngineModel
+from planning.tables import RequestTable
+from profiles.kernels import K1_1, K1_2, K_ATT, K_KV, K_SEQ, Coefficients, attention_pairs, iteration_s
 
 # Demand of requests already promised within one interval.
 DEMAND = np.dtype(
@@ -39,7 +41,7 @@ def due_tokens(row: np.void, start_s: float, by_s: float) -> float:
 
 @njit(cache=True)
 def fill_demand(
-    coef: np.ndarray, promised: np.ndarray, start_s: float, checkpoints_s: np.ndarray, demand: np.ndarray
+    coef: Coefficients, promised: RequestTable, start_s: float, checkpoints_s: np.ndarray, demand: np.ndarray
 ) -> None:
     """Demand of the ``promised`` requests between consecutive ``checkpoints_s`` (sorted, after ``start_s``)."""
     before = np.zeros(len(promised))
@@ -60,7 +62,7 @@ def fill_demand(
 
 @njit(cache=True)
 def prefill_budget_tokens(
-    coef: np.ndarray, span: np.void, levels: np.ndarray, counts: np.ndarray, longest_s: float
+    coef: Coefficients, span: np.void, levels: np.ndarray, counts: np.ndarray, longest_s: float
 ) -> float:
     """Prefill tokens to spare within one interval beside its demand and ``counts`` more decodes of each level.
 
@@ -86,13 +88,16 @@ def prefill_budget_tokens(
 
 
 @njit(cache=True)
-def longest_iteration_s(coef: np.ndarray, limits: np.void) -> float:
+def longest_iteration_s(engine: EngineModel) -> float:
     """What the executor's iterations may last: its own cap, or the time of a full batch of prefill."""
-    return min(limits["max_iteration_s"], iteration_s(coef, limits["max_batch_tokens"], 0.0, 0.0, 1.0, 0.0))
+    return min(
+        engine.limits["max_iteration_s"],
+        iteration_s(engine.coef, engine.limits["max_batch_tokens"], 0.0, 0.0, 1.0, 0.0),
+    )
 
 
 @njit(cache=True)
-def prefill_cost_tokens(coef: np.ndarray, row: np.void) -> float:
+def prefill_cost_tokens(coef: Coefficients, row: np.void) -> float:
     """Prefill work of the request in tokens of budget, its attention converted at the compute-bound slope."""
     todo = 0 if is_decode(row) else max(0, num_uncomputed_tokens(row))
     slope = max(coef[K1_1], coef[K1_2])

@@ -11,6 +11,7 @@ import numpy as np
 from numba import njit
 
 from planning.admission.demand import prefill_budget_tokens
+from profiles.kernels import Coefficients
 
 # One request in the order of prefill deadlines.
 ITEM = np.dtype(
@@ -47,7 +48,7 @@ def _sizes(items: np.ndarray, levels: int, kv_units: int) -> np.ndarray:
 
 @njit(cache=True)
 def _accrue(
-    coef: np.ndarray,
+    coef: Coefficients,
     span: np.void,
     levels: np.ndarray,
     longest_s: float,
@@ -98,7 +99,7 @@ def _accept(
 
 @njit(cache=True)
 def choose_set(
-    coef: np.ndarray,
+    coef: Coefficients,
     items: np.ndarray,
     spans: np.ndarray,
     levels: np.ndarray,

@@ -12,7 +12,9 @@ from planning.admission.demand import DEMAND, fill_demand, longest_iteration_s, 
 from planning.admission.dp import ITEM, choose_set
 from planning.batch.kv import held_kv_tokens
 from planning.deadlines import effective_tpot_s, next_token_deadline_s, num_uncomputed_tokens, remaining_tokens
-from planning.tables import TPOT_LEVEL
+from planning.engine import EngineModel
+from planning.tables import TPOT_LEVEL, RequestTable
+from profiles.kernels import Coefficients
 
 PROMISED, OPEN, CHOSEN, REFUSED = range(4)  # what a row of the table is to the choice
 KV_UNITS = 16
@@ -20,7 +22,7 @@ VALUE_UNITS = 32
 
 
 @njit(cache=True)
-def _levels(table: np.ndarray, options: np.ndarray, start_s: float, most: int) -> tuple[np.ndarray, np.ndarray]:
+def _levels(table: RequestTable, options: np.ndarray, start_s: float, most: int) -> tuple[np.ndarray, np.ndarray]:
     """At most ``most`` TPOT levels of the open requests and the level of each; a level stands for its tightest."""
     pace_s = np.empty(len(options))
     for j in range(len(options)):
@@ -40,7 +42,7 @@ def _levels(table: np.ndarray, options: np.ndarray, start_s: float, most: int) -
 
 
 @njit(cache=True)
-def _free_kv_tokens(table: np.ndarray, status: np.ndarray, limits: np.void) -> float:
+def _free_kv_tokens(table: RequestTable, status: np.ndarray, limits: np.void) -> float:
     """KV tokens beside what promised requests hold now or have asked for with their prompts."""
     free = limits["kv_capacity_tokens"] * (1.0 - limits["kv_headroom"])
     for i in range(len(table)):
@@ -52,8 +54,8 @@ def _free_kv_tokens(table: np.ndarray, status: np.ndarray, limits: np.void) -> f
 
 @njit(cache=True)
 def _items(
-    coef: np.ndarray,
-    table: np.ndarray,
+    coef: Coefficients,
+    table: RequestTable,
     rows: np.ndarray,
     status: np.ndarray,
     options: np.ndarray,
@@ -80,7 +82,7 @@ def _items(
 
 @njit(cache=True)
 def propose(
-    coef: np.ndarray, limits: np.void, table: np.ndarray, status: np.ndarray, options: np.ndarray, start_s: float
+    engine: EngineModel, table: RequestTable, status: np.ndarray, options: np.ndarray, start_s: float
 ) -> np.ndarray:
     """The DP's choice among ``options`` (sorted rows of ``table``): bool for each."""
     values = table["value"][options]
@@ -101,14 +103,14 @@ def propose(
     rows, due_s = rows[order], np.maximum(due_s[order], start_s)
     checkpoints_s = np.concatenate((due_s, due_s[-1] + longest * np.array([0.25, 0.5])))
     spans = np.zeros(len(checkpoints_s), dtype=DEMAND)
-    fill_demand(coef, table[status == PROMISED], start_s, checkpoints_s, spans)
-    free_tokens, asked_tokens = _free_kv_tokens(table, status, limits), 0.0
+    fill_demand(engine.coef, table[status == PROMISED], start_s, checkpoints_s, spans)
+    free_tokens, asked_tokens = _free_kv_tokens(table, status, engine.limits), 0.0
     for i in options:
         asked_tokens += table[i]["prompt_tokens"] + table[i]["emitted_tokens"] + remaining_tokens(table[i])
     unit_tokens = max(1.0, free_tokens / most_units) if asked_tokens > free_tokens else 0.0
-    items = _items(coef, table, rows, status, options, level_of, unit_tokens)
+    items = _items(engine.coef, table, rows, status, options, level_of, unit_tokens)
     units = most_units if unit_tokens > 0.0 else 0
-    bits = choose_set(coef, items, spans, levels, longest_iteration_s(coef, limits), units)
+    bits = choose_set(engine.coef, items, spans, levels, longest_iteration_s(engine), units)
     picked, bit = np.zeros(len(options), dtype=np.bool_), 0
     for pos in range(len(rows)):
         if status[rows[pos]] == OPEN:

@@ -11,7 +11,9 @@ import numpy as np
 
 from planning.admission.dp_inputs import OPEN, PROMISED, REFUSED
 from planning.admission.search import choose
+from planning.engine import EngineModel
 from planning.forecast.rollout import FORECAST, TOLERANCE_S
+from planning.tables import RequestTable
 
 
 class AdmitReason(StrEnum):
@@ -48,10 +50,9 @@ class AdmissionPlan:
 
 
 def plan_admission(
-    coef: np.ndarray,
-    limits: np.void,
-    running: np.ndarray,
-    new: np.ndarray,
+    engine: EngineModel,
+    running: RequestTable,
+    new: RequestTable,
     start_s: float,
     options: AdmissionOptions = AdmissionOptions(),
 ) -> AdmissionPlan:
@@ -64,9 +65,9 @@ def plan_admission(
     """
     first = len(running)
     table = np.concatenate((running, new))
-    status, reasons, forecast = _choose(coef, limits, table, first, start_s, False)
+    status, reasons, forecast = _choose(engine, table, first, start_s, False)
     if options.displace and (status[first:] == REFUSED).any():
-        other = _choose(coef, limits, table, first, start_s, True)
+        other = _choose(engine, table, first, start_s, True)
         if _is_better(table, other[0], status):
             status, reasons, forecast = other
     is_refused = status[first:] == REFUSED
@@ -80,7 +81,7 @@ def plan_admission(
 
 
 def _choose(
-    coef: np.ndarray, limits: np.void, table: np.ndarray, first: int, start_s: float, displace: bool
+    engine: EngineModel, table: RequestTable, first: int, start_s: float, displace: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Statuses, reason codes and forecast of every row; rows from ``first`` on are new."""
     status = np.full(len(table), PROMISED)
@@ -89,10 +90,10 @@ def _choose(
         has_begun = (table["emitted_tokens"] > 0) | (_prefill_tokens(table) <= 1)
         status[:first][~(has_begun | table["best_effort"])[:first]] = OPEN
     forecast = np.zeros(len(table), dtype=FORECAST)
-    return status, choose(coef, limits, table, status, start_s, forecast), forecast
+    return status, choose(engine, table, status, start_s, forecast), forecast
 
 
-def _is_better(table: np.ndarray, status: np.ndarray, other: np.ndarray) -> bool:
+def _is_better(table: RequestTable, status: np.ndarray, other: np.ndarray) -> bool:
     """Whether all that is kept by ``status`` is worth more than by ``other``, or as much for less prefill work."""
     kept, others = status != REFUSED, other != REFUSED
     gain = float(table["value"][kept].sum() - table["value"][others].sum())
@@ -101,7 +102,7 @@ def _is_better(table: np.ndarray, status: np.ndarray, other: np.ndarray) -> bool
     return bool(_prefill_tokens(table[kept]).sum() < _prefill_tokens(table[others]).sum())
 
 
-def _prefill_tokens(table: np.ndarray) -> np.ndarray:
+def _prefill_tokens(table: RequestTable) -> np.ndarray:
     """Tokens of every request that are not computed yet."""
     todo: np.ndarray = table["prompt_tokens"] + table["emitted_tokens"] - table["computed_tokens"]
     return todo

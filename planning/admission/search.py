@@ -10,7 +10,10 @@ from planning.admission.dp import MAX_CHOICES
 from planning.admission.dp_inputs import CHOSEN, OPEN, PROMISED, REFUSED, propose
 from planning.batch.classes import LATE_DECODE, LATE_PREFILL, classify
 from planning.deadlines import next_token_deadline_s, remaining_tokens
+from planning.engine import EngineModel
 from planning.forecast.rollout import FORECAST, TOLERANCE_S, forecast_requests
+from planning.tables import RequestTable
+from profiles.kernels import Coefficients
 
 # Reasons in kernels: positions in planning.admission.REASONS.
 ADMITTED, TTFT, TPOT, DEADLINE, BREAKS, KV_FULL, DISPLACED = range(7)
@@ -36,33 +39,33 @@ def why_unattainable(row: np.void, row_forecast: np.void, worst_s: float, peak_t
 
 @njit(cache=True)
 def forecast_subset(
-    coef: np.ndarray, limits: np.void, table: np.ndarray, is_in: np.ndarray, start_s: float, forecast: np.ndarray
+    engine: EngineModel, table: RequestTable, is_in: np.ndarray, start_s: float, forecast: np.ndarray
 ) -> tuple[float, float]:
     """Roll out the rows marked ``is_in``; fills their forecast in and returns the worst margin and the KV peak."""
     rows = np.flatnonzero(is_in)
     row_forecast = forecast[rows]
-    worst_s, peak_tokens = forecast_requests(coef, table[rows], start_s, limits, -TOLERANCE_S, row_forecast)
+    worst_s, peak_tokens = forecast_requests(engine, table[rows], start_s, -TOLERANCE_S, row_forecast)
     for pos in range(len(rows)):
         forecast[rows[pos]] = row_forecast[pos]
     return worst_s, peak_tokens
 
 
 @njit(cache=True)
-def mark_late(coef: np.ndarray, limits: np.void, table: np.ndarray, start_s: float, forecast: np.ndarray) -> None:
+def mark_late(engine: EngineModel, table: RequestTable, start_s: float, forecast: np.ndarray) -> None:
     """Mark those of the promised requests ``table`` as unattainable whose next deadline is out of reach already."""
     for i in range(len(table)):
         slack_s = next_token_deadline_s(table[i], start_s) - start_s
-        forecast[i]["unattainable"] = classify(coef, table[i], limits, slack_s) in (LATE_DECODE, LATE_PREFILL)
+        forecast[i]["unattainable"] = classify(engine, table[i], slack_s) in (LATE_DECODE, LATE_PREFILL)
 
 
 @njit(cache=True)
 def mark_unattainable(
-    coef: np.ndarray, limits: np.void, table: np.ndarray, status: np.ndarray, start_s: float, forecast: np.ndarray
+    engine: EngineModel, table: RequestTable, status: np.ndarray, start_s: float, forecast: np.ndarray
 ) -> bool:
     """Mark promised requests that will miss even if nothing more is promised; True when there are any."""
     rows = np.flatnonzero(status == PROMISED)
     row_forecast = np.zeros(len(rows), dtype=FORECAST)
-    forecast_requests(coef, table[rows], start_s, limits, -math.inf, row_forecast)
+    forecast_requests(engine, table[rows], start_s, -math.inf, row_forecast)
     found = False
     for pos in range(len(rows)):
         forecast[rows[pos]]["unattainable"] = row_forecast[pos]["margin_s"] < -TOLERANCE_S
@@ -72,15 +75,17 @@ def mark_unattainable(
 
 @njit(cache=True)
 def _is_attainable(
-    coef: np.ndarray, limits: np.void, table: np.ndarray, is_in: np.ndarray, start_s: float, forecast: np.ndarray
+    engine: EngineModel, table: RequestTable, is_in: np.ndarray, start_s: float, forecast: np.ndarray
 ) -> bool:
     """Whether everything marked ``is_in`` keeps its SLO and fits the KV cache."""
-    worst_s, peak_tokens = forecast_subset(coef, limits, table, is_in, start_s, forecast)
-    return worst_s >= -TOLERANCE_S and peak_tokens <= limits["kv_capacity_tokens"] * (1.0 - limits["kv_headroom"])
+    worst_s, peak_tokens = forecast_subset(engine, table, is_in, start_s, forecast)
+    return worst_s >= -TOLERANCE_S and peak_tokens <= engine.limits["kv_capacity_tokens"] * (
+        1.0 - engine.limits["kv_headroom"]
+    )
 
 
 @njit(cache=True)
-def _by_value_per_work(coef: np.ndarray, table: np.ndarray, options: np.ndarray) -> np.ndarray:
+def _by_value_per_work(coef: Coefficients, table: RequestTable, options: np.ndarray) -> np.ndarray:
     """Open requests, most value per work first (unit values: shortest first), ties by id."""
     weight = np.empty(len(options))
     for j in range(len(options)):
@@ -93,9 +98,8 @@ def _by_value_per_work(coef: np.ndarray, table: np.ndarray, options: np.ndarray)
 
 @njit(cache=True)
 def _try_every_set(
-    coef: np.ndarray,
-    limits: np.void,
-    table: np.ndarray,
+    engine: EngineModel,
+    table: RequestTable,
     status: np.ndarray,
     ranked: np.ndarray,
     start_s: float,
@@ -112,7 +116,7 @@ def _try_every_set(
         is_in = status == PROMISED
         for j in range(count):
             is_in[ranked[j]] = (bits >> j) & 1
-        if bits == 0 or _is_attainable(coef, limits, table, is_in, start_s, forecast):
+        if bits == 0 or _is_attainable(engine, table, is_in, start_s, forecast):
             for j in range(count):
                 status[ranked[j]] = CHOSEN if (bits >> j) & 1 else OPEN
             return
@@ -120,9 +124,8 @@ def _try_every_set(
 
 @njit(cache=True)
 def _take_dp_choice(
-    coef: np.ndarray,
-    limits: np.void,
-    table: np.ndarray,
+    engine: EngineModel,
+    table: RequestTable,
     status: np.ndarray,
     ranked: np.ndarray,
     start_s: float,
@@ -131,11 +134,11 @@ def _take_dp_choice(
     """Choose what the DP proposes, less the least preferred requests until the rest is attainable."""
     status[ranked[MAX_CHOICES:]] = REFUSED
     options = np.sort(ranked[:MAX_CHOICES])
-    picked = propose(coef, limits, table, status, options, start_s)
+    picked = propose(engine, table, status, options, start_s)
     is_in = status == PROMISED
     is_in[options[picked]] = True
     dearest = len(ranked)
-    while picked.any() and not _is_attainable(coef, limits, table, is_in, start_s, forecast):
+    while picked.any() and not _is_attainable(engine, table, is_in, start_s, forecast):
         dearest -= 1
         while not is_in[ranked[dearest]]:
             dearest -= 1
@@ -146,9 +149,8 @@ def _take_dp_choice(
 
 @njit(cache=True)
 def _fill_up(
-    coef: np.ndarray,
-    limits: np.void,
-    table: np.ndarray,
+    engine: EngineModel,
+    table: RequestTable,
     status: np.ndarray,
     ranked: np.ndarray,
     start_s: float,
@@ -162,8 +164,8 @@ def _fill_up(
         status[i] = CHOSEN
         row_forecast = forecast.copy()
         is_in = (status == PROMISED) | (status == CHOSEN)
-        worst_s, peak_tokens = forecast_subset(coef, limits, table, is_in, start_s, row_forecast)
-        reasons[i] = why_unattainable(table[i], row_forecast[i], worst_s, peak_tokens, limits)
+        worst_s, peak_tokens = forecast_subset(engine, table, is_in, start_s, row_forecast)
+        reasons[i] = why_unattainable(table[i], row_forecast[i], worst_s, peak_tokens, engine.limits)
         if reasons[i] == ADMITTED:
             forecast[:] = row_forecast
         else:
@@ -172,7 +174,7 @@ def _fill_up(
 
 @njit(cache=True)
 def choose(
-    coef: np.ndarray, limits: np.void, table: np.ndarray, status: np.ndarray, start_s: float, forecast: np.ndarray
+    engine: EngineModel, table: RequestTable, status: np.ndarray, start_s: float, forecast: np.ndarray
 ) -> np.ndarray:
     """Settle every ``OPEN`` row of ``table`` as ``CHOSEN`` or ``REFUSED`` beside the ``PROMISED`` ones (in ``status``).
 
@@ -182,26 +184,26 @@ def choose(
     """
     reasons, everyone = np.zeros(len(table), dtype=np.int64), np.ones(len(table), np.bool_)
     options = np.flatnonzero(status == OPEN)
-    mark_late(coef, limits, table, start_s, forecast)
+    mark_late(engine, table, start_s, forecast)
     is_late = forecast["unattainable"].copy()
     for i in options:
         forecast[i]["unattainable"] = False
-    if len(options) == 0 or _is_attainable(coef, limits, table, everyone, start_s, forecast):
+    if len(options) == 0 or _is_attainable(engine, table, everyone, start_s, forecast):
         status[options] = CHOSEN
         return reasons
-    has_unattainable = mark_unattainable(coef, limits, table, status, start_s, forecast)
-    if has_unattainable and _is_attainable(coef, limits, table, everyone, start_s, forecast):
+    has_unattainable = mark_unattainable(engine, table, status, start_s, forecast)
+    if has_unattainable and _is_attainable(engine, table, everyone, start_s, forecast):
         status[options] = CHOSEN
         return reasons
-    ranked = _by_value_per_work(coef, table, options)
+    ranked = _by_value_per_work(engine.coef, table, options)
     late, timely = ranked[is_late[ranked]], ranked[~is_late[ranked]]
     status[late] = REFUSED  # nothing could be promised to them
     if 1 < len(timely) <= EXHAUSTIVE:
-        _try_every_set(coef, limits, table, status, timely, start_s, forecast)
+        _try_every_set(engine, table, status, timely, start_s, forecast)
     elif len(timely) > EXHAUSTIVE:
-        _take_dp_choice(coef, limits, table, status, timely, start_s, forecast)
+        _take_dp_choice(engine, table, status, timely, start_s, forecast)
     status[late] = OPEN  # each is told why
-    _fill_up(coef, limits, table, status, ranked, start_s, forecast, reasons)
+    _fill_up(engine, table, status, ranked, start_s, forecast, reasons)
     if not (status == CHOSEN).any():
-        forecast_subset(coef, limits, table, status == PROMISED, start_s, forecast)
+        forecast_subset(engine, table, status == PROMISED, start_s, forecast)
     return reasons

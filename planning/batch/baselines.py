@@ -14,10 +14,12 @@ from planning.batch.classes import is_decode
 from planning.batch.composition import TOKENS, add_tokens, composition_s
 from planning.batch.kv import FREE_KV, FREE_SEQUENCES, PREEMPT, held_kv_tokens, reserve
 from planning.deadlines import next_token_deadline_s, num_uncomputed_tokens, remaining_tokens
+from planning.engine import EngineModel
+from planning.tables import RequestTable
 
 
 @njit(cache=True)
-def _victim(table: np.ndarray, order: np.ndarray, pos: int, only_spare: bool, tokens_out: np.ndarray) -> int:
+def _victim(table: RequestTable, order: np.ndarray, pos: int, only_spare: bool, tokens_out: np.ndarray) -> int:
     """The last request in the order behind ``pos`` that holds KV and is not in the batch; -1: there is none."""
     for behind in range(len(order) - 1, pos, -1):
         i = order[behind]
@@ -28,7 +30,7 @@ def _victim(table: np.ndarray, order: np.ndarray, pos: int, only_spare: bool, to
 
 @njit(cache=True)
 def _reserve(
-    table: np.ndarray,
+    table: RequestTable,
     order: np.ndarray,
     pos: int,
     tokens: int,
@@ -57,12 +59,12 @@ def _reserve(
 
 @njit(cache=True)
 def run_in_order(
-    coef: np.ndarray, table: np.ndarray, order: np.ndarray, limits: np.void, is_blind: bool, tokens_out: np.ndarray
+    engine: EngineModel, table: RequestTable, order: np.ndarray, is_blind: bool, tokens_out: np.ndarray
 ) -> tuple[float, np.ndarray]:
     """Give every request of ``order`` what it can use until the budget is spent; newcomers wait behind one another."""
-    block, free, composition = limits["block_tokens"], np.zeros(2, np.int64), np.zeros(5)
-    free[FREE_KV] = limits["kv_capacity_tokens"] // block * block
-    free[FREE_SEQUENCES] = limits["max_running"]
+    block, free, composition = engine.limits["block_tokens"], np.zeros(2, np.int64), np.zeros(5)
+    free[FREE_KV] = engine.limits["kv_capacity_tokens"] // block * block
+    free[FREE_SEQUENCES] = engine.limits["max_running"]
     for i in range(len(table)):
         tokens_out[i] = 0
         if table[i]["running"]:
@@ -71,7 +73,7 @@ def run_in_order(
     is_full = False
     for pos in range(len(order)):
         i = order[pos]
-        row, left = table[i], int(limits["max_batch_tokens"] - composition[TOKENS])
+        row, left = table[i], int(engine.limits["max_batch_tokens"] - composition[TOKENS])
         tokens = 1 + row["spec_tokens"] if is_decode(row) else min(num_uncomputed_tokens(row), left)
         if num_uncomputed_tokens(row) <= 0 or tokens_out[i] == PREEMPT or not 0 < tokens <= left:
             continue
@@ -82,11 +84,11 @@ def run_in_order(
             add_tokens(row, tokens, composition)
         elif not row["running"]:
             is_full = True
-    return composition_s(coef, composition), composition
+    return composition_s(engine.coef, composition), composition
 
 
 @njit(cache=True)
-def _sorted(first: np.ndarray, table: np.ndarray) -> np.ndarray:
+def _sorted(first: np.ndarray, table: RequestTable) -> np.ndarray:
     """Rows by ``first``, then by arrival, then in table order."""
     by_arrival = np.argsort(table["arrival_s"], kind="mergesort")
     return by_arrival[np.argsort(first[by_arrival], kind="mergesort")]
@@ -94,40 +96,40 @@ def _sorted(first: np.ndarray, table: np.ndarray) -> np.ndarray:
 
 @njit(cache=True)
 def form_arrival_order(
-    coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, tokens_out: np.ndarray
+    engine: EngineModel, table: RequestTable, now_s: float, tokens_out: np.ndarray
 ) -> tuple[float, np.ndarray]:
     """vLLM's own order: running requests, then newcomers, each by arrival; objectives are ignored."""
     first = np.zeros(len(table))
     for i in range(len(table)):
         first[i] = 0.0 if table[i]["running"] else 1.0
-    return run_in_order(coef, table, _sorted(first, table), limits, True, tokens_out)
+    return run_in_order(engine, table, _sorted(first, table), True, tokens_out)
 
 
 @njit(cache=True)
 def form_decode_first(
-    coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, tokens_out: np.ndarray
+    engine: EngineModel, table: RequestTable, now_s: float, tokens_out: np.ndarray
 ) -> tuple[float, np.ndarray]:
     """Sarathi-Serve: all decodes, then prompts under way, then newcomers, by arrival; objectives are ignored."""
     first = np.zeros(len(table))
     for i in range(len(table)):
         first[i] = 0.0 if is_decode(table[i]) else 1.0 if table[i]["running"] else 2.0
-    return run_in_order(coef, table, _sorted(first, table), limits, True, tokens_out)
+    return run_in_order(engine, table, _sorted(first, table), True, tokens_out)
 
 
 @njit(cache=True)
 def form_earliest_deadline_first(
-    coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, tokens_out: np.ndarray
+    engine: EngineModel, table: RequestTable, now_s: float, tokens_out: np.ndarray
 ) -> tuple[float, np.ndarray]:
     """By the deadline of the next token, attainable or not; best effort last."""
     first = np.zeros(len(table))
     for i in range(len(table)):
         first[i] = next_token_deadline_s(table[i], now_s)
-    return run_in_order(coef, table, _sorted(first, table), limits, False, tokens_out)
+    return run_in_order(engine, table, _sorted(first, table), False, tokens_out)
 
 
 @njit(cache=True)
 def form_shortest_job_first(
-    coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, tokens_out: np.ndarray
+    engine: EngineModel, table: RequestTable, now_s: float, tokens_out: np.ndarray
 ) -> tuple[float, np.ndarray]:
     """By the predicted seconds of work left, each request taken alone; best effort last."""
     first = np.zeros(len(table))
@@ -136,18 +138,18 @@ def form_shortest_job_first(
         alone = np.zeros(5)
         add_tokens(row, num_uncomputed_tokens(row), alone)
         step = np.array([1.0, row["computed_tokens"] + num_uncomputed_tokens(row), 0.0, 1.0, 0.0])
-        work_s = composition_s(coef, alone) + (remaining_tokens(row) - 1) * composition_s(coef, step)
+        work_s = composition_s(engine.coef, alone) + (remaining_tokens(row) - 1) * composition_s(engine.coef, step)
         first[i] = math.inf if row["best_effort"] else work_s
-    return run_in_order(coef, table, _sorted(first, table), limits, False, tokens_out)
+    return run_in_order(engine, table, _sorted(first, table), False, tokens_out)
 
 
 @njit(cache=True)
 def form_whole_prompts(
-    coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, tokens_out: np.ndarray
+    engine: EngineModel, table: RequestTable, now_s: float, tokens_out: np.ndarray
 ) -> tuple[float, np.ndarray]:
     """vLLM without chunked prefill: as many whole waiting prompts as fit the budget, decodes only where none waits."""
     prompts = np.empty(len(table), dtype=np.int64)
-    count, left = 0, limits["max_batch_tokens"]
+    count, left = 0, engine.limits["max_batch_tokens"]
     for i in np.argsort(table["arrival_s"].copy(), kind="mergesort"):
         todo = num_uncomputed_tokens(table[i])
         if todo <= 0 or is_decode(table[i]):
@@ -157,7 +159,7 @@ def form_whole_prompts(
         prompts[count] = i
         count, left = count + 1, left - todo
     if count > 0:
-        seconds, composition = run_in_order(coef, table, prompts[:count], limits, True, tokens_out)
+        seconds, composition = run_in_order(engine, table, prompts[:count], True, tokens_out)
         if seconds > 0.0:
             return seconds, composition
-    return form_arrival_order(coef, table, now_s, limits, tokens_out)
+    return form_arrival_order(engine, table, now_s, tokens_out)

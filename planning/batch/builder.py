@@ -8,6 +8,8 @@ from numba import njit
 from planning.batch.classes import IDLE, classify
 from planning.batch.kv import FREE_KV, FREE_SEQUENCES, PREEMPT, held_kv_tokens, reserve
 from planning.deadlines import next_token_deadline_s
+from planning.engine import EngineModel
+from planning.tables import RequestTable
 
 
 class BatchBuilder(NamedTuple):
@@ -23,17 +25,15 @@ class BatchBuilder(NamedTuple):
 
 
 @njit(cache=True)
-def classify_requests(
-    coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, builder: BatchBuilder
-) -> None:
+def classify_requests(engine: EngineModel, table: RequestTable, now_s: float, builder: BatchBuilder) -> None:
     """Sort the requests into kinds, measure their slack and what the engine has left; empties the batch."""
-    block_tokens = limits["block_tokens"]
-    builder.free[FREE_KV] = limits["kv_capacity_tokens"] // block_tokens * block_tokens
-    builder.free[FREE_SEQUENCES] = limits["max_running"]
+    block_tokens = engine.limits["block_tokens"]
+    builder.free[FREE_KV] = engine.limits["kv_capacity_tokens"] // block_tokens * block_tokens
+    builder.free[FREE_SEQUENCES] = engine.limits["max_running"]
     for i in range(len(table)):
         row = table[i]
         builder.slack_s[i] = next_token_deadline_s(row, now_s) - now_s
-        builder.kind[i] = classify(coef, row, limits, builder.slack_s[i])
+        builder.kind[i] = classify(engine, row, builder.slack_s[i])
         builder.counts[builder.kind[i]] += 1
         builder.tokens_out[i] = 0
         if row["running"]:
@@ -42,13 +42,13 @@ def classify_requests(
 
 
 @njit(cache=True)
-def _may_yield(table: np.ndarray, i: int, rank: int, builder: BatchBuilder) -> bool:
+def _may_yield(table: RequestTable, i: int, rank: int, builder: BatchBuilder) -> bool:
     """Whether request ``i`` holds KV, is not in the batch and is of kind ``rank`` or less entitled."""
     return table[i]["running"] and builder.tokens_out[i] == 0 and rank <= builder.kind[i] < IDLE
 
 
 @njit(cache=True)
-def _preempt_one(table: np.ndarray, rank: int, block_tokens: int, builder: BatchBuilder) -> None:
+def _preempt_one(table: RequestTable, rank: int, block_tokens: int, builder: BatchBuilder) -> None:
     """Take the KV cache of the least entitled, latest arrived request that may yield."""
     victim = -1
     for i in range(len(table)):
@@ -66,7 +66,7 @@ def _preempt_one(table: np.ndarray, rank: int, block_tokens: int, builder: Batch
 
 
 @njit(cache=True)
-def free_after_preemption(table: np.ndarray, rank: int, block_tokens: int, builder: BatchBuilder) -> np.ndarray:
+def free_after_preemption(table: RequestTable, rank: int, block_tokens: int, builder: BatchBuilder) -> np.ndarray:
     """What the engine would have left if every request that may yield to ``rank`` did."""
     most = builder.free.copy()
     for i in range(len(table)):
@@ -78,7 +78,7 @@ def free_after_preemption(table: np.ndarray, rank: int, block_tokens: int, build
 
 @njit(cache=True)
 def reserve_with_preemption(
-    table: np.ndarray, i: int, tokens: int, rank: int, block_tokens: int, builder: BatchBuilder
+    table: RequestTable, i: int, tokens: int, rank: int, block_tokens: int, builder: BatchBuilder
 ) -> bool:
     """Reserve room for ``tokens`` of request ``i``; preempts kinds ``rank`` and beyond, but never in vain."""
     builder.tokens_out[i] = tokens  # not its own victim

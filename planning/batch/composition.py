@@ -4,14 +4,15 @@ import numpy as np
 from numba import njit
 
 from planning.batch.classes import is_decode
-from profiles.kernels import attention_pairs, iteration_s
+from planning.tables import RequestTable
+from profiles.kernels import Coefficients, attention_pairs, iteration_s
 
 # Composition of a batch: the arguments of iteration_s.
 TOKENS, KV, PAIRS, SEQUENCES, DRAFT_TOKENS = range(5)
 
 
 @njit(cache=True)
-def composition_s(coef: np.ndarray, composition: np.ndarray) -> float:
+def composition_s(coef: Coefficients, composition: np.ndarray) -> float:
     """Seconds of a batch by its composition (tokens, KV tokens read, attention pairs, sequences, draft tokens)."""
     return iteration_s(
         coef,
@@ -46,7 +47,7 @@ def remove_decode(row: np.void, tokens: int, drafts: float, composition: np.ndar
 
 @njit(cache=True)
 def most_on_time_s(
-    coef: np.ndarray, table: np.ndarray, slack_s: np.ndarray, rows: np.ndarray, limit_s: float, all_s: float
+    coef: Coefficients, table: RequestTable, slack_s: np.ndarray, rows: np.ndarray, limit_s: float, all_s: float
 ) -> float:
     """How long an iteration may last where the decodes ``rows`` (by slack) cannot all run within the least slack.
 

@@ -10,6 +10,8 @@ from numba import njit
 from planning.batch.composition import TOKENS, add_tokens, composition_s
 from planning.batch.kv import FREE_KV, FREE_SEQUENCES, held_kv_tokens, reserve
 from planning.deadlines import next_token_deadline_s, num_uncomputed_tokens
+from planning.engine import EngineModel
+from planning.tables import RequestTable
 
 
 @njit(cache=True)
@@ -23,7 +25,7 @@ def chunk_within(left_tokens: int, batch_tokens: int, budget_tokens: int) -> int
 
 
 @njit(cache=True)
-def prefills_only(table: np.ndarray) -> bool:
+def prefills_only(table: RequestTable) -> bool:
     """Whether there is work and all of it ends with its first token."""
     has_work = False
     for i in range(len(table)):
@@ -35,7 +37,7 @@ def prefills_only(table: np.ndarray) -> bool:
 
 
 @njit(cache=True)
-def chunk_budget_tokens(table: np.ndarray, limits: np.void) -> int:
+def chunk_budget_tokens(table: RequestTable, limits: np.void) -> int:
     """Budget of ``chunk_within`` for a batch of these requests; without dynamic chunks it is ``max_batch_tokens``."""
     most = limits["max_batch_tokens"]
     return max(1, most // 2) if prefills_only(table) else most
@@ -43,26 +45,26 @@ def chunk_budget_tokens(table: np.ndarray, limits: np.void) -> int:
 
 @njit(cache=True)
 def form_prefill_batch(
-    coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, tokens_out: np.ndarray
+    engine: EngineModel, table: RequestTable, now_s: float, tokens_out: np.ndarray
 ) -> tuple[float, np.ndarray]:
     """An iteration of a prefill replica: prompts by deadline in dynamic chunks; see ``form_batch`` for the arguments.
 
     The budget is half of ``max_batch_tokens``, so that a merged last chunk stays within the engine's own limit.
     """
-    budget, composition, free = limits["max_batch_tokens"] // 2, np.zeros(5), np.zeros(2, np.int64)
-    free[FREE_KV] = limits["kv_capacity_tokens"] // limits["block_tokens"] * limits["block_tokens"]
-    free[FREE_SEQUENCES] = limits["max_running"]
+    budget, composition, free = engine.limits["max_batch_tokens"] // 2, np.zeros(5), np.zeros(2, np.int64)
+    free[FREE_KV] = engine.limits["kv_capacity_tokens"] // engine.limits["block_tokens"] * engine.limits["block_tokens"]
+    free[FREE_SEQUENCES] = engine.limits["max_running"]
     due_s = np.empty(len(table))
     for i in range(len(table)):
         due_s[i] = next_token_deadline_s(table[i], now_s)
         tokens_out[i] = 0
         if table[i]["running"]:
-            free[FREE_KV] -= held_kv_tokens(table[i], limits["block_tokens"])
+            free[FREE_KV] -= held_kv_tokens(table[i], engine.limits["block_tokens"])
             free[FREE_SEQUENCES] -= 1
     for i in np.argsort(due_s, kind="mergesort"):
         row = table[i]
         chunk = chunk_within(max(0, num_uncomputed_tokens(row)), int(composition[TOKENS]), budget)
-        if chunk > 0 and reserve(row, chunk, limits["block_tokens"], free):
+        if chunk > 0 and reserve(row, chunk, engine.limits["block_tokens"], free):
             tokens_out[i] = chunk
             add_tokens(row, chunk, composition)
-    return composition_s(coef, composition), composition
+    return composition_s(engine.coef, composition), composition

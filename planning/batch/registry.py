@@ -20,9 +20,11 @@ from planning.batch.baselines import (
 from planning.batch.prefill_only import form_prefill_batch
 from planning.batch.shedding import form_deadline_sized, form_decode_first_shed
 from planning.batch.slo import form_batch
+from planning.engine import EngineModel
+from planning.tables import RequestTable
 
-# (coefficients, request table, start of the iteration, limits, tokens_out) -> (predicted seconds, composition)
-FormBatch = Callable[[np.ndarray, np.ndarray, float, np.void, np.ndarray], tuple[float, np.ndarray]]
+# (engine, request table, start of the iteration, tokens_out) -> (predicted seconds, composition)
+FormBatch = Callable[[EngineModel, np.ndarray, float, np.ndarray], tuple[float, np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -75,23 +77,23 @@ def policy_code(name: str) -> int:
 
 @njit(cache=True)
 def form(
-    policy: int, coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, tokens_out: np.ndarray
+    policy: int, engine: EngineModel, table: RequestTable, now_s: float, tokens_out: np.ndarray
 ) -> tuple[float, np.ndarray]:
     """One iteration by the policy of this code; see ``planning.batch.slo.form_batch`` for what comes back."""
     if policy == SLO:
-        return form_batch(coef, table, now_s, limits, tokens_out)
+        return form_batch(engine, table, now_s, tokens_out)
     if policy == VLLM:
-        return form_arrival_order(coef, table, now_s, limits, tokens_out)
+        return form_arrival_order(engine, table, now_s, tokens_out)
     if policy == VLLM_WHOLE:
-        return form_whole_prompts(coef, table, now_s, limits, tokens_out)
+        return form_whole_prompts(engine, table, now_s, tokens_out)
     if policy == SARATHI:
-        return form_decode_first(coef, table, now_s, limits, tokens_out)
+        return form_decode_first(engine, table, now_s, tokens_out)
     if policy == SARATHI_SHED:
-        return form_decode_first_shed(coef, table, now_s, limits, tokens_out)
+        return form_decode_first_shed(engine, table, now_s, tokens_out)
     if policy == EDF:
-        return form_earliest_deadline_first(coef, table, now_s, limits, tokens_out)
+        return form_earliest_deadline_first(engine, table, now_s, tokens_out)
     if policy == EDF_SHED:
-        return form_deadline_sized(coef, table, now_s, limits, tokens_out)
+        return form_deadline_sized(engine, table, now_s, tokens_out)
     if policy == PREFILL:
-        return form_prefill_batch(coef, table, now_s, limits, tokens_out)
-    return form_shortest_job_first(coef, table, now_s, limits, tokens_out)
+        return form_prefill_batch(engine, table, now_s, tokens_out)
+    return form_shortest_job_first(engine, table, now_s, tokens_out)

@@ -9,30 +9,32 @@ from planning.batch.baselines import run_in_order
 from planning.batch.classes import LATE_DECODE, LATE_PREFILL, classify, is_decode
 from planning.batch.composition import KV, SEQUENCES, TOKENS, add_tokens, composition_s
 from planning.deadlines import next_token_deadline_s, num_uncomputed_tokens
+from planning.engine import EngineModel
+from planning.tables import RequestTable
 from profiles.kernels import max_prefill_tokens
 
 FILLER_S = 0.05  # iterations without a waiting prompt that has an objective are no longer than this
 
 
 @njit(cache=True)
-def shed(coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void) -> None:
+def shed(engine: EngineModel, table: RequestTable, now_s: float) -> None:
     """Make best effort of every request that can no longer meet its next deadline, however the engine tried."""
     for i in range(len(table)):
         row = table[i]
         if not row["best_effort"] and num_uncomputed_tokens(row) > 0:
-            kind = classify(coef, row, limits, next_token_deadline_s(row, now_s) - now_s)
+            kind = classify(engine, row, next_token_deadline_s(row, now_s) - now_s)
             row["best_effort"] = kind in (LATE_DECODE, LATE_PREFILL)
 
 
 @njit(cache=True)
 def _run_within(
-    coef: np.ndarray, table: np.ndarray, order: np.ndarray, limits: np.void, tokens: int, tokens_out: np.ndarray
+    engine: EngineModel, table: RequestTable, order: np.ndarray, tokens: int, tokens_out: np.ndarray
 ) -> tuple[float, np.ndarray]:
     """``run_in_order`` with a token budget of this iteration's own (a kernel cannot copy a record: it is put back)."""
-    budget = limits["max_batch_tokens"]
-    limits["max_batch_tokens"] = max(1, min(tokens, budget))
-    seconds, composition = run_in_order(coef, table, order, limits, False, tokens_out)
-    limits["max_batch_tokens"] = budget
+    budget = engine.limits["max_batch_tokens"]
+    engine.limits["max_batch_tokens"] = max(1, min(tokens, budget))
+    seconds, composition = run_in_order(engine, table, order, False, tokens_out)
+    engine.limits["max_batch_tokens"] = budget
     return seconds, composition
 
 
@@ -45,7 +47,7 @@ def _in_order(keys: np.ndarray, then: np.ndarray) -> np.ndarray:
 
 @njit(cache=True)
 def form_decode_first_shed(
-    coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, tokens_out: np.ndarray
+    engine: EngineModel, table: RequestTable, now_s: float, tokens_out: np.ndarray
 ) -> tuple[float, np.ndarray]:
     """Sarathi-Serve that has shed its hopeless requests: they come after everyone else, in the same fixed budget."""
     keys, then = np.zeros(len(table)), np.zeros(len(table))
@@ -54,12 +56,12 @@ def form_decode_first_shed(
         keys[i] = 0.0 if is_decode(row) else 1.0 if row["running"] else 2.0
         keys[i] += 3.0 if row["best_effort"] else 0.0
         then[i] = row["arrival_s"]
-    return run_in_order(coef, table, _in_order(keys, then), limits, False, tokens_out)
+    return run_in_order(engine, table, _in_order(keys, then), False, tokens_out)
 
 
 @njit(cache=True)
 def form_deadline_sized(
-    coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, tokens_out: np.ndarray
+    engine: EngineModel, table: RequestTable, now_s: float, tokens_out: np.ndarray
 ) -> tuple[float, np.ndarray]:
     """EDF that has shed its hopeless requests, in iterations as long as the tightest running deadline allows.
 
@@ -67,7 +69,7 @@ def form_deadline_sized(
     """
     rows, everyone = len(table), np.zeros(5)
     slack_s, keys = np.empty(rows), np.zeros(rows)
-    limit_s, prefill_s, cached = limits["max_iteration_s"], math.inf, 0
+    limit_s, prefill_s, cached = engine.limits["max_iteration_s"], math.inf, 0
     for i in range(rows):
         row = table[i]
         slack_s[i] = next_token_deadline_s(row, now_s) - now_s
@@ -77,7 +79,7 @@ def form_deadline_sized(
         elif num_uncomputed_tokens(row) > 0 and not is_decode(row):
             prefill_s = min(prefill_s, slack_s[i])
             cached = max(cached, row["computed_tokens"])
-    horizon_s = limit_s + composition_s(coef, everyone) if prefill_s < math.inf else math.inf
+    horizon_s = limit_s + composition_s(engine.coef, everyone) if prefill_s < math.inf else math.inf
     for i in range(rows):
         if table[i]["best_effort"]:
             keys[i] = 3.0 if is_decode(table[i]) else 4.0
@@ -87,6 +89,8 @@ def form_deadline_sized(
             keys[i] = 1.0
     # The first prompt's token must not wait for what is placed behind it; filler must not keep newcomers waiting.
     limit_s = min(limit_s, prefill_s if prefill_s < math.inf else FILLER_S)
-    chunk = max_prefill_tokens(coef, limit_s, everyone[TOKENS], everyone[KV], 0.0, everyone[SEQUENCES], 0.0, cached)
+    chunk = max_prefill_tokens(
+        engine.coef, limit_s, everyone[TOKENS], everyone[KV], 0.0, everyone[SEQUENCES], 0.0, cached
+    )
     order = _in_order(keys, slack_s)
-    return _run_within(coef, table, order, limits, int(everyone[TOKENS] + chunk), tokens_out)
+    return _run_within(engine, table, order, int(everyone[TOKENS] + chunk), tokens_out)

@@ -35,7 +35,9 @@ from planning.batch.composition import (
 from planning.batch.kv import FREE_KV, blocks_tokens, reserve
 from planning.batch.prefill_only import chunk_budget_tokens, chunk_within
 from planning.deadlines import effective_tpot_s, num_uncomputed_tokens
+from planning.engine import EngineModel
 from planning.forecast.lockstep import DECODE_STATE, fill_decode_state, run_lockstep
+from planning.tables import RequestTable
 from profiles.kernels import iteration_s, max_prefill_tokens
 
 # How far the prefills of a kind were served.
@@ -43,11 +45,11 @@ ALL_SERVED, OUT_OF_ROOM, OUT_OF_TIME = range(3)
 
 
 @njit(cache=True)
-def _chunk_tokens(coef: np.ndarray, row: np.void, limit_s: float, limits: np.void, builder: BatchBuilder) -> int:
+def _chunk_tokens(engine: EngineModel, row: np.void, limit_s: float, builder: BatchBuilder) -> int:
     """Largest prefill chunk of the request that keeps the batch within ``limit_s`` and the engine's token limit."""
     composition, todo = builder.composition, num_uncomputed_tokens(row)
     room = max_prefill_tokens(
-        coef,
+        engine.coef,
         limit_s,
         composition[TOKENS],
         composition[KV],
@@ -57,11 +59,11 @@ def _chunk_tokens(coef: np.ndarray, row: np.void, limit_s: float, limits: np.voi
         row["computed_tokens"],
     )
     chunk = chunk_within(todo, int(composition[TOKENS]), builder.chunk_budget)
-    return min(todo, chunk, room, int(limits["max_batch_tokens"] - composition[TOKENS]))
+    return min(todo, chunk, room, int(engine.limits["max_batch_tokens"] - composition[TOKENS]))
 
 
 @njit(cache=True)
-def _by_work(table: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def _by_work(table: RequestTable, rows: np.ndarray) -> np.ndarray:
     """Rows by work to do, then by id. O(n log n): both sorts are stable."""
     by_id = rows[np.argsort(table["id"][rows], kind="mergesort")]
     todo = np.empty(len(rows), dtype=np.int64)
@@ -71,7 +73,7 @@ def _by_work(table: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 @njit(cache=True)
-def _by_slack(table: np.ndarray, builder: BatchBuilder, kind: int) -> np.ndarray:
+def _by_slack(table: RequestTable, builder: BatchBuilder, kind: int) -> np.ndarray:
     """Rows of one kind, least slack first; ties by work to do, then by id, so that table order decides nothing."""
     rows = _rows_of(builder, kind)
     rows = rows[np.argsort(builder.slack_s[rows], kind="mergesort")] if len(rows) > 1 else rows
@@ -98,9 +100,8 @@ def _rows_of(builder: BatchBuilder, kind: int) -> np.ndarray:
 
 @njit(cache=True)
 def _take_decodes(
-    coef: np.ndarray,
-    table: np.ndarray,
-    limits: np.void,
+    engine: EngineModel,
+    table: RequestTable,
     limit_s: float,
     rank: int,
     rows: np.ndarray,
@@ -118,32 +119,36 @@ def _take_decodes(
         tokens = 1 + row["spec_tokens"]
         drafts, is_first = composition[DRAFT_TOKENS], composition[TOKENS] == 0
         add_tokens(row, tokens, composition)
-        is_over = composition[TOKENS] > limits["max_batch_tokens"] or composition_s(coef, composition) > limit_s
+        is_over = (
+            composition[TOKENS] > engine.limits["max_batch_tokens"] or composition_s(engine.coef, composition) > limit_s
+        )
         if is_over and not is_first:
             remove_decode(row, tokens, drafts, composition)
             return
-        if reserve(row, tokens, limits["block_tokens"], builder.free):
+        if reserve(row, tokens, engine.limits["block_tokens"], builder.free):
             builder.tokens_out[i] = tokens
-        elif rank == IDLE or not reserve_with_preemption(table, i, tokens, rank, limits["block_tokens"], builder):
+        elif rank == IDLE or not reserve_with_preemption(
+            table, i, tokens, rank, engine.limits["block_tokens"], builder
+        ):
             remove_decode(row, tokens, drafts, composition)
 
 
 @njit(cache=True)
 def _take_prefills(
-    coef: np.ndarray, table: np.ndarray, limits: np.void, limit_s: float, rank: int, kind: int, builder: BatchBuilder
+    engine: EngineModel, table: RequestTable, limit_s: float, rank: int, kind: int, builder: BatchBuilder
 ) -> tuple[float, int]:
     """Add prefill chunks of one kind by deadline; returns the iteration's limit after it and how far they were served.
 
     A first token must not wait for what is placed behind it beyond its own deadline less the guard: the limit falls to
     that.
     """
-    composition, served, block_tokens = builder.composition, ALL_SERVED, limits["block_tokens"]
+    composition, served, block_tokens = builder.composition, ALL_SERVED, engine.limits["block_tokens"]
     most = builder.free[:0]  # what preemption could yield; empty: not known
     for i in _by_slack(table, builder, kind):
         row = table[i]
         if builder.tokens_out[i] != 0:
             continue
-        chunk = _chunk_tokens(coef, row, limit_s, limits, builder)
+        chunk = _chunk_tokens(engine, row, limit_s, builder)
         if chunk <= 0:
             return limit_s, OUT_OF_TIME
         has_room = reserve(row, chunk, block_tokens, builder.free)
@@ -159,19 +164,20 @@ def _take_prefills(
         if chunk < num_uncomputed_tokens(row):
             return limit_s, OUT_OF_TIME
         if kind == PREFILL:
-            limit_s = min(limit_s, max(builder.slack_s[i] / (1.0 + limits["guard"]), composition_s(coef, composition)))
+            limit_s = min(
+                limit_s,
+                max(builder.slack_s[i] / (1.0 + engine.limits["guard"]), composition_s(engine.coef, composition)),
+            )
     return limit_s, served
 
 
 @njit(cache=True)
-def _future_margin_s(
-    coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, builder: BatchBuilder
-) -> float:
+def _future_margin_s(engine: EngineModel, table: RequestTable, now_s: float, builder: BatchBuilder) -> float:
     """By how much this batch may be prolonged without ever costing an attainable request its SLO.
 
     Requests are looked at as they will be after the batch; the rest of their decoding runs in lockstep.
     """
-    end_s = now_s + composition_s(coef, builder.composition)
+    end_s = now_s + composition_s(engine.coef, builder.composition)
     decodes = np.zeros(len(table), dtype=DECODE_STATE)
     count, margin_s = 0, math.inf
     for i in range(len(table)):
@@ -179,7 +185,7 @@ def _future_margin_s(
         if kind > PREFILL or (kind == PREFILL and builder.tokens_out[i] == 0):
             continue
         decode = decodes[count]
-        fill_decode_state(decode, row, end_s, limits["acceptance"])
+        fill_decode_state(decode, row, end_s, engine.limits["acceptance"])
         if kind == PREFILL:
             decode["kv_tokens"] += num_uncomputed_tokens(row) - 1
         if builder.tokens_out[i] > 0:
@@ -191,14 +197,12 @@ def _future_margin_s(
             count += 1
         else:
             margin_s = min(margin_s, decode["deadline_s"] - end_s)
-    worst_s, _peak, _first = run_lockstep(coef, decodes[:count], end_s, limits["block_tokens"])
+    worst_s, _peak, _first = run_lockstep(engine.coef, decodes[:count], end_s, engine.limits["block_tokens"])
     return min(margin_s, worst_s)
 
 
 @njit(cache=True)
-def _take_due_decodes(
-    coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, builder: BatchBuilder
-) -> float:
+def _take_due_decodes(engine: EngineModel, table: RequestTable, now_s: float, builder: BatchBuilder) -> float:
     """Add the decodes that cannot wait for the next iteration; returns how long this one may last.
 
     That is the least slack of any running decode, less the guard: were the iteration ``guard`` times longer than it is
@@ -207,34 +211,39 @@ def _take_due_decodes(
     due one after the other leave prefills nothing but slivers, those that run together leave them whole iterations.
     None has to wait when no prefill wants the time.
     """
-    everyone, least_s, pace_s, stretch = np.zeros(5), math.inf, limits["max_iteration_s"], 1.0 + limits["guard"]
+    everyone, least_s, pace_s, stretch = (
+        np.zeros(5),
+        math.inf,
+        engine.limits["max_iteration_s"],
+        1.0 + engine.limits["guard"],
+    )
     for i in range(len(table)):
         if builder.kind[i] == DECODE:
             add_tokens(table[i], 1 + table[i]["spec_tokens"], everyone)
             least_s = min(least_s, builder.slack_s[i])
             pace_s = min(pace_s, effective_tpot_s(table[i], now_s))
-    all_s = composition_s(coef, everyone)
-    limit_s = min(limits["max_iteration_s"], max(least_s / stretch, min(least_s, all_s)))
+    all_s = composition_s(engine.coef, everyone)
+    limit_s = min(engine.limits["max_iteration_s"], max(least_s / stretch, min(least_s, all_s)))
     horizon_s = stretch * (limit_s + max(all_s, pace_s)) if builder.counts[PREFILL] > 0 else math.inf
-    has_room = builder.free[FREE_KV] >= builder.counts[DECODE] * limits["block_tokens"] + everyone[TOKENS]
-    fits = has_room and all_s <= limit_s and everyone[TOKENS] <= limits["max_batch_tokens"]
+    has_room = builder.free[FREE_KV] >= builder.counts[DECODE] * engine.limits["block_tokens"] + everyone[TOKENS]
+    fits = has_room and all_s <= limit_s and everyone[TOKENS] <= engine.limits["max_batch_tokens"]
     rows = _rows_of(builder, DECODE) if fits else _by_slack(table, builder, DECODE)
     if all_s > limit_s and has_room and len(rows) > 1:
         limit_s = min(
-            limits["max_iteration_s"], most_on_time_s(coef, table, builder.slack_s[rows], rows, limit_s, all_s)
+            engine.limits["max_iteration_s"],
+            most_on_time_s(engine.coef, table, builder.slack_s[rows], rows, limit_s, all_s),
         )
         horizon_s = max(horizon_s, limit_s + all_s)
     due = rows[builder.slack_s[rows] < horizon_s] if horizon_s < math.inf else rows
-    _take_decodes(coef, table, limits, limit_s, LATE_DECODE, due, builder)
+    _take_decodes(engine, table, limit_s, LATE_DECODE, due, builder)
     return limit_s
 
 
 @njit(cache=True)
 def _fill(
-    coef: np.ndarray,
-    table: np.ndarray,
+    engine: EngineModel,
+    table: RequestTable,
     now_s: float,
-    limits: np.void,
     limit_s: float,
     best_effort_s: float,
     is_served: bool,
@@ -246,13 +255,13 @@ def _fill(
     an iteration that is not longer than that beyond an empty one. Only ``best_effort_s`` is theirs in any case, and all
     there is while attainable prefills are not all served.
     """
-    used_s, empty_s = composition_s(coef, builder.composition), iteration_s(coef, 1.0, 0.0, 0.0, 1.0, 0.0)
-    margin_s = _future_margin_s(coef, table, now_s, limits, builder) if is_served else 0.0
-    margin_s = max(0.0, (margin_s - limits["guard"] * used_s) / (1.0 + limits["guard"]))
+    used_s, empty_s = composition_s(engine.coef, builder.composition), iteration_s(engine.coef, 1.0, 0.0, 0.0, 1.0, 0.0)
+    margin_s = _future_margin_s(engine, table, now_s, builder) if is_served else 0.0
+    margin_s = max(0.0, (margin_s - engine.limits["guard"] * used_s) / (1.0 + engine.limits["guard"]))
     limit_s = min(limit_s + best_effort_s, used_s + max(best_effort_s, margin_s))
-    filler_s = limits["filler"] * empty_s
+    filler_s = engine.limits["filler"] * empty_s
     decode_limit_s = min(limit_s, max(used_s, empty_s) + max(best_effort_s, filler_s))
-    _take_decodes(coef, table, limits, decode_limit_s, SPARE_DECODE, _by_slack(table, builder, LATE_DECODE), builder)
+    _take_decodes(engine, table, decode_limit_s, SPARE_DECODE, _by_slack(table, builder, LATE_DECODE), builder)
     pace_s = math.inf
     for i in range(len(table)):
         if builder.kind[i] == LATE_DECODE and builder.tokens_out[i] > 0:
@@ -260,22 +269,24 @@ def _fill(
     # Late decodes keep their pace as far as prefills beside them still get half of the iteration.
     limit_s = min(
         limit_s,
-        max(pace_s, 2 * composition_s(coef, builder.composition)),
+        max(pace_s, 2 * composition_s(engine.coef, builder.composition)),
         max(empty_s + filler_s, used_s + best_effort_s),
     )
-    _limit_s, served = _take_prefills(coef, table, limits, limit_s, SPARE_DECODE, LATE_PREFILL, builder)
-    _take_decodes(coef, table, limits, decode_limit_s, IDLE, _rows_of(builder, SPARE_DECODE), builder)
+    _limit_s, served = _take_prefills(engine, table, limit_s, SPARE_DECODE, LATE_PREFILL, builder)
+    _take_decodes(engine, table, decode_limit_s, IDLE, _rows_of(builder, SPARE_DECODE), builder)
     if served == ALL_SERVED:
-        _take_prefills(coef, table, limits, limit_s, IDLE, SPARE_PREFILL, builder)
+        _take_prefills(engine, table, limit_s, IDLE, SPARE_PREFILL, builder)
 
 
 @njit(cache=True)
-def _ensure_progress(coef: np.ndarray, table: np.ndarray, limits: np.void, builder: BatchBuilder) -> None:
+def _ensure_progress(engine: EngineModel, table: RequestTable, builder: BatchBuilder) -> None:
     """Some request always makes progress: the most entitled one that fits the KV cache, whoever has to yield."""
     leader = -1
     for i in range(len(table)):
-        kv_tokens = blocks_tokens(table[i]["computed_tokens"] + num_uncomputed_tokens(table[i]), limits["block_tokens"])
-        if builder.kind[i] == IDLE or kv_tokens > limits["kv_capacity_tokens"]:
+        kv_tokens = blocks_tokens(
+            table[i]["computed_tokens"] + num_uncomputed_tokens(table[i]), engine.limits["block_tokens"]
+        )
+        if builder.kind[i] == IDLE or kv_tokens > engine.limits["kv_capacity_tokens"]:
             continue
         if leader < 0 or (builder.kind[i], builder.slack_s[i]) < (builder.kind[leader], builder.slack_s[leader]):
             leader = i
@@ -284,14 +295,14 @@ def _ensure_progress(coef: np.ndarray, table: np.ndarray, limits: np.void, build
     row = table[leader]
     tokens = 1 + row["spec_tokens"]
     if not is_decode(row):
-        tokens = max(1, _chunk_tokens(coef, row, limits["max_iteration_s"], limits, builder))
-    if reserve_with_preemption(table, leader, tokens, DECODE, limits["block_tokens"], builder):
+        tokens = max(1, _chunk_tokens(engine, row, engine.limits["max_iteration_s"], builder))
+    if reserve_with_preemption(table, leader, tokens, DECODE, engine.limits["block_tokens"], builder):
         add_tokens(row, tokens, builder.composition)
 
 
 @njit(cache=True)
 def form_batch(
-    coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, tokens_out: np.ndarray
+    engine: EngineModel, table: RequestTable, now_s: float, tokens_out: np.ndarray
 ) -> tuple[float, np.ndarray]:
     """Fill ``tokens_out`` (i4[rows]) with the tokens each request runs in the iteration that starts at ``now_s``.
 
@@ -301,18 +312,18 @@ def form_batch(
     """
     rows = len(table)
     count = np.zeros(IDLE + 1, np.int64)
-    budget = chunk_budget_tokens(table, limits)
+    budget = chunk_budget_tokens(table, engine.limits)
     free, composition = np.zeros(2, np.int64), np.zeros(5)
     builder = BatchBuilder(np.empty(rows, np.int64), count, np.empty(rows), free, composition, tokens_out, budget)
-    classify_requests(coef, table, now_s, limits, builder)
-    limit_s = _take_due_decodes(coef, table, now_s, limits, builder)
+    classify_requests(engine, table, now_s, builder)
+    limit_s = _take_due_decodes(engine, table, now_s, builder)
     has_spare, has_late = count[SPARE_DECODE] + count[SPARE_PREFILL] > 0, count[LATE_DECODE] + count[LATE_PREFILL] > 0
-    best_effort_s = limit_s * limits["best_effort_share"] if has_spare else 0.0
-    limit_s, served = _take_prefills(coef, table, limits, limit_s - best_effort_s, LATE_DECODE, PREFILL, builder)
+    best_effort_s = limit_s * engine.limits["best_effort_share"] if has_spare else 0.0
+    limit_s, served = _take_prefills(engine, table, limit_s - best_effort_s, LATE_DECODE, PREFILL, builder)
     if served != OUT_OF_TIME and count[PREFILL] > 0:
-        _take_decodes(coef, table, limits, limit_s, LATE_DECODE, _by_slack(table, builder, DECODE), builder)
+        _take_decodes(engine, table, limit_s, LATE_DECODE, _by_slack(table, builder, DECODE), builder)
     if has_spare or has_late:
-        _fill(coef, table, now_s, limits, limit_s, best_effort_s, served == ALL_SERVED, builder)
+        _fill(engine, table, now_s, limit_s, best_effort_s, served == ALL_SERVED, builder)
     if builder.composition[TOKENS] == 0 and count[IDLE] < rows:
-        _ensure_progress(coef, table, limits, builder)
-    return composition_s(coef, builder.composition), builder.composition
+        _ensure_progress(engine, table, builder)
+    return composition_s(engine.coef, builder.composition), builder.composition

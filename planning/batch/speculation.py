@@ -12,9 +12,10 @@ from numba import njit
 
 from planning.batch.classes import decode_s, is_decode
 from planning.deadlines import effective_tpot_s, next_token_deadline_s
+from planning.engine import EngineModel
 from planning.forecast.lockstep import accepted_tokens
-from planning.tables import TPOT_LEVEL
-from profiles.kernels import max_prefill_tokens
+from planning.tables import TPOT_LEVEL, RequestTable
+from profiles.kernels import Coefficients, max_prefill_tokens
 
 MAX_LEVELS = 4
 TIGHTEST = 0.5  # a request that fell behind is given at most this part of its TPOT per token, to catch up
@@ -36,7 +37,7 @@ def drafts_to_keep_up(step_s: float, tpot_s: float, acceptance: float, max_draft
 
 @njit(cache=True)
 def _prefill_rate(
-    coef: np.ndarray, limits: np.void, levels: np.ndarray, counts: np.ndarray, drafts: np.ndarray, step_s: float
+    engine: EngineModel, levels: np.ndarray, counts: np.ndarray, drafts: np.ndarray, step_s: float
 ) -> float:
     """Prefill tokens per second that a step of ``step_s`` has room for beside all decodes and their drafts."""
     tokens, kv_tokens, sequences, deepest = 0.0, 0.0, 0.0, 0.0
@@ -46,13 +47,13 @@ def _prefill_rate(
         sequences += counts[level]
         if counts[level] > 0:
             deepest = max(deepest, float(drafts[level]))
-    chunk = max_prefill_tokens(coef, step_s, tokens, kv_tokens, 0.0, sequences, deepest, 0.0)
-    return min(chunk, limits["max_batch_tokens"] - tokens) / step_s
+    chunk = max_prefill_tokens(engine.coef, step_s, tokens, kv_tokens, 0.0, sequences, deepest, 0.0)
+    return min(chunk, engine.limits["max_batch_tokens"] - tokens) / step_s
 
 
 @njit(cache=True)
 def plan_speculation(
-    coef: np.ndarray, limits: np.void, levels: np.ndarray, counts: np.ndarray, max_drafts: int, drafts: np.ndarray
+    engine: EngineModel, levels: np.ndarray, counts: np.ndarray, max_drafts: int, drafts: np.ndarray
 ) -> float:
     """Fill ``drafts`` (i8[L]) in for ``counts`` decodes of each level (LEVEL[L]); returns the step in seconds.
 
@@ -65,15 +66,17 @@ def plan_speculation(
         for depth in range(max_drafts + 1):
             if counts[leader] == 0:
                 continue
-            step_s = levels[leader]["tpot_s"] * accepted_tokens(depth, limits["acceptance"])
-            step_s = min(step_s, limits["max_iteration_s"])
+            step_s = levels[leader]["tpot_s"] * accepted_tokens(depth, engine.limits["acceptance"])
+            step_s = min(step_s, engine.limits["max_iteration_s"])
             keeps_up = True
             for level in range(len(levels)):
-                trial[level] = drafts_to_keep_up(step_s, levels[level]["tpot_s"], limits["acceptance"], max_drafts)
+                trial[level] = drafts_to_keep_up(
+                    step_s, levels[level]["tpot_s"], engine.limits["acceptance"], max_drafts
+                )
                 keeps_up &= trial[level] != UNREACHABLE or counts[level] == 0
             if not keeps_up:
                 continue
-            rate = _prefill_rate(coef, limits, levels, counts, trial, step_s)
+            rate = _prefill_rate(engine, levels, counts, trial, step_s)
             if rate > best_rate * (1.0 + 1e-9):
                 best_rate, best_step_s = rate, step_s
                 drafts[:] = np.maximum(trial, 0)
@@ -94,7 +97,7 @@ def tightened_tpot_s(row: np.void, now_s: float, step_s: float) -> float:
 
 @njit(cache=True)
 def _fill_levels(
-    coef: np.ndarray, table: np.ndarray, now_s: float, max_drafts: int, levels: np.ndarray, counts: np.ndarray
+    coef: Coefficients, table: RequestTable, now_s: float, max_drafts: int, levels: np.ndarray, counts: np.ndarray
 ) -> int:
     """Sort decodes into levels of TPOT, each standing for its tightest; returns how many levels there are.
 
@@ -124,7 +127,7 @@ def _fill_levels(
 
 @njit(cache=True)
 def plan_drafts(
-    coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, max_drafts: int, drafts_out: np.ndarray
+    engine: EngineModel, table: RequestTable, now_s: float, max_drafts: int, drafts_out: np.ndarray
 ) -> float:
     """Draft tokens for every decode of ``table`` (i4[rows], 0 elsewhere); returns the step they are planned for.
 
@@ -133,16 +136,16 @@ def plan_drafts(
     """
     drafts_out[:] = 0
     levels, counts = np.zeros(MAX_LEVELS, dtype=TPOT_LEVEL), np.zeros(MAX_LEVELS)
-    count = _fill_levels(coef, table, now_s, max_drafts, levels, counts)
+    count = _fill_levels(engine.coef, table, now_s, max_drafts, levels, counts)
     if count == 0 or max_drafts == 0:
         return math.inf
     drafts = np.zeros(count, dtype=np.int64)
-    step_s = plan_speculation(coef, limits, levels[:count], counts[:count], max_drafts, drafts)
+    step_s = plan_speculation(engine, levels[:count], counts[:count], max_drafts, drafts)
     if step_s == math.inf:
         return step_s
     for i in range(len(table)):
         if is_decode(table[i]) and not table[i]["best_effort"]:
             tpot_s = tightened_tpot_s(table[i], now_s, step_s)
-            needed = drafts_to_keep_up(step_s, tpot_s, limits["acceptance"], max_drafts)
+            needed = drafts_to_keep_up(step_s, tpot_s, engine.limits["acceptance"], max_drafts)
             drafts_out[i] = max_drafts if needed == UNREACHABLE else needed
     return step_s

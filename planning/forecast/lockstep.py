@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit
 
 from planning.deadlines import dslo_due_s, remaining_tokens
-from profiles.kernels import K_KV, iteration_s
+from profiles.kernels import K_KV, Coefficients, iteration_s
 
 DECODE_STATE = np.dtype(
     [
@@ -82,7 +82,7 @@ def _most_drafts(decodes: np.ndarray, order: np.ndarray) -> np.ndarray:
 
 @njit(cache=True)
 def _walk(
-    coef: np.ndarray, decodes: np.ndarray, start_s: float, block_tokens: int, spans: np.ndarray
+    coef: Coefficients, decodes: np.ndarray, start_s: float, block_tokens: int, spans: np.ndarray
 ) -> tuple[int, float, float]:
     """Fill ``spans`` with the end of the first iteration and of each stretch between departures, and finish times.
 
@@ -118,7 +118,7 @@ def _walk(
 
 @njit(cache=True)
 def run_lockstep(
-    coef: np.ndarray, decodes: np.ndarray, start_s: float, block_tokens: int
+    coef: Coefficients, decodes: np.ndarray, start_s: float, block_tokens: int
 ) -> tuple[float, float, float]:
     """Run ``decodes`` in lockstep from ``start_s``; fills margins and finish times in.
 

@@ -19,8 +19,10 @@ from planning.batch.classes import (
 from planning.batch.kv import PREEMPT
 from planning.batch.slo import form_batch
 from planning.deadlines import dslo_due_s, next_token_deadline_s, num_uncomputed_tokens, remaining_tokens
+from planning.engine import EngineModel
 from planning.forecast.edf import run_edf
 from planning.forecast.lockstep import DECODE_STATE, accepted_tokens, fill_decode_state, run_lockstep
+from planning.tables import RequestTable
 
 TOLERANCE_S = 1e-9  # lateness that is rounding
 MAX_STEPS = 20_000  # iterations of one rollout; a backlog longer than that is unattainable for every purpose
@@ -81,9 +83,7 @@ def run_tokens(row: np.void, tokens: int, acceptance: float, departs: bool) -> b
 
 
 @njit(cache=True)
-def advance(
-    coef: np.ndarray, table: np.ndarray, free_at_s: float, until_s: float, limits: np.void, departs: bool = False
-) -> float:
+def advance(engine: EngineModel, table: RequestTable, free_at_s: float, until_s: float, departs: bool = False) -> float:
     """Run on ``table`` (in place) each iteration that starts before ``until_s``; returns when the engine is next free.
 
     ``free_at_s`` is when it is free now. The last iteration run is the one in flight at ``until_s``: its batch was
@@ -92,13 +92,13 @@ def advance(
     """
     tokens = np.zeros(len(table), dtype=np.int32)
     while free_at_s < until_s:
-        seconds, _composition = form_batch(coef, table, free_at_s, limits, tokens)
+        seconds, _composition = form_batch(engine, table, free_at_s, tokens)
         if seconds <= 0.0:
             return until_s
         free_at_s += seconds
         for i in range(len(table)):
             if tokens[i] != 0:
-                run_tokens(table[i], tokens[i], limits["acceptance"], departs)
+                run_tokens(table[i], tokens[i], engine.limits["acceptance"], departs)
     return free_at_s
 
 
@@ -114,7 +114,7 @@ def _emit(row: np.void, forecast: np.void, due_s: float, end_s: float) -> None:
 
 
 @njit(cache=True)
-def _has_prefill(table: np.ndarray) -> bool:
+def _has_prefill(table: RequestTable) -> bool:
     """Whether a request still waits for its first token."""
     waits = False
     for i in range(len(table)):
@@ -124,7 +124,7 @@ def _has_prefill(table: np.ndarray) -> bool:
 
 @njit(cache=True)
 def _forecast_prefills(
-    coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, least_s: float, steps: int, forecast: np.ndarray
+    engine: EngineModel, table: RequestTable, now_s: float, least_s: float, steps: int, forecast: np.ndarray
 ) -> tuple[float, float]:
     """Iterations until no prefill is left or some margin falls below ``least_s``; returns the time and worst margin.
 
@@ -133,16 +133,16 @@ def _forecast_prefills(
     """
     tokens, worst_s = np.zeros(len(table), dtype=np.int32), math.inf
     while steps > 0 and worst_s >= least_s and _has_prefill(table):
-        seconds, _composition = form_batch(coef, table, now_s, limits, tokens)
+        seconds, _composition = form_batch(engine, table, now_s, tokens)
         if seconds <= 0.0:
             return now_s, -math.inf  # something cannot run at all
         for i in range(len(table)):
             row = table[i]
             due_s, was_decode = dslo_due_s(row, now_s), is_decode(row)
-            if tokens[i] != 0 and run_tokens(row, tokens[i], limits["acceptance"], True):
+            if tokens[i] != 0 and run_tokens(row, tokens[i], engine.limits["acceptance"], True):
                 _emit(row, forecast[i], due_s, now_s + seconds)
             elif num_uncomputed_tokens(row) > 0:
-                left_s = decode_s(coef, row) if was_decode else prefill_s(coef, row, limits)
+                left_s = decode_s(engine.coef, row) if was_decode else prefill_s(engine, row)
                 forecast[i]["margin_s"] = min(forecast[i]["margin_s"], due_s - now_s - seconds - left_s)
                 if not was_decode and forecast[i]["margin_s"] < -TOLERANCE_S:
                     mark_finished(row)  # late from now on: what it still gets costs no one anything
@@ -154,7 +154,7 @@ def _forecast_prefills(
 
 @njit(cache=True)
 def _forecast_decodes(
-    coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, forecast: np.ndarray
+    engine: EngineModel, table: RequestTable, now_s: float, forecast: np.ndarray
 ) -> tuple[float, float]:
     """Decoding to every predicted end, in lockstep or, where that is too slow for some, by deadline.
 
@@ -164,11 +164,11 @@ def _forecast_decodes(
     count = 0
     for i in range(len(table)):
         if is_decode(table[i]):
-            fill_decode_state(decodes[count], table[i], now_s, limits["acceptance"])
+            fill_decode_state(decodes[count], table[i], now_s, engine.limits["acceptance"])
             rows[count] = i
             count += 1
     decodes, rows = decodes[:count], rows[:count]
-    _least_s, peak_tokens, first_s = run_lockstep(coef, decodes, now_s, limits["block_tokens"])
+    _least_s, peak_tokens, first_s = run_lockstep(engine.coef, decodes, now_s, engine.limits["block_tokens"])
     worst_s = _worst_s(decodes, rows, forecast)
     if worst_s < -TOLERANCE_S:
         paced = decodes.copy()
@@ -178,7 +178,7 @@ def _forecast_decodes(
             ]:  # what it has lost cannot be made good; its share of the time it still takes
                 paced[j]["due_s"] = max(paced[j]["due_s"], now_s + paced[j]["pace_s"])
                 paced[j]["deadline_s"] = math.inf
-        _least_s, paced_peak_tokens = run_edf(coef, paced, now_s, limits)
+        _least_s, paced_peak_tokens = run_edf(engine, paced, now_s)
         if _worst_s(paced, rows, forecast) >= -TOLERANCE_S:
             decodes, peak_tokens = paced, max(peak_tokens, paced_peak_tokens)
             worst_s = _worst_s(paced, rows, forecast)
@@ -202,7 +202,7 @@ def _worst_s(decodes: np.ndarray, rows: np.ndarray, forecast: np.ndarray) -> flo
 
 @njit(cache=True)
 def forecast_requests(
-    coef: np.ndarray, table: np.ndarray, start_s: float, limits: np.void, least_s: float, forecast: np.ndarray
+    engine: EngineModel, table: RequestTable, start_s: float, least_s: float, forecast: np.ndarray
 ) -> tuple[float, float]:
     """Forecast every request of ``table`` (left as it is) when nothing else arrives; fills ``forecast``
     (FORECAST[rows]).
@@ -216,19 +216,19 @@ def forecast_requests(
     for i in range(len(copy)):
         row, row_forecast = copy[i], forecast[i]
         row_forecast["first_s"], row_forecast["finish_s"], row_forecast["margin_s"] = math.inf, math.inf, math.inf
-        kind = classify(coef, row, limits, next_token_deadline_s(row, start_s) - start_s)
+        kind = classify(engine, row, next_token_deadline_s(row, start_s) - start_s)
         is_late = kind in (LATE_DECODE, LATE_PREFILL)
-        is_free = kind in (SPARE_DECODE, SPARE_PREFILL) and limits["best_effort_share"] == 0.0
+        is_free = kind in (SPARE_DECODE, SPARE_PREFILL) and engine.limits["best_effort_share"] == 0.0
         if is_late:
             row_forecast["margin_s"] = -math.inf
             if not row_forecast["unattainable"]:
                 late_s = -math.inf
         if is_late or is_free or kind == IDLE:
             mark_finished(row)
-    now_s, worst_s = _forecast_prefills(coef, copy, start_s, limits, least_s, MAX_STEPS, forecast)
+    now_s, worst_s = _forecast_prefills(engine, copy, start_s, least_s, MAX_STEPS, forecast)
     worst_s, peak_tokens = min(worst_s, late_s), 0.0
     if worst_s >= least_s:
-        tail_worst_s, peak_tokens = _forecast_decodes(coef, copy, now_s, limits, forecast)
+        tail_worst_s, peak_tokens = _forecast_decodes(engine, copy, now_s, forecast)
         worst_s = min(worst_s, tail_worst_s)
     for i in range(len(table)):
         tokens = max(1, remaining_tokens(table[i]) - 1)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from planning.batch.kv import PREEMPT, blocks_tokens, held_kv_tokens
 from planning.batch.registry import POLICIES, BatchPolicy, batch_policy, batch_policy_names, form, policy_code
 from planning.deadlines import num_uncomputed_tokens
+from planning.engine import EngineModel
 from planning.limits import make_limits
 from planning.tables import request_table
 
@@ -48,7 +49,7 @@ LIMITS = make_limits(CAPACITY, block_tokens=BLOCK, max_running=8, max_batch_toke
 @given(table=tables())
 def test_every_batch_is_possible(name: str, table: np.ndarray) -> None:
     before, tokens = table.copy(), np.full(len(table), 99, dtype=np.int32)
-    seconds, composition = batch_policy(name).form(COEF, table, 6.0, LIMITS, tokens)
+    seconds, composition = batch_policy(name).form(EngineModel(COEF, LIMITS), table, 6.0, tokens)
     assert (table == before).all()
     run = tokens > 0
     assert tokens[run].sum() == composition[0] <= LIMITS["max_batch_tokens"]
@@ -76,7 +77,7 @@ def test_the_same_table_gives_the_same_batch(name: str, table: np.ndarray) -> No
     batches = []
     for _ in range(2):
         tokens = np.zeros(len(table), dtype=np.int32)
-        batch_policy(name).form(COEF, table, 6.0, LIMITS, tokens)
+        batch_policy(name).form(EngineModel(COEF, LIMITS), table, 6.0, tokens)
         batches.append(tokens.tolist())
     assert batches[0] == batches[1]
 
@@ -85,7 +86,7 @@ def test_the_same_table_gives_the_same_batch(name: str, table: np.ndarray) -> No
 @given(table=tables())
 def test_something_always_runs(name: str, table: np.ndarray) -> None:
     tokens = np.zeros(len(table), dtype=np.int32)
-    batch_policy(name).form(COEF, table, 6.0, LIMITS, tokens)
+    batch_policy(name).form(EngineModel(COEF, LIMITS), table, 6.0, tokens)
     assert (tokens > 0).any()
 
 
@@ -93,8 +94,8 @@ def test_something_always_runs(name: str, table: np.ndarray) -> None:
 @given(table=tables())
 def test_the_code_of_a_policy_stands_for_its_kernel(policy: BatchPolicy, table: np.ndarray) -> None:
     by_name, by_code = np.zeros((2, len(table)), dtype=np.int32)
-    policy.form(COEF, table.copy(), 6.0, LIMITS, by_name)
-    form(policy_code(policy.name), COEF, table.copy(), 6.0, LIMITS, by_code)
+    policy.form(EngineModel(COEF, LIMITS), table.copy(), 6.0, by_name)
+    form(policy_code(policy.name), EngineModel(COEF, LIMITS), table.copy(), 6.0, by_code)
     assert (by_name == by_code).all()
 
 

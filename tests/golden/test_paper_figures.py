@@ -7,6 +7,7 @@ from planning.admission.plan import AdmitReason, plan_admission
 from planning.batch.registry import FormBatch, batch_policy
 from planning.batch.slo import form_batch
 from planning.deadlines import due_s, num_uncomputed_tokens
+from planning.engine import EngineModel
 from planning.forecast.rollout import run_tokens
 from planning.limits import make_limits
 from planning.tables import request_table
@@ -33,7 +34,7 @@ def attained(table: np.ndarray, policy: FormBatch, limits: np.void) -> set[int]:
     table, tokens, now_s = table.copy(), np.zeros(len(table), dtype=np.int32), 0.0
     on_time = set(table["id"].tolist())
     while any(num_uncomputed_tokens(row) > 0 for row in table):
-        seconds, _ = policy(SIX_A_UNIT, table, now_s, limits, tokens)
+        seconds, _ = policy(EngineModel(SIX_A_UNIT, limits), table, now_s, tokens)
         now_s += seconds
         for row, count in zip(table, tokens, strict=True):
             due = due_s(row, row["emitted_tokens"])
@@ -43,17 +44,17 @@ def attained(table: np.ndarray, policy: FormBatch, limits: np.void) -> set[int]:
 
 
 def prefill_first(
-    coef: np.ndarray, table: np.ndarray, now_s: float, limits: np.void, tokens_out: np.ndarray
+    engine: EngineModel, table: np.ndarray, now_s: float, tokens_out: np.ndarray
 ) -> tuple[float, np.ndarray]:
     """vLLM as the figure has it: whole prompts before any decode."""
     todo = np.array([num_uncomputed_tokens(row) for row in table])
     tokens_out[:] = np.where(todo > 1, todo, 0) if (todo > 1).any() else todo
-    return iteration_s(coef, tokens_out.sum(), 0.0, 0.0, 0.0, 0.0), np.zeros(0)
+    return iteration_s(engine.coef, tokens_out.sum(), 0.0, 0.0, 0.0, 0.0), np.zeros(0)
 
 
 def test_figure_3_three_of_four_are_attained_where_the_greedy_orders_attain_fewer() -> None:
     running, new = figure_3()
-    plan = plan_admission(SIX_A_UNIT, ROOMY, running, new, 0.0)
+    plan = plan_admission(EngineModel(SIX_A_UNIT, ROOMY), running, new, 0.0)
     assert plan.accepted.sum() == 3
     assert [r for r in plan.reasons if r != AdmitReason.ADMITTED] == [AdmitReason.TTFT_UNATTAINABLE]
     served = np.concatenate((running, new[plan.accepted]))
@@ -80,4 +81,4 @@ def test_figure_5_dynamic_batch_sizes_admit_all_three(max_batch_tokens: int, adm
     """T = 1 + B / 8 units: a batch fixed at the tightest TPOT of two units has eight tokens; larger ones carry more."""
     coef = np.array([1 / 8, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
     limits = make_limits(10_000, max_batch_tokens=max_batch_tokens, max_iteration_s=50.0)
-    assert plan_admission(coef, limits, request_table(0), figure_5(), 0.0).accepted.sum() == admitted
+    assert plan_admission(EngineModel(coef, limits), request_table(0), figure_5(), 0.0).accepted.sum() == admitted

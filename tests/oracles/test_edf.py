@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planning.engine import EngineModel
 from planning.forecast.edf import run_edf
 from planning.forecast.lockstep import DECODE_STATE, fill_decode_state, run_lockstep
 from planning.forecast.rollout import FORECAST, forecast_requests
@@ -50,9 +51,9 @@ def tails_of(table: np.ndarray) -> np.ndarray:
 @given(st.integers(0, 2**32 - 1))
 def test_who_is_foretold_to_be_on_time_is_on_time_when_the_batches_are_run(seed: int) -> None:
     table, coef = decodes(seed), COEFS[seed % 2]
-    worst_s, _peak = run_edf(coef, tails_of(table), 0.0, LIMITS)
+    worst_s, _peak = run_edf(EngineModel(coef, LIMITS), tails_of(table), 0.0)
     if worst_s >= 0.0:
-        assert not replay(coef, table, 0.0, LIMITS).late_s
+        assert not replay(EngineModel(coef, LIMITS), table, 0.0).late_s
 
 
 def test_it_promises_much_that_lockstep_does_not() -> None:
@@ -60,12 +61,12 @@ def test_it_promises_much_that_lockstep_does_not() -> None:
     kept, lockstep, either = 0, 0, 0
     for seed in range(150):
         table, coef = decodes(seed), COEFS[seed % 2]
-        if replay(coef, table, 0.0, LIMITS).late_s:
+        if replay(EngineModel(coef, LIMITS), table, 0.0).late_s:
             continue
         forecast = np.zeros(len(table), dtype=FORECAST)
         kept += 1
         lockstep += run_lockstep(coef, tails_of(table), 0.0, 16)[0] >= 0.0
-        either += forecast_requests(coef, table, 0.0, LIMITS, -math.inf, forecast)[0] >= 0.0
+        either += forecast_requests(EngineModel(coef, LIMITS), table, 0.0, -math.inf, forecast)[0] >= 0.0
     assert lockstep < either <= kept
 
 
@@ -84,24 +85,24 @@ def test_a_tight_decode_among_loose_ones_by_hand() -> None:
     20 ms, 6 are the iteration's own; 0.5 are for the tight one and 40 * 0.5 * 20 / 100 = 4 for the loose ones."""
     coef = np.array([0.0, 6e-3, 0.0, 6e-3, 0.5e-3 / 8000, 0.0, 0.0, 0.0])
     assert run_lockstep(coef, tails_of(two(0.1)), 0.0, 16)[0] < 0.0
-    assert run_edf(coef, tails_of(two(0.1)), 0.0, LIMITS)[0] > 0.0
-    assert not replay(coef, two(0.1), 0.0, LIMITS).late_s
+    assert run_edf(EngineModel(coef, LIMITS), tails_of(two(0.1)), 0.0)[0] > 0.0
+    assert not replay(EngineModel(coef, LIMITS), two(0.1), 0.0).late_s
     # At 25 ms each, the loose ones fall due as 40 * 0.5 * 20 / 25 = 16 ms in 20: more than there is.
-    assert run_edf(coef, tails_of(two(0.025)), 0.0, LIMITS)[0] < 0.0
-    assert replay(coef, two(0.025), 0.0, LIMITS).late_s
+    assert run_edf(EngineModel(coef, LIMITS), tails_of(two(0.025)), 0.0)[0] < 0.0
+    assert replay(EngineModel(coef, LIMITS), two(0.025), 0.0).late_s
 
 
 def test_what_is_kept_for_best_effort_is_not_promised() -> None:
     coef = np.array([0.0, 6e-3, 0.0, 6e-3, 0.5e-3 / 8000, 0.0, 0.0, 0.0])
     shared = make_limits(2_000_000, max_running=512, best_effort_share=0.6)
-    assert run_edf(coef, tails_of(two(0.1)), 0.0, shared)[0] < 0.0
+    assert run_edf(EngineModel(coef, shared), tails_of(two(0.1)), 0.0)[0] < 0.0
 
 
 def test_work_without_objective_yields_and_holds_its_memory() -> None:
     coef, table = COEFS[0], two(0.1)
     table["best_effort"][1:] = True
     decodes = tails_of(table)
-    worst_s, peak_tokens = run_edf(coef, decodes, 0.0, LIMITS)
+    worst_s, peak_tokens = run_edf(EngineModel(coef, LIMITS), decodes, 0.0)
     assert worst_s > 0.0
     assert np.isinf(decodes["margin_s"][1:]).all()
     assert peak_tokens == pytest.approx(41 * 8000 + 100 + 41 * 15)

@@ -8,6 +8,7 @@ import numpy as np
 from controller.wire import Slo, request_uid
 from planning.batch.kv import PREEMPT
 from planning.batch.registry import SLO, form
+from planning.engine import EngineModel
 from replicas.request_rows import RequestRows, to_extra_args
 from replicas.step_planner import StepPlanner
 from simulation.loop import Simulation
@@ -74,7 +75,7 @@ def _same_step(simulation: Simulation) -> int:
     planner.limits = limits
     live, seconds, _mix = planner.plan(rows.gather(running, waiting, drafts=False), now_s)
     modelled = np.zeros(len(table), dtype=np.int32)
-    expected_s, _ = form(SLO, simulation.engines.believed[0], table, now_s, limits, modelled)
+    expected_s, _ = form(SLO, EngineModel(simulation.engines.believed[0], limits), table, now_s, modelled)
     assert seconds == expected_s
     uids = {request_uid(request.request_id): int(row["id"]) for request, row in zip(requests, table, strict=True)}
     by_id = {int(row["id"]): int(tokens) for row, tokens in zip(table, modelled, strict=True)}

@@ -24,6 +24,7 @@ from controller.tiers import Tier, TierTable
 from controller.virtual import admission_row
 from controller.wire import Admission, Decision, Outcome, Report, Slo, Verdict
 from planning.admission.search import ADMITTED
+from planning.engine import EngineModel
 from profiles.store import load_profile
 from routing.fleet_state import advance_fleet
 from routing.placement import check_replica, quick_check
@@ -96,7 +97,10 @@ def look(world: World, slo: Slo, prompt_tokens: int) -> dict[str, Before]:
         fleet_state, slot, asks = fleet.bank.fleet_state, replica.slot, row[None][0]
         attains = (
             quick_check(
-                replica.state[0], fleet_state.pessimistic_coefs[slot], fleet_state.limits[slot], asks, world.now_s
+                EngineModel(fleet_state.pessimistic_coefs[slot], fleet_state.limits[slot]),
+                replica.state[0],
+                asks,
+                world.now_s,
             )
             == ADMITTED
         )

@@ -13,6 +13,7 @@ from planning.batch.composition import add, composition_s
 from planning.batch.kv import PREEMPT
 from planning.batch.slo import form_batch
 from planning.deadlines import slack_s
+from planning.engine import EngineModel
 from planning.forecast.rollout import FORECAST, forecast_requests, run_tokens
 from planning.limits import make_limits
 from tests.planning_cases import EPSILON_S, Case, draw_case, draw_requests, replay, start_decoding
@@ -23,12 +24,14 @@ seeds = st.integers(0, 2**32 - 1)
 def is_sound(case: Case) -> bool:
     """Whether everything promised before is attainable without the new requests."""
     forecast = np.zeros(len(case.running), dtype=FORECAST)
-    worst_s, peak_tokens = forecast_requests(case.coef, case.running, 0.0, case.limits, -math.inf, forecast)
+    worst_s, peak_tokens = forecast_requests(
+        EngineModel(case.coef, case.limits), case.running, 0.0, -math.inf, forecast
+    )
     return worst_s >= 0.0 and peak_tokens <= case.limits["kv_capacity_tokens"]
 
 
 def plan(case: Case) -> AdmissionPlan:
-    return plan_admission(case.coef, case.limits, case.running, case.new, 0.0)
+    return plan_admission(EngineModel(case.coef, case.limits), case.running, case.new, 0.0)
 
 
 @settings(max_examples=600)
@@ -37,7 +40,9 @@ def test_1_an_admitted_set_replayed_misses_no_deadline_whatever_best_effort_does
     case = draw_case(seed)
     assume(is_sound(case))
     table = np.concatenate((case.running, case.new[plan(case).accepted]))
-    seen = replay(case.coef, table, 0.0, case.limits)  # its referee holds invariants 3 and 4: token budget and KV
+    seen = replay(
+        EngineModel(case.coef, case.limits), table, 0.0
+    )  # its referee holds invariants 3 and 4: token budget and KV
     promised = set(table["id"][~table["best_effort"]].tolist())
     assert not promised & set(seen.late_s)
     assert promised <= set(seen.first_s)
@@ -51,10 +56,10 @@ def test_2_admitting_never_breaks_an_earlier_admission(seed: int) -> None:
     assume(is_sound(case))
     promised = case.running
     for row in np.split(case.new, len(case.new)):
-        step = plan_admission(case.coef, case.limits, promised, row, 0.0)
+        step = plan_admission(EngineModel(case.coef, case.limits), promised, row, 0.0)
         promised = np.concatenate((promised, row[step.accepted]))
         forecast = np.zeros(len(promised), dtype=FORECAST)
-        forecast_requests(case.coef, promised, 0.0, case.limits, -math.inf, forecast)
+        forecast_requests(EngineModel(case.coef, case.limits), promised, 0.0, -math.inf, forecast)
         assert (forecast["margin_s"][~promised["best_effort"]] >= -EPSILON_S).all()
 
 
@@ -63,7 +68,7 @@ def test_2_admitting_never_breaks_an_earlier_admission(seed: int) -> None:
 def test_5_the_order_of_the_table_decides_nothing(seed: int) -> None:
     case = draw_case(seed)
     order = np.random.default_rng(seed).permutation(len(case.new))
-    other = plan_admission(case.coef, case.limits, case.running, case.new[order], 0.0)
+    other = plan_admission(EngineModel(case.coef, case.limits), case.running, case.new[order], 0.0)
     assert other.accepted.sum() == plan(case).accepted.sum()
     assert (other.accepted == plan(case).accepted[order]).all()
 
@@ -75,8 +80,8 @@ def test_6_a_faster_engine_attains_what_a_slower_one_does_in_lockstep(seed: int)
     case = draw_case(seed)
     running = case.running[case.running["running"] & ~case.running["best_effort"]]
     slow, fast = np.zeros(len(running), dtype=FORECAST), np.zeros(len(running), dtype=FORECAST)
-    forecast_requests(case.coef, running, 0.0, case.limits, -math.inf, slow)
-    forecast_requests(0.8 * case.coef, running, 0.0, case.limits, -math.inf, fast)
+    forecast_requests(EngineModel(case.coef, case.limits), running, 0.0, -math.inf, slow)
+    forecast_requests(EngineModel(0.8 * case.coef, case.limits), running, 0.0, -math.inf, fast)
     assert (fast["margin_s"] >= slow["margin_s"] - EPSILON_S).all()
 
 
@@ -87,8 +92,8 @@ def test_7_adding_a_decode_never_raises_the_others_slack(seed: int) -> None:
     running = case.running[case.running["running"] & ~case.running["best_effort"]]
     assume(len(running) >= 2)
     less, more = np.zeros(len(running) - 1, dtype=FORECAST), np.zeros(len(running), dtype=FORECAST)
-    forecast_requests(case.coef, running[:-1], 0.0, case.limits, -math.inf, less)
-    forecast_requests(case.coef, running, 0.0, case.limits, -math.inf, more)
+    forecast_requests(EngineModel(case.coef, case.limits), running[:-1], 0.0, -math.inf, less)
+    forecast_requests(EngineModel(case.coef, case.limits), running, 0.0, -math.inf, more)
     assert (more["margin_s"][:-1] <= less["margin_s"] + EPSILON_S).all()
 
 
@@ -101,7 +106,7 @@ def test_8_what_is_foretold_is_what_comes(seed: int) -> None:
     assume(is_sound(case))
     made = plan(case)
     admitted = case.new[made.accepted]
-    seen = replay(case.coef, np.concatenate((case.running, admitted)), 0.0, case.limits)
+    seen = replay(EngineModel(case.coef, case.limits), np.concatenate((case.running, admitted)), 0.0)
     foretold_s = made.predicted_ttft_s[made.accepted] + admitted["arrival_s"]
     for uid, first_s in zip(admitted["id"].tolist(), foretold_s.tolist(), strict=True):
         assert abs(seen.first_s[uid] - first_s) < EPSILON_S
@@ -126,8 +131,8 @@ def test_9_best_effort_is_free(seed: int) -> None:
     table = np.concatenate((case.running, case.new[plan(case).accepted]))
     case.limits["filler"] = 8.0  # as live engines have it
     assume(len(table) > 0)
-    alone = replay(case.coef, table, 0.0, case.limits)
-    beside = replay(case.coef, with_best_effort(seed, table), 0.0, case.limits)
+    alone = replay(EngineModel(case.coef, case.limits), table, 0.0)
+    beside = replay(EngineModel(case.coef, case.limits), with_best_effort(seed, table), 0.0)
     assert beside.late_s.keys() <= alone.late_s.keys() | set(range(5000, 5006))
     assert beside.unfinished == 0, "and it gets done"
 
@@ -148,14 +153,14 @@ def test_10_a_reserved_share_reaches_best_effort(seed: int, share: float) -> Non
     for kept, runs in ((share, [True] * 3), (0.0, [False] * 3)):
         table = np.concatenate((case.running, hungry, spare))
         limits = make_limits(10**6, max_batch_tokens=10**6, max_iteration_s=0.2, best_effort_share=kept)
-        assert list(best_effort_runs(case.coef, table, limits, 3)) == runs
+        assert list(best_effort_runs(EngineModel(case.coef, limits), table, 3)) == runs
 
 
-def best_effort_runs(coef: np.ndarray, table: np.ndarray, limits: np.void, steps: int) -> Iterator[bool]:
+def best_effort_runs(engine: EngineModel, table: np.ndarray, steps: int) -> Iterator[bool]:
     """Whether the last request has a part in each of the next iterations."""
     now_s, tokens = 0.0, np.zeros(len(table), dtype=np.int32)
     for _ in range(steps):
-        seconds, _ = form_batch(coef, table, now_s, limits, tokens)
+        seconds, _ = form_batch(engine, table, now_s, tokens)
         yield bool(tokens[-1] > 0)
         for row, count in zip(table, tokens, strict=True):
             if count != 0:
@@ -170,8 +175,10 @@ def test_10_an_iteration_that_takes_longer_by_the_guard_makes_nobody_late(seed: 
     case = draw_case(seed)
     table = np.concatenate((case.running, case.new))
     tokens = np.zeros(len(table), dtype=np.int32)
-    seconds, _ = form_batch(case.coef, table, 0.0, case.limits, tokens)
-    kinds = np.array([classify(case.coef, row, case.limits, slack_s(row, 0.0)) for row in table], dtype=np.int64)
+    seconds, _ = form_batch(EngineModel(case.coef, case.limits), table, 0.0, tokens)
+    kinds = np.array(
+        [classify(EngineModel(case.coef, case.limits), row, slack_s(row, 0.0)) for row in table], dtype=np.int64
+    )
     assume(seconds > 0.0 and (kinds[tokens > 0] > DECODE).any() and not (tokens == PREEMPT).any())
     mix = np.zeros(5)
     for row in table[kinds == DECODE]:

@@ -1,6 +1,7 @@
 import numpy as np
 
 from planning.admission.plan import AdmissionOptions, AdmitReason, plan_admission
+from planning.engine import EngineModel
 from planning.limits import make_limits
 from planning.tables import request_table
 from tests.planning_cases import COEFS, draw_requests, replay, start_decoding
@@ -19,7 +20,7 @@ def new(prompt_tokens: list[int], ttft_s: float = 1.0, tpot_s: float = 0.05, out
 
 
 def reasons(running: np.ndarray, asked: np.ndarray, limits: np.void = LIMITS) -> list[AdmitReason]:
-    return list(plan_admission(COEF, limits, running, asked, 0.0).reasons)
+    return list(plan_admission(EngineModel(COEF, limits), running, asked, 0.0).reasons)
 
 
 def promised(table: np.ndarray) -> np.ndarray:
@@ -28,7 +29,7 @@ def promised(table: np.ndarray) -> np.ndarray:
 
 
 def test_no_request_no_decision() -> None:
-    plan = plan_admission(COEF, LIMITS, NOBODY, NOBODY, 0.0)
+    plan = plan_admission(EngineModel(COEF, LIMITS), NOBODY, NOBODY, 0.0)
     assert plan.accepted.shape == (0,)
     assert plan.reasons == ()
 
@@ -50,46 +51,51 @@ def test_headroom_is_left_in_the_kv_cache() -> None:
 
 
 def test_a_burst_gets_the_largest_set_not_the_first_ones() -> None:
-    plan = plan_admission(COEF, LIMITS, NOBODY, new([9000, 2000, 2000, 2000, 9000, 2000], ttft_s=0.1), 0.0)
+    plan = plan_admission(EngineModel(COEF, LIMITS), NOBODY, new([9000, 2000, 2000, 2000, 9000, 2000], ttft_s=0.1), 0.0)
     assert plan.accepted.tolist() == [False, True, True, True, False, True]
 
 
 def test_one_past_its_deadline_changes_nothing_for_the_rest_of_a_burst() -> None:
     asked = new([9000, 2000, 2000, 2000, 9000, 2000], ttft_s=0.1)
     asked["deadline_s"][0], asked["ttft_s"][0], asked["tpot_s"][0] = -0.05, np.inf, np.inf
-    alone = plan_admission(COEF, LIMITS, NOBODY, asked[1:], 0.0)
-    assert plan_admission(COEF, LIMITS, NOBODY, asked, 0.0).accepted.tolist() == [False, *alone.accepted.tolist()]
+    alone = plan_admission(EngineModel(COEF, LIMITS), NOBODY, asked[1:], 0.0)
+    assert plan_admission(EngineModel(COEF, LIMITS), NOBODY, asked, 0.0).accepted.tolist() == [
+        False,
+        *alone.accepted.tolist(),
+    ]
 
 
 def test_values_decide_where_they_differ() -> None:
     asked = new([9000, 2000, 2000, 2000, 2000], ttft_s=0.1)
     asked["value"] = 10.0, 1.0, 1.0, 1.0, 1.0
-    plan = plan_admission(COEF, LIMITS, NOBODY, asked, 0.0)
+    plan = plan_admission(EngineModel(COEF, LIMITS), NOBODY, asked, 0.0)
     assert plan.accepted.tolist() == [True, False, False, False, False]
 
 
 def test_short_requests_may_displace_the_long_one_that_has_not_started() -> None:
     waiting, asked = promised(new([9000], ttft_s=0.1)), new([2000, 2000, 2000], ttft_s=0.1)
-    kept = plan_admission(COEF, LIMITS, waiting, asked, 0.0)
+    kept = plan_admission(EngineModel(COEF, LIMITS), waiting, asked, 0.0)
     assert kept.accepted.sum() == 0
     assert not kept.displaced.any()
-    swapped = plan_admission(COEF, LIMITS, waiting, asked, 0.0, AdmissionOptions(displace=True))
+    swapped = plan_admission(EngineModel(COEF, LIMITS), waiting, asked, 0.0, AdmissionOptions(displace=True))
     assert swapped.accepted.all()
     assert swapped.displaced.tolist() == [True]
 
 
 def test_of_equal_sets_the_one_of_less_work_is_kept_until_the_first_token() -> None:
     waiting, options = promised(new([9000], ttft_s=0.1)), AdmissionOptions(displace=True)
-    shorter = plan_admission(COEF, LIMITS, waiting, new([2000], ttft_s=0.1), 0.0, options)
+    shorter = plan_admission(EngineModel(COEF, LIMITS), waiting, new([2000], ttft_s=0.1), 0.0, options)
     assert (shorter.accepted.tolist(), shorter.displaced.tolist()) == ([True], [True])
-    longer = plan_admission(COEF, LIMITS, waiting, new([9500], ttft_s=0.1), 0.0, options)
+    longer = plan_admission(EngineModel(COEF, LIMITS), waiting, new([9500], ttft_s=0.1), 0.0, options)
     assert (longer.accepted.tolist(), longer.displaced.tolist()) == ([False], [False])
     waiting["running"], waiting["computed_tokens"] = True, 8000  # 1000 left: less than the newcomer's 2000
-    assert not plan_admission(COEF, LIMITS, waiting, new([2000], ttft_s=0.02), 0.0, options).displaced.any()
+    assert not plan_admission(
+        EngineModel(COEF, LIMITS), waiting, new([2000], ttft_s=0.02), 0.0, options
+    ).displaced.any()
     waiting["computed_tokens"] = 16
-    assert plan_admission(COEF, LIMITS, waiting, new([2000], ttft_s=0.1), 0.0, options).displaced.all()
+    assert plan_admission(EngineModel(COEF, LIMITS), waiting, new([2000], ttft_s=0.1), 0.0, options).displaced.all()
     waiting["computed_tokens"], waiting["emitted_tokens"] = 9000, 1
-    assert not plan_admission(COEF, LIMITS, waiting, new([90], ttft_s=1e-4), 0.0, options).displaced.any()
+    assert not plan_admission(EngineModel(COEF, LIMITS), waiting, new([90], ttft_s=1e-4), 0.0, options).displaced.any()
 
 
 def test_earned_slack_counts() -> None:
@@ -108,7 +114,7 @@ def test_earned_slack_counts() -> None:
 
 def test_a_promise_that_is_lost_anyway_stands_in_nobodys_way() -> None:
     unattainable = promised(new([10], ttft_s=0.05, tpot_s=1e-5, output=500))  # no engine decodes that fast
-    assert plan_admission(COEF, LIMITS, unattainable, new([100]), 0.0).accepted.all()
+    assert plan_admission(EngineModel(COEF, LIMITS), unattainable, new([100]), 0.0).accepted.all()
 
 
 def test_predictions_are_what_a_replay_gives() -> None:
@@ -116,13 +122,13 @@ def test_predictions_are_what_a_replay_gives() -> None:
     running, asked = draw_requests(rng, 12, 1), draw_requests(rng, 3, 100)
     start_decoding(rng, running)
     limits = make_limits(200_000)
-    plan = plan_admission(COEFS[0], limits, running, asked, 0.0)
+    plan = plan_admission(EngineModel(COEFS[0], limits), running, asked, 0.0)
     assert plan.accepted.all()
-    seen = replay(COEFS[0], np.concatenate((running, asked)), 0.0, limits)
+    seen = replay(EngineModel(COEFS[0], limits), np.concatenate((running, asked)), 0.0)
     np.testing.assert_allclose(plan.predicted_ttft_s, [seen.first_s[100 + j] for j in range(3)], atol=1e-9)
 
 
 def test_more_requests_than_the_programme_takes_are_still_decided() -> None:
-    plan = plan_admission(COEF, LIMITS, NOBODY, new([1000] * 80, ttft_s=0.5), 0.0)
+    plan = plan_admission(EngineModel(COEF, LIMITS), NOBODY, new([1000] * 80, ttft_s=0.5), 0.0)
     assert 40 <= plan.accepted.sum() < 80
     assert plan.reasons.count(AdmitReason.ADMITTED) == plan.accepted.sum()

@@ -12,6 +12,7 @@ from planning.batch.classes import DECODE, IDLE, SPARE_PREFILL
 from planning.batch.kv import PREEMPT
 from planning.batch.slo import _by_slack as by_slack
 from planning.batch.slo import form_batch
+from planning.engine import EngineModel
 from planning.limits import make_limits
 from planning.tables import request_table
 
@@ -46,7 +47,7 @@ def spare(table: np.ndarray) -> np.ndarray:
 def form(*parts: np.ndarray, limits: np.void = LIMITS) -> tuple[float, list[int]]:
     table = np.concatenate(parts)
     tokens = np.full(len(table), 9999, dtype=np.int32)
-    seconds, composition = form_batch(COEF, table, 0.0, limits, tokens)
+    seconds, composition = form_batch(EngineModel(COEF, limits), table, 0.0, tokens)
     assert composition[0] == tokens[tokens > 0].sum()
     return seconds, tokens.tolist()
 
@@ -110,7 +111,7 @@ def test_a_late_decode_does_not_shorten_the_iteration() -> None:
 def test_when_not_all_decodes_fit_the_earliest_run() -> None:
     slow = np.array([1e-2, 1e-3, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])  # 10 ms per token
     table, tokens = decodes([0.04, 0.025, 0.3]), np.zeros(3, dtype=np.int32)
-    form_batch(slow, table, 0.0, LIMITS, tokens)
+    form_batch(EngineModel(slow, LIMITS), table, 0.0, tokens)
     assert tokens.tolist() == [1, 1, 0]
 
 
@@ -221,7 +222,7 @@ def test_best_effort_that_waits_costs_in_proportion_to_its_number() -> None:
 
     def least_s(rows: int) -> float:
         table, tokens = np.concatenate((decodes([0.1]), waiting_best_effort(rows))), np.zeros(rows + 1, np.int32)
-        form_batch(COEF, table, 0.0, LIMITS, tokens)
-        return min(timeit.repeat(lambda: form_batch(COEF, table, 0.0, LIMITS, tokens), number=1, repeat=7))
+        form_batch(EngineModel(COEF, LIMITS), table, 0.0, tokens)
+        return min(timeit.repeat(lambda: form_batch(EngineModel(COEF, LIMITS), table, 0.0, tokens), number=1, repeat=7))
 
     assert least_s(8 * few) < 24 * least_s(few)

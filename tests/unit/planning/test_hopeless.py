@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from planning.admission.plan import AdmitReason, plan_admission
+from planning.engine import EngineModel
 from planning.limits import make_limits
 from planning.tables import request_table
 from profiles.store import load_profile
@@ -22,7 +23,7 @@ def new(count: int, ttft_s: float) -> np.ndarray:
 
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_hopeless_requests_are_refused(count: int) -> None:
-    plan = plan_admission(COEF, LIMITS, request_table(0), new(count, 0.002), 0.0)
+    plan = plan_admission(EngineModel(COEF, LIMITS), request_table(0), new(count, 0.002), 0.0)
     assert not plan.accepted.any()
     assert set(plan.reasons) == {AdmitReason.TTFT_UNATTAINABLE}
 
@@ -30,4 +31,9 @@ def test_hopeless_requests_are_refused(count: int) -> None:
 def test_a_hopeless_one_does_not_take_the_others_along() -> None:
     table = np.concatenate((new(2, 0.002), new(2, 2.0)))
     table["id"] = np.arange(1, 5)
-    assert plan_admission(COEF, LIMITS, request_table(0), table, 0.0).accepted.tolist() == [False, False, True, True]
+    assert plan_admission(EngineModel(COEF, LIMITS), request_table(0), table, 0.0).accepted.tolist() == [
+        False,
+        False,
+        True,
+        True,
+    ]

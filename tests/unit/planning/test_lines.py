@@ -7,6 +7,7 @@ import pytest
 
 from planning.batch.slo import form_batch
 from planning.deadlines import begin_lines, next_token_deadline_s
+from planning.engine import EngineModel
 from planning.forecast.rollout import run_tokens
 from planning.limits import make_limits
 from planning.tables import request_table
@@ -38,7 +39,7 @@ def test_where_not_all_fit_into_every_iteration_all_keep_their_pace() -> None:
     table, now_s, tokens = np.concatenate([decodes(20, 0.05, 1), decodes(25, 0.2, 100)]), 0.0, np.zeros(45, np.int32)
     while now_s < 8.0:
         begin_lines(table, now_s)
-        seconds, _composition = form_batch(COEF, table, now_s, LIMITS, tokens)
+        seconds, _composition = form_batch(EngineModel(COEF, LIMITS), table, now_s, tokens)
         for i in np.flatnonzero(tokens):
             run_tokens(table[i], tokens[i], 0.0, True)
         now_s += seconds

@@ -4,6 +4,7 @@ import numpy as np
 
 from planning.batch.kv import PREEMPT
 from planning.batch.registry import batch_policy
+from planning.engine import EngineModel
 from planning.limits import make_limits
 from planning.tables import request_table
 
@@ -21,7 +22,7 @@ def batch(name: str, rows: list[dict[str, float]], capacity: int = 100_000, budg
         row["output_tokens"] = row["output_cap_tokens"] = max(row["emitted_tokens"] + 1, row["output_tokens"])
     tokens = np.zeros(len(rows), dtype=np.int32)
     limits = make_limits(capacity, block_tokens=16, max_batch_tokens=budget)
-    batch_policy(name).form(COEF, table, 10.0, limits, tokens)
+    batch_policy(name).form(EngineModel(COEF, limits), table, 10.0, tokens)
     return tokens.tolist()
 
 

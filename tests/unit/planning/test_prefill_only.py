@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from planning.batch.prefill_only import chunk_budget_tokens, chunk_within
 from planning.batch.registry import batch_policy
 from planning.deadlines import next_token_deadline_s, num_uncomputed_tokens
+from planning.engine import EngineModel
 from planning.forecast.rollout import FORECAST, forecast_requests, mark_finished, run_tokens
 from planning.limits import make_limits
 from planning.tables import request_table
@@ -51,7 +52,7 @@ def first_tokens_s(table: np.ndarray) -> np.ndarray:
     """When the engine's own batches bring each first token (f8[rows])."""
     table, form, now_s = table.copy(), batch_policy("slo").form, 0.0
     tokens, first_s = np.zeros(len(table), dtype=np.int32), np.full(len(table), math.inf)
-    while (seconds := form(COEF, table, now_s, LIMITS, tokens)[0]) > 0.0:
+    while (seconds := form(EngineModel(COEF, LIMITS), table, now_s, tokens)[0]) > 0.0:
         now_s += seconds
         for i in np.flatnonzero(tokens):
             if run_tokens(table[i], tokens[i], 0.0, True):
@@ -66,7 +67,7 @@ def test_what_the_forecast_has_on_time_the_engine_ends_on_time(seed: int) -> Non
     table = queue(np.random.default_rng(seed))
     forecast = np.zeros(len(table), dtype=FORECAST)
     forecast["unattainable"] = True  # so that the forecast goes on, whoever is late
-    forecast_requests(COEF, table, 0.0, LIMITS, -math.inf, forecast)
+    forecast_requests(EngineModel(COEF, LIMITS), table, 0.0, -math.inf, forecast)
     first_s = first_tokens_s(table)
     assert np.isfinite(first_s).all()
     due_s = np.array([next_token_deadline_s(row, 0.0) for row in table])

@@ -5,6 +5,7 @@ import pytest
 
 from planning.batch.kv import PREEMPT
 from planning.deadlines import num_uncomputed_tokens
+from planning.engine import EngineModel
 from planning.forecast.rollout import FORECAST, advance, emitted_after, forecast_requests, run_tokens
 from planning.limits import make_limits
 from planning.tables import request_table
@@ -64,20 +65,22 @@ def test_drafts_gain_their_expectation_without_drift(gain: float) -> None:
 
 def test_the_mirror_stops_at_the_end_of_the_iteration_in_flight() -> None:
     table = one(prompt=1000, output=50, cap=50)
-    assert advance(COEF, table, 0.0, 0.0005, LIMITS) == pytest.approx(0.011)  # 1000 tokens, under way at 0.5 ms
+    assert advance(EngineModel(COEF, LIMITS), table, 0.0, 0.0005) == pytest.approx(
+        0.011
+    )  # 1000 tokens, under way at 0.5 ms
     assert table["emitted_tokens"][0] == 1
-    assert advance(COEF, table, 0.011, 0.011, LIMITS) == 0.011
-    assert advance(COEF, table, 0.011, 0.0125, LIMITS) == pytest.approx(0.011 + 2 * 1.01e-3)
+    assert advance(EngineModel(COEF, LIMITS), table, 0.011, 0.011) == 0.011
+    assert advance(EngineModel(COEF, LIMITS), table, 0.011, 0.0125) == pytest.approx(0.011 + 2 * 1.01e-3)
     assert table["emitted_tokens"][0] == 3
 
 
 def test_an_idle_mirror_is_free_at_once() -> None:
-    assert advance(COEF, request_table(0), 3.0, 7.0, LIMITS) == 7.0
+    assert advance(EngineModel(COEF, LIMITS), request_table(0), 3.0, 7.0) == 7.0
 
 
 def test_the_outlook_of_a_lone_request() -> None:
     forecast = np.zeros(1, dtype=FORECAST)
-    worst_s, peak_tokens = forecast_requests(COEF, one(), 0.5, LIMITS, -math.inf, forecast)
+    worst_s, peak_tokens = forecast_requests(EngineModel(COEF, LIMITS), one(), 0.5, -math.inf, forecast)
     first_s = 0.5 + 1e-3 + 99e-5
     assert forecast["first_s"][0] == pytest.approx(first_s)
     assert forecast["finish_s"][0] == pytest.approx(first_s + 2 * 1.01e-3)
@@ -90,9 +93,9 @@ def test_a_rollout_leaves_its_table_alone_and_foretells_nothing_to_late_ones() -
     table = np.concatenate((one(), one()))
     table["arrival_s"][1] = -5.0
     before, forecast = table.copy(), np.zeros(2, dtype=FORECAST)
-    worst_s, _ = forecast_requests(COEF, table, 0.0, LIMITS, -math.inf, forecast)
+    worst_s, _ = forecast_requests(EngineModel(COEF, LIMITS), table, 0.0, -math.inf, forecast)
     assert (table == before).all()
     assert forecast["first_s"][1] == math.inf
     assert worst_s == -math.inf
     forecast["unattainable"][1] = True
-    assert forecast_requests(COEF, table, 0.0, LIMITS, -math.inf, forecast)[0] > 0
+    assert forecast_requests(EngineModel(COEF, LIMITS), table, 0.0, -math.inf, forecast)[0] > 0

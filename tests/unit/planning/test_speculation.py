@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planning.batch.speculation import UNREACHABLE, drafts_to_keep_up, plan_drafts, plan_speculation, tightened_tpot_s
+from planning.engine import EngineModel
 from planning.forecast.lockstep import accepted_tokens
 from planning.limits import make_limits
 from planning.tables import TPOT_LEVEL, request_table
@@ -41,7 +42,7 @@ def test_no_combination_of_lengths_leaves_more_for_prefill(seed: int) -> None:
     levels, drafts = np.zeros(size, dtype=TPOT_LEVEL), np.zeros(size, dtype=np.int64)
     levels["tpot_s"] = np.sort(rng.choice([0.015, 0.03, 0.05, 0.1], size, replace=False))
     levels["kv_tokens"], counts = rng.integers(100, 3000, size), rng.integers(1, 40, size).astype(float)
-    step_s = plan_speculation(coef, limits, levels, counts, MOST, drafts)
+    step_s = plan_speculation(EngineModel(coef, limits), levels, counts, MOST, drafts)
     every = itertools.product(range(MOST + 1), repeat=size)
     best = max(rate(coef, levels, counts, d, alpha) for d in every)
     if step_s == math.inf:
@@ -65,7 +66,7 @@ def test_tight_decodes_draft_and_loose_ones_need_not() -> None:
     drafts, limits = np.zeros(3, dtype=np.int32), make_limits(10**6, acceptance=0.8)
     table = decodes([0.015, 0.1, 0.1], 0.2)
     table["best_effort"][2] = True
-    step_s = plan_drafts(COEFS[0], table, 0.0, limits, MOST, drafts)
+    step_s = plan_drafts(EngineModel(COEFS[0], limits), table, 0.0, MOST, drafts)
     assert drafts[0] > 0
     assert drafts[1:].tolist() == [0, 0]
     assert step_s == pytest.approx(0.015 * accepted_tokens(int(drafts[0]), 0.8))
@@ -73,8 +74,8 @@ def test_tight_decodes_draft_and_loose_ones_need_not() -> None:
 
 def test_one_that_falls_behind_drafts_more() -> None:
     limits, ahead, behind = make_limits(10**6, acceptance=0.8), np.zeros(2, dtype=np.int32), np.zeros(2, dtype=np.int32)
-    step_s = plan_drafts(COEFS[0], decodes([0.03, 0.05], 0.5), 0.0, limits, MOST, ahead)
-    plan_drafts(COEFS[0], decodes([0.03, 0.05], -0.4 * step_s), 0.0, limits, MOST, behind)
+    step_s = plan_drafts(EngineModel(COEFS[0], limits), decodes([0.03, 0.05], 0.5), 0.0, MOST, ahead)
+    plan_drafts(EngineModel(COEFS[0], limits), decodes([0.03, 0.05], -0.4 * step_s), 0.0, MOST, behind)
     assert (behind >= ahead).all()
     assert behind.sum() > ahead.sum()
     row = decodes([0.05], -1.0)[0]
@@ -83,23 +84,26 @@ def test_one_that_falls_behind_drafts_more() -> None:
 
 def test_one_that_runs_just_in_time_is_not_behind() -> None:
     limits, ahead, due = make_limits(10**6, acceptance=0.8), np.zeros(2, dtype=np.int32), np.zeros(2, dtype=np.int32)
-    step_s = plan_drafts(COEFS[0], decodes([0.03, 0.05], 0.5), 0.0, limits, MOST, ahead)
-    plan_drafts(COEFS[0], decodes([0.03, 0.05], 0.1 * step_s), 0.0, limits, MOST, due)
+    step_s = plan_drafts(EngineModel(COEFS[0], limits), decodes([0.03, 0.05], 0.5), 0.0, MOST, ahead)
+    plan_drafts(EngineModel(COEFS[0], limits), decodes([0.03, 0.05], 0.1 * step_s), 0.0, MOST, due)
     assert due.tolist() == ahead.tolist()
 
 
 def test_one_past_its_deadline_takes_no_drafts_from_the_others() -> None:
     limits, alone, beside = make_limits(10**6, acceptance=0.8), np.zeros(1, dtype=np.int32), np.zeros(2, dtype=np.int32)
-    step_s = plan_drafts(COEFS[0], decodes([0.015], 0.2), 0.0, limits, MOST, alone)
+    step_s = plan_drafts(EngineModel(COEFS[0], limits), decodes([0.015], 0.2), 0.0, MOST, alone)
     table = decodes([0.015, np.inf], 0.2)
     table["arrival_s"], table["ttft_s"][1], table["deadline_s"][1] = -1.0, np.inf, -0.5
-    assert plan_drafts(COEFS[0], table, 0.0, limits, MOST, beside) == pytest.approx(step_s)
+    assert plan_drafts(EngineModel(COEFS[0], limits), table, 0.0, MOST, beside) == pytest.approx(step_s)
     assert beside[0] == alone[0] > 0
 
 
 def test_nothing_to_plan_for() -> None:
     drafts = np.full(1, 3, dtype=np.int32)
-    assert plan_drafts(COEFS[0], request_table(1), 0.0, make_limits(10**6, acceptance=0.8), MOST, drafts) == math.inf
+    assert (
+        plan_drafts(EngineModel(COEFS[0], make_limits(10**6, acceptance=0.8)), request_table(1), 0.0, MOST, drafts)
+        == math.inf
+    )
     assert drafts.tolist() == [0]
-    assert plan_drafts(COEFS[0], decodes([0.03], 0.5), 0.0, make_limits(10**6), MOST, drafts) == 0.03
+    assert plan_drafts(EngineModel(COEFS[0], make_limits(10**6)), decodes([0.03], 0.5), 0.0, MOST, drafts) == 0.03
     assert drafts.tolist() == [0]  # nothing is ever accepted

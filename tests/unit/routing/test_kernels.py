@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planning.admission.plan import REASONS, AdmitReason, plan_admission
+from planning.engine import EngineModel
 from planning.forecast.rollout import advance
 from planning.limits import make_limits
 from profiles.kernels import iteration_s
@@ -120,7 +121,10 @@ def test_the_screen_denies_an_idle_replica_nothing_that_a_replay_grants(
     asked["deadline_s"] = deadline_s
     asked["output_tokens"] = asked["output_cap_tokens"] = output_tokens
     if check_replica(fleet, 0, asked[0], 0.0) == ADMITTED:
-        assert quick_check(fleet.replicas[0], fleet.pessimistic_coefs[0], fleet.limits[0], asked[0], 0.0) == ADMITTED
+        assert (
+            quick_check(EngineModel(fleet.pessimistic_coefs[0], fleet.limits[0]), fleet.replicas[0], asked[0], 0.0)
+            == ADMITTED
+        )
 
 
 def test_a_request_past_its_deadline_closes_its_replica_to_nobody() -> None:
@@ -130,7 +134,10 @@ def test_a_request_past_its_deadline_closes_its_replica_to_nobody() -> None:
         fleet.tables[0, 0]["deadline_s"] = fleet.replicas[0]["free_at_s"] + left_s
         recompute_load(fleet, 0)
         assert fleet.replicas[0]["load"] <= load
-        assert quick_check(fleet.replicas[0], fleet.pessimistic_coefs[0], fleet.limits[0], asked[0], 0.0) == ADMITTED
+        assert (
+            quick_check(EngineModel(fleet.pessimistic_coefs[0], fleet.limits[0]), fleet.replicas[0], asked[0], 0.0)
+            == ADMITTED
+        )
 
 
 def test_a_replica_with_all_sequences_taken_is_full() -> None:
@@ -156,7 +163,7 @@ def test_a_placement_is_an_admission_on_that_replica(seed: int) -> None:
     plans = []
     for r, state in enumerate(fleet.replicas):
         running = fleet.tables[r, : state["count"]]
-        plans.append(plan_admission(fleet.coefs[r], fleet.limits[r], running, asked, 0.0))
+        plans.append(plan_admission(EngineModel(fleet.coefs[r], fleet.limits[r]), running, asked, 0.0))
         assert (REASONS[check_replica(fleet, r, asked[0], 0.0)] == AdmitReason.ADMITTED) == plans[r].accepted[0]
     placed = put(fleet, asked)[0]
     if placed["replica"] != NOWHERE:
@@ -183,7 +190,7 @@ def test_the_cached_sums_are_what_a_fresh_count_gives(seed: int) -> None:
 def test_the_fleet_advances_as_each_replica_would_alone() -> None:
     fleet = fleet_of([5, 9])
     alone = fleet.tables[1, :9].copy()
-    free_at_s = advance(fleet.coefs[1], alone, 0.0, 0.3, LIMITS, True)
+    free_at_s = advance(EngineModel(fleet.coefs[1], LIMITS), alone, 0.0, 0.3, True)
     advance_fleet(fleet, 0.3, True)
     left = alone[alone["running"]]
     assert fleet.replicas[1]["free_at_s"] == free_at_s
