@@ -23,13 +23,13 @@ from benchmarks.result_file import write_result
 from controller.fleet import Fleet
 from controller.options import FleetOptions
 from controller.tiers import Tier, TierTable
-from controller.wire import Admission, Progress, Report, Slo, request_uid
 from planning.admission.plan import plan_admission
 from planning.engine import EngineModel
 from planning.limits import make_limits
 from planning.tables import request_table
 from planning.warmup import warm_up
 from profiles.store import load_profile
+from protocol.messages import Admission, Progress, Report, Slo, request_uid
 from routing.fleet_state import FleetState, advance_fleet, make_fleet_state, recompute_load
 from routing.placement import NO_SCORES, PLACEMENT, place, warm_up_placement
 from routing.policy import make_routing

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from benchmarks.engine_traffic import CLASSES, Job, make_jobs, summarize, to_slos
 from benchmarks.result_file import write_result
-from controller.wire import Slo, Submission
+from protocol.messages import Slo, Submission
 from replicas.config import ReplicaConfig
 
 POLICIES = ("vllm", "sarathi", "slo")
@@ -263,7 +263,7 @@ def main(
     seconds: Annotated[float, typer.Option(help="window of arrivals")] = 15.0,
     loads: Annotated[str, typer.Option(help="shares of the capacity")] = ",".join(map(str, LOADS)),
     max_iteration_s: Annotated[float, typer.Option(help="the planner's cap on one iteration")] = 0.2,
-    filler: Annotated[float, typer.Option(help="how far best effort may prolong an iteration")] = 8.0,
+    best_effort_stretch: Annotated[float, typer.Option(help="how far best effort may prolong an iteration")] = 8.0,
     core: Annotated[int, typer.Option(help="core of the engine; -1: any free one")] = -1,
     shaping: Annotated[bool, typer.Option("--shaping", help="only the cost of a step, 256 requests running")] = False,
 ) -> None:
@@ -275,7 +275,7 @@ def main(
     if shaping:
         console.print(asyncio.run(measure_shaping(config)))
         return
-    options = {"max_iteration_s": max_iteration_s, "filler": filler}
+    options = {"max_iteration_s": max_iteration_s, "best_effort_stretch": best_effort_stretch}
     shares = [float(load) for load in loads.split(",")]
     setting, points = asyncio.run(measure(config, shares, seeds, seconds, options, console))
     console.print(to_rich(points))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from controller.attainment import judge
-from controller.wire import Slo
+from protocol.attainment import judge
+from protocol.messages import Slo
 
 
 @dataclass(frozen=True)

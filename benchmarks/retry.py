@@ -20,8 +20,8 @@ import typer
 from benchmarks.result_file import write_result
 from controller.options import FleetOptions
 from controller.tiers import Tier, TierTable
-from controller.wire import Decision, Verdict
 from profiles.store import load_profile
+from protocol.messages import Decision, Verdict
 from serving.errors import RETRY_AFTER_CAP_S, retry_after_s
 from simulation.fleet import FleetDispatch
 from simulation.jobs import make_jobs

@@ -25,8 +25,8 @@ from controller.sizing import SCALE_S, plan_size
 from controller.status import fleet_status
 from controller.tiers import TierTable
 from controller.warmup import warm_up
-from controller.wire import Admission, Outcome, Report
 from profiles.store import load_profile
+from protocol.messages import Admission, Outcome, Report
 
 logger = logging.getLogger("polyslo.controller")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from controller.virtual import VirtualReplica
-from controller.wire import Admission
+from protocol.messages import Admission
 from routing.prefix_index import hash_spacing
 
 NOTHING = np.zeros(0)

@@ -8,7 +8,7 @@ import msgspec
 from controller.halves import prefill_slo
 from controller.lengths import LengthEstimator
 from controller.tiers import TierTable
-from controller.wire import Admission, Slo
+from protocol.messages import Admission, Slo
 
 
 def needed_tpot_s(slo: Slo, prompt_tokens: int, output_tokens: int) -> float:

@@ -21,8 +21,8 @@ from controller.phases import Phase, PhaseOptions, Phases, PhaseView
 from controller.placing import Pending
 from controller.tiers import TierTable
 from controller.virtual import VirtualReplica, admission_row
-from controller.wire import Admission, Decision, Outcome, Report, Scope, Verdict, request_uid
 from profiles.profile import Profile
+from protocol.messages import Admission, Decision, Outcome, Report, Scope, Verdict, request_uid
 from routing.fleet_state import SHARED, advance_fleet
 from routing.placement import NOWHERE, tier_distance
 from routing.policy import best_scored, idlest

@@ -25,8 +25,8 @@ from controller.tiers import TierTable
 from controller.tracker import Tracker
 from controller.unplaced import Unplaced
 from controller.virtual import VirtualReplica, admission_row
-from controller.wire import Admission, Decision, Outcome, Report, Scope, Verdict, request_uid
 from profiles.profile import Profile
+from protocol.messages import Admission, Decision, Outcome, Report, Scope, Verdict, request_uid
 from routing.fleet_state import advance_fleet
 from routing.policy import RoutingPolicy, make_routing, to_routing_request
 

@@ -9,8 +9,8 @@ from controller import placing
 from controller.allocation import Allocation
 from controller.bank import Bank
 from controller.placing import Pending
-from controller.wire import Decision, Verdict
 from planning.admission.plan import AdmitReason
+from protocol.messages import Decision, Verdict
 from routing.placement import NOWHERE, OPTIMISM, tier_distance
 
 CHUNK = 16  # sequences placed at a time: the first that finds no room ends the search for all

@@ -5,10 +5,10 @@ from collections.abc import Collection, Iterable
 import msgspec
 import numpy as np
 
-from controller.wire import INF, Admission, Slo
 from planning.admission.search import ADMITTED
 from planning.deadlines import PREFILL_TOKENS_PER_STEP
 from planning.engine import EngineModel
+from protocol.messages import INF, Admission, Slo
 from routing.fleet_state import FleetState
 from routing.placement import NOWHERE, quick_check, tier_distance
 

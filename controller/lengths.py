@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
-from controller.wire import Outcome
+from protocol.messages import Outcome
 
 WINDOW = 200  # latest requests of a tenant that count; after so many the prior is forgotten
 PRIOR_WEIGHT = 100.0  # requests that a prior counts for, before any has finished

@@ -7,11 +7,11 @@ import numpy as np
 
 from controller.allocation import Allocation
 from controller.bank import Bank
-from controller.wire import Admission
 from planning.admission.plan import REASONS, plan_admission
 from planning.engine import EngineModel
 from planning.forecast.rollout import TOLERANCE_S
 from planning.tables import request_table
+from protocol.messages import Admission
 from routing.fleet_state import engine_of
 from routing.placement import NO_SCORES, NOWHERE, PLACEMENT, place, tier_distance
 from routing.policy import best_scored, idlest

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.wire import INF, Slo
+from protocol.messages import INF, Slo
 from routing.fleet_state import SHARED
 
 

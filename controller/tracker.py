@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from controller.wire import Outcome, Scope, Verdict
+from protocol.messages import Outcome, Scope, Verdict
 
 
 @dataclass

@@ -9,11 +9,11 @@ from controller.bank import Bank
 from controller.lengths import LengthEstimator
 from controller.role import ReplicaView
 from controller.tiers import TierTable
-from controller.wire import Admission, Progress, Report, Slo, Step, request_uid
-from planning.limits import guard_for, make_limits
+from planning.limits import make_limits, slack_margin_for
 from planning.tables import REQUEST, request_table
 from profiles.online import corrected, drift, new_correction, observe_steps
 from profiles.profile import Profile
+from protocol.messages import Admission, Progress, Report, Slo, Step, request_uid
 from routing.prefix_index import PrefixIndex
 
 MOST_CAUTION = 0.5  # a model that errs by more has other problems than a margin could solve
@@ -80,9 +80,9 @@ class VirtualReplica:
         self.is_stuck = report.iteration_age_s > max(STUCK_S, STUCK_TIMES * self._longest_s)
 
     def _limit(self, report: Report) -> None:
-        """Follow the engine where it is told to keep to other limits; the guard is learnt here."""
+        """Follow the engine where it is told to keep to other limits; the slack margin is learnt here."""
         limits = limits_of(report)
-        limits["guard"] = self.limits["guard"]
+        limits["slack_margin"] = self.limits["slack_margin"]
         self.bank.fleet_state.limits[self.slot] = limits
 
     def _correct(self, steps: Iterable[Step]) -> None:
@@ -94,7 +94,7 @@ class VirtualReplica:
             error = drift(self._correction, self.profile.coefficients).error
             self.bank.fleet_state.coefs[self.slot] = coefficients
             self.bank.fleet_state.pessimistic_coefs[self.slot] = coefficients * (1.0 + min(error, MOST_CAUTION))
-            self.limits["guard"] = guard_for(error)  # as in the engine's own planner
+            self.limits["slack_margin"] = slack_margin_for(error)  # as in the engine's own planner
 
     def note_reserved(self, uid: int, now_s: float) -> None:
         """A request was added to its rows before the replica has reported it."""
@@ -169,7 +169,7 @@ def limits_of(report: Report) -> np.void:
         max_running=report.max_running,
         max_batch_tokens=report.max_batch_tokens,
         max_iteration_s=report.max_iteration_s,
-        filler=report.filler,
+        best_effort_stretch=report.best_effort_stretch,
         best_effort_share=report.best_effort_share,
     )
 

@@ -7,9 +7,9 @@ from controller.disaggregation import make_fleet
 from controller.options import FleetOptions
 from controller.phases import PhaseOptions
 from controller.tiers import Tier, TierTable
-from controller.wire import Admission, Progress, Report, Slo, Step
 from planning.warmup import warm_up as warm_up_planning
 from profiles.store import load_profile
+from protocol.messages import Admission, Progress, Report, Slo, Step
 
 PROFILE = "embedded-cpu"
 BURSTS = (1, 2, 6, 24)  # each takes another way through admission
@@ -29,7 +29,7 @@ def _run(options: FleetOptions) -> None:
     running = (
         Progress("running", tight, 0.1, 50, 55, 6, 20, 40, True),
         Progress("late", tight, 9.0, 50, 50, 1, 20, 40, True),
-        Progress("filler", flex, 0.1, 500, 100, 0, 20, 40, True),
+        Progress("best_effort_stretch", flex, 0.1, 500, 100, 0, 20, 40, True),
     )
     step = Step(60.0, 100.0, 1000.0, 3.0, 0.0, 0.02)
     for name in ("a", "b"):

@@ -11,28 +11,34 @@ LIMITS = np.dtype(
         ("max_running", "i4"),  # sequences that may hold KV at once
         ("max_batch_tokens", "i4"),
         ("max_iteration_s", "f8"),  # the executor's own cap: planning and execution must use the same
-        ("filler", "f8"),  # of an empty iteration: how far late and best-effort work may go beyond one (newcomers wait)
+        (
+            "best_effort_stretch",
+            "f8",
+        ),  # of an empty iteration: how far late and best-effort work may go beyond one (newcomers wait)
         ("best_effort_share", "f8"),  # part of every iteration kept for best effort, against starvation
         ("acceptance", "f8"),  # probability that a draft token is accepted
-        ("guard", "f8"),  # of its prediction: by how much an iteration may take longer without making a token late
+        (
+            "slack_margin",
+            "f8",
+        ),  # of its prediction: by how much an iteration may take longer without making a token late
         ("kv_headroom", "f8"),  # part of the KV cache that admission leaves free for longer outputs than predicted
     ]
 )
 
 
-# Filler of live engines and their replicas: shorter iterations would halve the speed of work without objectives.
-LIVE_FILLER = 8.0
-GUARD_PER_ERROR = 16.0  # guard of live engines and their replicas per mean relative error of the predictions
-MOST_GUARD = 5.0
+SLACK_MARGIN_PER_ERROR = (
+    16.0  # slack margin of live engines and their replicas per mean relative error of the predictions
+)
+MAX_SLACK_MARGIN = 5.0
 
 
-def guard_for(error: float) -> float:
-    """The guard of an engine whose iterations miss their predictions by ``error`` (mean absolute, relative).
+def slack_margin_for(error: float) -> float:
+    """The slack margin of an engine whose iterations miss their predictions by ``error`` (mean absolute, relative).
 
     Exact predictions need none. One iteration in a hundred takes about ``1 + 5 * error`` times its prediction; most of
     what is on top of that covers several such in a row, since one late token misses the whole request.
     """
-    return min(MOST_GUARD, GUARD_PER_ERROR * error)
+    return min(MAX_SLACK_MARGIN, SLACK_MARGIN_PER_ERROR * error)
 
 
 def make_limits(
@@ -41,11 +47,11 @@ def make_limits(
     max_running: int = 256,
     max_batch_tokens: int = 8192,
     max_iteration_s: float = 0.2,
-    filler: float = 0.5,
+    best_effort_stretch: float = 0.5,
     best_effort_share: float = 0.0,
     acceptance: float = 0.0,
     kv_headroom: float = 0.0,
-    guard: float = 0.0,
+    slack_margin: float = 0.0,
 ) -> np.void:
     """One ``LIMITS`` record; raises ``ValueError`` naming the field that makes no sense."""
     positive = {
@@ -54,7 +60,7 @@ def make_limits(
         "max_running": max_running,
         "max_batch_tokens": max_batch_tokens,
         "max_iteration_s": max_iteration_s,
-        "filler": filler,
+        "best_effort_stretch": best_effort_stretch,
     }
     for name, value in positive.items():
         if not value > 0 or math.isinf(value):
@@ -63,9 +69,9 @@ def make_limits(
     for name, share in shares.items():
         if not 0.0 <= share < 1.0:
             raise ValueError(f"{name} must lie in [0, 1), not {share}")
-    if not 0.0 <= guard < math.inf:
-        raise ValueError(f"guard must be finite and not negative, not {guard}")
+    if not 0.0 <= slack_margin < math.inf:
+        raise ValueError(f"guard must be finite and not negative, not {slack_margin}")
     record = np.zeros(1, dtype=LIMITS)
-    record[0] = (*positive.values(), best_effort_share, acceptance, guard, kv_headroom)
+    record[0] = (*positive.values(), best_effort_share, acceptance, slack_margin, kv_headroom)
     limits: np.void = record[0]
     return limits

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numba
 
-ROOMS = ("profiles", "planning", "routing", "controller", "replicas", "simulation")
+ROOMS = ("profiles", "protocol", "planning", "routing", "controller", "replicas", "simulation")
 KEPT_S = 7 * 86400.0  # folders of other states that were not used for so long are removed
 
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 import msgspec
 
-from controller.wire import LOAD_TOKENS, Delta, Outputs, Progress, Submission
+from protocol.messages import LOAD_TOKENS, Delta, Outputs, Progress, Submission
 
 _encoder = msgspec.msgpack.Encoder()
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from ray import serve
 
-from controller.wire import Delta, Rejection, Report, Submission
+from protocol.messages import Delta, Rejection, Report, Submission
 from replicas.channels import Channels, encode_outputs, load_of
 from replicas.config import ReplicaConfig, controller_name, replica_config
 from replicas.engine import Engine, EngineFailure, waited_too_long

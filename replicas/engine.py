@@ -6,7 +6,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from controller.wire import Delta, EngineCounts, Progress, Step, Submission, request_uid
+from protocol.messages import Delta, EngineCounts, Progress, Step, Submission, request_uid
 
 
 class EngineFailure(RuntimeError):
@@ -19,7 +19,7 @@ class PlanLimits(msgspec.Struct, frozen=True):
     block_tokens: int
     max_batch_tokens: int
     max_iteration_s: float
-    filler: float
+    best_effort_stretch: float
     best_effort_share: float
 
 

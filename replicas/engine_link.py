@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from controller.wire import Step
+from protocol.messages import Step
 
 RECEIVE_BYTES = 1 << 20
 PART_BYTES = 1 << 16  # of requests in one datagram; the kernel takes about 200 KB of a sender at a time

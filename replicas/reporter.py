@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import ray
 
-from controller.wire import Report
+from protocol.messages import Report
 
 SERVE_REPLICA = "SERVE_REPLICA::"  # how Serve's actor names begin; they end in "#" and the unique id
 ANSWER_S = 2.0  # a controller that does not answer by then is looked up again

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from controller.wire import Slo, request_uid
 from planning.batch.kv import PREEMPT
 from planning.deadlines import begin_lines
 from planning.tables import request_table
+from protocol.messages import Slo, request_uid
 from replicas.positions import DraftsInFlight
 
 KEY = "polyslo"  # of SamplingParams.extra_args

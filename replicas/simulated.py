@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from controller.wire import PREFILLED, Delta, Step, Submission
 from planning.batch.kv import PREEMPT
 from planning.deadlines import begin_lines
 from planning.tables import REQUEST
+from protocol.messages import PREFILLED, Delta, Step, Submission
 from replicas.config import ReplicaConfig
 from replicas.engine import EngineFailure, EngineState, EngineTotals, Entry, fill_row, to_step
 from replicas.step_planner import StepPlanner, profile_coefficients, told_limits

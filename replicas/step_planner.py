@@ -13,15 +13,16 @@ from planning.batch.registry import batch_policy
 from planning.batch.speculation import plan_drafts
 from planning.deadlines import begin_lines
 from planning.engine import EngineModel
-from planning.limits import LIVE_FILLER, guard_for, make_limits
+from planning.limits import make_limits, slack_margin_for
 from planning.tables import request_table
 from profiles.kernels import iteration_s
 from profiles.online import ERROR, corrected, new_correction, observe
 from profiles.store import load_profile
+from protocol.messages import LIVE_STRETCH
 from replicas.engine import PlanLimits
 
 STOCK = "vllm"  # inside vLLM: its own scheduler, untouched
-OPTIONS = ("max_iteration_s", "filler", "best_effort_share", "token_budget")
+OPTIONS = ("max_iteration_s", "best_effort_stretch", "best_effort_share", "token_budget")
 ACCEPTANCE_PRIOR = 0.5  # chance that a draft token is accepted, as long as nobody has seen any
 ACCEPTANCE_WEIGHT = 0.005  # of one more draft token in the running rate
 PRIOR_WEIGHT = 0.0005  # of the prior, per iteration without drafts: what was learnt fades when it is not tested
@@ -30,7 +31,7 @@ PRIOR_WEIGHT = 0.0005  # of the prior, per iteration without drafts: what was le
 def planner_limits(policy: str, options: dict[str, float], **bounds: int) -> np.void:
     """The limits of a policy with these options; raises ``ValueError`` naming what is unknown or makes no sense."""
     batch_policy(policy)
-    chosen: dict[str, Any] = {"filler": LIVE_FILLER, **bounds}
+    chosen: dict[str, Any] = {"best_effort_stretch": LIVE_STRETCH, **bounds}
     for name, value in options.items():
         if name not in OPTIONS:
             raise ValueError(f"policy_options: unknown {name!r}, known: {', '.join(OPTIONS)}")
@@ -78,7 +79,10 @@ class StepPlanner:
     def configure(self, policy: str, options: dict[str, float]) -> None:
         """Choose the policy by name; raises ``ValueError`` for an unknown policy or option."""
         limits = planner_limits(policy, options, **self._bounds)
-        limits["acceptance"], limits["guard"] = min(self._acceptance, 0.99), guard_for(self._correction[ERROR])
+        limits["acceptance"], limits["slack_margin"] = (
+            min(self._acceptance, 0.99),
+            slack_margin_for(self._correction[ERROR]),
+        )
         self.policy, self.limits = batch_policy(policy), limits
 
     def warm_up(self) -> None:
@@ -135,7 +139,7 @@ class StepPlanner:
                 self._correction, self._profile, tokens, kv_tokens, pairs, sequences, drafts, seconds
             )
             self.coefficients = corrected(self._profile, self._correction)
-            self.limits["guard"] = guard_for(self._correction[ERROR])
+            self.limits["slack_margin"] = slack_margin_for(self._correction[ERROR])
 
 
 def profile_coefficients(name: str, speed: float = 1.0) -> tuple[np.ndarray, int]:

@@ -9,7 +9,7 @@ import msgspec
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-from controller.wire import Delta
+from protocol.messages import Delta
 from replicas.kv_transfer import to_transfer
 
 _INLINE = 1 << 62  # tensors travel inside the message, whatever their size

@@ -21,7 +21,7 @@ from vllm.utils.network_utils import get_ip, get_open_port
 from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
 from vllm.v1.engine.core_client import AsyncMPClient, EngineCoreClient
 
-from controller.wire import PREFILLED, Delta, Progress, Step, Submission
+from protocol.messages import PREFILLED, Delta, Progress, Step, Submission
 from replicas.config import ReplicaConfig
 from replicas.cores import CoreClaim
 from replicas.engine import EngineFailure, EngineState, EngineTotals, Entry, usable_kv_tokens

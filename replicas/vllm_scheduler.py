@@ -15,8 +15,8 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from controller.wire import Step
 from planning.batch.composition import TOKENS
+from protocol.messages import Step
 from replicas.engine import to_step, usable_kv_tokens
 from replicas.engine_link import TickSender
 from replicas.failures import Failures

@@ -6,7 +6,7 @@
 import json
 from typing import Any
 
-from controller.wire import Verdict
+from protocol.messages import Verdict
 from serving.errors import anthropic_error, is_anthropic
 from serving.ticket import Ticket
 

@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-from controller.wire import Admission, Decision, Verdict
+from protocol.messages import Admission, Decision, Verdict
 from serving.jobs import Job, Links, Patience
 from serving.notices import Tasks
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from controller.wire import PREFILLED, Delta
+from protocol.messages import PREFILLED, Delta
 from replicas.engine import EngineFailure
 from serving.deciding import Decider
 from serving.jobs import Job, Links, Patience

@@ -19,7 +19,7 @@ def kv_usage(replica: Replica) -> float:
 
 
 def counted(name: str) -> Callable[[Replica], float]:
-    """How to read one field of ``controller.wire.EngineCounts`` from a replica's status."""
+    """How to read one field of ``protocol.messages.EngineCounts`` from a replica's status."""
     return lambda replica: float(replica["engine"][name])
 
 

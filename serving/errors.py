@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
-from controller.wire import Decision
+from protocol.messages import Decision
 
 RETRY_AFTER_CAP_S = 30
 ANTHROPIC = "/v1/messages"  # this path, and what is below it

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from planning.limits import guard_for
+from planning.limits import slack_margin_for
 from profiles.kernels import iteration_s
 from profiles.online import ERROR, corrected, new_correction, observe_steps
 from profiles.profile import Profile
@@ -116,7 +116,7 @@ class Machine:
         fitted = replace(
             self,
             coefficients=coefficients * steps[:, 5].sum() / expected_s,
-            guard=guard_for(state[ERROR]),
+            guard=slack_margin_for(state[ERROR]),
         )
         expected = fitted.simulated(jobs)
         late_s = np.median([np.median(seen.first_s - expected.first_s) for seen, _ in probes])

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from controller.wire import Decision, Verdict
+from protocol.messages import Decision, Verdict
 from serving.deciding import NO_REPLICA
 from serving.jobs import Job
 from serving.notices import Tasks

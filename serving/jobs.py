@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 
 from controller.halves import prefill_slo
-from controller.wire import (
+from protocol.messages import (
     INF,
     LOAD_TOKENS,
     Admission,

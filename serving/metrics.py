@@ -9,7 +9,7 @@ from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, make_asgi_app
 
-from controller.wire import Verdict
+from protocol.messages import Verdict
 from serving.asgi import App
 from serving.engine_series import EngineSeries
 from serving.known_replicas import state_of

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from controller.wire import Outcome
+from protocol.messages import Outcome
 from serving.jobs import Links
 
 logger = logging.getLogger("polyslo.dispatch")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from controller.wire import Admission, Decision, Submission, Verdict
+from protocol.messages import Admission, Decision, Submission, Verdict
 from serving.deciding import Decided, Decider
 from serving.groups import Group
 from serving.jobs import Job, Patience

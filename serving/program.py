@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from controller.wire import INF
+from protocol.messages import INF
 from serving.slo import Asked, Headers, SloError, figure, section, shown
 
 _KEYS = ("id", "deadline_ms", "stage", "parents", "app")

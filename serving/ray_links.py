@@ -14,7 +14,7 @@ import ray
 from ray.serve.exceptions import ReplicaUnavailableError
 
 from controller.actor import start_controller
-from controller.wire import Admission, Decision, Outcome, Rejection, Submission
+from protocol.messages import Admission, Decision, Outcome, Rejection, Submission
 
 ANYONE_S = 3.0
 NEWBORN_S = 1.0

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.attainment import AttainmentFlags, judge_many
+from protocol.attainment import AttainmentFlags, judge_many
 from serving.replay_client import Record, Status
 from serving.workload_mix import BEST_EFFORT_TIER, SloClass
 

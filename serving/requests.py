@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from controller.wire import Decision, Delta, Scope, Verdict
+from protocol.messages import Decision, Delta, Scope, Verdict
 from serving.groups import Group
 from serving.jobs import ATTEMPT, Job, outcome, released, whole_outcome
 from serving.notices import Notices

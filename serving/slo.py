@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from controller.tiers import Tier, TierTable
-from controller.wire import INF, Slo
+from protocol.messages import INF, Slo
 from serving.strict import suggest
 
 _SLO_KEYS = ("ttft_ms", "tpot_ms", "e2e_ms", "tier", "max_wait_ms", "program")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from controller.wire import Delta, Outputs
+from protocol.messages import Delta, Outputs
 from serving.jobs import Links, Patience, Stream
 from serving.notices import Tasks
 

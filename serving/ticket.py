@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from controller.attainment import Tally
-from controller.wire import Decision, Slo, Verdict
+from protocol.attainment import Tally
+from protocol.messages import Decision, Slo, Verdict
 from serving.program import Program
 
 WORST_FIRST = ("error", "refused", "abort", "length", "stop")

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, Strict, model_validator
 
 from controller.tiers import Tier, TierTable
-from controller.wire import INF
+from protocol.messages import INF
 from serving.slo import TierIndex
 from serving.strict import ConfigError, Section, suggest
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from controller.wire import Slo, Submission
+from protocol.messages import Slo, Submission
 
 
 @dataclass

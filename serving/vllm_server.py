@@ -25,7 +25,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.executor.abstract import Executor
 
-from controller.wire import Delta, Slo
+from protocol.messages import Delta, Slo
 from replicas.vllm_codec import decode_output, encode_request, encode_value, with_emitted
 from routing.prefix_index import hash_prefix
 from serving.dispatch import Dispatcher

@@ -12,7 +12,7 @@ import numpy as np
 
 from controller.disaggregation import DisaggregatedFleet
 from controller.halves import prefill_slo
-from controller.wire import Admission, Decision
+from protocol.messages import Admission, Decision
 from simulation.distserve import continue_line
 from simulation.fleet import FleetDispatch
 from simulation.jobs import NEVER

@@ -15,7 +15,7 @@ import numpy as np
 from controller.fleet import Fleet
 from controller.scaling import Actions, Serve
 from controller.sizing import SCALE_S, plan_size
-from controller.wire import Report
+from protocol.messages import Report
 from simulation.fleet import FleetDispatch, replica_name
 from simulation.loop import Simulation
 

@@ -10,8 +10,8 @@ import numpy as np
 from controller.disaggregation import make_fleet
 from controller.options import FleetOptions
 from controller.tiers import Tier, TierTable
-from controller.wire import Admission, Decision, Outcome, Progress, Report, Slo, Verdict
 from profiles.profile import Profile
+from protocol.messages import Admission, Decision, Outcome, Progress, Report, Slo, Verdict
 from routing.prefix_index import hash_spacing
 from simulation.loop import Simulation
 

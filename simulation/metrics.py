@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from controller.attainment import TOLERATED_LATE
+from protocol.attainment import TOLERATED_LATE
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class System:
     drops_refused: bool = False  # no best-effort tier: what is refused is gone
     believed_speed: float = 1.0  # of the hardware as the planner sees it; 1.1: it thinks iterations 10 % shorter
     best_effort_share: float = 0.0
-    guard: float = 0.0  # see planning.limits: iterations take exactly what is predicted here
+    slack_margin: float = 0.0  # see planning.limits: iterations take exactly what is predicted here
     replicas: int = 1
 
     @property
@@ -67,7 +67,7 @@ class System:
             max_iteration_s=MAX_ITERATION_S,
             best_effort_share=self.best_effort_share,
             acceptance=self.acceptance,
-            guard=self.guard,
+            slack_margin=self.slack_margin,
         )
         code = policy_code(self.policy)
         engines.state["policy"], engines.state["sheds"] = code, self.sheds or POLICIES[code].sheds

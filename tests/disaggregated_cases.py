@@ -6,8 +6,8 @@ from controller.disaggregation import DisaggregatedFleet, make_fleet
 from controller.fleet import FleetOptions
 from controller.phases import PhaseOptions
 from controller.tiers import TierTable
-from controller.wire import Admission, Decision, Progress
 from profiles.store import load_profile
+from protocol.messages import Admission, Decision, Progress
 from tests.fleet_cases import TIERS, TIGHT, report
 
 

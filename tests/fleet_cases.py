@@ -5,8 +5,8 @@ import itertools
 from controller.fleet import Fleet
 from controller.options import FleetOptions
 from controller.tiers import Tier, TierTable
-from controller.wire import Admission, Outcome, Progress, Report, Slo, Verdict
 from profiles.store import load_profile
+from protocol.messages import Admission, Outcome, Progress, Report, Slo, Verdict
 
 H200 = "h200_sxm__llama-3.1-8b"
 TIERS = TierTable.of(

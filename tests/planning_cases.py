@@ -41,7 +41,7 @@ def draw_case(seed: int, most_new: int = 6, most_running: int = 10) -> Case:
         max_running=int(rng.choice([4, 8, 64])),
         max_batch_tokens=int(rng.choice([256, 2048])),
         max_iteration_s=float(rng.choice([0.05, 0.2])),
-        guard=float(rng.choice([0.0, 1.0, 3.0])),
+        slack_margin=float(rng.choice([0.0, 1.0, 3.0])),
     )
     running = draw_requests(rng, int(rng.integers(0, most_running + 1)), 1)
     start_decoding(rng, running)

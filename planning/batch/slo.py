@@ -1,8 +1,8 @@
 """One iteration: which tokens of which request, for how long. One function for the engine, its mirror and its model.
 
 SLOs-Serve algorithm 2 with dynamic size, over DSLO deadlines: the batch is the largest that keeps every running decode
-on time, even if it takes longer than predicted by the guard. Decodes that would be late in the next iteration come
-first, then prefills by deadline, then early decodes; late and best-effort requests fill what costs no one an SLO.
+on time, even if it takes longer than predicted by the slack margin. Decodes that would be late in the next iteration
+come first, then prefills by deadline, then early decodes; late and best-effort requests fill what costs no one an SLO.
 """
 
 import math
@@ -139,8 +139,8 @@ def _take_prefills(
 ) -> tuple[float, int]:
     """Add prefill chunks of one kind by deadline; returns the iteration's limit after it and how far they were served.
 
-    A first token must not wait for what is placed behind it beyond its own deadline less the guard: the limit falls to
-    that.
+    A first token must not wait for what is placed behind it beyond its own deadline less the slack margin: the limit
+    falls to that.
     """
     composition, served, block_tokens = builder.composition, ALL_SERVED, engine.limits["block_tokens"]
     most = builder.free[:0]  # what preemption could yield; empty: not known
@@ -166,7 +166,9 @@ def _take_prefills(
         if kind == PREFILL:
             limit_s = min(
                 limit_s,
-                max(builder.slack_s[i] / (1.0 + engine.limits["guard"]), composition_s(engine.coef, composition)),
+                max(
+                    builder.slack_s[i] / (1.0 + engine.limits["slack_margin"]), composition_s(engine.coef, composition)
+                ),
             )
     return limit_s, served
 
@@ -205,17 +207,17 @@ def _future_margin_s(engine: EngineModel, table: RequestTable, now_s: float, bui
 def _take_due_decodes(engine: EngineModel, table: RequestTable, now_s: float, builder: BatchBuilder) -> float:
     """Add the decodes that cannot wait for the next iteration; returns how long this one may last.
 
-    That is the least slack of any running decode, less the guard: were the iteration ``guard`` times longer than it is
-    predicted, nobody would be late. Where not even all decodes fit into that they run alone and so earn slack. A decode
-    can wait when, with the same guard, it would not cut the next iteration below the tightest pace: decodes that fall
-    due one after the other leave prefills nothing but slivers, those that run together leave them whole iterations.
-    None has to wait when no prefill wants the time.
+    That is the least slack of any running decode, less the slack margin: were the iteration ``slack_margin`` times
+    longer than it is predicted, nobody would be late. Where not even all decodes fit into that they run alone and so
+    earn slack. A decode can wait when, with the same guard, it would not cut the next iteration below the tightest
+    pace: decodes that fall due one after the other leave prefills nothing but slivers, those that run together leave
+    them whole iterations. None has to wait when no prefill wants the time.
     """
     everyone, least_s, pace_s, stretch = (
         np.zeros(5),
         math.inf,
         engine.limits["max_iteration_s"],
-        1.0 + engine.limits["guard"],
+        1.0 + engine.limits["slack_margin"],
     )
     for i in range(len(table)):
         if builder.kind[i] == DECODE:
@@ -251,16 +253,16 @@ def _fill(
 ) -> None:
     """Late and best-effort work in what is left: it may not cost an attainable request its SLO, now or later.
 
-    Nor may it make newcomers wait: decodes prolong the iteration by ``limits["filler"]`` of an empty one, prefills only
-    an iteration that is not longer than that beyond an empty one. Only ``best_effort_s`` is theirs in any case, and all
-    there is while attainable prefills are not all served.
+    Nor may it make newcomers wait: decodes prolong the iteration by ``limits["best_effort_stretch"]`` of an empty one,
+    prefills only an iteration that is not longer than that beyond an empty one. Only ``best_effort_s`` is theirs in any
+    case, and all there is while attainable prefills are not all served.
     """
     used_s, empty_s = composition_s(engine.coef, builder.composition), iteration_s(engine.coef, 1.0, 0.0, 0.0, 1.0, 0.0)
     margin_s = _future_margin_s(engine, table, now_s, builder) if is_served else 0.0
-    margin_s = max(0.0, (margin_s - engine.limits["guard"] * used_s) / (1.0 + engine.limits["guard"]))
+    margin_s = max(0.0, (margin_s - engine.limits["slack_margin"] * used_s) / (1.0 + engine.limits["slack_margin"]))
     limit_s = min(limit_s + best_effort_s, used_s + max(best_effort_s, margin_s))
-    filler_s = engine.limits["filler"] * empty_s
-    decode_limit_s = min(limit_s, max(used_s, empty_s) + max(best_effort_s, filler_s))
+    stretch_s = engine.limits["best_effort_stretch"] * empty_s
+    decode_limit_s = min(limit_s, max(used_s, empty_s) + max(best_effort_s, stretch_s))
     _take_decodes(engine, table, decode_limit_s, SPARE_DECODE, _by_slack(table, builder, LATE_DECODE), builder)
     pace_s = math.inf
     for i in range(len(table)):
@@ -270,7 +272,7 @@ def _fill(
     limit_s = min(
         limit_s,
         max(pace_s, 2 * composition_s(engine.coef, builder.composition)),
-        max(empty_s + filler_s, used_s + best_effort_s),
+        max(empty_s + stretch_s, used_s + best_effort_s),
     )
     _limit_s, served = _take_prefills(engine, table, limit_s, SPARE_DECODE, LATE_PREFILL, builder)
     _take_decodes(engine, table, decode_limit_s, IDLE, _rows_of(builder, SPARE_DECODE), builder)

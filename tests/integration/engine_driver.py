@@ -8,7 +8,7 @@ from typing import Any
 
 import psutil
 
-from controller.wire import Slo, Submission
+from protocol.messages import Slo, Submission
 from replicas.config import ReplicaConfig
 
 TIGHT = Slo(ttft_s=1.0, tpot_s=0.05)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.wire import PREFILLED, Delta, Submission
+from protocol.messages import PREFILLED, Delta, Submission
 from replicas.kv_transfer import SUBFOLDER
 from replicas.vllm_codec import decode_request, encode_request, with_emitted
 from tests.integration.engine_driver import BEST_EFFORT, LOOSE, TIGHT, Driver, submission

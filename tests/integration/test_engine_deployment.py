@@ -15,7 +15,7 @@ import ray
 from ray import serve
 from rich.console import Console
 
-from controller.wire import Outputs, Report, Slo, Submission
+from protocol.messages import Outputs, Report, Slo, Submission
 from replicas.deployment import replica_deployment
 from serving.local_ray import local_ray
 

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from controller.fleet import Fleet
-from controller.wire import Admission, Report, Slo, Submission, Verdict
 from profiles.kernels import iteration_s
 from profiles.store import load_profile
+from protocol.messages import Admission, Report, Slo, Submission, Verdict
 from tests.fleet_cases import H200, fleet
 from tests.integration.engine_driver import Driver, submission
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from controller.wire import Submission
+from protocol.messages import Submission
 from replicas.engine import EngineFailure
 from tests.integration.engine_driver import (
     BEST_EFFORT,

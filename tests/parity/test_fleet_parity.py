@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from controller.allocation import AllocationOptions
-from controller.wire import Decision, Verdict
+from protocol.messages import Decision, Verdict
 from simulation.fleet import FleetDispatch
 from simulation.loop import Simulation
 from simulation.systems import FleetOf

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from controller.wire import Slo, request_uid
 from planning.batch.kv import PREEMPT
 from planning.batch.registry import SLO, form
 from planning.engine import EngineModel
+from protocol.messages import Slo, request_uid
 from replicas.request_rows import RequestRows, to_extra_args
 from replicas.step_planner import StepPlanner
 from simulation.loop import Simulation

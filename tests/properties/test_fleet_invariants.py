@@ -22,10 +22,10 @@ from controller.options import FleetOptions
 from controller.role import Kind
 from controller.tiers import Tier, TierTable
 from controller.virtual import admission_row
-from controller.wire import Admission, Decision, Outcome, Report, Slo, Verdict
 from planning.admission.search import ADMITTED
 from planning.engine import EngineModel
 from profiles.store import load_profile
+from protocol.messages import Admission, Decision, Outcome, Report, Slo, Verdict
 from routing.fleet_state import advance_fleet
 from routing.placement import check_replica, quick_check
 from routing.scores import score_replicas

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from planning.admission.plan import AdmissionPlan, plan_admission
 from planning.batch.classes import DECODE, classify
-from planning.batch.composition import add, composition_s
+from planning.batch.composition import add_tokens, composition_s
 from planning.batch.kv import PREEMPT
 from planning.batch.slo import form_batch
 from planning.deadlines import slack_s
@@ -129,7 +129,7 @@ def test_9_best_effort_is_free(seed: int) -> None:
     case.running = case.running[~case.running["best_effort"]]
     assume(is_sound(case))
     table = np.concatenate((case.running, case.new[plan(case).accepted]))
-    case.limits["filler"] = 8.0  # as live engines have it
+    case.limits["best_effort_stretch"] = 8.0  # as live engines have it
     assume(len(table) > 0)
     alone = replay(EngineModel(case.coef, case.limits), table, 0.0)
     beside = replay(EngineModel(case.coef, case.limits), with_best_effort(seed, table), 0.0)
@@ -182,8 +182,8 @@ def test_10_an_iteration_that_takes_longer_by_the_guard_makes_nobody_late(seed: 
     assume(seconds > 0.0 and (kinds[tokens > 0] > DECODE).any() and not (tokens == PREEMPT).any())
     mix = np.zeros(5)
     for row in table[kinds == DECODE]:
-        add(row, 1 + row["spec_tokens"], mix)
+        add_tokens(row, 1 + row["spec_tokens"], mix)
     decodes_s = composition_s(case.coef, mix)
     least_s = min((slack_s(row, 0.0) for row in table[kinds == DECODE]), default=math.inf)
     if decodes_s <= least_s:
-        assert seconds <= max(decodes_s, least_s / (1.0 + case.limits["guard"])) + EPSILON_S
+        assert seconds <= max(decodes_s, least_s / (1.0 + case.limits["slack_margin"])) + EPSILON_S

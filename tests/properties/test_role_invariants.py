@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from controller.role import Kind, ReplicaView
 from controller.roles import DynamicRoles, RoleOptions
 from controller.tiers import Tier, TierTable
-from controller.wire import Slo
+from protocol.messages import Slo
 
 PACES_S = {"tight": 0.02, "middle": 0.05, "loose": 0.1}
 bounds = st.tuples(st.integers(0, 2), st.integers(0, 3)).map(lambda b: (b[0], b[1] and max(b)))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PURE_ROOMS = ("profiles", "planning", "routing", "controller", "simulation")
+PURE_ROOMS = ("profiles", "protocol", "planning", "routing", "controller", "simulation")
 ROOMS = (*PURE_ROOMS, "replicas", "serving", "benchmarks")
 SHELLS = {"controller.actor", "controller.scaler"}  # modules of pure rooms that are shells
 EMPTY_ON_IMPORT = ("controller", "replicas", "serving")  # Python runs their __init__ wherever one module is wanted

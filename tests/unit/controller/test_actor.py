@@ -17,8 +17,8 @@ from controller.role import Kind
 from controller.scaler import ScalingError, ServeScaler
 from controller.scaling import Actions, ScalingOptions, Serve
 from controller.tiers import Tier, TierTable
-from controller.wire import Report
 from profiles.store import load_profile
+from protocol.messages import Report
 
 H200 = "h200_sxm__llama-3.1-8b"
 

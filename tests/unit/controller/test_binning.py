@@ -9,8 +9,8 @@ from controller.lengths import LengthEstimator
 from controller.options import FleetOptions
 from controller.phases import PhaseOptions
 from controller.tiers import Tier, TierTable
-from controller.wire import INF, Slo, Verdict
 from profiles.store import load_profile
+from protocol.messages import INF, Slo, Verdict
 from tests.fleet_cases import ask, report
 
 TIERS = TierTable.of(

@@ -8,8 +8,8 @@ from controller.disaggregation import HAND_OVER_S, DisaggregatedFleet, make_flee
 from controller.options import FleetOptions
 from controller.phases import PhaseOptions
 from controller.virtual import RESERVED_S
-from controller.wire import Progress, Slo, Verdict, request_uid
 from profiles.store import load_profile
+from protocol.messages import Progress, Slo, Verdict, request_uid
 from tests.disaggregated_cases import fleet, full, one, second
 from tests.fleet_cases import FLEX, LOOSE, TIERS, TIGHT, ask, ended, in_progress, report
 

@@ -9,8 +9,8 @@ from controller.fleet import Fleet, FleetOptions
 from controller.phases import Phase, PhaseOptions
 from controller.status import fleet_status
 from controller.tiers import Tier, TierTable
-from controller.wire import Progress, Slo, Verdict
 from profiles.store import load_profile
+from protocol.messages import Progress, Slo, Verdict
 from tests.disaggregated_cases import fleet, full, one, second
 from tests.fleet_cases import FLEX, TIERS, TIGHT, ask, ended, report
 

@@ -13,8 +13,8 @@ from controller.placing import SILENCE_S, UNBOUND_S, latest_start_s
 from controller.status import fleet_status
 from controller.tiers import Tier, TierTable
 from controller.virtual import admission_row
-from controller.wire import Admission, Progress, Slo, Verdict
 from profiles.store import load_profile
+from protocol.messages import Admission, Progress, Slo, Verdict
 from tests.fleet_cases import FLEX, LOOSE, TIERS, TIGHT, ask, ended, fleet, report
 
 
@@ -289,6 +289,6 @@ def test_integrity_under_random_events(story: list[tuple[str, int, int]]) -> Non
 
 
 def uid(ask_: Admission) -> int:
-    from controller.wire import request_uid
+    from protocol.messages import request_uid
 
     return request_uid(ask_.request_id)

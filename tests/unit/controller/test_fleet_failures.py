@@ -1,7 +1,7 @@
 """What the fleet makes of replicas that fail and of messages that are lost."""
 
 from controller.status import fleet_status
-from controller.wire import Progress, Step
+from protocol.messages import Progress, Step
 from tests.fleet_cases import FLEX, TIGHT, ask, fleet, in_progress, report
 
 

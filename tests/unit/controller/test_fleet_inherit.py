@@ -6,8 +6,8 @@ from controller.fleet import Fleet
 from controller.options import FleetOptions
 from controller.status import fleet_status
 from controller.tiers import Tier, TierTable
-from controller.wire import Verdict
 from profiles.store import load_profile
+from protocol.messages import Verdict
 from tests.fleet_cases import LOOSE, TIERS, TIGHT, ask, ended, fleet, report
 
 # Another tier before all others, so that each of these is at another position.

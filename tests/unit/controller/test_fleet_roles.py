@@ -13,8 +13,8 @@ from controller.scaling import Actions, ScalingOptions, Serve
 from controller.sizing import hardware_of, plan_size
 from controller.status import fleet_status
 from controller.tiers import Tier, TierTable
-from controller.wire import Admission, Decision, Progress, Report, Slo, Verdict, request_uid
 from profiles.store import load_profile
+from protocol.messages import Admission, Decision, Progress, Report, Slo, Verdict, request_uid
 
 H200 = "h200_sxm__llama-3.1-8b"
 TIGHT, LOOSE, FLEX = Slo(0.3, 0.03, tier="tight"), Slo(3.0, 0.1, tier="loose"), Slo(tier="flex", best_effort=True)

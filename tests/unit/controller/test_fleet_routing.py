@@ -9,9 +9,9 @@ from controller.options import FleetOptions
 from controller.status import fleet_status
 from controller.tiers import Tier, TierTable
 from controller.virtual import admission_row
-from controller.wire import Admission, Report, Slo, Verdict
 from planning.admission.plan import REASONS, AdmitReason
 from profiles.store import load_profile
+from protocol.messages import Admission, Report, Slo, Verdict
 from routing.placement import check_replica
 
 H200 = "h200_sxm__llama-3.1-8b"

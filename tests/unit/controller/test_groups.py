@@ -5,7 +5,7 @@ import pytest
 
 from controller import groups, placing
 from controller.fleet import Fleet
-from controller.wire import Admission, Slo, Verdict
+from protocol.messages import Admission, Slo, Verdict
 from tests.fleet_cases import FLEX, LOOSE, TIGHT, ask, fleet, report
 
 

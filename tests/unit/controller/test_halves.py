@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from controller.halves import decode_slot, prefill_part, prefill_slo
-from controller.wire import INF, Admission, Slo
 from planning.deadlines import rate_due_s
 from planning.limits import make_limits
-from routing.fleet_state import FleetState, make_fleet_state, summarize
+from protocol.messages import INF, Admission, Slo
+from routing.fleet_state import FleetState, make_fleet_state, recompute_load
 from routing.placement import NOWHERE
 from tests.planning_cases import COEFS, draw_requests, start_decoding
 
@@ -47,7 +47,7 @@ def fleet_state(loads: list[int], capacity_tokens: int = 100_000) -> FleetState:
         table["ttft_s"], table["tpot_s"], table["deadline_s"], table["tier"] = 0.5, 0.03, np.inf, 0
         table["arrival_s"] = 0.02 - table["ttft_s"] - table["emitted_tokens"] * table["tpot_s"]
         fleet.replicas["count"][r], fleet.tables[r, :load] = load, table
-        summarize(fleet, r)
+        recompute_load(fleet, r)
     return fleet
 
 

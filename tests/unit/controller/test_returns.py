@@ -12,7 +12,7 @@ from controller.fleet import Fleet
 from controller.options import FleetOptions
 from controller.returns import GRACE_S, LEAST_SHARE, MEMORY
 from controller.tiers import Tier, TierTable
-from controller.wire import Admission, Decision, Progress, Slo, Verdict
+from protocol.messages import Admission, Decision, Progress, Slo, Verdict
 from serving.errors import retry_after_s
 from simulation.fleet import FleetDispatch
 from simulation.loop import Simulation

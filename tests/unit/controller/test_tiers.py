@@ -3,7 +3,7 @@
 import pytest
 
 from controller.tiers import Tier, TierTable
-from controller.wire import INF, Slo
+from protocol.messages import INF, Slo
 from routing.fleet_state import SHARED
 
 

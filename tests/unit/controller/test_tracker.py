@@ -3,7 +3,7 @@
 import msgspec
 
 from controller.tracker import Tracker
-from controller.wire import Outcome, Scope, Verdict
+from protocol.messages import Outcome, Scope, Verdict
 
 
 def outcome(finish: str, met: bool, verdict: Verdict = Verdict.ADMITTED) -> Outcome:

@@ -3,19 +3,18 @@
 from controller.bank import Bank
 from controller.lengths import LengthEstimator
 from controller.virtual import VirtualReplica
-from controller.wire import Step
-from planning.limits import LIVE_FILLER
 from profiles.store import load_profile
+from protocol.messages import LIVE_STRETCH, Step
 from tests.fleet_cases import H200, TIERS, report
 
 
 def test_limits_follow_the_reports_and_the_guard_stays() -> None:
     replica = VirtualReplica(report("a"), load_profile(H200), Bank(), 0.0)
-    assert [replica.limits[name] for name in ("block_tokens", "filler")] == [16, LIVE_FILLER]
+    assert [replica.limits[name] for name in ("block_tokens", "best_effort_stretch")] == [16, LIVE_STRETCH]
     slow = tuple(Step(100.0, 1e4, 0.0, 100.0, 0.0, seconds) for seconds in (0.01, 0.1) * 50)
     replica.sync(report("a", 2, steps=slow), LengthEstimator(100.0), TIERS, 0.1)
-    assert (guard := float(replica.limits["guard"])) > 0.0
-    told = dict(block_tokens=32, max_iteration_s=0.1, best_effort_share=0.25, filler=2.0)
+    assert (slack_margin := float(replica.limits["slack_margin"])) > 0.0
+    told = dict(block_tokens=32, max_iteration_s=0.1, best_effort_share=0.25, best_effort_stretch=2.0)
     replica.sync(report("a", 3, **told), LengthEstimator(100.0), TIERS, 0.2)
     assert {name: replica.limits[name] for name in told} == told
-    assert replica.limits["guard"] == guard
+    assert replica.limits["slack_margin"] == slack_margin

@@ -175,7 +175,7 @@ def test_a_prompt_that_can_never_fit_blocks_nobody() -> None:
 
 
 def test_under_a_guard_an_iteration_may_take_so_much_longer_and_nobody_is_late() -> None:
-    guarded = make_limits(10_000, block_tokens=1, guard=1.0)
+    guarded = make_limits(10_000, block_tokens=1, slack_margin=1.0)
     seconds, tokens = form(decodes([0.02]), prompts([5000], [1.0]), limits=guarded)
     assert tokens == [1, 899]
     assert seconds == pytest.approx(0.01)
@@ -185,12 +185,12 @@ def test_under_a_guard_an_iteration_may_take_so_much_longer_and_nobody_is_late()
 
 
 def test_decodes_without_the_guard_run_alone_until_they_have_earned_it() -> None:
-    guarded = make_limits(10_000, block_tokens=1, guard=1.0)
+    guarded = make_limits(10_000, block_tokens=1, slack_margin=1.0)
     assert form(decodes([0.0015]), prompts([5000], [1.0]), limits=guarded)[1] == [1, 0]
 
 
 def test_only_a_decode_with_the_guard_left_waits_for_a_prompt() -> None:
-    guarded = make_limits(10_000, block_tokens=1, guard=1.0)
+    guarded = make_limits(10_000, block_tokens=1, slack_margin=1.0)
     assert form(decodes([0.02, 0.119]), prompts([5000], [1.0]), limits=guarded)[1] == [1, 1, 898]
     assert form(decodes([0.02, 0.121]), prompts([5000], [1.0]), limits=guarded)[1] == [1, 0, 899]  # 2 * (10 + 50 ms)
 

@@ -1,6 +1,6 @@
 import pytest
 
-from planning.limits import LIMITS, MOST_GUARD, guard_for, make_limits
+from planning.limits import LIMITS, MAX_SLACK_MARGIN, make_limits, slack_margin_for
 
 
 def test_a_record_of_the_fleet_dtype() -> None:
@@ -16,7 +16,7 @@ def test_a_record_of_the_fleet_dtype() -> None:
         ("max_iteration_s", float("inf")),
         ("acceptance", 1.0),
         ("best_effort_share", -0.1),
-        ("guard", -1.0),
+        ("slack_margin", -1.0),
     ],
 )
 def test_what_makes_no_sense_is_named(field: str, value: float) -> None:
@@ -25,6 +25,6 @@ def test_what_makes_no_sense_is_named(field: str, value: float) -> None:
 
 
 def test_the_guard_grows_with_the_error_of_the_predictions_up_to_a_bound() -> None:
-    assert guard_for(0.0) == 0.0
-    assert 0.0 < guard_for(0.1) < guard_for(0.2) <= MOST_GUARD
-    assert guard_for(10.0) == MOST_GUARD
+    assert slack_margin_for(0.0) == 0.0
+    assert 0.0 < slack_margin_for(0.1) < slack_margin_for(0.2) <= MAX_SLACK_MARGIN
+    assert slack_margin_for(10.0) == MAX_SLACK_MARGIN

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from controller.wire import Slo
+from protocol.messages import Slo
 
 VOCABULARY = 250
 

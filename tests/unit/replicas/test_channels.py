@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from controller.wire import Delta, Outputs, Slo, Submission
+from protocol.messages import Delta, Outputs, Slo, Submission
 from replicas.channels import Channels
 from replicas.engine import EngineFailure
 

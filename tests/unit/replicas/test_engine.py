@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from controller.wire import Progress, Slo, Submission, request_uid
 from planning.deadlines import check_integrity
 from planning.tables import request_table
+from protocol.messages import Progress, Slo, Submission, request_uid
 from replicas.engine import Entry, fill_row, to_step, waited_too_long
 
 

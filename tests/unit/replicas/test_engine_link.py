@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from controller.wire import Step
+from protocol.messages import Step
 from replicas.engine_link import RequestTick, Tick, TickReceiver, TickSender
 
 

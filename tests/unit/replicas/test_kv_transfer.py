@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from controller.wire import PREFILLED, Slo, Submission
+from protocol.messages import PREFILLED, Slo, Submission
 from replicas.engine import Entry
 from replicas.kv_transfer import (
     FILES,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from controller.wire import Slo
+from protocol.messages import Slo
 
 
 def test_a_decode_that_verifies_drafts_is_no_prefill(make_bench: Callable[..., Any]) -> None:

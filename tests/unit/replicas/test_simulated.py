@@ -7,9 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.wire import PREFILLED, Delta, EngineCounts, Slo, Submission, request_uid
 from planning.batch.registry import batch_policy_names
-from planning.limits import LIVE_FILLER
+from protocol.messages import LIVE_STRETCH, PREFILLED, Delta, EngineCounts, Slo, Submission, request_uid
 from replicas.config import ReplicaConfig
 from replicas.engine import EngineFailure, PlanLimits
 from replicas.simulated import SimulatedEngine, simulated_tokens
@@ -108,9 +107,9 @@ def test_everybody_gets_the_tokens_of_its_content(policy: str) -> None:
 
 def test_what_plans_keep_to_is_told_as_it_was_configured_last() -> None:
     async def scenario(engine: SimulatedEngine) -> None:
-        assert engine.state().limits == PlanLimits(32, 512, 0.2, LIVE_FILLER, 0.4)
+        assert engine.state().limits == PlanLimits(32, 512, 0.2, LIVE_STRETCH, 0.4)
         await engine.configure("slo", {"token_budget": 256, "max_iteration_s": 0.05})
-        assert engine.state().limits == PlanLimits(32, 256, 0.05, LIVE_FILLER, 0.0)
+        assert engine.state().limits == PlanLimits(32, 256, 0.05, LIVE_STRETCH, 0.0)
 
     play(scenario, policy_options={"best_effort_share": 0.4}, max_num_batched_tokens=512)
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from controller.wire import Report
-from planning.limits import LIMITS, LIVE_FILLER, MOST_GUARD
+from planning.limits import LIMITS, MAX_SLACK_MARGIN
 from planning.tables import request_table
 from profiles.kernels import iteration_s
+from protocol.messages import LIVE_STRETCH, Report
 from replicas.engine import PlanLimits
 from replicas.step_planner import StepPlanner, told_limits
 
@@ -43,10 +43,10 @@ def test_the_guard_follows_the_measured_error() -> None:
     for step in range(100):
         exact.observe(mix, seconds)
         noisy.observe(mix, seconds * (0.5 if step % 2 else 1.5))
-    assert exact.limits["guard"] == pytest.approx(0.0, abs=0.01)
-    assert noisy.limits["guard"] == MOST_GUARD
+    assert exact.limits["slack_margin"] == pytest.approx(0.0, abs=0.01)
+    assert noisy.limits["slack_margin"] == MAX_SLACK_MARGIN
     noisy.configure("slo", {})
-    assert noisy.limits["guard"] == MOST_GUARD  # what was learnt survives a change of policy
+    assert noisy.limits["slack_margin"] == MAX_SLACK_MARGIN  # what was learnt survives a change of policy
 
 
 def test_who_is_late_is_known() -> None:
@@ -56,9 +56,9 @@ def test_who_is_late_is_known() -> None:
 
 
 def test_the_controller_is_told_what_the_planner_keeps_to() -> None:
-    options = {"max_iteration_s": 0.1, "filler": 2.0, "best_effort_share": 0.3, "token_budget": 128.0}
+    options = {"max_iteration_s": 0.1, "best_effort_stretch": 2.0, "best_effort_share": 0.3, "token_budget": 128.0}
     assert told_limits("slo", options, block_tokens=32, max_batch_tokens=512) == PlanLimits(32, 128, 0.1, 2.0, 0.3)
-    plain = PlanLimits(32, 512, 0.2, LIVE_FILLER, 0.0)
+    plain = PlanLimits(32, 512, 0.2, LIVE_STRETCH, 0.0)
     assert told_limits("slo", {}, block_tokens=32, max_batch_tokens=512) == plain
     assert told_limits("sarathi", options, block_tokens=32, max_batch_tokens=512) == plain, "it plans nothing ahead"
 

@@ -7,7 +7,7 @@ from vllm import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.outputs import LogprobsLists
 
-from controller.wire import Delta
+from protocol.messages import Delta
 from replicas.vllm_codec import decode_output, decode_request, encode_output, encode_request, with_emitted
 
 

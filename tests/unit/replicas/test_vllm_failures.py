@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from controller.wire import Slo
+from protocol.messages import Slo
 
 TIGHT, LOOSE, BEST_EFFORT = Slo(ttft_s=5.0, tpot_s=0.1), Slo(ttft_s=60.0, tpot_s=1.0), Slo(best_effort=True)
 STEPS = (  # of ours inside schedule() and update_from_output()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from controller.fleet import Fleet
-from controller.wire import Admission, Report, Slo, Submission, Verdict
+from protocol.messages import Admission, Report, Slo, Submission, Verdict
 from replicas.engine_link import Tick
 from tests.fleet_cases import LOOSE, fleet
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from planning.limits import LIVE_FILLER
+from protocol.messages import LIVE_STRETCH
 from replicas.config import ReplicaConfig
 from replicas.engine import PlanLimits
 
@@ -26,7 +26,7 @@ def test_what_plans_keep_to_is_told_as_the_engine_took_it() -> None:
 
     config = ReplicaConfig(cores=(0,), max_num_batched_tokens=512, policy_options={"best_effort_share": 0.4})
     engine = VllmEngine(config)
-    assert engine.state().limits == PlanLimits(32, 512, 0.2, LIVE_FILLER, 0.4)
+    assert engine.state().limits == PlanLimits(32, 512, 0.2, LIVE_STRETCH, 0.4)
     engine._client = Core()
 
     async def reconfigure() -> None:
@@ -35,7 +35,7 @@ def test_what_plans_keep_to_is_told_as_the_engine_took_it() -> None:
             await engine.configure("unknown", {"best_effort_share": 0.9})
 
     asyncio.run(reconfigure())
-    assert engine.state().limits == PlanLimits(32, 256, 0.05, LIVE_FILLER, 0.0)
+    assert engine.state().limits == PlanLimits(32, 256, 0.05, LIVE_STRETCH, 0.0)
 
 
 def test_the_controller_is_told_as_much_kv_cache_as_the_engine_plans_with(make_bench: Callable[..., Any]) -> None:

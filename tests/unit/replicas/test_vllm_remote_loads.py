@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from controller.wire import Slo
+from protocol.messages import Slo
 
 LOOSE, BEST_EFFORT = Slo(ttft_s=60.0, tpot_s=1.0), Slo(best_effort=True)
 

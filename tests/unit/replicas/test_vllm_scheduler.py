@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from controller.wire import Slo
 from planning.batch.registry import batch_policy_names
+from protocol.messages import Slo
 
 TIGHT = Slo(ttft_s=5.0, tpot_s=0.1)
 LOOSE = Slo(ttft_s=60.0, tpot_s=1.0)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from controller.wire import Slo
+from protocol.messages import Slo
 
 PATIENT = Slo(ttft_s=60.0, tpot_s=5.0)
 

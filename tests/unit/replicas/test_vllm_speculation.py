@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from controller.wire import Slo
+from protocol.messages import Slo
 
 TIGHT, LOOSE = Slo(ttft_s=60.0, tpot_s=0.01), Slo(ttft_s=60.0, tpot_s=1.0)
 MOST = 3

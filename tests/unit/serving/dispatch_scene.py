@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import msgspec
 
-from controller.wire import Admission, Decision, Delta, Outcome, Outputs, Rejection, Slo, Submission, Verdict
+from protocol.messages import Admission, Decision, Delta, Outcome, Outputs, Rejection, Slo, Submission, Verdict
 from serving.dispatch import Dispatcher
 from serving.jobs import ATTEMPT, Job, Patience
 from serving.ticket import Ticket

@@ -10,7 +10,7 @@ import torch
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 
-from controller.wire import Outputs, Submission
+from protocol.messages import Outputs, Submission
 from replicas.vllm_codec import decode_request, encode_output
 from tests.unit.serving.ingress_scene import OneReplica
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 import httpx
 import msgspec
 
-from controller.wire import Admission, Decision, Delta, Outcome, Outputs, Rejection, Submission, Verdict
+from protocol.messages import Admission, Decision, Delta, Outcome, Outputs, Rejection, Submission, Verdict
 from replicas.embedded import ensure_embedded_model
 from replicas.vllm_codec import decode_request
 from serving.config import AppConfig

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.wire import Decision, Slo, Verdict
+from protocol.messages import Decision, Slo, Verdict
 from serving.annotate import StreamAnnotator, annotate_json, mend_error, openai_error, openai_tier
 from serving.ticket import Ticket
 

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from controller.wire import Admission, Decision, Outputs, Slo, Verdict
+from protocol.messages import Admission, Decision, Outputs, Slo, Verdict
 from serving.deciding import AWAY_S
 from serving.jobs import Patience
 from tests.unit.serving.dispatch_scene import Scene, play, until

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from controller.wire import Admission, Decision, Delta, Outputs, Slo, Verdict
+from protocol.messages import Admission, Decision, Delta, Outputs, Slo, Verdict
 from tests.unit.serving.dispatch_scene import TRANSIT_S, Scene, play, until
 
 

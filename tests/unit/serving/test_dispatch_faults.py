@@ -2,7 +2,7 @@
 
 import asyncio
 
-from controller.wire import Decision, Delta, Outputs, Verdict
+from protocol.messages import Decision, Delta, Outputs, Verdict
 from serving.dispatch import MOST_FRUITLESS, PAUSE_S
 from serving.jobs import Job
 from tests.unit.serving.dispatch_scene import QUICK, Scene, play, until

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from controller.wire import INF, Admission, Decision, Outcome, Scope, Slo, Verdict
+from protocol.messages import INF, Admission, Decision, Outcome, Scope, Slo, Verdict
 from serving.jobs import Job
 from tests.unit.serving.dispatch_scene import Scene, play, until
 

@@ -7,7 +7,7 @@ import weakref
 import msgspec
 import pytest
 
-from controller.wire import Delta, Outputs, Slo, Verdict
+from protocol.messages import Delta, Outputs, Slo, Verdict
 from replicas.engine import EngineFailure
 from serving.jobs import Job
 from serving.notices import Tasks

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from controller.wire import Outputs
+from protocol.messages import Outputs
 from serving.config import AppConfig
 from serving.dispatch import Dispatcher
 from serving.door import Door

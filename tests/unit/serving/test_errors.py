@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.wire import Decision, Verdict
+from protocol.messages import Decision, Verdict
 from serving.errors import ApiError, bad_request, refused, retry_after_s, unavailable
 
 

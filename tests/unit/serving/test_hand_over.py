@@ -2,7 +2,7 @@
 
 import msgspec
 
-from controller.wire import INF, PREFILLED, Admission, Decision, Delta, Outputs, Verdict
+from protocol.messages import INF, PREFILLED, Admission, Decision, Delta, Outputs, Verdict
 from tests.unit.serving.dispatch_scene import Scene, play, until
 
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 pytest.importorskip("ray")
 pytest.importorskip("vllm")
 
-from controller.wire import Admission, Decision
+from protocol.messages import Admission, Decision
 from tests.unit.serving.hostile_cases import CHAT, COMPLETION, cases
 from tests.unit.serving.hostile_client import Answer, Case, ModelReplica, call, complaint
 from tests.unit.serving.ingress_scene import Ingress, admitted, refused

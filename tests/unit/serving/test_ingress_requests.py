@@ -13,7 +13,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response
 
-from controller.wire import Verdict
+from protocol.messages import Verdict
 from serving import vllm_server
 from serving.guard import ARRIVED
 from tests.unit.serving.ingress_scene import MODEL, Ingress, admitted, refused

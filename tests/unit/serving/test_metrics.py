@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.wire import EngineCounts
+from protocol.messages import EngineCounts
 from serving.metrics import DoorMetrics
 from tests.unit.serving.ingress_scene import MODEL, REPLICA_STATE, Ingress
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from controller.wire import Decision, Slo, Verdict
+from protocol.messages import Decision, Slo, Verdict
 from serving.ticket import Ticket
 
 

@@ -11,7 +11,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine import EngineCoreRequest
 
-from controller.wire import Slo
+from protocol.messages import Slo
 from serving.middleware import GENERATING
 from serving.ticket import Ticket
 from serving.vllm_server import ROUTES, TASKS, to_job

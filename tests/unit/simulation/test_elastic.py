@@ -9,7 +9,7 @@ from controller.allocation import AllocationOptions
 from controller.fleet import Fleet
 from controller.options import FleetOptions
 from controller.scaling import Actions, ScalingOptions
-from controller.wire import Report
+from protocol.messages import Report
 from simulation.elastic import ElasticDispatch, FixedSize, LiveSizer, OngoingRequests, Sizer
 from simulation.fleet import tiers_of
 from simulation.loop import Simulation

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.attainment import judge_many
+from protocol.attainment import judge_many
 from simulation.jobs import change_stage, due_s, make_records, note_tokens
 from tests.simulation_cases import jobs_at, run
 

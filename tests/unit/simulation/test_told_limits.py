@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from controller.wire import Report
+from protocol.messages import Report
 from simulation.loop import Simulation
 from simulation.systems import FleetOf
 from tests.simulation_cases import a100, jobs_at

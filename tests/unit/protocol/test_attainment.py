@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.attainment import Attainment, Tally, judge, judge_many, lateness_s
+from protocol.attainment import Attainment, Tally, judge, judge_many, lateness_s
 
 INF = math.inf
 

@@ -1,0 +1,1 @@
+"""What ingress, controller and replicas say to one another, and when a promise counts as kept."""
