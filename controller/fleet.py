@@ -134,7 +134,8 @@ class Fleet:
                 placing.take_unchecked(self.bank, p, self.affinity.weight, now_s)
         asking, together = of_groups([p for p in pending if checks and not p.is_best_effort])
         slots, hops = {name: replica.slot for name, replica in self.replicas.items()}, self.options.max_hops
-        self.unplaced.returns.receive(self.bank, asking, self.waiting, now_s)
+        requests = [*asking, *(group[0] for group in together)]
+        self.unplaced.returns.receive(self.bank, requests, self.waiting, now_s)
         placing.place_each(self.bank, asking, self.affinity.weight, self.allocation, slots, now_s, hops)
         fall_back, names = partial(self._fall_back, now_s=now_s), {r.slot: r for r in self.replicas.values()}
         known = decide_together(self.bank, together, self.allocation, slots, now_s, hops, fall_back)

@@ -24,6 +24,8 @@ def of_groups(asking: Sequence[Pending]) -> tuple[list[Pending], list[list[Pendi
             groups.setdefault(p.ask.group, []).append(p)
         else:
             singles.append(p)
+    for first, *others in groups.values():
+        first.siblings = others
     return singles, list(groups.values())
 
 
@@ -43,13 +45,13 @@ def decide_together(
     decisions: dict[str, Decision] = {}
     for group in groups:
         may_join = {slots[name] for name in allocation.candidates(group[0].tier) if name in slots}
-        if len(group) <= most_sequences(bank, group, may_join, now_s):
+        if sum(p.slot == NOWHERE for p in group) <= most_sequences(bank, group, may_join, now_s):
             _place(bank, group, allocation, slots, now_s, max_hops)
         else:
             _object(group, AdmitReason.TTFT_UNATTAINABLE.value)
         if any(p.slot == NOWHERE for p in group):
-            is_possible = len(group) <= most_sequences(bank, group, may_join, now_s, idle=True)
-            decisions |= {d.request_id: d for d in _fall_back(bank, group, is_possible, fall_back)}
+            group[0].is_possible = len(group) <= most_sequences(bank, group, may_join, now_s, idle=True)
+            decisions |= {d.request_id: d for d in _fall_back(bank, group, fall_back)}
     return decisions
 
 
@@ -77,9 +79,7 @@ def _object(group: Sequence[Pending], reason: str) -> None:
         p.reason, p.is_checked = reason, True
 
 
-def _fall_back(
-    bank: Bank, group: Sequence[Pending], is_possible: bool, fall_back: Callable[[Pending], Decision]
-) -> list[Decision]:
+def _fall_back(bank: Bank, group: Sequence[Pending], fall_back: Callable[[Pending], Decision]) -> list[Decision]:
     """One decision for all: the first sequence's, with its siblings in their places, because the answer when there
     will be room depends on them."""
     first, others = group[0], group[1:]
@@ -87,8 +87,6 @@ def _fall_back(
     decision = fall_back(first)
     _take_back(bank, others)
     if decision.verdict in (Verdict.REFUSED, Verdict.PENDING):
-        if decision.verdict == Verdict.REFUSED and not is_possible:
-            decision = msgspec.structs.replace(decision, retry_after_s=0.0)
         return [msgspec.structs.replace(decision, request_id=p.ask.request_id) for p in group]
     told = dict(verdict=decision.verdict, tier=decision.tier, reason=decision.reason)
     decisions = [decision]

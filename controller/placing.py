@@ -62,6 +62,8 @@ class Pending:
     reason: str = "no_replica"
     is_checked: bool = False
     is_back: bool = False  # at the time that an earlier refusal told
+    siblings: Sequence["Pending"] = ()  # of the first sequence of a request: the others
+    is_possible: bool = True  # an idle fleet could hold the request with all its sequences
     first_s: float = np.inf  # predicted time of the first token, and seconds per token after it
     tpot_s: float = np.inf
 

@@ -1,9 +1,10 @@
 """Whom a refusal told when to come back, and the room that is kept for them. Pure.
 
 A refused request is told the first second at which the ledger (``routing.returns``) has room for it, and that room is
-entered as told. A request that comes then with the same prompt is the one that was told, whatever its id. It goes
+entered as told. A request that comes then with the same prompts is the one that was told, whatever its id. It goes
 before newcomers, who are let past only where they leave told room free. Room is kept in the share in which those told
-do come, so that clients who never return cost the others little.
+do come, so that clients who never return cost the others little. A request of several sequences is told one time, and
+room is kept for all of them.
 """
 
 import math
@@ -35,7 +36,8 @@ LEAST_SHARE = 0.05  # of the room that is kept however few come back
 MOST_TOLD = 20_000  # that are remembered at a time; beyond, refusals tell the cap and nothing is kept
 SWEEP_S = 0.25
 
-Key = tuple[int, int]  # a prompt's digest and length
+Key = tuple[int, int, int]  # a prompt's digest and length, and how many there are; of several, the sums
+Room = dict[int, tuple[np.ndarray, int]]  # by slot: a claim of routing.returns' columns, and its buckets
 
 
 @dataclass
@@ -44,9 +46,8 @@ class Told:
 
     made_s: float
     due_s: float
-    slot: int
-    lasts: int  # buckets
-    claim: np.ndarray  # of routing.returns' columns
+    slot: int  # where a sequence finds room that has none yet
+    room: Room
 
 
 @dataclass
@@ -71,13 +72,15 @@ class Returns:
             self._ledger.told[slot] = self._ledger.carried[slot] = 0.0
         for told in self._told.values():
             for each in told:
+                each.room.pop(slot, None)
                 each.slot = NOWHERE if each.slot == slot else each.slot
 
     # -- those that come --------------------------------------------------------------------------------------------
 
     def receive(self, bank: Bank, asking: Sequence[Pending], waiting: Collection[int], now_s: float) -> None:
-        """Requests with an objective ask. Those that were told to come now are placed where room is kept for them, if
-        that still is so; all other newcomers want no replica whose room is kept. Those ``waiting`` came earlier."""
+        """Requests with an objective ask, each by its first sequence. Those that were told to come now are placed where
+        room is kept for them, if that still is so; all other newcomers want no replica whose room is kept. Those
+        ``waiting`` came earlier."""
         self._is_current = False
         self._sweep(now_s)
         if not self._count:
@@ -86,17 +89,29 @@ class Returns:
         for p in asking:
             if (told := self._take(p, now_s)) is None:
                 newcomers.append(p)
-            elif told.slot != NOWHERE:
-                put_on(bank, p, told.slot, now_s)
+            else:
+                self._put_back(bank, p, told, now_s)
         self._carry(bank, now_s)
         for p in newcomers:
             if p.is_new and int(p.row["id"]) not in waiting:
-                kept = np.flatnonzero(is_kept(bank.fleet_state, self._ledger, p.row[None][0], now_s))
-                p.shun(bank, kept.tolist(), now_s)
+                kept = np.flatnonzero(is_kept(bank.fleet_state, self._ledger, _whole(p)[None][0], now_s))
+                for sequence in (p, *p.siblings):
+                    sequence.shun(bank, kept.tolist(), now_s)
         self._is_current = False
 
+    @staticmethod
+    def _put_back(bank: Bank, p: Pending, told: Told, now_s: float) -> None:
+        """Place a request where room was kept, until one of its sequences finds none there."""
+        slots = [told.slot, *(slot for slot in told.room if slot != told.slot)]
+        for sequence in (p, *p.siblings):
+            for slot in slots:
+                if slot != NOWHERE and sequence.slot == NOWHERE:
+                    put_on(bank, sequence, slot, now_s)
+            if sequence.slot == NOWHERE:
+                return
+
     def _take(self, p: Pending, now_s: float) -> Told | None:
-        """What was told a request that comes at its time; its room is free from here on."""
+        """What a request was told that comes at its time; its room is free from here on."""
         told = self._told.get(_key(p)) if p.is_new else None
         if not told or now_s < told[0].due_s - EARLY_S:
             return None
@@ -112,7 +127,7 @@ class Returns:
         Who asks again too early keeps its time, rounded up anew. At the cap no room is kept.
         """
         row, key = p.row[None][0], _key(p)
-        if not can_ever(bank.fleet_state, row, now_s):
+        if not p.is_possible or not can_ever(bank.fleet_state, row, now_s):
             return 0.0
         self._carry(bank, now_s)
         told = self._told.get(key)
@@ -127,14 +142,24 @@ class Returns:
         return float(wait_s)
 
     def _keep(self, bank: Bank, p: Pending, slot: int, wait_s: int, now_s: float) -> None:
-        """Keep room for a request that comes ``wait_s`` from now."""
-        claim, lasts, _window_s = claim_of(bank.fleet_state, slot, p.row[None][0], now_s)
-        made = Told(now_s, now_s + wait_s, slot, lasts, claim * max(self.share, LEAST_SHARE))
+        """Keep room for a request that comes ``wait_s`` from now: for a sibling that has a place today, there."""
+        share, room = max(self.share, LEAST_SHARE), Room()
+        for sequence in (p, *p.siblings):
+            at = slot if sequence.slot == NOWHERE else sequence.slot
+            claim, lasts, _window_s = claim_of(bank.fleet_state, at, sequence.row[None][0], now_s)
+            kept, most = room.get(at, (np.zeros_like(claim), 0))
+            room[at] = kept + claim * share, max(most, lasts)
+        made = Told(now_s, now_s + wait_s, slot, room)
         told = self._told.setdefault(_key(p), [])
         told.append(made)
         told.sort(key=lambda each: each.due_s)
-        add_claim(self._ledger.told, slot, bucket_of(made.due_s), made.claim, lasts, 1.0)
+        self._enter(made, 1.0)
         self._count += 1
+
+    def _enter(self, told: Told, sign: float) -> None:
+        """Enter the room that is kept (1) or take it out (-1)."""
+        for slot, (claim, lasts) in told.room.items():
+            add_claim(self._ledger.told, slot, bucket_of(told.due_s), claim, lasts, sign)
 
     def _release(self, key: Key) -> Told:
         """Free the room of the first of a prompt's told times."""
@@ -142,8 +167,7 @@ class Returns:
         first = told.pop(0)
         if not told:
             del self._told[key]
-        if first.slot != NOWHERE:
-            add_claim(self._ledger.told, first.slot, bucket_of(first.due_s), first.claim, first.lasts, -1.0)
+        self._enter(first, -1.0)
         self._count -= 1
         return first
 
@@ -170,4 +194,14 @@ class Returns:
 
 
 def _key(p: Pending) -> Key:
-    return p.ask.content, p.ask.prompt_tokens
+    asks = [sequence.ask for sequence in (p, *p.siblings)]
+    return sum(ask.content for ask in asks), sum(ask.prompt_tokens for ask in asks), len(asks)
+
+
+def _whole(p: Pending) -> np.ndarray:
+    """The request as one row, with the prompts of all its sequences."""
+    whole = p.row.copy()
+    for sequence in p.siblings:
+        whole["prompt_tokens"] += sequence.row["prompt_tokens"]
+        whole["computed_tokens"] += sequence.row["computed_tokens"]
+    return whole

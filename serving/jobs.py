@@ -81,6 +81,8 @@ class Job:
     is_moved: bool = False  # has lost a replica: it is never refused, it waits for another
     is_fresh: bool = True  # no token yet from the replica that has it
     on_trial: bool = False  # perhaps it is what ended an engine (``serving.quarantine``)
+    placed_s: float = -INF  # when it was sent to the replica that has it
+    ends: int = 0  # engines that died under it one soon after the other
     fruitless: int = 0  # failures on replicas that had taken it, since its last token
     rejections: int = 0  # by replicas that did not take it for a reason of its own
     demoted: str = ""  # why it goes best effort beside siblings that have begun: the reason of its refusal

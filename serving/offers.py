@@ -121,7 +121,7 @@ class Offers:
             decision = msgspec.structs.replace(decision, verdict=Verdict.BEST_EFFORT, reason=job.demoted)
         submission = job.submission(decision)
         self._note(job, decision)
-        job.replica, job.is_taken, job.is_fresh = decision.replica, False, True
+        job.replica, job.is_taken, job.is_fresh, job.placed_s = decision.replica, False, True, time.monotonic()
         to_send.setdefault(job.replica, []).append((job, submission))
 
     @staticmethod
@@ -142,5 +142,7 @@ class Offers:
         job.stranded_s = job.stranded_s or now_s
         if now_s - job.stranded_s > self._patience.resume_s:
             self._requests.fail([job])
+        elif job.on_trial:
+            self._quarantine.postpone(job)
         else:
             group.later(NO_REPLICA_S, self.enqueue, [job])

@@ -2,6 +2,8 @@
 
 import itertools
 
+import msgspec
+
 from controller.fleet import Fleet
 from controller.options import FleetOptions
 from controller.tiers import Tier, TierTable
@@ -34,6 +36,12 @@ def report(
 
 def ask(slo: Slo, prompt_tokens: int = 500, **more: object) -> Admission:
     return Admission(f"r{next(counter)}", prompt_tokens, 200, slo, **more)  # type: ignore[arg-type]
+
+
+def group(slo: Slo, count: int, **more: object) -> list[Admission]:
+    """The sequences of one request."""
+    asks = [ask(slo, **more) for _ in range(count)]  # type: ignore[arg-type]
+    return [msgspec.structs.replace(each, group=asks[0].request_id) for each in asks]
 
 
 def ended(asked: Admission, finish: str, tokens: int = 0) -> Outcome:

@@ -32,6 +32,10 @@ class Case:
     running: np.ndarray
     new: np.ndarray
 
+    @property
+    def engine(self) -> EngineModel:
+        return EngineModel(self.coef, self.limits)
+
 
 def draw_case(seed: int, most_new: int = 6, most_running: int = 10) -> Case:
     """All that an admission may meet: decodes with earned slack, waiting prompts, deadlines, tight KV, best effort."""

@@ -169,12 +169,14 @@ def test_a_dead_engine_fails_and_stops_cleanly() -> None:
     try:
         outputs = {}
         for policy in ("vllm", "slo"):
+            driver.settle(lambda: not driver.engine.state().busy)
+            driver.engine.take_steps()  # those of the policy before
             driver.runner.run(driver.engine.configure(policy, {}))
             batch = mixed_batch(policy, 12, seed=5)
             batch.append(submission(f"{policy}-repeat", [97, 98, 99] * 40, 60, TIGHT))
             outputs[policy] = run_staggered(driver, batch)
         assert outputs["slo"] == outputs["vllm"]
-        assert any(step.spec_steps > 0 for step in driver.engine.take_steps())
+        assert any(step.spec_steps > 0 for step in driver.engine.take_steps()), "our own policy speculates"
         driver.submit([submission("d", [7] * 10, 500, LOOSE)])
         driver.collect({"d"}, until=lambda tokens: len(tokens["d"]) > 2)
         os.kill(driver.engine.pids[0], signal.SIGKILL)

@@ -12,7 +12,6 @@ from numba import config
 from planning.admission.demand import DEMAND, prefill_budget_tokens
 from planning.admission.dp import ITEM, choose_set
 from planning.admission.plan import plan_admission
-from planning.engine import EngineModel
 from planning.forecast.rollout import FORECAST, forecast_requests
 from planning.limits import make_limits
 from planning.tables import TPOT_LEVEL, request_table
@@ -82,9 +81,7 @@ def test_the_programme_finds_the_best_set_of_all(with_values: bool, seed: int) -
 def is_attainable(case: Case, chosen: tuple[int, ...]) -> bool:
     """The definition: with these new requests every promise holds by replay and the KV cache suffices."""
     table = np.concatenate((case.running, case.new[list(chosen)]))
-    worst_s, peak_tokens = forecast_requests(
-        EngineModel(case.coef, case.limits), table, 0.0, -math.inf, np.zeros(len(table), dtype=FORECAST)
-    )
+    worst_s, peak_tokens = forecast_requests(case.engine, table, 0.0, -math.inf, np.zeros(len(table), dtype=FORECAST))
     return worst_s >= -1e-9 and peak_tokens <= case.limits["kv_capacity_tokens"]
 
 
@@ -95,7 +92,7 @@ def worth_of_best(case: Case) -> float:
 
 
 def worth_of_plan(case: Case) -> float:
-    accepted = plan_admission(EngineModel(case.coef, case.limits), case.running, case.new, 0.0).accepted
+    accepted = plan_admission(case.engine, case.running, case.new, 0.0).accepted
     return float(case.new["value"][accepted].sum())
 
 
@@ -140,7 +137,7 @@ def test_in_bursts_the_choice_is_as_good_as_exhaustive_search() -> None:
         everyone = range(len(case.new))
         sizes = range(len(case.new), -1, -1)
         best += next(n for n in sizes if any(is_attainable(case, c) for c in itertools.combinations(everyone, n)))
-        found += int(plan_admission(EngineModel(case.coef, case.limits), case.running, case.new, 0.0).accepted.sum())
+        found += int(plan_admission(case.engine, case.running, case.new, 0.0).accepted.sum())
     assert best > 0
     assert found <= best
     assert found >= 0.98 * best, f"{found} of {best}"

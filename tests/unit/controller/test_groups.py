@@ -5,13 +5,8 @@ import pytest
 
 from controller import groups, placing
 from controller.fleet import Fleet
-from protocol.messages import Admission, Slo, Verdict
-from tests.fleet_cases import FLEX, LOOSE, TIGHT, ask, fleet, report
-
-
-def group(slo: Slo, count: int, **more: object) -> list[Admission]:
-    asks = [ask(slo, **more) for _ in range(count)]  # type: ignore[arg-type]
-    return [msgspec.structs.replace(each, group=asks[0].request_id) for each in asks]
+from protocol.messages import Verdict
+from tests.fleet_cases import FLEX, LOOSE, TIGHT, ask, fleet, group, report
 
 
 def placed(served: Fleet) -> int:
@@ -46,7 +41,9 @@ def test_a_group_that_does_not_fit_is_refused_as_a_whole_and_leaves_nothing() ->
 
 
 def test_what_no_idle_fleet_could_hold_is_not_told_to_come_back() -> None:
-    assert {(d.verdict, d.retry_after_s) for d in up().admit(group(LOOSE, 20), 0.0)} == {(Verdict.REFUSED, 0.0)}
+    served = up()
+    assert {(d.verdict, d.retry_after_s) for d in served.admit(group(LOOSE, 20), 0.0)} == {(Verdict.REFUSED, 0.0)}
+    assert len(served.unplaced.returns) == 0, "and no room is kept for it"
 
 
 def test_where_the_tier_says_so_all_of_it_goes_best_effort() -> None:
@@ -57,6 +54,31 @@ def test_where_the_tier_says_so_all_of_it_goes_best_effort() -> None:
     assert {d.reason for d in decisions} == {"would_break_admitted"}
     assert placed(served) == 9
     served.check_integrity()
+
+
+def test_none_waits_where_the_first_goes_best_effort() -> None:
+    """A long prompt that no idle replica could compute in time, and a short one that by itself could still wait."""
+    served = up(pending=True)
+    long, short = group(TIGHT, 2)
+    decisions = served.admit([msgspec.structs.replace(long, prompt_tokens=20_000), short], 0.0)
+    assert [d.verdict for d in decisions] == [Verdict.BEST_EFFORT] * 2
+    assert not served.waiting
+
+
+def test_what_the_sums_deny_is_not_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placing, "place", lambda *_: pytest.fail("searched"))
+    assert {d.verdict for d in up().admit(group(LOOSE, 20), 0.0)} == {Verdict.REFUSED}
+
+
+def test_most_sequences_are_those_that_find_seats_beside_what_was_promised() -> None:
+    """Best effort yields its seat; a closed replica has none."""
+    served = up()
+    served.admit([*(ask(LOOSE) for _ in range(4)), *(ask(FLEX) for _ in range(3))], 0.0)
+    asked = [served._pend(each, 0.0) for each in group(LOOSE, 2, prompt_tokens=10)]
+    assert groups.most_sequences(served.bank, asked, (), 0.0) == 12
+    assert groups.most_sequences(served.bank, asked, (), 0.0, idle=True) == 16
+    served.bank.fleet_state.replicas["is_open"][0] = False
+    assert groups.most_sequences(served.bank, asked, (), 0.0, idle=True) == 8
 
 
 def test_a_group_that_waits_waits_as_one() -> None:

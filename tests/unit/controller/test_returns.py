@@ -13,11 +13,12 @@ from controller.options import FleetOptions
 from controller.returns import GRACE_S, LEAST_SHARE, MEMORY
 from controller.tiers import Tier, TierTable
 from protocol.messages import Admission, Decision, Progress, Slo, Verdict
+from routing.returns import PREFILL, SEQUENCES
 from serving.errors import retry_after_s
 from simulation.fleet import FleetDispatch
 from simulation.loop import Simulation
 from simulation.systems import System
-from tests.fleet_cases import LOOSE, ask, fleet, report
+from tests.fleet_cases import LOOSE, ask, fleet, group, report
 from tests.simulation_cases import a100, jobs_at
 
 TIERS = TierTable.of(1, [Tier("tier 0", 0.5, 0.05, unattainable="refuse", output_tokens=50)])
@@ -147,3 +148,77 @@ def test_a_replica_that_is_gone_takes_the_room_it_kept_with_it() -> None:
     assert not state.unplaced.returns._ledger.told.any()
     assert state.admit([ask(LOOSE, 8000)], 40.0)[0].verdict == Verdict.ADMITTED
     state.check_integrity()
+
+
+def again(asks: list[Admission]) -> list[Admission]:
+    """The same prompts under other names, in another order."""
+    name = asks[0].request_id
+    return [msgspec.structs.replace(a, request_id=f"{a.request_id} again", group=f"{name} again") for a in asks[::-1]]
+
+
+def refused_group() -> tuple[Fleet, list[Admission], float]:
+    """A fleet that is full, four sequences that it refused, and what they were told."""
+    state = fleet()
+    state.report(report("a", 1, busy()), 0.0)
+    asks = [msgspec.structs.replace(a, content=7 + i) for i, a in enumerate(group(LOOSE, 4, prompt_tokens=6000))]
+    decisions = state.admit(asks, 0.0)
+    assert {d.verdict for d in decisions} == {Verdict.REFUSED}
+    (told_s,) = {d.retry_after_s for d in decisions}
+    assert 1.0 <= told_s < 30.0
+    return state, asks, told_s
+
+
+def test_a_request_of_several_sequences_is_known_when_it_comes_back_and_goes_before_newcomers() -> None:
+    state, asks, told_s = refused_group()
+    state.report(report("a", 2), told_s)
+    newcomers = [ask(LOOSE, 8000, content=100 + i) for i in range(60)]
+    decisions = state.admit([*newcomers, *again(asks)], told_s)
+    assert {d.verdict for d in decisions[60:]} == {Verdict.ADMITTED}
+    assert Verdict.REFUSED in {d.verdict for d in decisions[:60]}
+    state.admit([ask(LOOSE)], told_s + 0.5)
+    assert state.unplaced.returns.share == 1.0
+    state.check_integrity()
+
+
+def test_room_is_kept_for_all_sequences_of_a_request() -> None:
+    state, _, _ = refused_group()
+    ledger = state.unplaced.returns._ledger
+    assert ledger.told[0, :, SEQUENCES].max() == 4.0
+    single = fleet()
+    single.report(report("a", 1, busy()), 0.0)
+    single.admit([ask(LOOSE, 6000)], 0.0)
+    one = single.unplaced.returns._ledger.told
+    assert ledger.told[0, :, PREFILL].sum() == pytest.approx(4.0 * one[0, :, PREFILL].sum())
+
+
+def test_a_request_of_several_sequences_that_comes_too_early_keeps_its_time() -> None:
+    state, asks, told_s = refused_group()
+    state.report(report("a", 2, busy()), 0.5)
+    assert {d.retry_after_s for d in state.admit(again(asks), 0.5)} == {told_s}
+    assert len(state.unplaced.returns) == 1
+
+
+def back_on_time(newcomers: int) -> list[Verdict]:
+    """What becomes of those told the first second, where so many requests of three sequences come just before."""
+    state, asks, decisions = refusals(60)
+    first_s = min(d.retry_after_s for d in decisions)
+    due = [a for a, d in zip(asks, decisions, strict=True) if d.retry_after_s == first_s]
+    state.report(report("a", 2), first_s - 0.1)
+    for _ in range(newcomers):
+        state.admit(group(LOOSE, 3, prompt_tokens=8000), first_s - 0.05)
+    back = [msgspec.structs.replace(a, request_id=f"{a.request_id} again") for a in due]
+    return [d.verdict for d in state.admit(back, first_s)]
+
+
+def test_newcomers_of_several_sequences_leave_told_room_free() -> None:
+    undisturbed = back_on_time(0)
+    assert undisturbed.count(Verdict.ADMITTED) >= 5
+    assert back_on_time(12) == undisturbed
+
+
+def test_a_replica_that_is_gone_takes_the_room_of_several_sequences_with_it() -> None:
+    state, _, _ = refused_group()
+    state.report(report("b"), 40.0)
+    assert "a" not in state.replicas
+    state.admit([ask(LOOSE)], 40.0)
+    assert np.abs(state.unplaced.returns._ledger.told).max() < 1e-6

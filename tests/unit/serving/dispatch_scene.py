@@ -12,6 +12,7 @@ from serving.ticket import Ticket
 
 TRANSIT_S = 50.0  # far above what any test takes
 QUICK = Patience(admit_s=0.3, resume_s=0.6, stall_s=0.4, transit_s=TRANSIT_S)
+STEADY = Patience(admit_s=0.3, resume_s=0.6, stall_s=60.0, transit_s=TRANSIT_S)  # where engines say nothing for a while
 
 
 class FakeFleet:
@@ -76,9 +77,9 @@ class FakeFleet:
 class Scene:
     """A dispatcher over a fake fleet, and everything it emitted."""
 
-    def __init__(self, *replicas: str) -> None:
+    def __init__(self, *replicas: str, patience: Patience = QUICK) -> None:
         self.fleet, self.deltas = FakeFleet(replicas), list[Delta]()
-        self.dispatcher = Dispatcher(self.fleet, self.deltas.extend, QUICK)
+        self.dispatcher = Dispatcher(self.fleet, self.deltas.extend, patience)
 
     def start(
         self,
@@ -111,11 +112,11 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-def play(scenario: Callable[[Scene], Awaitable[None]], *replicas: str) -> Scene:
+def play(scenario: Callable[[Scene], Awaitable[None]], *replicas: str, patience: Patience = QUICK) -> Scene:
     """Run one scenario on a fresh loop; nothing may be left running."""
 
     async def run() -> Scene:
-        scene = Scene(*(replicas or ("a", "b")))
+        scene = Scene(*(replicas or ("a", "b")), patience=patience)
         await scenario(scene)
         await scene.dispatcher.close()
         return scene
