@@ -70,7 +70,7 @@ def make_limits(
         if not 0.0 <= share < 1.0:
             raise ValueError(f"{name} must lie in [0, 1), not {share}")
     if not 0.0 <= slack_margin < math.inf:
-        raise ValueError(f"guard must be finite and not negative, not {slack_margin}")
+        raise ValueError(f"slack_margin must be finite and not negative, not {slack_margin}")
     record = np.zeros(1, dtype=LIMITS)
     record[0] = (*positive.values(), best_effort_share, acceptance, slack_margin, kv_headroom)
     limits: np.void = record[0]

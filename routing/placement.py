@@ -6,6 +6,7 @@ exactly (SLOs-Serve section 4.2). Best scored is what the routing policy prefers
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
@@ -35,6 +36,16 @@ from routing.scores import MOST_LOADED, score_replica, score_replicas
 
 NOWHERE = -1  # replica of a placement that failed
 OPTIMISM = 1.1  # utilization up to which the quick check lets a request through to the forecast
+
+
+class CandidateOrder(NamedTuple):
+    """In which order replicas are tried, and how many of them."""
+
+    scores: np.ndarray  # f8[k, R], what each request scores each replica, -inf for never; ``NO_SCORES``: by ``kind``
+    kind: int = MOST_LOADED  # of ``routing.scores``, at the moment of placement
+    max_hops: int = 4  # exact checks for one request
+
+
 NO_SCORES = np.zeros((0, 0))  # scores where none are said: the rule holds
 
 PLACEMENT = np.dtype(
@@ -109,15 +120,13 @@ def _dominates(row: np.void, refused: np.void) -> bool:
 
 
 @njit(cache=True)
-def _bound(
-    fleet: FleetState, row: np.void, scores: np.ndarray, score_kind: int, is_tried: np.ndarray, last: int
-) -> float:
+def _bound(fleet: FleetState, row: np.void, order: CandidateOrder, is_tried: np.ndarray, last: int) -> float:
     """Most that the next replica of the load gradient may be loaded after ``last`` refused: halfway to the emptiest.
 
     A refusal says little of much emptier replicas and nearly everything of those that are as full. Bisecting finds the
     most loaded replica with room in few checks however large the fleet is.
     """
-    if len(scores) or score_kind != MOST_LOADED or last == NOWHERE:
+    if len(order.scores) or order.kind != MOST_LOADED or last == NOWHERE:
         return math.inf
     group, least = tier_distance(fleet.replicas[last]["tier"], row["tier"]), fleet.replicas[last]["load"]
     for r in range(len(fleet.replicas)):
@@ -132,15 +141,14 @@ def _next_candidate(
     fleet: FleetState,
     row: np.void,
     now_s: float,
-    scores: np.ndarray,
-    score_kind: int,
+    order: CandidateOrder,
     is_tried: np.ndarray,
     last: int,
 ) -> tuple[int, int]:
     """Untried replica to check after ``last`` refused: the best scored of the first group that passes the quick check,
     and the last objection. A replica is checked only if it would be preferred to the best so far."""
     best, best_group, best_score, objection = NOWHERE, 0, 0.0, TTFT
-    bound = _bound(fleet, row, scores, score_kind, is_tried, last)
+    bound = _bound(fleet, row, order, is_tried, last)
     last_group = tier_distance(fleet.replicas[last]["tier"], row["tier"]) if last != NOWHERE else 0
     for r in range(len(fleet.replicas)):
         replica = fleet.replicas[r]
@@ -149,7 +157,10 @@ def _next_candidate(
         group = tier_distance(replica["tier"], row["tier"])
         if group < last_group:
             continue
-        score = scores[r] if len(scores) else score_replica(engine_of(fleet, r), replica, row, now_s, score_kind)
+        if len(order.scores):
+            score = order.scores[0, r]
+        else:
+            score = score_replica(engine_of(fleet, r), replica, row, now_s, order.kind)
         if score == -math.inf or (group == last_group and score > bound):
             continue
         if best != NOWHERE and (group > best_group or (group == best_group and score <= best_score)):
@@ -165,15 +176,15 @@ def _next_candidate(
 @njit(cache=True)
 def _forecast_replica(fleet: FleetState, r: int, row: np.void, now_s: float) -> int:
     """Reason code for the request on replica ``r`` by a forecast with it in the next free row."""
-    coef, limits, place = fleet.pessimistic_coefs[r], fleet.limits[r], fleet.replicas[r]["count"]
+    engine, count = engine_of(fleet, r), fleet.replicas[r]["count"]
     start_s = max(now_s, fleet.replicas[r]["free_at_s"])
-    fleet.tables[r, place] = row
-    table, forecast = fleet.tables[r, : place + 1], fleet.forecasts[r, : place + 1]
+    fleet.tables[r, count] = row
+    table, forecast = fleet.tables[r, : count + 1], fleet.forecasts[r, : count + 1]
     if not fleet.replicas[r]["forecast_is_fresh"]:
-        mark_late(EngineModel(coef, limits), table, start_s, forecast)
-    forecast[place]["unattainable"] = False
-    worst_s, peak_tokens = forecast_requests(EngineModel(coef, limits), table, start_s, -TOLERANCE_S, forecast)
-    return why_unattainable(row, forecast[place], worst_s, peak_tokens, limits)
+        mark_late(engine, table, start_s, forecast)
+    forecast[count]["unattainable"] = False
+    worst_s, peak_tokens = forecast_requests(engine, table, start_s, -TOLERANCE_S, forecast)
+    return why_unattainable(row, forecast[count], worst_s, peak_tokens, engine.limits)
 
 
 @njit(cache=True)
@@ -211,9 +222,7 @@ def _place_one(
     fleet: FleetState,
     row: np.void,
     now_s: float,
-    scores: np.ndarray,
-    score_kind: int,
-    max_hops: int,
+    order: CandidateOrder,
     refused: np.ndarray,
     placement: np.void,
 ) -> None:
@@ -223,8 +232,8 @@ def _place_one(
         _skip_dominated(fleet, row, refused, is_tried)
     placement["replica"], placement["hops"], r = NOWHERE, 0, NOWHERE
     placement["first_s"], placement["tpot_s"] = math.inf, math.inf
-    while placement["hops"] < max_hops:
-        r, objection = _next_candidate(fleet, row, now_s, scores, score_kind, is_tried, r)
+    while placement["hops"] < order.max_hops:
+        r, objection = _next_candidate(fleet, row, now_s, order, is_tried, r)
         if r == NOWHERE:
             if placement["hops"] == 0:
                 placement["reason"] = objection
@@ -234,11 +243,8 @@ def _place_one(
         placement["reason"] = check_replica(fleet, r, row, now_s)
         if placement["reason"] == ADMITTED:
             row_forecast = fleet.forecasts[r, fleet.replicas[r]["count"]]
-            placement["replica"], placement["first_s"], placement["tpot_s"] = (
-                r,
-                row_forecast["first_s"],
-                row_forecast["tpot_s"],
-            )
+            placement["replica"] = r
+            placement["first_s"], placement["tpot_s"] = row_forecast["first_s"], row_forecast["tpot_s"]
             add_request(fleet, r, row)
             return
         if len(refused):
@@ -250,21 +256,18 @@ def place(
     fleet: FleetState,
     rows: np.ndarray,
     now_s: float,
-    scores: np.ndarray,
-    max_hops: int,
+    order: CandidateOrder,
     placements: np.ndarray,
-    score_kind: int = MOST_LOADED,
 ) -> None:
     """Place requests that arrived together (REQUEST[k] to PLACEMENT[k]) and commit what is admitted.
 
-    ``scores`` (f8[k, R]) says how much each request scores each replica, -inf for never; ``NO_SCORES``: as
-    ``score_kind`` says (``routing.scores``). The shortest prompts go first: in a burst they are the ones that can all
-    be served.
+    The shortest prompts go first: in a burst they are the ones that can all be served.
     """
     refused = np.zeros(len(fleet.replicas) if len(rows) > 1 else 0, dtype=REQUEST)
     for i in np.argsort(rows["prompt_tokens"].copy(), kind="mergesort"):
-        own_scores = scores[i] if len(scores) else np.zeros(0)
-        _place_one(fleet, rows[i], now_s, own_scores, score_kind, max_hops, refused, placements[i])
+        scores = order.scores[i : i + 1] if len(order.scores) else order.scores
+        own = CandidateOrder(scores, order.kind, order.max_hops)
+        _place_one(fleet, rows[i], now_s, own, refused, placements[i])
 
 
 def warm_up_placement() -> None:
@@ -273,6 +276,6 @@ def warm_up_placement() -> None:
     fleet.limits[:] = make_limits(kv_capacity_tokens=1024)
     recompute_load(fleet, 0)
     advance_fleet(fleet, 0.0)
-    place(fleet, rows, 0.0, NO_SCORES, 1, np.zeros(1, dtype=PLACEMENT), MOST_LOADED)
+    place(fleet, rows, 0.0, CandidateOrder(NO_SCORES), np.zeros(1, dtype=PLACEMENT))
     score_replicas(fleet, rows[0], 0.0, MOST_LOADED)
     remove_request(fleet, 0, 1)

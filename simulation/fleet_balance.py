@@ -15,7 +15,7 @@ from planning.deadlines import next_token_deadline_s, num_uncomputed_tokens
 from planning.engine import EngineModel
 from profiles.kernels import iteration_s
 from routing.fleet_state import SHARED, FleetState
-from routing.placement import NOWHERE, PLACEMENT, place
+from routing.placement import NOWHERE, PLACEMENT, CandidateOrder, place
 from routing.scores import LEAST_ADDED
 from simulation.engine import Engines, submit
 from simulation.placement import refresh
@@ -204,7 +204,8 @@ def _promised(fleet: Fleet, job: int) -> int:
         scores = np.empty((1, len(fleet.sides)))
         for r in range(len(fleet.sides)):
             scores[0, r] = _score(fleet, r)
-    place(fleet.fleet_state, row, state["now_s"], scores, state["max_hops"], placement, LEAST_ADDED)
+    order = CandidateOrder(scores, LEAST_ADDED, state["max_hops"])
+    place(fleet.fleet_state, row, state["now_s"], order, placement)
     return placement[0]["replica"]
 
 

@@ -53,14 +53,15 @@ def _accrue(
     levels: np.ndarray,
     longest_s: float,
     sizes: np.ndarray,
-    per_count: int,
     budget: np.ndarray,
 ) -> None:
     """Add the prefill budget of one interval to every state; a state that cannot keep its decodes' pace dies.
 
     Not even the empty set may be able to: then nothing new may make it worse, but what was promised stays promised.
     """
-    counts = np.zeros(len(levels), dtype=np.int64)
+    counts, per_count = np.zeros(len(levels), dtype=np.int64), 1
+    for level in range(len(levels)):
+        per_count *= sizes[level]
     for base in range(per_count):
         _decode_counts(base, sizes, counts)
         gain = prefill_budget_tokens(coef, span, levels, counts, longest_s)
@@ -117,9 +118,9 @@ def choose_set(
         strides[axis] = strides[axis - 1] * sizes[axis - 1]
     budget = np.full(strides[-1] * sizes[-1], -math.inf)
     chosen = np.zeros(len(budget), dtype=np.int64)
-    budget[0], bit, per_count = 0.0, 0, strides[len(levels)]
+    budget[0], bit = 0.0, 0
     for j in range(len(spans)):
-        _accrue(coef, spans[j], levels, longest_s, sizes, per_count, budget)
+        _accrue(coef, spans[j], levels, longest_s, sizes, budget)
         if j < len(items) and items[j]["is_forced"]:
             budget -= items[j]["cost_tokens"]
         _drop_overdrawn(budget)

@@ -58,12 +58,12 @@ def _items(
     table: RequestTable,
     rows: np.ndarray,
     status: np.ndarray,
-    options: np.ndarray,
     level_of: np.ndarray,
     unit_tokens: float,
 ) -> np.ndarray:
     """The DP's items for ``rows``, which are sorted by prefill deadline."""
-    items, values = np.zeros(len(rows), dtype=ITEM), table["value"][options]
+    items, options = np.zeros(len(rows), dtype=ITEM), np.flatnonzero(status == OPEN)
+    values = table["value"][options]
     for pos in range(len(rows)):
         row, item = table[rows[pos]], items[pos]
         item["cost_tokens"] = prefill_cost_tokens(coef, row)
@@ -108,7 +108,7 @@ def propose(
     for i in options:
         asked_tokens += table[i]["prompt_tokens"] + table[i]["emitted_tokens"] + remaining_tokens(table[i])
     unit_tokens = max(1.0, free_tokens / most_units) if asked_tokens > free_tokens else 0.0
-    items = _items(engine.coef, table, rows, status, options, level_of, unit_tokens)
+    items = _items(engine.coef, table, rows, status, level_of, unit_tokens)
     units = most_units if unit_tokens > 0.0 else 0
     bits = choose_set(engine.coef, items, spans, levels, longest_iteration_s(engine), units)
     picked, bit = np.zeros(len(options), dtype=np.bool_), 0

@@ -155,9 +155,9 @@ def _fill_up(
     ranked: np.ndarray,
     start_s: float,
     forecast: np.ndarray,
-    reasons: np.ndarray,
-) -> None:
-    """Try what is still open beside what was chosen, most preferred first; gives every request its reason."""
+) -> np.ndarray:
+    """Try what is still open beside what was chosen, most preferred first; returns every row's reason code."""
+    reasons = np.zeros(len(table), dtype=np.int64)
     for i in ranked:
         if status[i] != OPEN:
             continue
@@ -170,19 +170,20 @@ def _fill_up(
             forecast[:] = row_forecast
         else:
             status[i] = REFUSED
+    return reasons
 
 
 @njit(cache=True)
 def choose(
     engine: EngineModel, table: RequestTable, status: np.ndarray, start_s: float, forecast: np.ndarray
 ) -> np.ndarray:
-    """Settle every ``OPEN`` row of ``table`` as ``CHOSEN`` or ``REFUSED`` beside the ``PROMISED`` ones (in ``status``).
+    """Mark every ``OPEN`` row of ``table`` as ``CHOSEN`` or ``REFUSED`` beside the ``PROMISED`` ones (in ``status``).
 
     The chosen set is attainable by a forecast of batch formation to every predicted end. In the steady state one
     forecast of everything settles it; up to ``EXHAUSTIVE`` requests by trying every set; beyond, the DP proposes, the
     forecast repairs, and what still fits is added. Fills ``forecast`` (FORECAST[rows]); returns reason codes.
     """
-    reasons, everyone = np.zeros(len(table), dtype=np.int64), np.ones(len(table), np.bool_)
+    everyone = np.ones(len(table), np.bool_)
     options = np.flatnonzero(status == OPEN)
     mark_late(engine, table, start_s, forecast)
     is_late = forecast["unattainable"].copy()
@@ -190,11 +191,11 @@ def choose(
         forecast[i]["unattainable"] = False
     if len(options) == 0 or _is_attainable(engine, table, everyone, start_s, forecast):
         status[options] = CHOSEN
-        return reasons
+        return np.zeros(len(table), dtype=np.int64)
     has_unattainable = mark_unattainable(engine, table, status, start_s, forecast)
     if has_unattainable and _is_attainable(engine, table, everyone, start_s, forecast):
         status[options] = CHOSEN
-        return reasons
+        return np.zeros(len(table), dtype=np.int64)
     ranked = _by_value_per_work(engine.coef, table, options)
     late, timely = ranked[is_late[ranked]], ranked[~is_late[ranked]]
     status[late] = REFUSED  # nothing could be promised to them
@@ -203,7 +204,7 @@ def choose(
     elif len(timely) > EXHAUSTIVE:
         _take_dp_choice(engine, table, status, timely, start_s, forecast)
     status[late] = OPEN  # each is told why
-    _fill_up(engine, table, status, ranked, start_s, forecast, reasons)
+    reasons = _fill_up(engine, table, status, ranked, start_s, forecast)
     if not (status == CHOSEN).any():
         forecast_subset(engine, table, status == PROMISED, start_s, forecast)
     return reasons

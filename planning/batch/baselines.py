@@ -6,6 +6,7 @@ earliest deadline first, shortest job first. Same signature as ``planning.batch.
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
@@ -18,42 +19,44 @@ from planning.engine import EngineModel
 from planning.tables import RequestTable
 
 
+class Queue(NamedTuple):
+    """Requests in the order in which they are served, and what the engine has left for them."""
+
+    table: RequestTable
+    order: np.ndarray  # i8[n], rows of the table
+    block_tokens: int
+    is_blind: bool  # to objectives: nobody is best effort
+    free: np.ndarray  # i8[2]
+    tokens_out: np.ndarray  # i4[rows]
+
+
 @njit(cache=True)
-def _victim(table: RequestTable, order: np.ndarray, pos: int, only_spare: bool, tokens_out: np.ndarray) -> int:
+def _victim(queue: Queue, pos: int, only_spare: bool) -> int:
     """The last request in the order behind ``pos`` that holds KV and is not in the batch; -1: there is none."""
-    for behind in range(len(order) - 1, pos, -1):
-        i = order[behind]
-        if table[i]["running"] and tokens_out[i] == 0 and (table[i]["best_effort"] or not only_spare):
+    for behind in range(len(queue.order) - 1, pos, -1):
+        i = queue.order[behind]
+        row = queue.table[i]
+        if row["running"] and queue.tokens_out[i] == 0 and (row["best_effort"] or not only_spare):
             return int(i)
     return -1
 
 
 @njit(cache=True)
-def _reserve(
-    table: RequestTable,
-    order: np.ndarray,
-    pos: int,
-    tokens: int,
-    block: int,
-    is_blind: bool,
-    free: np.ndarray,
-    tokens_out: np.ndarray,
-) -> bool:
+def _reserve(queue: Queue, pos: int, tokens: int) -> bool:
     """Room for ``tokens`` of the request at ``pos``, from requests behind it if need be.
 
-    A running request may take anyone's behind it; a newcomer only best effort's, and only if it is none itself. To a
-    policy that is blind to objectives nobody is best effort.
+    A running request may take anyone's behind it; a newcomer only best effort's, and only if it is none itself.
     """
-    row = table[order[pos]]
-    while not reserve(row, tokens, block, free):
-        if not row["running"] and (is_blind or row["best_effort"]):
+    row = queue.table[queue.order[pos]]
+    while not reserve(row, tokens, queue.block_tokens, queue.free):
+        if not row["running"] and (queue.is_blind or row["best_effort"]):
             return False
-        victim = _victim(table, order, pos, not row["running"], tokens_out)
+        victim = _victim(queue, pos, not row["running"])
         if victim < 0:
             return False
-        tokens_out[victim] = PREEMPT
-        free[FREE_KV] += held_kv_tokens(table[victim], block)
-        free[FREE_SEQUENCES] += 1
+        queue.tokens_out[victim] = PREEMPT
+        queue.free[FREE_KV] += held_kv_tokens(queue.table[victim], queue.block_tokens)
+        queue.free[FREE_SEQUENCES] += 1
     return True
 
 
@@ -70,7 +73,7 @@ def run_in_order(
         if table[i]["running"]:
             free[FREE_KV] -= held_kv_tokens(table[i], block)
             free[FREE_SEQUENCES] -= 1
-    is_full = False
+    queue, is_full = Queue(table, order, block, is_blind, free, tokens_out), False
     for pos in range(len(order)):
         i = order[pos]
         row, left = table[i], int(engine.limits["max_batch_tokens"] - composition[TOKENS])
@@ -79,7 +82,7 @@ def run_in_order(
             continue
         if is_full and not row["running"]:
             continue
-        if _reserve(table, order, pos, tokens, block, is_blind, free, tokens_out):
+        if _reserve(queue, pos, tokens):
             tokens_out[i] = tokens
             add_tokens(row, tokens, composition)
         elif not row["running"]:

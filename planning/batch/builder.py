@@ -15,7 +15,10 @@ from planning.tables import RequestTable
 class BatchBuilder(NamedTuple):
     """A batch in the making: arrays that the steps of batch formation fill in."""
 
-    kind: np.ndarray  # i8[rows]
+    engine: EngineModel
+    table: RequestTable  # REQUEST[rows]; only read
+    now_s: float  # start of the iteration
+    kind: np.ndarray  # i8[rows], class of each request
     counts: np.ndarray  # i8[IDLE + 1], rows of each kind
     slack_s: np.ndarray  # f8[rows]
     free: np.ndarray  # i8[2]
@@ -25,8 +28,9 @@ class BatchBuilder(NamedTuple):
 
 
 @njit(cache=True)
-def classify_requests(engine: EngineModel, table: RequestTable, now_s: float, builder: BatchBuilder) -> None:
+def classify_requests(builder: BatchBuilder) -> None:
     """Sort the requests into kinds, measure their slack and what the engine has left; empties the batch."""
+    engine, table, now_s = builder.engine, builder.table, builder.now_s
     block_tokens = engine.limits["block_tokens"]
     builder.free[FREE_KV] = engine.limits["kv_capacity_tokens"] // block_tokens * block_tokens
     builder.free[FREE_SEQUENCES] = engine.limits["max_running"]
@@ -42,17 +46,17 @@ def classify_requests(engine: EngineModel, table: RequestTable, now_s: float, bu
 
 
 @njit(cache=True)
-def _may_yield(table: RequestTable, i: int, rank: int, builder: BatchBuilder) -> bool:
+def _may_yield(builder: BatchBuilder, i: int, rank: int) -> bool:
     """Whether request ``i`` holds KV, is not in the batch and is of kind ``rank`` or less entitled."""
-    return table[i]["running"] and builder.tokens_out[i] == 0 and rank <= builder.kind[i] < IDLE
+    return builder.table[i]["running"] and builder.tokens_out[i] == 0 and rank <= builder.kind[i] < IDLE
 
 
 @njit(cache=True)
-def _preempt_one(table: RequestTable, rank: int, block_tokens: int, builder: BatchBuilder) -> None:
+def _preempt_one(builder: BatchBuilder, rank: int) -> None:
     """Take the KV cache of the least entitled, latest arrived request that may yield."""
-    victim = -1
+    table, block_tokens, victim = builder.table, builder.engine.limits["block_tokens"], -1
     for i in range(len(table)):
-        if _may_yield(table, i, rank, builder):
+        if _may_yield(builder, i, rank):
             row, worst = table[i], table[victim]
             if victim < 0 or (builder.kind[i], row["arrival_s"], row["id"]) > (
                 builder.kind[victim],
@@ -66,25 +70,25 @@ def _preempt_one(table: RequestTable, rank: int, block_tokens: int, builder: Bat
 
 
 @njit(cache=True)
-def free_after_preemption(table: RequestTable, rank: int, block_tokens: int, builder: BatchBuilder) -> np.ndarray:
+def free_after_preemption(builder: BatchBuilder, rank: int) -> np.ndarray:
     """What the engine would have left if every request that may yield to ``rank`` did."""
+    table, block_tokens = builder.table, builder.engine.limits["block_tokens"]
     most = builder.free.copy()
     for i in range(len(table)):
-        if _may_yield(table, i, rank, builder):
+        if _may_yield(builder, i, rank):
             most[FREE_KV] += held_kv_tokens(table[i], block_tokens)
             most[FREE_SEQUENCES] += 1
     return most
 
 
 @njit(cache=True)
-def reserve_with_preemption(
-    table: RequestTable, i: int, tokens: int, rank: int, block_tokens: int, builder: BatchBuilder
-) -> bool:
+def reserve_with_preemption(builder: BatchBuilder, i: int, tokens: int, rank: int) -> bool:
     """Reserve room for ``tokens`` of request ``i``; preempts kinds ``rank`` and beyond, but never in vain."""
+    table, block_tokens = builder.table, builder.engine.limits["block_tokens"]
     builder.tokens_out[i] = tokens  # not its own victim
-    if not reserve(table[i], tokens, block_tokens, free_after_preemption(table, rank, block_tokens, builder)):
+    if not reserve(table[i], tokens, block_tokens, free_after_preemption(builder, rank)):
         builder.tokens_out[i] = 0
         return False
     while not reserve(table[i], tokens, block_tokens, builder.free):
-        _preempt_one(table, rank, block_tokens, builder)
+        _preempt_one(builder, rank)
     return True

@@ -45,9 +45,9 @@ ALL_SERVED, OUT_OF_ROOM, OUT_OF_TIME = range(3)
 
 
 @njit(cache=True)
-def _chunk_tokens(engine: EngineModel, row: np.void, limit_s: float, builder: BatchBuilder) -> int:
+def _chunk_tokens(builder: BatchBuilder, row: np.void, limit_s: float) -> int:
     """Largest prefill chunk of the request that keeps the batch within ``limit_s`` and the engine's token limit."""
-    composition, todo = builder.composition, num_uncomputed_tokens(row)
+    engine, composition, todo = builder.engine, builder.composition, num_uncomputed_tokens(row)
     room = max_prefill_tokens(
         engine.coef,
         limit_s,
@@ -73,8 +73,9 @@ def _by_work(table: RequestTable, rows: np.ndarray) -> np.ndarray:
 
 
 @njit(cache=True)
-def _by_slack(table: RequestTable, builder: BatchBuilder, kind: int) -> np.ndarray:
+def _by_slack(builder: BatchBuilder, kind: int) -> np.ndarray:
     """Rows of one kind, least slack first; ties by work to do, then by id, so that table order decides nothing."""
+    table = builder.table
     rows = _rows_of(builder, kind)
     rows = rows[np.argsort(builder.slack_s[rows], kind="mergesort")] if len(rows) > 1 else rows
     first = 0
@@ -99,19 +100,12 @@ def _rows_of(builder: BatchBuilder, kind: int) -> np.ndarray:
 
 
 @njit(cache=True)
-def _take_decodes(
-    engine: EngineModel,
-    table: RequestTable,
-    limit_s: float,
-    rank: int,
-    rows: np.ndarray,
-    builder: BatchBuilder,
-) -> None:
+def _take_decodes(builder: BatchBuilder, limit_s: float, rank: int, rows: np.ndarray) -> None:
     """Add those of the decodes ``rows`` that are not in the batch, in order, until one no longer fits ``limit_s``.
 
     The first decode of a batch is taken whatever it costs: nothing shorter would serve it.
     """
-    composition = builder.composition
+    engine, table, composition = builder.engine, builder.table, builder.composition
     for i in rows:
         row = table[i]
         if builder.tokens_out[i] != 0:
@@ -119,66 +113,59 @@ def _take_decodes(
         tokens = 1 + row["spec_tokens"]
         drafts, is_first = composition[DRAFT_TOKENS], composition[TOKENS] == 0
         add_tokens(row, tokens, composition)
-        is_over = (
-            composition[TOKENS] > engine.limits["max_batch_tokens"] or composition_s(engine.coef, composition) > limit_s
-        )
+        is_over = composition[TOKENS] > engine.limits["max_batch_tokens"]
+        is_over = is_over or composition_s(engine.coef, composition) > limit_s
         if is_over and not is_first:
             remove_decode(row, tokens, drafts, composition)
             return
         if reserve(row, tokens, engine.limits["block_tokens"], builder.free):
             builder.tokens_out[i] = tokens
-        elif rank == IDLE or not reserve_with_preemption(
-            table, i, tokens, rank, engine.limits["block_tokens"], builder
-        ):
+        elif rank == IDLE or not reserve_with_preemption(builder, i, tokens, rank):
             remove_decode(row, tokens, drafts, composition)
 
 
 @njit(cache=True)
-def _take_prefills(
-    engine: EngineModel, table: RequestTable, limit_s: float, rank: int, kind: int, builder: BatchBuilder
-) -> tuple[float, int]:
+def _take_prefills(builder: BatchBuilder, limit_s: float, rank: int, kind: int) -> tuple[float, int]:
     """Add prefill chunks of one kind by deadline; returns the iteration's limit after it and how far they were served.
 
     A first token must not wait for what is placed behind it beyond its own deadline less the slack margin: the limit
     falls to that.
     """
+    engine, table = builder.engine, builder.table
     composition, served, block_tokens = builder.composition, ALL_SERVED, engine.limits["block_tokens"]
     most = builder.free[:0]  # what preemption could yield; empty: not known
-    for i in _by_slack(table, builder, kind):
+    for i in _by_slack(builder, kind):
         row = table[i]
         if builder.tokens_out[i] != 0:
             continue
-        chunk = _chunk_tokens(engine, row, limit_s, builder)
+        chunk = _chunk_tokens(builder, row, limit_s)
         if chunk <= 0:
             return limit_s, OUT_OF_TIME
         has_room = reserve(row, chunk, block_tokens, builder.free)
         if not has_room and len(most) == 0:
-            most = free_after_preemption(table, rank, block_tokens, builder)
+            most = free_after_preemption(builder, rank)
         if len(most) > 0 and not reserve(row, chunk, block_tokens, most):
             served = OUT_OF_ROOM
             continue
         if not has_room:
-            reserve_with_preemption(table, i, chunk, rank, block_tokens, builder)
+            reserve_with_preemption(builder, i, chunk, rank)
         builder.tokens_out[i] = chunk
         add_tokens(row, chunk, composition)
         if chunk < num_uncomputed_tokens(row):
             return limit_s, OUT_OF_TIME
         if kind == PREFILL:
-            limit_s = min(
-                limit_s,
-                max(
-                    builder.slack_s[i] / (1.0 + engine.limits["slack_margin"]), composition_s(engine.coef, composition)
-                ),
-            )
+            least_s = builder.slack_s[i] / (1.0 + engine.limits["slack_margin"])
+            limit_s = min(limit_s, max(least_s, composition_s(engine.coef, composition)))
     return limit_s, served
 
 
 @njit(cache=True)
-def _future_margin_s(engine: EngineModel, table: RequestTable, now_s: float, builder: BatchBuilder) -> float:
+def _future_margin_s(builder: BatchBuilder) -> float:
     """By how much this batch may be prolonged without ever costing an attainable request its SLO.
 
     Requests are looked at as they will be after the batch; the rest of their decoding runs in lockstep.
     """
+    engine, table, now_s = builder.engine, builder.table, builder.now_s
     end_s = now_s + composition_s(engine.coef, builder.composition)
     decodes = np.zeros(len(table), dtype=DECODE_STATE)
     count, margin_s = 0, math.inf
@@ -204,21 +191,18 @@ def _future_margin_s(engine: EngineModel, table: RequestTable, now_s: float, bui
 
 
 @njit(cache=True)
-def _take_due_decodes(engine: EngineModel, table: RequestTable, now_s: float, builder: BatchBuilder) -> float:
+def _take_due_decodes(builder: BatchBuilder) -> float:
     """Add the decodes that cannot wait for the next iteration; returns how long this one may last.
 
     That is the least slack of any running decode, less the slack margin: were the iteration ``slack_margin`` times
     longer than it is predicted, nobody would be late. Where not even all decodes fit into that they run alone and so
-    earn slack. A decode can wait when, with the same guard, it would not cut the next iteration below the tightest
+    earn slack. A decode can wait when, with the same margin, it would not cut the next iteration below the tightest
     pace: decodes that fall due one after the other leave prefills nothing but slivers, those that run together leave
     them whole iterations. None has to wait when no prefill wants the time.
     """
-    everyone, least_s, pace_s, stretch = (
-        np.zeros(5),
-        math.inf,
-        engine.limits["max_iteration_s"],
-        1.0 + engine.limits["slack_margin"],
-    )
+    engine, table, now_s = builder.engine, builder.table, builder.now_s
+    everyone, least_s, pace_s = np.zeros(5), math.inf, engine.limits["max_iteration_s"]
+    stretch = 1.0 + engine.limits["slack_margin"]
     for i in range(len(table)):
         if builder.kind[i] == DECODE:
             add_tokens(table[i], 1 + table[i]["spec_tokens"], everyone)
@@ -229,7 +213,7 @@ def _take_due_decodes(engine: EngineModel, table: RequestTable, now_s: float, bu
     horizon_s = stretch * (limit_s + max(all_s, pace_s)) if builder.counts[PREFILL] > 0 else math.inf
     has_room = builder.free[FREE_KV] >= builder.counts[DECODE] * engine.limits["block_tokens"] + everyone[TOKENS]
     fits = has_room and all_s <= limit_s and everyone[TOKENS] <= engine.limits["max_batch_tokens"]
-    rows = _rows_of(builder, DECODE) if fits else _by_slack(table, builder, DECODE)
+    rows = _rows_of(builder, DECODE) if fits else _by_slack(builder, DECODE)
     if all_s > limit_s and has_room and len(rows) > 1:
         limit_s = min(
             engine.limits["max_iteration_s"],
@@ -237,33 +221,26 @@ def _take_due_decodes(engine: EngineModel, table: RequestTable, now_s: float, bu
         )
         horizon_s = max(horizon_s, limit_s + all_s)
     due = rows[builder.slack_s[rows] < horizon_s] if horizon_s < math.inf else rows
-    _take_decodes(engine, table, limit_s, LATE_DECODE, due, builder)
+    _take_decodes(builder, limit_s, LATE_DECODE, due)
     return limit_s
 
 
 @njit(cache=True)
-def _fill(
-    engine: EngineModel,
-    table: RequestTable,
-    now_s: float,
-    limit_s: float,
-    best_effort_s: float,
-    is_served: bool,
-    builder: BatchBuilder,
-) -> None:
+def _fill(builder: BatchBuilder, limit_s: float, best_effort_s: float, is_served: bool) -> None:
     """Late and best-effort work in what is left: it may not cost an attainable request its SLO, now or later.
 
     Nor may it make newcomers wait: decodes prolong the iteration by ``limits["best_effort_stretch"]`` of an empty one,
     prefills only an iteration that is not longer than that beyond an empty one. Only ``best_effort_s`` is theirs in any
     case, and all there is while attainable prefills are not all served.
     """
+    engine, table, now_s = builder.engine, builder.table, builder.now_s
     used_s, empty_s = composition_s(engine.coef, builder.composition), iteration_s(engine.coef, 1.0, 0.0, 0.0, 1.0, 0.0)
-    margin_s = _future_margin_s(engine, table, now_s, builder) if is_served else 0.0
+    margin_s = _future_margin_s(builder) if is_served else 0.0
     margin_s = max(0.0, (margin_s - engine.limits["slack_margin"] * used_s) / (1.0 + engine.limits["slack_margin"]))
     limit_s = min(limit_s + best_effort_s, used_s + max(best_effort_s, margin_s))
     stretch_s = engine.limits["best_effort_stretch"] * empty_s
     decode_limit_s = min(limit_s, max(used_s, empty_s) + max(best_effort_s, stretch_s))
-    _take_decodes(engine, table, decode_limit_s, SPARE_DECODE, _by_slack(table, builder, LATE_DECODE), builder)
+    _take_decodes(builder, decode_limit_s, SPARE_DECODE, _by_slack(builder, LATE_DECODE))
     pace_s = math.inf
     for i in range(len(table)):
         if builder.kind[i] == LATE_DECODE and builder.tokens_out[i] > 0:
@@ -274,20 +251,19 @@ def _fill(
         max(pace_s, 2 * composition_s(engine.coef, builder.composition)),
         max(empty_s + stretch_s, used_s + best_effort_s),
     )
-    _limit_s, served = _take_prefills(engine, table, limit_s, SPARE_DECODE, LATE_PREFILL, builder)
-    _take_decodes(engine, table, decode_limit_s, IDLE, _rows_of(builder, SPARE_DECODE), builder)
+    _limit_s, served = _take_prefills(builder, limit_s, SPARE_DECODE, LATE_PREFILL)
+    _take_decodes(builder, decode_limit_s, IDLE, _rows_of(builder, SPARE_DECODE))
     if served == ALL_SERVED:
-        _take_prefills(engine, table, limit_s, IDLE, SPARE_PREFILL, builder)
+        _take_prefills(builder, limit_s, IDLE, SPARE_PREFILL)
 
 
 @njit(cache=True)
-def _ensure_progress(engine: EngineModel, table: RequestTable, builder: BatchBuilder) -> None:
+def _ensure_progress(builder: BatchBuilder) -> None:
     """Some request always makes progress: the most entitled one that fits the KV cache, whoever has to yield."""
-    leader = -1
+    engine, table, leader = builder.engine, builder.table, -1
     for i in range(len(table)):
-        kv_tokens = blocks_tokens(
-            table[i]["computed_tokens"] + num_uncomputed_tokens(table[i]), engine.limits["block_tokens"]
-        )
+        known_tokens = table[i]["computed_tokens"] + num_uncomputed_tokens(table[i])
+        kv_tokens = blocks_tokens(known_tokens, engine.limits["block_tokens"])
         if builder.kind[i] == IDLE or kv_tokens > engine.limits["kv_capacity_tokens"]:
             continue
         if leader < 0 or (builder.kind[i], builder.slack_s[i]) < (builder.kind[leader], builder.slack_s[leader]):
@@ -297,8 +273,8 @@ def _ensure_progress(engine: EngineModel, table: RequestTable, builder: BatchBui
     row = table[leader]
     tokens = 1 + row["spec_tokens"]
     if not is_decode(row):
-        tokens = max(1, _chunk_tokens(engine, row, engine.limits["max_iteration_s"], builder))
-    if reserve_with_preemption(table, leader, tokens, DECODE, engine.limits["block_tokens"], builder):
+        tokens = max(1, _chunk_tokens(builder, row, engine.limits["max_iteration_s"]))
+    if reserve_with_preemption(builder, leader, tokens, DECODE):
         add_tokens(row, tokens, builder.composition)
 
 
@@ -315,17 +291,17 @@ def form_batch(
     rows = len(table)
     count = np.zeros(IDLE + 1, np.int64)
     budget = chunk_budget_tokens(table, engine.limits)
-    free, composition = np.zeros(2, np.int64), np.zeros(5)
-    builder = BatchBuilder(np.empty(rows, np.int64), count, np.empty(rows), free, composition, tokens_out, budget)
-    classify_requests(engine, table, now_s, builder)
-    limit_s = _take_due_decodes(engine, table, now_s, builder)
+    kind, slack_s, free, composition = np.empty(rows, np.int64), np.empty(rows), np.zeros(2, np.int64), np.zeros(5)
+    builder = BatchBuilder(engine, table, now_s, kind, count, slack_s, free, composition, tokens_out, budget)
+    classify_requests(builder)
+    limit_s = _take_due_decodes(builder)
     has_spare, has_late = count[SPARE_DECODE] + count[SPARE_PREFILL] > 0, count[LATE_DECODE] + count[LATE_PREFILL] > 0
     best_effort_s = limit_s * engine.limits["best_effort_share"] if has_spare else 0.0
-    limit_s, served = _take_prefills(engine, table, limit_s - best_effort_s, LATE_DECODE, PREFILL, builder)
+    limit_s, served = _take_prefills(builder, limit_s - best_effort_s, LATE_DECODE, PREFILL)
     if served != OUT_OF_TIME and count[PREFILL] > 0:
-        _take_decodes(engine, table, limit_s, LATE_DECODE, _by_slack(table, builder, DECODE), builder)
+        _take_decodes(builder, limit_s, LATE_DECODE, _by_slack(builder, DECODE))
     if has_spare or has_late:
-        _fill(engine, table, now_s, limit_s, best_effort_s, served == ALL_SERVED, builder)
+        _fill(builder, limit_s, best_effort_s, served == ALL_SERVED)
     if builder.composition[TOKENS] == 0 and count[IDLE] < rows:
-        _ensure_progress(engine, table, builder)
+        _ensure_progress(builder)
     return composition_s(engine.coef, builder.composition), builder.composition

@@ -207,13 +207,14 @@ def test_requests_that_tie_go_by_work_and_then_by_id() -> None:
     table = np.concatenate((decodes([0.1]), waiting_best_effort(200)))
     table["prompt_tokens"][1:] = np.array([5, 3, 8, 3])[np.arange(200) % 4]
     kinds, counts, slack_s = np.full(201, SPARE_PREFILL), np.full(IDLE + 1, 200), np.full(201, math.inf)
-    builder = BatchBuilder(kinds, counts, slack_s, np.zeros(2, np.int64), np.zeros(5), np.zeros(201, np.int32), 0)
+    nothing, tokens = (np.zeros(2, np.int64), np.zeros(5)), np.zeros(201, np.int32)
+    builder = BatchBuilder(EngineModel(COEF, LIMITS), table, 0.0, kinds, counts, slack_s, *nothing, tokens, 0)
     kinds[0] = DECODE
     expected = sorted(range(1, 201), key=lambda i: (table["prompt_tokens"][i], table["id"][i]))
-    assert by_slack(table, builder, SPARE_PREFILL).tolist() == expected
+    assert by_slack(builder, SPARE_PREFILL).tolist() == expected
     builder.slack_s[1:] = np.arange(200) // 50 % 2
     expected = sorted(range(1, 201), key=lambda i: (builder.slack_s[i], table["prompt_tokens"][i], table["id"][i]))
-    assert by_slack(table, builder, SPARE_PREFILL).tolist() == expected
+    assert by_slack(builder, SPARE_PREFILL).tolist() == expected
 
 
 def test_best_effort_that_waits_costs_in_proportion_to_its_number() -> None:

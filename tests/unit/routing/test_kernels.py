@@ -22,7 +22,7 @@ from routing.fleet_state import (
     recompute_load,
     remove_request,
 )
-from routing.placement import ADMITTED, NO_SCORES, NOWHERE, PLACEMENT, check_replica, place, quick_check
+from routing.placement import ADMITTED, NO_SCORES, NOWHERE, PLACEMENT, CandidateOrder, check_replica, place, quick_check
 from tests.planning_cases import COEFS, draw_requests, start_decoding
 
 LIMITS = make_limits(100_000)
@@ -51,7 +51,7 @@ def requests(rng: np.random.Generator, rows: int, first_id: int, tier: int = 0) 
 
 def put(fleet: FleetState, rows: np.ndarray, max_hops: int = 4) -> np.ndarray:
     placements = np.zeros(len(rows), dtype=PLACEMENT)
-    place(fleet, rows, 0.0, NO_SCORES, max_hops, placements)
+    place(fleet, rows, 0.0, CandidateOrder(NO_SCORES, max_hops=max_hops), placements)
     return placements
 
 
@@ -209,7 +209,7 @@ def test_what_a_policy_prefers_comes_first_and_what_it_shuns_never() -> None:
     fleet, asked = fleet_of([5, 20, 10]), new()
     placements = np.zeros(1, dtype=PLACEMENT)
     for scores, chosen in (([3.0, 1.0, 2.0], 0), ([-np.inf, 1.0, 2.0], 2), ([-np.inf] * 3, NOWHERE)):
-        place(fleet, asked, 0.0, np.array([scores]), 4, placements)
+        place(fleet, asked, 0.0, CandidateOrder(np.array([scores])), placements)
         assert placements[0]["replica"] == chosen
 
 
@@ -223,10 +223,10 @@ def test_ruling_replicas_out_inside_a_burst_changes_no_verdict(seed: int) -> Non
     asked["prompt_tokens"] = rng.integers(500, 12_000, 8)
     asked["ttft_s"], asked["output_tokens"] = rng.choice([0.1, 0.3, 1.0], 8), 100
     in_turn, together = np.tile([3.0, 2.0, 1.0], (8, 1)), np.zeros(8, dtype=PLACEMENT)
-    place(fleet_of(loads, seed=seed), asked, 0.0, in_turn, 3, together)
+    place(fleet_of(loads, seed=seed), asked, 0.0, CandidateOrder(in_turn, max_hops=3), together)
     fleet, alone = fleet_of(loads, seed=seed), np.zeros(8, dtype=PLACEMENT)
     for i in np.argsort(asked["prompt_tokens"], kind="stable"):
-        place(fleet, asked[i : i + 1], 0.0, in_turn[:1], 3, alone[i : i + 1])
+        place(fleet, asked[i : i + 1], 0.0, CandidateOrder(in_turn[:1], max_hops=3), alone[i : i + 1])
     assert together["replica"].tolist() == alone["replica"].tolist()
 
 
