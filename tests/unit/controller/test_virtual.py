@@ -1,5 +1,7 @@
 """The mirror of one replica."""
 
+import msgspec
+
 from controller.bank import Bank
 from controller.lengths import LengthEstimator
 from controller.virtual import VirtualReplica
@@ -16,6 +18,7 @@ def test_limits_follow_the_reports_and_the_guard_stays() -> None:
     replica.sync(report("a", 2, steps=slow), LengthEstimator(100.0), TIERS, 0.1)
     assert (guard := float(replica.limits["guard"])) > 0.0
     told = dict(block_tokens=32, max_iteration_s=0.1, best_effort_share=0.25, filler=2.0)
-    replica.sync(report("a", 3, **told), LengthEstimator(100.0), TIERS, 0.2)
+    told |= dict(kv_capacity_tokens=9000, max_running=7, max_batch_tokens=512)
+    replica.sync(msgspec.structs.replace(report("a", 3), **told), LengthEstimator(100.0), TIERS, 0.2)
     assert {name: replica.limits[name] for name in told} == told
     assert replica.limits["guard"] == guard
