@@ -5,7 +5,7 @@
 A short ``model.max_model_len`` keeps requests that state no ``max_tokens`` from generating for long.
 
 The client (the canary) asks for eight tokens in the tightest tier again and again: first alone, then beside the random
-requests, then alone once more. It fails where the server answers with 500, is silent for ``--silent-s``, refuses the
+requests, then alone once more. It fails where the server answers with 500, is silent for 30 s, refuses the
 canary or makes it more than twice as slow, by medians.
 """
 
@@ -24,20 +24,22 @@ from rich.table import Table
 MOST_SLOWER = 2.0
 PAUSE_S = 0.05
 ALONE = 60  # requests of the canary
+SILENT_S = 30.0  # an answer that takes longer is a hang
+EXAMPLES = 100  # random requests per operation and repetition, at most
 
 
 class Canary:
     """One client that always asks the same; ``seconds`` of every answer, ``failures`` in words."""
 
-    def __init__(self, url: str, body: dict[str, Any], silent_s: float) -> None:
-        self.url, self.body, self.silent_s = url, body, silent_s
+    def __init__(self, url: str, body: dict[str, Any]) -> None:
+        self.url, self.body = url, body
         self.seconds: list[float] = []
         self.failures: list[str] = []
 
     def ask(self, client: httpx.Client) -> None:
         begun_s = time.perf_counter()
         try:
-            answer = client.post(f"{self.url}/v1/completions", json=self.body, timeout=self.silent_s)
+            answer = client.post(f"{self.url}/v1/completions", json=self.body, timeout=SILENT_S)
             if answer.status_code != 200:
                 self.failures.append(f"{answer.status_code} {answer.text[:120]}")
         except httpx.HTTPError as error:
@@ -51,10 +53,10 @@ class Canary:
                 until.wait(PAUSE_S)
 
 
-def attack(schemathesis: Path, url: str, examples: int, most_s: int, silent_s: float, seed: int) -> tuple[int, str]:
+def attack(schemathesis: Path, url: str, most_s: int, seed: int) -> tuple[int, str]:
     """Its exit status and its report; only answers with 5xx and silence count as failures."""
     command = [str(schemathesis), "run", f"{url}/openapi.json", "--url", url, "--checks", "not_a_server_error"]
-    command += ["--max-examples", str(examples), "--max-time", str(most_s), "--request-timeout", str(silent_s)]
+    command += ["--max-examples", str(EXAMPLES), "--max-time", str(most_s), "--request-timeout", str(SILENT_S)]
     command += ["--phases", "examples,fuzzing", "--workers", "4", "--continue-on-failure", "--no-shrink"]
     command += ["--seed", str(seed), "--suppress-health-check", "all", "--warnings", "off"]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
@@ -66,20 +68,18 @@ def main(
     url: Annotated[str, typer.Option(help="Where the server answers.")] = "http://127.0.0.1:8000",
     model: Annotated[str, typer.Option(help="The name of the served model.")] = "embedded",
     tier: Annotated[str, typer.Option(help="The canary's.")] = "interactive",
-    examples: Annotated[int, typer.Option(min=1, help="Random requests per operation and repetition, at most.")] = 100,
     most_s: Annotated[int, typer.Option(min=1, help="Seconds of random requests.")] = 120,
-    silent_s: Annotated[float, typer.Option(min=1, help="An answer that takes longer is a hang.")] = 30.0,
     seed: Annotated[int, typer.Option(help="Of the random requests.")] = 1,
 ) -> None:
     """Attack a running server; exit status 1 where it did not stand."""
     body = {"model": model, "prompt": "hi", "max_tokens": 8, "service_tier": tier}
-    alone, beside, after = (Canary(url, body, silent_s) for _ in range(3))
+    alone, beside, after = (Canary(url, body) for _ in range(3))
     alone.repeat(threading.Event(), ALONE)
     over = threading.Event()
     thread = threading.Thread(target=beside.repeat, args=(over,))
     thread.start()
     try:
-        status, report = attack(schemathesis, url, examples, most_s, silent_s, seed)
+        status, report = attack(schemathesis, url, most_s, seed)
     finally:
         over.set()
         thread.join()

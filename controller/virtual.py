@@ -9,7 +9,7 @@ from controller.bank import Bank
 from controller.lengths import LengthEstimator
 from controller.role import ReplicaView
 from controller.tiers import TierTable
-from planning.limits import make_limits, slack_margin_for
+from planning.limits import LIMITS, make_limits, slack_margin_for
 from planning.tables import REQUEST, request_table
 from profiles.online import corrected, drift, new_correction, observe_steps
 from profiles.profile import Profile
@@ -21,6 +21,7 @@ RESERVED_S = 3.0  # a reservation that no report confirms by then was lost on it
 DOUBT_S = 1.5  # a report that comes so soon after a failure was seen may be older than the failure
 STUCK_S, STUCK_TIMES = 1.0, 4.0  # an iteration so long, and so many times the longest lately, does not go on
 LONGEST_FADES = 0.99  # from one report to the next
+TOLD_LIMITS = tuple(name for name in LIMITS.names or () if name in Report.__struct_fields__)
 LONGEST_S = 1.5  # an iteration that takes longer stands still: nothing else is imagined to have run meanwhile
 
 
@@ -163,15 +164,7 @@ class VirtualReplica:
 
 def limits_of(report: Report) -> np.void:
     """What bounds an engine's iterations (LIMITS[]), as it says."""
-    return make_limits(
-        kv_capacity_tokens=report.kv_capacity_tokens,
-        block_tokens=report.block_tokens,
-        max_running=report.max_running,
-        max_batch_tokens=report.max_batch_tokens,
-        max_iteration_s=report.max_iteration_s,
-        best_effort_stretch=report.best_effort_stretch,
-        best_effort_share=report.best_effort_share,
-    )
+    return make_limits(**{name: getattr(report, name) for name in TOLD_LIMITS})
 
 
 def admission_row(ask: Admission, tier: int, lengths: LengthEstimator, now_s: float) -> np.ndarray:

@@ -7,6 +7,7 @@ ingress's ``user_config``, because it changes while the fleet runs.
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
+import msgspec
 import yaml
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -220,11 +221,8 @@ class AppConfig(Section):
     def replica_config(self, group: Group) -> ReplicaConfig:
         """The settings of each replica of a group."""
         engine, model, fleet = group.engine, self.model, self.fleet
-        same = (
-            "max_num_seqs max_num_batched_tokens kv_cache_gib block_size prefix_caching enforce_eager hang_s vllm_args"
-            " device kv_capacity_tokens speed"
-        )
-        return ReplicaConfig(
+        settings = _same(engine, ReplicaConfig)
+        settings |= dict(
             group=group.name,
             phase=group.phase,
             **(self.disaggregation.connection() if self.is_disaggregated else {}),
@@ -246,13 +244,11 @@ class AppConfig(Section):
             controller_name=fleet.controller_name,
             controller_namespace=fleet.controller_namespace,
             report_interval_s=fleet.report_interval_s,
-            **{name: getattr(engine, name) for name in same.split()},
         )
+        return ReplicaConfig(**settings)
 
     def fleet_options(self, application: str = "", deploy: str = "") -> FleetOptions:
         """What the controller needs to know; ``application`` is Serve's name of this one, ``deploy`` its deploy."""
-        same = "routing admission max_hops pending unattainable silent_s length_prior_tokens seed prefix_affinity"
-        same += " best_effort_backlog"
         apart = self.disaggregation
         phases = apart.options() if self.is_disaggregated else None
         groups = sorted(self.replica_groups(), key=lambda group: group.name != self.fleet.autoscaling.group)
@@ -262,7 +258,7 @@ class AppConfig(Section):
             scaling=self.fleet.autoscaling.options(groups[0].name, self.replicas),
         )
         return FleetOptions(
-            **{name: getattr(self.fleet, name) for name in same.split()},
+            **_same(self.fleet, FleetOptions),
             block_tokens=self.engine.block_size,
             phases=phases,
             allocation=allocation,
@@ -270,6 +266,12 @@ class AppConfig(Section):
             application=application,
             deployments=tuple(group.deployment for group in groups),
         )
+
+
+def _same(section: Section, other: type[msgspec.Struct]) -> dict[str, Any]:
+    """The values of a section that the other kind of settings has under the same names."""
+    names = type(section).model_fields.keys() & {*other.__struct_fields__}
+    return {name: getattr(section, name) for name in names}
 
 
 def read_serve_file(path: Path) -> tuple[AppConfig, Any]:

@@ -1,7 +1,7 @@
 """Whether a grammar lets anything be said at all. Knows xgrammar, which vLLM uses for most of them."""
 
 import re
-from functools import lru_cache
+import threading
 from typing import Any
 
 import xgrammar
@@ -10,6 +10,7 @@ from vllm.v1.structured_output.utils import grammar_is_likely_lark
 
 _BYTES = [bytes([byte]) for byte in range(256)]
 _END = 256
+_own = threading.local()
 _LITERAL = re.compile(r'"(?:\\.|[^"\\])*"')
 _RULE = re.compile(r"^\s*([\w-]+)\s*(?:::=|:)", re.MULTILINE)
 
@@ -24,11 +25,12 @@ def may_recur(text: str) -> bool:
     return "$ref" in text or len(names) > 1 or any(bare.count(name) > 1 for name in names)
 
 
-@lru_cache(1)
 def _compiler() -> Any:
-    """Of a vocabulary of single bytes: as strict as the model's own, and cheap to compile for."""
-    vocabulary = xgrammar.TokenizerInfo([*_BYTES, b""], vocab_type=xgrammar.VocabType.RAW, stop_token_ids=[_END])
-    return xgrammar.GrammarCompiler(vocabulary, max_threads=1, cache_enabled=False)
+    """Of a vocabulary of single bytes: as strict as the model's own, and cheap to compile for. Each thread has one."""
+    if not hasattr(_own, "compiler"):
+        vocabulary = xgrammar.TokenizerInfo([*_BYTES, b""], vocab_type=xgrammar.VocabType.RAW, stop_token_ids=[_END])
+        _own.compiler = xgrammar.GrammarCompiler(vocabulary, max_threads=1, cache_enabled=False)
+    return _own.compiler
 
 
 def says_nothing(constraint: Any) -> bool:

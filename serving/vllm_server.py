@@ -5,7 +5,6 @@ responses, messages, tools, reasoning, logprobs, ``n > 1`` and stop strings are 
 """
 
 import asyncio
-import concurrent.futures
 import hashlib
 import math
 import types
@@ -32,9 +31,11 @@ from serving.dispatch import Dispatcher
 from serving.jobs import Job, Links, Patience
 from serving.lanes import Lanes
 from serving.ticket import Ticket, current_ticket
+from serving.turns import Turns
 from serving.vllm_grammar import says_nothing
 
 TASKS = ("generate",)
+GRAMMAR_THREADS, GRAMMARS_PER_CLIENT = 4, 2  # checks of grammars at a time, in all and of one API key
 # Routes of vLLM that mean something over a fleet; the rest concerns one engine in one process.
 ROUTES = frozenset(
     {
@@ -227,17 +228,18 @@ async def make_server(
 
 
 class FleetLLM(AsyncLLM):
-    """vLLM's front end, with grammars checked in a thread: that may take seconds, and others wait meanwhile."""
+    """vLLM's front end, with grammars checked in threads: that may take seconds, for which no other client waits."""
 
     def __init__(self, config: VllmConfig, **options: Any) -> None:
         super().__init__(config, **options)
         self.input_processor.structured_outputs_config = None  # checked before; see ``add_request``
         self.renderer._executor._inner = Lanes()
-        self._grammars = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._grammars = Turns(GRAMMAR_THREADS, GRAMMARS_PER_CLIENT, "grammar")
 
     async def add_request(self, request_id: str, prompt: Any, params: Any, *rest: Any, **named: Any) -> Any:
         if getattr(params, "structured_outputs", None) is not None:
-            await asyncio.get_running_loop().run_in_executor(self._grammars, self._check_grammar, params)
+            ticket = current_ticket.get()
+            await self._grammars.run(ticket.tenant if ticket else "", self._check_grammar, params)
         return await super().add_request(request_id, prompt, params, *rest, **named)
 
     def _check_grammar(self, params: SamplingParams) -> None:

@@ -158,12 +158,22 @@ def test_defaults_of_replica_and_application_are_the_same() -> None:
 
 def test_fleet_options_carry_the_fleet_settings() -> None:
     fleet = {"routing": "random", "max_hops": 2, "unattainable": "refuse", "silent_s": 3.0, "seed": 7}
-    fleet["length_prior_tokens"] = 99.0
-    config = AppConfig.read({"fleet": {**fleet, "prefix_affinity": 0.5}, "engine": {"block_size": 16}})
+    fleet |= {"length_prior_tokens": 99.0, "best_effort_backlog": 0.5, "prefix_affinity": 0.5}
+    fleet |= {"admission": False, "pending": False}
+    config = AppConfig.read({"fleet": fleet, "engine": {"block_size": 16}})
     options = config.fleet_options()
     assert isinstance(options, FleetOptions)
-    assert (options.block_tokens, config.marked_block_tokens, options.prefix_affinity) == (16, 16, 0.5)
+    assert (options.block_tokens, config.marked_block_tokens) == (16, 16)
     assert {name: getattr(options, name) for name in fleet} == fleet
+    same = {*FleetOptions.__struct_fields__} & type(config.fleet).model_fields.keys()
+    assert same == fleet.keys(), "each of them is tried here"
+
+
+def test_best_effort_backlog_is_a_positive_multiple() -> None:
+    assert AppConfig.read({}).fleet_options().best_effort_backlog == FleetOptions().best_effort_backlog == 2.0
+    for wrong in (0, -1.0, "many"):
+        with pytest.raises(ConfigError, match=r"fleet\.best_effort_backlog"):
+            AppConfig.read({"fleet": {"best_effort_backlog": wrong}})
 
 
 def test_cores_needed() -> None:

@@ -31,6 +31,18 @@ async def hear(scene: Scene, **loads: float) -> None:
     await asyncio.sleep(0.01)
 
 
+def held_back(scene: Scene) -> asyncio.Event:
+    """The controller answers once this is set."""
+    answer, sound = asyncio.Event(), scene.fleet.admit
+
+    async def late(batch: list[Admission]) -> list[Decision]:
+        await answer.wait()
+        return await sound(batch)
+
+    scene.fleet.admit = late  # type: ignore[method-assign]
+    return answer
+
+
 @pytest.mark.parametrize("admit", [away, blocked])
 def test_objectives_are_kept_and_the_verdict_promises_nothing(admit: object) -> None:
     async def scenario(scene: Scene) -> None:
@@ -128,13 +140,7 @@ def test_a_controller_that_answers_again_is_asked_again() -> None:
 
 def test_a_late_answer_leaves_no_reservation() -> None:
     async def scenario(scene: Scene) -> None:
-        answer, sound = asyncio.Event(), scene.fleet.admit
-
-        async def late(batch: list[Admission]) -> list[Decision]:
-            await answer.wait()
-            return await sound(batch)
-
-        scene.fleet.admit = late  # type: ignore[method-assign]
+        answer = held_back(scene)
         scene.start("x", BRISK)
         await until(lambda: bool(scene.fleet.submitted))
         answer.set()
@@ -147,13 +153,7 @@ def test_a_late_answer_leaves_no_reservation() -> None:
 
 def test_a_patient_request_of_the_same_tick_still_gets_its_answer() -> None:
     async def scenario(scene: Scene) -> None:
-        answer, sound = asyncio.Event(), scene.fleet.admit
-
-        async def late(batch: list[Admission]) -> list[Decision]:
-            await answer.wait()
-            return await sound(batch)
-
-        scene.fleet.admit = late  # type: ignore[method-assign]
+        answer = held_back(scene)
         brisk, patient = scene.start("brisk", BRISK), scene.start("patient", Slo(100.0, 0.1, tier="standard"))
         await until(lambda: len(scene.fleet.submitted) == 1)
         answer.set()

@@ -256,6 +256,28 @@ def test_nobody_waits_for_the_check_of_anothers_grammar(ingress: Ingress, monkey
     ingress.run(others_meanwhile(ingress, slow, goes))
 
 
+def test_nobody_waits_for_a_slow_grammar_to_have_his_own_checked(
+    ingress: Ingress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sound_check, goes = vllm_server.says_nothing, threading.Event()
+
+    def check(constraint: Any) -> bool:
+        assert constraint.regex != "slow" or goes.wait(60)
+        return sound_check(constraint)
+
+    async def scenario() -> None:
+        slow = asyncio.create_task(ingress.ask("/v1/completions", sound(structured_outputs={"regex": "slow"})))
+        for _ in range(5):
+            quick = await ingress.ask("/v1/completions", sound(structured_outputs={"regex": "a+"}))
+            assert quick.status_code == 200
+        assert not slow.done()
+        goes.set()
+        assert (await slow).status_code == 200
+
+    monkeypatch.setattr(vllm_server, "says_nothing", check)
+    ingress.run(scenario())
+
+
 def test_nobody_waits_for_the_tokens_of_anothers_long_text(ingress: Ingress) -> None:
     lanes, goes = ingress.door_state.engine_client.renderer._executor, threading.Event()
     slow = lanes.submit(lambda _prompt: goes.wait(60), {"prompt": "a" * 25_000})
