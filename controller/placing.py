@@ -12,7 +12,6 @@ from planning.engine import EngineModel
 from planning.forecast.rollout import TOLERANCE_S
 from planning.tables import request_table
 from protocol.messages import Admission
-from routing.fleet_state import engine_of
 from routing.placement import NO_SCORES, NOWHERE, PLACEMENT, CandidateOrder, place, tier_distance
 from routing.policy import best_scored, idlest
 from routing.scores import score_replicas
@@ -242,7 +241,9 @@ def _choose_set(bank: Bank, slot: int, here: list[Pending], left: list[Pending],
     promised = table[~np.isin(table["id"], [int(p.row["id"]) for p in here])]
     start_s = max(now_s, float(bank.fleet_state.replicas["free_at_s"][slot]))
     rows = np.array([p.row for p in both])
-    plan = plan_admission(engine_of(bank.fleet_state, slot), promised, rows, start_s)
+    plan = plan_admission(
+        EngineModel(bank.fleet_state.pessimistic_coefs[slot], bank.fleet_state.limits[slot]), promised, rows, start_s
+    )
     worth = float(rows["value"][plan.accepted].sum())
     if worth <= sum(float(p.row["value"]) for p in here) + TOLERANCE_S:
         return

@@ -84,7 +84,7 @@ def resized(fleet: FleetState, replicas: int, slots: int) -> FleetState:
     return larger
 
 
-@njit(cache=True)
+@njit(inline="always")  # not callable from Python: a compiled function cannot return a tuple with a record
 def engine_of(fleet: FleetState, r: int) -> EngineModel:
     """The engine of replica ``r`` as promises are made by: its iterations take a little longer than expected."""
     return EngineModel(fleet.pessimistic_coefs[r], fleet.limits[r])
