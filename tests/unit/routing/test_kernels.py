@@ -12,6 +12,7 @@ from planning.limits import make_limits
 from planning.rollout import advance
 from profiles.kernels import iteration_s
 from routing.kernels import ADMITTED, NO_WANTS, NOWHERE, PLACEMENT, check_replica, place, screen
+from routing.kernels import _asks_no_less as asks_no_less
 from routing.mirrors import RESERVED, SHARED, Mirrors, advance_mirrors, commit, make_mirrors, summarize, take_out
 from tests.planning_cases import COEFS, draw_requests, start_decoding
 
@@ -235,3 +236,25 @@ def test_a_few_checks_find_the_emptier_replicas_of_a_large_fleet(emptier: int) -
             commit(fleet, r, asked[0])
     placed = put(fleet, asked, max_hops=4)[0]
     assert placed["replica"] >= 30
+
+
+def test_what_no_idle_replica_attains_is_checked_nowhere() -> None:
+    asked = new()
+    asked["prompt_tokens"], asked["ttft_s"] = 500, 1e-4
+    placed = put(fleet_of([0, 0]), asked)[0]
+    assert (placed["replica"], placed["hops"]) == (NOWHERE, 0)
+
+
+@pytest.mark.parametrize(
+    ("field", "easier"),
+    [("prompt_tokens", -1), ("output_tokens", -1), ("ttft_s", 0.01), ("tpot_s", 0.01), ("deadline_s", 0.01)],
+)
+def test_only_what_is_easier_in_no_respect_asks_no_less(field: str, easier: float) -> None:
+    refused = new()
+    refused["output_tokens"], refused["deadline_s"] = 20, 9.0
+    row = refused.copy()
+    assert asks_no_less(row[0], refused[0])
+    row[field] -= easier
+    assert asks_no_less(row[0], refused[0])
+    row[field] += 2 * easier
+    assert not asks_no_less(row[0], refused[0])

@@ -236,3 +236,21 @@ print(type(app).__name__, app.config.body_bytes)
     command = [sys.executable, "-W", "ignore", "-c", code]
     told = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=120)
     assert told.stdout.split()[-2:] == ["Guard", "77"], told.stderr
+
+
+def test_a_body_that_says_it_is_too_long_is_not_read() -> None:
+    async def scenario(guard: Guard, server: Server) -> None:
+        for stated in (b"1001", b"5000000000", b"9" * 4000):
+            client = Client(guard, headers=[(b"content-length", stated)])
+            assert await client.status() == 413, "without a word of it"
+
+    play(scenario, body_bytes=1000)
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH"])
+def test_bodies_of_all_methods_are_bounded(method: str) -> None:
+    async def scenario(guard: Guard, server: Server) -> None:
+        assert await Client(guard, method=method).say(b"a" * 1001).status() == 413
+        assert not server.arrived_s
+
+    play(scenario, body_bytes=1000)
