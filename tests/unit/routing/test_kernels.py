@@ -258,3 +258,19 @@ def test_only_what_is_easier_in_no_respect_asks_no_less(field: str, easier: floa
     assert asks_no_less(row[0], refused[0])
     row[field] += 2 * easier
     assert not asks_no_less(row[0], refused[0])
+
+
+def test_of_equally_wanted_replicas_the_first_is_taken() -> None:
+    fleet, placements = fleet_of([5, 5, 5]), np.zeros(1, dtype=PLACEMENT)
+    place(fleet, new(), 0.0, np.array([[1.0, 2.0, 2.0]]), 4, placements)
+    assert placements[0]["replica"] == 1
+
+
+def test_a_promise_that_will_be_lost_anyway_closes_its_replica_to_nobody() -> None:
+    """Its next token is on time; the pace that it was promised cannot be held to the end."""
+    fleet = fleet_of([5])
+    row = fleet.tables[0, 0]
+    row["tpot_s"], row["output_tokens"] = 1e-3, row["emitted_tokens"] + 200
+    row["arrival_s"] = 0.04 - row["ttft_s"] - row["emitted_tokens"] * row["tpot_s"]
+    summarize(fleet, 0)
+    assert check_replica(fleet, 0, new()[0], 0.0) == ADMITTED

@@ -92,6 +92,7 @@ async def until(holds: Callable[[], bool]) -> None:
         ([(b"x-request-id", b"a\tb")], 400, "x-request-id"),
         ([(b"x-session-id", b"\xff")], 400, "x-session-id"),
         ([(b"x-request-timeout-seconds", b"\xff")], 400, "x-request-timeout-seconds"),
+        ([(b"x_session_id", b"\xff")], 400, "x_session_id"),
         ([(b"x-user", "Zoë".encode())], 200, None),
         ([(b"x-large", b"a" * 17_000)], 431, None),
         ([(b"x-many", b"a")] * 3000, 431, None),
@@ -186,6 +187,17 @@ def test_a_proxy_may_name_the_client() -> None:
         assert await first.status() == 200
 
     play(scenario, requests_per_client=1, client_header="X-Client")
+
+
+def test_nobody_else_may_name_the_client() -> None:
+    async def scenario(guard: Guard, server: Server) -> None:
+        server.goes.clear()
+        clients = [Client(guard, headers=[(b"x-client", b"a")]).say(b"{}") for _ in range(2)]
+        await until(lambda: server.running == 2)
+        server.goes.set()
+        assert [await client.status() for client in clients] == [200] * 2
+
+    play(scenario, requests_per_client=1)
 
 
 def test_beyond_running_and_waiting_requests_is_503() -> None:
