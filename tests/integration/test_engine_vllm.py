@@ -179,6 +179,7 @@ def test_a_dead_engine_fails_and_stops_cleanly() -> None:
         assert any(step.spec_steps > 0 for step in driver.engine.take_steps()), "our own policy speculates"
         driver.submit([submission("d", [7] * 10, 500, LOOSE)])
         driver.collect({"d"}, until=lambda tokens: len(tokens["d"]) > 2)
+        shared = shared_files(driver.engine.pids[0])
         os.kill(driver.engine.pids[0], signal.SIGKILL)
         with pytest.raises(EngineFailure):
             driver.collect({"d"})
@@ -186,6 +187,14 @@ def test_a_dead_engine_fails_and_stops_cleanly() -> None:
             driver.engine.check()
     finally:
         driver.stop()
+    assert not [path for path in shared if path.exists()]
+
+
+def shared_files(pid: int) -> set[Path]:
+    """Semaphores and shared memory that a process has mapped; a semaphore's own path in its maps is a former one."""
+    mapped = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if " /dev/shm/" in line]
+    inodes = {int(fields[4]) for fields in mapped}
+    return {path for path in Path("/dev/shm").iterdir() if path.stat().st_ino in inodes}
 
 
 OWNER = """
