@@ -50,7 +50,7 @@ class Ingress:
         patience = Patience(fleet.admit_timeout_s, fleet.resume_timeout_s, fleet.stall_timeout_s, transit_s)
         arguments, marked = command_line(model, config.model.server_arguments), config.marked_block_tokens
         most = config.ingress.limits.prompt_logprobs
-        server, client = await make_server(arguments, self.links, patience, marked, most)
+        server, client = await make_server(arguments, self.links, patience, marked, most, config.not_computed)
         self.door = Door(
             config,
             self.links,
