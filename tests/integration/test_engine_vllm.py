@@ -164,6 +164,25 @@ def test_a_hung_engine_fails_its_check(engine: Driver) -> None:
     engine.engine.check()
 
 
+def test_a_hung_engine_whose_requests_have_moved_does_not_look_idle(engine: Driver) -> None:
+    (pid,) = engine.engine.pids
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        engine.submit([submission("moved", [7] * 10, 5, LOOSE)])
+        engine.runner.run(engine.engine.abort(["moved"]))
+        engine.settle(lambda: engine.engine.state().iteration_age_s > 2.0)
+        with pytest.raises(EngineFailure, match="finished no iteration for"):
+            engine.engine.check()
+        engine.submit([submission("next", [8] * 10, 5, LOOSE)])
+        assert engine.engine.state().iteration_age_s > 2.0
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert len(engine.collect({"next"})["next"]) == 5
+    engine.runner.run(engine.engine.abort(["next"]))
+    engine.settle(lambda: engine.engine.state().iteration_age_s == 0.0)
+    engine.engine.check()
+
+
 def test_a_dead_engine_fails_and_stops_cleanly() -> None:
     driver = Driver(speculation_tokens=3, max_num_batched_tokens=256)
     try:
