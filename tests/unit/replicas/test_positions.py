@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from replicas.positions import DraftsInFlight, accepted_drafts, delivered_tokens
+from replicas.positions import DraftsInFlight, accepted_drafts, composition_of, delivered_tokens
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,14 @@ def test_a_sequence_refuses_its_next_draft_unless_it_accepted_all() -> None:
         req_id_to_index={"none": 0, "all": 1, "some": 2}, sampled_token_ids=[[9], [1, 2, 9], [1, 9]]
     )
     assert accepted_drafts(scheduled, output) == (3, 2)
+
+
+def test_a_decode_with_drafts_reads_the_cache_and_is_no_prefill() -> None:
+    """Tokens, KV tokens read by decodes, attention pairs of prefills, sequences, the longest draft."""
+    scheduled = SimpleNamespace(
+        num_scheduled_tokens={"drafting": 3, "plain": 1, "prompt": 10},
+        scheduled_spec_decode_tokens={"drafting": [1, 2]},
+    )
+    after = {"drafting": 103, "plain": 51, "prompt": 30}
+    requests = {name: SimpleNamespace(num_computed_tokens=tokens) for name, tokens in after.items()}
+    assert composition_of(scheduled, requests).tolist() == [14, 154, 10 * 25, 3, 2]
