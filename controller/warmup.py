@@ -39,6 +39,7 @@ def _run(options: FleetOptions) -> None:
         for slo in (tight, flex):
             now_s += 0.05
             fleet.admit([Admission(f"{now_s}-{i}", 300, 40, slo) for i in range(burst)], now_s)
+    fleet.admit([Admission("moved", 300, 40, tight, emitted_tokens=5, exclude=("a",))], now_s)  # its replica failed
 
 
 if __name__ == "__main__":

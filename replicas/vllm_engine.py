@@ -53,7 +53,8 @@ class VllmEngine:
         self._kv_capacity_tokens = 0
         self._block_tokens = config.block_size
         self._note_policy(config.policy, config.policy_options)
-        self._alive_s = 0.0  # when the engine last finished an iteration or began to be busy
+        self._alive_s = 0.0  # when the engine last finished an iteration, answered, or began to be busy
+        self._asking: asyncio.Task[None] | None = None  # for a sign of life, after its last request was aborted
         self._client: Any = None  # AsyncMPClient, once started
         self._receiver: TickReceiver | None = None
         self._folder = ""
@@ -98,7 +99,7 @@ class VllmEngine:
 
     async def submit(self, batch: Sequence[Submission]) -> None:
         now_s = time.monotonic()
-        if not self._entries:
+        if not self._owes_life:
             self._alive_s = now_s
         for submission in batch:
             entry = Entry(submission, now_s)
@@ -117,6 +118,19 @@ class VllmEngine:
         known = [request_id for request_id in request_ids if self._entries.pop(request_id, None)]
         if known and not self._failure:
             await self._client.abort_requests_async(known)
+            if not self._owes_life:
+                self._asking = asyncio.create_task(self._ask_for_life())
+
+    @property
+    def _owes_life(self) -> bool:
+        """Whether a living engine will finish an iteration or answer soon."""
+        return bool(self._entries) or (self._asking is not None and not self._asking.done())
+
+    async def _ask_for_life(self) -> None:
+        """An engine that stands still looks idle once its requests have moved; so it is asked for an answer."""
+        with contextlib.suppress(Exception):  # its death is told to the reader of its outputs
+            await self._client.get_supported_tasks_async()
+            self._alive_s = time.monotonic()
 
     async def next_outputs(self) -> list[Delta]:
         try:
@@ -153,11 +167,11 @@ class VllmEngine:
 
     def state(self) -> EngineState:
         now_s = time.monotonic()
-        busy, requests = bool(self._entries), self._progress(now_s)
+        requests = self._progress(now_s)
         return EngineState(
             steps=self._iterations,
-            busy=busy,
-            iteration_age_s=now_s - self._alive_s if busy else 0.0,
+            busy=bool(self._entries),
+            iteration_age_s=now_s - self._alive_s if self._owes_life else 0.0,
             kv_capacity_tokens=self._kv_capacity_tokens,
             kv_used_tokens=self._kv_used_tokens,
             max_running=self._config.max_num_seqs,
@@ -195,11 +209,13 @@ class VllmEngine:
         if self._client is None or self._client.resources.engine_dead:
             raise EngineFailure("vLLM engine is not running")
         silent_s = time.monotonic() - self._alive_s
-        if self._entries and silent_s > self._config.hang_s:
+        if self._owes_life and silent_s > self._config.hang_s:
             raise EngineFailure(f"vLLM engine is busy but finished no iteration for {silent_s:.0f} s")
 
     async def stop(self) -> None:
         self._failure = self._failure or "vLLM engine was stopped"
+        if self._asking is not None:
+            self._asking.cancel()
         if self._client is not None:
             await asyncio.to_thread(self._client.shutdown, STOP_S)
             self._client.resources.ctx.destroy(linger=0)

@@ -7,9 +7,11 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 from typing import Any
 
 import torch
+from tqdm import tqdm
 from vllm.platforms import current_platform
 from vllm.v1.executor import Executor, UniProcExecutor
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
@@ -50,6 +52,14 @@ def make_llvmlite_scannable() -> None:
         ffi.lib._fntab["__dict__"] = {}
 
 
+def lock_progress_bars() -> None:
+    """Keep progress bars to a lock of this process.
+
+    Their own is a semaphore of the machine, whose file in ``/dev/shm`` stays when the engine is killed.
+    """
+    tqdm.set_lock(threading.RLock())
+
+
 def compile_logprobs(worker: Any) -> None:
     """Compile in a worker what ranks log probabilities, which vLLM leaves to the first request that asks for them.
 
@@ -66,6 +76,7 @@ class TetheredUniProcExecutor(UniProcExecutor):
 
     def _init_executor(self) -> None:
         die_with_parent()
+        lock_progress_bars()
         bind_to_cores()
         make_llvmlite_scannable()
         super()._init_executor()
@@ -80,6 +91,7 @@ class TetheredMultiprocExecutor(MultiprocExecutor):
 
     def _init_executor(self) -> None:
         die_with_parent()
+        lock_progress_bars()
         super()._init_executor()
 
     def compile_or_warm_up_model(self) -> None:

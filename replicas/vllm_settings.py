@@ -1,5 +1,8 @@
 """vLLM's own configuration for a replica, and the executor that its engine runs on. Imports vllm."""
 
+from collections.abc import Iterable
+from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any
 
 import msgspec
@@ -20,8 +23,19 @@ SCHEDULER = "replicas.vllm_scheduler.SloScheduler"
 GIB = 1 << 30
 
 
+def check_arguments(names: Iterable[str]) -> None:
+    """Raise ``ValueError`` for the first of ``vllm_args`` that vLLM's ``AsyncEngineArgs`` does not have."""
+    known = [field.name for field in fields(AsyncEngineArgs)]
+    for name in names:
+        if name not in known:
+            near = get_close_matches(name, known, 1, 0.5)
+            hint = f"did you mean {near[0]!r}?" if near else "vLLM has no such argument"
+            raise ValueError(f"vllm_args.{name}: unknown key; {hint}")
+
+
 def engine_config(config: ReplicaConfig, link: str) -> VllmConfig:
     """vLLM's own config for a replica; ``link`` is the path on which the scheduler reports."""
+    check_arguments(config.vllm_args)
     embedded = config.model == EMBEDDED_MODEL
     arguments: dict[str, Any] = dict(
         model=str(ensure_embedded_model()) if embedded else config.model,

@@ -44,6 +44,16 @@ def mend_error(body: bytes, status: int, path: str) -> bytes:
     return _encoded({"error": openai_error(error)})
 
 
+def only_error(stream: bytes) -> tuple[int, bytes] | None:
+    """Status and JSON document of a stream of events that is nothing but an error of vLLM's; else None."""
+    event, _, rest = stream.partition(b"\n\n")
+    payload = event.removeprefix(b"data: ")
+    error = (_object(payload) or {}).get("error")
+    code = error.get("code") if isinstance(error, dict) else None
+    is_alone = rest.strip() in (b"", b"data: [DONE]")
+    return (code, payload) if is_alone and isinstance(code, int) and 400 <= code < 600 else None
+
+
 def _object(body: bytes) -> dict[str, Any] | None:
     """The JSON object in ``body``, None where it is something else."""
     try:

@@ -50,7 +50,7 @@ class Ingress:
         patience = Patience(fleet.admit_timeout_s, fleet.resume_timeout_s, fleet.stall_timeout_s, transit_s)
         arguments, marked = command_line(model, config.model.server_arguments), config.marked_block_tokens
         most = config.ingress.limits.prompt_logprobs
-        server, client = await make_server(arguments, self.links, patience, marked, most)
+        server, client = await make_server(arguments, self.links, patience, marked, most, config.not_computed)
         self.door = Door(
             config,
             self.links,
@@ -80,6 +80,7 @@ def build(args: dict[str, Any]) -> serve.Application:
     """
     config = AppConfig.read(args)
     check_cluster(config, ray.cluster_resources())
+    check_vllm_args(config)
     ingress = config.ingress
     replicas = {
         group.name: replica_deployment(
@@ -100,6 +101,20 @@ def build(args: dict[str, Any]) -> serve.Application:
         health_check_period_s=2,
     )
     return door.bind(config, replicas, uuid.uuid4().hex)  # built anew only where args or code changed, not the tiers
+
+
+def check_vllm_args(config: AppConfig) -> None:
+    """Name an argument that vLLM does not have, which would otherwise end every replica; vLLM loads only for that."""
+    for position, group in enumerate(config.replica_groups()):
+        if group.engine.kind != "vllm" or not group.engine.vllm_args:
+            continue
+        from replicas.vllm_settings import check_arguments
+
+        own = bool(config.groups) and "vllm_args" in config.groups[position].engine
+        try:
+            check_arguments(group.engine.vllm_args)
+        except ValueError as error:
+            raise ConfigError(f"{f'groups.{position}.' if own else ''}engine.{error}") from None
 
 
 def guarded(config: GuardConfig) -> dict[str, str]:

@@ -180,6 +180,11 @@ class AppConfig(Section):
     def is_disaggregated(self) -> bool:
         return self.disaggregation.prefill > 0 or any(group.phase for group in self.groups)
 
+    @property
+    def not_computed(self) -> set[str]:
+        """Sampling parameters that some engine of the fleet has no logits for."""
+        return {field for group in self.replica_groups() for field in group.engine.not_computed}
+
     def replica_groups(self) -> tuple[Group, ...]:
         """The kinds of replicas, each with what it inherits; raises ``ValueError`` naming the field."""
         model, fleet = self.model.id, self.fleet
@@ -249,14 +254,10 @@ class AppConfig(Section):
 
     def fleet_options(self, application: str = "", deploy: str = "") -> FleetOptions:
         """What the controller needs to know; ``application`` is Serve's name of this one, ``deploy`` its deploy."""
-        apart = self.disaggregation
-        phases = apart.options() if self.is_disaggregated else None
+        phases = self.disaggregation.options() if self.is_disaggregated else None
         groups = sorted(self.replica_groups(), key=lambda group: group.name != self.fleet.autoscaling.group)
-        allocation = AllocationOptions(
-            self.fleet.roles,
-            self.fleet.role_idle_s,
-            scaling=self.fleet.autoscaling.options(groups[0].name, self.replicas),
-        )
+        scaling = self.fleet.autoscaling.options(groups[0].name, self.replicas)
+        allocation = AllocationOptions(self.fleet.roles, self.fleet.role_idle_s, scaling=scaling)
         return FleetOptions(
             **_same(self.fleet, FleetOptions),
             block_tokens=self.engine.block_size,

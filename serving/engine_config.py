@@ -137,6 +137,12 @@ class EngineConfig(Section):
                 raise ValueError(f"vllm_args.{key}: {reason}")
         return self
 
+    @property
+    def not_computed(self) -> tuple[str, ...]:
+        """Sampling parameters that need logits, where there are none; the simulated engine ignores grammars."""
+        scores = ("logprobs", "prompt_logprobs") if self.kind == "simulated" or self.device == "timed" else ()
+        return (*scores, "structured_outputs") if self.device == "timed" else scores
+
     def _why_not(self, key: str, value: Any) -> str:
         """Why ``vllm_args`` takes no ``key: value``; empty where it does."""
         if key != (name := python_name(key)):

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -18,7 +19,9 @@ from rich.console import Console
 from serving.haproxy import SETTING, write_launcher
 
 DASHBOARD_PORT = 8265
-INGRESS_PORTS = range(30000, 32700, 100)  # first ports of blocks, below those that Linux gives to connections
+PORTS = range(30000, 32700, 100)  # first ports of blocks, below those that Linux gives to connections
+FREE_PORTS = range(20000, PORTS.start)
+PAGES = 2  # of HAProxy's own: statistics, metrics
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "1",
@@ -67,16 +70,16 @@ def proxy_settings(folder: Path, first_port: int) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
-        "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
-        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(first_port),
-        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(first_port + INGRESS_PORTS.step - 2),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(first_port),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(first_port + 1),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(first_port + PAGES),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(first_port + PORTS.step - 2),
     }
 
 
 def free_port(preferred: int = 0) -> int:
-    """``preferred`` where nothing listens on it, else any free port of the loopback."""
-    for port in (preferred, 0):
+    """``preferred`` where nothing listens on it, else some port of the loopback that no connection will get."""
+    for port in filter(None, (preferred, *random.sample(FREE_PORTS, 100))):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return int(probe.getsockname()[1])
@@ -85,19 +88,21 @@ def free_port(preferred: int = 0) -> int:
 
 @contextlib.contextmanager
 def block_of_ports() -> Iterator[int]:
-    """A block of ports for ingresses that no other fleet of ours on this machine takes; yields its first port.
+    """A block of ports for HAProxy's pages and for ingresses that no other fleet of ours takes; yields its first port.
 
     Fleets must not share a range: a proxy whose ingress is gone would find another fleet's on its port, healthy.
+    Nor may HAProxy's ports be any free ones: it binds them a minute later, and by then a connection may have them.
     """
-    for claimed in INGRESS_PORTS:
+    for claimed in PORTS:
         with socket.socket() as claim:
             try:
                 claim.bind(("127.0.0.1", claimed))
             except OSError:
                 continue
-            yield claimed + 1
-            return
-    raise LaunchError(f"no free block of ports from {INGRESS_PORTS.start} to {INGRESS_PORTS.stop} on 127.0.0.1")
+            if all(free_port(claimed + 1 + page) == claimed + 1 + page for page in range(PAGES)):
+                yield claimed + 1
+                return
+    raise LaunchError(f"no free block of ports from {PORTS.start} to {PORTS.stop} on 127.0.0.1")
 
 
 @contextlib.contextmanager

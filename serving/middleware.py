@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from serving.annotate import StreamAnnotator, annotate_json, mend_error
+from serving.annotate import StreamAnnotator, annotate_json, mend_error, only_error
 from serving.asgi import App, ClientGone, Message, Receive, Send, read_body, replayed, send_error, with_length
-from serving.errors import bad_request, refused
+from serving.errors import ApiError, bad_request, refused
 from serving.guard import ARRIVED
 from serving.json_body import read_json
-from serving.limits import LimitsConfig, check_document
+from serving.limits import LimitsConfig, Refusal, check_document
 from serving.program import read_program
 from serving.sequences import expected_sequences
 from serving.slo import SloError, TierIndex, resolve, strip_body
@@ -77,10 +77,15 @@ class SloMiddleware:
         await self._generate(ticket, with_length(scope, len(body)), replayed(body, receive), send)
 
     async def _generate(self, ticket: Ticket, scope: Message, receive: Receive, send: Send) -> None:
+        """Have it answered; a stream may be refused after the application has begun it, and nothing was sent yet."""
         response = Response(ticket, send, self.overload_status, scope["path"])
         token = current_ticket.set(ticket)
         try:
             await self.app(scope, receive, response)
+        except Refusal as refusal:
+            if response.status:
+                raise RuntimeError("refused in the middle of its answer") from refusal
+            await response.refuse(refusal.error)
         finally:
             current_ticket.reset(token)
             self.done(ticket, response.status)
@@ -152,6 +157,8 @@ class Response:
             self._held += data
             return
         data, self._held = self._held + data, b""
+        if not self.ticket.decisions:
+            data = self._undecided(data)
         if self._start is not None and self.status == 0 and await self._begin():
             return
         if self._stream is not None:
@@ -164,6 +171,13 @@ class Response:
             await self._send_start(len(data))
         await self.send({"type": "http.response.body", "body": data, "more_body": not last})
 
+    def _undecided(self, data: bytes) -> bytes:
+        """All of a response about which nothing was decided; an error in place of a stream gets its own status."""
+        if self._start is not None and self.status == 0 and is_stream(self._start) and (found := only_error(data)):
+            status, data = found
+            self._start = {**self._start, "status": status, "headers": [(b"content-type", b"application/json")]}
+        return data
+
     def _finished(self, data: bytes) -> bytes:
         """A whole JSON answer; an error carries no verdict."""
         is_error = self.status >= 400
@@ -174,14 +188,10 @@ class Response:
         assert self._start is not None
         refusal = self.ticket.refusal
         if refusal is not None:
-            self._replaced = True
-            error = refused(refusal, self.overload_status)
-            self.status = error.status
-            await send_error(self.send, error, self.path)
+            await self.refuse(refused(refusal, self.overload_status))
             return True
         self.status = int(self._start["status"])
-        kind = dict(self._start.get("headers", [])).get(b"content-type", b"")
-        if kind.startswith(b"text/event-stream"):
+        if is_stream(self._start):
             self._stream = StreamAnnotator(self.ticket)
             await self._send_start(None)
         elif is_json(self._start):
@@ -189,6 +199,11 @@ class Response:
         else:
             await self._send_start(None)
         return False
+
+    async def refuse(self, error: ApiError) -> None:
+        """Answer with an error in place of the response, of which nothing has been sent."""
+        self._replaced, self.status = True, error.status
+        await send_error(self.send, error, self.path)
 
     async def _send_start(self, length: int | None) -> None:
         assert self._start is not None
@@ -201,7 +216,16 @@ class Response:
 
 def is_json(start: Message) -> bool:
     """Whether the response that begins so is a JSON document."""
-    return bool(dict(start.get("headers", [])).get(b"content-type", b"").startswith(b"application/json"))
+    return _has_type(start, b"application/json")
+
+
+def is_stream(start: Message) -> bool:
+    """Whether the response that begins so is a stream of events."""
+    return _has_type(start, b"text/event-stream")
+
+
+def _has_type(start: Message, kind: bytes) -> bool:
+    return bool(dict(start.get("headers", [])).get(b"content-type", b"").startswith(kind))
 
 
 def resized(start: Message, length: int) -> Message:

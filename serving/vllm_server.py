@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 import math
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from vllm import AsyncEngineArgs, envs
@@ -33,6 +33,7 @@ from serving.lanes import Lanes
 from serving.ticket import Ticket, current_ticket
 from serving.turns import Turns
 from serving.vllm_grammar import says_nothing
+from serving.vllm_mistakes import ClientMistakes
 
 TASKS = ("generate",)
 GRAMMAR_THREADS, GRAMMARS_PER_CLIENT = 4, 2  # checks of grammars at a time, in all and of one API key
@@ -58,10 +59,19 @@ class FleetCoreClient:
         engine_dead = False
 
     def __init__(
-        self, links: Links, patience: Patience, block_tokens: int = 0, most_prompt_logprobs: float = math.inf
+        self,
+        links: Links,
+        patience: Patience,
+        block_tokens: int = 0,
+        most_prompt_logprobs: float = math.inf,
+        not_computed: Collection[str] = (),
     ) -> None:
-        """``block_tokens``: of the replicas' prefix caches, where prompts are marked for them; 0: they are not."""
+        """``block_tokens``: of the replicas' prefix caches, where prompts are marked for them; 0: they are not.
+
+        ``not_computed``: sampling parameters for which engines of the fleet have no logits.
+        """
         self._block_tokens, self._most_prompt_logprobs = block_tokens, most_prompt_logprobs
+        self._not_computed = not_computed
         self.forget: Callable[[str], None] = lambda _request_id: None  # what vLLM keeps of a request
         self._outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
         self.dispatcher = Dispatcher(links, self._emit, patience)
@@ -69,6 +79,7 @@ class FleetCoreClient:
     async def add_request_async(self, request: EngineCoreRequest) -> None:
         ticket = current_ticket.get() or Ticket(Slo(best_effort=True))
         try:
+            check_computed(request, self._not_computed)
             check_prompt_logprobs(request, self._most_prompt_logprobs)
             job = to_job(request, ticket, self._block_tokens)
         except VLLMValidationError:
@@ -151,6 +162,14 @@ def _unsendable(request: EngineCoreRequest) -> str:
     return "body"
 
 
+def check_computed(request: EngineCoreRequest, not_computed: Collection[str]) -> None:
+    """Raise ``VLLMValidationError`` for a sampling parameter of ``not_computed``."""
+    for field in not_computed:
+        if getattr(request.sampling_params, field, None) is not None:
+            message = f"{field}: needs logits, which engines of this fleet do not compute"
+            raise VLLMValidationError(message, parameter=field)
+
+
 def check_prompt_logprobs(request: EngineCoreRequest, most: float) -> None:
     """Raise ``VLLMValidationError`` for more figures on the prompt than ``most``; the ingress turns each into text."""
     params = request.sampling_params
@@ -197,6 +216,7 @@ async def make_server(
     patience: Patience,
     block_tokens: int = 0,
     most_prompt_logprobs: float = math.inf,
+    not_computed: Collection[str] = (),
 ) -> tuple[Any, FleetCoreClient]:
     """vLLM's FastAPI application and the fleet client below it.
 
@@ -211,7 +231,7 @@ async def make_server(
         logging_config=engine_args.create_logging_config(),
         structured_outputs_config=engine_args.create_structured_outputs_config(),
     )
-    client = FleetCoreClient(links, patience, block_tokens, most_prompt_logprobs)
+    client = FleetCoreClient(links, patience, block_tokens, most_prompt_logprobs, not_computed)
     original = EngineCoreClient.make_async_mp_client
     EngineCoreClient.make_async_mp_client = staticmethod(lambda **_: client)
     try:
@@ -219,6 +239,7 @@ async def make_server(
     finally:
         EngineCoreClient.make_async_mp_client = original
     client.forget = lambda request_id: engine.output_processor.abort_requests([request_id], internal=True)
+    args.middleware = [*args.middleware, f"{ClientMistakes.__module__}.{ClientMistakes.__name__}"]
     app = build_app(args, TASKS, config.model_config)
     app.state.checks_keys = bool(args.api_key or envs.VLLM_API_KEY)
     app.router.routes[:] = [route for route in app.router.routes if getattr(route, "path", "") in ROUTES]

@@ -164,6 +164,25 @@ def test_a_hung_engine_fails_its_check(engine: Driver) -> None:
     engine.engine.check()
 
 
+def test_a_hung_engine_whose_requests_have_moved_does_not_look_idle(engine: Driver) -> None:
+    (pid,) = engine.engine.pids
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        engine.submit([submission("moved", [7] * 10, 5, LOOSE)])
+        engine.runner.run(engine.engine.abort(["moved"]))
+        engine.settle(lambda: engine.engine.state().iteration_age_s > 2.0)
+        with pytest.raises(EngineFailure, match="finished no iteration for"):
+            engine.engine.check()
+        engine.submit([submission("next", [8] * 10, 5, LOOSE)])
+        assert engine.engine.state().iteration_age_s > 2.0
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert len(engine.collect({"next"})["next"]) == 5
+    engine.runner.run(engine.engine.abort(["next"]))
+    engine.settle(lambda: engine.engine.state().iteration_age_s == 0.0)
+    engine.engine.check()
+
+
 def test_a_dead_engine_fails_and_stops_cleanly() -> None:
     driver = Driver(speculation_tokens=3, max_num_batched_tokens=256)
     try:
@@ -179,6 +198,7 @@ def test_a_dead_engine_fails_and_stops_cleanly() -> None:
         assert any(step.spec_steps > 0 for step in driver.engine.take_steps()), "our own policy speculates"
         driver.submit([submission("d", [7] * 10, 500, LOOSE)])
         driver.collect({"d"}, until=lambda tokens: len(tokens["d"]) > 2)
+        shared = shared_files(driver.engine.pids[0])
         os.kill(driver.engine.pids[0], signal.SIGKILL)
         with pytest.raises(EngineFailure):
             driver.collect({"d"})
@@ -186,6 +206,14 @@ def test_a_dead_engine_fails_and_stops_cleanly() -> None:
             driver.engine.check()
     finally:
         driver.stop()
+    assert not [path for path in shared if path.exists()]
+
+
+def shared_files(pid: int) -> set[Path]:
+    """Semaphores and shared memory that a process has mapped; a semaphore's own path in its maps is a former one."""
+    mapped = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if " /dev/shm/" in line]
+    inodes = {int(fields[4]) for fields in mapped}
+    return {path for path in Path("/dev/shm").iterdir() if path.stat().st_ino in inodes}
 
 
 OWNER = """

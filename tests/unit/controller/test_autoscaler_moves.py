@@ -5,8 +5,11 @@ import math
 import pytest
 
 from controller.allocation import Allocation, AllocationOptions
+from controller.autoscaler import Autoscaler
+from controller.history import History
 from controller.role import Kind, ReplicaView
-from controller.scaling import ScalingOptions, Serve
+from controller.roles import DynamicRoles
+from controller.scaling import ScalingOptions, Serve, Signals
 from tests.scaling_cases import H100, World, table
 
 
@@ -102,3 +105,30 @@ def test_where_demand_fell_far_several_go_at_a_time_within_bounds() -> None:
     assert sorted(world.removed) == sorted(set(world.removed))
     world.run(300)
     assert world.wanted == 1
+
+
+def test_of_replicas_that_never_come_those_are_waited_for_that_demand_takes() -> None:
+    world = World(ScalingOptions(max_replicas=40, start_timeout_s=100.0), rates={"tight": 40.0})
+    grown(world)
+    world.start_s, world.rates = math.inf, {"tight": 160.0}
+    world.run(120)
+    most = world.wanted
+    asked = len(world.asked)
+    world.rates = {"tight": 100.0}
+    world.run(900)
+    least = min(world.asked[asked:])
+    assert least < most
+    assert least >= world.scaler.wanted["tight"]
+
+
+def test_a_tier_at_its_minimum_gives_no_replica_up_though_it_has_the_least_to_do() -> None:
+    """Both of ``tight`` are idle, both of ``loose`` carry a request."""
+    views = [ReplicaView(name, (0, int(name in "cd")), load=0.1 * (name in "cd")) for name in "abcd"]
+    roles, history = DynamicRoles(table(tight=(2, 0))), History()
+    roles.step(views, 0.0)
+    assert [roles.role(name).tier for name in "abcd"] == ["tight", "tight", "loose", "loose"]
+    scaler = Autoscaler(ScalingOptions(min_replicas=1, max_replicas=9), roles, history)
+    signals = Signals(Serve(4), views, {}, {}, H100)
+    for now_s in (0.0, 130.0):
+        scaler.step(signals, now_s)
+    assert roles.names(Kind.DRAINING) == ["c"]

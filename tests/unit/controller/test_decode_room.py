@@ -1,13 +1,15 @@
 """Room for decodes: reserved while a prompt is computed, and looked for at the hand-over."""
 
 import msgspec
+import numpy as np
 import pytest
 
-from controller.decode_room import GRACE_S
+from controller.decode_room import GRACE_S, DecodeRoom, Reservation
 from controller.disaggregation import HAND_OVER_S, DisaggregatedFleet, make_fleet
 from controller.options import FleetOptions
 from controller.phases import PhaseOptions
 from controller.virtual import RESERVED_S
+from planning.tables import REQUEST
 from profiles.store import load_profile
 from protocol.messages import Progress, Slo, Verdict, request_uid
 from tests.disaggregated_cases import fleet, full, one, second
@@ -159,3 +161,10 @@ def test_what_has_travelled_is_not_counted_again() -> None:
     one(state, asked)
     one(state, msgspec.structs.replace(second(asked), travelled_s=0.1), 0.1)
     assert float(state.replicas["d"].table["ttft_s"][0]) == pytest.approx(0.3)
+
+
+def test_room_on_a_replica_that_is_of_no_use_is_given_up() -> None:
+    row = np.zeros((), dtype=REQUEST)
+    room = DecodeRoom({1: Reservation("d", 0, row, 0.0), 2: Reservation("e", 1, row, 0.0)})
+    room.expire(["e"], lambda _: True, 0.0)
+    assert list(room.held) == [2]

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.lengths import MOST_TENANTS, WINDOW, LengthEstimator
+from tests.fleet_cases import TIGHT, ask, ended
 
 PRIOR, CAP = 256, 4000
 observations = st.tuples(st.integers(1, 5000), st.integers(1, 5000), st.sampled_from(["", "a", "b"]))
@@ -137,3 +138,20 @@ def test_a_tiers_prior_fades_as_its_requests_finish() -> None:
 def test_a_request_that_outlives_its_prediction_has_half_of_it_ahead() -> None:
     lengths = estimator()
     assert [lengths.predict("gold", emitted, CAP) for emitted in (0, 255, 256, 300)] == [256, 256, 384, 428]
+
+
+@pytest.mark.parametrize("finish", ["abort", "error", "refused"])
+def test_only_outputs_that_ended_by_themselves_or_at_their_cap_tell_a_length(finish: str) -> None:
+    told, lengths = {}, estimator()
+    for each in (finish, "stop"):
+        for _ in range(WINDOW):
+            lengths.learn(ended(ask(TIGHT), each, tokens=7))
+        told[each] = lengths.predict("tight", 0, 200)
+    assert told == {finish: 200, "stop": 7}
+
+
+def test_a_few_long_outputs_among_many_do_not_tell_how_long_outputs_get() -> None:
+    lengths = estimator()
+    for k in range(WINDOW):
+        lengths.note("gold", 4000 if k == 7 else 100, 16_000)
+    assert lengths.predict("gold", 0, 16_000) == 100

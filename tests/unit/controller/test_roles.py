@@ -189,3 +189,32 @@ def test_history_is_bounded_and_newest_first() -> None:
     told = state.history.to_builtins(600.0)
     assert len(told) == KEPT
     assert told[0] == {"age_s": 1.0, "what": "a", "before": "draining", "after": "pool", "reason": "back"}
+
+
+def test_a_minimum_that_is_idle_rests() -> None:
+    """It must not leave its tier and be called back at every step."""
+    state = roles("a", tight=(1, 0))
+    changes = len(state.history)
+    for second in range(20):
+        state.step(idle("a"), float(second))
+    assert len(state.history) == changes
+
+
+def test_of_equals_the_replica_that_once_was_of_the_tier_joins_it() -> None:
+    state = roles("ab")
+    state.join("b", TIGHT, 0.0)
+    carrying = [view("a"), view("b", 0, 0, 3, best_effort=2)]
+    for now_s in (0.0, 5.0):
+        state.step(carrying, now_s)
+    assert str(state.role("b")) == "pending (tight)"
+    assert claim(state, TIGHT, carrying, 6.0) == "b"
+
+
+def test_one_replica_on_its_way_is_enough_for_a_minimum_of_one() -> None:
+    state = roles("ab")
+    for _ in range(2):
+        claim(state, TIGHT, idle("ab"), 0.0)
+    state.set_table(table(2, loose=(1, 0)), 1.0)
+    for second in range(1, 5):
+        state.step([view("a", 1), view("b", 1)], float(second))
+    assert state.count(TIGHT) == 1, "what the other carries is too tight still, so it waits"

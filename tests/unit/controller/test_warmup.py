@@ -1,8 +1,21 @@
 """What every start runs first: without it neither the controller nor ``polyslo serve`` comes up."""
 
+import multiprocessing
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+from numba.core.registry import CPUDispatcher
+
+from controller.disaggregation import make_fleet
+from controller.options import FleetOptions
+from controller.tiers import Tier, TierTable
+from controller.warmup import PROFILE, warm_up
+from protocol.messages import Admission, Report, Slo
+from profiles.store import load_profile
 
 
 def test_warm_up_runs_as_plain_python_without_a_warning() -> None:
@@ -11,3 +24,39 @@ def test_warm_up_runs_as_plain_python_without_a_warning() -> None:
     environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
+
+
+KINDS: list[dict[str, Any]] = [
+    {"exclude": ("a",), "emitted_tokens": 5},
+    {"exclude": ("a",), "slo": Slo(tier="flex", best_effort=True)},
+    {"slo": Slo(e2e_s=30.0, tier="tight")},
+    {"group": "g"},
+]
+
+
+def compiled() -> Iterator[str]:
+    """What kernels of ours have been compiled for, or loaded from the cache."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in ("controller", "planning", "profiles", "routing"):
+            kernels = [(key, each) for key, each in vars(module).items() if isinstance(each, CPUDispatcher)]
+            yield from (f"{name}.{key}{signature}" for key, each in kernels for signature in each.signatures)
+
+
+def compiled_for_requests() -> list[str]:
+    """What is compiled after the warm-up, when requests of all kinds come."""
+    warm_up()
+    tiers = TierTable.of(1, [Tier("tight", 0.3, 0.03, unattainable="refuse"), Tier("flex", best_effort=True)])
+    fleet = make_fleet(FleetOptions(), tiers, load_profile)
+    for name in ("a", "b"):
+        fleet.report(Report(name, "1", 1, PROFILE, 40_000, 0, 64, 2048, 0.01, ()), 0.0)
+    before = set(compiled())
+    for kind, asked in enumerate(KINDS):
+        ask = {"slo": Slo(0.3, 0.03, 60.0, "tight")} | asked
+        fleet.admit([Admission(f"{kind}-{i}", 30, 40, **ask) for i in range(2)], 0.1)
+    return sorted(set(compiled()) - before)
+
+
+def test_no_request_waits_for_a_compilation() -> None:
+    """The first stream that moved from a failed replica held up the controller for seconds."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
+        assert fresh.submit(compiled_for_requests).result() == []

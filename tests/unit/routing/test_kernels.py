@@ -1,5 +1,7 @@
 """Placement over a fleet against asking every replica by itself."""
 
+from routing.placement import CandidateOrder
+from planning.engine import EngineModel
 import math
 
 import numpy as np
@@ -8,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planning.admission.plan import REASONS, AdmitReason, plan_admission
-from planning.engine import EngineModel
 from planning.forecast.rollout import advance
 from planning.limits import make_limits
 from profiles.kernels import iteration_s
@@ -22,7 +23,8 @@ from routing.fleet_state import (
     recompute_load,
     remove_request,
 )
-from routing.placement import ADMITTED, NO_SCORES, NOWHERE, PLACEMENT, CandidateOrder, check_replica, place, quick_check
+from routing.placement import ADMITTED, NO_SCORES, NOWHERE, PLACEMENT, check_replica, place, quick_check
+from routing.placement import _dominates as dominates
 from tests.planning_cases import COEFS, draw_requests, start_decoding
 
 LIMITS = make_limits(100_000)
@@ -121,10 +123,7 @@ def test_the_screen_denies_an_idle_replica_nothing_that_a_replay_grants(
     asked["deadline_s"] = deadline_s
     asked["output_tokens"] = asked["output_cap_tokens"] = output_tokens
     if check_replica(fleet, 0, asked[0], 0.0) == ADMITTED:
-        assert (
-            quick_check(EngineModel(fleet.pessimistic_coefs[0], fleet.limits[0]), fleet.replicas[0], asked[0], 0.0)
-            == ADMITTED
-        )
+        assert quick_check(EngineModel(fleet.pessimistic_coefs[0], fleet.limits[0]), fleet.replicas[0], asked[0], 0.0) == ADMITTED
 
 
 def test_a_request_past_its_deadline_closes_its_replica_to_nobody() -> None:
@@ -134,10 +133,7 @@ def test_a_request_past_its_deadline_closes_its_replica_to_nobody() -> None:
         fleet.tables[0, 0]["deadline_s"] = fleet.replicas[0]["free_at_s"] + left_s
         recompute_load(fleet, 0)
         assert fleet.replicas[0]["load"] <= load
-        assert (
-            quick_check(EngineModel(fleet.pessimistic_coefs[0], fleet.limits[0]), fleet.replicas[0], asked[0], 0.0)
-            == ADMITTED
-        )
+        assert quick_check(EngineModel(fleet.pessimistic_coefs[0], fleet.limits[0]), fleet.replicas[0], asked[0], 0.0) == ADMITTED
 
 
 def test_a_replica_with_all_sequences_taken_is_full() -> None:
@@ -190,7 +186,7 @@ def test_the_cached_sums_are_what_a_fresh_count_gives(seed: int) -> None:
 def test_the_fleet_advances_as_each_replica_would_alone() -> None:
     fleet = fleet_of([5, 9])
     alone = fleet.tables[1, :9].copy()
-    free_at_s = advance(EngineModel(fleet.coefs[1], LIMITS), alone, 0.0, 0.3, True)
+    free_at_s = advance(fleet.coefs[1], alone, 0.0, 0.3, LIMITS, True)
     advance_fleet(fleet, 0.3, True)
     left = alone[alone["running"]]
     assert fleet.replicas[1]["free_at_s"] == free_at_s
@@ -251,3 +247,41 @@ def test_a_few_checks_find_the_emptier_replicas_of_a_large_fleet(emptier: int) -
             add_request(fleet, r, asked[0])
     placed = put(fleet, asked, max_hops=4)[0]
     assert placed["replica"] >= 30
+
+
+def test_what_no_idle_replica_attains_is_checked_nowhere() -> None:
+    asked = new()
+    asked["prompt_tokens"], asked["ttft_s"] = 500, 1e-4
+    placed = put(fleet_of([0, 0]), asked)[0]
+    assert (placed["replica"], placed["hops"]) == (NOWHERE, 0)
+
+
+@pytest.mark.parametrize(
+    ("field", "easier"),
+    [("prompt_tokens", -1), ("output_tokens", -1), ("ttft_s", 0.01), ("tpot_s", 0.01), ("deadline_s", 0.01)],
+)
+def test_only_what_is_easier_in_no_respect_dominates(field: str, easier: float) -> None:
+    refused = new()
+    refused["output_tokens"], refused["deadline_s"] = 20, 9.0
+    row = refused.copy()
+    assert dominates(row[0], refused[0])
+    row[field] -= easier
+    assert dominates(row[0], refused[0])
+    row[field] += 2 * easier
+    assert not dominates(row[0], refused[0])
+
+
+def test_of_equally_wanted_replicas_the_first_is_taken() -> None:
+    fleet, placements = fleet_of([5, 5, 5]), np.zeros(1, dtype=PLACEMENT)
+    place(fleet, new(), 0.0, CandidateOrder(np.array([[1.0, 2.0, 2.0]])), placements)
+    assert placements[0]["replica"] == 1
+
+
+def test_a_promise_that_will_be_lost_anyway_closes_its_replica_to_nobody() -> None:
+    """Its next token is on time; the pace that it was promised cannot be held to the end."""
+    fleet = fleet_of([5])
+    row = fleet.tables[0, 0]
+    row["tpot_s"], row["output_tokens"] = 1e-3, row["emitted_tokens"] + 200
+    row["arrival_s"] = 0.04 - row["ttft_s"] - row["emitted_tokens"] * row["tpot_s"]
+    recompute_load(fleet, 0)
+    assert check_replica(fleet, 0, new()[0], 0.0) == ADMITTED

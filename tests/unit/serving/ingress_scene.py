@@ -163,7 +163,7 @@ class Ingress:
         arguments = command_line(str(ensure_embedded_model()), named)
         patience = Patience(fleet.admit_timeout_s, fleet.resume_timeout_s, fleet.stall_timeout_s)
         most = self.config.ingress.limits.prompt_logprobs
-        server, self.client = await make_server(arguments, self.links, patience, 0, most)
+        server, self.client = await make_server(arguments, self.links, patience, 0, most, self.config.not_computed)
         self.door_state = server.state  # of vLLM's application
         self.door = Door(self.config, self.links, server, self.client.dispatcher)  # type: ignore[arg-type]
         self.door.set_table(TABLE)

@@ -117,7 +117,9 @@ def test_what_cannot_continue_exactly_ends_with_an_error() -> None:
         scene.fleet.queues["a"].put_nowait(ConnectionError("dead"))
         await until(lambda: scene.finish("x") == "error")
 
-    assert play(scenario).fleet.outcomes[0].finish == "error"
+    scene = play(scenario)
+    assert scene.fleet.outcomes[0].finish == "error"
+    assert len(scene.fleet.submitted) == 1, "and is sent to no other replica"
 
 
 def test_a_stream_waits_for_a_replica_and_fails_only_after_its_patience() -> None:

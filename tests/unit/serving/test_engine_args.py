@@ -63,6 +63,43 @@ def test_other_arguments_reach_vllm(vllm_args: dict[str, Any]) -> None:
     assert config.replica_config(config.replica_groups()[0]).vllm_args == vllm_args
 
 
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"engine": {"vllm_args": {"swap_spice": 1}}}, "engine.vllm_args.swap_spice: unknown key"),
+        (
+            {"engine": {"vllm_args": {"tensor_parallel_sise": 2}}},
+            "engine.vllm_args.tensor_parallel_sise: unknown key; did you mean 'tensor_parallel_size'?",
+        ),
+        (
+            {"groups": [{"name": "a"}, {"name": "b", "engine": {"vllm_args": {"xxxxxxxx": 1}}}]},
+            "groups.1.engine.vllm_args.xxxxxxxx: unknown key; vLLM has no such argument",
+        ),
+    ],
+)
+def test_an_argument_that_vllm_does_not_have_is_named_before_an_engine_starts(settings: Any, told: str) -> None:
+    """It was a TypeError in every replica."""
+    pytest.importorskip("ray")
+    pytest.importorskip("vllm")
+    from replicas.vllm_settings import engine_config
+    from serving.app import check_vllm_args
+
+    config = AppConfig.read(settings)
+    with pytest.raises(ConfigError) as error:
+        check_vllm_args(config)
+    assert str(error.value).startswith(told)
+    with pytest.raises(ValueError, match=r"^vllm_args"):  # where a replica is made without Serve
+        engine_config(config.replica_config(config.replica_groups()[-1]), "link")
+
+
+def test_arguments_that_vllm_has_pass() -> None:
+    pytest.importorskip("ray")
+    pytest.importorskip("vllm")
+    from serving.app import check_vllm_args
+
+    check_vllm_args(AppConfig.read({"engine": {"vllm_args": {"tensor_parallel_size": 2, "seed": 1}}}))
+
+
 def test_vllms_own_order_takes_its_own_arguments() -> None:
     vllm_args = {"scheduling_policy": "priority", "enable_chunked_prefill": True}
     assert AppConfig.read({"engine": {"scheduler": "vllm", "vllm_args": vllm_args}}).engine.vllm_args == vllm_args

@@ -92,6 +92,7 @@ async def until(holds: Callable[[], bool]) -> None:
         ([(b"x-request-id", b"a\tb")], 400, "x-request-id"),
         ([(b"x-session-id", b"\xff")], 400, "x-session-id"),
         ([(b"x-request-timeout-seconds", b"\xff")], 400, "x-request-timeout-seconds"),
+        ([(b"x_session_id", b"\xff")], 400, "x_session_id"),
         ([(b"x-user", "Zoë".encode())], 200, None),
         ([(b"x-large", b"a" * 17_000)], 431, None),
         ([(b"x-many", b"a")] * 3000, 431, None),
@@ -188,6 +189,17 @@ def test_a_proxy_may_name_the_client() -> None:
     play(scenario, requests_per_client=1, client_header="X-Client")
 
 
+def test_nobody_else_may_name_the_client() -> None:
+    async def scenario(guard: Guard, server: Server) -> None:
+        server.goes.clear()
+        clients = [Client(guard, headers=[(b"x-client", b"a")]).say(b"{}") for _ in range(2)]
+        await until(lambda: server.running == 2)
+        server.goes.set()
+        assert [await client.status() for client in clients] == [200] * 2
+
+    play(scenario, requests_per_client=1)
+
+
 def test_beyond_running_and_waiting_requests_is_503() -> None:
     async def scenario(guard: Guard, server: Server) -> None:
         server.goes.clear()
@@ -236,3 +248,21 @@ print(type(app).__name__, app.config.body_bytes)
     command = [sys.executable, "-W", "ignore", "-c", code]
     told = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=120)
     assert told.stdout.split()[-2:] == ["Guard", "77"], told.stderr
+
+
+def test_a_body_that_says_it_is_too_long_is_not_read() -> None:
+    async def scenario(guard: Guard, server: Server) -> None:
+        for stated in (b"1001", b"5000000000", b"9" * 4000):
+            client = Client(guard, headers=[(b"content-length", stated)])
+            assert await client.status() == 413, "without a word of it"
+
+    play(scenario, body_bytes=1000)
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH"])
+def test_bodies_of_all_methods_are_bounded(method: str) -> None:
+    async def scenario(guard: Guard, server: Server) -> None:
+        assert await Client(guard, method=method).say(b"a" * 1001).status() == 413
+        assert not server.arrived_s
+
+    play(scenario, body_bytes=1000)

@@ -1,5 +1,7 @@
 """A request that is prefilled on one replica and decoded on another, as the dispatcher sees it."""
 
+import asyncio
+
 import msgspec
 
 from protocol.messages import INF, PREFILLED, Admission, Decision, Delta, Outputs, Verdict
@@ -110,3 +112,15 @@ def test_a_client_that_leaves_between_the_two_is_not_decoded() -> None:
 
     scene = play(scenario, "p", "d")
     assert [each.request_id for _, each in scene.fleet.submitted] == ["x", "y"]
+
+
+def test_a_late_word_of_the_replica_that_prefilled_is_not_heard() -> None:
+    async def scenario(scene: Scene) -> None:
+        await to_the_second(scene)
+        scene.fleet.say("p", "x", [99], "stop")
+        await until(lambda: not scene.fleet.queues["p"].qsize())
+        await asyncio.sleep(0.01)
+        scene.fleet.say("d", "x", [2], "length")
+        await until(lambda: bool(scene.finish("x")))
+
+    assert play(scenario, "p", "d", "whole").tokens("x") == [1, 2]

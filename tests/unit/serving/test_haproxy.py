@@ -5,8 +5,9 @@ import os
 import re
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -67,19 +68,24 @@ def listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
+def until(condition: Callable[[], bool]) -> None:
+    give_up_s = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < give_up_s
+        time.sleep(0.02)
+
+
 @contextlib.contextmanager
-def haproxy(config: Path, port: int) -> Iterator[psutil.Process]:
+def haproxy(config: Path, port: int, *starter: str) -> Iterator[psutil.Process]:
+    """The launched program, or what ``starter`` makes of its command line."""
     program = str(write_launcher(config.parent))
-    command = [program, "-db", "-dR", "-f", str(config)]
+    command = [*starter, program, "-db", "-dR", "-f", str(config)]
     process = subprocess.Popen(
         command, env=os.environ | {SETTING: program}, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
     )
     try:
-        give_up_s = time.monotonic() + 20
-        while not listens(port):
-            assert process.poll() is None, "HAProxy ended"
-            assert time.monotonic() < give_up_s
-            time.sleep(0.02)
+        until(lambda: listens(port) or process.poll() is not None)
+        assert process.poll() is None, "HAProxy ended"
         yield psutil.Process(process.pid)
     finally:
         process.kill()
@@ -118,3 +124,27 @@ def test_a_client_that_leaves_is_told_to_the_server(tmp_path: Path) -> None:
                 connection = first_request(server, body)
             with connection, contextlib.suppress(ConnectionResetError):
                 assert connection.recv(1) == b"", "the end of the stream"
+
+
+AS_RAY_DOES = """
+import asyncio, sys
+
+async def start():
+    process = await asyncio.create_subprocess_exec(*sys.argv[1:])
+    await process.wait()
+
+asyncio.run(start())
+"""
+
+
+def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    port = free_port()
+    config = written_by_ray(tmp_path, "127.0.0.1", port, free_port())
+    with haproxy(config, port, sys.executable, "-c", AS_RAY_DOES) as starter:
+        (started,) = starter.children()
+        try:
+            starter.kill()
+            until(lambda: not listens(port))
+        finally:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                started.kill()

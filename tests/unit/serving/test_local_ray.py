@@ -15,11 +15,13 @@ from serving.launch import check_port_free
 from serving.local_ray import LaunchError, block_of_ports, free_port, proxy_settings, terminable
 
 
-def ports_of(settings: dict[str, str]) -> set[int]:
+def pages_of(settings: dict[str, str]) -> list[int]:
+    return [int(settings[f"RAY_SERVE_HAPROXY_{page}_PORT"]) for page in ("STATS", "METRICS")]
+
+
+def ports_of(settings: dict[str, str]) -> list[int]:
     low, high = (int(settings[f"RAY_SERVE_DIRECT_INGRESS_{end}_HTTP_PORT"]) for end in ("MIN", "MAX"))
-    return {int(settings[f"RAY_SERVE_HAPROXY_{page}_PORT"]) for page in ("STATS", "METRICS")} | set(
-        range(low, high + 1)
-    )
+    return [*pages_of(settings), *range(low, high + 1)]
 
 
 def test_two_fleets_share_no_port_and_no_path(tmp_path: Path) -> None:
@@ -27,10 +29,23 @@ def test_two_fleets_share_no_port_and_no_path(tmp_path: Path) -> None:
         (tmp_path / "a").mkdir()
         (tmp_path / "b").mkdir()
         a, b = proxy_settings(tmp_path / "a", first), proxy_settings(tmp_path / "b", second)
-        assert not ports_of(a) & ports_of(b)
+        ports = ports_of(a) + ports_of(b)
+        assert len(ports) == len(set(ports))
+        assert len(ports_of(a)) > 90
         assert all(a[name] != b[name] for name in a)
     with block_of_ports() as again:
         assert again == first
+
+
+def test_the_proxys_pages_have_ports_that_no_connection_gets(tmp_path: Path) -> None:
+    """A second fleet did not start: HAProxy binds a minute after its ports were found to be free."""
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    with block_of_ports() as first:
+        assert max(*ports_of(proxy_settings(tmp_path, first)), free_port()) < lowest
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", pages_of(proxy_settings(tmp_path, first))[0]))
+        with block_of_ports() as next_one:
+            assert next_one > first
 
 
 def test_the_proxys_program_is_ours(tmp_path: Path) -> None:

@@ -5,9 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
-from protocol.messages import Delta, Outputs, Rejection, Submission
+from protocol.messages import Delta, Outputs, Rejection, Slo, Submission
 from replicas.engine import EngineFailure
 from serving import quarantine
+from serving.jobs import Job
+from serving.ticket import Ticket
 from tests.unit.serving.dispatch_scene import STEADY, Scene, play, until
 
 INNOCENT = tuple(f"i{k}" for k in range(12))
@@ -156,3 +158,47 @@ def test_what_has_decoded_for_long_did_not_end_the_engines_before(monkeypatch: p
         await until(lambda: len(scene.tokens("x")) == 4)
 
     play(scenario, *REPLICAS)
+
+
+def test_streams_are_tried_before_what_has_no_token_yet() -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.start("fresh")
+        scene.start("stream")
+        await until(lambda: len(scene.fleet.submitted) == 2)
+        scene.fleet.say("a", "stream", [1])
+        await until(lambda: scene.tokens("stream") == [1])
+        scene.fleet.down.add("a")
+        scene.fleet.queues["a"].put_nowait(EngineFailure("engine died"))
+        await until(lambda: len(scene.fleet.submitted) == 4)
+        assert [each.request_id for _, each in scene.fleet.submitted[2:]] == ["stream~1", "fresh~1"]
+
+    play(scenario, *REPLICAS, patience=STEADY)
+
+
+def test_trials_begin_once_the_others_have_moved() -> None:
+    """A request that its engine had not taken yet is no suspect."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.start("suspect")
+        await until(lambda: bool(scene.fleet.submitted))
+        scene.fleet.say("a", "suspect", [1])
+        await until(lambda: scene.tokens("suspect") == [1])
+        scene.fleet.taking.clear()
+        scene.start("other")
+        await until(lambda: len(scene.fleet.batches) == 2)
+        scene.fleet.down.add("a")
+        scene.fleet.queues["a"].put_nowait(EngineFailure("engine died"))
+        await until(lambda: scene.dispatcher.jobs["other"].is_moved)
+        scene.fleet.taking.set()
+        await until(lambda: len(scene.fleet.submitted) == 3)
+        assert [each.request_id for _, each in scene.fleet.submitted[1:]] == ["other~1", "suspect~1"]
+
+    play(scenario, *REPLICAS, patience=STEADY)
+
+
+def test_where_one_is_guilty_the_others_are_no_suspects() -> None:
+    one, other = (Job(name, 10, 100, 7, bytes, Ticket(Slo()), is_taken=True) for name in ("one", "other"))
+    held = quarantine.Quarantine(lambda _: None, lambda: True)
+    assert held.suspects([one, other]) == ([], [one, other])
+    one.on_trial = True
+    assert held.suspects([one, other]) == ([one], [])

@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
+from serving.limits import LimitsConfig, check_document
 from serving.sequences import expected_sequences
+from serving.slo import SloError
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -25,3 +27,10 @@ HELLO = [{"role": "user", "content": "hello"}]
 )
 def test_sequences_of_a_body(body: dict[str, Any], expected: int) -> None:
     assert expected_sequences(body) == expected
+
+
+def test_as_many_sequences_as_the_limit_are_taken_and_no_more() -> None:
+    limits = LimitsConfig(sequences=6)
+    check_document({"prompt": ["a", "b"], "n": 3}, limits)
+    with pytest.raises(SloError, match="7 sequences"):
+        check_document({"prompt": "a", "n": 7}, limits)

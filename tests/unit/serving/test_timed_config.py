@@ -1,5 +1,7 @@
 """A timed device in the configuration."""
 
+from typing import Any
+
 import pytest
 
 from serving.config import AppConfig
@@ -37,3 +39,15 @@ def test_what_a_timed_device_cannot_be(settings: dict, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         AppConfig.read(settings).replica_groups()
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("engine", "without"),
+    [
+        ("simulated", {"logprobs", "prompt_logprobs"}),
+        (TIMED, {"logprobs", "prompt_logprobs", "structured_outputs"}),
+    ],
+)
+def test_what_needs_logits_is_known_beforehand(engine: Any, without: set[str]) -> None:
+    assert AppConfig.read({"engine": engine, "profile": H200}).not_computed == without
+    assert not AppConfig.read({}).not_computed

@@ -51,10 +51,12 @@ def test_a_call_that_nobody_waits_for_keeps_its_turn_until_it_ends() -> None:
         for i in range(6):
             call = asyncio.create_task(turns.run("a", slow, go, begun, f"a{i}"))
             await until(lambda i=i: len(begun) == min(i + 1, 2))  # type: ignore[misc]
+            for _ in range(3):
+                await asyncio.sleep(0)  # until it waits for a turn
             call.cancel()
             await asyncio.wait([call])
+        assert await asyncio.wait_for(turns.run("b", str.upper, "x"), 10) == "X"
         assert len(begun) == 2
-        assert await turns.run("b", str.upper, "x") == "X"
 
     play(scenario)
 

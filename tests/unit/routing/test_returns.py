@@ -1,0 +1,106 @@
+"""The fluid ledger behind Retry-After, by hand: what takes room, for how long, and whose it is."""
+
+import numpy as np
+import pytest
+
+from planning.limits import make_limits
+from routing.fleet_state import FleetState, recompute_load
+from routing.returns import (
+    BUCKETS,
+    COLUMNS,
+    KV,
+    PREFILL,
+    SEQUENCES,
+    Ledger,
+    add_claim,
+    bucket_of,
+    carry,
+    first_room,
+    is_kept,
+    make_ledger,
+)
+from tests.unit.routing.test_kernels import LIMITS, fleet_of, new
+
+
+def replicas(
+    loads: list[int], limits: np.void = LIMITS, left: int = 60, **of_each: object
+) -> tuple[FleetState, Ledger]:
+    """Replicas with decodes that have ``left`` tokens to go, and the ledger that has them."""
+    fleet = fleet_of(loads)
+    fleet.limits[:] = limits
+    for r, load in enumerate(loads):
+        rows = fleet.tables[r, :load]
+        for name, value in of_each.items():
+            rows[name] = value
+        rows["output_tokens"] = rows["emitted_tokens"] + left
+        rows["computed_tokens"] = rows["prompt_tokens"] + rows["emitted_tokens"] - 1
+        recompute_load(fleet, r)
+    ledger = make_ledger(len(loads))
+    carry(fleet, 0.0, ledger)
+    return fleet, ledger
+
+
+def asked(output_tokens: int = 100, prompt_tokens: int = 20_000) -> np.void:
+    row = new()[0]
+    row["prompt_tokens"], row["output_tokens"], row["ttft_s"] = prompt_tokens, output_tokens, 20.0
+    return row
+
+
+def test_where_there_is_room_it_is_told_for_the_next_second() -> None:
+    assert first_room(*replicas([1]), asked(), 0.0, 30) == (1, 0)
+
+
+@pytest.mark.parametrize("limits", [make_limits(110_000), make_limits(200_000, max_running=1)], ids=["KV", "sequences"])
+def test_a_full_replica_is_told_for_when_its_decodes_have_ended(limits: np.void) -> None:
+    second, slot = first_room(*replicas([1], limits, prompt_tokens=90_500), asked(), 0.0, 30)
+    assert 3 <= second <= 5
+    assert slot == 0
+    assert first_room(*replicas([1], limits, prompt_tokens=90_500), asked(), 0.0, 2)[0] == 0, "not in time"
+
+
+def test_best_effort_takes_no_room() -> None:
+    fleet, ledger = replicas([1], make_limits(110_000), prompt_tokens=90_500, best_effort=True)
+    assert not ledger.carried.any()
+    assert first_room(fleet, ledger, asked(), 0.0, 30) == (1, 0)
+
+
+def test_of_several_with_room_the_least_busy_is_told() -> None:
+    assert first_room(*replicas([12, 2, 12], left=600), asked(), 0.0, 30) == (1, 1)
+
+
+def told(replica: int, at_s: float, **columns: float) -> tuple[np.ndarray, int]:
+    """A claim of four seconds, and where it begins."""
+    claim = np.zeros(COLUMNS)
+    claim[SEQUENCES], claim[KV], claim[PREFILL] = (columns.get(name, 0.0) for name in ("sequences", "kv", "prefill"))
+    return claim, bucket_of(at_s)
+
+
+@pytest.mark.parametrize(("output_tokens", "is_in_the_way"), [(20, False), (200, True)])
+def test_a_newcomer_is_in_the_way_of_those_told_only_while_it_lasts(output_tokens: int, is_in_the_way: bool) -> None:
+    """One sequence at a time: told to come in 5 s, while the newcomer decodes for 1 s or for 10."""
+    fleet, ledger = replicas([0], make_limits(200_000, max_running=1))
+    claim, bucket = told(0, 5.0, sequences=1.0)
+    add_claim(ledger.told, 0, bucket, claim, 16, 1.0)
+    assert is_kept(fleet, ledger, asked(output_tokens, 500), 0.0).tolist() == [is_in_the_way]
+    add_claim(ledger.told, 0, bucket, claim, 16, -1.0)
+    assert is_kept(fleet, ledger, asked(output_tokens, 500), 0.0).tolist() == [False]
+
+
+def test_a_newcomers_prompt_is_in_the_way_of_prompts_that_would_be_late_behind_it() -> None:
+    fleet, ledger = replicas([0])
+    claim, bucket = told(0, 0.5, prefill=0.5)
+    add_claim(ledger.told, 0, bucket, claim, 0, 1.0)
+    small, large = asked(10, 500), asked(10, 60_000)
+    for row in (small, large):
+        row["ttft_s"] = 0.8
+    assert [is_kept(fleet, ledger, row, 0.0)[0] for row in (small, large)] == [False, True]
+
+
+def test_a_claim_wraps_around_the_ring_and_leaves_nothing_when_taken_out() -> None:
+    ledger = make_ledger(1)
+    claim, _ = told(0, 0.0, sequences=1.0, kv=10.0, prefill=0.5)
+    add_claim(ledger.told, 0, BUCKETS - 2, claim, 4, 1.0)
+    assert np.flatnonzero(ledger.told[0, :, SEQUENCES]).tolist() == [0, 1, BUCKETS - 2, BUCKETS - 1]
+    assert np.flatnonzero(ledger.told[0, :, PREFILL]).tolist() == [BUCKETS - 2]
+    add_claim(ledger.told, 0, BUCKETS - 2, claim, 4, -1.0)
+    assert not ledger.told.any()
