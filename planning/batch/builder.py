@@ -7,7 +7,7 @@ from numba import njit
 
 from planning.batch.classes import IDLE, classify
 from planning.batch.kv import FREE_KV, FREE_SEQUENCES, PREEMPT, held_kv_tokens, reserve
-from planning.deadlines import next_token_deadline_s
+from planning.deadlines import next_token_deadline_s, num_uncomputed_tokens
 from planning.engine import EngineModel
 from planning.tables import RequestTable
 
@@ -92,3 +92,40 @@ def reserve_with_preemption(builder: BatchBuilder, i: int, tokens: int, rank: in
     while not reserve(table[i], tokens, block_tokens, builder.free):
         _preempt_one(builder, rank)
     return True
+
+
+@njit(cache=True)
+def _by_work(table: RequestTable, rows: np.ndarray) -> np.ndarray:
+    """Rows by work to do, then by id. O(n log n): both sorts are stable."""
+    by_id = rows[np.argsort(table["id"][rows], kind="mergesort")]
+    todo = np.empty(len(rows), dtype=np.int64)
+    for k in range(len(rows)):
+        todo[k] = num_uncomputed_tokens(table[by_id[k]])
+    return by_id[np.argsort(todo, kind="mergesort")]
+
+
+@njit(cache=True)
+def rows_of(builder: BatchBuilder, kind: int) -> np.ndarray:
+    """Rows of one kind in table order."""
+    rows, count = np.empty(builder.counts[kind], dtype=np.int64), 0
+    for i in range(len(builder.kind)):
+        if builder.kind[i] == kind:
+            rows[count] = i
+            count += 1
+    return rows
+
+
+@njit(cache=True)
+def by_slack(builder: BatchBuilder, kind: int) -> np.ndarray:
+    """Rows of one kind, least slack first; ties by work to do, then by id, so that table order decides nothing."""
+    table = builder.table
+    rows = rows_of(builder, kind)
+    rows = rows[np.argsort(builder.slack_s[rows], kind="mergesort")] if len(rows) > 1 else rows
+    first = 0
+    for end in range(1, len(rows) + 1):
+        if end < len(rows) and builder.slack_s[rows[end]] == builder.slack_s[rows[first]]:
+            continue
+        if end - first > 1:  # all that is best effort ties at infinity
+            rows[first:end] = _by_work(table, rows[first:end])
+        first = end
+    return rows

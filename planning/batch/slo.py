@@ -10,7 +10,14 @@ import math
 import numpy as np
 from numba import njit
 
-from planning.batch.builder import BatchBuilder, classify_requests, free_after_preemption, reserve_with_preemption
+from planning.batch.builder import (
+    BatchBuilder,
+    by_slack,
+    classify_requests,
+    free_after_preemption,
+    reserve_with_preemption,
+    rows_of,
+)
 from planning.batch.classes import (
     DECODE,
     IDLE,
@@ -63,43 +70,6 @@ def _chunk_tokens(builder: BatchBuilder, row: np.void, limit_s: float) -> int:
 
 
 @njit(cache=True)
-def _by_work(table: RequestTable, rows: np.ndarray) -> np.ndarray:
-    """Rows by work to do, then by id. O(n log n): both sorts are stable."""
-    by_id = rows[np.argsort(table["id"][rows], kind="mergesort")]
-    todo = np.empty(len(rows), dtype=np.int64)
-    for k in range(len(rows)):
-        todo[k] = num_uncomputed_tokens(table[by_id[k]])
-    return by_id[np.argsort(todo, kind="mergesort")]
-
-
-@njit(cache=True)
-def _by_slack(builder: BatchBuilder, kind: int) -> np.ndarray:
-    """Rows of one kind, least slack first; ties by work to do, then by id, so that table order decides nothing."""
-    table = builder.table
-    rows = _rows_of(builder, kind)
-    rows = rows[np.argsort(builder.slack_s[rows], kind="mergesort")] if len(rows) > 1 else rows
-    first = 0
-    for end in range(1, len(rows) + 1):
-        if end < len(rows) and builder.slack_s[rows[end]] == builder.slack_s[rows[first]]:
-            continue
-        if end - first > 1:  # all that is best effort ties at infinity
-            rows[first:end] = _by_work(table, rows[first:end])
-        first = end
-    return rows
-
-
-@njit(cache=True)
-def _rows_of(builder: BatchBuilder, kind: int) -> np.ndarray:
-    """Rows of one kind in table order."""
-    rows, count = np.empty(builder.counts[kind], dtype=np.int64), 0
-    for i in range(len(builder.kind)):
-        if builder.kind[i] == kind:
-            rows[count] = i
-            count += 1
-    return rows
-
-
-@njit(cache=True)
 def _take_decodes(builder: BatchBuilder, limit_s: float, rank: int, rows: np.ndarray) -> None:
     """Add those of the decodes ``rows`` that are not in the batch, in order, until one no longer fits ``limit_s``.
 
@@ -134,7 +104,7 @@ def _take_prefills(builder: BatchBuilder, limit_s: float, rank: int, kind: int) 
     engine, table = builder.engine, builder.table
     composition, served, block_tokens = builder.composition, ALL_SERVED, engine.limits["block_tokens"]
     most = builder.free[:0]  # what preemption could yield; empty: not known
-    for i in _by_slack(builder, kind):
+    for i in by_slack(builder, kind):
         row = table[i]
         if builder.tokens_out[i] != 0:
             continue
@@ -213,7 +183,7 @@ def _take_due_decodes(builder: BatchBuilder) -> float:
     horizon_s = stretch * (limit_s + max(all_s, pace_s)) if builder.counts[PREFILL] > 0 else math.inf
     has_room = builder.free[FREE_KV] >= builder.counts[DECODE] * engine.limits["block_tokens"] + everyone[TOKENS]
     fits = has_room and all_s <= limit_s and everyone[TOKENS] <= engine.limits["max_batch_tokens"]
-    rows = _rows_of(builder, DECODE) if fits else _by_slack(builder, DECODE)
+    rows = rows_of(builder, DECODE) if fits else by_slack(builder, DECODE)
     if all_s > limit_s and has_room and len(rows) > 1:
         limit_s = min(
             engine.limits["max_iteration_s"],
@@ -240,7 +210,7 @@ def _fill(builder: BatchBuilder, limit_s: float, best_effort_s: float, is_served
     limit_s = min(limit_s + best_effort_s, used_s + max(best_effort_s, margin_s))
     stretch_s = engine.limits["best_effort_stretch"] * empty_s
     decode_limit_s = min(limit_s, max(used_s, empty_s) + max(best_effort_s, stretch_s))
-    _take_decodes(builder, decode_limit_s, SPARE_DECODE, _by_slack(builder, LATE_DECODE))
+    _take_decodes(builder, decode_limit_s, SPARE_DECODE, by_slack(builder, LATE_DECODE))
     pace_s = math.inf
     for i in range(len(table)):
         if builder.kind[i] == LATE_DECODE and builder.tokens_out[i] > 0:
@@ -252,7 +222,7 @@ def _fill(builder: BatchBuilder, limit_s: float, best_effort_s: float, is_served
         max(empty_s + stretch_s, used_s + best_effort_s),
     )
     _limit_s, served = _take_prefills(builder, limit_s, SPARE_DECODE, LATE_PREFILL)
-    _take_decodes(builder, decode_limit_s, IDLE, _rows_of(builder, SPARE_DECODE))
+    _take_decodes(builder, decode_limit_s, IDLE, rows_of(builder, SPARE_DECODE))
     if served == ALL_SERVED:
         _take_prefills(builder, limit_s, IDLE, SPARE_PREFILL)
 
@@ -299,7 +269,7 @@ def form_batch(
     best_effort_s = limit_s * engine.limits["best_effort_share"] if has_spare else 0.0
     limit_s, served = _take_prefills(builder, limit_s - best_effort_s, LATE_DECODE, PREFILL)
     if served != OUT_OF_TIME and count[PREFILL] > 0:
-        _take_decodes(builder, limit_s, LATE_DECODE, _by_slack(builder, DECODE))
+        _take_decodes(builder, limit_s, LATE_DECODE, by_slack(builder, DECODE))
     if has_spare or has_late:
         _fill(builder, limit_s, best_effort_s, served == ALL_SERVED)
     if builder.composition[TOKENS] == 0 and count[IDLE] < rows:

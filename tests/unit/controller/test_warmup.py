@@ -14,8 +14,8 @@ from controller.disaggregation import make_fleet
 from controller.options import FleetOptions
 from controller.tiers import Tier, TierTable
 from controller.warmup import PROFILE, warm_up
-from protocol.messages import Admission, Report, Slo
 from profiles.store import load_profile
+from protocol.messages import Admission, Report, Slo
 
 
 def test_warm_up_runs_as_plain_python_without_a_warning() -> None:

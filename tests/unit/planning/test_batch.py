@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 from numba import config
 
-from planning.batch.builder import BatchBuilder
+from planning.batch.builder import BatchBuilder, by_slack
 from planning.batch.classes import DECODE, IDLE, SPARE_PREFILL
 from planning.batch.kv import PREEMPT
-from planning.batch.slo import _by_slack as by_slack
 from planning.batch.slo import form_batch
 from planning.engine import EngineModel
 from planning.limits import make_limits

@@ -1,7 +1,5 @@
 """Placement over a fleet against asking every replica by itself."""
 
-from routing.placement import CandidateOrder
-from planning.engine import EngineModel
 import math
 
 import numpy as np
@@ -10,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planning.admission.plan import REASONS, AdmitReason, plan_admission
+from planning.engine import EngineModel
 from planning.forecast.rollout import advance
 from planning.limits import make_limits
 from profiles.kernels import iteration_s
@@ -23,7 +22,7 @@ from routing.fleet_state import (
     recompute_load,
     remove_request,
 )
-from routing.placement import ADMITTED, NO_SCORES, NOWHERE, PLACEMENT, check_replica, place, quick_check
+from routing.placement import ADMITTED, NO_SCORES, NOWHERE, PLACEMENT, CandidateOrder, check_replica, place, quick_check
 from routing.placement import _dominates as dominates
 from tests.planning_cases import COEFS, draw_requests, start_decoding
 
@@ -123,7 +122,8 @@ def test_the_screen_denies_an_idle_replica_nothing_that_a_replay_grants(
     asked["deadline_s"] = deadline_s
     asked["output_tokens"] = asked["output_cap_tokens"] = output_tokens
     if check_replica(fleet, 0, asked[0], 0.0) == ADMITTED:
-        assert quick_check(EngineModel(fleet.pessimistic_coefs[0], fleet.limits[0]), fleet.replicas[0], asked[0], 0.0) == ADMITTED
+        engine = EngineModel(fleet.pessimistic_coefs[0], fleet.limits[0])
+        assert quick_check(engine, fleet.replicas[0], asked[0], 0.0) == ADMITTED
 
 
 def test_a_request_past_its_deadline_closes_its_replica_to_nobody() -> None:
@@ -133,7 +133,8 @@ def test_a_request_past_its_deadline_closes_its_replica_to_nobody() -> None:
         fleet.tables[0, 0]["deadline_s"] = fleet.replicas[0]["free_at_s"] + left_s
         recompute_load(fleet, 0)
         assert fleet.replicas[0]["load"] <= load
-        assert quick_check(EngineModel(fleet.pessimistic_coefs[0], fleet.limits[0]), fleet.replicas[0], asked[0], 0.0) == ADMITTED
+        engine = EngineModel(fleet.pessimistic_coefs[0], fleet.limits[0])
+        assert quick_check(engine, fleet.replicas[0], asked[0], 0.0) == ADMITTED
 
 
 def test_a_replica_with_all_sequences_taken_is_full() -> None:
