@@ -31,7 +31,7 @@ from planning.warmup import warm_up
 from profiles.store import load_profile
 from protocol.messages import Admission, Progress, Report, Slo, request_uid
 from routing.fleet_state import FleetState, advance_fleet, make_fleet_state, recompute_load
-from routing.placement import NO_SCORES, PLACEMENT, CandidateOrder, place, warm_up_placement
+from routing.placement import NO_SCORES, PLACEMENT, place, warm_up_placement
 from routing.policy import make_routing
 
 FLEETS, BURSTS = (1, 8, 32, 100, 256), (1, 4, 16)
@@ -108,7 +108,7 @@ def time_calls(
         began_s, core_began_s = time.perf_counter(), time.thread_time()
         for i in range(burst):
             rows[i] = wanted[i]
-        place(fleet_state, rows, 0.0, CandidateOrder(NO_SCORES, RULE, MAX_HOPS), placements[call])
+        place(fleet_state, rows, 0.0, NO_SCORES, RULE, MAX_HOPS, placements[call])
         core_s += time.thread_time() - core_began_s
         seconds[call] = time.perf_counter() - began_s
         for r in set(placements["replica"][call].tolist()) - {-1}:

@@ -7,7 +7,6 @@ import numpy as np
 
 from planning.admission.search import ADMITTED
 from planning.deadlines import PREFILL_TOKENS_PER_STEP
-from planning.engine import EngineModel
 from protocol.messages import INF, Admission, Slo
 from routing.fleet_state import FleetState
 from routing.placement import NOWHERE, quick_check, tier_distance
@@ -67,6 +66,6 @@ def decode_slot(
     suited = sorted((slot for slot in groups if groups[slot] >= 0), key=groups.__getitem__)
     for slot in (*suited, *(slot for slot in groups if groups[slot] < 0 and slot in may_join)):
         coef, limits = fleet_state.pessimistic_coefs[slot], fleet_state.limits[slot]
-        if fits[slot] and quick_check(EngineModel(coef, limits), fleet_state.replicas[slot], ready, now_s) == ADMITTED:
+        if fits[slot] and quick_check(coef, limits, fleet_state.replicas[slot], ready, now_s) == ADMITTED:
             return slot
     return NOWHERE

@@ -12,7 +12,7 @@ from planning.engine import EngineModel
 from planning.forecast.rollout import TOLERANCE_S
 from planning.tables import request_table
 from protocol.messages import Admission
-from routing.placement import NO_SCORES, NOWHERE, PLACEMENT, CandidateOrder, place, tier_distance
+from routing.placement import NO_SCORES, NOWHERE, PLACEMENT, place, tier_distance
 from routing.policy import best_scored, idlest
 from routing.scores import score_replicas
 
@@ -167,8 +167,8 @@ def put_in_place(bank: Bank, asking: Sequence[Pending], now_s: float, max_hops: 
     if not asking:
         return
     rows, placements = np.array([p.row for p in asking]), np.zeros(len(asking), dtype=PLACEMENT)
-    order = CandidateOrder(_all_scores(bank, asking, now_s), asking[0].score_kind, max_hops)
-    place(bank.fleet_state, rows, now_s, order, placements)
+    scores, kind = _all_scores(bank, asking, now_s), asking[0].score_kind
+    place(bank.fleet_state, rows, now_s, scores, kind, max_hops, placements)
     for p, placed in zip(asking, placements, strict=True):
         p.slot, p.is_checked = int(placed["replica"]), True
         p.hops = max(0, int(placed["hops"]) - 1)

@@ -138,16 +138,16 @@ def utilization(coef: Coefficients, token_rate: float, rest_rate: float, step_s:
 
 
 @njit(cache=True)
-def _weigh(engine: EngineModel, replica: np.void) -> None:
+def _weigh(coef: Coefficients, limits: np.void, replica: np.void) -> None:
     """Load, speeds and room from the cached sums."""
-    step_s = max(SHORTEST_S, min(replica["pace_s"], engine.limits["max_iteration_s"]))
-    time_load = utilization(engine.coef, replica["token_rate"], replica["rest_rate"], step_s)
-    sequence_load = (replica["count"] - replica["best_effort"]) / engine.limits["max_running"]
-    replica["load"] = max(time_load, replica["held_tokens"] / engine.limits["kv_capacity_tokens"], sequence_load)
+    step_s = max(SHORTEST_S, min(replica["pace_s"], limits["max_iteration_s"]))
+    time_load = utilization(coef, replica["token_rate"], replica["rest_rate"], step_s)
+    sequence_load = (replica["count"] - replica["best_effort"]) / limits["max_running"]
+    replica["load"] = max(time_load, replica["held_tokens"] / limits["kv_capacity_tokens"], sequence_load)
     decodes = replica["decodes"]
-    replica["step_s"] = iteration_s(engine.coef, decodes, replica["decode_kv_tokens"], 0.0, decodes, 0.0)
-    replica["prompt_token_s"] = max(engine.coef[K1_1], engine.coef[K1_2])
-    replica["usable_tokens"] = engine.limits["kv_capacity_tokens"] * (1.0 - engine.limits["kv_headroom"])
+    replica["step_s"] = iteration_s(coef, decodes, replica["decode_kv_tokens"], 0.0, decodes, 0.0)
+    replica["prompt_token_s"] = max(coef[K1_1], coef[K1_2])
+    replica["usable_tokens"] = limits["kv_capacity_tokens"] * (1.0 - limits["kv_headroom"])
 
 
 @njit(cache=True)
@@ -160,7 +160,7 @@ def recompute_load(fleet: FleetState, r: int) -> None:
     replica["forecast_is_fresh"] = False
     for i in range(replica["count"]):
         _add_to_sums(replica, coef, fleet.tables[r, i], limits["block_tokens"])
-    _weigh(EngineModel(coef, limits), replica)
+    _weigh(coef, limits, replica)
 
 
 @njit(cache=True)
@@ -203,7 +203,7 @@ def add_request(fleet: FleetState, r: int, row: np.void) -> None:
     fleet.tables[r, replica["count"]] = row
     replica["count"] += 1
     _add_to_sums(replica, coef, row, limits["block_tokens"])
-    _weigh(EngineModel(coef, limits), replica)
+    _weigh(coef, limits, replica)
 
 
 @njit(cache=True)

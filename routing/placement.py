@@ -14,10 +14,10 @@ from numba import njit
 from planning.admission.search import ADMITTED, BREAKS, KV_FULL, TTFT, mark_late, why_unattainable
 from planning.batch.classes import prefill_s
 from planning.deadlines import dslo_due_s, next_token_deadline_s, num_uncomputed_tokens, remaining_tokens
-from planning.engine import EngineModel
 from planning.forecast.rollout import FORECAST, TOLERANCE_S, forecast_requests
 from planning.limits import make_limits
 from planning.tables import REQUEST
+from profiles.kernels import Coefficients
 from routing.fleet_state import (
     RESERVED,
     SHARED,
@@ -41,9 +41,9 @@ OPTIMISM = 1.1  # utilization up to which the quick check lets a request through
 class CandidateOrder(NamedTuple):
     """In which order replicas are tried, and how many of them."""
 
-    scores: np.ndarray  # f8[k, R], what each request scores each replica, -inf for never; ``NO_SCORES``: by ``kind``
-    kind: int = MOST_LOADED  # of ``routing.scores``, at the moment of placement
-    max_hops: int = 4  # exact checks for one request
+    scores: np.ndarray  # f8[1, R], what the request scores each replica, -inf for never; ``NO_SCORES``: by ``kind``
+    kind: int  # of ``routing.scores``, at the moment of placement
+    max_hops: int  # exact checks
 
 
 NO_SCORES = np.zeros((0, 0))  # scores where none are said: the rule holds
@@ -82,27 +82,27 @@ def _max_tpot_s(row: np.void, start_s: float, alone_s: float) -> float:
 
 
 @njit(cache=True)
-def quick_check(engine: EngineModel, replica: np.void, row: np.void, now_s: float) -> int:
+def quick_check(coef: Coefficients, limits: np.void, replica: np.void, row: np.void, now_s: float) -> int:
     """What the cached sums say about adding the request: ``ADMITTED`` for possible, or what stands against it.
 
     Decoding counts as a fluid that every request draws at its own pace. Errs on the side of ``ADMITTED``: a forecast
     has the last word, and departures soon make room that the sums do not know of.
     """
     todo, start_s = num_uncomputed_tokens(row), max(now_s, replica["free_at_s"])
-    if replica["held_tokens"] + todo > engine.limits["kv_capacity_tokens"] * (1.0 - engine.limits["kv_headroom"]):
+    if replica["held_tokens"] + todo > limits["kv_capacity_tokens"] * (1.0 - limits["kv_headroom"]):
         return KV_FULL
-    if replica["count"] - replica["best_effort"] >= engine.limits["max_running"]:
+    if replica["count"] - replica["best_effort"] >= limits["max_running"]:
         return TTFT  # it would wait for others to leave, and when they do is a guess
-    window_s, alone_s = next_token_deadline_s(row, start_s) - start_s, prefill_s(engine, row)
+    window_s, alone_s = next_token_deadline_s(row, start_s) - start_s, prefill_s(coef, limits, row)
     if window_s < alone_s:
         return TTFT
     own_s = _max_tpot_s(row, start_s, alone_s)
-    step_s = max(SHORTEST_S, min(replica["pace_s"], engine.limits["max_iteration_s"]))  # until its prompt is computed
+    step_s = max(SHORTEST_S, min(replica["pace_s"], limits["max_iteration_s"]))  # until its prompt is computed
     token_rate = replica["token_rate"] + 1.0 / max(own_s, SHORTEST_S)
-    rest_rate = replica["rest_rate"] + decode_rest_s(engine.coef, row) / max(own_s, SHORTEST_S)
-    if utilization(engine.coef, token_rate, rest_rate, max(SHORTEST_S, min(step_s, own_s))) > OPTIMISM:
+    rest_rate = replica["rest_rate"] + decode_rest_s(coef, row) / max(own_s, SHORTEST_S)
+    if utilization(coef, token_rate, rest_rate, max(SHORTEST_S, min(step_s, own_s))) > OPTIMISM:
         return BREAKS
-    free_share = max(0.0, OPTIMISM - utilization(engine.coef, replica["token_rate"], replica["rest_rate"], step_s))
+    free_share = max(0.0, OPTIMISM - utilization(coef, replica["token_rate"], replica["rest_rate"], step_s))
     return ADMITTED if todo * replica["prompt_token_s"] <= free_share * (window_s + step_s) else TTFT
 
 
@@ -160,12 +160,12 @@ def _next_candidate(
         if len(order.scores):
             score = order.scores[0, r]
         else:
-            score = score_replica(engine_of(fleet, r), replica, row, now_s, order.kind)
+            score = score_replica(fleet.pessimistic_coefs[r], fleet.limits[r], replica, row, now_s, order.kind)
         if score == -math.inf or (group == last_group and score > bound):
             continue
         if best != NOWHERE and (group > best_group or (group == best_group and score <= best_score)):
             continue
-        reason = quick_check(engine_of(fleet, r), replica, row, now_s)
+        reason = quick_check(fleet.pessimistic_coefs[r], fleet.limits[r], replica, row, now_s)
         if reason == ADMITTED:
             best, best_group, best_score = r, group, score
         else:
@@ -256,18 +256,21 @@ def place(
     fleet: FleetState,
     rows: np.ndarray,
     now_s: float,
-    order: CandidateOrder,
+    scores: np.ndarray,
+    score_kind: int,
+    max_hops: int,
     placements: np.ndarray,
 ) -> None:
     """Place requests that arrived together (REQUEST[k] to PLACEMENT[k]) and commit what is admitted.
 
-    The shortest prompts go first: in a burst they are the ones that can all be served.
+    ``scores`` (f8[k, R]) is what each request scores each replica, ``NO_SCORES`` where ``score_kind`` says it at the
+    moment of placement; at most ``max_hops`` replicas are checked exactly for each. The shortest prompts go first: in a
+    burst they are the ones that can all be served.
     """
     refused = np.zeros(len(fleet.replicas) if len(rows) > 1 else 0, dtype=REQUEST)
     for i in np.argsort(rows["prompt_tokens"].copy(), kind="mergesort"):
-        scores = order.scores[i : i + 1] if len(order.scores) else order.scores
-        own = CandidateOrder(scores, order.kind, order.max_hops)
-        _place_one(fleet, rows[i], now_s, own, refused, placements[i])
+        order = CandidateOrder(scores[i : i + 1] if len(scores) else scores, score_kind, max_hops)
+        _place_one(fleet, rows[i], now_s, order, refused, placements[i])
 
 
 def warm_up_placement() -> None:
@@ -276,6 +279,6 @@ def warm_up_placement() -> None:
     fleet.limits[:] = make_limits(kv_capacity_tokens=1024)
     recompute_load(fleet, 0)
     advance_fleet(fleet, 0.0)
-    place(fleet, rows, 0.0, CandidateOrder(NO_SCORES), np.zeros(1, dtype=PLACEMENT))
+    place(fleet, rows, 0.0, NO_SCORES, MOST_LOADED, 1, np.zeros(1, dtype=PLACEMENT))
     score_replicas(fleet, rows[0], 0.0, MOST_LOADED)
     remove_request(fleet, 0, 1)

@@ -12,35 +12,37 @@ import numpy as np
 from numba import njit
 
 from planning.deadlines import effective_tpot_s, num_uncomputed_tokens
-from planning.engine import EngineModel
-from routing.fleet_state import SHORTEST_S, FleetState, decode_rest_s, engine_of, utilization
+from profiles.kernels import Coefficients
+from routing.fleet_state import SHORTEST_S, FleetState, decode_rest_s, utilization
 
 MOST_LOADED, LEAST_ADDED = range(2)
 PROMPTS_DUE_S = 0.5  # prompt tokens that wait count as if they were due in so long
 
 
 @njit(cache=True)
-def score_replica(engine: EngineModel, replica: np.void, row: np.void, now_s: float, score_kind: int) -> float:
+def score_replica(
+    coef: Coefficients, limits: np.void, replica: np.void, row: np.void, now_s: float, score_kind: int
+) -> float:
     """How much the request (REQUEST) wants the replica (REPLICA) under ``score_kind``; more is better."""
     if score_kind == MOST_LOADED:
         return float(replica["load"])
     prompt_share = replica["prompt_token_s"] / PROMPTS_DUE_S
     before = replica["load"] + replica["backlog_tokens"] * prompt_share
-    after = _load_with(engine, replica, row, now_s)
+    after = _load_with(coef, limits, replica, row, now_s)
     after += (replica["backlog_tokens"] + num_uncomputed_tokens(row)) * prompt_share
     return float(before * before - after * after)
 
 
 @njit(cache=True)
-def _load_with(engine: EngineModel, replica: np.void, row: np.void, now_s: float) -> float:
+def _load_with(coef: Coefficients, limits: np.void, replica: np.void, row: np.void, now_s: float) -> float:
     """The replica's load once it decodes the request too, at the pace of the tightest (``fleet.recompute_load``)."""
     own_s = max(SHORTEST_S, effective_tpot_s(row, max(now_s, replica["free_at_s"])))
-    step_s = max(SHORTEST_S, min(replica["pace_s"], own_s, engine.limits["max_iteration_s"]))
+    step_s = max(SHORTEST_S, min(replica["pace_s"], own_s, limits["max_iteration_s"]))
     token_rate = replica["token_rate"] + 1.0 / own_s
-    rest_rate = replica["rest_rate"] + decode_rest_s(engine.coef, row) / own_s
-    held = (replica["held_tokens"] + num_uncomputed_tokens(row)) / engine.limits["kv_capacity_tokens"]
-    sequences = (replica["count"] - replica["best_effort"] + 1) / engine.limits["max_running"]
-    return float(max(utilization(engine.coef, token_rate, rest_rate, step_s), held, sequences))
+    rest_rate = replica["rest_rate"] + decode_rest_s(coef, row) / own_s
+    held = (replica["held_tokens"] + num_uncomputed_tokens(row)) / limits["kv_capacity_tokens"]
+    sequences = (replica["count"] - replica["best_effort"] + 1) / limits["max_running"]
+    return float(max(utilization(coef, token_rate, rest_rate, step_s), held, sequences))
 
 
 @njit(cache=True)
@@ -49,5 +51,7 @@ def score_replicas(fleet: FleetState, row: np.void, now_s: float, score_kind: in
     scores = np.full(len(fleet.replicas), -math.inf)
     for r in range(len(scores)):
         if fleet.replicas[r]["is_open"]:
-            scores[r] = score_replica(engine_of(fleet, r), fleet.replicas[r], row, now_s, score_kind)
+            scores[r] = score_replica(
+                fleet.pessimistic_coefs[r], fleet.limits[r], fleet.replicas[r], row, now_s, score_kind
+            )
     return scores

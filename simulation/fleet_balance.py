@@ -15,7 +15,7 @@ from planning.deadlines import next_token_deadline_s, num_uncomputed_tokens
 from planning.engine import EngineModel
 from profiles.kernels import iteration_s
 from routing.fleet_state import SHARED, FleetState
-from routing.placement import NOWHERE, PLACEMENT, CandidateOrder, place
+from routing.placement import NOWHERE, PLACEMENT, place
 from routing.scores import LEAST_ADDED
 from simulation.engine import Engines, submit
 from simulation.placement import refresh
@@ -70,9 +70,7 @@ def look(fleet: Fleet) -> None:
 def latest_start_s(fleet: Fleet, job: int) -> float:
     """When the request has to start at the latest on an engine to itself."""
     row, now_s = fleet.rows[job], fleet.state[0]["now_s"]
-    return next_token_deadline_s(row, now_s) - prefill_s(
-        EngineModel(fleet.engines.believed[0], fleet.engines.limits[0]), row
-    )
+    return next_token_deadline_s(row, now_s) - prefill_s(fleet.engines.believed[0], fleet.engines.limits[0], row)
 
 
 @njit(cache=True)
@@ -204,8 +202,7 @@ def _promised(fleet: Fleet, job: int) -> int:
         scores = np.empty((1, len(fleet.sides)))
         for r in range(len(fleet.sides)):
             scores[0, r] = _score(fleet, r)
-    order = CandidateOrder(scores, LEAST_ADDED, state["max_hops"])
-    place(fleet.fleet_state, row, state["now_s"], order, placement)
+    place(fleet.fleet_state, row, state["now_s"], scores, LEAST_ADDED, state["max_hops"], placement)
     return placement[0]["replica"]
 
 

@@ -53,9 +53,11 @@ def forecast_subset(
 @njit(cache=True)
 def mark_late(engine: EngineModel, table: RequestTable, start_s: float, forecast: np.ndarray) -> None:
     """Mark those of the promised requests ``table`` as unattainable whose next deadline is out of reach already."""
+    coef, limits = engine.coef, engine.limits
     for i in range(len(table)):
         slack_s = next_token_deadline_s(table[i], start_s) - start_s
-        forecast[i]["unattainable"] = classify(engine, table[i], slack_s) in (LATE_DECODE, LATE_PREFILL)
+        kind = classify(coef, limits, table[i], slack_s)
+        forecast[i]["unattainable"] = kind in (LATE_DECODE, LATE_PREFILL)
 
 
 @njit(cache=True)
@@ -157,6 +159,7 @@ def _fill_up(
     forecast: np.ndarray,
 ) -> np.ndarray:
     """Try what is still open beside what was chosen, most preferred first; returns every row's reason code."""
+    limits = engine.limits
     reasons = np.zeros(len(table), dtype=np.int64)
     for i in ranked:
         if status[i] != OPEN:
@@ -165,7 +168,7 @@ def _fill_up(
         row_forecast = forecast.copy()
         is_in = (status == PROMISED) | (status == CHOSEN)
         worst_s, peak_tokens = forecast_subset(engine, table, is_in, start_s, row_forecast)
-        reasons[i] = why_unattainable(table[i], row_forecast[i], worst_s, peak_tokens, engine.limits)
+        reasons[i] = why_unattainable(table[i], row_forecast[i], worst_s, peak_tokens, limits)
         if reasons[i] == ADMITTED:
             forecast[:] = row_forecast
         else:

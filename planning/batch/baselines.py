@@ -65,9 +65,10 @@ def run_in_order(
     engine: EngineModel, table: RequestTable, order: np.ndarray, is_blind: bool, tokens_out: np.ndarray
 ) -> tuple[float, np.ndarray]:
     """Give every request of ``order`` what it can use until the budget is spent; newcomers wait behind one another."""
-    block, free, composition = engine.limits["block_tokens"], np.zeros(2, np.int64), np.zeros(5)
-    free[FREE_KV] = engine.limits["kv_capacity_tokens"] // block * block
-    free[FREE_SEQUENCES] = engine.limits["max_running"]
+    coef, limits = engine.coef, engine.limits
+    block, free, composition = limits["block_tokens"], np.zeros(2, np.int64), np.zeros(5)
+    free[FREE_KV] = limits["kv_capacity_tokens"] // block * block
+    free[FREE_SEQUENCES] = limits["max_running"]
     for i in range(len(table)):
         tokens_out[i] = 0
         if table[i]["running"]:
@@ -76,7 +77,7 @@ def run_in_order(
     queue, is_full = Queue(table, order, block, is_blind, free, tokens_out), False
     for pos in range(len(order)):
         i = order[pos]
-        row, left = table[i], int(engine.limits["max_batch_tokens"] - composition[TOKENS])
+        row, left = table[i], int(limits["max_batch_tokens"] - composition[TOKENS])
         tokens = 1 + row["spec_tokens"] if is_decode(row) else min(num_uncomputed_tokens(row), left)
         if num_uncomputed_tokens(row) <= 0 or tokens_out[i] == PREEMPT or not 0 < tokens <= left:
             continue
@@ -87,7 +88,7 @@ def run_in_order(
             add_tokens(row, tokens, composition)
         elif not row["running"]:
             is_full = True
-    return composition_s(engine.coef, composition), composition
+    return composition_s(coef, composition), composition
 
 
 @njit(cache=True)
@@ -135,13 +136,14 @@ def form_shortest_job_first(
     engine: EngineModel, table: RequestTable, now_s: float, tokens_out: np.ndarray
 ) -> tuple[float, np.ndarray]:
     """By the predicted seconds of work left, each request taken alone; best effort last."""
+    coef = engine.coef
     first = np.zeros(len(table))
     for i in range(len(table)):
         row = table[i]
         alone = np.zeros(5)
         add_tokens(row, num_uncomputed_tokens(row), alone)
         step = np.array([1.0, row["computed_tokens"] + num_uncomputed_tokens(row), 0.0, 1.0, 0.0])
-        work_s = composition_s(engine.coef, alone) + (remaining_tokens(row) - 1) * composition_s(engine.coef, step)
+        work_s = composition_s(coef, alone) + (remaining_tokens(row) - 1) * composition_s(coef, step)
         first[i] = math.inf if row["best_effort"] else work_s
     return run_in_order(engine, table, _sorted(first, table), False, tokens_out)
 

@@ -31,18 +31,19 @@ class BatchBuilder(NamedTuple):
 def classify_requests(builder: BatchBuilder) -> None:
     """Sort the requests into kinds, measure their slack and what the engine has left; empties the batch."""
     engine, table, now_s = builder.engine, builder.table, builder.now_s
-    block_tokens = engine.limits["block_tokens"]
-    builder.free[FREE_KV] = engine.limits["kv_capacity_tokens"] // block_tokens * block_tokens
-    builder.free[FREE_SEQUENCES] = engine.limits["max_running"]
+    coef, limits, kind, counts, slack_s = engine.coef, engine.limits, builder.kind, builder.counts, builder.slack_s
+    free, tokens_out, block_tokens = builder.free, builder.tokens_out, limits["block_tokens"]
+    free[FREE_KV] = limits["kv_capacity_tokens"] // block_tokens * block_tokens
+    free[FREE_SEQUENCES] = limits["max_running"]
     for i in range(len(table)):
         row = table[i]
-        builder.slack_s[i] = next_token_deadline_s(row, now_s) - now_s
-        builder.kind[i] = classify(engine, row, builder.slack_s[i])
-        builder.counts[builder.kind[i]] += 1
-        builder.tokens_out[i] = 0
+        slack_s[i] = next_token_deadline_s(row, now_s) - now_s
+        kind[i] = classify(coef, limits, row, slack_s[i])
+        counts[kind[i]] += 1
+        tokens_out[i] = 0
         if row["running"]:
-            builder.free[FREE_KV] -= held_kv_tokens(row, block_tokens)
-            builder.free[FREE_SEQUENCES] -= 1
+            free[FREE_KV] -= held_kv_tokens(row, block_tokens)
+            free[FREE_SEQUENCES] -= 1
 
 
 @njit(cache=True)
@@ -107,9 +108,9 @@ def _by_work(table: RequestTable, rows: np.ndarray) -> np.ndarray:
 @njit(cache=True)
 def rows_of(builder: BatchBuilder, kind: int) -> np.ndarray:
     """Rows of one kind in table order."""
-    rows, count = np.empty(builder.counts[kind], dtype=np.int64), 0
-    for i in range(len(builder.kind)):
-        if builder.kind[i] == kind:
+    kinds, rows, count = builder.kind, np.empty(builder.counts[kind], dtype=np.int64), 0
+    for i in range(len(kinds)):
+        if kinds[i] == kind:
             rows[count] = i
             count += 1
     return rows
@@ -118,12 +119,10 @@ def rows_of(builder: BatchBuilder, kind: int) -> np.ndarray:
 @njit(cache=True)
 def by_slack(builder: BatchBuilder, kind: int) -> np.ndarray:
     """Rows of one kind, least slack first; ties by work to do, then by id, so that table order decides nothing."""
-    table = builder.table
-    rows = rows_of(builder, kind)
-    rows = rows[np.argsort(builder.slack_s[rows], kind="mergesort")] if len(rows) > 1 else rows
-    first = 0
+    table, slack_s, rows, first = builder.table, builder.slack_s, rows_of(builder, kind), 0
+    rows = rows[np.argsort(slack_s[rows], kind="mergesort")] if len(rows) > 1 else rows
     for end in range(1, len(rows) + 1):
-        if end < len(rows) and builder.slack_s[rows[end]] == builder.slack_s[rows[first]]:
+        if end < len(rows) and slack_s[rows[end]] == slack_s[rows[first]]:
             continue
         if end - first > 1:  # all that is best effort ties at infinity
             rows[first:end] = _by_work(table, rows[first:end])

@@ -22,18 +22,18 @@ def decode_s(coef: Coefficients, row: np.void) -> float:
 
 
 @njit(cache=True)
-def prefill_s(engine: EngineModel, row: np.void) -> float:
+def prefill_s(coef: Coefficients, limits: np.void, row: np.void) -> float:
     """Least seconds until the first token, with the engine to itself and chunks as large as it allows."""
     todo, seconds = num_uncomputed_tokens(row), 0.0
     pairs = attention_pairs(todo, row["computed_tokens"])
-    chunks = math.ceil(todo / engine.limits["max_batch_tokens"])
+    chunks = math.ceil(todo / limits["max_batch_tokens"])
     chunks = max(
         chunks,
-        math.ceil(iteration_s(engine.coef, todo, 0.0, pairs, 1.0, 0.0) / engine.limits["max_iteration_s"] - 1e-9),
+        math.ceil(iteration_s(coef, todo, 0.0, pairs, 1.0, 0.0) / limits["max_iteration_s"] - 1e-9),
     )
     for line in range(2):
-        seconds = max(seconds, engine.coef[2 * line] * todo + engine.coef[2 * line + 1] * chunks)
-    return seconds + engine.coef[K_ATT] * pairs + engine.coef[K_SEQ] * chunks
+        seconds = max(seconds, coef[2 * line] * todo + coef[2 * line + 1] * chunks)
+    return seconds + coef[K_ATT] * pairs + coef[K_SEQ] * chunks
 
 
 @njit(cache=True)
@@ -43,7 +43,7 @@ def is_decode(row: np.void) -> bool:
 
 
 @njit(cache=True)
-def classify(engine: EngineModel, row: np.void, slack_s: float) -> int:
+def classify(coef: Coefficients, limits: np.void, row: np.void, slack_s: float) -> int:
     """How the request takes part; late means that not even the whole engine could meet its next deadline."""
     if num_uncomputed_tokens(row) <= 0:
         return IDLE
@@ -53,15 +53,16 @@ def classify(engine: EngineModel, row: np.void, slack_s: float) -> int:
     if slack_s == math.inf:
         return DECODE if decodes else PREFILL
     if decodes:
-        return DECODE if slack_s >= decode_s(engine.coef, row) else LATE_DECODE
-    return PREFILL if slack_s >= prefill_s(engine, row) else LATE_PREFILL
+        return DECODE if slack_s >= decode_s(coef, row) else LATE_DECODE
+    return PREFILL if slack_s >= prefill_s(coef, limits, row) else LATE_PREFILL
 
 
 @njit(cache=True)
 def find_late(engine: EngineModel, table: RequestTable, now_s: float) -> np.ndarray:
     """Whether each request's next token will miss its deadline even with the whole engine (bool[rows])."""
+    coef, limits = engine.coef, engine.limits
     late = np.zeros(len(table), dtype=np.bool_)
     for i in range(len(table)):
-        kind = classify(engine, table[i], next_token_deadline_s(table[i], now_s) - now_s)
+        kind = classify(coef, limits, table[i], next_token_deadline_s(table[i], now_s) - now_s)
         late[i] = kind in (LATE_DECODE, LATE_PREFILL)
     return late

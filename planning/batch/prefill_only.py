@@ -51,20 +51,21 @@ def form_prefill_batch(
 
     The budget is half of ``max_batch_tokens``, so that a merged last chunk stays within the engine's own limit.
     """
-    budget, composition, free = engine.limits["max_batch_tokens"] // 2, np.zeros(5), np.zeros(2, np.int64)
-    free[FREE_KV] = engine.limits["kv_capacity_tokens"] // engine.limits["block_tokens"] * engine.limits["block_tokens"]
-    free[FREE_SEQUENCES] = engine.limits["max_running"]
+    coef, limits = engine.coef, engine.limits
+    budget, composition, free = limits["max_batch_tokens"] // 2, np.zeros(5), np.zeros(2, np.int64)
+    free[FREE_KV] = limits["kv_capacity_tokens"] // limits["block_tokens"] * limits["block_tokens"]
+    free[FREE_SEQUENCES] = limits["max_running"]
     due_s = np.empty(len(table))
     for i in range(len(table)):
         due_s[i] = next_token_deadline_s(table[i], now_s)
         tokens_out[i] = 0
         if table[i]["running"]:
-            free[FREE_KV] -= held_kv_tokens(table[i], engine.limits["block_tokens"])
+            free[FREE_KV] -= held_kv_tokens(table[i], limits["block_tokens"])
             free[FREE_SEQUENCES] -= 1
     for i in np.argsort(due_s, kind="mergesort"):
         row = table[i]
         chunk = chunk_within(max(0, num_uncomputed_tokens(row)), int(composition[TOKENS]), budget)
-        if chunk > 0 and reserve(row, chunk, engine.limits["block_tokens"], free):
+        if chunk > 0 and reserve(row, chunk, limits["block_tokens"], free):
             tokens_out[i] = chunk
             add_tokens(row, chunk, composition)
-    return composition_s(engine.coef, composition), composition
+    return composition_s(coef, composition), composition

@@ -19,10 +19,11 @@ FILLER_S = 0.05  # iterations without a waiting prompt that has an objective are
 @njit(cache=True)
 def shed(engine: EngineModel, table: RequestTable, now_s: float) -> None:
     """Make best effort of every request that can no longer meet its next deadline, however the engine tried."""
+    coef, limits = engine.coef, engine.limits
     for i in range(len(table)):
         row = table[i]
         if not row["best_effort"] and num_uncomputed_tokens(row) > 0:
-            kind = classify(engine, row, next_token_deadline_s(row, now_s) - now_s)
+            kind = classify(coef, limits, row, next_token_deadline_s(row, now_s) - now_s)
             row["best_effort"] = kind in (LATE_DECODE, LATE_PREFILL)
 
 

@@ -75,21 +75,21 @@ def _take_decodes(builder: BatchBuilder, limit_s: float, rank: int, rows: np.nda
 
     The first decode of a batch is taken whatever it costs: nothing shorter would serve it.
     """
-    engine, table, composition = builder.engine, builder.table, builder.composition
+    engine, table, composition, tokens_out = builder.engine, builder.table, builder.composition, builder.tokens_out
+    coef, limits, free = engine.coef, engine.limits, builder.free
     for i in rows:
         row = table[i]
-        if builder.tokens_out[i] != 0:
+        if tokens_out[i] != 0:
             continue
         tokens = 1 + row["spec_tokens"]
         drafts, is_first = composition[DRAFT_TOKENS], composition[TOKENS] == 0
         add_tokens(row, tokens, composition)
-        is_over = composition[TOKENS] > engine.limits["max_batch_tokens"]
-        is_over = is_over or composition_s(engine.coef, composition) > limit_s
+        is_over = composition[TOKENS] > limits["max_batch_tokens"] or composition_s(coef, composition) > limit_s
         if is_over and not is_first:
             remove_decode(row, tokens, drafts, composition)
             return
-        if reserve(row, tokens, engine.limits["block_tokens"], builder.free):
-            builder.tokens_out[i] = tokens
+        if reserve(row, tokens, limits["block_tokens"], free):
+            tokens_out[i] = tokens
         elif rank == IDLE or not reserve_with_preemption(builder, i, tokens, rank):
             remove_decode(row, tokens, drafts, composition)
 
@@ -101,17 +101,17 @@ def _take_prefills(builder: BatchBuilder, limit_s: float, rank: int, kind: int) 
     A first token must not wait for what is placed behind it beyond its own deadline less the slack margin: the limit
     falls to that.
     """
-    engine, table = builder.engine, builder.table
-    composition, served, block_tokens = builder.composition, ALL_SERVED, engine.limits["block_tokens"]
-    most = builder.free[:0]  # what preemption could yield; empty: not known
+    engine, table, composition, tokens_out = builder.engine, builder.table, builder.composition, builder.tokens_out
+    served, block_tokens, free = ALL_SERVED, engine.limits["block_tokens"], builder.free
+    most = free[:0]  # what preemption could yield; empty: not known
     for i in by_slack(builder, kind):
         row = table[i]
-        if builder.tokens_out[i] != 0:
+        if tokens_out[i] != 0:
             continue
         chunk = _chunk_tokens(builder, row, limit_s)
         if chunk <= 0:
             return limit_s, OUT_OF_TIME
-        has_room = reserve(row, chunk, block_tokens, builder.free)
+        has_room = reserve(row, chunk, block_tokens, free)
         if not has_room and len(most) == 0:
             most = free_after_preemption(builder, rank)
         if len(most) > 0 and not reserve(row, chunk, block_tokens, most):
@@ -119,7 +119,7 @@ def _take_prefills(builder: BatchBuilder, limit_s: float, rank: int, kind: int) 
             continue
         if not has_room:
             reserve_with_preemption(builder, i, chunk, rank)
-        builder.tokens_out[i] = chunk
+        tokens_out[i] = chunk
         add_tokens(row, chunk, composition)
         if chunk < num_uncomputed_tokens(row):
             return limit_s, OUT_OF_TIME
@@ -135,19 +135,19 @@ def _future_margin_s(builder: BatchBuilder) -> float:
 
     Requests are looked at as they will be after the batch; the rest of their decoding runs in lockstep.
     """
-    engine, table, now_s = builder.engine, builder.table, builder.now_s
-    end_s = now_s + composition_s(engine.coef, builder.composition)
+    engine, table, kinds, tokens_out = builder.engine, builder.table, builder.kind, builder.tokens_out
+    end_s = builder.now_s + composition_s(engine.coef, builder.composition)
     decodes = np.zeros(len(table), dtype=DECODE_STATE)
     count, margin_s = 0, math.inf
     for i in range(len(table)):
-        kind, row = builder.kind[i], table[i]
-        if kind > PREFILL or (kind == PREFILL and builder.tokens_out[i] == 0):
+        kind, row = kinds[i], table[i]
+        if kind > PREFILL or (kind == PREFILL and tokens_out[i] == 0):
             continue
         decode = decodes[count]
         fill_decode_state(decode, row, end_s, engine.limits["acceptance"])
         if kind == PREFILL:
             decode["kv_tokens"] += num_uncomputed_tokens(row) - 1
-        if builder.tokens_out[i] > 0:
+        if tokens_out[i] > 0:
             margin_s = min(margin_s, decode["due_s"] - end_s)
             decode["due_s"] += decode["pace_s"] if kind == DECODE else row["tpot_s"]
             decode["kv_tokens"] += decode["gain"]
@@ -172,11 +172,11 @@ def _take_due_decodes(builder: BatchBuilder) -> float:
     """
     engine, table, now_s = builder.engine, builder.table, builder.now_s
     everyone, least_s, pace_s = np.zeros(5), math.inf, engine.limits["max_iteration_s"]
-    stretch = 1.0 + engine.limits["slack_margin"]
+    stretch, kind, slack_s = 1.0 + engine.limits["slack_margin"], builder.kind, builder.slack_s
     for i in range(len(table)):
-        if builder.kind[i] == DECODE:
+        if kind[i] == DECODE:
             add_tokens(table[i], 1 + table[i]["spec_tokens"], everyone)
-            least_s = min(least_s, builder.slack_s[i])
+            least_s = min(least_s, slack_s[i])
             pace_s = min(pace_s, effective_tpot_s(table[i], now_s))
     all_s = composition_s(engine.coef, everyone)
     limit_s = min(engine.limits["max_iteration_s"], max(least_s / stretch, min(least_s, all_s)))

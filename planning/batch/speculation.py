@@ -59,6 +59,7 @@ def plan_speculation(
 
     Levels without decodes ask for nothing. With no room for prefill at any length, decodes run without drafts.
     """
+    limits = engine.limits
     best_rate, best_step_s = 0.0, math.inf
     drafts[:] = 0
     trial = np.zeros(len(levels), dtype=np.int64)
@@ -66,13 +67,11 @@ def plan_speculation(
         for depth in range(max_drafts + 1):
             if counts[leader] == 0:
                 continue
-            step_s = levels[leader]["tpot_s"] * accepted_tokens(depth, engine.limits["acceptance"])
-            step_s = min(step_s, engine.limits["max_iteration_s"])
+            step_s = levels[leader]["tpot_s"] * accepted_tokens(depth, limits["acceptance"])
+            step_s = min(step_s, limits["max_iteration_s"])
             keeps_up = True
             for level in range(len(levels)):
-                trial[level] = drafts_to_keep_up(
-                    step_s, levels[level]["tpot_s"], engine.limits["acceptance"], max_drafts
-                )
+                trial[level] = drafts_to_keep_up(step_s, levels[level]["tpot_s"], limits["acceptance"], max_drafts)
                 keeps_up &= trial[level] != UNREACHABLE or counts[level] == 0
             if not keeps_up:
                 continue
@@ -134,9 +133,10 @@ def plan_drafts(
     ``limits["acceptance"]`` is the measured chance that a draft token is accepted. Requests behind their DSLO get more.
     Without anyone's objective to plan for, nobody drafts and the step is ``inf``.
     """
+    coef, limits = engine.coef, engine.limits
     drafts_out[:] = 0
     levels, counts = np.zeros(MAX_LEVELS, dtype=TPOT_LEVEL), np.zeros(MAX_LEVELS)
-    count = _fill_levels(engine.coef, table, now_s, max_drafts, levels, counts)
+    count = _fill_levels(coef, table, now_s, max_drafts, levels, counts)
     if count == 0 or max_drafts == 0:
         return math.inf
     drafts = np.zeros(count, dtype=np.int64)
@@ -146,6 +146,6 @@ def plan_drafts(
     for i in range(len(table)):
         if is_decode(table[i]) and not table[i]["best_effort"]:
             tpot_s = tightened_tpot_s(table[i], now_s, step_s)
-            needed = drafts_to_keep_up(step_s, tpot_s, engine.limits["acceptance"], max_drafts)
+            needed = drafts_to_keep_up(step_s, tpot_s, limits["acceptance"], max_drafts)
             drafts_out[i] = max_drafts if needed == UNREACHABLE else needed
     return step_s

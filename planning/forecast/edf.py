@@ -104,13 +104,14 @@ def _end(coef: Coefficients, due: np.void, decode: np.void, sums: Sums) -> None:
 @njit(cache=True)
 def _at_start(engine: EngineModel, decodes: np.ndarray, start_s: float) -> Sums:
     """The sums before anything is due."""
+    coef, limits = engine.coef, engine.limits
     base_s, kv_tokens, drafts = np.empty(LINES), np.zeros(1), 0
     for j in range(len(decodes)):
         kv_tokens[0] += decodes[j]["kv_tokens"]
         drafts = max(drafts, decodes[j]["step_tokens"] - 1)
     for line in range(LINES):
-        base_s[line] = engine.coef[2 * line + 1] + engine.coef[K_SPEC] * drafts
-    usable = np.full(1, 1.0 - engine.limits["best_effort_share"])
+        base_s[line] = coef[2 * line + 1] + coef[K_SPEC] * drafts
+    usable = np.full(1, 1.0 - limits["best_effort_share"])
     return Sums(np.full(1, start_s), -UNEVEN * base_s, np.zeros(LINES), kv_tokens, np.zeros(1), base_s, usable)
 
 
@@ -122,13 +123,14 @@ def run_edf(engine: EngineModel, decodes: np.ndarray, start_s: float) -> tuple[f
     to blocks for each request) if every token comes when it is due. A tail without objective yields to the others, and
     nothing is forecast of it. O(n log n).
     """
+    coef, limits = engine.coef, engine.limits
     count, sums = len(decodes), _at_start(engine, decodes, start_s)
     dues = np.zeros(count, dtype=DUE)
     for j in range(count):
-        _fill_due(engine.coef, decodes[j], start_s, dues[j])
+        _fill_due(coef, decodes[j], start_s, dues[j])
     by_first = np.argsort(dues["first_s"].copy(), kind="mergesort")
     by_last = np.argsort(dues["last_s"].copy(), kind="mergesort")
-    steps_s = _tightest_s(dues, by_last, engine.limits["max_iteration_s"])
+    steps_s = _tightest_s(dues, by_last, limits["max_iteration_s"])
     worst_s, peak_tokens, begun = math.inf, 0.0, 0
     for k in range(count):
         due, decode = dues[by_last[k]], decodes[by_last[k]]
@@ -138,11 +140,11 @@ def run_edf(engine: EngineModel, decodes: np.ndarray, start_s: float) -> tuple[f
         while begun < count and dues[by_first[begun]]["first_s"] <= due["last_s"]:
             newcomer = by_first[begun]
             _pass_time(dues[newcomer]["first_s"], steps_s[k], sums)
-            _begin(engine.coef, dues[newcomer], decodes[newcomer]["gain"], sums)
+            _begin(coef, dues[newcomer], decodes[newcomer]["gain"], sums)
             worst_s, begun = min(worst_s, sums.spare_s.min()), begun + 1
         _pass_time(due["last_s"], steps_s[k], sums)
         worst_s = min(worst_s, sums.spare_s.min())
-        peak_tokens = max(peak_tokens, sums.kv_tokens[0] + (count - k) * (engine.limits["block_tokens"] - 1))
-        _end(engine.coef, due, decode, sums)
+        peak_tokens = max(peak_tokens, sums.kv_tokens[0] + (count - k) * (limits["block_tokens"] - 1))
+        _end(coef, due, decode, sums)
         decode["margin_s"], decode["finish_s"] = worst_s, max(start_s, due["last_s"])
     return worst_s, peak_tokens

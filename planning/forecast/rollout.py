@@ -90,6 +90,7 @@ def advance(engine: EngineModel, table: RequestTable, free_at_s: float, until_s:
     fixed when it started, so the table is left as it will be at its end, which is the time returned. An idle engine is
     free at ``until_s``.
     """
+    limits = engine.limits
     tokens = np.zeros(len(table), dtype=np.int32)
     while free_at_s < until_s:
         seconds, _composition = form_batch(engine, table, free_at_s, tokens)
@@ -98,7 +99,7 @@ def advance(engine: EngineModel, table: RequestTable, free_at_s: float, until_s:
         free_at_s += seconds
         for i in range(len(table)):
             if tokens[i] != 0:
-                run_tokens(table[i], tokens[i], engine.limits["acceptance"], departs)
+                run_tokens(table[i], tokens[i], limits["acceptance"], departs)
     return free_at_s
 
 
@@ -131,6 +132,7 @@ def _forecast_prefills(
     What a request is sure to miss by is known before its token comes: the work left takes its time on any engine. A
     prompt that is sure to miss is left out from there on, as it would be by a rollout that starts then.
     """
+    coef, limits = engine.coef, engine.limits
     tokens, worst_s = np.zeros(len(table), dtype=np.int32), math.inf
     while steps > 0 and worst_s >= least_s and _has_prefill(table):
         seconds, _composition = form_batch(engine, table, now_s, tokens)
@@ -139,10 +141,10 @@ def _forecast_prefills(
         for i in range(len(table)):
             row = table[i]
             due_s, was_decode = dslo_due_s(row, now_s), is_decode(row)
-            if tokens[i] != 0 and run_tokens(row, tokens[i], engine.limits["acceptance"], True):
+            if tokens[i] != 0 and run_tokens(row, tokens[i], limits["acceptance"], True):
                 _emit(row, forecast[i], due_s, now_s + seconds)
             elif num_uncomputed_tokens(row) > 0:
-                left_s = decode_s(engine.coef, row) if was_decode else prefill_s(engine, row)
+                left_s = decode_s(coef, row) if was_decode else prefill_s(coef, limits, row)
                 forecast[i]["margin_s"] = min(forecast[i]["margin_s"], due_s - now_s - seconds - left_s)
                 if not was_decode and forecast[i]["margin_s"] < -TOLERANCE_S:
                     mark_finished(row)  # late from now on: what it still gets costs no one anything
@@ -160,15 +162,16 @@ def _forecast_decodes(
 
     Returns the worst margin and the peak of KV tokens.
     """
+    coef, limits = engine.coef, engine.limits
     decodes, rows = np.zeros(len(table), dtype=DECODE_STATE), np.empty(len(table), dtype=np.int64)
     count = 0
     for i in range(len(table)):
         if is_decode(table[i]):
-            fill_decode_state(decodes[count], table[i], now_s, engine.limits["acceptance"])
+            fill_decode_state(decodes[count], table[i], now_s, limits["acceptance"])
             rows[count] = i
             count += 1
     decodes, rows = decodes[:count], rows[:count]
-    _least_s, peak_tokens, first_s = run_lockstep(engine.coef, decodes, now_s, engine.limits["block_tokens"])
+    _least_s, peak_tokens, first_s = run_lockstep(coef, decodes, now_s, limits["block_tokens"])
     worst_s = _worst_s(decodes, rows, forecast)
     if worst_s < -TOLERANCE_S:
         paced = decodes.copy()
@@ -212,13 +215,14 @@ def forecast_requests(
     Stops early once a margin is below ``least_s``. Returns the worst margin of all that are not marked as unattainable,
     and the peak of KV tokens in lockstep.
     """
+    coef, limits = engine.coef, engine.limits
     copy, late_s = table.copy(), math.inf
     for i in range(len(copy)):
         row, row_forecast = copy[i], forecast[i]
         row_forecast["first_s"], row_forecast["finish_s"], row_forecast["margin_s"] = math.inf, math.inf, math.inf
-        kind = classify(engine, row, next_token_deadline_s(row, start_s) - start_s)
+        kind = classify(coef, limits, row, next_token_deadline_s(row, start_s) - start_s)
         is_late = kind in (LATE_DECODE, LATE_PREFILL)
-        is_free = kind in (SPARE_DECODE, SPARE_PREFILL) and engine.limits["best_effort_share"] == 0.0
+        is_free = kind in (SPARE_DECODE, SPARE_PREFILL) and limits["best_effort_share"] == 0.0
         if is_late:
             row_forecast["margin_s"] = -math.inf
             if not row_forecast["unattainable"]:

@@ -188,7 +188,7 @@ def test_10_an_iteration_that_takes_longer_by_the_guard_makes_nobody_late(seed: 
     table = np.concatenate((case.running, case.new))
     tokens = np.zeros(len(table), dtype=np.int32)
     seconds, _ = form_batch(case.engine, table, 0.0, tokens)
-    kinds = np.array([classify(case.engine, row, slack_s(row, 0.0)) for row in table], dtype=np.int64)
+    kinds = np.array([classify(case.coef, case.limits, row, slack_s(row, 0.0)) for row in table], dtype=np.int64)
     assume(seconds > 0.0 and (kinds[tokens > 0] > DECODE).any() and not (tokens == PREEMPT).any())
     mix = np.zeros(5)
     for row in table[kinds == DECODE]:

@@ -22,8 +22,9 @@ from routing.fleet_state import (
     recompute_load,
     remove_request,
 )
-from routing.placement import ADMITTED, NO_SCORES, NOWHERE, PLACEMENT, CandidateOrder, check_replica, place, quick_check
+from routing.placement import ADMITTED, NO_SCORES, NOWHERE, PLACEMENT, check_replica, place, quick_check
 from routing.placement import _dominates as dominates
+from routing.scores import MOST_LOADED
 from tests.planning_cases import COEFS, draw_requests, start_decoding
 
 LIMITS = make_limits(100_000)
@@ -52,7 +53,7 @@ def requests(rng: np.random.Generator, rows: int, first_id: int, tier: int = 0) 
 
 def put(fleet: FleetState, rows: np.ndarray, max_hops: int = 4) -> np.ndarray:
     placements = np.zeros(len(rows), dtype=PLACEMENT)
-    place(fleet, rows, 0.0, CandidateOrder(NO_SCORES, max_hops=max_hops), placements)
+    place(fleet, rows, 0.0, NO_SCORES, MOST_LOADED, max_hops, placements)
     return placements
 
 
@@ -123,7 +124,7 @@ def test_the_screen_denies_an_idle_replica_nothing_that_a_replay_grants(
     asked["output_tokens"] = asked["output_cap_tokens"] = output_tokens
     if check_replica(fleet, 0, asked[0], 0.0) == ADMITTED:
         engine = EngineModel(fleet.pessimistic_coefs[0], fleet.limits[0])
-        assert quick_check(engine, fleet.replicas[0], asked[0], 0.0) == ADMITTED
+        assert quick_check(engine.coef, engine.limits, fleet.replicas[0], asked[0], 0.0) == ADMITTED
 
 
 def test_a_request_past_its_deadline_closes_its_replica_to_nobody() -> None:
@@ -134,7 +135,7 @@ def test_a_request_past_its_deadline_closes_its_replica_to_nobody() -> None:
         recompute_load(fleet, 0)
         assert fleet.replicas[0]["load"] <= load
         engine = EngineModel(fleet.pessimistic_coefs[0], fleet.limits[0])
-        assert quick_check(engine, fleet.replicas[0], asked[0], 0.0) == ADMITTED
+        assert quick_check(engine.coef, engine.limits, fleet.replicas[0], asked[0], 0.0) == ADMITTED
 
 
 def test_a_replica_with_all_sequences_taken_is_full() -> None:
@@ -206,7 +207,7 @@ def test_what_a_policy_prefers_comes_first_and_what_it_shuns_never() -> None:
     fleet, asked = fleet_of([5, 20, 10]), new()
     placements = np.zeros(1, dtype=PLACEMENT)
     for scores, chosen in (([3.0, 1.0, 2.0], 0), ([-np.inf, 1.0, 2.0], 2), ([-np.inf] * 3, NOWHERE)):
-        place(fleet, asked, 0.0, CandidateOrder(np.array([scores])), placements)
+        place(fleet, asked, 0.0, np.array([scores]), MOST_LOADED, 4, placements)
         assert placements[0]["replica"] == chosen
 
 
@@ -220,10 +221,10 @@ def test_ruling_replicas_out_inside_a_burst_changes_no_verdict(seed: int) -> Non
     asked["prompt_tokens"] = rng.integers(500, 12_000, 8)
     asked["ttft_s"], asked["output_tokens"] = rng.choice([0.1, 0.3, 1.0], 8), 100
     in_turn, together = np.tile([3.0, 2.0, 1.0], (8, 1)), np.zeros(8, dtype=PLACEMENT)
-    place(fleet_of(loads, seed=seed), asked, 0.0, CandidateOrder(in_turn, max_hops=3), together)
+    place(fleet_of(loads, seed=seed), asked, 0.0, in_turn, MOST_LOADED, 3, together)
     fleet, alone = fleet_of(loads, seed=seed), np.zeros(8, dtype=PLACEMENT)
     for i in np.argsort(asked["prompt_tokens"], kind="stable"):
-        place(fleet, asked[i : i + 1], 0.0, CandidateOrder(in_turn[:1], max_hops=3), alone[i : i + 1])
+        place(fleet, asked[i : i + 1], 0.0, in_turn[:1], MOST_LOADED, 3, alone[i : i + 1])
     assert together["replica"].tolist() == alone["replica"].tolist()
 
 
@@ -274,7 +275,7 @@ def test_only_what_is_easier_in_no_respect_dominates(field: str, easier: float) 
 
 def test_of_equally_wanted_replicas_the_first_is_taken() -> None:
     fleet, placements = fleet_of([5, 5, 5]), np.zeros(1, dtype=PLACEMENT)
-    place(fleet, new(), 0.0, CandidateOrder(np.array([[1.0, 2.0, 2.0]])), placements)
+    place(fleet, new(), 0.0, np.array([[1.0, 2.0, 2.0]]), MOST_LOADED, 4, placements)
     assert placements[0]["replica"] == 1
 
 
