@@ -21,9 +21,9 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks.result_file import write_result
-from serving.config import IMPORT_PATH
-from serving.launch import deploy, url_of
-from serving.local_ray import free_port, local_ray
+from serving.config.app import IMPORT_PATH
+from serving.launch.launch import deploy, url_of
+from serving.launch.local_ray import free_port, local_ray
 
 ARGS = {
     "model": "embedded",

@@ -26,12 +26,12 @@ from rich.console import Console
 from benchmarks.fleet_flip_report import SAMPLE_S, draw, lost, table, thinned, timeline, worst
 from benchmarks.result_file import write_result
 from profiles.store import load_profile
-from serving.config import IMPORT_PATH
-from serving.launch import compile_kernels, deploy, url_of
-from serving.local_ray import free_port, local_ray
-from serving.replay import Replay, ReplayOptions, replay
-from serving.workload_mix import SloClass
-from serving.workload_trace import Trace, read_trace
+from serving.config.app import IMPORT_PATH
+from serving.launch.launch import compile_kernels, deploy, url_of
+from serving.launch.local_ray import free_port, local_ray
+from serving.loadgen.mix import SloClass
+from serving.loadgen.replay import Replay, ReplayOptions, replay
+from serving.loadgen.trace import Trace, read_trace
 
 ROOT = Path(__file__).resolve().parent.parent
 TIERS: list[dict[str, Any]] = [

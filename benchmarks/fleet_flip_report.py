@@ -7,8 +7,8 @@ from typing import Any
 import matplotlib
 import numpy as np
 
-from serving.replay import Replay
-from serving.replay_summary import outcomes
+from serving.loadgen.replay import Replay
+from serving.loadgen.summary import outcomes
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

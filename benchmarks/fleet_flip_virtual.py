@@ -20,7 +20,7 @@ from controller.options import FleetOptions
 from controller.tiers import Tier, TierTable
 from profiles.profile import Profile
 from profiles.store import load_profile
-from serving.workload_trace import Trace, read_trace
+from serving.loadgen.trace import Trace, read_trace
 from simulation.fleet import FleetDispatch
 from simulation.jobs import make_jobs
 from simulation.loop import Simulation

@@ -17,10 +17,10 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.result_file import write_result
-from serving.launch import deploy, read_document, url_of
-from serving.local_ray import free_port, local_ray
-from serving.replay import ReplayOptions, replay
-from serving.workload_mix import read_mix
+from serving.launch.launch import deploy, read_document, url_of
+from serving.launch.local_ray import free_port, local_ray
+from serving.loadgen.mix import read_mix
+from serving.loadgen.replay import ReplayOptions, replay
 
 ROOT = Path(__file__).resolve().parent.parent
 SYSTEMS: dict[str, dict[str, dict[str, Any]]] = {

@@ -22,7 +22,7 @@ from controller.options import FleetOptions
 from controller.tiers import Tier, TierTable
 from profiles.store import load_profile
 from protocol.messages import Decision, Verdict
-from serving.errors import RETRY_AFTER_CAP_S, retry_after_s
+from serving.ingress.errors import RETRY_AFTER_CAP_S, retry_after_s
 from simulation.fleet import FleetDispatch
 from simulation.jobs import make_jobs
 from simulation.loop import Simulation

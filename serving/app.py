@@ -11,11 +11,12 @@ from ray import serve
 from replicas.config import EMBEDDED_MODEL, controller_name
 from replicas.deployment import replica_deployment
 from replicas.embedded import ensure_embedded_model
-from serving.config import INGRESS, AppConfig
-from serving.guard import SETTINGS, GuardConfig, middlewares
-from serving.jobs import Patience
-from serving.ray_links import RayLinks
-from serving.strict import ConfigError
+from serving.config.app import INGRESS, AppConfig
+from serving.config.base import ConfigError
+from serving.config.limits import GuardConfig
+from serving.dispatch.engine_request import Patience
+from serving.dispatch.transport import RayLinks
+from serving.ingress.guard import SETTINGS, middlewares
 
 logger = logging.getLogger("polyslo.app")
 
@@ -40,9 +41,9 @@ class Ingress:
         self.door: Any = None
 
     async def __serve_build_asgi_app__(self) -> Any:
-        from serving.door import Door
-        from serving.vllm_arguments import command_line
-        from serving.vllm_server import make_server
+        from serving.config.vllm_arguments import command_line
+        from serving.ingress.ingress import Door
+        from serving.ingress.vllm_server import make_server
 
         config, fleet = self.config, self.config.fleet
         model = str(ensure_embedded_model()) if config.model.id == EMBEDDED_MODEL else config.model.id

@@ -16,9 +16,9 @@ import psutil
 import ray
 from rich.console import Console
 
-from serving.config import IMPORT_PATH
-from serving.launch import deploy, url_of
-from serving.local_ray import free_port, local_ray
+from serving.config.app import IMPORT_PATH
+from serving.launch.launch import deploy, url_of
+from serving.launch.local_ray import free_port, local_ray
 
 TIERS = [
     {"name": "interactive", "ttft_ms": 1500, "tpot_ms": 150, "unattainable": "refuse"},

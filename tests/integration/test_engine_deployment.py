@@ -17,7 +17,7 @@ from rich.console import Console
 
 from protocol.messages import Outputs, Report, Slo, Submission
 from replicas.deployment import replica_deployment
-from serving.local_ray import local_ray
+from serving.launch.local_ray import local_ray
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 SETTINGS = {

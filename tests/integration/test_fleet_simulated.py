@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from serving import cli
-from serving.dashboard import serve_client
+from serving.cli import commands as cli
+from serving.launch.dashboard import serve_client
 from tests.integration.stack import Stack, running, texts, until
 
 pytestmark = pytest.mark.integration

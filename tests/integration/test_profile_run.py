@@ -12,7 +12,7 @@ from profiles.store import load_profile
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parents[2]
-COMMAND = "from serving.profile_cli import app; app()"
+COMMAND = "from serving.cli.profile import app; app()"
 
 
 def polyslo_profile(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -123,7 +123,7 @@ def test_vllms_own_benchmark_runs_against_it_unchanged(stack: Stack) -> None:
     )
     arguments = [*command.split(), "--base-url", stack.url, "--model", model["id"], "--tokenizer", model["root"]]
     done = subprocess.run(
-        [sys.executable, "-m", "serving.cli", "bench", *arguments], capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", "serving.cli.commands", "bench", *arguments], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "Successful requests:                     6" in done.stdout

@@ -23,7 +23,6 @@ from controller.role import Kind
 from controller.tiers import Tier, TierTable
 from controller.virtual import admission_row
 from planning.admission.search import ADMITTED
-from planning.engine import EngineModel
 from profiles.store import load_profile
 from protocol.messages import Admission, Decision, Outcome, Report, Slo, Verdict
 from routing.fleet_state import advance_fleet
@@ -95,17 +94,10 @@ def look(world: World, slo: Slo, prompt_tokens: int) -> dict[str, Before]:
     told = {}
     for name, replica in fleet.replicas.items():
         fleet_state, slot, asks = fleet.bank.fleet_state, replica.slot, row[None][0]
-        attains = (
-            quick_check(
-                EngineModel(fleet_state.pessimistic_coefs[slot], fleet_state.limits[slot]),
-                replica.state[0],
-                asks,
-                world.now_s,
-            )
-            == ADMITTED
-        )
+        coef, limits = fleet_state.pessimistic_coefs[slot], fleet_state.limits[slot]
+        attains = quick_check(coef, limits, replica.state[0], asks, world.now_s) == ADMITTED
         attains = attains and check_replica(fleet_state, slot, asks, world.now_s) == ADMITTED
-        wanted = score_replicas(fleet_state, asks, world.now_s, fleet.policy.rule)[slot]
+        wanted = score_replicas(fleet_state, asks, world.now_s, fleet.policy.score_kind)[slot]
         told[name] = Before(roles.position(name), roles.role(name).kind, float(wanted), attains)
     return told
 

@@ -12,13 +12,21 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PURE_ROOMS = ("profiles", "protocol", "planning", "routing", "controller", "simulation")
 ROOMS = (*PURE_ROOMS, "replicas", "serving", "benchmarks")
+SERVING = ("cli", "config", "dispatch", "ingress", "launch", "loadgen", "request")
 SHELLS = {"controller.actor", "controller.scaler"}  # modules of pure rooms that are shells
-EMPTY_ON_IMPORT = ("controller", "replicas", "serving")  # Python runs their __init__ wherever one module is wanted
+# Python runs their __init__ wherever one module is wanted.
+EMPTY_ON_IMPORT = (
+    "controller",
+    "replicas",
+    "serving",
+    *(f"serving/{room}" for room in SERVING),
+)
 ADAPTERS = {  # package -> the modules that may know it
-    "vllm": r"(replicas|serving)\.vllm_\w+|serving\.bench|replicas\.(profiling|timed_executor)",
+    "vllm": r"replicas\.vllm_\w+|serving\.(config|ingress|loadgen)\.vllm_\w+|serving\.cli\.bench"
+    r"|replicas\.(profiling|timed_executor)",
     "torch": r"replicas\.(vllm_(executor|kv_files)|profiling|timed_executor)",
     "ray": r"controller\.(actor|scaler)|replicas\.(deployment|pinned_router|reporter)"
-    r"|serving\.(app|dashboard|launch|local_ray|ray_links|serve_schema)",
+    r"|serving\.(app|launch\.(dashboard|launch|local_ray)|dispatch\.transport|config\.serve_schema)",
     "ray.serve.request_router": r"replicas\.pinned_router",  # an alpha API of Serve's
 }
 FILE_LINES, FUNCTION_LINES = 300, 60

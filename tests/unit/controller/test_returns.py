@@ -14,7 +14,7 @@ from controller.returns import GRACE_S, LEAST_SHARE, MEMORY
 from controller.tiers import Tier, TierTable
 from protocol.messages import Admission, Decision, Progress, Slo, Verdict
 from routing.returns import PREFILL, SEQUENCES
-from serving.errors import retry_after_s
+from serving.ingress.errors import retry_after_s
 from simulation.fleet import FleetDispatch
 from simulation.loop import Simulation
 from simulation.systems import System

@@ -14,8 +14,8 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.serve.schema import ServeDeploySchema
 
 from serving.app import check_cluster
-from serving.config import AppConfig, read_serve_file
-from serving.tiers import TierTableConfig
+from serving.config.app import AppConfig, read_serve_file
+from serving.config.tiers import TierTableConfig
 
 ROOT = Path(__file__).resolve().parents[3]
 CLUSTERS = ("cluster.yaml", "cluster-local.yaml")

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 import msgspec
 
 from protocol.messages import Admission, Decision, Delta, Outcome, Outputs, Rejection, Slo, Submission, Verdict
-from serving.dispatch import Dispatcher
-from serving.jobs import ATTEMPT, Job, Patience
-from serving.ticket import Ticket
+from serving.dispatch.dispatcher import Dispatcher
+from serving.dispatch.engine_request import ATTEMPT, Job, Patience
+from serving.request.state import Ticket
 
 TRANSIT_S = 50.0  # far above what any test takes
 QUICK = Patience(admit_s=0.3, resume_s=0.6, stall_s=0.4, transit_s=TRANSIT_S)

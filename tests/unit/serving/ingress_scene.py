@@ -15,11 +15,11 @@ import msgspec
 from protocol.messages import Admission, Decision, Delta, Outcome, Outputs, Rejection, Submission, Verdict
 from replicas.embedded import ensure_embedded_model
 from replicas.vllm_codec import decode_request
-from serving.config import AppConfig
-from serving.door import Door
-from serving.jobs import Patience
-from serving.vllm_arguments import command_line
-from serving.vllm_server import FleetCoreClient, make_server
+from serving.config.app import AppConfig
+from serving.config.vllm_arguments import command_line
+from serving.dispatch.engine_request import Patience
+from serving.ingress.ingress import Door
+from serving.ingress.vllm_server import FleetCoreClient, make_server
 
 REPLICA_STATE = "a"
 MODEL = "embedded"

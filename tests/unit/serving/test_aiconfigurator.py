@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from serving.aiconfigurator import ImporterError, KernelTimes, Limits, ModelShape, grid
+from serving.cli.aiconfigurator import ImporterError, KernelTimes, Limits, ModelShape, grid
 
 LLAMA_8B = {
     "num_attention_heads": 32,

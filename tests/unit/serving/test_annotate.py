@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.messages import Decision, Slo, Verdict
-from serving.annotate import StreamAnnotator, annotate_json, mend_error, openai_error, openai_tier
-from serving.ticket import Ticket
+from serving.ingress.annotate import StreamAnnotator, annotate_json, mend_error, openai_error, openai_tier
+from serving.request.state import Ticket
 
 CHAT = (
     b'data: {"id":"1","choices":[{"delta":{"content":"say \\"finish_reason\\":\\"no\\""},"finish_reason":null}]}\n\n'

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from serving import cli, cli_status
+from serving.cli import commands as cli
+from serving.launch.status import fetch
 
 STATUS: dict[str, Any] = {
     "model": "tiny",
@@ -117,7 +118,7 @@ def test_help_loads_nothing_heavy() -> None:
     heavy = ("ray", "vllm", "torch", "numba", "pyarrow", "aiohttp", "fastapi", "numpy")
     code = f"""
 import sys
-from serving import cli
+from serving.cli import commands as cli
 assert cli.main(["--help"]) == 0
 print([name for name in {heavy!r} if name in sys.modules])
 """
@@ -148,14 +149,14 @@ def test_status_as_json_is_the_servers(url: str, capsys: pytest.CaptureFixture[s
 )
 def test_what_is_no_status_page_is_named(url: str, path: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        cli_status.fetch(url + path)
+        fetch(url + path)
 
 
 def test_vllms_benchmark_runs_from_this_environment() -> None:
     """The CPU build of vLLM is distributed under another name, so that vLLM's own command does not find its version."""
     pytest.importorskip("vllm")
     done = subprocess.run(
-        [sys.executable, "-m", "serving.cli", "bench", "serve", "--help=all"],
+        [sys.executable, "-m", "serving.cli.commands", "bench", "serve", "--help=all"],
         capture_output=True,
         text=True,
         timeout=240,

@@ -10,10 +10,10 @@ import pytest
 from controller.options import FleetOptions
 from replicas.config import ReplicaConfig
 from serving.app import check_cluster
-from serving.config import IMPORT_PATH, AppConfig, read_serve_file
-from serving.engine_config import Group
-from serving.strict import ConfigError
-from serving.tiers import TierTableConfig
+from serving.config.app import IMPORT_PATH, AppConfig, read_serve_file
+from serving.config.base import ConfigError
+from serving.config.engine import Group
+from serving.config.tiers import TierTableConfig
 
 ROOT = Path(__file__).resolve().parents[3]
 

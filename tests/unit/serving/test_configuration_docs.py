@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from replicas.step_planner import OPTIONS
-from serving.config import AppConfig
-from serving.engine_config import FLEETS_OPTION, GroupConfig
-from serving.strict import Section
-from serving.tiers import TierConfig, TierTableConfig
+from serving.config.app import AppConfig
+from serving.config.base import Section
+from serving.config.engine import FLEETS_OPTION, GroupConfig
+from serving.config.tiers import TierConfig, TierTableConfig
 
 TEXT = (Path(__file__).resolve().parents[3] / "docs" / "configuration.md").read_text()
 TABLE = TEXT.split("## The tier table")[1].split("## What a client sends")[0]

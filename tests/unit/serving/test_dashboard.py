@@ -52,7 +52,7 @@ def change(address: str, home: Path, **environment: str) -> str:
     """The error of a change, which must be one line."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
     done = subprocess.run(
-        [sys.executable, "-m", "serving.cli", "tiers", "set", "gold", "tpot_ms=20", "--address", address],
+        [sys.executable, "-m", "serving.cli.commands", "tiers", "set", "gold", "tpot_ms=20", "--address", address],
         env={**clean, "HOME": str(home), "PYTHONWARNINGS": "ignore", **environment},
         capture_output=True,
         text=True,

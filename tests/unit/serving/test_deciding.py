@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 
 from protocol.messages import Admission, Decision, Outputs, Slo, Verdict
-from serving.deciding import AWAY_S
-from serving.jobs import Patience
+from serving.dispatch.deciding import AWAY_S
+from serving.dispatch.engine_request import Patience
 from tests.unit.serving.dispatch_scene import Scene, play, until
 
 BRISK = Slo(0.2, 0.1, tier="standard")
@@ -131,9 +131,14 @@ def test_a_controller_that_answers_again_is_asked_again() -> None:
         await until(lambda: len(scene.fleet.submitted) == 1)
         scene.fleet.admit = sound  # type: ignore[method-assign]
         await until(lambda: 0 in scene.fleet.batches)
-        ticket = scene.start("y")
-        await until(lambda: bool(ticket.decisions))
-        assert ticket.decisions[0].reason == "attainable"
+        reasons: list[str] = []
+        for i in range(20):  # the answer to the probe may still be on its way to the ingress
+            ticket = scene.start(f"y{i}")
+            await until(lambda asked=ticket: bool(asked.decisions))  # type: ignore[misc]
+            reasons.append(ticket.decisions[0].reason)
+            if reasons[-1] == "attainable":
+                break
+        assert reasons[-1] == "attainable"
 
     play(scenario)
 

@@ -3,8 +3,8 @@
 import asyncio
 
 from protocol.messages import Decision, Delta, Outputs, Verdict
-from serving.dispatch import MOST_FRUITLESS, PAUSE_S
-from serving.jobs import Job
+from serving.dispatch.dispatcher import MOST_FRUITLESS, PAUSE_S
+from serving.dispatch.engine_request import Job
 from tests.unit.serving.dispatch_scene import QUICK, Scene, play, until
 
 

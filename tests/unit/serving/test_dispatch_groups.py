@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from protocol.messages import INF, Admission, Decision, Outcome, Scope, Slo, Verdict
-from serving.jobs import Job
+from serving.dispatch.engine_request import Job
 from tests.unit.serving.dispatch_scene import Scene, play, until
 
 NAMES = ("x0", "x1", "x2", "x3")

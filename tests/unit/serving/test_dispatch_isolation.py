@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from protocol.messages import Delta, Outputs, Slo, Verdict
-from serving.jobs import Job
-from serving.notices import Tasks
-from serving.ticket import Ticket
+from serving.dispatch.background import Tasks
+from serving.dispatch.engine_request import Job
+from serving.request.state import Ticket
 from tests.unit.serving.dispatch_scene import Scene, play, until
 
 INNOCENT = tuple(f"i{k}" for k in range(12))

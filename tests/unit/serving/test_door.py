@@ -11,11 +11,11 @@ import pytest
 pytest.importorskip("ray")
 
 from protocol.messages import Outputs
-from serving.config import AppConfig
-from serving.dispatch import Dispatcher
-from serving.door import Door
-from serving.jobs import Patience
-from serving.ray_links import RayLinks
+from serving.config.app import AppConfig
+from serving.dispatch.dispatcher import Dispatcher
+from serving.dispatch.engine_request import Patience
+from serving.dispatch.transport import RayLinks
+from serving.ingress.ingress import Door
 
 HEARTBEAT = msgspec.msgpack.encode(Outputs(0, False, ()))
 TIERS = [{"name": "chat", "ttft_ms": 900}, {"name": "rest", "best_effort": True}]

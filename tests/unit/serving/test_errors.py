@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.messages import Decision, Verdict
-from serving.errors import ApiError, bad_request, refused, retry_after_s, unavailable
+from serving.ingress.errors import ApiError, bad_request, refused, retry_after_s, unavailable
 
 
 def refusal(reason: str = "ttft_unattainable", after_s: float = 0.0) -> Decision:

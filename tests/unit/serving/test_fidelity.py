@@ -6,7 +6,7 @@ import pytest
 from profiles.kernels import iteration_s
 from profiles.store import load_profile
 from replicas.config import ReplicaConfig
-from serving.fidelity import Machine, draw_jobs, errors, headline, tables
+from serving.loadgen.fidelity import Machine, draw_jobs, errors, headline, tables
 
 
 def machine() -> Machine:
@@ -36,7 +36,7 @@ def test_calibration_finds_the_mean_speed_and_what_is_not_iterations() -> None:
     found = machine().calibrated(probe, [(truth.simulated(probe), steps)])
     expected_s = sum(iteration_s(found.coefficients, *step[:5]) for step in steps)
     assert expected_s == pytest.approx(steps[:, 5].sum())
-    assert found.guard > 0.0
+    assert found.slack_margin > 0.0
     exact = steps.copy()
     exact[:, 5] /= spikes
     assert machine().calibrated(probe, [(truth.simulated(probe), exact)]).overhead_s == pytest.approx(0.003, abs=5e-4)

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from serving import cli_status
-from serving.fleet_tables import show_fleet, show_tiers, size_line
+from serving.cli import status as cli_status
+from serving.cli.fleet_tables import show_fleet, show_tiers, size_line
 
 ALLOCATION: dict[str, Any] = {
     "roles": "dynamic",

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from serving.asgi import Message, Receive, Send
-from serving.guard import ARRIVED, Guard, GuardConfig
+from serving.config.limits import GuardConfig
+from serving.ingress.asgi import Message, Receive, Send
+from serving.ingress.guard import ARRIVED, Guard
 
 Sent = list[Message]
 ID = (b"x-request-id", b"a" * 128)

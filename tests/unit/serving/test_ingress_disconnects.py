@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from serving.disconnects import Disconnects
+from serving.ingress.disconnects import Disconnects
 from tests.unit.serving.ingress_scene import MODEL, Ingress
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -73,7 +73,7 @@ def test_a_client_that_leaves_ends_its_request(ingress: Ingress, path: str, stre
 
 
 def test_an_application_that_does_not_end_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.disconnects.LEAVE_S", 0.05)
+    monkeypatch.setattr("serving.ingress.disconnects.LEAVE_S", 0.05)
     seen = []
 
     async def deaf(scope: Any, receive: Any, send: Any) -> None:

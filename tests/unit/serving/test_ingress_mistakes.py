@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from serving.config import AppConfig
+from serving.config.app import AppConfig
 from tests.unit.serving.ingress_scene import Ingress
 from tests.unit.serving.test_ingress_requests import schema, sound, written
 

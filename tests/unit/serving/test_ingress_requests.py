@@ -14,8 +14,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response
 
 from protocol.messages import Verdict
-from serving import vllm_server
-from serving.guard import ARRIVED
+from serving.ingress import vllm_server
+from serving.ingress.guard import ARRIVED
 from tests.unit.serving.ingress_scene import MODEL, Ingress, admitted, refused
 
 CHAT = [{"role": "user", "content": "hi"}]

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.json_body import read_json
-from serving.slo import SloError
+from serving.ingress.json_body import read_json
+from serving.request.slo import SloError
 
 VALUES, DEPTH = 1000, 64
 LONG = "1" * 25

@@ -10,9 +10,9 @@ from rich.console import Console
 
 pytest.importorskip("ray")
 
-from serving.demo import take_port
-from serving.launch import check_port_free
-from serving.local_ray import LaunchError, block_of_ports, free_port, proxy_settings, terminable
+from serving.cli.demo import take_port
+from serving.launch.launch import check_port_free
+from serving.launch.local_ray import LaunchError, block_of_ports, free_port, proxy_settings, terminable
 
 
 def pages_of(settings: dict[str, str]) -> list[int]:
@@ -51,7 +51,7 @@ def test_the_proxys_pages_have_ports_that_no_connection_gets(tmp_path: Path) -> 
 def test_the_proxys_program_is_ours(tmp_path: Path) -> None:
     program = Path(proxy_settings(tmp_path, 30001)["RAY_SERVE_HAPROXY_BINARY_PATH"])
     assert os.access(program, os.X_OK)
-    assert "serving/haproxy.py" in program.read_text()
+    assert "serving/launch/haproxy.py" in program.read_text()
 
 
 def test_a_termination_unwinds() -> None:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from protocol.messages import EngineCounts
-from serving.metrics import DoorMetrics
+from serving.ingress.metrics import DoorMetrics
 from tests.unit.serving.ingress_scene import MODEL, REPLICA_STATE, Ingress
 
 COUNTS = EngineCounts(3, 2, 1, 900, 70, 800, 640)

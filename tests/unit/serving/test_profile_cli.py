@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from profiles.store import builtin_names, load_profile
-from serving.profile_cli import app
+from serving.cli.profile import app
 
 RUNNER = CliRunner()
 no_extra = pytest.mark.skipif(

@@ -6,7 +6,7 @@ import numpy as np
 
 from profiles.batch import compositions, measurements
 from profiles.store import load_profile
-from serving.profile_report import plot_fit
+from serving.cli.profile_report import plot_fit
 
 
 def test_the_picture_is_a_png_that_changes_with_the_measurements(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from profiles.measured import Sample
 from profiles.model import RooflineModel
 from profiles.store import load_profile
 from replicas.config import ReplicaConfig
-from serving.profile_run import SAMPLES, RunError, fit, measure
+from serving.cli.profile_run import SAMPLES, RunError, fit, measure
 
 COEFFICIENTS = np.array([2e-4, 4e-3, 2e-4, 4e-3, 6e-7, 8e-8, 3e-5, 0.0])
 LIMITS = EngineLimits(16_384, 2048, 1024, 17, 32)

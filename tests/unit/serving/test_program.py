@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from serving.program import Program, read_program
-from serving.slo import SloError
+from serving.request.program import Program, read_program
+from serving.request.slo import SloError
 
 
 def body(**program: Any) -> dict[str, Any]:

@@ -7,9 +7,9 @@ import pytest
 
 from protocol.messages import Delta, Outputs, Rejection, Slo, Submission
 from replicas.engine import EngineFailure
-from serving import quarantine
-from serving.jobs import Job
-from serving.ticket import Ticket
+from serving.dispatch import quarantine
+from serving.dispatch.engine_request import Job
+from serving.request.state import Ticket
 from tests.unit.serving.dispatch_scene import STEADY, Scene, play, until
 
 INNOCENT = tuple(f"i{k}" for k in range(12))

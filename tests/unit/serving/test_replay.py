@@ -14,11 +14,12 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from serving import cli, replay
-from serving.replay import ReplayOptions
-from serving.replay_client import Status
-from serving.workload_mix import parse_mix
-from serving.workload_trace import Trace, WorkloadError, synthetic_trace
+from serving.cli import commands as cli
+from serving.loadgen import replay
+from serving.loadgen.client import Status
+from serving.loadgen.mix import parse_mix
+from serving.loadgen.replay import ReplayOptions
+from serving.loadgen.trace import Trace, WorkloadError, synthetic_trace
 from tests.unit.serving.replay_server import (
     TOKENS_PER_CHUNK,
     FakeServer,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.replay_stream import StreamReader
+from serving.loadgen.stream import StreamReader
 
 
 def chunk(upto: int | None, text: str = "a", finish: str | None = None, **more: Any) -> dict[str, Any]:

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from serving.replay_client import Record, Status
-from serving.replay_stream import SloEcho
-from serving.replay_summary import headline, summarize
-from serving.workload_mix import SloClass
+from serving.loadgen.client import Record, Status
+from serving.loadgen.mix import SloClass
+from serving.loadgen.stream import SloEcho
+from serving.loadgen.summary import headline, summarize
 
 CHAT = SloClass("chat", ttft_ms=500.0, tpot_ms=100.0)
 BULK = SloClass("bulk", best_effort=True)

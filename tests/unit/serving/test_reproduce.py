@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.reproduce import run_experiment
+from serving.cli.reproduce import run_experiment
 from simulation.experiments import registry
 from simulation.experiments.registry import Experiment, Task
 

@@ -8,7 +8,7 @@ from replicas.config import controller_name
 from tests.unit.serving.ingress_scene import MODEL, Ingress
 
 pytest.importorskip("ray")
-from serving.door import within_prefix
+from serving.ingress.ingress import within_prefix
 
 
 def below(root: str, path: str) -> tuple[str, str]:

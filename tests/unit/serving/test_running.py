@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.running import announced, dashboard_or, folder, running, url_or
+from serving.launch.running import announced, dashboard_or, folder, running, url_or
 
 URL, DASHBOARD = "http://127.0.0.1:9000", "http://127.0.0.1:9001"
 

@@ -8,8 +8,8 @@ import yaml
 
 from controller.allocation import AllocationOptions
 from controller.scaling import ScalingOptions
-from serving.config import IMPORT_PATH, AppConfig, read_serve_file
-from serving.strict import ConfigError
+from serving.config.app import IMPORT_PATH, AppConfig, read_serve_file
+from serving.config.base import ConfigError
 
 
 @pytest.mark.parametrize(

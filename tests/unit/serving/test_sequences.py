@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from serving.limits import LimitsConfig, check_document
-from serving.sequences import expected_sequences
-from serving.slo import SloError
+from serving.config.limits import LimitsConfig
+from serving.ingress.limits import check_document
+from serving.ingress.sequences import expected_sequences
+from serving.request.slo import SloError
 
 HELLO = [{"role": "user", "content": "hello"}]
 

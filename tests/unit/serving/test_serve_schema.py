@@ -8,8 +8,8 @@ import yaml
 
 pytest.importorskip("ray")
 
-from serving.launch import read_document
-from serving.strict import ConfigError
+from serving.config.base import ConfigError
+from serving.launch.launch import read_document
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from serving.cli import main
-from serving.scenario import read_scenario
-from serving.strict import ConfigError
+from serving.cli.commands import main
+from serving.cli.scenario import read_scenario
+from serving.config.base import ConfigError
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "scenarios"
 SMALL = """

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.tiers import Tier, TierTable
-from serving.slo import SloError, TierIndex, resolve, strip_body
+from serving.request.slo import SloError, TierIndex, resolve, strip_body
 
 INF = math.inf
 TIERS = (

@@ -3,7 +3,7 @@
 import pytest
 
 from protocol.messages import Decision, Slo, Verdict
-from serving.ticket import Ticket
+from serving.request.state import Ticket
 
 
 @pytest.mark.parametrize(

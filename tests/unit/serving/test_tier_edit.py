@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from serving.config import IMPORT_PATH
-from serving.local_ray import LaunchError
-from serving.strict import ConfigError
-from serving.tier_edit import deployed_document, read_settings, remove_tier, set_tier
+from serving.config.app import IMPORT_PATH
+from serving.config.base import ConfigError
+from serving.launch.local_ray import LaunchError
+from serving.launch.tier_edit import deployed_document, read_settings, remove_tier, set_tier
 
 TABLE: dict[str, Any] = {
     "version": 3,

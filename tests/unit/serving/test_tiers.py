@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from serving.slo import resolve
-from serving.strict import ConfigError
-from serving.tiers import TierTableConfig
+from serving.config.base import ConfigError
+from serving.config.tiers import TierTableConfig
+from serving.request.slo import resolve
 
 INTERACTIVE = {"name": "interactive", "ttft_ms": 500, "tpot_ms": 50, "replicas": 1, "max_wait_ms": 4000}
 REPORT = {"name": "report", "e2e_ms": 60000, "unattainable": "refuse", "output_tokens": 900}

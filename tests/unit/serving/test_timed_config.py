@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from serving.config import AppConfig
-from serving.strict import ConfigError
+from serving.config.app import AppConfig
+from serving.config.base import ConfigError
 
 H200 = "h200_sxm__llama-3.1-8b"
 TIMED = {"device": "timed"}

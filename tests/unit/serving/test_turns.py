@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from serving.turns import Turns
+from serving.ingress.turns import Turns
 from tests.unit.serving.dispatch_scene import until
 
 Play = Callable[[Turns, threading.Event, list[str]], Awaitable[None]]

@@ -8,10 +8,10 @@ from vllm import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from serving import engine_args
-from serving.engine_config import ModelConfig
-from serving.strict import ConfigError
-from serving.vllm_arguments import command_line
+from serving.config import engine_args
+from serving.config.base import ConfigError
+from serving.config.engine import ModelConfig
+from serving.config.vllm_arguments import command_line
 
 
 def parsed(server_args: dict[str, Any], **model: Any) -> Any:

@@ -9,9 +9,10 @@ pytest.importorskip("vllm")
 
 from vllm.sampling_params import StructuredOutputsParams
 
-from serving.limits import LimitsConfig, check_document
-from serving.slo import SloError
-from serving.vllm_grammar import may_recur, says_nothing
+from serving.config.limits import LimitsConfig
+from serving.ingress.limits import check_document
+from serving.ingress.vllm_grammar import may_recur, says_nothing
+from serving.request.slo import SloError
 
 CHOICES = " | ".join(json.dumps(f"{i} ::= root : $re") for i in range(5000))
 
@@ -47,7 +48,7 @@ def test_grammar_without_beginning_says_nothing(kind: dict[str, str]) -> None:
 
 
 def test_thousands_of_choices_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.vllm_grammar._compiler", lambda: pytest.fail("compiled"))
+    monkeypatch.setattr("serving.ingress.vllm_grammar._compiler", lambda: pytest.fail("compiled"))
     assert not says_nothing(constraint(json=json.dumps({"enum": [str(i) * 20 for i in range(5000)]})))
     assert not says_nothing(constraint(grammar=f"root ::= {CHOICES}"))
 

@@ -12,9 +12,9 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine import EngineCoreRequest
 
 from protocol.messages import Slo
-from serving.middleware import GENERATING
-from serving.ticket import Ticket
-from serving.vllm_server import ROUTES, TASKS, to_job
+from serving.ingress.middleware import GENERATING
+from serving.ingress.vllm_server import ROUTES, TASKS, to_job
+from serving.request.state import Ticket
 
 
 def request(tokens: list[int], salt: str | None = None, lora: LoRARequest | None = None) -> EngineCoreRequest:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving.workload_mix import (
+from serving.loadgen.mix import (
     NO_SLO,
     SloClass,
     default_classes,
@@ -17,7 +17,7 @@ from serving.workload_mix import (
     tiers_of_status,
     with_tier_figures,
 )
-from serving.workload_trace import Trace, WorkloadError, synthetic_trace
+from serving.loadgen.trace import Trace, WorkloadError, synthetic_trace
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 

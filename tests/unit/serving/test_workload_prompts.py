@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from serving.workload_prompts import prompt_maker
-from serving.workload_trace import Trace
+from serving.loadgen.prompts import prompt_maker
+from serving.loadgen.trace import Trace
 
 
 def trace(blocks: list[tuple[int, ...]] | None) -> Trace:

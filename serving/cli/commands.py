@@ -1,0 +1,193 @@
+"""The ``polyslo`` command. Commands import what they need when they run, so that ``--help`` stays instant."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from serving.cli import fleet as cli_fleet
+from serving.cli.fleet import Url
+from serving.launch.running import url_or
+
+app = typer.Typer(
+    help="Serve one LLM to many kinds of users, each with their own latency objective.",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+DEBUG = "POLYSLO_DEBUG"  # set it to see where an error came from
+
+
+@app.command()
+def serve(
+    config: Annotated[Path, typer.Argument(help="Serve configuration.")] = Path("serve.yaml"),
+    address: Annotated[str | None, typer.Option(help="Ray cluster to use; without it a local one is started.")] = None,
+    port: Annotated[int | None, typer.Option(help="HTTP port, in place of the configuration's.")] = None,
+) -> None:
+    """Deploy the application and stay up until Ctrl-C."""
+    from serving.launch import launch
+
+    launch.up(config, address=address, port=port)
+
+
+@app.command()
+def demo(
+    once: Annotated[bool, typer.Option("--once", help="Stop after the sample workload instead of staying up.")] = False,
+) -> None:
+    """Serve a tiny model on two local replicas and show a mixed workload on it."""
+    from serving.cli.demo import run
+
+    run(once)
+
+
+@app.command()
+def status(
+    url: Url = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the server's JSON as it is.")] = False,
+) -> None:
+    """Show tiers, replicas, load and attainment."""
+    from serving.cli import status as cli_status
+    from serving.launch.status import fetch
+
+    cli_status.show(fetch(url_or(url)), as_json)
+
+
+app.add_typer(cli_fleet.tiers, name="tiers")
+app.command()(cli_fleet.fleet)
+
+
+@app.command()
+def replay(
+    trace: Annotated[Path, typer.Argument(help="Trace: parquet, or CSV with the same columns.")],
+    url: Url = None,
+    model: Annotated[str | None, typer.Option(help="Model to ask for; the server's first without it.")] = None,
+    slo_mix: Annotated[Path | None, typer.Option(help="YAML file with the SLOs to draw from.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of prompts, SLOs and drawn arrivals.")] = 0,
+    rate_scale: Annotated[float, typer.Option(help="Arrivals this many times as fast.")] = 1.0,
+    length_scale: Annotated[float, typer.Option(help="Prompts and outputs this many times as long.")] = 1.0,
+    max_requests: Annotated[int | None, typer.Option(help="Only the first requests of the trace.")] = None,
+    duration: Annotated[float | None, typer.Option(help="Only arrivals of the first seconds, after scaling.")] = None,
+    poisson: Annotated[float | None, typer.Option(help="Draw Poisson arrivals of this rate per second.")] = None,
+    concurrency_limit: Annotated[
+        int | None, typer.Option(help="Most requests in flight; waiting for a slot counts as latency.")
+    ] = None,
+    grace: Annotated[float, typer.Option(help="Seconds to wait for answers after the last arrival.")] = 120.0,
+    vocab: Annotated[str, typer.Option(help="Range LOW:HIGH of the prompts' token ids.")] = "10:200",
+    temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 0.0,
+    json_out: Annotated[Path | None, typer.Option("--json", help="Write the result file here.")] = None,
+    records: Annotated[Path | None, typer.Option(help="Write every request to this parquet file.")] = None,
+) -> None:
+    """Replay a trace against a server in an open loop and report attainment per class of SLO."""
+    from serving.loadgen import replay as player
+
+    for path in (json_out, records):
+        if path is not None and not path.parent.is_dir():
+            raise typer.BadParameter(f"{path}: its folder does not exist")
+    options = player.ReplayOptions(
+        trace=trace,
+        url=url_or(url),
+        model=model,
+        slo_mix=slo_mix,
+        seed=seed,
+        rate_scale=rate_scale,
+        length_scale=length_scale,
+        max_requests=max_requests,
+        duration_s=duration,
+        poisson_per_s=poisson,
+        concurrency_limit=concurrency_limit,
+        grace_s=grace,
+        vocabulary=_vocabulary(vocab),
+        temperature=temperature,
+    )
+    raise typer.Exit(player.replay_and_report(options, json_out, records))
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+)
+def profile(context: typer.Context) -> None:
+    """Measure, fit, import and inspect performance profiles."""
+    from serving.cli import profile as profile_cli
+
+    outcome = profile_cli.app(args=context.args or ["--help"], prog_name="polyslo profile", standalone_mode=False)
+    raise typer.Exit(outcome if isinstance(outcome, int) else 0)
+
+
+def _simulator(command: str, context: typer.Context) -> None:
+    """Hand a command line to ``serving.cli.simulate``, whose imports take a second."""
+    from serving.cli import simulate as simulate_cli
+
+    inner = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    inner.command()(getattr(simulate_cli, command))
+    outcome = inner(args=context.args, prog_name=f"polyslo {command}", standalone_mode=False)
+    raise typer.Exit(outcome if isinstance(outcome, int) else 0)
+
+
+_PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+@app.command(context_settings=_PASSED_ON, add_help_option=False)
+def bench(context: typer.Context) -> None:
+    """vLLM's own benchmark client: bench serve --backend openai-chat --goodput ttft:500 tpot:50 ..."""
+    from serving.cli import bench as vllm_bench
+
+    raise typer.Exit(vllm_bench.run(context.args or ["--help"]))
+
+
+@app.command(context_settings=_PASSED_ON, add_help_option=False)
+def simulate(context: typer.Context) -> None:
+    """Run a scenario in virtual time: who would get what."""
+    _simulator("simulate", context)
+
+
+@app.command(context_settings=_PASSED_ON, add_help_option=False)
+def plan(context: typer.Context) -> None:
+    """How many replicas a workload needs, of which GPU, at what cost."""
+    _simulator("plan", context)
+
+
+@app.command(context_settings=_PASSED_ON, add_help_option=False)
+def reproduce(context: typer.Context) -> None:
+    """Reproduce the papers' tables."""
+    _simulator("reproduce", context)
+
+
+def _vocabulary(text: str) -> tuple[int, int]:
+    low, _, high = text.partition(":")
+    if not (low.isdigit() and high.isdigit()):
+        raise typer.BadParameter(f"--vocab: must be LOW:HIGH, got {text!r}")
+    return int(low), int(high)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; the exit status. Errors are one line on stderr and status 2."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        outcome: Any = app(args=arguments or ["--help"], prog_name="polyslo", standalone_mode=False)
+    except typer.TyperException as error:
+        return _fail(_usage_message(error), error)
+    except (typer.Abort, KeyboardInterrupt):
+        return 130
+    except (ValueError, OSError) as error:
+        return _fail(str(error) or type(error).__name__, error)
+    return outcome if isinstance(outcome, int) else 0
+
+
+def _usage_message(error: Exception) -> str:
+    describe = getattr(error, "format_message", None)
+    return describe() if describe else str(error)
+
+
+def _fail(message: str, error: Exception) -> int:
+    if os.environ.get(DEBUG):
+        raise error
+    print(f"polyslo: error: {' '.join(message.split())}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

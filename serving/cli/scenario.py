@@ -1,0 +1,190 @@
+"""Scenario files of ``polyslo simulate`` and ``polyslo plan``: what is in them, and the jobs they stand for."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import yaml
+from pydantic import Field, model_validator
+
+from controller.options import FleetOptions
+from profiles.profile import Profile
+from routing.policy import make_routing, routing_names
+from serving.config.base import ConfigError, Section
+from simulation import arrivals
+from simulation.jobs import NO_EDGES
+from simulation.lengths import from_statistics
+from simulation.scenarios import CODE, CONV, SCENARIOS, make_scenario
+from simulation.systems import BASELINES, PLANNER, FleetOf, System
+from simulation.traces import Trace, read_trace
+from simulation.workloads import Change, ServiceClass, closed_loop, from_trace, open_loop, read_calls
+
+SYSTEMS = {system.name: system for system in (PLANNER, *BASELINES)}
+BALANCERS = tuple(name for name in routing_names() if not make_routing(name).checks_admission)
+CONTROLLED = ("controller", *(name for name in routing_names() if make_routing(name).checks_admission))
+ROUTINGS = ("kernel", *CONTROLLED, *BALANCERS)
+
+
+class ClassSection(Section):
+    """A class of service and its share of the requests."""
+
+    name: str
+    share: float = Field(default=1.0, ge=0)
+    ttft_ms: float | None = Field(default=None, gt=0)
+    tpot_ms: float | None = Field(default=None, gt=0)
+    e2e_ms: float | None = Field(default=None, gt=0)
+    best_effort: bool = False
+    replicas: int = Field(default=0, ge=0)  # that it has to itself, where the controller routes
+
+    def to_class(self) -> ServiceClass:
+        ttft_s, tpot_s, e2e_s = (
+            np.inf if ms is None else ms / 1000 for ms in (self.ttft_ms, self.tpot_ms, self.e2e_ms)
+        )
+        return ServiceClass(self.name, self.share, ttft_s, tpot_s, e2e_s, self.best_effort)
+
+
+class ChangeSection(Section):
+    """From a part of the run on (0 to 1, by requests), other shares of the classes, in their order."""
+
+    at: float = Field(ge=0, le=1)
+    shares: list[float]
+
+
+class ArrivalsSection(Section):
+    """When requests arrive, always at the scenario's mean rate."""
+
+    SHORT = "kind"
+    kind: Literal["poisson", "gamma", "trace"] = "poisson"
+    cv: float = Field(default=1.0, gt=0)  # of gamma
+    trace: str = ""  # whose arrivals give the shape; default: the workload's own
+
+
+class WorkloadSection(Section):
+    """One of: a scenario of SLOs-Serve by name, a trace, or lengths from statistics."""
+
+    slos_serve: str = ""
+    trace: str = ""
+    closed_loop: bool = False  # sessions of the trace as programs, with its recorded tool times
+    prompt: dict[str, float] = Field(default_factory=dict)  # statistics: mean, std and p99, or percentiles
+    output: dict[str, float] = Field(default_factory=dict)
+    arrivals: ArrivalsSection = ArrivalsSection()
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "WorkloadSection":
+        sources = [bool(self.slos_serve), bool(self.trace), bool(self.prompt and self.output)]
+        if sum(sources) != 1:
+            raise ValueError("give exactly one of slos_serve, trace, or prompt with output")
+        if self.slos_serve and self.slos_serve not in SCENARIOS:
+            raise ValueError(f"slos_serve: unknown {self.slos_serve!r}, known: {', '.join(SCENARIOS)}")
+        return self
+
+
+class Scenario(Section):
+    """A simulation: hardware, system, workload, classes of service."""
+
+    name: str = "scenario"
+    profile: str
+    replicas: int = Field(default=1, ge=1, le=1024)
+    system: str = "planner"
+    routing: str = "kernel"  # with several replicas
+    prefix_affinity: float = Field(default=0.0, ge=0)  # where the controller routes
+    requests: int = Field(default=2000, ge=10)
+    rates_per_s: list[float] = Field(default_factory=lambda: [1.0], min_length=1)
+    seeds: list[int] = Field(default_factory=lambda: [1], min_length=1)
+    workload: WorkloadSection
+    classes: list[ClassSection] = Field(default_factory=list)
+    changes: list[ChangeSection] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _known_names(self) -> "Scenario":
+        if self.system not in SYSTEMS:
+            raise ValueError(f"system: unknown {self.system!r}, known: {', '.join(SYSTEMS)}")
+        if self.routing not in ROUTINGS:
+            raise ValueError(f"routing: unknown {self.routing!r}, known: {', '.join(ROUTINGS)}")
+        if self.routing not in CONTROLLED and (self.prefix_affinity or any(c.replicas for c in self.classes)):
+            raise ValueError(f"routing: affinity and replicas of classes need the controller: {', '.join(CONTROLLED)}")
+        if not self.classes and not self.workload.slos_serve:
+            raise ValueError("classes: at least one is needed")
+        return self
+
+    def chosen_system(self) -> System:
+        """The system on as many replicas as asked for."""
+        return replace(SYSTEMS[self.system], replicas=self.replicas)
+
+    def fleet(self, trace: Trace | None) -> FleetOf:
+        """The same under the live controller's fleet, by the routing policy asked for."""
+        routing = FleetOptions().routing if self.routing == "controller" else self.routing
+        split = tuple(section.replicas for section in self.classes if not section.best_effort)
+        return FleetOf(
+            routing,
+            admits=SYSTEMS[self.system].admits,
+            replicas=self.replicas,
+            routing=routing,
+            split=split if any(split) else (),
+            prefix_affinity=self.prefix_affinity,
+            trace=trace,
+        )
+
+
+def read_scenario(path: Path) -> Scenario:
+    """Read and check a scenario file; raises ``ConfigError`` naming every field that is wrong."""
+    try:
+        settings: Any = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not YAML ({str(error).splitlines()[0]})") from None
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{path}: must hold keys and values")
+    try:
+        return Scenario.read(settings)
+    except ConfigError as error:
+        raise ConfigError("\n".join(f"{path}: {line}" for line in str(error).splitlines())) from None
+
+
+def trace_of(scenario: Scenario, traces: Path) -> Trace | None:
+    """The trace that the workload names, from a path or from the folder of traces."""
+    name = scenario.workload.trace
+    return read_trace(trace_path(name, traces)) if name else None
+
+
+def trace_path(name: str, traces: Path) -> Path:
+    """A path as it is, or a name in the folder of traces."""
+    path = Path(name)
+    return path if path.suffix else traces / f"{name}.parquet"
+
+
+def make_jobs(
+    scenario: Scenario, trace: Trace | None, traces: Path, profile: Profile, rate: float, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The jobs of a scenario at one rate, and the edges of their programs (EDGE) where these are not chains."""
+    if scenario.workload.slos_serve:
+        shapes = {name: read_trace(trace_path(name, traces)).arrival_s for name in (CONV, CODE)}
+        name, requests = scenario.workload.slos_serve, scenario.requests
+        return make_scenario(name, shapes, profile.coefficients, rate, requests, seed), NO_EDGES
+    classes = [section.to_class() for section in scenario.classes]
+    changes = [Change(section.at, tuple(section.shares)) for section in scenario.changes]
+    streams = np.random.default_rng(seed).spawn(2)
+    if trace is not None and scenario.workload.closed_loop:
+        calls, sessions = read_calls(trace_path(scenario.workload.trace, traces), trace), scenario.requests
+
+        def start_s(rng: np.random.Generator, count: int) -> np.ndarray:
+            return arrivals.poisson_s(rng, count, rate)
+
+        return closed_loop(streams[0], trace, calls, sessions, start_s, classes[0])
+    arrival_s = _arrivals_s(scenario, trace, traces, streams[0], rate)
+    if trace is not None:
+        return from_trace(streams[1], trace, scenario.requests, arrival_s, classes, changes), NO_EDGES
+    prompt, output = from_statistics(scenario.workload.prompt), from_statistics(scenario.workload.output)
+    return open_loop(streams[1], arrival_s, prompt, output, classes, changes), NO_EDGES
+
+
+def _arrivals_s(
+    scenario: Scenario, trace: Trace | None, traces: Path, rng: np.random.Generator, rate: float
+) -> np.ndarray:
+    wanted = scenario.workload.arrivals
+    if wanted.kind != "trace":
+        return arrivals.gamma_s(rng, scenario.requests, rate, wanted.cv if wanted.kind == "gamma" else 1.0)
+    shape = read_trace(trace_path(wanted.trace, traces)) if wanted.trace else trace
+    if shape is None or not len(shape.arrival_s):
+        raise ConfigError("workload.arrivals: needs a trace that has arrivals")
+    return arrivals.shaped_s(rng, shape.arrival_s, scenario.requests, rate)

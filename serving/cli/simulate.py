@@ -1,0 +1,267 @@
+"""``polyslo simulate``, ``polyslo plan`` and ``polyslo reproduce``: what a fleet would do, before it is rented."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from profiles.profile import Profile
+from profiles.store import load_profile
+from serving.cli import scenario as scenarios
+from serving.cli import simulate_plots
+from serving.cli.reproduce import run_experiment
+from serving.tables import table_console
+from simulation.capacity import median_and_spread
+from simulation.experiments.registry import experiment, experiment_names
+from simulation.loop import Dispatcher, Simulation
+from simulation.metrics import Window, summarize
+from simulation.placement import PlacedFleet, Routed
+from simulation.planning_ahead import replicas_needed
+from simulation.prefix_cache import PrefixCache
+from simulation.traces import Trace
+
+console = table_console(0)
+DEFAULT_TRACES = Path("../shared/traces")
+
+Traces = Annotated[Path, typer.Option("--traces", help="folder with traces, by name")]
+JsonOut = Annotated[Path | None, typer.Option("--json", help="write the result here")]
+
+
+def _progress() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True), transient=True)
+
+
+def simulate(
+    path: Annotated[Path, typer.Argument(metavar="SCENARIO", help="scenario file (YAML)")],
+    traces: Traces = DEFAULT_TRACES,
+    json_out: JsonOut = None,
+    plots: Annotated[Path | None, typer.Option(help="folder for pictures")] = None,
+) -> None:
+    """Run a scenario in virtual time: who would get what."""
+    asked = scenarios.read_scenario(path)
+    profile, trace = load_profile(asked.profile), scenarios.trace_of(asked, traces)
+    points, last = [], None
+    with _progress() as bar:
+        runs = [(rate, seed) for rate in asked.rates_per_s for seed in asked.seeds]
+        for rate, seed in runs:
+            jobs, edges = scenarios.make_jobs(asked, trace, traces, profile, rate, seed)
+            task = bar.add_task(f"{rate:g} req/s, seed {seed}", total=len(jobs))
+            started_s = time.perf_counter()
+            sampled: list[tuple[float, list[int]]] = []
+
+            def show(done: int, task: TaskID = task) -> None:
+                bar.update(task, completed=done)
+
+            last = _run(asked, profile, jobs, edges, trace, seed, show, sampled)
+            figures = summarize(last.jobs, last.records, last.engines.state, Window.of(last.jobs))
+            points.append({"rate_per_s": rate, "seed": seed, **figures, "wall_s": time.perf_counter() - started_s})
+            if plots is not None and (rate, seed) == runs[-1]:
+                simulate_plots.latencies(last, plots / f"{asked.name}-latency.png")
+                simulate_plots.load(sampled, plots / f"{asked.name}-load.png")
+    names = [section.name for section in asked.classes]
+    console.print(_simulate_table(asked.name, points, names))
+    if plots is not None:
+        simulate_plots.attainment(points, names, plots / f"{asked.name}-attainment.png")
+    if json_out is not None:
+        result = {"name": f"simulate-{asked.name}", "config": asked.model_dump(), "seeds": asked.seeds}
+        headline = {"attainment": float(np.median([p["attainment"]["dslo"] for p in points]))}
+        json_out.write_text(json.dumps({**result, "headline": headline, "points": points}, indent=1) + "\n")
+
+
+def _dispatcher(
+    asked: scenarios.Scenario, profile: Profile, jobs: np.ndarray, trace: Trace | None, seed: int
+) -> Dispatcher:
+    system = asked.chosen_system()
+    if asked.routing in scenarios.CONTROLLED:
+        return asked.fleet(trace).dispatcher(profile, jobs, seed)
+    if asked.replicas == 1:
+        return system.dispatcher(profile, jobs, seed)
+    if asked.routing == "kernel" and system.admits:
+        return PlacedFleet()
+    return Routed("round_robin" if asked.routing == "kernel" else asked.routing, seed)
+
+
+def _run(
+    asked: scenarios.Scenario,
+    profile: Profile,
+    jobs: np.ndarray,
+    edges: np.ndarray,
+    trace: Trace | None,
+    seed: int,
+    show: Callable[[int], None],
+    sampled: list[tuple[float, list[int]]],
+) -> Simulation:
+    """One run; calls ``show`` and samples the load of the replicas now and then."""
+    system = asked.chosen_system()
+    prefixes = PrefixCache(trace, jobs, asked.replicas) if trace is not None and len(trace.blocks) else None
+    dispatcher = _dispatcher(asked, profile, jobs, trace, seed)
+    simulation = Simulation(jobs, system.engines(profile, seed), dispatcher, prefixes=prefixes, edges=edges)
+    calls, every = 0, max(1, len(jobs) // 400)
+
+    def watch(running: Simulation) -> bool:
+        nonlocal calls
+        calls += 1
+        if calls % every == 0:
+            show(len(jobs) - running.left)
+            sampled.append((running.now_s, running.engines.state["count"].tolist()))
+        return False
+
+    simulation.run(watch)
+    show(len(jobs) - simulation.left)
+    return simulation
+
+
+def _simulate_table(name: str, points: list[dict[str, Any]], names: list[str]) -> Table:
+    table = Table(title=name)
+    latency = ("TTFT p50/p95/p99 ms", "TPOT p50/p95/p99 ms")
+    for column in ("req/s", "seed", "attained", "by class", "refused", *latency, "tok/s"):
+        table.add_column(column)
+    for point in points:
+        by_class = ", ".join(f"{_label(names, tier)} {share:.3f}" for tier, share in point["by_tier"].items())
+        latencies = ("/".join(f"{1000 * v:.0f}" for v in point[name].values()) for name in ("ttft_s", "tpot_s"))
+        figures = (f"{point['attainment']['dslo']:.3f}", by_class, f"{point['refused']:.3f}", *latencies)
+        table.add_row(f"{point['rate_per_s']:g}", str(point["seed"]), *figures, f"{point['output_tokens_per_s']:.0f}")
+    return table
+
+
+def _label(names: list[str], tier: int) -> str:
+    return names[tier] if tier < len(names) else f"tier {tier}"
+
+
+def plan(
+    path: Annotated[Path, typer.Argument(metavar="SCENARIO", help="scenario file (YAML) whose trace is planned for")],
+    target: Annotated[float, typer.Option(min=0.01, max=0.999, help="attainment that every class must reach")] = 0.95,
+    profile: Annotated[list[str] | None, typer.Option(help="GPU kinds to compare; default: the scenario's")] = None,
+    price: Annotated[list[float] | None, typer.Option(help="price per GPU-hour of each of them")] = None,
+    apart: Annotated[bool, typer.Option("--apart", help="also plan a fleet of its own for each class")] = False,
+    traces: Traces = DEFAULT_TRACES,
+    json_out: JsonOut = None,
+) -> None:
+    """How many replicas a workload needs, of which GPU, at what cost per attained request."""
+    asked = scenarios.read_scenario(path)
+    trace, points = scenarios.trace_of(asked, traces), []
+    kinds = profile or [asked.profile]
+    prices = price or [1.0] * len(kinds)
+    if len(prices) != len(kinds):
+        raise ValueError(f"--price: needs one for each of {len(kinds)} profiles, got {len(prices)}")
+    with _progress() as bar:
+        for kind, hourly in zip(kinds, prices, strict=True):
+            loaded = load_profile(kind)
+            for rate in asked.rates_per_s:
+                for who, number in _groups(asked, apart):
+                    points.append(_need(asked, loaded, trace, traces, rate, who, number, target, hourly, bar))
+    console.print(_plan_table(points, target))
+    if json_out is not None:
+        result = {"name": f"plan-{asked.name}", "config": {**asked.model_dump(), "target": target}}
+        keys = [f"replicas {p['profile']} {p['class']} {p['rate_per_s']:g}" for p in points]
+        headline = {key: p["replicas"]["median"] for key, p in zip(keys, points, strict=True)}
+        json_out.write_text(json.dumps({**result, "seeds": asked.seeds, "headline": headline, "points": points}) + "\n")
+
+
+def _groups(asked: scenarios.Scenario, apart: bool) -> list[tuple[str, int]]:
+    """All classes together, then each one by itself."""
+    own = [(section.name, number) for number, section in enumerate(asked.classes) if not section.best_effort]
+    return [("all", -1), *(own if apart else [])]
+
+
+def _need(
+    asked: scenarios.Scenario,
+    profile: Profile,
+    trace: Trace | None,
+    traces: Path,
+    rate: float,
+    who: str,
+    number: int,
+    target: float,
+    hourly: float,
+    bar: Progress,
+) -> dict[str, Any]:
+    """Replicas and cost for one group of classes, median and spread over seeds."""
+    replicas, costs, attainments = [], [], []
+    for seed in asked.seeds:
+        jobs, edges = scenarios.make_jobs(asked, trace, traces, profile, rate, seed)
+        if number >= 0:
+            jobs = _only(jobs, number)
+        task = bar.add_task(f"{profile.name} {who} {rate:g} req/s, seed {seed}", total=None)
+        count, attainment, cost = replicas_needed(jobs, profile, target, hourly / 3600.0, edges=edges)
+        bar.remove_task(task)
+        replicas.append(float(count))
+        attainments.append(attainment)
+        costs.append(cost)
+    found = {"profile": profile.name, "class": who, "rate_per_s": rate, "replicas": median_and_spread(replicas)}
+    return {**found, "attainment": median_and_spread(attainments), "cost_per_request": median_and_spread(costs)}
+
+
+def _only(jobs: np.ndarray, number: int) -> np.ndarray:
+    """Jobs of one class alone; only for workloads of single requests."""
+    own = jobs[jobs["tier"] == number].copy()
+    own["program"] = np.arange(len(own))
+    return own
+
+
+def _plan_table(points: list[dict[str, Any]], target: float) -> Table:
+    table = Table(title=f"replicas for {target:.0%} attainment in every class")
+    for column in ("profile", "class", "req/s", "replicas (over seeds)", "attainment", "cost per attained request"):
+        table.add_column(column)
+    for p in points:
+        count, cost = p["replicas"], p["cost_per_request"]["median"]
+        seen = f"{count['median']:.0f} ({count['low']:.0f} to {count['high']:.0f})" if count["median"] else "none"
+        share = f"{p['attainment']['median']:.3f}"
+        table.add_row(p["profile"], p["class"], f"{p['rate_per_s']:g}", seen, share, f"{cost:.3g}")
+    return table
+
+
+def reproduce(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="experiments; default: all")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="a smaller version of each")] = False,
+    json_out: JsonOut = None,
+    traces: Traces = DEFAULT_TRACES,
+    processes: Annotated[int, typer.Option(min=1, help="processes to use")] = 2,
+    minutes: Annotated[float, typer.Option(help="start no point after so long; run again for the rest")] = math.inf,
+) -> None:
+    """Reproduce the papers' tables; an interrupted run goes on where it was."""
+    deadline_s = time.monotonic() + 60.0 * minutes
+    wanted = names or experiment_names()
+    if json_out is not None and len(wanted) > 1:
+        raise ValueError("--json: names one file, so name one experiment")
+    for name in wanted:
+        title = experiment(name).title
+        out = json_out or Path("docs/results") / f"{name}{'-quick' if quick else ''}.json"
+        with _progress() as bar:
+            task = bar.add_task(name, total=None)
+
+            def report(done: int, total: int, last: str, name: str = name, task: Any = task) -> None:
+                bar.update(task, completed=done, total=total, description=f"{name} {last}")
+
+            result = run_experiment(
+                name,
+                quick=quick,
+                traces=traces,
+                out=out,
+                processes=processes,
+                report=report,
+                may_start=lambda: time.monotonic() < deadline_s,
+            )
+        if result["missing"]:
+            console.print(f"{name}: out of time, run again for the other {len(result['missing'])} points")
+        table = Table("figure", "value", title=title)
+        for key, value in result["headline"].items():
+            table.add_row(key, f"{value:g}")
+        console.print(table)
+        if name == "slos-serve":
+            systems = ["vllm-2048", "vllm-whole", "sarathi", "edf-shed", "planner"]
+            simulate_plots.capacities(result["points"], systems, out.with_suffix(".png"))
+        elif name in ("polyserve", "polyserve-burst") and result["points"]:
+            simulate_plots.goodput(result["points"], out.with_suffix(".png"))
+        console.print(f"wrote {out}")

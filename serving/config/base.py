@@ -1,0 +1,61 @@
+"""Strict sections of a configuration: what is unknown or impossible is an error that names the field's path."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from serving.suggest import suggest
+
+
+class ConfigError(ValueError):
+    """What is wrong with a configuration, one line per field, each starting with the field's path."""
+
+
+class Section(BaseModel):
+    """A part of the configuration; where ``SHORT`` is set, a plain string stands for that one field."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    SHORT: ClassVar[str] = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_short(cls, value: Any) -> Any:
+        return {cls.SHORT: value} if cls.SHORT and isinstance(value, str) else value
+
+    @classmethod
+    def read(cls, settings: Any) -> Self:
+        """The section from plain YAML values.
+
+        Raises:
+            ConfigError: naming every field that is wrong; for an unknown key also the nearest known one.
+        """
+        try:
+            return cls.model_validate({} if settings is None else settings)
+        except ValidationError as error:
+            raise ConfigError("\n".join(_explain(cls, e) for e in error.errors(include_url=False))) from None
+
+
+def _explain(root: type[Section], error: Mapping[str, Any]) -> str:
+    """One line on one of pydantic's findings, with the path of the field."""
+    path = ".".join(map(str, error["loc"]))
+    if error["type"] == "extra_forbidden":
+        return f"{path}: unknown key; {suggest(str(error['loc'][-1]), _known_keys(root, error['loc'][:-1]))}"
+    if error["type"] == "value_error":
+        return ".".join(filter(None, (path, str(error["ctx"]["error"]))))  # sections raise "field: what is wrong"
+    if error["type"] == "missing":
+        return f"{path}: is required"
+    what = error["msg"][0].lower() + error["msg"][1:]
+    return f"{path or 'configuration'}: {what}, got {error['input']!r}"
+
+
+def _known_keys(root: type[Section], location: tuple[str | int, ...]) -> list[str]:
+    """Keys of the section at ``location`` below ``root``; positions in lists are skipped."""
+    section = root
+    for part in location:
+        if isinstance(part, str):
+            annotation = section.model_fields[part].annotation
+            section = next(
+                a for a in (annotation, *get_args(annotation)) if isinstance(a, type) and issubclass(a, Section)
+            )
+    return sorted(section.model_fields)

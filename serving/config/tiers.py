@@ -1,0 +1,119 @@
+"""The tier table as operators write it, under the ingress's ``user_config``: it is applied in place, by version.
+
+Milliseconds here and in what clients send; seconds in everything behind the door.
+"""
+
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, Strict, model_validator
+
+from controller.tiers import Tier, TierTable
+from protocol.messages import INF
+from serving.config.base import ConfigError, Section
+from serving.request.slo import TierIndex
+from serving.suggest import suggest
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
+
+
+class TierConfig(Section):
+    """A class of service."""
+
+    name: str
+    ttft_ms: PositiveFloat | None = None
+    tpot_ms: PositiveFloat | None = None
+    e2e_ms: PositiveFloat | None = None
+    max_wait_ms: PositiveFloat | None = None  # not started by then: dropped with the overload status
+    best_effort: bool = False
+    replicas: NonNegativeInt = 0  # exactly so many to itself; 0: none said
+    min_replicas: NonNegativeInt = 0  # with dynamic roles: at least so many serve this tier
+    max_replicas: NonNegativeInt = 0  # with dynamic roles: at most so many; 0: any number
+    unattainable: Literal["best_effort", "refuse"] | None = None  # empty: as the fleet does
+    output_tokens: NonNegativeInt = 0  # expected output until finished requests have told; 0: the fleet's prior
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(f"name: must be lower-case letters, digits, '-', '_' or '.', got {self.name!r}")
+        bounds = {"ttft_ms": self.ttft_ms, "tpot_ms": self.tpot_ms, "e2e_ms": self.e2e_ms}
+        stated = [key for key, value in bounds.items() if value is not None]
+        if self.best_effort and stated:
+            raise ValueError(f"{stated[0]}: a best-effort tier promises nothing; leave it out")
+        if not self.best_effort and not stated:
+            raise ValueError("best_effort: set it, or state ttft_ms, tpot_ms or e2e_ms")
+        if self.ttft_ms is not None and self.e2e_ms is not None and self.ttft_ms > self.e2e_ms:
+            raise ValueError(f"ttft_ms: must not exceed e2e_ms ({self.e2e_ms:g}), got {self.ttft_ms:g}")
+        if self.replicas and (self.min_replicas or self.max_replicas):
+            raise ValueError("replicas: is an exact number; leave it out to state min_replicas and max_replicas")
+        if self.max_replicas and self.max_replicas < self.min_replicas:
+            raise ValueError(f"max_replicas: must be at least min_replicas ({self.min_replicas})")
+        return self
+
+    def to_tier(self) -> Tier:
+        return Tier(
+            name=self.name,
+            ttft_s=_seconds(self.ttft_ms),
+            tpot_s=_seconds(self.tpot_ms),
+            e2e_s=_seconds(self.e2e_ms),
+            best_effort=self.best_effort,
+            replicas=self.replicas,
+            min_replicas=self.min_replicas,
+            max_replicas=self.max_replicas,
+            unattainable=self.unattainable or "",
+            output_tokens=self.output_tokens,
+        )
+
+
+class TierTableConfig(Section):
+    """All tiers. Raise ``version`` with every change: doors and controller keep the highest they have seen."""
+
+    version: PositiveInt
+    default_tier: str  # of requests that name neither a tier nor an objective
+    tiers: Annotated[tuple[TierConfig, ...], Strict(False)]
+    aliases: dict[str, str] = Field(default_factory=dict)  # further names: a value of `service_tier` -> a tier
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        names = [tier.name for tier in self.tiers]
+        for position, name in enumerate(names):
+            if name in names[:position]:
+                raise ValueError(f"tiers.{position}.name: {name!r} is used twice")
+        best_effort = [tier.name for tier in self.tiers if tier.best_effort]
+        if len(best_effort) != 1:
+            found = ", ".join(best_effort) or "none"
+            raise ValueError(f"tiers: exactly one must be best_effort, for what no other can hold; found {found}")
+        if len(names) == 1:
+            raise ValueError("tiers: besides the best-effort tier, one with an objective is needed")
+        if self.default_tier not in names:
+            raise ValueError(f"default_tier: no tier {self.default_tier!r}; {suggest(self.default_tier, names)}")
+        for alias, name in self.aliases.items():
+            if alias in names:
+                raise ValueError(f"aliases.{alias}: is the name of a tier")
+            if name not in names:
+                raise ValueError(f"aliases.{alias}: no tier {name!r}; {suggest(name, names)}")
+        return self
+
+    def check_fits(self, replicas: int) -> None:
+        """Raise ``ConfigError`` where the tiers need more replicas than the fleet may have."""
+        needed = sum(tier.replicas or tier.min_replicas for tier in self.tiers)
+        if needed > replicas:
+            raise ConfigError(f"tiers: {needed} replicas are needed at least, but the fleet has at most {replicas}")
+
+    def to_table(self) -> TierTable:
+        """As the controller takes it."""
+        return TierTable.of(self.version, [tier.to_tier() for tier in self.tiers])
+
+    def to_index(self) -> TierIndex:
+        """As requests are resolved with it."""
+        table = self.to_table()
+        tightest, best_effort = table.tiers[0].name, table.tiers[-1].name
+        # OpenAI's and Anthropic's values of `service_tier`, unless the table says otherwise.
+        meanings = {"auto": "", "default": self.default_tier, "standard_only": self.default_tier, "flex": best_effort}
+        aliases = meanings | dict.fromkeys(("priority", "fast", "scale"), tightest) | self.aliases
+        waits = {tier.name: _seconds(tier.max_wait_ms) for tier in self.tiers}
+        return TierIndex(table, self.default_tier, aliases, waits)
+
+
+def _seconds(milliseconds: float | None) -> float:
+    return INF if milliseconds is None else milliseconds / 1000.0

@@ -1,0 +1,124 @@
+"""Work in the background: tasks and timers that do not end unnoticed, and what the ingress tells others in passing."""
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from protocol.messages import Outcome
+from serving.dispatch.engine_request import Links
+
+logger = logging.getLogger("polyslo.dispatch")
+
+NOTICE_S = 5.0  # that a notice may take
+RESTART_S = 0.1  # before work that failed begins anew
+
+
+class Tasks:
+    """Running tasks, held so that none is collected before it ends; every failure is logged with its traceback."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[None]] = set()
+        self._endless: list[asyncio.Task[None]] = []
+
+    def spawn(
+        self, coroutine: Coroutine[Any, Any, None], on_failure: Callable[[Exception], None] | None = None
+    ) -> "asyncio.Task[None]":
+        """Run a coroutine; where it raises, ``on_failure`` is told, to fail what the task held."""
+        # A fresh context: Serve cancels the calls made in a request's own context when that request ends.
+        task = asyncio.get_running_loop().create_task(coroutine, context=contextvars.Context())
+        self._running.add(task)
+        task.add_done_callback(lambda task: self._note_end(task, on_failure))
+        return task
+
+    def _note_end(self, task: "asyncio.Task[None]", on_failure: Callable[[Exception], None] | None) -> None:
+        self._running.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            logger.error("task failed: %r", task.get_coro(), exc_info=error)
+            if on_failure is not None and isinstance(error, Exception):
+                _guarded(on_failure, error)
+
+    def keep(self, work: Callable[[], Coroutine[Any, Any, None]]) -> "asyncio.Task[None]":
+        """Run work that never ends: where it raises, it begins anew."""
+        self._endless.append(self.spawn(_kept(work)))
+        return self._endless[-1]
+
+    def check(self) -> None:
+        """Raise ``RuntimeError`` where work that never ends has ended."""
+        for task in self._endless:
+            if task.done():
+                raise RuntimeError("a task of the dispatcher has ended")
+
+    @staticmethod
+    def soon(callback: Callable[..., None], *arguments: Any) -> None:
+        """``callback(*arguments)`` at the end of this event-loop tick, with its failure logged."""
+        asyncio.get_running_loop().call_soon(_guarded, callback, *arguments)
+
+    @staticmethod
+    def later(delay_s: float, callback: Callable[..., None], *arguments: Any) -> asyncio.TimerHandle:
+        """``callback(*arguments)`` after a while, with its failure logged."""
+        return asyncio.get_running_loop().call_later(delay_s, _guarded, callback, *arguments)
+
+    async def close(self) -> None:
+        for task in list(self._running):
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+
+async def _kept(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    while True:
+        try:
+            await work()
+        except Exception:
+            logger.exception("task failed and begins anew: %s", getattr(work, "__qualname__", work))
+        await asyncio.sleep(RESTART_S)
+
+
+def _guarded(callback: Callable[..., None], *arguments: Any) -> None:
+    try:
+        callback(*arguments)
+    except Exception:
+        logger.exception("callback failed: %s", getattr(callback, "__qualname__", callback))
+
+
+class Notices:
+    """Sent in the background; one may be lost, for the replicas' own reports repeat what they say."""
+
+    def __init__(self, links: Links, tasks: Tasks) -> None:
+        self._links, self._tasks = links, tasks
+        self._outcomes: list[Outcome] = []
+        self._aborts: dict[str, list[str]] = {}
+
+    def ended(self, outcome: Outcome) -> None:
+        """Tell the controller, all of one event-loop tick together."""
+        if not self._outcomes:
+            self._tasks.soon(self._flush)
+        self._outcomes.append(outcome)
+
+    def _flush(self) -> None:
+        outcomes, self._outcomes = self._outcomes, []
+        self._tasks.spawn(_quietly(self._links.note_outcomes, outcomes))
+
+    def abort(self, replica: str, wire_id: str) -> None:
+        """End a request on a replica, all of one event-loop tick together."""
+        if not self._aborts:
+            self._tasks.soon(self._flush_aborts)
+        self._aborts.setdefault(replica, []).append(wire_id)
+
+    def _flush_aborts(self) -> None:
+        aborts, self._aborts = self._aborts, {}
+        for replica, wire_ids in aborts.items():
+            self._tasks.spawn(_quietly(self._links.abort, replica, wire_ids))
+
+    def failed(self, replica: str) -> None:
+        """Tell the controller that a replica failed."""
+        self._tasks.spawn(_quietly(self._links.note_failed, replica))
+
+
+async def _quietly(call: Callable[..., Awaitable[None]], *arguments: Any) -> None:
+    try:
+        await asyncio.wait_for(call(*arguments), NOTICE_S)
+    except Exception as error:
+        logger.debug("notice lost: %r", error)

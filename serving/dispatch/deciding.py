@@ -1,0 +1,160 @@
+"""Which replica serves a request: the controller's word, or the last known loads where it has none to say.
+
+The controller may be dead, blocked or cut off. A request waits for it a part of its own time to the first token; once
+nothing has been answered for ``AWAY_S``, the requests that follow do not wait at all, and probes ask until it is back.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+from protocol.messages import Admission, Decision, Verdict
+from serving.dispatch.background import Tasks
+from serving.dispatch.engine_request import Job, Links, Patience
+
+logger = logging.getLogger("polyslo.dispatch")
+
+AWAY_S = 0.5  # a question that is open for so long: the controller is away
+RETRY_S = 0.1  # between two questions that fail
+PROBE_S = 0.25  # between two probes of a controller that is away
+PROBE_ANSWER_S = 1.0
+ANSWER_S = 60.0  # an answer that comes later is not heard: the controller has forgotten what it reserved
+TYPICAL_TOKENS = 256  # output of a tier of which the controller has never said anything
+AWAY, NO_REPLICA = "controller_away", "no_replica"
+
+Decided = list[tuple[Job, Decision]]
+
+
+class Decider:
+    """``loads()`` tells the replicas that may be chosen without the controller; ``release`` frees late reservations."""
+
+    def __init__(
+        self,
+        links: Links,
+        patience: Patience,
+        tasks: Tasks,
+        loads: Callable[[], Mapping[str, float]],
+        release: Callable[[Sequence[Decision]], None],
+    ) -> None:
+        self._links, self._patience, self._tasks = links, patience, tasks
+        self._loads, self._release = loads, release
+        self._silent_since_s: float | None = None  # since when no question was answered
+        self._open: set[asyncio.Task[list[Decision]]] = set()
+        self._is_probing = False
+        self._output_tokens: dict[str, int] = {}  # by tier, as the controller predicted last
+        self._random = random.Random()
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the controller has left a question open for too long."""
+        return self._silent_since_s is not None and time.monotonic() - self._silent_since_s > AWAY_S
+
+    async def decide(
+        self, batch: Sequence[Job], to_questions: Callable[[Sequence[Job]], list[Admission]]
+    ) -> AsyncIterator[Decided]:
+        """Decisions for all of ``batch``, each request's as soon as its answer comes or its patience ends."""
+        started_s, waiting = time.monotonic(), {job.wire_id: job for job in batch}
+        while waiting and not self.is_away:
+            asked = self._ask(to_questions(list(waiting.values())))
+            async for impatient in self._wait(asked, waiting, started_s):
+                yield await self._without_controller(impatient)
+            if not asked.done():  # nobody waits any more
+                asked.add_done_callback(self._release_late)
+            elif error := asked.exception():
+                logger.info("the controller did not answer: %r", error)
+                await asyncio.sleep(RETRY_S)
+            else:
+                yield self._take(asked.result(), waiting)
+                return
+        if waiting:
+            self._probe()
+            yield await self._without_controller(list(waiting.values()))
+
+    async def _wait(
+        self, asked: "asyncio.Task[list[Decision]]", waiting: dict[str, Job], started_s: float
+    ) -> AsyncIterator[list[Job]]:
+        """Wait for the answer as long as somebody does; those who do so no more leave ``waiting``."""
+        while waiting and not asked.done():
+            waited_s = time.monotonic() - started_s
+            gone = [name for name, job in waiting.items() if self._patience.ask_s(job.slo) <= waited_s]
+            if gone:
+                yield [waiting.pop(name) for name in gone]
+            else:
+                left_s = min(self._patience.ask_s(job.slo) for job in waiting.values()) - waited_s
+                await asyncio.wait([asked], timeout=left_s)
+
+    def _take(self, decisions: Sequence[Decision], waiting: dict[str, Job]) -> Decided:
+        """The answers that are still waited for; what was reserved for the others is free again."""
+        self._release([d for d in decisions if d.replica and d.request_id not in waiting])
+        decided = [(waiting[d.request_id], d) for d in decisions if d.request_id in waiting]
+        for job, decision in decided:
+            if decision.output_tokens:
+                self._output_tokens[job.slo.tier] = decision.output_tokens
+        return decided
+
+    def _release_late(self, asked: "asyncio.Task[list[Decision]]") -> None:
+        if not asked.cancelled() and asked.exception() is None:
+            self._release([decision for decision in asked.result() if decision.replica])
+
+    # -- is it there ------------------------------------------------------------------------------------------------
+
+    def _ask(self, questions: list[Admission]) -> "asyncio.Task[list[Decision]]":
+        if self._silent_since_s is None:
+            self._silent_since_s = time.monotonic()
+        asked = asyncio.get_running_loop().create_task(self._answer(questions))
+        self._open.add(asked)
+        asked.add_done_callback(self._close)
+        return asked
+
+    async def _answer(self, questions: list[Admission]) -> list[Decision]:
+        return await asyncio.wait_for(self._links.admit(questions), ANSWER_S)
+
+    def _close(self, asked: "asyncio.Task[list[Decision]]") -> None:
+        self._open.discard(asked)
+        if not asked.cancelled() and asked.exception() is None:
+            self._silent_since_s = time.monotonic() if self._open else None
+
+    def _probe(self) -> None:
+        """Ask in the background until the controller answers."""
+        if not self._is_probing:
+            self._is_probing = True
+            logger.warning("the controller does not answer: replicas are chosen by their last known loads")
+            self._tasks.spawn(self._probe_until_back())
+
+    async def _probe_until_back(self) -> None:
+        try:
+            while self.is_away:
+                with contextlib.suppress(Exception):
+                    await asyncio.wait_for(asyncio.shield(self._ask([])), PROBE_ANSWER_S)
+                if self.is_away:
+                    await asyncio.sleep(PROBE_S)
+            logger.warning("the controller answers again")
+        finally:
+            self._is_probing = False
+
+    # -- without it -------------------------------------------------------------------------------------------------
+
+    async def _without_controller(self, jobs: Sequence[Job]) -> Decided:
+        """Spread requests over the replicas by their last known loads; each keeps its objective."""
+        loads, decided = dict(self._loads()), []
+        for job in jobs:
+            job.attempt += 1  # what the controller may still say is about another name
+            replica = self._pick(loads, job) or await self._links.any_replica(job.exclude)
+            if replica:
+                loads[replica] = loads.get(replica, 0.0) + job.load
+            decided.append((job, self._unchecked(job, replica or "")))
+        return decided
+
+    def _pick(self, loads: Mapping[str, float], job: Job) -> str:
+        """The less loaded of two replicas drawn at random, so that many ingresses do not all go to the same one."""
+        usable = [name for name in loads if name not in job.exclude]
+        return min(self._random.sample(usable, min(2, len(usable))), key=loads.__getitem__, default="")
+
+    def _unchecked(self, job: Job, replica: str) -> Decision:
+        if not replica:
+            return Decision(job.wire_id, Verdict.REFUSED, "", job.slo.tier, NO_REPLICA)
+        output_tokens = min(job.max_tokens, self._output_tokens.get(job.slo.tier, TYPICAL_TOKENS))
+        return Decision(job.wire_id, Verdict.UNCHECKED, replica, job.slo.tier, AWAY, output_tokens=output_tokens)

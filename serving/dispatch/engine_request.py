@@ -1,0 +1,227 @@
+"""What the dispatcher works with: the remote ends behind one protocol, a request, an open stream. No I/O of its own."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from controller.halves import prefill_slo
+from protocol.messages import (
+    INF,
+    LOAD_TOKENS,
+    Admission,
+    Decision,
+    Outcome,
+    Outputs,
+    Rejection,
+    Scope,
+    Slo,
+    Submission,
+    Verdict,
+)
+from serving.request.state import Ticket
+
+ATTEMPT = "~"  # before the number of an attempt
+ASK_SHARE = 0.25  # of the time to the first token, that asking the controller may take
+LEAST_ASK_S = 0.02  # a controller in good health answers by then
+SILENT_S = 1.5  # three of a replica's heartbeats: it sends one every 0.5 s
+STANDSTILL_S = 1.0  # in which a busy engine makes several iterations
+WORSE = (Verdict.ADMITTED, Verdict.UNCHECKED, Verdict.BEST_EFFORT, Verdict.PENDING, Verdict.REFUSED)
+
+
+class Links(Protocol):
+    """The remote ends, as plain coroutines; every failure is an exception."""
+
+    async def admit(self, batch: list[Admission]) -> list[Decision]: ...
+    async def note_outcomes(self, outcomes: list[Outcome]) -> None: ...
+    async def note_failed(self, replica: str) -> None: ...
+    async def submit(self, replica: str, batch: list[Submission]) -> Sequence[Rejection]: ...
+    async def abort(self, replica: str, request_ids: list[str]) -> None: ...
+    def channel(self, replica: str) -> AsyncIterator[bytes]: ...
+    async def any_replica(self, exclude: Sequence[str]) -> str | None: ...
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long the door waits before it falls back, and what it leaves to others; all in seconds."""
+
+    admit_s: float = 2.0  # for the controller, before a request is served without it; a quarter of the TTFT at most
+    resume_s: float = 60.0  # for some replica to take over a broken stream
+    stall_s: float = 10.0  # for a busy engine to make an iteration
+    transit_s: float = 0.0  # that a token takes from its iteration to the client
+
+    def ask_s(self, slo: Slo) -> float:
+        """How long a request of this objective waits for the controller, of which it needs time to be served."""
+        bound_s = INF if slo.best_effort else min(slo.ttft_s, slo.e2e_s)
+        return min(self.admit_s, max(bound_s * ASK_SHARE, LEAST_ASK_S))
+
+
+@dataclass
+class Job:
+    """One engine request. ``payload(tokens)`` encodes it for an engine that continues after ``tokens``."""
+
+    request_id: str
+    prompt_tokens: int
+    max_tokens: int
+    content: int
+    payload: Callable[[list[int]], bytes]
+    ticket: Ticket
+    resumable: bool = True  # may continue exactly elsewhere after its replica died
+    movable: bool = True  # the same in the ordinary course of things: prefilled here, decoded there
+    transfer: bytes = b""  # what the prefilling replica said about the KV cache it holds ready
+    prefix: tuple[int, ...] = ()  # marks of the prompt, where replicas are preferred that know it
+    tokens: list[int] = field(default_factory=list)
+    replica: str = ""
+    exclude: tuple[str, ...] = ()
+    is_taken: bool = False  # by the replica it was sent to
+    attempt: int = 0  # how often it was offered anew under another name
+    is_moved: bool = False  # has lost a replica: it is never refused, it waits for another
+    is_fresh: bool = True  # no token yet from the replica that has it
+    on_trial: bool = False  # perhaps it is what ended an engine (``serving.dispatch.quarantine``)
+    placed_s: float = -INF  # when it was sent to the replica that has it
+    ends: int = 0  # engines that died under it one soon after the other
+    fruitless: int = 0  # failures on replicas that had taken it, since its last token
+    rejections: int = 0  # by replicas that did not take it for a reason of its own
+    demoted: str = ""  # why it goes best effort beside siblings that have begun: the reason of its refusal
+    stranded_s: float | None = None  # since when a broken stream has found no replica that takes it
+    transit_s: float = 0.0
+
+    @property
+    def slo(self) -> Slo:
+        """Its objective; a request that has begun waits for its other sequences however long they take."""
+        slo = self.ticket.slo
+        if self.demoted:
+            return msgspec.structs.replace(slo, best_effort=True, max_wait_s=INF)
+        if slo.max_wait_s < INF and self.ticket.is_started:
+            return msgspec.structs.replace(slo, max_wait_s=INF)
+        return slo
+
+    @property
+    def wire_id(self) -> str:
+        """Its name beyond the door, another one after each failure: what an earlier replica still says of it, or what
+        it is still told to end, is not about the request that runs now."""
+        return f"{self.request_id}{ATTEMPT}{self.attempt}" if self.attempt else self.request_id
+
+    def age_s(self) -> float:
+        """Since its arrival, and the way that its tokens have to go: controller and engines know deadlines by it, and
+        keep some of them just in time."""
+        return time.monotonic() - self.ticket.arrived_s + self.transit_s
+
+    @property
+    def load(self) -> float:
+        """What it adds to ``Outputs.load``."""
+        return 1.0 + self.prompt_tokens / LOAD_TOKENS
+
+    def admission(self, avoided: tuple[str, ...] = (), group: str = "") -> Admission:
+        """The question about it; ``avoided``: replicas that this ingress does not hear from."""
+        return Admission(
+            self.wire_id,
+            self.prompt_tokens,
+            self.max_tokens,
+            self.slo,
+            self.age_s(),
+            len(self.tokens),
+            (*self.exclude, *avoided),
+            self.movable and self.max_tokens > 1,
+            self.prompt_tokens if self.transfer else 0,
+            self.prefix,
+            group,
+            self.ticket.tenant,
+            self.content,
+        )
+
+    def submission(self, decision: Decision) -> Submission:
+        best_effort = self.slo.best_effort or not decision.keeps_objective
+        slo = msgspec.structs.replace(self.slo, best_effort=best_effort, tier=decision.tier, is_tier_open=False)
+        if decision.prefill_only:
+            slo = prefill_slo(slo, self.prompt_tokens, decision.output_tokens, decision.transfer_s)
+        return Submission(
+            self.wire_id,
+            self.prompt_tokens,
+            len(self.tokens),
+            self.max_tokens,
+            slo,
+            self.age_s(),
+            decision.output_tokens,
+            self.content,
+            self.payload(self.tokens),
+            decision.prefill_only,
+            self.transfer,
+        )
+
+
+class Stream:
+    """The open channel from one replica: when it spoke last, when its engine last moved, and how loaded it is."""
+
+    def __init__(self, replica: str, task: "asyncio.Task[None]") -> None:
+        self.replica, self.task = replica, task
+        self.steps, self.moved_s = -1, time.monotonic()
+        self.heard_s = -INF
+        self.load, self.is_busy, self.is_draining = 0.0, False, False
+
+    def note(self, outputs: Outputs) -> None:
+        self.heard_s = time.monotonic()
+        if outputs.deltas or not outputs.busy or outputs.steps != self.steps:
+            self.moved_s = self.heard_s
+        self.steps, self.load = outputs.steps, outputs.load
+        self.is_busy, self.is_draining = outputs.busy, outputs.draining
+
+    def is_doubtful(self, now_s: float) -> bool:
+        """Whether it has spoken before and now is silent, or its busy engine stands still: send it nothing new."""
+        if self.heard_s == -INF:
+            return False
+        return now_s - self.heard_s > SILENT_S or (self.is_busy and now_s - self.moved_s > STANDSTILL_S)
+
+
+def outcome(job: "Job", finish: str, scope: Scope) -> Outcome:
+    """What the controller is told of a sequence that ended."""
+    ticket, sequence = job.ticket, job.ticket.sequence(job.request_id)
+    decision, tally = sequence.decision, sequence.tally
+    return Outcome(
+        job.wire_id,
+        ticket.slo.tier,
+        decision.tier if decision else "",
+        finish,
+        ticket.meets(sequence) and finish in ("stop", "length"),
+        tally.first_s,
+        tally.mean_gap_s,
+        tally.last_s,
+        decision.predicted_ttft_s if decision else INF,
+        decision.predicted_tpot_s if decision else INF,
+        tally.tokens,
+        decision.verdict if decision else Verdict.REFUSED,
+        scope,
+        job.max_tokens,
+        ticket.tenant,
+    )
+
+
+def released(decision: Decision) -> Outcome:
+    """A decision that is not followed: the controller frees its reservation."""
+    never, tier = INF, decision.tier
+    name, verdict = decision.request_id, decision.verdict
+    return Outcome(name, tier, tier, "abort", False, never, 0.0, never, never, never, 0, verdict, Scope.SEQUENCE)
+
+
+def whole_outcome(ticket: Ticket) -> Outcome:
+    """What the controller counts of a request of several sequences: it is as good as the worst of them."""
+    decisions = ticket.decisions
+    worst = max((d.verdict for d in decisions), key=WORSE.index, default=Verdict.REFUSED)
+    return Outcome(
+        next(iter(ticket.sequences)),
+        ticket.slo.tier,
+        ticket.tier,
+        ticket.finish,
+        ticket.met,
+        ticket.ttft_s,
+        ticket.tpot_s,
+        ticket.e2e_s,
+        max((d.predicted_ttft_s for d in decisions), default=INF),
+        max((d.predicted_tpot_s for d in decisions), default=INF),
+        max((tally.tokens for tally in ticket.tallies), default=0),
+        worst,
+        Scope.REQUEST,
+    )

@@ -1,0 +1,97 @@
+"""Requests that perhaps ended an engine: each is tried once more, alone, before it shares an engine with the others.
+
+An engine that dies takes every request on it down, and any of them may be the cause: one at its first iteration, or one
+that has decoded for long. Offered again together they would end the next engine too. So each goes to a replica on which
+no other suspect is tried, streams before requests without a token, and what ends a second engine ends with an error.
+A token acquits. Streams wait for their trial for ``STREAMS_S`` at most: a fleet without room moves them together.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from serving.dispatch.background import Tasks
+from serving.dispatch.engine_request import Job
+
+LOOK_S = 0.1
+STAGGER_S = 0.02  # between the beginnings of two trials, so that the second knows where the first one is
+SETTLE_S = 2.0  # that the other streams get to move
+STREAMS_S = 2.0  # that streams are kept back at most
+MOST_ENDS = 3  # engines that may die under a request although it had tokens from each of them
+CALM_S = 60.0  # an engine that has run with a request for so long was not ended by it
+
+
+class Quarantine:
+    """``enqueue`` offers requests again; ``is_settled`` tells whether no stream is on its way to another replica."""
+
+    def __init__(self, enqueue: Callable[[list[Job]], None], is_settled: Callable[[], bool]) -> None:
+        self._enqueue, self._is_settled = enqueue, is_settled
+        self._held: deque[Job] = deque()
+        self._trials: dict[str, Job] = {}  # by the request's id
+        self._settle_until_s = self._streams_until_s = 0.0
+        self._look_at: asyncio.TimerHandle | None = None
+
+    def suspects(self, jobs: Iterable[Job]) -> tuple[list[Job], list[Job]]:
+        """Of the requests of an engine that died: those proved guilty, and those suspected of it."""
+        now_s, jobs = time.monotonic(), list(jobs)
+        taken = [job for job in jobs if job.is_taken]
+        for job in taken:
+            job.ends = 1 if now_s - job.placed_s > CALM_S else job.ends + 1
+        guilty = [job for job in jobs if job.on_trial or job.ends >= MOST_ENDS]
+        return (guilty, []) if guilty else ([], taken)
+
+    def hold(self, jobs: Sequence[Job]) -> None:
+        """Keep suspects back until the others have moved; streams are tried first."""
+        if not jobs:
+            return
+        now_s = time.monotonic()
+        self._held = deque(sorted((*self._held, *jobs), key=lambda job: job.is_fresh))
+        self._settle_until_s, self._streams_until_s = now_s + SETTLE_S, now_s + STREAMS_S
+        self._look_in(0.0)
+
+    def is_held(self, job: Job) -> bool:
+        return any(held is job for held in self._held)
+
+    def busy_replicas(self) -> tuple[str, ...]:
+        """Replicas on which a trial goes on: no other one begins there."""
+        return tuple(job.replica for job in self._trials.values() if job.replica)
+
+    def postpone(self, job: Job) -> None:
+        """Its trial finds no replica without another trial now."""
+        self._trials.pop(job.request_id, None)
+        self._held.appendleft(job)
+        self._look_in(LOOK_S)
+
+    def acquit(self, job: Job) -> None:
+        """It has a token, or has ended."""
+        job.on_trial = False
+        if self._held:
+            self._held = deque(held for held in self._held if held is not job)
+        if self._trials.pop(job.request_id, None) is not None:
+            self._look_in(0.0)
+
+    def _look_in(self, delay_s: float) -> None:
+        """See to the next trial after ``delay_s``, whenever it was to be seen to before."""
+        if self._look_at is not None:
+            self._look_at.cancel()
+        self._look_at = Tasks.later(delay_s, self._look) if self._held else None
+
+    def _look(self) -> None:
+        """Begin the next trial."""
+        now_s = time.monotonic()
+        if now_s < self._settle_until_s and not self._is_settled():
+            self._look_in(LOOK_S)
+        elif now_s > self._streams_until_s and (streams := [job for job in self._held if not job.is_fresh]):
+            self._held = deque(job for job in self._held if job.is_fresh)
+            self._settle_until_s = now_s + SETTLE_S
+            for job in streams:
+                job.on_trial = False
+            self._enqueue(streams)
+            self._look_in(LOOK_S)
+        elif self._held:
+            job = self._held.popleft()
+            job.on_trial = True
+            self._trials[job.request_id] = job
+            self._enqueue([job])
+            self._look_in(STAGGER_S)

@@ -1,0 +1,126 @@
+"""The channels from all replicas to one ingress: their messages, their failures, what they tell of load and health."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from protocol.messages import Delta, Outputs
+from serving.dispatch.background import Tasks
+from serving.dispatch.engine_request import Links, Patience, Stream
+
+logger = logging.getLogger("polyslo.dispatch")
+
+
+class _RawOutputs(msgspec.Struct, array_like=True):
+    """``Outputs`` whose deltas are read one by one."""
+
+    steps: int
+    busy: bool
+    deltas: tuple[msgspec.Raw, ...] = ()
+    load: float = 0.0
+    draining: bool = False
+
+
+_outputs = msgspec.msgpack.Decoder(Outputs)
+_raw_outputs = msgspec.msgpack.Decoder(_RawOutputs)
+_delta = msgspec.msgpack.Decoder(Delta)
+
+
+def read_outputs(message: bytes) -> Outputs:
+    """A message of a channel. A delta that cannot be read becomes an error of its own request.
+
+    Raises:
+        ValueError, msgspec.MsgspecError: nothing of the message can be read.
+    """
+    try:
+        return _outputs.decode(message)
+    except (ValueError, msgspec.MsgspecError):
+        raw = _raw_outputs.decode(message)
+        return Outputs(raw.steps, raw.busy, tuple(map(_read_delta, raw.deltas)), raw.load, raw.draining)
+
+
+def _read_delta(raw: msgspec.Raw) -> Delta:
+    try:
+        return _delta.decode(raw)
+    except (ValueError, msgspec.MsgspecError) as error:
+        request_id = str(msgspec.msgpack.decode(raw)[0])
+        logger.error("unreadable tokens of request %s: %r", request_id, error)
+        return Delta(request_id, (), "error")
+
+
+class Streams:
+    """One open channel per replica; ``failed`` is told, once, when one of them breaks or stands still."""
+
+    def __init__(
+        self,
+        links: Links,
+        tasks: Tasks,
+        patience: Patience,
+        receive: Callable[[str, Sequence[Delta]], None],
+        failed: Callable[[str, Exception], None],
+    ) -> None:
+        self._links, self._tasks, self._patience = links, tasks, patience
+        self._receive, self._failed = receive, failed
+        self._streams: dict[str, Stream] = {}
+
+    def open(self, replica: str) -> None:
+        """Listen to a replica, unless this is done already."""
+        if replica not in self._streams:
+            task = self._tasks.spawn(self._listen(replica), lambda error: self.fail(replica, error))
+            self._streams[replica] = Stream(replica, task)
+
+    async def _listen(self, replica: str) -> None:
+        """Read one replica's channel until it breaks."""
+        try:
+            async for message in self._links.channel(replica):
+                outputs = read_outputs(message)
+                if stream := self._streams.get(replica):
+                    stream.note(outputs)
+                self._receive(replica, outputs.deltas)
+            error: Exception = ConnectionError("channel closed")
+        except Exception as broken:
+            error = broken
+        self.fail(replica, error)
+
+    def fail(self, replica: str, error: Exception) -> None:
+        """Give up the channel of a replica, and tell."""
+        stream = self._streams.pop(replica, None)
+        if stream is None:
+            return
+        if stream.task is not asyncio.current_task():
+            stream.task.cancel()
+        self._failed(replica, error)
+
+    def note_sent(self, replica: str, load: float) -> None:
+        """A request was sent there: the load told last does not have it yet."""
+        if stream := self._streams.get(replica):
+            stream.load += load
+
+    def doubtful(self) -> tuple[str, ...]:
+        """Replicas to which nothing new should be sent, whatever the controller has heard."""
+        now_s = time.monotonic()
+        return tuple(name for name, stream in self._streams.items() if stream.is_doubtful(now_s))
+
+    def loads(self) -> dict[str, float]:
+        """The load of each replica that speaks and takes requests, as last told."""
+        now_s = time.monotonic()
+        return {
+            name: stream.load
+            for name, stream in self._streams.items()
+            if stream.heard_s > float("-inf") and not stream.is_draining and not stream.is_doubtful(now_s)
+        }
+
+    async def watch(self, busy: Callable[[], set[str]]) -> None:
+        """Give up channels of ``busy()`` replicas that make no iteration, or send no heartbeat, for too long."""
+        stall_s = self._patience.stall_s
+        while True:
+            await asyncio.sleep(min(0.5, stall_s / 4))
+            waited_for, now_s = busy(), time.monotonic()
+            for replica, stream in list(self._streams.items()):
+                if replica not in waited_for:
+                    stream.moved_s = now_s
+                elif now_s - stream.moved_s > stall_s:
+                    self.fail(replica, TimeoutError(f"no iteration for {stall_s} s"))

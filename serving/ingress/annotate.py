@@ -1,0 +1,128 @@
+"""Adds ``service_tier`` and the ``slo`` object to responses and stream events of vLLM's server; mends its errors.
+
+``service_tier`` has OpenAI's values, because typed clients reject others; the tier's own name is ``slo.tier``.
+"""
+
+import json
+from typing import Any
+
+from protocol.messages import Verdict
+from serving.ingress.errors import anthropic_error, is_anthropic
+from serving.request.state import Ticket
+
+_CODES = {401: "invalid_api_key"}
+_FINAL_RESPONSE_EVENTS = (b"response.completed", b"response.incomplete", b"response.failed")
+
+
+def openai_tier(ticket: Ticket) -> str:
+    """``flex`` for what is served best effort, ``priority`` where that was asked for and kept, else ``default``."""
+    if ticket.slo.best_effort or any(decision.verdict != Verdict.ADMITTED for decision in ticket.decisions):
+        return "flex"
+    return "priority" if ticket.service_tier == "priority" else "default"
+
+
+def annotate_json(body: bytes, ticket: Ticket) -> bytes:
+    """A whole JSON response with the class that served it and its verdict."""
+    document = _object(body)
+    if document is None:
+        return body
+    document |= {"service_tier": openai_tier(ticket), "slo": ticket.slo_object()}
+    return _encoded(document)
+
+
+def mend_error(body: bytes, status: int, path: str) -> bytes:
+    """A JSON error of vLLM's server or its web framework, shaped as clients of ``path`` read errors."""
+    document = _object(body)
+    if document is None:
+        return body
+    error = document.get("error")
+    error = (
+        error if isinstance(error, dict) else {"message": error or document.get("detail"), "code": _CODES.get(status)}
+    )
+    if is_anthropic(path):
+        return _encoded(anthropic_error(status, str(error.get("message", ""))))
+    return _encoded({"error": openai_error(error)})
+
+
+def only_error(stream: bytes) -> tuple[int, bytes] | None:
+    """Status and JSON document of a stream of events that is nothing but an error of vLLM's; else None."""
+    event, _, rest = stream.partition(b"\n\n")
+    payload = event.removeprefix(b"data: ")
+    error = (_object(payload) or {}).get("error")
+    code = error.get("code") if isinstance(error, dict) else None
+    is_alone = rest.strip() in (b"", b"data: [DONE]")
+    return (code, payload) if is_alone and isinstance(code, int) and 400 <= code < 600 else None
+
+
+def _object(body: bytes) -> dict[str, Any] | None:
+    """The JSON object in ``body``, None where it is something else."""
+    try:
+        document = json.loads(body)
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _encoded(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode(errors="backslashreplace")
+
+
+def openai_error(error: dict[str, Any]) -> dict[str, Any]:
+    """vLLM's numeric ``code`` as the string (or null) that OpenAI's clients expect; all four keys present."""
+    message, code = str(error.get("message", "")), error.get("code")
+    if not isinstance(code, str):
+        known = {404: "model_not_found"}.get(code) if isinstance(code, int) else None
+        code = "context_length_exceeded" if "maximum context length" in message else known
+    return {
+        "message": message,
+        "type": error.get("type") or "invalid_request_error",
+        "param": error.get("param"),
+        "code": code,
+    }
+
+
+class StreamAnnotator:
+    """Annotates server-sent events one by one; bytes may arrive cut anywhere."""
+
+    def __init__(self, ticket: Ticket) -> None:
+        self.ticket, self._rest = ticket, b""
+
+    def feed(self, data: bytes, last: bool) -> bytes:
+        """Complete events of ``data``, annotated; the remainder waits for its end (or passes when ``last``)."""
+        events = (self._rest + data).split(b"\n\n")
+        self._rest = b"" if last else events.pop()
+        done = [self._annotate(event) for event in events]
+        return b"\n\n".join(done) + (b"\n\n" if done and not last else b"")
+
+    def _annotate(self, event: bytes) -> bytes:
+        head, mark, payload = event.partition(b"data: ")  # the first: the text in the payload may say it again
+        if not mark or not payload.startswith(b"{"):
+            return event
+        if payload.startswith(b'{"error"'):
+            document = json.loads(payload)
+            return head + mark + json.dumps({"error": openai_error(document["error"])}).encode()
+        if head.startswith(b"event: "):
+            return head + mark + self._named_event(head, payload)
+        extra: dict[str, Any] = {"service_tier": openai_tier(self.ticket)}
+        if b'"finish_reason":"' in payload:
+            extra["slo"] = self.ticket.slo_object()
+        return head + mark + _prepend(extra, payload)
+
+    def _named_event(self, head: bytes, payload: bytes) -> bytes:
+        """Responses API events carry the response object; Anthropic's ``message_delta`` carries the stop reason."""
+        if b'"response":' in payload and head.startswith(b"event: response."):
+            document = json.loads(payload)
+            if isinstance(document.get("response"), dict):
+                document["response"]["service_tier"] = openai_tier(self.ticket)
+                if head[7:].startswith(_FINAL_RESPONSE_EVENTS):
+                    document["response"]["slo"] = self.ticket.slo_object()
+            return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+        if head.startswith(b"event: message_delta"):
+            return _prepend({"service_tier": openai_tier(self.ticket), "slo": self.ticket.slo_object()}, payload)
+        return payload
+
+
+def _prepend(extra: dict[str, Any], payload: bytes) -> bytes:
+    """``extra`` as the first keys of a JSON object, without parsing the rest of it."""
+    inner = json.dumps(extra, ensure_ascii=False, separators=(",", ":")).encode()[1:-1]
+    return b"{" + inner + (b"" if payload.startswith(b"{}") else b",") + payload[1:]

@@ -1,0 +1,98 @@
+"""The outermost ASGI layer: headers, size and speed of bodies, requests at a time. Notes when a request arrived.
+
+It wraps Serve's own handler where Serve runs an ingress's HTTP server (``middlewares``), so that bodies on their way
+and unreadable headers take none of Serve's places; without that, the door wraps itself with it.
+"""
+
+import asyncio
+import os
+import time
+from typing import Any
+
+from serving.config.limits import GuardConfig
+from serving.ingress.asgi import App, ClientGone, Message, Receive, Send, read_body, replayed, send_error
+from serving.ingress.limits import Places, Refusal, check_headers, client_of, most_bytes, too_large, too_slow
+
+ARRIVED = "polyslo.arrived_s"  # key of an ASGI scope: when the request was seen, by this process's monotonic clock
+SETTINGS = "POLYSLO_GUARD"  # environment variable: the settings of a process's guard, as JSON
+WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+
+
+class Guard:
+    """Lets requests through that keep to the limits, with their body already read."""
+
+    def __init__(self, app: App, config: GuardConfig) -> None:
+        self.app, self.config = app, config
+        self._places = Places(config.most_requests, config.requests_per_client)
+        self._bodies = OpenBodies(config.open_bodies, config.body_s)
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or ARRIVED in scope:  # websockets, and what another guard has let through
+            await self.app(scope, receive, send)
+            return
+        scope[ARRIVED] = time.monotonic()
+        try:
+            check_headers(scope["headers"], self.config)
+            if scope["method"] in WITH_BODY:
+                await self._with_body(scope, receive, send)
+            else:
+                await self.app(scope, receive, send)
+        except Refusal as refusal:
+            await send_error(send, refusal.error, scope["path"])
+        except ClientGone:
+            return
+
+    async def _with_body(self, scope: Message, receive: Receive, send: Send) -> None:
+        client = client_of(scope["headers"], self.config.client_header)
+        body = await self._bodies.read(receive, most_bytes(scope["path"], self.config), dict(scope["headers"]))
+        self._places.take(client)
+        try:
+            await self.app(scope, replayed(body, receive), send)
+        finally:
+            self._places.give_back(client)
+
+
+class OpenBodies:
+    """Bodies on their way. Where there are too many, the one that takes longest is given up for the newest."""
+
+    def __init__(self, most: int, limit_s: float) -> None:
+        self._most, self._limit_s = most, limit_s
+        self._open: dict[asyncio.Timeout, None] = {}  # oldest first
+
+    async def read(self, receive: Receive, most_bytes: int, headers: dict[bytes, bytes]) -> bytes:
+        """The whole body; raises ``Refusal`` (408, 413) and ``ClientGone``."""
+        too_long = too_large(413, f"The body has more than {most_bytes} bytes.")
+        if _stated_bytes(headers) > most_bytes:
+            raise Refusal(too_long)
+        try:
+            async with asyncio.timeout(self._limit_s) as limit:
+                self._open[limit] = None
+                self._bound()
+                body = await read_body(receive, most_bytes)
+        except TimeoutError:
+            raise Refusal(too_slow(f"The body did not arrive within {self._limit_s:g} s.")) from None
+        finally:
+            self._open.pop(limit, None)
+        if body is None:
+            raise Refusal(too_long)
+        return body
+
+    def _bound(self) -> None:
+        if len(self._open) > self._most:
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            oldest.reschedule(asyncio.get_running_loop().time())
+
+
+def _stated_bytes(headers: dict[bytes, bytes]) -> int:
+    """The content length, 0 where none is stated; digits beyond any size count as too many."""
+    digits = headers.get(b"content-length", b"0")
+    return int(digits[:18]) if digits.isdigit() else 0
+
+
+def middlewares() -> list[Any]:
+    """For Serve's ``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH``: the guard, where the process has settings for one."""
+    from starlette.middleware import Middleware
+
+    settings = os.environ.get(SETTINGS)
+    return [Middleware(Guard, config=GuardConfig.model_validate_json(settings))] if settings else []

@@ -1,0 +1,137 @@
+"""Prometheus metrics of one ingress, and ``/metrics``: these, the engine series of the fleet, and vLLM's own.
+
+Each ingress has a registry of its own, so that several can live in one process; vLLM's server uses the process's.
+"""
+
+import math
+from functools import partial
+from typing import Any
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, make_asgi_app
+
+from protocol.messages import Verdict
+from serving.ingress.asgi import App
+from serving.ingress.engine_series import EngineSeries
+from serving.ingress.replica_status import state_of
+from serving.request.state import Ticket
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)
+ERROR_SECONDS = (-5.0, -1.0, -0.25, -0.1, -0.025, -0.01, 0.0, 0.01, 0.025, 0.1, 0.25, 1.0, 5.0)
+LABELS = ("tier", "model")
+
+
+class DoorMetrics:
+    """Made once per ingress; labels are tier names, the served model and live replicas, all bounded."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.registry = CollectorRegistry()
+        self.engines = EngineSeries(model)
+        self.registry.register(self.engines)
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        self.ttft = histogram("polyslo_request_ttft_seconds", "Time to first token.", LABELS, buckets=SECONDS)
+        self.tpot = histogram(
+            "polyslo_request_tpot_seconds", "Mean time per output token.", LABELS, buckets=TOKEN_SECONDS
+        )
+        self.e2e = histogram("polyslo_request_e2e_seconds", "Time to last token.", LABELS, buckets=SECONDS)
+        self.predicted_ttft = histogram(
+            "polyslo_predicted_ttft_seconds", "TTFT predicted at admission.", LABELS, buckets=SECONDS
+        )
+        self.predicted_tpot = histogram(
+            "polyslo_predicted_tpot_seconds", "TPOT predicted at admission.", LABELS, buckets=TOKEN_SECONDS
+        )
+        self.ttft_error = histogram(
+            "polyslo_ttft_prediction_error_seconds", "Measured less predicted TTFT.", LABELS, buckets=ERROR_SECONDS
+        )
+        self.tpot_error = histogram(
+            "polyslo_tpot_prediction_error_seconds", "Measured less predicted TPOT.", LABELS, buckets=ERROR_SECONDS
+        )
+        self.met = counter("polyslo_slo_met_total", "Requests that got what they asked for.", ("tier", "dimension"))
+        self.missed = counter(
+            "polyslo_slo_missed_total", "Requests that did not; refused ones included.", ("tier", "dimension")
+        )
+        self.rejected = counter("polyslo_rejected_total", "Requests refused.", ("tier", "reason"))
+        self.downgraded = counter("polyslo_downgraded_total", "Requests made best effort.", ("tier", "reason"))
+        self.resumed = counter("polyslo_resumed_total", "Streams continued on another replica.", ("tier",))
+        self.queue = histogram("polyslo_queue_seconds", "Arrival to decision.", ("tier", "outcome"), buckets=SECONDS)
+        self.replicas = gauge("polyslo_replicas", "Replicas by tier and state.", ("tier", "state"))
+        self.target = gauge(
+            "polyslo_replicas_target", "Replicas that Serve is asked for, where the number follows load."
+        )
+        self.wanted = gauge("polyslo_replicas_wanted", "Replicas that a tier's demand and bounds take.", ("tier",))
+        self.waiting = gauge("polyslo_waiting_requests", "Requests that wait for room.", ("tier",))
+        self.prefix_share = gauge(
+            "polyslo_prefix_hit_share", "Prompt tokens sent where they are presumably cached, of all."
+        )
+        self.kv_tokens = gauge("polyslo_kv_tokens", "KV tokens in use.", ("replica",))
+        self.decision_us = gauge("polyslo_controller_decision_seconds", "Mean seconds per decision since its birth.")
+
+    def to_app(self) -> App:
+        """The ASGI application of ``/metrics``."""
+        whole = CollectorRegistry(support_collectors_without_names=True)
+        whole.register(REGISTRY)
+        whole.register(self.registry)
+        app: App = make_asgi_app(whole)
+        return app
+
+    def observe(self, ticket: Ticket) -> None:
+        """Count one finished response; a request whose client left counts in nothing but the counters of its fate."""
+        tier = ticket.slo.tier
+        decisions = ticket.decisions
+        for sequence in ticket.sequences.values():
+            self.resumed.labels(tier).inc(sequence.resumed)
+        if not decisions or any(s.finish in ("", "abort") for s in ticket.sequences.values()):
+            return
+        verdict = max((d.verdict for d in decisions), key=lambda v: (v == Verdict.REFUSED, v == Verdict.BEST_EFFORT))
+        self.queue.labels(tier, verdict.value).observe(ticket.decided_s)
+        (self.met if ticket.met else self.missed).labels(tier, "all").inc()
+        if verdict == Verdict.REFUSED:
+            self.rejected.labels(tier, decisions[0].reason).inc()
+            return
+        if verdict == Verdict.BEST_EFFORT:
+            self.downgraded.labels(tier, decisions[0].reason).inc()
+        self._latencies(ticket, tier)
+
+    def _latencies(self, ticket: Ticket, tier: str) -> None:
+        labels, told = (tier, self.model), ticket.decisions
+        predicted_ttft_s = max(d.predicted_ttft_s for d in told)
+        predicted_tpot_s = max(d.predicted_tpot_s for d in told)
+        for dimension, measured, bound in (
+            ("ttft", ticket.ttft_s, ticket.slo.ttft_s),
+            ("tpot", ticket.tpot_s, ticket.slo.tpot_s),
+            ("e2e", ticket.e2e_s, ticket.slo.e2e_s),
+        ):
+            if math.isfinite(bound):
+                (self.met if measured <= bound else self.missed).labels(tier, dimension).inc()
+        self.ttft.labels(*labels).observe(ticket.ttft_s)
+        self.tpot.labels(*labels).observe(ticket.tpot_s)
+        self.e2e.labels(*labels).observe(ticket.e2e_s)
+        if math.isfinite(predicted_ttft_s):
+            self.predicted_ttft.labels(*labels).observe(predicted_ttft_s)
+            self.ttft_error.labels(*labels).observe(ticket.ttft_s - predicted_ttft_s)
+        if math.isfinite(predicted_tpot_s):
+            self.predicted_tpot.labels(*labels).observe(predicted_tpot_s)
+            self.tpot_error.labels(*labels).observe(ticket.tpot_s - predicted_tpot_s)
+
+    def observe_status(self, status: dict[str, object] | dict[str, Any]) -> None:
+        """Refresh the gauges from the controller's status."""
+        self.engines.observe_status(status)
+        self.replicas.clear()
+        self.kv_tokens.clear()
+        for replica in status.get("replicas", []):  # type: ignore[union-attr]
+            self.replicas.labels(replica["tier"], state_of(replica)).inc()
+            self.kv_tokens.labels(replica["replica"]).set(replica["kv_used_tokens"])
+        if prefixes := status.get("prefixes"):
+            self.prefix_share.set(prefixes["hit_tokens"] / max(1, prefixes["prompt_tokens"]))  # type: ignore[index]
+        self.waiting.clear()
+        for tier, count in status.get("waiting", {}).items():  # type: ignore[union-attr]
+            self.waiting.labels(tier).set(count)
+        size = (status.get("allocation") or {}).get("size") or {}  # type: ignore[union-attr]
+        self.target.set(size.get("target") or len(status.get("replicas", [])))  # type: ignore[arg-type]
+        for tier, count in size.get("wanted", {}).items():
+            self.wanted.labels(tier).set(count)
+        mean_us = status.get("controller", {}).get("decision_us_mean")  # type: ignore[union-attr]
+        if mean_us is not None:
+            self.decision_us.set(mean_us / 1e6)

@@ -1,0 +1,235 @@
+"""ASGI middleware around vLLM's OpenAI server: SLO in, verdict out. Never touches a prompt; Serve echoes request ids.
+
+The response of a generating endpoint is held until its admission decision is known (the responses API announces itself
+before): a refusal replaces it with 429 (or 503); anything else gains ``service_tier`` and the ``slo`` object.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from serving.config.limits import LimitsConfig
+from serving.ingress.annotate import StreamAnnotator, annotate_json, mend_error, only_error
+from serving.ingress.asgi import App, ClientGone, Message, Receive, Send, read_body, replayed, send_error, with_length
+from serving.ingress.errors import ApiError, bad_request, refused
+from serving.ingress.guard import ARRIVED
+from serving.ingress.json_body import read_json
+from serving.ingress.limits import Refusal, check_document
+from serving.ingress.sequences import expected_sequences
+from serving.ingress.tenant import tenant_of
+from serving.request.program import read_program
+from serving.request.slo import SloError, TierIndex, resolve, strip_body
+from serving.request.state import Ticket, current_ticket
+
+GENERATING = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/chat/completions/batch",  # several conversations, each a sequence of one request as with n > 1
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/invocations",  # SageMaker's name for whichever of these the body fits
+    }
+)
+
+
+class SloMiddleware:
+    """``tiers()`` gives the tier table in force; ``done(ticket, status)`` is told of every finished response.
+
+    ``has_tenants``: the application checks API keys, so that a key tells who asks.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        tiers: Callable[[], TierIndex],
+        done: Callable[[Ticket, int], None],
+        overload_status: int = 429,
+        limits: LimitsConfig | None = None,
+        has_tenants: bool = False,
+    ) -> None:
+        self.app, self.tiers, self.done, self.overload_status = app, tiers, done, overload_status
+        self.limits, self.has_tenants = limits or LimitsConfig(), has_tenants
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+        elif scope["method"] != "POST":
+            await self.app(scope, receive, MendedErrors(send, scope["path"]))
+        else:
+            await self._post(scope, receive, send)
+
+    async def _post(self, scope: Message, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        try:
+            body = await read_body(receive) or b""
+            document = self._read(body)
+            if path not in GENERATING:
+                await self.app(scope, replayed(body, receive), MendedErrors(send, path))
+                return
+            ticket, body = self._open(scope, document, body)
+        except SloError as error:
+            await send_error(send, bad_request(str(error), error.field), path)
+            return
+        except ClientGone:
+            return
+        await self._generate(ticket, with_length(scope, len(body)), replayed(body, receive), send)
+
+    async def _generate(self, ticket: Ticket, scope: Message, receive: Receive, send: Send) -> None:
+        """Have it answered; a stream may be refused after the application has begun it, and nothing was sent yet."""
+        response = Response(ticket, send, self.overload_status, scope["path"])
+        token = current_ticket.set(ticket)
+        try:
+            await self.app(scope, receive, response)
+        except Refusal as refusal:
+            if response.status:
+                raise RuntimeError("refused in the middle of its answer") from refusal
+            await response.refuse(refusal.error)
+        finally:
+            current_ticket.reset(token)
+            self.done(ticket, response.status)
+
+    def _read(self, body: bytes) -> dict[str, Any]:
+        """The JSON object in ``body``; empty where it is something else, which vLLM then says itself."""
+        document = read_json(body, self.limits.json_values, self.limits.json_depth) if body else None
+        return document if isinstance(document, dict) else {}
+
+    def _open(self, scope: Message, document: dict[str, Any], body: bytes) -> tuple[Ticket, bytes]:
+        """The request's ticket, and its body without what only the door understands."""
+        check_document(document, self.limits)
+        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
+        slo = resolve(headers, document, self.tiers())
+        arrived_s = scope.get(ARRIVED, time.monotonic())
+        asked = document.get("service_tier")
+        program, expected = read_program(headers, document), expected_sequences(document)
+        ticket = Ticket(slo, arrived_s, program, str(asked or ""), expected=expected, is_open=True)
+        ticket.tenant = tenant_of(scope["path"], headers) if self.has_tenants else ""
+        stripped = strip_body(document)
+        return ticket, body if stripped is document else msgspec.json.encode(stripped)
+
+
+class MendedErrors:
+    """The ``send`` of a request: JSON errors of vLLM's server in the shape that the path's clients expect."""
+
+    def __init__(self, send: Send, path: str) -> None:
+        self.send, self.path = send, path
+        self._start: Message | None = None
+        self._parts: list[bytes] = []
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start" and message["status"] >= 400 and is_json(message):
+            self._start = message
+        elif message["type"] == "http.response.body" and self._start is not None:
+            self._parts.append(bytes(message.get("body", b"")))
+            if not message.get("more_body", False):
+                data = mend_error(b"".join(self._parts), self._start["status"], self.path)
+                await self.send(resized(self._start, len(data)))
+                await self.send({"type": "http.response.body", "body": data, "more_body": False})
+        else:
+            await self.send(message)
+
+
+class Response:
+    """The ``send`` of one generating request: holds the start, swaps in a refusal, annotates the rest."""
+
+    def __init__(self, ticket: Ticket, send: Send, overload_status: int, path: str) -> None:
+        self.ticket, self.send, self.path = ticket, send, path
+        self.overload_status, self.status = overload_status, 0
+        self._start: Message | None = None
+        self._stream: StreamAnnotator | None = None
+        self._json: list[bytes] | None = None
+        self._replaced = False
+        self._held = b""
+
+    async def __call__(self, message: Message) -> None:
+        if self._replaced:
+            return
+        if message["type"] == "http.response.start":
+            self._start = message
+        elif message["type"] == "http.response.body":
+            await self._body(bytes(message.get("body", b"")), not message.get("more_body", False))
+        else:
+            await self.send(message)
+
+    async def _body(self, data: bytes, last: bool) -> None:
+        if not self.ticket.decisions and not last:
+            self._held += data
+            return
+        data, self._held = self._held + data, b""
+        if not self.ticket.decisions:
+            data = self._undecided(data)
+        if self._start is not None and self.status == 0 and await self._begin():
+            return
+        if self._stream is not None:
+            data = self._stream.feed(data, last)
+        elif self._json is not None:
+            self._json.append(data)
+            if not last:
+                return
+            data = self._finished(b"".join(self._json))
+            await self._send_start(len(data))
+        await self.send({"type": "http.response.body", "body": data, "more_body": not last})
+
+    def _undecided(self, data: bytes) -> bytes:
+        """All of a response about which nothing was decided; an error in place of a stream gets its own status."""
+        if self._start is not None and self.status == 0 and is_stream(self._start) and (found := only_error(data)):
+            status, data = found
+            self._start = {**self._start, "status": status, "headers": [(b"content-type", b"application/json")]}
+        return data
+
+    def _finished(self, data: bytes) -> bytes:
+        """A whole JSON answer; an error carries no verdict."""
+        is_error = self.status >= 400
+        return mend_error(data, self.status, self.path) if is_error else annotate_json(data, self.ticket)
+
+    async def _begin(self) -> bool:
+        """At the first body chunk; whether a refusal took the response's place."""
+        assert self._start is not None
+        refusal = self.ticket.refusal
+        if refusal is not None:
+            await self.refuse(refused(refusal, self.overload_status))
+            return True
+        self.status = int(self._start["status"])
+        if is_stream(self._start):
+            self._stream = StreamAnnotator(self.ticket)
+            await self._send_start(None)
+        elif is_json(self._start):
+            self._json = []
+        else:
+            await self._send_start(None)
+        return False
+
+    async def refuse(self, error: ApiError) -> None:
+        """Answer with an error in place of the response, of which nothing has been sent."""
+        self._replaced, self.status = True, error.status
+        await send_error(self.send, error, self.path)
+
+    async def _send_start(self, length: int | None) -> None:
+        assert self._start is not None
+        start = self._start if length is None else resized(self._start, length)
+        if self.status < 400:
+            tier = (b"x-slo-tier", self.ticket.tier.encode("latin-1", "replace"))
+            start = {**start, "headers": [*start.get("headers", []), tier]}
+        await self.send(start)
+
+
+def is_json(start: Message) -> bool:
+    """Whether the response that begins so is a JSON document."""
+    return _has_type(start, b"application/json")
+
+
+def is_stream(start: Message) -> bool:
+    """Whether the response that begins so is a stream of events."""
+    return _has_type(start, b"text/event-stream")
+
+
+def _has_type(start: Message, kind: bytes) -> bool:
+    return bool(dict(start.get("headers", [])).get(b"content-type", b"").startswith(kind))
+
+
+def resized(start: Message, length: int) -> Message:
+    """A response's start with another content length."""
+    headers = [(name, value) for name, value in start.get("headers", []) if name.lower() != b"content-length"]
+    return {**start, "headers": [*headers, (b"content-length", str(length).encode())]}

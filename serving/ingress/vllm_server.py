@@ -1,0 +1,279 @@
+"""Adapter: vLLM's own OpenAI server over a fleet. The only module of the door that knows vLLM (pinned to 0.32).
+
+``AsyncLLM`` keeps its renderer, input and output processors; only its engine-core client is ours, so chat, completions,
+responses, messages, tools, reasoning, logprobs, ``n > 1`` and stop strings are vLLM's.
+"""
+
+import asyncio
+import hashlib
+import math
+import types
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from vllm import AsyncEngineArgs, envs
+from vllm.config import VllmConfig
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.app import build_app
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingParams
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.core_client import EngineCoreClient
+from vllm.v1.executor.abstract import Executor
+
+from protocol.messages import Delta, Slo
+from replicas.vllm_codec import decode_output, encode_request, encode_value, with_emitted
+from routing.prefix_index import hash_prefix
+from serving.dispatch.dispatcher import Dispatcher
+from serving.dispatch.engine_request import Job, Links, Patience
+from serving.ingress.lanes import Lanes
+from serving.ingress.turns import Turns
+from serving.ingress.vllm_grammar import says_nothing
+from serving.ingress.vllm_mistakes import ClientMistakes
+from serving.request.state import Ticket, current_ticket
+
+TASKS = ("generate",)
+GRAMMAR_THREADS, GRAMMARS_PER_CLIENT = 4, 2  # checks of grammars at a time, in all and of one API key
+# Routes of vLLM that mean something over a fleet; the rest concerns one engine in one process.
+ROUTES = frozenset(
+    {
+        *("/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/chat/completions/batch"),
+        *("/v1/responses", "/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel"),
+        *("/v1/messages", "/v1/messages/count_tokens", "/tokenize", "/detokenize"),
+        *("/invocations", "/ping", "/generative_scoring"),
+        *("/health", "/version", "/metrics", "/load"),
+        *("/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"),
+    }
+)
+
+
+class FleetCoreClient:
+    """The engine-core client surface that ``AsyncLLM`` uses, answered by the dispatcher."""
+
+    engine_ranks_managed = (0,)
+
+    class resources:  # vLLM reads ``resources.engine_dead``
+        engine_dead = False
+
+    def __init__(
+        self,
+        links: Links,
+        patience: Patience,
+        block_tokens: int = 0,
+        most_prompt_logprobs: float = math.inf,
+        not_computed: Collection[str] = (),
+    ) -> None:
+        """``block_tokens``: of the replicas' prefix caches, where prompts are marked for them; 0: they are not.
+
+        ``not_computed``: sampling parameters for which engines of the fleet have no logits.
+        """
+        self._block_tokens, self._most_prompt_logprobs = block_tokens, most_prompt_logprobs
+        self._not_computed = not_computed
+        self.forget: Callable[[str], None] = lambda _request_id: None  # what vLLM keeps of a request
+        self._outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
+        self.dispatcher = Dispatcher(links, self._emit, patience)
+
+    async def add_request_async(self, request: EngineCoreRequest) -> None:
+        ticket = current_ticket.get() or Ticket(Slo(best_effort=True))
+        try:
+            check_computed(request, self._not_computed)
+            check_prompt_logprobs(request, self._most_prompt_logprobs)
+            job = to_job(request, ticket, self._block_tokens)
+        except VLLMValidationError:
+            self.forget(request.request_id)
+            raise
+        self.dispatcher.submit(job)
+
+    async def get_output_async(self) -> EngineCoreOutputs:
+        return await self._outputs.get()
+
+    async def abort_requests_async(self, request_ids: list[str]) -> None:
+        # The output handler aborts what met a stop string; a request's own task aborts when its client has left.
+        self.dispatcher.abort(request_ids, "stop" if current_ticket.get() is None else "abort")
+
+    async def get_supported_tasks_async(self) -> tuple[str, ...]:
+        return TASKS
+
+    async def reset_prefix_cache_async(self, *_: Any, **__: Any) -> bool:
+        return False  # replicas keep theirs; there is nothing cached here
+
+    async def reset_mm_cache_async(self) -> None:
+        return None
+
+    async def is_sleeping_async(self) -> bool:
+        return False
+
+    def dp_engines_running(self) -> bool:
+        return True
+
+    def get_kv_event_sources(self) -> dict[str, Any]:
+        return {}
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        return None
+
+    def _emit(self, deltas: Sequence[Delta]) -> None:
+        self._outputs.put_nowait(EngineCoreOutputs(outputs=[decode_output(delta) for delta in deltas]))
+
+
+def to_job(request: EngineCoreRequest, ticket: Ticket, block_tokens: int = 0) -> Job:
+    """What the dispatcher needs to know of a request; its payload can be encoded anew to continue elsewhere.
+
+    Raises ``VLLMValidationError`` for what cannot be encoded: later that would be the dispatcher's trouble.
+    """
+    prompt, params = request.prompt_token_ids or [], request.sampling_params
+    payload = encoded(request)
+    digest = hashlib.blake2b(str(prompt).encode(), digest_size=6).digest()
+    return Job(
+        request_id=request.request_id,
+        prompt_tokens=len(prompt),
+        max_tokens=(params.max_tokens if params else None) or 16,
+        content=int.from_bytes(digest),
+        payload=lambda tokens: encode_request(continued(request, tokens)) if tokens else payload,
+        ticket=ticket,
+        resumable=params is None or params.structured_outputs is None,
+        movable=params is None or is_memoryless(params),
+        prefix=block_hashes_of(request, block_tokens) if block_tokens else (),
+    )
+
+
+def encoded(request: EngineCoreRequest) -> bytes:
+    """The request as engines get it; raises ``VLLMValidationError`` naming the field that has no such form."""
+    try:
+        return encode_request(request)
+    except Exception as error:
+        field = _unsendable(request)
+        raise VLLMValidationError(f"{field}: cannot be sent to an engine: {error}", parameter=field) from error
+
+
+def _unsendable(request: EngineCoreRequest) -> str:
+    """The first field of a request, or of its sampling parameters, that cannot be encoded."""
+    params = request.sampling_params
+    parts = [(params, name) for name in (params.__struct_fields__ if params else ())]
+    parts += [(request, name) for name in request.__struct_fields__ if name != "sampling_params"]
+    for owner, name in parts:
+        try:
+            encode_value(getattr(owner, name))
+        except Exception:
+            return name.lstrip("_")
+    return "body"
+
+
+def check_computed(request: EngineCoreRequest, not_computed: Collection[str]) -> None:
+    """Raise ``VLLMValidationError`` for a sampling parameter of ``not_computed``."""
+    for field in not_computed:
+        if getattr(request.sampling_params, field, None) is not None:
+            message = f"{field}: needs logits, which engines of this fleet do not compute"
+            raise VLLMValidationError(message, parameter=field)
+
+
+def check_prompt_logprobs(request: EngineCoreRequest, most: float) -> None:
+    """Raise ``VLLMValidationError`` for more figures on the prompt than ``most``; the ingress turns each into text."""
+    params = request.sampling_params
+    each = params.prompt_logprobs if params is not None else None
+    if each is None:
+        return
+    figures = len(request.prompt_token_ids or []) * (each + 1 if each >= 0 else math.inf)
+    if figures > most:
+        message = f"prompt_logprobs: {figures:g} figures on the prompt (its tokens times each), at most {most:g}"
+        raise VLLMValidationError(message, parameter="prompt_logprobs")
+
+
+def block_hashes_of(request: EngineCoreRequest, block_tokens: int) -> tuple[int, ...]:
+    """Marks of what the prompt's KV cache depends on; none where that is more than tokens."""
+    if request.mm_features or request.prompt_embeds is not None:
+        return ()
+    adapter = request.lora_request.lora_name if request.lora_request else ""
+    return hash_prefix(request.prompt_token_ids or [], block_tokens, repr((request.cache_salt, adapter)))
+
+
+def is_memoryless(params: SamplingParams) -> bool:
+    """Whether sampling looks at the text so far through the prompt alone, so that any engine goes on exactly."""
+    is_steady = params.presence_penalty == 0 and params.frequency_penalty == 0 and params.seed is None
+    return is_steady and params.structured_outputs is None
+
+
+def continued(request: EngineCoreRequest, tokens: list[int]) -> EngineCoreRequest:
+    """The request that continues after ``tokens``: they join the prompt, the length limits shrink.
+
+    Exact for greedy decoding. A grammar cannot be entered in the middle (such requests are not resumable), and a
+    sampling seed or a presence penalty starts over at the resumed position.
+    """
+    if not tokens:
+        return request
+    resumed = with_emitted(request, tokens)
+    if resumed.sampling_params is not None:
+        resumed.sampling_params.prompt_logprobs = None  # already sent with the first placement
+    return resumed
+
+
+async def make_server(
+    arguments: list[str],
+    links: Links,
+    patience: Patience,
+    block_tokens: int = 0,
+    most_prompt_logprobs: float = math.inf,
+    not_computed: Collection[str] = (),
+) -> tuple[Any, FleetCoreClient]:
+    """vLLM's FastAPI application and the fleet client below it.
+
+    ``arguments`` are those of ``vllm serve`` (model first): parsers, templates, names, limits; the rest is as of
+    ``FleetCoreClient``. The application's ``state.checks_keys`` tells whether it asks clients for a key.
+    """
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args(arguments)
+    args.model = getattr(args, "model_tag", None) or args.model
+    engine_args = AsyncEngineArgs.from_cli_args(args)
+    config = VllmConfig(
+        model_config=engine_args.create_model_config(),
+        logging_config=engine_args.create_logging_config(),
+        structured_outputs_config=engine_args.create_structured_outputs_config(),
+    )
+    client = FleetCoreClient(links, patience, block_tokens, most_prompt_logprobs, not_computed)
+    original = EngineCoreClient.make_async_mp_client
+    EngineCoreClient.make_async_mp_client = staticmethod(lambda **_: client)
+    try:
+        engine = FleetLLM(config, executor_class=Executor.get_class(config), log_stats=False, log_requests=False)
+    finally:
+        EngineCoreClient.make_async_mp_client = original
+    client.forget = lambda request_id: engine.output_processor.abort_requests([request_id], internal=True)
+    args.middleware = [*args.middleware, f"{ClientMistakes.__module__}.{ClientMistakes.__name__}"]
+    app = build_app(args, TASKS, config.model_config)
+    app.state.checks_keys = bool(args.api_key or envs.VLLM_API_KEY)
+    app.router.routes[:] = [route for route in app.router.routes if getattr(route, "path", "") in ROUTES]
+    await init_app_state(engine, app.state, args, TASKS)
+    app.state.server = types.SimpleNamespace(should_exit=False)  # vLLM's handler of unexpected errors looks at it
+    return app, client
+
+
+class FleetLLM(AsyncLLM):
+    """vLLM's front end, with grammars checked in threads: that may take seconds, for which no other client waits."""
+
+    def __init__(self, config: VllmConfig, **options: Any) -> None:
+        super().__init__(config, **options)
+        self.input_processor.structured_outputs_config = None  # checked before; see ``add_request``
+        self.renderer._executor._inner = Lanes()
+        self._grammars = Turns(GRAMMAR_THREADS, GRAMMARS_PER_CLIENT, "grammar")
+
+    async def add_request(self, request_id: str, prompt: Any, params: Any, *rest: Any, **named: Any) -> Any:
+        if getattr(params, "structured_outputs", None) is not None:
+            ticket = current_ticket.get()
+            await self._grammars.run(ticket.tenant if ticket else "", self._check_grammar, params)
+        return await super().add_request(request_id, prompt, params, *rest, **named)
+
+    def _check_grammar(self, params: SamplingParams) -> None:
+        """vLLM's own check, and that the grammar lets anything be said; raises ``VLLMValidationError``."""
+        config = self.vllm_config.structured_outputs_config
+        try:
+            params._validate_structured_outputs(self.model_config, config, self.input_processor.tokenizer)
+            is_dead = says_nothing(params.structured_outputs)
+        except VLLMValidationError:
+            raise
+        except Exception as error:
+            message = f"structured_outputs: {error}"
+            raise VLLMValidationError(message, parameter="structured_outputs") from error
+        if is_dead:
+            message = "structured_outputs: nothing satisfies this grammar (does a rule or $ref begin with itself?)"
+            raise VLLMValidationError(message, parameter="structured_outputs")

@@ -1,0 +1,31 @@
+"""The status page of a running application."""
+
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+TIMEOUT_S = 10.0
+
+
+def fetch(url: str) -> dict[str, Any]:
+    """The status page of the server at ``url``.
+
+    Raises:
+        ValueError: when it cannot be reached or does not answer a status page.
+    """
+    address = f"{url.rstrip('/')}/polyslo/status"
+    if not address.startswith(("http://", "https://")):
+        raise ValueError(f"--url: must begin with http:// or https://, got {url!r}")
+    try:
+        with urllib.request.urlopen(address, timeout=TIMEOUT_S) as response:
+            told = json.load(response)
+    except urllib.error.HTTPError as error:
+        raise ValueError(f"--url: {address} answered HTTP {error.code}") from None
+    except OSError as error:
+        raise ValueError(f"--url: cannot reach {address} ({getattr(error, 'reason', error)})") from None
+    except ValueError:
+        raise ValueError(f"--url: {address} did not answer JSON") from None
+    if not isinstance(told, dict):
+        raise ValueError(f"--url: {address} did not answer a status page")
+    return told

@@ -1,0 +1,103 @@
+"""Change the tier table of a running application: what ``serve deploy`` with an edited file does, for one tier."""
+
+import copy
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import yaml
+
+from serving.config.app import IMPORT_PATH, INGRESS, AppConfig
+from serving.config.base import ConfigError
+from serving.config.tiers import TierTableConfig
+from serving.launch.dashboard import serve_client
+from serving.launch.local_ray import LaunchError
+from serving.launch.status import fetch
+
+APPLIED_S = 30.0
+
+Table = dict[str, Any]  # the ingress's user_config
+
+
+def read_settings(words: list[str]) -> dict[str, Any]:
+    """``key=value`` words as YAML values; ``key=`` takes a key away (None)."""
+    settings = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"{word}: must be KEY=VALUE, such as min_replicas=2")
+        settings[key] = yaml.safe_load(value)
+    return settings
+
+
+def set_tier(table: Mapping[str, Any], name: str, settings: Mapping[str, Any]) -> Table:
+    """The next version of a table, with this tier changed, or added where there is none of this name.
+
+    Raises:
+        ConfigError: naming the field that makes no sense.
+    """
+    changed = _next(table)
+    tier = next((tier for tier in changed["tiers"] if tier.get("name") == name), None)
+    if tier is None:
+        changed["tiers"].append(tier := {"name": name})
+    tier.update(settings)
+    for key in [key for key, value in settings.items() if value is None]:
+        tier.pop(key)
+    TierTableConfig.read(changed)
+    return changed
+
+
+def remove_tier(table: Mapping[str, Any], name: str) -> Table:
+    """The next version of a table without this tier; its requests move to the next tighter one."""
+    changed = _next(table)
+    kept = [tier for tier in changed["tiers"] if tier.get("name") != name]
+    if len(kept) == len(changed["tiers"]):
+        raise ConfigError(f"{name}: no such tier; known: {', '.join(tier['name'] for tier in kept)}")
+    changed["tiers"] = kept
+    TierTableConfig.read(changed)
+    return changed
+
+
+def _next(table: Mapping[str, Any]) -> Table:
+    changed = copy.deepcopy(dict(table))
+    changed["version"] = int(table["version"]) + 1
+    return changed
+
+
+def redeploy(address: str, change: Callable[[Table], Table]) -> Table:
+    """Apply ``change`` to the deployed table through Serve's dashboard; the table that is now deployed.
+
+    Raises:
+        ConfigError, LaunchError: what is wrong with the change, or with what is deployed.
+    """
+    client = serve_client(address)
+    document = deployed_document(client.get_serve_details())
+    app = next(app for app in document["applications"] if app.get("import_path") == IMPORT_PATH)
+    ingress = next((each for each in app.get("deployments") or [] if each.get("name") == INGRESS), None)
+    if ingress is None or not ingress.get("user_config"):
+        raise LaunchError("--address: the application that is deployed there has no tier table")
+    table = change(ingress["user_config"])
+    TierTableConfig.read(table).check_fits(AppConfig.read(app.get("args")).most_replicas)
+    ingress["user_config"] = table
+    client.deploy_applications(document)
+    return table
+
+
+def deployed_document(details: Mapping[str, Any]) -> dict[str, Any]:
+    """What is deployed, as a Serve file says it; raises ``LaunchError`` where this project's application is not."""
+    configs = [app.get("deployed_app_config") for app in (details.get("applications") or {}).values()]
+    applications = [copy.deepcopy(config) for config in configs if config]
+    if not any(config.get("import_path") == IMPORT_PATH for config in applications):
+        raise LaunchError(f"--address: no application with import_path {IMPORT_PATH} is deployed there")
+    document = {key: details[key] for key in ("proxy_location", "http_options") if details.get(key)}
+    return {**document, "applications": applications}
+
+
+def wait_applied(url: str, version: int) -> None:
+    """Return when the server at ``url`` tells this version; raises ``LaunchError`` with what it says instead."""
+    give_up_s = time.monotonic() + APPLIED_S
+    while (status := fetch(url)).get("version") != version:
+        if time.monotonic() > give_up_s:
+            why = status.get("tier_table_error") or f"it still tells version {status.get('version')}"
+            raise LaunchError(f"--url: version {version} was deployed, but not applied: {why}")
+        time.sleep(0.2)

@@ -1,0 +1,155 @@
+"""One HTTP request as the door sees it: its objective, the controller's decisions, and what was measured."""
+
+import contextvars
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from protocol.attainment import Tally
+from protocol.messages import Decision, Slo, Verdict
+from serving.request.program import Program
+
+WORST_FIRST = ("error", "refused", "abort", "length", "stop")
+
+
+@dataclass
+class Sequence:
+    """One generated sequence (``n > 1`` makes several per ticket)."""
+
+    tally: Tally
+    decision: Decision | None = None
+    finish: str = ""  # "", then "stop", "length", "abort", "refused" or "error"
+    resumed: int = 0
+    late: bool = False  # an engine could no longer serve it on time
+
+
+@dataclass
+class Ticket:
+    """Filled in by the dispatcher while the request runs; read by the middleware for the ``slo`` object."""
+
+    slo: Slo
+    arrived_s: float = field(default_factory=time.monotonic)
+    program: Program | None = None
+    service_tier: str = ""  # OpenAI's field as the client wrote it
+    tenant: str = ""  # digest of the API key; empty where keys are not checked
+    decided_s: float = math.inf  # arrival to the latest decision
+    expected: int = 1  # sequences that the request will have; 0: as many as come (beam search)
+    is_open: bool = False  # its HTTP response goes on, so that more sequences may come
+    is_counted: bool = False  # its outcome has been reported
+    sequences: dict[str, Sequence] = field(default_factory=dict)
+
+    def sequence(self, request_id: str) -> Sequence:
+        """The sequence of an engine request, made at its first mention."""
+        if request_id not in self.sequences:
+            self.sequences[request_id] = Sequence(Tally(self.slo.ttft_s, self.slo.tpot_s, self.slo.e2e_s))
+        return self.sequences[request_id]
+
+    def note_decision(self, request_id: str, decision: Decision, now_s: float) -> None:
+        """Record what the controller said, and the tier that it found for a request that named none."""
+        if self.slo.is_tier_open and decision.verdict != Verdict.BEST_EFFORT:
+            self.slo = msgspec.structs.replace(self.slo, tier=decision.tier, is_tier_open=False)
+        self.sequence(request_id).decision = decision
+        self.decided_s = now_s - self.arrived_s
+
+    def note_tokens(self, request_id: str, count: int, now_s: float) -> None:
+        """Record ``count`` tokens that arrived together."""
+        self.sequence(request_id).tally.note(now_s - self.arrived_s, count)
+
+    @property
+    def is_started(self) -> bool:
+        """Whether some sequence has a token: from then on the request is never refused."""
+        return any(tally.tokens for tally in self.tallies)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every sequence has ended and no more will come."""
+        is_complete = not self.is_open or 0 < self.expected <= len(self.sequences)
+        return is_complete and bool(self.sequences) and all(s.finish for s in self.sequences.values())
+
+    @property
+    def finish(self) -> str:
+        """How the request ended: as its worst sequence did."""
+        ends = {sequence.finish for sequence in self.sequences.values()}
+        return next((end for end in WORST_FIRST if end in ends), "")
+
+    @property
+    def decisions(self) -> list[Decision]:
+        return [s.decision for s in self.sequences.values() if s.decision is not None]
+
+    @property
+    def refusal(self) -> Decision | None:
+        """The refusal to answer with, when nothing was streamed and a sequence was refused."""
+        if self.is_started:
+            return None
+        return next((d for d in self.decisions if d.verdict == Verdict.REFUSED), None)
+
+    @property
+    def tier(self) -> str:
+        """The tier that serves the request: the one asked for until a decision says otherwise."""
+        decisions = self.decisions
+        return decisions[0].tier if decisions else self.slo.tier
+
+    @property
+    def tallies(self) -> list[Tally]:
+        return [sequence.tally for sequence in self.sequences.values()]
+
+    @property
+    def ttft_s(self) -> float:
+        return max((tally.first_s for tally in self.tallies), default=math.inf)
+
+    @property
+    def tpot_s(self) -> float:
+        """Mean seconds per token after the first, of the slowest sequence."""
+        return max((tally.mean_gap_s for tally in self.tallies), default=0.0)
+
+    @property
+    def e2e_s(self) -> float:
+        return max((tally.last_s for tally in self.tallies), default=math.inf)
+
+    @property
+    def met(self) -> bool:
+        """Every token on time, by the deadline, and served in the class that was asked for."""
+        return bool(self.sequences) and all(self.meets(sequence) for sequence in self.sequences.values())
+
+    def meets(self, sequence: Sequence) -> bool:
+        """The same of one of its sequences."""
+        decision = sequence.decision
+        served = decision is None or decision.keeps_objective or self.slo.best_effort
+        return served and sequence.tally.judge(finished=sequence.finish in ("stop", "length")).strict
+
+    def slo_object(self) -> dict[str, Any]:
+        """What the client is told, in milliseconds; figures that do not exist are null."""
+        decisions = self.decisions
+        first = decisions[0] if decisions else None
+        return {
+            "admitted": bool(decisions) and all(d.verdict == Verdict.ADMITTED for d in decisions),
+            "tier": self.tier,
+            "replica": first.replica if first else None,
+            "hops": max((d.hops for d in decisions), default=0),
+            "predicted_ttft_ms": _ms(max((d.predicted_ttft_s for d in decisions), default=math.inf)),
+            "predicted_tpot_ms": _ms(max((d.predicted_tpot_s for d in decisions), default=math.inf)),
+            "ttft_ms": _ms(self.ttft_s),
+            "tpot_ms": _ms(self.tpot_s),
+            "e2e_ms": _ms(self.e2e_s),
+            "met": self.met,
+            "reason": _reason(decisions),
+            "late": any(s.late for s in self.sequences.values()),
+            "resumed": sum(s.resumed for s in self.sequences.values()),
+        }
+
+
+def _reason(decisions: Iterable[Decision]) -> str | None:
+    """The least favourable decision's reason."""
+    ranked = sorted(decisions, key=lambda d: (d.verdict == Verdict.ADMITTED, d.keeps_objective))
+    return ranked[0].reason if ranked else None
+
+
+def _ms(seconds: float) -> float | None:
+    return round(seconds * 1000.0, 3) if math.isfinite(seconds) else None
+
+
+current_ticket: contextvars.ContextVar[Ticket | None] = contextvars.ContextVar("polyslo_ticket", default=None)
