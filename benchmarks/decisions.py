@@ -22,14 +22,14 @@ from rich.table import Table as RichTable
 from benchmarks.result_file import write_result
 from controller.fleet import Fleet
 from controller.options import FleetOptions
-from controller.tiers import Tier, TierTable
+from controller.scaling.tiers import Tier, TierTable
 from planning.admission.plan import plan_admission
 from planning.engine import EngineModel
 from planning.limits import make_limits
 from planning.tables import request_table
 from planning.warmup import warm_up
 from profiles.store import load_profile
-from protocol.messages import Admission, Progress, Report, Slo, request_uid
+from protocol.messages import AdmissionRequest, Progress, Report, Slo, request_uid
 from routing.fleet_state import FleetState, advance_fleet, make_fleet_state, recompute_load
 from routing.placement import NO_SCORES, PLACEMENT, place, warm_up_placement
 from routing.policy import make_routing
@@ -177,7 +177,7 @@ def controller_us(profile: str, replicas: int, seed: int, calls: int = 400) -> f
     asks, spent_s = draw_requests(rng, calls, 10**6), 0.0
     for call, row in enumerate(asks):
         slo = Slo(float(row["ttft_s"]), float(row["tpot_s"]), tier="tier")
-        ask = Admission(f"new {call}", int(row["prompt_tokens"]), int(row["output_cap_tokens"]), slo)
+        ask = AdmissionRequest(f"new {call}", int(row["prompt_tokens"]), int(row["output_cap_tokens"]), slo)
         began_s = time.thread_time()
         (decision,) = fleet.admit([ask], 0.0)
         spent_s += time.thread_time() - began_s

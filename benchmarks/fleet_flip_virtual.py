@@ -15,9 +15,9 @@ import numpy as np
 
 from benchmarks.fleet_flip import MIXES, REPLICAS, ROOT, SYSTEMS, TIERS, slowed_profile
 from benchmarks.result_file import write_result
-from controller.allocation import AllocationOptions
 from controller.options import FleetOptions
-from controller.tiers import Tier, TierTable
+from controller.scaling.allocation import AllocationOptions
+from controller.scaling.tiers import Tier, TierTable
 from profiles.profile import Profile
 from profiles.store import load_profile
 from serving.loadgen.trace import Trace, read_trace

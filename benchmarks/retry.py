@@ -19,7 +19,7 @@ import typer
 
 from benchmarks.result_file import write_result
 from controller.options import FleetOptions
-from controller.tiers import Tier, TierTable
+from controller.scaling.tiers import Tier, TierTable
 from profiles.store import load_profile
 from protocol.messages import Decision, Verdict
 from serving.ingress.errors import RETRY_AFTER_CAP_S, retry_after_s

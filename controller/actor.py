@@ -15,18 +15,18 @@ import msgspec
 import ray
 
 from controller.deploys import ApplicationClash, Deploys
-from controller.disaggregation import make_fleet
+from controller.disaggregation.fleet import make_fleet
 from controller.fleet import Fleet
-from controller.history import Change
 from controller.options import FleetOptions
-from controller.scaler import ScalingError, ServeScaler
-from controller.scaling import Actions
-from controller.sizing import SCALE_S, plan_size
+from controller.scaling.history import Change
+from controller.scaling.signals import Actions
+from controller.scaling.sizing import SCALE_S, plan_size
+from controller.scaling.tiers import TierTable
+from controller.serve_scaler import ScalingError, ServeScaler
 from controller.status import fleet_status
-from controller.tiers import TierTable
 from controller.warmup import warm_up
 from profiles.store import load_profile
-from protocol.messages import Admission, Outcome, Report
+from protocol.messages import AdmissionRequest, Outcome, Report
 
 logger = logging.getLogger("polyslo.controller")
 
@@ -35,7 +35,7 @@ HEAD_NODE = "node:__internal_head__"  # Ray's own resource of the head
 ABANDONED_S = 15.0  # another application may take a controller whose own has not pinged for so long
 IDLE_EXIT_S = 600.0  # without a door or a replica for so long, the application is gone and so is its controller
 
-_admissions = msgspec.msgpack.Decoder(list[Admission])
+_admissions = msgspec.msgpack.Decoder(list[AdmissionRequest])
 _outcomes = msgspec.msgpack.Decoder(list[Outcome])
 _report = msgspec.msgpack.Decoder(Report)
 
@@ -44,7 +44,7 @@ class Controller:
     """Async methods over one ``Fleet``; nothing here awaits between reading and writing the state."""
 
     def __init__(self) -> None:
-        self.birth = uuid.uuid4().hex[:12]
+        self.incarnation = uuid.uuid4().hex[:12]
         self.born_s = self.heard_s = time.monotonic()
         self.fleet: Fleet | None = None
         self.deploys = Deploys()
@@ -71,7 +71,7 @@ class Controller:
         if self.fleet is None or number > self.deploys.number(self.fleet.options.deploy):
             old, self.fleet = self.fleet, make_fleet(wanted, table, load_profile)
             if old is not None:
-                self.fleet.inherit(old, now_s)
+                self.fleet.adopt_state(old, now_s)
             self.fleet.allocation.history.listener = log_change
             logger.info("configured: routing %s, tier table version %d", wanted.routing, table.version)
         elif wanted.deploy == self.fleet.options.deploy and self.fleet.set_tiers(table, now_s):
@@ -94,7 +94,7 @@ class Controller:
         self.heard_s = time.monotonic()
         if self.fleet is not None:
             self.fleet.report(_report.decode(report), self.heard_s)
-        return self.birth
+        return self.incarnation
 
     async def admit(self, batch: bytes) -> bytes:
         """Decisions for requests that arrived together, in order."""
@@ -130,7 +130,7 @@ class Controller:
         """Everything an operator asks for, as JSON."""
         now_s = time.monotonic()
         own = {
-            "birth": self.birth,
+            "incarnation": self.incarnation,
             "pid": os.getpid(),
             "uptime_s": round(now_s - self.born_s, 3),
             "decisions": self.decisions,

@@ -5,10 +5,10 @@ Only the controller can tell, because the pace depends on the predicted length o
 
 import msgspec
 
-from controller.halves import prefill_slo
-from controller.lengths import LengthEstimator
-from controller.tiers import TierTable
-from protocol.messages import Admission, Slo
+from controller.disaggregation.split import prefill_slo
+from controller.mirror.lengths import LengthEstimator
+from controller.scaling.tiers import TierTable
+from protocol.messages import AdmissionRequest, Slo
 
 
 def needed_tpot_s(slo: Slo, prompt_tokens: int, output_tokens: int) -> float:
@@ -17,7 +17,7 @@ def needed_tpot_s(slo: Slo, prompt_tokens: int, output_tokens: int) -> float:
     return min(slo.tpot_s, max(0.0, left_s) / max(1, output_tokens - 1))
 
 
-def in_own_tier(ask: Admission, tiers: TierTable, lengths: LengthEstimator) -> Admission:
+def in_own_tier(ask: AdmissionRequest, tiers: TierTable, lengths: LengthEstimator) -> AdmissionRequest:
     """The question with its tier settled: by the age of the request it does not change."""
     if not ask.slo.is_tier_open or not tiers.pool:
         return ask

@@ -9,24 +9,24 @@ from functools import partial
 
 import numpy as np
 
-from controller import placing
-from controller.affinity import Affinity
-from controller.allocation import Allocation
-from controller.bank import Bank
+from controller import placement as placing
 from controller.binning import in_own_tier
 from controller.groups import decide_together, of_groups
-from controller.lengths import LengthEstimator
+from controller.mirror.lengths import LengthEstimator
+from controller.mirror.locations import RequestLocations
+from controller.mirror.prefix_affinity import Affinity
+from controller.mirror.replica_model import VirtualReplica, admission_row
+from controller.mirror.slots import Bank
 from controller.options import FleetOptions
-from controller.places import Places
-from controller.placing import ASK_AGAIN_S, Pending, Waiting
+from controller.placement import ASK_AGAIN_S, Pending, Waiting
 from controller.returns import Returns
-from controller.role import ReplicaView
-from controller.tiers import TierTable
+from controller.scaling.allocation import Allocation
+from controller.scaling.role import ReplicaView
+from controller.scaling.tiers import TierTable
 from controller.tracker import Tracker
 from controller.unplaced import Unplaced
-from controller.virtual import VirtualReplica, admission_row
 from profiles.profile import Profile
-from protocol.messages import Admission, Decision, Outcome, Report, Scope, Verdict, request_uid
+from protocol.messages import AdmissionRequest, Decision, Outcome, Report, Scope, Verdict, request_uid
 from routing.fleet_state import advance_fleet
 from routing.policy import RoutingPolicy, make_routing, to_routing_request
 
@@ -52,16 +52,16 @@ class Fleet:
         self.unplaced = Unplaced(Returns(max(1, int(self.options.retry_cap_s))))
         self.affinity = Affinity(self.options.prefix_affinity, self.options.block_tokens)
         self._rng = np.random.default_rng(self.options.seed)
-        self.places = Places(self.replicas)
+        self.places = RequestLocations(self.replicas)
 
-    def inherit(self, other: "Fleet", now_s: float) -> None:
+    def adopt_state(self, other: "Fleet", now_s: float) -> None:
         """Take over what another fleet knows: the options have changed, perhaps the tier table too."""
         self.replicas, self.bank, self.tracker, self.places = other.replicas, other.bank, other.tracker, other.places
         self.turn, own = other.turn, self.lengths
-        self.unplaced.inherit(other.unplaced)
+        self.unplaced.adopt_state(other.unplaced)
         self.lengths = replace(other.lengths, prior_tokens=own.prior_tokens, tier_priors=own.tier_priors)
         self.affinity.prompt_tokens, self.affinity.hit_tokens = other.affinity.prompt_tokens, other.affinity.hit_tokens
-        self._follow_heirs(other.tiers.heirs(self.tiers))
+        self._follow_heirs(other.tiers.tier_remap(self.tiers))
         self.allocation = other.allocation.under(self.options.allocation, self.tiers, now_s)
         self._allocate(now_s)
 
@@ -71,7 +71,7 @@ class Fleet:
         """A replica told its state; an unknown or reborn one joins."""
         self._forget(now_s)
         known = self.replicas.get(report.replica)
-        is_new = known is None or known.birth != report.birth
+        is_new = known is None or known.incarnation != report.incarnation
         if is_new:
             if known is not None:
                 self._drop(known)
@@ -86,17 +86,17 @@ class Fleet:
         """Apply a newer table in place; whether it was newer."""
         if tiers.version <= self.tiers.version and self.tiers.tiers:
             return False
-        self._follow_heirs(self.tiers.heirs(tiers))
+        self._follow_heirs(self.tiers.tier_remap(tiers))
         self.tiers, self.lengths.tier_priors = tiers, tiers.length_priors
         self.allocation.set_table(tiers, now_s)
         self._allocate(now_s)
         return True
 
-    def _follow_heirs(self, heirs: np.ndarray) -> None:
-        """Tell requests their tiers in another table (``TierTable.heirs``)."""
+    def _follow_heirs(self, tier_remap: np.ndarray) -> None:
+        """Tell requests their tiers in another table (``TierTable.tier_remap``)."""
         for replica in self.replicas.values():
-            replica.table["tier"] = heirs[replica.table["tier"]]
-        self.unplaced.follow_heirs(heirs)
+            replica.table["tier"] = tier_remap[replica.table["tier"]]
+        self.unplaced.follow_heirs(tier_remap)
 
     def note_failed(self, replica: str, now_s: float) -> None:
         """A door saw this replica fail: no new requests until it is reborn or reports that its engine goes on."""
@@ -120,24 +120,27 @@ class Fleet:
 
     # -- decisions --------------------------------------------------------------------------------------------------
 
-    def admit(self, batch: Sequence[Admission], now_s: float) -> list[Decision]:
+    def admit(self, batch: Sequence[AdmissionRequest], now_s: float) -> list[Decision]:
         """Decide requests that arrived together: the fleet places what it can promise, up to ``max_hops`` exact checks
         each (SLOs-Serve sections 3.1 and 4.2); the rest waits for room, is served best effort, or is refused."""
         batch = [in_own_tier(ask, self.tiers, self.lengths) for ask in batch]
         self._open(now_s)
         advance_fleet(self.bank.fleet_state, now_s)
-        self.bank.spare(len(batch))
+        self.bank.allocate(len(batch))
         checks, pending = self.options.admission and self.policy.checks_admission, []
         for ask in batch:
-            pending.append(p := self._pend(ask, now_s))
+            pending.append(p := self._to_pending(ask, now_s))
             if not checks and not p.is_best_effort:
-                placing.take_unchecked(self.bank, p, self.affinity.weight, now_s)
+                placing.place_without_check(self.bank, p, self.affinity.weight, now_s)
         asking, together = of_groups([p for p in pending if checks and not p.is_best_effort])
         slots, hops = {name: replica.slot for name, replica in self.replicas.items()}, self.options.max_hops
         requests = [*asking, *(group[0] for group in together)]
         self.unplaced.returns.receive(self.bank, requests, self.waiting, now_s)
         placing.place_each(self.bank, asking, self.affinity.weight, self.allocation, slots, now_s, hops)
-        fall_back, names = partial(self._fall_back, now_s=now_s), {r.slot: r for r in self.replicas.values()}
+        fall_back, names = (
+            partial(self._best_effort_or_refuse, now_s=now_s),
+            {r.slot: r for r in self.replicas.values()},
+        )
         known = decide_together(self.bank, together, self.allocation, slots, now_s, hops, fall_back)
         known |= {p.ask.request_id: self._admitted(p, names[p.slot], now_s) for p in pending if p.slot >= 0}
         return [known.get(p.ask.request_id) or fall_back(p) for p in pending]
@@ -157,7 +160,7 @@ class Fleet:
         state["is_open"] = False
         state["is_open"][[replica.slot for replica in self.live(now_s)]] = True
 
-    def _pend(self, ask: Admission, now_s: float) -> Pending:
+    def _to_pending(self, ask: AdmissionRequest, now_s: float) -> Pending:
         """The request as a row, what it wants, and its earlier place given up: a stream that resumes or a client's
         retry has one place at a time."""
         self.places.free(request_uid(ask.request_id))
@@ -168,7 +171,7 @@ class Fleet:
         p = Pending(ask, tier, row, self._scores(row), self.policy.score_kind, held)
         shunned = [self.replicas[name].slot for name in ask.exclude if name in self.replicas]
         if shunned and state["is_open"].sum() > state["is_open"][shunned].sum():
-            p.shun(self.bank, shunned, now_s)
+            p.exclude_slots(self.bank, shunned, now_s)
         self.allocation.note_asked(row, now_s)
         return p
 
@@ -178,7 +181,7 @@ class Fleet:
 
     def _settle(self, p: Pending, replica: VirtualReplica, now_s: float) -> None:
         """Note the place that a request was given."""
-        self.places.settle(int(p.row["id"]), replica, now_s)
+        self.places.reconcile(int(p.row["id"]), replica, now_s)
         self.affinity.record(p.ask, replica, int(p.row["output_tokens"]))
 
     def _admitted(self, p: Pending, replica: VirtualReplica, now_s: float) -> Decision:
@@ -196,7 +199,7 @@ class Fleet:
             output_tokens=int(p.row["output_tokens"]),
         )
 
-    def _fall_back(self, p: Pending, now_s: float) -> Decision:
+    def _best_effort_or_refuse(self, p: Pending, now_s: float) -> Decision:
         """Wait for room, go best effort to the replica with the least to do, or a refusal that says when to return."""
         asked_best_effort, may_wait = p.is_best_effort, p.is_new and not p.is_best_effort
         refuses, is_any_open = may_wait and self._refuses(p.tier), self.bank.fleet_state.replicas["is_open"].any()
@@ -208,7 +211,7 @@ class Fleet:
         if p.is_new and is_any_open and (wait_s := self.unplaced.line_s(p, int(places.sum()), now_s)) > 0.0:
             return self._unplaced(p, Verdict.PENDING, wait_s)
         slot = placing.idlest_slot(self.bank, p, places > 0 if p.is_new else places >= 0)
-        if slot < 0 and asked_best_effort and self._may_come(p, now_s):
+        if slot < 0 and asked_best_effort and self._cold_start_possible(p, now_s):
             return self._unplaced(p, Verdict.PENDING, ASK_AGAIN_S[1])
         self.unplaced.leave(int(p.row["id"]))
         if slot < 0:
@@ -237,7 +240,7 @@ class Fleet:
             return 0.0
         return self.unplaced.ask(p, now_s, lambda: placing.latest_start_s(self.bank, p.row, now_s)).pause_s(now_s)
 
-    def _may_come(self, p: Pending, now_s: float) -> bool:
+    def _cold_start_possible(self, p: Pending, now_s: float) -> bool:
         """Whether a replica may still come for a request that found none: one is started where all were stopped."""
         waiting = self.unplaced.ask(p, now_s, lambda: now_s + COLD_START_S)
         return self.allocation.autoscaler is not None and now_s < waiting.latest_s
@@ -273,7 +276,7 @@ class Fleet:
 
     def _drop(self, replica: VirtualReplica) -> None:
         """Forget what a replica held: it is gone or reborn."""
-        self.bank.give_back(replica.slot)
+        self.bank.release(replica.slot)
         self.unplaced.returns.forget(replica.slot)
         self.places.forget(replica.name)
 

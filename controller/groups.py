@@ -5,10 +5,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from controller import placing
-from controller.allocation import Allocation
-from controller.bank import Bank
-from controller.placing import Pending
+from controller import placement as placing
+from controller.mirror.slots import Bank
+from controller.placement import Pending
+from controller.scaling.allocation import Allocation
 from planning.admission.plan import AdmitReason
 from protocol.messages import Decision, Verdict
 from routing.placement import NOWHERE, OPTIMISM, tier_distance
@@ -51,7 +51,7 @@ def decide_together(
             _object(group, AdmitReason.TTFT_UNATTAINABLE.value)
         if any(p.slot == NOWHERE for p in group):
             group[0].is_possible = len(group) <= most_sequences(bank, group, may_join, now_s, idle=True)
-            decisions |= {d.request_id: d for d in _fall_back(bank, group, fall_back)}
+            decisions |= {d.request_id: d for d in _best_effort_or_refuse(bank, group, fall_back)}
     return decisions
 
 
@@ -64,12 +64,12 @@ def _place(
         failed = None
         for start in range(0, len(group), CHUNK):
             chunk = group[start : start + CHUNK]
-            placing.put_in_place(bank, chunk, now_s, max_hops)
+            placing.place_admitted(bank, chunk, now_s, max_hops)
             if failed := next((p for p in chunk if p.slot == NOWHERE), None):
                 break
         if failed is None:
             return
-        placing.call_up(bank, [failed], allocation, slots, now_s, max_hops)
+        placing.recruit_replica(bank, [failed], allocation, slots, now_s, max_hops)
     _object(group, failed.reason)
 
 
@@ -79,7 +79,9 @@ def _object(group: Sequence[Pending], reason: str) -> None:
         p.reason, p.is_checked = reason, True
 
 
-def _fall_back(bank: Bank, group: Sequence[Pending], fall_back: Callable[[Pending], Decision]) -> list[Decision]:
+def _best_effort_or_refuse(
+    bank: Bank, group: Sequence[Pending], fall_back: Callable[[Pending], Decision]
+) -> list[Decision]:
     """One decision for all: the first sequence's, with its siblings in their places, because the answer when there
     will be room depends on them."""
     first, others = group[0], group[1:]

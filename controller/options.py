@@ -2,8 +2,8 @@
 
 import msgspec
 
-from controller.allocation import AllocationOptions
-from controller.phases import PhaseOptions
+from controller.disaggregation.phases import PhaseOptions
+from controller.scaling.allocation import AllocationOptions
 
 
 class FleetOptions(msgspec.Struct, frozen=True):
@@ -22,7 +22,7 @@ class FleetOptions(msgspec.Struct, frozen=True):
     seed: int = 0
     prefix_affinity: float = 0.0  # what a whole prompt in a prefix cache adds to the policy's preference; 0: off
     block_tokens: int = 32  # of those caches
-    phases: PhaseOptions | None = None  # prefill and decode on different replicas (controller.disaggregation)
+    phases: PhaseOptions | None = None  # prefill and decode on different replicas (controller.disaggregation.fleet)
     allocation: AllocationOptions = AllocationOptions()
     deploy: str = ""  # id of the deploy: ingresses of an earlier one may still be heard (``controller.deploys``)
     application: str = ""  # Serve's name of it

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from controller.bank import Bank
-from controller.placing import Pending, put_on
+from controller.mirror.slots import Bank
+from controller.placement import Pending, put_on
 from routing.placement import NOWHERE
 from routing.returns import (
     Ledger,
@@ -96,7 +96,7 @@ class Returns:
             if p.is_new and int(p.row["id"]) not in waiting:
                 kept = np.flatnonzero(is_kept(bank.fleet_state, self._ledger, _whole(p)[None][0], now_s))
                 for sequence in (p, *p.siblings):
-                    sequence.shun(bank, kept.tolist(), now_s)
+                    sequence.exclude_slots(bank, kept.tolist(), now_s)
         self._is_current = False
 
     @staticmethod
@@ -195,7 +195,7 @@ class Returns:
 
 def _key(p: Pending) -> Key:
     asks = [sequence.ask for sequence in (p, *p.siblings)]
-    return sum(ask.content for ask in asks), sum(ask.prompt_tokens for ask in asks), len(asks)
+    return sum(ask.prompt_digest for ask in asks), sum(ask.prompt_tokens for ask in asks), len(asks)
 
 
 def _whole(p: Pending) -> np.ndarray:

@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 
-from controller.disaggregation import DisaggregatedFleet
+from controller.disaggregation.fleet import DisaggregatedFleet
+from controller.disaggregation.phases import Phase
 from controller.fleet import Fleet
-from controller.phases import Phase
 
 
 def fleet_status(fleet: Fleet, now_s: float) -> dict[str, Any]:

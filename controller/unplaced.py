@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from controller.bank import Bank
 from controller.best_effort_line import BestEffortLine
-from controller.placing import Pending, Waiting
+from controller.mirror.slots import Bank
+from controller.placement import Pending, Waiting
 from controller.returns import Returns
 
 
@@ -19,7 +19,7 @@ class Unplaced:
     waiting: dict[int, Waiting] = field(default_factory=dict)  # pending requests by uid
     line: BestEffortLine = field(default_factory=BestEffortLine)
 
-    def inherit(self, other: "Unplaced") -> None:
+    def adopt_state(self, other: "Unplaced") -> None:
         """Take over who waits, and what was told; the cap of told times is one's own."""
         other.returns.cap_s = self.returns.cap_s
         self.returns, self.waiting, self.line = other.returns, other.waiting, other.line
@@ -29,9 +29,9 @@ class Unplaced:
         self.waiting.pop(uid, None)
         self.line.leave(uid)
 
-    def follow_heirs(self, heirs: np.ndarray) -> None:
-        """Tell requests their tiers in another table (``TierTable.heirs``)."""
-        self.waiting = {uid: w.of_tier(int(heirs[w.tier])) for uid, w in self.waiting.items()}
+    def follow_heirs(self, tier_remap: np.ndarray) -> None:
+        """Tell requests their tiers in another table (``TierTable.tier_remap``)."""
+        self.waiting = {uid: w.of_tier(int(tier_remap[w.tier])) for uid, w in self.waiting.items()}
 
     def forget(self, now_s: float) -> None:
         """Give up pending requests that ask no more."""

@@ -3,13 +3,13 @@
 ``python -m controller.warmup`` fills the cache, which takes about a minute; a start takes a second or two after that.
 """
 
-from controller.disaggregation import make_fleet
+from controller.disaggregation.fleet import make_fleet
+from controller.disaggregation.phases import PhaseOptions
 from controller.options import FleetOptions
-from controller.phases import PhaseOptions
-from controller.tiers import Tier, TierTable
+from controller.scaling.tiers import Tier, TierTable
 from planning.warmup import warm_up as warm_up_planning
 from profiles.store import load_profile
-from protocol.messages import Admission, Progress, Report, Slo, Step
+from protocol.messages import AdmissionRequest, Progress, Report, Slo, Step
 
 PROFILE = "embedded-cpu"
 BURSTS = (1, 2, 6, 24)  # each takes another way through admission
@@ -38,8 +38,10 @@ def _run(options: FleetOptions) -> None:
     for burst in BURSTS:
         for slo in (tight, flex):
             now_s += 0.05
-            fleet.admit([Admission(f"{now_s}-{i}", 300, 40, slo) for i in range(burst)], now_s)
-    fleet.admit([Admission("moved", 300, 40, tight, emitted_tokens=5, exclude=("a",))], now_s)  # its replica failed
+            fleet.admit([AdmissionRequest(f"{now_s}-{i}", 300, 40, slo) for i in range(burst)], now_s)
+    fleet.admit(
+        [AdmissionRequest("moved", 300, 40, tight, emitted_tokens=5, exclude=("a",))], now_s
+    )  # its replica failed
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ class Slo(msgspec.Struct, frozen=True, array_like=True):
     )
 
 
-class Admission(msgspec.Struct, frozen=True, array_like=True):
+class AdmissionRequest(msgspec.Struct, frozen=True, array_like=True):
     """One request as the ingress asks the controller about it."""
 
     request_id: str
@@ -59,12 +59,12 @@ class Admission(msgspec.Struct, frozen=True, array_like=True):
     age_s: float = 0.0
     emitted_tokens: int = 0  # > 0 when a stream resumes after its replica died
     exclude: tuple[str, ...] = ()  # replicas that just failed this request
-    movable: bool = True  # may be prefilled on one replica and decoded on another
-    carried_tokens: int = 0  # of its KV cache, that another replica holds ready for the one that takes it
+    can_disaggregate: bool = True  # may be prefilled on one replica and decoded on another
+    transferred_kv_tokens: int = 0  # of its KV cache, that another replica holds ready for the one that takes it
     prefix: tuple[int, ...] = ()  # marks of its prompt (``routing.prefix_index``), where affinity is on
     group: str = ""  # the same for sequences of one request that are admitted together or not at all
     tenant: str = ""  # digest of the API key, where the server checks keys
-    content: int = 0  # digest of its prompt, by which one that comes back after a refusal is known
+    prompt_digest: int = 0  # digest of its prompt, by which one that comes back after a refusal is known
     travelled_s: float = 0.0  # for which its KV cache has been on its way to the replica that decodes
 
 
@@ -131,7 +131,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     """What a replica pushes every 0.1-0.2 s."""
 
     replica: str  # Serve's unique id, by which requests are pinned
-    birth: str  # changes when the engine restarts
+    incarnation: str  # changes when the engine restarts
     sequence: int
     profile: str
     kv_capacity_tokens: int
@@ -171,7 +171,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
     verdict: Verdict
     scope: Scope = Scope.WHOLE
     output_cap_tokens: int = 0  # ``max_tokens`` of the request; 0: not said
-    tenant: str = ""  # as in ``Admission``
+    tenant: str = ""  # as in ``AdmissionRequest``
 
 
 class Submission(msgspec.Struct, frozen=True, array_like=True):
@@ -184,7 +184,7 @@ class Submission(msgspec.Struct, frozen=True, array_like=True):
     slo: Slo
     age_s: float
     output_tokens: int  # predicted length of the whole output
-    content: int  # digest of the original prompt: the simulated engine derives its tokens from it
+    prompt_digest: int  # digest of the original prompt: the simulated engine derives its tokens from it
     payload: bytes = b""  # the engine's own request (vLLM: its msgpack form); empty for the simulated engine
     prefill_only: bool = False  # end with ``PREFILLED`` after the first token: another replica decodes
     transfer: bytes = b""  # what the prefilling replica said about the KV cache that this one may fetch

@@ -48,7 +48,7 @@ class Replica:
         context = serve.get_replica_context()
         own_id = context.replica_id.unique_id
         self._id = f"{self._config.group}/{own_id}" if self._config.group else own_id
-        self._birth = uuid.uuid4().hex[:12]
+        self._incarnation = uuid.uuid4().hex[:12]
         self._sequence = 0
         self._draining = False
         self._unsent: list[tuple[str, int]] = []
@@ -101,7 +101,7 @@ class Replica:
         self._unsent.extend(self._channels.take_finished())
         return Report(
             replica=self._id,
-            birth=self._birth,
+            incarnation=self._incarnation,
             sequence=self._sequence,
             profile=self._config.profile_name,
             kv_capacity_tokens=state.kv_capacity_tokens,
@@ -147,7 +147,7 @@ class Replica:
         """Who this is."""
         return {
             "replica": self._id,
-            "birth": self._birth,
+            "incarnation": self._incarnation,
             "pid": os.getpid(),
             "engine_pids": list(self._engine.pids),
             "config": msgspec.to_builtins(self._config),

@@ -45,7 +45,7 @@ class EngineTotals:
         self.preemptions = self.prompt_tokens = self.generation_tokens = 0
         self.prefix_queries = self.prefix_hits = 0
 
-    def note_output(self, entry: "Entry", tokens: int) -> None:
+    def note_output(self, entry: "LiveRequest", tokens: int) -> None:
         """A request is about to be told of new tokens; with the first ones its prompt is done."""
         asked = entry.submission
         if tokens and entry.emitted_tokens == asked.emitted_tokens:
@@ -91,7 +91,7 @@ class Engine(Protocol):
         """End the engine and every process of it."""
 
 
-class Entry:
+class LiveRequest:
     """One live request: what was asked and how far it is. Clock readings are the caller's."""
 
     __slots__ = (
@@ -158,7 +158,7 @@ class Entry:
         )
 
 
-def fill_row(row: np.void, entry: Entry) -> None:
+def fill_row(row: np.void, entry: LiveRequest) -> None:
     """Write a newly arrived request into its row of the planning table."""
     asked, slo = entry.submission, entry.slo
     row["id"] = request_uid(asked.request_id)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from replicas.engine_link import RequestTick
+from replicas.engine_reports import RequestState
 
 
 def delivered_tokens(request: Any) -> int:
@@ -22,10 +22,10 @@ def delivered_tokens(request: Any) -> int:
     return max(0, request.num_computed_tokens - in_flight)
 
 
-def position_of(request: Any, is_running: bool, is_late: bool) -> RequestTick:
+def position_of(request: Any, is_running: bool, is_late: bool) -> RequestState:
     """What a tick tells about one request: coherent as of the last step that finished."""
     settled_tokens = len(request._output_token_ids) + request.num_stale_output_tokens
-    return RequestTick(request.request_id, delivered_tokens(request), is_running, is_late, settled_tokens)
+    return RequestState(request.request_id, delivered_tokens(request), is_running, is_late, settled_tokens)
 
 
 class DraftsInFlight:

@@ -16,18 +16,18 @@ from planning.deadlines import begin_lines
 from planning.tables import REQUEST
 from protocol.messages import PREFILLED, Delta, Step, Submission
 from replicas.config import ReplicaConfig
-from replicas.engine import EngineFailure, EngineState, EngineTotals, Entry, fill_row, to_step
-from replicas.step_planner import StepPlanner, profile_coefficients, told_limits
+from replicas.engine import EngineFailure, EngineState, EngineTotals, LiveRequest, fill_row, to_step
+from replicas.step_planner import StepPlanner, profile_coefficients, reported_limits
 
 LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz      ", dtype=np.uint8)  # byte-level token ids
 TRANSFER = b"simulated"  # stands for the KV cache of a prompt
 IDLE_S = 0.005  # how long an iteration in which nothing fits is taken to last
 
 
-def simulated_tokens(content: int, first: int, count: int) -> tuple[int, ...]:
+def simulated_tokens(prompt_digest: int, first: int, count: int) -> tuple[int, ...]:
     """Output tokens ``first .. first + count`` of the request whose prompt has this digest."""
     bits = np.arange(first + 1, first + count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    bits += np.uint64(content & 0xFFFFFFFFFFFFFFFF)
+    bits += np.uint64(prompt_digest & 0xFFFFFFFFFFFFFFFF)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
     return tuple(LETTERS[(bits >> np.uint64(59)).astype(np.intp)].tolist())
@@ -50,10 +50,10 @@ class SimulatedEngine:
             learn=False,
         )
         self._configure(config.policy, config.policy_options)
-        self._arriving: list[tuple[float, Entry]] = []
-        self._rows: list[Entry] = []  # parallel to _table
+        self._arriving: list[tuple[float, LiveRequest]] = []
+        self._rows: list[LiveRequest] = []  # parallel to _table
         self._table = np.zeros(0, dtype=REQUEST)
-        self._live: dict[str, Entry] = {}
+        self._live: dict[str, LiveRequest] = {}
         self._rejected: list[Delta] = []
         self._steps: list[Step] = []
         self._totals = EngineTotals()
@@ -75,7 +75,7 @@ class SimulatedEngine:
                 reason = f"prompt of {prompt} tokens: at most {longest - 1} fit"
                 self._rejected.append(Delta(submission.request_id, (), "error", reason))
                 continue
-            entry = self._live[submission.request_id] = Entry(submission, now_s)
+            entry = self._live[submission.request_id] = LiveRequest(submission, now_s)
             self._arriving.append((now_s, entry))
         self._wake.set()
 
@@ -146,12 +146,12 @@ class SimulatedEngine:
         self._drop_ended()
         return deltas
 
-    def _is_live(self, entry: Entry) -> bool:
+    def _is_live(self, entry: LiveRequest) -> bool:
         return self._live.get(entry.submission.request_id) is entry
 
-    def _emit(self, entry: Entry) -> Delta:
+    def _emit(self, entry: LiveRequest) -> Delta:
         asked = entry.submission
-        token_ids = simulated_tokens(asked.content, entry.emitted_tokens, 1)
+        token_ids = simulated_tokens(asked.prompt_digest, entry.emitted_tokens, 1)
         self._totals.note_output(entry, 1)
         entry.emitted_tokens += 1
         is_last = entry.emitted_tokens >= asked.max_tokens
@@ -189,7 +189,7 @@ class SimulatedEngine:
     def _configure(self, policy: str, options: dict[str, float]) -> None:
         self._planner.configure(policy, options)
         own = dict(block_tokens=self._config.block_size, max_batch_tokens=self._config.max_num_batched_tokens)
-        self._limits = told_limits(policy, options, **own)
+        self._limits = reported_limits(policy, options, **own)
 
     def check(self) -> None:
         if self._is_stopped:

@@ -21,7 +21,7 @@ from profiles.store import load_profile
 from protocol.messages import LIVE_STRETCH
 from replicas.engine import PlanLimits
 
-STOCK = "vllm"  # inside vLLM: its own scheduler, untouched
+VLLM_DEFAULT = "vllm"  # inside vLLM: its own scheduler, untouched
 OPTIONS = ("max_iteration_s", "best_effort_stretch", "best_effort_share", "token_budget")
 ACCEPTANCE_PRIOR = 0.5  # chance that a draft token is accepted, as long as nobody has seen any
 ACCEPTANCE_WEIGHT = 0.005  # of one more draft token in the running rate
@@ -42,7 +42,7 @@ def planner_limits(policy: str, options: dict[str, float], **bounds: int) -> np.
     return make_limits(**chosen)
 
 
-def told_limits(policy: str, options: dict[str, float], *, block_tokens: int, max_batch_tokens: int) -> PlanLimits:
+def reported_limits(policy: str, options: dict[str, float], *, block_tokens: int, max_batch_tokens: int) -> PlanLimits:
     """What the controller is to plan by; options of policies that make no plans say nothing about those."""
     chosen = options if batch_policy(policy).plans_ahead else {}
     own = dict(block_tokens=block_tokens, max_batch_tokens=max_batch_tokens)

@@ -24,11 +24,11 @@ from vllm.v1.engine.core_client import AsyncMPClient, EngineCoreClient
 from protocol.messages import PREFILLED, Delta, Progress, Step, Submission
 from replicas.config import ReplicaConfig
 from replicas.cores import CoreClaim
-from replicas.engine import EngineFailure, EngineState, EngineTotals, Entry, usable_kv_tokens
-from replicas.engine_link import Tick, TickReceiver
+from replicas.engine import EngineFailure, EngineState, EngineTotals, LiveRequest, usable_kv_tokens
+from replicas.engine_reports import IterationReport, IterationReportReceiver
 from replicas.kv_transfer import ENGINES_ONLY, PARAMS, from_transfer, prefill_params, side_channel
 from replicas.request_rows import to_extra_args
-from replicas.step_planner import told_limits
+from replicas.step_planner import reported_limits
 from replicas.vllm_codec import decode_request, encode_output
 from replicas.vllm_executor import CORES, PARENT, THREADS
 from replicas.vllm_settings import engine_config, engine_executor
@@ -42,7 +42,7 @@ class VllmEngine:
     def __init__(self, config: ReplicaConfig) -> None:
         self.pids: tuple[int, ...] = ()
         self._config = config
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, LiveRequest] = {}
         self._rejected: list[Delta] = []
         self._steps: list[Step] = []
         self._totals = EngineTotals()
@@ -56,7 +56,7 @@ class VllmEngine:
         self._alive_s = 0.0  # when the engine last finished an iteration, answered, or began to be busy
         self._asking: asyncio.Task[None] | None = None  # for a sign of life, after its last request was aborted
         self._client: Any = None  # AsyncMPClient, once started
-        self._receiver: TickReceiver | None = None
+        self._receiver: IterationReportReceiver | None = None
         self._folder = ""
         self._claim = CoreClaim(0 if config.cores or config.is_timed else config.cores_per_replica)
         self._failure: str = ""
@@ -72,7 +72,7 @@ class VllmEngine:
 
     async def _start(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="polyslo-engine-")
-        self._receiver = TickReceiver(os.path.join(self._folder, "ticks"), self._on_tick)
+        self._receiver = IterationReportReceiver(os.path.join(self._folder, "ticks"), self._on_tick)
         loop = asyncio.get_running_loop()
         self._client = await loop.run_in_executor(self._starter, self._launch)
         self.pids = tuple(process.pid for process in self._client.resources.engine_manager.processes)
@@ -102,7 +102,7 @@ class VllmEngine:
         if not self._owes_life:
             self._alive_s = now_s
         for submission in batch:
-            entry = Entry(submission, now_s)
+            entry = LiveRequest(submission, now_s)
             try:
                 request = to_request(submission, entry)
                 if self._config.is_timed:
@@ -156,7 +156,7 @@ class VllmEngine:
         delta = encode_output(output)
         return msgspec.structs.replace(delta, late=True) if entry.late else delta
 
-    def _on_tick(self, tick: Tick) -> None:
+    def _on_tick(self, tick: IterationReport) -> None:
         self._alive_s = time.monotonic()
         self._iterations, self.planning_s = tick.steps, tick.planning_s
         self._kv_used_tokens, self._planner_failures = tick.kv_used_tokens, tick.planner_failures
@@ -201,7 +201,7 @@ class VllmEngine:
     def _note_policy(self, policy: str, options: dict[str, float]) -> None:
         """What the planner, which lives in the engine's process, keeps to from now on."""
         own = dict(block_tokens=self._block_tokens, max_batch_tokens=self._config.max_num_batched_tokens)
-        self._limits = told_limits(policy, options, **own)
+        self._limits = reported_limits(policy, options, **own)
 
     def check(self) -> None:
         if self._failure:
@@ -242,7 +242,7 @@ def note_stats(outputs: EngineCoreOutputs, totals: EngineTotals) -> None:
         totals.preemptions += sum(event.type == EngineCoreEventType.PREEMPTED for event in output.events or ())
 
 
-def to_request(submission: Submission, entry: Entry) -> EngineCoreRequest:
+def to_request(submission: Submission, entry: LiveRequest) -> EngineCoreRequest:
     """vLLM's request of a submission, carrying its objective; raises ``ValueError`` when it cannot be one."""
     request = decode_request(submission.payload)
     params = request.sampling_params

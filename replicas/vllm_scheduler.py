@@ -18,13 +18,13 @@ from vllm.v1.request import Request, RequestStatus
 from planning.batch.composition import TOKENS
 from protocol.messages import Step
 from replicas.engine import to_step, usable_kv_tokens
-from replicas.engine_link import TickSender
+from replicas.engine_reports import IterationReportSender
 from replicas.failures import Failures
 from replicas.kv_transfer import LOAD, clipped_to_prompt
 from replicas.positions import accepted_drafts, composition_of, position_of
 from replicas.request_rows import KEY, RequestRows
 from replicas.step_clock import StepClock
-from replicas.step_planner import STOCK, StepPlanner, profile_coefficients
+from replicas.step_planner import VLLM_DEFAULT, StepPlanner, profile_coefficients
 
 REQUESTS_EVERY_S = 0.1  # how often a tick tells where every request is
 
@@ -51,7 +51,7 @@ class SloScheduler(AsyncScheduler):
         self._rows = RequestRows()
         self._rows.warm_up()
         self._clock = StepClock()
-        self._link = TickSender(settings["link"])
+        self._link = IterationReportSender(settings["link"])
         self._iterations = 0
         self._planning_s = 0.0
         self._requests_due_s = self._late_due_s = 0.0
@@ -114,7 +114,7 @@ class SloScheduler(AsyncScheduler):
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         now_s = time.monotonic()
         predicted_s, mix = 0.0, None
-        if self._planner.policy.name != STOCK and (self.running or self.waiting):
+        if self._planner.policy.name != VLLM_DEFAULT and (self.running or self.waiting):
             predicted_s, mix = self._try_plan(self._clock.next_start_s(now_s))
             self._planning_s += time.monotonic() - now_s
         output = super().schedule(throttle_prefills)

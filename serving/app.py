@@ -14,8 +14,8 @@ from replicas.embedded import ensure_embedded_model
 from serving.config.app import INGRESS, AppConfig
 from serving.config.base import ConfigError
 from serving.config.limits import GuardConfig
-from serving.dispatch.engine_request import Patience
-from serving.dispatch.transport import RayLinks
+from serving.dispatch.engine_request import Timeouts
+from serving.dispatch.transport import RayTransport
 from serving.ingress.guard import SETTINGS, middlewares
 
 logger = logging.getLogger("polyslo.app")
@@ -37,7 +37,7 @@ class Ingress:
         context = serve.get_replica_context()
         self.application = context.app_name
         name = controller_name(fleet.controller_name, self.application)
-        self.links = RayLinks(replicas, context.replica_id.unique_id, name, fleet.controller_namespace)
+        self.transport = RayTransport(replicas, context.replica_id.unique_id, name, fleet.controller_namespace)
         self.door: Any = None
 
     async def __serve_build_asgi_app__(self) -> Any:
@@ -48,13 +48,13 @@ class Ingress:
         config, fleet = self.config, self.config.fleet
         model = str(ensure_embedded_model()) if config.model.id == EMBEDDED_MODEL else config.model.id
         transit_s = config.ingress.transit_s
-        patience = Patience(fleet.admit_timeout_s, fleet.resume_timeout_s, fleet.stall_timeout_s, transit_s)
+        timeouts = Timeouts(fleet.admit_timeout_s, fleet.resume_timeout_s, fleet.stall_timeout_s, transit_s)
         arguments, marked = command_line(model, config.model.server_arguments), config.marked_block_tokens
         most = config.ingress.limits.prompt_logprobs
-        server, client = await make_server(arguments, self.links, patience, marked, most, config.not_computed)
+        server, client = await make_server(arguments, self.transport, timeouts, marked, most, config.not_computed)
         self.door = Door(
             config,
-            self.links,
+            self.transport,
             server,
             client.dispatcher,
             self.application,

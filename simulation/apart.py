@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from controller.disaggregation import DisaggregatedFleet
-from controller.halves import prefill_slo
-from protocol.messages import Admission, Decision
+from controller.disaggregation.fleet import DisaggregatedFleet
+from controller.disaggregation.split import prefill_slo
+from protocol.messages import AdmissionRequest, Decision
 from simulation.distserve import continue_line
 from simulation.fleet import FleetDispatch
 from simulation.jobs import NEVER
@@ -53,13 +53,13 @@ class ApartDispatch(FleetDispatch):
         first: np.ndarray = jobs - (simulation.jobs["prefilled"][jobs] > 0)
         return first
 
-    def ask(self, simulation: Simulation, job: int) -> Admission:
+    def ask(self, simulation: Simulation, job: int) -> AdmissionRequest:
         if not simulation.jobs[job]["prefilled"]:
             return super().ask(simulation, job)
         first = super().ask(simulation, job - 1)  # the same request by its own arrival and objective
         travelled_s = float(simulation.jobs[job - 1]["think_s"])  # a decode job arrives with its KV cache
         return msgspec.structs.replace(
-            first, emitted_tokens=1, carried_tokens=first.prompt_tokens, travelled_s=travelled_s
+            first, emitted_tokens=1, transferred_kv_tokens=first.prompt_tokens, travelled_s=travelled_s
         )
 
     def _row(self, simulation: Simulation, job: int, decision: Decision) -> np.void:

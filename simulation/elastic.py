@@ -1,7 +1,7 @@
 """A fleet whose size follows the load, in virtual time: what Serve and the machines do when the size is to change.
 
-Who decides is the live controller's autoscaler through ``controller.sizing``, or a rule to compare with. Replicas take
-a cold start to come up, report from then on, drain and end; all of that is paid for.
+Who decides is the live controller's autoscaler through ``controller.scaling.sizing``, or a rule to compare with.
+Replicas take a cold start to come up, report from then on, drain and end; all of that is paid for.
 """
 
 import math
@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 
 from controller.fleet import Fleet
-from controller.scaling import Actions, Serve
-from controller.sizing import SCALE_S, plan_size
+from controller.scaling.signals import Actions, Serve
+from controller.scaling.sizing import SCALE_S, plan_size
 from protocol.messages import Report
 from simulation.fleet import FleetDispatch, replica_name
 from simulation.loop import Simulation
@@ -196,7 +196,10 @@ class ElasticDispatch(FleetDispatch):
     def reports(self, simulation: Simulation) -> Sequence[Report]:
         return [
             msgspec.structs.replace(
-                self.report(simulation, life.position), replica=life.name, birth=life.name, draining=life.is_closing
+                self.report(simulation, life.position),
+                replica=life.name,
+                incarnation=life.name,
+                draining=life.is_closing,
             )
             for life in self._there(simulation)
         ]

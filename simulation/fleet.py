@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from controller.disaggregation import make_fleet
+from controller.disaggregation.fleet import make_fleet
 from controller.options import FleetOptions
-from controller.tiers import Tier, TierTable
+from controller.scaling.tiers import Tier, TierTable
 from profiles.profile import Profile
-from protocol.messages import Admission, Decision, Outcome, Progress, Report, Slo, Verdict
+from protocol.messages import AdmissionRequest, Decision, Outcome, Progress, Report, Slo, Verdict
 from routing.prefix_index import hash_spacing
 from simulation.loop import Simulation
 
@@ -104,12 +104,12 @@ class FleetDispatch:
         """The requests that jobs are of, by their first jobs."""
         return jobs
 
-    def ask(self, simulation: Simulation, job: int) -> Admission:
+    def ask(self, simulation: Simulation, job: int) -> AdmissionRequest:
         """A job as the door asks about it."""
         asked = simulation.jobs[job]
         age_s, slo = simulation.now_s - float(asked["arrival_s"]), self._slo(asked, bool(asked["best_effort"]))
         lengths = int(asked["prompt_tokens"]), int(asked["cap_tokens"])
-        return Admission(str(job), *lengths, slo, age_s, prefix=self._marks(asked), content=job + 1)
+        return AdmissionRequest(str(job), *lengths, slo, age_s, prefix=self._marks(asked), prompt_digest=job + 1)
 
     def _marks(self, asked: np.void) -> tuple[int, ...]:
         """What the door would tell of the prompt: an id of a trace stands for the block and all before it."""
@@ -168,7 +168,7 @@ class FleetDispatch:
         table, limits = simulation.table(r), simulation.engines.limits[r]
         return Report(
             replica_name(r),
-            "birth",
+            "incarnation",
             self._sequence,
             self.profile.name,
             int(limits["kv_capacity_tokens"]),

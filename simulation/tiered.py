@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from controller.phases import TRANSFER_S_PER_TOKEN
+from controller.disaggregation.phases import TRANSFER_S_PER_TOKEN
 from profiles.kernels import B_1, B_2, K1_1, K1_2, K_ATT, K_KV, K_SEQ
 from profiles.profile import Profile
 from simulation.bound import ATTAINED

@@ -2,12 +2,12 @@
 
 import msgspec
 
-from controller.disaggregation import DisaggregatedFleet, make_fleet
+from controller.disaggregation.fleet import DisaggregatedFleet, make_fleet
+from controller.disaggregation.phases import PhaseOptions
 from controller.fleet import FleetOptions
-from controller.phases import PhaseOptions
-from controller.tiers import TierTable
+from controller.scaling.tiers import TierTable
 from profiles.store import load_profile
-from protocol.messages import Admission, Decision, Progress
+from protocol.messages import AdmissionRequest, Decision, Progress
 from tests.fleet_cases import TIERS, TIGHT, report
 
 
@@ -21,12 +21,12 @@ def fleet(replicas: str = "pqdef", prefill: int = 2, tiers: TierTable = TIERS, *
     return state
 
 
-def second(asked: Admission) -> Admission:
+def second(asked: AdmissionRequest) -> AdmissionRequest:
     """The question after the first token."""
-    return msgspec.structs.replace(asked, emitted_tokens=1, carried_tokens=asked.prompt_tokens, age_s=0.1)
+    return msgspec.structs.replace(asked, emitted_tokens=1, transferred_kv_tokens=asked.prompt_tokens, age_s=0.1)
 
 
-def one(state: DisaggregatedFleet, asked: Admission, now_s: float = 0.0) -> Decision:
+def one(state: DisaggregatedFleet, asked: AdmissionRequest, now_s: float = 0.0) -> Decision:
     (decision,) = state.admit([asked], now_s)
     state.check_integrity()
     return decision

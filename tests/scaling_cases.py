@@ -4,13 +4,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from controller.autoscaler import Autoscaler
-from controller.demand import Demand, Hardware
-from controller.history import History
-from controller.role import ReplicaView, StaticRoles
-from controller.roles import DynamicRoles
-from controller.scaling import Actions, ScalingOptions, Serve, Signals
-from controller.tiers import Tier, TierTable
+from controller.scaling.autoscaler import Autoscaler
+from controller.scaling.demand import Demand, Hardware
+from controller.scaling.history import History
+from controller.scaling.role import ReplicaView, StaticRoles
+from controller.scaling.roles import DynamicRoles
+from controller.scaling.signals import Actions, ScalingOptions, Serve, Signals
+from controller.scaling.tiers import Tier, TierTable
 from profiles.store import load_profile
 
 H100 = Hardware(load_profile("h100_sxm__llama-3.1-8b").coefficients, 400_000, 0.2)

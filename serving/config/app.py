@@ -11,9 +11,9 @@ import msgspec
 import yaml
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from controller.allocation import AllocationOptions
 from controller.options import FleetOptions
-from controller.scaling import ScalingOptions
+from controller.scaling.allocation import AllocationOptions
+from controller.scaling.signals import ScalingOptions
 from replicas.config import APPLICATION, ReplicaConfig
 from routing.policy import routing_names
 from serving.config.base import ConfigError, Section

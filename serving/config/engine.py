@@ -8,13 +8,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from controller.phases import TRANSFER_S_PER_TOKEN, PhaseOptions
+from controller.disaggregation.phases import TRANSFER_S_PER_TOKEN, PhaseOptions
 from planning.batch.registry import batch_policy_names
 from profiles.profile import ProfileError
 from profiles.store import load_profile
 from replicas.config import EMBEDDED_MODEL, EMBEDDED_PROFILE, MOST_IN_FLIGHT
 from replicas.kv_transfer import FILES
-from replicas.step_planner import OPTIONS, STOCK
+from replicas.step_planner import OPTIONS, VLLM_DEFAULT
 from serving.config.base import Section
 from serving.config.engine_args import HARMLESS, ONLY_FOR_STOCK, SPECULATES, python_name, why_not, why_not_in_server
 from serving.suggest import suggest
@@ -119,7 +119,7 @@ class EngineConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.scheduler not in (known := sorted({*batch_policy_names(), STOCK})):
+        if self.scheduler not in (known := sorted({*batch_policy_names(), VLLM_DEFAULT})):
             raise ValueError(f"scheduler: no scheduler {self.scheduler!r}; {suggest(self.scheduler, known)}")
         options = [key for key in OPTIONS if key != FLEETS_OPTION]
         for key in self.scheduler_options:
@@ -151,7 +151,7 @@ class EngineConfig(Section):
         for section, fields in (("engine", EngineConfig.model_fields), ("model", ModelConfig.model_fields)):
             if key in fields:
                 return f"set {section}.{key} instead"
-        if key in ONLY_FOR_STOCK and self.scheduler != STOCK and value not in HARMLESS.get(key, ()):
+        if key in ONLY_FOR_STOCK and self.scheduler != VLLM_DEFAULT and value not in HARMLESS.get(key, ()):
             return f"scheduler {self.scheduler!r} {ONLY_FOR_STOCK[key]}; remove it"
         if key in SPECULATES and self.speculation.tokens:
             return "set engine.speculation.tokens to 0 where vLLM's own configuration of speculation is given"

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, Strict, model_validator
 
-from controller.tiers import Tier, TierTable
+from controller.scaling.tiers import Tier, TierTable
 from protocol.messages import INF
 from serving.config.base import ConfigError, Section
 from serving.request.slo import TierIndex

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from protocol.messages import Outcome
-from serving.dispatch.engine_request import Links
+from serving.dispatch.engine_request import Transport
 
 logger = logging.getLogger("polyslo.dispatch")
 
@@ -83,11 +83,11 @@ def _guarded(callback: Callable[..., None], *arguments: Any) -> None:
         logger.exception("callback failed: %s", getattr(callback, "__qualname__", callback))
 
 
-class Notices:
+class BackgroundCalls:
     """Sent in the background; one may be lost, for the replicas' own reports repeat what they say."""
 
-    def __init__(self, links: Links, tasks: Tasks) -> None:
-        self._links, self._tasks = links, tasks
+    def __init__(self, transport: Transport, tasks: Tasks) -> None:
+        self._transport, self._tasks = transport, tasks
         self._outcomes: list[Outcome] = []
         self._aborts: dict[str, list[str]] = {}
 
@@ -99,22 +99,22 @@ class Notices:
 
     def _flush(self) -> None:
         outcomes, self._outcomes = self._outcomes, []
-        self._tasks.spawn(_quietly(self._links.note_outcomes, outcomes))
+        self._tasks.spawn(_quietly(self._transport.note_outcomes, outcomes))
 
-    def abort(self, replica: str, wire_id: str) -> None:
+    def abort(self, replica: str, attempt_id: str) -> None:
         """End a request on a replica, all of one event-loop tick together."""
         if not self._aborts:
             self._tasks.soon(self._flush_aborts)
-        self._aborts.setdefault(replica, []).append(wire_id)
+        self._aborts.setdefault(replica, []).append(attempt_id)
 
     def _flush_aborts(self) -> None:
         aborts, self._aborts = self._aborts, {}
         for replica, wire_ids in aborts.items():
-            self._tasks.spawn(_quietly(self._links.abort, replica, wire_ids))
+            self._tasks.spawn(_quietly(self._transport.abort, replica, wire_ids))
 
     def failed(self, replica: str) -> None:
         """Tell the controller that a replica failed."""
-        self._tasks.spawn(_quietly(self._links.note_failed, replica))
+        self._tasks.spawn(_quietly(self._transport.note_failed, replica))
 
 
 async def _quietly(call: Callable[..., Awaitable[None]], *arguments: Any) -> None:

@@ -11,9 +11,9 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-from protocol.messages import Admission, Decision, Verdict
+from protocol.messages import AdmissionRequest, Decision, Verdict
 from serving.dispatch.background import Tasks
-from serving.dispatch.engine_request import Job, Links, Patience
+from serving.dispatch.engine_request import Job, Timeouts, Transport
 
 logger = logging.getLogger("polyslo.dispatch")
 
@@ -33,13 +33,13 @@ class Decider:
 
     def __init__(
         self,
-        links: Links,
-        patience: Patience,
+        transport: Transport,
+        timeouts: Timeouts,
         tasks: Tasks,
         loads: Callable[[], Mapping[str, float]],
         release: Callable[[Sequence[Decision]], None],
     ) -> None:
-        self._links, self._patience, self._tasks = links, patience, tasks
+        self._transport, self._timeouts, self._tasks = transport, timeouts, tasks
         self._loads, self._release = loads, release
         self._silent_since_s: float | None = None  # since when no question was answered
         self._open: set[asyncio.Task[list[Decision]]] = set()
@@ -53,10 +53,10 @@ class Decider:
         return self._silent_since_s is not None and time.monotonic() - self._silent_since_s > AWAY_S
 
     async def decide(
-        self, batch: Sequence[Job], to_questions: Callable[[Sequence[Job]], list[Admission]]
+        self, batch: Sequence[Job], to_questions: Callable[[Sequence[Job]], list[AdmissionRequest]]
     ) -> AsyncIterator[Decided]:
         """Decisions for all of ``batch``, each request's as soon as its answer comes or its patience ends."""
-        started_s, waiting = time.monotonic(), {job.wire_id: job for job in batch}
+        started_s, waiting = time.monotonic(), {job.attempt_id: job for job in batch}
         while waiting and not self.is_away:
             asked = self._ask(to_questions(list(waiting.values())))
             async for impatient in self._wait(asked, waiting, started_s):
@@ -79,11 +79,11 @@ class Decider:
         """Wait for the answer as long as somebody does; those who do so no more leave ``waiting``."""
         while waiting and not asked.done():
             waited_s = time.monotonic() - started_s
-            gone = [name for name, job in waiting.items() if self._patience.ask_s(job.slo) <= waited_s]
+            gone = [name for name, job in waiting.items() if self._timeouts.ask_s(job.slo) <= waited_s]
             if gone:
                 yield [waiting.pop(name) for name in gone]
             else:
-                left_s = min(self._patience.ask_s(job.slo) for job in waiting.values()) - waited_s
+                left_s = min(self._timeouts.ask_s(job.slo) for job in waiting.values()) - waited_s
                 await asyncio.wait([asked], timeout=left_s)
 
     def _take(self, decisions: Sequence[Decision], waiting: dict[str, Job]) -> Decided:
@@ -101,7 +101,7 @@ class Decider:
 
     # -- is it there ------------------------------------------------------------------------------------------------
 
-    def _ask(self, questions: list[Admission]) -> "asyncio.Task[list[Decision]]":
+    def _ask(self, questions: list[AdmissionRequest]) -> "asyncio.Task[list[Decision]]":
         if self._silent_since_s is None:
             self._silent_since_s = time.monotonic()
         asked = asyncio.get_running_loop().create_task(self._answer(questions))
@@ -109,8 +109,8 @@ class Decider:
         asked.add_done_callback(self._close)
         return asked
 
-    async def _answer(self, questions: list[Admission]) -> list[Decision]:
-        return await asyncio.wait_for(self._links.admit(questions), ANSWER_S)
+    async def _answer(self, questions: list[AdmissionRequest]) -> list[Decision]:
+        return await asyncio.wait_for(self._transport.admit(questions), ANSWER_S)
 
     def _close(self, asked: "asyncio.Task[list[Decision]]") -> None:
         self._open.discard(asked)
@@ -142,7 +142,7 @@ class Decider:
         loads, decided = dict(self._loads()), []
         for job in jobs:
             job.attempt += 1  # what the controller may still say is about another name
-            replica = self._pick(loads, job) or await self._links.any_replica(job.exclude)
+            replica = self._pick(loads, job) or await self._transport.any_replica(job.exclude)
             if replica:
                 loads[replica] = loads.get(replica, 0.0) + job.load
             decided.append((job, self._unchecked(job, replica or "")))
@@ -155,6 +155,6 @@ class Decider:
 
     def _unchecked(self, job: Job, replica: str) -> Decision:
         if not replica:
-            return Decision(job.wire_id, Verdict.REFUSED, "", job.slo.tier, NO_REPLICA)
+            return Decision(job.attempt_id, Verdict.REFUSED, "", job.slo.tier, NO_REPLICA)
         output_tokens = min(job.max_tokens, self._output_tokens.get(job.slo.tier, TYPICAL_TOKENS))
-        return Decision(job.wire_id, Verdict.UNCHECKED, replica, job.slo.tier, AWAY, output_tokens=output_tokens)
+        return Decision(job.attempt_id, Verdict.UNCHECKED, replica, job.slo.tier, AWAY, output_tokens=output_tokens)

@@ -1,6 +1,6 @@
 """From engine requests to token deltas: batched admission, pinned streams, resume on another replica.
 
-Knows neither HTTP nor vLLM nor Ray: engine payloads are opaque bytes and everything remote is behind ``Links``.
+Knows neither HTTP nor vLLM nor Ray: engine payloads are opaque bytes and everything remote is behind ``Transport``.
 Requests share event-loop ticks, calls and messages, and nothing else: what goes wrong with one of them ends that one.
 """
 
@@ -13,18 +13,18 @@ import msgspec
 
 from protocol.messages import PREFILLED, Delta
 from replicas.engine import EngineFailure
-from serving.dispatch.background import Notices, Tasks
+from serving.dispatch.background import BackgroundCalls, Tasks
 from serving.dispatch.deciding import Decider
-from serving.dispatch.engine_request import Job, Links, Patience
+from serving.dispatch.engine_request import Job, Timeouts, Transport
 from serving.dispatch.offers import Offers, Sent
 from serving.dispatch.quarantine import Quarantine
 from serving.dispatch.requests import Requests
 from serving.dispatch.streams import Streams
-from serving.request.state import Ticket
+from serving.request.state import HttpRequestState
 
 logger = logging.getLogger("polyslo.dispatch")
 
-MOST_FRUITLESS = 3  # replicas that may fail under a request one after the other without a token of it
+MAX_FAILURES_WITHOUT_PROGRESS = 3  # replicas that may fail under a request one after the other without a token of it
 MOST_REJECTIONS = 1  # by replicas that go on with everything else: a second one is about the request
 PAUSE_S = 0.2  # before a request is offered again after a replica did not take it
 SUBMIT_S = 3.0  # that a replica may take to acknowledge a submission
@@ -33,17 +33,17 @@ SUBMIT_S = 3.0  # that a replica may take to acknowledge a submission
 class Dispatcher:
     """Carries every request from the ingress to a replica, and its tokens back (``emit``, as of ``Requests``)."""
 
-    def __init__(self, links: Links, emit: Callable[[Sequence[Delta]], None], patience: Patience) -> None:
-        self.links, self.patience = links, patience
+    def __init__(self, transport: Transport, emit: Callable[[Sequence[Delta]], None], timeouts: Timeouts) -> None:
+        self.transport, self.timeouts = transport, timeouts
         self._tasks = Tasks()
-        self._notices = Notices(links, self._tasks)
+        self._notices = BackgroundCalls(transport, self._tasks)
         self.requests = Requests(emit, self._notices)
-        self._streams = Streams(links, self._tasks, patience, self._receive, self._replica_failed)
-        decider = Decider(links, patience, self._tasks, self._streams.loads, self.requests.release)
+        self._streams = Streams(transport, self._tasks, timeouts, self._receive, self._replica_failed)
+        decider = Decider(transport, timeouts, self._tasks, self._streams.loads, self.requests.release)
         self._quarantine = Quarantine(lambda jobs: self._offers.enqueue(jobs), self._is_settled)
         self.requests.ended = self._quarantine.acquit
         self._offers = Offers(
-            self.requests, decider, self._quarantine, self._tasks, patience, self._streams.doubtful, self._send
+            self.requests, decider, self._quarantine, self._tasks, timeouts, self._streams.doubtful, self._send
         )
         self._tasks.keep(lambda: self._streams.watch(self._busy))
 
@@ -55,7 +55,7 @@ class Dispatcher:
 
     def submit(self, job: Job) -> None:
         """Take a request; raises as ``Requests.add`` does, and then has not taken it."""
-        job.transit_s = self.patience.transit_s
+        job.transit_s = self.timeouts.transit_s
         self.requests.add(job)
         self._offers.enqueue([job])
 
@@ -65,10 +65,10 @@ class Dispatcher:
             if job := self.jobs.get(request_id):
                 self.requests.end(job, finish)
 
-    def close_ticket(self, ticket: Ticket) -> None:
+    def close_ticket(self, request_state: HttpRequestState) -> None:
         """The HTTP response of a request has ended: no more sequences of it will come."""
-        ticket.is_open = False
-        self.requests.count(ticket)
+        request_state.is_open = False
+        self.requests.count(request_state)
 
     def listen(self, replicas: Sequence[str]) -> None:
         """Open the channels of replicas that are known to live, so that a first request need not wait for it."""
@@ -88,28 +88,28 @@ class Dispatcher:
         for job, _ in sent:
             self._streams.note_sent(replica, job.load)
         self._tasks.spawn(
-            self._submit(replica, sent), lambda _: self.requests.fail(job for job, _ in sent if not job.is_taken)
+            self._submit(replica, sent), lambda _: self.requests.fail(job for job, _ in sent if not job.is_acknowledged)
         )
 
     async def _submit(self, replica: str, sent: Sent) -> None:
         self._streams.open(replica)
         try:
-            submitting = self.links.submit(replica, [submission for _, submission in sent])
-            rejections = await asyncio.wait_for(submitting, min(SUBMIT_S, self.patience.stall_s))
+            submitting = self.transport.submit(replica, [submission for _, submission in sent])
+            rejections = await asyncio.wait_for(submitting, min(SUBMIT_S, self.timeouts.stall_s))
         except Exception as error:  # its channel tells whether it is dead: streams that run there stay
             logger.warning("replica %s did not take %d requests: %r", replica, len(sent), error)
             self._notices.failed(replica)
-            self._resume([job for job, submission in sent if job.wire_id == submission.request_id], replica)
+            self._resume([job for job, submission in sent if job.attempt_id == submission.request_id], replica)
             return
         rejected = {rejection.request_id: rejection.reason for rejection in rejections}
         for job, submission in sent:
             name = submission.request_id
-            if job.wire_id != name or not self.requests.is_live(job):
+            if job.attempt_id != name or not self.requests.is_live(job):
                 self._notices.abort(replica, name)  # left meanwhile: the word of that may have come first
             elif name in rejected:
                 self._reject(job, replica, rejected[name])
             else:
-                job.is_taken, job.stranded_s = True, None
+                job.is_acknowledged, job.unplaced_since_s = True, None
 
     def _reject(self, job: Job, replica: str, reason: str) -> None:
         """A replica did not take this one request: another may, and a second refusal is about the request."""
@@ -142,7 +142,7 @@ class Dispatcher:
         self, job: Job, delta: Delta, now_s: float, told: list[Delta], moving: list[Job], lost: list[Job]
     ) -> None:
         """Note one request's news, and put it where it goes on: to the client, or to another replica."""
-        job.is_taken = True
+        job.is_acknowledged = True
         if delta.finish == "error":
             lost.append(job)
             return
@@ -152,10 +152,10 @@ class Dispatcher:
             return
         if delta.token_ids:
             job.tokens.extend(delta.token_ids)
-            job.fruitless, job.is_fresh = 0, False
+            job.failures_without_progress, job.is_fresh = 0, False
             self._quarantine.acquit(job)
-            job.ticket.note_tokens(job.request_id, len(delta.token_ids), now_s)
-        job.ticket.sequence(job.request_id).late |= delta.late
+            job.request_state.note_tokens(job.request_id, len(delta.token_ids), now_s)
+        job.request_state.sequence(job.request_id).late |= delta.late
         if delta.finish == PREFILLED:
             job.replica, job.transfer = "", delta.transfer
             moving.append(job)
@@ -167,7 +167,7 @@ class Dispatcher:
 
     def _waited_too_long(self, job: Job, moving: list[Job]) -> None:
         """No sequence of a request may be missing: it ends as a whole, or this one is offered again."""
-        if job.ticket.is_started:
+        if job.request_state.is_started:
             job.attempt += 1
             moving.append(job)
         else:
@@ -195,33 +195,33 @@ class Dispatcher:
         again after a pause, for as long as a stream may wait for a replica.
         """
         for job in jobs:
-            self._notices.abort(replica, job.wire_id)  # it may live on, and only be out of reach
+            self._notices.abort(replica, job.attempt_id)  # it may live on, and only be out of reach
             job.replica, job.transfer = "", b""  # a hand-over is read once: it is computed anew
             if self._is_hopeless(job) or (job.tokens and not job.resumable):
                 self.requests.fail([job])
                 continue
             job.exclude = (*job.exclude, replica)[-4:]
-            job.ticket.sequence(job.request_id).resumed += 1
+            job.request_state.sequence(job.request_id).resumed += 1
             job.attempt += 1
             job.is_moved = True
             if self._quarantine.is_held(job):
                 continue
-            if job.is_taken:
+            if job.is_acknowledged:
                 self._offers.enqueue([job])
             else:
                 self.requests.group(job).later(PAUSE_S, self._offers.enqueue, [job])
 
     def _is_hopeless(self, job: Job) -> bool:
         """Count one more failure of the request's replica; whether it was one too many."""
-        if job.is_taken:
-            job.fruitless += 1
-            return job.fruitless > MOST_FRUITLESS
-        job.stranded_s = job.stranded_s or time.monotonic()
-        return time.monotonic() - job.stranded_s > self.patience.resume_s
+        if job.is_acknowledged:
+            job.failures_without_progress += 1
+            return job.failures_without_progress > MAX_FAILURES_WITHOUT_PROGRESS
+        job.unplaced_since_s = job.unplaced_since_s or time.monotonic()
+        return time.monotonic() - job.unplaced_since_s > self.timeouts.resume_s
 
     def _is_settled(self) -> bool:
         """Whether no stream is on its way from one replica to another."""
-        moving = (job for job in self.jobs.values() if job.is_moved and not (job.replica and job.is_taken))
+        moving = (job for job in self.jobs.values() if job.is_moved and not (job.replica and job.is_acknowledged))
         return all(self._quarantine.is_held(job) for job in moving)
 
     def _busy(self) -> set[str]:

@@ -8,11 +8,11 @@ from typing import Protocol
 
 import msgspec
 
-from controller.halves import prefill_slo
+from controller.disaggregation.split import prefill_slo
 from protocol.messages import (
     INF,
     LOAD_TOKENS,
-    Admission,
+    AdmissionRequest,
     Decision,
     Outcome,
     Outputs,
@@ -22,7 +22,7 @@ from protocol.messages import (
     Submission,
     Verdict,
 )
-from serving.request.state import Ticket
+from serving.request.state import HttpRequestState
 
 ATTEMPT = "~"  # before the number of an attempt
 ASK_SHARE = 0.25  # of the time to the first token, that asking the controller may take
@@ -32,10 +32,10 @@ STANDSTILL_S = 1.0  # in which a busy engine makes several iterations
 WORSE = (Verdict.ADMITTED, Verdict.UNCHECKED, Verdict.BEST_EFFORT, Verdict.PENDING, Verdict.REFUSED)
 
 
-class Links(Protocol):
+class Transport(Protocol):
     """The remote ends, as plain coroutines; every failure is an exception."""
 
-    async def admit(self, batch: list[Admission]) -> list[Decision]: ...
+    async def admit(self, batch: list[AdmissionRequest]) -> list[Decision]: ...
     async def note_outcomes(self, outcomes: list[Outcome]) -> None: ...
     async def note_failed(self, replica: str) -> None: ...
     async def submit(self, replica: str, batch: list[Submission]) -> Sequence[Rejection]: ...
@@ -45,7 +45,7 @@ class Links(Protocol):
 
 
 @dataclass(frozen=True)
-class Patience:
+class Timeouts:
     """How long the door waits before it falls back, and what it leaves to others; all in seconds."""
 
     admit_s: float = 2.0  # for the controller, before a request is served without it; a quarter of the TTFT at most
@@ -66,41 +66,41 @@ class Job:
     request_id: str
     prompt_tokens: int
     max_tokens: int
-    content: int
+    prompt_digest: int
     payload: Callable[[list[int]], bytes]
-    ticket: Ticket
+    request_state: HttpRequestState
     resumable: bool = True  # may continue exactly elsewhere after its replica died
-    movable: bool = True  # the same in the ordinary course of things: prefilled here, decoded there
+    can_disaggregate: bool = True  # the same in the ordinary course of things: prefilled here, decoded there
     transfer: bytes = b""  # what the prefilling replica said about the KV cache it holds ready
     prefix: tuple[int, ...] = ()  # marks of the prompt, where replicas are preferred that know it
     tokens: list[int] = field(default_factory=list)
     replica: str = ""
     exclude: tuple[str, ...] = ()
-    is_taken: bool = False  # by the replica it was sent to
+    is_acknowledged: bool = False  # by the replica it was sent to
     attempt: int = 0  # how often it was offered anew under another name
     is_moved: bool = False  # has lost a replica: it is never refused, it waits for another
     is_fresh: bool = True  # no token yet from the replica that has it
     on_trial: bool = False  # perhaps it is what ended an engine (``serving.dispatch.quarantine``)
     placed_s: float = -INF  # when it was sent to the replica that has it
     ends: int = 0  # engines that died under it one soon after the other
-    fruitless: int = 0  # failures on replicas that had taken it, since its last token
+    failures_without_progress: int = 0  # failures on replicas that had taken it, since its last token
     rejections: int = 0  # by replicas that did not take it for a reason of its own
     demoted: str = ""  # why it goes best effort beside siblings that have begun: the reason of its refusal
-    stranded_s: float | None = None  # since when a broken stream has found no replica that takes it
+    unplaced_since_s: float | None = None  # since when a broken stream has found no replica that takes it
     transit_s: float = 0.0
 
     @property
     def slo(self) -> Slo:
         """Its objective; a request that has begun waits for its other sequences however long they take."""
-        slo = self.ticket.slo
+        slo = self.request_state.slo
         if self.demoted:
             return msgspec.structs.replace(slo, best_effort=True, max_wait_s=INF)
-        if slo.max_wait_s < INF and self.ticket.is_started:
+        if slo.max_wait_s < INF and self.request_state.is_started:
             return msgspec.structs.replace(slo, max_wait_s=INF)
         return slo
 
     @property
-    def wire_id(self) -> str:
+    def attempt_id(self) -> str:
         """Its name beyond the door, another one after each failure: what an earlier replica still says of it, or what
         it is still told to end, is not about the request that runs now."""
         return f"{self.request_id}{ATTEMPT}{self.attempt}" if self.attempt else self.request_id
@@ -108,29 +108,29 @@ class Job:
     def age_s(self) -> float:
         """Since its arrival, and the way that its tokens have to go: controller and engines know deadlines by it, and
         keep some of them just in time."""
-        return time.monotonic() - self.ticket.arrived_s + self.transit_s
+        return time.monotonic() - self.request_state.arrived_s + self.transit_s
 
     @property
     def load(self) -> float:
         """What it adds to ``Outputs.load``."""
         return 1.0 + self.prompt_tokens / LOAD_TOKENS
 
-    def admission(self, avoided: tuple[str, ...] = (), group: str = "") -> Admission:
+    def admission(self, avoided: tuple[str, ...] = (), group: str = "") -> AdmissionRequest:
         """The question about it; ``avoided``: replicas that this ingress does not hear from."""
-        return Admission(
-            self.wire_id,
+        return AdmissionRequest(
+            self.attempt_id,
             self.prompt_tokens,
             self.max_tokens,
             self.slo,
             self.age_s(),
             len(self.tokens),
             (*self.exclude, *avoided),
-            self.movable and self.max_tokens > 1,
+            self.can_disaggregate and self.max_tokens > 1,
             self.prompt_tokens if self.transfer else 0,
             self.prefix,
             group,
-            self.ticket.tenant,
-            self.content,
+            self.request_state.tenant,
+            self.prompt_digest,
         )
 
     def submission(self, decision: Decision) -> Submission:
@@ -139,14 +139,14 @@ class Job:
         if decision.prefill_only:
             slo = prefill_slo(slo, self.prompt_tokens, decision.output_tokens, decision.transfer_s)
         return Submission(
-            self.wire_id,
+            self.attempt_id,
             self.prompt_tokens,
             len(self.tokens),
             self.max_tokens,
             slo,
             self.age_s(),
             decision.output_tokens,
-            self.content,
+            self.prompt_digest,
             self.payload(self.tokens),
             decision.prefill_only,
             self.transfer,
@@ -178,14 +178,14 @@ class Stream:
 
 def outcome(job: "Job", finish: str, scope: Scope) -> Outcome:
     """What the controller is told of a sequence that ended."""
-    ticket, sequence = job.ticket, job.ticket.sequence(job.request_id)
+    request_state, sequence = job.request_state, job.request_state.sequence(job.request_id)
     decision, tally = sequence.decision, sequence.tally
     return Outcome(
-        job.wire_id,
-        ticket.slo.tier,
+        job.attempt_id,
+        request_state.slo.tier,
         decision.tier if decision else "",
         finish,
-        ticket.meets(sequence) and finish in ("stop", "length"),
+        request_state.meets(sequence) and finish in ("stop", "length"),
         tally.first_s,
         tally.mean_gap_s,
         tally.last_s,
@@ -195,7 +195,7 @@ def outcome(job: "Job", finish: str, scope: Scope) -> Outcome:
         decision.verdict if decision else Verdict.REFUSED,
         scope,
         job.max_tokens,
-        ticket.tenant,
+        request_state.tenant,
     )
 
 
@@ -206,22 +206,22 @@ def released(decision: Decision) -> Outcome:
     return Outcome(name, tier, tier, "abort", False, never, 0.0, never, never, never, 0, verdict, Scope.SEQUENCE)
 
 
-def whole_outcome(ticket: Ticket) -> Outcome:
+def whole_outcome(request_state: HttpRequestState) -> Outcome:
     """What the controller counts of a request of several sequences: it is as good as the worst of them."""
-    decisions = ticket.decisions
+    decisions = request_state.decisions
     worst = max((d.verdict for d in decisions), key=WORSE.index, default=Verdict.REFUSED)
     return Outcome(
-        next(iter(ticket.sequences)),
-        ticket.slo.tier,
-        ticket.tier,
-        ticket.finish,
-        ticket.met,
-        ticket.ttft_s,
-        ticket.tpot_s,
-        ticket.e2e_s,
+        next(iter(request_state.sequences)),
+        request_state.slo.tier,
+        request_state.tier,
+        request_state.finish,
+        request_state.met,
+        request_state.ttft_s,
+        request_state.tpot_s,
+        request_state.e2e_s,
         max((d.predicted_ttft_s for d in decisions), default=INF),
         max((d.predicted_tpot_s for d in decisions), default=INF),
-        max((tally.tokens for tally in ticket.tallies), default=0),
+        max((tally.tokens for tally in request_state.tallies), default=0),
         worst,
         Scope.REQUEST,
     )

@@ -11,7 +11,7 @@ from protocol.messages import Decision, Verdict
 from serving.dispatch.background import Tasks
 from serving.dispatch.deciding import NO_REPLICA
 from serving.dispatch.engine_request import Job
-from serving.request.state import Ticket
+from serving.request.state import HttpRequestState
 
 GATHER_S = 0.05  # that sequences wait for siblings that were announced; they come within a tick or two
 
@@ -19,8 +19,8 @@ GATHER_S = 0.05  # that sequences wait for siblings that were announced; they co
 class Group:
     """One request: its live sequences and everything that is to happen to them later."""
 
-    def __init__(self, ticket: Ticket) -> None:
-        self.ticket = ticket
+    def __init__(self, request_state: HttpRequestState) -> None:
+        self.request_state = request_state
         self.jobs: dict[str, Job] = {}
         self._is_gathered = False
         self._gathered: list[Job] = []
@@ -29,7 +29,7 @@ class Group:
     def is_refused_by(self, decision: Decision) -> bool:
         """Whether this ends the request: it has no token, and has not just lost the only replica there was."""
         is_stranded = decision.reason == NO_REPLICA and any(job.is_moved for job in self.jobs.values())
-        return decision.verdict == Verdict.REFUSED and not self.ticket.is_started and not is_stranded
+        return decision.verdict == Verdict.REFUSED and not self.request_state.is_started and not is_stranded
 
     def gather(self, job: Job, release: Callable[[], None]) -> list[Job]:
         """What to ask about now that ``job`` is to be decided: nothing while siblings are missing.
@@ -40,7 +40,7 @@ class Group:
         if self._is_gathered:
             return [job]
         self._gathered.append(job)
-        if len(self.ticket.sequences) >= self.ticket.expected:
+        if len(self.request_state.sequences) >= self.request_state.expected:
             return self.take()
         if len(self._gathered) == 1:
             self.later(GATHER_S, release)

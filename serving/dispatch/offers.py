@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from protocol.messages import Admission, Decision, Submission, Verdict
+from protocol.messages import AdmissionRequest, Decision, Submission, Verdict
 from serving.dispatch.background import Tasks
 from serving.dispatch.deciding import Decided, Decider
-from serving.dispatch.engine_request import Job, Patience
+from serving.dispatch.engine_request import Job, Timeouts
 from serving.dispatch.groups import Group
 from serving.dispatch.quarantine import Quarantine
 from serving.dispatch.requests import Requests
@@ -30,12 +30,12 @@ class Offers:
         decider: Decider,
         quarantine: Quarantine,
         tasks: Tasks,
-        patience: Patience,
+        timeouts: Timeouts,
         avoided: Callable[[], tuple[str, ...]],
         send: Callable[[str, Sent], None],
     ) -> None:
         self._requests, self._decider, self._quarantine = requests, decider, quarantine
-        self._tasks, self._patience = tasks, patience
+        self._tasks, self._timeouts = tasks, timeouts
         self._avoided, self._send = avoided, send
         self._new: list[Job] = []
 
@@ -61,16 +61,16 @@ class Offers:
         async for decided in self._decider.decide(batch, self._to_questions):
             self._follow(decided)
 
-    def _to_questions(self, batch: Sequence[Job]) -> list[Admission]:
+    def _to_questions(self, batch: Sequence[Job]) -> list[AdmissionRequest]:
         """The sequences of a request that has not begun are asked about as one."""
         avoided, trials = self._avoided(), self._quarantine.busy_replicas()
         sizes: dict[int, int] = {}
         for job in batch:
-            sizes[id(job.ticket)] = sizes.get(id(job.ticket), 0) + 1
+            sizes[id(job.request_state)] = sizes.get(id(job.request_state), 0) + 1
         questions = []
         for job in batch:
-            is_whole = sizes[id(job.ticket)] > 1 and not (job.is_moved or job.ticket.is_started)
-            group = next(iter(job.ticket.sequences)) if is_whole else ""
+            is_whole = sizes[id(job.request_state)] > 1 and not (job.is_moved or job.request_state.is_started)
+            group = next(iter(job.request_state.sequences)) if is_whole else ""
             questions.append(job.admission((*avoided, *trials) if job.on_trial else avoided, group))
         return questions
 
@@ -80,7 +80,7 @@ class Offers:
         requests: dict[int, Decided] = {}
         for job, decision in decided:
             if self._is_about(job, decision):
-                requests.setdefault(id(job.ticket), []).append((job, decision))
+                requests.setdefault(id(job.request_state), []).append((job, decision))
         to_send: dict[str, Sent] = {}
         for ours in requests.values():
             try:
@@ -93,7 +93,7 @@ class Offers:
 
     def _is_about(self, job: Job, decision: Decision) -> bool:
         """Whether a decision is about what the request asks at present; it may have ended meanwhile."""
-        return self._requests.is_live(job) and job.wire_id == decision.request_id and not job.replica
+        return self._requests.is_live(job) and job.attempt_id == decision.request_id and not job.replica
 
     def _follow_one(self, group: Group, decided: Decided, to_send: dict[str, Sent]) -> None:
         """One request: refused with all its sequences, or each of them placed, or waiting for it."""
@@ -121,16 +121,16 @@ class Offers:
             decision = msgspec.structs.replace(decision, verdict=Verdict.BEST_EFFORT, reason=job.demoted)
         submission = job.submission(decision)
         self._note(job, decision)
-        job.replica, job.is_taken, job.is_fresh, job.placed_s = decision.replica, False, True, time.monotonic()
+        job.replica, job.is_acknowledged, job.is_fresh, job.placed_s = decision.replica, False, True, time.monotonic()
         to_send.setdefault(job.replica, []).append((job, submission))
 
     @staticmethod
     def _note(job: Job, decision: Decision) -> None:
         """Of a request that goes on elsewhere, what was said about its first token stands."""
-        earlier = job.ticket.sequence(job.request_id).decision
+        earlier = job.request_state.sequence(job.request_id).decision
         if job.tokens and earlier is not None:
             decision = msgspec.structs.replace(decision, predicted_ttft_s=earlier.predicted_ttft_s)
-        job.ticket.note_decision(job.request_id, decision, time.monotonic())
+        job.request_state.note_decision(job.request_id, decision, time.monotonic())
 
     def _keep_trying(self, group: Group, job: Job, refusal: Decision) -> None:
         """A sequence of a request that goes on is never refused: it goes best effort, or waits for a replica."""
@@ -139,8 +139,8 @@ class Offers:
             self.enqueue([job])
             return
         now_s = time.monotonic()
-        job.stranded_s = job.stranded_s or now_s
-        if now_s - job.stranded_s > self._patience.resume_s:
+        job.unplaced_since_s = job.unplaced_since_s or now_s
+        if now_s - job.unplaced_since_s > self._timeouts.resume_s:
             self._requests.fail([job])
         elif job.on_trial:
             self._quarantine.postpone(job)

@@ -35,7 +35,7 @@ class Quarantine:
     def suspects(self, jobs: Iterable[Job]) -> tuple[list[Job], list[Job]]:
         """Of the requests of an engine that died: those proved guilty, and those suspected of it."""
         now_s, jobs = time.monotonic(), list(jobs)
-        taken = [job for job in jobs if job.is_taken]
+        taken = [job for job in jobs if job.is_acknowledged]
         for job in taken:
             job.ends = 1 if now_s - job.placed_s > CALM_S else job.ends + 1
         guilty = [job for job in jobs if job.on_trial or job.ends >= MOST_ENDS]

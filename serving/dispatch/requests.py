@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from protocol.messages import Decision, Delta, Scope, Verdict
-from serving.dispatch.background import Notices
+from serving.dispatch.background import BackgroundCalls
 from serving.dispatch.engine_request import ATTEMPT, Job, outcome, released, whole_outcome
 from serving.dispatch.groups import Group
-from serving.request.state import Ticket
+from serving.request.state import HttpRequestState
 
 logger = logging.getLogger("polyslo.dispatch")
 
@@ -23,7 +23,7 @@ class Requests:
     ``emit`` receives deltas in stream order. It takes all that it is given, or raises and takes none.
     """
 
-    def __init__(self, emit: Callable[[Sequence[Delta]], None], notices: Notices) -> None:
+    def __init__(self, emit: Callable[[Sequence[Delta]], None], notices: BackgroundCalls) -> None:
         self.emit, self._notices = emit, notices
         self.ended: Callable[[Job], None] = lambda _: None  # told of each sequence that is over
         self.jobs: dict[str, Job] = {}
@@ -41,24 +41,24 @@ class Requests:
             raise ValueError(f"request id {job.request_id!r} is in use")
         msgspec.msgpack.encode(job.admission())
         self.jobs[job.request_id] = job
-        job.ticket.sequence(job.request_id)
+        job.request_state.sequence(job.request_id)
         group = self.group(job)
         if not group.jobs and job.slo.max_wait_s < FOREVER_S:
-            left_s = job.ticket.arrived_s + job.slo.max_wait_s - time.monotonic()
+            left_s = job.request_state.arrived_s + job.slo.max_wait_s - time.monotonic()
             group.later(max(0.0, left_s), self._stop_waiting, group)
         group.jobs[job.request_id] = job
 
     def group(self, job: Job) -> Group:
         """The request that a sequence belongs to."""
-        return self._groups.setdefault(id(job.ticket), Group(job.ticket))
+        return self._groups.setdefault(id(job.request_state), Group(job.request_state))
 
     def is_live(self, job: Job) -> bool:
         return self.jobs.get(job.request_id) is job
 
-    def named(self, wire_id: str) -> Job | None:
+    def named(self, attempt_id: str) -> Job | None:
         """The request whose present attempt has this name."""
-        job = self.jobs.get(wire_id) or self.jobs.get(wire_id.rpartition(ATTEMPT)[0])
-        return job if job is not None and job.wire_id == wire_id else None
+        job = self.jobs.get(attempt_id) or self.jobs.get(attempt_id.rpartition(ATTEMPT)[0])
+        return job if job is not None and job.attempt_id == attempt_id else None
 
     def on(self, replica: str) -> list[Job]:
         """The requests that a replica has."""
@@ -71,24 +71,24 @@ class Requests:
         if not self.is_live(job):
             return
         del self.jobs[job.request_id]
-        ticket, group = job.ticket, self.group(job)
+        request_state, group = job.request_state, self.group(job)
         group.leave(job)
         if not group.jobs:
-            del self._groups[id(ticket)]
-        ticket.sequence(job.request_id).finish = finish
+            del self._groups[id(request_state)]
+        request_state.sequence(job.request_id).finish = finish
         if job.replica:
-            self._notices.abort(job.replica, job.wire_id)
-        is_alone = len(ticket.sequences) == 1 and ticket.is_over and not ticket.is_counted
-        ticket.is_counted |= is_alone
+            self._notices.abort(job.replica, job.attempt_id)
+        is_alone = len(request_state.sequences) == 1 and request_state.is_over and not request_state.is_counted
+        request_state.is_counted |= is_alone
         self._notices.ended(outcome(job, finish, Scope.WHOLE if is_alone else Scope.SEQUENCE))
-        self.count(ticket)
+        self.count(request_state)
         self.ended(job)
 
-    def count(self, ticket: Ticket) -> None:
+    def count(self, request_state: HttpRequestState) -> None:
         """Report a request of several sequences once they are all over, and once only."""
-        if ticket.is_over and not ticket.is_counted:
-            ticket.is_counted = True
-            self._notices.ended(whole_outcome(ticket))
+        if request_state.is_over and not request_state.is_counted:
+            request_state.is_counted = True
+            self._notices.ended(whole_outcome(request_state))
 
     def fail(self, jobs: Iterable[Job]) -> None:
         """End requests with an error."""
@@ -101,16 +101,16 @@ class Requests:
         """Refuse a request with all its sequences, those that have a replica included."""
         jobs, now_s = list(group.jobs.values()), time.monotonic()
         for job in jobs:
-            job.ticket.note_decision(job.request_id, refusal, now_s)
+            job.request_state.note_decision(job.request_id, refusal, now_s)
         for job in jobs:
             self.end(job, "refused")
         self.tell([Delta(job.request_id, (), "abort") for job in jobs])
 
     def give_up(self, group: Group) -> None:
         """Refuse a request that has waited longer than its ``max_wait`` and has no token."""
-        if group.jobs and not group.ticket.is_started:
-            again_s = time.monotonic() - group.ticket.arrived_s  # it has waited so long in vain
-            tier = group.ticket.slo.tier
+        if group.jobs and not group.request_state.is_started:
+            again_s = time.monotonic() - group.request_state.arrived_s  # it has waited so long in vain
+            tier = group.request_state.slo.tier
             self.refuse(group, Decision("", Verdict.REFUSED, "", tier, "max_wait_exceeded", retry_after_s=again_s))
 
     def _stop_waiting(self, group: Group) -> None:

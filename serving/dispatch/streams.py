@@ -9,7 +9,7 @@ import msgspec
 
 from protocol.messages import Delta, Outputs
 from serving.dispatch.background import Tasks
-from serving.dispatch.engine_request import Links, Patience, Stream
+from serving.dispatch.engine_request import Stream, Timeouts, Transport
 
 logger = logging.getLogger("polyslo.dispatch")
 
@@ -56,13 +56,13 @@ class Streams:
 
     def __init__(
         self,
-        links: Links,
+        transport: Transport,
         tasks: Tasks,
-        patience: Patience,
+        timeouts: Timeouts,
         receive: Callable[[str, Sequence[Delta]], None],
         failed: Callable[[str, Exception], None],
     ) -> None:
-        self._links, self._tasks, self._patience = links, tasks, patience
+        self._transport, self._tasks, self._timeouts = transport, tasks, timeouts
         self._receive, self._failed = receive, failed
         self._streams: dict[str, Stream] = {}
 
@@ -75,7 +75,7 @@ class Streams:
     async def _listen(self, replica: str) -> None:
         """Read one replica's channel until it breaks."""
         try:
-            async for message in self._links.channel(replica):
+            async for message in self._transport.channel(replica):
                 outputs = read_outputs(message)
                 if stream := self._streams.get(replica):
                     stream.note(outputs)
@@ -115,7 +115,7 @@ class Streams:
 
     async def watch(self, busy: Callable[[], set[str]]) -> None:
         """Give up channels of ``busy()`` replicas that make no iteration, or send no heartbeat, for too long."""
-        stall_s = self._patience.stall_s
+        stall_s = self._timeouts.stall_s
         while True:
             await asyncio.sleep(min(0.5, stall_s / 4))
             waited_for, now_s = busy(), time.monotonic()

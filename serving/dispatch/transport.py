@@ -1,4 +1,4 @@
-"""``Links`` over Ray: the named controller actor, and replicas pinned through Serve's session id.
+"""``Transport`` over Ray: the named controller actor, and replicas pinned through Serve's session id.
 
 A replica of a named group is called ``group/id``, where id is Serve's own; a fleet of one kind has bare ids.
 """
@@ -14,7 +14,7 @@ import ray
 from ray.serve.exceptions import ReplicaUnavailableError
 
 from controller.actor import start_controller
-from protocol.messages import Admission, Decision, Outcome, Rejection, Submission
+from protocol.messages import AdmissionRequest, Decision, Outcome, Rejection, Submission
 
 ANYONE_S = 3.0
 NEWBORN_S = 1.0
@@ -23,7 +23,7 @@ _decisions = msgspec.msgpack.Decoder(list[Decision])
 _rejections = msgspec.msgpack.Decoder(list[Rejection])
 
 
-class RayLinks:
+class RayTransport:
     """One per ingress process. ``ingress_id`` is its own Serve id, by which replicas notice that it is gone."""
 
     def __init__(self, handles: Mapping[str, Any], ingress_id: str, controller: str, namespace: str) -> None:
@@ -53,7 +53,7 @@ class RayLinks:
         start_controller(self._controller_name, self._namespace)
         self._deploy_number = int(await self._ask("configure", options, tiers, self._deploy_number))
 
-    async def admit(self, batch: list[Admission]) -> list[Decision]:
+    async def admit(self, batch: list[AdmissionRequest]) -> list[Decision]:
         decisions = _decisions.decode(await self._ask("admit", msgspec.msgpack.encode(batch)))
         for decision in decisions:
             if decision.replica and decision.replica not in self._known:

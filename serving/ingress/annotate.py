@@ -8,25 +8,27 @@ from typing import Any
 
 from protocol.messages import Verdict
 from serving.ingress.errors import anthropic_error, is_anthropic
-from serving.request.state import Ticket
+from serving.request.state import HttpRequestState
 
 _CODES = {401: "invalid_api_key"}
 _FINAL_RESPONSE_EVENTS = (b"response.completed", b"response.incomplete", b"response.failed")
 
 
-def openai_tier(ticket: Ticket) -> str:
+def openai_tier(request_state: HttpRequestState) -> str:
     """``flex`` for what is served best effort, ``priority`` where that was asked for and kept, else ``default``."""
-    if ticket.slo.best_effort or any(decision.verdict != Verdict.ADMITTED for decision in ticket.decisions):
+    if request_state.slo.best_effort or any(
+        decision.verdict != Verdict.ADMITTED for decision in request_state.decisions
+    ):
         return "flex"
-    return "priority" if ticket.service_tier == "priority" else "default"
+    return "priority" if request_state.service_tier == "priority" else "default"
 
 
-def annotate_json(body: bytes, ticket: Ticket) -> bytes:
+def annotate_json(body: bytes, request_state: HttpRequestState) -> bytes:
     """A whole JSON response with the class that served it and its verdict."""
     document = _object(body)
     if document is None:
         return body
-    document |= {"service_tier": openai_tier(ticket), "slo": ticket.slo_object()}
+    document |= {"service_tier": openai_tier(request_state), "slo": request_state.slo_object()}
     return _encoded(document)
 
 
@@ -84,8 +86,8 @@ def openai_error(error: dict[str, Any]) -> dict[str, Any]:
 class StreamAnnotator:
     """Annotates server-sent events one by one; bytes may arrive cut anywhere."""
 
-    def __init__(self, ticket: Ticket) -> None:
-        self.ticket, self._rest = ticket, b""
+    def __init__(self, request_state: HttpRequestState) -> None:
+        self.request_state, self._rest = request_state, b""
 
     def feed(self, data: bytes, last: bool) -> bytes:
         """Complete events of ``data``, annotated; the remainder waits for its end (or passes when ``last``)."""
@@ -103,9 +105,9 @@ class StreamAnnotator:
             return head + mark + json.dumps({"error": openai_error(document["error"])}).encode()
         if head.startswith(b"event: "):
             return head + mark + self._named_event(head, payload)
-        extra: dict[str, Any] = {"service_tier": openai_tier(self.ticket)}
+        extra: dict[str, Any] = {"service_tier": openai_tier(self.request_state)}
         if b'"finish_reason":"' in payload:
-            extra["slo"] = self.ticket.slo_object()
+            extra["slo"] = self.request_state.slo_object()
         return head + mark + _prepend(extra, payload)
 
     def _named_event(self, head: bytes, payload: bytes) -> bytes:
@@ -113,12 +115,14 @@ class StreamAnnotator:
         if b'"response":' in payload and head.startswith(b"event: response."):
             document = json.loads(payload)
             if isinstance(document.get("response"), dict):
-                document["response"]["service_tier"] = openai_tier(self.ticket)
+                document["response"]["service_tier"] = openai_tier(self.request_state)
                 if head[7:].startswith(_FINAL_RESPONSE_EVENTS):
-                    document["response"]["slo"] = self.ticket.slo_object()
+                    document["response"]["slo"] = self.request_state.slo_object()
             return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
         if head.startswith(b"event: message_delta"):
-            return _prepend({"service_tier": openai_tier(self.ticket), "slo": self.ticket.slo_object()}, payload)
+            return _prepend(
+                {"service_tier": openai_tier(self.request_state), "slo": self.request_state.slo_object()}, payload
+            )
         return payload
 
 

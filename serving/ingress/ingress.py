@@ -14,7 +14,7 @@ from serving.config.app import AppConfig
 from serving.config.base import ConfigError
 from serving.config.tiers import TierTableConfig
 from serving.dispatch.dispatcher import Dispatcher
-from serving.dispatch.transport import RayLinks
+from serving.dispatch.transport import RayTransport
 from serving.ingress.asgi import Message, Receive, Send, send_error, send_json
 from serving.ingress.disconnects import Disconnects
 from serving.ingress.errors import unavailable
@@ -23,7 +23,7 @@ from serving.ingress.metrics import DoorMetrics
 from serving.ingress.middleware import SloMiddleware
 from serving.ingress.replica_status import with_stale
 from serving.request.slo import TierIndex
-from serving.request.state import Ticket
+from serving.request.state import HttpRequestState
 
 logger = logging.getLogger("polyslo.door")
 
@@ -39,7 +39,7 @@ class Door:
     def __init__(
         self,
         config: AppConfig,
-        links: RayLinks,
+        transport: RayTransport,
         server: Any,
         dispatcher: Dispatcher,
         application: str = "",
@@ -50,7 +50,7 @@ class Door:
 
         ``engine_failed``: whether vLLM's own client of the engine has ended, after which no request gets an answer.
         """
-        self.config, self.links, self.dispatcher = config, links, dispatcher
+        self.config, self.transport, self.dispatcher = config, transport, dispatcher
         self.metrics = DoorMetrics(config.model.name)
         self._metrics_app = self.metrics.to_app()
         self.table: TierTableConfig | None = None
@@ -89,9 +89,9 @@ class Door:
             raise RuntimeError("no tier table: set user_config of the ingress deployment")
         return self._index
 
-    def done(self, ticket: Ticket, status: int) -> None:
-        self.dispatcher.close_ticket(ticket)
-        self.metrics.observe(ticket)
+    def done(self, request_state: HttpRequestState, status: int) -> None:
+        self.dispatcher.close_ticket(request_state)
+        self.metrics.observe(request_state)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         scope = within_prefix(scope)
@@ -138,7 +138,7 @@ class Door:
 
     async def _ask_status(self) -> None:
         try:
-            status = await asyncio.wait_for(self.links.status(), 2.0)
+            status = await asyncio.wait_for(self.transport.status(), 2.0)
             heard = self._heard()
             last = [replica for replica in self._status["replicas"] if replica["replica"] in heard]
             self._status = status | {"replicas": with_stale(status["replicas"], last, heard)}
@@ -149,7 +149,7 @@ class Door:
 
     def _heard(self) -> set[str]:
         """Replicas that speak to this door, whether or not the controller knows of them."""
-        return self.links.heard(self.config.fleet.stall_timeout_s)
+        return self.transport.heard(self.config.fleet.stall_timeout_s)
 
     async def forward_table(self) -> None:
         """Wait until the controller is up and has the tier table, so that no request is served without it.
@@ -170,7 +170,7 @@ class Door:
     async def _configure(self, patience_s: float = PATIENCE_S) -> None:
         if self.table is not None:
             tiers = msgspec.msgpack.encode(self.table.to_table())
-            await asyncio.wait_for(self.links.configure(self._options, tiers), patience_s)
+            await asyncio.wait_for(self.transport.configure(self._options, tiers), patience_s)
 
     async def _look(self) -> None:
         """Gauges as the status is now, and an open channel from every replica that lives."""

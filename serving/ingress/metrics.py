@@ -13,7 +13,7 @@ from protocol.messages import Verdict
 from serving.ingress.asgi import App
 from serving.ingress.engine_series import EngineSeries
 from serving.ingress.replica_status import state_of
-from serving.request.state import Ticket
+from serving.request.state import HttpRequestState
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)
@@ -76,44 +76,44 @@ class DoorMetrics:
         app: App = make_asgi_app(whole)
         return app
 
-    def observe(self, ticket: Ticket) -> None:
+    def observe(self, request_state: HttpRequestState) -> None:
         """Count one finished response; a request whose client left counts in nothing but the counters of its fate."""
-        tier = ticket.slo.tier
-        decisions = ticket.decisions
-        for sequence in ticket.sequences.values():
+        tier = request_state.slo.tier
+        decisions = request_state.decisions
+        for sequence in request_state.sequences.values():
             self.resumed.labels(tier).inc(sequence.resumed)
-        if not decisions or any(s.finish in ("", "abort") for s in ticket.sequences.values()):
+        if not decisions or any(s.finish in ("", "abort") for s in request_state.sequences.values()):
             return
         verdict = max((d.verdict for d in decisions), key=lambda v: (v == Verdict.REFUSED, v == Verdict.BEST_EFFORT))
-        self.queue.labels(tier, verdict.value).observe(ticket.decided_s)
-        (self.met if ticket.met else self.missed).labels(tier, "all").inc()
+        self.queue.labels(tier, verdict.value).observe(request_state.decided_s)
+        (self.met if request_state.met else self.missed).labels(tier, "all").inc()
         if verdict == Verdict.REFUSED:
             self.rejected.labels(tier, decisions[0].reason).inc()
             return
         if verdict == Verdict.BEST_EFFORT:
             self.downgraded.labels(tier, decisions[0].reason).inc()
-        self._latencies(ticket, tier)
+        self._latencies(request_state, tier)
 
-    def _latencies(self, ticket: Ticket, tier: str) -> None:
-        labels, told = (tier, self.model), ticket.decisions
+    def _latencies(self, request_state: HttpRequestState, tier: str) -> None:
+        labels, told = (tier, self.model), request_state.decisions
         predicted_ttft_s = max(d.predicted_ttft_s for d in told)
         predicted_tpot_s = max(d.predicted_tpot_s for d in told)
         for dimension, measured, bound in (
-            ("ttft", ticket.ttft_s, ticket.slo.ttft_s),
-            ("tpot", ticket.tpot_s, ticket.slo.tpot_s),
-            ("e2e", ticket.e2e_s, ticket.slo.e2e_s),
+            ("ttft", request_state.ttft_s, request_state.slo.ttft_s),
+            ("tpot", request_state.tpot_s, request_state.slo.tpot_s),
+            ("e2e", request_state.e2e_s, request_state.slo.e2e_s),
         ):
             if math.isfinite(bound):
                 (self.met if measured <= bound else self.missed).labels(tier, dimension).inc()
-        self.ttft.labels(*labels).observe(ticket.ttft_s)
-        self.tpot.labels(*labels).observe(ticket.tpot_s)
-        self.e2e.labels(*labels).observe(ticket.e2e_s)
+        self.ttft.labels(*labels).observe(request_state.ttft_s)
+        self.tpot.labels(*labels).observe(request_state.tpot_s)
+        self.e2e.labels(*labels).observe(request_state.e2e_s)
         if math.isfinite(predicted_ttft_s):
             self.predicted_ttft.labels(*labels).observe(predicted_ttft_s)
-            self.ttft_error.labels(*labels).observe(ticket.ttft_s - predicted_ttft_s)
+            self.ttft_error.labels(*labels).observe(request_state.ttft_s - predicted_ttft_s)
         if math.isfinite(predicted_tpot_s):
             self.predicted_tpot.labels(*labels).observe(predicted_tpot_s)
-            self.tpot_error.labels(*labels).observe(ticket.tpot_s - predicted_tpot_s)
+            self.tpot_error.labels(*labels).observe(request_state.tpot_s - predicted_tpot_s)
 
     def observe_status(self, status: dict[str, object] | dict[str, Any]) -> None:
         """Refresh the gauges from the controller's status."""

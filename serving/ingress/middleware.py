@@ -21,7 +21,7 @@ from serving.ingress.sequences import expected_sequences
 from serving.ingress.tenant import tenant_of
 from serving.request.program import read_program
 from serving.request.slo import SloError, TierIndex, resolve, strip_body
-from serving.request.state import Ticket, current_ticket
+from serving.request.state import HttpRequestState, current_ticket
 
 GENERATING = frozenset(
     {
@@ -36,7 +36,7 @@ GENERATING = frozenset(
 
 
 class SloMiddleware:
-    """``tiers()`` gives the tier table in force; ``done(ticket, status)`` is told of every finished response.
+    """``tiers()`` gives the tier table in force; ``done(request_state, status)`` is told of every finished response.
 
     ``has_tenants``: the application checks API keys, so that a key tells who asks.
     """
@@ -45,7 +45,7 @@ class SloMiddleware:
         self,
         app: App,
         tiers: Callable[[], TierIndex],
-        done: Callable[[Ticket, int], None],
+        done: Callable[[HttpRequestState, int], None],
         overload_status: int = 429,
         limits: LimitsConfig | None = None,
         has_tenants: bool = False,
@@ -69,18 +69,18 @@ class SloMiddleware:
             if path not in GENERATING:
                 await self.app(scope, replayed(body, receive), MendedErrors(send, path))
                 return
-            ticket, body = self._open(scope, document, body)
+            request_state, body = self._open(scope, document, body)
         except SloError as error:
             await send_error(send, bad_request(str(error), error.field), path)
             return
         except ClientGone:
             return
-        await self._generate(ticket, with_length(scope, len(body)), replayed(body, receive), send)
+        await self._generate(request_state, with_length(scope, len(body)), replayed(body, receive), send)
 
-    async def _generate(self, ticket: Ticket, scope: Message, receive: Receive, send: Send) -> None:
+    async def _generate(self, request_state: HttpRequestState, scope: Message, receive: Receive, send: Send) -> None:
         """Have it answered; a stream may be refused after the application has begun it, and nothing was sent yet."""
-        response = Response(ticket, send, self.overload_status, scope["path"])
-        token = current_ticket.set(ticket)
+        response = Response(request_state, send, self.overload_status, scope["path"])
+        token = current_ticket.set(request_state)
         try:
             await self.app(scope, receive, response)
         except Refusal as refusal:
@@ -89,14 +89,14 @@ class SloMiddleware:
             await response.refuse(refusal.error)
         finally:
             current_ticket.reset(token)
-            self.done(ticket, response.status)
+            self.done(request_state, response.status)
 
     def _read(self, body: bytes) -> dict[str, Any]:
         """The JSON object in ``body``; empty where it is something else, which vLLM then says itself."""
         document = read_json(body, self.limits.json_values, self.limits.json_depth) if body else None
         return document if isinstance(document, dict) else {}
 
-    def _open(self, scope: Message, document: dict[str, Any], body: bytes) -> tuple[Ticket, bytes]:
+    def _open(self, scope: Message, document: dict[str, Any], body: bytes) -> tuple[HttpRequestState, bytes]:
         """The request's ticket, and its body without what only the door understands."""
         check_document(document, self.limits)
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
@@ -104,10 +104,10 @@ class SloMiddleware:
         arrived_s = scope.get(ARRIVED, time.monotonic())
         asked = document.get("service_tier")
         program, expected = read_program(headers, document), expected_sequences(document)
-        ticket = Ticket(slo, arrived_s, program, str(asked or ""), expected=expected, is_open=True)
-        ticket.tenant = tenant_of(scope["path"], headers) if self.has_tenants else ""
+        request_state = HttpRequestState(slo, arrived_s, program, str(asked or ""), expected=expected, is_open=True)
+        request_state.tenant = tenant_of(scope["path"], headers) if self.has_tenants else ""
         stripped = strip_body(document)
-        return ticket, body if stripped is document else msgspec.json.encode(stripped)
+        return request_state, body if stripped is document else msgspec.json.encode(stripped)
 
 
 class MendedErrors:
@@ -134,8 +134,8 @@ class MendedErrors:
 class Response:
     """The ``send`` of one generating request: holds the start, swaps in a refusal, annotates the rest."""
 
-    def __init__(self, ticket: Ticket, send: Send, overload_status: int, path: str) -> None:
-        self.ticket, self.send, self.path = ticket, send, path
+    def __init__(self, request_state: HttpRequestState, send: Send, overload_status: int, path: str) -> None:
+        self.request_state, self.send, self.path = request_state, send, path
         self.overload_status, self.status = overload_status, 0
         self._start: Message | None = None
         self._stream: StreamAnnotator | None = None
@@ -154,11 +154,11 @@ class Response:
             await self.send(message)
 
     async def _body(self, data: bytes, last: bool) -> None:
-        if not self.ticket.decisions and not last:
+        if not self.request_state.decisions and not last:
             self._held += data
             return
         data, self._held = self._held + data, b""
-        if not self.ticket.decisions:
+        if not self.request_state.decisions:
             data = self._undecided(data)
         if self._start is not None and self.status == 0 and await self._begin():
             return
@@ -182,18 +182,18 @@ class Response:
     def _finished(self, data: bytes) -> bytes:
         """A whole JSON answer; an error carries no verdict."""
         is_error = self.status >= 400
-        return mend_error(data, self.status, self.path) if is_error else annotate_json(data, self.ticket)
+        return mend_error(data, self.status, self.path) if is_error else annotate_json(data, self.request_state)
 
     async def _begin(self) -> bool:
         """At the first body chunk; whether a refusal took the response's place."""
         assert self._start is not None
-        refusal = self.ticket.refusal
+        refusal = self.request_state.refusal
         if refusal is not None:
             await self.refuse(refused(refusal, self.overload_status))
             return True
         self.status = int(self._start["status"])
         if is_stream(self._start):
-            self._stream = StreamAnnotator(self.ticket)
+            self._stream = StreamAnnotator(self.request_state)
             await self._send_start(None)
         elif is_json(self._start):
             self._json = []
@@ -210,7 +210,7 @@ class Response:
         assert self._start is not None
         start = self._start if length is None else resized(self._start, length)
         if self.status < 400:
-            tier = (b"x-slo-tier", self.ticket.tier.encode("latin-1", "replace"))
+            tier = (b"x-slo-tier", self.request_state.tier.encode("latin-1", "replace"))
             start = {**start, "headers": [*start.get("headers", []), tier]}
         await self.send(start)
 

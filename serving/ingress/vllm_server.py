@@ -28,12 +28,12 @@ from protocol.messages import Delta, Slo
 from replicas.vllm_codec import decode_output, encode_request, encode_value, with_emitted
 from routing.prefix_index import hash_prefix
 from serving.dispatch.dispatcher import Dispatcher
-from serving.dispatch.engine_request import Job, Links, Patience
+from serving.dispatch.engine_request import Job, Timeouts, Transport
 from serving.ingress.lanes import Lanes
 from serving.ingress.turns import Turns
 from serving.ingress.vllm_grammar import says_nothing
 from serving.ingress.vllm_mistakes import ClientMistakes
-from serving.request.state import Ticket, current_ticket
+from serving.request.state import HttpRequestState, current_ticket
 
 TASKS = ("generate",)
 GRAMMAR_THREADS, GRAMMARS_PER_CLIENT = 4, 2  # checks of grammars at a time, in all and of one API key
@@ -60,8 +60,8 @@ class FleetCoreClient:
 
     def __init__(
         self,
-        links: Links,
-        patience: Patience,
+        transport: Transport,
+        timeouts: Timeouts,
         block_tokens: int = 0,
         most_prompt_logprobs: float = math.inf,
         not_computed: Collection[str] = (),
@@ -74,14 +74,14 @@ class FleetCoreClient:
         self._not_computed = not_computed
         self.forget: Callable[[str], None] = lambda _request_id: None  # what vLLM keeps of a request
         self._outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
-        self.dispatcher = Dispatcher(links, self._emit, patience)
+        self.dispatcher = Dispatcher(transport, self._emit, timeouts)
 
     async def add_request_async(self, request: EngineCoreRequest) -> None:
-        ticket = current_ticket.get() or Ticket(Slo(best_effort=True))
+        request_state = current_ticket.get() or HttpRequestState(Slo(best_effort=True))
         try:
             check_computed(request, self._not_computed)
             check_prompt_logprobs(request, self._most_prompt_logprobs)
-            job = to_job(request, ticket, self._block_tokens)
+            job = to_job(request, request_state, self._block_tokens)
         except VLLMValidationError:
             self.forget(request.request_id)
             raise
@@ -119,7 +119,7 @@ class FleetCoreClient:
         self._outputs.put_nowait(EngineCoreOutputs(outputs=[decode_output(delta) for delta in deltas]))
 
 
-def to_job(request: EngineCoreRequest, ticket: Ticket, block_tokens: int = 0) -> Job:
+def to_job(request: EngineCoreRequest, request_state: HttpRequestState, block_tokens: int = 0) -> Job:
     """What the dispatcher needs to know of a request; its payload can be encoded anew to continue elsewhere.
 
     Raises ``VLLMValidationError`` for what cannot be encoded: later that would be the dispatcher's trouble.
@@ -131,11 +131,11 @@ def to_job(request: EngineCoreRequest, ticket: Ticket, block_tokens: int = 0) ->
         request_id=request.request_id,
         prompt_tokens=len(prompt),
         max_tokens=(params.max_tokens if params else None) or 16,
-        content=int.from_bytes(digest),
+        prompt_digest=int.from_bytes(digest),
         payload=lambda tokens: encode_request(continued(request, tokens)) if tokens else payload,
-        ticket=ticket,
+        request_state=request_state,
         resumable=params is None or params.structured_outputs is None,
-        movable=params is None or is_memoryless(params),
+        can_disaggregate=params is None or is_memoryless(params),
         prefix=block_hashes_of(request, block_tokens) if block_tokens else (),
     )
 
@@ -212,8 +212,8 @@ def continued(request: EngineCoreRequest, tokens: list[int]) -> EngineCoreReques
 
 async def make_server(
     arguments: list[str],
-    links: Links,
-    patience: Patience,
+    transport: Transport,
+    timeouts: Timeouts,
     block_tokens: int = 0,
     most_prompt_logprobs: float = math.inf,
     not_computed: Collection[str] = (),
@@ -231,7 +231,7 @@ async def make_server(
         logging_config=engine_args.create_logging_config(),
         structured_outputs_config=engine_args.create_structured_outputs_config(),
     )
-    client = FleetCoreClient(links, patience, block_tokens, most_prompt_logprobs, not_computed)
+    client = FleetCoreClient(transport, timeouts, block_tokens, most_prompt_logprobs, not_computed)
     original = EngineCoreClient.make_async_mp_client
     EngineCoreClient.make_async_mp_client = staticmethod(lambda **_: client)
     try:
@@ -259,8 +259,8 @@ class FleetLLM(AsyncLLM):
 
     async def add_request(self, request_id: str, prompt: Any, params: Any, *rest: Any, **named: Any) -> Any:
         if getattr(params, "structured_outputs", None) is not None:
-            ticket = current_ticket.get()
-            await self._grammars.run(ticket.tenant if ticket else "", self._check_grammar, params)
+            request_state = current_ticket.get()
+            await self._grammars.run(request_state.tenant if request_state else "", self._check_grammar, params)
         return await super().add_request(request_id, prompt, params, *rest, **named)
 
     def _check_grammar(self, params: SamplingParams) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from controller.tiers import Tier, TierTable
+from controller.scaling.tiers import Tier, TierTable
 from protocol.messages import INF, Slo
 from serving.suggest import suggest
 

@@ -28,7 +28,7 @@ class Sequence:
 
 
 @dataclass
-class Ticket:
+class HttpRequestState:
     """Filled in by the dispatcher while the request runs; read by the middleware for the ``slo`` object."""
 
     slo: Slo
@@ -152,4 +152,4 @@ def _ms(seconds: float) -> float | None:
     return round(seconds * 1000.0, 3) if math.isfinite(seconds) else None
 
 
-current_ticket: contextvars.ContextVar[Ticket | None] = contextvars.ContextVar("polyslo_ticket", default=None)
+current_ticket: contextvars.ContextVar[HttpRequestState | None] = contextvars.ContextVar("polyslo_ticket", default=None)

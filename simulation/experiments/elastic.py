@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from controller.allocation import AllocationOptions
 from controller.options import FleetOptions
-from controller.scaling import ScalingOptions
+from controller.scaling.allocation import AllocationOptions
+from controller.scaling.signals import ScalingOptions
 from profiles.store import load_profile
 from simulation.arrivals import daily_s
 from simulation.capacity import median_and_spread

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from controller.roles import RoleOptions
+from controller.scaling.roles import RoleOptions
 from profiles.profile import Profile
 from profiles.store import load_profile
 from simulation.capacity import median_and_spread

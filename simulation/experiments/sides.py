@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from controller.disaggregation.phases import Phase, PhaseOptions
 from controller.options import FleetOptions
-from controller.phases import Phase, PhaseOptions
 from profiles.store import load_profile
 from simulation.apart import ApartDispatch
 from simulation.capacity import median_and_spread

@@ -40,7 +40,7 @@ class Listener:
         report = msgspec.msgpack.decode(message, type=Report)
         self.latest[report.replica] = report
         self.count += 1
-        return "birth"
+        return "incarnation"
 
     def heard(self) -> tuple[int, dict[str, Report]]:
         return self.count, self.latest

@@ -8,7 +8,7 @@ import pytest
 from controller.fleet import Fleet
 from profiles.kernels import iteration_s
 from profiles.store import load_profile
-from protocol.messages import Admission, Report, Slo, Submission, Verdict
+from protocol.messages import AdmissionRequest, Report, Slo, Submission, Verdict
 from tests.fleet_cases import H200, fleet
 from tests.integration.engine_driver import Driver, submission
 
@@ -63,9 +63,9 @@ def test_running_decodes_are_seen_to_go_on_and_what_does_not_fit_is_refused(engi
         assert table["running"].all()
         assert (table["emitted_tokens"] < table["output_tokens"]).all()
         assert told.replicas["r"].state["load"][0] > 0
-    asked = [Admission(f"a{i}", 2000, 400, PATIENT) for i in range(4)]
+    asked = [AdmissionRequest(f"a{i}", 2000, 400, PATIENT) for i in range(4)]
     assert [told.admit([each], 0.001)[0].verdict for each in asked] == [Verdict.REFUSED] * 4
-    assert told.admit([Admission("small", 20, 5, PATIENT)], 0.002)[0].verdict == Verdict.ADMITTED
+    assert told.admit([AdmissionRequest("small", 20, 5, PATIENT)], 0.002)[0].verdict == Verdict.ADMITTED
     engine.collect(names)
     engine.settle(lambda: engine.engine.state().kv_used_tokens == 0)
 

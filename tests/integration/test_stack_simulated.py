@@ -183,7 +183,7 @@ def test_streams_survive_the_death_of_a_replica_and_of_the_controller(stack: Sta
 
     assert texts(stack.client, prompts, 300, disturb) == undisturbed
     until(lambda: len(pids := {r["pid"] for r in stack.live()}) == 3 and victim not in pids, 90)
-    assert stack.status()["controller"]["birth"] != controller["birth"]
+    assert stack.status()["controller"]["incarnation"] != controller["incarnation"]
     assert stack.status()["tiers"][0]["name"] == "interactive"
 
 

@@ -92,7 +92,7 @@ def test_killing_a_replica_and_the_controller_changes_no_token(stack: Stack, und
     assert texts(stack.client, PROMPTS, 120, disturb) == undisturbed
     until(lambda: not any(process.is_running() for process in engine), 20)
     until(lambda: len(pids := {r["pid"] for r in stack.live()}) == 2 and victim["pid"] not in pids, 150)
-    assert stack.status()["controller"]["birth"] != status["controller"]["birth"]
+    assert stack.status()["controller"]["incarnation"] != status["controller"]["incarnation"]
 
 
 def engines_of(replica: psutil.Process) -> list[psutil.Process]:

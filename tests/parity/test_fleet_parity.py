@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.allocation import AllocationOptions
+from controller.scaling.allocation import AllocationOptions
 from protocol.messages import Decision, Verdict
 from simulation.fleet import FleetDispatch
 from simulation.loop import Simulation

@@ -16,15 +16,15 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.allocation import AllocationOptions
 from controller.fleet import Fleet
+from controller.mirror.replica_model import admission_row
 from controller.options import FleetOptions
-from controller.role import Kind
-from controller.tiers import Tier, TierTable
-from controller.virtual import admission_row
+from controller.scaling.allocation import AllocationOptions
+from controller.scaling.role import Kind
+from controller.scaling.tiers import Tier, TierTable
 from planning.admission.search import ADMITTED
 from profiles.store import load_profile
-from protocol.messages import Admission, Decision, Outcome, Report, Slo, Verdict
+from protocol.messages import AdmissionRequest, Decision, Outcome, Report, Slo, Verdict
 from routing.fleet_state import advance_fleet
 from routing.placement import check_replica, quick_check
 from routing.scores import score_replicas
@@ -63,9 +63,9 @@ class World:
             replica._reserved_s.clear()
         self.fleet._allocate(self.now_s)
 
-    def ask(self, slo: Slo, prompt_tokens: int) -> tuple[Admission, Decision]:
+    def ask(self, slo: Slo, prompt_tokens: int) -> tuple[AdmissionRequest, Decision]:
         self.sent += 1
-        asked = Admission(str(self.sent), prompt_tokens, 120, slo)
+        asked = AdmissionRequest(str(self.sent), prompt_tokens, 120, slo)
         (decision,) = self.fleet.admit([asked], self.now_s)
         if decision.verdict == Verdict.ADMITTED:
             self.running[decision.request_id] = decision
@@ -88,8 +88,8 @@ def look(world: World, slo: Slo, prompt_tokens: int) -> dict[str, Before]:
     fleet, roles = world.fleet, world.fleet.allocation.roles
     fleet._open(world.now_s)
     advance_fleet(fleet.bank.fleet_state, world.now_s)
-    fleet.bank.spare(1)
-    asked = Admission("asked", prompt_tokens, 120, slo)
+    fleet.bank.allocate(1)
+    asked = AdmissionRequest("asked", prompt_tokens, 120, slo)
     row = admission_row(asked, TABLE.of_request(slo), fleet.lengths, world.now_s)
     told = {}
     for name, replica in fleet.replicas.items():

@@ -13,9 +13,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from controller.role import Kind, ReplicaView
-from controller.roles import DynamicRoles, RoleOptions
-from controller.tiers import Tier, TierTable
+from controller.scaling.role import Kind, ReplicaView
+from controller.scaling.roles import DynamicRoles, RoleOptions
+from controller.scaling.tiers import Tier, TierTable
 from protocol.messages import Slo
 
 PACES_S = {"tight": 0.02, "middle": 0.05, "loose": 0.1}

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PURE_ROOMS = ("profiles", "protocol", "planning", "routing", "controller", "simulation")
 ROOMS = (*PURE_ROOMS, "replicas", "serving", "benchmarks")
 SERVING = ("cli", "config", "dispatch", "ingress", "launch", "loadgen", "request")
-SHELLS = {"controller.actor", "controller.scaler"}  # modules of pure rooms that are shells
+SHELLS = {"controller.actor", "controller.serve_scaler"}  # modules of pure rooms that are shells
 # Python runs their __init__ wherever one module is wanted.
 EMPTY_ON_IMPORT = (
     "controller",

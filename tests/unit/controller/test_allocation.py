@@ -2,9 +2,9 @@
 
 import pytest
 
-from controller.allocation import Allocation, AllocationOptions
-from controller.scaling import ScalingOptions
-from controller.tiers import Tier, TierTable
+from controller.scaling.allocation import Allocation, AllocationOptions
+from controller.scaling.signals import ScalingOptions
+from controller.scaling.tiers import Tier, TierTable
 
 PLAIN = TierTable.of(1, [Tier("tight", 1.0, 0.02), Tier("loose", 1.0, 0.1)])
 BOUNDED = TierTable.of(2, [Tier("tight", 1.0, 0.02, min_replicas=1), Tier("loose", 1.0, 0.1)])

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from controller.autoscaler import Autoscaler
-from controller.demand import Load
-from controller.history import History
-from controller.role import Kind, ReplicaView
-from controller.roles import DynamicRoles
-from controller.scaling import Actions, ScalingOptions, Serve, Signals
-from controller.tiers import Tier, TierTable
+from controller.scaling.autoscaler import Autoscaler
+from controller.scaling.demand import Load
+from controller.scaling.history import History
+from controller.scaling.role import Kind, ReplicaView
+from controller.scaling.roles import DynamicRoles
+from controller.scaling.signals import Actions, ScalingOptions, Serve, Signals
+from controller.scaling.tiers import Tier, TierTable
 from tests.scaling_cases import H100, World, table
 
 

@@ -4,12 +4,12 @@ import math
 
 import pytest
 
-from controller.allocation import Allocation, AllocationOptions
-from controller.autoscaler import Autoscaler
-from controller.history import History
-from controller.role import Kind, ReplicaView
-from controller.roles import DynamicRoles
-from controller.scaling import ScalingOptions, Serve, Signals
+from controller.scaling.allocation import Allocation, AllocationOptions
+from controller.scaling.autoscaler import Autoscaler
+from controller.scaling.history import History
+from controller.scaling.role import Kind, ReplicaView
+from controller.scaling.roles import DynamicRoles
+from controller.scaling.signals import ScalingOptions, Serve, Signals
 from tests.scaling_cases import H100, World, table
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from controller.best_effort_line import ASK_S, GRACE_S, SPREAD, BestEffortLine
 from controller.status import fleet_status
-from protocol.messages import Admission, Progress, Slo, Verdict
+from protocol.messages import AdmissionRequest, Progress, Slo, Verdict
 from tests.fleet_cases import FLEX, TIGHT, ask, ended, fleet, report
 
 LONGEST_S = ASK_S[1] * (1.0 + SPREAD / 2)
@@ -109,7 +109,7 @@ def test_a_stream_that_resumes_and_a_request_with_a_promise_need_no_place_in_the
 def test_what_is_downgraded_waits_in_the_same_line() -> None:
     state = fleet(best_effort_backlog=0.05)
     state.report(full_of_best_effort("a", 1, 13), 0.0)
-    late: Admission = ask(Slo(0.001, 0.03, tier="tight"), 3000)
+    late: AdmissionRequest = ask(Slo(0.001, 0.03, tier="tight"), 3000)
     assert state.admit([late], 0.0)[0].verdict == Verdict.PENDING
     state.report(report("a", 2), 1.0)
     assert state.admit([msgspec.structs.replace(late, age_s=1.0)], 1.0)[0].verdict == Verdict.BEST_EFFORT

@@ -4,11 +4,11 @@ import msgspec
 import pytest
 
 from controller.binning import in_own_tier, needed_tpot_s
-from controller.disaggregation import make_fleet
-from controller.lengths import LengthEstimator
+from controller.disaggregation.fleet import make_fleet
+from controller.disaggregation.phases import PhaseOptions
+from controller.mirror.lengths import LengthEstimator
 from controller.options import FleetOptions
-from controller.phases import PhaseOptions
-from controller.tiers import Tier, TierTable
+from controller.scaling.tiers import Tier, TierTable
 from profiles.store import load_profile
 from protocol.messages import INF, Slo, Verdict
 from tests.fleet_cases import ask, report
@@ -66,6 +66,6 @@ def test_the_decision_names_the_tier_and_its_replica_serves_it(phases: PhaseOpti
     (decision,) = state.admit([asked], 0.0)
     assert (decision.verdict, decision.tier) == (Verdict.ADMITTED, "tight")
     if phases:
-        then = msgspec.structs.replace(asked, emitted_tokens=1, carried_tokens=500, age_s=0.1)
+        then = msgspec.structs.replace(asked, emitted_tokens=1, transferred_kv_tokens=500, age_s=0.1)
         (decision,) = state.admit([then], 0.1)
     assert (decision.tier, decision.replica) == ("tight", "a")

@@ -4,11 +4,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from controller.decode_room import GRACE_S, DecodeRoom, Reservation
-from controller.disaggregation import HAND_OVER_S, DisaggregatedFleet, make_fleet
+from controller.disaggregation.decode_room import GRACE_S, DecodeRoom, Reservation
+from controller.disaggregation.fleet import HAND_OVER_S, DisaggregatedFleet, make_fleet
+from controller.disaggregation.phases import PhaseOptions
+from controller.mirror.replica_model import RESERVED_S
 from controller.options import FleetOptions
-from controller.phases import PhaseOptions
-from controller.virtual import RESERVED_S
 from planning.tables import REQUEST
 from profiles.store import load_profile
 from protocol.messages import Progress, Slo, Verdict, request_uid
@@ -77,7 +77,7 @@ def test_whoever_has_reserved_finds_room_though_others_decode_there_meanwhile() 
     nearly_full(state, "d")
     asked = ask(LOOSE, 9000)
     assert one(state, asked).prefill_only
-    whole, then = state.admit([ask(LOOSE, 9000, movable=False), second(asked)], 0.1)
+    whole, then = state.admit([ask(LOOSE, 9000, can_disaggregate=False), second(asked)], 0.1)
     assert (then.verdict, then.replica, then.reason) == (Verdict.ADMITTED, "d", "attainable")
     assert whole.replica == ""
     assert state.room.held == {}
@@ -97,7 +97,7 @@ def test_room_is_given_back_at_an_end_and_after_a_bounded_time() -> None:
                 state.report(report(name, 9000), RESERVED_S + 0.05)
             nearly_full(state, "d", now_s)
         else:
-            state.report(report("d", birth="2"), 0.1)
+            state.report(report("d", incarnation="2"), 0.1)
             assert state.room.held == {}
             continue
         assert one(state, ask(LOOSE, 9000), now_s).prefill_only, gives_back

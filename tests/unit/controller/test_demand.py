@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.demand import Demand, Hardware, Load, Need, pace_of, plan_needs, share_budget
-from controller.tiers import Tier, TierTable
+from controller.scaling.demand import Demand, Hardware, Load, Need, pace_of, plan_needs, share_budget
+from controller.scaling.tiers import Tier, TierTable
 from profiles.kernels import iteration_s
 from profiles.store import load_profile
 

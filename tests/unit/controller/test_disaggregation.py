@@ -4,11 +4,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from controller.disaggregation import DisaggregatedFleet, make_fleet
+from controller.disaggregation.fleet import DisaggregatedFleet, make_fleet
+from controller.disaggregation.phases import Phase, PhaseOptions
 from controller.fleet import Fleet, FleetOptions
-from controller.phases import Phase, PhaseOptions
+from controller.scaling.tiers import Tier, TierTable
 from controller.status import fleet_status
-from controller.tiers import Tier, TierTable
 from profiles.store import load_profile
 from protocol.messages import Progress, Slo, Verdict
 from tests.disaggregated_cases import fleet, full, one, second
@@ -58,7 +58,7 @@ def test_prompts_of_all_tiers_share_the_prefill_side_and_each_decodes_in_its_own
 
 
 def test_what_cannot_move_decodes_where_it_prefills() -> None:
-    decision = one(fleet(), ask(TIGHT, movable=False))
+    decision = one(fleet(), ask(TIGHT, can_disaggregate=False))
     assert (decision.prefill_only, decision.replica in "def") == (False, True)
 
 
@@ -88,7 +88,7 @@ def test_a_fleet_that_has_lost_a_side_serves_whole_requests(left: str) -> None:
         state.report(report(name, 2), 5.0)
     decision = one(state, ask(TIGHT), 5.1)
     assert (decision.verdict, decision.prefill_only, decision.replica in left) == (Verdict.ADMITTED, False, True)
-    asked = ask(TIGHT, emitted_tokens=1, carried_tokens=500)
+    asked = ask(TIGHT, emitted_tokens=1, transferred_kv_tokens=500)
     assert one(state, asked, 5.1).replica in left
 
 
@@ -156,7 +156,7 @@ def test_an_option_that_changes_moves_nobody() -> None:
     state.phases.set_replicas(dict.fromkeys("bcd", ""))
     sides = {name: state.phases.of(name) for name in "bcd"}
     state.replicas.pop("a")
-    changed.inherit(state, 10.0)
+    changed.adopt_state(state, 10.0)
     assert {name: changed.phases.of(name) for name in "bcd"} == sides
 
 

@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.fleet import Fleet
-from controller.lengths import WINDOW
+from controller.mirror.lengths import WINDOW
+from controller.mirror.replica_model import admission_row
 from controller.options import FleetOptions
-from controller.placing import SILENCE_S, UNBOUND_S, latest_start_s
+from controller.placement import SILENCE_S, UNBOUND_S, latest_start_s
+from controller.scaling.tiers import Tier, TierTable
 from controller.status import fleet_status
-from controller.tiers import Tier, TierTable
-from controller.virtual import admission_row
 from profiles.store import load_profile
-from protocol.messages import Admission, Progress, Slo, Verdict
+from protocol.messages import AdmissionRequest, Progress, Slo, Verdict
 from tests.fleet_cases import FLEX, LOOSE, TIERS, TIGHT, ask, ended, fleet, report
 
 
@@ -152,7 +152,7 @@ def test_no_live_replica_is_told_as_such() -> None:
     state.report(report("a", 2), 40.0)
     state.note_failed("a", 40.0)
     assert state.admit([ask(TIGHT)], 40.1)[0].reason == "no_replica", "a door saw it fail"
-    state.report(report("a", 1, birth="2"), 40.2)
+    state.report(report("a", 1, incarnation="2"), 40.2)
     assert state.admit([ask(TIGHT)], 40.3)[0].replica == "a", "reborn"
 
 
@@ -262,7 +262,7 @@ events = st.lists(
 @given(story=events)
 def test_integrity_under_random_events(story: list[tuple[str, int, int]]) -> None:
     """Whatever happens, every request is on at most one replica and the tables stay sound."""
-    state, now_s, sequence, asked = fleet(pending=True), 0.0, 0, list[Admission]()
+    state, now_s, sequence, asked = fleet(pending=True), 0.0, 0, list[AdmissionRequest]()
     for kind, which, size in story:
         name, sequence = "abc"[which], sequence + 1
         if kind == "ask":
@@ -288,7 +288,7 @@ def test_integrity_under_random_events(story: list[tuple[str, int, int]]) -> Non
         assert all(len(set(r.table["id"])) == len(r.table) for r in state.replicas.values())
 
 
-def uid(ask_: Admission) -> int:
+def uid(ask_: AdmissionRequest) -> int:
     from protocol.messages import request_uid
 
     return request_uid(ask_.request_id)

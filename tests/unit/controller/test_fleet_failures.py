@@ -78,7 +78,7 @@ def test_requests_of_a_door_that_died_are_forgotten_once_their_replica_has_ended
     state.check_integrity()
     state.report(report("b", 1, in_progress(asked)), 0.5)
     assert len(state.replicas["b"].table) == 1
-    state.report(report("b", 1, birth="2"), 0.6)
+    state.report(report("b", 1, incarnation="2"), 0.6)
     state.check_integrity()
 
 

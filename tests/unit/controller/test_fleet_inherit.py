@@ -4,8 +4,8 @@ import msgspec
 
 from controller.fleet import Fleet
 from controller.options import FleetOptions
+from controller.scaling.tiers import Tier, TierTable
 from controller.status import fleet_status
-from controller.tiers import Tier, TierTable
 from profiles.store import load_profile
 from protocol.messages import Verdict
 from tests.fleet_cases import LOOSE, TIERS, TIGHT, ask, ended, fleet, report
@@ -16,7 +16,7 @@ CHANGED = TierTable.of(2, [Tier("tighter", 0.1, 0.01), *TIERS.tiers])
 
 def successor(state: Fleet, tiers: TierTable = TIERS, **options: object) -> Fleet:
     made = Fleet(msgspec.structs.replace(state.options, **options), tiers, load_profile)
-    made.inherit(state, 0.0)
+    made.adopt_state(state, 0.0)
     return made
 
 

@@ -6,15 +6,15 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
-from controller.allocation import AllocationOptions
 from controller.fleet import Fleet
 from controller.options import FleetOptions
-from controller.scaling import Actions, ScalingOptions, Serve
-from controller.sizing import hardware_of, plan_size
+from controller.scaling.allocation import AllocationOptions
+from controller.scaling.signals import Actions, ScalingOptions, Serve
+from controller.scaling.sizing import hardware_of, plan_size
+from controller.scaling.tiers import Tier, TierTable
 from controller.status import fleet_status
-from controller.tiers import Tier, TierTable
 from profiles.store import load_profile
-from protocol.messages import Admission, Decision, Progress, Report, Slo, Verdict, request_uid
+from protocol.messages import AdmissionRequest, Decision, Progress, Report, Slo, Verdict, request_uid
 
 H200 = "h200_sxm__llama-3.1-8b"
 TIGHT, LOOSE, FLEX = Slo(0.3, 0.03, tier="tight"), Slo(3.0, 0.1, tier="loose"), Slo(tier="flex", best_effort=True)
@@ -46,8 +46,8 @@ def tell(state: Fleet, names: Iterable[str], now_s: float, **requests: list[Prog
         state.report(Report(name, "1", int(now_s * 100) + 1, H200, 400_000, 0, 256, 8192, 0.0, held), now_s)
 
 
-def ask(slo: Slo, prompt_tokens: int = 500) -> Admission:
-    return Admission(f"r{next(counter)}", prompt_tokens, 200, slo)
+def ask(slo: Slo, prompt_tokens: int = 500) -> AdmissionRequest:
+    return AdmissionRequest(f"r{next(counter)}", prompt_tokens, 200, slo)
 
 
 def running(slo: Slo, name: str = "") -> Progress:
@@ -192,7 +192,7 @@ def test_other_options_keep_the_roles() -> None:
     one(state, TIGHT)
     before = roles(state)
     other = Fleet(FleetOptions(max_hops=9, allocation=state.options.allocation), table(2), load_profile)
-    other.inherit(state, 1.0)
+    other.adopt_state(state, 1.0)
     assert roles(other) == before
 
 

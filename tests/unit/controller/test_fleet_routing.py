@@ -5,13 +5,13 @@ import itertools
 import numpy as np
 
 from controller.fleet import Fleet
+from controller.mirror.replica_model import admission_row
 from controller.options import FleetOptions
+from controller.scaling.tiers import Tier, TierTable
 from controller.status import fleet_status
-from controller.tiers import Tier, TierTable
-from controller.virtual import admission_row
 from planning.admission.plan import REASONS, AdmitReason
 from profiles.store import load_profile
-from protocol.messages import Admission, Report, Slo, Verdict
+from protocol.messages import AdmissionRequest, Report, Slo, Verdict
 from routing.placement import check_replica
 
 H200 = "h200_sxm__llama-3.1-8b"
@@ -36,8 +36,8 @@ def fleet(names: str, replicas: int = 0, **options: object) -> Fleet:
     return state
 
 
-def ask(slo: Slo, prompt_tokens: int = 500, **more: object) -> Admission:
-    return Admission(f"r{next(counter)}", prompt_tokens, 200, slo, **more)  # type: ignore[arg-type]
+def ask(slo: Slo, prompt_tokens: int = 500, **more: object) -> AdmissionRequest:
+    return AdmissionRequest(f"r{next(counter)}", prompt_tokens, 200, slo, **more)  # type: ignore[arg-type]
 
 
 def test_silos_promote_nobody() -> None:

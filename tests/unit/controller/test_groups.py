@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from controller import groups, placing
+from controller import groups
+from controller import placement as placing
 from controller.fleet import Fleet
 from protocol.messages import Verdict
 from tests.fleet_cases import FLEX, LOOSE, TIGHT, ask, fleet, group, report
@@ -74,7 +75,7 @@ def test_most_sequences_are_those_that_find_seats_beside_what_was_promised() -> 
     """Best effort yields its seat; a closed replica has none."""
     served = up()
     served.admit([*(ask(LOOSE) for _ in range(4)), *(ask(FLEX) for _ in range(3))], 0.0)
-    asked = [served._pend(each, 0.0) for each in group(LOOSE, 2, prompt_tokens=10)]
+    asked = [served._to_pending(each, 0.0) for each in group(LOOSE, 2, prompt_tokens=10)]
     assert groups.most_sequences(served.bank, asked, (), 0.0) == 12
     assert groups.most_sequences(served.bank, asked, (), 0.0, idle=True) == 16
     served.bank.fleet_state.replicas["is_open"][0] = False
@@ -111,7 +112,7 @@ def test_work_for_a_group_that_is_refused_does_not_grow_with_its_size(
     monkeypatch.setattr(groups, "most_sequences", lambda *_, **__: count)  # nothing is known beforehand
     fallen: list[str] = []
     served = up()
-    fall_back = served._fall_back
+    fall_back = served._best_effort_or_refuse
     monkeypatch.setattr(served, "_fall_back", lambda p, now_s: [fallen.append(p.tier), fall_back(p, now_s)][1])
     assert {d.verdict for d in served.admit(group(LOOSE, count), 0.0)} == {Verdict.REFUSED}
     assert sum(looked) <= 2 * groups.CHUNK

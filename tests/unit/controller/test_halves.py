@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from controller.halves import decode_slot, prefill_part, prefill_slo
+from controller.disaggregation.split import decode_slot, prefill_part, prefill_slo
 from planning.deadlines import rate_due_s
 from planning.limits import make_limits
-from protocol.messages import INF, Admission, Slo
+from protocol.messages import INF, AdmissionRequest, Slo
 from routing.fleet_state import FleetState, make_fleet_state, recompute_load
 from routing.placement import NOWHERE
 from tests.planning_cases import COEFS, draw_requests, start_decoding
@@ -34,7 +34,7 @@ def test_the_tighter_of_ttft_and_deadline_counts() -> None:
 
 
 def test_its_question_is_about_one_token() -> None:
-    part = prefill_part(Admission("x", 1000, 300, Slo(0.5, 0.05)), 120)
+    part = prefill_part(AdmissionRequest("x", 1000, 300, Slo(0.5, 0.05)), 120)
     assert (part.max_tokens, part.slo.tpot_s, part.prompt_tokens) == (1, INF, 1000)
 
 

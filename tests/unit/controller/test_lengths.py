@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.lengths import MOST_TENANTS, WINDOW, LengthEstimator
+from controller.mirror.lengths import MOST_TENANTS, WINDOW, LengthEstimator
 from tests.fleet_cases import TIGHT, ask, ended
 
 PRIOR, CAP = 256, 4000

@@ -2,7 +2,7 @@
 
 import pytest
 
-from controller.phases import Phase, PhaseOptions, Phases, PhaseView
+from controller.disaggregation.phases import Phase, PhaseOptions, Phases, PhaseView
 
 OPTIONS = PhaseOptions(prefill=2, window_s=1.0, cooldown_s=5.0)
 

@@ -11,8 +11,8 @@ import pytest
 from controller.fleet import Fleet
 from controller.options import FleetOptions
 from controller.returns import GRACE_S, LEAST_SHARE, MEMORY
-from controller.tiers import Tier, TierTable
-from protocol.messages import Admission, Decision, Progress, Slo, Verdict
+from controller.scaling.tiers import Tier, TierTable
+from protocol.messages import AdmissionRequest, Decision, Progress, Slo, Verdict
 from routing.returns import PREFILL, SEQUENCES
 from serving.ingress.errors import retry_after_s
 from simulation.fleet import FleetDispatch
@@ -75,18 +75,18 @@ def test_a_pace_that_an_idle_replica_just_bears_is_told_a_time_of_its_own() -> N
     tiers = TierTable.of(1, [Tier("tier 0", slo.ttft_s, slo.tpot_s, unattainable="refuse", output_tokens=50)])
     state = Fleet(FleetOptions(pending=False), tiers, lambda _: a100())
     state.report(report("a"), 0.0)
-    decisions = state.admit([ask(slo, 1000, content=i + 1) for i in range(12)], 0.0)
+    decisions = state.admit([ask(slo, 1000, prompt_digest=i + 1) for i in range(12)], 0.0)
     waits_s = [retry_after_s(d.retry_after_s) for d in decisions if d.verdict == Verdict.REFUSED]
     assert len(waits_s) >= 5
     assert all(wait_s is not None and wait_s < 30 for wait_s in waits_s)
     assert len(set(waits_s)) >= 3, "not all at the same second"
 
 
-def refusals(count: int, now_s: float = 0.0, **options: object) -> tuple[Fleet, list[Admission], list[Decision]]:
+def refusals(count: int, now_s: float = 0.0, **options: object) -> tuple[Fleet, list[AdmissionRequest], list[Decision]]:
     """A fleet of one replica, ``count`` long prompts at once, and what came of those that were refused."""
     state = fleet(**options)
     state.report(report("a"), now_s)
-    asks = [ask(LOOSE, 8000, content=i + 1) for i in range(count)]
+    asks = [ask(LOOSE, 8000, prompt_digest=i + 1) for i in range(count)]
     decisions = state.admit(asks, now_s)
     refused = [(a, d) for a, d in zip(asks, decisions, strict=True) if d.verdict == Verdict.REFUSED]
     return state, [a for a, _ in refused], [d for _, d in refused]
@@ -125,7 +125,7 @@ def test_what_nobody_comes_back_for_is_kept_no_longer_and_less_of_it_the_next_ti
     assert len(state.unplaced.returns) == len(told_s)
     gone_s = max(told_s) + GRACE_S + 1.0
     state.report(report("a", 2), gone_s)
-    assert state.admit([ask(LOOSE, 8000, content=999)], gone_s)[0].verdict == Verdict.ADMITTED
+    assert state.admit([ask(LOOSE, 8000, prompt_digest=999)], gone_s)[0].verdict == Verdict.ADMITTED
     assert len(state.unplaced.returns) == 0
     assert state.unplaced.returns.share == pytest.approx((1.0 - 1.0 / MEMORY) ** len(told_s))
     assert not state.unplaced.returns._ledger.told.any() or np.abs(state.unplaced.returns._ledger.told).max() < 1e-6
@@ -150,17 +150,17 @@ def test_a_replica_that_is_gone_takes_the_room_it_kept_with_it() -> None:
     state.check_integrity()
 
 
-def again(asks: list[Admission]) -> list[Admission]:
+def again(asks: list[AdmissionRequest]) -> list[AdmissionRequest]:
     """The same prompts under other names, in another order."""
     name = asks[0].request_id
     return [msgspec.structs.replace(a, request_id=f"{a.request_id} again", group=f"{name} again") for a in asks[::-1]]
 
 
-def refused_group() -> tuple[Fleet, list[Admission], float]:
+def refused_group() -> tuple[Fleet, list[AdmissionRequest], float]:
     """A fleet that is full, four sequences that it refused, and what they were told."""
     state = fleet()
     state.report(report("a", 1, busy()), 0.0)
-    asks = [msgspec.structs.replace(a, content=7 + i) for i, a in enumerate(group(LOOSE, 4, prompt_tokens=6000))]
+    asks = [msgspec.structs.replace(a, prompt_digest=7 + i) for i, a in enumerate(group(LOOSE, 4, prompt_tokens=6000))]
     decisions = state.admit(asks, 0.0)
     assert {d.verdict for d in decisions} == {Verdict.REFUSED}
     (told_s,) = {d.retry_after_s for d in decisions}
@@ -171,7 +171,7 @@ def refused_group() -> tuple[Fleet, list[Admission], float]:
 def test_a_request_of_several_sequences_is_known_when_it_comes_back_and_goes_before_newcomers() -> None:
     state, asks, told_s = refused_group()
     state.report(report("a", 2), told_s)
-    newcomers = [ask(LOOSE, 8000, content=100 + i) for i in range(60)]
+    newcomers = [ask(LOOSE, 8000, prompt_digest=100 + i) for i in range(60)]
     decisions = state.admit([*newcomers, *again(asks)], told_s)
     assert {d.verdict for d in decisions[60:]} == {Verdict.ADMITTED}
     assert Verdict.REFUSED in {d.verdict for d in decisions[:60]}

@@ -1,9 +1,9 @@
 """Replicas move between tiers, the pending list and the pool by the rules of PolyServe sections 4.3 and 4.4."""
 
-from controller.history import KEPT
-from controller.role import Kind, ReplicaView
-from controller.roles import DynamicRoles, RoleOptions
-from controller.tiers import Tier, TierTable
+from controller.scaling.history import KEPT
+from controller.scaling.role import Kind, ReplicaView
+from controller.scaling.roles import DynamicRoles, RoleOptions
+from controller.scaling.tiers import Tier, TierTable
 
 TIGHT, MIDDLE, LOOSE = 0, 1, 2
 POOL = 3

@@ -2,7 +2,7 @@
 
 import pytest
 
-from controller.tiers import Tier, TierTable
+from controller.scaling.tiers import Tier, TierTable
 from protocol.messages import INF, Slo
 from routing.fleet_state import SHARED
 
@@ -32,8 +32,8 @@ def test_a_request_whose_tier_was_removed_belongs_to_the_next_tighter_one() -> N
 
 def test_heirs_of_tiers_in_another_table() -> None:
     other = TierTable.of(2, [Tier("batch", best_effort=True), Tier("tight", 0.3, 0.02), Tier("new", 0.5, 0.05)])
-    assert table().heirs(other).tolist() == [0, 1, 2, -1]
-    assert other.heirs(table()).tolist() == [0, 0, 2, -1]
+    assert table().tier_remap(other).tolist() == [0, 1, 2, -1]
+    assert other.tier_remap(table()).tolist() == [0, 0, 2, -1]
 
 
 def test_bounds_of_a_tier() -> None:

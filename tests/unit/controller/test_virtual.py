@@ -2,9 +2,9 @@
 
 import msgspec
 
-from controller.bank import Bank
-from controller.lengths import LengthEstimator
-from controller.virtual import VirtualReplica
+from controller.mirror.lengths import LengthEstimator
+from controller.mirror.replica_model import VirtualReplica
+from controller.mirror.slots import Bank
 from profiles.store import load_profile
 from protocol.messages import LIVE_STRETCH, Step
 from tests.fleet_cases import H200, TIERS, report

@@ -10,12 +10,12 @@ from typing import Any
 
 from numba.core.registry import CPUDispatcher
 
-from controller.disaggregation import make_fleet
+from controller.disaggregation.fleet import make_fleet
 from controller.options import FleetOptions
-from controller.tiers import Tier, TierTable
+from controller.scaling.tiers import Tier, TierTable
 from controller.warmup import PROFILE, warm_up
 from profiles.store import load_profile
-from protocol.messages import Admission, Report, Slo
+from protocol.messages import AdmissionRequest, Report, Slo
 
 
 def test_warm_up_runs_as_plain_python_without_a_warning() -> None:
@@ -52,7 +52,7 @@ def compiled_for_requests() -> list[str]:
     before = set(compiled())
     for kind, asked in enumerate(KINDS):
         ask = {"slo": Slo(0.3, 0.03, 60.0, "tight")} | asked
-        fleet.admit([Admission(f"{kind}-{i}", 30, 40, **ask) for i in range(2)], 0.1)
+        fleet.admit([AdmissionRequest(f"{kind}-{i}", 30, 40, **ask) for i in range(2)], 0.1)
     return sorted(set(compiled()) - before)
 
 

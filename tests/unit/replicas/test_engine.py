@@ -6,12 +6,12 @@ import pytest
 from planning.deadlines import check_integrity
 from planning.tables import request_table
 from protocol.messages import Progress, Slo, Submission, request_uid
-from replicas.engine import Entry, fill_row, to_step, waited_too_long
+from replicas.engine import LiveRequest, fill_row, to_step, waited_too_long
 
 
 def test_progress_counts_tokens_of_earlier_replicas() -> None:
     asked = Submission("r", 40, 7, 50, Slo(1.0, 0.1), 2.5, 20, 3)
-    entry = Entry(asked, now_s=100.0)
+    entry = LiveRequest(asked, now_s=100.0)
     assert entry.arrival_s == 97.5
     progress = entry.to_progress(now_s=101.0)
     assert (progress.age_s, progress.prompt_tokens, progress.emitted_tokens) == (3.5, 40, 7)
@@ -21,7 +21,7 @@ def test_progress_counts_tokens_of_earlier_replicas() -> None:
 
 
 def test_a_row_says_what_was_asked() -> None:
-    entry = Entry(Submission("r", 40, 7, 50, Slo(1.0, 0.1, e2e_s=9.0), 2.5, 90, 3), now_s=100.0)
+    entry = LiveRequest(Submission("r", 40, 7, 50, Slo(1.0, 0.1, e2e_s=9.0), 2.5, 90, 3), now_s=100.0)
     table = request_table(1)
     fill_row(table[0], entry)
     check_integrity(table)

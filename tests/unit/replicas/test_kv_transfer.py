@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from protocol.messages import PREFILLED, Slo, Submission
-from replicas.engine import Entry
+from replicas.engine import LiveRequest
 from replicas.kv_transfer import (
     FILES,
     HAND_OVER,
@@ -60,7 +60,7 @@ def test_a_prefill_asks_for_one_token_and_says_that_it_goes_on_elsewhere() -> No
     from replicas.vllm_engine import to_request
 
     asked = submission(prefill_only=True)
-    params = to_request(asked, Entry(asked, 0.0)).sampling_params
+    params = to_request(asked, LiveRequest(asked, 0.0)).sampling_params
     assert (params.max_tokens, params.extra_args["mine"]) == (1, 1)
     told = params.extra_args[PARAMS]
     assert (told[STORE], told[LOAD], told[HAND_OVER]) == (True, False, "r")
@@ -74,7 +74,9 @@ def test_what_a_client_says_of_transfers_reaches_no_engine(said: object) -> None
     clients = {PARAMS: said, "ec_transfer_params": said}
     for more in ({}, {"prefill_only": True}, {"transfer": to_transfer({LOAD: True, HAND_OVER: "r"})}):
         asked, plain = submission(clients, **more), submission(**more)
-        told, expected = (to_request(each, Entry(each, 0.0)).sampling_params.extra_args for each in (asked, plain))
+        told, expected = (
+            to_request(each, LiveRequest(each, 0.0)).sampling_params.extra_args for each in (asked, plain)
+        )
         assert told == expected
         assert told["mine"] == 1
 
@@ -92,7 +94,7 @@ def test_what_the_first_engine_said_is_told_the_second() -> None:
     shown = decode_output(msgspec.structs.replace(delta, finish=""))
     assert (shown.finish_reason, shown.kv_transfer_params) == (None, None), "nothing of it reaches the client"
     asked = submission(transfer=delta.transfer)
-    assert to_request(asked, Entry(asked, 0.0)).sampling_params.extra_args[PARAMS] == said
+    assert to_request(asked, LiveRequest(asked, 0.0)).sampling_params.extra_args[PARAMS] == said
 
 
 def test_logprobs_of_the_first_token_are_kept() -> None:
@@ -147,7 +149,7 @@ def test_every_request_is_a_hand_over_of_its_own() -> None:
 @pytest.mark.parametrize("prefill_only", [True, False])
 def test_a_prefilling_engine_reports_that_nothing_follows_the_first_token(prefill_only: bool) -> None:
     asked = msgspec.structs.replace(submission(), prefill_only=prefill_only)
-    progress = Entry(asked, 0.0).to_progress(1.0)
+    progress = LiveRequest(asked, 0.0).to_progress(1.0)
     assert progress.output_cap_tokens == (1 if prefill_only else 20)
 
 

@@ -8,7 +8,7 @@ from planning.tables import request_table
 from profiles.kernels import iteration_s
 from protocol.messages import LIVE_STRETCH, Report
 from replicas.engine import PlanLimits
-from replicas.step_planner import StepPlanner, told_limits
+from replicas.step_planner import StepPlanner, reported_limits
 
 COEF = np.array([1e-5, 1e-3, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
 
@@ -57,10 +57,10 @@ def test_who_is_late_is_known() -> None:
 
 def test_the_controller_is_told_what_the_planner_keeps_to() -> None:
     options = {"max_iteration_s": 0.1, "best_effort_stretch": 2.0, "best_effort_share": 0.3, "token_budget": 128.0}
-    assert told_limits("slo", options, block_tokens=32, max_batch_tokens=512) == PlanLimits(32, 128, 0.1, 2.0, 0.3)
+    assert reported_limits("slo", options, block_tokens=32, max_batch_tokens=512) == PlanLimits(32, 128, 0.1, 2.0, 0.3)
     plain = PlanLimits(32, 512, 0.2, LIVE_STRETCH, 0.0)
-    assert told_limits("slo", {}, block_tokens=32, max_batch_tokens=512) == plain
-    assert told_limits("sarathi", options, block_tokens=32, max_batch_tokens=512) == plain, "it plans nothing ahead"
+    assert reported_limits("slo", {}, block_tokens=32, max_batch_tokens=512) == plain
+    assert reported_limits("sarathi", options, block_tokens=32, max_batch_tokens=512) == plain, "it plans nothing ahead"
 
 
 def test_reports_name_limits_as_plans_do() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from controller.fleet import Fleet
-from protocol.messages import Admission, Report, Slo, Submission, Verdict
-from replicas.engine_link import Tick
+from protocol.messages import AdmissionRequest, Report, Slo, Submission, Verdict
+from replicas.engine_reports import IterationReport
 from tests.fleet_cases import LOOSE, fleet
 
 pytestmark = pytest.mark.timeout(600)  # the controller's kernels may have to be compiled first
@@ -31,7 +31,7 @@ class Observed:
 
     def _send(self, steps: int, planning_s: float, used: int, step: Any, requests: Any, failures: int = 0) -> bool:
         told = None if requests is None else tuple(requests)
-        self.engine._on_tick(Tick(steps, planning_s, used, () if step is None else (step,), told, failures))
+        self.engine._on_tick(IterationReport(steps, planning_s, used, () if step is None else (step,), told, failures))
         if self._always:
             self.bench.scheduler._requests_due_s = 0.0
         return True
@@ -41,10 +41,10 @@ class Observed:
             self.engine._to_delta(output)
 
     def add(self, name: str, prompt_tokens: int, max_tokens: int, slo: Slo = LOOSE) -> None:
-        from replicas.engine import Entry
+        from replicas.engine import LiveRequest
 
         asked = Submission(name, prompt_tokens, 0, max_tokens, slo, 0.0, max_tokens, 0)
-        self.engine._entries[name] = Entry(asked, 0.0)
+        self.engine._entries[name] = LiveRequest(asked, 0.0)
         self.bench.add(name, [hash(name) % 200] * prompt_tokens, max_tokens, slo)
 
     def report(self, sequence: int = 1) -> Report:
@@ -97,7 +97,7 @@ def test_running_decodes_go_on_in_the_mirror(make_bench: MakeBench, depth: int) 
 def test_what_does_not_fit_beside_running_decodes_is_refused(make_bench: MakeBench, depth: int) -> None:
     """The decodes will fill the cache: 8 of 8 blocks at their ends, of 63."""
     told = mirrored(run_decodes(make_bench, depth))
-    asked = [Admission(f"a{i}", 600, 60, LOOSE) for i in range(4)]
+    asked = [AdmissionRequest(f"a{i}", 600, 60, LOOSE) for i in range(4)]
     verdicts = [told.admit([each], 0.001)[0].verdict for each in asked]
     assert verdicts == [Verdict.REFUSED] * 4
 

@@ -5,14 +5,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import msgspec
 
-from protocol.messages import Admission, Decision, Delta, Outcome, Outputs, Rejection, Slo, Submission, Verdict
+from protocol.messages import AdmissionRequest, Decision, Delta, Outcome, Outputs, Rejection, Slo, Submission, Verdict
 from serving.dispatch.dispatcher import Dispatcher
-from serving.dispatch.engine_request import ATTEMPT, Job, Patience
-from serving.request.state import Ticket
+from serving.dispatch.engine_request import ATTEMPT, Job, Timeouts
+from serving.request.state import HttpRequestState
 
 TRANSIT_S = 50.0  # far above what any test takes
-QUICK = Patience(admit_s=0.3, resume_s=0.6, stall_s=0.4, transit_s=TRANSIT_S)
-STEADY = Patience(admit_s=0.3, resume_s=0.6, stall_s=60.0, transit_s=TRANSIT_S)  # where engines say nothing for a while
+QUICK = Timeouts(admit_s=0.3, resume_s=0.6, stall_s=0.4, transit_s=TRANSIT_S)
+STEADY = Timeouts(admit_s=0.3, resume_s=0.6, stall_s=60.0, transit_s=TRANSIT_S)  # where engines say nothing for a while
 
 
 class FakeFleet:
@@ -27,16 +27,16 @@ class FakeFleet:
         self.down: set[str] = set()
         self.taking = asyncio.Event()
         self.taking.set()
-        self.decide: Callable[[Admission], Decision] = self.first_live
+        self.decide: Callable[[AdmissionRequest], Decision] = self.first_live
         self.rejects: Callable[[Submission], bool] = lambda _: False
 
-    def first_live(self, ask: Admission) -> Decision:
+    def first_live(self, ask: AdmissionRequest) -> Decision:
         live = [name for name in self.queues if name not in self.down and name not in ask.exclude]
         if not live:
             return Decision(ask.request_id, Verdict.REFUSED, "", ask.slo.tier, "no_replica")
         return Decision(ask.request_id, Verdict.ADMITTED, live[0], ask.slo.tier, "attainable", 0.1, 0.01)
 
-    async def admit(self, batch: list[Admission]) -> list[Decision]:
+    async def admit(self, batch: list[AdmissionRequest]) -> list[Decision]:
         self.batches.append(len(batch))
         return [self.decide(ask) for ask in batch]
 
@@ -77,9 +77,9 @@ class FakeFleet:
 class Scene:
     """A dispatcher over a fake fleet, and everything it emitted."""
 
-    def __init__(self, *replicas: str, patience: Patience = QUICK) -> None:
+    def __init__(self, *replicas: str, timeouts: Timeouts = QUICK) -> None:
         self.fleet, self.deltas = FakeFleet(replicas), list[Delta]()
-        self.dispatcher = Dispatcher(self.fleet, self.deltas.extend, patience)
+        self.dispatcher = Dispatcher(self.fleet, self.deltas.extend, timeouts)
 
     def start(
         self,
@@ -87,17 +87,19 @@ class Scene:
         slo: Slo = Slo(1.0, 0.1, tier="standard"),
         resumable: bool = True,
         payload: Callable[[list[int]], bytes] = bytes,
-    ) -> Ticket:
-        ticket = Ticket(slo)
-        self.dispatcher.submit(Job(request_id, 10, 100, 7, payload, ticket, resumable=resumable))
-        return ticket
+    ) -> HttpRequestState:
+        request_state = HttpRequestState(slo)
+        self.dispatcher.submit(Job(request_id, 10, 100, 7, payload, request_state, resumable=resumable))
+        return request_state
 
-    def start_group(self, *request_ids: str, slo: Slo = Slo(1.0, 0.1, tier="standard"), expected: int = 0) -> Ticket:
+    def start_group(
+        self, *request_ids: str, slo: Slo = Slo(1.0, 0.1, tier="standard"), expected: int = 0
+    ) -> HttpRequestState:
         """One HTTP request of several sequences; ``expected`` where more are announced than come."""
-        ticket = Ticket(slo, expected=expected or len(request_ids))
+        request_state = HttpRequestState(slo, expected=expected or len(request_ids))
         for request_id in request_ids:
-            self.dispatcher.submit(Job(request_id, 10, 100, 7, bytes, ticket))
-        return ticket
+            self.dispatcher.submit(Job(request_id, 10, 100, 7, bytes, request_state))
+        return request_state
 
     def tokens(self, request_id: str) -> list[int]:
         return [token for delta in self.deltas if delta.request_id == request_id for token in delta.token_ids]
@@ -112,11 +114,11 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-def play(scenario: Callable[[Scene], Awaitable[None]], *replicas: str, patience: Patience = QUICK) -> Scene:
+def play(scenario: Callable[[Scene], Awaitable[None]], *replicas: str, timeouts: Timeouts = QUICK) -> Scene:
     """Run one scenario on a fresh loop; nothing may be left running."""
 
     async def run() -> Scene:
-        scene = Scene(*(replicas or ("a", "b")), patience=patience)
+        scene = Scene(*(replicas or ("a", "b")), timeouts=timeouts)
         await scenario(scene)
         await scene.dispatcher.close()
         return scene

@@ -12,12 +12,12 @@ from typing import Any, Self
 import httpx
 import msgspec
 
-from protocol.messages import Admission, Decision, Delta, Outcome, Outputs, Rejection, Submission, Verdict
+from protocol.messages import AdmissionRequest, Decision, Delta, Outcome, Outputs, Rejection, Submission, Verdict
 from replicas.embedded import ensure_embedded_model
 from replicas.vllm_codec import decode_request
 from serving.config.app import AppConfig
 from serving.config.vllm_arguments import command_line
-from serving.dispatch.engine_request import Patience
+from serving.dispatch.engine_request import Timeouts
 from serving.ingress.ingress import Door
 from serving.ingress.vllm_server import FleetCoreClient, make_server
 
@@ -31,33 +31,34 @@ TIERS = [
 TABLE = {"version": 1, "default_tier": "standard", "tiers": TIERS}
 
 
-def admitted(ask: Admission) -> Decision:
+def admitted(ask: AdmissionRequest) -> Decision:
     """The controller's answer while there is room."""
     verdict = Verdict.BEST_EFFORT if ask.slo.best_effort else Verdict.ADMITTED
     return Decision(ask.request_id, verdict, REPLICA_STATE, ask.slo.tier, "attainable", 0.1, 0.01, 1, 0.0, 16)
 
 
-def refused(ask: Admission) -> Decision:
+def refused(ask: AdmissionRequest) -> Decision:
     """The controller's answer under overload."""
     return Decision(ask.request_id, Verdict.REFUSED, "", ask.slo.tier, "ttft_unattainable", retry_after_s=2.0)
 
 
 class OneReplica:
-    """``Links`` to a controller that decides by ``decide`` and one replica that answers at once, ``step`` tokens each.
+    """``Transport`` to a controller that decides by ``decide`` and one replica that answers at once, ``step`` tokens
+    each.
 
     ``holds`` True: the replica takes requests and does not answer. ``submitted`` has what an engine would see.
     """
 
     def __init__(self) -> None:
-        self.decide: Callable[[Admission], Decision] = admitted
+        self.decide: Callable[[AdmissionRequest], Decision] = admitted
         self.holds, self.step = False, 4
-        self.admissions: list[Admission] = []
+        self.admissions: list[AdmissionRequest] = []
         self.submitted: list[Submission] = []
         self.aborted: list[str] = []
         self.outcomes: list[Outcome] = []
         self._queue: asyncio.Queue[Outputs] = asyncio.Queue()
 
-    async def admit(self, batch: list[Admission]) -> list[Decision]:
+    async def admit(self, batch: list[AdmissionRequest]) -> list[Decision]:
         self.admissions += batch
         return [self.decide(ask) for ask in batch]
 
@@ -94,7 +95,7 @@ class OneReplica:
         return None if REPLICA_STATE in exclude else REPLICA_STATE
 
     async def configure(self, options: bytes, tiers: bytes) -> str:
-        return "birth"
+        return "incarnation"
 
     async def status(self) -> dict[str, Any]:
         return {
@@ -113,7 +114,7 @@ class Ingress:
         """``args`` as in serve.yaml."""
         self.config = AppConfig.read({"model": MODEL, **args})
         self.runner = asyncio.Runner()
-        self.links = OneReplica()
+        self.transport = OneReplica()
         self.door: Door
         self.client: FleetCoreClient
 
@@ -137,9 +138,9 @@ class Ingress:
 
     def reset(self) -> None:
         """Forget what an earlier test left in the fake fleet."""
-        links = self.links
-        links.decide, links.holds = admitted, False
-        for told in (links.admissions, links.submitted, links.aborted, links.outcomes):
+        transport = self.transport
+        transport.decide, transport.holds = admitted, False
+        for told in (transport.admissions, transport.submitted, transport.aborted, transport.outcomes):
             told.clear()
 
     async def ask(self, path: str, body: Any = None, headers: Any = None, method: str = "POST") -> httpx.Response:
@@ -161,11 +162,11 @@ class Ingress:
     async def _build(self) -> None:
         fleet, named = self.config.fleet, self.config.model.server_arguments
         arguments = command_line(str(ensure_embedded_model()), named)
-        patience = Patience(fleet.admit_timeout_s, fleet.resume_timeout_s, fleet.stall_timeout_s)
+        timeouts = Timeouts(fleet.admit_timeout_s, fleet.resume_timeout_s, fleet.stall_timeout_s)
         most = self.config.ingress.limits.prompt_logprobs
-        server, self.client = await make_server(arguments, self.links, patience, 0, most, self.config.not_computed)
+        server, self.client = await make_server(arguments, self.transport, timeouts, 0, most, self.config.not_computed)
         self.door_state = server.state  # of vLLM's application
-        self.door = Door(self.config, self.links, server, self.client.dispatcher)  # type: ignore[arg-type]
+        self.door = Door(self.config, self.transport, server, self.client.dispatcher)  # type: ignore[arg-type]
         self.door.set_table(TABLE)
 
     async def _close(self) -> None:

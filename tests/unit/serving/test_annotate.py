@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from protocol.messages import Decision, Slo, Verdict
 from serving.ingress.annotate import StreamAnnotator, annotate_json, mend_error, openai_error, openai_tier
-from serving.request.state import Ticket
+from serving.request.state import HttpRequestState
 
 CHAT = (
     b'data: {"id":"1","choices":[{"delta":{"content":"say \\"finish_reason\\":\\"no\\""},"finish_reason":null}]}\n\n'
@@ -22,12 +22,14 @@ CHAT = (
 TEXTS = ('data: {"a": 1}', "data: x", 'event: y\n\ndata: {"error": {}}', 'data: {"finish_reason":"no"}')
 
 
-def served() -> Ticket:
-    ticket = Ticket(Slo(10.0, 10.0, tier="gold"))
-    ticket.note_decision("x", Decision("x", Verdict.ADMITTED, "r1", "gold", "attainable", 0.5, 0.05), ticket.arrived_s)
-    ticket.note_tokens("x", 2, ticket.arrived_s + 0.25)
-    ticket.sequence("x").finish = "length"
-    return ticket
+def served() -> HttpRequestState:
+    request_state = HttpRequestState(Slo(10.0, 10.0, tier="gold"))
+    request_state.note_decision(
+        "x", Decision("x", Verdict.ADMITTED, "r1", "gold", "attainable", 0.5, 0.05), request_state.arrived_s
+    )
+    request_state.note_tokens("x", 2, request_state.arrived_s + 0.25)
+    request_state.sequence("x").finish = "length"
+    return request_state
 
 
 def events(data: bytes) -> list[dict[str, object]]:
@@ -134,10 +136,10 @@ def test_errors_have_the_shape_of_their_path() -> None:
     ],
 )
 def test_the_service_tier_is_one_of_openais(asked: str, verdict: Verdict, told: str) -> None:
-    ticket = Ticket(Slo(10.0, 10.0, tier="gold"), service_tier=asked)
-    ticket.note_decision("x", Decision("x", verdict, "r1", "gold", "attainable"), ticket.arrived_s)
-    assert openai_tier(ticket) == told
-    assert openai_tier(Ticket(Slo(best_effort=True, tier="batch"))) == "flex"
+    request_state = HttpRequestState(Slo(10.0, 10.0, tier="gold"), service_tier=asked)
+    request_state.note_decision("x", Decision("x", verdict, "r1", "gold", "attainable"), request_state.arrived_s)
+    assert openai_tier(request_state) == told
+    assert openai_tier(HttpRequestState(Slo(best_effort=True, tier="batch"))) == "flex"
 
 
 def test_a_stream_error_event_is_left_an_error() -> None:

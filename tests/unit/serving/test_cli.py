@@ -19,7 +19,7 @@ STATUS: dict[str, Any] = {
     "version": 3,
     "default_tier": "chat",
     "routing": "gradient",
-    "controller": {"birth": "b1", "pid": 1, "uptime_s": 12.5, "decisions": 40, "decision_us_mean": 81.5},
+    "controller": {"incarnation": "b1", "pid": 1, "uptime_s": 12.5, "decisions": 40, "decision_us_mean": 81.5},
     "tiers": [
         {"name": "chat", "ttft_s": 0.5, "tpot_s": 0.05, "e2e_s": None, "best_effort": False, "replicas": 1},
         {"name": "batch", "ttft_s": None, "tpot_s": None, "e2e_s": None, "best_effort": True, "replicas": 0},

@@ -5,19 +5,19 @@ from collections import Counter
 
 import pytest
 
-from protocol.messages import Admission, Decision, Outputs, Slo, Verdict
+from protocol.messages import AdmissionRequest, Decision, Outputs, Slo, Verdict
 from serving.dispatch.deciding import AWAY_S
-from serving.dispatch.engine_request import Patience
+from serving.dispatch.engine_request import Timeouts
 from tests.unit.serving.dispatch_scene import Scene, play, until
 
 BRISK = Slo(0.2, 0.1, tier="standard")
 
 
-async def away(batch: list[Admission]) -> list[Decision]:
+async def away(batch: list[AdmissionRequest]) -> list[Decision]:
     raise ConnectionError("controller")
 
 
-async def blocked(batch: list[Admission]) -> list[Decision]:
+async def blocked(batch: list[AdmissionRequest]) -> list[Decision]:
     await asyncio.Event().wait()
     raise AssertionError
 
@@ -35,7 +35,7 @@ def held_back(scene: Scene) -> asyncio.Event:
     """The controller answers once this is set."""
     answer, sound = asyncio.Event(), scene.fleet.admit
 
-    async def late(batch: list[Admission]) -> list[Decision]:
+    async def late(batch: list[AdmissionRequest]) -> list[Decision]:
         await answer.wait()
         return await sound(batch)
 
@@ -47,15 +47,15 @@ def held_back(scene: Scene) -> asyncio.Event:
 def test_objectives_are_kept_and_the_verdict_promises_nothing(admit: object) -> None:
     async def scenario(scene: Scene) -> None:
         scene.fleet.admit = admit  # type: ignore[method-assign,assignment]
-        ticket = scene.start("x", BRISK)
+        request_state = scene.start("x", BRISK)
         await until(lambda: bool(scene.fleet.submitted))
-        (decision,) = ticket.decisions
+        (decision,) = request_state.decisions
         assert (decision.verdict, decision.reason) == (Verdict.UNCHECKED, "controller_away")
         name = scene.fleet.submitted[0][1].request_id
         scene.fleet.queues["a"].put_nowait(Outputs(1, True))
         scene.fleet.say("a", name, [1], "stop")
         await until(lambda: scene.finish("x") == "stop")
-        told = ticket.slo_object()
+        told = request_state.slo_object()
         assert (told["admitted"], told["met"], told["reason"]) == (False, True, "controller_away")
 
     submission = play(scenario, "a").fleet.submitted[0][1]
@@ -100,16 +100,16 @@ def test_a_replica_that_drains_gets_nothing() -> None:
 
 
 def test_a_request_waits_a_quarter_of_its_ttft_and_the_next_ones_not_at_all() -> None:
-    patience = Patience(admit_s=2.0)
-    assert patience.ask_s(Slo(1.0, 0.1)) == 0.25
-    assert patience.ask_s(Slo(100.0, 0.1)) == 2.0
-    assert patience.ask_s(Slo(ttft_s=float("inf"), e2e_s=4.0)) == 1.0
-    assert patience.ask_s(Slo(best_effort=True)) == 2.0
+    timeouts = Timeouts(admit_s=2.0)
+    assert timeouts.ask_s(Slo(1.0, 0.1)) == 0.25
+    assert timeouts.ask_s(Slo(100.0, 0.1)) == 2.0
+    assert timeouts.ask_s(Slo(ttft_s=float("inf"), e2e_s=4.0)) == 1.0
+    assert timeouts.ask_s(Slo(best_effort=True)) == 2.0
 
     async def scenario(scene: Scene) -> None:
         calls: list[int] = []
 
-        async def counted(batch: list[Admission]) -> list[Decision]:
+        async def counted(batch: list[AdmissionRequest]) -> list[Decision]:
             calls.append(len(batch))
             return await blocked(batch)
 
@@ -133,9 +133,9 @@ def test_a_controller_that_answers_again_is_asked_again() -> None:
         await until(lambda: 0 in scene.fleet.batches)
         reasons: list[str] = []
         for i in range(20):  # the answer to the probe may still be on its way to the ingress
-            ticket = scene.start(f"y{i}")
-            await until(lambda asked=ticket: bool(asked.decisions))  # type: ignore[misc]
-            reasons.append(ticket.decisions[0].reason)
+            request_state = scene.start(f"y{i}")
+            await until(lambda asked=request_state: bool(asked.decisions))  # type: ignore[misc]
+            reasons.append(request_state.decisions[0].reason)
             if reasons[-1] == "attainable":
                 break
         assert reasons[-1] == "attainable"

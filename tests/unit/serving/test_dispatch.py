@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from protocol.messages import Admission, Decision, Delta, Outputs, Slo, Verdict
+from protocol.messages import AdmissionRequest, Decision, Delta, Outputs, Slo, Verdict
 from tests.unit.serving.dispatch_scene import TRANSIT_S, Scene, play, until
 
 
@@ -19,12 +19,12 @@ def test_one_tick_is_one_admission_call() -> None:
 
 def test_tokens_pass_in_order_and_the_outcome_is_reported() -> None:
     async def scenario(scene: Scene) -> None:
-        ticket = scene.start("x")
+        request_state = scene.start("x")
         await until(lambda: bool(scene.fleet.submitted))
         scene.fleet.say("a", "x", [1, 2])
         scene.fleet.say("a", "x", [3], "stop")
         await until(lambda: bool(scene.fleet.outcomes))
-        assert ticket.met
+        assert request_state.met
         assert not scene.dispatcher.jobs
 
     scene = play(scenario)
@@ -50,19 +50,19 @@ def test_a_pending_request_asks_again_and_is_heard_no_more_once_it_was_aborted()
     async def scenario(scene: Scene) -> None:
         asked: list[str] = []
 
-        def wait_twice(ask: Admission) -> Decision:
+        def wait_twice(ask: AdmissionRequest) -> Decision:
             asked.append(ask.request_id)
             if ask.request_id == "x" and asked.count("x") > 2:
                 return scene.fleet.first_live(ask)
             return Decision(ask.request_id, Verdict.PENDING, "", "standard", "ttft_unattainable", retry_after_s=0.01)
 
         scene.fleet.decide = wait_twice
-        ticket = scene.start("x")
+        request_state = scene.start("x")
         scene.start("gone")
         await until(lambda: asked.count("gone") == 2)
         scene.dispatcher.abort(["gone"])
         await until(lambda: bool(scene.fleet.submitted))
-        assert ticket.slo_object()["admitted"]
+        assert request_state.slo_object()["admitted"]
         assert [outcome.finish for outcome in scene.fleet.outcomes] == ["abort"]
 
     scene = play(scenario)
@@ -74,23 +74,23 @@ def test_a_refusal_ends_the_request_without_tokens() -> None:
         scene.fleet.decide = lambda ask: Decision(
             ask.request_id, Verdict.REFUSED, "", "standard", "ttft_unattainable", retry_after_s=2.0
         )
-        ticket = scene.start("x")
+        request_state = scene.start("x")
         await until(lambda: scene.finish("x") == "abort")
-        assert ticket.refusal is not None
-        assert ticket.refusal.retry_after_s == 2.0
-        assert not ticket.met
+        assert request_state.refusal is not None
+        assert request_state.refusal.retry_after_s == 2.0
+        assert not request_state.met
 
     assert play(scenario).fleet.submitted == []
 
 
 def test_an_engine_that_cannot_be_on_time_is_heard_in_the_verdict() -> None:
     async def scenario(scene: Scene) -> None:
-        tickets = [scene.start("x"), scene.start("y")]
+        request_states = [scene.start("x"), scene.start("y")]
         await until(lambda: len(scene.fleet.submitted) == 2)
         scene.fleet.queues["a"].put_nowait(Outputs(1, True, (Delta("x", (1,), late=True), Delta("y", (1,)))))
         scene.fleet.queues["a"].put_nowait(Outputs(2, True, (Delta("x", (2,), "length"), Delta("y", (2,), "length"))))
         await until(lambda: bool(scene.finish("x") and scene.finish("y")))
-        assert [ticket.slo_object()["late"] for ticket in tickets] == [True, False]
+        assert [request_state.slo_object()["late"] for request_state in request_states] == [True, False]
 
     play(scenario, "a")
 
@@ -98,10 +98,10 @@ def test_an_engine_that_cannot_be_on_time_is_heard_in_the_verdict() -> None:
 def test_max_wait_drops_a_request_that_has_not_started() -> None:
     async def scenario(scene: Scene) -> None:
         scene.fleet.decide = lambda ask: Decision(ask.request_id, Verdict.PENDING, "", "standard", "", retry_after_s=9)
-        ticket = scene.start("x", Slo(1.0, 0.1, tier="standard", max_wait_s=0.05))
+        request_state = scene.start("x", Slo(1.0, 0.1, tier="standard", max_wait_s=0.05))
         await until(lambda: scene.finish("x") == "abort")
-        assert ticket.refusal is not None
-        assert ticket.refusal.reason == "max_wait_exceeded"
+        assert request_state.refusal is not None
+        assert request_state.refusal.reason == "max_wait_exceeded"
 
     play(scenario)
 

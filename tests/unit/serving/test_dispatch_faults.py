@@ -3,14 +3,14 @@
 import asyncio
 
 from protocol.messages import Decision, Delta, Outputs, Verdict
-from serving.dispatch.dispatcher import MOST_FRUITLESS, PAUSE_S
+from serving.dispatch.dispatcher import MAX_FAILURES_WITHOUT_PROGRESS, PAUSE_S
 from serving.dispatch.engine_request import Job
 from tests.unit.serving.dispatch_scene import QUICK, Scene, play, until
 
 
 def test_a_broken_channel_resumes_elsewhere_after_the_exact_tokens() -> None:
     async def scenario(scene: Scene) -> None:
-        ticket = scene.start("x")
+        request_state = scene.start("x")
         await until(lambda: bool(scene.fleet.submitted))
         scene.fleet.say("a", "x", [1, 2])
         await until(lambda: scene.tokens("x") == [1, 2])
@@ -20,7 +20,7 @@ def test_a_broken_channel_resumes_elsewhere_after_the_exact_tokens() -> None:
         scene.fleet.say("a", "x", [99])  # a late word from the dead is not heard
         scene.fleet.say("b", "x", [3], "length")
         await until(lambda: scene.finish("x") == "length")
-        assert ticket.slo_object()["resumed"] == 1
+        assert request_state.slo_object()["resumed"] == 1
 
     scene = play(scenario)
     assert scene.tokens("x") == [1, 2, 3]
@@ -58,7 +58,7 @@ def test_what_fails_one_replica_after_the_other_is_given_up() -> None:
 
     scene = play(scenario, "a")
     assert scene.finish("x") == "error"
-    assert len(scene.fleet.submitted) == 1 + MOST_FRUITLESS
+    assert len(scene.fleet.submitted) == 1 + MAX_FAILURES_WITHOUT_PROGRESS
 
 
 def test_what_no_replica_takes_pauses_and_ends_with_the_patience_for_it() -> None:
@@ -73,8 +73,8 @@ def test_what_no_replica_takes_pauses_and_ends_with_the_patience_for_it() -> Non
 
 def test_each_sequence_of_a_request_is_judged_by_itself() -> None:
     async def scenario(scene: Scene) -> None:
-        ticket = scene.start("x")
-        other = Job("y", 10, 100, 7, bytes, ticket)
+        request_state = scene.start("x")
+        other = Job("y", 10, 100, 7, bytes, request_state)
         scene.dispatcher.submit(other)
         await until(lambda: len(scene.fleet.submitted) == 2)
         scene.fleet.say("a", "x", [1], "length")

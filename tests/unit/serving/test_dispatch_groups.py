@@ -3,14 +3,14 @@
 import msgspec
 import pytest
 
-from protocol.messages import INF, Admission, Decision, Outcome, Scope, Slo, Verdict
+from protocol.messages import INF, AdmissionRequest, Decision, Outcome, Scope, Slo, Verdict
 from serving.dispatch.engine_request import Job
 from tests.unit.serving.dispatch_scene import Scene, play, until
 
 NAMES = ("x0", "x1", "x2", "x3")
 
 
-def refusal(ask: Admission) -> Decision:
+def refusal(ask: AdmissionRequest) -> Decision:
     return Decision(ask.request_id, Verdict.REFUSED, "", ask.slo.tier, "ttft_unattainable", retry_after_s=2.0)
 
 
@@ -20,9 +20,9 @@ def counted(outcomes: list[Outcome]) -> list[Outcome]:
 
 def test_sequences_are_asked_about_as_one_request() -> None:
     async def scenario(scene: Scene) -> None:
-        asked: list[Admission] = []
+        asked: list[AdmissionRequest] = []
 
-        def decide(ask: Admission) -> Decision:
+        def decide(ask: AdmissionRequest) -> Decision:
             asked.append(ask)
             return scene.fleet.first_live(ask)
 
@@ -37,10 +37,10 @@ def test_sequences_are_asked_about_as_one_request() -> None:
 
 def test_sequences_of_several_ticks_wait_for_each_other() -> None:
     async def scenario(scene: Scene) -> None:
-        ticket = scene.start_group("x0", expected=2)
+        request_state = scene.start_group("x0", expected=2)
         scene.start("y")
         await until(lambda: len(scene.fleet.submitted) == 1)
-        scene.dispatcher.submit(Job("x1", 10, 100, 7, bytes, ticket))
+        scene.dispatcher.submit(Job("x1", 10, 100, 7, bytes, request_state))
         await until(lambda: len(scene.fleet.submitted) == 3)
 
     assert play(scenario).fleet.batches == [1, 2]
@@ -48,13 +48,13 @@ def test_sequences_of_several_ticks_wait_for_each_other() -> None:
 
 def test_siblings_that_never_come_are_not_waited_for() -> None:
     async def scenario(scene: Scene) -> None:
-        ticket = scene.start_group("x0", "x1", expected=5)
-        ticket.is_open = True
+        request_state = scene.start_group("x0", "x1", expected=5)
+        request_state.is_open = True
         await until(lambda: len(scene.fleet.submitted) == 2)
         for name in ("x0", "x1"):
             scene.fleet.say("a", name, [1], "stop")
         await until(lambda: bool(scene.finish("x0") and scene.finish("x1")))
-        scene.dispatcher.close_ticket(ticket)
+        scene.dispatcher.close_ticket(request_state)
         await until(lambda: bool(counted(scene.fleet.outcomes)))
 
     assert [o.finish for o in counted(play(scenario).fleet.outcomes)] == ["stop"]
@@ -65,10 +65,10 @@ def test_one_sequence_refused_refuses_the_request_and_frees_the_others() -> None
 
     async def scenario(scene: Scene) -> None:
         scene.fleet.decide = lambda ask: refusal(ask) if ask.request_id == "x2" else scene.fleet.first_live(ask)
-        ticket = scene.start_group(*NAMES)
+        request_state = scene.start_group(*NAMES)
         await until(lambda: all(scene.finish(name) == "abort" for name in NAMES))
-        assert ticket.refusal is not None
-        assert {d.verdict for d in ticket.decisions} == {Verdict.REFUSED}
+        assert request_state.refusal is not None
+        assert {d.verdict for d in request_state.decisions} == {Verdict.REFUSED}
         await until(lambda: {o.request_id for o in scene.fleet.outcomes} == {*NAMES})
 
     scene = play(scenario)
@@ -78,10 +78,10 @@ def test_one_sequence_refused_refuses_the_request_and_frees_the_others() -> None
 
 def test_a_sequence_that_comes_late_and_is_refused_takes_its_siblings_along() -> None:
     async def scenario(scene: Scene) -> None:
-        ticket = scene.start_group("x0", "x1", expected=2)
+        request_state = scene.start_group("x0", "x1", expected=2)
         await until(lambda: len(scene.fleet.submitted) == 2)
         scene.fleet.decide = refusal
-        scene.dispatcher.submit(Job("x2", 10, 100, 7, bytes, ticket))
+        scene.dispatcher.submit(Job("x2", 10, 100, 7, bytes, request_state))
         await until(lambda: all(scene.finish(name) == "abort" for name in NAMES[:3]))
         await until(lambda: len(scene.fleet.aborted) == 2)
 
@@ -90,15 +90,15 @@ def test_a_sequence_that_comes_late_and_is_refused_takes_its_siblings_along() ->
 
 def test_once_a_token_was_made_a_late_sequence_is_served_best_effort_instead() -> None:
     async def scenario(scene: Scene) -> None:
-        ticket = scene.start_group("x0")
+        request_state = scene.start_group("x0")
         await until(lambda: len(scene.fleet.submitted) == 1)
         scene.fleet.say("a", "x0", [1])
         await until(lambda: scene.tokens("x0") == [1])
         scene.fleet.decide = lambda ask: scene.fleet.first_live(ask) if ask.slo.best_effort else refusal(ask)
-        scene.dispatcher.submit(Job("x1", 10, 100, 7, bytes, ticket))
+        scene.dispatcher.submit(Job("x1", 10, 100, 7, bytes, request_state))
         await until(lambda: len(scene.fleet.submitted) == 2)
-        assert ticket.slo_object()["reason"] == "ttft_unattainable"
-        assert ticket.sequences["x1"].decision.verdict == Verdict.BEST_EFFORT  # type: ignore[union-attr]
+        assert request_state.slo_object()["reason"] == "ttft_unattainable"
+        assert request_state.sequences["x1"].decision.verdict == Verdict.BEST_EFFORT  # type: ignore[union-attr]
 
     assert play(scenario).fleet.submitted[1][1].slo.best_effort
 
@@ -122,17 +122,17 @@ def test_a_beam_search_is_counted_when_its_response_has_ended() -> None:
     """Each of its rounds is a set of sequences of its own."""
 
     async def scenario(scene: Scene) -> None:
-        ticket = scene.start_group("r0", expected=-1)
-        ticket.expected, ticket.is_open = 0, True
+        request_state = scene.start_group("r0", expected=-1)
+        request_state.expected, request_state.is_open = 0, True
         for name in ("r0", "r1"):
             if name == "r1":
-                scene.dispatcher.submit(Job("r1", 10, 100, 7, bytes, ticket))
+                scene.dispatcher.submit(Job("r1", 10, 100, 7, bytes, request_state))
             await until(lambda name=name: any(each.request_id == name for _, each in scene.fleet.submitted))  # type: ignore[misc]
             scene.fleet.say("a", name, [1], "length")
             await until(lambda name=name: scene.finish(name) == "length")  # type: ignore[misc]
         await until(lambda: len(scene.fleet.outcomes) == 2)
         assert not counted(scene.fleet.outcomes)
-        scene.dispatcher.close_ticket(ticket)
+        scene.dispatcher.close_ticket(request_state)
         await until(lambda: len(counted(scene.fleet.outcomes)) == 1)
 
     play(scenario)

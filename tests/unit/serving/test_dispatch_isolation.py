@@ -10,7 +10,7 @@ import pytest
 from protocol.messages import Delta, Outputs, Slo, Verdict
 from serving.dispatch.background import Tasks
 from serving.dispatch.engine_request import Job
-from serving.request.state import Ticket
+from serving.request.state import HttpRequestState
 from tests.unit.serving.dispatch_scene import Scene, play, until
 
 INNOCENT = tuple(f"i{k}" for k in range(12))
@@ -165,7 +165,12 @@ def test_aborted_requests_leave_nothing_behind() -> None:
         alive: list[weakref.ref[Job]] = []
         for k in range(200):
             job = Job(
-                f"x{k}", 10, 100, 7, bytes, Ticket(Slo(1.0, 0.1, tier="standard", max_wait_s=8e4 if k % 2 else 1e9))
+                f"x{k}",
+                10,
+                100,
+                7,
+                bytes,
+                HttpRequestState(Slo(1.0, 0.1, tier="standard", max_wait_s=8e4 if k % 2 else 1e9)),
             )
             scene.dispatcher.submit(job)
             alive.append(weakref.ref(job))

@@ -13,8 +13,8 @@ pytest.importorskip("ray")
 from protocol.messages import Outputs
 from serving.config.app import AppConfig
 from serving.dispatch.dispatcher import Dispatcher
-from serving.dispatch.engine_request import Patience
-from serving.dispatch.transport import RayLinks
+from serving.dispatch.engine_request import Timeouts
+from serving.dispatch.transport import RayTransport
 from serving.ingress.ingress import Door
 
 HEARTBEAT = msgspec.msgpack.encode(Outputs(0, False, ()))
@@ -47,7 +47,7 @@ class Handle:
         raise ConnectionError("replica died")
 
 
-class Links(RayLinks):
+class Transport(RayTransport):
     """Those of Ray, to a controller that answers ``replicas`` and is away while that is None."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Links(RayLinks):
         self.replicas: list[dict[str, Any]] | None = []
 
     async def configure(self, options: bytes, tiers: bytes) -> str:
-        return "birth"
+        return "incarnation"
 
     async def status(self) -> dict[str, Any]:
         if self.replicas is None:
@@ -71,15 +71,15 @@ class Scene:
     """A door with two replicas that it has heard of and from."""
 
     def __init__(self, **fleet: Any) -> None:
-        self.links = Links()
-        self.dispatcher = Dispatcher(self.links, lambda _deltas: None, Patience())
-        self.door = Door(AppConfig.read({"fleet": fleet}), self.links, None, self.dispatcher)
+        self.transport = Transport()
+        self.dispatcher = Dispatcher(self.transport, lambda _deltas: None, Timeouts())
+        self.door = Door(AppConfig.read({"fleet": fleet}), self.transport, None, self.dispatcher)
 
     async def begin(self) -> None:
         self.door.set_table(TABLE)
-        self.links.replicas = [told("a"), told("b")]
+        self.transport.replicas = [told("a"), told("b")]
         await self.look()
-        await until(lambda: self.links.heard(60.0) == {"a", "b"})
+        await until(lambda: self.transport.heard(60.0) == {"a", "b"})
 
     async def look(self) -> None:
         self.door._status_s = float("-inf")
@@ -101,8 +101,8 @@ class Scene:
         return {replica["replica"]: (replica["live"], "stale" in replica) for replica in page["replicas"]}
 
     async def strike(self, replica: str) -> None:
-        self.links.handle.cut[replica].set()
-        await until(lambda: replica not in self.links.heard(60.0))
+        self.transport.handle.cut[replica].set()
+        await until(lambda: replica not in self.transport.heard(60.0))
 
     async def close(self) -> None:
         self.door._pinging.cancel()
@@ -131,7 +131,7 @@ def test_replicas_that_are_heard_keep_a_door_healthy_without_the_controller(cont
     async def script(scene: Scene) -> None:
         await scene.begin()
         assert await scene.lives() == {"a": (True, False), "b": (True, False)}
-        scene.links.replicas = controller
+        scene.transport.replicas = controller
         assert (await scene.get("/health"))[0] == 200
         assert await scene.lives() == {"a": (True, True), "b": (True, True)}
         await scene.look()
@@ -151,9 +151,9 @@ def test_replicas_that_are_heard_keep_a_door_healthy_without_the_controller(cont
 def test_a_replica_that_the_controller_knows_again_is_stale_no_more() -> None:
     async def script(scene: Scene) -> None:
         await scene.begin()
-        scene.links.replicas = None
+        scene.transport.replicas = None
         assert "controller unreachable" in (await scene.get("/polyslo/status"))[1]["error"]
-        scene.links.replicas = [told("b")]
+        scene.transport.replicas = [told("b")]
         assert await scene.lives() == {"b": (True, False), "a": (True, True)}
         await scene.strike("a")
         assert await scene.lives() == {"b": (True, False)}, "neither told of nor heard: gone"
@@ -165,7 +165,7 @@ def test_a_replica_that_the_controller_knows_again_is_stale_no_more() -> None:
 @pytest.mark.parametrize("controller", [None, [], [told("a", live=False)]])
 def test_a_fleet_without_replicas_is_unhealthy(controller: list[Any] | None) -> None:
     async def script(scene: Scene) -> None:
-        scene.links.replicas = controller
+        scene.transport.replicas = controller
         assert (await scene.get("/health"))[0] == 503
 
     play(script)
@@ -174,8 +174,8 @@ def test_a_fleet_without_replicas_is_unhealthy(controller: list[Any] | None) -> 
 def test_who_has_not_spoken_for_long_is_not_heard() -> None:
     async def script(scene: Scene) -> None:
         await scene.begin()
-        scene.links.replicas = None
-        assert scene.links.heard(0.0) == set()
+        scene.transport.replicas = None
+        assert scene.transport.heard(0.0) == set()
         assert (await scene.get("/health"))[0] == 503
 
     play(script, stall_timeout_s=1e-9)
@@ -225,7 +225,7 @@ def test_many_questions_at_a_time_are_one_to_the_controller(away: bool) -> None:
                 raise ConnectionError("controller is away")
             return {"replicas": [told("a")], "tiers": []}
 
-        scene.links.status = status  # type: ignore[method-assign]
+        scene.transport.status = status  # type: ignore[method-assign]
         scene.door._pinging.cancel()
         scene.door._status_s = float("-inf")
         answers = await asyncio.gather(*(scene.door.status() for _ in range(200)))

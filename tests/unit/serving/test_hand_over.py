@@ -4,15 +4,15 @@ import asyncio
 
 import msgspec
 
-from protocol.messages import INF, PREFILLED, Admission, Decision, Delta, Outputs, Verdict
+from protocol.messages import INF, PREFILLED, AdmissionRequest, Decision, Delta, Outputs, Verdict
 from tests.unit.serving.dispatch_scene import Scene, play, until
 
 
-def apart(ask: Admission) -> Decision:
+def apart(ask: AdmissionRequest) -> Decision:
     """Replica ``p`` prefills, ``d`` decodes; what is not movable is served whole, and what lost its replica as well."""
-    if not ask.movable or (ask.emitted_tokens and not ask.carried_tokens):
+    if not ask.can_disaggregate or (ask.emitted_tokens and not ask.transferred_kv_tokens):
         return Decision(ask.request_id, Verdict.ADMITTED, "whole", ask.slo.tier, "attainable", 0.9, 0.09)
-    if ask.carried_tokens:
+    if ask.transferred_kv_tokens:
         return Decision(ask.request_id, Verdict.ADMITTED, "d", ask.slo.tier, "attainable", 0.9, 0.02)
     return Decision(ask.request_id, Verdict.ADMITTED, "p", ask.slo.tier, "attainable", 0.1, 0.01, prefill_only=True)
 
@@ -22,13 +22,13 @@ def prefilled(scene: Scene, request_id: str, token: int) -> None:
     scene.fleet.queues["p"].put_nowait(Outputs(1, True, (delta,)))
 
 
-async def to_the_second(scene: Scene, movable: bool = True) -> None:
+async def to_the_second(scene: Scene, can_disaggregate: bool = True) -> None:
     """Send a request and have its first token made."""
     scene.fleet.decide = apart
     scene.start("x")
-    scene.dispatcher.jobs["x"].movable = movable
+    scene.dispatcher.jobs["x"].can_disaggregate = can_disaggregate
     await until(lambda: bool(scene.fleet.submitted))
-    if movable:
+    if can_disaggregate:
         prefilled(scene, "x", 1)
         await until(lambda: len(scene.fleet.submitted) == 2)
 
@@ -36,13 +36,13 @@ async def to_the_second(scene: Scene, movable: bool = True) -> None:
 def test_the_first_token_comes_from_one_replica_and_the_others_from_the_next() -> None:
     async def scenario(scene: Scene) -> None:
         await to_the_second(scene)
-        ticket = scene.dispatcher.jobs["x"].ticket
+        request_state = scene.dispatcher.jobs["x"].request_state
         assert scene.tokens("x") == [1], "delivered before anybody decodes"
         scene.fleet.say("d", "x", [2, 3])
         scene.fleet.say("d", "x", [4], "length")
         await until(lambda: bool(scene.fleet.outcomes))
-        assert ticket.met
-        told = ticket.slo_object()
+        assert request_state.met
+        told = request_state.slo_object()
         assert (told["resumed"], told["replica"]) == (0, "d")
         assert (told["predicted_ttft_ms"], told["predicted_tpot_ms"]) == (100.0, 20.0), "each from who foretold it"
 
@@ -91,7 +91,7 @@ def test_a_prefilling_replica_that_dies_loses_nothing() -> None:
 
 def test_what_cannot_move_is_served_whole() -> None:
     async def scenario(scene: Scene) -> None:
-        await to_the_second(scene, movable=False)
+        await to_the_second(scene, can_disaggregate=False)
         scene.fleet.say("whole", "x", [1, 2], "stop")
         await until(lambda: bool(scene.fleet.outcomes))
 

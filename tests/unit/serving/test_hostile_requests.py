@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 pytest.importorskip("ray")
 pytest.importorskip("vllm")
 
-from protocol.messages import Admission, Decision
+from protocol.messages import AdmissionRequest, Decision
 from tests.unit.serving.hostile_cases import CHAT, COMPLETION, cases
 from tests.unit.serving.hostile_client import Answer, Case, ModelReplica, call, complaint
 from tests.unit.serving.ingress_scene import Ingress, admitted, refused
@@ -34,7 +34,7 @@ class Arena:
     def up(self) -> Ingress:
         if self.ingress is None:
             self.ingress = Ingress()
-            self.ingress.links = ModelReplica()
+            self.ingress.transport = ModelReplica()
             self.ingress.__enter__()
         return self.ingress
 
@@ -55,10 +55,10 @@ def arena() -> Iterator[Arena]:
 async def beside(ingress: Ingress, case: Case) -> tuple[Answer, Answer]:
     """A hostile request and an innocent one in the same tick of the event loop; nothing is left of them."""
 
-    def decide(ask: Admission) -> Decision:
+    def decide(ask: AdmissionRequest) -> Decision:
         return refused(ask) if case.is_overloaded and ask.slo.tier == "interactive" else admitted(ask)
 
-    ingress.links.decide = decide
+    ingress.transport.decide = decide
     async with asyncio.timeout(HANG_S):
         hostile, innocent = await asyncio.gather(call(ingress.door, case), call(ingress.door, INNOCENT))
         while ingress.client.dispatcher.jobs:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from protocol.messages import Admission, Decision, Scope
+from protocol.messages import AdmissionRequest, Decision, Scope
 from serving.ingress.tenant import tenant_of
 from tests.unit.serving.ingress_scene import MODEL, Ingress, admitted, refused
 
@@ -14,7 +14,7 @@ def test_an_answer_comes_from_the_replica_through_vllms_server(ingress: Ingress)
     answer = ingress.post("/v1/completions", {"model": MODEL, "prompt": "hi", "max_tokens": 6})
     assert answer.status_code == 200
     assert answer.json()["choices"][0]["text"] == "abcdef"
-    assert [each.max_tokens for each in ingress.links.submitted] == [6]
+    assert [each.max_tokens for each in ingress.transport.submitted] == [6]
 
 
 def test_the_controller_is_told_whose_request_it_is_where_keys_are_checked(
@@ -25,9 +25,9 @@ def test_the_controller_is_told_whose_request_it_is_where_keys_are_checked(
     monkeypatch.setattr(ingress.door._generate.app, "has_tenants", True)
     ingress.post("/v1/completions", asked, key)
     tenant = tenant_of("/v1/completions", key)
-    assert [ask.tenant for ask in ingress.links.admissions] == ["", tenant]
-    ingress.run(until(lambda: len(ingress.links.outcomes) == 2))
-    assert [(told.tenant, told.output_cap_tokens) for told in ingress.links.outcomes] == [("", 6), (tenant, 6)]
+    assert [ask.tenant for ask in ingress.transport.admissions] == ["", tenant]
+    ingress.run(until(lambda: len(ingress.transport.outcomes) == 2))
+    assert [(told.tenant, told.output_cap_tokens) for told in ingress.transport.outcomes] == [("", 6), (tenant, 6)]
 
 
 @pytest.mark.parametrize("asked", [{"prompt": "hi", "n": 4}, {"prompt": ["a", "b", "c", "d"]}])
@@ -38,19 +38,19 @@ def test_a_request_of_which_a_part_finds_no_room_is_one_refusal(
     """Some choices ended with ``abort`` and no text behind a 200, or never appeared in the stream."""
     decided: list[str] = []
 
-    def all_but_the_last(ask: Admission) -> Decision:
+    def all_but_the_last(ask: AdmissionRequest) -> Decision:
         decided.append(ask.group)
         return refused(ask) if len(decided) == 4 else admitted(ask)
 
-    ingress.links.decide = all_but_the_last
+    ingress.transport.decide = all_but_the_last
     answer = ingress.post("/v1/completions", {"model": MODEL, "max_tokens": 6, "stream": stream, **asked})
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "2")
     assert len(decided) == 4
     assert len(set(decided)) == 1, "asked about as one"
-    assert ingress.links.submitted == []
-    ingress.run(until(lambda: any(told.scope == Scope.REQUEST for told in ingress.links.outcomes)))
-    assert [told.scope for told in ingress.links.outcomes].count(Scope.REQUEST) == 1
-    assert not any(told.scope == Scope.WHOLE for told in ingress.links.outcomes)
+    assert ingress.transport.submitted == []
+    ingress.run(until(lambda: any(told.scope == Scope.REQUEST for told in ingress.transport.outcomes)))
+    assert [told.scope for told in ingress.transport.outcomes].count(Scope.REQUEST) == 1
+    assert not any(told.scope == Scope.WHOLE for told in ingress.transport.outcomes)
 
 
 async def until(is_so: Callable[[], bool]) -> None:

@@ -47,7 +47,7 @@ async def leave(ingress: Ingress, path: str, body: dict[str, Any], told: bool) -
     proxy = ASGIDIReceiveProxy(scope, receive, asyncio.get_running_loop())
     fetching = proxy.fetch_until_disconnect_task()
     request = asyncio.ensure_future(ingress.door(scope, proxy, send))
-    await until(lambda: bool(ingress.links.submitted))
+    await until(lambda: bool(ingress.transport.submitted))
     if told:
         left.set()
         await asyncio.wait({request, fetching}, return_when=asyncio.FIRST_COMPLETED)
@@ -60,16 +60,16 @@ async def leave(ingress: Ingress, path: str, body: dict[str, Any], told: bool) -
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ENDPOINTS)
 def test_a_client_that_leaves_ends_its_request(ingress: Ingress, path: str, stream: bool, told: bool) -> None:
-    ingress.links.holds = True
+    ingress.transport.holds = True
 
     async def scene() -> None:
         await leave(ingress, path, {**ENDPOINTS[path], "stream": stream}, told)
-        await until(lambda: bool(ingress.links.aborted))
+        await until(lambda: bool(ingress.transport.aborted))
 
     ingress.run(scene())
-    assert ingress.links.aborted == [submission.request_id for submission in ingress.links.submitted]
+    assert ingress.transport.aborted == [submission.request_id for submission in ingress.transport.submitted]
     assert not ingress.client.dispatcher.jobs
-    assert [outcome.finish for outcome in ingress.links.outcomes] == ["abort"]
+    assert [outcome.finish for outcome in ingress.transport.outcomes] == ["abort"]
 
 
 def test_an_application_that_does_not_end_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:

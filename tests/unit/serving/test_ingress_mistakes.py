@@ -51,4 +51,4 @@ def test_what_engines_without_logits_cannot_compute_is_a_400_that_names_the_fiel
     monkeypatch.setattr(ingress.client, "_not_computed", config.not_computed)
     answer = ingress.post(path, sound(path, **({"stream": stream} | more)))
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
-    assert ingress.links.submitted == []
+    assert ingress.transport.submitted == []

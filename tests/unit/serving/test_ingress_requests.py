@@ -83,7 +83,7 @@ def test_what_no_engine_can_serve_is_a_400_that_names_the_field(
 ) -> None:
     answer = ingress.post(path, written(sound(path, **more)))
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
-    assert not ingress.links.submitted
+    assert not ingress.transport.submitted
     assert not ingress.client.dispatcher.jobs
     assert ingress.post(path, sound(path)).status_code == 200
 
@@ -136,7 +136,7 @@ def test_a_request_that_cannot_be_encoded_leaves_the_others_alone(ingress: Ingre
 def test_typed_clients_can_read_the_service_tier(
     ingress: Ingress, path: str, stream: bool, body: dict[str, Any], verdict: Verdict, told: str, tier: str
 ) -> None:
-    ingress.links.decide = lambda ask: msgspec.structs.replace(admitted(ask), verdict=verdict)
+    ingress.transport.decide = lambda ask: msgspec.structs.replace(admitted(ask), verdict=verdict)
     answer = ingress.post(path, sound(path, stream=stream, **body))
     assert (answer.status_code, answer.headers["x-slo-tier"]) == (200, tier)
     lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
@@ -160,7 +160,7 @@ def test_typed_clients_can_read_the_service_tier(
 
 @pytest.mark.parametrize("path", BODIES)
 def test_refusals_say_why_for_whom_and_in_the_clients_shape(ingress: Ingress, path: str) -> None:
-    ingress.links.decide = refused
+    ingress.transport.decide = refused
     for stream in (False, True):
         answer = ingress.post(path, sound(path, stream=stream), [("x-slo-tier", "interactive")])
         assert answer.status_code == 429
@@ -219,7 +219,7 @@ def test_time_before_the_body_counts(ingress: Ingress) -> None:
         await ingress.door(scope, receive, send)
 
     ingress.run(late())
-    assert ingress.links.admissions[0].age_s >= 50.0
+    assert ingress.transport.admissions[0].age_s >= 50.0
 
 
 def test_openais_client_reads_our_errors(ingress: Ingress) -> None:

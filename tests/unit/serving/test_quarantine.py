@@ -9,7 +9,7 @@ from protocol.messages import Delta, Outputs, Rejection, Slo, Submission
 from replicas.engine import EngineFailure
 from serving.dispatch import quarantine
 from serving.dispatch.engine_request import Job
-from serving.request.state import Ticket
+from serving.request.state import HttpRequestState
 from tests.unit.serving.dispatch_scene import STEADY, Scene, play, until
 
 INNOCENT = tuple(f"i{k}" for k in range(12))
@@ -115,7 +115,7 @@ def test_streams_are_tried_on_all_replicas_at_a_time_each_alone() -> None:
         await until(lambda: len(scene.fleet.batches) >= asked + 2)
         assert sorted(replica for replica, _ in scene.fleet.submitted[12:]) == ["b", "c", "d"]
 
-    play(scenario, *REPLICAS, patience=STEADY)
+    play(scenario, *REPLICAS, timeouts=STEADY)
 
 
 def test_streams_wait_for_their_trial_no_longer_than_they_may(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ def test_streams_wait_for_their_trial_no_longer_than_they_may(monkeypatch: pytes
         engines.end("a")
         await until(lambda: len(scene.fleet.submitted) == 24)
 
-    play(scenario, patience=STEADY)
+    play(scenario, timeouts=STEADY)
 
 
 def test_what_makes_a_token_on_every_engine_that_it_ends_is_given_up() -> None:
@@ -172,7 +172,7 @@ def test_streams_are_tried_before_what_has_no_token_yet() -> None:
         await until(lambda: len(scene.fleet.submitted) == 4)
         assert [each.request_id for _, each in scene.fleet.submitted[2:]] == ["stream~1", "fresh~1"]
 
-    play(scenario, *REPLICAS, patience=STEADY)
+    play(scenario, *REPLICAS, timeouts=STEADY)
 
 
 def test_trials_begin_once_the_others_have_moved() -> None:
@@ -193,11 +193,13 @@ def test_trials_begin_once_the_others_have_moved() -> None:
         await until(lambda: len(scene.fleet.submitted) == 3)
         assert [each.request_id for _, each in scene.fleet.submitted[1:]] == ["other~1", "suspect~1"]
 
-    play(scenario, *REPLICAS, patience=STEADY)
+    play(scenario, *REPLICAS, timeouts=STEADY)
 
 
 def test_where_one_is_guilty_the_others_are_no_suspects() -> None:
-    one, other = (Job(name, 10, 100, 7, bytes, Ticket(Slo()), is_taken=True) for name in ("one", "other"))
+    one, other = (
+        Job(name, 10, 100, 7, bytes, HttpRequestState(Slo()), is_acknowledged=True) for name in ("one", "other")
+    )
     held = quarantine.Quarantine(lambda _: None, lambda: True)
     assert held.suspects([one, other]) == ([], [one, other])
     one.on_trial = True

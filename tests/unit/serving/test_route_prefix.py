@@ -34,7 +34,7 @@ def test_objectives_hold_below_a_route_prefix(ingress: Ingress, root: str) -> No
     ]
     assert [answer.status_code for answer in answers] == [200, 200, 200]
     assert answers[0].json()["slo"]["tier"] == "standard"
-    (ask,) = ingress.links.admissions
+    (ask,) = ingress.transport.admissions
     assert ask.slo.ttft_s == 2.0
     assert answers[1].json()["replicas"]
     assert answers[2].json() == {"status": "ok"}

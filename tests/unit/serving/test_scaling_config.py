@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from controller.allocation import AllocationOptions
-from controller.scaling import ScalingOptions
+from controller.scaling.allocation import AllocationOptions
+from controller.scaling.signals import ScalingOptions
 from serving.config.app import IMPORT_PATH, AppConfig, read_serve_file
 from serving.config.base import ConfigError
 

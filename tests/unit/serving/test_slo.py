@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.tiers import Tier, TierTable
+from controller.scaling.tiers import Tier, TierTable
 from serving.request.slo import SloError, TierIndex, resolve, strip_body
 
 INF = math.inf

@@ -3,7 +3,7 @@
 import pytest
 
 from protocol.messages import Decision, Slo, Verdict
-from serving.request.state import Ticket
+from serving.request.state import HttpRequestState
 
 
 @pytest.mark.parametrize(
@@ -17,13 +17,15 @@ from serving.request.state import Ticket
 def test_the_tier_that_the_controller_found_is_the_one_that_was_asked_for(
     verdict: Verdict, tier: str, told: tuple[str, bool]
 ) -> None:
-    ticket = Ticket(Slo(e2e_s=6.0, tier="report", is_tier_open=True))
-    ticket.note_decision("r", Decision("r", verdict, "a", tier, "attainable"), ticket.arrived_s)
-    assert (ticket.slo.tier, ticket.slo.is_tier_open) == told
-    assert ticket.tier == tier
+    request_state = HttpRequestState(Slo(e2e_s=6.0, tier="report", is_tier_open=True))
+    request_state.note_decision("r", Decision("r", verdict, "a", tier, "attainable"), request_state.arrived_s)
+    assert (request_state.slo.tier, request_state.slo.is_tier_open) == told
+    assert request_state.tier == tier
 
 
 def test_a_named_tier_stays_what_it_is() -> None:
-    ticket = Ticket(Slo(0.3, 0.03, tier="loose"))
-    ticket.note_decision("r", Decision("r", Verdict.ADMITTED, "a", "tight", "attainable"), ticket.arrived_s)
-    assert ticket.slo.tier == "loose"
+    request_state = HttpRequestState(Slo(0.3, 0.03, tier="loose"))
+    request_state.note_decision(
+        "r", Decision("r", Verdict.ADMITTED, "a", "tight", "attainable"), request_state.arrived_s
+    )
+    assert request_state.slo.tier == "loose"

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from controller.disaggregation.phases import Phase, PhaseOptions
 from controller.options import FleetOptions
-from controller.phases import Phase, PhaseOptions
 from simulation.apart import ApartDispatch
 from simulation.fleet import replica_name, tiers_of
 from simulation.jobs import NEVER

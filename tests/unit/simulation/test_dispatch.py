@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from controller.fleet import FleetOptions
-from controller.lengths import LengthEstimator
+from controller.mirror.lengths import LengthEstimator
 from planning.admission.plan import AdmissionOptions
 from planning.batch.registry import POLICIES, policy_code
 from routing.scores import MOST_LOADED

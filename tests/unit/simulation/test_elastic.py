@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from controller.allocation import AllocationOptions
 from controller.fleet import Fleet
 from controller.options import FleetOptions
-from controller.scaling import Actions, ScalingOptions
+from controller.scaling.allocation import AllocationOptions
+from controller.scaling.signals import Actions, ScalingOptions
 from protocol.messages import Report
 from simulation.elastic import ElasticDispatch, FixedSize, LiveSizer, OngoingRequests, Sizer
 from simulation.fleet import tiers_of

@@ -93,7 +93,7 @@ class TierTable(msgspec.Struct, frozen=True):
             return max(0, len(self.tiers) - 1) if slo.best_effort else self.bin(slo.tpot_s)
         return position
 
-    def heirs(self, other: "TierTable") -> NDArray[np.int64]:
+    def tier_remap(self, other: "TierTable") -> NDArray[np.int64]:
         """Position in ``other`` of every tier of this table, and of none (-1, the last entry)."""
         found = [other.of_request(Slo(tpot_s=t.tpot_s, tier=t.name, best_effort=t.best_effort)) for t in self.tiers]
         return np.array([*found, -1])

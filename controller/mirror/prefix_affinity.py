@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from controller.virtual import VirtualReplica
-from protocol.messages import Admission
+from controller.mirror.replica_model import VirtualReplica
+from protocol.messages import AdmissionRequest
 from routing.prefix_index import hash_spacing
 
 NOTHING = np.zeros(0)
@@ -24,16 +24,16 @@ class Affinity:
     prompt_tokens: int = 0  # of all requests that were given a place
     hit_tokens: int = 0  # of them, presumably held there
 
-    def held_tokens(self, ask: Admission, replicas: Iterable[VirtualReplica], slots: int) -> np.ndarray:
+    def held_tokens(self, ask: AdmissionRequest, replicas: Iterable[VirtualReplica], slots: int) -> np.ndarray:
         """Tokens of the prompt that each replica presumably holds (f8[slots]); empty where none holds any."""
-        if self.weight == 0.0 or not ask.prefix or ask.carried_tokens:
+        if self.weight == 0.0 or not ask.prefix or ask.transferred_kv_tokens:
             return NOTHING
         held = np.zeros(slots)
         for replica in replicas:
             held[replica.slot] = self._held_tokens(ask, replica)
         return held if held.any() else NOTHING
 
-    def record(self, ask: Admission, replica: VirtualReplica, output_tokens: int) -> None:
+    def record(self, ask: AdmissionRequest, replica: VirtualReplica, output_tokens: int) -> None:
         """The request was given to the replica, where this many output tokens are expected."""
         if self.weight == 0.0:
             return
@@ -42,7 +42,7 @@ class Affinity:
         self.hit_tokens += self._held_tokens(ask, replica)
         replica.prefixes.record(ask.prefix, spacing, ask.prompt_tokens - len(ask.prefix) * spacing + output_tokens)
 
-    def _held_tokens(self, ask: Admission, replica: VirtualReplica) -> int:
+    def _held_tokens(self, ask: AdmissionRequest, replica: VirtualReplica) -> int:
         """At most all of the prompt but one token, which is left to compute."""
         spacing = hash_spacing(ask.prompt_tokens, self.block_tokens)
         return min(replica.prefixes.hits(ask.prefix) * spacing, ask.prompt_tokens - 1)

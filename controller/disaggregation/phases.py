@@ -69,7 +69,7 @@ class Phases:
         self._busy: dict[Phase, float] = {}  # running averages
         self._seen_s = self._moved_s = float("-inf")  # of the latest step and of the latest move
 
-    def inherit(self, other: "Phases") -> None:
+    def adopt_state(self, other: "Phases") -> None:
         """Take over who is on which side, when only the options have changed."""
         self._side, self._prefill = dict(other._side), other._prefill
 

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from protocol.messages import Step
-from replicas.engine_link import RequestTick, Tick, TickReceiver, TickSender
+from replicas.engine_reports import IterationReport, IterationReportReceiver, IterationReportSender, RequestState
 
 
 def step(tokens: int) -> Step:
@@ -13,10 +13,10 @@ def step(tokens: int) -> Step:
 
 def test_nothing_is_lost_while_the_replica_does_not_read(tmp_path: Path) -> None:
     async def scenario() -> None:
-        ticks: list[Tick] = []
-        receiver = TickReceiver(str(tmp_path / "ticks"), ticks.append)
-        sender = TickSender(receiver.path)
-        sent = [sender.send(i, 0.0, 10 * i, step(i), [RequestTick("a", i, True)]) for i in range(1, 901)]
+        ticks: list[IterationReport] = []
+        receiver = IterationReportReceiver(str(tmp_path / "ticks"), ticks.append)
+        sender = IterationReportSender(receiver.path)
+        sent = [sender.send(i, 0.0, 10 * i, step(i), [RequestState("a", i, True)]) for i in range(1, 901)]
         assert not all(sent)  # the queue was full
         async with asyncio.timeout(5):
             while not ticks or ticks[-1].steps < 900:
@@ -24,7 +24,7 @@ def test_nothing_is_lost_while_the_replica_does_not_read(tmp_path: Path) -> None
                 sender.send(900, 0.0, 0, None, [])
         recent = [at.batch_tokens for tick in ticks for at in tick.recent]
         assert recent == list(range(1, 901))
-        assert ticks[0].requests == (RequestTick("a", 1, True),)
+        assert ticks[0].requests == (RequestState("a", 1, True),)
         assert ticks[-1].requests == ()
         for i in range(5000):
             sender.send(i, 0.0, 0, step(i), None)
@@ -47,10 +47,10 @@ def test_positions_under_long_names_arrive_in_several_datagrams(tmp_path: Path) 
     """64 names of 80 KB were one datagram that no kernel takes, so none of them ever arrived."""
 
     async def scenario() -> set[str]:
-        ticks: list[Tick] = []
-        receiver = TickReceiver(str(tmp_path / "link"), ticks.append)
-        sender = TickSender(receiver.path)
-        positions = [RequestTick(f"{k:03}" + "x" * 81_920, k, True) for k in range(64)]
+        ticks: list[IterationReport] = []
+        receiver = IterationReportReceiver(str(tmp_path / "link"), ticks.append)
+        sender = IterationReportSender(receiver.path)
+        positions = [RequestState(f"{k:03}" + "x" * 81_920, k, True) for k in range(64)]
         for turn in range(20):  # where the queue is full, the rest goes first next time
             sender.send(turn, 0.0, 0, None, positions)
             await asyncio.sleep(0.001)

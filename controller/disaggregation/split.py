@@ -7,7 +7,7 @@ import numpy as np
 
 from planning.admission.search import ADMITTED
 from planning.deadlines import PREFILL_TOKENS_PER_STEP
-from protocol.messages import INF, Admission, Slo
+from protocol.messages import INF, AdmissionRequest, Slo
 from routing.fleet_state import FleetState
 from routing.placement import NOWHERE, quick_check, tier_distance
 
@@ -25,7 +25,7 @@ def prefill_slo(slo: Slo, prompt_tokens: int, output_tokens: int, transfer_s: fl
     return msgspec.structs.replace(slo, ttft_s=max(0.0, min(by_line_s, by_deadline_s)), tpot_s=INF, e2e_s=INF)
 
 
-def prefill_part(ask: Admission, output_tokens: int, transfer_s: float = 0.0) -> Admission:
+def prefill_part(ask: AdmissionRequest, output_tokens: int, transfer_s: float = 0.0) -> AdmissionRequest:
     """The question about the prefill of a request whose whole output is predicted at ``output_tokens``."""
     return msgspec.structs.replace(
         ask, slo=prefill_slo(ask.slo, ask.prompt_tokens, output_tokens, transfer_s), max_tokens=1

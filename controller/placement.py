@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from controller.allocation import Allocation
-from controller.bank import Bank
+from controller.mirror.slots import Bank
+from controller.scaling.allocation import Allocation
 from planning.admission.plan import REASONS, plan_admission
 from planning.engine import EngineModel
 from planning.forecast.rollout import TOLERANCE_S
 from planning.tables import request_table
-from protocol.messages import Admission
+from protocol.messages import AdmissionRequest
 from routing.placement import NO_SCORES, NOWHERE, PLACEMENT, place, tier_distance
 from routing.policy import best_scored, idlest
 from routing.scores import score_replicas
@@ -50,7 +50,7 @@ class Waiting:
 class Pending:
     """A request to be decided and, once it has one, its place."""
 
-    ask: Admission
+    ask: AdmissionRequest
     tier: int
     row: np.ndarray  # REQUEST[]
     scores: np.ndarray  # preference of each slot, or empty for what the rule says at the time
@@ -83,7 +83,7 @@ class Pending:
             else score_replicas(bank.fleet_state, self.row[None][0], now_s, self.score_kind)
         )
 
-    def shun(self, bank: Bank, slots: Sequence[int], now_s: float) -> None:
+    def exclude_slots(self, bank: Bank, slots: Sequence[int], now_s: float) -> None:
         """Want none of these slots."""
         if not len(slots):
             return
@@ -91,7 +91,7 @@ class Pending:
         self.scores[slots] = -np.inf
 
 
-def take_unchecked(bank: Bank, p: Pending, affinity: float, now_s: float) -> None:
+def place_without_check(bank: Bank, p: Pending, affinity: float, now_s: float) -> None:
     """Give a request the replica it wants most, whatever that does to anybody's objective."""
     p.slot = best_scored(bank.fleet_state.replicas, _with_affinity(bank, p, affinity, now_s))
     if p.slot != NOWHERE:
@@ -133,10 +133,10 @@ def place_each(
     """Place requests that stand for themselves: ``slots`` by name, ``affinity`` as of ``put_by_prefix``."""
     if asking:
         put_by_prefix(bank, asking, affinity, now_s)
-        put_in_place(bank, asking, now_s, max_hops)
-        call_up(bank, asking, allocation, slots, now_s, max_hops)
+        place_admitted(bank, asking, now_s, max_hops)
+        recruit_replica(bank, asking, allocation, slots, now_s, max_hops)
     if len(asking) > 1:
-        choose_sets(bank, asking, now_s)
+        reoptimize_burst(bank, asking, now_s)
 
 
 def put_by_prefix(bank: Bank, asking: Sequence[Pending], affinity: float, now_s: float) -> None:
@@ -148,7 +148,7 @@ def put_by_prefix(bank: Bank, asking: Sequence[Pending], affinity: float, now_s:
     plain = [p.scores for p in known]
     for p in known:
         p.scores = _with_affinity(bank, p, affinity, now_s)
-    put_in_place(bank, known, now_s, 1)
+    place_admitted(bank, known, now_s, 1)
     for p, scores in zip(known, plain, strict=True):
         p.scores = scores
 
@@ -157,11 +157,11 @@ def put_on(bank: Bank, p: Pending, slot: int, now_s: float) -> None:
     """Place a request on this replica, if that can promise it."""
     scores, p.scores = p.scores, np.full(len(bank.fleet_state.replicas), -np.inf)
     p.scores[slot] = 0.0
-    put_in_place(bank, [p], now_s, 1)
+    place_admitted(bank, [p], now_s, 1)
     p.scores = scores
 
 
-def put_in_place(bank: Bank, asking: Sequence[Pending], now_s: float, max_hops: int) -> None:
+def place_admitted(bank: Bank, asking: Sequence[Pending], now_s: float, max_hops: int) -> None:
     """Place and commit, of those without a place, what some replica can promise (``routing.placement.place``)."""
     asking = [p for p in asking if p.slot == NOWHERE]
     if not asking:
@@ -184,7 +184,7 @@ def _all_scores(bank: Bank, asking: Sequence[Pending], now_s: float) -> np.ndarr
     return np.array([p.all_scores(bank, now_s) for p in asking], dtype=np.float64)
 
 
-def call_up(
+def recruit_replica(
     bank: Bank, asking: Sequence[Pending], allocation: Allocation, slots: Mapping[str, int], now_s: float, max_hops: int
 ) -> None:
     """For requests that found no room in their own tier nor in a tighter one, replicas join their tier: from the
@@ -198,7 +198,7 @@ def call_up(
             continue
         allocation.join(names[p.slot], p.tier, now_s)
         if left:
-            put_in_place(bank, left, now_s, max_hops)
+            place_admitted(bank, left, now_s, max_hops)
             left = [q for q in left if q.slot == NOWHERE]
 
 
@@ -210,14 +210,14 @@ def _try_as_tier(bank: Bank, p: Pending, slots: Sequence[int], now_s: float, max
     before, tiers[slots] = tiers[slots], p.tier
     p.scores = np.full(len(tiers), -np.inf)
     p.scores[slots] = -np.arange(len(slots))
-    put_in_place(bank, [p], now_s, max_hops)
+    place_admitted(bank, [p], now_s, max_hops)
     tiers[slots] = before
     if p.slot != NOWHERE:
         tiers[p.slot] = p.tier
     p.scores, p.hops = scores, hops + 1 + p.hops
 
 
-def choose_sets(bank: Bank, asking: Sequence[Pending], now_s: float) -> None:
+def reoptimize_burst(bank: Bank, asking: Sequence[Pending], now_s: float) -> None:
     """A burst that does not fit as a whole: let the programme choose the best set for each replica that took a part.
 
     It chooses among that part and what found no place, beside all earlier promises (SLOs-Serve section 3.2.1), and is

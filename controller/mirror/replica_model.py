@@ -5,15 +5,15 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
-from controller.bank import Bank
-from controller.lengths import LengthEstimator
-from controller.role import ReplicaView
-from controller.tiers import TierTable
+from controller.mirror.lengths import LengthEstimator
+from controller.mirror.slots import Bank
+from controller.scaling.role import ReplicaView
+from controller.scaling.tiers import TierTable
 from planning.limits import LIMITS, make_limits, slack_margin_for
 from planning.tables import REQUEST, request_table
 from profiles.online import corrected, drift, new_correction, observe_steps
 from profiles.profile import Profile
-from protocol.messages import Admission, Progress, Report, Slo, Step, request_uid
+from protocol.messages import AdmissionRequest, Progress, Report, Slo, Step, request_uid
 from routing.prefix_index import PrefixIndex
 
 MOST_CAUTION = 0.5  # a model that errs by more has other problems than a margin could solve
@@ -21,7 +21,7 @@ RESERVED_S = 3.0  # a reservation that no report confirms by then was lost on it
 DOUBT_S = 1.5  # a report that comes so soon after a failure was seen may be older than the failure
 STUCK_S, STUCK_TIMES = 1.0, 4.0  # an iteration so long, and so many times the longest lately, does not go on
 LONGEST_FADES = 0.99  # from one report to the next
-TOLD_LIMITS = tuple(name for name in LIMITS.names or () if name in Report.__struct_fields__)
+REPORTED_LIMITS = tuple(name for name in LIMITS.names or () if name in Report.__struct_fields__)
 LONGEST_S = 1.5  # an iteration that takes longer stands still: nothing else is imagined to have run meanwhile
 
 
@@ -32,7 +32,7 @@ class VirtualReplica:
     """
 
     def __init__(self, report: Report, profile: Profile, bank: Bank, now_s: float) -> None:
-        self.name, self.birth, self.profile = report.replica, report.birth, profile
+        self.name, self.incarnation, self.profile = report.replica, report.incarnation, profile
         self.bank, self.slot = bank, bank.take()
         self._correction = new_correction(np.array(profile.coefficients))
         self.sequence, self.seen_s, self.moved_s = -1, now_s, now_s
@@ -164,10 +164,10 @@ class VirtualReplica:
 
 def limits_of(report: Report) -> np.void:
     """What bounds an engine's iterations (LIMITS[]), as it says."""
-    return make_limits(**{name: getattr(report, name) for name in TOLD_LIMITS})
+    return make_limits(**{name: getattr(report, name) for name in REPORTED_LIMITS})
 
 
-def admission_row(ask: Admission, tier: int, lengths: LengthEstimator, now_s: float) -> np.ndarray:
+def admission_row(ask: AdmissionRequest, tier: int, lengths: LengthEstimator, now_s: float) -> np.ndarray:
     """A new request as a planning row (0-d structured array of dtype REQUEST)."""
     slo, row = ask.slo, np.zeros((), dtype=REQUEST)
     _fill_slo(row, slo, ask.age_s, now_s)
@@ -176,7 +176,7 @@ def admission_row(ask: Admission, tier: int, lengths: LengthEstimator, now_s: fl
     row["output_cap_tokens"] = ask.max_tokens
     row["output_tokens"] = lengths.predict(slo.tier, ask.emitted_tokens, ask.max_tokens, ask.tenant)
     row["value"] = 1.0
-    if ask.carried_tokens:  # its prompt is computed: it goes on decoding at once
+    if ask.transferred_kv_tokens:  # its prompt is computed: it goes on decoding at once
         row["computed_tokens"], row["running"] = ask.prompt_tokens + ask.emitted_tokens - 1, True
     return row
 

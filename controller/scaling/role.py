@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from controller.demand import Need
-from controller.history import Change, History
-from controller.tiers import TierTable
+from controller.scaling.demand import Need
+from controller.scaling.history import Change, History
+from controller.scaling.tiers import TierTable
 from routing.fleet_state import SHARED
 
 

@@ -18,7 +18,7 @@ POSITION_BYTES = 32  # of a request beside its name, at most
 MAX_PENDING_STEPS = 1024  # kept while the replica does not read; older ones are dropped
 
 
-class RequestTick(msgspec.Struct, frozen=True, array_like=True):
+class RequestState(msgspec.Struct, frozen=True, array_like=True):
     """Where one request is inside the engine."""
 
     request_id: str
@@ -28,18 +28,18 @@ class RequestTick(msgspec.Struct, frozen=True, array_like=True):
     settled_tokens: int = 0  # output made here that this position contains, or that a preemption left under way
 
 
-class Tick(msgspec.Struct, frozen=True, array_like=True):
+class IterationReport(msgspec.Struct, frozen=True, array_like=True):
     """What the engine pushes after an iteration. ``requests`` are those told anew: all only now and then."""
 
     steps: int  # iterations since birth
     planning_s: float  # time spent on planning them, since birth
     kv_used_tokens: int
     recent: tuple[Step, ...]  # iterations since the last tick
-    requests: tuple[RequestTick, ...] | None = None
+    requests: tuple[RequestState, ...] | None = None
     planner_failures: int = 0  # steps since birth in which our part failed and vLLM's own order stood in
 
 
-class TickSender:
+class IterationReportSender:
     """The engine's end. A tick that finds the queue full is merged into the next one."""
 
     def __init__(self, path: str) -> None:
@@ -57,7 +57,7 @@ class TickSender:
         planning_s: float,
         kv_used_tokens: int,
         step: Step | None,
-        requests: list[RequestTick] | None,
+        requests: list[RequestState] | None,
         planner_failures: int = 0,
     ) -> bool:
         """Push one tick, as several datagrams where its requests need them; false when a part was kept back.
@@ -68,7 +68,7 @@ class TickSender:
             self._pending.append(step)
         parts = [None] if requests is None else split(sorted(requests, key=self._turn))
         for i, part in enumerate(parts):
-            tick = Tick(steps, planning_s, kv_used_tokens, tuple(self._pending), part, planner_failures)
+            tick = IterationReport(steps, planning_s, kv_used_tokens, tuple(self._pending), part, planner_failures)
             try:
                 self._socket.send(self._encoder.encode(tick))
             except OSError:  # queue full, or the replica is gone
@@ -80,7 +80,7 @@ class TickSender:
         self._behind = self._behind if requests is None else {}
         return True
 
-    def _turn(self, at: RequestTick) -> int:
+    def _turn(self, at: RequestState) -> int:
         """What did not get through last time goes first, so that everything gets its turn."""
         return self._behind.get(at.request_id, len(self._behind))
 
@@ -89,9 +89,9 @@ class TickSender:
         self._socket.close()
 
 
-def split(requests: Sequence[RequestTick]) -> list[tuple[RequestTick, ...]]:
+def split(requests: Sequence[RequestState]) -> list[tuple[RequestState, ...]]:
     """Requests in parts that fit into a datagram each; one empty part where there are none."""
-    parts, size = [list[RequestTick]()], 0
+    parts, size = [list[RequestState]()], 0
     for at in requests:
         size += len(at.request_id.encode()) + POSITION_BYTES
         if size > PART_BYTES and parts[-1]:
@@ -101,13 +101,13 @@ def split(requests: Sequence[RequestTick]) -> list[tuple[RequestTick, ...]]:
     return [tuple(part) for part in parts]
 
 
-class TickReceiver:
+class IterationReportReceiver:
     """The replica's end: calls ``on_tick`` on the running event loop."""
 
-    def __init__(self, path: str, on_tick: Callable[[Tick], None]) -> None:
+    def __init__(self, path: str, on_tick: Callable[[IterationReport], None]) -> None:
         self.path = path
         self._on_tick = on_tick
-        self._decoder = msgspec.msgpack.Decoder(Tick)
+        self._decoder = msgspec.msgpack.Decoder(IterationReport)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         self._socket.bind(path)

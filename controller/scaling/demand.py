@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from controller.tiers import Tier, TierTable
+from controller.scaling.tiers import Tier, TierTable
 from profiles.kernels import B_1, B_2, K1_1, K1_2, K_ATT, K_KV, K_SEQ
 
 YOUNG_S = 5.0  # rates of a shorter past are taken over so long

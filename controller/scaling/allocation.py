@@ -6,13 +6,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from controller.autoscaler import Autoscaler
-from controller.demand import Demand, Hardware
-from controller.history import Change, History
-from controller.role import ReplicaView, StaticRoles
-from controller.roles import DynamicRoles, RoleOptions
-from controller.scaling import Actions, ScalingOptions, Serve, Signals
-from controller.tiers import Tier, TierTable
+from controller.scaling.autoscaler import Autoscaler
+from controller.scaling.demand import Demand, Hardware
+from controller.scaling.history import Change, History
+from controller.scaling.role import ReplicaView, StaticRoles
+from controller.scaling.roles import DynamicRoles, RoleOptions
+from controller.scaling.signals import Actions, ScalingOptions, Serve, Signals
+from controller.scaling.tiers import Tier, TierTable
 from routing.fleet_state import RESERVED
 
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from controller.demand import Hardware, Load
-from controller.role import ReplicaView
+from controller.scaling.demand import Hardware, Load
+from controller.scaling.role import ReplicaView
 
 
 class ScalingOptions(msgspec.Struct, frozen=True):

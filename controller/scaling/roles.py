@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from controller.demand import Need
-from controller.history import Change, History
-from controller.role import Kind, ReplicaView, Role
-from controller.tiers import TierTable
+from controller.scaling.demand import Need
+from controller.scaling.history import Change, History
+from controller.scaling.role import Kind, ReplicaView, Role
+from controller.scaling.tiers import TierTable
 
 
 class RoleOptions(msgspec.Struct, frozen=True):

@@ -3,7 +3,8 @@
 PolyServe sections 2.4 and 4: prompts of all tiers go to the prefill side, to the idlest replica that attains the first
 token; when that has come, the request goes to the decode side, to its own tier. A request takes the second way whole if
 it cannot move, if its KV cache was lost, or if there is no room for it to decode yet: then it waits, or what else its
-tier says, before a prompt is computed in vain. That room is reserved (``controller.decode_room``) until the hand-over.
+tier says, before a prompt is computed in vain. That room is reserved (``controller.disaggregation.decode_room``) until
+the hand-over.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,17 +13,17 @@ import msgspec
 import numpy as np
 
 from controller.binning import in_own_tier
-from controller.decode_room import DecodeRoom, Reservation
+from controller.disaggregation.decode_room import DecodeRoom, Reservation
+from controller.disaggregation.phases import Phase, PhaseOptions, Phases, PhaseView
+from controller.disaggregation.split import decode_slot, has_kv_room, make_due_earlier, prefill_part, ready_row
 from controller.fleet import Fleet
-from controller.halves import decode_slot, has_kv_room, make_due_earlier, prefill_part, ready_row
-from controller.history import Change
+from controller.mirror.replica_model import VirtualReplica, admission_row
 from controller.options import FleetOptions
-from controller.phases import Phase, PhaseOptions, Phases, PhaseView
-from controller.placing import Pending
-from controller.tiers import TierTable
-from controller.virtual import VirtualReplica, admission_row
+from controller.placement import Pending
+from controller.scaling.history import Change
+from controller.scaling.tiers import TierTable
 from profiles.profile import Profile
-from protocol.messages import Admission, Decision, Outcome, Report, Scope, Verdict, request_uid
+from protocol.messages import AdmissionRequest, Decision, Outcome, Report, Scope, Verdict, request_uid
 from routing.fleet_state import SHARED, advance_fleet
 from routing.placement import NOWHERE, tier_distance
 from routing.policy import best_scored, idlest
@@ -42,15 +43,15 @@ class DisaggregatedFleet(Fleet):
         self._silent: set[str] = set()  # replicas that have not reported lately
         self._balanced_s = float("-inf")
 
-    def inherit(self, other: Fleet, now_s: float) -> None:
+    def adopt_state(self, other: Fleet, now_s: float) -> None:
         if isinstance(other, DisaggregatedFleet):
-            self.phases.inherit(other.phases)
+            self.phases.adopt_state(other.phases)
             self.room = other.room
-        super().inherit(other, now_s)
+        super().adopt_state(other, now_s)
 
-    def _follow_heirs(self, heirs: np.ndarray) -> None:
-        super()._follow_heirs(heirs)
-        self.room.follow_heirs(heirs)
+    def _follow_heirs(self, tier_remap: np.ndarray) -> None:
+        super()._follow_heirs(tier_remap)
+        self.room.follow_heirs(tier_remap)
 
     def _drop(self, replica: VirtualReplica) -> None:
         super()._drop(replica)
@@ -102,7 +103,7 @@ class DisaggregatedFleet(Fleet):
 
     # -- decisions --------------------------------------------------------------------------------------------------
 
-    def admit(self, batch: Sequence[Admission], now_s: float) -> list[Decision]:
+    def admit(self, batch: Sequence[AdmissionRequest], now_s: float) -> list[Decision]:
         """First those whose room is reserved, then others that decode, then prompts; all count what is reserved."""
         batch = [in_own_tier(ask, self.tiers, self.lengths) for ask in batch]
         self._open(now_s)
@@ -113,12 +114,12 @@ class DisaggregatedFleet(Fleet):
             decisions = self._decide_apart(batch, now_s)
         return [decisions[ask.request_id] for ask in batch]
 
-    def _decide_apart(self, batch: Sequence[Admission], now_s: float) -> dict[str, Decision]:
+    def _decide_apart(self, batch: Sequence[AdmissionRequest], now_s: float) -> dict[str, Decision]:
         """Decisions by request id."""
         decisions = dict[str, Decision]()
         for ask in batch:
             uid = request_uid(ask.request_id)
-            if ask.carried_tokens and uid in self.room.held:
+            if ask.transferred_kv_tokens and uid in self.room.held:
                 decisions[ask.request_id] = self._hand_over(ask, uid, now_s)
             else:
                 self.room.release(self.bank, uid)  # it is asked about anew
@@ -137,7 +138,7 @@ class DisaggregatedFleet(Fleet):
             )
         return decisions
 
-    def _hand_over(self, ask: Admission, uid: int, now_s: float) -> Decision:
+    def _hand_over(self, ask: AdmissionRequest, uid: int, now_s: float) -> Decision:
         """Who decodes a request whose room was reserved: it finds all reservations but its own."""
         reservation = self.room.release(self.bank, uid)
         (decision,) = self._on(Phase.DECODE, [ask], now_s)
@@ -146,26 +147,26 @@ class DisaggregatedFleet(Fleet):
             self.room.reserve(self.bank, uid, reservation)
         return decision
 
-    def _on(self, side: Phase, batch: Sequence[Admission], now_s: float) -> list[Decision]:
+    def _on(self, side: Phase, batch: Sequence[AdmissionRequest], now_s: float) -> list[Decision]:
         self._side = side
         try:
             return super().admit(batch, now_s) if batch else []
         finally:
             self._side = None
 
-    def _transfer_s(self, ask: Admission) -> float:
+    def _transfer_s(self, ask: AdmissionRequest) -> float:
         """How long the KV cache of a request has still to travel before its second token."""
         return max(0.0, self.phases.options.transfer_s_per_token * ask.prompt_tokens - ask.travelled_s)
 
-    def _pend(self, ask: Admission, now_s: float) -> Pending:
-        p = super()._pend(ask, now_s)
-        if ask.carried_tokens and not p.is_best_effort:
+    def _to_pending(self, ask: AdmissionRequest, now_s: float) -> Pending:
+        p = super()._to_pending(ask, now_s)
+        if ask.transferred_kv_tokens and not p.is_best_effort:
             make_due_earlier(p.row, self._transfer_s(ask))
         return p
 
     def _admitted(self, p: Pending, replica: VirtualReplica, now_s: float) -> Decision:
         decision = super()._admitted(p, replica, now_s)
-        if not p.ask.carried_tokens:
+        if not p.ask.transferred_kv_tokens:
             return decision
         gaps = max(1, decision.output_tokens - p.ask.emitted_tokens)
         tpot_s = decision.predicted_tpot_s + self._transfer_s(p.ask) / gaps
@@ -178,7 +179,7 @@ class DisaggregatedFleet(Fleet):
         goes_by_rule = self._side == Phase.PREFILL and not len(scores)
         return idlest(self.bank.fleet_state.replicas) if goes_by_rule else scores
 
-    def _that_prefill(self, batch: Sequence[Admission], now_s: float) -> dict[str, tuple[Admission, int]]:
+    def _that_prefill(self, batch: Sequence[AdmissionRequest], now_s: float) -> dict[str, tuple[AdmissionRequest, int]]:
         """The new requests that the prefill side is asked about: their prefill, and their predicted whole output.
 
         Room to decode each of them is reserved; best effort needs none.
@@ -189,7 +190,7 @@ class DisaggregatedFleet(Fleet):
             return {}
         found = {}
         for ask in batch:
-            if not ask.movable or ask.emitted_tokens:
+            if not ask.can_disaggregate or ask.emitted_tokens:
                 continue
             row = admission_row(ask, self.tiers.of_request(ask.slo), self.lengths, now_s)
             output_tokens = int(row["output_tokens"])
@@ -214,11 +215,11 @@ class DisaggregatedFleet(Fleet):
         self.room.reserve(self.bank, int(row["id"]), Reservation(slots[slot], slot, ready_row(row), now_s))
         return True
 
-    def _fall_back(self, p: Pending, now_s: float) -> Decision:
+    def _best_effort_or_refuse(self, p: Pending, now_s: float) -> Decision:
         """A request whose prompt is computed keeps its class: it goes to the idlest of its tier that has KV room, or
         waits for that; after ``HAND_OVER_S`` to the one with the most. To any other where its tier has none."""
-        if p.is_best_effort or not p.ask.carried_tokens:
-            return super()._fall_back(p, now_s)
+        if p.is_best_effort or not p.ask.transferred_kv_tokens:
+            return super()._best_effort_or_refuse(p, now_s)
         fleet_state = self.bank.fleet_state
         state, is_usable = fleet_state.replicas, fleet_state.replicas["is_open"] & _suits(p, fleet_state.replicas)
         if not is_usable.any():

@@ -28,7 +28,7 @@ class Bank:
             self._free = list(range(known, 2 * known))
         return self._free.pop(0)
 
-    def give_back(self, slot: int) -> None:
+    def release(self, slot: int) -> None:
         """Close a slot and forget its rows."""
         self.fleet_state.replicas[slot] = np.zeros((), dtype=self.fleet_state.replicas.dtype)
         self.fleet_state.replicas["tier"][slot] = SHARED
@@ -47,14 +47,14 @@ class Bank:
 
     def add(self, slot: int, row: np.ndarray) -> None:
         """Add one request."""
-        self.spare(1)
+        self.allocate(1)
         add_request(self.fleet_state, slot, np.atleast_1d(row)[0])
 
     def remove(self, slot: int, uid: int) -> bool:
         """Remove a request; whether it was there."""
         return bool(remove_request(self.fleet_state, slot, uid))
 
-    def spare(self, rows: int) -> None:
+    def allocate(self, rows: int) -> None:
         """See to it that every slot has room for that many more requests, and one to try with."""
         self._make_room(int(self.fleet_state.replicas["count"].max()) + rows)
 

@@ -1,7 +1,7 @@
 """How many replicas the fleet has: grows at once with demand, shrinks late, and far where demand fell far.
 
 PolyServe section 4.3 for a fleet whose size is not fixed. Pure: ``step`` gets what is known and returns what to do; a
-shell (``controller.scaler``) carries it out through Serve. What other autoscalers get wrong is a rule here:
+shell (``controller.serve_scaler``) carries it out through Serve. What other autoscalers get wrong is a rule here:
 
 - constant load does not change the size: it shrinks only to what was enough at any time of ``shrink_after_s`` with
   ``shrink_margin`` to spare, and after a shrink that had to be taken back it waits twice as long;
@@ -17,11 +17,11 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from controller.demand import plan_needs, share_budget
-from controller.history import Change, History
-from controller.role import Kind, ReplicaView, StaticRoles
-from controller.roles import DynamicRoles
-from controller.scaling import Actions, ScalingOptions, Serve, Signals
+from controller.scaling.demand import plan_needs, share_budget
+from controller.scaling.history import Change, History
+from controller.scaling.role import Kind, ReplicaView, StaticRoles
+from controller.scaling.roles import DynamicRoles
+from controller.scaling.signals import Actions, ScalingOptions, Serve, Signals
 
 MOST_PATIENCE = 16.0  # times ``shrink_after_s``
 MOST_DRAINED = 0.25  # of the fleet, that a single decision drains at most

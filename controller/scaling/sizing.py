@@ -4,9 +4,9 @@ from collections import Counter
 
 import numpy as np
 
-from controller.demand import Hardware
 from controller.fleet import Fleet
-from controller.scaling import Actions, Serve
+from controller.scaling.demand import Hardware
+from controller.scaling.signals import Actions, Serve
 
 SCALE_S = 1.0  # how often the fleet's size is decided about
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from controller.bank import Bank
+from controller.mirror.slots import Bank
 
 GRACE_S = 3.0  # between the end of a prefill, as reports show it, and the question who decodes
 
@@ -70,7 +70,7 @@ class DecodeRoom:
             reservation.needed_s = now_s
         self.held = {uid: r for uid, r in self.held.items() if r.replica in usable and now_s - r.needed_s <= GRACE_S}
 
-    def follow_heirs(self, heirs: np.ndarray) -> None:
-        """Tell requests their tiers in another table (``TierTable.heirs``)."""
+    def follow_heirs(self, tier_remap: np.ndarray) -> None:
+        """Tell requests their tiers in another table (``TierTable.tier_remap``)."""
         for reservation in self.held.values():
-            reservation.row["tier"] = heirs[reservation.row["tier"]]
+            reservation.row["tier"] = tier_remap[reservation.row["tier"]]

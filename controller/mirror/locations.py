@@ -5,11 +5,11 @@ Every row of a replica's table is noted here under that replica, and nothing els
 
 from dataclasses import dataclass, field
 
-from controller.virtual import VirtualReplica
+from controller.mirror.replica_model import VirtualReplica
 
 
 @dataclass
-class Places:
+class RequestLocations:
     """The holder of each request, by uid; a request has one at a time."""
 
     replicas: dict[str, VirtualReplica]  # the fleet's own
@@ -18,7 +18,7 @@ class Places:
     def __contains__(self, uid: int) -> bool:
         return uid in self._where
 
-    def settle(self, uid: int, replica: VirtualReplica, now_s: float) -> None:
+    def reconcile(self, uid: int, replica: VirtualReplica, now_s: float) -> None:
         """A request was given to a replica, which will hear of it."""
         replica.note_reserved(uid, now_s)
         self._where[uid] = replica.name

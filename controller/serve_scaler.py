@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 
-from controller.scaling import Serve
+from controller.scaling.signals import Serve
 
 logger = logging.getLogger("polyslo.scaler")
 
