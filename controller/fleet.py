@@ -99,7 +99,8 @@ class Fleet:
         self.unplaced.follow_heirs(tier_remap)
 
     def note_failed(self, replica: str, now_s: float) -> None:
-        """A door saw this replica fail: no new requests until it is reborn or reports that its engine goes on."""
+        """An ingress reported that this replica failed: no new requests until it is reborn or reports that its engine
+        goes on."""
         if replica in self.replicas:
             self.replicas[replica].suspect_s = now_s
 

@@ -27,7 +27,7 @@ LIMITS = np.dtype(
 
 
 SLACK_MARGIN_PER_ERROR = (
-    16.0  # slack margin of live engines and their replicas per mean relative error of the predictions
+    16.0  # slack margin per mean relative error of the predictions, in engines and in the controller's models of them
 )
 MAX_SLACK_MARGIN = 5.0
 

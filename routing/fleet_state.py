@@ -48,11 +48,11 @@ REPLICA_STATE = np.dtype(
 
 
 class FleetState(NamedTuple):
-    """All replicas' replicas; ``tables[r, : replicas[r]["count"]]`` are the requests of replica r."""
+    """State of all replicas; ``tables[r, : replicas[r]["count"]]`` are the requests of replica r."""
 
     replicas: np.ndarray  # REPLICA_STATE[R]
     tables: np.ndarray  # REQUEST[R, slots]
-    forecasts: np.ndarray  # FORECAST[R, slots], of the last replay
+    forecasts: np.ndarray  # FORECAST[R, slots], of the last forecast
     coefs: np.ndarray  # f8[R, COEFFICIENTS], by which replicas move on
     pessimistic_coefs: np.ndarray  # f8[R, COEFFICIENTS], by which promises are made
     limits: np.ndarray  # LIMITS[R]

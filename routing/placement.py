@@ -46,12 +46,12 @@ class CandidateOrder(NamedTuple):
     max_hops: int  # exact checks
 
 
-NO_SCORES = np.zeros((0, 0))  # scores where none are said: the rule holds
+NO_SCORES = np.zeros((0, 0))  # none are given: ``score_kind`` decides
 
 PLACEMENT = np.dtype(
     [
         ("replica", "i4"),
-        ("reason", "i4"),  # planning.admission.REASONS
+        ("reason", "i4"),  # planning.admission.plan.REASONS
         ("hops", "i4"),  # replicas that were checked exactly
         ("first_s", "f8"),  # predicted time of the first token
         ("tpot_s", "f8"),
@@ -146,7 +146,7 @@ def _next_candidate(
     last: int,
 ) -> tuple[int, int]:
     """Untried replica to check after ``last`` refused: the best scored of the first group that passes the quick check,
-    and the last objection. A replica is checked only if it would be preferred to the best so far."""
+    and the last objection. A replica is checked only if it ranks before the best so far."""
     best, best_group, best_score, objection = NOWHERE, 0, 0.0, TTFT
     bound = _bound(fleet, row, order, is_tried, last)
     last_group = tier_distance(fleet.replicas[last]["tier"], row["tier"]) if last != NOWHERE else 0

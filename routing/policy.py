@@ -40,7 +40,7 @@ class RoutingPolicy(Protocol):
 
         Closed replicas are passed over whatever is said of them. An empty answer leaves it to ``score_kind`` at the
         time of placement. Where admission is checked, replicas are tried group by group
-        (``routing.placement.tier_distance``) and by preference inside a group; ``turn`` counts the requests routed so
+        (``routing.placement.tier_distance``) and by score inside a group; ``turn`` counts the requests routed so
         far.
         """
         ...
@@ -93,7 +93,7 @@ def make_routing(name: str) -> RoutingPolicy:
 
 
 def best_scored(replicas: np.ndarray, scores: np.ndarray) -> int:
-    """The open replica that is wanted most, ties to the lower position; -1 where none is wanted at all."""
+    """The open replica with the highest score, ties to the lower position; -1 where all scores are -inf."""
     scores = np.where(replicas["is_open"], scores if len(scores) else replicas["load"], -np.inf)
     best = int(np.argmax(scores)) if len(scores) else -1
     return best if best >= 0 and scores[best] > -np.inf else -1

@@ -1,4 +1,4 @@
-"""How much a request wants a replica by the replica's cached sums alone, at the moment of its placement. Kernels.
+"""A request's score for each replica from the replica's cached sums alone, at the time of placement. Kernels.
 
 Two rules. ``MOST_LOADED`` makes the load gradient of PolyServe section 4.2. ``LEAST_ADDED`` puts the request where the
 fleet's congestion, the sum of all squared loads, grows least: loads are kept even, and a request that is tighter than
@@ -23,7 +23,7 @@ PROMPTS_DUE_S = 0.5  # prompt tokens that wait count as if they were due in so l
 def score_replica(
     coef: Coefficients, limits: np.void, replica: np.void, row: np.void, now_s: float, score_kind: int
 ) -> float:
-    """How much the request (REQUEST) wants the replica (REPLICA) under ``score_kind``; more is better."""
+    """Score of the replica (REPLICA_STATE) for the request (REQUEST) under ``score_kind``; higher is better."""
     if score_kind == MOST_LOADED:
         return float(replica["load"])
     prompt_share = replica["prompt_token_s"] / PROMPTS_DUE_S
@@ -35,7 +35,8 @@ def score_replica(
 
 @njit(cache=True)
 def _load_with(coef: Coefficients, limits: np.void, replica: np.void, row: np.void, now_s: float) -> float:
-    """The replica's load once it decodes the request too, at the pace of the tightest (``fleet.recompute_load``)."""
+    """The replica's load once it decodes the request too, at the pace of the tightest
+    (``routing.fleet_state.recompute_load``)."""
     own_s = max(SHORTEST_S, effective_tpot_s(row, max(now_s, replica["free_at_s"])))
     step_s = max(SHORTEST_S, min(replica["pace_s"], own_s, limits["max_iteration_s"]))
     token_rate = replica["token_rate"] + 1.0 / own_s

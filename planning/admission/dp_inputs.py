@@ -1,6 +1,7 @@
 """What the DP is asked about a replica, and its answer.
 
-Accepting is proposed here by budgets between deadlines; whether it holds is for a forecast to say (``choice``).
+Accepting is proposed here by budgets between deadlines; whether it holds is for a forecast to say
+(``planning.admission.search``).
 """
 
 import math

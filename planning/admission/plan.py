@@ -28,7 +28,7 @@ class AdmitReason(StrEnum):
     DISPLACED = "displaced"  # a set worth more was chosen over it
 
 
-REASONS = tuple(AdmitReason)  # by the codes of planning.choice
+REASONS = tuple(AdmitReason)  # by the codes of planning.admission.search
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class AdmissionPlan:
     """Which of the new requests are admitted and what to expect; arrays have one entry per new request."""
 
     accepted: np.ndarray  # bool
-    predicted_ttft_s: np.ndarray  # from arrival; inf when refused and not foreseen
+    predicted_ttft_s: np.ndarray  # from arrival; inf when refused and not forecast
     predicted_tpot_s: np.ndarray
     reasons: tuple[AdmitReason, ...]
     displaced: np.ndarray  # bool, one entry per running request: lost its promise

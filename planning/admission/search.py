@@ -15,7 +15,7 @@ from planning.forecast.rollout import FORECAST, TOLERANCE_S, forecast_requests
 from planning.tables import RequestTable
 from profiles.kernels import Coefficients
 
-# Reasons in kernels: positions in planning.admission.REASONS.
+# Reasons in kernels: positions in planning.admission.plan.REASONS.
 ADMITTED, TTFT, TPOT, DEADLINE, BREAKS, KV_FULL, DISPLACED = range(7)
 EXHAUSTIVE = 3  # so few open requests are chosen by trying every set
 

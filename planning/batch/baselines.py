@@ -1,7 +1,7 @@
 """Batch policies without a model of time: serve in a fixed order until a token budget is spent.
 
 The usual schedulers of the field, for comparison: arrival order (vLLM), decodes first in a fixed chunk (Sarathi-Serve),
-earliest deadline first, shortest job first. Same signature as ``planning.batch.form_batch``; the budget is
+earliest deadline first, shortest job first. Same signature as ``planning.batch.slo.form_batch``; the budget is
 ``limits["max_batch_tokens"]``.
 """
 

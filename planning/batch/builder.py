@@ -19,7 +19,7 @@ class BatchBuilder(NamedTuple):
     table: RequestTable  # REQUEST[rows]; only read
     now_s: float  # start of the iteration
     kind: np.ndarray  # i8[rows], class of each request
-    counts: np.ndarray  # i8[IDLE + 1], rows of each kind
+    counts: np.ndarray  # i8[IDLE + 1], rows of each class
     slack_s: np.ndarray  # f8[rows]
     free: np.ndarray  # i8[2]
     composition: np.ndarray  # f8[5]
@@ -29,7 +29,7 @@ class BatchBuilder(NamedTuple):
 
 @njit(cache=True)
 def classify_requests(builder: BatchBuilder) -> None:
-    """Sort the requests into kinds, measure their slack and what the engine has left; empties the batch."""
+    """Classify the requests, measure their slack and what the engine has left; empties the batch."""
     engine, table, now_s = builder.engine, builder.table, builder.now_s
     coef, limits, kind, counts, slack_s = engine.coef, engine.limits, builder.kind, builder.counts, builder.slack_s
     free, tokens_out, block_tokens = builder.free, builder.tokens_out, limits["block_tokens"]
@@ -48,7 +48,7 @@ def classify_requests(builder: BatchBuilder) -> None:
 
 @njit(cache=True)
 def _may_yield(builder: BatchBuilder, i: int, rank: int) -> bool:
-    """Whether request ``i`` holds KV, is not in the batch and is of kind ``rank`` or less entitled."""
+    """Whether request ``i`` holds KV, is not in the batch and is of class ``rank`` or a less entitled one."""
     return builder.table[i]["running"] and builder.tokens_out[i] == 0 and rank <= builder.kind[i] < IDLE
 
 
@@ -84,7 +84,8 @@ def free_after_preemption(builder: BatchBuilder, rank: int) -> np.ndarray:
 
 @njit(cache=True)
 def reserve_with_preemption(builder: BatchBuilder, i: int, tokens: int, rank: int) -> bool:
-    """Reserve room for ``tokens`` of request ``i``; preempts kinds ``rank`` and beyond, but never in vain."""
+    """Reserve room for ``tokens`` of request ``i``; preempts class ``rank`` and less entitled ones, but never in
+    vain."""
     table, block_tokens = builder.table, builder.engine.limits["block_tokens"]
     builder.tokens_out[i] = tokens  # not its own victim
     if not reserve(table[i], tokens, block_tokens, free_after_preemption(builder, rank)):
@@ -107,7 +108,7 @@ def _by_work(table: RequestTable, rows: np.ndarray) -> np.ndarray:
 
 @njit(cache=True)
 def rows_of(builder: BatchBuilder, kind: int) -> np.ndarray:
-    """Rows of one kind in table order."""
+    """Rows of one class, in table order."""
     kinds, rows, count = builder.kind, np.empty(builder.counts[kind], dtype=np.int64), 0
     for i in range(len(kinds)):
         if kinds[i] == kind:
@@ -118,7 +119,7 @@ def rows_of(builder: BatchBuilder, kind: int) -> np.ndarray:
 
 @njit(cache=True)
 def by_slack(builder: BatchBuilder, kind: int) -> np.ndarray:
-    """Rows of one kind, least slack first; ties by work to do, then by id, so that table order decides nothing."""
+    """Rows of one class, least slack first; ties by work to do, then by id, so that table order decides nothing."""
     table, slack_s, rows, first = builder.table, builder.slack_s, rows_of(builder, kind), 0
     rows = rows[np.argsort(slack_s[rows], kind="mergesort")] if len(rows) > 1 else rows
     for end in range(1, len(rows) + 1):

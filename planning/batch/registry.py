@@ -1,7 +1,7 @@
-"""The batch policies by name: one table for the engine, the controller and the simulator.
+"""The batch policies by name, for engines and the simulator. The controller forecasts with ``slo`` alone.
 
 A policy is a kernel with the signature of ``planning.batch.slo.form_batch``. To add one, write the kernel in a file of
-this folder, then add a line to ``POLICIES`` and one to ``form``.
+this folder and import it here; append a ``BatchPolicy``, its code and a branch of ``form``.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ class BatchPolicy:
     is_live: bool = True  # selectable in engines, not only in the simulator
 
 
-# The position of a policy is its code in kernels; ``form`` has one branch for each, in the same order.
+# The position of a policy is its code in kernels; ``form`` has a branch for each.
 POLICIES = (
     BatchPolicy("slo", form_batch, plans_drafts=True, plans_ahead=True),
     BatchPolicy("vllm", form_arrival_order),
@@ -94,6 +94,8 @@ def form(
         return form_earliest_deadline_first(engine, table, now_s, tokens_out)
     if policy == EDF_SHED:
         return form_deadline_sized(engine, table, now_s, tokens_out)
+    if policy == SJF:
+        return form_shortest_job_first(engine, table, now_s, tokens_out)
     if policy == PREFILL:
         return form_prefill_batch(engine, table, now_s, tokens_out)
-    return form_shortest_job_first(engine, table, now_s, tokens_out)
+    raise ValueError("a batch policy without a branch")

@@ -13,7 +13,7 @@ from planning.engine import EngineModel
 from planning.tables import RequestTable
 from profiles.kernels import max_prefill_tokens
 
-FILLER_S = 0.05  # iterations without a waiting prompt that has an objective are no longer than this
+NO_PREFILL_S = 0.05  # iterations without a waiting prompt that has an objective are no longer than this
 
 
 @njit(cache=True)
@@ -88,8 +88,8 @@ def form_deadline_sized(
             keys[i] = 0.0 if slack_s[i] < horizon_s else 2.0
         else:
             keys[i] = 1.0
-    # The first prompt's token must not wait for what is placed behind it; filler must not keep newcomers waiting.
-    limit_s = min(limit_s, prefill_s if prefill_s < math.inf else FILLER_S)
+    # The first prompt's token must not wait for what is placed behind it; best-effort work must not delay newcomers.
+    limit_s = min(limit_s, prefill_s if prefill_s < math.inf else NO_PREFILL_S)
     chunk = max_prefill_tokens(
         engine.coef, limit_s, everyone[TOKENS], everyone[KV], 0.0, everyone[SEQUENCES], 0.0, cached
     )

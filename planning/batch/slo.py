@@ -1,4 +1,4 @@
-"""One iteration: which tokens of which request, for how long. One function for the engine, its mirror and its model.
+"""One iteration: which tokens of which request, and how long it takes. Engine, controller and simulator share it.
 
 SLOs-Serve algorithm 2 with dynamic size, over DSLO deadlines: the batch is the largest that keeps every running decode
 on time, even if it takes longer than predicted by the slack margin. Decodes that would be late in the next iteration
@@ -47,7 +47,7 @@ from planning.forecast.lockstep import DECODE_STATE, fill_decode_state, run_lock
 from planning.tables import RequestTable
 from profiles.kernels import iteration_s, max_prefill_tokens
 
-# How far the prefills of a kind were served.
+# How far the prefills of a class were served.
 ALL_SERVED, OUT_OF_ROOM, OUT_OF_TIME = range(3)
 
 
@@ -96,7 +96,7 @@ def _take_decodes(builder: BatchBuilder, limit_s: float, rank: int, rows: np.nda
 
 @njit(cache=True)
 def _take_prefills(builder: BatchBuilder, limit_s: float, rank: int, kind: int) -> tuple[float, int]:
-    """Add prefill chunks of one kind by deadline; returns the iteration's limit after it and how far they were served.
+    """Add prefill chunks of one class by deadline; returns the iteration's limit after it and how far they were served.
 
     A first token must not wait for what is placed behind it beyond its own deadline less the slack margin: the limit
     falls to that.

@@ -55,7 +55,7 @@ def _prefill_rate(
 def plan_speculation(
     engine: EngineModel, levels: np.ndarray, counts: np.ndarray, max_drafts: int, drafts: np.ndarray
 ) -> float:
-    """Fill ``drafts`` (i8[L]) in for ``counts`` decodes of each level (LEVEL[L]); returns the step in seconds.
+    """Fill ``drafts`` (i8[L]) in for ``counts`` decodes of each level (TPOT_LEVEL[L]); returns the step in seconds.
 
     Levels without decodes ask for nothing. With no room for prefill at any length, decodes run without drafts.
     """

@@ -117,11 +117,11 @@ def _at_start(engine: EngineModel, decodes: np.ndarray, start_s: float) -> Sums:
 
 @njit(cache=True)
 def run_edf(engine: EngineModel, decodes: np.ndarray, start_s: float) -> tuple[float, float]:
-    """Run ``decodes`` (TAIL[n]) by deadline from ``start_s``; fills margins and finish times in.
+    """Run ``decodes`` (DECODE_STATE[n]) by deadline from ``start_s``; fills margins and finish times in.
 
     Returns the least margin in seconds, below zero by the work that is late, and the peak of KV tokens held (rounded up
-    to blocks for each request) if every token comes when it is due. A tail without objective yields to the others, and
-    nothing is forecast of it. O(n log n).
+    to blocks for each request) if every token comes when it is due. A decode without objective yields to the others,
+    and nothing is forecast of it. O(n log n).
     """
     coef, limits = engine.coef, engine.limits
     count, sums = len(decodes), _at_start(engine, decodes, start_s)

@@ -41,7 +41,7 @@ def accepted_tokens(draft_tokens: int, acceptance: float) -> float:
 
 @njit(cache=True)
 def fill_decode_state(decode: np.void, row: np.void, now_s: float, acceptance: float) -> None:
-    """Describe one decoding request as a line of the tail."""
+    """Describe one decoding request as a ``DECODE_STATE`` record."""
     gain = accepted_tokens(row["spec_tokens"], acceptance)
     decode["steps"] = math.ceil(remaining_tokens(row) / gain - 1e-9)
     decode["step_tokens"] = 1 + row["spec_tokens"]

@@ -30,7 +30,7 @@ MAX_STEPS = 20_000  # iterations of one rollout; a backlog longer than that is u
 # What a rollout forecasts of a request.
 FORECAST = np.dtype(
     [
-        ("first_s", "f8"),  # when its next first token comes (a running decode: its next token); inf: not foreseen
+        ("first_s", "f8"),  # when its next first token comes (a running decode: its next token); inf: not forecast
         ("finish_s", "f8"),  # when its last predicted token comes
         ("tpot_s", "f8"),  # mean pace between the two
         ("margin_s", "f8"),  # least time to spare over all tokens and the deadline; inf without objective
@@ -232,8 +232,8 @@ def forecast_requests(
     now_s, worst_s = _forecast_prefills(engine, copy, start_s, least_s, MAX_STEPS, forecast)
     worst_s, peak_tokens = min(worst_s, late_s), 0.0
     if worst_s >= least_s:
-        tail_worst_s, peak_tokens = _forecast_decodes(engine, copy, now_s, forecast)
-        worst_s = min(worst_s, tail_worst_s)
+        decode_worst_s, peak_tokens = _forecast_decodes(engine, copy, now_s, forecast)
+        worst_s = min(worst_s, decode_worst_s)
     for i in range(len(table)):
         tokens = max(1, remaining_tokens(table[i]) - 1)
         row_forecast = forecast[i]

@@ -1,19 +1,21 @@
 """What objective a request asks for, from its headers, its JSON body and the tier table. Pure; no HTTP types.
 
 Each meaning has several carriers. All that are present must be well formed; the first in the order below counts.
-Headers are in milliseconds, bare body keys in seconds.
+Headers and ``slo.*_ms`` are in milliseconds, the other body keys in seconds.
 
 ==================  ===================================================================================
 time to first       ``x-slo-ttft-ms``, ``x-llm-d-slo-ttft-ms``, ``slo.ttft_ms``, ``target_ttft``
 time per token      ``x-slo-tpot-ms``, ``x-llm-d-slo-tpot-ms``, ``slo.tpot_ms``, ``target_tbt``
 end to end          ``x-slo-e2e-ms``, ``slo.e2e_ms``, ``deadline``
 give up waiting     ``slo.max_wait_ms``, ``waiting_time``
+program             ``slo.program``: see ``serving.request.program``
 tier                ``service_tier``, ``x-slo-tier``, ``slo.tier``, ``x-llm-d-inference-objective``
 ==================  ===================================================================================
 
 A named tier gives the bounds that are not stated as figures. Figures without a tier stand alone, what is not stated is
 unbounded, and the request is binned: the loosest tier not looser than its TPOT (PolyServe section 4.1). With a deadline
-that is preliminary: the controller bins by the pace that the predicted output needs. Neither: the default tier.
+that is preliminary: the controller bins by the pace that the predicted output needs. With neither a tier nor figures,
+the default tier applies.
 """
 
 import re

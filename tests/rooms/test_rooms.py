@@ -25,7 +25,7 @@ ADAPTERS = {  # package -> the modules that may know it
     "vllm": r"replicas\.vllm_\w+|serving\.(config|ingress|loadgen)\.vllm_\w+|serving\.cli\.bench"
     r"|replicas\.(profiling|timed_executor)",
     "torch": r"replicas\.(vllm_(executor|kv_files)|profiling|timed_executor)",
-    "ray": r"controller\.(actor|scaler)|replicas\.(deployment|pinned_router|reporter)"
+    "ray": r"controller\.(actor|serve_scaler)|replicas\.(deployment|pinned_router|reporter)"
     r"|serving\.(app|launch\.(dashboard|launch|local_ray)|dispatch\.transport|config\.serve_schema)",
     "ray.serve.request_router": r"replicas\.pinned_router",  # an alpha API of Serve's
 }
