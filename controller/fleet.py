@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from controller import placement as placing
+from controller import placement
 from controller.binning import in_own_tier
 from controller.groups import decide_together, of_groups
 from controller.mirror.lengths import LengthEstimator
@@ -132,12 +132,12 @@ class Fleet:
         for ask in batch:
             pending.append(p := self._to_pending(ask, now_s))
             if not checks and not p.is_best_effort:
-                placing.place_without_check(self.bank, p, self.affinity.weight, now_s)
+                placement.place_without_check(self.bank, p, self.affinity.weight, now_s)
         asking, together = of_groups([p for p in pending if checks and not p.is_best_effort])
         slots, hops = {name: replica.slot for name, replica in self.replicas.items()}, self.options.max_hops
         requests = [*asking, *(group[0] for group in together)]
         self.unplaced.returns.receive(self.bank, requests, self.waiting, now_s)
-        placing.place_each(self.bank, asking, self.affinity.weight, self.allocation, slots, now_s, hops)
+        placement.place_each(self.bank, asking, self.affinity.weight, self.allocation, slots, now_s, hops)
         fall_back, names = (
             partial(self._best_effort_or_refuse, now_s=now_s),
             {r.slot: r for r in self.replicas.values()},
@@ -208,10 +208,10 @@ class Fleet:
             return self._unplaced(p, Verdict.PENDING, pause_s)
         if refuses:
             return self._unplaced(p, Verdict.REFUSED, self.unplaced.tell_s(self.bank, p, now_s))
-        places = placing.best_effort_places(self.bank, self.options.best_effort_backlog)
+        places = placement.best_effort_places(self.bank, self.options.best_effort_backlog)
         if p.is_new and is_any_open and (wait_s := self.unplaced.line_s(p, int(places.sum()), now_s)) > 0.0:
             return self._unplaced(p, Verdict.PENDING, wait_s)
-        slot = placing.idlest_slot(self.bank, p, places > 0 if p.is_new else places >= 0)
+        slot = placement.idlest_slot(self.bank, p, places > 0 if p.is_new else places >= 0)
         if slot < 0 and asked_best_effort and self._cold_start_possible(p, now_s):
             return self._unplaced(p, Verdict.PENDING, ASK_AGAIN_S[1])
         self.unplaced.leave(int(p.row["id"]))
@@ -239,7 +239,7 @@ class Fleet:
         """How long a request that does not fit now should wait before it asks again; 0 when it is too late for that."""
         if not self.options.pending or not self.bank.fleet_state.replicas["is_open"].any():
             return 0.0
-        return self.unplaced.ask(p, now_s, lambda: placing.latest_start_s(self.bank, p.row, now_s)).pause_s(now_s)
+        return self.unplaced.ask(p, now_s, lambda: placement.latest_start_s(self.bank, p.row, now_s)).pause_s(now_s)
 
     def _cold_start_possible(self, p: Pending, now_s: float) -> bool:
         """Whether a replica may still come for a request that found none: one is started where all were stopped."""

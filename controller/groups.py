@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from controller import placement as placing
+from controller import placement
 from controller.mirror.slots import Bank
 from controller.placement import Pending
 from controller.scaling.allocation import Allocation
@@ -64,12 +64,12 @@ def _place(
         failed = None
         for start in range(0, len(group), CHUNK):
             chunk = group[start : start + CHUNK]
-            placing.place_admitted(bank, chunk, now_s, max_hops)
+            placement.place_admitted(bank, chunk, now_s, max_hops)
             if failed := next((p for p in chunk if p.slot == NOWHERE), None):
                 break
         if failed is None:
             return
-        placing.recruit_replica(bank, [failed], allocation, slots, now_s, max_hops)
+        placement.recruit_replica(bank, [failed], allocation, slots, now_s, max_hops)
     _object(group, failed.reason)
 
 

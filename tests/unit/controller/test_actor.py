@@ -84,7 +84,7 @@ def run(scenario: Callable[[Controller], Awaitable[None]], monkeypatch: pytest.M
 def test_no_error_ends_it(error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(controller: Controller) -> None:
         serve, state = FakeServe(2), fleet()
-        controller.serve_scaler, controller.fleet, scaler = serve, state, state.allocation.autoscaler
+        controller.scaler, controller.fleet, scaler = serve, state, state.allocation.autoscaler
         assert scaler is not None
         await until(lambda: scaler.target == 2)
         serve.answer = error
@@ -104,7 +104,7 @@ def test_a_table_may_turn_roles_on_while_a_replica_is_being_removed(monkeypatch:
     async def scenario(controller: Controller) -> None:
         state = controller.fleet = fleet(shrink_after_s=0.0, shrink_cooldown_s=0.0)
         state.allocation.roles.drain("b", 0.0, "asked")
-        serve = controller.serve_scaler = FakeServe(2, on_remove=lambda: state.set_tiers(table(2, low=1), 0.0))
+        serve = controller.scaler = FakeServe(2, on_remove=lambda: state.set_tiers(table(2, low=1), 0.0))
         await controller._carry_out(Actions(remove=("b",)), serve)
         assert state.allocation.is_dynamic
         assert list(state.replicas) == ["a"]

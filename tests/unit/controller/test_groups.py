@@ -3,8 +3,7 @@
 import msgspec
 import pytest
 
-from controller import groups
-from controller import placement as placing
+from controller import groups, placement
 from controller.fleet import Fleet
 from protocol.messages import Verdict
 from tests.fleet_cases import FLEX, LOOSE, TIGHT, ask, fleet, group, report
@@ -67,7 +66,7 @@ def test_none_waits_where_the_first_goes_best_effort() -> None:
 
 
 def test_what_the_sums_deny_is_not_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placing, "place", lambda *_: pytest.fail("searched"))
+    monkeypatch.setattr(placement, "place", lambda *_: pytest.fail("searched"))
     assert {d.verdict for d in up().admit(group(LOOSE, 20), 0.0)} == {Verdict.REFUSED}
 
 
@@ -102,18 +101,20 @@ def test_work_for_a_group_that_is_refused_does_not_grow_with_its_size(
 ) -> None:
     """1,000 sequences took 9 s of the controller, which looked for each of them and asked when it would fit."""
     looked: list[int] = []
-    place = placing.place
+    place = placement.place
 
     def counted(fleet_state, rows, *arguments: object) -> None:  # type: ignore[no-untyped-def]
         looked.append(len(rows))
         place(fleet_state, rows, *arguments)
 
-    monkeypatch.setattr(placing, "place", counted)
+    monkeypatch.setattr(placement, "place", counted)
     monkeypatch.setattr(groups, "most_sequences", lambda *_, **__: count)  # nothing is known beforehand
     fallen: list[str] = []
     served = up()
     fall_back = served._best_effort_or_refuse
-    monkeypatch.setattr(served, "_fall_back", lambda p, now_s: [fallen.append(p.tier), fall_back(p, now_s)][1])
+    monkeypatch.setattr(
+        served, "_best_effort_or_refuse", lambda p, now_s: [fallen.append(p.tier), fall_back(p, now_s)][1]
+    )
     assert {d.verdict for d in served.admit(group(LOOSE, count), 0.0)} == {Verdict.REFUSED}
     assert sum(looked) <= 2 * groups.CHUNK
     assert len(fallen) == 1
