@@ -1,4 +1,4 @@
-"""The controller as a named detached Ray actor: receive, decide, answer. It and ``serve_scaler`` know Ray and the clock.
+"""The controller as a named detached Ray actor: receive, decide, answer. It and ``serve_scaler`` know Ray and a clock.
 
 Its state is soft. Killed, it comes back empty, is told the tier table by the doors (which ping it) and the rest by the
 replicas' reports, which come several times a second; requests wait a second for them at most.
