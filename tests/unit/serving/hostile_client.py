@@ -72,7 +72,12 @@ def _logprobs(tokens: list[int], asked: int) -> LogprobsLists:
 
 
 def _prompt(tokens: int, asked: int) -> LogprobsTensors:
-    return LogprobsTensors(*map(torch.from_numpy, _columns(np.full(tokens, 5), asked)))
+    return LogprobsTensors(*map(_tensor, _columns(np.full(tokens, 5), asked)))
+
+
+def _tensor(column: np.ndarray) -> torch.Tensor:
+    """As engines make it: contiguous where it is empty too (a prompt of one token), or vLLM cannot encode it."""
+    return torch.zeros(column.shape, dtype=torch.from_numpy(column).dtype).copy_(torch.from_numpy(column))
 
 
 def _columns(tokens: np.ndarray, asked: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
