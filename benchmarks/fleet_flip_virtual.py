@@ -21,11 +21,11 @@ from controller.scaling.tiers import Tier, TierTable
 from profiles.profile import Profile
 from profiles.store import load_profile
 from serving.loadgen.trace import Trace, read_trace
-from simulation.fleet import FleetDispatch
-from simulation.jobs import make_jobs
-from simulation.loop import Simulation
-from simulation.systems import System as Engines
-from simulation.workloads import Change, ServiceClass, draw_classes, set_classes
+from simulation.core.jobs import make_jobs
+from simulation.core.loop import Simulation
+from simulation.dispatchers.live_fleet import ControllerDispatcher
+from simulation.studies.systems import System as Engines
+from simulation.workloads.settings import ShareChange, ServiceClass, draw_classes, set_classes
 
 ATTAINED = 0.9
 LENGTH_SCALE, IDLE_S, MAX_HOPS = 0.25, 3.0, 8  # as in ``fleet_flip``
@@ -96,7 +96,7 @@ def requests(trace: Trace, duration_s: float, tight_ms: float, seed: int) -> tup
         )
         for tier, share in zip(tiers_at(tight_ms), before, strict=True)
     ]
-    change = Change(1.0 - float(is_after.mean()), after)
+    change = ShareChange(1.0 - float(is_after.mean()), after)
     set_classes(jobs, classes, draw_classes(np.random.default_rng(seed), count, classes, [change]))
     return jobs, is_after
 
@@ -113,7 +113,7 @@ def run(
     )  # fmt: skip
     options = FleetOptions(max_hops=MAX_HOPS, seed=seed, allocation=AllocationOptions(idle_s=IDLE_S), **how.fleet)
     table = tier_table(system, jobs, tight_ms)
-    simulation = Simulation(jobs, engines.engines(profile, seed), FleetDispatch(profile, table, options))
+    simulation = Simulation(jobs, engines.engines(profile, seed), ControllerDispatcher(profile, table, options))
     simulation.run()
     attains = ~simulation.records["missed"] & (simulation.records["late_tokens"] == 0)
     return {
@@ -125,7 +125,7 @@ def run(
 
 
 def tier_table(system: str, jobs: np.ndarray, tight_ms: float) -> TierTable:
-    """The tiers under the names by which ``FleetDispatch`` asks; lengths are known by the mean of all requests."""
+    """The tiers under the names by which ``ControllerDispatcher`` asks; lengths are known by the mean of all requests."""
     output_tokens, stated = int(jobs["output_tokens"].mean()), SYSTEMS[system].tier
     made = [
         Tier(

@@ -23,11 +23,11 @@ from controller.scaling.tiers import Tier, TierTable
 from profiles.store import load_profile
 from protocol.messages import Decision, Verdict
 from serving.ingress.errors import RETRY_AFTER_CAP_S, retry_after_s
-from simulation.fleet import FleetDispatch
-from simulation.jobs import make_jobs
-from simulation.loop import Simulation
-from simulation.systems import System
-from simulation.workloads import ServiceClass, draw_classes, set_classes
+from simulation.core.jobs import make_jobs
+from simulation.core.loop import Simulation
+from simulation.dispatchers.live_fleet import ControllerDispatcher
+from simulation.studies.systems import System
+from simulation.workloads.settings import ServiceClass, draw_classes, set_classes
 
 PROFILE, REPLICAS, MAX_RUNNING = "a100_sxm__llama-3.1-8b", 4, 128
 CLASSES = (ServiceClass("interactive", 0.5, 0.5, 0.05), ServiceClass("standard", 0.5, 2.0, 0.1))
@@ -45,7 +45,7 @@ class Trial:
 
 
 @dataclass
-class RetryDispatch(FleetDispatch):
+class RetryDispatch(ControllerDispatcher):
     """A fleet whose refused clients come back exactly when told, each time as a new request with the same prompt."""
 
     until_s: float = 0.0  # nobody comes back later

@@ -5,9 +5,9 @@ import numpy as np
 from profiles.kernels import COEFFICIENTS
 from profiles.profile import Profile
 from profiles.store import load_profile
-from simulation.jobs import make_jobs
-from simulation.loop import Simulation
-from simulation.systems import PLANNER, System
+from simulation.core.jobs import make_jobs
+from simulation.core.loop import Simulation
+from simulation.studies.systems import PLANNER, System
 
 STOCK = System("vllm", "vllm", token_budget=2048)
 
@@ -49,4 +49,4 @@ def constant_time(simulation: Simulation, seconds: float) -> None:
     """Make every iteration take exactly ``seconds``, whatever is in it."""
     coefficients = np.zeros(COEFFICIENTS)
     coefficients[1] = coefficients[3] = seconds
-    simulation.engines.coefs[:] = simulation.engines.believed[:] = coefficients
+    simulation.engines.coefs[:] = simulation.engines.planner_coefs[:] = coefficients

@@ -12,13 +12,13 @@ from controller.options import FleetOptions
 from profiles.profile import Profile
 from routing.policy import make_routing, routing_names
 from serving.config.base import ConfigError, Section
-from simulation import arrivals
-from simulation.jobs import NO_EDGES
-from simulation.lengths import from_statistics
-from simulation.scenarios import CODE, CONV, SCENARIOS, make_scenario
-from simulation.systems import BASELINES, PLANNER, FleetOf, System
-from simulation.traces import Trace, read_trace
-from simulation.workloads import Change, ServiceClass, closed_loop, from_trace, open_loop, read_calls
+from simulation.core.jobs import NO_EDGES
+from simulation.studies.systems import BASELINES, PLANNER, FleetOf, System
+from simulation.workloads import arrivals
+from simulation.workloads.lengths import from_statistics
+from simulation.workloads.scenarios import CODE, CONV, SCENARIOS, make_scenario
+from simulation.workloads.settings import ShareChange, ServiceClass, closed_loop, from_trace, open_loop, read_calls
+from simulation.workloads.traces import Trace, read_trace
 
 SYSTEMS = {system.name: system for system in (PLANNER, *BASELINES)}
 BALANCERS = tuple(name for name in routing_names() if not make_routing(name).checks_admission)
@@ -162,7 +162,7 @@ def make_jobs(
         name, requests = scenario.workload.slos_serve, scenario.requests
         return make_scenario(name, shapes, profile.coefficients, rate, requests, seed), NO_EDGES
     classes = [section.to_class() for section in scenario.classes]
-    changes = [Change(section.at, tuple(section.shares)) for section in scenario.changes]
+    changes = [ShareChange(section.at, tuple(section.shares)) for section in scenario.changes]
     streams = np.random.default_rng(seed).spawn(2)
     if trace is not None and scenario.workload.closed_loop:
         calls, sessions = read_calls(trace_path(scenario.workload.trace, traces), trace), scenario.requests

@@ -21,14 +21,14 @@ from serving.cli import scenario as scenarios
 from serving.cli import simulate_plots
 from serving.cli.reproduce import run_experiment
 from serving.tables import table_console
-from simulation.capacity import median_and_spread
+from simulation.core.loop import Dispatcher, Simulation
+from simulation.core.metrics import Window, summarize
+from simulation.core.prefix_cache import PrefixCache
+from simulation.dispatchers.placement import KernelDispatcher, BalancerDispatcher
 from simulation.experiments.registry import experiment, experiment_names
-from simulation.loop import Dispatcher, Simulation
-from simulation.metrics import Window, summarize
-from simulation.placement import PlacedFleet, Routed
-from simulation.planning_ahead import replicas_needed
-from simulation.prefix_cache import PrefixCache
-from simulation.traces import Trace
+from simulation.studies.capacity import median_and_spread
+from simulation.studies.sizing import replicas_needed
+from simulation.workloads.traces import Trace
 
 console = table_console(0)
 DEFAULT_TRACES = Path("../shared/traces")
@@ -88,8 +88,8 @@ def _dispatcher(
     if asked.replicas == 1:
         return system.dispatcher(profile, jobs, seed)
     if asked.routing == "kernel" and system.admits:
-        return PlacedFleet()
-    return Routed("round_robin" if asked.routing == "kernel" else asked.routing, seed)
+        return KernelDispatcher()
+    return BalancerDispatcher("round_robin" if asked.routing == "kernel" else asked.routing, seed)
 
 
 def _run(
@@ -104,7 +104,11 @@ def _run(
 ) -> Simulation:
     """One run; calls ``show`` and samples the load of the replicas now and then."""
     system = asked.chosen_system()
-    prefixes = PrefixCache(trace, jobs, asked.replicas) if trace is not None and len(trace.blocks) else None
+    prefixes = (
+        PrefixCache(trace.blocks, trace.block_tokens, jobs, asked.replicas)
+        if trace is not None and len(trace.blocks)
+        else None
+    )
     dispatcher = _dispatcher(asked, profile, jobs, trace, seed)
     simulation = Simulation(jobs, system.engines(profile, seed), dispatcher, prefixes=prefixes, edges=edges)
     calls, every = 0, max(1, len(jobs) // 400)

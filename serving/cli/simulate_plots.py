@@ -10,7 +10,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from simulation.loop import Simulation
+from simulation.core.loop import Simulation
 
 
 def _save(figure: Any, path: Path) -> None:

@@ -21,11 +21,11 @@ from profiles.store import load_profile
 from replicas.config import ReplicaConfig
 from replicas.step_planner import planner_limits
 from serving.loadgen.vllm_player import Seen, play
-from simulation.arrivals import poisson_s
+from simulation.core.jobs import make_jobs
+from simulation.core.loop import Simulation
 from simulation.experiments.registry import Context, Experiment, Point, Task, markdown_table, register
-from simulation.jobs import make_jobs
-from simulation.loop import Simulation
-from simulation.systems import PLANNER
+from simulation.studies.systems import PLANNER
+from simulation.workloads.arrivals import poisson_s
 
 TTFT_S, TPOT_S = 2.0, 0.25
 PROMPTS, OUTPUTS = (50, 400), (16, 64)
@@ -126,7 +126,7 @@ class Machine:
         """The jobs in virtual time, under the engine's own limits."""
         engines = UNLOADED.engines(self.profile)
         known = self.profile.coefficients if self.coefficients is None else self.coefficients
-        engines.coefs[:] = engines.believed[:] = known
+        engines.coefs[:] = engines.planner_coefs[:] = known
         limits = planner_limits(
             self.replica.policy,
             self.replica.policy_options,

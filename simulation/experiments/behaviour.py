@@ -10,10 +10,10 @@ from functools import lru_cache
 import numpy as np
 
 from profiles.profile import Profile
-from simulation.bound import fluid_bound_per_s
-from simulation.capacity import MakeJobs, run_system
-from simulation.jobs import NEVER
-from simulation.systems import MAX_ITERATION_S, System
+from simulation.core.jobs import NEVER
+from simulation.studies.bound import fluid_bound_per_s
+from simulation.studies.capacity import MakeJobs, run_system
+from simulation.studies.systems import MAX_ITERATION_S, System
 
 PROGRAMS, SEED = 120, 2000
 

@@ -11,16 +11,16 @@ from controller.options import FleetOptions
 from controller.scaling.allocation import AllocationOptions
 from controller.scaling.signals import ScalingOptions
 from profiles.store import load_profile
-from simulation.arrivals import daily_s
-from simulation.capacity import median_and_spread
-from simulation.elastic import ElasticDispatch, FixedSize, LiveSizer, OngoingRequests, Sizer
+from simulation.core.loop import Simulation
+from simulation.core.metrics import Window, attained
+from simulation.dispatchers.autoscaled import AutoscaledDispatcher, FixedSize, LiveSizer, OngoingRequests, Sizer
+from simulation.dispatchers.live_fleet import tiers_of
 from simulation.experiments.registry import Context, Experiment, Point, Task, markdown_table, register
 from simulation.experiments.what_if import TPOT_S, TRACE, mixed_jobs
-from simulation.fleet import tiers_of
-from simulation.loop import Simulation
-from simulation.metrics import Window, attained
-from simulation.systems import FleetOf
-from simulation.traces import read_trace
+from simulation.studies.capacity import median_and_spread
+from simulation.studies.systems import FleetOf
+from simulation.workloads.arrivals import daily_s
+from simulation.workloads.traces import read_trace
 
 GPU = "a100_sxm__llama-3.1-8b"
 SWING = 0.6  # of the mean rate, by which the day is busier at noon and quieter at midnight
@@ -151,11 +151,11 @@ class Day:
         return min(self.tiers)
 
 
-class Hopeless:
+class EarlyStop:
     """Stops a day once a tier has missed so often that it cannot reach the target; looks every ``every`` calls."""
 
     def __init__(self, jobs: np.ndarray, every: int = 256) -> None:
-        self.heads, self.every, self.calls, self.has_stopped = Window.of(jobs, CUT).heads(jobs), every, 0, False
+        self.heads, self.every, self.calls, self.has_stopped = Window.of(jobs, CUT).first_requests(jobs), every, 0, False
         self.tiers = jobs["tier"][self.heads]
         self.allowed = (1.0 - TARGET) * np.bincount(self.tiers)
 
@@ -179,7 +179,7 @@ def _begun(params: Mapping[str, Any], setting: Setting, context: Context, seed: 
     profile, engines = load_profile(GPU), FleetOf("elastic", replicas=MOST + CLOSING)
     if setting.token_budget:
         engines = replace(engines, policy="sarathi", token_budget=setting.token_budget)
-    dispatcher = ElasticDispatch(
+    dispatcher = AutoscaledDispatcher(
         profile, tiers_of(jobs), options, sizer=sizer, begin=setting.fixed or params["begin"],
         cold_start_s=params["cold_s"],
     )  # fmt: skip
@@ -189,11 +189,11 @@ def _begun(params: Mapping[str, Any], setting: Setting, context: Context, seed: 
 def _day(params: Mapping[str, Any], setting: Setting, context: Context, seed: int, stops: bool) -> Day:
     """A day run to its end, or with ``stops`` until it is hopeless: what had not ended then counts as missed."""
     simulation = _begun(params, setting, context, seed)
-    hopeless = Hopeless(simulation.jobs)
+    hopeless = EarlyStop(simulation.jobs)
     simulation.run(hopeless if stops else None)
     jobs, window, dispatcher = simulation.jobs, Window.of(simulation.jobs, CUT), simulation.dispatcher
-    assert isinstance(dispatcher, ElasticDispatch)
-    heads = window.heads(jobs)
+    assert isinstance(dispatcher, AutoscaledDispatcher)
+    heads = window.first_requests(jobs)
     met, tiers = attained(jobs, simulation.records)["dslo"][heads], jobs["tier"][heads]
     paid_s = dispatcher.replica_seconds(window.start_s, window.end_s)
     return Day(

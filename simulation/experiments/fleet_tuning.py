@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from profiles.profile import Profile
-from simulation.fleet_systems import FleetSystem, Goodput, attainment, planned_fleet, run_through
-from simulation.tiered import TPOT_S, tier_costs_s
+from simulation.studies.fleet_systems import FleetSystem, Goodput, attainment, planned_fleet, run_through
+from simulation.studies.polyserve_bound import tier_costs_s
+from simulation.workloads.polyserve import TPOT_S
 
 BALANCERS = ("least_loaded", "minimal_time", "power_of_two", "round_robin")
 SILO_LOADS = (0.3, 0.5, 0.7, 0.9)  # of the optimum, at which budgets of silos are compared
@@ -22,7 +23,7 @@ Chosen = tuple[str, FleetSystem, int]  # setting, system, position of its goodpu
 
 
 @dataclass(frozen=True)
-class Tuning:
+class TuningOptions:
     """What settings are compared by: jobs of the tuning seed by rate, in units of the optimum."""
 
     profile: Profile
@@ -41,21 +42,21 @@ class Tuning:
         return leader
 
 
-def _with_balancers(tuning: Tuning, leader: Chosen) -> Chosen:
+def _with_balancers(tuning: TuningOptions, leader: Chosen) -> Chosen:
     """Other balancers for the leader's settings."""
     name, system, _ = leader
     options = {f"{name}, {b}": replace(system, routing=b) for b in BALANCERS if b != system.routing}
     return tuning.race(options, leader)
 
 
-def fixed_budget(tuning: Tuning, replicas: int, budgets: tuple[int, ...]) -> Chosen:
+def fixed_budget(tuning: TuningOptions, replicas: int, budgets: tuple[int, ...]) -> Chosen:
     """CO-Chunk: decodes first in a fixed token budget on every replica; best budget, then best balancer."""
     base = FleetSystem("fixed-budget", "sarathi", "least_loaded", replicas=replicas)
     leader = tuning.race({f"budget {b}": replace(base, token_budget=b) for b in budgets})
     return _with_balancers(tuning, leader)
 
 
-def silos(tuning: Tuning, replicas: int, budgets: tuple[int, ...]) -> Chosen:
+def silos(tuning: TuningOptions, replicas: int, budgets: tuple[int, ...]) -> Chosen:
     """One static cluster per tier, each with its own best fixed budget; best split, then best balancer."""
     splits = splits_of(tuning, replicas, is_split=False)
     base = FleetSystem("silos", "sarathi", "least_loaded", split=next(iter(splits)), replicas=replicas)
@@ -69,7 +70,7 @@ def silos(tuning: Tuning, replicas: int, budgets: tuple[int, ...]) -> Chosen:
     return _with_balancers(tuning, tuning.race(options))
 
 
-def shedding(tuning: Tuning, replicas: int, _budgets: tuple[int, ...]) -> Chosen:
+def shedding(tuning: TuningOptions, replicas: int, _budgets: tuple[int, ...]) -> Chosen:
     """EDF in iterations sized by the tightest deadline, hopeless requests shed: one pool, or the best split."""
     base = FleetSystem("edf-shed", "edf-shed", "least_loaded", replicas=replicas)
     options = {"shared": base}
@@ -77,7 +78,7 @@ def shedding(tuning: Tuning, replicas: int, _budgets: tuple[int, ...]) -> Chosen
     return _with_balancers(tuning, tuning.race(options))
 
 
-def fixed_apart(tuning: Tuning, replicas: int, chunks: tuple[int, ...]) -> Chosen:
+def fixed_apart(tuning: TuningOptions, replicas: int, chunks: tuple[int, ...]) -> Chosen:
     """Prefill and decode replicas in the best fixed ratio, prompts in the best fixed chunk, and the best balancer."""
     base = FleetSystem(
         "fixed-apart", "vllm", "least_loaded", prefill_policy="vllm", prefill_budget=2048, replicas=replicas
@@ -88,12 +89,12 @@ def fixed_apart(tuning: Tuning, replicas: int, chunks: tuple[int, ...]) -> Chose
     return _with_balancers(tuning, tuning.race(others, (f"{name}, chunk 2048", system, position)))
 
 
-def planned(tuning: Tuning, replicas: int, _budgets: tuple[int, ...]) -> Chosen:
+def planned(tuning: TuningOptions, replicas: int, _budgets: tuple[int, ...]) -> Chosen:
     """This project's fleet, every replica for all tiers: with promises, or without."""
     return tuning.race(_with_and_without_promises(planned_fleet(replicas)), start=HIGH_START)
 
 
-def planned_tiers(tuning: Tuning, replicas: int, _budgets: tuple[int, ...]) -> Chosen:
+def planned_tiers(tuning: TuningOptions, replicas: int, _budgets: tuple[int, ...]) -> Chosen:
     """The same with replicas given to the tiers, looser requests promoted where their own tier is full."""
     options: dict[str, FleetSystem] = {}
     for split in splits_of(tuning, replicas, is_split=False):
@@ -102,7 +103,7 @@ def planned_tiers(tuning: Tuning, replicas: int, _budgets: tuple[int, ...]) -> C
     return tuning.race(options)
 
 
-def planned_apart(tuning: Tuning, replicas: int, _budgets: tuple[int, ...]) -> Chosen:
+def planned_apart(tuning: TuningOptions, replicas: int, _budgets: tuple[int, ...]) -> Chosen:
     """The same with prefill and decode apart: ratio, chunk of the prefill pool, promises."""
     options: dict[str, FleetSystem] = {}
     for prefills in prefills_of(tuning, replicas)[:RATIOS]:
@@ -127,7 +128,7 @@ def _with_and_without_promises(fleet: FleetSystem) -> dict[str, FleetSystem]:
     }
 
 
-def splits_of(tuning: Tuning, replicas: int, *, is_split: bool) -> list[tuple[int, ...]]:
+def splits_of(tuning: TuningOptions, replicas: int, *, is_split: bool) -> list[tuple[int, ...]]:
     """Ways to give whole replicas to the tiers: by share of requests, by work, and one moved to the tightest."""
     jobs = tuning.make_jobs(tuning.optimum_per_s)
     shares = np.bincount(jobs["tier"], minlength=len(TPOT_S)) / len(jobs)
@@ -150,7 +151,7 @@ def _whole(shares: np.ndarray, replicas: int) -> tuple[int, ...]:
     return tuple(int(c) for c in count)
 
 
-def prefills_of(tuning: Tuning, replicas: int) -> list[int]:
+def prefills_of(tuning: TuningOptions, replicas: int) -> list[int]:
     """Numbers of prefill replicas around the share of work that prompts are."""
     jobs = tuning.make_jobs(tuning.optimum_per_s)
     shares = np.bincount(jobs["tier"], minlength=len(TPOT_S)) / len(jobs)

@@ -11,9 +11,8 @@ import numpy as np
 
 from profiles.profile import Profile
 from profiles.store import load_profile
-from simulation.capacity import median_and_spread
 from simulation.experiments.fleet_tuning import (
-    Tuning,
+    TuningOptions,
     fixed_apart,
     fixed_budget,
     planned,
@@ -24,9 +23,11 @@ from simulation.experiments.fleet_tuning import (
 )
 from simulation.experiments.registry import Context, Experiment, Point, Task, markdown_table, register
 from simulation.experiments.slos_serve import geomean
-from simulation.fleet_systems import FleetSystem, Goodput, planned_fleet, run_through
-from simulation.lengths import read_published
-from simulation.tiered import TieredLoad, optimum_per_s
+from simulation.studies.capacity import median_and_spread
+from simulation.studies.fleet_systems import FleetSystem, Goodput, planned_fleet, run_through
+from simulation.studies.polyserve_bound import optimum_per_s
+from simulation.workloads.lengths import read_published
+from simulation.workloads.polyserve import TieredLoad
 
 PROFILE = "h200_sxm__llama-3.1-8b"
 DATA_SETS = (  # of table 1, those that are quick to simulate first
@@ -62,9 +63,9 @@ SAMPLES = {
         "fixed-apart", "vllm", "power_of_two", prefills=2, prefill_policy="vllm", prefill_budget=2048, replicas=4
     ),
     "planner-apart": planned_fleet(4, 2),
-    "elastic": FleetSystem("elastic", "slo", "gradient", comfort=0.8, replicas=4),
+    "elastic": FleetSystem("elastic", "slo", "gradient", load_ceiling=0.8, replicas=4),
     "elastic-apart": FleetSystem(
-        "elastic-apart", "slo", "gradient", prefills=2, comfort=0.8, prefill_comfort=0.3, replicas=4
+        "elastic-apart", "slo", "gradient", prefills=2, load_ceiling=0.8, prefill_comfort=0.3, replicas=4
     ),
 }
 SETTINGS = ("lifetimes", "tuning_lifetimes", "requests", "budgets", "seeds", "tolerance")  # of every task
@@ -133,7 +134,7 @@ def measure(params: Mapping[str, Any], load: TieredLoad) -> Point:
     lifetimes = params["lifetimes" if params["system"] in APART else "tuning_lifetimes"]
     make = jobs_maker(load, profile, lifetimes, least // 2, TUNING_SEED)
     tune = (COLOCATED | APART)[params["system"]]
-    setting, system, start = tune(Tuning(profile, make, optimum), replicas, tuple(params["budgets"]))
+    setting, system, start = tune(TuningOptions(profile, make, optimum), replicas, tuple(params["budgets"]))
     goodputs = [
         Goodput(system, profile, jobs_maker(load, profile, params["lifetimes"], least, seed), optimum)
         for seed in params["seeds"]

@@ -8,8 +8,8 @@ import numpy as np
 from simulation.experiments import polyserve
 from simulation.experiments.polyserve import APART, COLOCATED
 from simulation.experiments.registry import Context, Experiment, Point, Task, register
-from simulation.lengths import Empirical
-from simulation.tiered import SHARES, TieredLoad
+from simulation.workloads.lengths import Empirical
+from simulation.workloads.polyserve import SHARES, TieredLoad
 
 NAME = "uniform_8192_2048"
 STRETCH = 1.5  # of a run of an even load, so that each half has its time

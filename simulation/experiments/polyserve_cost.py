@@ -15,8 +15,9 @@ import numpy as np
 from controller.scaling.roles import RoleOptions
 from profiles.profile import Profile
 from profiles.store import load_profile
-from simulation.capacity import median_and_spread
-from simulation.experiments.fleet_tuning import Tuning, fixed_apart, fixed_budget, prefills_of
+from simulation.core.metrics import Window, attained
+from simulation.dispatchers.fleet_run import Run, advance_run, enlarge_if_full
+from simulation.experiments.fleet_tuning import TuningOptions, fixed_apart, fixed_budget, prefills_of
 from simulation.experiments.polyserve import (
     OPTIMUM_JOBS,
     PROFILE,
@@ -26,17 +27,17 @@ from simulation.experiments.polyserve import (
     load_of,
 )
 from simulation.experiments.registry import Context, Experiment, Point, Task, markdown_table, register
-from simulation.fleet_run import Run, advance_run, enlarge_if_full
-from simulation.fleet_systems import (
+from simulation.studies.capacity import median_and_spread
+from simulation.studies.fleet_systems import (
     TARGET,
     WARM_UP,
     FleetSystem,
-    Hopeless,
+    EarlyStop,
     attainment,
     run_through,
 )
-from simulation.metrics import Window, attained
-from simulation.tiered import TPOT_S, optimum_per_s
+from simulation.studies.polyserve_bound import optimum_per_s
+from simulation.workloads.polyserve import TPOT_S
 
 DATA_SET = "splitwise"
 MODES = {"": ("elastic", "fixed-budget"), "-apart": ("elastic-apart", "fixed-apart")}  # what is compared, by key
@@ -73,7 +74,7 @@ def run(params: Mapping[str, Any], context: Context) -> Point:
     profile, load, is_apart = load_profile(PROFILE), load_of(context, DATA_SET), bool(params["mode"])
     optimum = optimum_per_s(load.jobs(profile, 1.0, OPTIMUM_JOBS, TUNING_SEED), profile, params["size"], is_apart)
     make = jobs_maker(load, profile, params["tuning_lifetimes"], params["requests"] // 2, TUNING_SEED)
-    tuning = Tuning(profile, make, optimum)
+    tuning = TuningOptions(profile, make, optimum)
     elastic = cheapest(tuning, elastic_fleets(tuning, params))
     choose = fixed_apart if is_apart else fixed_budget
     setting, static, _ = choose(tuning, params["size"], tuple(params["budgets"]))
@@ -89,21 +90,21 @@ def run(params: Mapping[str, Any], context: Context) -> Point:
         figures["worst_tier"].append(used.worst_tier)
     found = {name: {**median_and_spread(values), "seeds": values} for name, values in figures.items()}
     place = {"mode": params["mode"], "size": params["size"], "rate_per_s": TARGET * optimum, "budget": setting}
-    return {**place, "comfort": elastic.comfort, "prefill_comfort": elastic.prefill_comfort, **found}
+    return {**place, "comfort": elastic.load_ceiling, "prefill_comfort": elastic.prefill_comfort, **found}
 
 
-def elastic_fleets(tuning: Tuning, params: Mapping[str, Any]) -> Iterator[FleetSystem]:
+def elastic_fleets(tuning: TuningOptions, params: Mapping[str, Any]) -> Iterator[FleetSystem]:
     """The load gradient over more replicas than are needed, at every comfortable load that is tried."""
     replicas = math.ceil(SPARE * params["size"])
     base = FleetSystem("elastic", "slo", "gradient", replicas=replicas)
     if params["mode"]:
         base = replace(base, prefills=prefills_of(tuning, replicas)[0], prefill_budget=4096)
-    for comfort in params["comforts"]:
+    for load_ceiling in params["comforts"]:
         for prefill_comfort in params["prefill_comforts"] if params["mode"] else (0.0,):
-            yield replace(base, comfort=comfort, prefill_comfort=prefill_comfort)
+            yield replace(base, load_ceiling=load_ceiling, prefill_comfort=prefill_comfort)
 
 
-def cheapest(tuning: Tuning, fleets: Iterator[FleetSystem]) -> FleetSystem:
+def cheapest(tuning: TuningOptions, fleets: Iterator[FleetSystem]) -> FleetSystem:
     """The fleet of least cost that keeps every tier safely at the target on the tuning seed; else the best of them."""
     jobs = tuning.make_jobs(TARGET * tuning.optimum_per_s)
     found = list[tuple[float, float, int, FleetSystem]]()
@@ -141,7 +142,7 @@ def fewest_static(system: FleetSystem, profile: Profile, jobs: np.ndarray, start
 
 def _attains(fleet: FleetSystem, profile: Profile, jobs: np.ndarray) -> bool:
     run = fleet.run(profile, jobs)
-    return attainment(run_through(run, Hopeless(run, "worst_tier"))).worst_tier >= TARGET
+    return attainment(run_through(run, EarlyStop(run, "worst_tier"))).worst_tier >= TARGET
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ def usage(run: Run) -> Usage:
         busy_s[run.engines.state["count"] > 0] = state["now_s"]
         if window.start_s <= state["now_s"] <= window.end_s:
             counts.append(int((state["now_s"] - busy_s <= LINGER_S).sum()))
-    heads = window.heads(run.jobs)
+    heads = window.first_requests(run.jobs)
     met = attained(run.jobs, run.records)["dslo"][heads].sum()
     span_s = window.end_s - window.start_s
     return Usage(float(np.mean(counts)), float(met / span_s), attainment(run).worst_tier)

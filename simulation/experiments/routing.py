@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 
 from profiles.store import load_profile
-from simulation.arrivals import poisson_s
+from simulation.core.loop import Simulation
+from simulation.core.metrics import Window, summarize
+from simulation.core.prefix_cache import PrefixCache
 from simulation.experiments.registry import Context, Experiment, Point, Task, markdown_table, register
 from simulation.experiments.what_if import TPOT_S, TRACE, mixed_jobs
-from simulation.loop import Simulation
-from simulation.metrics import Window, summarize
-from simulation.prefix_cache import PrefixCache
-from simulation.scenarios import zero_load_ttft_s
-from simulation.systems import FleetOf
-from simulation.tiered import tier_costs_s
-from simulation.traces import read_trace
-from simulation.workloads import ServiceClass, closed_loop, read_calls
+from simulation.studies.polyserve_bound import tier_costs_s
+from simulation.studies.systems import FleetOf
+from simulation.workloads.arrivals import poisson_s
+from simulation.workloads.scenarios import zero_load_ttft_s
+from simulation.workloads.settings import ServiceClass, closed_loop, read_calls
+from simulation.workloads.traces import read_trace
 
 GPU, SESSIONS_GPU = "a100_sxm__llama-3.1-8b", "h200_sxm__llama-3.1-8b"
 SESSIONS_TRACE = "agentic_coding_a"
@@ -114,7 +114,7 @@ def _sessions(params: Mapping[str, Any], context: Context) -> Point:
     )  # fmt: skip
     simulation = Simulation(
         jobs, system.engines(profile, seed), system.dispatcher(profile, jobs, seed),
-        prefixes=PrefixCache(trace, jobs, replicas), edges=edges,
+        prefixes=PrefixCache(trace.blocks, trace.block_tokens, jobs, replicas), edges=edges,
     )  # fmt: skip
     simulation.run()
     records, asked = simulation.records, simulation.jobs

@@ -9,17 +9,17 @@ import numpy as np
 from controller.disaggregation.phases import Phase, PhaseOptions
 from controller.options import FleetOptions
 from profiles.store import load_profile
-from simulation.apart import ApartDispatch
-from simulation.capacity import median_and_spread
+from simulation.core.loop import Simulation
+from simulation.core.metrics import Window, attained
+from simulation.dispatchers.disaggregated import DisaggregatedDispatcher
+from simulation.dispatchers.live_fleet import tiers_of
 from simulation.experiments.registry import Context, Experiment, Point, Task, markdown_table, register
 from simulation.experiments.what_if import mixed_jobs
-from simulation.fleet import tiers_of
-from simulation.loop import Simulation
-from simulation.metrics import Window, attained
-from simulation.systems import FleetOf
-from simulation.tiered import split_jobs_over_link
-from simulation.traces import read_trace
-from simulation.workloads import join
+from simulation.studies.capacity import median_and_spread
+from simulation.studies.systems import FleetOf
+from simulation.workloads.settings import join
+from simulation.workloads.split import split_jobs_over_link
+from simulation.workloads.traces import read_trace
 
 GPU = "a100_sxm__llama-3.1-8b"
 HALVES = ("azure_2023_code", "azure_2023_conv")  # 2048 prompt and 28 output tokens in the mean, then 1155 and 211
@@ -64,17 +64,19 @@ def _simulate(params: Mapping[str, Any], context: Context, seed: int) -> Simulat
     jobs, profile = join(parts), load_profile(GPU)
     options = FleetOptions(seed=seed, phases=PhaseOptions(params["prefill"], adapt=params["adapts"]))
     engines = FleetOf("sides", replicas=params["replicas"]).engines(profile, seed)
-    simulation = Simulation(split_jobs_over_link(jobs), engines, ApartDispatch(profile, tiers_of(jobs), options))
+    simulation = Simulation(
+        split_jobs_over_link(jobs), engines, DisaggregatedDispatcher(profile, tiers_of(jobs), options)
+    )
     simulation.run()
     return simulation
 
 
 def _figures(simulation: Simulation) -> dict[str, float]:
     jobs, dispatcher = simulation.jobs, simulation.dispatcher
-    assert isinstance(dispatcher, ApartDispatch)
+    assert isinstance(dispatcher, DisaggregatedDispatcher)
     whole = jobs[jobs["prefilled"] == 0]
     window, middle_s = Window.of(whole, CUT), 0.5 * float(whole["arrival_s"].max())
-    heads = window.heads(jobs)
+    heads = window.first_requests(jobs)
     met, is_first = attained(jobs, simulation.records)["dslo"][heads], jobs["arrival_s"][heads] < middle_s
     tiers = jobs["tier"][heads]
     moves = [change for change in dispatcher.fleet.allocation.history if change.after in list(Phase)]

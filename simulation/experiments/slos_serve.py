@@ -10,14 +10,14 @@ import numpy as np
 
 from profiles.profile import Profile
 from profiles.store import load_profile
-from simulation.bound import fluid_bound_per_s
-from simulation.capacity import MakeJobs, Search, median_and_spread
 from simulation.experiments.behaviour import behaviour
 from simulation.experiments.registry import Context, Experiment, Point, Task, markdown_table, register
 from simulation.experiments.tuning import BUDGETS, tuned_capacity
-from simulation.scenarios import BURSTY, CODE, CONV, SCENARIOS, make_scenario
-from simulation.systems import BASELINES, MAX_ITERATION_S, PLANNER, DistServe, FleetOf, System
-from simulation.traces import read_trace
+from simulation.studies.bound import fluid_bound_per_s
+from simulation.studies.capacity import MakeJobs, Search, median_and_spread
+from simulation.studies.systems import BASELINES, MAX_ITERATION_S, PLANNER, DistServe, FleetOf, System
+from simulation.workloads.scenarios import BURSTY, CODE, CONV, SCENARIOS, make_scenario
+from simulation.workloads.traces import read_trace
 
 GPUS = ("a100_sxm__llama-3.1-8b", "h100_sxm__llama-3.1-8b")
 ACCEPTANCE = 0.7

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from profiles.profile import Profile
-from simulation.capacity import MakeJobs, Search, median_and_spread
 from simulation.experiments.behaviour import behaviour
 from simulation.experiments.registry import Context, Experiment, Point, Task, markdown_table, register
 from simulation.experiments.slos_serve import DRAFT_S, GPUS, bounds_of, geomean, setting
-from simulation.systems import PLANNER, System
+from simulation.studies.capacity import MakeJobs, Search, median_and_spread
+from simulation.studies.systems import PLANNER, System
 
 ADAPTIVE = "adaptive"
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from profiles.profile import Profile
-from simulation.capacity import MakeJobs, Search, median_and_spread
-from simulation.systems import DistServe, System
+from simulation.studies.capacity import MakeJobs, Search, median_and_spread
+from simulation.studies.systems import DistServe, System
 
 TUNING_SEED = 1000
 TUNING_TOLERANCE = 0.05

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 
 from profiles.store import load_profile
-from simulation.arrivals import poisson_s
+from simulation.core.jobs import make_jobs
+from simulation.core.metrics import Window, summarize
 from simulation.experiments.registry import Context, Experiment, Point, Task, markdown_table, register
-from simulation.jobs import make_jobs
-from simulation.metrics import Window, summarize
-from simulation.planning_ahead import replicas_needed, run_fleet
-from simulation.traces import Trace, read_trace
+from simulation.studies.sizing import replicas_needed, run_fleet
+from simulation.workloads.arrivals import poisson_s
+from simulation.workloads.traces import Trace, read_trace
 
 GPU = "h200_sxm__llama-3.1-8b"
 TTFT_S, TPOT_S, TPOT_SHARES = (0.3, 0.5, 1.0), (0.02, 0.03, 0.05, 0.1), (0.1, 0.2, 0.3, 0.4)  # PolyServe section 5.1

@@ -8,15 +8,15 @@ import pytest
 
 from controller.scaling.allocation import AllocationOptions
 from protocol.messages import Decision, Verdict
-from simulation.fleet import FleetDispatch
-from simulation.loop import Simulation
-from simulation.systems import FleetOf
+from simulation.core.loop import Simulation
+from simulation.dispatchers.live_fleet import ControllerDispatcher
+from simulation.studies.systems import FleetOf
 from tests.simulation_cases import a100, random_jobs
 
 actor = pytest.importorskip("controller.actor")
 
 
-class Recorded(FleetDispatch):
+class Recorded(ControllerDispatcher):
     """Keeps every message that reaches the fleet, with its time."""
 
     def __post_init__(self) -> None:
@@ -38,7 +38,7 @@ def test_actor_and_simulator_decide_alike(monkeypatch: pytest.MonkeyPatch, roles
     jobs = random_jobs(150, 30.0, 8)
     system = FleetOf("fleet", admits=True, replicas=3)
     plain = system.dispatcher(a100(), jobs)
-    assert isinstance(plain, FleetDispatch)
+    assert isinstance(plain, ControllerDispatcher)
     options = msgspec.structs.replace(plain.options, allocation=AllocationOptions(roles))
     dispatcher = Recorded(plain.profile, plain.tiers, options)
     Simulation(jobs, system.engines(a100()), dispatcher).run()

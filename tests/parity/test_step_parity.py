@@ -11,8 +11,8 @@ from planning.engine import EngineModel
 from protocol.messages import Slo, request_uid
 from replicas.request_rows import RequestRows, to_extra_args
 from replicas.step_planner import StepPlanner
-from simulation.loop import Simulation
-from simulation.systems import PLANNER
+from simulation.core.loop import Simulation
+from simulation.studies.systems import PLANNER
 from tests.simulation_cases import a100, random_jobs
 
 
@@ -65,7 +65,7 @@ def _same_step(simulation: Simulation) -> int:
     running = [request for request, row in zip(requests, table, strict=True) if row["running"]]
     waiting = [request for request, row in zip(requests, table, strict=True) if not row["running"]]
     planner = StepPlanner(
-        simulation.engines.believed[0],
+        simulation.engines.planner_coefs[0],
         kv_capacity_tokens=int(limits["kv_capacity_tokens"]),
         block_tokens=int(limits["block_tokens"]),
         max_running=int(limits["max_running"]),
@@ -75,7 +75,7 @@ def _same_step(simulation: Simulation) -> int:
     planner.limits = limits
     live, seconds, _mix = planner.plan(rows.gather(running, waiting, drafts=False), now_s)
     modelled = np.zeros(len(table), dtype=np.int32)
-    expected_s, _ = form(SLO, EngineModel(simulation.engines.believed[0], limits), table, now_s, modelled)
+    expected_s, _ = form(SLO, EngineModel(simulation.engines.planner_coefs[0], limits), table, now_s, modelled)
     assert seconds == expected_s
     uids = {request_uid(request.request_id): int(row["id"]) for request, row in zip(requests, table, strict=True)}
     by_id = {int(row["id"]): int(tokens) for row, tokens in zip(table, modelled, strict=True)}

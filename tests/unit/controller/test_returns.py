@@ -15,9 +15,9 @@ from controller.scaling.tiers import Tier, TierTable
 from protocol.messages import AdmissionRequest, Decision, Progress, Slo, Verdict
 from routing.returns import PREFILL, SEQUENCES
 from serving.ingress.errors import retry_after_s
-from simulation.fleet import FleetDispatch
-from simulation.loop import Simulation
-from simulation.systems import System
+from simulation.core.loop import Simulation
+from simulation.dispatchers.live_fleet import ControllerDispatcher
+from simulation.studies.systems import System
 from tests.fleet_cases import LOOSE, ask, fleet, group, report
 from tests.simulation_cases import a100, jobs_at
 
@@ -25,7 +25,7 @@ TIERS = TierTable.of(1, [Tier("tier 0", 0.5, 0.05, unattainable="refuse", output
 
 
 @dataclass
-class Clients(FleetDispatch):
+class Clients(ControllerDispatcher):
     """Refused clients come back exactly when told; what became of each return, by the request's job."""
 
     came_back: dict[int, list[Verdict]] = field(default_factory=dict)

@@ -5,20 +5,20 @@ import pytest
 
 from controller.disaggregation.phases import Phase, PhaseOptions
 from controller.options import FleetOptions
-from simulation.apart import ApartDispatch
-from simulation.fleet import replica_name, tiers_of
-from simulation.jobs import NEVER
-from simulation.loop import Simulation
-from simulation.systems import FleetOf
-from simulation.tiered import split_jobs_over_link
+from simulation.core.jobs import NEVER
+from simulation.core.loop import Simulation
+from simulation.dispatchers.disaggregated import DisaggregatedDispatcher
+from simulation.dispatchers.live_fleet import replica_name, tiers_of
+from simulation.studies.systems import FleetOf
+from simulation.workloads.split import split_jobs_over_link
 from tests.simulation_cases import a100, jobs_at, random_jobs
 
 
 def simulate(
     jobs: np.ndarray, replicas: int, phases: PhaseOptions, kv_tokens: int = 0
-) -> tuple[Simulation, ApartDispatch]:
+) -> tuple[Simulation, DisaggregatedDispatcher]:
     """Whole requests, cut in two and run to their end; on replicas with so little KV cache, if it is told."""
-    dispatcher = ApartDispatch(a100(), tiers_of(jobs), FleetOptions(phases=phases))
+    dispatcher = DisaggregatedDispatcher(a100(), tiers_of(jobs), FleetOptions(phases=phases))
     engines = FleetOf("apart", admits=True, replicas=replicas).engines(a100())
     if kv_tokens:
         engines.limits["kv_capacity_tokens"] = kv_tokens

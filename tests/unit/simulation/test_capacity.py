@@ -3,12 +3,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from simulation.bound import fluid_bound_per_s
-from simulation.capacity import Attained, GiveUp, Search, attainment_of, run_system
+from simulation.core.loop import Simulation
+from simulation.core.metrics import Window, attained, summarize
 from simulation.experiments.tuning import TUNING_SEED, tuned_capacity, variants
-from simulation.loop import Simulation
-from simulation.metrics import Window, attained, summarize
-from simulation.systems import BASELINES, PLANNER, DistServe
+from simulation.studies.bound import fluid_bound_per_s
+from simulation.studies.capacity import Attained, GiveUp, Search, attainment_of, run_system
+from simulation.studies.systems import BASELINES, PLANNER, DistServe
 from tests.simulation_cases import STOCK, a100, jobs_at, random_jobs, run
 
 CONFIG = {"budgets": [256, 2048], "drafts": [1, 2], "target": 0.9, "tolerance": 0.1, "seeds": [1]}
@@ -142,13 +142,13 @@ def test_a_program_attains_when_all_its_rounds_do() -> None:
     simulation.jobs["program"] = [0, 0, 2, 2]
     simulation.records["late_tokens"][1] = 1
     assert attained(simulation.jobs, simulation.records)["dslo"][[0, 2]].tolist() == [False, True]
-    assert Window(0.0, 9.0).heads(simulation.jobs).tolist() == [0, 2]
+    assert Window(0.0, 9.0).first_requests(simulation.jobs).tolist() == [0, 2]
 
 
 def test_warm_up_and_cool_down_are_cut_by_time() -> None:
     jobs = random_jobs(100, 1.0, 1)
     jobs["best_effort"] = False
     jobs["arrival_s"] = np.linspace(0.0, 100.0, 100)
-    heads = Window.of(jobs, cut=0.15).heads(jobs)
+    heads = Window.of(jobs, cut=0.15).first_requests(jobs)
     assert jobs["arrival_s"][heads].min() >= 15.0
     assert jobs["arrival_s"][heads].max() <= 85.0

@@ -8,16 +8,16 @@ from controller.mirror.lengths import LengthEstimator
 from planning.admission.plan import AdmissionOptions
 from planning.batch.registry import POLICIES, policy_code
 from routing.scores import MOST_LOADED
-from simulation.dispatch import PlannedReplica
-from simulation.distserve import split_jobs
-from simulation.fleet import FleetDispatch, replica_name, tiers_of
-from simulation.jobs import make_jobs
-from simulation.loop import Simulation
-from simulation.placement import EngineMirrors, PlacedFleet
-from simulation.planning_ahead import replicas_needed
-from simulation.prefix_cache import PrefixCache
-from simulation.systems import PLANNER, DistServe, FleetOf
-from simulation.traces import Trace
+from simulation.core.jobs import make_jobs
+from simulation.core.loop import Simulation
+from simulation.core.prefix_cache import PrefixCache
+from simulation.dispatchers.live_fleet import ControllerDispatcher, replica_name, tiers_of
+from simulation.dispatchers.placement import EngineMirrors, KernelDispatcher
+from simulation.dispatchers.planner import AdmissionDispatcher
+from simulation.studies.sizing import replicas_needed
+from simulation.studies.systems import PLANNER, DistServe, FleetOf
+from simulation.workloads.split import split_jobs
+from simulation.workloads.traces import Trace
 from tests.simulation_cases import STOCK, a100, jobs_at, random_jobs, run
 
 
@@ -109,7 +109,7 @@ def fleet_run(replicas: int = 3, **options: object) -> Simulation:
     jobs = random_jobs(250, 40.0, 8)
     system = FleetOf("fleet", admits=True, replicas=replicas)
     chosen = FleetOptions(**options)  # type: ignore[arg-type]
-    simulation = Simulation(jobs, system.engines(a100()), FleetDispatch(a100(), tiers_of(jobs), chosen))
+    simulation = Simulation(jobs, system.engines(a100()), ControllerDispatcher(a100(), tiers_of(jobs), chosen))
     simulation.run()
     return simulation
 
@@ -117,7 +117,7 @@ def fleet_run(replicas: int = 3, **options: object) -> Simulation:
 def test_the_controllers_fleet_runs_in_virtual_time() -> None:
     simulation = fleet_run()
     assert simulation.records["ended"].all()
-    assert isinstance(simulation.dispatcher, FleetDispatch)
+    assert isinstance(simulation.dispatcher, ControllerDispatcher)
     simulation.dispatcher.fleet.check_integrity()
     assert sorted(simulation.dispatcher.fleet.replicas) == [replica_name(r) for r in range(3)]
     assert set(simulation.records["replica"]) == {0, 1, 2}
@@ -138,7 +138,7 @@ def test_tiers_are_those_of_the_jobs() -> None:
 def test_placement_by_the_kernels_fills_replicas_one_after_the_other() -> None:
     jobs = random_jobs(400, 8.0, 9)
     system = replace(PLANNER, replicas=6)
-    simulation = Simulation(jobs, system.engines(a100()), PlacedFleet(MOST_LOADED))
+    simulation = Simulation(jobs, system.engines(a100()), KernelDispatcher(MOST_LOADED))
     simulation.run()
     assert simulation.records["ended"].all()
     busy_s = simulation.engines.state["busy_s"]
@@ -166,7 +166,7 @@ def test_prefix_blocks_of_ended_requests_are_found_again() -> None:
     jobs = jobs_at([0.0, 10.0], prompt=1100, output=3)
     jobs["first_block"], jobs["blocks"] = [0, 3], 3
     simulation = Simulation(jobs, STOCK.engines(a100()), STOCK.dispatcher(a100(), jobs))
-    simulation.prefixes = PrefixCache(trace, jobs, 1)
+    simulation.prefixes = PrefixCache(trace.blocks, trace.block_tokens, jobs, 1)
     simulation.run()
     assert simulation.records["cached_tokens"].tolist() == [0, 1024]
     assert simulation.engines.state[0]["prefill_tokens"] == 1100 + 76
@@ -186,7 +186,7 @@ def test_routing_sees_what_the_controller_would_see() -> None:
 
 def test_best_effort_jobs_are_never_refused() -> None:
     jobs = make_jobs(3)
-    simulation = Simulation(jobs, PLANNER.engines(a100()), PlannedReplica(AdmissionOptions()))
+    simulation = Simulation(jobs, PLANNER.engines(a100()), AdmissionDispatcher(AdmissionOptions()))
     simulation.run()
     assert simulation.records["ended"].all()
     assert not simulation.records["missed"].any()

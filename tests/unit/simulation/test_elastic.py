@@ -10,11 +10,11 @@ from controller.options import FleetOptions
 from controller.scaling.allocation import AllocationOptions
 from controller.scaling.signals import Actions, ScalingOptions
 from protocol.messages import Report
-from simulation.elastic import ElasticDispatch, FixedSize, LiveSizer, OngoingRequests, Sizer
-from simulation.fleet import tiers_of
-from simulation.loop import Simulation
-from simulation.systems import FleetOf
-from simulation.workloads import join
+from simulation.core.loop import Simulation
+from simulation.dispatchers.autoscaled import AutoscaledDispatcher, FixedSize, LiveSizer, OngoingRequests, Sizer
+from simulation.dispatchers.live_fleet import tiers_of
+from simulation.studies.systems import FleetOf
+from simulation.workloads.settings import join
 from tests.simulation_cases import a100, jobs_at, random_jobs
 
 COLD_START_S = 20.0
@@ -22,13 +22,15 @@ COLD_START_S = 20.0
 
 def simulate(
     jobs: np.ndarray, sizer: Sizer, roles: str = "static", begin: int = 1, most: int = 8, **scaling: float
-) -> tuple[Simulation, ElasticDispatch]:
+) -> tuple[Simulation, AutoscaledDispatcher]:
     """Run jobs to their end under the live fleet; quicker tempers than the configuration's, for shorter tests."""
     tempers = {"shrink_after_s": 40.0, "shrink_cooldown_s": 10.0, **scaling}
     options = ScalingOptions(min_replicas=1, max_replicas=most, **tempers)  # type: ignore[arg-type]
     allocation = AllocationOptions(roles, scaling=options if isinstance(sizer, LiveSizer) else None)
     fleet = FleetOptions(routing="balanced", allocation=allocation)
-    dispatcher = ElasticDispatch(a100(), tiers_of(jobs), fleet, sizer=sizer, begin=begin, cold_start_s=COLD_START_S)
+    dispatcher = AutoscaledDispatcher(
+        a100(), tiers_of(jobs), fleet, sizer=sizer, begin=begin, cold_start_s=COLD_START_S
+    )
     engines = FleetOf("elastic", admits=True, replicas=most + 2).engines(a100())
     simulation = Simulation(jobs, engines, dispatcher)
     simulation.run()
@@ -128,7 +130,7 @@ def test_constant_load_changes_the_size_rarely(roles: str, rate: float) -> None:
     assert len(late) <= 2
 
 
-class Watched(ElasticDispatch):
+class Watched(AutoscaledDispatcher):
     """Looks at what is removed."""
 
     def _end(self, simulation: Simulation, life: object) -> np.ndarray:
@@ -182,7 +184,7 @@ def test_reports_bear_the_names_of_the_living() -> None:
     jobs = jobs_at([0.0, 50.0])
     heard: list[Report] = []
     options = FleetOptions(routing="balanced")
-    dispatcher = ElasticDispatch(a100(), tiers_of(jobs), options, sizer=FixedSize(), begin=2)
+    dispatcher = AutoscaledDispatcher(a100(), tiers_of(jobs), options, sizer=FixedSize(), begin=2)
     dispatcher.fleet.report = lambda report, now_s: heard.append(report)  # type: ignore[method-assign, assignment]
     simulation = Simulation(jobs, FleetOf("elastic", admits=True, replicas=3).engines(a100()), dispatcher)
     dispatcher.dispatch(simulation, np.zeros(0, dtype=np.int64))

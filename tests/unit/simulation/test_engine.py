@@ -8,10 +8,10 @@ import pytest
 from planning.batch.kv import held_kv_tokens
 from planning.forecast.lockstep import accepted_tokens
 from profiles.kernels import attention_pairs, iteration_s
-from simulation.engine import accepted_drafts, advance_engines, submit
-from simulation.jobs import make_records
-from simulation.loop import Simulation
-from simulation.systems import BASELINES, PLANNER, System
+from simulation.core.engine import accepted_drafts, advance_engines, submit
+from simulation.core.jobs import make_records
+from simulation.core.loop import Simulation
+from simulation.studies.systems import BASELINES, PLANNER, System
 from tests.simulation_cases import STOCK, a100, constant_time, jobs_at, random_jobs, run
 
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from profiles.store import load_profile
-from simulation.fleet_run import Run
-from simulation.fleet_systems import FleetSystem, Goodput, attainment, planned_fleet, run_through
-from simulation.lengths import Empirical
-from simulation.loop import Simulation
-from simulation.placement import Routed
-from simulation.tiered import TieredLoad
+from simulation.core.loop import Simulation
+from simulation.dispatchers.fleet_run import Run
+from simulation.dispatchers.placement import BalancerDispatcher
+from simulation.studies.fleet_systems import FleetSystem, Goodput, attainment, planned_fleet, run_through
+from simulation.workloads.lengths import Empirical
+from simulation.workloads.polyserve import TieredLoad
 
 PROFILE = load_profile("h200_sxm__llama-3.1-8b")
 LOAD = TieredLoad(Empirical([200, 800, 4000, 9000]), Empirical([20, 60, 200]))
@@ -30,7 +30,9 @@ def done(system: FleetSystem, jobs: np.ndarray) -> Run:
 def test_same_records_as_the_general_loop(routing: str) -> None:
     jobs = jobs_at(60.0)
     run = replace(BALANCED, routing=routing).run(PROFILE, jobs)
-    general = Simulation(jobs, replace(BALANCED, routing=routing).run(PROFILE, jobs).engines, Routed(routing))
+    general = Simulation(
+        jobs, replace(BALANCED, routing=routing).run(PROFILE, jobs).engines, BalancerDispatcher(routing)
+    )
     general.run()
     assert (run_through(run).records == general.records).all()
 
@@ -90,8 +92,8 @@ def test_where_least_is_added_tight_requests_gather_and_counts_spread_them() -> 
 def test_the_gradient_leaves_replicas_empty_and_spreads_beyond_comfort() -> None:
     jobs = jobs_at(10.0)
     used = [
-        len(np.unique(done(replace(BALANCED, routing="gradient", comfort=comfort), jobs).records["replica"]))
-        for comfort in (0.9, 0.0)
+        len(np.unique(done(replace(BALANCED, routing="gradient", load_ceiling=load_ceiling), jobs).records["replica"]))
+        for load_ceiling in (0.9, 0.0)
     ]
     assert used[0] < used[1] == 4
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.attainment import judge_many
-from simulation.jobs import change_stage, due_s, make_records, note_tokens
+from simulation.core.jobs import change_stage, due_s, make_records, note_tokens
 from tests.simulation_cases import jobs_at, run
 
 

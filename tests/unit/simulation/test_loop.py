@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from simulation.loop import Simulation
+from simulation.core.loop import Simulation
 from tests.simulation_cases import STOCK, a100, jobs_at, random_jobs, run
 
 

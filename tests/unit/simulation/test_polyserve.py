@@ -8,19 +8,20 @@ import pytest
 
 from profiles.store import load_profile
 from simulation.experiments import polyserve, polyserve_burst, polyserve_cost
-from simulation.experiments.fleet_tuning import Tuning, prefills_of, splits_of
+from simulation.experiments.fleet_tuning import TuningOptions, prefills_of, splits_of
 from simulation.experiments.registry import experiment_names
-from simulation.fleet_systems import FleetSystem, attainment, planned_fleet, run_through
-from simulation.lengths import Empirical
-from simulation.tiered import TieredLoad, optimum_per_s
+from simulation.studies.fleet_systems import FleetSystem, attainment, planned_fleet, run_through
+from simulation.studies.polyserve_bound import optimum_per_s
+from simulation.workloads.lengths import Empirical
+from simulation.workloads.polyserve import TieredLoad
 
 PROFILE = load_profile("h200_sxm__llama-3.1-8b")
 LOAD = TieredLoad(Empirical([1000, 3000]), Empirical([30, 90]))
 
 
-def tuning(replicas: int = 4) -> Tuning:
+def tuning(replicas: int = 4) -> TuningOptions:
     optimum = optimum_per_s(LOAD.jobs(PROFILE, 1.0, 1000, 1), PROFILE, replicas, is_split=False)
-    return Tuning(PROFILE, lambda rate: LOAD.jobs(PROFILE, rate, 400, 1), optimum)
+    return TuningOptions(PROFILE, lambda rate: LOAD.jobs(PROFILE, rate, 400, 1), optimum)
 
 
 def point(data_set: str, system: str, median: float, replicas: int = 20) -> dict[str, Any]:
@@ -87,7 +88,7 @@ def test_fewest_replicas_are_enough_and_one_less_is_not(prefills: int) -> None:
 @pytest.mark.parametrize("prefills", [0, 3])
 def test_usage_counts_replicas_with_requests(prefills: int) -> None:
     jobs = LOAD.jobs(PROFILE, 20.0, 400, 3)
-    comfortable = elastic(8, prefills=prefills, comfort=0.8, prefill_comfort=1.0)
+    comfortable = elastic(8, prefills=prefills, load_ceiling=0.8, prefill_comfort=1.0)
     packed = polyserve_cost.usage(comfortable.run(PROFILE, jobs))
     spread = polyserve_cost.usage(elastic(8, prefills=prefills).run(PROFILE, jobs))
     assert 1.0 <= packed.replicas < spread.replicas <= 8.0

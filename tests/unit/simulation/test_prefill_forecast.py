@@ -7,7 +7,7 @@ from planning.batch.prefill_only import form_prefill_batch
 from planning.engine import EngineModel
 from planning.limits import make_limits
 from planning.tables import request_table
-from simulation.prefill_forecast import prefill_outlook
+from simulation.core.prefill_forecast import prefill_outlook
 
 COEF = np.array([1e-5, 1e-3, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
 

@@ -5,18 +5,17 @@ import pytest
 
 from profiles.kernels import B_1, B_2, K1_1, K1_2, K_KV, K_SEQ, iteration_s
 from profiles.store import load_profile
-from simulation.bound import ATTAINED
-from simulation.lengths import Empirical
-from simulation.scenarios import zero_load_ttft_s
-from simulation.tiered import (
+from simulation.studies.bound import ATTAINED
+from simulation.studies.polyserve_bound import optimum_per_s, tier_costs_s
+from simulation.workloads.lengths import Empirical
+from simulation.workloads.polyserve import (
     SHARES,
     TPOT_S,
     TTFT_S,
     TieredLoad,
-    optimum_per_s,
-    split_jobs_over_link,
-    tier_costs_s,
 )
+from simulation.workloads.scenarios import zero_load_ttft_s
+from simulation.workloads.split import split_jobs_over_link
 
 PROFILE = load_profile("h200_sxm__llama-3.1-8b")
 LOAD = TieredLoad(Empirical([500, 12_000, 25_000, 60_000]), Empirical([50, 150]))

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from protocol.messages import Report
-from simulation.loop import Simulation
-from simulation.systems import FleetOf
+from simulation.core.loop import Simulation
+from simulation.studies.systems import FleetOf
 from tests.simulation_cases import a100, jobs_at
 
 

@@ -1,13 +1,21 @@
 import numpy as np
 import pytest
 
-from simulation.arrivals import daily_s, gamma_s, poisson_s, shaped_s
-from simulation.lengths import CappedLogNormal, Percentiles, from_statistics, read_published
-from simulation.loop import Simulation
-from simulation.scenarios import CODE, CONV, LIFETIMES, SCENARIOS, make_scenario, zero_load_ttft_s
-from simulation.systems import PLANNER
-from simulation.traces import Trace, read_trace
-from simulation.workloads import Calls, Change, ServiceClass, closed_loop, draw_classes, open_loop, read_calls
+from simulation.core.loop import Simulation
+from simulation.studies.systems import PLANNER
+from simulation.workloads.arrivals import daily_s, gamma_s, poisson_s, shaped_s
+from simulation.workloads.lengths import CappedLogNormal, Percentiles, from_statistics, read_published
+from simulation.workloads.scenarios import CODE, CONV, LIFETIMES, SCENARIOS, make_scenario, zero_load_ttft_s
+from simulation.workloads.settings import (
+    Calls,
+    ShareChange,
+    ServiceClass,
+    closed_loop,
+    draw_classes,
+    open_loop,
+    read_calls,
+)
+from simulation.workloads.traces import Trace, read_trace
 from tests.simulation_cases import a100, jobs_at, run
 
 CLASSES = (ServiceClass("tight", 1.0, 0.5, 0.03), ServiceClass("loose", 3.0, 1.0, 0.1))
@@ -92,13 +100,13 @@ def test_zero_load_ttft_has_the_engines_overhead_in_it() -> None:
 
 def test_a_change_of_shares_leaves_what_was_before() -> None:
     plain, changed = (
-        draw_classes(np.random.default_rng(1), 4000, CLASSES, c) for c in ((), (Change(0.5, (9.0, 1.0)),))
+        draw_classes(np.random.default_rng(1), 4000, CLASSES, c) for c in ((), (ShareChange(0.5, (9.0, 1.0)),))
     )
     np.testing.assert_array_equal(plain[:2000], changed[:2000])
     assert plain.mean() == pytest.approx(0.75, abs=0.03)
     assert changed[2000:].mean() == pytest.approx(0.1, abs=0.03)
     with pytest.raises(ValueError, match="shares"):
-        draw_classes(np.random.default_rng(1), 10, CLASSES, (Change(0.5, (1.0,)),))
+        draw_classes(np.random.default_rng(1), 10, CLASSES, (ShareChange(0.5, (1.0,)),))
 
 
 def test_open_loop_jobs_carry_their_class() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from planning.admission.plan import AdmissionOptions, AdmissionPlan, plan_admission
 from planning.engine import EngineModel
-from simulation.loop import Simulation
+from simulation.core.loop import Simulation
 
 
 def to_best_effort(rows: np.ndarray) -> None:
@@ -19,7 +19,7 @@ def to_best_effort(rows: np.ndarray) -> None:
     rows["ttft_s"] = rows["tpot_s"] = rows["deadline_s"] = np.inf
 
 
-class Quiet:
+class StatelessDispatcher:
     """What dispatchers that keep no state of their own have in common."""
 
     def note_ended(self, simulation: Simulation, which: np.ndarray) -> None:
@@ -30,7 +30,7 @@ class Quiet:
 
 
 @dataclass
-class PlannedReplica(Quiet):
+class AdmissionDispatcher(StatelessDispatcher):
     """One replica under soft admission control (SLOs-Serve section 3.1): what is refused is served best effort.
 
     With ``reconsiders``, a refused request whose first token is not due yet is asked about again with every arrival:
@@ -72,8 +72,8 @@ class PlannedReplica(Quiet):
         return rows
 
     def _plan(self, simulation: Simulation, table: np.ndarray, asked: np.ndarray) -> AdmissionPlan:
-        believed, limits = simulation.engines.believed[0], simulation.engines.limits[0]
-        return plan_admission(EngineModel(believed, limits), table, asked, simulation.free_at_s(0), self.options)
+        planner_coefs, limits = simulation.engines.planner_coefs[0], simulation.engines.limits[0]
+        return plan_admission(EngineModel(planner_coefs, limits), table, asked, simulation.free_at_s(0), self.options)
 
     def _again(self, simulation: Simulation) -> np.ndarray:
         """Places of refused requests that may still make it."""

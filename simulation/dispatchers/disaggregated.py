@@ -1,7 +1,7 @@
 """The live controller's disaggregated fleet in virtual time: a prompt on one side, its KV over a link, then the decode.
 
-Jobs are cut in two by ``simulation.tiered.split_jobs_over_link``. The fleet is asked about a request twice, as the door
-does it: when it arrives, and once its first token and its KV cache are there. A request that the fleet keeps whole has
+Jobs are cut in two by ``workloads.split.split_jobs_over_link``. The fleet is asked about a request twice, as the
+ingress does it: when it arrives, and once its first token and its KV cache are there. A request that the fleet keeps whole has
 its second part stay where the first one was.
 """
 
@@ -13,15 +13,15 @@ import numpy as np
 from controller.disaggregation.fleet import DisaggregatedFleet
 from controller.disaggregation.split import prefill_slo
 from protocol.messages import AdmissionRequest, Decision
-from simulation.distserve import continue_line
-from simulation.fleet import FleetDispatch
-from simulation.jobs import NEVER
-from simulation.loop import Simulation
+from simulation.core.jobs import NEVER
+from simulation.core.loop import Simulation
+from simulation.dispatchers.distserve import continue_line
+from simulation.dispatchers.live_fleet import ControllerDispatcher
 
 
 @dataclass
-class ApartDispatch(FleetDispatch):
-    """``FleetDispatch`` of a fleet whose options have ``phases``."""
+class DisaggregatedDispatcher(ControllerDispatcher):
+    """``ControllerDispatcher`` of a fleet whose options have ``phases``."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from simulation.jobs import EDGE, NEVER, make_jobs
-from simulation.lengths import Lengths
-from simulation.traces import Trace
+from simulation.core.jobs import EDGE, NEVER, make_jobs
+from simulation.workloads.lengths import Lengths
+from simulation.workloads.traces import Trace
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class ServiceClass:
 
 
 @dataclass(frozen=True)
-class Change:
+class ShareChange:
     """From a part of the run on, other shares of the classes."""
 
     at: float  # between 0 and 1, by requests
@@ -37,7 +37,7 @@ class Change:
 
 
 def draw_classes(
-    rng: np.random.Generator, count: int, classes: Sequence[ServiceClass], changes: Sequence[Change] = ()
+    rng: np.random.Generator, count: int, classes: Sequence[ServiceClass], changes: Sequence[ShareChange] = ()
 ) -> np.ndarray:
     """Class of each of ``count`` requests in order of arrival; the share of a change holds until the next one."""
     starts = [0.0, *(change.at for change in changes)]
@@ -71,7 +71,7 @@ def open_loop(
     prompt: Lengths,
     output: Lengths,
     classes: Sequence[ServiceClass],
-    changes: Sequence[Change] = (),
+    changes: Sequence[ShareChange] = (),
 ) -> np.ndarray:
     """Independent requests with drawn lengths."""
     streams = rng.spawn(3)
@@ -89,7 +89,7 @@ def from_trace(
     count: int,
     arrivals_s: np.ndarray,
     classes: Sequence[ServiceClass],
-    changes: Sequence[Change] = (),
+    changes: Sequence[ShareChange] = (),
 ) -> np.ndarray:
     """The first ``count`` requests of a trace, at other times if need be; prefix blocks stay theirs."""
     if count > len(trace.input_tokens):

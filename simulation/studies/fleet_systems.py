@@ -9,11 +9,12 @@ import numpy as np
 from planning.batch.registry import POLICIES, policy_code
 from planning.limits import make_limits
 from profiles.profile import Profile
-from simulation.engine import make_engines
-from simulation.fleet_balance import DECODE, PREFILL
-from simulation.fleet_run import Run, advance_run, enlarge_if_full, make_run
-from simulation.metrics import Window, attained
-from simulation.tiered import TPOT_S, split_jobs_over_link
+from simulation.core.engine import make_engines
+from simulation.core.metrics import Window, attained
+from simulation.dispatchers.fleet_balance import DECODE, PREFILL
+from simulation.dispatchers.fleet_run import Run, advance_run, enlarge_if_full, make_run
+from simulation.workloads.polyserve import TPOT_S
+from simulation.workloads.split import split_jobs_over_link
 
 SLOTS = 1024  # requests per replica to begin with
 MAX_RUNNING = 8192  # sequences: KV binds long before
@@ -38,7 +39,7 @@ class FleetSystem:
     max_iteration_s: float = 0.2
     retry_s: float = math.inf
     max_hops: int = 8
-    comfort: float = 0.0
+    load_ceiling: float = 0.0
     prefill_comfort: float = 0.0
     tier_budgets: tuple[int, ...] = ()
     replicas: int = 20
@@ -46,7 +47,7 @@ class FleetSystem:
     def run(self, profile: Profile, jobs: np.ndarray) -> Run:
         """A run of this system that has not begun."""
         engines = make_engines(self.replicas, SLOTS)
-        engines.coefs[:] = engines.believed[:] = profile.coefficients
+        engines.coefs[:] = engines.planner_coefs[:] = profile.coefficients
         engines.limits[:] = make_limits(
             kv_capacity_tokens=profile.kv_capacity_tokens,
             max_running=MAX_RUNNING,
@@ -67,12 +68,12 @@ class FleetSystem:
             tiers[self.prefills :] = np.repeat(np.arange(len(self.split)), self.split)
             if self.tier_budgets:
                 engines.limits["max_batch_tokens"][self.prefills :] = np.array(self.tier_budgets)[tiers]
-        comforts = self.comfort, self.prefill_comfort
+        comforts = self.load_ceiling, self.prefill_comfort
         return make_run(jobs, engines, self.routing, tiers, sides, self.retry_s, self.max_hops, *comforts)
 
 
 @dataclass(frozen=True)
-class Attainment:
+class AttainmentSummary:
     """Share of judged requests that attained: in all, and per tier (tightest first)."""
 
     overall: float
@@ -83,16 +84,16 @@ class Attainment:
         return min(self.tiers)
 
 
-def attainment(run: Run) -> Attainment:
+def attainment(run: Run) -> AttainmentSummary:
     """The figures of a run; what was not reached counts as missed."""
-    heads = Window.of(run.jobs, WARM_UP).heads(run.jobs)
+    heads = Window.of(run.jobs, WARM_UP).first_requests(run.jobs)
     met, tiers = attained(run.jobs, run.records)["dslo"][heads], run.jobs["tier"][heads]
     shares = [float(met[tiers == tier].mean()) if (tiers == tier).any() else 1.0 for tier in range(len(TPOT_S))]
-    return Attainment(float(met.mean()), tuple(shares))
+    return AttainmentSummary(float(met.mean()), tuple(shares))
 
 
 @dataclass
-class Hopeless:
+class EarlyStop:
     """Tells when so many have missed that a figure cannot reach the target any more."""
 
     run: Run
@@ -100,7 +101,7 @@ class Hopeless:
     target: float = TARGET
 
     def __post_init__(self) -> None:
-        self.heads = Window.of(self.run.jobs, WARM_UP).heads(self.run.jobs)
+        self.heads = Window.of(self.run.jobs, WARM_UP).first_requests(self.run.jobs)
         self.tiers = self.run.jobs["tier"][self.heads]
         self.counts = np.bincount(self.tiers, minlength=len(TPOT_S))
 
@@ -142,7 +143,7 @@ class Goodput:
             return True
         if (figure, position) not in self.known:
             run = self.system.run(self.profile, self.make_jobs(self.rate_per_s(position)))
-            run = run_through(run, Hopeless(run, figure, self.target))
+            run = run_through(run, EarlyStop(run, figure, self.target))
             self.known[figure, position] = getattr(attainment(run), figure) >= self.target
         return self.known[figure, position]
 

@@ -8,20 +8,19 @@ from collections import OrderedDict
 
 import numpy as np
 
-from simulation.traces import Trace
-
 
 class PrefixCache:
     """Block ids per replica, in order of last use."""
 
-    def __init__(self, trace: Trace, jobs: np.ndarray, replicas: int) -> None:
-        self.trace, self._first, self._count = trace, jobs["first_block"], jobs["blocks"]
+    def __init__(self, blocks: np.ndarray, block_tokens: int, jobs: np.ndarray, replicas: int) -> None:
+        self._blocks, self.block_tokens = blocks, block_tokens
+        self._first, self._count = jobs["first_block"], jobs["blocks"]
         self.held: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(replicas)]
 
     def blocks(self, job: int) -> list[int]:
         """Prefix blocks of a job, the prompt's start first."""
         start = self._first[job]
-        found: list[int] = self.trace.blocks[start : start + self._count[job]].tolist()
+        found: list[int] = self._blocks[start : start + self._count[job]].tolist()
         return found
 
     def hit_tokens(self, replica: int, job: int, prompt_tokens: int) -> int:
@@ -32,7 +31,7 @@ class PrefixCache:
                 break
             held.move_to_end(block)
             hits += 1
-        return min(hits * self.trace.block_tokens, prompt_tokens - 1)
+        return min(hits * self.block_tokens, prompt_tokens - 1)
 
     def keep(self, replica: int, job: int, free_tokens: int) -> None:
         """Remember a request that ended, as far as ``free_tokens`` of KV cache go."""
@@ -45,12 +44,12 @@ class PrefixCache:
     def shrink(self, replica: int, free_tokens: int) -> None:
         """Give blocks up until the rest fits ``free_tokens``."""
         held = self.held[replica]
-        while len(held) > max(0, free_tokens // self.trace.block_tokens):
+        while len(held) > max(0, free_tokens // self.block_tokens):
             held.popitem(last=False)
 
     def held_tokens(self, replica: int) -> int:
         """KV tokens in blocks of ended requests."""
-        return len(self.held[replica]) * self.trace.block_tokens
+        return len(self.held[replica]) * self.block_tokens
 
 
 def held_kv_tokens(table: np.ndarray) -> int:

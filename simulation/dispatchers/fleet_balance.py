@@ -17,9 +17,9 @@ from profiles.kernels import iteration_s
 from routing.fleet_state import SHARED, FleetState
 from routing.placement import NOWHERE, PLACEMENT, place
 from routing.scores import LEAST_ADDED
-from simulation.engine import Engines, submit
-from simulation.placement import refresh
-from simulation.prefill_forecast import prefill_outlook
+from simulation.core.engine import Engines, submit
+from simulation.core.prefill_forecast import prefill_outlook
+from simulation.dispatchers.placement import refresh
 
 BOTH, PREFILL, DECODE = range(3)  # sides of a request that a replica takes
 BACKLOG_S = 0.5  # prompt tokens that wait count into the load as if they were due in so long
@@ -47,7 +47,7 @@ STATE = np.dtype(
 )
 
 
-class Fleet(NamedTuple):
+class SimFleetState(NamedTuple):
     """Replicas and requests of a run."""
 
     state: np.ndarray  # STATE[1]
@@ -61,26 +61,26 @@ class Fleet(NamedTuple):
 
 
 @njit(cache=True)
-def look(fleet: Fleet) -> None:
+def look(fleet: SimFleetState) -> None:
     """Bring the mirrors' sums up to date."""
     refresh(fleet.fleet_state, fleet.engines, fleet.seen, fleet.state[0]["now_s"])
 
 
 @njit(cache=True)
-def latest_start_s(fleet: Fleet, job: int) -> float:
+def latest_start_s(fleet: SimFleetState, job: int) -> float:
     """When the request has to start at the latest on an engine to itself."""
     row, now_s = fleet.rows[job], fleet.state[0]["now_s"]
-    return next_token_deadline_s(row, now_s) - prefill_s(fleet.engines.believed[0], fleet.engines.limits[0], row)
+    return next_token_deadline_s(row, now_s) - prefill_s(fleet.engines.planner_coefs[0], fleet.engines.limits[0], row)
 
 
 @njit(cache=True)
-def _takes(fleet: Fleet, r: int, side: int) -> bool:
+def _takes(fleet: SimFleetState, r: int, side: int) -> bool:
     """Whether replica ``r`` takes this side of requests."""
     return bool(fleet.sides[r] == BOTH) or bool(fleet.sides[r] == side)
 
 
 @njit(cache=True)
-def put(fleet: Fleet, job: int) -> bool:
+def put(fleet: SimFleetState, job: int) -> bool:
     """Place a job where it is wanted most; False where its SLO is promised nowhere."""
     routing, side = fleet.state[0]["routing"], DECODE if fleet.jobs[job]["prefilled"] > 0 else PREFILL
     if routing >= MINIMAL_TIME:
@@ -99,7 +99,7 @@ def put(fleet: Fleet, job: int) -> bool:
 
 
 @njit(cache=True)
-def refuse(fleet: Fleet, job: int) -> None:
+def refuse(fleet: SimFleetState, job: int) -> None:
     """Serve a job best effort on the replica that has the fewest requests."""
     row, side, best = fleet.rows[job], DECODE if fleet.jobs[job]["prefilled"] > 0 else PREFILL, NOWHERE
     row["best_effort"], row["ttft_s"], row["tpot_s"], row["deadline_s"] = True, math.inf, math.inf, math.inf
@@ -112,7 +112,7 @@ def refuse(fleet: Fleet, job: int) -> None:
 
 
 @njit(cache=True)
-def _give(fleet: Fleet, job: int, r: int) -> None:
+def _give(fleet: SimFleetState, job: int, r: int) -> None:
     """Queue a job's row at a replica."""
     row, record = fleet.rows[job], fleet.records[job]
     record["replica"], record["promised"] = r, not row["best_effort"]
@@ -121,21 +121,21 @@ def _give(fleet: Fleet, job: int, r: int) -> None:
 
 
 @njit(cache=True)
-def _score(fleet: Fleet, r: int) -> float:
+def _score(fleet: SimFleetState, r: int) -> float:
     """How much replica ``r`` is wanted: the most loaded up to a comfortable load, beyond it the fewest requests."""
     seen = fleet.fleet_state.replicas[r]
     load = seen["load"] + seen["backlog_tokens"] * seen["prompt_token_s"] / BACKLOG_S
-    comfort = fleet.state[0]["prefill_comfort"] if fleet.sides[r] == PREFILL else fleet.state[0]["comfort"]
-    return load if load <= comfort else -float(seen["count"])
+    load_ceiling = fleet.state[0]["prefill_comfort"] if fleet.sides[r] == PREFILL else fleet.state[0]["comfort"]
+    return load if load <= load_ceiling else -float(seen["count"])
 
 
 @njit(cache=True)
-def _cycle_s(fleet: Fleet, r: int) -> float:
+def _cycle_s(fleet: SimFleetState, r: int) -> float:
     """Predicted time of the next iteration: every decode, and as much of the waiting prompts as the budget holds."""
     seen, decodes = fleet.fleet_state.replicas[r], fleet.fleet_state.replicas[r]["decodes"]
     room = max(0.0, fleet.engines.limits[r]["max_batch_tokens"] - decodes)
     tokens = decodes + min(room, seen["backlog_tokens"])
-    return iteration_s(fleet.engines.believed[r], max(1.0, tokens), seen["decode_kv_tokens"], 0.0, decodes, 0.0)
+    return iteration_s(fleet.engines.planner_coefs[r], max(1.0, tokens), seen["decode_kv_tokens"], 0.0, decodes, 0.0)
 
 
 @njit(cache=True)
@@ -149,7 +149,7 @@ def _draw(state: np.void, count: int) -> int:
 
 
 @njit(cache=True)
-def _takers(fleet: Fleet, side: int, tier: int) -> np.ndarray:
+def _takers(fleet: SimFleetState, side: int, tier: int) -> np.ndarray:
     """Replicas that take this side of a request of this tier."""
     takers, count = np.empty(len(fleet.sides), dtype=np.int64), 0
     for r in range(len(fleet.sides)):
@@ -161,7 +161,7 @@ def _takers(fleet: Fleet, side: int, tier: int) -> np.ndarray:
 
 
 @njit(cache=True)
-def _balanced(fleet: Fleet, side: int, tier: int) -> int:
+def _balanced(fleet: SimFleetState, side: int, tier: int) -> int:
     """Replica by a balancer among those that take the request."""
     state, takers, counts = fleet.state[0], _takers(fleet, side, tier), fleet.engines.state["count"]
     if state["routing"] == ROUND_ROBIN:
@@ -183,7 +183,7 @@ def _balanced(fleet: Fleet, side: int, tier: int) -> int:
 
 
 @njit(cache=True)
-def _most_wanted(fleet: Fleet, side: int, tier: int) -> int:
+def _most_wanted(fleet: SimFleetState, side: int, tier: int) -> int:
     """The most wanted replica that takes the request."""
     best, best_score = NOWHERE, -math.inf
     for r in _takers(fleet, side, tier):
@@ -194,7 +194,7 @@ def _most_wanted(fleet: Fleet, side: int, tier: int) -> int:
 
 
 @njit(cache=True)
-def _promised(fleet: Fleet, job: int) -> int:
+def _promised(fleet: SimFleetState, job: int) -> int:
     """Replica that keeps every promise with the request, by the fleet kernel; ``NOWHERE``: none does."""
     state, placement, row = fleet.state[0], np.zeros(1, dtype=PLACEMENT), fleet.rows[job : job + 1]
     scores = np.empty((0, 0))
@@ -207,7 +207,7 @@ def _promised(fleet: Fleet, job: int) -> int:
 
 
 @njit(cache=True)
-def _promised_prefill(fleet: Fleet, job: int) -> int:
+def _promised_prefill(fleet: SimFleetState, job: int) -> int:
     """The prefill replica with least to do that brings the prompt in time (PolyServe section 4.7).
 
     Not the one with most: prompts of all tiers are served there by deadline, so filling one first gains nothing, and a
@@ -228,7 +228,7 @@ def _promised_prefill(fleet: Fleet, job: int) -> int:
 
 
 @njit(cache=True)
-def _promised_tokens(fleet: Fleet, r: int) -> float:
+def _promised_tokens(fleet: SimFleetState, r: int) -> float:
     """Prompt tokens of replica ``r`` that stand before a newcomer: best effort does not."""
     tokens = 0.0
     for i in range(fleet.engines.state[r]["count"]):
@@ -239,10 +239,10 @@ def _promised_tokens(fleet: Fleet, r: int) -> float:
 
 
 @njit(cache=True)
-def _outlook_holds(fleet: Fleet, r: int, row: np.void) -> bool:
+def _outlook_holds(fleet: SimFleetState, r: int, row: np.void) -> bool:
     """Whether prefill replica ``r`` keeps every first token on time that it would without the request, and its own."""
     count, start_s = fleet.engines.state[r]["count"], fleet.fleet_state.replicas[r]["free_at_s"]
-    coef, limits = fleet.engines.believed[r], fleet.engines.limits[r]
+    coef, limits = fleet.engines.planner_coefs[r], fleet.engines.limits[r]
     table, first_s = fleet.engines.tables[r, : count + 1], np.empty(count + 1)
     table[count] = row
     if prefill_outlook(EngineModel(coef, limits), table, start_s, first_s) >= 0.0:

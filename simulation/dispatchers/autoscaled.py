@@ -16,8 +16,8 @@ from controller.fleet import Fleet
 from controller.scaling.signals import Actions, Serve
 from controller.scaling.sizing import SCALE_S, plan_size
 from protocol.messages import Report
-from simulation.fleet import FleetDispatch, replica_name
-from simulation.loop import Simulation
+from simulation.core.loop import Simulation
+from simulation.dispatchers.live_fleet import ControllerDispatcher, replica_name
 
 
 class Sizer(Protocol):
@@ -72,7 +72,7 @@ class OngoingRequests:
 
 
 @dataclass
-class Life:
+class ReplicaLifetime:
     """One replica, from being asked for to its end."""
 
     name: str
@@ -84,8 +84,8 @@ class Life:
 
 
 @dataclass
-class ElasticDispatch(FleetDispatch):
-    """``FleetDispatch`` over as many of the simulation's engines as there are replicas at the time."""
+class AutoscaledDispatcher(ControllerDispatcher):
+    """``ControllerDispatcher`` over as many of the simulation's engines as there are replicas at the time."""
 
     sizer: Sizer = field(default_factory=LiveSizer)
     begin: int = 1  # replicas that are up when the run begins
@@ -93,7 +93,7 @@ class ElasticDispatch(FleetDispatch):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.lives: list[Life] = []
+        self.lives: list[ReplicaLifetime] = []
         self._at: dict[str, int] = {}  # positions by name
         self._size_s = SCALE_S
 
@@ -138,10 +138,10 @@ class ElasticDispatch(FleetDispatch):
 
     # -- replicas ---------------------------------------------------------------------------------------------------
 
-    def _present(self) -> list[Life]:
+    def _present(self) -> list[ReplicaLifetime]:
         return [life for life in self.lives if life.ended_s == math.inf]
 
-    def _there(self, simulation: Simulation) -> list[Life]:
+    def _there(self, simulation: Simulation) -> list[ReplicaLifetime]:
         return [life for life in self._present() if life.up_s <= simulation.now_s]
 
     def _target(self) -> int:
@@ -163,12 +163,12 @@ class ElasticDispatch(FleetDispatch):
         if replicas > len(free):
             raise ValueError(f"{len(taken) + replicas} replicas at a time on {len(simulation.engines.state)} engines")
         for position in free[: max(0, replicas)]:
-            life = Life(replica_name(len(self.lives)), position, simulation.now_s, up_s)
+            life = ReplicaLifetime(replica_name(len(self.lives)), position, simulation.now_s, up_s)
             self.lives.append(life)
             self._at[life.name] = position
             self._report_s = min(self._report_s, up_s)
 
-    def _end(self, simulation: Simulation, life: Life) -> np.ndarray:
+    def _end(self, simulation: Simulation, life: ReplicaLifetime) -> np.ndarray:
         """End a replica; returns the jobs that it leaves unfinished."""
         life.ended_s = simulation.now_s
         left = simulation.table(life.position)["id"] - 1

@@ -13,9 +13,9 @@ from routing.fleet_state import FleetState, make_fleet_state, recompute_load
 from routing.placement import NO_SCORES, NOWHERE, PLACEMENT, place
 from routing.policy import RoutingPolicy, best_scored, make_routing, to_routing_request
 from routing.scores import MOST_LOADED
-from simulation.dispatch import Quiet, to_best_effort
-from simulation.engine import Engines
-from simulation.loop import Simulation
+from simulation.core.engine import Engines
+from simulation.core.loop import Simulation
+from simulation.dispatchers.planner import StatelessDispatcher, to_best_effort
 
 
 @njit(cache=True)
@@ -47,8 +47,8 @@ class EngineMirrors:
             self._fleet_state = fleet_state._replace(
                 tables=engines.tables,
                 forecasts=np.zeros((replicas, slots), dtype=fleet_state.forecasts.dtype),
-                coefs=engines.believed,
-                pessimistic_coefs=engines.believed,
+                coefs=engines.planner_coefs,
+                pessimistic_coefs=engines.planner_coefs,
                 limits=engines.limits,
             )
             self._seen = np.full(replicas, -1)
@@ -66,7 +66,7 @@ def least_busy(engines: Engines) -> int:
     return best
 
 
-class PlacedFleet(Quiet):
+class KernelDispatcher(StatelessDispatcher):
     """Exact admission where a rule of ``routing.scores`` wants it; what fits nowhere is served best effort.
 
     By default the load gradient: the live default's rule keeps all replicas busy, and their replays take several times
@@ -102,7 +102,7 @@ class PlacedFleet(Quiet):
 
 
 @dataclass
-class Routed(Quiet):
+class BalancerDispatcher(StatelessDispatcher):
     """No admission: a routing policy's first choice takes the request as it asked."""
 
     policy: str = "round_robin"

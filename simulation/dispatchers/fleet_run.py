@@ -1,8 +1,8 @@
 """A whole fleet's run in one compiled loop: arrivals, hand-overs, retries and iterations in one order of time.
 
-For runs of tens of replicas and a hundred thousand requests. Placement is ``simulation.fleet_balance``; what lives here
-is the order of events, the queue of requests that wait at the dispatcher until their latest start, and the hand-over
-from prefill to decode replicas.
+For runs of tens of replicas and a hundred thousand requests. Placement is ``fleet_balance``; what lives here is
+the order of events, the queue of requests that wait at the dispatcher until their latest start, and the hand-over from
+prefill to decode replicas.
 """
 
 import math
@@ -12,9 +12,19 @@ import numpy as np
 from numba import njit
 
 from routing.fleet_state import SHARED, make_fleet_state
-from simulation.engine import Engines, advance_engines, with_slots
-from simulation.fleet_balance import BOTH, PREFILL, ROUTINGS, STATE, Fleet, latest_start_s, look, put, refuse
-from simulation.jobs import NEVER, make_records, to_rows
+from simulation.core.engine import Engines, advance_engines, with_slots
+from simulation.core.jobs import NEVER, make_records, to_rows
+from simulation.dispatchers.fleet_balance import (
+    BOTH,
+    PREFILL,
+    ROUTINGS,
+    STATE,
+    SimFleetState,
+    latest_start_s,
+    look,
+    put,
+    refuse,
+)
 
 SPARE_ROWS = 256  # of every table, for what may be queued before it can be enlarged
 ASKED_PER_TIER = 2  # waiting requests of a tier that are asked about in vain before the others go unasked
@@ -23,7 +33,7 @@ ASKED_PER_TIER = 2  # waiting requests of a tier that are asked about in vain be
 class Run(NamedTuple):
     """All there is of a run; arrays only."""
 
-    fleet: Fleet
+    fleet: SimFleetState
     order: np.ndarray  # i8, jobs by arrival
     queue: np.ndarray  # i8[jobs], jobs that wait, by latest start
     transfers: np.ndarray  # i8[jobs], followers on their way
@@ -50,7 +60,7 @@ def make_run(
     sides: np.ndarray | None = None,
     retry_s: float = math.inf,
     max_hops: int = 8,
-    comfort: float = 0.0,
+    load_ceiling: float = 0.0,
     prefill_comfort: float = 0.0,
 ) -> Run:
     """A run that has not begun; ``tiers`` (i8[R]) are the replicas' own, ``sides`` (i1[R]) what they take."""
@@ -59,16 +69,18 @@ def make_run(
     state = np.zeros(1, dtype=STATE)
     state["left"], state["routing"], state["retry_s"] = len(jobs), ROUTINGS.index(routing), retry_s
     state["retry_at_s"], state["max_hops"] = math.inf, max_hops
-    state["comfort"], state["prefill_comfort"] = comfort, prefill_comfort
+    state["comfort"], state["prefill_comfort"] = load_ceiling, prefill_comfort
     state["is_split"] = (sides == PREFILL).any()
     fleet_state = make_fleet_state(replicas, 1)
     fleet_state.replicas["is_open"], fleet_state.replicas["count"] = sides != PREFILL, -1
     fleet_state.replicas["tier"] = SHARED if tiers is None else tiers
     fleet_state = fleet_state._replace(
-        coefs=engines.believed, pessimistic_coefs=engines.believed, limits=engines.limits
+        coefs=engines.planner_coefs, pessimistic_coefs=engines.planner_coefs, limits=engines.limits
     )
     rows = to_rows(jobs, np.arange(len(jobs)))
-    fleet = Fleet(state, engines, fleet_state, sides, np.full(replicas, -1), jobs, make_records(len(jobs)), rows)
+    fleet = SimFleetState(
+        state, engines, fleet_state, sides, np.full(replicas, -1), jobs, make_records(len(jobs)), rows
+    )
     order = np.argsort(jobs["arrival_s"], kind="stable")
     order = order[np.isfinite(jobs["arrival_s"][order])]
     queue, transfers = np.zeros(len(jobs), dtype=np.int64), np.zeros(len(jobs), dtype=np.int64)
@@ -102,7 +114,7 @@ def _arrive(run: Run, job: int) -> None:
 
 
 @njit(cache=True)
-def _continue_line(fleet: Fleet, job: int) -> None:
+def _continue_line(fleet: SimFleetState, job: int) -> None:
     """Put a decode job on the line of its prompt: token i is due when it always was."""
     asked, row, prompt, seen = fleet.jobs[job], fleet.rows[job], fleet.jobs[job - 1], fleet.records[job - 1]
     asked["ttft_s"] = prompt["arrival_s"] + prompt["ttft_s"] - asked["arrival_s"]

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from profiles.profile import Profile
-from simulation.loop import Simulation
-from simulation.metrics import Window, attained
-from simulation.systems import System
+from simulation.core.loop import Simulation
+from simulation.core.metrics import Window, attained
+from simulation.studies.systems import System
 
 MakeJobs = Callable[[float, int], np.ndarray]  # (rate per second, seed) -> jobs
 RATE_TOLERANCE = 0.02
@@ -31,7 +31,7 @@ class Attained:
 
 def attainment_of(simulation: Simulation, window: Window) -> Attained:
     """The two figures of a run."""
-    heads = window.heads(simulation.jobs)
+    heads = window.first_requests(simulation.jobs)
     met, tiers = attained(simulation.jobs, simulation.records)["dslo"][heads], simulation.jobs["tier"][heads]
     return Attained(float(met.mean()), min(float(met[tiers == t].mean()) for t in np.unique(tiers)))
 
@@ -40,7 +40,7 @@ class GiveUp:
     """Stops a run once so many programs of every kind have missed that no figure can reach the target."""
 
     def __init__(self, jobs: np.ndarray, window: Window, target: float, every: int = 64) -> None:
-        heads = window.heads(jobs)
+        heads = window.first_requests(jobs)
         self.forecast_is_fresh = np.isin(jobs["program"], heads)
         self.program, self.allowed, self.every, self.calls = jobs["program"], (1 - target) * len(heads), every, 0
 

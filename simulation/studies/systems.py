@@ -10,13 +10,14 @@ from planning.admission.plan import AdmissionOptions
 from planning.batch.registry import POLICIES, policy_code
 from planning.limits import make_limits
 from profiles.profile import Profile
-from simulation.dispatch import PlannedReplica
-from simulation.distserve import TwoSides, split_jobs
-from simulation.engine import Engines, make_engines
-from simulation.fleet import FleetDispatch, tiers_of
-from simulation.loop import Dispatcher
-from simulation.placement import Routed
-from simulation.traces import Trace
+from simulation.core.engine import Engines, make_engines
+from simulation.core.loop import Dispatcher
+from simulation.dispatchers.distserve import DistServeDispatcher
+from simulation.dispatchers.live_fleet import ControllerDispatcher, tiers_of
+from simulation.dispatchers.placement import BalancerDispatcher
+from simulation.dispatchers.planner import AdmissionDispatcher
+from simulation.workloads.split import split_jobs
+from simulation.workloads.traces import Trace
 
 MAX_ITERATION_S = 0.2
 WHOLE_PROMPTS = 16384  # token budget that holds any prompt of the scenarios at once
@@ -59,7 +60,7 @@ class System:
         coefficients = np.array(profile.coefficients)
         if self.draft_s > 0.0:
             coefficients[-1] = self.draft_s
-        engines.coefs[:], engines.believed[:] = coefficients, coefficients / self.believed_speed
+        engines.coefs[:], engines.planner_coefs[:] = coefficients, coefficients / self.believed_speed
         engines.limits[:] = make_limits(
             kv_capacity_tokens=profile.kv_capacity_tokens,
             max_running=self.max_running,
@@ -77,8 +78,8 @@ class System:
     def dispatcher(self, profile: Profile, jobs: np.ndarray, seed: int = 0) -> Dispatcher:
         """Who decides where the jobs go."""
         if self.admits:
-            return PlannedReplica(AdmissionOptions(displace=self.displace), self.reconsiders, self.drops_refused)
-        return Routed("round_robin", seed)
+            return AdmissionDispatcher(AdmissionOptions(displace=self.displace), self.reconsiders, self.drops_refused)
+        return BalancerDispatcher("round_robin", seed)
 
     def jobs(self, jobs: np.ndarray) -> np.ndarray:
         """The workload as this system runs it."""
@@ -105,7 +106,7 @@ class DistServe(System):
         return engines
 
     def dispatcher(self, profile: Profile, jobs: np.ndarray, seed: int = 0) -> Dispatcher:
-        return TwoSides(self.sides[0])
+        return DistServeDispatcher(self.sides[0])
 
     def jobs(self, jobs: np.ndarray) -> np.ndarray:
         return split_jobs(jobs)
@@ -125,11 +126,11 @@ class FleetOf(System):
         options = FleetOptions(routing=self.routing, admission=self.admits, max_hops=self.max_hops, seed=seed)
         tiers = tiers_of(jobs, self.split)
         if self.trace is None or not len(self.trace.blocks):
-            return FleetDispatch(profile, tiers, options)
+            return ControllerDispatcher(profile, tiers, options)
         known = msgspec.structs.replace(
             options, prefix_affinity=self.prefix_affinity, block_tokens=self.trace.block_tokens
         )
-        return FleetDispatch(profile, tiers, known, self.trace.blocks)
+        return ControllerDispatcher(profile, tiers, known, self.trace.blocks)
 
 
 PLANNER = System("planner", admits=True)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from profiles.kernels import B_1, B_2, K1_1, K1_2, K_ATT, K_SEQ
-from simulation.arrivals import shaped_s
-from simulation.jobs import NEVER, make_jobs
-from simulation.lengths import CappedLogNormal, Lengths
-from simulation.workloads import join
+from simulation.core.jobs import NEVER, make_jobs
+from simulation.workloads.arrivals import shaped_s
+from simulation.workloads.lengths import CappedLogNormal, Lengths
+from simulation.workloads.settings import join
 
 TIGHT_SLOWDOWN, LOOSE_SLOWDOWN = 3.0, 5.0  # table 3: TTFT over that of an idle engine
 TIGHT_TPOT_S, LOOSE_TPOT_S = 0.050, 0.100

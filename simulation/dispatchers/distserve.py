@@ -8,33 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulation.dispatch import Quiet
-from simulation.jobs import NEVER
-from simulation.loop import Simulation
+from simulation.core.loop import Simulation
+from simulation.dispatchers.planner import StatelessDispatcher
 
 RATIOS = ((1, 1), (2, 1), (1, 2))  # prefill to decode replicas
-KV_BYTES_PER_TOKEN = 131072  # Llama-3.1-8B: 32 layers, 8 KV heads of 128, key and value, 16 bit
-LINK_BYTES_PER_S = 300e9  # NVLink between neighbours
-
-
-def split_jobs(jobs: np.ndarray) -> np.ndarray:
-    """Every request as a prompt job and, unless that emits its only token, a decode job that follows it."""
-    parts = 1 + (jobs["output_tokens"] > 1)
-    first = np.cumsum(parts) - parts
-    split = np.repeat(jobs, parts)
-    split["program"] = first[split["program"]]
-    decodes = np.ones(len(split), dtype=np.bool_)
-    decodes[first] = False
-    split["prefilled"], split["follower"] = decodes, NEVER
-    split["arrival_s"][decodes] = np.inf
-    prompts, last = first[parts > 1], first + parts - 1
-    split["output_tokens"][first] = split["predicted_tokens"][first] = 1
-    split["follower"][prompts] = prompts + 1
-    split["think_s"][prompts] = split["prompt_tokens"][prompts] * KV_BYTES_PER_TOKEN / LINK_BYTES_PER_S
-    followed = jobs["follower"] != NEVER
-    split["follower"][last[followed]] = first[jobs["follower"][followed]]
-    split["think_s"][last[followed]] = jobs["think_s"][followed]
-    return split
 
 
 def continue_line(simulation: Simulation, job: int) -> None:
@@ -46,7 +23,7 @@ def continue_line(simulation: Simulation, job: int) -> None:
 
 
 @dataclass
-class TwoSides(Quiet):
+class DistServeDispatcher(StatelessDispatcher):
     """Sends prompts to the first ``prefills`` replicas and decodes to the others."""
 
     prefills: int

@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 
 from profiles.profile import Profile
-from simulation.jobs import NO_EDGES
-from simulation.loop import Simulation
-from simulation.metrics import Window, attained
-from simulation.placement import PlacedFleet
-from simulation.systems import PLANNER
+from simulation.core.jobs import NO_EDGES
+from simulation.core.loop import Simulation
+from simulation.core.metrics import Window, attained
+from simulation.dispatchers.placement import KernelDispatcher
+from simulation.studies.systems import PLANNER
 
 MOST_REPLICAS = 256
 
@@ -20,7 +20,7 @@ def run_fleet(
 ) -> Simulation:
     """A workload on a fleet of equal, shared replicas placed by the routing kernels."""
     engines = replace(PLANNER, replicas=replicas).engines(profile, seed)
-    simulation = Simulation(jobs, engines, PlacedFleet(), edges=edges)
+    simulation = Simulation(jobs, engines, KernelDispatcher(), edges=edges)
     simulation.run()
     return simulation
 
@@ -28,7 +28,7 @@ def run_fleet(
 def worst_attainment(simulation: Simulation) -> tuple[float, float]:
     """Attainment of the tier that gets least, and attained programs per second over the whole run."""
     jobs, records = simulation.jobs, simulation.records
-    heads = Window.of(jobs).heads(jobs)
+    heads = Window.of(jobs).first_requests(jobs)
     met = attained(jobs, records)["dslo"]
     tiers = jobs["tier"][heads]
     worst = min(float(met[heads[tiers == tier]].mean()) for tier in np.unique(tiers))

@@ -1,7 +1,7 @@
 """Modelled engines: iterations formed by a batch policy, timed by a profile, applied to request tables.
 
 All replicas live in arrays and are moved on together, iteration by iteration in order of their start. Nothing here
-knows what a policy is for; every decision comes from ``forms``.
+knows what a policy is for; every decision comes from ``batch_policies``.
 """
 
 import math
@@ -22,7 +22,7 @@ from planning.forecast.rollout import mark_finished
 from planning.limits import LIMITS
 from planning.tables import REQUEST
 from profiles.kernels import COEFFICIENTS, iteration_s
-from simulation.jobs import NEVER, change_stage, note_tokens
+from simulation.core.jobs import NEVER, change_stage, note_tokens
 
 ENGINE = np.dtype(
     [
@@ -50,13 +50,13 @@ class Engines(NamedTuple):
     tables: np.ndarray  # REQUEST[R, slots]
     tokens: np.ndarray  # i4[R, slots], the iteration being formed
     coefs: np.ndarray  # f8[R, COEFFICIENTS], the hardware as it is
-    believed: np.ndarray  # f8[R, COEFFICIENTS], as the planner knows it
+    planner_coefs: np.ndarray  # f8[R, COEFFICIENTS], as the planner knows it
     limits: np.ndarray  # LIMITS[R]
     seed: int  # of draft acceptance
 
 
 def make_engines(replicas: int, slots: int, seed: int = 0) -> Engines:
-    """Empty engines without a profile; fill ``coefs``, ``believed``, ``limits`` and the policy in."""
+    """Empty engines without a profile; fill ``coefs``, ``planner_coefs``, ``limits`` and the policy in."""
     state = np.zeros(replicas, dtype=ENGINE)
     return Engines(
         state,
@@ -164,7 +164,11 @@ def _set_drafts(engines: Engines, r: int, table: np.ndarray, tokens: np.ndarray)
         return
     if engine["adapts_drafts"]:
         plan_drafts(
-            EngineModel(engines.believed[r], engines.limits[r]), table, engine["free_at_s"], engine["drafts"], tokens
+            EngineModel(engines.planner_coefs[r], engines.limits[r]),
+            table,
+            engine["free_at_s"],
+            engine["drafts"],
+            tokens,
         )
     for i in range(len(table)):
         drafts = tokens[i] if engine["adapts_drafts"] else engine["drafts"]
@@ -177,9 +181,11 @@ def iterate(engines: Engines, r: int, jobs: np.ndarray, records: np.ndarray, end
     engine, limits = engines.state[r], engines.limits[r]
     table, tokens = engines.tables[r, : engine["count"]], engines.tokens[r, : engine["count"]]
     if engine["sheds"]:
-        shed(EngineModel(engines.believed[r], limits), table, engine["free_at_s"])
+        shed(EngineModel(engines.planner_coefs[r], limits), table, engine["free_at_s"])
     _set_drafts(engines, r, table, tokens)
-    seconds, mix = form(engine["policy"], EngineModel(engines.believed[r], limits), table, engine["free_at_s"], tokens)
+    seconds, mix = form(
+        engine["policy"], EngineModel(engines.planner_coefs[r], limits), table, engine["free_at_s"], tokens
+    )
     if seconds <= 0.0:
         engine["free_at_s"] = math.inf
         return count

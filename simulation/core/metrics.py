@@ -22,7 +22,7 @@ class Window:
         first_s, last_s = float(times_s.min()), float(times_s.max())
         return cls(first_s + cut * (last_s - first_s), last_s - cut * (last_s - first_s))
 
-    def heads(self, jobs: np.ndarray) -> np.ndarray:
+    def first_requests(self, jobs: np.ndarray) -> np.ndarray:
         """Positions of the first requests of the judged programs."""
         is_head = jobs["program"] == np.arange(len(jobs))
         inside = (jobs["arrival_s"] >= self.start_s) & (jobs["arrival_s"] <= self.end_s)
@@ -71,7 +71,7 @@ def _asked_tpot_s(jobs: np.ndarray) -> np.ndarray:
 
 def summarize(jobs: np.ndarray, records: np.ndarray, state: np.ndarray, window: Window) -> dict[str, Any]:
     """The figures of one run as plain values; attainment by tier asked for, refused and unfinished ones as misses."""
-    heads = window.heads(jobs)
+    heads = window.first_requests(jobs)
     flags = attained(jobs, records)
     tiers = np.unique(jobs["tier"][heads])
     by_tier = {int(t): float(flags["dslo"][heads[jobs["tier"][heads] == t]].mean()) for t in tiers}

@@ -13,7 +13,7 @@ from controller.scaling.tiers import Tier, TierTable
 from profiles.profile import Profile
 from protocol.messages import AdmissionRequest, Decision, Outcome, Progress, Report, Slo, Verdict
 from routing.prefix_index import hash_spacing
-from simulation.loop import Simulation
+from simulation.core.loop import Simulation
 
 REPORT_S = 0.15  # how often a live replica reports
 PROGRESS = (
@@ -41,7 +41,7 @@ def replica_name(position: int) -> str:
 
 
 @dataclass
-class FleetDispatch:
+class ControllerDispatcher:
     """Carries out what a ``controller.fleet.Fleet`` decides, and tells it what a live system would."""
 
     profile: Profile

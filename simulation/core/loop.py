@@ -12,9 +12,9 @@ from typing import Protocol
 
 import numpy as np
 
-from simulation.engine import Engines, advance_engines, submit, with_slots
-from simulation.jobs import NEVER, NO_EDGES, all_edges, make_records, to_rows
-from simulation.prefix_cache import PrefixCache, held_kv_tokens
+from simulation.core.engine import Engines, advance_engines, submit, with_slots
+from simulation.core.jobs import NEVER, NO_EDGES, all_edges, make_records, to_rows
+from simulation.core.prefix_cache import PrefixCache, held_kv_tokens
 
 Watch = Callable[["Simulation"], bool]  # called after every dispatch; True stops the run
 
