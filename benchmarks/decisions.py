@@ -95,14 +95,14 @@ def build_mirrors(profile: str, replicas: int, rng: np.random.Generator) -> Flee
 
 
 def time_calls(
-    fleet_state: FleetState, asks: np.ndarray, burst: int, calls: int
+    fleet_state: FleetState, requests: np.ndarray, burst: int, calls: int
 ) -> tuple[np.ndarray, float, np.ndarray]:
     """Seconds of each call that decides ``burst`` requests, rows and all; core seconds of all calls; placements.
 
     Latencies are by the clock. Throughput is per second of the core: on a shared machine the clock also counts others.
     """
     seconds, core_s, placements = np.empty(calls), 0.0, np.zeros((calls, burst), dtype=PLACEMENT)
-    rows, values = np.zeros(burst, dtype=asks.dtype), asks.tolist()
+    rows, values = np.zeros(burst, dtype=requests.dtype), requests.tolist()
     for call in range(calls):
         wanted = [values[(call * burst + i) % len(values)] for i in range(burst)]
         began_s, core_began_s = time.perf_counter(), time.thread_time()
@@ -117,9 +117,13 @@ def time_calls(
     return seconds, core_s, placements
 
 
-def dispatch_s(fleet_state: FleetState, asks: np.ndarray, burst: int, calls: int) -> float:
+def dispatch_s(fleet_state: FleetState, requests: np.ndarray, burst: int, calls: int) -> float:
     """Seconds that stay in Python for one call: writing the rows and calling a kernel."""
-    rows, values, placements = np.zeros(burst, dtype=asks.dtype), asks.tolist(), np.zeros(burst, dtype=PLACEMENT)
+    rows, values, placements = (
+        np.zeros(burst, dtype=requests.dtype),
+        requests.tolist(),
+        np.zeros(burst, dtype=PLACEMENT),
+    )
     began_s = time.thread_time()
     for _ in range(calls):
         for i in range(burst):
@@ -131,12 +135,12 @@ def dispatch_s(fleet_state: FleetState, asks: np.ndarray, burst: int, calls: int
 def measure(profile: str, replicas: int, burst: int, decisions: int, seed: int) -> dict[str, Any]:
     """One point: decisions per second and the distribution of single calls."""
     rng = np.random.default_rng(seed)
-    fleet_state, asks = build_mirrors(profile, replicas, rng), draw_requests(rng, 512, 10**6)
+    fleet_state, requests = build_mirrors(profile, replicas, rng), draw_requests(rng, 512, 10**6)
     calls = max(64, decisions // burst)
-    time_calls(fleet_state, asks, burst, 32)  # warm caches
-    dispatch_s(fleet_state, asks, burst, 1)
+    time_calls(fleet_state, requests, burst, 32)  # warm caches
+    dispatch_s(fleet_state, requests, burst, 1)
     gc.collect()
-    seconds, core_s, placements = time_calls(fleet_state, asks, burst, calls)
+    seconds, core_s, placements = time_calls(fleet_state, requests, burst, calls)
     return {
         "profile": profile,
         "replicas": replicas,
@@ -148,7 +152,7 @@ def measure(profile: str, replicas: int, burst: int, decisions: int, seed: int) 
         "decision_us": 1e6 * core_s / (calls * burst),
         "call_p50_ms": 1e3 * float(np.quantile(seconds, 0.5)),
         "call_p99_ms": 1e3 * float(np.quantile(seconds, 0.99)),
-        "python_share": dispatch_s(fleet_state, asks, burst, calls) * calls / core_s,
+        "python_share": dispatch_s(fleet_state, requests, burst, calls) * calls / core_s,
         "admitted_share": float((placements["replica"] >= 0).mean()),
         "exact_checks": float(placements["hops"].mean()),
         "fleet_mib": sum(part.nbytes for part in fleet_state) / 2**20,
@@ -174,14 +178,14 @@ def controller_us(profile: str, replicas: int, seed: int, calls: int = 400) -> f
         known = tuple(progress(row) for row in rows)
         capacity = machine.kv_capacity_tokens
         fleet.report(Report(f"{r:04d}", "1", 1, profile, capacity, 0, 256, 8192, 0.0, known), 0.0)
-    asks, spent_s = draw_requests(rng, calls, 10**6), 0.0
-    for call, row in enumerate(asks):
+    requests, spent_s = draw_requests(rng, calls, 10**6), 0.0
+    for call, row in enumerate(requests):
         slo = Slo(float(row["ttft_s"]), float(row["tpot_s"]), tier="tier")
-        ask = AdmissionRequest(f"new {call}", int(row["prompt_tokens"]), int(row["output_cap_tokens"]), slo)
+        request = AdmissionRequest(f"new {call}", int(row["prompt_tokens"]), int(row["output_cap_tokens"]), slo)
         began_s = time.thread_time()
-        (decision,) = fleet.admit([ask], 0.0)
+        (decision,) = fleet.admit([request], 0.0)
         spent_s += time.thread_time() - began_s
-        fleet.replicas[decision.replica].release(request_uid(ask.request_id))
+        fleet.replicas[decision.replica].release(request_uid(request.request_id))
     return 1e6 * spent_s / calls
 
 

@@ -25,7 +25,7 @@ from simulation.core.jobs import make_jobs
 from simulation.core.loop import Simulation
 from simulation.dispatchers.live_fleet import ControllerDispatcher
 from simulation.studies.systems import System as Engines
-from simulation.workloads.settings import ShareChange, ServiceClass, draw_classes, set_classes
+from simulation.workloads.settings import ServiceClass, ShareChange, draw_classes, set_classes
 
 ATTAINED = 0.9
 LENGTH_SCALE, IDLE_S, MAX_HOPS = 0.25, 3.0, 8  # as in ``fleet_flip``
@@ -125,7 +125,7 @@ def run(
 
 
 def tier_table(system: str, jobs: np.ndarray, tight_ms: float) -> TierTable:
-    """The tiers under the names by which ``ControllerDispatcher`` asks; lengths are known by the mean of all requests."""
+    """Tiers under the names that ``ControllerDispatcher`` uses; lengths are known by the mean of all requests."""
     output_tokens, stated = int(jobs["output_tokens"].mean()), SYSTEMS[system].tier
     made = [
         Tier(

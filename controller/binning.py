@@ -17,11 +17,11 @@ def needed_tpot_s(slo: Slo, prompt_tokens: int, output_tokens: int) -> float:
     return min(slo.tpot_s, max(0.0, left_s) / max(1, output_tokens - 1))
 
 
-def in_own_tier(ask: AdmissionRequest, tiers: TierTable, lengths: LengthEstimator) -> AdmissionRequest:
+def in_own_tier(request: AdmissionRequest, tiers: TierTable, lengths: LengthEstimator) -> AdmissionRequest:
     """The question with its tier settled: by the age of the request it does not change."""
-    if not ask.slo.is_tier_open or not tiers.pool:
-        return ask
-    output_tokens = lengths.predict(ask.slo.tier, 0, ask.max_tokens, ask.tenant)
-    position = tiers.bin(needed_tpot_s(ask.slo, ask.prompt_tokens, output_tokens))
-    slo = msgspec.structs.replace(ask.slo, tier=tiers.tiers[position].name, is_tier_open=False)
-    return msgspec.structs.replace(ask, slo=slo)
+    if not request.slo.is_tier_open or not tiers.pool:
+        return request
+    output_tokens = lengths.predict(request.slo.tier, 0, request.max_tokens, request.tenant)
+    position = tiers.bin(needed_tpot_s(request.slo, request.prompt_tokens, output_tokens))
+    slo = msgspec.structs.replace(request.slo, tier=tiers.tiers[position].name, is_tier_open=False)
+    return msgspec.structs.replace(request, slo=slo)

@@ -16,7 +16,7 @@ from controller.mirror.lengths import LengthEstimator
 from controller.mirror.locations import RequestLocations
 from controller.mirror.prefix_affinity import Affinity
 from controller.mirror.replica_model import VirtualReplica, admission_row
-from controller.mirror.slots import Bank
+from controller.mirror.slots import ReplicaSlots
 from controller.options import FleetOptions
 from controller.placement import ASK_AGAIN_S, Pending, Waiting
 from controller.returns import Returns
@@ -42,7 +42,7 @@ class Fleet:
     load_profile: Callable[[str], Profile]
     replicas: dict[str, VirtualReplica] = field(default_factory=dict)
     tracker: Tracker = field(default_factory=Tracker)
-    bank: Bank = field(default_factory=Bank)
+    slots: ReplicaSlots = field(default_factory=ReplicaSlots)
     turn: int = 0
 
     def __post_init__(self) -> None:
@@ -56,7 +56,12 @@ class Fleet:
 
     def adopt_state(self, other: "Fleet", now_s: float) -> None:
         """Take over what another fleet knows: the options have changed, perhaps the tier table too."""
-        self.replicas, self.bank, self.tracker, self.places = other.replicas, other.bank, other.tracker, other.places
+        self.replicas, self.slots, self.tracker, self.places = (
+            other.replicas,
+            other.slots,
+            other.tracker,
+            other.places,
+        )
         self.turn, own = other.turn, self.lengths
         self.unplaced.adopt_state(other.unplaced)
         self.lengths = replace(other.lengths, prior_tokens=own.prior_tokens, tier_priors=own.tier_priors)
@@ -76,7 +81,7 @@ class Fleet:
             if known is not None:
                 self._drop(known)
             profile = self.load_profile(report.profile)
-            self.replicas[report.replica] = VirtualReplica(report, profile, self.bank, now_s)
+            self.replicas[report.replica] = VirtualReplica(report, profile, self.slots, now_s)
         replica = self.replicas[report.replica]
         self.places.follow(replica, replica.sync(report, self.lengths, self.tiers, now_s), now_s)
         if is_new or self.allocation.is_due(now_s):
@@ -124,27 +129,27 @@ class Fleet:
     def admit(self, batch: Sequence[AdmissionRequest], now_s: float) -> list[Decision]:
         """Decide requests that arrived together: the fleet places what it can promise, up to ``max_hops`` exact checks
         each (SLOs-Serve sections 3.1 and 4.2); the rest waits for room, is served best effort, or is refused."""
-        batch = [in_own_tier(ask, self.tiers, self.lengths) for ask in batch]
+        batch = [in_own_tier(request, self.tiers, self.lengths) for request in batch]
         self._open(now_s)
-        advance_fleet(self.bank.fleet_state, now_s)
-        self.bank.allocate(len(batch))
+        advance_fleet(self.slots.fleet_state, now_s)
+        self.slots.allocate(len(batch))
         checks, pending = self.options.admission and self.policy.checks_admission, []
-        for ask in batch:
-            pending.append(p := self._to_pending(ask, now_s))
+        for request in batch:
+            pending.append(p := self._to_pending(request, now_s))
             if not checks and not p.is_best_effort:
-                placement.place_without_check(self.bank, p, self.affinity.weight, now_s)
+                placement.place_without_check(self.slots, p, self.affinity.weight, now_s)
         asking, together = of_groups([p for p in pending if checks and not p.is_best_effort])
-        slots, hops = {name: replica.slot for name, replica in self.replicas.items()}, self.options.max_hops
+        slot_of, hops = {name: replica.slot for name, replica in self.replicas.items()}, self.options.max_hops
         requests = [*asking, *(group[0] for group in together)]
-        self.unplaced.returns.receive(self.bank, requests, self.waiting, now_s)
-        placement.place_each(self.bank, asking, self.affinity.weight, self.allocation, slots, now_s, hops)
+        self.unplaced.returns.receive(self.slots, requests, self.waiting, now_s)
+        placement.place_each(self.slots, asking, self.affinity.weight, self.allocation, slot_of, now_s, hops)
         fall_back, names = (
             partial(self._best_effort_or_refuse, now_s=now_s),
             {r.slot: r for r in self.replicas.values()},
         )
-        known = decide_together(self.bank, together, self.allocation, slots, now_s, hops, fall_back)
-        known |= {p.ask.request_id: self._admitted(p, names[p.slot], now_s) for p in pending if p.slot >= 0}
-        return [known.get(p.ask.request_id) or fall_back(p) for p in pending]
+        known = decide_together(self.slots, together, self.allocation, slot_of, now_s, hops, fall_back)
+        known |= {p.request.request_id: self._admitted(p, names[p.slot], now_s) for p in pending if p.slot >= 0}
+        return [known.get(p.request.request_id) or fall_back(p) for p in pending]
 
     def live(self, now_s: float) -> list[VirtualReplica]:
         """Replicas that may take requests: those that report and whose engines move.
@@ -157,42 +162,42 @@ class Fleet:
         return moving or alive or [r for r in usable if r.is_live(now_s, self.options.forget_s)]
 
     def _open(self, now_s: float) -> None:
-        state = self.bank.fleet_state.replicas
+        state = self.slots.fleet_state.replicas
         state["is_open"] = False
         state["is_open"][[replica.slot for replica in self.live(now_s)]] = True
 
-    def _to_pending(self, ask: AdmissionRequest, now_s: float) -> Pending:
+    def _to_pending(self, request: AdmissionRequest, now_s: float) -> Pending:
         """The request as a row, what it wants, and its earlier place given up: a stream that resumes or a client's
         retry has one place at a time."""
-        self.places.free(request_uid(ask.request_id))
-        tier, state = self.tiers.of_request(ask.slo), self.bank.fleet_state.replicas
-        row = admission_row(ask, tier, self.lengths, now_s)
+        self.places.free(request_uid(request.request_id))
+        tier, state = self.tiers.of_request(request.slo), self.slots.fleet_state.replicas
+        row = admission_row(request, tier, self.lengths, now_s)
         self.turn += 1
-        held = self.affinity.held_tokens(ask, self.replicas.values(), len(state))
-        p = Pending(ask, tier, row, self._scores(row), self.policy.score_kind, held)
-        shunned = [self.replicas[name].slot for name in ask.exclude if name in self.replicas]
+        held = self.affinity.held_tokens(request, self.replicas.values(), len(state))
+        p = Pending(request, tier, row, self._scores(row), self.policy.score_kind, held)
+        shunned = [self.replicas[name].slot for name in request.exclude if name in self.replicas]
         if shunned and state["is_open"].sum() > state["is_open"][shunned].sum():
-            p.exclude_slots(self.bank, shunned, now_s)
+            p.exclude_slots(self.slots, shunned, now_s)
         self.allocation.note_asked(row, now_s)
         return p
 
     def _scores(self, row: np.ndarray) -> np.ndarray:
         """How much the request (REQUEST[]) wants each slot."""
-        return self.policy.score(to_routing_request(row), self.bank.fleet_state.replicas, self.turn, self._rng)
+        return self.policy.score(to_routing_request(row), self.slots.fleet_state.replicas, self.turn, self._rng)
 
     def _settle(self, p: Pending, replica: VirtualReplica, now_s: float) -> None:
         """Note the place that a request was given."""
         self.places.reconcile(int(p.row["id"]), replica, now_s)
-        self.affinity.record(p.ask, replica, int(p.row["output_tokens"]))
+        self.affinity.record(p.request, replica, int(p.row["output_tokens"]))
 
     def _admitted(self, p: Pending, replica: VirtualReplica, now_s: float) -> Decision:
         self._settle(p, replica, now_s)
         self.unplaced.leave(int(p.row["id"]))
         return Decision(
-            p.ask.request_id,
+            p.request.request_id,
             Verdict.ADMITTED,
             replica.name,
-            self.tiers.tiers[p.tier].name if self.tiers.tiers else p.ask.slo.tier,
+            self.tiers.tiers[p.tier].name if self.tiers.tiers else p.request.slo.tier,
             "attainable" if p.is_checked else "admission_off",
             p.first_s - float(p.row["arrival_s"]),
             p.tpot_s,
@@ -203,43 +208,48 @@ class Fleet:
     def _best_effort_or_refuse(self, p: Pending, now_s: float) -> Decision:
         """Wait for room, go best effort to the replica with the least to do, or a refusal that says when to return."""
         asked_best_effort, may_wait = p.is_best_effort, p.is_new and not p.is_best_effort
-        refuses, is_any_open = may_wait and self._refuses(p.tier), self.bank.fleet_state.replicas["is_open"].any()
+        refuses, is_any_open = (
+            may_wait and self._refuses(p.tier),
+            self.slots.fleet_state.replicas["is_open"].any(),
+        )
         if may_wait and self.unplaced.may_wait(p, refuses) and (pause_s := self._pause_s(p, now_s)) > 0.0:
             return self._unplaced(p, Verdict.PENDING, pause_s)
         if refuses:
-            return self._unplaced(p, Verdict.REFUSED, self.unplaced.tell_s(self.bank, p, now_s))
-        places = placement.best_effort_places(self.bank, self.options.best_effort_backlog)
+            return self._unplaced(p, Verdict.REFUSED, self.unplaced.tell_s(self.slots, p, now_s))
+        places = placement.best_effort_places(self.slots, self.options.best_effort_backlog)
         if p.is_new and is_any_open and (wait_s := self.unplaced.line_s(p, int(places.sum()), now_s)) > 0.0:
             return self._unplaced(p, Verdict.PENDING, wait_s)
-        slot = placement.idlest_slot(self.bank, p, places > 0 if p.is_new else places >= 0)
+        slot = placement.idlest_slot(self.slots, p, places > 0 if p.is_new else places >= 0)
         if slot < 0 and asked_best_effort and self._cold_start_possible(p, now_s):
             return self._unplaced(p, Verdict.PENDING, ASK_AGAIN_S[1])
         self.unplaced.leave(int(p.row["id"]))
         if slot < 0:
-            return Decision(p.ask.request_id, Verdict.REFUSED, "", p.ask.slo.tier, "no_replica")
+            return Decision(p.request.request_id, Verdict.REFUSED, "", p.request.slo.tier, "no_replica")
         p.row["best_effort"], p.row["ttft_s"], p.row["tpot_s"], p.row["deadline_s"] = True, np.inf, np.inf, np.inf
-        self.bank.add(slot, p.row)
+        self.slots.add(slot, p.row)
         replica = next(r for r in self.replicas.values() if r.slot == slot)
         self._settle(p, replica, now_s)
         return Decision(
-            p.ask.request_id,
+            p.request.request_id,
             Verdict.ADMITTED if asked_best_effort else Verdict.BEST_EFFORT,
             replica.name,
-            p.ask.slo.tier if asked_best_effort else self.tiers.best_effort_name,
+            p.request.slo.tier if asked_best_effort else self.tiers.best_effort_name,
             "best_effort" if asked_best_effort else p.reason,
             hops=p.hops,
             output_tokens=int(p.row["output_tokens"]),
         )
 
     def _unplaced(self, p: Pending, verdict: Verdict, wait_s: float) -> Decision:
-        reason = p.reason if self.bank.fleet_state.replicas["is_open"].any() else "no_replica"
-        return Decision(p.ask.request_id, verdict, "", p.ask.slo.tier, reason, hops=p.hops, retry_after_s=wait_s)
+        reason = p.reason if self.slots.fleet_state.replicas["is_open"].any() else "no_replica"
+        return Decision(
+            p.request.request_id, verdict, "", p.request.slo.tier, reason, hops=p.hops, retry_after_s=wait_s
+        )
 
     def _pause_s(self, p: Pending, now_s: float) -> float:
         """How long a request that does not fit now should wait before it asks again; 0 when it is too late for that."""
-        if not self.options.pending or not self.bank.fleet_state.replicas["is_open"].any():
+        if not self.options.pending or not self.slots.fleet_state.replicas["is_open"].any():
             return 0.0
-        return self.unplaced.ask(p, now_s, lambda: placement.latest_start_s(self.bank, p.row, now_s)).pause_s(now_s)
+        return self.unplaced.ask(p, now_s, lambda: placement.latest_start_s(self.slots, p.row, now_s)).pause_s(now_s)
 
     def _cold_start_possible(self, p: Pending, now_s: float) -> bool:
         """Whether a replica may still come for a request that found none: one is started where all were stopped."""
@@ -277,7 +287,7 @@ class Fleet:
 
     def _drop(self, replica: VirtualReplica) -> None:
         """Forget what a replica held: it is gone or reborn."""
-        self.bank.release(replica.slot)
+        self.slots.release(replica.slot)
         self.unplaced.returns.forget(replica.slot)
         self.places.forget(replica.name)
 

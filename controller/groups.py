@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from controller import placement
-from controller.mirror.slots import Bank
+from controller.mirror.slots import ReplicaSlots
 from controller.placement import Pending
 from controller.scaling.allocation import Allocation
 from planning.admission.plan import AdmitReason
@@ -20,8 +20,8 @@ def of_groups(asking: Sequence[Pending]) -> tuple[list[Pending], list[list[Pendi
     """Requests of one sequence, and those of several, each in order of arrival."""
     singles, groups = [], dict[str, list[Pending]]()
     for p in asking:
-        if p.ask.group:
-            groups.setdefault(p.ask.group, []).append(p)
+        if p.request.group:
+            groups.setdefault(p.request.group, []).append(p)
         else:
             singles.append(p)
     for first, *others in groups.values():
@@ -30,10 +30,10 @@ def of_groups(asking: Sequence[Pending]) -> tuple[list[Pending], list[list[Pendi
 
 
 def decide_together(
-    bank: Bank,
+    slots: ReplicaSlots,
     groups: Sequence[Sequence[Pending]],
     allocation: Allocation,
-    slots: Mapping[str, int],
+    slot_of: Mapping[str, int],
     now_s: float,
     max_hops: int,
     fall_back: Callable[[Pending], Decision],
@@ -44,19 +44,24 @@ def decide_together(
     """
     decisions: dict[str, Decision] = {}
     for group in groups:
-        may_join = {slots[name] for name in allocation.candidates(group[0].tier) if name in slots}
-        if sum(p.slot == NOWHERE for p in group) <= most_sequences(bank, group, may_join, now_s):
-            _place(bank, group, allocation, slots, now_s, max_hops)
+        may_join = {slot_of[name] for name in allocation.candidates(group[0].tier) if name in slot_of}
+        if sum(p.slot == NOWHERE for p in group) <= most_sequences(slots, group, may_join, now_s):
+            _place(slots, group, allocation, slot_of, now_s, max_hops)
         else:
             _object(group, AdmitReason.TTFT_UNATTAINABLE.value)
         if any(p.slot == NOWHERE for p in group):
-            group[0].is_possible = len(group) <= most_sequences(bank, group, may_join, now_s, idle=True)
-            decisions |= {d.request_id: d for d in _best_effort_or_refuse(bank, group, fall_back)}
+            group[0].is_possible = len(group) <= most_sequences(slots, group, may_join, now_s, idle=True)
+            decisions |= {d.request_id: d for d in _best_effort_or_refuse(slots, group, fall_back)}
     return decisions
 
 
 def _place(
-    bank: Bank, group: Sequence[Pending], allocation: Allocation, slots: Mapping[str, int], now_s: float, max_hops: int
+    slots: ReplicaSlots,
+    group: Sequence[Pending],
+    allocation: Allocation,
+    slot_of: Mapping[str, int],
+    now_s: float,
+    max_hops: int,
 ) -> None:
     """Give the sequences places one after the other, until one finds none and no replica joins its tier for it."""
     failed: Pending | None = None
@@ -64,12 +69,12 @@ def _place(
         failed = None
         for start in range(0, len(group), CHUNK):
             chunk = group[start : start + CHUNK]
-            placement.place_admitted(bank, chunk, now_s, max_hops)
+            placement.place_admitted(slots, chunk, now_s, max_hops)
             if failed := next((p for p in chunk if p.slot == NOWHERE), None):
                 break
         if failed is None:
             return
-        placement.recruit_replica(bank, [failed], allocation, slots, now_s, max_hops)
+        placement.recruit_replica(slots, [failed], allocation, slot_of, now_s, max_hops)
     _object(group, failed.reason)
 
 
@@ -80,16 +85,16 @@ def _object(group: Sequence[Pending], reason: str) -> None:
 
 
 def _best_effort_or_refuse(
-    bank: Bank, group: Sequence[Pending], fall_back: Callable[[Pending], Decision]
+    slots: ReplicaSlots, group: Sequence[Pending], fall_back: Callable[[Pending], Decision]
 ) -> list[Decision]:
     """One decision for all: the first sequence's, with its siblings in their places, because the answer when there
     will be room depends on them."""
     first, others = group[0], group[1:]
-    _take_back(bank, [first])
+    _take_back(slots, [first])
     decision = fall_back(first)
-    _take_back(bank, others)
+    _take_back(slots, others)
     if decision.verdict in (Verdict.REFUSED, Verdict.PENDING):
-        return [msgspec.structs.replace(decision, request_id=p.ask.request_id) for p in group]
+        return [msgspec.structs.replace(decision, request_id=p.request.request_id) for p in group]
     told = dict(verdict=decision.verdict, tier=decision.tier, reason=decision.reason)
     decisions = [decision]
     for p in others:
@@ -99,23 +104,27 @@ def _best_effort_or_refuse(
     return decisions
 
 
-def _take_back(bank: Bank, group: Sequence[Pending]) -> None:
+def _take_back(slots: ReplicaSlots, group: Sequence[Pending]) -> None:
     """Give up places of a group that has not found enough of them."""
     for p in group:
         if p.slot != NOWHERE:
-            bank.remove(p.slot, int(p.row["id"]))
+            slots.remove(p.slot, int(p.row["id"]))
             p.slot = NOWHERE
 
 
 def most_sequences(
-    bank: Bank, group: Sequence[Pending], may_join: Collection[int], now_s: float, idle: bool = False
+    slots: ReplicaSlots, group: Sequence[Pending], may_join: Collection[int], now_s: float, idle: bool = False
 ) -> int:
     """How many sequences the open replicas of the tier, and those that ``may_join`` it, could hold, by cached sums.
 
     An upper bound: seats, KV tokens for the prompts alone, and prompts that can be computed in time; ``idle``: if
     nothing else were there.
     """
-    state, limits, rows = bank.fleet_state.replicas, bank.fleet_state.limits, np.array([p.row for p in group])
+    state, limits, rows = (
+        slots.fleet_state.replicas,
+        slots.fleet_state.limits,
+        np.array([p.row for p in group]),
+    )
     suited = [
         tier_distance(int(tier), group[0].tier) >= 0 or slot in may_join for slot, tier in enumerate(state["tier"])
     ]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from controller.mirror.slots import Bank
+from controller.mirror.slots import ReplicaSlots
 from controller.scaling.allocation import Allocation
 from planning.admission.plan import REASONS, plan_admission
 from planning.engine import EngineModel
@@ -50,7 +50,7 @@ class Waiting:
 class Pending:
     """A request to be decided and, once it has one, its place."""
 
-    ask: AdmissionRequest
+    request: AdmissionRequest
     tier: int
     row: np.ndarray  # REQUEST[]
     scores: np.ndarray  # preference of each slot, or empty for what the rule says at the time
@@ -73,73 +73,73 @@ class Pending:
     @property
     def is_new(self) -> bool:
         """Whether no replica has begun it yet."""
-        return self.ask.emitted_tokens == 0
+        return self.request.emitted_tokens == 0
 
-    def all_scores(self, bank: Bank, now_s: float) -> np.ndarray:
+    def all_scores(self, slots: ReplicaSlots, now_s: float) -> np.ndarray:
         """Its preference of each slot, said in full."""
         return (
             self.scores
             if len(self.scores)
-            else score_replicas(bank.fleet_state, self.row[None][0], now_s, self.score_kind)
+            else score_replicas(slots.fleet_state, self.row[None][0], now_s, self.score_kind)
         )
 
-    def exclude_slots(self, bank: Bank, slots: Sequence[int], now_s: float) -> None:
+    def exclude_slots(self, slots: ReplicaSlots, excluded: Sequence[int], now_s: float) -> None:
         """Want none of these slots."""
-        if not len(slots):
+        if not len(excluded):
             return
-        self.scores = self.all_scores(bank, now_s).astype(np.float64)
-        self.scores[slots] = -np.inf
+        self.scores = self.all_scores(slots, now_s).astype(np.float64)
+        self.scores[excluded] = -np.inf
 
 
-def place_without_check(bank: Bank, p: Pending, affinity: float, now_s: float) -> None:
+def place_without_check(slots: ReplicaSlots, p: Pending, affinity: float, now_s: float) -> None:
     """Give a request the replica it wants most, whatever that does to anybody's objective."""
-    p.slot = best_scored(bank.fleet_state.replicas, _with_affinity(bank, p, affinity, now_s))
+    p.slot = best_scored(slots.fleet_state.replicas, _with_affinity(slots, p, affinity, now_s))
     if p.slot != NOWHERE:
-        bank.add(p.slot, p.row)
+        slots.add(p.slot, p.row)
 
 
-def best_effort_places(bank: Bank, backlog: float) -> np.ndarray:
+def best_effort_places(slots: ReplicaSlots, backlog: float) -> np.ndarray:
     """How many more requests without an objective each slot takes (i8[R]): it holds ``backlog`` per sequence."""
-    state, most = bank.fleet_state.replicas, np.ceil(backlog * bank.fleet_state.limits["max_running"])
+    state, most = slots.fleet_state.replicas, np.ceil(backlog * slots.fleet_state.limits["max_running"])
     places: np.ndarray = np.where(state["is_open"], np.maximum(most - state["best_effort"], 0), 0).astype(np.int64)
     return places
 
 
-def idlest_slot(bank: Bank, p: Pending, is_usable: np.ndarray) -> int:
+def idlest_slot(slots: ReplicaSlots, p: Pending, is_usable: np.ndarray) -> int:
     """Of the usable slots (bool[R]) the one where best effort has the least to compute before its first token;
     ``NOWHERE`` where none is open."""
-    state = bank.fleet_state.replicas
+    state = slots.fleet_state.replicas
     scores = np.where(is_usable, idlest(state, p.held), -np.inf)
     if len(p.scores):
         scores[p.scores == -np.inf] = -np.inf
     return best_scored(state, scores)
 
 
-def _with_affinity(bank: Bank, p: Pending, affinity: float, now_s: float) -> np.ndarray:
+def _with_affinity(slots: ReplicaSlots, p: Pending, affinity: float, now_s: float) -> np.ndarray:
     """The preference as it stands now, and ``affinity`` more for a whole prompt."""
-    scores = p.all_scores(bank, now_s)
-    return scores + affinity * p.held / p.ask.prompt_tokens if len(p.held) else scores
+    scores = p.all_scores(slots, now_s)
+    return scores + affinity * p.held / p.request.prompt_tokens if len(p.held) else scores
 
 
 def place_each(
-    bank: Bank,
+    slots: ReplicaSlots,
     asking: Sequence[Pending],
     affinity: float,
     allocation: Allocation,
-    slots: Mapping[str, int],
+    slot_of: Mapping[str, int],
     now_s: float,
     max_hops: int,
 ) -> None:
-    """Place requests that stand for themselves: ``slots`` by name, ``affinity`` as of ``put_by_prefix``."""
+    """Place requests that stand for themselves: ``slot_of`` by name, ``affinity`` as of ``put_by_prefix``."""
     if asking:
-        put_by_prefix(bank, asking, affinity, now_s)
-        place_admitted(bank, asking, now_s, max_hops)
-        recruit_replica(bank, asking, allocation, slots, now_s, max_hops)
+        put_by_prefix(slots, asking, affinity, now_s)
+        place_admitted(slots, asking, now_s, max_hops)
+        recruit_replica(slots, asking, allocation, slot_of, now_s, max_hops)
     if len(asking) > 1:
-        reoptimize_burst(bank, asking, now_s)
+        reoptimize_burst(slots, asking, now_s)
 
 
-def put_by_prefix(bank: Bank, asking: Sequence[Pending], affinity: float, now_s: float) -> None:
+def put_by_prefix(slots: ReplicaSlots, asking: Sequence[Pending], affinity: float, now_s: float) -> None:
     """Requests whose prompt some replica presumably holds: one check each, of the replica that affinity puts first.
 
     Who is not placed by it is placed as if there were no affinity, so that it costs nobody a promise.
@@ -147,120 +147,128 @@ def put_by_prefix(bank: Bank, asking: Sequence[Pending], affinity: float, now_s:
     known = [p for p in asking if len(p.held)]
     plain = [p.scores for p in known]
     for p in known:
-        p.scores = _with_affinity(bank, p, affinity, now_s)
-    place_admitted(bank, known, now_s, 1)
+        p.scores = _with_affinity(slots, p, affinity, now_s)
+    place_admitted(slots, known, now_s, 1)
     for p, scores in zip(known, plain, strict=True):
         p.scores = scores
 
 
-def put_on(bank: Bank, p: Pending, slot: int, now_s: float) -> None:
+def put_on(slots: ReplicaSlots, p: Pending, slot: int, now_s: float) -> None:
     """Place a request on this replica, if that can promise it."""
-    scores, p.scores = p.scores, np.full(len(bank.fleet_state.replicas), -np.inf)
+    scores, p.scores = p.scores, np.full(len(slots.fleet_state.replicas), -np.inf)
     p.scores[slot] = 0.0
-    place_admitted(bank, [p], now_s, 1)
+    place_admitted(slots, [p], now_s, 1)
     p.scores = scores
 
 
-def place_admitted(bank: Bank, asking: Sequence[Pending], now_s: float, max_hops: int) -> None:
+def place_admitted(slots: ReplicaSlots, asking: Sequence[Pending], now_s: float, max_hops: int) -> None:
     """Place and commit, of those without a place, what some replica can promise (``routing.placement.place``)."""
     asking = [p for p in asking if p.slot == NOWHERE]
     if not asking:
         return
     rows, placements = np.array([p.row for p in asking]), np.zeros(len(asking), dtype=PLACEMENT)
-    scores, kind = _all_scores(bank, asking, now_s), asking[0].score_kind
-    place(bank.fleet_state, rows, now_s, scores, kind, max_hops, placements)
+    scores, kind = _all_scores(slots, asking, now_s), asking[0].score_kind
+    place(slots.fleet_state, rows, now_s, scores, kind, max_hops, placements)
     for p, placed in zip(asking, placements, strict=True):
         p.slot, p.is_checked = int(placed["replica"]), True
         p.hops = max(0, int(placed["hops"]) - 1)
         p.first_s, p.tpot_s = float(placed["first_s"]), float(placed["tpot_s"])
-        if bank.fleet_state.replicas["is_open"].any():
+        if slots.fleet_state.replicas["is_open"].any():
             p.reason = REASONS[placed["reason"]].value
 
 
-def _all_scores(bank: Bank, asking: Sequence[Pending], now_s: float) -> np.ndarray:
+def _all_scores(slots: ReplicaSlots, asking: Sequence[Pending], now_s: float) -> np.ndarray:
     """f8[k, R], or ``NO_SCORES`` where nobody says any."""
     if not any(len(p.scores) for p in asking):
         return NO_SCORES
-    return np.array([p.all_scores(bank, now_s) for p in asking], dtype=np.float64)
+    return np.array([p.all_scores(slots, now_s) for p in asking], dtype=np.float64)
 
 
 def recruit_replica(
-    bank: Bank, asking: Sequence[Pending], allocation: Allocation, slots: Mapping[str, int], now_s: float, max_hops: int
+    slots: ReplicaSlots,
+    asking: Sequence[Pending],
+    allocation: Allocation,
+    slot_of: Mapping[str, int],
+    now_s: float,
+    max_hops: int,
 ) -> None:
     """For requests that found no room in their own tier nor in a tighter one, replicas join their tier: from the
     pending list, then from the pool (PolyServe section 4.3). One joins only if it can promise what is asked."""
     left = sorted((p for p in asking if p.slot == NOWHERE), key=lambda p: p.tier)
     while left:
         p = left.pop(0)
-        names = {slots[name]: name for name in allocation.candidates(p.tier) if name in slots}
-        _try_as_tier(bank, p, [slot for slot in names if _is_wanted(p, slot)], now_s, max_hops)
+        names = {slot_of[name]: name for name in allocation.candidates(p.tier) if name in slot_of}
+        _try_as_tier(slots, p, [slot for slot in names if _is_wanted(p, slot)], now_s, max_hops)
         if p.slot == NOWHERE:
             continue
         allocation.join(names[p.slot], p.tier, now_s)
         if left:
-            place_admitted(bank, left, now_s, max_hops)
+            place_admitted(slots, left, now_s, max_hops)
             left = [q for q in left if q.slot == NOWHERE]
 
 
-def _try_as_tier(bank: Bank, p: Pending, slots: Sequence[int], now_s: float, max_hops: int) -> None:
+def _try_as_tier(slots: ReplicaSlots, p: Pending, candidates: Sequence[int], now_s: float, max_hops: int) -> None:
     """Place the request on the first of these replicas that can promise it as one of its tier, or nowhere."""
-    if not slots:
+    if not candidates:
         return
-    tiers, scores, hops = bank.fleet_state.replicas["tier"], p.scores, p.hops
-    before, tiers[slots] = tiers[slots], p.tier
+    tiers, scores, hops = slots.fleet_state.replicas["tier"], p.scores, p.hops
+    before, tiers[candidates] = tiers[candidates], p.tier
     p.scores = np.full(len(tiers), -np.inf)
-    p.scores[slots] = -np.arange(len(slots))
-    place_admitted(bank, [p], now_s, max_hops)
-    tiers[slots] = before
+    p.scores[candidates] = -np.arange(len(candidates))
+    place_admitted(slots, [p], now_s, max_hops)
+    tiers[candidates] = before
     if p.slot != NOWHERE:
         tiers[p.slot] = p.tier
     p.scores, p.hops = scores, hops + 1 + p.hops
 
 
-def reoptimize_burst(bank: Bank, asking: Sequence[Pending], now_s: float) -> None:
+def reoptimize_burst(slots: ReplicaSlots, asking: Sequence[Pending], now_s: float) -> None:
     """A burst that does not fit as a whole: let the programme choose the best set for each replica that took a part.
 
     It chooses among that part and what found no place, beside all earlier promises (SLOs-Serve section 3.2.1), and is
     followed where its set is worth more.
     """
     for slot in dict.fromkeys(p.slot for p in asking if p.slot != NOWHERE):
-        tier = int(bank.fleet_state.replicas["tier"][slot])
+        tier = int(slots.fleet_state.replicas["tier"][slot])
         here = [p for p in asking if p.slot == slot]
         left = [p for p in asking if p.slot == NOWHERE and tier_distance(tier, p.tier) >= 0 and _is_wanted(p, slot)]
         if left:
-            _choose_set(bank, slot, here, left, now_s)
+            _choose_set(slots, slot, here, left, now_s)
 
 
 def _is_wanted(p: Pending, slot: int) -> bool:
     return len(p.scores) == 0 or p.scores[slot] > -np.inf
 
 
-def _choose_set(bank: Bank, slot: int, here: list[Pending], left: list[Pending], now_s: float) -> None:
+def _choose_set(slots: ReplicaSlots, slot: int, here: list[Pending], left: list[Pending], now_s: float) -> None:
     """Put the better set in place of ``here`` if there is one."""
-    table, both = bank.rows(slot), [*here, *left]
+    table, both = slots.rows(slot), [*here, *left]
     promised = table[~np.isin(table["id"], [int(p.row["id"]) for p in here])]
-    start_s = max(now_s, float(bank.fleet_state.replicas["free_at_s"][slot]))
+    start_s = max(now_s, float(slots.fleet_state.replicas["free_at_s"][slot]))
     rows = np.array([p.row for p in both])
     plan = plan_admission(
-        EngineModel(bank.fleet_state.pessimistic_coefs[slot], bank.fleet_state.limits[slot]), promised, rows, start_s
+        EngineModel(slots.fleet_state.pessimistic_coefs[slot], slots.fleet_state.limits[slot]),
+        promised,
+        rows,
+        start_s,
     )
     worth = float(rows["value"][plan.accepted].sum())
     if worth <= sum(float(p.row["value"]) for p in here) + TOLERANCE_S:
         return
-    bank.put(slot, np.concatenate([promised, rows[plan.accepted]]))
+    slots.put(slot, np.concatenate([promised, rows[plan.accepted]]))
     for k, p in enumerate(both):
         p.slot, p.reason = (slot if plan.accepted[k] else NOWHERE), plan.reasons[k].value
         p.first_s = float(plan.predicted_ttft_s[k] + p.row["arrival_s"])
         p.tpot_s = float(plan.predicted_tpot_s[k])
 
 
-def latest_start_s(bank: Bank, row: np.ndarray, now_s: float) -> float:
+def latest_start_s(slots: ReplicaSlots, row: np.ndarray, now_s: float) -> float:
     """When a request must start at the latest on an idle replica of the fleet; -inf where none could ever attain it.
 
     As much later than now as its first token by TTFT, and its predicted end by its deadline, would come too early; one
     that bounds neither waits for ``UNBOUND_S``.
     """
-    fleet_state, latest_s, known = bank.fleet_state, -np.inf, set[bytes]()
+    fleet_state, latest_s, known = slots.fleet_state, -np.inf, set[bytes]()
     left_tokens = max(0, int(row["output_tokens"]) - int(row["emitted_tokens"]) - 1)  # after the first
     for slot in np.flatnonzero(fleet_state.replicas["is_open"]):
         coef, limits = fleet_state.pessimistic_coefs[slot], fleet_state.limits[slot]

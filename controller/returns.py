@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from controller.mirror.slots import Bank
+from controller.mirror.slots import ReplicaSlots
 from controller.placement import Pending, put_on
 from routing.placement import NOWHERE
 from routing.returns import (
@@ -77,7 +77,7 @@ class Returns:
 
     # -- those that come --------------------------------------------------------------------------------------------
 
-    def receive(self, bank: Bank, asking: Sequence[Pending], waiting: Collection[int], now_s: float) -> None:
+    def receive(self, slots: ReplicaSlots, asking: Sequence[Pending], waiting: Collection[int], now_s: float) -> None:
         """Requests with an objective ask, each by its first sequence. Those that were told to come now are placed where
         room is kept for them, if that still is so; all other newcomers want no replica whose room is kept. Those
         ``waiting`` came earlier."""
@@ -90,23 +90,23 @@ class Returns:
             if (told := self._take(p, now_s)) is None:
                 newcomers.append(p)
             else:
-                self._put_back(bank, p, told, now_s)
-        self._carry(bank, now_s)
+                self._put_back(slots, p, told, now_s)
+        self._carry(slots, now_s)
         for p in newcomers:
             if p.is_new and int(p.row["id"]) not in waiting:
-                kept = np.flatnonzero(is_kept(bank.fleet_state, self._ledger, _whole(p)[None][0], now_s))
+                kept = np.flatnonzero(is_kept(slots.fleet_state, self._ledger, _whole(p)[None][0], now_s))
                 for sequence in (p, *p.siblings):
-                    sequence.exclude_slots(bank, kept.tolist(), now_s)
+                    sequence.exclude_slots(slots, kept.tolist(), now_s)
         self._is_current = False
 
     @staticmethod
-    def _put_back(bank: Bank, p: Pending, told: Told, now_s: float) -> None:
+    def _put_back(slots: ReplicaSlots, p: Pending, told: Told, now_s: float) -> None:
         """Place a request where room was kept, until one of its sequences finds none there."""
-        slots = [told.slot, *(slot for slot in told.room if slot != told.slot)]
+        kept = [told.slot, *(slot for slot in told.room if slot != told.slot)]
         for sequence in (p, *p.siblings):
-            for slot in slots:
+            for slot in kept:
                 if slot != NOWHERE and sequence.slot == NOWHERE:
-                    put_on(bank, sequence, slot, now_s)
+                    put_on(slots, sequence, slot, now_s)
             if sequence.slot == NOWHERE:
                 return
 
@@ -121,32 +121,32 @@ class Returns:
 
     # -- those that are refused -------------------------------------------------------------------------------------
 
-    def tell_s(self, bank: Bank, p: Pending, now_s: float) -> float:
+    def tell_s(self, slots: ReplicaSlots, p: Pending, now_s: float) -> float:
         """Whole seconds after which the request will be attainable, at most the cap; 0 for what no replica can ever do.
 
         Who asks again too early keeps its time, rounded up anew. At the cap no room is kept.
         """
         row, key = p.row[None][0], _key(p)
-        if not p.is_possible or not can_ever(bank.fleet_state, row, now_s):
+        if not p.is_possible or not can_ever(slots.fleet_state, row, now_s):
             return 0.0
-        self._carry(bank, now_s)
+        self._carry(slots, now_s)
         told = self._told.get(key)
         if told and told[0].made_s < now_s < told[0].due_s:
             first = self._release(key)
             wait_s, slot = min(self.cap_s, max(1, math.ceil(first.due_s - now_s))), first.slot
         else:
-            wait_s, slot = first_room(bank.fleet_state, self._ledger, row, now_s, self.cap_s)
+            wait_s, slot = first_room(slots.fleet_state, self._ledger, row, now_s, self.cap_s)
         if slot == NOWHERE or self._count >= MOST_TOLD:
             return float(self.cap_s)
-        self._keep(bank, p, slot, wait_s, now_s)
+        self._keep(slots, p, slot, wait_s, now_s)
         return float(wait_s)
 
-    def _keep(self, bank: Bank, p: Pending, slot: int, wait_s: int, now_s: float) -> None:
+    def _keep(self, slots: ReplicaSlots, p: Pending, slot: int, wait_s: int, now_s: float) -> None:
         """Keep room for a request that comes ``wait_s`` from now: for a sibling that has a place today, there."""
         share, room = max(self.share, LEAST_SHARE), Room()
         for sequence in (p, *p.siblings):
             at = slot if sequence.slot == NOWHERE else sequence.slot
-            claim, lasts, _window_s = claim_of(bank.fleet_state, at, sequence.row[None][0], now_s)
+            claim, lasts, _window_s = claim_of(slots.fleet_state, at, sequence.row[None][0], now_s)
             kept, most = room.get(at, (np.zeros_like(claim), 0))
             room[at] = kept + claim * share, max(most, lasts)
         made = Told(now_s, now_s + wait_s, slot, room)
@@ -173,13 +173,13 @@ class Returns:
 
     # -- bookkeeping ------------------------------------------------------------------------------------------------
 
-    def _carry(self, bank: Bank, now_s: float) -> None:
+    def _carry(self, slots: ReplicaSlots, now_s: float) -> None:
         """Bring the ledger up to what is promised, once for the requests that ask together."""
-        replicas = len(bank.fleet_state.replicas)
+        replicas = len(slots.fleet_state.replicas)
         if len(self._ledger.told) < replicas:
             self._ledger = resized_ledger(self._ledger, replicas)
         if not self._is_current:
-            carry(bank.fleet_state, now_s, self._ledger)
+            carry(slots.fleet_state, now_s, self._ledger)
             self._is_current = True
 
     def _sweep(self, now_s: float) -> None:
@@ -194,8 +194,12 @@ class Returns:
 
 
 def _key(p: Pending) -> Key:
-    asks = [sequence.ask for sequence in (p, *p.siblings)]
-    return sum(ask.prompt_digest for ask in asks), sum(ask.prompt_tokens for ask in asks), len(asks)
+    requests = [sequence.request for sequence in (p, *p.siblings)]
+    return (
+        sum(request.prompt_digest for request in requests),
+        sum(request.prompt_tokens for request in requests),
+        len(requests),
+    )
 
 
 def _whole(p: Pending) -> np.ndarray:

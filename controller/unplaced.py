@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from controller.best_effort_line import BestEffortLine
-from controller.mirror.slots import Bank
+from controller.mirror.slots import ReplicaSlots
 from controller.placement import Pending, Waiting
 from controller.returns import Returns
 
@@ -48,7 +48,7 @@ class Unplaced:
         uid = int(p.row["id"])
         known = self.waiting.get(uid)
         at_last_s = latest_s() if known is None else known.latest_s
-        waiting = self.waiting[uid] = Waiting(p.tier, p.ask.prompt_tokens, now_s, at_last_s)
+        waiting = self.waiting[uid] = Waiting(p.tier, p.request.prompt_tokens, now_s, at_last_s)
         return waiting
 
     def line_s(self, p: Pending, places: int, now_s: float) -> float:
@@ -60,7 +60,7 @@ class Unplaced:
             self.waiting.pop(uid, None)
         return wait_s
 
-    def tell_s(self, bank: Bank, p: Pending, now_s: float) -> float:
+    def tell_s(self, slots: ReplicaSlots, p: Pending, now_s: float) -> float:
         """What a refusal tells (``Returns.tell_s``); 0 where no replica is open."""
         self.waiting.pop(int(p.row["id"]), None)
-        return self.returns.tell_s(bank, p, now_s) if bank.fleet_state.replicas["is_open"].any() else 0.0
+        return self.returns.tell_s(slots, p, now_s) if slots.fleet_state.replicas["is_open"].any() else 0.0

@@ -38,11 +38,11 @@ class Ingress:
         self.application = context.app_name
         name = controller_name(fleet.controller_name, self.application)
         self.transport = RayTransport(replicas, context.replica_id.unique_id, name, fleet.controller_namespace)
-        self.door: Any = None
+        self.ingress_app: Any = None
 
     async def __serve_build_asgi_app__(self) -> Any:
         from serving.config.vllm_arguments import command_line
-        from serving.ingress.ingress import Door
+        from serving.ingress.ingress import IngressApp
         from serving.ingress.vllm_server import make_server
 
         config, fleet = self.config, self.config.fleet
@@ -52,7 +52,7 @@ class Ingress:
         arguments, marked = command_line(model, config.model.server_arguments), config.marked_block_tokens
         most = config.ingress.limits.prompt_logprobs
         server, client = await make_server(arguments, self.transport, timeouts, marked, most, config.not_computed)
-        self.door = Door(
+        self.ingress_app = IngressApp(
             config,
             self.transport,
             server,
@@ -61,16 +61,16 @@ class Ingress:
             self.deploy,
             engine_failed=lambda: bool(server.state.engine_client.errored),
         )
-        return self.door
+        return self.ingress_app
 
     async def check_health(self) -> None:
         """Serve's question: raises where this ingress can serve nothing any more; Serve then makes a new one."""
-        self.door.check()
+        self.ingress_app.check()
 
     async def reconfigure(self, user_config: Any) -> None:
         """Serve's in-place update, and its first configuration: the tier table, taken on to the controller."""
-        self.door.set_table(user_config)
-        await self.door.forward_table()
+        self.ingress_app.set_table(user_config)
+        await self.ingress_app.forward_table()
 
 
 def build(args: dict[str, Any]) -> serve.Application:
@@ -92,7 +92,7 @@ def build(args: dict[str, Any]) -> serve.Application:
         )
         for group in config.replica_groups()
     }
-    door = serve.deployment(
+    deployment = serve.deployment(
         Ingress,
         name=INGRESS,
         num_replicas=ingress.replicas,
@@ -101,7 +101,9 @@ def build(args: dict[str, Any]) -> serve.Application:
         ray_actor_options={"num_cpus": ingress.cores, "runtime_env": {"env_vars": CPU_ONLY | guarded(ingress.guard)}},
         health_check_period_s=2,
     )
-    return door.bind(config, replicas, uuid.uuid4().hex)  # built anew only where args or code changed, not the tiers
+    return deployment.bind(
+        config, replicas, uuid.uuid4().hex
+    )  # built anew only where args or code changed, not the tiers
 
 
 def check_vllm_args(config: AppConfig) -> None:

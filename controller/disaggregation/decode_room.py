@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from controller.mirror.slots import Bank
+from controller.mirror.slots import ReplicaSlots
 
 GRACE_S = 3.0  # between the end of a prefill, as reports show it, and the question who decodes
 
@@ -32,27 +32,27 @@ class DecodeRoom:
     held: dict[int, Reservation] = field(default_factory=dict)
 
     @contextmanager
-    def counted(self, bank: Bank) -> Iterator[None]:
+    def counted(self, slots: ReplicaSlots) -> Iterator[None]:
         """Have the rows of all reservations in the bank, those made meanwhile included; afterwards none."""
         for reservation in self.held.values():
-            bank.add(reservation.slot, reservation.row)
+            slots.add(reservation.slot, reservation.row)
         try:
             yield
         finally:
             for slot in {reservation.slot for reservation in self.held.values()}:
-                rows = bank.rows(slot)
-                bank.put(slot, rows[~np.isin(rows["id"], list(self.held))].copy())
+                rows = slots.rows(slot)
+                slots.put(slot, rows[~np.isin(rows["id"], list(self.held))].copy())
 
-    def reserve(self, bank: Bank, uid: int, reservation: Reservation) -> None:
+    def reserve(self, slots: ReplicaSlots, uid: int, reservation: Reservation) -> None:
         """Keep room; inside ``counted``."""
         self.held[uid] = reservation
-        bank.add(reservation.slot, reservation.row)
+        slots.add(reservation.slot, reservation.row)
 
-    def release(self, bank: Bank, uid: int) -> Reservation | None:
+    def release(self, slots: ReplicaSlots, uid: int) -> Reservation | None:
         """Give room up, and return what was kept; inside ``counted``."""
         reservation = self.held.pop(uid, None)
         if reservation is not None:
-            bank.remove(reservation.slot, uid)
+            slots.remove(reservation.slot, uid)
         return reservation
 
     def forget(self, uid: int) -> None:

@@ -105,30 +105,32 @@ class DisaggregatedFleet(Fleet):
 
     def admit(self, batch: Sequence[AdmissionRequest], now_s: float) -> list[Decision]:
         """First those whose room is reserved, then others that decode, then prompts; all count what is reserved."""
-        batch = [in_own_tier(ask, self.tiers, self.lengths) for ask in batch]
+        batch = [in_own_tier(request, self.tiers, self.lengths) for request in batch]
         self._open(now_s)
-        advance_fleet(self.bank.fleet_state, now_s)
+        advance_fleet(self.slots.fleet_state, now_s)
         decoding = [r.name for r in self.live(now_s) if self.phases.of(r.name) == Phase.DECODE]
         self.room.expire(decoding, self.places.__contains__, now_s)
-        with self.room.counted(self.bank):
+        with self.room.counted(self.slots):
             decisions = self._decide_apart(batch, now_s)
-        return [decisions[ask.request_id] for ask in batch]
+        return [decisions[request.request_id] for request in batch]
 
     def _decide_apart(self, batch: Sequence[AdmissionRequest], now_s: float) -> dict[str, Decision]:
         """Decisions by request id."""
         decisions = dict[str, Decision]()
-        for ask in batch:
-            uid = request_uid(ask.request_id)
-            if ask.transferred_kv_tokens and uid in self.room.held:
-                decisions[ask.request_id] = self._hand_over(ask, uid, now_s)
+        for request in batch:
+            uid = request_uid(request.request_id)
+            if request.transferred_kv_tokens and uid in self.room.held:
+                decisions[request.request_id] = self._hand_over(request, uid, now_s)
             else:
-                self.room.release(self.bank, uid)  # it is asked about anew
-        prefills = self._that_prefill([ask for ask in batch if ask.request_id not in decisions], now_s)
-        others = [ask for ask in batch if ask.request_id not in prefills and ask.request_id not in decisions]
+                self.room.release(self.slots, uid)  # it is asked about anew
+        prefills = self._that_prefill([request for request in batch if request.request_id not in decisions], now_s)
+        others = [
+            request for request in batch if request.request_id not in prefills and request.request_id not in decisions
+        ]
         decisions |= {d.request_id: d for d in self._on(Phase.DECODE, others, now_s)}
         for decision in self._on(Phase.PREFILL, [part for part, _ in prefills.values()], now_s):
             if decision.verdict != Verdict.ADMITTED:
-                self.room.release(self.bank, request_uid(decision.request_id))
+                self.room.release(self.slots, request_uid(decision.request_id))
             part, output_tokens = prefills[decision.request_id]
             decisions[decision.request_id] = msgspec.structs.replace(
                 decision,
@@ -138,13 +140,13 @@ class DisaggregatedFleet(Fleet):
             )
         return decisions
 
-    def _hand_over(self, ask: AdmissionRequest, uid: int, now_s: float) -> Decision:
+    def _hand_over(self, request: AdmissionRequest, uid: int, now_s: float) -> Decision:
         """Who decodes a request whose room was reserved: it finds all reservations but its own."""
-        reservation = self.room.release(self.bank, uid)
-        (decision,) = self._on(Phase.DECODE, [ask], now_s)
+        reservation = self.room.release(self.slots, uid)
+        (decision,) = self._on(Phase.DECODE, [request], now_s)
         if decision.verdict == Verdict.PENDING and reservation is not None:
             reservation.needed_s = now_s
-            self.room.reserve(self.bank, uid, reservation)
+            self.room.reserve(self.slots, uid, reservation)
         return decision
 
     def _on(self, side: Phase, batch: Sequence[AdmissionRequest], now_s: float) -> list[Decision]:
@@ -154,22 +156,22 @@ class DisaggregatedFleet(Fleet):
         finally:
             self._side = None
 
-    def _transfer_s(self, ask: AdmissionRequest) -> float:
+    def _transfer_s(self, request: AdmissionRequest) -> float:
         """How long the KV cache of a request has still to travel before its second token."""
-        return max(0.0, self.phases.options.transfer_s_per_token * ask.prompt_tokens - ask.travelled_s)
+        return max(0.0, self.phases.options.transfer_s_per_token * request.prompt_tokens - request.travelled_s)
 
-    def _to_pending(self, ask: AdmissionRequest, now_s: float) -> Pending:
-        p = super()._to_pending(ask, now_s)
-        if ask.transferred_kv_tokens and not p.is_best_effort:
-            make_due_earlier(p.row, self._transfer_s(ask))
+    def _to_pending(self, request: AdmissionRequest, now_s: float) -> Pending:
+        p = super()._to_pending(request, now_s)
+        if request.transferred_kv_tokens and not p.is_best_effort:
+            make_due_earlier(p.row, self._transfer_s(request))
         return p
 
     def _admitted(self, p: Pending, replica: VirtualReplica, now_s: float) -> Decision:
         decision = super()._admitted(p, replica, now_s)
-        if not p.ask.transferred_kv_tokens:
+        if not p.request.transferred_kv_tokens:
             return decision
-        gaps = max(1, decision.output_tokens - p.ask.emitted_tokens)
-        tpot_s = decision.predicted_tpot_s + self._transfer_s(p.ask) / gaps
+        gaps = max(1, decision.output_tokens - p.request.emitted_tokens)
+        tpot_s = decision.predicted_tpot_s + self._transfer_s(p.request) / gaps
         return msgspec.structs.replace(decision, predicted_tpot_s=tpot_s)
 
     def _scores(self, row: np.ndarray) -> np.ndarray:
@@ -177,7 +179,7 @@ class DisaggregatedFleet(Fleet):
         tiers are served there by deadline, and a first token that comes early is slack for the decode."""
         scores = super()._scores(row)
         goes_by_rule = self._side == Phase.PREFILL and not len(scores)
-        return idlest(self.bank.fleet_state.replicas) if goes_by_rule else scores
+        return idlest(self.slots.fleet_state.replicas) if goes_by_rule else scores
 
     def _that_prefill(self, batch: Sequence[AdmissionRequest], now_s: float) -> dict[str, tuple[AdmissionRequest, int]]:
         """The new requests that the prefill side is asked about: their prefill, and their predicted whole output.
@@ -189,42 +191,44 @@ class DisaggregatedFleet(Fleet):
         if not all(sides.values()):
             return {}
         found = {}
-        for ask in batch:
-            if not ask.can_disaggregate or ask.emitted_tokens:
+        for request in batch:
+            if not request.can_disaggregate or request.emitted_tokens:
                 continue
-            row = admission_row(ask, self.tiers.of_request(ask.slo), self.lengths, now_s)
+            row = admission_row(request, self.tiers.of_request(request.slo), self.lengths, now_s)
             output_tokens = int(row["output_tokens"])
-            part = prefill_part(ask, output_tokens, self._transfer_s(ask))
+            part = prefill_part(request, output_tokens, self._transfer_s(request))
             is_in_time = part.slo.ttft_s > 0.0  # a KV cache may travel for longer than its line allows
-            if ask.slo.best_effort or (is_in_time and self._reserve(row, sides[Phase.DECODE], now_s)):
+            if request.slo.best_effort or (is_in_time and self._reserve(row, sides[Phase.DECODE], now_s)):
                 self.allocation.note_asked(row, now_s)  # as a whole: of its parts only the first would be counted
-                found[ask.request_id] = part, output_tokens
-        split = {ask.group for ask in batch if ask.group and ask.request_id not in found}  # a request is on one side
+                found[request.request_id] = part, output_tokens
+        split = {
+            request.group for request in batch if request.group and request.request_id not in found
+        }  # a request is on one side
         for name in [name for name, part in found.items() if part[0].group in split]:
-            self.room.release(self.bank, request_uid(name))
+            self.room.release(self.slots, request_uid(name))
             del found[name]
         return found
 
-    def _reserve(self, row: np.ndarray, slots: Mapping[int, str], now_s: float) -> bool:
+    def _reserve(self, row: np.ndarray, name_of: Mapping[int, str], now_s: float) -> bool:
         """Keep room for the decode of a request, also on a replica that may join its tier; whether there was any."""
         names = set(self.allocation.candidates(int(row["tier"])))
-        may_join = [slot for slot, name in slots.items() if name in names]
-        slot = decode_slot(self.bank.fleet_state, slots, may_join, row, now_s)
+        may_join = [slot for slot, name in name_of.items() if name in names]
+        slot = decode_slot(self.slots.fleet_state, name_of, may_join, row, now_s)
         if slot == NOWHERE:
             return False
-        self.room.reserve(self.bank, int(row["id"]), Reservation(slots[slot], slot, ready_row(row), now_s))
+        self.room.reserve(self.slots, int(row["id"]), Reservation(name_of[slot], slot, ready_row(row), now_s))
         return True
 
     def _best_effort_or_refuse(self, p: Pending, now_s: float) -> Decision:
         """A request whose prompt is computed keeps its class: it goes to the idlest of its tier that has KV room, or
         waits for that; after ``HAND_OVER_S`` to the one with the most. To any other where its tier has none."""
-        if p.is_best_effort or not p.ask.transferred_kv_tokens:
+        if p.is_best_effort or not p.request.transferred_kv_tokens:
             return super()._best_effort_or_refuse(p, now_s)
-        fleet_state = self.bank.fleet_state
+        fleet_state = self.slots.fleet_state
         state, is_usable = fleet_state.replicas, fleet_state.replicas["is_open"] & _suits(p, fleet_state.replicas)
         if not is_usable.any():
             is_usable = state["is_open"]
-        fits = is_usable & has_kv_room(fleet_state, p.ask.prompt_tokens + p.ask.emitted_tokens)
+        fits = is_usable & has_kv_room(fleet_state, p.request.prompt_tokens + p.request.emitted_tokens)
         p.slot = best_scored(state, np.where(fits, idlest(state), -np.inf))
         if p.slot < 0 and self.options.pending and is_usable.any():
             pause_s = self.unplaced.ask(p, now_s, lambda: now_s + HAND_OVER_S).pause_s(now_s)
@@ -235,7 +239,7 @@ class DisaggregatedFleet(Fleet):
             p.slot = best_scored(state, np.where(is_usable, free_tokens, -np.inf))
         if p.slot < 0:
             return self._unplaced(p, Verdict.REFUSED, 0.0)
-        self.bank.add(p.slot, p.row)
+        self.slots.add(p.slot, p.row)
         replica = next(r for r in self.replicas.values() if r.slot == p.slot)
         return msgspec.structs.replace(self._admitted(p, replica, now_s), reason=p.reason)
 

@@ -25,10 +25,10 @@ def prefill_slo(slo: Slo, prompt_tokens: int, output_tokens: int, transfer_s: fl
     return msgspec.structs.replace(slo, ttft_s=max(0.0, min(by_line_s, by_deadline_s)), tpot_s=INF, e2e_s=INF)
 
 
-def prefill_part(ask: AdmissionRequest, output_tokens: int, transfer_s: float = 0.0) -> AdmissionRequest:
+def prefill_part(request: AdmissionRequest, output_tokens: int, transfer_s: float = 0.0) -> AdmissionRequest:
     """The question about the prefill of a request whose whole output is predicted at ``output_tokens``."""
     return msgspec.structs.replace(
-        ask, slo=prefill_slo(ask.slo, ask.prompt_tokens, output_tokens, transfer_s), max_tokens=1
+        request, slo=prefill_slo(request.slo, request.prompt_tokens, output_tokens, transfer_s), max_tokens=1
     )
 
 

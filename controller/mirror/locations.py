@@ -53,9 +53,9 @@ class RequestLocations:
 
     def check_integrity(self) -> None:
         """Every request is on one replica, the one noted, and every replica's table is sound and its own."""
-        slots = [replica.slot for replica in self.replicas.values()]
-        if len(set(slots)) < len(slots):
-            raise AssertionError(f"two replicas share a slot: {slots}")
+        used = [replica.slot for replica in self.replicas.values()]
+        if len(set(used)) < len(used):
+            raise AssertionError(f"two replicas share a slot: {used}")
         seen: dict[int, str] = {}
         for name, replica in self.replicas.items():
             replica.check_integrity()

@@ -24,25 +24,27 @@ class Affinity:
     prompt_tokens: int = 0  # of all requests that were given a place
     hit_tokens: int = 0  # of them, presumably held there
 
-    def held_tokens(self, ask: AdmissionRequest, replicas: Iterable[VirtualReplica], slots: int) -> np.ndarray:
-        """Tokens of the prompt that each replica presumably holds (f8[slots]); empty where none holds any."""
-        if self.weight == 0.0 or not ask.prefix or ask.transferred_kv_tokens:
+    def held_tokens(self, request: AdmissionRequest, replicas: Iterable[VirtualReplica], num_slots: int) -> np.ndarray:
+        """Tokens of the prompt that each replica presumably holds (f8[num_slots]); empty where none holds any."""
+        if self.weight == 0.0 or not request.prefix or request.transferred_kv_tokens:
             return NOTHING
-        held = np.zeros(slots)
+        held = np.zeros(num_slots)
         for replica in replicas:
-            held[replica.slot] = self._held_tokens(ask, replica)
+            held[replica.slot] = self._held_tokens(request, replica)
         return held if held.any() else NOTHING
 
-    def record(self, ask: AdmissionRequest, replica: VirtualReplica, output_tokens: int) -> None:
+    def record(self, request: AdmissionRequest, replica: VirtualReplica, output_tokens: int) -> None:
         """The request was given to the replica, where this many output tokens are expected."""
         if self.weight == 0.0:
             return
-        spacing = hash_spacing(ask.prompt_tokens, self.block_tokens)
-        self.prompt_tokens += ask.prompt_tokens
-        self.hit_tokens += self._held_tokens(ask, replica)
-        replica.prefixes.record(ask.prefix, spacing, ask.prompt_tokens - len(ask.prefix) * spacing + output_tokens)
+        spacing = hash_spacing(request.prompt_tokens, self.block_tokens)
+        self.prompt_tokens += request.prompt_tokens
+        self.hit_tokens += self._held_tokens(request, replica)
+        replica.prefixes.record(
+            request.prefix, spacing, request.prompt_tokens - len(request.prefix) * spacing + output_tokens
+        )
 
-    def _held_tokens(self, ask: AdmissionRequest, replica: VirtualReplica) -> int:
+    def _held_tokens(self, request: AdmissionRequest, replica: VirtualReplica) -> int:
         """At most all of the prompt but one token, which is left to compute."""
-        spacing = hash_spacing(ask.prompt_tokens, self.block_tokens)
-        return min(replica.prefixes.hits(ask.prefix) * spacing, ask.prompt_tokens - 1)
+        spacing = hash_spacing(request.prompt_tokens, self.block_tokens)
+        return min(replica.prefixes.hits(request.prefix) * spacing, request.prompt_tokens - 1)

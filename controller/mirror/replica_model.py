@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from controller.mirror.lengths import LengthEstimator
-from controller.mirror.slots import Bank
+from controller.mirror.slots import ReplicaSlots
 from controller.scaling.role import ReplicaView
 from controller.scaling.tiers import TierTable
 from planning.limits import LIMITS, make_limits, slack_margin_for
@@ -31,9 +31,9 @@ class VirtualReplica:
     Every time is on the controller's clock.
     """
 
-    def __init__(self, report: Report, profile: Profile, bank: Bank, now_s: float) -> None:
+    def __init__(self, report: Report, profile: Profile, slots: ReplicaSlots, now_s: float) -> None:
         self.name, self.incarnation, self.profile = report.replica, report.incarnation, profile
-        self.bank, self.slot = bank, bank.take()
+        self.slots, self.slot = slots, slots.take()
         self._correction = new_correction(np.array(profile.coefficients))
         self.sequence, self.seen_s, self.moved_s = -1, now_s, now_s
         self.is_stuck, self._longest_s = False, report.max_iteration_s
@@ -41,7 +41,7 @@ class VirtualReplica:
         self.phase = report.phase
         self.kv_used_tokens, self.planner_failures = report.kv_used_tokens, report.planner_failures
         self.counts = report.counts
-        fleet_state = bank.fleet_state
+        fleet_state = slots.fleet_state
         fleet_state.coefs[self.slot] = fleet_state.pessimistic_coefs[self.slot] = profile.coefficients
         fleet_state.replicas["free_at_s"][self.slot] = now_s
         fleet_state.limits[self.slot] = limits_of(report)
@@ -71,7 +71,7 @@ class VirtualReplica:
         self._reserved_s = {uid: since_s for uid, since_s in self._reserved_s.items() if self.has(uid, now_s)}
         before, waiting = self.table["id"].tolist(), self.table[np.isin(self.table["id"], list(self._reserved_s))]
         self.state["free_at_s"] = now_s - min(report.iteration_age_s, LONGEST_S)
-        self.bank.put(self.slot, np.concatenate([rows, waiting]))
+        self.slots.put(self.slot, np.concatenate([rows, waiting]))
         return set(before).difference(self.table["id"].tolist())
 
     def _note_standstill(self, report: Report) -> None:
@@ -84,7 +84,7 @@ class VirtualReplica:
         """Follow the engine where it is told to keep to other limits; the slack margin is learnt here."""
         limits = limits_of(report)
         limits["slack_margin"] = self.limits["slack_margin"]
-        self.bank.fleet_state.limits[self.slot] = limits
+        self.slots.fleet_state.limits[self.slot] = limits
 
     def _correct(self, steps: Iterable[Step]) -> None:
         """Move the coefficients by measured iterations (slope and intercept apart)."""
@@ -93,8 +93,8 @@ class VirtualReplica:
             self._correction = observe_steps(self._correction, self.profile.coefficients, measured)
             coefficients = corrected(self.profile.coefficients, self._correction)
             error = drift(self._correction, self.profile.coefficients).error
-            self.bank.fleet_state.coefs[self.slot] = coefficients
-            self.bank.fleet_state.pessimistic_coefs[self.slot] = coefficients * (1.0 + min(error, MOST_CAUTION))
+            self.slots.fleet_state.coefs[self.slot] = coefficients
+            self.slots.fleet_state.pessimistic_coefs[self.slot] = coefficients * (1.0 + min(error, MOST_CAUTION))
             self.limits["slack_margin"] = slack_margin_for(error)  # as in the engine's own planner
 
     def note_reserved(self, uid: int, now_s: float) -> None:
@@ -103,7 +103,7 @@ class VirtualReplica:
 
     def release(self, uid: int) -> None:
         """Forget a request that ended or went elsewhere."""
-        self.bank.remove(self.slot, uid)
+        self.slots.remove(self.slot, uid)
         self._reserved_s.pop(uid, None)
 
     # -- what it tells ----------------------------------------------------------------------------------------------
@@ -111,21 +111,21 @@ class VirtualReplica:
     @property
     def table(self) -> np.ndarray:
         """Its requests (REQUEST[n], a view), as they will be at the end of the iteration in flight."""
-        return self.bank.rows(self.slot)
+        return self.slots.rows(self.slot)
 
     @property
     def state(self) -> np.ndarray:
         """Its record and cached sums (REPLICA[], a view)."""
-        return self.bank.fleet_state.replicas[self.slot : self.slot + 1]
+        return self.slots.fleet_state.replicas[self.slot : self.slot + 1]
 
     @property
     def limits(self) -> np.void:
-        return self.bank.fleet_state.limits[self.slot]
+        return self.slots.fleet_state.limits[self.slot]
 
     @property
     def pessimistic_coefs(self) -> np.ndarray:
         """Coefficients by which promises are made: the model's own measured error on top."""
-        coefficients: np.ndarray = self.bank.fleet_state.pessimistic_coefs[self.slot]
+        coefficients: np.ndarray = self.slots.fleet_state.pessimistic_coefs[self.slot]
         return coefficients
 
     def is_live(self, now_s: float, silent_s: float) -> bool:
@@ -167,17 +167,17 @@ def limits_of(report: Report) -> np.void:
     return make_limits(**{name: getattr(report, name) for name in REPORTED_LIMITS})
 
 
-def admission_row(ask: AdmissionRequest, tier: int, lengths: LengthEstimator, now_s: float) -> np.ndarray:
+def admission_row(request: AdmissionRequest, tier: int, lengths: LengthEstimator, now_s: float) -> np.ndarray:
     """A new request as a planning row (0-d structured array of dtype REQUEST)."""
-    slo, row = ask.slo, np.zeros((), dtype=REQUEST)
-    _fill_slo(row, slo, ask.age_s, now_s)
-    row["id"], row["tier"] = request_uid(ask.request_id), tier
-    row["prompt_tokens"], row["emitted_tokens"] = ask.prompt_tokens, ask.emitted_tokens
-    row["output_cap_tokens"] = ask.max_tokens
-    row["output_tokens"] = lengths.predict(slo.tier, ask.emitted_tokens, ask.max_tokens, ask.tenant)
+    slo, row = request.slo, np.zeros((), dtype=REQUEST)
+    _fill_slo(row, slo, request.age_s, now_s)
+    row["id"], row["tier"] = request_uid(request.request_id), tier
+    row["prompt_tokens"], row["emitted_tokens"] = request.prompt_tokens, request.emitted_tokens
+    row["output_cap_tokens"] = request.max_tokens
+    row["output_tokens"] = lengths.predict(slo.tier, request.emitted_tokens, request.max_tokens, request.tenant)
     row["value"] = 1.0
-    if ask.transferred_kv_tokens:  # its prompt is computed: it goes on decoding at once
-        row["computed_tokens"], row["running"] = ask.prompt_tokens + ask.emitted_tokens - 1, True
+    if request.transferred_kv_tokens:  # its prompt is computed: it goes on decoding at once
+        row["computed_tokens"], row["running"] = request.prompt_tokens + request.emitted_tokens - 1, True
     return row
 
 

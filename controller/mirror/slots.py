@@ -13,7 +13,7 @@ from routing.fleet_state import (
 )
 
 
-class Bank:
+class ReplicaSlots:
     """Owner of ``FleetState``. Its arrays move when they grow: ask for them anew after every call."""
 
     def __init__(self, replicas: int = 4, rows: int = 64) -> None:

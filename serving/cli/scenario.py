@@ -17,7 +17,7 @@ from simulation.studies.systems import BASELINES, PLANNER, FleetOf, System
 from simulation.workloads import arrivals
 from simulation.workloads.lengths import from_statistics
 from simulation.workloads.scenarios import CODE, CONV, SCENARIOS, make_scenario
-from simulation.workloads.settings import ShareChange, ServiceClass, closed_loop, from_trace, open_loop, read_calls
+from simulation.workloads.settings import ServiceClass, ShareChange, closed_loop, from_trace, open_loop, read_calls
 from simulation.workloads.traces import Trace, read_trace
 
 SYSTEMS = {system.name: system for system in (PLANNER, *BASELINES)}

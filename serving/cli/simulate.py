@@ -24,7 +24,7 @@ from serving.tables import table_console
 from simulation.core.loop import Dispatcher, Simulation
 from simulation.core.metrics import Window, summarize
 from simulation.core.prefix_cache import PrefixCache
-from simulation.dispatchers.placement import KernelDispatcher, BalancerDispatcher
+from simulation.dispatchers.placement import BalancerDispatcher, KernelDispatcher
 from simulation.experiments.registry import experiment, experiment_names
 from simulation.studies.capacity import median_and_spread
 from simulation.studies.sizing import replicas_needed

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from protocol.messages import AdmissionRequest, Decision, Verdict
 from serving.dispatch.background import Tasks
-from serving.dispatch.engine_request import Job, Timeouts, Transport
+from serving.dispatch.engine_request import EngineRequest, Timeouts, Transport
 
 logger = logging.getLogger("polyslo.dispatch")
 
@@ -25,7 +25,7 @@ ANSWER_S = 60.0  # an answer that comes later is not heard: the controller has f
 TYPICAL_TOKENS = 256  # output of a tier of which the controller has never said anything
 AWAY, NO_REPLICA = "controller_away", "no_replica"
 
-Decided = list[tuple[Job, Decision]]
+Decided = list[tuple[EngineRequest, Decision]]
 
 
 class Decider:
@@ -53,10 +53,10 @@ class Decider:
         return self._silent_since_s is not None and time.monotonic() - self._silent_since_s > AWAY_S
 
     async def decide(
-        self, batch: Sequence[Job], to_questions: Callable[[Sequence[Job]], list[AdmissionRequest]]
+        self, batch: Sequence[EngineRequest], to_questions: Callable[[Sequence[EngineRequest]], list[AdmissionRequest]]
     ) -> AsyncIterator[Decided]:
         """Decisions for all of ``batch``, each request's as soon as its answer comes or its patience ends."""
-        started_s, waiting = time.monotonic(), {job.attempt_id: job for job in batch}
+        started_s, waiting = time.monotonic(), {request.attempt_id: request for request in batch}
         while waiting and not self.is_away:
             asked = self._ask(to_questions(list(waiting.values())))
             async for impatient in self._wait(asked, waiting, started_s):
@@ -74,25 +74,25 @@ class Decider:
             yield await self._without_controller(list(waiting.values()))
 
     async def _wait(
-        self, asked: "asyncio.Task[list[Decision]]", waiting: dict[str, Job], started_s: float
-    ) -> AsyncIterator[list[Job]]:
+        self, asked: "asyncio.Task[list[Decision]]", waiting: dict[str, EngineRequest], started_s: float
+    ) -> AsyncIterator[list[EngineRequest]]:
         """Wait for the answer as long as somebody does; those who do so no more leave ``waiting``."""
         while waiting and not asked.done():
             waited_s = time.monotonic() - started_s
-            gone = [name for name, job in waiting.items() if self._timeouts.ask_s(job.slo) <= waited_s]
+            gone = [name for name, request in waiting.items() if self._timeouts.ask_s(request.slo) <= waited_s]
             if gone:
                 yield [waiting.pop(name) for name in gone]
             else:
-                left_s = min(self._timeouts.ask_s(job.slo) for job in waiting.values()) - waited_s
+                left_s = min(self._timeouts.ask_s(request.slo) for request in waiting.values()) - waited_s
                 await asyncio.wait([asked], timeout=left_s)
 
-    def _take(self, decisions: Sequence[Decision], waiting: dict[str, Job]) -> Decided:
+    def _take(self, decisions: Sequence[Decision], waiting: dict[str, EngineRequest]) -> Decided:
         """The answers that are still waited for; what was reserved for the others is free again."""
         self._release([d for d in decisions if d.replica and d.request_id not in waiting])
         decided = [(waiting[d.request_id], d) for d in decisions if d.request_id in waiting]
-        for job, decision in decided:
+        for request, decision in decided:
             if decision.output_tokens:
-                self._output_tokens[job.slo.tier] = decision.output_tokens
+                self._output_tokens[request.slo.tier] = decision.output_tokens
         return decided
 
     def _release_late(self, asked: "asyncio.Task[list[Decision]]") -> None:
@@ -137,24 +137,26 @@ class Decider:
 
     # -- without it -------------------------------------------------------------------------------------------------
 
-    async def _without_controller(self, jobs: Sequence[Job]) -> Decided:
+    async def _without_controller(self, requests: Sequence[EngineRequest]) -> Decided:
         """Spread requests over the replicas by their last known loads; each keeps its objective."""
         loads, decided = dict(self._loads()), []
-        for job in jobs:
-            job.attempt += 1  # what the controller may still say is about another name
-            replica = self._pick(loads, job) or await self._transport.any_replica(job.exclude)
+        for request in requests:
+            request.attempt += 1  # what the controller may still say is about another name
+            replica = self._pick(loads, request) or await self._transport.any_replica(request.exclude)
             if replica:
-                loads[replica] = loads.get(replica, 0.0) + job.load
-            decided.append((job, self._unchecked(job, replica or "")))
+                loads[replica] = loads.get(replica, 0.0) + request.load
+            decided.append((request, self._unchecked(request, replica or "")))
         return decided
 
-    def _pick(self, loads: Mapping[str, float], job: Job) -> str:
+    def _pick(self, loads: Mapping[str, float], request: EngineRequest) -> str:
         """The less loaded of two replicas drawn at random, so that many ingresses do not all go to the same one."""
-        usable = [name for name in loads if name not in job.exclude]
+        usable = [name for name in loads if name not in request.exclude]
         return min(self._random.sample(usable, min(2, len(usable))), key=loads.__getitem__, default="")
 
-    def _unchecked(self, job: Job, replica: str) -> Decision:
+    def _unchecked(self, request: EngineRequest, replica: str) -> Decision:
         if not replica:
-            return Decision(job.attempt_id, Verdict.REFUSED, "", job.slo.tier, NO_REPLICA)
-        output_tokens = min(job.max_tokens, self._output_tokens.get(job.slo.tier, TYPICAL_TOKENS))
-        return Decision(job.attempt_id, Verdict.UNCHECKED, replica, job.slo.tier, AWAY, output_tokens=output_tokens)
+            return Decision(request.attempt_id, Verdict.REFUSED, "", request.slo.tier, NO_REPLICA)
+        output_tokens = min(request.max_tokens, self._output_tokens.get(request.slo.tier, TYPICAL_TOKENS))
+        return Decision(
+            request.attempt_id, Verdict.UNCHECKED, replica, request.slo.tier, AWAY, output_tokens=output_tokens
+        )

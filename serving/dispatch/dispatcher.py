@@ -15,10 +15,10 @@ from protocol.messages import PREFILLED, Delta
 from replicas.engine import EngineFailure
 from serving.dispatch.background import BackgroundCalls, Tasks
 from serving.dispatch.deciding import Decider
-from serving.dispatch.engine_request import Job, Timeouts, Transport
+from serving.dispatch.engine_request import EngineRequest, Timeouts, Transport
 from serving.dispatch.offers import Offers, Sent
 from serving.dispatch.quarantine import Quarantine
-from serving.dispatch.requests import Requests
+from serving.dispatch.registry import RequestRegistry
 from serving.dispatch.streams import Streams
 from serving.request.state import HttpRequestState
 
@@ -31,44 +31,44 @@ SUBMIT_S = 3.0  # that a replica may take to acknowledge a submission
 
 
 class Dispatcher:
-    """Carries every request from the ingress to a replica, and its tokens back (``emit``, as of ``Requests``)."""
+    """Carries every request from the ingress to a replica, and its tokens back (``emit``: see ``RequestRegistry``)."""
 
     def __init__(self, transport: Transport, emit: Callable[[Sequence[Delta]], None], timeouts: Timeouts) -> None:
         self.transport, self.timeouts = transport, timeouts
         self._tasks = Tasks()
         self._notices = BackgroundCalls(transport, self._tasks)
-        self.requests = Requests(emit, self._notices)
+        self.registry = RequestRegistry(emit, self._notices)
         self._streams = Streams(transport, self._tasks, timeouts, self._receive, self._replica_failed)
-        decider = Decider(transport, timeouts, self._tasks, self._streams.loads, self.requests.release)
-        self._quarantine = Quarantine(lambda jobs: self._offers.enqueue(jobs), self._is_settled)
-        self.requests.ended = self._quarantine.acquit
+        decider = Decider(transport, timeouts, self._tasks, self._streams.loads, self.registry.release)
+        self._quarantine = Quarantine(lambda requests: self._offers.enqueue(requests), self._is_settled)
+        self.registry.ended = self._quarantine.acquit
         self._offers = Offers(
-            self.requests, decider, self._quarantine, self._tasks, timeouts, self._streams.doubtful, self._send
+            self.registry, decider, self._quarantine, self._tasks, timeouts, self._streams.doubtful, self._send
         )
         self._tasks.keep(lambda: self._streams.watch(self._busy))
 
     @property
-    def jobs(self) -> dict[str, Job]:
-        return self.requests.jobs
+    def requests(self) -> dict[str, EngineRequest]:
+        return self.registry.requests
 
     # -- requests in ------------------------------------------------------------------------------------------------
 
-    def submit(self, job: Job) -> None:
-        """Take a request; raises as ``Requests.add`` does, and then has not taken it."""
-        job.transit_s = self.timeouts.transit_s
-        self.requests.add(job)
-        self._offers.enqueue([job])
+    def submit(self, request: EngineRequest) -> None:
+        """Take a request; raises as ``RequestRegistry.add`` does, and then has not taken it."""
+        request.transit_s = self.timeouts.transit_s
+        self.registry.add(request)
+        self._offers.enqueue([request])
 
     def abort(self, request_ids: Sequence[str], finish: str = "abort") -> None:
         """Forget requests whose client went away ("abort") or whose stop string appeared; their replica frees them."""
         for request_id in request_ids:
-            if job := self.jobs.get(request_id):
-                self.requests.end(job, finish)
+            if request := self.requests.get(request_id):
+                self.registry.end(request, finish)
 
     def close_ticket(self, request_state: HttpRequestState) -> None:
         """The HTTP response of a request has ended: no more sequences of it will come."""
         request_state.is_open = False
-        self.requests.count(request_state)
+        self.registry.count(request_state)
 
     def listen(self, replicas: Sequence[str]) -> None:
         """Open the channels of replicas that are known to live, so that a first request need not wait for it."""
@@ -85,10 +85,11 @@ class Dispatcher:
     # -- to a replica -----------------------------------------------------------------------------------------------
 
     def _send(self, replica: str, sent: Sent) -> None:
-        for job, _ in sent:
-            self._streams.note_sent(replica, job.load)
+        for request, _ in sent:
+            self._streams.note_sent(replica, request.load)
         self._tasks.spawn(
-            self._submit(replica, sent), lambda _: self.requests.fail(job for job, _ in sent if not job.is_acknowledged)
+            self._submit(replica, sent),
+            lambda _: self.registry.fail(request for request, _ in sent if not request.is_acknowledged),
         )
 
     async def _submit(self, replica: str, sent: Sent) -> None:
@@ -99,130 +100,142 @@ class Dispatcher:
         except Exception as error:  # its channel tells whether it is dead: streams that run there stay
             logger.warning("replica %s did not take %d requests: %r", replica, len(sent), error)
             self._notices.failed(replica)
-            self._resume([job for job, submission in sent if job.attempt_id == submission.request_id], replica)
+            self._resume(
+                [request for request, submission in sent if request.attempt_id == submission.request_id], replica
+            )
             return
         rejected = {rejection.request_id: rejection.reason for rejection in rejections}
-        for job, submission in sent:
+        for request, submission in sent:
             name = submission.request_id
-            if job.attempt_id != name or not self.requests.is_live(job):
+            if request.attempt_id != name or not self.registry.is_live(request):
                 self._notices.abort(replica, name)  # left meanwhile: the word of that may have come first
             elif name in rejected:
-                self._reject(job, replica, rejected[name])
+                self._reject(request, replica, rejected[name])
             else:
-                job.is_acknowledged, job.unplaced_since_s = True, None
+                request.is_acknowledged, request.unplaced_since_s = True, None
 
-    def _reject(self, job: Job, replica: str, reason: str) -> None:
+    def _reject(self, request: EngineRequest, replica: str, reason: str) -> None:
         """A replica did not take this one request: another may, and a second refusal is about the request."""
-        logger.warning("replica %s rejected request %s: %s", replica, job.request_id, reason)
-        job.rejections += 1
-        if job.rejections > MOST_REJECTIONS:
-            job.replica = ""
-            self.requests.fail([job])
+        logger.warning("replica %s rejected request %s: %s", replica, request.request_id, reason)
+        request.rejections += 1
+        if request.rejections > MOST_REJECTIONS:
+            request.replica = ""
+            self.registry.fail([request])
         else:
-            self._resume([job], replica)
+            self._resume([request], replica)
 
     # -- from a replica ---------------------------------------------------------------------------------------------
 
     def _receive(self, replica: str, deltas: Sequence[Delta]) -> None:
-        now_s, told, moving, lost = time.monotonic(), list[Delta](), list[Job](), list[Job]()
+        now_s, told, moving, lost = time.monotonic(), list[Delta](), list[EngineRequest](), list[EngineRequest]()
         for delta in deltas:
-            job = self.requests.named(delta.request_id)
-            if job is None or job.replica != replica:
+            request = self.registry.named(delta.request_id)
+            if request is None or request.replica != replica:
                 continue  # aborted, or already moved elsewhere
             try:
-                self._take(job, delta, now_s, told, moving, lost)
+                self._take(request, delta, now_s, told, moving, lost)
             except Exception:
-                logger.exception("tokens of request %s cannot be taken", job.request_id)
-                self.requests.fail([job])
-        self.requests.tell(told)
+                logger.exception("tokens of request %s cannot be taken", request.request_id)
+                self.registry.fail([request])
+        self.registry.tell(told)
         self._offers.enqueue(moving)
         self._resume(lost, replica)
 
     def _take(
-        self, job: Job, delta: Delta, now_s: float, told: list[Delta], moving: list[Job], lost: list[Job]
+        self,
+        request: EngineRequest,
+        delta: Delta,
+        now_s: float,
+        told: list[Delta],
+        moving: list[EngineRequest],
+        lost: list[EngineRequest],
     ) -> None:
         """Note one request's news, and put it where it goes on: to the client, or to another replica."""
-        job.is_acknowledged = True
+        request.is_acknowledged = True
         if delta.finish == "error":
-            lost.append(job)
+            lost.append(request)
             return
-        if delta.finish == "abort" and not job.tokens:  # the replica gave it up: it waited too long
-            job.replica = ""
-            self._waited_too_long(job, moving)
+        if delta.finish == "abort" and not request.tokens:  # the replica gave it up: it waited too long
+            request.replica = ""
+            self._waited_too_long(request, moving)
             return
         if delta.token_ids:
-            job.tokens.extend(delta.token_ids)
-            job.failures_without_progress, job.is_fresh = 0, False
-            self._quarantine.acquit(job)
-            job.request_state.note_tokens(job.request_id, len(delta.token_ids), now_s)
-        job.request_state.sequence(job.request_id).late |= delta.late
+            request.tokens.extend(delta.token_ids)
+            request.failures_without_progress, request.is_fresh = 0, False
+            self._quarantine.acquit(request)
+            request.request_state.note_tokens(request.request_id, len(delta.token_ids), now_s)
+        request.request_state.sequence(request.request_id).late |= delta.late
         if delta.finish == PREFILLED:
-            job.replica, job.transfer = "", delta.transfer
-            moving.append(job)
+            request.replica, request.transfer = "", delta.transfer
+            moving.append(request)
             delta = msgspec.structs.replace(delta, finish="", transfer=b"")
-        told.append(msgspec.structs.replace(delta, request_id=job.request_id) if job.attempt else delta)
+        told.append(msgspec.structs.replace(delta, request_id=request.request_id) if request.attempt else delta)
         if delta.finish:
-            job.replica = ""
-            self.requests.end(job, delta.finish)
+            request.replica = ""
+            self.registry.end(request, delta.finish)
 
-    def _waited_too_long(self, job: Job, moving: list[Job]) -> None:
+    def _waited_too_long(self, request: EngineRequest, moving: list[EngineRequest]) -> None:
         """No sequence of a request may be missing: it ends as a whole, or this one is offered again."""
-        if job.request_state.is_started:
-            job.attempt += 1
-            moving.append(job)
+        if request.request_state.is_started:
+            request.attempt += 1
+            moving.append(request)
         else:
-            self.requests.give_up(self.requests.group(job))
+            self.registry.give_up(self.registry.group(request))
 
     # -- failures ---------------------------------------------------------------------------------------------------
 
     def _replica_failed(self, replica: str, error: Exception) -> None:
         """Move every request of a replica whose channel broke or stands still."""
-        jobs = self.requests.on(replica)
-        if jobs:
-            logger.warning("replica %s failed, moving %d requests: %r", replica, len(jobs), error)
+        requests = self.registry.on(replica)
+        if requests:
+            logger.warning("replica %s failed, moving %d requests: %r", replica, len(requests), error)
         self._notices.failed(replica)
         guilty, suspects = (
-            self._quarantine.suspects(jobs) if isinstance(error, (EngineFailure, TimeoutError)) else ([], [])
+            self._quarantine.suspects(requests) if isinstance(error, (EngineFailure, TimeoutError)) else ([], [])
         )
-        self.requests.fail(guilty)
+        self.registry.fail(guilty)
         self._quarantine.hold(suspects)
-        self._resume([job for job in jobs if self.requests.is_live(job)], replica)
+        self._resume([request for request in requests if self.registry.is_live(request)], replica)
 
-    def _resume(self, jobs: Iterable[Job], replica: str) -> None:
+    def _resume(self, requests: Iterable[EngineRequest], replica: str) -> None:
         """Continue elsewhere with the exact tokens so far; what cannot continue exactly ends with an error.
 
         So does what went from replica to replica without a token: perhaps it is what fails them. What none takes tries
         again after a pause, for as long as a stream may wait for a replica.
         """
-        for job in jobs:
-            self._notices.abort(replica, job.attempt_id)  # it may live on, and only be out of reach
-            job.replica, job.transfer = "", b""  # a hand-over is read once: it is computed anew
-            if self._is_hopeless(job) or (job.tokens and not job.resumable):
-                self.requests.fail([job])
+        for request in requests:
+            self._notices.abort(replica, request.attempt_id)  # it may live on, and only be out of reach
+            request.replica, request.transfer = "", b""  # a hand-over is read once: it is computed anew
+            if self._is_hopeless(request) or (request.tokens and not request.resumable):
+                self.registry.fail([request])
                 continue
-            job.exclude = (*job.exclude, replica)[-4:]
-            job.request_state.sequence(job.request_id).resumed += 1
-            job.attempt += 1
-            job.is_moved = True
-            if self._quarantine.is_held(job):
+            request.exclude = (*request.exclude, replica)[-4:]
+            request.request_state.sequence(request.request_id).resumed += 1
+            request.attempt += 1
+            request.is_moved = True
+            if self._quarantine.is_held(request):
                 continue
-            if job.is_acknowledged:
-                self._offers.enqueue([job])
+            if request.is_acknowledged:
+                self._offers.enqueue([request])
             else:
-                self.requests.group(job).later(PAUSE_S, self._offers.enqueue, [job])
+                self.registry.group(request).later(PAUSE_S, self._offers.enqueue, [request])
 
-    def _is_hopeless(self, job: Job) -> bool:
+    def _is_hopeless(self, request: EngineRequest) -> bool:
         """Count one more failure of the request's replica; whether it was one too many."""
-        if job.is_acknowledged:
-            job.failures_without_progress += 1
-            return job.failures_without_progress > MAX_FAILURES_WITHOUT_PROGRESS
-        job.unplaced_since_s = job.unplaced_since_s or time.monotonic()
-        return time.monotonic() - job.unplaced_since_s > self.timeouts.resume_s
+        if request.is_acknowledged:
+            request.failures_without_progress += 1
+            return request.failures_without_progress > MAX_FAILURES_WITHOUT_PROGRESS
+        request.unplaced_since_s = request.unplaced_since_s or time.monotonic()
+        return time.monotonic() - request.unplaced_since_s > self.timeouts.resume_s
 
     def _is_settled(self) -> bool:
         """Whether no stream is on its way from one replica to another."""
-        moving = (job for job in self.jobs.values() if job.is_moved and not (job.replica and job.is_acknowledged))
-        return all(self._quarantine.is_held(job) for job in moving)
+        moving = (
+            request
+            for request in self.requests.values()
+            if request.is_moved and not (request.replica and request.is_acknowledged)
+        )
+        return all(self._quarantine.is_held(request) for request in moving)
 
     def _busy(self) -> set[str]:
-        return {job.replica for job in self.jobs.values()}
+        return {request.replica for request in self.requests.values()}

@@ -60,7 +60,7 @@ class Timeouts:
 
 
 @dataclass
-class Job:
+class EngineRequest:
     """One engine request. ``payload(tokens)`` encodes it for an engine that continues after ``tokens``."""
 
     request_id: str
@@ -176,12 +176,12 @@ class Stream:
         return now_s - self.heard_s > SILENT_S or (self.is_busy and now_s - self.moved_s > STANDSTILL_S)
 
 
-def outcome(job: "Job", finish: str, scope: Scope) -> Outcome:
+def outcome(request: "EngineRequest", finish: str, scope: Scope) -> Outcome:
     """What the controller is told of a sequence that ended."""
-    request_state, sequence = job.request_state, job.request_state.sequence(job.request_id)
+    request_state, sequence = request.request_state, request.request_state.sequence(request.request_id)
     decision, tally = sequence.decision, sequence.tally
     return Outcome(
-        job.attempt_id,
+        request.attempt_id,
         request_state.slo.tier,
         decision.tier if decision else "",
         finish,
@@ -194,7 +194,7 @@ def outcome(job: "Job", finish: str, scope: Scope) -> Outcome:
         tally.tokens,
         decision.verdict if decision else Verdict.REFUSED,
         scope,
-        job.max_tokens,
+        request.max_tokens,
         request_state.tenant,
     )
 

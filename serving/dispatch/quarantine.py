@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from serving.dispatch.background import Tasks
-from serving.dispatch.engine_request import Job
+from serving.dispatch.engine_request import EngineRequest
 
 LOOK_S = 0.1
 STAGGER_S = 0.02  # between the beginnings of two trials, so that the second knows where the first one is
@@ -25,50 +25,50 @@ CALM_S = 60.0  # an engine that has run with a request for so long was not ended
 class Quarantine:
     """``enqueue`` offers requests again; ``is_settled`` tells whether no stream is on its way to another replica."""
 
-    def __init__(self, enqueue: Callable[[list[Job]], None], is_settled: Callable[[], bool]) -> None:
+    def __init__(self, enqueue: Callable[[list[EngineRequest]], None], is_settled: Callable[[], bool]) -> None:
         self._enqueue, self._is_settled = enqueue, is_settled
-        self._held: deque[Job] = deque()
-        self._trials: dict[str, Job] = {}  # by the request's id
+        self._held: deque[EngineRequest] = deque()
+        self._trials: dict[str, EngineRequest] = {}  # by the request's id
         self._settle_until_s = self._streams_until_s = 0.0
         self._look_at: asyncio.TimerHandle | None = None
 
-    def suspects(self, jobs: Iterable[Job]) -> tuple[list[Job], list[Job]]:
+    def suspects(self, requests: Iterable[EngineRequest]) -> tuple[list[EngineRequest], list[EngineRequest]]:
         """Of the requests of an engine that died: those proved guilty, and those suspected of it."""
-        now_s, jobs = time.monotonic(), list(jobs)
-        taken = [job for job in jobs if job.is_acknowledged]
-        for job in taken:
-            job.ends = 1 if now_s - job.placed_s > CALM_S else job.ends + 1
-        guilty = [job for job in jobs if job.on_trial or job.ends >= MOST_ENDS]
+        now_s, requests = time.monotonic(), list(requests)
+        taken = [request for request in requests if request.is_acknowledged]
+        for request in taken:
+            request.ends = 1 if now_s - request.placed_s > CALM_S else request.ends + 1
+        guilty = [request for request in requests if request.on_trial or request.ends >= MOST_ENDS]
         return (guilty, []) if guilty else ([], taken)
 
-    def hold(self, jobs: Sequence[Job]) -> None:
+    def hold(self, requests: Sequence[EngineRequest]) -> None:
         """Keep suspects back until the others have moved; streams are tried first."""
-        if not jobs:
+        if not requests:
             return
         now_s = time.monotonic()
-        self._held = deque(sorted((*self._held, *jobs), key=lambda job: job.is_fresh))
+        self._held = deque(sorted((*self._held, *requests), key=lambda request: request.is_fresh))
         self._settle_until_s, self._streams_until_s = now_s + SETTLE_S, now_s + STREAMS_S
         self._look_in(0.0)
 
-    def is_held(self, job: Job) -> bool:
-        return any(held is job for held in self._held)
+    def is_held(self, request: EngineRequest) -> bool:
+        return any(held is request for held in self._held)
 
     def busy_replicas(self) -> tuple[str, ...]:
         """Replicas on which a trial goes on: no other one begins there."""
-        return tuple(job.replica for job in self._trials.values() if job.replica)
+        return tuple(request.replica for request in self._trials.values() if request.replica)
 
-    def postpone(self, job: Job) -> None:
+    def postpone(self, request: EngineRequest) -> None:
         """Its trial finds no replica without another trial now."""
-        self._trials.pop(job.request_id, None)
-        self._held.appendleft(job)
+        self._trials.pop(request.request_id, None)
+        self._held.appendleft(request)
         self._look_in(LOOK_S)
 
-    def acquit(self, job: Job) -> None:
+    def acquit(self, request: EngineRequest) -> None:
         """It has a token, or has ended."""
-        job.on_trial = False
+        request.on_trial = False
         if self._held:
-            self._held = deque(held for held in self._held if held is not job)
-        if self._trials.pop(job.request_id, None) is not None:
+            self._held = deque(held for held in self._held if held is not request)
+        if self._trials.pop(request.request_id, None) is not None:
             self._look_in(0.0)
 
     def _look_in(self, delay_s: float) -> None:
@@ -82,16 +82,16 @@ class Quarantine:
         now_s = time.monotonic()
         if now_s < self._settle_until_s and not self._is_settled():
             self._look_in(LOOK_S)
-        elif now_s > self._streams_until_s and (streams := [job for job in self._held if not job.is_fresh]):
-            self._held = deque(job for job in self._held if job.is_fresh)
+        elif now_s > self._streams_until_s and (streams := [request for request in self._held if not request.is_fresh]):
+            self._held = deque(request for request in self._held if request.is_fresh)
             self._settle_until_s = now_s + SETTLE_S
-            for job in streams:
-                job.on_trial = False
+            for request in streams:
+                request.on_trial = False
             self._enqueue(streams)
             self._look_in(LOOK_S)
         elif self._held:
-            job = self._held.popleft()
-            job.on_trial = True
-            self._trials[job.request_id] = job
-            self._enqueue([job])
+            request = self._held.popleft()
+            request.on_trial = True
+            self._trials[request.request_id] = request
+            self._enqueue([request])
             self._look_in(STAGGER_S)

@@ -33,7 +33,7 @@ PATIENCE_S = 5.0  # with the controller, once it has been up
 STATUS_AGE_S = 0.5  # health and status answers may be so old
 
 
-class Door:
+class IngressApp:
     """Holds the tier table in force, pings the controller with it, and answers what is not vLLM's to answer."""
 
     def __init__(

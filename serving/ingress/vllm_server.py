@@ -27,7 +27,7 @@ from protocol.messages import Delta, Slo
 from replicas.vllm_codec import decode_output, encode_request, encode_value, with_emitted
 from routing.prefix_index import hash_prefix
 from serving.dispatch.dispatcher import Dispatcher
-from serving.dispatch.engine_request import Job, Timeouts, Transport
+from serving.dispatch.engine_request import EngineRequest, Timeouts, Transport
 from serving.ingress.lanes import Lanes
 from serving.ingress.turns import Turns
 from serving.ingress.vllm_grammar import says_nothing
@@ -81,11 +81,11 @@ class FleetCoreClient:
         try:
             check_computed(request, self._not_computed)
             check_prompt_logprobs(request, self._most_prompt_logprobs)
-            job = to_job(request, request_state, self._block_tokens)
+            request = to_job(request, request_state, self._block_tokens)
         except VLLMValidationError:
             self.forget(request.request_id)
             raise
-        self.dispatcher.submit(job)
+        self.dispatcher.submit(request)
 
     async def get_output_async(self) -> EngineCoreOutputs:
         return await self._outputs.get()
@@ -119,7 +119,7 @@ class FleetCoreClient:
         self._outputs.put_nowait(EngineCoreOutputs(outputs=[decode_output(delta) for delta in deltas]))
 
 
-def to_job(request: EngineCoreRequest, request_state: HttpRequestState, block_tokens: int = 0) -> Job:
+def to_job(request: EngineCoreRequest, request_state: HttpRequestState, block_tokens: int = 0) -> EngineRequest:
     """What the dispatcher needs to know of a request; its payload can be encoded anew to continue elsewhere.
 
     Raises ``VLLMValidationError`` for what cannot be encoded: later that would be the dispatcher's trouble.
@@ -127,7 +127,7 @@ def to_job(request: EngineCoreRequest, request_state: HttpRequestState, block_to
     prompt, params = request.prompt_token_ids or [], request.sampling_params
     payload = encoded(request)
     digest = hashlib.blake2b(str(prompt).encode(), digest_size=6).digest()
-    return Job(
+    return EngineRequest(
         request_id=request.request_id,
         prompt_tokens=len(prompt),
         max_tokens=(params.max_tokens if params else None) or 16,

@@ -178,14 +178,14 @@ class AutoscaledDispatcher(ControllerDispatcher):
 
     def _resume(self, simulation: Simulation, jobs: np.ndarray, name: str) -> None:
         """Let requests go on elsewhere with the tokens that they have, as the door does."""
-        asks = []
+        requests = []
         for job in jobs.tolist():
-            ask = self.ask(simulation, job)
+            request = self.ask(simulation, job)
             if not simulation.records[job]["promised"]:
-                ask = msgspec.structs.replace(ask, slo=msgspec.structs.replace(ask.slo, best_effort=True))
+                request = msgspec.structs.replace(request, slo=msgspec.structs.replace(request.slo, best_effort=True))
             emitted_tokens = int(simulation.records[job]["emitted_tokens"])
-            asks.append(msgspec.structs.replace(ask, emitted_tokens=emitted_tokens, exclude=(name,)))
-        for job, decision in zip(jobs, self.fleet.admit(asks, simulation.now_s), strict=True):
+            requests.append(msgspec.structs.replace(request, emitted_tokens=emitted_tokens, exclude=(name,)))
+        for job, decision in zip(jobs, self.fleet.admit(requests, simulation.now_s), strict=True):
             self._carry_out(simulation, int(job), decision)
 
     # -- how the fleet hears of it ----------------------------------------------------------------------------------

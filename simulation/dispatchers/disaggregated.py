@@ -1,8 +1,8 @@
 """The live controller's disaggregated fleet in virtual time: a prompt on one side, its KV over a link, then the decode.
 
 Jobs are cut in two by ``workloads.split.split_jobs_over_link``. The fleet is asked about a request twice, as the
-ingress does it: when it arrives, and once its first token and its KV cache are there. A request that the fleet keeps whole has
-its second part stay where the first one was.
+ingress does it: when it arrives, and once its first token and its KV cache are there. A request that the fleet keeps
+whole has its second part stay where the first one was.
 """
 
 from dataclasses import dataclass

@@ -155,7 +155,12 @@ class EarlyStop:
     """Stops a day once a tier has missed so often that it cannot reach the target; looks every ``every`` calls."""
 
     def __init__(self, jobs: np.ndarray, every: int = 256) -> None:
-        self.heads, self.every, self.calls, self.has_stopped = Window.of(jobs, CUT).first_requests(jobs), every, 0, False
+        self.heads, self.every, self.calls, self.has_stopped = (
+            Window.of(jobs, CUT).first_requests(jobs),
+            every,
+            0,
+            False,
+        )
         self.tiers = jobs["tier"][self.heads]
         self.allowed = (1.0 - TARGET) * np.bincount(self.tiers)
 

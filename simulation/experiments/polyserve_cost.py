@@ -31,8 +31,8 @@ from simulation.studies.capacity import median_and_spread
 from simulation.studies.fleet_systems import (
     TARGET,
     WARM_UP,
-    FleetSystem,
     EarlyStop,
+    FleetSystem,
     attainment,
     run_through,
 )

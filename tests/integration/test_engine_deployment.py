@@ -46,7 +46,7 @@ class Listener:
         return self.count, self.latest
 
 
-class Door:
+class Ingress:
     """Stands in for an ingress: one channel to one replica."""
 
     def __init__(self, replicas: Any) -> None:
@@ -79,9 +79,9 @@ def app() -> Iterator[tuple[Any, list[str]]]:
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     with local_ray(Console(quiet=True), cpus=4):
         replicas = replica_deployment(SETTINGS, num_replicas=2, ray_actor_options={"num_cpus": 0.1})
-        door = serve.deployment(Door, ray_actor_options={"num_cpus": 0}).bind(replicas)
+        ingress = serve.deployment(Ingress, ray_actor_options={"num_cpus": 0}).bind(replicas)
         listen()
-        handle = serve.run(door, name="app", route_prefix=None)
+        handle = serve.run(ingress, name="app", route_prefix=None)
         until(lambda: len(ray.get(listener().heard.remote())[1]) == 2)
         yield handle, sorted(ray.get(listener().heard.remote())[1])
         serve.shutdown()
@@ -108,18 +108,18 @@ def requests_of(replica: str) -> int:
 
 
 def test_calls_reach_the_named_replica_and_fail_fast_when_it_is_gone(app: tuple[Any, list[str]]) -> None:
-    door, names = app
-    assert [door.who.remote(name).result() for name in names * 3] == names * 3
+    ingress, names = app
+    assert [ingress.who.remote(name).result() for name in names * 3] == names * 3
     begun_s = time.monotonic()
     with pytest.raises(Exception, match="replica nobody is gone"):
-        door.who.remote("nobody").result()
+        ingress.who.remote("nobody").result()
     assert time.monotonic() - begun_s < 10
 
 
 def test_a_stream_ends_whole_with_heartbeats_after_it(app: tuple[Any, list[str]]) -> None:
-    door, (name, _) = app
-    door.open.remote(name, ["a", "b"], 20).result()
-    told = until(lambda: (heard := door.heard.remote().result()) and heard[-1] == (False, []) and heard)
+    ingress, (name, _) = app
+    ingress.open.remote(name, ["a", "b"], 20).result()
+    told = until(lambda: (heard := ingress.heard.remote().result()) and heard[-1] == (False, []) and heard)
     for request in ("a", "b"):
         deltas = [delta for _, deltas in told for delta in deltas if delta[0] == request]
         assert sum(len(tokens) for _, tokens, _ in deltas) == 20
@@ -136,8 +136,8 @@ def test_a_reborn_controller_hears_from_everybody(app: tuple[Any, list[str]]) ->
 
 
 def test_the_requests_of_a_killed_ingress_are_aborted(app: tuple[Any, list[str]]) -> None:
-    door, (_, name) = app
-    pid = door.open.remote(name, ["long"], 4000).result()
+    ingress, (_, name) = app
+    pid = ingress.open.remote(name, ["long"], 4000).result()
     until(lambda: requests_of(name) == 1)
     os.kill(pid, signal.SIGKILL)
     until(lambda: requests_of(name) == 0, 15)

@@ -87,13 +87,13 @@ def look(world: World, slo: Slo, prompt_tokens: int) -> dict[str, Before]:
     """What each replica would say, asked by itself."""
     fleet, roles = world.fleet, world.fleet.allocation.roles
     fleet._open(world.now_s)
-    advance_fleet(fleet.bank.fleet_state, world.now_s)
-    fleet.bank.allocate(1)
+    advance_fleet(fleet.slots.fleet_state, world.now_s)
+    fleet.slots.allocate(1)
     asked = AdmissionRequest("asked", prompt_tokens, 120, slo)
     row = admission_row(asked, TABLE.of_request(slo), fleet.lengths, world.now_s)
     told = {}
     for name, replica in fleet.replicas.items():
-        fleet_state, slot, asks = fleet.bank.fleet_state, replica.slot, row[None][0]
+        fleet_state, slot, asks = fleet.slots.fleet_state, replica.slot, row[None][0]
         coef, limits = fleet_state.pessimistic_coefs[slot], fleet_state.limits[slot]
         attains = quick_check(coef, limits, replica.state[0], asks, world.now_s) == ADMITTED
         attains = attains and check_replica(fleet_state, slot, asks, world.now_s) == ADMITTED

@@ -79,7 +79,7 @@ def test_how_long_room_is_waited_for_with_and_without_a_ttft(slo: Slo, least_s: 
     state, asked = fleet(pending=True), ask(slo, 100)
     state.report(report("a"), 0.0)
     state._open(0.0)
-    latest_s = latest_start_s(state.bank, admission_row(asked, 0, state.lengths, 0.0), 0.0)
+    latest_s = latest_start_s(state.slots, admission_row(asked, 0, state.lengths, 0.0), 0.0)
     assert least_s <= latest_s <= most_s
     state.report(report("a", 2), latest_s - 0.02)
     (decision,) = state.admit([msgspec.structs.replace(asked, age_s=latest_s - 0.01)], latest_s - 0.01)

@@ -66,7 +66,7 @@ def test_a_burst_that_does_not_fit_gets_the_best_set_and_not_the_shortest_prompt
     alone = fleet("a")
     alone.admit([greedy_one], 0.0)
     row = admission_row(others[0], 0, alone.lengths, 0.0)
-    reason = REASONS[check_replica(alone.bank.fleet_state, 0, np.atleast_1d(row)[0], 0.0)]
+    reason = REASONS[check_replica(alone.slots.fleet_state, 0, np.atleast_1d(row)[0], 0.0)]
     assert reason != AdmitReason.ADMITTED, "nor would an exact check of each have promised it"
     together = fleet("a")
     decisions = together.admit([greedy_one, *others], 0.0)

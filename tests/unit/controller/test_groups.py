@@ -75,10 +75,10 @@ def test_most_sequences_are_those_that_find_seats_beside_what_was_promised() -> 
     served = up()
     served.admit([*(ask(LOOSE) for _ in range(4)), *(ask(FLEX) for _ in range(3))], 0.0)
     asked = [served._to_pending(each, 0.0) for each in group(LOOSE, 2, prompt_tokens=10)]
-    assert groups.most_sequences(served.bank, asked, (), 0.0) == 12
-    assert groups.most_sequences(served.bank, asked, (), 0.0, idle=True) == 16
-    served.bank.fleet_state.replicas["is_open"][0] = False
-    assert groups.most_sequences(served.bank, asked, (), 0.0, idle=True) == 8
+    assert groups.most_sequences(served.slots, asked, (), 0.0) == 12
+    assert groups.most_sequences(served.slots, asked, (), 0.0, idle=True) == 16
+    served.slots.fleet_state.replicas["is_open"][0] = False
+    assert groups.most_sequences(served.slots, asked, (), 0.0, idle=True) == 8
 
 
 def test_a_group_that_waits_waits_as_one() -> None:

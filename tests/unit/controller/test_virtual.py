@@ -4,14 +4,14 @@ import msgspec
 
 from controller.mirror.lengths import LengthEstimator
 from controller.mirror.replica_model import VirtualReplica
-from controller.mirror.slots import Bank
+from controller.mirror.slots import ReplicaSlots
 from profiles.store import load_profile
 from protocol.messages import LIVE_STRETCH, Step
 from tests.fleet_cases import H200, TIERS, report
 
 
 def test_limits_follow_the_reports_and_the_slack_margin_stays() -> None:
-    replica = VirtualReplica(report("a"), load_profile(H200), Bank(), 0.0)
+    replica = VirtualReplica(report("a"), load_profile(H200), ReplicaSlots(), 0.0)
     assert [replica.limits[name] for name in ("block_tokens", "best_effort_stretch")] == [16, LIVE_STRETCH]
     slow = tuple(Step(100.0, 1e4, 0.0, 100.0, 0.0, seconds) for seconds in (0.01, 0.1) * 50)
     replica.sync(report("a", 2, steps=slow), LengthEstimator(100.0), TIERS, 0.1)

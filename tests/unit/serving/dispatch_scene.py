@@ -7,7 +7,7 @@ import msgspec
 
 from protocol.messages import AdmissionRequest, Decision, Delta, Outcome, Outputs, Rejection, Slo, Submission, Verdict
 from serving.dispatch.dispatcher import Dispatcher
-from serving.dispatch.engine_request import ATTEMPT, Job, Timeouts
+from serving.dispatch.engine_request import ATTEMPT, EngineRequest, Timeouts
 from serving.request.state import HttpRequestState
 
 TRANSIT_S = 50.0  # far above what any test takes
@@ -89,7 +89,7 @@ class Scene:
         payload: Callable[[list[int]], bytes] = bytes,
     ) -> HttpRequestState:
         request_state = HttpRequestState(slo)
-        self.dispatcher.submit(Job(request_id, 10, 100, 7, payload, request_state, resumable=resumable))
+        self.dispatcher.submit(EngineRequest(request_id, 10, 100, 7, payload, request_state, resumable=resumable))
         return request_state
 
     def start_group(
@@ -98,7 +98,7 @@ class Scene:
         """One HTTP request of several sequences; ``expected`` where more are announced than come."""
         request_state = HttpRequestState(slo, expected=expected or len(request_ids))
         for request_id in request_ids:
-            self.dispatcher.submit(Job(request_id, 10, 100, 7, bytes, request_state))
+            self.dispatcher.submit(EngineRequest(request_id, 10, 100, 7, bytes, request_state))
         return request_state
 
     def tokens(self, request_id: str) -> list[int]:

@@ -18,7 +18,7 @@ from replicas.vllm_codec import decode_request
 from serving.config.app import AppConfig
 from serving.config.vllm_arguments import command_line
 from serving.dispatch.engine_request import Timeouts
-from serving.ingress.ingress import Door
+from serving.ingress.ingress import IngressApp
 from serving.ingress.vllm_server import FleetCoreClient, make_server
 
 REPLICA_STATE = "a"
@@ -115,7 +115,7 @@ class Ingress:
         self.config = AppConfig.read({"model": MODEL, **args})
         self.runner = asyncio.Runner()
         self.transport = OneReplica()
-        self.door: Door
+        self.ingress_app: IngressApp
         self.client: FleetCoreClient
 
     def __enter__(self) -> Self:
@@ -148,7 +148,7 @@ class Ingress:
         content = (
             body if isinstance(body, bytes) or body is None else httpx.Request("POST", "http://x", json=body).read()
         )
-        transport = httpx.ASGITransport(self.door, raise_app_exceptions=False, client=("127.0.0.1", 1))
+        transport = httpx.ASGITransport(self.ingress_app, raise_app_exceptions=False, client=("127.0.0.1", 1))
         async with httpx.AsyncClient(transport=transport, base_url="http://ingress", timeout=None) as client:
             return await client.request(
                 method, path, content=content, headers=[("content-type", "application/json"), *(headers or [])]
@@ -166,9 +166,9 @@ class Ingress:
         most = self.config.ingress.limits.prompt_logprobs
         server, self.client = await make_server(arguments, self.transport, timeouts, 0, most, self.config.not_computed)
         self.door_state = server.state  # of vLLM's application
-        self.door = Door(self.config, self.transport, server, self.client.dispatcher)  # type: ignore[arg-type]
-        self.door.set_table(TABLE)
+        self.ingress_app = IngressApp(self.config, self.transport, server, self.client.dispatcher)  # type: ignore[arg-type]
+        self.ingress_app.set_table(TABLE)
 
     async def _close(self) -> None:
-        self.door._pinging.cancel()
+        self.ingress_app._pinging.cancel()
         await self.client.dispatcher.close()

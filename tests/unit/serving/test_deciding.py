@@ -151,7 +151,7 @@ def test_a_late_answer_leaves_no_reservation() -> None:
         answer.set()
         await until(lambda: [o.request_id for o in scene.fleet.outcomes] == ["x"])
         assert [each.request_id for _, each in scene.fleet.submitted] == ["x~1"], "sent under another name"
-        assert scene.dispatcher.jobs
+        assert scene.dispatcher.requests
 
     play(scenario)
 

@@ -25,7 +25,7 @@ def test_tokens_pass_in_order_and_the_outcome_is_reported() -> None:
         scene.fleet.say("a", "x", [3], "stop")
         await until(lambda: bool(scene.fleet.outcomes))
         assert request_state.met
-        assert not scene.dispatcher.jobs
+        assert not scene.dispatcher.requests
 
     scene = play(scenario)
     assert scene.tokens("x") == [1, 2, 3]
@@ -38,7 +38,7 @@ def test_deadlines_leave_time_for_the_way_to_the_client_and_outcomes_do_not_coun
         scene.start("x")
         await until(lambda: bool(scene.fleet.submitted))
         assert TRANSIT_S <= scene.fleet.submitted[0][1].age_s < TRANSIT_S + 10.0
-        assert scene.dispatcher.jobs["x"].admission().age_s >= TRANSIT_S
+        assert scene.dispatcher.requests["x"].admission().age_s >= TRANSIT_S
         scene.fleet.say("a", "x", [1], "stop")
         await until(lambda: bool(scene.fleet.outcomes))
         assert scene.fleet.outcomes[0].ttft_s < TRANSIT_S

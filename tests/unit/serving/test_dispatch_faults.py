@@ -4,7 +4,7 @@ import asyncio
 
 from protocol.messages import Decision, Delta, Outputs, Verdict
 from serving.dispatch.dispatcher import MAX_FAILURES_WITHOUT_PROGRESS, PAUSE_S
-from serving.dispatch.engine_request import Job
+from serving.dispatch.engine_request import EngineRequest
 from tests.unit.serving.dispatch_scene import QUICK, Scene, play, until
 
 
@@ -74,7 +74,7 @@ def test_what_no_replica_takes_pauses_and_ends_with_the_patience_for_it() -> Non
 def test_each_sequence_of_a_request_is_judged_by_itself() -> None:
     async def scenario(scene: Scene) -> None:
         request_state = scene.start("x")
-        other = Job("y", 10, 100, 7, bytes, request_state)
+        other = EngineRequest("y", 10, 100, 7, bytes, request_state)
         scene.dispatcher.submit(other)
         await until(lambda: len(scene.fleet.submitted) == 2)
         scene.fleet.say("a", "x", [1], "length")

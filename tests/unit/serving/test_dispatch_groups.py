@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from protocol.messages import INF, AdmissionRequest, Decision, Outcome, Scope, Slo, Verdict
-from serving.dispatch.engine_request import Job
+from serving.dispatch.engine_request import EngineRequest
 from tests.unit.serving.dispatch_scene import Scene, play, until
 
 NAMES = ("x0", "x1", "x2", "x3")
@@ -40,7 +40,7 @@ def test_sequences_of_several_ticks_wait_for_each_other() -> None:
         request_state = scene.start_group("x0", expected=2)
         scene.start("y")
         await until(lambda: len(scene.fleet.submitted) == 1)
-        scene.dispatcher.submit(Job("x1", 10, 100, 7, bytes, request_state))
+        scene.dispatcher.submit(EngineRequest("x1", 10, 100, 7, bytes, request_state))
         await until(lambda: len(scene.fleet.submitted) == 3)
 
     assert play(scenario).fleet.batches == [1, 2]
@@ -81,7 +81,7 @@ def test_a_sequence_that_comes_late_and_is_refused_takes_its_siblings_along() ->
         request_state = scene.start_group("x0", "x1", expected=2)
         await until(lambda: len(scene.fleet.submitted) == 2)
         scene.fleet.decide = refusal
-        scene.dispatcher.submit(Job("x2", 10, 100, 7, bytes, request_state))
+        scene.dispatcher.submit(EngineRequest("x2", 10, 100, 7, bytes, request_state))
         await until(lambda: all(scene.finish(name) == "abort" for name in NAMES[:3]))
         await until(lambda: len(scene.fleet.aborted) == 2)
 
@@ -95,7 +95,7 @@ def test_once_a_token_was_made_a_late_sequence_is_served_best_effort_instead() -
         scene.fleet.say("a", "x0", [1])
         await until(lambda: scene.tokens("x0") == [1])
         scene.fleet.decide = lambda ask: scene.fleet.first_live(ask) if ask.slo.best_effort else refusal(ask)
-        scene.dispatcher.submit(Job("x1", 10, 100, 7, bytes, request_state))
+        scene.dispatcher.submit(EngineRequest("x1", 10, 100, 7, bytes, request_state))
         await until(lambda: len(scene.fleet.submitted) == 2)
         assert request_state.slo_object()["reason"] == "ttft_unattainable"
         assert request_state.sequences["x1"].decision.verdict == Verdict.BEST_EFFORT  # type: ignore[union-attr]
@@ -126,7 +126,7 @@ def test_a_beam_search_is_counted_when_its_response_has_ended() -> None:
         request_state.expected, request_state.is_open = 0, True
         for name in ("r0", "r1"):
             if name == "r1":
-                scene.dispatcher.submit(Job("r1", 10, 100, 7, bytes, request_state))
+                scene.dispatcher.submit(EngineRequest("r1", 10, 100, 7, bytes, request_state))
             await until(lambda name=name: any(each.request_id == name for _, each in scene.fleet.submitted))  # type: ignore[misc]
             scene.fleet.say("a", name, [1], "length")
             await until(lambda name=name: scene.finish(name) == "length")  # type: ignore[misc]

@@ -9,7 +9,7 @@ import pytest
 
 from protocol.messages import Delta, Outputs, Slo, Verdict
 from serving.dispatch.background import Tasks
-from serving.dispatch.engine_request import Job
+from serving.dispatch.engine_request import EngineRequest
 from serving.request.state import HttpRequestState
 from tests.unit.serving.dispatch_scene import Scene, play, until
 
@@ -73,7 +73,7 @@ def test_what_cannot_be_told_to_others_is_not_taken() -> None:
         scene.start("x")
         with pytest.raises(ValueError, match="in use"):
             scene.start("x")
-        assert list(scene.dispatcher.jobs) == ["x"]
+        assert list(scene.dispatcher.requests) == ["x"]
 
     play(scenario)
 
@@ -162,9 +162,9 @@ def test_aborted_requests_leave_nothing_behind() -> None:
     """Their timers held 2,000 of 2,000 with ``max_wait_ms: 1e12``."""
 
     async def scenario(scene: Scene) -> None:
-        alive: list[weakref.ref[Job]] = []
+        alive: list[weakref.ref[EngineRequest]] = []
         for k in range(200):
-            job = Job(
+            request = EngineRequest(
                 f"x{k}",
                 10,
                 100,
@@ -172,9 +172,9 @@ def test_aborted_requests_leave_nothing_behind() -> None:
                 bytes,
                 HttpRequestState(Slo(1.0, 0.1, tier="standard", max_wait_s=8e4 if k % 2 else 1e9)),
             )
-            scene.dispatcher.submit(job)
-            alive.append(weakref.ref(job))
-        del job
+            scene.dispatcher.submit(request)
+            alive.append(weakref.ref(request))
+        del request
         await until(lambda: len(scene.fleet.submitted) == 200)
         scene.dispatcher.abort([f"x{k}" for k in range(200)])
         await until(lambda: len(scene.fleet.outcomes) == 200)

@@ -15,7 +15,7 @@ from serving.config.app import AppConfig
 from serving.dispatch.dispatcher import Dispatcher
 from serving.dispatch.engine_request import Timeouts
 from serving.dispatch.transport import RayTransport
-from serving.ingress.ingress import Door
+from serving.ingress.ingress import IngressApp
 
 HEARTBEAT = msgspec.msgpack.encode(Outputs(0, False, ()))
 TIERS = [{"name": "chat", "ttft_ms": 900}, {"name": "rest", "best_effort": True}]
@@ -73,17 +73,17 @@ class Scene:
     def __init__(self, **fleet: Any) -> None:
         self.transport = Transport()
         self.dispatcher = Dispatcher(self.transport, lambda _deltas: None, Timeouts())
-        self.door = Door(AppConfig.read({"fleet": fleet}), self.transport, None, self.dispatcher)
+        self.ingress_app = IngressApp(AppConfig.read({"fleet": fleet}), self.transport, None, self.dispatcher)
 
     async def begin(self) -> None:
-        self.door.set_table(TABLE)
+        self.ingress_app.set_table(TABLE)
         self.transport.replicas = [told("a"), told("b")]
         await self.look()
         await until(lambda: self.transport.heard(60.0) == {"a", "b"})
 
     async def look(self) -> None:
-        self.door._status_s = float("-inf")
-        await self.door._look()
+        self.ingress_app._status_s = float("-inf")
+        await self.ingress_app._look()
 
     async def get(self, path: str) -> tuple[int, Any]:
         sent: list[Any] = []
@@ -91,8 +91,8 @@ class Scene:
         async def send(message: Any) -> None:
             sent.append(message)
 
-        self.door._status_s = float("-inf")
-        await self.door({"type": "http", "method": "GET", "path": path}, lambda: asyncio.sleep(0), send)  # type: ignore[arg-type, return-value]
+        self.ingress_app._status_s = float("-inf")
+        await self.ingress_app({"type": "http", "method": "GET", "path": path}, lambda: asyncio.sleep(0), send)  # type: ignore[arg-type, return-value]
         return sent[0]["status"], json.loads(sent[1]["body"])
 
     async def lives(self) -> dict[str, tuple[bool, bool]]:
@@ -105,7 +105,7 @@ class Scene:
         await until(lambda: replica not in self.transport.heard(60.0))
 
     async def close(self) -> None:
-        self.door._pinging.cancel()
+        self.ingress_app._pinging.cancel()
         await self.dispatcher.close()
 
 
@@ -136,8 +136,8 @@ def test_replicas_that_are_heard_keep_a_door_healthy_without_the_controller(cont
         assert await scene.lives() == {"a": (True, True), "b": (True, True)}
         await scene.look()
         labels = {"tier": "shared", "state": "stale"}
-        assert scene.door.metrics.registry.get_sample_value("polyslo_replicas", labels) == 2
-        assert scene.door.metrics.registry.get_sample_value("polyslo_kv_tokens", {"replica": "a"}) == 7
+        assert scene.ingress_app.metrics.registry.get_sample_value("polyslo_replicas", labels) == 2
+        assert scene.ingress_app.metrics.registry.get_sample_value("polyslo_kv_tokens", {"replica": "a"}) == 7
         await scene.strike("a")
         assert (await scene.get("/health"))[0] == 200
         assert (await scene.lives())["b"] == (True, True)
@@ -186,14 +186,14 @@ def test_an_ingress_whose_task_has_ended_says_so() -> None:
 
     async def script(scene: Scene) -> None:
         await scene.begin()
-        scene.door.check()
+        scene.ingress_app.check()
         assert (await scene.get("/health"))[0] == 200
-        for task in (*scene.dispatcher._tasks._endless, scene.door._pinging):
-            scene.door._engine_failed = lambda: False
+        for task in (*scene.dispatcher._tasks._endless, scene.ingress_app._pinging):
+            scene.ingress_app._engine_failed = lambda: False
             task.cancel()
             await until(task.done)
             with pytest.raises(RuntimeError, match="has ended"):
-                scene.door.check()
+                scene.ingress_app.check()
             assert (await scene.get("/health"))[0] == 503
 
     play(script)
@@ -202,9 +202,9 @@ def test_an_ingress_whose_task_has_ended_says_so() -> None:
 def test_an_ingress_without_vllms_output_handler_says_so() -> None:
     async def script(scene: Scene) -> None:
         await scene.begin()
-        scene.door._engine_failed = lambda: True
+        scene.ingress_app._engine_failed = lambda: True
         with pytest.raises(RuntimeError, match="output handler"):
-            scene.door.check()
+            scene.ingress_app.check()
         status, body = await scene.get("/health")
         assert (status, body["error"]["type"]) == (503, "service_unavailable_error")
 
@@ -226,9 +226,9 @@ def test_many_questions_at_a_time_are_one_to_the_controller(away: bool) -> None:
             return {"replicas": [told("a")], "tiers": []}
 
         scene.transport.status = status  # type: ignore[method-assign]
-        scene.door._pinging.cancel()
-        scene.door._status_s = float("-inf")
-        answers = await asyncio.gather(*(scene.door.status() for _ in range(200)))
+        scene.ingress_app._pinging.cancel()
+        scene.ingress_app._status_s = float("-inf")
+        answers = await asyncio.gather(*(scene.ingress_app.status() for _ in range(200)))
         assert asked == 1
         assert all({each["replica"] for each in answer["replicas"]} == {"a", "b"} for answer in answers)
 

@@ -26,7 +26,7 @@ async def to_the_second(scene: Scene, can_disaggregate: bool = True) -> None:
     """Send a request and have its first token made."""
     scene.fleet.decide = apart
     scene.start("x")
-    scene.dispatcher.jobs["x"].can_disaggregate = can_disaggregate
+    scene.dispatcher.requests["x"].can_disaggregate = can_disaggregate
     await until(lambda: bool(scene.fleet.submitted))
     if can_disaggregate:
         prefilled(scene, "x", 1)
@@ -36,7 +36,7 @@ async def to_the_second(scene: Scene, can_disaggregate: bool = True) -> None:
 def test_the_first_token_comes_from_one_replica_and_the_others_from_the_next() -> None:
     async def scenario(scene: Scene) -> None:
         await to_the_second(scene)
-        request_state = scene.dispatcher.jobs["x"].request_state
+        request_state = scene.dispatcher.requests["x"].request_state
         assert scene.tokens("x") == [1], "delivered before anybody decodes"
         scene.fleet.say("d", "x", [2, 3])
         scene.fleet.say("d", "x", [4], "length")
@@ -106,7 +106,7 @@ def test_a_client_that_leaves_between_the_two_is_not_decoded() -> None:
         await until(lambda: bool(scene.fleet.submitted))
         scene.dispatcher.requests.emit = lambda _: scene.dispatcher.abort(["x"])
         prefilled(scene, "x", 1)
-        await until(lambda: not scene.dispatcher.jobs)
+        await until(lambda: not scene.dispatcher.requests)
         scene.start("y")
         await until(lambda: len(scene.fleet.submitted) == 2)
 

@@ -60,8 +60,8 @@ async def beside(ingress: Ingress, case: Case) -> tuple[Answer, Answer]:
 
     ingress.transport.decide = decide
     async with asyncio.timeout(HANG_S):
-        hostile, innocent = await asyncio.gather(call(ingress.door, case), call(ingress.door, INNOCENT))
-        while ingress.client.dispatcher.jobs:
+        hostile, innocent = await asyncio.gather(call(ingress.ingress_app, case), call(ingress.ingress_app, INNOCENT))
+        while ingress.client.dispatcher.requests:
             await asyncio.sleep(0)
     return hostile, innocent
 

@@ -22,7 +22,7 @@ def test_the_controller_is_told_whose_request_it_is_where_keys_are_checked(
 ) -> None:
     asked, key = {"model": MODEL, "prompt": "hi", "max_tokens": 6}, [("authorization", "Bearer secret")]
     ingress.post("/v1/completions", asked, key)
-    monkeypatch.setattr(ingress.door._generate.app, "has_tenants", True)
+    monkeypatch.setattr(ingress.ingress_app._generate.app, "has_tenants", True)
     ingress.post("/v1/completions", asked, key)
     tenant = tenant_of("/v1/completions", key)
     assert [ask.tenant for ask in ingress.transport.admissions] == ["", tenant]

@@ -46,7 +46,7 @@ async def leave(ingress: Ingress, path: str, body: dict[str, Any], told: bool) -
 
     proxy = ASGIDIReceiveProxy(scope, receive, asyncio.get_running_loop())
     fetching = proxy.fetch_until_disconnect_task()
-    request = asyncio.ensure_future(ingress.door(scope, proxy, send))
+    request = asyncio.ensure_future(ingress.ingress_app(scope, proxy, send))
     await until(lambda: bool(ingress.transport.submitted))
     if told:
         left.set()
@@ -68,7 +68,7 @@ def test_a_client_that_leaves_ends_its_request(ingress: Ingress, path: str, stre
 
     ingress.run(scene())
     assert ingress.transport.aborted == [submission.request_id for submission in ingress.transport.submitted]
-    assert not ingress.client.dispatcher.jobs
+    assert not ingress.client.dispatcher.requests
     assert [outcome.finish for outcome in ingress.transport.outcomes] == ["abort"]
 
 

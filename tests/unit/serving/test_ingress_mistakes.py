@@ -29,7 +29,7 @@ def test_a_mistake_that_is_found_after_a_stream_has_begun_is_a_400_as_well(
     answer = ingress.post(path, written(sound(path, stream=True, **more)))
     assert (answer.status_code, answer.headers["content-type"]) == (400, "application/json")
     assert answer.json()["error"]["param"] == field
-    assert not ingress.client.dispatcher.jobs
+    assert not ingress.client.dispatcher.requests
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -84,7 +84,7 @@ def test_what_no_engine_can_serve_is_a_400_that_names_the_field(
     answer = ingress.post(path, written(sound(path, **more)))
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
     assert not ingress.transport.submitted
-    assert not ingress.client.dispatcher.jobs
+    assert not ingress.client.dispatcher.requests
     assert ingress.post(path, sound(path)).status_code == 200
 
 
@@ -216,7 +216,7 @@ def test_time_before_the_body_counts(ingress: Ingress) -> None:
         async def send(_message: Any) -> None:
             return None
 
-        await ingress.door(scope, receive, send)
+        await ingress.ingress_app(scope, receive, send)
 
     ingress.run(late())
     assert ingress.transport.admissions[0].age_s >= 50.0

@@ -59,11 +59,11 @@ def test_several_ingresses_live_in_one_process() -> None:
 
 def test_one_page_shows_the_ingress_its_engines_and_vllms_server(ingress: Ingress) -> None:
     ingress.post("/v1/completions", {"model": MODEL, "prompt": "hi", "max_tokens": 6})
-    ingress.door.metrics.observe_status({"replicas": [told(REPLICA_STATE)]})
+    ingress.ingress_app.metrics.observe_status({"replicas": [told(REPLICA_STATE)]})
     for path in ("/metrics", "/metrics/"):
         page = ingress.run(ingress.ask(path, method="GET"))
         assert page.status_code == 200
         assert f'vllm:num_requests_running{{engine="{REPLICA_STATE}",model_name="{MODEL}"}} 3.0' in page.text
         assert 'polyslo_slo_met_total{dimension="all",tier="standard"}' in page.text
         assert "http_requests_total" in page.text, "of vLLM's server"
-    ingress.door.metrics.observe_status({"replicas": []})
+    ingress.ingress_app.metrics.observe_status({"replicas": []})

@@ -8,7 +8,7 @@ import pytest
 from protocol.messages import Delta, Outputs, Rejection, Slo, Submission
 from replicas.engine import EngineFailure
 from serving.dispatch import quarantine
-from serving.dispatch.engine_request import Job
+from serving.dispatch.engine_request import EngineRequest
 from serving.request.state import HttpRequestState
 from tests.unit.serving.dispatch_scene import STEADY, Scene, play, until
 
@@ -188,7 +188,7 @@ def test_trials_begin_once_the_others_have_moved() -> None:
         await until(lambda: len(scene.fleet.batches) == 2)
         scene.fleet.down.add("a")
         scene.fleet.queues["a"].put_nowait(EngineFailure("engine died"))
-        await until(lambda: scene.dispatcher.jobs["other"].is_moved)
+        await until(lambda: scene.dispatcher.requests["other"].is_moved)
         scene.fleet.taking.set()
         await until(lambda: len(scene.fleet.submitted) == 3)
         assert [each.request_id for _, each in scene.fleet.submitted[1:]] == ["other~1", "suspect~1"]
@@ -198,7 +198,8 @@ def test_trials_begin_once_the_others_have_moved() -> None:
 
 def test_where_one_is_guilty_the_others_are_no_suspects() -> None:
     one, other = (
-        Job(name, 10, 100, 7, bytes, HttpRequestState(Slo()), is_acknowledged=True) for name in ("one", "other")
+        EngineRequest(name, 10, 100, 7, bytes, HttpRequestState(Slo()), is_acknowledged=True)
+        for name in ("one", "other")
     )
     held = quarantine.Quarantine(lambda _: None, lambda: True)
     assert held.suspects([one, other]) == ([], [one, other])

@@ -42,16 +42,16 @@ def test_objectives_hold_below_a_route_prefix(ingress: Ingress, root: str) -> No
 
 def prefixed(ingress: Ingress, root: str, method: str, path: str, body: Any = None) -> Any:
     """One request through Serve's proxy, which leaves the prefix in the path and names it in ``root_path``."""
-    inner = ingress.door
+    inner = ingress.ingress_app
 
-    async def door(scope: Any, receive: Any, send: Any) -> None:
+    async def ingress_app(scope: Any, receive: Any, send: Any) -> None:
         await inner({**scope, "root_path": root}, receive, send)
 
-    ingress.door = door  # type: ignore[assignment]
+    ingress.ingress_app = ingress_app  # type: ignore[assignment]
     try:
         return ingress.run(ingress.ask(f"{root}{path}", body, method=method))
     finally:
-        ingress.door = inner
+        ingress.ingress_app = inner
 
 
 def test_every_application_has_its_own_controller() -> None:

@@ -8,8 +8,8 @@ from simulation.workloads.lengths import CappedLogNormal, Percentiles, from_stat
 from simulation.workloads.scenarios import CODE, CONV, LIFETIMES, SCENARIOS, make_scenario, zero_load_ttft_s
 from simulation.workloads.settings import (
     Calls,
-    ShareChange,
     ServiceClass,
+    ShareChange,
     closed_loop,
     draw_classes,
     open_loop,
