@@ -36,7 +36,7 @@ from routing.policy import make_routing
 
 FLEETS, BURSTS = (1, 8, 32, 100, 256), (1, 4, 16)
 RUNNING, SPARE_SLOTS, MAX_HOPS = 50, 32, 4
-RULE = make_routing(FleetOptions().routing).score_kind  # of the default policy
+RULE = make_routing(FleetOptions().routing).rule  # of the default policy
 TTFT_S, TPOT_S, TPOT_SHARES = (0.3, 0.5, 1.0), (0.02, 0.03, 0.05, 0.1), (0.1, 0.2, 0.3, 0.4)  # PolyServe section 5.1
 PROMPT_TOKENS, OUTPUT_TOKENS = (100, 2000), (100, 500)
 SLOWER = ("a100_sxm__llama-3.1-8b",)  # replicas that fifty such requests nearly fill: more refusals, longer replays
@@ -51,7 +51,7 @@ def nothing(
     scores: np.ndarray,
     max_hops: int,
     placements: np.ndarray,
-    score_kind: int,
+    rule: int,
 ) -> None:
     """A kernel with the arguments of ``place`` that does nothing: what calling from Python costs."""
 

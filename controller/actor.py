@@ -115,16 +115,16 @@ class Controller:
                 raise RuntimeError("the controller has no tier table: no door has configured it")
             await asyncio.sleep(0.02)
 
-    async def note_outcomes(self, outcomes: bytes) -> None:
+    async def on_outcomes(self, outcomes: bytes) -> None:
         """How requests ended."""
         if self.fleet is not None:
             for outcome in _outcomes.decode(outcomes):
-                self.fleet.note_outcome(outcome, time.monotonic())
+                self.fleet.on_outcome(outcome, time.monotonic())
 
-    async def note_failed(self, replica: str) -> None:
+    async def on_failed(self, replica: str) -> None:
         """A door lost its stream from this replica."""
         if self.fleet is not None:
-            self.fleet.note_failed(replica, time.monotonic())
+            self.fleet.on_failed(replica, time.monotonic())
 
     async def status(self) -> bytes:
         """Everything an operator asks for, as JSON."""
@@ -189,7 +189,7 @@ class Controller:
             await scaler.remove(actions.remove)
             for name in actions.remove:
                 if self.fleet is not None:  # perhaps another than the one that asked for it
-                    self.fleet.note_removed(name, time.monotonic())
+                    self.fleet.on_removed(name, time.monotonic())
 
     async def _leave_when_forgotten(self) -> None:
         while True:

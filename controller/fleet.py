@@ -103,18 +103,18 @@ class Fleet:
             replica.table["tier"] = tier_remap[replica.table["tier"]]
         self.unplaced.follow_heirs(tier_remap)
 
-    def note_failed(self, replica: str, now_s: float) -> None:
+    def on_failed(self, replica: str, now_s: float) -> None:
         """An ingress reported that this replica failed: no new requests until it is reborn or reports that its engine
         goes on."""
         if replica in self.replicas:
             self.replicas[replica].suspect_s = now_s
 
-    def note_removed(self, replica: str, now_s: float) -> None:
+    def on_removed(self, replica: str, now_s: float) -> None:
         """A drained replica has been ended as the autoscaler asked: it is gone, not silent."""
-        self.allocation.note_removed(replica, now_s)
+        self.allocation.on_removed(replica, now_s)
         self._give_up([name for name in (replica,) if name in self.replicas], now_s)
 
-    def note_outcome(self, outcome: Outcome, now_s: float) -> None:
+    def on_outcome(self, outcome: Outcome, now_s: float) -> None:
         """A request ended: count it, learn its length, free its reservation."""
         self.tracker.note(outcome, now_s)
         if outcome.scope == Scope.REQUEST:
@@ -174,11 +174,11 @@ class Fleet:
         row = admission_row(request, tier, self.lengths, now_s)
         self.turn += 1
         held = self.affinity.held_tokens(request, self.replicas.values(), len(state))
-        p = Pending(request, tier, row, self._scores(row), self.policy.score_kind, held)
+        p = Pending(request, tier, row, self._scores(row), self.policy.rule, held)
         shunned = [self.replicas[name].slot for name in request.exclude if name in self.replicas]
         if shunned and state["is_open"].sum() > state["is_open"][shunned].sum():
             p.exclude_slots(self.slots, shunned, now_s)
-        self.allocation.note_asked(row, now_s)
+        self.allocation.record_arrival(row, now_s)
         return p
 
     def _scores(self, row: np.ndarray) -> np.ndarray:

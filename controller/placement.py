@@ -54,7 +54,7 @@ class Pending:
     tier: int
     row: np.ndarray  # REQUEST[]
     scores: np.ndarray  # preference of each slot, or empty for what the rule says at the time
-    score_kind: int  # of ``routing.scores``
+    rule: int  # of ``routing.scores``
     held: np.ndarray  # tokens of its prompt that each slot presumably holds, or empty where none does
     slot: int = NOWHERE
     hops: int = 0
@@ -80,7 +80,7 @@ class Pending:
         return (
             self.scores
             if len(self.scores)
-            else score_replicas(slots.fleet_state, self.row[None][0], now_s, self.score_kind)
+            else score_replicas(slots.fleet_state, self.row[None][0], now_s, self.rule)
         )
 
     def exclude_slots(self, slots: ReplicaSlots, excluded: Sequence[int], now_s: float) -> None:
@@ -167,7 +167,7 @@ def place_admitted(slots: ReplicaSlots, asking: Sequence[Pending], now_s: float,
     if not asking:
         return
     rows, placements = np.array([p.row for p in asking]), np.zeros(len(asking), dtype=PLACEMENT)
-    scores, kind = _all_scores(slots, asking, now_s), asking[0].score_kind
+    scores, kind = _all_scores(slots, asking, now_s), asking[0].rule
     place(slots.fleet_state, rows, now_s, scores, kind, max_hops, placements)
     for p, placed in zip(asking, placements, strict=True):
         p.slot, p.is_checked = int(placed["replica"]), True

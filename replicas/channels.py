@@ -130,7 +130,7 @@ class Channels:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(channel.ready.wait(), self._heartbeat_s)
 
-    def note_living(self, living: set[str], now_s: float) -> None:
+    def on_living(self, living: set[str], now_s: float) -> None:
         """Close the streams of ingresses that were alive before and are not any more.
 
         Needed because Ray keeps a stream's producer running when its consumer dies.

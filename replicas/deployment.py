@@ -90,7 +90,7 @@ class Replica:
         while True:
             await asyncio.sleep(max(1.0, self._config.grace_s / 2))
             living = await asyncio.to_thread(living_replicas)
-            self._channels.note_living(living, time.monotonic())
+            self._channels.on_living(living, time.monotonic())
 
     async def _report(self) -> None:
         await self._reporter.run(self._build_report, self._note_sent)

@@ -45,7 +45,7 @@ class EngineTotals:
         self.preemptions = self.prompt_tokens = self.generation_tokens = 0
         self.prefix_queries = self.prefix_hits = 0
 
-    def note_output(self, entry: "LiveRequest", tokens: int) -> None:
+    def record_output(self, entry: "LiveRequest", tokens: int) -> None:
         """A request is about to be told of new tokens; with the first ones its prompt is done."""
         asked = entry.submission
         if tokens and entry.emitted_tokens == asked.emitted_tokens:
@@ -119,14 +119,14 @@ class LiveRequest:
         self.late = False  # could no longer be on time, once
         self.settled_tokens = 0  # output made here that the position last told contains
 
-    def note_output(self, tokens: int) -> None:
+    def record_output(self, tokens: int) -> None:
         """It emitted; the KV cache of all but the last token is there, unless the position told is the newer word."""
         self.emitted_tokens += tokens
         if self._made_here > self.settled_tokens:
             self.running = True
             self.computed_tokens = self._most_computed
 
-    def note_position(self, computed_tokens: int, running: bool, late: bool, settled_tokens: int) -> None:
+    def record_position(self, computed_tokens: int, running: bool, late: bool, settled_tokens: int) -> None:
         """An engine in another process told where it is; output and positions come by two ways, in any order."""
         self.settled_tokens = settled_tokens
         self.late |= late

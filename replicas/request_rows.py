@@ -135,14 +135,14 @@ class RequestRows:
             self._free.append(row)
             self.drafts.forget(request.request_id)
 
-    def note_cached(self, request: Any, cached_tokens: int) -> None:
+    def record_cached(self, request: Any, cached_tokens: int) -> None:
         """Tokens of a waiting request that the prefix cache would serve now; it may just have been preempted."""
         row = self._row_of[request]
         self._table["computed_tokens"][row] = cached_tokens
         if self._states[row] == FOLLOWED:
             self._states[row] = UNKNOWN
 
-    def note_step(self, scheduled: Mapping[str, int], requests: Mapping[str, Any]) -> None:
+    def record_step(self, scheduled: Mapping[str, int], requests: Mapping[str, Any]) -> None:
         """Move those on that take part in a step without drafts: tokens by name, as just scheduled."""
         names = [*scheduled]
         if names != self._noted:

@@ -152,7 +152,7 @@ class SimulatedEngine:
     def _emit(self, entry: LiveRequest) -> Delta:
         asked = entry.submission
         token_ids = simulated_tokens(asked.prompt_digest, entry.emitted_tokens, 1)
-        self._totals.note_output(entry, 1)
+        self._totals.record_output(entry, 1)
         entry.emitted_tokens += 1
         is_last = entry.emitted_tokens >= asked.max_tokens
         is_full = asked.prompt_tokens + entry.emitted_tokens >= self._config.max_model_len

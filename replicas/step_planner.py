@@ -123,7 +123,7 @@ class StepPlanner:
             if step_s < math.inf:
                 np.minimum(table["spec_tokens"], drafts, out=table["spec_tokens"])
 
-    def note_acceptance(self, accepted: int, refused: int) -> None:
+    def record_acceptance(self, accepted: int, refused: int) -> None:
         """Learn from one iteration: draft tokens that were accepted, and sequences whose next one was not."""
         weight, target = PRIOR_WEIGHT, ACCEPTANCE_PRIOR
         if tested := accepted + refused:

@@ -140,15 +140,15 @@ class VllmEngine:
             raise EngineFailure(self._failure) from error
         if outputs.outputs:  # and not only a rejected request, which no iteration has to do with
             self._alive_s = time.monotonic()
-        note_stats(outputs, self._totals)
+        record_stats(outputs, self._totals)
         deltas, self._rejected = self._rejected, []
         deltas += [self._to_delta(output) for output in outputs.outputs if output.request_id in self._entries]
         return deltas
 
     def _to_delta(self, output: Any) -> Delta:
         entry = self._entries[output.request_id]
-        self._totals.note_output(entry, len(output.new_token_ids))
-        entry.note_output(len(output.new_token_ids))
+        self._totals.record_output(entry, len(output.new_token_ids))
+        entry.record_output(len(output.new_token_ids))
         if output.finished:
             del self._entries[output.request_id]
             if entry.submission.prefill_only and output.finish_reason == FinishReason.LENGTH:
@@ -163,7 +163,7 @@ class VllmEngine:
         self._steps.extend(tick.recent)
         for at in tick.requests or ():
             if entry := self._entries.get(at.request_id):
-                entry.note_position(at.computed_tokens, at.running, at.late, at.settled_tokens)
+                entry.record_position(at.computed_tokens, at.running, at.late, at.settled_tokens)
 
     def state(self) -> EngineState:
         now_s = time.monotonic()
@@ -232,7 +232,7 @@ class VllmEngine:
         self._starter.shutdown(wait=False)
 
 
-def note_stats(outputs: EngineCoreOutputs, totals: EngineTotals) -> None:
+def record_stats(outputs: EngineCoreOutputs, totals: EngineTotals) -> None:
     """Add what the scheduler tells beside the outputs of an iteration."""
     if outputs.scheduler_stats is not None:
         cache = outputs.scheduler_stats.prefix_cache_stats

@@ -97,7 +97,7 @@ class SloScheduler(AsyncScheduler):
         cached_tokens = self.kv_cache_manager.get_computed_blocks(request)[1]
         if self.connector is not None and (request.kv_transfer_params or {}).get(LOAD):
             cached_tokens += self.connector.get_num_new_matched_tokens(request, cached_tokens)[0] or 0
-        self._rows.note_cached(request, cached_tokens)
+        self._rows.record_cached(request, cached_tokens)
 
     def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
         """vLLM asks this for every request it is about to schedule: the place to cap its tokens."""
@@ -193,7 +193,7 @@ class SloScheduler(AsyncScheduler):
         """Keep the table up with what was scheduled, as far as that tells where every request is."""
         if is_planned and self._is_followable:
             begun_s = time.monotonic()
-            self._rows.note_step(output.num_scheduled_tokens, self.requests)
+            self._rows.record_step(output.num_scheduled_tokens, self.requests)
             self._planning_s += time.monotonic() - begun_s
         else:
             self._rows.forget()
@@ -253,7 +253,7 @@ class SloScheduler(AsyncScheduler):
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
         with self._failures.caught("measuring drafts"):
             if self.num_spec_tokens > 0:  # vLLM cuts the sampled tokens of those that stop
-                self._planner.note_acceptance(*accepted_drafts(scheduler_output, model_runner_output))
+                self._planner.record_acceptance(*accepted_drafts(scheduler_output, model_runner_output))
         result = super().update_from_output(scheduler_output, model_runner_output)
         now_s = time.monotonic()
         if self.num_spec_tokens > 0:

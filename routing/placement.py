@@ -41,12 +41,12 @@ OPTIMISM = 1.1  # utilization up to which the quick check lets a request through
 class CandidateOrder(NamedTuple):
     """In which order replicas are tried, and how many of them."""
 
-    scores: np.ndarray  # f8[1, R], what the request scores each replica, -inf for never; ``NO_SCORES``: by ``kind``
-    kind: int  # of ``routing.scores``, at the moment of placement
+    scores: np.ndarray  # f8[1, R], what the request scores each replica, -inf for never; ``NO_SCORES``: by ``rule``
+    rule: int  # of ``routing.scores``, at the moment of placement
     max_hops: int  # exact checks
 
 
-NO_SCORES = np.zeros((0, 0))  # none are given: ``score_kind`` decides
+NO_SCORES = np.zeros((0, 0))  # none are given: ``rule`` decides
 
 PLACEMENT = np.dtype(
     [
@@ -126,7 +126,7 @@ def _bound(fleet: FleetState, row: np.void, order: CandidateOrder, is_tried: np.
     A refusal says little of much emptier replicas and nearly everything of those that are as full. Bisecting finds the
     most loaded replica with room in few checks however large the fleet is.
     """
-    if len(order.scores) or order.kind != MOST_LOADED or last == NOWHERE:
+    if len(order.scores) or order.rule != MOST_LOADED or last == NOWHERE:
         return math.inf
     group, least = tier_distance(fleet.replicas[last]["tier"], row["tier"]), fleet.replicas[last]["load"]
     for r in range(len(fleet.replicas)):
@@ -160,7 +160,7 @@ def _next_candidate(
         if len(order.scores):
             score = order.scores[0, r]
         else:
-            score = score_replica(fleet.pessimistic_coefs[r], fleet.limits[r], replica, row, now_s, order.kind)
+            score = score_replica(fleet.pessimistic_coefs[r], fleet.limits[r], replica, row, now_s, order.rule)
         if score == -math.inf or (group == last_group and score > bound):
             continue
         if best != NOWHERE and (group > best_group or (group == best_group and score <= best_score)):
@@ -257,19 +257,19 @@ def place(
     rows: np.ndarray,
     now_s: float,
     scores: np.ndarray,
-    score_kind: int,
+    rule: int,
     max_hops: int,
     placements: np.ndarray,
 ) -> None:
     """Place requests that arrived together (REQUEST[k] to PLACEMENT[k]) and commit what is admitted.
 
-    ``scores`` (f8[k, R]) is what each request scores each replica, ``NO_SCORES`` where ``score_kind`` says it at the
+    ``scores`` (f8[k, R]) is what each request scores each replica, ``NO_SCORES`` where ``rule`` says it at the
     moment of placement; at most ``max_hops`` replicas are checked exactly for each. The shortest prompts go first: in a
     burst they are the ones that can all be served.
     """
     refused = np.zeros(len(fleet.replicas) if len(rows) > 1 else 0, dtype=REQUEST)
     for i in np.argsort(rows["prompt_tokens"].copy(), kind="mergesort"):
-        order = CandidateOrder(scores[i : i + 1] if len(scores) else scores, score_kind, max_hops)
+        order = CandidateOrder(scores[i : i + 1] if len(scores) else scores, rule, max_hops)
         _place_one(fleet, rows[i], now_s, order, refused, placements[i])
 
 

@@ -29,7 +29,7 @@ class LoadGradient(Checked):
 class MarginalLoad(Checked):
     """The replica whose squared load grows least, of those that attain the SLO (``routing.scores``)."""
 
-    score_kind = LEAST_ADDED
+    rule = LEAST_ADDED
 
     def score(self, request: RoutingRequest, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
         return np.zeros(0)

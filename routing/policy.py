@@ -33,12 +33,12 @@ class RoutingPolicy(Protocol):
     """Says how much a request scores each replica. Pure: randomness comes as ``rng``."""
 
     checks_admission: bool  # whether the replica must attain the SLO, or is taken as it comes
-    score_kind: int  # of ``routing.scores``, for what it leaves unsaid
+    rule: int  # of ``routing.scores``, for what it leaves unsaid
 
     def score(self, request: RoutingRequest, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
         """How much the request scores each of ``replicas`` (REPLICA_STATE[R] to f8[R]), -inf for not at all.
 
-        Closed replicas are passed over whatever is said of them. An empty answer leaves it to ``score_kind`` at the
+        Closed replicas are passed over whatever is said of them. An empty answer leaves it to ``rule`` at the
         time of placement. Where admission is checked, replicas are tried group by group
         (``routing.placement.tier_distance``) and by score inside a group; ``turn`` counts the requests routed so
         far.
@@ -50,14 +50,14 @@ class Checked:
     """A replica takes a request if it attains the SLO."""
 
     checks_admission = True
-    score_kind = MOST_LOADED
+    rule = MOST_LOADED
 
 
 class Unchecked:
     """A replica takes a request whatever that does."""
 
     checks_admission = False
-    score_kind = MOST_LOADED
+    rule = MOST_LOADED
 
 
 _REGISTRY: dict[str, Callable[[], RoutingPolicy]] = {}

@@ -21,10 +21,10 @@ PROMPTS_DUE_S = 0.5  # prompt tokens that wait count as if they were due in so l
 
 @njit(cache=True)
 def score_replica(
-    coef: Coefficients, limits: np.void, replica: np.void, row: np.void, now_s: float, score_kind: int
+    coef: Coefficients, limits: np.void, replica: np.void, row: np.void, now_s: float, rule: int
 ) -> float:
-    """Score of the replica (REPLICA_STATE) for the request (REQUEST) under ``score_kind``; higher is better."""
-    if score_kind == MOST_LOADED:
+    """Score of the replica (REPLICA_STATE) for the request (REQUEST) under ``rule``; higher is better."""
+    if rule == MOST_LOADED:
         return float(replica["load"])
     prompt_share = replica["prompt_token_s"] / PROMPTS_DUE_S
     before = replica["load"] + replica["backlog_tokens"] * prompt_share
@@ -47,12 +47,12 @@ def _load_with(coef: Coefficients, limits: np.void, replica: np.void, row: np.vo
 
 
 @njit(cache=True)
-def score_replicas(fleet: FleetState, row: np.void, now_s: float, score_kind: int) -> np.ndarray:
+def score_replicas(fleet: FleetState, row: np.void, now_s: float, rule: int) -> np.ndarray:
     """``score_replica`` for every open replica (f8[R]); -inf for the others."""
     scores = np.full(len(fleet.replicas), -math.inf)
     for r in range(len(scores)):
         if fleet.replicas[r]["is_open"]:
             scores[r] = score_replica(
-                fleet.pessimistic_coefs[r], fleet.limits[r], fleet.replicas[r], row, now_s, score_kind
+                fleet.pessimistic_coefs[r], fleet.limits[r], fleet.replicas[r], row, now_s, rule
             )
     return scores

@@ -109,13 +109,13 @@ def replay(engine: EngineModel, table: np.ndarray, now_s: float, steps: int = 20
                 seen.first_s.setdefault(int(row["id"]), end_s)
                 if num_uncomputed_tokens(row) <= 0:
                     due_s = min(due_s, float(row["deadline_s"]))
-                note_late(seen, row, end_s - due_s)
+                record_late(seen, row, end_s - due_s)
         now_s, steps = end_s, steps - 1
     seen.end_s, seen.unfinished = now_s, sum(num_uncomputed_tokens(row) > 0 for row in table)
     return seen
 
 
-def note_late(seen: Replay, row: np.void, late_s: float) -> None:
+def record_late(seen: Replay, row: np.void, late_s: float) -> None:
     """Remember the worst lateness beyond rounding."""
     if late_s > EPSILON_S:
         seen.late_s[int(row["id"])] = max(late_s, seen.late_s.get(int(row["id"]), 0.0))

@@ -94,7 +94,7 @@ class World:
             self.removed.append(name)
             del self.names[name]
             self.wanted -= 1
-            self.scaler.note_removed(name, self.now_s)
+            self.scaler.on_removed(name, self.now_s)
 
     def sizes(self) -> list[int]:
         return [int(change.after) for change in self.history if change.what == "fleet"]

@@ -57,8 +57,8 @@ class DisaggregatedFleet(Fleet):
         super()._drop(replica)
         self.room.drop(replica.name)
 
-    def note_outcome(self, outcome: Outcome, now_s: float) -> None:
-        super().note_outcome(outcome, now_s)
+    def on_outcome(self, outcome: Outcome, now_s: float) -> None:
+        super().on_outcome(outcome, now_s)
         if outcome.scope != Scope.REQUEST:
             self.room.forget(request_uid(outcome.request_id))
 
@@ -199,7 +199,7 @@ class DisaggregatedFleet(Fleet):
             part = prefill_part(request, output_tokens, self._transfer_s(request))
             is_in_time = part.slo.ttft_s > 0.0  # a KV cache may travel for longer than its line allows
             if request.slo.best_effort or (is_in_time and self._reserve(row, sides[Phase.DECODE], now_s)):
-                self.allocation.note_asked(row, now_s)  # as a whole: of its parts only the first would be counted
+                self.allocation.record_arrival(row, now_s)  # as a whole: of its parts only the first would be counted
                 found[request.request_id] = part, output_tokens
         split = {
             request.group for request in batch if request.group and request.request_id not in found

@@ -20,7 +20,7 @@ class RequestLocations:
 
     def reconcile(self, uid: int, replica: VirtualReplica, now_s: float) -> None:
         """A request was given to a replica, which will hear of it."""
-        replica.note_reserved(uid, now_s)
+        replica.record_reserved(uid, now_s)
         self._where[uid] = replica.name
 
     def free(self, uid: int) -> None:

@@ -97,7 +97,7 @@ class VirtualReplica:
             self.slots.fleet_state.pessimistic_coefs[self.slot] = coefficients * (1.0 + min(error, MOST_CAUTION))
             self.limits["slack_margin"] = slack_margin_for(error)  # as in the engine's own planner
 
-    def note_reserved(self, uid: int, now_s: float) -> None:
+    def record_reserved(self, uid: int, now_s: float) -> None:
         """A request was added to its rows before the replica has reported it."""
         self._reserved_s[uid] = now_s
 

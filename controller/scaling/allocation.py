@@ -85,7 +85,7 @@ class Allocation:
             made.autoscaler.held_until_s = self.autoscaler.held_until_s
         return made
 
-    def note_asked(self, row: np.ndarray, now_s: float) -> None:
+    def record_arrival(self, row: np.ndarray, now_s: float) -> None:
         """A request (REQUEST[]) asks for a place."""
         tier = self.table.tiers[int(row["tier"])].name if self.table.tiers else ""
         self.demand.note(int(row["id"]), tier, int(row["prompt_tokens"]), int(row["output_tokens"]), now_s)
@@ -115,10 +115,10 @@ class Allocation:
         signals = Signals(serve, views, self.demand.loads(now_s), waiting_tokens, self._hardware)
         return self.autoscaler.step(signals, now_s)
 
-    def note_removed(self, name: str, now_s: float) -> None:
+    def on_removed(self, name: str, now_s: float) -> None:
         """A drained replica has been ended."""
         if self.autoscaler is not None:
-            self.autoscaler.note_removed(name, now_s)
+            self.autoscaler.on_removed(name, now_s)
 
     # -- what it tells ----------------------------------------------------------------------------------------------
 

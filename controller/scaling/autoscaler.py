@@ -80,7 +80,7 @@ class Autoscaler:
             )
         return self._remove(signals, now_s)
 
-    def note_removed(self, name: str, now_s: float) -> None:
+    def on_removed(self, name: str, now_s: float) -> None:
         """The drained replica is gone, and Serve was asked for one less; one that came to be meanwhile asks Serve."""
         self._drained_s.pop(name, None)
         if self.target is not None:

@@ -56,8 +56,8 @@ def mark_late(engine: EngineModel, table: RequestTable, start_s: float, forecast
     coef, limits = engine.coef, engine.limits
     for i in range(len(table)):
         slack_s = next_token_deadline_s(table[i], start_s) - start_s
-        kind = classify(coef, limits, table[i], slack_s)
-        forecast[i]["unattainable"] = kind in (LATE_DECODE, LATE_PREFILL)
+        request_class = classify(coef, limits, table[i], slack_s)
+        forecast[i]["unattainable"] = request_class in (LATE_DECODE, LATE_PREFILL)
 
 
 @njit(cache=True)

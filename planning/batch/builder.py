@@ -18,7 +18,7 @@ class BatchBuilder(NamedTuple):
     engine: EngineModel
     table: RequestTable  # REQUEST[rows]; only read
     now_s: float  # start of the iteration
-    kind: np.ndarray  # i8[rows], class of each request
+    class_of: np.ndarray  # i8[rows], class of each request
     counts: np.ndarray  # i8[IDLE + 1], rows of each class
     slack_s: np.ndarray  # f8[rows]
     free: np.ndarray  # i8[2]
@@ -31,15 +31,15 @@ class BatchBuilder(NamedTuple):
 def classify_requests(builder: BatchBuilder) -> None:
     """Classify the requests, measure their slack and what the engine has left; empties the batch."""
     engine, table, now_s = builder.engine, builder.table, builder.now_s
-    coef, limits, kind, counts, slack_s = engine.coef, engine.limits, builder.kind, builder.counts, builder.slack_s
+    coef, limits, class_of, counts, slack_s = engine.coef, engine.limits, builder.class_of, builder.counts, builder.slack_s
     free, tokens_out, block_tokens = builder.free, builder.tokens_out, limits["block_tokens"]
     free[FREE_KV] = limits["kv_capacity_tokens"] // block_tokens * block_tokens
     free[FREE_SEQUENCES] = limits["max_running"]
     for i in range(len(table)):
         row = table[i]
         slack_s[i] = next_token_deadline_s(row, now_s) - now_s
-        kind[i] = classify(coef, limits, row, slack_s[i])
-        counts[kind[i]] += 1
+        class_of[i] = classify(coef, limits, row, slack_s[i])
+        counts[class_of[i]] += 1
         tokens_out[i] = 0
         if row["running"]:
             free[FREE_KV] -= held_kv_tokens(row, block_tokens)
@@ -49,7 +49,7 @@ def classify_requests(builder: BatchBuilder) -> None:
 @njit(cache=True)
 def _may_yield(builder: BatchBuilder, i: int, rank: int) -> bool:
     """Whether request ``i`` holds KV, is not in the batch and is of class ``rank`` or a less entitled one."""
-    return builder.table[i]["running"] and builder.tokens_out[i] == 0 and rank <= builder.kind[i] < IDLE
+    return builder.table[i]["running"] and builder.tokens_out[i] == 0 and rank <= builder.class_of[i] < IDLE
 
 
 @njit(cache=True)
@@ -59,8 +59,8 @@ def _preempt_one(builder: BatchBuilder, rank: int) -> None:
     for i in range(len(table)):
         if _may_yield(builder, i, rank):
             row, worst = table[i], table[victim]
-            if victim < 0 or (builder.kind[i], row["arrival_s"], row["id"]) > (
-                builder.kind[victim],
+            if victim < 0 or (builder.class_of[i], row["arrival_s"], row["id"]) > (
+                builder.class_of[victim],
                 worst["arrival_s"],
                 worst["id"],
             ):
@@ -107,20 +107,20 @@ def _by_work(table: RequestTable, rows: np.ndarray) -> np.ndarray:
 
 
 @njit(cache=True)
-def rows_of(builder: BatchBuilder, kind: int) -> np.ndarray:
+def rows_of(builder: BatchBuilder, request_class: int) -> np.ndarray:
     """Rows of one class, in table order."""
-    kinds, rows, count = builder.kind, np.empty(builder.counts[kind], dtype=np.int64), 0
-    for i in range(len(kinds)):
-        if kinds[i] == kind:
+    class_of, rows, count = builder.class_of, np.empty(builder.counts[request_class], dtype=np.int64), 0
+    for i in range(len(class_of)):
+        if class_of[i] == request_class:
             rows[count] = i
             count += 1
     return rows
 
 
 @njit(cache=True)
-def by_slack(builder: BatchBuilder, kind: int) -> np.ndarray:
+def by_slack(builder: BatchBuilder, request_class: int) -> np.ndarray:
     """Rows of one class, least slack first; ties by work to do, then by id, so that table order decides nothing."""
-    table, slack_s, rows, first = builder.table, builder.slack_s, rows_of(builder, kind), 0
+    table, slack_s, rows, first = builder.table, builder.slack_s, rows_of(builder, request_class), 0
     rows = rows[np.argsort(slack_s[rows], kind="mergesort")] if len(rows) > 1 else rows
     for end in range(1, len(rows) + 1):
         if end < len(rows) and slack_s[rows[end]] == slack_s[rows[first]]:

@@ -63,6 +63,6 @@ def find_late(engine: EngineModel, table: RequestTable, now_s: float) -> np.ndar
     coef, limits = engine.coef, engine.limits
     late = np.zeros(len(table), dtype=np.bool_)
     for i in range(len(table)):
-        kind = classify(coef, limits, table[i], next_token_deadline_s(table[i], now_s) - now_s)
-        late[i] = kind in (LATE_DECODE, LATE_PREFILL)
+        request_class = classify(coef, limits, table[i], next_token_deadline_s(table[i], now_s) - now_s)
+        late[i] = request_class in (LATE_DECODE, LATE_PREFILL)
     return late

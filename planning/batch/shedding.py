@@ -23,8 +23,8 @@ def shed(engine: EngineModel, table: RequestTable, now_s: float) -> None:
     for i in range(len(table)):
         row = table[i]
         if not row["best_effort"] and num_uncomputed_tokens(row) > 0:
-            kind = classify(coef, limits, row, next_token_deadline_s(row, now_s) - now_s)
-            row["best_effort"] = kind in (LATE_DECODE, LATE_PREFILL)
+            request_class = classify(coef, limits, row, next_token_deadline_s(row, now_s) - now_s)
+            row["best_effort"] = request_class in (LATE_DECODE, LATE_PREFILL)
 
 
 @njit(cache=True)

@@ -95,7 +95,7 @@ def _take_decodes(builder: BatchBuilder, limit_s: float, rank: int, rows: np.nda
 
 
 @njit(cache=True)
-def _take_prefills(builder: BatchBuilder, limit_s: float, rank: int, kind: int) -> tuple[float, int]:
+def _take_prefills(builder: BatchBuilder, limit_s: float, rank: int, request_class: int) -> tuple[float, int]:
     """Add prefill chunks of one class by deadline; returns the iteration's limit after it and how far they were served.
 
     A first token must not wait for what is placed behind it beyond its own deadline less the slack margin: the limit
@@ -104,7 +104,7 @@ def _take_prefills(builder: BatchBuilder, limit_s: float, rank: int, kind: int) 
     engine, table, composition, tokens_out = builder.engine, builder.table, builder.composition, builder.tokens_out
     served, block_tokens, free = ALL_SERVED, engine.limits["block_tokens"], builder.free
     most = free[:0]  # what preemption could yield; empty: not known
-    for i in by_slack(builder, kind):
+    for i in by_slack(builder, request_class):
         row = table[i]
         if tokens_out[i] != 0:
             continue
@@ -123,7 +123,7 @@ def _take_prefills(builder: BatchBuilder, limit_s: float, rank: int, kind: int) 
         add_tokens(row, chunk, composition)
         if chunk < num_uncomputed_tokens(row):
             return limit_s, OUT_OF_TIME
-        if kind == PREFILL:
+        if request_class == PREFILL:
             least_s = builder.slack_s[i] / (1.0 + engine.limits["slack_margin"])
             limit_s = min(limit_s, max(least_s, composition_s(engine.coef, composition)))
     return limit_s, served
@@ -135,21 +135,21 @@ def _future_margin_s(builder: BatchBuilder) -> float:
 
     Requests are looked at as they will be after the batch; the rest of their decoding runs in lockstep.
     """
-    engine, table, kinds, tokens_out = builder.engine, builder.table, builder.kind, builder.tokens_out
+    engine, table, class_of, tokens_out = builder.engine, builder.table, builder.class_of, builder.tokens_out
     end_s = builder.now_s + composition_s(engine.coef, builder.composition)
     decodes = np.zeros(len(table), dtype=DECODE_STATE)
     count, margin_s = 0, math.inf
     for i in range(len(table)):
-        kind, row = kinds[i], table[i]
-        if kind > PREFILL or (kind == PREFILL and tokens_out[i] == 0):
+        request_class, row = class_of[i], table[i]
+        if request_class > PREFILL or (request_class == PREFILL and tokens_out[i] == 0):
             continue
         decode = decodes[count]
         fill_decode_state(decode, row, end_s, engine.limits["acceptance"])
-        if kind == PREFILL:
+        if request_class == PREFILL:
             decode["kv_tokens"] += num_uncomputed_tokens(row) - 1
         if tokens_out[i] > 0:
             margin_s = min(margin_s, decode["due_s"] - end_s)
-            decode["due_s"] += decode["pace_s"] if kind == DECODE else row["tpot_s"]
+            decode["due_s"] += decode["pace_s"] if request_class == DECODE else row["tpot_s"]
             decode["kv_tokens"] += decode["gain"]
             decode["steps"] -= 1
         if decode["steps"] > 0:
@@ -172,9 +172,9 @@ def _take_due_decodes(builder: BatchBuilder) -> float:
     """
     engine, table, now_s = builder.engine, builder.table, builder.now_s
     everyone, least_s, pace_s = np.zeros(5), math.inf, engine.limits["max_iteration_s"]
-    stretch, kind, slack_s = 1.0 + engine.limits["slack_margin"], builder.kind, builder.slack_s
+    stretch, class_of, slack_s = 1.0 + engine.limits["slack_margin"], builder.class_of, builder.slack_s
     for i in range(len(table)):
-        if kind[i] == DECODE:
+        if class_of[i] == DECODE:
             add_tokens(table[i], 1 + table[i]["spec_tokens"], everyone)
             least_s = min(least_s, slack_s[i])
             pace_s = min(pace_s, effective_tpot_s(table[i], now_s))
@@ -213,7 +213,7 @@ def _fill(builder: BatchBuilder, limit_s: float, best_effort_s: float, is_served
     _take_decodes(builder, decode_limit_s, SPARE_DECODE, by_slack(builder, LATE_DECODE))
     pace_s = math.inf
     for i in range(len(table)):
-        if builder.kind[i] == LATE_DECODE and builder.tokens_out[i] > 0:
+        if builder.class_of[i] == LATE_DECODE and builder.tokens_out[i] > 0:
             pace_s = min(pace_s, effective_tpot_s(table[i], now_s))
     # Late decodes keep their pace as far as prefills beside them still get half of the iteration.
     limit_s = min(
@@ -234,9 +234,9 @@ def _ensure_progress(builder: BatchBuilder) -> None:
     for i in range(len(table)):
         known_tokens = table[i]["computed_tokens"] + num_uncomputed_tokens(table[i])
         kv_tokens = blocks_tokens(known_tokens, engine.limits["block_tokens"])
-        if builder.kind[i] == IDLE or kv_tokens > engine.limits["kv_capacity_tokens"]:
+        if builder.class_of[i] == IDLE or kv_tokens > engine.limits["kv_capacity_tokens"]:
             continue
-        if leader < 0 or (builder.kind[i], builder.slack_s[i]) < (builder.kind[leader], builder.slack_s[leader]):
+        if leader < 0 or (builder.class_of[i], builder.slack_s[i]) < (builder.class_of[leader], builder.slack_s[leader]):
             leader = i
     if leader < 0:
         return
@@ -261,8 +261,8 @@ def form_batch(
     rows = len(table)
     count = np.zeros(IDLE + 1, np.int64)
     budget = chunk_budget_tokens(table, engine.limits)
-    kind, slack_s, free, composition = np.empty(rows, np.int64), np.empty(rows), np.zeros(2, np.int64), np.zeros(5)
-    builder = BatchBuilder(engine, table, now_s, kind, count, slack_s, free, composition, tokens_out, budget)
+    class_of, slack_s, free, composition = np.empty(rows, np.int64), np.empty(rows), np.zeros(2, np.int64), np.zeros(5)
+    builder = BatchBuilder(engine, table, now_s, class_of, count, slack_s, free, composition, tokens_out, budget)
     classify_requests(builder)
     limit_s = _take_due_decodes(builder)
     has_spare, has_late = count[SPARE_DECODE] + count[SPARE_PREFILL] > 0, count[LATE_DECODE] + count[LATE_PREFILL] > 0

@@ -220,14 +220,14 @@ def forecast_requests(
     for i in range(len(copy)):
         row, row_forecast = copy[i], forecast[i]
         row_forecast["first_s"], row_forecast["finish_s"], row_forecast["margin_s"] = math.inf, math.inf, math.inf
-        kind = classify(coef, limits, row, next_token_deadline_s(row, start_s) - start_s)
-        is_late = kind in (LATE_DECODE, LATE_PREFILL)
-        is_free = kind in (SPARE_DECODE, SPARE_PREFILL) and limits["best_effort_share"] == 0.0
+        request_class = classify(coef, limits, row, next_token_deadline_s(row, start_s) - start_s)
+        is_late = request_class in (LATE_DECODE, LATE_PREFILL)
+        is_free = request_class in (SPARE_DECODE, SPARE_PREFILL) and limits["best_effort_share"] == 0.0
         if is_late:
             row_forecast["margin_s"] = -math.inf
             if not row_forecast["unattainable"]:
                 late_s = -math.inf
-        if is_late or is_free or kind == IDLE:
+        if is_late or is_free or request_class == IDLE:
             mark_finished(row)
     now_s, worst_s = _forecast_prefills(engine, copy, start_s, least_s, MAX_STEPS, forecast)
     worst_s, peak_tokens = min(worst_s, late_s), 0.0

@@ -99,7 +99,7 @@ class BackgroundCalls:
 
     def _flush(self) -> None:
         outcomes, self._outcomes = self._outcomes, []
-        self._tasks.spawn(_quietly(self._transport.note_outcomes, outcomes))
+        self._tasks.spawn(_quietly(self._transport.on_outcomes, outcomes))
 
     def abort(self, replica: str, attempt_id: str) -> None:
         """End a request on a replica, all of one event-loop tick together."""
@@ -109,12 +109,12 @@ class BackgroundCalls:
 
     def _flush_aborts(self) -> None:
         aborts, self._aborts = self._aborts, {}
-        for replica, wire_ids in aborts.items():
-            self._tasks.spawn(_quietly(self._transport.abort, replica, wire_ids))
+        for replica, attempt_ids in aborts.items():
+            self._tasks.spawn(_quietly(self._transport.abort, replica, attempt_ids))
 
     def failed(self, replica: str) -> None:
         """Tell the controller that a replica failed."""
-        self._tasks.spawn(_quietly(self._transport.note_failed, replica))
+        self._tasks.spawn(_quietly(self._transport.on_failed, replica))
 
 
 async def _quietly(call: Callable[..., Awaitable[None]], *arguments: Any) -> None:

@@ -36,8 +36,8 @@ class Dispatcher:
     def __init__(self, transport: Transport, emit: Callable[[Sequence[Delta]], None], timeouts: Timeouts) -> None:
         self.transport, self.timeouts = transport, timeouts
         self._tasks = Tasks()
-        self._notices = BackgroundCalls(transport, self._tasks)
-        self.registry = RequestRegistry(emit, self._notices)
+        self._background = BackgroundCalls(transport, self._tasks)
+        self.registry = RequestRegistry(emit, self._background)
         self._streams = Streams(transport, self._tasks, timeouts, self._receive, self._replica_failed)
         decider = Decider(transport, timeouts, self._tasks, self._streams.loads, self.registry.release)
         self._quarantine = Quarantine(lambda requests: self._offers.enqueue(requests), self._is_settled)
@@ -65,7 +65,7 @@ class Dispatcher:
             if request := self.requests.get(request_id):
                 self.registry.end(request, finish)
 
-    def close_ticket(self, request_state: HttpRequestState) -> None:
+    def close_request(self, request_state: HttpRequestState) -> None:
         """The HTTP response of a request has ended: no more sequences of it will come."""
         request_state.is_open = False
         self.registry.count(request_state)
@@ -86,7 +86,7 @@ class Dispatcher:
 
     def _send(self, replica: str, sent: Sent) -> None:
         for request, _ in sent:
-            self._streams.note_sent(replica, request.load)
+            self._streams.record_sent(replica, request.load)
         self._tasks.spawn(
             self._submit(replica, sent),
             lambda _: self.registry.fail(request for request, _ in sent if not request.is_acknowledged),
@@ -99,7 +99,7 @@ class Dispatcher:
             rejections = await asyncio.wait_for(submitting, min(SUBMIT_S, self.timeouts.stall_s))
         except Exception as error:  # its channel tells whether it is dead: streams that run there stay
             logger.warning("replica %s did not take %d requests: %r", replica, len(sent), error)
-            self._notices.failed(replica)
+            self._background.failed(replica)
             self._resume(
                 [request for request, submission in sent if request.attempt_id == submission.request_id], replica
             )
@@ -108,7 +108,7 @@ class Dispatcher:
         for request, submission in sent:
             name = submission.request_id
             if request.attempt_id != name or not self.registry.is_live(request):
-                self._notices.abort(replica, name)  # left meanwhile: the word of that may have come first
+                self._background.abort(replica, name)  # left meanwhile: the word of that may have come first
             elif name in rejected:
                 self._reject(request, replica, rejected[name])
             else:
@@ -163,7 +163,7 @@ class Dispatcher:
             request.tokens.extend(delta.token_ids)
             request.failures_without_progress, request.is_fresh = 0, False
             self._quarantine.acquit(request)
-            request.request_state.note_tokens(request.request_id, len(delta.token_ids), now_s)
+            request.request_state.record_tokens(request.request_id, len(delta.token_ids), now_s)
         request.request_state.sequence(request.request_id).late |= delta.late
         if delta.finish == PREFILLED:
             request.replica, request.transfer = "", delta.transfer
@@ -189,7 +189,7 @@ class Dispatcher:
         requests = self.registry.on(replica)
         if requests:
             logger.warning("replica %s failed, moving %d requests: %r", replica, len(requests), error)
-        self._notices.failed(replica)
+        self._background.failed(replica)
         guilty, suspects = (
             self._quarantine.suspects(requests) if isinstance(error, (EngineFailure, TimeoutError)) else ([], [])
         )
@@ -204,7 +204,7 @@ class Dispatcher:
         again after a pause, for as long as a stream may wait for a replica.
         """
         for request in requests:
-            self._notices.abort(replica, request.attempt_id)  # it may live on, and only be out of reach
+            self._background.abort(replica, request.attempt_id)  # it may live on, and only be out of reach
             request.replica, request.transfer = "", b""  # a hand-over is read once: it is computed anew
             if self._is_hopeless(request) or (request.tokens and not request.resumable):
                 self.registry.fail([request])

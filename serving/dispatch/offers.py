@@ -137,7 +137,7 @@ class Offers:
         earlier = request.request_state.sequence(request.request_id).decision
         if request.tokens and earlier is not None:
             decision = msgspec.structs.replace(decision, predicted_ttft_s=earlier.predicted_ttft_s)
-        request.request_state.note_decision(request.request_id, decision, time.monotonic())
+        request.request_state.record_decision(request.request_id, decision, time.monotonic())
 
     def _keep_trying(self, group: Group, request: EngineRequest, refusal: Decision) -> None:
         """A sequence of a request that goes on is never refused: it goes best effort, or waits for a replica."""

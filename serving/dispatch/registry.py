@@ -23,8 +23,8 @@ class RequestRegistry:
     ``emit`` receives deltas in stream order. It takes all that it is given, or raises and takes none.
     """
 
-    def __init__(self, emit: Callable[[Sequence[Delta]], None], notices: BackgroundCalls) -> None:
-        self.emit, self._notices = emit, notices
+    def __init__(self, emit: Callable[[Sequence[Delta]], None], background: BackgroundCalls) -> None:
+        self.emit, self._background = emit, background
         self.ended: Callable[[EngineRequest], None] = lambda _: None  # told of each sequence that is over
         self.requests: dict[str, EngineRequest] = {}
         self._groups: dict[int, Group] = {}  # by the identity of the ticket that the group holds
@@ -77,10 +77,10 @@ class RequestRegistry:
             del self._groups[id(request_state)]
         request_state.sequence(request.request_id).finish = finish
         if request.replica:
-            self._notices.abort(request.replica, request.attempt_id)
+            self._background.abort(request.replica, request.attempt_id)
         is_alone = len(request_state.sequences) == 1 and request_state.is_over and not request_state.is_counted
         request_state.is_counted |= is_alone
-        self._notices.ended(outcome(request, finish, Scope.WHOLE if is_alone else Scope.SEQUENCE))
+        self._background.ended(outcome(request, finish, Scope.WHOLE if is_alone else Scope.SEQUENCE))
         self.count(request_state)
         self.ended(request)
 
@@ -88,7 +88,7 @@ class RequestRegistry:
         """Report a request of several sequences once they are all over, and once only."""
         if request_state.is_over and not request_state.is_counted:
             request_state.is_counted = True
-            self._notices.ended(whole_outcome(request_state))
+            self._background.ended(whole_outcome(request_state))
 
     def fail(self, requests: Iterable[EngineRequest]) -> None:
         """End requests with an error."""
@@ -101,7 +101,7 @@ class RequestRegistry:
         """Refuse a request with all its sequences, those that have a replica included."""
         requests, now_s = list(group.requests.values()), time.monotonic()
         for request in requests:
-            request.request_state.note_decision(request.request_id, refusal, now_s)
+            request.request_state.record_decision(request.request_id, refusal, now_s)
         for request in requests:
             self.end(request, "refused")
         self.tell([Delta(request.request_id, (), "abort") for request in requests])
@@ -122,7 +122,7 @@ class RequestRegistry:
         """Free what the controller has reserved for decisions that are not followed."""
         for decision in decisions:
             if decision.replica:
-                self._notices.ended(released(decision))
+                self._background.ended(released(decision))
 
     # -- what the ingress hears -------------------------------------------------------------------------------------
 

@@ -94,7 +94,7 @@ class Streams:
             stream.task.cancel()
         self._failed(replica, error)
 
-    def note_sent(self, replica: str, load: float) -> None:
+    def record_sent(self, replica: str, load: float) -> None:
         """A request was sent there: the load told last does not have it yet."""
         if stream := self._streams.get(replica):
             stream.load += load

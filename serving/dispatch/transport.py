@@ -60,12 +60,12 @@ class RayTransport:
                 self._known = [*self._known[-31:], decision.replica]
         return decisions
 
-    async def note_outcomes(self, outcomes: list[Outcome]) -> None:
-        await self._ask("note_outcomes", msgspec.msgpack.encode(outcomes))
+    async def on_outcomes(self, outcomes: list[Outcome]) -> None:
+        await self._ask("on_outcomes", msgspec.msgpack.encode(outcomes))
 
-    async def note_failed(self, replica: str) -> None:
+    async def on_failed(self, replica: str) -> None:
         self._known = [name for name in self._known if name != replica]
-        await self._ask("note_failed", replica)
+        await self._ask("on_failed", replica)
 
     async def status(self) -> dict[str, Any]:
         return dict(msgspec.json.decode(await self._ask("status")))

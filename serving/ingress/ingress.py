@@ -90,7 +90,7 @@ class IngressApp:
         return self._index
 
     def done(self, request_state: HttpRequestState, status: int) -> None:
-        self.dispatcher.close_ticket(request_state)
+        self.dispatcher.close_request(request_state)
         self.metrics.observe(request_state)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:

@@ -21,7 +21,7 @@ from serving.ingress.sequences import expected_sequences
 from serving.ingress.tenant import tenant_of
 from serving.request.program import read_program
 from serving.request.slo import SloError, TierIndex, resolve, strip_body
-from serving.request.state import HttpRequestState, current_ticket
+from serving.request.state import HttpRequestState, current_request_state
 
 GENERATING = frozenset(
     {
@@ -80,7 +80,7 @@ class SloMiddleware:
     async def _generate(self, request_state: HttpRequestState, scope: Message, receive: Receive, send: Send) -> None:
         """Have it answered; a stream may be refused after the application has begun it, and nothing was sent yet."""
         response = Response(request_state, send, self.overload_status, scope["path"])
-        token = current_ticket.set(request_state)
+        token = current_request_state.set(request_state)
         try:
             await self.app(scope, receive, response)
         except Refusal as refusal:
@@ -88,7 +88,7 @@ class SloMiddleware:
                 raise RuntimeError("refused in the middle of its answer") from refusal
             await response.refuse(refusal.error)
         finally:
-            current_ticket.reset(token)
+            current_request_state.reset(token)
             self.done(request_state, response.status)
 
     def _read(self, body: bytes) -> dict[str, Any]:

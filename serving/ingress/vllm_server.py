@@ -32,7 +32,7 @@ from serving.ingress.lanes import Lanes
 from serving.ingress.turns import Turns
 from serving.ingress.vllm_grammar import says_nothing
 from serving.ingress.vllm_mistakes import ClientMistakes
-from serving.request.state import HttpRequestState, current_ticket
+from serving.request.state import HttpRequestState, current_request_state
 from vllm import AsyncEngineArgs, envs
 
 TASKS = ("generate",)
@@ -77,7 +77,7 @@ class FleetCoreClient:
         self.dispatcher = Dispatcher(transport, self._emit, timeouts)
 
     async def add_request_async(self, request: EngineCoreRequest) -> None:
-        request_state = current_ticket.get() or HttpRequestState(Slo(best_effort=True))
+        request_state = current_request_state.get() or HttpRequestState(Slo(best_effort=True))
         try:
             check_computed(request, self._not_computed)
             check_prompt_logprobs(request, self._most_prompt_logprobs)
@@ -92,7 +92,7 @@ class FleetCoreClient:
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
         # The output handler aborts what met a stop string; a request's own task aborts when its client has left.
-        self.dispatcher.abort(request_ids, "stop" if current_ticket.get() is None else "abort")
+        self.dispatcher.abort(request_ids, "stop" if current_request_state.get() is None else "abort")
 
     async def get_supported_tasks_async(self) -> tuple[str, ...]:
         return TASKS
@@ -259,7 +259,7 @@ class FleetLLM(AsyncLLM):
 
     async def add_request(self, request_id: str, prompt: Any, params: Any, *rest: Any, **named: Any) -> Any:
         if getattr(params, "structured_outputs", None) is not None:
-            request_state = current_ticket.get()
+            request_state = current_request_state.get()
             await self._grammars.run(request_state.tenant if request_state else "", self._check_grammar, params)
         return await super().add_request(request_id, prompt, params, *rest, **named)
 

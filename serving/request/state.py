@@ -48,14 +48,14 @@ class HttpRequestState:
             self.sequences[request_id] = Sequence(Tally(self.slo.ttft_s, self.slo.tpot_s, self.slo.e2e_s))
         return self.sequences[request_id]
 
-    def note_decision(self, request_id: str, decision: Decision, now_s: float) -> None:
+    def record_decision(self, request_id: str, decision: Decision, now_s: float) -> None:
         """Record what the controller said, and the tier that it found for a request that named none."""
         if self.slo.is_tier_open and decision.verdict != Verdict.BEST_EFFORT:
             self.slo = msgspec.structs.replace(self.slo, tier=decision.tier, is_tier_open=False)
         self.sequence(request_id).decision = decision
         self.decided_s = now_s - self.arrived_s
 
-    def note_tokens(self, request_id: str, count: int, now_s: float) -> None:
+    def record_tokens(self, request_id: str, count: int, now_s: float) -> None:
         """Record ``count`` tokens that arrived together."""
         self.sequence(request_id).tally.note(now_s - self.arrived_s, count)
 
@@ -152,4 +152,4 @@ def _ms(seconds: float) -> float | None:
     return round(seconds * 1000.0, 3) if math.isfinite(seconds) else None
 
 
-current_ticket: contextvars.ContextVar[HttpRequestState | None] = contextvars.ContextVar("polyslo_ticket", default=None)
+current_request_state: contextvars.ContextVar[HttpRequestState | None] = contextvars.ContextVar("polyslo_ticket", default=None)

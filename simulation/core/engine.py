@@ -22,7 +22,7 @@ from planning.forecast.rollout import mark_finished
 from planning.limits import LIMITS
 from planning.tables import REQUEST
 from profiles.kernels import COEFFICIENTS, iteration_s
-from simulation.core.jobs import NEVER, change_stage, note_tokens
+from simulation.core.jobs import NEVER, change_stage, record_tokens
 
 ENGINE = np.dtype(
     [
@@ -124,7 +124,7 @@ def _run_row(row: np.void, tokens: int, acceptance: float, seed: int) -> int:
 def _emit(row: np.void, job: np.void, record: np.void, tokens: int, now_s: float) -> int:
     """Hand out ``tokens`` of the request, fewer at its end, which only the job knows; returns how many."""
     tokens = min(tokens, job["output_tokens"] - row["emitted_tokens"])
-    note_tokens(job, record, tokens, now_s)
+    record_tokens(job, record, tokens, now_s)
     row["emitted_tokens"] += tokens
     row["computed_tokens"] = row["prompt_tokens"] + row["emitted_tokens"] - 1
     if row["emitted_tokens"] >= job["output_tokens"]:

@@ -116,7 +116,7 @@ def change_stage(job: np.void, row: np.void) -> None:
 
 
 @njit(cache=True)
-def note_tokens(job: np.void, record: np.void, tokens: int, now_s: float) -> None:
+def record_tokens(job: np.void, record: np.void, tokens: int, now_s: float) -> None:
     """Count ``tokens`` that came together at ``now_s`` (the simulator's twin of ``protocol.attainment.Tally``)."""
     if record["emitted_tokens"] == 0:
         record["first_s"] = now_s

@@ -26,7 +26,7 @@ class Dispatcher(Protocol):
         """Place (``Simulation.place``) or refuse the jobs ``which``, which arrive together now."""
         ...
 
-    def note_ended(self, simulation: "Simulation", which: np.ndarray) -> None:
+    def on_ended(self, simulation: "Simulation", which: np.ndarray) -> None:
         """The jobs ``which`` ended."""
         ...
 
@@ -145,7 +145,7 @@ class Simulation:
             if self.prefixes is not None:
                 for job, replica in zip(ended.tolist(), self.records["replica"][ended].tolist(), strict=True):
                     self.prefixes.keep(replica, job, self._free_kv_tokens(replica))
-            self.dispatcher.note_ended(self, ended)
+            self.dispatcher.on_ended(self, ended)
         return float(reached_s)
 
     def _release_followers(self, job: int) -> None:

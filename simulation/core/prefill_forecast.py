@@ -12,7 +12,7 @@ from planning.forecast.rollout import mark_finished, run_tokens
 
 
 @njit(cache=True)
-def prefill_outlook(engine: EngineModel, table: np.ndarray, start_s: float, first_s: np.ndarray) -> float:
+def forecast_prefills(engine: EngineModel, table: np.ndarray, start_s: float, first_s: np.ndarray) -> float:
     """When each prompt of a prefill replica will be done (``first_s``, f8[rows]); returns the worst time to spare.
 
     Every request leaves with its first token: it decodes elsewhere. ``inf`` where a prompt can never run.

@@ -133,7 +133,7 @@ class AutoscaledDispatcher(ControllerDispatcher):
         for name in actions.remove:
             life = next(life for life in self._there(simulation) if life.name == name)
             left = self._end(simulation, life)
-            self.fleet.note_removed(life.name, simulation.now_s)
+            self.fleet.on_removed(life.name, simulation.now_s)
             self._resume(simulation, left, life.name)
 
     # -- replicas ---------------------------------------------------------------------------------------------------

@@ -41,13 +41,13 @@ class DisaggregatedDispatcher(ControllerDispatcher):
                 asking.append(job)
         super().dispatch(simulation, np.array(asking, dtype=np.int64))
 
-    def note_ended(self, simulation: Simulation, which: np.ndarray) -> None:
+    def on_ended(self, simulation: Simulation, which: np.ndarray) -> None:
         """A prompt's end is the replica's own affair: its request goes on."""
         is_prompt = simulation.jobs["follower"][which] != NEVER
         for job in which[is_prompt].tolist():
             if job + 1 not in self._stays:
                 self._note_finished(job, simulation.records[job])
-        super().note_ended(simulation, which[~is_prompt])
+        super().on_ended(simulation, which[~is_prompt])
 
     def requests(self, simulation: Simulation, jobs: np.ndarray) -> np.ndarray:
         first: np.ndarray = jobs - (simulation.jobs["prefilled"][jobs] > 0)

@@ -18,7 +18,7 @@ from routing.fleet_state import SHARED, FleetState
 from routing.placement import NOWHERE, PLACEMENT, place
 from routing.scores import LEAST_ADDED
 from simulation.core.engine import Engines, submit
-from simulation.core.prefill_forecast import prefill_outlook
+from simulation.core.prefill_forecast import forecast_prefills
 from simulation.dispatchers.placement import refresh
 
 BOTH, PREFILL, DECODE = range(3)  # sides of a request that a replica takes
@@ -245,10 +245,10 @@ def _outlook_holds(fleet: SimFleetState, r: int, row: np.void) -> bool:
     coef, limits = fleet.engines.planner_coefs[r], fleet.engines.limits[r]
     table, first_s = fleet.engines.tables[r, : count + 1], np.empty(count + 1)
     table[count] = row
-    if prefill_outlook(EngineModel(coef, limits), table, start_s, first_s) >= 0.0:
+    if forecast_prefills(EngineModel(coef, limits), table, start_s, first_s) >= 0.0:
         return True
     alone_s, holds = np.empty(count), next_token_deadline_s(row, start_s) >= first_s[count]
-    prefill_outlook(EngineModel(coef, limits), table[:count], start_s, alone_s)
+    forecast_prefills(EngineModel(coef, limits), table[:count], start_s, alone_s)
     for i in range(count):
         holds &= not alone_s[i] <= next_token_deadline_s(table[i], start_s) < first_s[i]
     return holds

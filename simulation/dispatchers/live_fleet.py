@@ -73,7 +73,7 @@ class ControllerDispatcher:
         while self._again and self._again[0][0] <= now_s:
             yield heapq.heappop(self._again)[1]
 
-    def note_ended(self, simulation: Simulation, which: np.ndarray) -> None:
+    def on_ended(self, simulation: Simulation, which: np.ndarray) -> None:
         for job, request in zip(which, self.requests(simulation, which).tolist(), strict=True):
             record, asked = simulation.records[job], simulation.jobs[request]
             self._note_finished(request, record)
@@ -94,7 +94,7 @@ class ControllerDispatcher:
                 verdict=verdict,
                 output_cap_tokens=int(asked["cap_tokens"]),
             )
-            self.fleet.note_outcome(outcome, simulation.now_s)
+            self.fleet.on_outcome(outcome, simulation.now_s)
 
     def _note_finished(self, request: int, record: np.void) -> None:
         """For the replica's next report."""

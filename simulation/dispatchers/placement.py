@@ -73,8 +73,8 @@ class KernelDispatcher(StatelessDispatcher):
     as long over hundreds of thousands of requests.
     """
 
-    def __init__(self, score_kind: int = MOST_LOADED, max_hops: int = 8) -> None:
-        self.score_kind, self.max_hops, self._fleet_state = score_kind, max_hops, EngineMirrors()
+    def __init__(self, rule: int = MOST_LOADED, max_hops: int = 8) -> None:
+        self.rule, self.max_hops, self._fleet_state = rule, max_hops, EngineMirrors()
 
     def dispatch(self, simulation: Simulation, which: np.ndarray) -> None:
         rows = simulation.rows(which)
@@ -84,7 +84,7 @@ class KernelDispatcher(StatelessDispatcher):
         asking = np.flatnonzero(~rows["best_effort"])
         if len(asking):
             fleet_state, placements = self._fleet_state.at(simulation), np.zeros(len(asking), dtype=PLACEMENT)
-            arguments = simulation.now_s, NO_SCORES, self.score_kind, self.max_hops
+            arguments = simulation.now_s, NO_SCORES, self.rule, self.max_hops
             place(fleet_state, rows[asking], *arguments, placements)
             self._carry_out(simulation, rows, asking, placements)
         for row in rows[rows["best_effort"]]:

@@ -22,7 +22,7 @@ def to_best_effort(rows: np.ndarray) -> None:
 class StatelessDispatcher:
     """What dispatchers that keep no state of their own have in common."""
 
-    def note_ended(self, simulation: Simulation, which: np.ndarray) -> None:
+    def on_ended(self, simulation: Simulation, which: np.ndarray) -> None:
         """Nothing to learn from it."""
 
     def next_wake_s(self) -> float:

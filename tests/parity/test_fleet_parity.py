@@ -22,7 +22,7 @@ class Recorded(ControllerDispatcher):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.log: list[tuple[float, str, Any]] = []
-        for name in ("report", "admit", "note_outcome"):
+        for name in ("report", "admit", "on_outcome"):
             setattr(self.fleet, name, self._logged(name, getattr(self.fleet, name)))
 
     def _logged(self, name: str, method: Any) -> Any:
@@ -64,5 +64,5 @@ async def _through_the_actor(dispatcher: Recorded, monkeypatch: pytest.MonkeyPat
             answer = await live.admit(msgspec.msgpack.encode(message))
             decisions += msgspec.msgpack.decode(answer, type=list[Decision])
         else:
-            await live.note_outcomes(msgspec.msgpack.encode([message]))
+            await live.on_outcomes(msgspec.msgpack.encode([message]))
     return decisions

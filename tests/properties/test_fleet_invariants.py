@@ -55,7 +55,7 @@ class World:
         self.now_s += seconds
         for request_id in list(self.running)[:ending]:
             told = self.running.pop(request_id)
-            self.fleet.note_outcome(
+            self.fleet.on_outcome(
                 Outcome(request_id, told.tier, told.tier, "stop", True, 0, 0, 0, 0, 0, 60, told.verdict), self.now_s
             )
         for replica in self.fleet.replicas.values():
@@ -97,7 +97,7 @@ def look(world: World, slo: Slo, prompt_tokens: int) -> dict[str, Before]:
         coef, limits = fleet_state.pessimistic_coefs[slot], fleet_state.limits[slot]
         attains = quick_check(coef, limits, replica.state[0], asks, world.now_s) == ADMITTED
         attains = attains and check_replica(fleet_state, slot, asks, world.now_s) == ADMITTED
-        wanted = score_replicas(fleet_state, asks, world.now_s, fleet.policy.score_kind)[slot]
+        wanted = score_replicas(fleet_state, asks, world.now_s, fleet.policy.rule)[slot]
         told[name] = Before(roles.position(name), roles.role(name).kind, float(wanted), attains)
     return told
 

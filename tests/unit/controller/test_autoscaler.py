@@ -211,7 +211,7 @@ def test_the_victim_is_the_least_used_and_goes_only_when_empty() -> None:
     assert scaler.step(signals, 140.0) == Actions(), "it still has work"
     emptied = [busy[0], ReplicaView("b", (0, 0)), busy[2]]
     assert scaler.step(Signals(Serve(3), emptied, {}, {}, H100), 141.0) == Actions(remove=("b",))
-    scaler.note_removed("b", 142.0)
+    scaler.on_removed("b", 142.0)
     assert scaler.target == 2
 
 

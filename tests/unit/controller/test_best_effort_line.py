@@ -90,11 +90,11 @@ def test_replicas_hold_no_more_best_effort_than_their_cap_and_the_rest_is_told_w
     assert all(0.0 < d.retry_after_s <= LONGEST_S for d in decisions[26:])
     assert fleet_status(state, 0.0)["best_effort_waiting"] == 14
     for done in asks[:3]:
-        state.note_outcome(ended(done, "length", 10), 0.5)
+        state.on_outcome(ended(done, "length", 10), 0.5)
     again = [msgspec.structs.replace(a, age_s=0.6) for a in reversed(asks[26:])]
     let_in = [d.request_id for d in state.admit(again, 0.6) if d.verdict == Verdict.ADMITTED]
     assert set(let_in) == {a.request_id for a in asks[26:29]}, "the first in line, whoever asks first"
-    state.note_outcome(ended(asks[30], "abort"), 0.7)
+    state.on_outcome(ended(asks[30], "abort"), 0.7)
     assert fleet_status(state, 0.7)["best_effort_waiting"] == 10
     state.check_integrity()
 

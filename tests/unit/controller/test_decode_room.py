@@ -90,7 +90,7 @@ def test_room_is_given_back_at_an_end_and_after_a_bounded_time() -> None:
         asked, now_s = ask(LOOSE, 9000), 0.1
         assert one(state, asked).prefill_only
         if gives_back == "end":
-            state.note_outcome(ended(asked, "abort"), 0.1)
+            state.on_outcome(ended(asked, "abort"), 0.1)
         elif gives_back == "time":
             now_s = RESERVED_S + GRACE_S + 0.1
             for name in "pq":

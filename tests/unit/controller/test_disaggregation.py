@@ -30,7 +30,7 @@ def test_first_to_a_replica_that_prefills_then_to_one_that_decodes(slo: Slo) -> 
     assert (then.verdict, then.prefill_only) == (Verdict.ADMITTED, False)
     assert then.replica in "def"
     assert [len(state.replicas[name].table) for name in (first.replica, then.replica)] == [0, 1]
-    state.note_outcome(ended(asked, "length", 100), 1.0)
+    state.on_outcome(ended(asked, "length", 100), 1.0)
     assert all(len(replica.table) == 0 for replica in state.replicas.values())
 
 

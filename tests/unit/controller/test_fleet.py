@@ -56,7 +56,7 @@ def test_what_does_not_fit_now_waits_for_room_until_it_would_be_too_late() -> No
     first = waits[0][0]
     for a in asks:
         if a is not first:
-            state.note_outcome(ended(a, "abort"), 0.05)
+            state.on_outcome(ended(a, "abort"), 0.05)
     state.report(report("a", 2), 0.1)
     (decision,) = state.admit([msgspec.structs.replace(first, age_s=0.05)], 0.1)
     assert decision.verdict == Verdict.ADMITTED, "room was made in time"
@@ -150,7 +150,7 @@ def test_no_live_replica_is_told_as_such() -> None:
     assert state.admit([ask(TIGHT)], 10.0)[0].replica == "a", "silent, but there is no other"
     assert state.admit([ask(TIGHT)], 40.0)[0].reason == "no_replica", "silent for too long"
     state.report(report("a", 2), 40.0)
-    state.note_failed("a", 40.0)
+    state.on_failed("a", 40.0)
     assert state.admit([ask(TIGHT)], 40.1)[0].reason == "no_replica", "a door saw it fail"
     state.report(report("a", 1, incarnation="2"), 40.2)
     assert state.admit([ask(TIGHT)], 40.3)[0].replica == "a", "reborn"
@@ -193,7 +193,7 @@ def test_an_outcome_frees_the_reservation_and_a_lost_one_expires() -> None:
     state.report(report("a"), 0.0)
     first, second = ask(TIGHT), ask(TIGHT)
     state.admit([first, second], 0.0)
-    state.note_outcome(ended(first, "abort"), 0.1)
+    state.on_outcome(ended(first, "abort"), 0.1)
     assert len(state.replicas["a"].table) == 1
     state.report(report("a", 2), 0.2)
     assert len(state.replicas["a"].table) == 1, "decided, perhaps not arrived yet"
@@ -226,7 +226,7 @@ def test_tiers_state_the_length_of_their_outputs_until_some_have_finished() -> N
     state.set_tiers(table(2, 60), 0.0)
     assert (predicted(TIGHT), predicted(LOOSE)) == (60, 100)
     for _ in range(WINDOW):
-        state.note_outcome(ended(ask(TIGHT), "stop", 60), 0.0)
+        state.on_outcome(ended(ask(TIGHT), "stop", 60), 0.0)
     state.set_tiers(table(3, 150), 0.0)
     assert predicted(TIGHT) == 60
 
@@ -279,9 +279,9 @@ def test_integrity_under_random_events(story: list[tuple[str, int, int]]) -> Non
             )
             state.report(report(name, sequence, progress), now_s)
         elif kind == "end" and asked:
-            state.note_outcome(ended(asked.pop(size % len(asked)), "stop", size % 200), now_s)
+            state.on_outcome(ended(asked.pop(size % len(asked)), "stop", size % 200), now_s)
         elif kind == "fail":
-            state.note_failed(name, now_s)
+            state.on_failed(name, now_s)
         else:
             now_s += size / 2000.0
         state.check_integrity()

@@ -10,17 +10,17 @@ def test_a_replica_that_a_door_saw_fail_takes_nothing_until_its_engine_goes_on()
     state = fleet()
     for name in "ab":
         state.report(report(name), 9.0)
-    state.note_failed("a", 10.0)
+    state.on_failed("a", 10.0)
     for sequence, now_s in enumerate((10.2, 11.7, 15.0, 20.0), start=2):
         state.report(report("a", sequence, age_s=now_s - 0.1), now_s)
         state.report(report("b", sequence), now_s)
         assert {state.admit([ask(TIGHT)], now_s)[0].replica for _ in range(4)} == {"b"}, now_s
         assert not fleet_status(state, now_s)["replicas"][0]["live"]
-    state.note_removed("b", 20.0)
+    state.on_removed("b", 20.0)
     assert state.admit([ask(TIGHT)], 20.1)[0].reason == "no_replica", "not even as the only one"
     state.report(report("a", 9, age_s=2.0), 21.0)
     assert state.admit([ask(TIGHT)], 21.1)[0].replica == "a", "one long iteration, but a new one"
-    state.note_failed("a", 22.0)
+    state.on_failed("a", 22.0)
     state.report(report("a", 10), 24.0)
     assert state.admit([ask(TIGHT)], 24.1)[0].replica == "a", "idle"
 
@@ -29,7 +29,7 @@ def test_the_last_words_of_a_failed_replica_do_not_clear_it() -> None:
     state = fleet()
     for name in "ab":
         state.report(report(name), 0.0)
-    state.note_failed("a", 1.0)
+    state.on_failed("a", 1.0)
     state.report(report("a", 2), 1.1)
     assert {state.admit([ask(TIGHT)], 1.2)[0].replica for _ in range(4)} == {"b"}
 

@@ -39,7 +39,7 @@ def test_lengths_that_were_learnt_stay_and_new_priors_are_for_the_others() -> No
     state = fleet()
     state.report(report("a"), 0.0)
     for _ in range(200):
-        state.note_outcome(ended(ask(TIGHT), "stop", 20), 0.0)
+        state.on_outcome(ended(ask(TIGHT), "stop", 20), 0.0)
     made = successor(state, length_prior_tokens=70.0)
     tight, loose = made.admit([ask(TIGHT), ask(LOOSE)], 0.0)
     assert (tight.output_tokens, loose.output_tokens) == (20, 70)

@@ -235,7 +235,7 @@ def test_a_group_of_which_none_is_left_grows_again_by_demand() -> None:
     assert plan_size(state, Serve(3), 0.0) == Actions()
     tell(state, ("h/1", *others), 12.0)
     assert plan_size(state, Serve(3), 12.0) == Actions(remove=("h/1",)), "a quiet spell"
-    state.note_removed("h/1", 12.0)
+    state.on_removed("h/1", 12.0)
     asked = []
     for now_s in range(13, 44):
         tell(state, others, float(now_s))

@@ -91,10 +91,10 @@ def test_the_stream_of_an_ingress_that_died_is_closed() -> None:
         stream = channels.stream("one", now_s)
         await following(stream)
         channels.add("one", [submission("a")], 0.0)
-        channels.note_living(set(), 50.0)  # never seen alive: no reason to think that it died
+        channels.on_living(set(), 50.0)  # never seen alive: no reason to think that it died
         await following(stream)
-        channels.note_living({"one"}, 51.0)
-        channels.note_living(set(), 52.0)
+        channels.on_living({"one"}, 51.0)
+        channels.on_living(set(), 52.0)
         with pytest.raises(StopAsyncIteration):
             await following(stream)
         assert channels.orphans(58.0, 5.0) == ["a"]

@@ -93,7 +93,7 @@ def test_requests_of_one_burst_see_what_was_placed_before_them() -> None:
     """On three equal replicas as many each, where preferences taken once would send all to the first."""
     rows = np.concatenate([asked(LOOSE_S, request_id=10_000 + i) for i in range(6)])
     placements = np.zeros(6, dtype=PLACEMENT)
-    for score_kind, counts in ((LEAST_ADDED, [7, 7, 7]), (MOST_LOADED, [11, 5, 5])):
+    for rule, counts in ((LEAST_ADDED, [7, 7, 7]), (MOST_LOADED, [11, 5, 5])):
         fleet = fleet_of(*[[LOOSE_S] * 5] * 3)
-        place(fleet, rows, 0.0, NO_SCORES, score_kind, 4, placements)
+        place(fleet, rows, 0.0, NO_SCORES, rule, 4, placements)
         assert sorted(fleet.replicas["count"].tolist(), reverse=True) == counts

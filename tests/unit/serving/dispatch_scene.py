@@ -40,10 +40,10 @@ class FakeFleet:
         self.batches.append(len(batch))
         return [self.decide(ask) for ask in batch]
 
-    async def note_outcomes(self, outcomes: list[Outcome]) -> None:
+    async def on_outcomes(self, outcomes: list[Outcome]) -> None:
         self.outcomes += outcomes
 
-    async def note_failed(self, replica: str) -> None:
+    async def on_failed(self, replica: str) -> None:
         return None
 
     async def submit(self, replica: str, batch: list[Submission]) -> list[Rejection]:

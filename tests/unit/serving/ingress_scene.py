@@ -85,10 +85,10 @@ class OneReplica:
         while True:
             yield msgspec.msgpack.encode(await self._queue.get())
 
-    async def note_outcomes(self, outcomes: list[Outcome]) -> None:
+    async def on_outcomes(self, outcomes: list[Outcome]) -> None:
         self.outcomes += outcomes
 
-    async def note_failed(self, replica: str) -> None:
+    async def on_failed(self, replica: str) -> None:
         raise AssertionError(f"replica {replica} is said to have failed")
 
     async def any_replica(self, exclude: Sequence[str]) -> str | None:

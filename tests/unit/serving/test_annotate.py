@@ -24,10 +24,10 @@ TEXTS = ('data: {"a": 1}', "data: x", 'event: y\n\ndata: {"error": {}}', 'data: 
 
 def served() -> HttpRequestState:
     request_state = HttpRequestState(Slo(10.0, 10.0, tier="gold"))
-    request_state.note_decision(
+    request_state.record_decision(
         "x", Decision("x", Verdict.ADMITTED, "r1", "gold", "attainable", 0.5, 0.05), request_state.arrived_s
     )
-    request_state.note_tokens("x", 2, request_state.arrived_s + 0.25)
+    request_state.record_tokens("x", 2, request_state.arrived_s + 0.25)
     request_state.sequence("x").finish = "length"
     return request_state
 
@@ -137,7 +137,7 @@ def test_errors_have_the_shape_of_their_path() -> None:
 )
 def test_the_service_tier_is_one_of_openais(asked: str, verdict: Verdict, told: str) -> None:
     request_state = HttpRequestState(Slo(10.0, 10.0, tier="gold"), service_tier=asked)
-    request_state.note_decision("x", Decision("x", verdict, "r1", "gold", "attainable"), request_state.arrived_s)
+    request_state.record_decision("x", Decision("x", verdict, "r1", "gold", "attainable"), request_state.arrived_s)
     assert openai_tier(request_state) == told
     assert openai_tier(HttpRequestState(Slo(best_effort=True, tier="batch"))) == "flex"
 

@@ -54,7 +54,7 @@ def test_siblings_that_never_come_are_not_waited_for() -> None:
         for name in ("x0", "x1"):
             scene.fleet.say("a", name, [1], "stop")
         await until(lambda: bool(scene.finish("x0") and scene.finish("x1")))
-        scene.dispatcher.close_ticket(request_state)
+        scene.dispatcher.close_request(request_state)
         await until(lambda: bool(counted(scene.fleet.outcomes)))
 
     assert [o.finish for o in counted(play(scenario).fleet.outcomes)] == ["stop"]
@@ -132,7 +132,7 @@ def test_a_beam_search_is_counted_when_its_response_has_ended() -> None:
             await until(lambda name=name: scene.finish(name) == "length")  # type: ignore[misc]
         await until(lambda: len(scene.fleet.outcomes) == 2)
         assert not counted(scene.fleet.outcomes)
-        scene.dispatcher.close_ticket(request_state)
+        scene.dispatcher.close_request(request_state)
         await until(lambda: len(counted(scene.fleet.outcomes)) == 1)
 
     play(scenario)

@@ -63,7 +63,7 @@ class Transport(RayTransport):
             raise ConnectionError("controller is away")
         return {"replicas": self.replicas, "tiers": []}
 
-    async def note_failed(self, replica: str) -> None:
+    async def on_failed(self, replica: str) -> None:
         raise ConnectionError("controller is away")
 
 

@@ -18,14 +18,14 @@ def test_the_tier_that_the_controller_found_is_the_one_that_was_asked_for(
     verdict: Verdict, tier: str, told: tuple[str, bool]
 ) -> None:
     request_state = HttpRequestState(Slo(e2e_s=6.0, tier="report", is_tier_open=True))
-    request_state.note_decision("r", Decision("r", verdict, "a", tier, "attainable"), request_state.arrived_s)
+    request_state.record_decision("r", Decision("r", verdict, "a", tier, "attainable"), request_state.arrived_s)
     assert (request_state.slo.tier, request_state.slo.is_tier_open) == told
     assert request_state.tier == tier
 
 
 def test_a_named_tier_stays_what_it_is() -> None:
     request_state = HttpRequestState(Slo(0.3, 0.03, tier="loose"))
-    request_state.note_decision(
+    request_state.record_decision(
         "r", Decision("r", Verdict.ADMITTED, "a", "tight", "attainable"), request_state.arrived_s
     )
     assert request_state.slo.tier == "loose"

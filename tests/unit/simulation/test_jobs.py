@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.attainment import judge_many
-from simulation.core.jobs import change_stage, due_s, make_records, note_tokens
+from simulation.core.jobs import change_stage, due_s, make_records, record_tokens
 from tests.simulation_cases import jobs_at, run
 
 
@@ -19,7 +19,7 @@ def test_records_judge_as_attainment_does(gaps_s: list[float], ttft_s: float, tp
     jobs, records = jobs_at([10.0], output=len(gaps_s), ttft_s=ttft_s, tpot_s=tpot_s), make_records(1)
     jobs["e2e_s"] = e2e_s
     for at_s in times_s:
-        note_tokens(jobs[0], records[0], 1, 10.0 + at_s)
+        record_tokens(jobs[0], records[0], 1, 10.0 + at_s)
     flags = judge_many(times_s, [len(times_s)], [ttft_s], [tpot_s], [e2e_s], [True])
     assert bool(records[0]["missed"]) == (not flags.strict[0])
 
