@@ -48,7 +48,7 @@ test-cluster: .venv/.ready
 
 # New hostile requests by the thousand, in one process without Ray; the other tests try some hundred, always the same.
 hostile: .venv/.ready
-	$(PY) -m pytest tests/unit/serving/test_hostile_requests.py --hypothesis-profile=hostile
+	$(PY) -m pytest tests/unit/serving/ingress/test_hostile_requests.py --hypothesis-profile=hostile
 
 # Experiments that need a quiet machine: `make bench-NAME` runs benchmarks/NAME.py.
 bench-%: .venv/.ready benchmarks/%.py

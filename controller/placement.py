@@ -78,9 +78,7 @@ class Pending:
     def all_scores(self, slots: ReplicaSlots, now_s: float) -> np.ndarray:
         """Its preference of each slot, said in full."""
         return (
-            self.scores
-            if len(self.scores)
-            else score_replicas(slots.fleet_state, self.row[None][0], now_s, self.rule)
+            self.scores if len(self.scores) else score_replicas(slots.fleet_state, self.row[None][0], now_s, self.rule)
         )
 
     def exclude_slots(self, slots: ReplicaSlots, excluded: Sequence[int], now_s: float) -> None:

@@ -52,7 +52,5 @@ def score_replicas(fleet: FleetState, row: np.void, now_s: float, rule: int) -> 
     scores = np.full(len(fleet.replicas), -math.inf)
     for r in range(len(scores)):
         if fleet.replicas[r]["is_open"]:
-            scores[r] = score_replica(
-                fleet.pessimistic_coefs[r], fleet.limits[r], fleet.replicas[r], row, now_s, rule
-            )
+            scores[r] = score_replica(fleet.pessimistic_coefs[r], fleet.limits[r], fleet.replicas[r], row, now_s, rule)
     return scores

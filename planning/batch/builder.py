@@ -31,7 +31,13 @@ class BatchBuilder(NamedTuple):
 def classify_requests(builder: BatchBuilder) -> None:
     """Classify the requests, measure their slack and what the engine has left; empties the batch."""
     engine, table, now_s = builder.engine, builder.table, builder.now_s
-    coef, limits, class_of, counts, slack_s = engine.coef, engine.limits, builder.class_of, builder.counts, builder.slack_s
+    coef, limits, class_of, counts, slack_s = (
+        engine.coef,
+        engine.limits,
+        builder.class_of,
+        builder.counts,
+        builder.slack_s,
+    )
     free, tokens_out, block_tokens = builder.free, builder.tokens_out, limits["block_tokens"]
     free[FREE_KV] = limits["kv_capacity_tokens"] // block_tokens * block_tokens
     free[FREE_SEQUENCES] = limits["max_running"]

@@ -236,7 +236,10 @@ def _ensure_progress(builder: BatchBuilder) -> None:
         kv_tokens = blocks_tokens(known_tokens, engine.limits["block_tokens"])
         if builder.class_of[i] == IDLE or kv_tokens > engine.limits["kv_capacity_tokens"]:
             continue
-        if leader < 0 or (builder.class_of[i], builder.slack_s[i]) < (builder.class_of[leader], builder.slack_s[leader]):
+        if leader < 0 or (builder.class_of[i], builder.slack_s[i]) < (
+            builder.class_of[leader],
+            builder.slack_s[leader],
+        ):
             leader = i
     if leader < 0:
         return

@@ -152,4 +152,6 @@ def _ms(seconds: float) -> float | None:
     return round(seconds * 1000.0, 3) if math.isfinite(seconds) else None
 
 
-current_request_state: contextvars.ContextVar[HttpRequestState | None] = contextvars.ContextVar("polyslo_ticket", default=None)
+current_request_state: contextvars.ContextVar[HttpRequestState | None] = contextvars.ContextVar(
+    "request_state", default=None
+)

@@ -11,7 +11,7 @@ import pytest
 from protocol.messages import PREFILLED, Delta, Submission
 from replicas.kv_transfer import SUBFOLDER
 from replicas.vllm_codec import decode_request, encode_request, with_emitted
-from tests.integration.engine_driver import BEST_EFFORT, LOOSE, TIGHT, Driver, submission
+from tests.support.engine_driver import BEST_EFFORT, LOOSE, TIGHT, Driver, submission
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

@@ -9,8 +9,8 @@ from controller.fleet import Fleet
 from profiles.kernels import iteration_s
 from profiles.store import load_profile
 from protocol.messages import AdmissionRequest, Report, Slo, Submission, Verdict
-from tests.fleet_cases import H200, fleet
-from tests.integration.engine_driver import Driver, submission
+from tests.support.engine_driver import Driver, submission
+from tests.support.fleet_cases import H200, fleet
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

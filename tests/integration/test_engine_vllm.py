@@ -14,7 +14,7 @@ import pytest
 
 from protocol.messages import Submission
 from replicas.engine import EngineFailure
-from tests.integration.engine_driver import (
+from tests.support.engine_driver import (
     BEST_EFFORT,
     LOOSE,
     TIGHT,

@@ -11,7 +11,7 @@ import pytest
 
 from serving.cli import commands as cli
 from serving.launch.dashboard import serve_client
-from tests.integration.stack import Stack, running, texts, until
+from tests.support.stack import Stack, running, texts, until
 
 pytestmark = pytest.mark.integration
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.cluster_steps import ROOT, SSHD
+from tests.support.cluster_steps import ROOT, SSHD
 
 pytestmark = [pytest.mark.integration, pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -36,7 +36,7 @@ def seen() -> Iterator[dict[str, Any]]:
     if lack := missing():
         pytest.skip(lack)
     folder = Path(tempfile.mkdtemp(prefix="polyslo-up-"))  # short: Ray's sockets have long names
-    steps = [sys.executable, "-m", "tests.integration.cluster_steps", str(folder)]
+    steps = [sys.executable, "-m", "tests.support.cluster_steps", str(folder)]
     try:
         done = subprocess.run([*ISOLATED, *steps], cwd=ROOT, capture_output=True, text=True, timeout=850)
         log = folder / "steps.log"

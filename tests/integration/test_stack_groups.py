@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.stack import Stack, kill_9, running, texts, until
+from tests.support.stack import Stack, kill_9, running, texts, until
 
 pytestmark = pytest.mark.integration
 

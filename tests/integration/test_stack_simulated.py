@@ -11,7 +11,7 @@ import openai
 import psutil
 import pytest
 
-from tests.integration.stack import TIERS, Stack, kill_9, running, texts, until
+from tests.support.stack import TIERS, Stack, kill_9, running, texts, until
 
 pytestmark = pytest.mark.integration
 

@@ -11,7 +11,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.integration.stack import Stack, kill_9, running, texts, until
+from tests.support.stack import Stack, kill_9, running, texts, until
 
 pytestmark = pytest.mark.integration
 

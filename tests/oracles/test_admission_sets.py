@@ -15,7 +15,7 @@ from planning.admission.plan import plan_admission
 from planning.forecast.rollout import FORECAST, forecast_requests
 from planning.limits import make_limits
 from planning.tables import TPOT_LEVEL, request_table
-from tests.planning_cases import COEFS, Case, draw_case
+from tests.support.planning_cases import COEFS, Case, draw_case
 
 seeds = st.integers(0, 2**32 - 1)
 

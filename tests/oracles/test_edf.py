@@ -13,7 +13,7 @@ from planning.forecast.lockstep import DECODE_STATE, fill_decode_state, run_lock
 from planning.forecast.rollout import FORECAST, forecast_requests
 from planning.limits import make_limits
 from planning.tables import request_table
-from tests.planning_cases import COEFS, replay
+from tests.support.planning_cases import COEFS, replay
 
 LIMITS = make_limits(2_000_000, max_running=512)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from planning.deadlines import dslo_due_s
 from planning.forecast.lockstep import DECODE_STATE, fill_decode_state, run_lockstep
 from profiles.kernels import iteration_s
-from tests.planning_cases import COEFS, draw_requests, start_decoding
+from tests.support.planning_cases import COEFS, draw_requests, start_decoding
 
 
 def step_by_step(coef: np.ndarray, table: np.ndarray, block_tokens: int) -> tuple[list[float], list[float], float]:

@@ -11,7 +11,7 @@ from protocol.messages import Decision, Verdict
 from simulation.core.loop import Simulation
 from simulation.dispatchers.live_fleet import ControllerDispatcher
 from simulation.studies.systems import FleetOf
-from tests.simulation_cases import a100, random_jobs
+from tests.support.simulation_cases import a100, random_jobs
 
 actor = pytest.importorskip("controller.actor")
 

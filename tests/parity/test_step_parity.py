@@ -13,7 +13,7 @@ from replicas.request_rows import RequestRows, to_extra_args
 from replicas.step_planner import StepPlanner
 from simulation.core.loop import Simulation
 from simulation.studies.systems import PLANNER
-from tests.simulation_cases import a100, random_jobs
+from tests.support.simulation_cases import a100, random_jobs
 
 
 class EngineRequest(SimpleNamespace):

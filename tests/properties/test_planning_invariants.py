@@ -16,7 +16,7 @@ from planning.deadlines import slack_s
 from planning.engine import EngineModel
 from planning.forecast.rollout import FORECAST, forecast_requests, run_tokens
 from planning.limits import make_limits
-from tests.planning_cases import EPSILON_S, Case, draw_case, draw_requests, replay, start_decoding
+from tests.support.planning_cases import EPSILON_S, Case, draw_case, draw_requests, replay, start_decoding
 
 seeds = st.integers(0, 2**32 - 1)
 

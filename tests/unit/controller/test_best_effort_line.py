@@ -9,7 +9,7 @@ import pytest
 from controller.best_effort_line import ASK_S, GRACE_S, SPREAD, BestEffortLine
 from controller.status import fleet_status
 from protocol.messages import AdmissionRequest, Progress, Slo, Verdict
-from tests.fleet_cases import FLEX, TIGHT, ask, ended, fleet, report
+from tests.support.fleet_cases import FLEX, TIGHT, ask, ended, fleet, report
 
 LONGEST_S = ASK_S[1] * (1.0 + SPREAD / 2)
 

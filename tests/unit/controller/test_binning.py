@@ -11,7 +11,7 @@ from controller.options import FleetOptions
 from controller.scaling.tiers import Tier, TierTable
 from profiles.store import load_profile
 from protocol.messages import INF, Slo, Verdict
-from tests.fleet_cases import ask, report
+from tests.support.fleet_cases import ask, report
 
 TIERS = TierTable.of(
     1, [Tier("tight", 0.3, 0.03), Tier("loose", 3.0, 0.1), Tier("report", e2e_s=60.0), Tier("flex", best_effort=True)]

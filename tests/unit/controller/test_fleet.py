@@ -15,7 +15,7 @@ from controller.scaling.tiers import Tier, TierTable
 from controller.status import fleet_status
 from profiles.store import load_profile
 from protocol.messages import AdmissionRequest, Progress, Slo, Verdict
-from tests.fleet_cases import FLEX, LOOSE, TIERS, TIGHT, ask, ended, fleet, report
+from tests.support.fleet_cases import FLEX, LOOSE, TIERS, TIGHT, ask, ended, fleet, report
 
 
 def test_an_idle_replica_admits_with_a_prediction_within_the_slo() -> None:

@@ -2,7 +2,7 @@
 
 from controller.status import fleet_status
 from protocol.messages import Progress, Step
-from tests.fleet_cases import FLEX, TIGHT, ask, fleet, in_progress, report
+from tests.support.fleet_cases import FLEX, TIGHT, ask, fleet, in_progress, report
 
 
 def test_a_replica_that_a_door_saw_fail_takes_nothing_until_its_engine_goes_on() -> None:

@@ -6,7 +6,7 @@ import pytest
 from controller import groups, placement
 from controller.fleet import Fleet
 from protocol.messages import Verdict
-from tests.fleet_cases import FLEX, LOOSE, TIGHT, ask, fleet, group, report
+from tests.support.fleet_cases import FLEX, LOOSE, TIGHT, ask, fleet, group, report
 
 
 def placed(served: Fleet) -> int:

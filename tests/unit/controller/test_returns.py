@@ -18,8 +18,8 @@ from serving.ingress.errors import retry_after_s
 from simulation.core.loop import Simulation
 from simulation.dispatchers.live_fleet import ControllerDispatcher
 from simulation.studies.systems import System
-from tests.fleet_cases import LOOSE, ask, fleet, group, report
-from tests.simulation_cases import a100, jobs_at
+from tests.support.fleet_cases import LOOSE, ask, fleet, group, report
+from tests.support.simulation_cases import a100, jobs_at
 
 TIERS = TierTable.of(1, [Tier("tier 0", 0.5, 0.05, unattainable="refuse", output_tokens=50)])
 

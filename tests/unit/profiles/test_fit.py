@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from planted import COEFFICIENTS, planted_table
 
 from profiles import kernels
 from profiles.batch import compositions, measurements
 from profiles.fit import FORMS, fit_linear, fit_lookup, fit_plain, fit_roofline, kind_weights, kinds, quality_of
+from tests.support.planted_profile import COEFFICIENTS, planted_table
 
 
 @pytest.mark.parametrize("loss", ["squares", "absolute"])

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from planted import COEFFICIENTS, planted_model
 
 from profiles.batch import Batch, decodes
 from profiles.kernel_times import (
@@ -14,6 +13,7 @@ from profiles.kernel_times import (
     profile_of_kernels,
 )
 from profiles.profile import Provenance
+from tests.support.planted_profile import COEFFICIENTS, planted_model
 
 POINTS = [(d, k, p, c) for d in (0, 1, 16, 128) for k in ((128, 2048) if d else (0,)) for p in (0, 64, 512, 4096)
           for c in ((0, 2048) if p else (0,)) if d + p]  # fmt: skip

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from planted import COEFFICIENTS
 
 from profiles import kernels
+from tests.support.planted_profile import COEFFICIENTS
 
 amounts = st.floats(0, 1e5)
 

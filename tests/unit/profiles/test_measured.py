@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from planted import COEFFICIENTS, planted_model
 
 from profiles.batch import decodes
 from profiles.grid import EngineLimits, Stage, plan_stages
 from profiles.measured import SAMPLE, Sample, held_out_quality, medians, profile_of, sample_rows, undisturbed
+from tests.support.planted_profile import COEFFICIENTS, planted_model
 
 LIMITS = EngineLimits(200_000, 8192, 2048, 64, 32)
 

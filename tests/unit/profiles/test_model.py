@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from planted import planted_table
 
 from profiles.batch import Batch, decodes
 from profiles.fit import FORMS
 from profiles.model import MAX_CHUNK_TOKENS, PerfModel, predict, predict_all
+from tests.support.planted_profile import planted_table
 
 TABLE = planted_table(noise=0.01)
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from planted import COEFFICIENTS
 
 from profiles import kernels
 from profiles.batch import Floats
 from profiles.online import DEFAULT, ERROR, INTERCEPT_S, SLOPE, corrected, drift, new_correction, observe, observe_steps
+from tests.support.planted_profile import COEFFICIENTS
 
 BASE_S = float(kernels.gemm_s(COEFFICIENTS, 0.0))
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from planted import COEFFICIENTS, PROFILE
 
 from profiles.batch import decodes
 from profiles.profile import Profile, ProfileError, with_overhead
+from tests.support.planted_profile import COEFFICIENTS, PROFILE
 
 
 def document(**changes: Any) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from planted import PROFILE, planted_table
 
 from profiles.batch import Batch, decodes
 from profiles.profile import ProfileError
@@ -18,6 +17,7 @@ from profiles.store import (
     save_measurements,
     save_profile,
 )
+from tests.support.planted_profile import PROFILE, planted_table
 
 GPU_PROFILES = {
     "a100_sxm__llama-3.1-8b",

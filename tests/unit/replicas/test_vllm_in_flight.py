@@ -8,7 +8,7 @@ import pytest
 from controller.fleet import Fleet
 from protocol.messages import AdmissionRequest, Report, Slo, Submission, Verdict
 from replicas.engine_reports import IterationReport
-from tests.fleet_cases import LOOSE, fleet
+from tests.support.fleet_cases import LOOSE, fleet
 
 pytestmark = pytest.mark.timeout(600)  # the controller's kernels may have to be compiled first
 

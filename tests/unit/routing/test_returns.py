@@ -19,7 +19,7 @@ from routing.returns import (
     is_kept,
     make_ledger,
 )
-from tests.unit.routing.test_kernels import LIMITS, fleet_of, new
+from tests.unit.routing.test_placement import LIMITS, fleet_of, new
 
 
 def replicas(

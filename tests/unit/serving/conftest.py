@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.unit.serving.ingress_scene import Ingress
+    from tests.support.ingress_scene import Ingress
 
 
 @pytest.fixture(scope="session")
 def _ingress() -> "Iterator[Ingress]":
     pytest.importorskip("ray")
     pytest.importorskip("vllm")
-    from tests.unit.serving.ingress_scene import Ingress
+    from tests.support.ingress_scene import Ingress
 
     with Ingress() as scene:
         yield scene

@@ -1,0 +1,288 @@
+"""The application's configuration: what is accepted, what each mistake is told, and what becomes of it."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from controller.options import FleetOptions
+from replicas.config import ReplicaConfig
+from serving.app import check_cluster
+from serving.config.app import IMPORT_PATH, AppConfig, read_serve_file
+from serving.config.base import ConfigError
+from serving.config.engine import Group
+from serving.config.tiers import TierTableConfig
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+def mistake(settings: Any) -> str:
+    with pytest.raises(ConfigError) as error:
+        AppConfig.read(settings)
+    return str(error.value)
+
+
+def only(config: AppConfig) -> Group:
+    """The group of a fleet of one kind."""
+    (group,) = config.replica_groups()
+    return group
+
+
+def test_nothing_configured_is_the_embedded_model() -> None:
+    config = AppConfig.read(None)
+    assert config == AppConfig.read({}) == AppConfig.read({"model": "embedded", "engine": "vllm"})
+    assert (config.model.name, only(config).profile) == ("embedded", "embedded-cpu")
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"engin": {}}, "engin: unknown key; did you mean 'engine'?"),
+        ({"engine": {"max_num_seq": 8}}, "engine.max_num_seq: unknown key; did you mean 'max_num_seqs'?"),
+        ({"engine": {"speculation": {"token": 1}}}, "engine.speculation.token: unknown key; did you mean 'tokens'?"),
+        ({"ingress": {"zzz": 1}}, "ingress.zzz: unknown key; known: cores, limits, max_ongoing"),
+        ({"engine": {"kind": "sglang"}}, "engine.kind: input should be 'vllm' or 'simulated', got 'sglang'"),
+        ({"engine": {"scheduler": "slow"}}, "engine.scheduler: no scheduler 'slow'; did you mean 'slo'?"),
+        ({"engine": {"scheduler_options": {"acceptance": 0.5}}}, "engine.scheduler_options.acceptance: unknown key"),
+        (
+            {"engine": {"scheduler_options": {"best_effort_share": 1}}},
+            "engine.scheduler_options.best_effort_share: set fleet.best_effort_share",
+        ),
+        ({"engine": {"max_num_seqs": 0}}, "engine.max_num_seqs: input should be greater than 0, got 0"),
+        ({"engine": {"max_num_seqs": "64"}}, "engine.max_num_seqs: input should be a valid integer, got '64'"),
+        ({"engine": {"kv_cache_gib": -1}}, "engine.kv_cache_gib: input should be greater than or equal to 0"),
+        ({"engine": {"max_num_batched_tokens": 8}}, "engine.max_num_batched_tokens: must be at least max_num_seqs"),
+        ({"engine": {"speculation": {"ngram_max": 1}}}, "engine.speculation.ngram_max: must be at least ngram_min"),
+        ({"engine": {"vllm_args": {"max_model_len": 9}}}, "engine.vllm_args.max_model_len: set model.max_model_len"),
+        ({"engine": {"vllm_args": {"enable_chunked_prefill": 0}}}, "engine.vllm_args.enable_chunked_prefill: sched"),
+        ({"engine": {"vllm_args": {"block_size": 9}}}, "engine.vllm_args.block_size: set engine.block_size"),
+        ({"fleet": {"replicas": 2.5}}, "fleet.replicas: input should be a valid integer, got 2.5"),
+        ({"fleet": {"replicas": True}}, "fleet.replicas: input should be a valid integer, got True"),
+        ({"fleet": {"silent_s": float("nan")}}, "fleet.silent_s: input should be a finite number"),
+        ({"fleet": {"silent_s": 0.1}}, "fleet.silent_s: must exceed report_interval_s (0.15), got 0.1"),
+        ({"fleet": {"routing": "roundrobin"}}, "fleet.routing: no policy 'roundrobin'; did you mean 'round_robin'?"),
+        ({"fleet": {"overload_status": 200}}, "fleet.overload_status: input should be greater than or equal to 400"),
+        ({"fleet": {"best_effort_share": 1.0}}, "fleet.best_effort_share: input should be less than 1"),
+        ({"profile": "h200_sxm"}, "profile: unknown profile 'h200_sxm'"),
+        ({"engine": "simulated"}, "profile: is needed for the simulated engine"),
+        ({"model": "meta-llama/Llama-3.1-8B"}, "profile: is needed for the simulated engine and for every model but"),
+        ({"model": {"id": ""}}, "model.id: string should have at least 1 character"),
+        ({"groups": [{"name": "a", "replica": 2}]}, "groups.0.replica: unknown key; did you mean 'replicas'?"),
+        ({"groups": [{"name": "A 1"}]}, "groups.0.name: string should match pattern"),
+        ({"groups": [{"name": "a"}, {"name": "a"}]}, "groups.1.name: 'a' is used twice"),
+        ({"groups": [{"name": "a"}], "fleet": {"replicas": 2}}, "fleet.replicas: each of the groups has its own"),
+        ({"groups": [{"name": "a", "engine": {"max_seqs": 1}}]}, "groups.0.engine.max_seqs: unknown key"),
+        ({"groups": [{"name": "a", "engine": {"kind": "simulated"}}]}, "groups.0.profile: is needed for"),
+        ({"groups": [{"name": "a", "profile": "h100"}]}, "groups.0.profile: unknown profile 'h100'"),
+        ({"groups": [{"name": "a", "phase": "encode"}]}, "groups.0.phase: input should be '', 'prefill' or 'decode'"),
+        ({"disaggregation": {"prefill": 3}}, "disaggregation.prefill: 3 replicas, but only 2 are bound to no phase"),
+        ({"disaggregation": {"prefill": 2}}, "disaggregation: a replica that prefills and one that decodes"),
+        ({"groups": [{"name": "a", "phase": "decode"}]}, "disaggregation: a replica that prefills and one"),
+        ({"fleet": {"routing": "silos", "roles": "dynamic"}}, "fleet.routing: replicas of silos do not move"),
+        ({"fleet": {"prefix_affinity": 1}, "engine": {"prefix_caching": False}}, "fleet.prefix_affinity: needs eng"),
+        ({"fleet": {"roles": "dynamc"}}, "fleet.roles: input should be 'auto', 'static' or 'dynamic'"),
+        ([], "configuration: input should be a valid dictionary"),
+    ],
+)
+def test_mistake_names_the_field(settings: Any, told: str) -> None:
+    assert mistake(settings).startswith(told)
+
+
+def test_every_mistake_is_told_at_once() -> None:
+    lines = mistake({"engine": {"kind": "x", "speed": 0}, "fleet": {"replica": 1}}).splitlines()
+    assert [line.split(":")[0] for line in lines] == ["engine.kind", "engine.speed", "fleet.replica"]
+
+
+def test_config_is_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        AppConfig.read({}).fleet.replicas = 3  # type: ignore[misc]
+
+
+def test_replica_config_carries_every_engine_setting() -> None:
+    engine = {
+        "scheduler": "vllm",
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 512,
+        "kv_cache_gib": 0.5,
+        "block_size": 32,
+        "prefix_caching": False,
+        "enforce_eager": False,
+        "hang_s": 9.0,
+        "vllm_args": {"gpu_memory_utilization": 0.8},
+        "kv_capacity_tokens": 4096,
+        "speed": 2.0,
+        "scheduler_options": {"max_iteration_s": 0.5},
+        "speculation": {"tokens": 3, "ngram_min": 1, "ngram_max": 2},
+    }
+    config = AppConfig.read(
+        {
+            "model": {"id": "a/b", "max_model_len": 1024, "dtype": "bfloat16", "load_format": "dummy"},
+            "engine": engine,
+            "profile": "h200_sxm__llama-3.1-8b",
+            "fleet": {"report_interval_s": 0.2, "controller_name": "c", "controller_namespace": "n"},
+        }
+    )
+    replica = config.replica_config(only(config))
+    renamed = {
+        "kind",
+        "scheduler",
+        "scheduler_options",
+        "speculation",
+        "timed",
+        "cores_per_replica",
+        "gpus_per_replica",
+    }
+    for name in type(config.engine).model_fields.keys() - renamed:
+        assert getattr(replica, name) == getattr(config.engine, name), name
+    assert (replica.engine, replica.policy, replica.policy_options["max_iteration_s"]) == ("vllm", "vllm", 0.5)
+    assert (replica.model, replica.max_model_len, replica.dtype, replica.load_format) == (
+        "a/b",
+        1024,
+        "bfloat16",
+        "dummy",
+    )
+    assert (replica.speculation_tokens, replica.speculation_ngram_min, replica.speculation_ngram_max) == (3, 1, 2)
+    assert (replica.profile, replica.report_interval_s) == ("h200_sxm__llama-3.1-8b", 0.2)
+    assert (replica.controller_name, replica.controller_namespace) == ("c", "n")
+
+
+def test_defaults_of_replica_and_application_are_the_same() -> None:
+    config = AppConfig.read({})
+    replica, default = config.replica_config(only(config)), ReplicaConfig()
+    own = {"profile", "policy_options", "controller_name", "controller_namespace"}
+    differing = {name for name in replica.__struct_fields__ if getattr(replica, name) != getattr(default, name)}
+    assert differing <= own
+
+
+def test_fleet_options_carry_the_fleet_settings() -> None:
+    fleet = {"routing": "random", "max_hops": 2, "unattainable": "refuse", "silent_s": 3.0, "seed": 7}
+    fleet |= {"length_prior_tokens": 99.0, "best_effort_backlog": 0.5, "prefix_affinity": 0.5}
+    fleet |= {"admission": False, "pending": False}
+    config = AppConfig.read({"fleet": fleet, "engine": {"block_size": 16}})
+    options = config.fleet_options()
+    assert isinstance(options, FleetOptions)
+    assert (options.block_tokens, config.marked_block_tokens) == (16, 16)
+    assert {name: getattr(options, name) for name in fleet} == fleet
+    same = {*FleetOptions.__struct_fields__} & type(config.fleet).model_fields.keys()
+    assert same == fleet.keys(), "each of them is tried here"
+
+
+def test_best_effort_backlog_is_a_positive_multiple() -> None:
+    assert AppConfig.read({}).fleet_options().best_effort_backlog == FleetOptions().best_effort_backlog == 2.0
+    for wrong in (0, -1.0, "many"):
+        with pytest.raises(ConfigError, match=r"fleet\.best_effort_backlog"):
+            AppConfig.read({"fleet": {"best_effort_backlog": wrong}})
+
+
+def test_cores_needed() -> None:
+    config = AppConfig.read(
+        {"engine": {"cores_per_replica": 2}, "fleet": {"replicas": 3}, "ingress": {"replicas": 2, "cores": 0.25}}
+    )
+    assert config.cores_needed == 6.5
+
+
+def test_a_group_differs_only_in_what_it_says() -> None:
+    """Each kind of GPU with its own profile, engine limits and place in the cluster."""
+    config = AppConfig.read(
+        {
+            "model": "a/b",
+            "engine": {"gpus_per_replica": 1, "max_num_seqs": 128, "speculation": {"tokens": 3}},
+            "profile": "a100_sxm__llama-3.1-8b",
+            "groups": [
+                {"name": "a100", "replicas": 3, "accelerator": "A100"},
+                {
+                    "name": "h100",
+                    "profile": "h100_sxm__llama-3.1-8b",
+                    "resources": {"fast": 0.5},
+                    "engine": {"max_num_seqs": 256, "gpus_per_replica": 2},
+                },
+            ],
+        }
+    )
+    slow, fast = config.replica_groups()
+    assert (slow.deployment, fast.deployment) == ("Replica-a100", "Replica-h100")
+    assert (config.replicas, config.gpus_needed) == (4, 5)
+    assert slow.actor_options == {"num_cpus": 1.0, "num_gpus": 1, "accelerator_type": "A100"}
+    assert fast.actor_options == {"num_cpus": 1.0, "num_gpus": 2, "resources": {"fast": 0.5}}
+    settings = {"group", "profile", "max_num_seqs"}
+    replicas = [config.replica_config(group) for group in (slow, fast)]
+    assert [[getattr(r, name) for name in sorted(settings)] for r in replicas] == [
+        ["a100", 128, "a100_sxm__llama-3.1-8b"],
+        ["h100", 256, "h100_sxm__llama-3.1-8b"],
+    ]
+    assert replicas[1].speculation_tokens == 3
+    values = [msgspec.structs.asdict(replica) for replica in replicas]
+    assert {name for name in values[0] if values[0][name] != values[1][name]} == settings
+
+
+def test_disaggregation_reaches_every_replica() -> None:
+    together = AppConfig.read({})
+    assert together.replica_config(only(together)).connector == ""
+    apart = AppConfig.read({"disaggregation": {"prefill": 1}})
+    replica = apart.replica_config(only(apart))
+    assert (replica.phase, replica.connector) == ("", "files")
+    assert Path(replica.connector_options["shared_storage_path"]).is_absolute()
+    groups = [{"name": "p", "phase": "prefill"}, {"name": "d", "phase": "decode"}]
+    other = {"connector": "NixlConnector", "connector_options": {"backends": ["UCX"]}}
+    bound = AppConfig.read({"groups": groups, "disaggregation": other})
+    replicas = [bound.replica_config(group) for group in bound.replica_groups()]
+    assert [replica.phase for replica in replicas] == ["prefill", "decode"]
+    assert {replica.connector for replica in replicas} == {"NixlConnector"}
+    assert replicas[0].connector_options == {"backends": ["UCX"]}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "told"),
+    [
+        ({"CPU": 8}, "groups: h100 needs accelerator H100; the cluster has none"),
+        ({"CPU": 2, "GPU": 2, "accelerator_type:H100": 1}, "needs 2.5 CPU; the cluster has 2"),
+        ({"CPU": 8, "GPU": 1, "accelerator_type:H100": 1}, "needs 2 GPU; the cluster has 1"),
+        ({"CPU": 8, "GPU": 2, "accelerator_type:H100": 1}, "needs 4 disk; the cluster has 0"),
+    ],
+)
+def test_what_the_cluster_lacks_is_said_at_once(cluster: dict[str, float], told: str) -> None:
+    settings: dict[str, Any] = {
+        "engine": {"gpus_per_replica": 1},
+        "groups": [{"name": "h100", "replicas": 2, "accelerator": "H100", "resources": {"disk": 2.0}}],
+    }
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        check_cluster(AppConfig.read(settings), cluster)
+    check_cluster(AppConfig.read(settings), {"CPU": 3, "GPU": 2, "accelerator_type:H100": 1, "disk": 4})
+    check_cluster(AppConfig.read(settings | {"fleet": {"nodes_on_demand": True}}), cluster)
+
+
+def test_serve_file_of_the_project_is_sound() -> None:
+    config, user_config = read_serve_file(ROOT / "serve.yaml")
+    table = TierTableConfig.read(user_config)
+    table.check_fits(config.most_replicas)
+    assert [tier.name for tier in table.tiers] == ["interactive", "standard", "batch"]
+    assert (config.engine.kind, config.model.id, config.replicas) == ("vllm", "embedded", 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("applications: [", "cannot be read as YAML"),
+        ("", "not a Serve file"),
+        ("applications: [{}]", "not a Serve file"),
+        ("applications: []", f"applications: one with import_path {IMPORT_PATH} is needed, found 0"),
+        (
+            f"applications: [{{import_path: '{IMPORT_PATH}', args: {{engine: {{spead: 1}}, fleet: {{replicas: 0}}}}}}]",
+            "args.engine.spead: unknown key",
+        ),
+    ],
+)
+def test_broken_serve_file(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        read_serve_file(path)
+    assert f"{path}: {told}" in str(error.value)
+    assert all(line.startswith(f"{path}: ") for line in str(error.value).splitlines() if "args." in line)
+
+
+def test_missing_serve_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_serve_file(tmp_path / "none.yaml")

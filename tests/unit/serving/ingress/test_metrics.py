@@ -1,0 +1,69 @@
+"""What ``/metrics`` shows: figures of the ingress, vLLM's own, and engine series under vLLM's names."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from protocol.messages import EngineCounts
+from serving.ingress.metrics import DoorMetrics
+from tests.support.ingress_scene import MODEL, REPLICA_STATE, Ingress
+
+COUNTS = EngineCounts(3, 2, 1, 900, 70, 800, 640)
+
+
+def told(name: str, **changes: Any) -> dict[str, Any]:
+    """A replica of the controller's status."""
+    replica = {"replica": name, "tier": "shared", "live": True, "draining": False, "kv_used_tokens": 250}
+    return replica | {"kv_capacity_tokens": 1000, "engine": msgspec.structs.asdict(COUNTS)} | changes
+
+
+def engines(metrics: DoorMetrics, series: str = "vllm:num_requests_running") -> dict[str, float]:
+    """Values of a series by its engine label."""
+    found = (sample for family in metrics.registry.collect() for sample in family.samples if sample.name == series)
+    return {sample.labels["engine"]: sample.value for sample in found}
+
+
+@pytest.mark.parametrize(
+    ("series", "value"),
+    [
+        ("vllm:num_requests_running", 3),
+        ("vllm:num_requests_waiting", 2),
+        ("vllm:kv_cache_usage_perc", 0.25),
+        ("vllm:num_preemptions_total", 1),
+        ("vllm:prompt_tokens_total", 900),
+        ("vllm:generation_tokens_total", 70),
+        ("vllm:prefix_cache_queries_total", 800),
+        ("vllm:prefix_cache_hits_total", 640),
+    ],
+)
+def test_engine_series_have_vllms_names_and_labels(series: str, value: float) -> None:
+    metrics = DoorMetrics("tiny")
+    metrics.observe_status({"replicas": [told("a")]})
+    assert metrics.registry.get_sample_value(series, {"model_name": "tiny", "engine": "a"}) == value
+
+
+def test_a_replica_that_is_gone_silent_or_stale_has_no_series() -> None:
+    metrics = DoorMetrics("tiny")
+    metrics.observe_status({"replicas": [told("a"), told("b"), told("c"), told("d", draining=True)]})
+    assert set(engines(metrics)) == {"a", "b", "c", "d"}
+    metrics.observe_status({"replicas": [told("b", live=False), told("c", stale=True), told("d", draining=True)]})
+    assert set(engines(metrics)) == {"d"}
+
+
+def test_several_ingresses_live_in_one_process() -> None:
+    first, second = DoorMetrics("tiny"), DoorMetrics("tiny")
+    first.waiting.labels("chat").set(4)
+    assert second.registry.get_sample_value("polyslo_waiting_requests", {"tier": "chat"}) is None
+
+
+def test_one_page_shows_the_ingress_its_engines_and_vllms_server(ingress: Ingress) -> None:
+    ingress.post("/v1/completions", {"model": MODEL, "prompt": "hi", "max_tokens": 6})
+    ingress.ingress_app.metrics.observe_status({"replicas": [told(REPLICA_STATE)]})
+    for path in ("/metrics", "/metrics/"):
+        page = ingress.run(ingress.ask(path, method="GET"))
+        assert page.status_code == 200
+        assert f'vllm:num_requests_running{{engine="{REPLICA_STATE}",model_name="{MODEL}"}} 3.0' in page.text
+        assert 'polyslo_slo_met_total{dimension="all",tier="standard"}' in page.text
+        assert "http_requests_total" in page.text, "of vLLM's server"
+    ingress.ingress_app.metrics.observe_status({"replicas": []})

@@ -1,0 +1,48 @@
+"""Wrong keys of a Serve file that belong to Serve itself."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+pytest.importorskip("ray")
+
+from serving.config.base import ConfigError
+from serving.launch.launch import read_document
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+def written(tmp_path: Path, **changed: Any) -> Path:
+    document = yaml.safe_load((ROOT / "serve.yaml").read_text()) | changed
+    path = tmp_path / "serve.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        ({"http_options": {"prot": 8000}}, "http_options.prot: unknown key; did you mean 'port'?"),
+        ({"http_options": {"zzz": 1}}, "http_options.zzz: unknown key; known: "),
+        ({"http_option": {"port": 1}}, "http_option: unknown key; did you mean 'http_options'?"),
+        ({"http_options": {"port": "many"}}, "http_options.port: input should be a valid integer"),
+        ({"proxy_location": "Everywhere"}, "proxy_location: input should be"),
+    ],
+)
+def test_a_wrong_key_of_serves_own_is_named(tmp_path: Path, changed: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        read_document(written(tmp_path, **changed))
+    assert line in str(error.value)
+
+
+def test_a_wrong_key_beside_the_args_is_named(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    path.write_text(path.read_text().replace("route_prefix:", "rout_prefix:"))
+    with pytest.raises(ConfigError, match=r"applications\.0\.rout_prefix: unknown key; did you mean 'route_prefix'"):
+        read_document(path)
+
+
+def test_the_projects_own_file_passes() -> None:
+    assert read_document(ROOT / "serve.yaml", port=9000)["http_options"]["port"] == 9000

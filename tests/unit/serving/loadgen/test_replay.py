@@ -1,0 +1,229 @@
+"""The replay end to end against a real HTTP server that streams, refuses, breaks off and hangs on request."""
+
+import json
+import math
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+
+from serving.cli import commands as cli
+from serving.loadgen import replay
+from serving.loadgen.client import Status
+from serving.loadgen.mix import parse_mix
+from serving.loadgen.replay import ReplayOptions
+from serving.loadgen.trace import Trace, WorkloadError, synthetic_trace
+from tests.support.replay_server import (
+    TOKENS_PER_CHUNK,
+    FakeServer,
+    Handler,
+    break_off,
+    downgrade,
+    fail_in_stream,
+    fail_with_500,
+    hang,
+    refuse,
+)
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    fake = FakeServer()
+    thread = threading.Thread(target=fake.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield fake
+    fake.release.set()
+    fake.shutdown()
+    fake.server_close()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def small_trace(requests: int = 8) -> Trace:
+    return synthetic_trace(requests, rate_per_s=400.0, input_tokens=20, output_tokens=9, seed=3)
+
+
+GENEROUS = parse_mix([{"label": "chat", "ttft_ms": 60000, "tpot_ms": 60000}])
+
+
+def test_whole_streams_attain_a_generous_slo(server: FakeServer) -> None:
+    trace = small_trace()
+    played = replay.replay(ReplayOptions(trace, server.url, slo_mix=GENEROUS))
+    assert [r.status for r in played.records] == [Status.FINISHED] * 8
+    assert [sum(r.chunk_tokens) for r in played.records] == trace.output_tokens.tolist()
+    assert max(max(r.chunk_tokens) for r in played.records) == TOKENS_PER_CHUNK
+    whole = played.points[0]
+    assert (whole["attained"], whole["attainment"], whole["output_tokens"]) == (8, 1.0, trace.output_tokens.sum())
+    assert whole["prediction"]["ttft"]["bias_ms"] == pytest.approx(2.0)
+
+
+def test_requests_carry_exact_prompts_lengths_and_slos(server: FakeServer) -> None:
+    trace = small_trace()
+    replay.replay(ReplayOptions(trace, server.url, slo_mix=GENEROUS, vocabulary=(50, 60)))
+    for number, (headers, body) in server.seen.items():
+        assert len(body["prompt"]) == trace.input_tokens[number]
+        assert set(body["prompt"]) <= set(range(50, 60))
+        assert (body["max_tokens"], body["ignore_eos"], body["stream"]) == (trace.output_tokens[number], True, True)
+        assert (headers["x-slo-ttft-ms"], headers["x-slo-tpot-ms"]) == ("60000", "60000")
+        assert "x-slo-e2e-ms" not in headers
+
+
+def test_the_same_seed_sends_the_same_requests(server: FakeServer) -> None:
+    def bodies(seed: int) -> list[Any]:
+        replay.replay(ReplayOptions(small_trace(), server.url, slo_mix=GENEROUS, seed=seed))
+        return [body["prompt"] for _, (_, body) in sorted(server.seen.items())]
+
+    assert bodies(1) == bodies(1) != bodies(2)
+
+
+def test_every_way_to_fail_is_a_miss_of_its_own_kind(server: FakeServer) -> None:
+    server.script = {0: refuse, 1: fail_with_500, 2: fail_in_stream, 3: break_off, 4: downgrade, 5: hang}
+    played = replay.replay(ReplayOptions(small_trace(), server.url, slo_mix=GENEROUS, grace_s=2.0))
+    status = {r.request: r.status for r in played.records}
+    errors = dict.fromkeys((1, 2, 3), Status.ERROR)
+    rest = dict.fromkeys((4, 6, 7), Status.FINISHED)
+    assert status == {0: Status.REFUSED} | errors | rest | {5: Status.UNFINISHED}
+    detail = {r.request: r.detail for r in played.records}
+    assert detail[0] == "ttft_unattainable"
+    assert detail[1] == "HTTP 500: engine is dead"
+    assert detail[2] == "replica lost"
+    assert "broke off" in detail[3] or "ClientPayloadError" in detail[3]
+    whole = played.points[0]
+    assert (whole["attained"], whole["attainment"]) == (2, 2 / 8)
+    assert (whole["downgraded"], whole["downgraded_on_time"]) == (1, 1)
+    assert whole["retry_after_s"] == {"count": 1, "min": 7.0, "mean": 7.0, "max": 7.0}
+
+
+def test_due_times_follow_the_trace_whatever_the_answers(server: FakeServer) -> None:
+    server.script = {0: hang}
+    trace = small_trace(50)
+    played = replay.replay(ReplayOptions(trace, server.url, rate_scale=2.0, grace_s=0.1))
+    assert len(played.records) == 50
+    assert [r.due_s for r in played.records] == pytest.approx((trace.arrival_s / 2.0).tolist())
+    assert all(r.sent_s >= r.due_s - 5e-3 for r in played.records), "early by more than a timer tick"
+
+
+def test_a_concurrency_limit_shows_as_late_sends(server: FakeServer) -> None:
+    played = replay.replay(ReplayOptions(small_trace(20), server.url, concurrency_limit=1, slo_mix=GENEROUS))
+    ends = [r.end_s for r in played.records]
+    assert all(later.sent_s >= end for later, end in zip(played.records[1:], ends, strict=False))
+    assert played.points[0]["finished"] == 20
+
+
+def test_tier_classes_are_judged_by_the_servers_figures(server: FakeServer) -> None:
+    mix = parse_mix([{"tier": "chat", "app": "synthetic"}, {"tier": "batch", "weight": 0.2}])
+    played = replay.replay(ReplayOptions(small_trace(30), server.url, slo_mix=mix))
+    by_label = {point["label"]: point for point in played.points}
+    assert by_label["chat"]["attainment"] == 1.0
+    assert by_label["batch"]["attainment"] is None
+    assert {headers["x-slo-tier"] for headers, _ in server.seen.values()} == {"chat", "batch"}
+
+
+def test_without_a_mix_the_servers_default_tier_is_judged(server: FakeServer) -> None:
+    played = replay.replay(ReplayOptions(small_trace(), server.url))
+    assert [point["label"] for point in played.points] == ["all", "chat"]
+    assert played.points[1]["attainment"] == 1.0
+
+
+def test_a_plain_server_without_a_status_page_is_not_judged(server: FakeServer) -> None:
+    del server.pages["/polyslo/status"]
+    played = replay.replay(ReplayOptions(small_trace(), server.url))
+    assert [(point["label"], point["attainment"]) for point in played.points] == [("all", None), ("no-slo", None)]
+    assert not any(name.startswith("x-slo") for headers, _ in server.seen.values() for name in headers)
+
+
+def test_an_unknown_tier_is_named_before_anything_is_sent(server: FakeServer) -> None:
+    with pytest.raises(WorkloadError, match=r"tier 'fast' is not a tier of http.* \(it has batch, chat\)"):
+        replay.replay(ReplayOptions(small_trace(), server.url, slo_mix=parse_mix([{"tier": "fast"}])))
+    assert not server.seen
+
+
+def test_long_requests_are_cut_to_the_model(server: FakeServer) -> None:
+    trace = synthetic_trace(20, 400.0, input_tokens=200, output_tokens=80)
+    played = replay.replay(ReplayOptions(trace, server.url))
+    lengths = [len(body["prompt"]) + body["max_tokens"] for _, body in server.seen.values()]
+    assert max(lengths) <= 128
+    assert played.config["cut_requests"] == np.count_nonzero(trace.input_tokens + trace.output_tokens > 128) > 0
+
+
+def test_unknown_model_and_missing_server_are_clear(server: FakeServer) -> None:
+    with pytest.raises(WorkloadError, match=r"--model big: not served .*it has tiny"):
+        replay.replay(ReplayOptions(small_trace(), server.url, model="big"))
+    with pytest.raises(WorkloadError, match="--url: cannot reach"):
+        replay.replay(ReplayOptions(small_trace(), "http://127.0.0.1:1"))
+    server.pages = {}
+    with pytest.raises(WorkloadError, match="answered HTTP 404"):
+        replay.replay(ReplayOptions(small_trace(), server.url))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "option"),
+    [
+        ("rate_scale", 0.0, "--rate-scale"),
+        ("length_scale", math.nan, "--length-scale"),
+        ("duration_s", math.inf, "--duration"),
+        ("max_requests", -1, "--max-requests"),
+        ("poisson_per_s", -2.0, "--poisson"),
+        ("vocabulary", (5, 5), "--vocab"),
+        ("grace_s", math.nan, "--grace"),
+    ],
+)
+def test_senseless_options_are_named(name: str, value: Any, option: str) -> None:
+    with pytest.raises(WorkloadError, match=option):
+        ReplayOptions(small_trace(), **{name: value})
+
+
+def write_csv(path: Path, requests: int = 6) -> Path:
+    rows = "\n".join(f"{0.01 * row},12,8,app" for row in range(requests))
+    path.write_text(f"arrival_s,input_tokens,output_tokens,app\n{rows}\n")
+    return path
+
+
+def test_command_prints_a_report_and_writes_files(
+    server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mix = tmp_path / "mix.yaml"
+    mix.write_text("- {label: chat, ttft_ms: 60000, tpot_ms: 60000}\n- {label: bulk, best_effort: true}\n")
+    out, records = tmp_path / "out.json", tmp_path / "records.parquet"
+    options = ["--url", server.url, "--slo-mix", str(mix), "--seed", "5", "--json", str(out), "--records", str(records)]
+    server.script = {0: refuse}
+    assert cli.main(["replay", str(write_csv(tmp_path / "trace.csv", 20)), *options]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"chat +\d+ +\d+ +\d+\.\d ", printed)
+    assert "Retry-After on 1 of 1 refusals" in printed
+    result = json.loads(out.read_text())
+    assert set(result) == {"name", "version", "config", "seeds", "machine", "headline", "points"}
+    assert (result["seeds"], result["config"]["trace"]) == ([5], "trace")
+    assert result["points"][0]["label"] == "all"
+    assert result["headline"]["requests"] == 20
+    rows = pyarrow.parquet.read_table(records).to_pylist()
+    assert sum(row["attained"] for row in rows) == result["points"][0]["attained"]
+    assert {row["status"] for row in rows} == {"finished", "refused"}
+
+
+def test_interrupt_reports_what_was_seen(
+    server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(handler: Handler) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        hang(handler)
+
+    server.script = {1: interrupt}
+    before = signal.getsignal(signal.SIGINT)
+    trace = write_csv(tmp_path / "trace.csv", requests=40)
+    assert cli.main(["replay", str(trace), "--url", server.url, "--rate-scale", "0.1"]) == 130
+    assert "Interrupted" in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGINT) is before
+    assert {0, 1} <= set(server.seen) < set(range(40))
+
+
+def test_all_errors_is_a_failure(server: FakeServer, tmp_path: Path) -> None:
+    server.script = dict.fromkeys(range(6), fail_with_500)
+    assert cli.main(["replay", str(write_csv(tmp_path / "trace.csv")), "--url", server.url]) == 1
