@@ -124,7 +124,7 @@ def test_logprobs_arrive(engine: Driver) -> None:
     from replicas.vllm_codec import decode_output
 
     engine.submit([submission("lp", [99] * 10, 3, LOOSE, logprobs=2)])
-    outputs = []
+    outputs: list[Any] = []
 
     async def read() -> None:
         while not outputs or not outputs[-1].finished:

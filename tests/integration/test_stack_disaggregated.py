@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.stack import Stack, kill_9, running, texts, until
+from tests.support.stack import Stack, kill_9, running, texts, until, verdict
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -33,7 +33,7 @@ def test_the_verdict_names_the_replica_that_decodes(simulated: Stack) -> None:
     answer = simulated.client.completions.create(
         model="embedded", prompt=PROMPTS[3], max_tokens=20, extra_body={"ignore_eos": True}
     )
-    slo = answer.model_extra["slo"]
+    slo = verdict(answer)
     assert sides(simulated)[slo["replica"]] == "decode"
     assert (slo["admitted"], slo["met"], slo["resumed"]) == (True, True, 0)
     assert slo["predicted_ttft_ms"] > 0

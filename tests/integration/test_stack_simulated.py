@@ -10,8 +10,9 @@ import httpx
 import openai
 import psutil
 import pytest
+from openai.types.chat import ChatCompletionMessageParam
 
-from tests.support.stack import TIERS, Stack, kill_9, running, texts, until
+from tests.support.stack import TIERS, Stack, kill_9, running, texts, until, verdict
 
 pytestmark = pytest.mark.integration
 
@@ -35,13 +36,14 @@ def post(stack: Stack, body: dict, headers: dict | None = None, path: str = "com
 
 def test_openai_sdk_whole_and_streamed_with_slo_in_body_and_headers(stack: Stack) -> None:
     client = stack.client
-    messages = [{"role": "user", "content": "Hello"}]
+    messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello"}]
     whole = client.chat.completions.create(
         model="embedded", messages=messages, max_tokens=8, extra_body={"slo": {"ttft_ms": 4000, "tpot_ms": 400}}
     )
     assert whole.choices[0].finish_reason == "length"
+    assert whole.usage is not None
     assert whole.usage.completion_tokens == 8
-    assert whole.model_extra["slo"]["admitted"] is True
+    assert verdict(whole)["admitted"] is True
     chunks = list(
         client.chat.completions.create(
             model="embedded",
@@ -53,10 +55,11 @@ def test_openai_sdk_whole_and_streamed_with_slo_in_body_and_headers(stack: Stack
         )
     )
     assert {chunk.service_tier for chunk in chunks} == {"default"}
-    verdicts = [chunk.model_extra["slo"] for chunk in chunks if "slo" in (chunk.model_extra or {})]
+    verdicts = [verdict(chunk) for chunk in chunks if "slo" in (chunk.model_extra or {})]
     assert len(verdicts) == 1
     assert verdicts[0]["predicted_ttft_ms"] > 0
     assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == 8
 
 

@@ -21,6 +21,7 @@ from controller.mirror.replica_model import admission_row
 from controller.options import FleetOptions
 from controller.scaling.allocation import AllocationOptions
 from controller.scaling.role import Kind
+from controller.scaling.roles import DynamicRoles
 from controller.scaling.tiers import Tier, TierTable
 from planning.admission.search import ADMITTED
 from profiles.store import load_profile
@@ -70,6 +71,7 @@ class World:
         if decision.verdict == Verdict.ADMITTED:
             self.running[decision.request_id] = decision
         self.fleet.check_integrity()
+        assert isinstance(self.fleet.allocation.roles, DynamicRoles)
         self.fleet.allocation.roles.check_integrity()
         return asked, decision
 

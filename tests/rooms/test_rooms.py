@@ -63,7 +63,7 @@ def import_blocked(*names: str) -> subprocess.CompletedProcess[str]:
 
 def test_imports_go_one_way() -> None:
     """The contracts of [tool.importlinter] in pyproject.toml hold."""
-    command = [Path(sys.executable).parent / "lint-imports", "--no-cache"]
+    command = [str(Path(sys.executable).parent / "lint-imports"), "--no-cache"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stdout + result.stderr
 

@@ -4,7 +4,7 @@ import msgspec
 
 from controller.disaggregation.fleet import DisaggregatedFleet, make_fleet
 from controller.disaggregation.phases import PhaseOptions
-from controller.fleet import FleetOptions
+from controller.options import FleetOptions
 from controller.scaling.tiers import TierTable
 from profiles.store import load_profile
 from protocol.messages import AdmissionRequest, Decision, Progress

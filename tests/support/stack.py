@@ -111,6 +111,11 @@ def until(condition: Callable[[], bool], limit_s: float = 30.0) -> None:
         time.sleep(0.05)
 
 
+def verdict(answer: openai.BaseModel) -> dict[str, Any]:
+    """What became of the objective, beside what OpenAI's answers hold."""
+    return dict((answer.model_extra or {})["slo"])
+
+
 def kill_9(pid: int) -> None:
     """The hardest end of one process."""
     os.kill(pid, signal.SIGKILL)

@@ -8,7 +8,7 @@ import pytest
 
 from controller.best_effort_line import ASK_S, GRACE_S, SPREAD, BestEffortLine
 from controller.status import fleet_status
-from protocol.messages import AdmissionRequest, Progress, Slo, Verdict
+from protocol.messages import AdmissionRequest, Progress, Report, Slo, Verdict
 from tests.support.fleet_cases import FLEX, TIGHT, ask, ended, fleet, report
 
 LONGEST_S = ASK_S[1] * (1.0 + SPREAD / 2)
@@ -74,7 +74,7 @@ def test_a_burst_drains_by_arrival_as_fast_as_places_come_free_with_few_question
     assert max(map(again.count, set(again))) <= 150, "they do not come back together"
 
 
-def full_of_best_effort(replica: str, sequence: int, rows: int) -> object:
+def full_of_best_effort(replica: str, sequence: int, rows: int) -> Report:
     held = tuple(Progress(f"{replica}{i}", FLEX, 9.0, 500, 0, 0, 100, 200, False) for i in range(rows))
     return report(replica, sequence, held)
 

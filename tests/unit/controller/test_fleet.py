@@ -271,11 +271,11 @@ def test_integrity_under_random_events(story: list[tuple[str, int, int]]) -> Non
             state.admit(new, now_s)
         elif kind == "report":
             known = state.replicas.get(name)
-            rows = known.table if known else []
+            held = set(known.table["id"]) if known else set()
             progress = tuple(
                 Progress(a.request_id, a.slo, 0.2, a.prompt_tokens, 0, 0, 100, 200, False)
                 for a in asked[-3:]
-                if any(row["id"] == uid(a) for row in rows)
+                if uid(a) in held
             )
             state.report(report(name, sequence, progress), now_s)
         elif kind == "end" and asked:

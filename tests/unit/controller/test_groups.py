@@ -1,11 +1,17 @@
 """A request of several sequences at the controller: all of them or none, in bounded work."""
 
+from typing import Any
+
 import msgspec
+import numpy as np
 import pytest
 
 from controller import groups, placement
 from controller.fleet import Fleet
+from controller.placement import Pending
 from protocol.messages import Verdict
+from routing.fleet_state import FleetState
+from routing.placement import place
 from tests.support.fleet_cases import FLEX, LOOSE, TIGHT, ask, fleet, group, report
 
 
@@ -101,20 +107,22 @@ def test_work_for_a_group_that_is_refused_does_not_grow_with_its_size(
 ) -> None:
     """1,000 sequences took 9 s of the controller, which looked for each of them and asked when it would fit."""
     looked: list[int] = []
-    place = placement.place
 
-    def counted(fleet_state, rows, *arguments: object) -> None:  # type: ignore[no-untyped-def]
+    def counted(fleet_state: FleetState, rows: np.ndarray, *arguments: Any) -> None:
         looked.append(len(rows))
         place(fleet_state, rows, *arguments)
 
     monkeypatch.setattr(placement, "place", counted)
     monkeypatch.setattr(groups, "most_sequences", lambda *_, **__: count)  # nothing is known beforehand
-    fallen: list[str] = []
+    fallen: list[int] = []
     served = up()
     fall_back = served._best_effort_or_refuse
-    monkeypatch.setattr(
-        served, "_best_effort_or_refuse", lambda p, now_s: [fallen.append(p.tier), fall_back(p, now_s)][1]
-    )
+
+    def noted(p: Pending, now_s: float) -> Any:
+        fallen.append(p.tier)
+        return fall_back(p, now_s)
+
+    monkeypatch.setattr(served, "_best_effort_or_refuse", noted)
     assert {d.verdict for d in served.admit(group(LOOSE, count), 0.0)} == {Verdict.REFUSED}
     assert sum(looked) <= 2 * groups.CHUNK
     assert len(fallen) == 1

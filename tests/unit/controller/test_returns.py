@@ -3,6 +3,7 @@
 import heapq
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -82,7 +83,7 @@ def test_a_pace_that_an_idle_replica_just_bears_is_told_a_time_of_its_own() -> N
     assert len(set(waits_s)) >= 3, "not all at the same second"
 
 
-def refusals(count: int, now_s: float = 0.0, **options: object) -> tuple[Fleet, list[AdmissionRequest], list[Decision]]:
+def refusals(count: int, now_s: float = 0.0, **options: Any) -> tuple[Fleet, list[AdmissionRequest], list[Decision]]:
     """A fleet of one replica, ``count`` long prompts at once, and what came of those that were refused."""
     state = fleet(**options)
     state.report(report("a"), now_s)

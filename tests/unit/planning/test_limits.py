@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from planning.limits import LIMITS, MAX_SLACK_MARGIN, make_limits, slack_margin_for
@@ -20,8 +22,9 @@ def test_a_record_of_the_fleet_dtype() -> None:
     ],
 )
 def test_what_makes_no_sense_is_named(field: str, value: float) -> None:
+    arguments: dict[str, Any] = {"kv_capacity_tokens": 1000}
     with pytest.raises(ValueError, match=field):
-        make_limits(**{"kv_capacity_tokens": 1000, field: value})
+        make_limits(**(arguments | {field: value}))
 
 
 def test_the_guard_grows_with_the_error_of_the_predictions_up_to_a_bound() -> None:

@@ -5,12 +5,12 @@ import pytest
 
 from profiles import kernels
 from profiles.batch import compositions, measurements
-from profiles.fit import FORMS, fit_linear, fit_lookup, fit_plain, fit_roofline, kind_weights, kinds, quality_of
+from profiles.fit import FORMS, Loss, fit_linear, fit_lookup, fit_plain, fit_roofline, kind_weights, kinds, quality_of
 from tests.support.planted_profile import COEFFICIENTS, planted_table
 
 
 @pytest.mark.parametrize("loss", ["squares", "absolute"])
-def test_exact_measurements_give_the_planted_coefficients_back(loss: str) -> None:
+def test_exact_measurements_give_the_planted_coefficients_back(loss: Loss) -> None:
     fitted = fit_roofline(planted_table(), loss).coefficients
     assert fitted == pytest.approx(COEFFICIENTS, rel=1e-6, abs=1e-15)
 

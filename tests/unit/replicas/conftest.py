@@ -185,7 +185,7 @@ def make_bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
     from replicas.embedded import ensure_embedded_model
 
     model = ensure_embedded_model()
-    sockets, benches = [], []
+    sockets, benches = list[socket.socket](), list[Bench]()
 
     def make(policy: str = "slo", blocks: int = 512, options: dict[str, float] | None = None, **settings: Any) -> Bench:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

@@ -1,7 +1,7 @@
 """Streams to ingresses."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 import pytest
 
@@ -75,6 +75,7 @@ def test_requests_without_a_reader_become_orphans_after_the_grace() -> None:
         stream = channels.stream("one", now_s)
         await following(stream)
         channels.add("one", [submission("a", emitted=4)], 100.0)
+        assert isinstance(stream, AsyncGenerator)
         await stream.aclose()
         assert channels.orphans(104.0, 5.0) == []
         assert sorted(channels.orphans(106.0, 5.0)) == ["a", "early bird"]

@@ -1,5 +1,7 @@
 """The book that engines keep of their requests."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -43,7 +45,7 @@ def test_a_row_says_what_was_asked() -> None:
     ],
 )
 def test_only_what_was_never_started_is_given_up(change: dict[str, object], is_given_up: bool) -> None:
-    fields: dict[str, object] = dict(
+    fields: dict[str, Any] = dict(
         request_id="r",
         slo=Slo(max_wait_s=2.0),
         age_s=2.1,

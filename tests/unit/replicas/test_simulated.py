@@ -24,7 +24,7 @@ def play(scenario: Callable[[SimulatedEngine], Awaitable[None]], **settings: Any
     """Run ``scenario`` with a started engine, 200 times as fast as an H200."""
 
     async def run() -> None:
-        defaults = dict(engine="simulated", profile="h200_sxm__llama-3.1-8b", speed=200.0)
+        defaults: dict[str, Any] = dict(engine="simulated", profile="h200_sxm__llama-3.1-8b", speed=200.0)
         engine = SimulatedEngine(ReplicaConfig(**(defaults | settings)))
         await engine.start()
         async with asyncio.timeout(60):

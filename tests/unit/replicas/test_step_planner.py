@@ -64,4 +64,4 @@ def test_the_controller_is_told_what_the_planner_keeps_to() -> None:
 
 
 def test_reports_name_limits_as_plans_do() -> None:
-    assert set(PlanLimits.__struct_fields__) <= set(Report.__struct_fields__) & set(LIMITS.names)
+    assert set(PlanLimits.__struct_fields__) <= set(Report.__struct_fields__) & set(LIMITS.names or ())

@@ -98,7 +98,12 @@ def test_a_planner_that_always_fails_leaves_vllm_its_order(
 ) -> None:
     bench = make_bench(max_num_batched_tokens=64)
     told: list[int] = []
-    bench.scheduler._link.send = lambda *args: bool(told.append(args[5])) or True
+
+    def send(*arguments: Any) -> bool:
+        told.append(arguments[5])
+        return True
+
+    bench.scheduler._link.send = send
     break_now_and_then(bench.scheduler, "_planner.plan", 1, after=False)
     bench.add("first", [1] * 500, 2, BEST_EFFORT)
     bench.add("second", [2] * 20, 2, TIGHT)

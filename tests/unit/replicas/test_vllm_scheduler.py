@@ -99,7 +99,7 @@ def test_the_table_keeps_up_with_whatever_happens_to_requests(make_bench: MakeBe
 
     choose = random.Random(seed)
     bench = make_bench(choose.choice(["slo", "edf"]), blocks=20, max_num_seqs=6, max_num_batched_tokens=128)
-    scheduler, wanted, requests, in_flight = bench.scheduler, {}, [], []
+    scheduler, wanted, requests, in_flight = bench.scheduler, dict[str, int](), list[Any](), list[Any]()
     for turn in range(400):
         event = choose.random()
         if event < 0.1 and turn < 300:

@@ -15,7 +15,8 @@ ITERATION_S = 0.012  # one token per iteration is too slow for the tight request
 
 def drafts_scheduled(bench: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
     """Run to the end; the draft tokens of each decode step by request, but for the last ones of its output."""
-    clock = SimpleNamespace(now_s=0.0, monotonic=lambda: clock.now_s)
+    clock = SimpleNamespace(now_s=0.0)
+    clock.monotonic = lambda: clock.now_s
     monkeypatch.setattr("replicas.vllm_scheduler.time", clock)
     counts: dict[str, list[int]] = {name: [] for name in bench.outputs}
     while bench.scheduler.has_unfinished_requests():

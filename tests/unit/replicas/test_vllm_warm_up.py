@@ -1,6 +1,7 @@
 """What an engine compiles before it serves, so that no request waits for it."""
 
 import types
+from typing import Any
 
 import pytest
 
@@ -38,7 +39,12 @@ def test_requests_with_logprobs_compile_nothing_after_the_warm_up() -> None:
 def test_engines_warm_up_before_they_are_healthy(executor: type, monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM's engine core asks for this before it says that it is ready."""
     asked = []
-    engine = object.__new__(executor)
-    monkeypatch.setattr(executor, "collective_rpc", lambda _self, method, *_a, **_k: asked.append(method) or [])
+
+    def collective_rpc(_self: Any, method: Any, *_a: Any, **_k: Any) -> list[Any]:
+        asked.append(method)
+        return []
+
+    engine: Any = object.__new__(executor)
+    monkeypatch.setattr(executor, "collective_rpc", collective_rpc)
     engine.compile_or_warm_up_model()
     assert asked == ["compile_or_warm_up_model", compile_logprobs]

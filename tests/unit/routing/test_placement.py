@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planning.admission.plan import REASONS, AdmitReason, plan_admission
+from planning.admission.search import ADMITTED
 from planning.engine import EngineModel
 from planning.forecast.rollout import advance
 from planning.limits import make_limits
@@ -22,7 +23,7 @@ from routing.fleet_state import (
     recompute_load,
     remove_request,
 )
-from routing.placement import ADMITTED, NO_SCORES, NOWHERE, PLACEMENT, check_replica, place, quick_check
+from routing.placement import NO_SCORES, NOWHERE, PLACEMENT, check_replica, place, quick_check
 from routing.placement import _dominates as dominates
 from routing.scores import MOST_LOADED
 from tests.support.planning_cases import COEFS, draw_requests, start_decoding

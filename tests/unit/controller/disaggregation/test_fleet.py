@@ -6,11 +6,12 @@ import pytest
 
 from controller.disaggregation.fleet import DisaggregatedFleet, make_fleet
 from controller.disaggregation.phases import Phase, PhaseOptions
-from controller.fleet import Fleet, FleetOptions
+from controller.fleet import Fleet
+from controller.options import FleetOptions
 from controller.scaling.tiers import Tier, TierTable
 from controller.status import fleet_status
 from profiles.store import load_profile
-from protocol.messages import Progress, Slo, Verdict
+from protocol.messages import AdmissionRequest, Progress, Slo, Verdict
 from tests.support.disaggregated_cases import fleet, full, one, second
 from tests.support.fleet_cases import FLEX, TIERS, TIGHT, ask, ended, report
 
@@ -189,7 +190,7 @@ def test_what_is_prefilled_stays_off_replicas_of_looser_tiers() -> None:
 def test_under_load_every_promise_is_of_the_right_side() -> None:
     state, rng = fleet("pqdefg", pending=True), np.random.default_rng(0)
     asks = [ask(TIGHT if i % 2 else Slo(3.0, 0.1, tier="loose"), int(rng.integers(10, 4000))) for i in range(200)]
-    carried = []
+    carried: list[AdmissionRequest] = []
     for tick in range(20):
         decisions = state.admit([*asks[tick * 10 : tick * 10 + 10], *map(second, carried)], tick * 0.05)
         by_id = {each.request_id: each for each in asks}

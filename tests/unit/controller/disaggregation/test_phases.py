@@ -50,7 +50,9 @@ def test_a_newcomer_takes_the_side_of_one_that_is_silent() -> None:
     views = [PhaseView(name, 0.5, name != "r0") for name in ("r0", "r1", "r2", "r3", "x")]
     assert phases.step(views, 0.0) is None, "nobody knows yet whether it comes back"
     back = [PhaseView(name, 0.1 if name == "r0" else 0.5) for name in ("r0", "r1", "r2", "r3", "x")]
-    assert phases.step(back, 1.0).name == "r0"
+    move = phases.step(back, 1.0)
+    assert move is not None
+    assert move.name == "r0"
     assert phases.on(Phase.PREFILL) == ["x"]
 
 
@@ -59,6 +61,7 @@ def test_one_that_left_is_replaced_from_the_other_side() -> None:
     phases.set_replicas(dict.fromkeys(("r1", "r2", "r3"), ""))
     views = [PhaseView("r1", 0.5), PhaseView("r2", 0.1), PhaseView("r3", 0.5)]
     move = phases.step(views, 0.0)
+    assert move is not None
     assert (move.name, move.to) == ("r2", Phase.PREFILL)
     assert phases.step(views, 1.0) is None
 

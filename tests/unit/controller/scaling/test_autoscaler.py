@@ -57,6 +57,7 @@ def test_minimums_hold_without_any_load_or_report() -> None:
     world.silent = False
     world.run(1000)
     assert world.wanted == 3
+    assert isinstance(world.roles, DynamicRoles)
     assert [world.roles.count(position) for position in (0, 1)] == [2, 1]
 
 

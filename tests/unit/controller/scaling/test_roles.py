@@ -1,5 +1,7 @@
 """Replicas move between tiers, the pending list and the pool by the rules of PolyServe sections 4.3 and 4.4."""
 
+from typing import Any
+
 from controller.scaling.history import KEPT
 from controller.scaling.role import Kind, ReplicaView
 from controller.scaling.roles import DynamicRoles, RoleOptions
@@ -11,7 +13,9 @@ POOL = 3
 
 def table(version: int = 1, **bounds: tuple[int, int]) -> TierTable:
     tiers = [Tier("tight", 0.3, 0.02), Tier("middle", 1.0, 0.05), Tier("loose", 3.0, 0.1)]
-    lows = {name: {"min_replicas": low, "max_replicas": high} for name, (low, high) in bounds.items()}
+    lows: dict[str, dict[str, Any]] = {
+        name: {"min_replicas": low, "max_replicas": high} for name, (low, high) in bounds.items()
+    }
     told = [Tier(t.name, t.ttft_s, t.tpot_s, **lows.get(t.name, {})) for t in tiers]
     return TierTable.of(version, [*told, Tier("batch", best_effort=True, **lows.get("batch", {}))])
 
@@ -25,7 +29,7 @@ def idle(names: str) -> list[ReplicaView]:
 
 
 def roles(names: str = "abcd", **bounds: tuple[int, int]) -> DynamicRoles:
-    state = DynamicRoles(table(**bounds), RoleOptions(idle_s=5.0))
+    state = DynamicRoles(table(1, **bounds), RoleOptions(idle_s=5.0))
     state.step(idle(names), 0.0)
     return state
 

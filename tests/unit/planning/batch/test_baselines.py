@@ -1,5 +1,7 @@
 """The batch policies that serve in a fixed order."""
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 
 from planning.batch.kv import PREEMPT
@@ -9,9 +11,10 @@ from planning.limits import make_limits
 from planning.tables import request_table
 
 COEF = np.array([1e-5, 1e-3, 4e-5, 0.0, 1e-8, 1e-9, 1e-5, 1e-4])
+Row = Mapping[str, float]
 
 
-def batch(name: str, rows: list[dict[str, float]], capacity: int = 100_000, budget: int = 512) -> list[int]:
+def batch(name: str, rows: Sequence[Row], capacity: int = 100_000, budget: int = 512) -> list[int]:
     """Tokens per row; rows are given as what differs from a waiting request with objectives."""
     table = request_table(len(rows))
     table["best_effort"], table["ttft_s"], table["tpot_s"] = False, 5.0, 0.1
@@ -26,7 +29,7 @@ def batch(name: str, rows: list[dict[str, float]], capacity: int = 100_000, budg
     return tokens.tolist()
 
 
-def decoding(**given: float) -> dict[str, float]:
+def decoding(**given: float) -> Row:
     return {"running": True, "emitted_tokens": 5, "computed_tokens": 104, **given}
 
 

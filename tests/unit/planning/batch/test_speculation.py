@@ -49,7 +49,7 @@ def test_no_combination_of_lengths_leaves_more_for_prefill(seed: int) -> None:
         assert best <= 0
         assert not drafts.any()
     else:
-        assert all(levels["tpot_s"] * [accepted_tokens(d, alpha) for d in drafts] >= step_s - 1e-9)
+        assert all(levels["tpot_s"] * np.array([accepted_tokens(int(d), alpha) for d in drafts]) >= step_s - 1e-9)
         assert rate(coef, levels, counts, tuple(drafts), alpha) >= best - 1.0 / step_s  # one token of rounding
 
 

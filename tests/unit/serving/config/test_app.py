@@ -97,7 +97,7 @@ def test_every_mistake_is_told_at_once() -> None:
 
 def test_config_is_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
-        AppConfig.read({}).fleet.replicas = 3  # type: ignore[misc]
+        AppConfig.read({}).fleet.replicas = 3
 
 
 def test_replica_config_carries_every_engine_setting() -> None:

@@ -104,7 +104,7 @@ def test_a_client_that_leaves_between_the_two_is_not_decoded() -> None:
         scene.fleet.decide = apart
         scene.start("x")
         await until(lambda: bool(scene.fleet.submitted))
-        scene.dispatcher.requests.emit = lambda _: scene.dispatcher.abort(["x"])
+        scene.dispatcher.registry.emit = lambda _: scene.dispatcher.abort(["x"])
         prefilled(scene, "x", 1)
         await until(lambda: not scene.dispatcher.requests)
         scene.start("y")

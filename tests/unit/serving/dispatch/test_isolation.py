@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import weakref
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -80,12 +81,12 @@ def test_what_cannot_be_told_to_others_is_not_taken() -> None:
 
 def test_output_that_cannot_be_passed_on_ends_its_own_request() -> None:
     async def scenario(scene: Scene) -> None:
-        def emit(deltas: list[Delta]) -> None:
+        def emit(deltas: Sequence[Delta]) -> None:
             if any(delta.extra for delta in deltas):
                 raise msgspec.ValidationError("not an output")
             scene.deltas.extend(deltas)
 
-        scene.dispatcher.requests.emit = emit  # type: ignore[assignment]
+        scene.dispatcher.registry.emit = emit
         scene.start("x")
         scene.start("y")
         await until(lambda: len(scene.fleet.submitted) == 2)
@@ -144,13 +145,16 @@ def test_a_task_that_fails_is_logged_and_its_owner_told(caplog: pytest.LogCaptur
     async def scenario() -> None:
         tasks, told, begun = Tasks(), list[Exception](), list[int]()
 
+        def breaks() -> None:
+            raise RuntimeError("broken")
+
         async def broken() -> None:
             begun.append(1)
             raise RuntimeError("broken")
 
         tasks.spawn(broken(), told.append)
         tasks.keep(broken)
-        Tasks.later(0.0, unencodable, [])
+        Tasks.later(0.0, breaks)
         await until(lambda: len(told) == 1 and len(begun) >= 3)
         await tasks.close()
 

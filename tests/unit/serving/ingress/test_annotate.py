@@ -2,6 +2,8 @@
 
 import itertools
 import json
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -65,7 +67,7 @@ def test_responses_events_carry_tier_and_final_verdict() -> None:
     assert completed["response"]["slo"]["met"] is True  # type: ignore[index]
 
 
-def stream_of(event: dict[str, object], name: str = "") -> bytes:
+def stream_of(event: Mapping[str, object], name: str = "") -> bytes:
     """As vLLM's server writes it."""
     head = f"event: {name}\n" if name else ""
     return f"{head}data: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
@@ -90,7 +92,8 @@ def test_text_of_named_events_is_text(text: str) -> None:
     delta = {"type": "response.output_text.delta", "delta": text}
     done = {"type": "response.completed", "response": {"id": "r", "output": [{"text": text}]}}
     stop = {"type": "message_delta", "delta": {"stop_reason": "stop_sequence", "stop_sequence": text}}
-    stream = b"".join(stream_of(event, str(event["type"])) for event in (delta, done, stop))
+    told: tuple[dict[str, Any], ...] = (delta, done, stop)
+    stream = b"".join(stream_of(event, event["type"]) for event in told)
     first, second, third = events(StreamAnnotator(served()).feed(stream, last=False))
     assert first == delta
     response = second["response"]

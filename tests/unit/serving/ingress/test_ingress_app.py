@@ -55,8 +55,8 @@ class Transport(RayTransport):
         super().__init__({"": self.handle}, "door", "controller", "polyslo")
         self.replicas: list[dict[str, Any]] | None = []
 
-    async def configure(self, options: bytes, tiers: bytes) -> str:
-        return "incarnation"
+    async def configure(self, options: bytes, tiers: bytes) -> None:
+        return None
 
     async def status(self) -> dict[str, Any]:
         if self.replicas is None:

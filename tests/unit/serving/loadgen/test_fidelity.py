@@ -30,11 +30,13 @@ def test_calibration_finds_the_mean_speed_and_what_is_not_iterations() -> None:
     tokens = rng.integers(1, 300, 400).astype(float)
     steps = np.stack([tokens, 50 * tokens, 0 * tokens, np.ones(400), 0 * tokens, 0 * tokens], axis=1)
     spikes = np.where(rng.random(400) < 0.05, 3.0, 1.0)  # some iterations take three times as long
+    assert truth.coefficients is not None
     steps[:, 5] = [
         iteration_s(truth.coefficients, *step[:5]) * spike for step, spike in zip(steps, spikes, strict=True)
     ]
     found = machine().calibrated(probe, [(truth.simulated(probe), steps)])
-    expected_s = sum(iteration_s(found.coefficients, *step[:5]) for step in steps)
+    assert found.coefficients is not None
+    expected_s = np.sum([iteration_s(found.coefficients, *step[:5]) for step in steps])
     assert expected_s == pytest.approx(steps[:, 5].sum())
     assert found.slack_margin > 0.0
     exact = steps.copy()

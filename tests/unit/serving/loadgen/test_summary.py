@@ -3,6 +3,7 @@
 import math
 from array import array
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ def finished(
     )
 
 
-def failed(status: Status, **changes: float | str) -> Record:
+def failed(status: Status, **changes: Any) -> Record:
     return replace(Record(0, 0.0, 0.0, status, end_s=1.0), **changes)
 
 

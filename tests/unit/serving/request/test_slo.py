@@ -38,7 +38,7 @@ seconds = st.floats(1e-3, 1e4)
 
 def request(values: dict[str, Any]) -> tuple[list[tuple[str, str]], dict[str, Any]]:
     """Headers and body that carry ``values`` at the named places."""
-    headers, body = [], {}
+    headers, body = list[tuple[str, str]](), dict[str, Any]()
     for place, value in values.items():
         if place.startswith("x-"):
             headers.append((place, value if isinstance(value, str) else repr(value)))

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from protocol.messages import Report
 from simulation.core.loop import Simulation
+from simulation.dispatchers.live_fleet import ControllerDispatcher
 from simulation.studies.systems import FleetOf
 from tests.support.simulation_cases import a100, jobs_at
 
@@ -30,6 +30,7 @@ def test_promises_are_kept_beside_the_share_of_best_effort(share: float) -> None
 def test_a_report_says_what_the_engine_keeps_to() -> None:
     jobs, system = beside_a_backlog(), FleetOf("fleet", admits=True, best_effort_share=0.3)
     simulation = Simulation(jobs, system.engines(a100()), dispatcher := system.dispatcher(a100(), jobs))
+    assert isinstance(dispatcher, ControllerDispatcher)
     simulation.engines.limits["block_tokens"], simulation.engines.limits["max_iteration_s"] = 64, 0.1
-    report: Report = dispatcher.report(simulation, 0)
+    report = dispatcher.report(simulation, 0)
     assert (report.block_tokens, report.max_iteration_s, report.best_effort_share) == (64, 0.1, 0.3)

@@ -39,7 +39,7 @@ def simulate(
 
 def steps(*rates_and_seconds: tuple[float, float]) -> np.ndarray:
     """Random requests at one rate after the other."""
-    parts, start_s = [], 0.0
+    parts, start_s = list[np.ndarray](), 0.0
     for seed, (rate, seconds) in enumerate(rates_and_seconds):
         jobs = random_jobs(int(rate * seconds), rate, seed)
         jobs["arrival_s"] += start_s
@@ -185,7 +185,7 @@ def test_reports_bear_the_names_of_the_living() -> None:
     heard: list[Report] = []
     options = FleetOptions(routing="balanced")
     dispatcher = AutoscaledDispatcher(a100(), tiers_of(jobs), options, sizer=FixedSize(), begin=2)
-    dispatcher.fleet.report = lambda report, now_s: heard.append(report)  # type: ignore[method-assign, assignment]
+    dispatcher.fleet.report = lambda report, now_s: heard.append(report)  # type: ignore[method-assign]
     simulation = Simulation(jobs, FleetOf("elastic", admits=True, replicas=3).engines(a100()), dispatcher)
     dispatcher.dispatch(simulation, np.zeros(0, dtype=np.int64))
     assert [report.replica for report in heard] == ["replica-0000", "replica-0001"]

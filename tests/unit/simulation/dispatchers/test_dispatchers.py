@@ -3,8 +3,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from controller.fleet import FleetOptions
 from controller.mirror.lengths import LengthEstimator
+from controller.options import FleetOptions
 from planning.admission.plan import AdmissionOptions
 from planning.batch.registry import POLICIES, policy_code
 from routing.scores import MOST_LOADED
