@@ -49,10 +49,10 @@ class Bench:
         self.stalled_s = 0.0
 
     def _submission(self, name: str, job: Job, age_s: float) -> Submission:
+        from vllm import SamplingParams
         from vllm.v1.engine import EngineCoreRequest
 
         from replicas.vllm_codec import encode_request
-        from vllm import SamplingParams
 
         params = SamplingParams(temperature=0.0, max_tokens=job.max_tokens, ignore_eos=True)
         payload = encode_request(EngineCoreRequest(name, job.prompt, None, params, None, 0.0, None, None, None))

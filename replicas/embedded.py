@@ -33,12 +33,12 @@ CHAT_TEMPLATE = (
 )
 
 
-def ensure_embedded_model(cache_dir: str | Path | None = None) -> Path:
+def ensure_embedded_model(folder: str | Path | None = None) -> Path:
     """Folder of the embedded model, made if it is not there yet. Safe under concurrent callers.
 
-    ``cache_dir`` defaults to ``$POLYSLO_CACHE``, else ``$XDG_CACHE_HOME/polyslo``, else ``~/.cache/polyslo``.
+    ``folder`` defaults to ``$POLYSLO_CACHE``, else ``$XDG_CACHE_HOME/polyslo``, else ``~/.cache/polyslo``.
     """
-    target = _cache_dir(cache_dir) / f"{NAME}-v{VERSION}"
+    target = Path(folder or cache_dir()) / f"{NAME}-v{VERSION}"
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -56,12 +56,11 @@ def ensure_embedded_model(cache_dir: str | Path | None = None) -> Path:
     return target
 
 
-def _cache_dir(cache_dir: str | Path | None) -> Path:
-    if cache_dir is not None:
-        return Path(cache_dir)
+def cache_dir() -> Path:
+    """Where polyslo keeps what it made; an empty variable counts as unset."""
     if own := os.environ.get("POLYSLO_CACHE"):
         return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "polyslo"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polyslo"
 
 
 def _write_model(folder: Path) -> None:

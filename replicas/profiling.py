@@ -16,6 +16,7 @@ import llvmlite.binding.ffi
 import msgspec
 import numpy as np
 import torch
+from vllm import SamplingParams
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.core import EngineCore
@@ -27,7 +28,6 @@ from profiles.measured import Sample
 from replicas.config import ReplicaConfig
 from replicas.engine import usable_kv_tokens
 from replicas.vllm_settings import engine_config
-from vllm import SamplingParams
 
 # vLLM looks at __dict__ of everything in every module; llvmlite's library object takes that for a C function's name.
 llvmlite.binding.ffi.lib._fntab["__dict__"] = {}

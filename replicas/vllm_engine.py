@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
+from vllm import SamplingParams
 from vllm.config import CacheConfig
 from vllm.utils.network_utils import get_ip, get_open_port
 from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
@@ -31,7 +32,6 @@ from replicas.step_planner import reported_limits
 from replicas.vllm_codec import decode_request, encode_output
 from replicas.vllm_executor import CORES, PARENT, THREADS
 from replicas.vllm_settings import engine_config, engine_executor
-from vllm import SamplingParams
 
 STOP_S = 1.0  # time an engine gets to end by itself before its group is killed
 

@@ -6,6 +6,7 @@ from difflib import get_close_matches
 from typing import Any
 
 import msgspec
+from vllm import AsyncEngineArgs
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.v1.executor import Executor
 
@@ -17,7 +18,6 @@ from replicas.request_rows import KEY
 from replicas.timed_device import TimedSettings
 from replicas.timed_executor import TIMED, TetheredTimedExecutor, keep_in_flight
 from replicas.vllm_executor import tethered_executor
-from vllm import AsyncEngineArgs
 
 SCHEDULER = "replicas.vllm_scheduler.SloScheduler"
 GIB = 1 << 30

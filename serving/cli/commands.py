@@ -10,6 +10,7 @@ import typer
 from serving.cli import fleet as cli_fleet
 from serving.cli.fleet import Url
 from serving.launch.running import url_or
+from serving.launch.starter import copy_starter, serve_file
 
 app = typer.Typer(
     help="Serve one LLM to many kinds of users, each with their own latency objective.",
@@ -23,14 +24,22 @@ DEBUG = "POLYSLO_DEBUG"  # set it to see where an error came from
 
 @app.command()
 def serve(
-    config: Annotated[Path, typer.Argument(help="Serve configuration.")] = Path("serve.yaml"),
+    config: Annotated[
+        Path | None, typer.Argument(help="Serve configuration; without it ./serve.yaml, else the packaged one.")
+    ] = None,
     address: Annotated[str | None, typer.Option(help="Ray cluster to use; without it a local one is started.")] = None,
     port: Annotated[int | None, typer.Option(help="HTTP port, in place of the configuration's.")] = None,
 ) -> None:
     """Deploy the application and stay up until Ctrl-C."""
     from serving.launch import launch
 
-    launch.up(config, address=address, port=port)
+    launch.up(config or serve_file(), address=address, port=port)
+
+
+@app.command()
+def init(folder: Annotated[Path, typer.Argument(help="Where to; made if it is not there.")] = Path()) -> None:
+    """Copy the packaged serve.yaml, cluster files and examples into a folder, to edit them there."""
+    copy_starter(folder)
 
 
 @app.command()

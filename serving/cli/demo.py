@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -16,12 +15,12 @@ from rich.table import Table
 from serving.launch.launch import check_port_free, compile_kernels, deploy, read_document, url_of, wait_for_interrupt
 from serving.launch.local_ray import LaunchError, free_port, local_ray
 from serving.launch.running import announced
+from serving.launch.starter import STARTER
 from serving.loadgen.mix import SloClass
 from serving.loadgen.replay import ReplayOptions, replay
 from serving.loadgen.trace import Trace
 from serving.tables import table_console
 
-CONFIG = Path(__file__).resolve().parents[2] / "serve.yaml"
 REQUESTS, SPAN_S, SEED = 60, 12.0, 7
 MIX = (
     SloClass("interactive", weight=3, tier="interactive"),
@@ -47,7 +46,7 @@ COLUMNS = (
 def run(once: bool) -> None:
     """Bring everything up, show it, and stay up until Ctrl-C unless ``once``."""
     console = Console(stderr=True)
-    document = read_document(CONFIG)
+    document = read_document(STARTER / "serve.yaml")
     with contextlib.ExitStack() as stack:
         take_port(document, console)
         compile_kernels(console)

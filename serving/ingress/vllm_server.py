@@ -11,6 +11,7 @@ import types
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from vllm import AsyncEngineArgs, envs
 from vllm.config import VllmConfig
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
@@ -33,7 +34,6 @@ from serving.ingress.turns import Turns
 from serving.ingress.vllm_grammar import says_nothing
 from serving.ingress.vllm_mistakes import ClientMistakes
 from serving.request.state import HttpRequestState, current_request_state
-from vllm import AsyncEngineArgs, envs
 
 TASKS = ("generate",)
 GRAMMAR_THREADS, GRAMMARS_PER_CLIENT = 4, 2  # checks of grammars at a time, in all and of one API key

@@ -38,10 +38,10 @@ async def play(engine: Any, jobs: np.ndarray, name: str) -> Seen:
 
 
 def _submission(request_id: str, number: int, job: np.void, age_s: float) -> Submission:
+    from vllm import SamplingParams
     from vllm.v1.engine import EngineCoreRequest
 
     from replicas.vllm_codec import encode_request
-    from vllm import SamplingParams
 
     outputs, prompts = int(job["output_tokens"]), int(job["prompt_tokens"])
     tokens = [int(token) for token in np.random.default_rng(number).integers(32, 127, prompts)]

@@ -30,7 +30,7 @@ def names(requirements: list[str]) -> set[str]:
 
 def third_party(*folders: str) -> Iterator[str]:
     """Top-level modules that the files below ``folders`` import, wherever in a file."""
-    ours = {*SHIPPED, "tests", *(path.stem for path in (ROOT / "tests").rglob("*.py"))}
+    ours = {*SHIPPED, "benchmarks", "tests", *(path.stem for path in (ROOT / "tests").rglob("*.py"))}
     for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             found = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -75,10 +75,10 @@ def test_shipped_imports_are_declared() -> None:
             assert distributions(module) & (declared | optional), f"{module} is imported but not declared"
 
 
-def test_test_imports_are_declared() -> None:
-    declared = names([*PROJECT["dependencies"], *EXTRAS["dev"], *EXTRAS["cpu"]])
-    for module in sorted(set(third_party("tests"))):
-        assert distributions(module) & declared, f"{module} is imported by tests but not declared"
+def test_imports_of_what_is_not_shipped_are_declared() -> None:
+    declared = names([*PROJECT["dependencies"], *EXTRAS["dev"], *EXTRAS["profiles"], *EXTRAS["cpu"]])
+    for module in sorted(set(third_party("tests", "benchmarks"))):
+        assert distributions(module) & declared, f"{module} is imported but not declared"
 
 
 def test_declared_is_imported() -> None:

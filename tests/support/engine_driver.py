@@ -17,10 +17,10 @@ BEST_EFFORT = Slo(best_effort=True)
 
 
 def submission(name: str, prompt: list[int], max_tokens: int, slo: Slo, **params: Any) -> Submission:
+    from vllm import SamplingParams
     from vllm.v1.engine import EngineCoreRequest
 
     from replicas.vllm_codec import encode_request
-    from vllm import SamplingParams
 
     sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, **params)
     request = EngineCoreRequest(name, prompt, None, sampling, None, 0.0, None, None, None)

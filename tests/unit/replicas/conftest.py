@@ -76,12 +76,12 @@ class Bench:
 
         The last ``emitted_tokens`` of the prompt were emitted by another replica.
         """
+        from vllm import SamplingParams
         from vllm.utils.hashing import sha256
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher
         from vllm.v1.request import Request, RequestStatus
 
         from replicas.request_rows import to_extra_args
-        from vllm import SamplingParams
 
         arrival_s = time.monotonic() - age_s
         params = SamplingParams(

@@ -5,8 +5,9 @@ import threading
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from replicas.embedded import EOS, VOCABULARY, ensure_embedded_model
+from replicas.embedded import EOS, VOCABULARY, cache_dir, ensure_embedded_model
 
 
 def test_concurrent_callers_get_one_whole_model(tmp_path: Path) -> None:
@@ -49,6 +50,12 @@ def test_only_text_is_likely_to_be_said(tmp_path: Path) -> None:
     assert loudness[ord("e")] > 2 * loudness[ord("E")] > 0
     assert loudness[EOS] == 0
     assert len(head) == VOCABULARY
+
+
+def test_an_empty_cache_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("POLYSLO_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, "")
+    assert cache_dir() == Path.home() / ".cache" / "polyslo"
 
 
 def test_any_text_survives_the_tokenizer(tmp_path: Path) -> None:

@@ -46,10 +46,10 @@ def test_a_connector_of_vllms_is_taken_by_name() -> None:
 
 def submission(said: dict[str, object] | None = None, **more: object) -> Submission:
     """``said``: what the client has put among the extra arguments."""
+    from vllm import SamplingParams
     from vllm.v1.engine import EngineCoreRequest
 
     from replicas.vllm_codec import encode_request
-    from vllm import SamplingParams
 
     sampling = SamplingParams(max_tokens=20, extra_args={"mine": 1} | (said or {}))
     request = EngineCoreRequest("r", [1, 2, 3], None, sampling, None, 0.0, None, None, None)
@@ -126,9 +126,8 @@ def test_logprobs_of_the_first_token_are_kept() -> None:
 def test_no_connector_brings_the_token_that_was_emitted_elsewhere(
     emitted: int, computed: int, offered: tuple[int | None, bool], taken: tuple[int | None, bool]
 ) -> None:
-    from vllm.v1.request import Request
-
     from vllm import SamplingParams
+    from vllm.v1.request import Request
 
     asked = to_extra_args(Slo(), 0.0, 20, emitted) | {PARAMS: {LOAD: True}}
     request = Request("r", [1] * 65, SamplingParams(max_tokens=20, extra_args=asked), None)
@@ -136,9 +135,8 @@ def test_no_connector_brings_the_token_that_was_emitted_elsewhere(
 
 
 def test_what_was_not_prefilled_elsewhere_takes_what_the_connector_offers() -> None:
-    from vllm.v1.request import Request
-
     from vllm import SamplingParams
+    from vllm.v1.request import Request
 
     request = Request("r", [1] * 65, SamplingParams(max_tokens=20, extra_args=to_extra_args(Slo(), 0.0, 20, 1)), None)
     assert clipped_to_prompt(lambda _request, _computed: (65, True))(request, 0) == (65, True)

@@ -3,12 +3,12 @@
 import msgspec
 import numpy as np
 import pytest
+from vllm import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.outputs import LogprobsLists
 
 from protocol.messages import Delta
 from replicas.vllm_codec import decode_output, decode_request, encode_output, encode_request, with_emitted
-from vllm import SamplingParams
 
 
 def request(**params: object) -> EngineCoreRequest:

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+from vllm import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -11,7 +12,6 @@ from serving.config import engine_args
 from serving.config.base import ConfigError
 from serving.config.engine import ModelConfig
 from serving.config.vllm_arguments import command_line
-from vllm import AsyncEngineArgs
 
 
 def parsed(server_args: dict[str, Any], **model: Any) -> Any:
