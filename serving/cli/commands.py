@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from serving.cli import fleet as cli_fleet
+from serving.cli.collisions import check_rooms
 from serving.cli.fleet import Url
 from serving.launch.running import url_or
 from serving.launch.starter import copy_starter, serve_file
@@ -176,6 +177,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line; the exit status. Errors are one line on stderr and status 2."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
+        check_rooms()
         outcome: Any = app(args=arguments or ["--help"], prog_name="polyslo", standalone_mode=False)
     except typer.TyperException as error:
         return _fail(_usage_message(error), error)
