@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numba import config
 
@@ -15,6 +15,7 @@ from planning.admission.plan import plan_admission
 from planning.forecast.rollout import FORECAST, forecast_requests
 from planning.limits import make_limits
 from planning.tables import TPOT_LEVEL, request_table
+from tests.support.examples import examples
 from tests.support.planning_cases import COEFS, Case, draw_case
 
 seeds = st.integers(0, 2**32 - 1)
@@ -55,7 +56,7 @@ def walk(
 
 
 @pytest.mark.parametrize("with_values", [False, True])
-@settings(max_examples=600)
+@examples(600)
 @given(seed=seeds)
 def test_the_programme_finds_the_best_set_of_all(with_values: bool, seed: int) -> None:
     coef, items, spans, levels, longest_s, kv_units = draw_programme(seed, with_values)
@@ -96,7 +97,7 @@ def worth_of_plan(case: Case) -> float:
     return float(case.new["value"][accepted].sum())
 
 
-@settings(max_examples=250)
+@examples(250)
 @given(seeds)
 def test_up_to_three_new_requests_get_the_attainable_set_that_is_worth_most(seed: int) -> None:
     """Of unequal worth: taking the most worth per work first misses the best set of some."""

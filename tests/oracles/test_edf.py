@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planning.engine import EngineModel
@@ -13,6 +13,7 @@ from planning.forecast.lockstep import DECODE_STATE, fill_decode_state, run_lock
 from planning.forecast.rollout import FORECAST, forecast_requests
 from planning.limits import make_limits
 from planning.tables import request_table
+from tests.support.examples import examples
 from tests.support.planning_cases import COEFS, replay
 
 LIMITS = make_limits(2_000_000, max_running=512)
@@ -47,7 +48,7 @@ def tails_of(table: np.ndarray) -> np.ndarray:
     return decodes
 
 
-@settings(max_examples=250)
+@examples(250)
 @given(st.integers(0, 2**32 - 1))
 def test_who_is_foretold_to_be_on_time_is_on_time_when_the_batches_are_run(seed: int) -> None:
     table, coef = decodes(seed), COEFS[seed % 2]

@@ -3,12 +3,13 @@
 import math
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planning.deadlines import dslo_due_s
 from planning.forecast.lockstep import DECODE_STATE, fill_decode_state, run_lockstep
 from profiles.kernels import iteration_s
+from tests.support.examples import examples
 from tests.support.planning_cases import COEFS, draw_requests, start_decoding
 
 
@@ -33,7 +34,7 @@ def step_by_step(coef: np.ndarray, table: np.ndarray, block_tokens: int) -> tupl
     return margins, ends, peak
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.integers(0, 2**32 - 1))
 def test_the_closed_form_equals_stepping(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from profiles.batch import Batch, MeasuredRange, compositions, measurements
 from profiles.fit import FORMS
 from profiles.model import LookupModel, RooflineModel, largest_chunk
+from tests.support.examples import examples
 
 ANYWHERE = MeasuredRange((0, 1e12), (0, 1e12), (0, 1e18), (0, 1e9), (0, 1e9))
 LIMIT = 2**31 - 1
@@ -27,7 +28,7 @@ batches = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=2000)
+@examples(2000)
 @given(coefficients, batches, st.floats(0, 0.5), st.floats(0, 32768))
 def test_the_closed_form_equals_bisection(coef: np.ndarray, batch: Batch, budget_s: float, cached: float) -> None:
     model = RooflineModel(coef, ANYWHERE)
@@ -53,7 +54,7 @@ MODELS = {name: fit(grid_table()) for name, fit in FORMS.items()}
 
 
 @pytest.mark.parametrize("form", FORMS)
-@settings(max_examples=300)
+@examples(300)
 @given(st.integers(0, 64), st.floats(1, 2048), st.floats(0, 0.1), st.floats(0, 2048))
 def test_a_chunk_fits_the_budget_and_one_token_more_does_not(
     form: str, decode_seqs: int, kv_each: float, budget_s: float, cached: float

@@ -13,7 +13,7 @@
 from typing import NamedTuple
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.fleet import Fleet
@@ -29,6 +29,7 @@ from protocol.messages import AdmissionRequest, Decision, Outcome, Report, Slo, 
 from routing.fleet_state import advance_fleet
 from routing.placement import check_replica, quick_check
 from routing.scores import score_replicas
+from tests.support.examples import examples
 
 PROFILE = "h100_sxm__llama-3.1-8b"
 SLOS = [Slo(0.3, 0.02, tier="tight"), Slo(1.0, 0.05, tier="middle"), Slo(3.0, 0.1, tier="loose")]
@@ -110,7 +111,7 @@ events = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=80)
+@examples(80)
 @given(events, st.sampled_from(["load_gradient", "marginal_load"]))
 def test_every_placement_follows_tier_wish_and_laziness(
     events: list[tuple[Slo, int, float, int]], routing: str
@@ -139,7 +140,7 @@ def test_every_placement_follows_tier_wish_and_laziness(
             assert not [told for told in serving if told.position <= own]  # 4
 
 
-@settings(deadline=None, max_examples=10)
+@examples(10)
 @given(st.integers(300, 3000), st.sampled_from(SLOS))
 def test_after_a_quiet_period_replicas_fill_one_after_the_other(prompt_tokens: int, slo: Slo) -> None:
     world = World(3, "load_gradient")

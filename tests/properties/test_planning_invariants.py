@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from planning.admission.plan import AdmissionPlan, plan_admission
@@ -16,6 +16,7 @@ from planning.deadlines import slack_s
 from planning.engine import EngineModel
 from planning.forecast.rollout import FORECAST, forecast_requests, run_tokens
 from planning.limits import make_limits
+from tests.support.examples import examples
 from tests.support.planning_cases import EPSILON_S, Case, draw_case, draw_requests, replay, start_decoding
 
 seeds = st.integers(0, 2**32 - 1)
@@ -32,7 +33,7 @@ def plan(case: Case) -> AdmissionPlan:
     return plan_admission(case.engine, case.running, case.new, 0.0)
 
 
-@settings(max_examples=600)
+@examples(600)
 @given(seeds)
 def test_1_an_admitted_set_replayed_misses_no_deadline_whatever_best_effort_does(seed: int) -> None:
     case = draw_case(seed)
@@ -45,7 +46,7 @@ def test_1_an_admitted_set_replayed_misses_no_deadline_whatever_best_effort_does
     assert seen.unfinished == 0
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(seeds)
 def test_2_admitting_never_breaks_an_earlier_admission(seed: int) -> None:
     case = draw_case(seed)
@@ -59,7 +60,7 @@ def test_2_admitting_never_breaks_an_earlier_admission(seed: int) -> None:
         assert (forecast["margin_s"][~promised["best_effort"]] >= -EPSILON_S).all()
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(seeds)
 def test_5_the_order_of_the_table_decides_nothing(seed: int) -> None:
     case = draw_case(seed)
@@ -69,7 +70,7 @@ def test_5_the_order_of_the_table_decides_nothing(seed: int) -> None:
     assert (other.accepted == plan(case).accepted[order]).all()
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(seeds)
 def test_6_a_faster_engine_attains_what_a_slower_one_does_in_lockstep(seed: int) -> None:
     """More budget: all coefficients scaled down leave every decode of a running set at least the same margin."""
@@ -81,7 +82,7 @@ def test_6_a_faster_engine_attains_what_a_slower_one_does_in_lockstep(seed: int)
     assert (fast["margin_s"] >= slow["margin_s"] - EPSILON_S).all()
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(seeds)
 def test_7_adding_a_decode_never_raises_the_others_slack(seed: int) -> None:
     case = draw_case(seed)
@@ -93,7 +94,7 @@ def test_7_adding_a_decode_never_raises_the_others_slack(seed: int) -> None:
     assert (more["margin_s"][:-1] <= less["margin_s"] + EPSILON_S).all()
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(seeds)
 def test_8_what_is_foretold_is_what_comes(seed: int) -> None:
     """The outlook of an admitted request is the replay's own first token, to the rounding, without best effort."""
@@ -131,7 +132,7 @@ def live_off_slack(case: Case) -> None:
             row["arrival_s"] = slack_used_s - row["ttft_s"] - row["emitted_tokens"] * pace_s
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(seeds, st.booleans())
 def test_9_best_effort_is_free(seed: int, is_slack_needed: bool) -> None:
     """Run to the end, nobody is late beside best effort who is on time without it: not even who needs slack later."""
@@ -149,7 +150,7 @@ def test_9_best_effort_is_free(seed: int, is_slack_needed: bool) -> None:
     assert beside.unfinished == 0, "and it gets done"
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(seeds, st.floats(0.1, 0.5))
 def test_10_a_reserved_share_reaches_best_effort(seed: int, share: float) -> None:
     """While prompts want all the time there is, a best-effort decode runs in every one of three iterations; without a
@@ -180,7 +181,7 @@ def best_effort_runs(engine: EngineModel, table: np.ndarray, steps: int) -> Iter
         now_s += seconds
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(seeds)
 def test_10_an_iteration_that_takes_longer_by_the_guard_makes_nobody_late(seed: int) -> None:
     """Unless it carries nothing but decodes, which no shorter one would serve better."""

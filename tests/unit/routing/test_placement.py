@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planning.admission.plan import REASONS, AdmitReason, plan_admission
@@ -26,6 +26,7 @@ from routing.fleet_state import (
 from routing.placement import NO_SCORES, NOWHERE, PLACEMENT, check_replica, place, quick_check
 from routing.placement import _dominates as dominates
 from routing.scores import MOST_LOADED
+from tests.support.examples import examples
 from tests.support.planning_cases import COEFS, draw_requests, start_decoding
 
 LIMITS = make_limits(100_000)
@@ -106,7 +107,7 @@ def test_the_screen_says_what_stands_against_a_request(field: str, value: float,
     assert placed["first_s"] == math.inf
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(
     st.integers(1, 40_000),
     st.floats(0.05, 5.0) | st.just(math.inf),
@@ -151,7 +152,7 @@ def test_a_replica_with_all_sequences_taken_is_full() -> None:
     assert put(fleet, new())[0]["replica"] == 0
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(st.integers(0, 2**32 - 1))
 def test_a_placement_is_an_admission_on_that_replica(seed: int) -> None:
     """Exactly: same verdict and prediction as the planner's own, for the chosen replica and for all others."""
@@ -172,7 +173,7 @@ def test_a_placement_is_an_admission_on_that_replica(seed: int) -> None:
         assert placed["tpot_s"] == pytest.approx(plan.predicted_tpot_s[0])
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.integers(0, 2**32 - 1))
 def test_the_cached_sums_are_what_a_fresh_count_gives(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -212,7 +213,7 @@ def test_what_a_policy_prefers_comes_first_and_what_it_shuns_never() -> None:
         assert placements[0]["replica"] == chosen
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.integers(0, 2**32 - 1))
 def test_ruling_replicas_out_inside_a_burst_changes_no_verdict(seed: int) -> None:
     """A burst is placed as its requests one after the other would be, shortest first."""

@@ -4,13 +4,14 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planning.limits import make_limits
 from routing.fleet_state import FleetState, add_request, make_fleet_state, recompute_load
 from routing.placement import NO_SCORES, PLACEMENT, place
 from routing.scores import LEAST_ADDED, MOST_LOADED, PROMPTS_DUE_S, score_replicas
+from tests.support.examples import examples
 from tests.support.planning_cases import COEFS, draw_requests, start_decoding
 
 TIGHT_S, LOOSE_S = 0.03, 0.2
@@ -45,7 +46,7 @@ def congestion(fleet: FleetState) -> float:
     return float(((state["load"] + state["backlog_tokens"] * state["prompt_token_s"] / PROMPTS_DUE_S) ** 2).sum())
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     st.lists(st.lists(st.sampled_from([TIGHT_S, 0.05, LOOSE_S]), max_size=12), min_size=1, max_size=4),
     st.sampled_from([TIGHT_S, 0.05, LOOSE_S]),

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planning.batch.prefill_only import chunk_budget_tokens, chunk_within
@@ -15,6 +15,7 @@ from planning.forecast.rollout import FORECAST, forecast_requests, mark_finished
 from planning.limits import make_limits
 from planning.tables import request_table
 from profiles.store import load_profile
+from tests.support.examples import examples
 
 COEF = load_profile("h200_sxm__llama-3.1-8b").coefficients
 LIMITS = make_limits(kv_capacity_tokens=10**6)
@@ -61,7 +62,7 @@ def first_tokens_s(table: np.ndarray) -> np.ndarray:
     return first_s
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.integers(0, 2**32 - 1))
 def test_what_the_forecast_has_on_time_the_engine_ends_on_time(seed: int) -> None:
     table = queue(np.random.default_rng(seed))

@@ -3,7 +3,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from planning.batch.speculation import UNREACHABLE, drafts_to_keep_up, plan_drafts, plan_speculation, tightened_tpot_s
@@ -12,12 +12,13 @@ from planning.forecast.lockstep import accepted_tokens
 from planning.limits import make_limits
 from planning.tables import TPOT_LEVEL, request_table
 from profiles.kernels import max_prefill_tokens
+from tests.support.examples import examples
 from tests.support.planning_cases import COEFS
 
 MOST = 5
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.floats(0.001, 0.5), st.floats(0.005, 0.2), st.floats(0.0, 0.95))
 def test_the_closed_form_is_the_fewest_that_keep_up(step_s: float, tpot_s: float, acceptance: float) -> None:
     enough = [d for d in range(MOST + 1) if tpot_s * accepted_tokens(d, acceptance) >= step_s * (1 - 1e-9)]
@@ -33,7 +34,7 @@ def rate(coef: np.ndarray, levels: np.ndarray, counts: np.ndarray, drafts: tuple
     return min(chunk, 8192 - tokens) / step_s
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.integers(0, 2**32 - 1))
 def test_no_combination_of_lengths_leaves_more_for_prefill(seed: int) -> None:
     rng = np.random.default_rng(seed)
