@@ -31,12 +31,12 @@ from planning.warmup import warm_up
 from profiles.store import load_profile
 from protocol.messages import AdmissionRequest, Progress, Report, Slo, request_uid
 from routing.fleet_state import FleetState, advance_fleet, make_fleet_state, recompute_load
-from routing.placement import NO_SCORES, PLACEMENT, place, warm_up_placement
+from routing.placement import NO_SCORES, PLACEMENT, CandidateOrder, place, warm_up_placement
 from routing.policy import make_routing
 
 FLEETS, BURSTS = (1, 8, 32, 100, 256), (1, 4, 16)
 RUNNING, SPARE_SLOTS, MAX_HOPS = 50, 32, 4
-RULE = make_routing(FleetOptions().routing).rule  # of the default policy
+ORDER = CandidateOrder(NO_SCORES, make_routing(FleetOptions().routing).rule, MAX_HOPS)  # of the default policy
 TTFT_S, TPOT_S, TPOT_SHARES = (0.3, 0.5, 1.0), (0.02, 0.03, 0.05, 0.1), (0.1, 0.2, 0.3, 0.4)  # PolyServe section 5.1
 PROMPT_TOKENS, OUTPUT_TOKENS = (100, 2000), (100, 500)
 SLOWER = ("a100_sxm__llama-3.1-8b",)  # replicas that fifty such requests nearly fill: more refusals, longer replays
@@ -48,10 +48,8 @@ def nothing(
     fleet_state: FleetState,
     rows: np.ndarray,
     now_s: float,
-    scores: np.ndarray,
-    max_hops: int,
+    order: CandidateOrder,
     placements: np.ndarray,
-    rule: int,
 ) -> None:
     """A kernel with the arguments of ``place`` that does nothing: what calling from Python costs."""
 
@@ -108,7 +106,7 @@ def time_calls(
         began_s, core_began_s = time.perf_counter(), time.thread_time()
         for i in range(burst):
             rows[i] = wanted[i]
-        place(fleet_state, rows, 0.0, NO_SCORES, RULE, MAX_HOPS, placements[call])
+        place(fleet_state, rows, 0.0, ORDER, placements[call])
         core_s += time.thread_time() - core_began_s
         seconds[call] = time.perf_counter() - began_s
         for r in set(placements["replica"][call].tolist()) - {-1}:
@@ -128,7 +126,7 @@ def dispatch_s(fleet_state: FleetState, requests: np.ndarray, burst: int, calls:
     for _ in range(calls):
         for i in range(burst):
             rows[i] = values[i]
-        nothing(fleet_state, rows, 0.0, NO_SCORES, MAX_HOPS, placements, RULE)
+        nothing(fleet_state, rows, 0.0, ORDER, placements)
     return (time.thread_time() - began_s) / calls
 
 

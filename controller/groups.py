@@ -1,14 +1,13 @@
 """Requests of several sequences: admitted with all of them or with none. Pure."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 import numpy as np
 
 from controller import placement
 from controller.mirror.slots import ReplicaSlots
-from controller.placement import Pending
-from controller.scaling.allocation import Allocation
+from controller.placement import Pending, PlacementFleet
 from planning.admission.plan import AdmitReason
 from protocol.messages import Decision, Verdict
 from routing.placement import NOWHERE, OPTIMISM, tier_distance
@@ -30,23 +29,17 @@ def of_groups(asking: Sequence[Pending]) -> tuple[list[Pending], list[list[Pendi
 
 
 def decide_together(
-    slots: ReplicaSlots,
-    groups: Sequence[Sequence[Pending]],
-    allocation: Allocation,
-    slot_of: Mapping[str, int],
-    now_s: float,
-    max_hops: int,
-    fall_back: Callable[[Pending], Decision],
+    fleet: PlacementFleet, groups: Sequence[Sequence[Pending]], now_s: float, fall_back: Callable[[Pending], Decision]
 ) -> dict[str, Decision]:
     """Place each group as a whole; by request id, the decisions for the sequences of those that found no room.
 
     ``fall_back`` decides for one sequence that has no place.
     """
-    decisions: dict[str, Decision] = {}
+    decisions, slots = dict[str, Decision](), fleet.slots
     for group in groups:
-        may_join = {slot_of[name] for name in allocation.candidates(group[0].tier) if name in slot_of}
+        may_join = fleet.candidates(group[0].tier)
         if sum(p.slot == NOWHERE for p in group) <= most_sequences(slots, group, may_join, now_s):
-            _place(slots, group, allocation, slot_of, now_s, max_hops)
+            _place(fleet, group, now_s)
         else:
             _object(group, AdmitReason.TTFT_UNATTAINABLE.value)
         if any(p.slot == NOWHERE for p in group):
@@ -55,26 +48,19 @@ def decide_together(
     return decisions
 
 
-def _place(
-    slots: ReplicaSlots,
-    group: Sequence[Pending],
-    allocation: Allocation,
-    slot_of: Mapping[str, int],
-    now_s: float,
-    max_hops: int,
-) -> None:
+def _place(fleet: PlacementFleet, group: Sequence[Pending], now_s: float) -> None:
     """Give the sequences places one after the other, until one finds none and no replica joins its tier for it."""
     failed: Pending | None = None
     while failed is None or failed.slot != NOWHERE:
         failed = None
         for start in range(0, len(group), CHUNK):
             chunk = group[start : start + CHUNK]
-            placement.place_admitted(slots, chunk, now_s, max_hops)
+            placement.place_admitted(fleet.slots, chunk, now_s, fleet.max_hops)
             if failed := next((p for p in chunk if p.slot == NOWHERE), None):
                 break
         if failed is None:
             return
-        placement.recruit_replica(slots, [failed], allocation, slot_of, now_s, max_hops)
+        placement.recruit_replica(fleet, [failed], now_s)
     _object(group, failed.reason)
 
 

@@ -12,7 +12,7 @@ from planning.engine import EngineModel
 from planning.forecast.rollout import TOLERANCE_S
 from planning.tables import request_table
 from protocol.messages import AdmissionRequest
-from routing.placement import NO_SCORES, NOWHERE, PLACEMENT, place, tier_distance
+from routing.placement import NO_SCORES, NOWHERE, PLACEMENT, CandidateOrder, place, tier_distance
 from routing.policy import best_scored, idlest
 from routing.scores import score_replicas
 
@@ -44,6 +44,20 @@ class Waiting:
     def of_tier(self, tier: int) -> "Waiting":
         """The same in another tier table."""
         return replace(self, tier=tier)
+
+
+@dataclass(frozen=True)
+class PlacementFleet:
+    """What requests are placed on: the replicas' slots, and who may join which tier."""
+
+    slots: ReplicaSlots
+    allocation: Allocation
+    slot_of: Mapping[str, int]  # by a replica's name
+    max_hops: int  # exact checks per request
+
+    def candidates(self, tier: int) -> dict[int, str]:
+        """Replicas that may join the tier, in the order to be asked: slots and names."""
+        return {self.slot_of[name]: name for name in self.allocation.candidates(tier) if name in self.slot_of}
 
 
 @dataclass
@@ -119,22 +133,14 @@ def _with_affinity(slots: ReplicaSlots, p: Pending, affinity: float, now_s: floa
     return scores + affinity * p.held / p.request.prompt_tokens if len(p.held) else scores
 
 
-def place_each(
-    slots: ReplicaSlots,
-    asking: Sequence[Pending],
-    affinity: float,
-    allocation: Allocation,
-    slot_of: Mapping[str, int],
-    now_s: float,
-    max_hops: int,
-) -> None:
-    """Place requests that stand for themselves: ``slot_of`` by name, ``affinity`` as of ``put_by_prefix``."""
+def place_each(fleet: PlacementFleet, asking: Sequence[Pending], affinity: float, now_s: float) -> None:
+    """Place requests that stand for themselves; ``affinity`` as of ``put_by_prefix``."""
     if asking:
-        put_by_prefix(slots, asking, affinity, now_s)
-        place_admitted(slots, asking, now_s, max_hops)
-        recruit_replica(slots, asking, allocation, slot_of, now_s, max_hops)
+        put_by_prefix(fleet.slots, asking, affinity, now_s)
+        place_admitted(fleet.slots, asking, now_s, fleet.max_hops)
+        recruit_replica(fleet, asking, now_s)
     if len(asking) > 1:
-        reoptimize_burst(slots, asking, now_s)
+        reoptimize_burst(fleet.slots, asking, now_s)
 
 
 def put_by_prefix(slots: ReplicaSlots, asking: Sequence[Pending], affinity: float, now_s: float) -> None:
@@ -165,8 +171,8 @@ def place_admitted(slots: ReplicaSlots, asking: Sequence[Pending], now_s: float,
     if not asking:
         return
     rows, placements = np.array([p.row for p in asking]), np.zeros(len(asking), dtype=PLACEMENT)
-    scores, kind = _all_scores(slots, asking, now_s), asking[0].rule
-    place(slots.fleet_state, rows, now_s, scores, kind, max_hops, placements)
+    order = CandidateOrder(_all_scores(slots, asking, now_s), asking[0].rule, max_hops)
+    place(slots.fleet_state, rows, now_s, order, placements)
     for p, placed in zip(asking, placements, strict=True):
         p.slot, p.is_checked = int(placed["replica"]), True
         p.hops = max(0, int(placed["hops"]) - 1)
@@ -182,26 +188,19 @@ def _all_scores(slots: ReplicaSlots, asking: Sequence[Pending], now_s: float) ->
     return np.array([p.all_scores(slots, now_s) for p in asking], dtype=np.float64)
 
 
-def recruit_replica(
-    slots: ReplicaSlots,
-    asking: Sequence[Pending],
-    allocation: Allocation,
-    slot_of: Mapping[str, int],
-    now_s: float,
-    max_hops: int,
-) -> None:
+def recruit_replica(fleet: PlacementFleet, asking: Sequence[Pending], now_s: float) -> None:
     """For requests that found no room in their own tier nor in a tighter one, replicas join their tier: from the
     pending list, then from the pool (PolyServe section 4.3). One joins only if it can promise what is asked."""
     left = sorted((p for p in asking if p.slot == NOWHERE), key=lambda p: p.tier)
     while left:
         p = left.pop(0)
-        names = {slot_of[name]: name for name in allocation.candidates(p.tier) if name in slot_of}
-        _try_as_tier(slots, p, [slot for slot in names if _is_wanted(p, slot)], now_s, max_hops)
+        names = fleet.candidates(p.tier)
+        _try_as_tier(fleet.slots, p, [slot for slot in names if _is_wanted(p, slot)], now_s, fleet.max_hops)
         if p.slot == NOWHERE:
             continue
-        allocation.join(names[p.slot], p.tier, now_s)
+        fleet.allocation.join(names[p.slot], p.tier, now_s)
         if left:
-            place_admitted(slots, left, now_s, max_hops)
+            place_admitted(fleet.slots, left, now_s, fleet.max_hops)
             left = [q for q in left if q.slot == NOWHERE]
 
 
@@ -221,7 +220,7 @@ def _try_as_tier(slots: ReplicaSlots, p: Pending, candidates: Sequence[int], now
 
 
 def reoptimize_burst(slots: ReplicaSlots, asking: Sequence[Pending], now_s: float) -> None:
-    """A burst that does not fit as a whole: let the programme choose the best set for each replica that took a part.
+    """A burst that does not fit as a whole: let the DP choose the best set for each replica that took a part.
 
     It chooses among that part and what found no place, beside all earlier promises (SLOs-Serve section 3.2.1), and is
     followed where its set is worth more.

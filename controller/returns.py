@@ -146,9 +146,9 @@ class Returns:
         share, room = max(self.share, LEAST_SHARE), Room()
         for sequence in (p, *p.siblings):
             at = slot if sequence.slot == NOWHERE else sequence.slot
-            claim, lasts, _window_s = claim_of(slots.fleet_state, at, sequence.row[None][0], now_s)
-            kept, most = room.get(at, (np.zeros_like(claim), 0))
-            room[at] = kept + claim * share, max(most, lasts)
+            claim = claim_of(slots.fleet_state, at, sequence.row[None][0], now_s, False)
+            kept, most = room.get(at, (np.zeros_like(claim.terms), 0))
+            room[at] = kept + claim.terms * share, max(most, claim.lasts)
         made = Told(now_s, now_s + wait_s, slot, room)
         told = self._told.setdefault(_key(p), [])
         told.append(made)
@@ -158,8 +158,8 @@ class Returns:
 
     def _enter(self, told: Told, sign: float) -> None:
         """Enter the room that is kept (1) or take it out (-1)."""
-        for slot, (claim, lasts) in told.room.items():
-            add_claim(self._ledger.told, slot, bucket_of(told.due_s), claim, lasts, sign)
+        for slot, (terms, lasts) in told.room.items():
+            add_claim(self._ledger.told, slot, bucket_of(told.due_s), terms, lasts, sign)
 
     def _release(self, key: Key) -> Told:
         """Free the room of the first of a prompt's told times."""

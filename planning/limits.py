@@ -1,6 +1,7 @@
 """What bounds one engine's iterations, as a record that kernels and arrays of replicas share."""
 
 import math
+from typing import TypedDict, Unpack
 
 import numpy as np
 
@@ -11,24 +12,19 @@ LIMITS = np.dtype(
         ("max_running", "i4"),  # sequences that may hold KV at once
         ("max_batch_tokens", "i4"),
         ("max_iteration_s", "f8"),  # the executor's own cap: planning and execution must use the same
-        (
-            "best_effort_stretch",
-            "f8",
-        ),  # of an empty iteration: how far late and best-effort work may go beyond one (newcomers wait)
+        # How far late and best-effort work may go beyond an empty iteration, as part of one: newcomers wait for it.
+        ("best_effort_stretch", "f8"),
         ("best_effort_share", "f8"),  # part of every iteration kept for best effort, against starvation
         ("acceptance", "f8"),  # probability that a draft token is accepted
-        (
-            "slack_margin",
-            "f8",
-        ),  # of its prediction: by how much an iteration may take longer without making a token late
+        # By how much of its prediction an iteration may take longer without making a token late.
+        ("slack_margin", "f8"),
         ("kv_headroom", "f8"),  # part of the KV cache that admission leaves free for longer outputs than predicted
     ]
 )
 
 
-SLACK_MARGIN_PER_ERROR = (
-    16.0  # slack margin per mean relative error of the predictions, in engines and in the controller's models of them
-)
+# Slack margin per mean relative error of the predictions, in engines and in the controller's models of them.
+SLACK_MARGIN_PER_ERROR = 16.0
 MAX_SLACK_MARGIN = 5.0
 
 
@@ -41,37 +37,53 @@ def slack_margin_for(error: float) -> float:
     return min(MAX_SLACK_MARGIN, SLACK_MARGIN_PER_ERROR * error)
 
 
-def make_limits(
-    kv_capacity_tokens: int,
-    block_tokens: int = 16,
-    max_running: int = 256,
-    max_batch_tokens: int = 8192,
-    max_iteration_s: float = 0.2,
-    best_effort_stretch: float = 0.5,
-    best_effort_share: float = 0.0,
-    acceptance: float = 0.0,
-    kv_headroom: float = 0.0,
-    slack_margin: float = 0.0,
-) -> np.void:
-    """One ``LIMITS`` record; raises ``ValueError`` naming the field that makes no sense."""
-    positive = {
-        "kv_capacity_tokens": kv_capacity_tokens,
-        "block_tokens": block_tokens,
-        "max_running": max_running,
-        "max_batch_tokens": max_batch_tokens,
-        "max_iteration_s": max_iteration_s,
-        "best_effort_stretch": best_effort_stretch,
-    }
-    for name, value in positive.items():
-        if not value > 0 or math.isinf(value):
-            raise ValueError(f"{name} must be positive and finite, not {value}")
-    shares = {"best_effort_share": best_effort_share, "acceptance": acceptance, "kv_headroom": kv_headroom}
-    for name, share in shares.items():
-        if not 0.0 <= share < 1.0:
-            raise ValueError(f"{name} must lie in [0, 1), not {share}")
-    if not 0.0 <= slack_margin < math.inf:
-        raise ValueError(f"slack_margin must be finite and not negative, not {slack_margin}")
+class LimitOptions(TypedDict, total=False):
+    """The fields of ``LIMITS`` that have a default."""
+
+    block_tokens: int
+    max_running: int
+    max_batch_tokens: int
+    max_iteration_s: float
+    best_effort_stretch: float
+    best_effort_share: float
+    acceptance: float
+    slack_margin: float
+    kv_headroom: float
+
+
+DEFAULTS = LimitOptions(
+    block_tokens=16,
+    max_running=256,
+    max_batch_tokens=8192,
+    max_iteration_s=0.2,
+    best_effort_stretch=0.5,
+    best_effort_share=0.0,
+    acceptance=0.0,
+    slack_margin=0.0,
+    kv_headroom=0.0,
+)
+SHARES = ("best_effort_share", "acceptance", "kv_headroom")
+
+
+def make_limits(kv_capacity_tokens: int, **options: Unpack[LimitOptions]) -> np.void:
+    """One ``LIMITS`` record; raises ``ValueError`` naming the field that is unknown or makes no sense."""
     record = np.zeros(1, dtype=LIMITS)
-    record[0] = (*positive.values(), best_effort_share, acceptance, slack_margin, kv_headroom)
+    given: dict[str, float] = {"kv_capacity_tokens": kv_capacity_tokens, **DEFAULTS, **options}  # type: ignore[dict-item]
+    for name, value in given.items():
+        if name not in (LIMITS.names or ()):
+            raise ValueError(f"{name} is no limit of an engine")
+        _check(name, value)
+        record[name] = value
     limits: np.void = record[0]
     return limits
+
+
+def _check(name: str, value: float) -> None:
+    if name in SHARES:
+        if not 0.0 <= value < 1.0:
+            raise ValueError(f"{name} must lie in [0, 1), not {value}")
+    elif name == "slack_margin":
+        if not 0.0 <= value < math.inf:
+            raise ValueError(f"slack_margin must be finite and not negative, not {value}")
+    elif not value > 0 or math.isinf(value):
+        raise ValueError(f"{name} must be positive and finite, not {value}")

@@ -9,14 +9,64 @@ The first and last terms are SLOs-Serve section 3.1.1; the others carry attentio
 """
 
 import math
+from typing import TypeVar
 
 import numpy as np
 from numba import njit
+from numba.extending import register_jitable
 
 # Positions in the coefficient vector, float64[COEFFICIENTS], all >= 0, seconds (per token, pair, sequence, step).
 K1_1, B_1, K1_2, B_2, K_KV, K_ATT, K_SEQ, K_SPEC = range(8)
 COEFFICIENTS = 8
 Coefficients = np.ndarray  # f8[COEFFICIENTS]
+Amount = TypeVar("Amount", float, np.ndarray)  # one number, or one per request
+
+
+LINES = 2  # of the roofline
+
+
+# The parts of an iteration, for those who put them together in another way: in kernels, and in Python over arrays.
+
+
+@register_jitable
+def roofline(coef: np.ndarray, line: int) -> tuple[float, float]:
+    """Slope (seconds per batch token) and base (seconds per iteration) of one line of the roofline."""
+    return coef[2 * line], coef[2 * line + 1]
+
+
+@register_jitable
+def token_s(coef: np.ndarray) -> float:
+    """Seconds of one more token in a large batch: the steeper slope."""
+    seconds: float = max(coef[K1_1], coef[K1_2])
+    return seconds
+
+
+@register_jitable
+def kv_read_s(coef: np.ndarray, kv_tokens: Amount) -> Amount:
+    """Seconds in which decodes read so many KV tokens."""
+    seconds: Amount = coef[K_KV] * kv_tokens
+    return seconds
+
+
+@register_jitable
+def attention_s(coef: np.ndarray, pairs: Amount) -> Amount:
+    """Seconds for so many query-key pairs of prefill (``attention_pairs``)."""
+    seconds: Amount = coef[K_ATT] * pairs
+    return seconds
+
+
+@register_jitable
+def overhead_s(coef: np.ndarray, sequences: Amount) -> Amount:
+    """Seconds that the engine spends on so many sequences, beside their tokens."""
+    seconds: Amount = coef[K_SEQ] * sequences
+    return seconds
+
+
+@register_jitable
+def draft_s(coef: np.ndarray, drafts: Amount) -> Amount:
+    """Seconds in which so many tokens are drafted, one after the other."""
+    seconds: Amount = coef[K_SPEC] * drafts
+    return seconds
 
 
 @njit(cache=True)
@@ -45,21 +95,16 @@ def iteration_s(
 
 
 @njit(cache=True)
-def max_prefill_tokens(
-    coef: np.ndarray,
-    budget_s: float,
-    batch_tokens: float,
-    kv_tokens: float,
-    pairs: float,
-    sequences: float,
-    spec_steps: float,
-    cached_tokens: float,
-) -> int:
+def max_prefill_tokens(coef: np.ndarray, budget_s: float, composition: np.ndarray, cached_tokens: float) -> int:
     """Largest chunk on ``cached_tokens`` that fits beside the given batch within ``budget_s`` (time2bs).
+
+    ``composition`` (f8[5]) are the last five arguments of ``iteration_s``.
 
     The chunk adds one sequence. Solves the two quadratics (one per roofline line) in closed form and takes the
     smaller root; 0 when not even one token fits.
     """
+    batch_tokens, kv_tokens, pairs = composition[0], composition[1], composition[2]
+    sequences, spec_steps = composition[3], composition[4]
     rest = coef[K_KV] * kv_tokens + coef[K_ATT] * pairs + coef[K_SEQ] * (sequences + 1) + coef[K_SPEC] * spec_steps
     chunk = math.inf
     for line in range(2):

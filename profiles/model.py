@@ -76,7 +76,11 @@ class RooflineModel:
         return _roofline_s(self.coefficients, np.ascontiguousarray(batches))
 
     def max_prefill_tokens(self, budget_s: float, batch: Batch, cached_tokens: float = 0.0) -> int:
-        return int(kernels.max_prefill_tokens(self.coefficients, budget_s, *batch.terms, cached_tokens))
+        return int(
+            kernels.max_prefill_tokens(
+                self.coefficients, budget_s, np.array(batch.terms, dtype=np.float64), cached_tokens
+            )
+        )
 
 
 @njit(cache=True)

@@ -63,21 +63,19 @@ def new_correction(coef: Floats) -> Floats:
 def observe(
     state: Floats,
     coef: Floats,
-    batch_tokens: float,
-    kv_tokens: float,
-    pairs: float,
-    sequences: float,
-    spec_steps: float,
+    composition: Floats,
     seconds: float,
     tuning: Tuning = DEFAULT,
 ) -> Floats:
     """The state after one more iteration, which took ``seconds``; ``coef`` is the uncorrected profile.
 
+    ``composition`` (f8[5]) are the last five arguments of ``kernels.iteration_s``.
+
     Empty batches and times that are not positive and finite leave the state unchanged.
     """
     new = state.copy()
     base_s = kernels.gemm_s(coef, 0.0)
-    model_s = kernels.iteration_s(coef, batch_tokens, kv_tokens, pairs, sequences, spec_steps)
+    model_s = kernels.iteration_s(coef, composition[0], composition[1], composition[2], composition[3], composition[4])
     if not (model_s > 0.0 and 0.0 < seconds < np.inf):
         return new
     unit_s = max(base_s, LEAST_INTERCEPT_S)
@@ -103,8 +101,7 @@ def observe(
 def observe_steps(state: Floats, coef: Floats, steps: Floats, tuning: Tuning = DEFAULT) -> Floats:
     """``observe`` for each row of float64[n, 6]: the five terms of a batch and its seconds."""
     for i in range(len(steps)):
-        row = steps[i]
-        state = observe(state, coef, row[0], row[1], row[2], row[3], row[4], row[5], tuning)
+        state = observe(state, coef, steps[i, :5], steps[i, 5], tuning)
     return state
 
 

@@ -94,7 +94,7 @@ class StepPlanner:
         self.plan_drafts(table, 0.0, 1)
         self.plan(table, 0.0)
         self.late(table, 0.0)
-        state = observe(new_correction(self._profile), self._profile, 1.0, 1.0, 0.0, 1.0, 0.0, 0.01)
+        state = observe(new_correction(self._profile), self._profile, np.array([1.0, 1.0, 0.0, 1.0, 0.0]), 0.01)
         corrected(self._profile, state)
 
     def plan(self, table: np.ndarray, now_s: float) -> tuple[np.ndarray, float, np.ndarray]:
@@ -134,10 +134,7 @@ class StepPlanner:
     def observe(self, composition: np.ndarray, seconds: float) -> None:
         """Learn from an iteration of composition ``composition`` that took ``seconds``."""
         if self._learn:
-            tokens, kv_tokens, pairs, sequences, drafts = composition
-            self._correction = observe(
-                self._correction, self._profile, tokens, kv_tokens, pairs, sequences, drafts, seconds
-            )
+            self._correction = observe(self._correction, self._profile, composition, seconds)
             self.coefficients = corrected(self._profile, self._correction)
             self.limits["slack_margin"] = slack_margin_for(self._correction[ERROR])
 

@@ -16,7 +16,7 @@ from planning.engine import EngineModel
 from planning.forecast.rollout import FORECAST, advance
 from planning.limits import LIMITS
 from planning.tables import REQUEST
-from profiles.kernels import COEFFICIENTS, K1_1, K1_2, K_KV, K_SEQ, Coefficients, iteration_s
+from profiles.kernels import COEFFICIENTS, LINES, Coefficients, iteration_s, kv_read_s, overhead_s, roofline, token_s
 
 SHARED = -1  # tier of a replica that serves every tier
 RESERVED = -2  # tier of one that serves best effort only
@@ -102,7 +102,7 @@ def max_pace_s(row: np.void, start_s: float) -> float:
 @njit(cache=True)
 def decode_rest_s(coef: Coefficients, row: np.void) -> float:
     """Seconds of one decode step of the request beyond those of its tokens."""
-    return coef[K_SEQ] + coef[K_KV] * (row["prompt_tokens"] + row["emitted_tokens"])
+    return overhead_s(coef, 1.0) + kv_read_s(coef, row["prompt_tokens"] + row["emitted_tokens"])
 
 
 @njit(cache=True)
@@ -132,8 +132,9 @@ def _add_to_sums(replica: np.void, coef: Coefficients, row: np.void, block_token
 def utilization(coef: Coefficients, token_rate: float, rest_rate: float, step_s: float) -> float:
     """Part of the time that decoding takes at these rates in iterations of ``step_s``; above 1 it cannot keep up."""
     share = 0.0
-    for line in range(2):
-        share = max(share, coef[2 * line] * token_rate + coef[2 * line + 1] / step_s)
+    for line in range(LINES):
+        slope, base = roofline(coef, line)
+        share = max(share, slope * token_rate + base / step_s)
     return share + rest_rate
 
 
@@ -146,7 +147,7 @@ def _weigh(coef: Coefficients, limits: np.void, replica: np.void) -> None:
     replica["load"] = max(time_load, replica["held_tokens"] / limits["kv_capacity_tokens"], sequence_load)
     decodes = replica["decodes"]
     replica["step_s"] = iteration_s(coef, decodes, replica["decode_kv_tokens"], 0.0, decodes, 0.0)
-    replica["prompt_token_s"] = max(coef[K1_1], coef[K1_2])
+    replica["prompt_token_s"] = token_s(coef)
     replica["usable_tokens"] = limits["kv_capacity_tokens"] * (1.0 - limits["kv_headroom"])
 
 

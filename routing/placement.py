@@ -41,7 +41,7 @@ OPTIMISM = 1.1  # utilization up to which the quick check lets a request through
 class CandidateOrder(NamedTuple):
     """In which order replicas are tried, and how many of them."""
 
-    scores: np.ndarray  # f8[1, R], what the request scores each replica, -inf for never; ``NO_SCORES``: by ``rule``
+    scores: np.ndarray  # f8[k, R], what each request scores each replica, -inf for never; ``NO_SCORES``: by ``rule``
     rule: int  # of ``routing.scores``, at the moment of placement
     max_hops: int  # exact checks
 
@@ -256,21 +256,18 @@ def place(
     fleet: FleetState,
     rows: np.ndarray,
     now_s: float,
-    scores: np.ndarray,
-    rule: int,
-    max_hops: int,
+    order: CandidateOrder,
     placements: np.ndarray,
 ) -> None:
     """Place requests that arrived together (REQUEST[k] to PLACEMENT[k]) and commit what is admitted.
 
-    ``scores`` (f8[k, R]) is what each request scores each replica, ``NO_SCORES`` where ``rule`` says it at the
-    moment of placement; at most ``max_hops`` replicas are checked exactly for each. The shortest prompts go first: in a
-    burst they are the ones that can all be served.
+    The shortest prompts go first: in a burst they are the ones that can all be served.
     """
     refused = np.zeros(len(fleet.replicas) if len(rows) > 1 else 0, dtype=REQUEST)
     for i in np.argsort(rows["prompt_tokens"].copy(), kind="mergesort"):
-        order = CandidateOrder(scores[i : i + 1] if len(scores) else scores, rule, max_hops)
-        _place_one(fleet, rows[i], now_s, order, refused, placements[i])
+        scores = order.scores[i : i + 1] if len(order.scores) else order.scores
+        own = CandidateOrder(scores, order.rule, order.max_hops)
+        _place_one(fleet, rows[i], now_s, own, refused, placements[i])
 
 
 def warm_up_placement() -> None:
@@ -279,6 +276,6 @@ def warm_up_placement() -> None:
     fleet.limits[:] = make_limits(kv_capacity_tokens=1024)
     recompute_load(fleet, 0)
     advance_fleet(fleet, 0.0)
-    place(fleet, rows, 0.0, NO_SCORES, MOST_LOADED, 1, np.zeros(1, dtype=PLACEMENT))
+    place(fleet, rows, 0.0, CandidateOrder(NO_SCORES, MOST_LOADED, 1), np.zeros(1, dtype=PLACEMENT))
     score_replicas(fleet, rows[0], 0.0, MOST_LOADED)
     remove_request(fleet, 0, 1)

@@ -18,7 +18,7 @@ from planning.deadlines import effective_tpot_s, next_token_deadline_s, num_unco
 from planning.engine import EngineModel
 from planning.forecast.rollout import FORECAST, TOLERANCE_S, forecast_requests
 from planning.tables import REQUEST
-from profiles.kernels import K_ATT, attention_pairs
+from profiles.kernels import attention_pairs, attention_s
 from routing.fleet_state import SHORTEST_S, FleetState, decode_rest_s, max_pace_s, utilization
 from routing.placement import NOWHERE, tier_distance
 
@@ -95,28 +95,36 @@ def carry(fleet: FleetState, now_s: float, ledger: Ledger) -> None:
             carried[r, at, PREFILL] = waits_s if j == 0 else 0.0
 
 
+class Claim(NamedTuple):
+    """What a request would take of a replica."""
+
+    terms: np.ndarray  # f8[COLUMNS]
+    lasts: int  # buckets for which it holds all but its prompt
+    window_s: float  # that its first token may take
+    is_new: bool  # a newcomer, which is checked exactly; otherwise it was told to come back
+
+
 @njit(cache=True)
-def claim_of(fleet: FleetState, r: int, row: np.void, now_s: float) -> tuple[np.ndarray, int, float]:
-    """What the request would take of replica ``r``, in COLUMNS; for how many buckets; and the seconds that its first
-    token may take. As if it arrived now."""
+def claim_of(fleet: FleetState, r: int, row: np.void, now_s: float, is_new: bool) -> Claim:
+    """What the request would take of replica ``r``, as if it arrived now."""
     coef, todo = fleet.pessimistic_coefs[r], num_uncomputed_tokens(row)
     pace_s = max(effective_tpot_s(row, now_s), decode_s(coef, row), SHORTEST_S)
-    claim = np.empty(COLUMNS)
-    claim[TOKEN_RATE], claim[REST_RATE] = 1.0 / pace_s, decode_rest_s(coef, row) / pace_s
-    claim[KV], claim[SEQUENCES] = row["prompt_tokens"] + row["output_tokens"], 1.0
+    terms = np.empty(COLUMNS)
+    terms[TOKEN_RATE], terms[REST_RATE] = 1.0 / pace_s, decode_rest_s(coef, row) / pace_s
+    terms[KV], terms[SEQUENCES] = row["prompt_tokens"] + row["output_tokens"], 1.0
     pairs = attention_pairs(todo, row["computed_tokens"])
-    claim[PREFILL] = todo * fleet.replicas[r]["prompt_token_s"] + coef[K_ATT] * pairs
+    terms[PREFILL] = todo * fleet.replicas[r]["prompt_token_s"] + attention_s(coef, pairs)
     lasts = int(min(float(HORIZON), remaining_tokens(row) * min(pace_s, LONGEST_STEP_S) / BUCKET_S)) + 1
-    return claim, lasts, next_token_deadline_s(row, now_s) - now_s
+    return Claim(terms, lasts, next_token_deadline_s(row, now_s) - now_s, is_new)
 
 
 @njit(cache=True)
-def add_claim(told: np.ndarray, r: int, bucket: int, claim: np.ndarray, lasts: int, sign: float) -> None:
+def add_claim(told: np.ndarray, r: int, bucket: int, terms: np.ndarray, lasts: int, sign: float) -> None:
     """Enter a claim that begins in ``bucket`` (``sign`` 1), or take it out again (-1)."""
-    told[r, bucket % BUCKETS, PREFILL] += sign * claim[PREFILL]
+    told[r, bucket % BUCKETS, PREFILL] += sign * terms[PREFILL]
     for j in range(bucket, bucket + min(lasts, HORIZON)):
         for column in range(PREFILL):
-            told[r, j % BUCKETS, column] += sign * claim[column]
+            told[r, j % BUCKETS, column] += sign * terms[column]
 
 
 @njit(cache=True)
@@ -174,23 +182,21 @@ def _fits_at(
     r: int,
     begins: int,
     queue_s: float,
-    claim: np.ndarray,
-    lasts: int,
-    window_s: float,
-    is_new: bool,
+    claim: Claim,
 ) -> bool:
     """Whether replica ``r`` has room from bucket ``begins`` on, with ``queue_s`` of prompts ahead then, so that all
-    that was told keeps its own. Of a newcomer (``is_new``) only the latter is asked: it is checked exactly."""
-    step_s, first = _step_s(fleet, r, claim), begins
+    that was told keeps its own. Of a newcomer (``claim.is_new``) only the latter is asked: it is checked exactly."""
+    terms, lasts, window_s, is_new = claim.terms, claim.lasts, claim.window_s, claim.is_new
+    step_s, first = _step_s(fleet, r, terms), begins
     for j in range(HORIZON):
         at = (first + j) % BUCKETS
         told = ledger.told[r, at]
         is_asked = told[SEQUENCES] > TOLERANCE_S or (j == 0 and not is_new)
-        if j < lasts and (is_asked or not is_new) and _is_full(fleet, ledger, r, at, claim, step_s):
+        if j < lasts and (is_asked or not is_new) and _is_full(fleet, ledger, r, at, terms, step_s):
             return False
         if j >= lasts and queue_s <= 0.0:
             return True
-        queue_s += told[PREFILL] + (claim[PREFILL] if j == 0 else 0.0)
+        queue_s += told[PREFILL] + (terms[PREFILL] if j == 0 else 0.0)
         free = _free_share(fleet, ledger, r, at, step_s)
         prompts_come = told[PREFILL] > TOLERANCE_S or (j == 0 and not is_new)
         if prompts_come and queue_s > window_s * free:
@@ -205,9 +211,9 @@ def is_kept(fleet: FleetState, ledger: Ledger, row: np.void, now_s: float) -> np
     kept, first = np.zeros(len(fleet.replicas), dtype=np.bool_), bucket_of(now_s)
     for r in range(len(kept)):
         if fleet.replicas[r]["is_open"]:
-            claim, lasts, window_s = claim_of(fleet, r, row, now_s)
+            claim = claim_of(fleet, r, row, now_s, True)
             queue_s = ledger.carried[r, first % BUCKETS, PREFILL]
-            kept[r] = not _fits_at(fleet, ledger, r, first, queue_s, claim, lasts, window_s, True)
+            kept[r] = not _fits_at(fleet, ledger, r, first, queue_s, claim)
     return kept
 
 
@@ -222,12 +228,12 @@ def first_room(fleet: FleetState, ledger: Ledger, row: np.void, now_s: float, mo
         for r in range(replicas):
             if not fleet.replicas[r]["is_open"] or tier_distance(fleet.replicas[r]["tier"], row["tier"]) < 0:
                 continue
-            claim, lasts, window_s = claim_of(fleet, r, row, now_s)
-            step_s = _step_s(fleet, r, claim)
+            claim = claim_of(fleet, r, row, now_s, False)
+            step_s = _step_s(fleet, r, claim.terms)
             for j in range(begins - PER_S, begins):
                 free = _free_share(fleet, ledger, r, j % BUCKETS, step_s)
                 queues_s[r] = max(0.0, queues_s[r] + ledger.told[r, j % BUCKETS, PREFILL] - free * BUCKET_S)
-            if _fits_at(fleet, ledger, r, begins, queues_s[r], claim, lasts, window_s, False):
+            if _fits_at(fleet, ledger, r, begins, queues_s[r], claim):
                 busy = -_free_share(fleet, ledger, r, begins % BUCKETS, step_s)
                 if busy < least:
                     best, least = r, busy

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from controller.scaling.tiers import Tier, TierTable
-from profiles.kernels import B_1, B_2, K1_1, K1_2, K_ATT, K_KV, K_SEQ
+from profiles.kernels import LINES, attention_s, kv_read_s, overhead_s, roofline
 
 YOUNG_S = 5.0  # rates of a shorter past are taken over so long
 BISECTIONS = 40
@@ -92,10 +92,10 @@ class Hardware(NamedTuple):
         """
         coef, tokens_per_s = self.coefficients, load.prefill_tokens_per_s + load.decode_tokens_per_s
         prompt_tokens = load.prefill_tokens_per_s / load.requests_per_s if load.requests_per_s else 0.0
-        rest = load.decode_tokens_per_s * (coef[K_SEQ] + coef[K_KV] * load.context_tokens)
-        rest += load.prefill_tokens_per_s * coef[K_ATT] * 0.5 * prompt_tokens
+        rest = load.decode_tokens_per_s * (overhead_s(coef, 1.0) + kv_read_s(coef, load.context_tokens))
+        rest += attention_s(coef, load.prefill_tokens_per_s) * 0.5 * prompt_tokens
         busy = 0.0
-        for slope, base in ((coef[K1_1], coef[B_1]), (coef[K1_2], coef[B_2])):
+        for slope, base in (roofline(coef, line) for line in range(LINES)):
             free = 1.0 - base / step_s if step_s > 0.0 else 0.0
             work = slope * (tokens_per_s + queue_tokens_per_s) + rest
             busy = max(busy, work / free if free > 0.0 else math.inf if work > 0.0 else 0.0)

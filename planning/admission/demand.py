@@ -13,7 +13,17 @@ from planning.batch.classes import is_decode
 from planning.deadlines import effective_tpot_s, next_token_deadline_s, num_uncomputed_tokens, remaining_tokens
 from planning.engine import EngineModel
 from planning.tables import RequestTable
-from profiles.kernels import K1_1, K1_2, K_ATT, K_KV, K_SEQ, Coefficients, attention_pairs, iteration_s
+from profiles.kernels import (
+    LINES,
+    Coefficients,
+    attention_pairs,
+    attention_s,
+    iteration_s,
+    kv_read_s,
+    overhead_s,
+    roofline,
+    token_s,
+)
 
 # Demand of requests already promised within one interval.
 DEMAND = np.dtype(
@@ -57,7 +67,7 @@ def fill_demand(
             before[i] = due
             span["tokens"] += fresh
             span["iterations"] = max(span["iterations"], fresh)
-            span["rest_s"] += fresh * (coef[K_SEQ] + coef[K_KV] * kv_tokens)
+            span["rest_s"] += fresh * (overhead_s(coef, 1.0) + kv_read_s(coef, kv_tokens))
 
 
 @njit(cache=True)
@@ -76,13 +86,14 @@ def prefill_budget_tokens(
             steps = length_s / levels[level]["tpot_s"]
             iterations = max(iterations, steps)
             tokens += counts[level] * steps
-            rest_s += counts[level] * steps * (coef[K_SEQ] + coef[K_KV] * levels[level]["kv_tokens"])
-    left_s = length_s - rest_s - iterations * coef[K_SEQ]
+            rest_s += counts[level] * steps * (overhead_s(coef, 1.0) + kv_read_s(coef, levels[level]["kv_tokens"]))
+    left_s = length_s - rest_s - overhead_s(coef, iterations)
     budget = math.inf
-    for line in range(2):
-        if coef[2 * line] > 0:
-            budget = min(budget, (left_s - iterations * coef[2 * line + 1]) / coef[2 * line] - tokens)
-        elif left_s < iterations * coef[2 * line + 1]:
+    for line in range(LINES):
+        slope, base = roofline(coef, line)
+        if slope > 0:
+            budget = min(budget, (left_s - iterations * base) / slope - tokens)
+        elif left_s < iterations * base:
             budget = -math.inf
     return budget
 
@@ -100,6 +111,6 @@ def longest_iteration_s(engine: EngineModel) -> float:
 def prefill_cost_tokens(coef: Coefficients, row: np.void) -> float:
     """Prefill work of the request in tokens of budget, its attention converted at the compute-bound slope."""
     todo = 0 if is_decode(row) else max(0, num_uncomputed_tokens(row))
-    slope = max(coef[K1_1], coef[K1_2])
-    extra = coef[K_ATT] * attention_pairs(todo, row["computed_tokens"]) / slope if slope > 0 else 0.0
+    slope = token_s(coef)
+    extra = attention_s(coef, attention_pairs(todo, row["computed_tokens"])) / slope if slope > 0 else 0.0
     return todo + extra

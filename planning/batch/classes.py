@@ -8,7 +8,7 @@ from numba import njit
 from planning.deadlines import next_token_deadline_s, num_uncomputed_tokens
 from planning.engine import EngineModel
 from planning.tables import RequestTable
-from profiles.kernels import K_ATT, K_SEQ, Coefficients, attention_pairs, iteration_s
+from profiles.kernels import LINES, Coefficients, attention_pairs, attention_s, iteration_s, overhead_s, roofline
 
 # Most entitled first.
 DECODE, PREFILL, LATE_DECODE, LATE_PREFILL, SPARE_DECODE, SPARE_PREFILL, IDLE = range(7)
@@ -31,9 +31,10 @@ def prefill_s(coef: Coefficients, limits: np.void, row: np.void) -> float:
         chunks,
         math.ceil(iteration_s(coef, todo, 0.0, pairs, 1.0, 0.0) / limits["max_iteration_s"] - 1e-9),
     )
-    for line in range(2):
-        seconds = max(seconds, coef[2 * line] * todo + coef[2 * line + 1] * chunks)
-    return seconds + coef[K_ATT] * pairs + coef[K_SEQ] * chunks
+    for line in range(LINES):
+        slope, base = roofline(coef, line)
+        seconds = max(seconds, slope * todo + base * chunks)
+    return seconds + attention_s(coef, pairs) + overhead_s(coef, chunks)
 
 
 @njit(cache=True)

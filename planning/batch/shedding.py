@@ -90,8 +90,7 @@ def form_deadline_sized(
             keys[i] = 1.0
     # The first prompt's token must not wait for what is placed behind it; best-effort work must not delay newcomers.
     limit_s = min(limit_s, prefill_s if prefill_s < math.inf else NO_PREFILL_S)
-    chunk = max_prefill_tokens(
-        engine.coef, limit_s, everyone[TOKENS], everyone[KV], 0.0, everyone[SEQUENCES], 0.0, cached
-    )
+    beside = np.array([everyone[TOKENS], everyone[KV], 0.0, everyone[SEQUENCES], 0.0])
+    chunk = max_prefill_tokens(engine.coef, limit_s, beside, cached)
     order = _in_order(keys, slack_s)
     return _run_within(engine, table, order, int(everyone[TOKENS] + chunk), tokens_out)

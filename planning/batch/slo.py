@@ -30,9 +30,6 @@ from planning.batch.classes import (
 )
 from planning.batch.composition import (
     DRAFT_TOKENS,
-    KV,
-    PAIRS,
-    SEQUENCES,
     TOKENS,
     add_tokens,
     composition_s,
@@ -55,16 +52,7 @@ ALL_SERVED, OUT_OF_ROOM, OUT_OF_TIME = range(3)
 def _chunk_tokens(builder: BatchBuilder, row: np.void, limit_s: float) -> int:
     """Largest prefill chunk of the request that keeps the batch within ``limit_s`` and the engine's token limit."""
     engine, composition, todo = builder.engine, builder.composition, num_uncomputed_tokens(row)
-    room = max_prefill_tokens(
-        engine.coef,
-        limit_s,
-        composition[TOKENS],
-        composition[KV],
-        composition[PAIRS],
-        composition[SEQUENCES],
-        composition[DRAFT_TOKENS],
-        row["computed_tokens"],
-    )
+    room = max_prefill_tokens(engine.coef, limit_s, composition, row["computed_tokens"])
     chunk = chunk_within(todo, int(composition[TOKENS]), builder.chunk_budget)
     return min(todo, chunk, room, int(engine.limits["max_batch_tokens"] - composition[TOKENS]))
 

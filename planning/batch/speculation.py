@@ -47,7 +47,8 @@ def _prefill_rate(
         sequences += counts[level]
         if counts[level] > 0:
             deepest = max(deepest, float(drafts[level]))
-    chunk = max_prefill_tokens(engine.coef, step_s, tokens, kv_tokens, 0.0, sequences, deepest, 0.0)
+    composition = np.array([tokens, kv_tokens, 0.0, sequences, deepest])
+    chunk = max_prefill_tokens(engine.coef, step_s, composition, 0.0)
     return min(chunk, engine.limits["max_batch_tokens"] - tokens) / step_s
 
 

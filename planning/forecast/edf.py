@@ -14,10 +14,9 @@ import numpy as np
 from numba import njit
 
 from planning.engine import EngineModel
-from profiles.kernels import K_KV, K_SEQ, K_SPEC, Coefficients
+from profiles.kernels import LINES, Coefficients, draft_s, kv_read_s, overhead_s, roofline
 
 LEAST_PACE_S = 1e-6
-LINES = 2  # of the roofline
 # Iterations whose base time a whole number of them takes beyond what a fluid does: with one, one in twelve tables that
 # only this admits is late when it is run; with this, none was found (``tests/oracles/test_edf.py``).
 UNEVEN = 1.5
@@ -58,7 +57,7 @@ def _fill_due(coef: Coefficients, decode: np.void, start_s: float, due: np.void)
     due["first_s"], due["last_s"], due["pace_s"], due["steps"] = first_s, last_s, max(pace_s, LEAST_PACE_S), steps
     due["tokens"] = decode["step_tokens"]
     kv_tokens = decode["kv_tokens"] + decode["gain"] * 0.5 * (steps + 1)
-    due["rest_s"] = coef[K_SEQ] + coef[K_KV] * kv_tokens
+    due["rest_s"] = overhead_s(coef, 1.0) + kv_read_s(coef, kv_tokens)
 
 
 @njit(cache=True)
@@ -85,7 +84,7 @@ def _pass_time(until_s: float, step_s: float, sums: Sums) -> None:
 def _begin(coef: Coefficients, due: np.void, gain: float, sums: Sums) -> None:
     """A decode's first step is due, and more from now on."""
     for line in range(LINES):
-        work_s = coef[2 * line] * due["tokens"] + due["rest_s"]
+        work_s = roofline(coef, line)[0] * due["tokens"] + due["rest_s"]
         sums.spare_s[line] -= work_s
         sums.rate[line] += work_s / due["pace_s"]
     sums.kv_tokens[0] += gain
@@ -96,7 +95,7 @@ def _begin(coef: Coefficients, due: np.void, gain: float, sums: Sums) -> None:
 def _end(coef: Coefficients, due: np.void, decode: np.void, sums: Sums) -> None:
     """A decode's last step is due: it leaves."""
     for line in range(LINES):
-        sums.rate[line] -= (coef[2 * line] * due["tokens"] + due["rest_s"]) / due["pace_s"]
+        sums.rate[line] -= (roofline(coef, line)[0] * due["tokens"] + due["rest_s"]) / due["pace_s"]
     sums.kv_tokens[0] -= decode["kv_tokens"] + decode["gain"] * due["steps"]
     sums.kv_rate[0] -= decode["gain"] / due["pace_s"]
 
@@ -110,7 +109,7 @@ def _at_start(engine: EngineModel, decodes: np.ndarray, start_s: float) -> Sums:
         kv_tokens[0] += decodes[j]["kv_tokens"]
         drafts = max(drafts, decodes[j]["step_tokens"] - 1)
     for line in range(LINES):
-        base_s[line] = coef[2 * line + 1] + coef[K_SPEC] * drafts
+        base_s[line] = roofline(coef, line)[1] + draft_s(coef, drafts)
     usable = np.full(1, 1.0 - limits["best_effort_share"])
     return Sums(np.full(1, start_s), -UNEVEN * base_s, np.zeros(LINES), kv_tokens, np.zeros(1), base_s, usable)
 

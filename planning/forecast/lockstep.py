@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit
 
 from planning.deadlines import dslo_due_s, remaining_tokens
-from profiles.kernels import K_KV, Coefficients, iteration_s
+from profiles.kernels import Coefficients, iteration_s, kv_read_s
 
 DECODE_STATE = np.dtype(
     [
@@ -104,10 +104,10 @@ def _walk(
             first_s = iteration_s(coef, tokens, kv_tokens + growth * done + tokens, 0.0, alive, drafts[i])
             if count == 0:
                 spans[0]["step"], spans[0]["end_s"], count = 1, start_s + first_s, 1
-            now_s += steps * first_s + coef[K_KV] * growth * steps * (steps - 1) / 2
+            now_s += steps * first_s + kv_read_s(coef, growth) * steps * (steps - 1) / 2
             done += steps
             spans[count]["step"], spans[count]["end_s"], count = done, now_s, count + 1
-            longest_s = max(longest_s, first_s + coef[K_KV] * growth * (steps - 1))
+            longest_s = max(longest_s, first_s + kv_read_s(coef, growth) * (steps - 1))
             peak_tokens = max(peak_tokens, kv_tokens + growth * done + alive * (block_tokens - 1))
         decode["finish_s"] = now_s
         tokens -= decode["step_tokens"]

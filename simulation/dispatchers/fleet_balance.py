@@ -15,7 +15,7 @@ from planning.deadlines import next_token_deadline_s, num_uncomputed_tokens
 from planning.engine import EngineModel
 from profiles.kernels import iteration_s
 from routing.fleet_state import SHARED, FleetState
-from routing.placement import NOWHERE, PLACEMENT, place
+from routing.placement import NOWHERE, PLACEMENT, CandidateOrder, place
 from routing.scores import LEAST_ADDED
 from simulation.core.engine import Engines, submit
 from simulation.core.prefill_forecast import forecast_prefills
@@ -202,7 +202,8 @@ def _promised(fleet: SimFleetState, job: int) -> int:
         scores = np.empty((1, len(fleet.sides)))
         for r in range(len(fleet.sides)):
             scores[0, r] = _score(fleet, r)
-    place(fleet.fleet_state, row, state["now_s"], scores, LEAST_ADDED, state["max_hops"], placement)
+    order = CandidateOrder(scores, LEAST_ADDED, state["max_hops"])
+    place(fleet.fleet_state, row, state["now_s"], order, placement)
     return placement[0]["replica"]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numba import njit
 
 from routing.fleet_state import FleetState, make_fleet_state, recompute_load
-from routing.placement import NO_SCORES, NOWHERE, PLACEMENT, place
+from routing.placement import NO_SCORES, NOWHERE, PLACEMENT, CandidateOrder, place
 from routing.policy import RoutingPolicy, best_scored, make_routing, to_routing_request
 from routing.scores import MOST_LOADED
 from simulation.core.engine import Engines
@@ -84,8 +84,8 @@ class KernelDispatcher(StatelessDispatcher):
         asking = np.flatnonzero(~rows["best_effort"])
         if len(asking):
             fleet_state, placements = self._fleet_state.at(simulation), np.zeros(len(asking), dtype=PLACEMENT)
-            arguments = simulation.now_s, NO_SCORES, self.rule, self.max_hops
-            place(fleet_state, rows[asking], *arguments, placements)
+            order = CandidateOrder(NO_SCORES, self.rule, self.max_hops)
+            place(fleet_state, rows[asking], simulation.now_s, order, placements)
             self._carry_out(simulation, rows, asking, placements)
         for row in rows[rows["best_effort"]]:
             simulation.place(row, least_busy(simulation.engines))

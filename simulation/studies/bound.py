@@ -11,7 +11,7 @@ length L). With p the time that a TTFT leaves beside the prefill alone, that sha
 
 import numpy as np
 
-from profiles.kernels import B_1, B_2, K1_1, K1_2, K_ATT, K_KV, K_SEQ
+from profiles.kernels import LINES, attention_s, kv_read_s, overhead_s, roofline
 
 ATTAINED = 0.9  # share of the requests that must be served; the dearest rest is free
 
@@ -49,8 +49,9 @@ def fluid_bound_per_s(
 def share_in_time(jobs: np.ndarray, coef: np.ndarray, length_s: float) -> float:
     """Most of the programs whose first tokens can all be on time where iterations take ``length_s`` on average."""
     prompt = jobs["prompt_tokens"].astype(np.float64)
-    alone_s = np.maximum(coef[K1_1] * prompt + coef[B_1], coef[K1_2] * prompt + coef[B_2])
-    alone_s += coef[K_ATT] * prompt**2 / 2 + coef[K_SEQ]
+    lines = [slope * prompt + base for slope, base in (roofline(coef, line) for line in range(LINES))]
+    alone_s = np.maximum(*lines)
+    alone_s += attention_s(coef, prompt**2 / 2) + overhead_s(coef, 1.0)
     chance = np.clip((jobs["ttft_s"] - alone_s) / length_s, 0.0, 1.0)
     heads, owner = np.unique(jobs["program"], return_inverse=True)
     least = np.ones(len(heads))
@@ -75,7 +76,7 @@ def _programs(jobs: np.ndarray, coef: np.ndarray) -> np.ndarray:
     """Work of every program, summed over its requests."""
     prompt, steps = jobs["prompt_tokens"].astype(np.float64), jobs["output_tokens"] - 1.0
     kv_tokens = steps * (prompt + steps / 2 + 1)
-    rest_s = coef[K_KV] * kv_tokens + coef[K_ATT] * prompt**2 / 2 + coef[K_SEQ] * (steps + 1)
+    rest_s = kv_read_s(coef, kv_tokens) + attention_s(coef, prompt**2 / 2) + overhead_s(coef, steps + 1)
     heads, owner = np.unique(jobs["program"], return_inverse=True)
     program = np.zeros(len(heads), dtype=PROGRAM)
     for name, values in (("tokens", prompt + steps), ("steps", steps), ("rest_s", rest_s), ("kv_tokens", kv_tokens)):
@@ -83,7 +84,7 @@ def _programs(jobs: np.ndarray, coef: np.ndarray) -> np.ndarray:
     program["pace_s"] = np.inf
     np.minimum.at(program["pace_s"], owner, jobs["tpot_s"])
     program["tier"] = jobs["tier"][heads]
-    program["seconds"] = min(coef[K1_1], coef[K1_2]) * program["tokens"] + program["rest_s"]
+    program["seconds"] = min(roofline(coef, line)[0] for line in range(LINES)) * program["tokens"] + program["rest_s"]
     return program
 
 
@@ -91,8 +92,8 @@ def _rate_per_s(served: np.ndarray, coef: np.ndarray, kv_capacity_tokens: int, l
     """Served programs per second with iterations of ``length_s``: time or KV, whichever ends first."""
     tokens, rest_s = served["tokens"].mean(), served["rest_s"].mean()
     by_time = min(
-        max(0.0, length_s - coef[base]) / length_s / (coef[slope] * tokens + rest_s)
-        for slope, base in ((K1_1, B_1), (K1_2, B_2))
+        max(0.0, length_s - base) / length_s / (slope * tokens + rest_s)
+        for slope, base in (roofline(coef, line) for line in range(LINES))
     )
     # A decode holds its KV for one iteration per step at least (Little's law over the KV tokens).
     by_kv = kv_capacity_tokens / (served["kv_tokens"].mean() * length_s)

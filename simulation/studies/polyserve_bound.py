@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from profiles.kernels import B_1, B_2, K1_1, K1_2, K_ATT, K_KV, K_SEQ
+from profiles.kernels import LINES, attention_s, kv_read_s, overhead_s, roofline
 from profiles.profile import Profile
 from simulation.studies.bound import ATTAINED
 from simulation.workloads.polyserve import TPOT_S, TTFT_S
@@ -43,8 +43,8 @@ def _mean_work(jobs: np.ndarray, coef: np.ndarray) -> Mapping[str, tuple[float, 
     """Mean tokens, seconds beside the batch term, and KV token-steps of the two halves of a request."""
     prompt, steps = jobs["prompt_tokens"].astype(np.float64), jobs["output_tokens"] - 1.0
     kv_tokens = steps * (prompt + steps / 2 + 1)
-    prefill = (prompt, coef[K_ATT] * prompt**2 / 2 + coef[K_SEQ], np.zeros(len(jobs)))
-    decode = (steps, coef[K_KV] * kv_tokens + coef[K_SEQ] * steps, kv_tokens)
+    prefill = (prompt, attention_s(coef, prompt**2 / 2) + overhead_s(coef, 1.0), np.zeros(len(jobs)))
+    decode = (steps, kv_read_s(coef, kv_tokens) + overhead_s(coef, steps), kv_tokens)
     means: dict[str, tuple[float, float, float]] = {}
     for name, parts in (("prefill", prefill), ("decode", decode)):
         tokens, rest_s, kv = (float(part.mean()) for part in parts)
@@ -59,7 +59,7 @@ def _cost_s(
     coef = profile.coefficients
     tokens, rest_s, kv_tokens = (sum(work[half][k] for half in halves) for k in range(3))
     by_time = max(
-        length_s / (length_s - coef[base]) * (coef[slope] * tokens + rest_s) if length_s > coef[base] else np.inf
-        for slope, base in ((K1_1, B_1), (K1_2, B_2))
+        length_s / (length_s - base) * (slope * tokens + rest_s) if length_s > base else np.inf
+        for slope, base in (roofline(coef, line) for line in range(LINES))
     )
     return float(max(by_time, kv_tokens * length_s / profile.kv_capacity_tokens))

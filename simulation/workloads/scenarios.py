@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from profiles.kernels import B_1, B_2, K1_1, K1_2, K_ATT, K_SEQ
+from profiles.kernels import LINES, attention_s, overhead_s, roofline
 from simulation.core.jobs import NEVER, make_jobs
 from simulation.workloads.arrivals import shaped_s
 from simulation.workloads.lengths import CappedLogNormal, Lengths
@@ -75,8 +75,8 @@ BURSTY = ("Coder", "Mixed", "ToolLLM")  # those with arrivals of the coding trac
 def zero_load_ttft_s(coef: np.ndarray, prompt_tokens: np.ndarray, chunk_tokens: int = 8192) -> np.ndarray:
     """Time to the first token on an idle engine, its overhead included."""
     chunks = np.ceil(prompt_tokens / chunk_tokens)
-    lines = [coef[k] * prompt_tokens + coef[b] * chunks for k, b in ((K1_1, B_1), (K1_2, B_2))]
-    return np.maximum(*lines) + coef[K_ATT] * prompt_tokens**2 / 2 + coef[K_SEQ] * chunks
+    lines = [slope * prompt_tokens + base * chunks for slope, base in (roofline(coef, i) for i in range(LINES))]
+    return np.maximum(*lines) + attention_s(coef, prompt_tokens**2 / 2) + overhead_s(coef, chunks)
 
 
 def make_scenario(

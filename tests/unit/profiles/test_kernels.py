@@ -32,5 +32,5 @@ def test_pairs_count_each_new_token_against_its_context_and_half_of_the_chunk() 
 def test_without_any_slope_there_is_no_bound_on_the_chunk() -> None:
     flat = np.zeros(kernels.COEFFICIENTS)
     flat[kernels.B_1] = 1e-3
-    assert kernels.max_prefill_tokens(flat, 2e-3, 0, 0, 0, 0, 0, 0) == 2**31 - 1
-    assert kernels.max_prefill_tokens(flat, 1e-3, 0, 0, 0, 0, 0, 0) == 0
+    assert kernels.max_prefill_tokens(flat, 2e-3, np.zeros(5), 0) == 2**31 - 1
+    assert kernels.max_prefill_tokens(flat, 1e-3, np.zeros(5), 0) == 0

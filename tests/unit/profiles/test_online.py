@@ -98,7 +98,7 @@ def test_a_machine_that_changes_is_followed_within_thirty_iterations() -> None:
 def test_bounds_hold_whatever_is_observed(steps: list[tuple[float, float, float, float]]) -> None:
     state = new_correction(COEFFICIENTS)
     for tokens, kv_tokens, pairs, seconds in steps:
-        state = observe(state, COEFFICIENTS, tokens, kv_tokens, pairs, 1.0, 0.0, seconds)
+        state = observe(state, COEFFICIENTS, np.array([tokens, kv_tokens, pairs, 1.0, 0.0]), seconds)
     assert DEFAULT.lowest <= state[SLOPE] <= DEFAULT.highest
     assert DEFAULT.lowest * BASE_S * (1 - 1e-9) <= state[INTERCEPT_S] <= DEFAULT.highest * BASE_S * (1 + 1e-9)
     coef = corrected(COEFFICIENTS, state)
@@ -110,14 +110,14 @@ def test_bounds_hold_whatever_is_observed(steps: list[tuple[float, float, float,
 @pytest.mark.parametrize("seconds", [0.0, -1.0, np.nan, np.inf])
 def test_times_that_are_no_times_and_empty_batches_teach_nothing(seconds: float) -> None:
     state = learn(machine(2, 1, 20))
-    assert (observe(state, COEFFICIENTS, 64.0, 1000.0, 0.0, 64.0, 0.0, seconds) == state).all()
-    assert (observe(state, COEFFICIENTS, 0.0, 0.0, 0.0, 0.0, 0.0, 0.01) == state).all()
+    assert (observe(state, COEFFICIENTS, np.array([64.0, 1000.0, 0.0, 64.0, 0.0]), seconds) == state).all()
+    assert (observe(state, COEFFICIENTS, np.array([0.0, 0.0, 0.0, 0.0, 0.0]), 0.01) == state).all()
 
 
 def test_observing_leaves_the_old_state_alone() -> None:
     state = learn(machine(2, 1, 20))
     before = state.copy()
-    observe(state, COEFFICIENTS, 64.0, 1000.0, 0.0, 64.0, 0.0, 0.1)
+    observe(state, COEFFICIENTS, np.array([64.0, 1000.0, 0.0, 64.0, 0.0]), 0.1)
     assert (state == before).all()
 
 

@@ -23,7 +23,7 @@ from routing.fleet_state import (
     recompute_load,
     remove_request,
 )
-from routing.placement import NO_SCORES, NOWHERE, PLACEMENT, check_replica, place, quick_check
+from routing.placement import NO_SCORES, NOWHERE, PLACEMENT, CandidateOrder, check_replica, place, quick_check
 from routing.placement import _dominates as dominates
 from routing.scores import MOST_LOADED
 from tests.support.examples import examples
@@ -55,7 +55,7 @@ def requests(rng: np.random.Generator, rows: int, first_id: int, tier: int = 0) 
 
 def put(fleet: FleetState, rows: np.ndarray, max_hops: int = 4) -> np.ndarray:
     placements = np.zeros(len(rows), dtype=PLACEMENT)
-    place(fleet, rows, 0.0, NO_SCORES, MOST_LOADED, max_hops, placements)
+    place(fleet, rows, 0.0, CandidateOrder(NO_SCORES, MOST_LOADED, max_hops), placements)
     return placements
 
 
@@ -209,7 +209,7 @@ def test_what_a_policy_prefers_comes_first_and_what_it_shuns_never() -> None:
     fleet, asked = fleet_of([5, 20, 10]), new()
     placements = np.zeros(1, dtype=PLACEMENT)
     for scores, chosen in (([3.0, 1.0, 2.0], 0), ([-np.inf, 1.0, 2.0], 2), ([-np.inf] * 3, NOWHERE)):
-        place(fleet, asked, 0.0, np.array([scores]), MOST_LOADED, 4, placements)
+        place(fleet, asked, 0.0, CandidateOrder(np.array([scores]), MOST_LOADED, 4), placements)
         assert placements[0]["replica"] == chosen
 
 
@@ -223,10 +223,10 @@ def test_ruling_replicas_out_inside_a_burst_changes_no_verdict(seed: int) -> Non
     asked["prompt_tokens"] = rng.integers(500, 12_000, 8)
     asked["ttft_s"], asked["output_tokens"] = rng.choice([0.1, 0.3, 1.0], 8), 100
     in_turn, together = np.tile([3.0, 2.0, 1.0], (8, 1)), np.zeros(8, dtype=PLACEMENT)
-    place(fleet_of(loads, seed=seed), asked, 0.0, in_turn, MOST_LOADED, 3, together)
+    place(fleet_of(loads, seed=seed), asked, 0.0, CandidateOrder(in_turn, MOST_LOADED, 3), together)
     fleet, alone = fleet_of(loads, seed=seed), np.zeros(8, dtype=PLACEMENT)
     for i in np.argsort(asked["prompt_tokens"], kind="stable"):
-        place(fleet, asked[i : i + 1], 0.0, in_turn[:1], MOST_LOADED, 3, alone[i : i + 1])
+        place(fleet, asked[i : i + 1], 0.0, CandidateOrder(in_turn[:1], MOST_LOADED, 3), alone[i : i + 1])
     assert together["replica"].tolist() == alone["replica"].tolist()
 
 
@@ -277,7 +277,7 @@ def test_only_what_is_easier_in_no_respect_dominates(field: str, easier: float) 
 
 def test_of_equally_wanted_replicas_the_first_is_taken() -> None:
     fleet, placements = fleet_of([5, 5, 5]), np.zeros(1, dtype=PLACEMENT)
-    place(fleet, new(), 0.0, np.array([[1.0, 2.0, 2.0]]), MOST_LOADED, 4, placements)
+    place(fleet, new(), 0.0, CandidateOrder(np.array([[1.0, 2.0, 2.0]]), MOST_LOADED, 4), placements)
     assert placements[0]["replica"] == 1
 
 

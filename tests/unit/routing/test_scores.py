@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from planning.limits import make_limits
 from routing.fleet_state import FleetState, add_request, make_fleet_state, recompute_load
-from routing.placement import NO_SCORES, PLACEMENT, place
+from routing.placement import NO_SCORES, PLACEMENT, CandidateOrder, place
 from routing.scores import LEAST_ADDED, MOST_LOADED, PROMPTS_DUE_S, score_replicas
 from tests.support.examples import examples
 from tests.support.planning_cases import COEFS, draw_requests, start_decoding
@@ -96,5 +96,5 @@ def test_requests_of_one_burst_see_what_was_placed_before_them() -> None:
     placements = np.zeros(6, dtype=PLACEMENT)
     for rule, counts in ((LEAST_ADDED, [7, 7, 7]), (MOST_LOADED, [11, 5, 5])):
         fleet = fleet_of(*[[LOOSE_S] * 5] * 3)
-        place(fleet, rows, 0.0, NO_SCORES, rule, 4, placements)
+        place(fleet, rows, 0.0, CandidateOrder(NO_SCORES, rule, 4), placements)
         assert sorted(fleet.replicas["count"].tolist(), reverse=True) == counts

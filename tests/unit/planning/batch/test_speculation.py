@@ -30,7 +30,7 @@ def rate(coef: np.ndarray, levels: np.ndarray, counts: np.ndarray, drafts: tuple
     step_s = min(levels["tpot_s"][i] * accepted_tokens(d, alpha) for i, d in enumerate(drafts))
     step_s = min(step_s, 0.2)
     tokens, kv = sum(counts * (1 + np.array(drafts))), sum(counts * (levels["kv_tokens"] + 1 + np.array(drafts)))
-    chunk = max_prefill_tokens(coef, step_s, tokens, kv, 0.0, counts.sum(), max(drafts), 0.0)
+    chunk = max_prefill_tokens(coef, step_s, np.array([tokens, kv, 0.0, counts.sum(), max(drafts)]), 0.0)
     return min(chunk, 8192 - tokens) / step_s
 
 

@@ -1,0 +1,6 @@
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+def register_jitable(function: _F, /) -> _F: ...
