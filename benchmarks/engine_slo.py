@@ -257,7 +257,7 @@ def to_rich(points: list[dict[str, Any]]) -> Table:
     return table
 
 
-def main(
+def main(  # noqa: PLR0913  (a command: its options)
     json_path: Annotated[Path | None, typer.Option("--json", help="result file")] = None,
     seeds: Annotated[int, typer.Option(help="runs per load and policy")] = 5,
     seconds: Annotated[float, typer.Option(help="window of arrivals")] = 15.0,

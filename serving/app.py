@@ -42,7 +42,7 @@ class Ingress:
 
     async def __serve_build_asgi_app__(self) -> Any:
         from serving.config.vllm_arguments import command_line
-        from serving.ingress.ingress import IngressApp
+        from serving.ingress.ingress import Deploy, IngressApp
         from serving.ingress.vllm_server import make_server
 
         config, fleet = self.config, self.config.fleet
@@ -57,8 +57,7 @@ class Ingress:
             self.transport,
             server,
             client.dispatcher,
-            self.application,
-            self.deploy,
+            Deploy(self.application, self.deploy),
             engine_failed=lambda: bool(server.state.engine_client.errored),
         )
         return self.ingress_app

@@ -70,7 +70,7 @@ app.command()(cli_fleet.fleet)
 
 
 @app.command()
-def replay(
+def replay(  # noqa: PLR0913  (a command: its options)
     trace: Annotated[Path, typer.Argument(help="Trace: parquet, or CSV with the same columns.")],
     url: Url = None,
     model: Annotated[str | None, typer.Option(help="Model to ask for; the server's first without it.")] = None,

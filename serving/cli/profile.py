@@ -51,7 +51,7 @@ def show(
 
 
 @app.command()
-def run(
+def run(  # noqa: PLR0913  (a command: its options)
     out: Out,
     model: Annotated[str, typer.Option(help='"embedded", a folder, or a Hugging Face id')] = "embedded",
     name: Name = "",
@@ -88,7 +88,7 @@ def run(
 
 
 @importers.command("aiconfigurator")
-def import_aiconfigurator(
+def import_aiconfigurator(  # noqa: PLR0913  (a command: its options)
     model: Annotated[str, typer.Option(help="an id that aiconfigurator ships, or a folder with config.json")],
     system: Annotated[str, typer.Option(help="GPU system as aiconfigurator names it, such as h200_sxm")],
     out: Out,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import serving.loadgen.fidelity  # noqa: F401  (registers itself: it needs a real engine)
 from simulation.experiments.registry import Context, Experiment, Point, Task, experiment, markdown_table
@@ -21,32 +21,32 @@ BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 Report = Callable[[int, int, str], None]  # points done, points in all, the one that was finished last
 
 
-def run_experiment(
-    name: str,
-    *,
-    quick: bool,
-    traces: Path,
-    out: Path,
-    processes: int,
-    report: Report,
-    may_start: Callable[[], bool] = lambda: True,
-) -> dict[str, Any]:
+class RunOptions(NamedTuple):
+    """How experiments are run; no task is started once ``may_start`` says no."""
+
+    quick: bool
+    traces: Path
+    processes: int
+    may_start: Callable[[], bool] = lambda: True
+
+
+def run_experiment(name: str, out: Path, options: RunOptions, report: Report) -> dict[str, Any]:
     """Run what is missing of an experiment and write ``out``; returns its content.
 
     Finished points are kept beside ``out`` until all are there, and then in it. They count for the same parameters,
-    version and behaviour (``Experiment.behaviour``), so a later run repeats only what has changed. No task is started
-    once ``may_start`` says no: the result then names what is ``missing``, which is for the next call.
+    version and behaviour (``Experiment.behaviour``), so a later run repeats only what has changed. Where
+    ``options.may_start`` ends it, the result names what is ``missing``, which is for the next call.
     """
     chosen = experiment(name)
-    config = chosen.config(quick)
+    config = chosen.config(options.quick)
     tasks = chosen.tasks(config)
     partial = out.with_suffix(".partial.jsonl")
     kept, points = {point["key"]: point for point in _kept(out, partial)}, dict[str, Point]()
     report(0, len(tasks), "")
     out.parent.mkdir(parents=True, exist_ok=True)
-    work = [(name, task, traces, kept.get(task.key)) for task in tasks]
+    work = [(name, task, options.traces, kept.get(task.key)) for task in tasks]
     with partial.open("a") as lines:
-        for point in _run_all(work, 1 if chosen.is_exclusive else processes, may_start):
+        for point in _run_all(work, 1 if chosen.is_exclusive else options.processes, options.may_start):
             key = point["key"]
             if point != kept.get(key):
                 lines.write(json.dumps(point) + "\n")

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
@@ -19,7 +19,7 @@ from profiles.profile import Profile
 from profiles.store import load_profile
 from serving.cli import scenario as scenarios
 from serving.cli import simulate_plots
-from serving.cli.reproduce import run_experiment
+from serving.cli.reproduce import RunOptions, run_experiment
 from serving.tables import table_console
 from simulation.core.loop import Dispatcher, Simulation
 from simulation.core.metrics import Window, summarize
@@ -63,7 +63,7 @@ def simulate(
             def show(done: int, task: TaskID = task) -> None:
                 bar.update(task, completed=done)
 
-            last = _run(asked, profile, jobs, edges, trace, seed, show, sampled)
+            last = _run(asked, profile, Workload(jobs, edges, trace), seed, show, sampled)
             figures = summarize(last.jobs, last.records, last.engines.state, Window.of(last.jobs))
             points.append({"rate_per_s": rate, "seed": seed, **figures, "wall_s": time.perf_counter() - started_s})
             if plots is not None and (rate, seed) == runs[-1]:
@@ -77,6 +77,14 @@ def simulate(
         result = {"name": f"simulate-{asked.name}", "config": asked.model_dump(), "seeds": asked.seeds}
         headline = {"attainment": float(np.median([p["attainment"]["dslo"] for p in points]))}
         json_out.write_text(json.dumps({**result, "headline": headline, "points": points}, indent=1) + "\n")
+
+
+class Workload(NamedTuple):
+    """What is asked for in one run."""
+
+    jobs: np.ndarray
+    edges: np.ndarray
+    trace: Trace | None
 
 
 def _dispatcher(
@@ -95,15 +103,13 @@ def _dispatcher(
 def _run(
     asked: scenarios.Scenario,
     profile: Profile,
-    jobs: np.ndarray,
-    edges: np.ndarray,
-    trace: Trace | None,
+    workload: Workload,
     seed: int,
     show: Callable[[int], None],
     sampled: list[tuple[float, list[int]]],
 ) -> Simulation:
     """One run; calls ``show`` and samples the load of the replicas now and then."""
-    system = asked.chosen_system()
+    system, (jobs, edges, trace) = asked.chosen_system(), workload
     prefixes = (
         PrefixCache(trace.blocks, trace.block_tokens, jobs, asked.replicas)
         if trace is not None and len(trace.blocks)
@@ -143,7 +149,7 @@ def _label(names: list[str], tier: int) -> str:
     return names[tier] if tier < len(names) else f"tier {tier}"
 
 
-def plan(
+def plan(  # noqa: PLR0913  (a command: its options)
     path: Annotated[Path, typer.Argument(metavar="SCENARIO", help="scenario file (YAML) whose trace is planned for")],
     target: Annotated[float, typer.Option(min=0.01, max=0.999, help="attainment that every class must reach")] = 0.95,
     profile: Annotated[list[str] | None, typer.Option(help="GPU kinds to compare; default: the scenario's")] = None,
@@ -164,7 +170,20 @@ def plan(
             loaded = load_profile(kind)
             for rate in asked.rates_per_s:
                 for who, number in _groups(asked, apart):
-                    points.append(_need(asked, loaded, trace, traces, rate, who, number, target, hourly, bar))
+
+                    def jobs_of(
+                        seed: int, loaded: Profile = loaded, rate: float = rate, number: int = number
+                    ) -> tuple[np.ndarray, np.ndarray]:
+                        jobs, edges = scenarios.make_jobs(asked, trace, traces, loaded, rate, seed)
+                        return (_only(jobs, number) if number >= 0 else jobs), edges
+
+                    task = bar.add_task(f"{loaded.name} {who} {rate:g} req/s", total=len(asked.seeds))
+                    found = [
+                        replicas_needed(jobs, loaded, target, hourly / 3600.0, edges=edges)
+                        for jobs, edges in map(jobs_of, bar.track(asked.seeds, task_id=task))
+                    ]
+                    point: dict[str, Any] = {"profile": loaded.name, "class": who, "rate_per_s": rate}
+                    points.append(point | _needed(found))
     console.print(_plan_table(points, target))
     if json_out is not None:
         result = {"name": f"plan-{asked.name}", "config": {**asked.model_dump(), "target": target}}
@@ -179,32 +198,14 @@ def _groups(asked: scenarios.Scenario, apart: bool) -> list[tuple[str, int]]:
     return [("all", -1), *(own if apart else [])]
 
 
-def _need(
-    asked: scenarios.Scenario,
-    profile: Profile,
-    trace: Trace | None,
-    traces: Path,
-    rate: float,
-    who: str,
-    number: int,
-    target: float,
-    hourly: float,
-    bar: Progress,
-) -> dict[str, Any]:
-    """Replicas and cost for one group of classes, median and spread over seeds."""
-    replicas, costs, attainments = [], [], []
-    for seed in asked.seeds:
-        jobs, edges = scenarios.make_jobs(asked, trace, traces, profile, rate, seed)
-        if number >= 0:
-            jobs = _only(jobs, number)
-        task = bar.add_task(f"{profile.name} {who} {rate:g} req/s, seed {seed}", total=None)
-        count, attainment, cost = replicas_needed(jobs, profile, target, hourly / 3600.0, edges=edges)
-        bar.remove_task(task)
-        replicas.append(float(count))
-        attainments.append(attainment)
-        costs.append(cost)
-    found = {"profile": profile.name, "class": who, "rate_per_s": rate, "replicas": median_and_spread(replicas)}
-    return {**found, "attainment": median_and_spread(attainments), "cost_per_request": median_and_spread(costs)}
+def _needed(found: list[tuple[int, float, float]]) -> dict[str, Any]:
+    """Replicas, attainment and cost, median and spread over seeds."""
+    replicas, attainments, costs = zip(*found, strict=True)
+    return {
+        "replicas": median_and_spread([float(count) for count in replicas]),
+        "attainment": median_and_spread(list(attainments)),
+        "cost_per_request": median_and_spread(list(costs)),
+    }
 
 
 def _only(jobs: np.ndarray, number: int) -> np.ndarray:
@@ -248,15 +249,8 @@ def reproduce(
             def report(done: int, total: int, last: str, name: str = name, task: Any = task) -> None:
                 bar.update(task, completed=done, total=total, description=f"{name} {last}")
 
-            result = run_experiment(
-                name,
-                quick=quick,
-                traces=traces,
-                out=out,
-                processes=processes,
-                report=report,
-                may_start=lambda: time.monotonic() < deadline_s,
-            )
+            options = RunOptions(quick, traces, processes, lambda: time.monotonic() < deadline_s)
+            result = run_experiment(name, out, options, report)
         if result["missing"]:
             console.print(f"{name}: out of time, run again for the other {len(result['missing'])} points")
         table = Table("figure", "value", title=title)

@@ -39,7 +39,7 @@ class Decider:
         loads: Callable[[], Mapping[str, float]],
         release: Callable[[Sequence[Decision]], None],
     ) -> None:
-        self._transport, self._timeouts, self._tasks = transport, timeouts, tasks
+        self._transport, self.timeouts, self._tasks = transport, timeouts, tasks
         self._loads, self._release = loads, release
         self._silent_since_s: float | None = None  # since when no question was answered
         self._open: set[asyncio.Task[list[Decision]]] = set()
@@ -79,11 +79,11 @@ class Decider:
         """Wait for the answer as long as somebody does; those who do so no more leave ``waiting``."""
         while waiting and not asked.done():
             waited_s = time.monotonic() - started_s
-            gone = [name for name, request in waiting.items() if self._timeouts.ask_s(request.slo) <= waited_s]
+            gone = [name for name, request in waiting.items() if self.timeouts.ask_s(request.slo) <= waited_s]
             if gone:
                 yield [waiting.pop(name) for name in gone]
             else:
-                left_s = min(self._timeouts.ask_s(request.slo) for request in waiting.values()) - waited_s
+                left_s = min(self.timeouts.ask_s(request.slo) for request in waiting.values()) - waited_s
                 await asyncio.wait([asked], timeout=left_s)
 
     def _take(self, decisions: Sequence[Decision], waiting: dict[str, EngineRequest]) -> Decided:

@@ -42,9 +42,7 @@ class Dispatcher:
         decider = Decider(transport, timeouts, self._tasks, self._streams.loads, self.registry.release)
         self._quarantine = Quarantine(lambda requests: self._offers.enqueue(requests), self._is_settled)
         self.registry.ended = self._quarantine.acquit
-        self._offers = Offers(
-            self.registry, decider, self._quarantine, self._tasks, timeouts, self._streams.doubtful, self._send
-        )
+        self._offers = Offers(self.registry, decider, self._quarantine, self._tasks, self._streams.doubtful, self._send)
         self._tasks.keep(lambda: self._streams.watch(self._busy))
 
     @property

@@ -9,7 +9,7 @@ import msgspec
 from protocol.messages import AdmissionRequest, Decision, Submission, Verdict
 from serving.dispatch.background import Tasks
 from serving.dispatch.deciding import Decided, Decider
-from serving.dispatch.engine_request import EngineRequest, Timeouts
+from serving.dispatch.engine_request import EngineRequest
 from serving.dispatch.groups import Group
 from serving.dispatch.quarantine import Quarantine
 from serving.dispatch.registry import RequestRegistry
@@ -30,12 +30,11 @@ class Offers:
         decider: Decider,
         quarantine: Quarantine,
         tasks: Tasks,
-        timeouts: Timeouts,
         avoided: Callable[[], tuple[str, ...]],
         send: Callable[[str, Sent], None],
     ) -> None:
         self._registry, self._decider, self._quarantine = registry, decider, quarantine
-        self._tasks, self._timeouts = tasks, timeouts
+        self._tasks, self._timeouts = tasks, decider.timeouts
         self._avoided, self._send = avoided, send
         self._new: list[EngineRequest] = []
 

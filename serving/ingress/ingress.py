@@ -5,7 +5,7 @@ import contextvars
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -33,6 +33,16 @@ PATIENCE_S = 5.0  # with the controller, once it has been up
 STATUS_AGE_S = 0.5  # health and status answers may be so old
 
 
+class Deploy(NamedTuple):
+    """Which deploy of which application an ingress belongs to."""
+
+    application: str = ""  # Serve's name, under which the fleet is scaled
+    id: str = ""
+
+
+NO_DEPLOY = Deploy()
+
+
 class IngressApp:
     """Holds the tier table in force, pings the controller with it, and answers what is not vLLM's to answer."""
 
@@ -42,21 +52,17 @@ class IngressApp:
         transport: RayTransport,
         server: Any,
         dispatcher: Dispatcher,
-        application: str = "",
-        deploy: str = "",
+        deploy: Deploy = NO_DEPLOY,
         engine_failed: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``application`` is Serve's name of this one, under which the fleet is scaled; ``deploy`` its deploy's id.
-
-        ``engine_failed``: whether vLLM's own client of the engine has ended, after which no request gets an answer.
-        """
+        """``engine_failed``: whether vLLM's own client of the engine has ended; after that no request gets an answer."""
         self.config, self.transport, self.dispatcher = config, transport, dispatcher
         self.metrics = DoorMetrics(config.model.name)
         self._metrics_app = self.metrics.to_app()
         self.table: TierTableConfig | None = None
         self.table_error = ""
         self._index: TierIndex | None = None
-        self._options = msgspec.msgpack.encode(config.fleet_options(application, deploy))
+        self._options = msgspec.msgpack.encode(config.fleet_options(*deploy))
         self._status: dict[str, Any] = {"replicas": []}
         self._status_s = float("-inf")
         self._asking: asyncio.Task[None] | None = None

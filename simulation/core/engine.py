@@ -195,8 +195,9 @@ def iterate(engines: Engines, r: int, jobs: np.ndarray, records: np.ndarray, end
     engine["iterations"] += 1
     before = count
     for i in range(len(table)):
-        if tokens[i] != 0:
-            count = _apply(engines, r, i, jobs, records, ended, count)
+        if tokens[i] != 0 and _apply(engines, r, i, jobs, records):
+            ended[count] = table[i]["id"] - 1
+            count += 1
     _note_kv(engine, table, limits["block_tokens"])
     if count > before:
         _compact(engines, r)
@@ -204,10 +205,8 @@ def iterate(engines: Engines, r: int, jobs: np.ndarray, records: np.ndarray, end
 
 
 @njit(cache=True)
-def _apply(
-    engines: Engines, r: int, i: int, jobs: np.ndarray, records: np.ndarray, ended: np.ndarray, count: int
-) -> int:
-    """Carry out row ``i``'s part of an iteration; returns how many jobs have ended by now."""
+def _apply(engines: Engines, r: int, i: int, jobs: np.ndarray, records: np.ndarray) -> bool:
+    """Carry out row ``i``'s part of an iteration; returns whether its job has ended with it."""
     engine, row, tokens = engines.state[r], engines.tables[r, i], engines.tokens[r, i]
     place = row["id"] - 1
     if tokens == PREEMPT:
@@ -218,12 +217,10 @@ def _apply(
     else:
         engine["prefill_tokens"] += tokens
     emitted = _run_row(row, tokens, engines.limits[r]["acceptance"], engines.seed)
-    if emitted > 0:
-        engine["decode_tokens"] += _emit(row, jobs[place], records[place], emitted, engine["free_at_s"])
-        if records[place]["ended"]:
-            ended[count] = place
-            count += 1
-    return count
+    if emitted == 0:
+        return False
+    engine["decode_tokens"] += _emit(row, jobs[place], records[place], emitted, engine["free_at_s"])
+    return bool(records[place]["ended"])
 
 
 @njit(cache=True)

@@ -52,24 +52,30 @@ class Run(NamedTuple):
         return self.fleet.engines
 
 
+class RunRouting(NamedTuple):
+    """Who decides where requests go, and when those that wait are asked about again."""
+
+    name: str  # of ROUTINGS
+    retry_s: float = math.inf
+    max_hops: int = 8
+    load_ceiling: float = 0.0
+    prefill_load_ceiling: float = 0.0
+
+
 def make_run(
     jobs: np.ndarray,
     engines: Engines,
-    routing: str,
+    routing: RunRouting,
     tiers: np.ndarray | None = None,
     sides: np.ndarray | None = None,
-    retry_s: float = math.inf,
-    max_hops: int = 8,
-    load_ceiling: float = 0.0,
-    prefill_comfort: float = 0.0,
 ) -> Run:
     """A run that has not begun; ``tiers`` (i8[R]) are the replicas' own, ``sides`` (i1[R]) what they take."""
     jobs, replicas = jobs.copy(), len(engines.state)
     sides = np.full(replicas, BOTH, dtype=np.int8) if sides is None else sides
     state = np.zeros(1, dtype=STATE)
-    state["left"], state["routing"], state["retry_s"] = len(jobs), ROUTINGS.index(routing), retry_s
-    state["retry_at_s"], state["max_hops"] = math.inf, max_hops
-    state["comfort"], state["prefill_comfort"] = load_ceiling, prefill_comfort
+    state["left"], state["routing"], state["retry_s"] = len(jobs), ROUTINGS.index(routing.name), routing.retry_s
+    state["retry_at_s"], state["max_hops"] = math.inf, routing.max_hops
+    state["comfort"], state["prefill_comfort"] = routing.load_ceiling, routing.prefill_load_ceiling
     state["is_split"] = (sides == PREFILL).any()
     fleet_state = make_fleet_state(replicas, 1)
     fleet_state.replicas["is_open"], fleet_state.replicas["count"] = sides != PREFILL, -1

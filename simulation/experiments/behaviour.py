@@ -13,7 +13,7 @@ from profiles.profile import Profile
 from simulation.core.jobs import NEVER
 from simulation.studies.bound import fluid_bound_per_s
 from simulation.studies.capacity import MakeJobs, run_system
-from simulation.studies.systems import MAX_ITERATION_S, System
+from simulation.studies.systems import System, engine_model
 
 PROGRAMS, SEED = 120, 2000
 
@@ -28,7 +28,7 @@ def behaviour(system: System, profile: Profile, make_jobs: MakeJobs) -> str:
 @lru_cache(maxsize=128)
 def _overload(profile: Profile, make_jobs: MakeJobs, gpus: int) -> np.ndarray:
     """The first programs at the fluid bound of ``gpus`` replicas."""
-    per_s = fluid_bound_per_s(make_jobs(1.0, SEED), profile.coefficients, profile.kv_capacity_tokens, MAX_ITERATION_S)
+    per_s = fluid_bound_per_s(make_jobs(1.0, SEED), engine_model(profile))
     return first_programs(make_jobs(gpus * per_s, SEED), PROGRAMS)
 
 

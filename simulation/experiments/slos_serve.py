@@ -15,7 +15,7 @@ from simulation.experiments.registry import Context, Experiment, Point, Task, ma
 from simulation.experiments.tuning import BUDGETS, tuned_capacity
 from simulation.studies.bound import fluid_bound_per_s
 from simulation.studies.capacity import MakeJobs, Search, median_and_spread
-from simulation.studies.systems import BASELINES, MAX_ITERATION_S, PLANNER, DistServe, FleetOf, System
+from simulation.studies.systems import BASELINES, PLANNER, DistServe, FleetOf, System, engine_model
 from simulation.workloads.scenarios import BURSTY, CODE, CONV, SCENARIOS, make_scenario
 from simulation.workloads.traces import read_trace
 
@@ -116,16 +116,14 @@ def setting(folder: Path, gpu: str, scenario: str, programs: int) -> tuple[Profi
 
 def bounds_of(profile: Profile, make: MakeJobs, seeds: Sequence[int]) -> dict[str, float]:
     """Bounds in programs per second, median over seeds: with waits for first tokens, fluid, and knowing lengths."""
-    coef, kv_tokens = profile.coefficients, profile.kv_capacity_tokens
+    engine = engine_model(profile)
     kinds = {
         "bound": {"counts_waits": True},
         "bound_fluid": {},
         "bound_dearest_dropped": {"drops_dearest": True},
     }
     return {
-        name: float(
-            np.median([fluid_bound_per_s(make(1.0, seed), coef, kv_tokens, MAX_ITERATION_S, **how) for seed in seeds])
-        )
+        name: float(np.median([fluid_bound_per_s(make(1.0, seed), engine, **how) for seed in seeds]))
         for name, how in kinds.items()
     }
 

@@ -11,6 +11,7 @@ length L). With p the time that a TTFT leaves beside the prefill alone, that sha
 
 import numpy as np
 
+from planning.engine import EngineModel
 from profiles.kernels import LINES, attention_s, kv_read_s, overhead_s, roofline
 
 ATTAINED = 0.9  # share of the requests that must be served; the dearest rest is free
@@ -18,9 +19,7 @@ ATTAINED = 0.9  # share of the requests that must be served; the dearest rest is
 
 def fluid_bound_per_s(
     jobs: np.ndarray,
-    coef: np.ndarray,
-    kv_capacity_tokens: int,
-    max_iteration_s: float,
+    engine: EngineModel,
     share: float = ATTAINED,
     drops_dearest: bool = False,
     counts_waits: bool = False,
@@ -32,6 +31,7 @@ def fluid_bound_per_s(
     With ``drops_dearest`` the ones left out are those with most work in each tier: what a scheduler could gain at most
     that knew every output length and served the short ones only.
     """
+    coef, kv_capacity_tokens = engine.coef, int(engine.limits["kv_capacity_tokens"])
     program = _programs(jobs, coef)
     keep = np.ones(len(program), dtype=np.bool_)
     for tier in np.unique(program["tier"]) if drops_dearest else ():
@@ -39,7 +39,7 @@ def fluid_bound_per_s(
         by_work = of_tier[np.argsort(program["seconds"][of_tier], kind="stable")]
         keep[by_work[int(np.ceil(share * len(of_tier))) :]] = False
     served = program[keep]
-    longest_s = min(max_iteration_s, float(served["pace_s"].max()))
+    longest_s = min(float(engine.limits["max_iteration_s"]), float(served["pace_s"].max()))
     lengths_s = np.linspace(longest_s / 400, longest_s, 400)
     if counts_waits:
         lengths_s = lengths_s[[share_in_time(jobs, coef, length_s) >= share for length_s in lengths_s]]

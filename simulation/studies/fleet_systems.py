@@ -12,7 +12,7 @@ from profiles.profile import Profile
 from simulation.core.engine import make_engines
 from simulation.core.metrics import Window, attained
 from simulation.dispatchers.fleet_balance import DECODE, PREFILL
-from simulation.dispatchers.fleet_run import Run, advance_run, enlarge_if_full, make_run
+from simulation.dispatchers.fleet_run import Run, RunRouting, advance_run, enlarge_if_full, make_run
 from simulation.workloads.polyserve import TPOT_S
 from simulation.workloads.split import split_jobs_over_link
 
@@ -68,8 +68,8 @@ class FleetSystem:
             tiers[self.prefills :] = np.repeat(np.arange(len(self.split)), self.split)
             if self.tier_budgets:
                 engines.limits["max_batch_tokens"][self.prefills :] = np.array(self.tier_budgets)[tiers]
-        comforts = self.load_ceiling, self.prefill_comfort
-        return make_run(jobs, engines, self.routing, tiers, sides, self.retry_s, self.max_hops, *comforts)
+        routing = RunRouting(self.routing, self.retry_s, self.max_hops, self.load_ceiling, self.prefill_comfort)
+        return make_run(jobs, engines, routing, tiers, sides)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import numpy as np
 from controller.options import FleetOptions
 from planning.admission.plan import AdmissionOptions
 from planning.batch.registry import POLICIES, policy_code
+from planning.engine import EngineModel
 from planning.limits import make_limits
 from profiles.profile import Profile
 from simulation.core.engine import Engines, make_engines
@@ -21,6 +22,11 @@ from simulation.workloads.traces import Trace
 
 MAX_ITERATION_S = 0.2
 WHOLE_PROMPTS = 16384  # token budget that holds any prompt of the scenarios at once
+
+
+def engine_model(profile: Profile) -> EngineModel:
+    """One replica of a profile, as the systems here run it."""
+    return EngineModel(profile.coefficients, make_limits(profile.kv_capacity_tokens, max_iteration_s=MAX_ITERATION_S))
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,9 @@ def from_trace(
     return jobs
 
 
+LONGEST_THINK_S = 60.0
+
+
 @dataclass(frozen=True)
 class Calls:
     """How the calls of a trace's sessions depend on each other; one element per row of the trace."""
@@ -140,12 +143,11 @@ def closed_loop(
     sessions: int,
     start_s: Callable[[np.random.Generator, int], np.ndarray],
     service: ServiceClass,
-    longest_think_s: float = 60.0,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Sessions of a trace as programs: each call arrives ``think_s`` after all that it waits for have ended.
 
     Sessions start by a process of their own; their sub-agents run side by side where the trace has them so. Thinking is
-    cut at ``longest_think_s``, after which a user has left. Returns jobs, and the edges that they do not name.
+    cut at ``LONGEST_THINK_S``, after which a user has left. Returns jobs, and the edges that they do not name.
     """
     names = np.unique(trace.session)[:sessions]
     rows = np.concatenate([np.flatnonzero(trace.session == name) for name in names])
@@ -155,7 +157,7 @@ def closed_loop(
     jobs["program"] = np.repeat(starts, np.diff(starts, append=len(rows)))
     jobs["arrival_s"], jobs["arrival_s"][starts] = np.inf, start_s(rng, len(names))
     for row, job in place.items():
-        think_s = min(float(calls.think_s[row]), longest_think_s)
+        think_s = min(float(calls.think_s[row]), LONGEST_THINK_S)
         for before in (place[other] for other in calls.waits_for[row]):
             if jobs["follower"][before] == NEVER:
                 jobs["follower"][before], jobs["think_s"][before] = job, think_s

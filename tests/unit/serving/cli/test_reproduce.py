@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.cli.reproduce import run_experiment
+from serving.cli.reproduce import RunOptions, run_experiment
 from simulation.experiments import registry
 from simulation.experiments.registry import Experiment, Task
 
@@ -39,9 +39,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def start(out: Path, may_start: Callable[[], bool] = lambda: True) -> dict:
-    return run_experiment(
-        "counted", quick=False, traces=out, out=out, processes=1, report=lambda *_: None, may_start=may_start
-    )
+    return run_experiment("counted", out, RunOptions(False, out, 1, may_start), lambda *_: None)
 
 
 def test_an_interrupted_run_goes_on_where_it_was(counted: list[str], tmp_path: Path) -> None:

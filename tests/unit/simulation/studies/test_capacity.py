@@ -3,12 +3,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from planning.engine import EngineModel
+from planning.limits import make_limits
 from simulation.core.loop import Simulation
 from simulation.core.metrics import Window, attained, summarize
 from simulation.experiments.tuning import TUNING_SEED, tuned_capacity, variants
 from simulation.studies.bound import fluid_bound_per_s
 from simulation.studies.capacity import Attained, GiveUp, Search, attainment_of, run_system
-from simulation.studies.systems import BASELINES, PLANNER, DistServe
+from simulation.studies.systems import BASELINES, PLANNER, DistServe, engine_model
 from tests.support.simulation_cases import STOCK, a100, jobs_at, random_jobs, run
 
 CONFIG = {"budgets": [256, 2048], "drafts": [1, 2], "target": 0.9, "tolerance": 0.1, "seeds": [1]}
@@ -79,23 +81,27 @@ def test_what_each_baseline_is_tuned_over() -> None:
 
 @pytest.mark.parametrize("system", [PLANNER, *BASELINES], ids=lambda system: system.name)
 def test_nobody_beats_the_bound(system) -> None:
-    bound = fluid_bound_per_s(steady(1.0, 1), a100().coefficients, a100().kv_capacity_tokens, 0.2, drops_dearest=True)
+    bound = fluid_bound_per_s(steady(1.0, 1), engine_model(a100()), drops_dearest=True)
     jobs = steady(1.1 * bound, 1)
     assert attainment_of(run(jobs, system), Window.of(jobs)).overall < 0.9
+
+
+def engine_of(coef: np.ndarray, kv_capacity_tokens: int) -> EngineModel:
+    return EngineModel(coef, make_limits(kv_capacity_tokens, max_iteration_s=0.2))
 
 
 def test_the_bound_by_hand() -> None:
     # 100 prompt tokens and 10 decode steps at 1 ms per token, 20 ms per iteration of at most 100 ms.
     coef = np.array([1e-3, 0.02, 1e-3, 0.02, 0.0, 0.0, 0.0, 0.0])
     jobs = jobs_at([0.0] * 10, prompt=100, output=11, tpot_s=0.1)
-    assert fluid_bound_per_s(jobs, coef, 10**9, 0.2, share=1.0) == pytest.approx(0.8 / 0.110)
-    assert fluid_bound_per_s(jobs, coef, 10**9, 0.2, share=0.9) == pytest.approx(0.8 / 0.110 / 0.9)
+    assert fluid_bound_per_s(jobs, engine_of(coef, 10**9), share=1.0) == pytest.approx(0.8 / 0.110)
+    assert fluid_bound_per_s(jobs, engine_of(coef, 10**9), share=0.9) == pytest.approx(0.8 / 0.110 / 0.9)
     jobs["output_tokens"][0] = 111
-    dear, cheap = (fluid_bound_per_s(jobs, coef, 10**9, 0.2, 0.9, drops) for drops in (False, True))
+    dear, cheap = (fluid_bound_per_s(jobs, engine_of(coef, 10**9), 0.9, drops) for drops in (False, True))
     assert dear < cheap == pytest.approx(0.8 / 0.110 / 0.9)
     jobs["output_tokens"][0] = 11
     # With room for one request's KV at a time, a request's ten steps of 106 tokens are what counts.
-    tight = fluid_bound_per_s(jobs, coef, 106, 0.2, share=1.0)
+    tight = fluid_bound_per_s(jobs, engine_of(coef, 106), share=1.0)
     assert tight < 0.8 / 0.110
 
 
@@ -104,10 +110,10 @@ def test_first_tokens_bound_the_length_of_iterations_by_hand() -> None:
     # iteration in flight over within 60 ms, so the mean iteration takes 66.7 ms at most, 20 of them without work.
     coef = np.array([1e-3, 0.02, 1e-3, 0.02, 0.0, 0.0, 0.0, 0.0])
     jobs = jobs_at([0.0] * 10, prompt=100, output=11, ttft_s=0.18, tpot_s=0.1)
-    bound = fluid_bound_per_s(jobs, coef, 10**9, 0.2, share=0.9, counts_waits=True)
+    bound = fluid_bound_per_s(jobs, engine_of(coef, 10**9), share=0.9, counts_waits=True)
     assert bound == pytest.approx((1 - 0.02 / (0.06 / 0.9)) / 0.110 / 0.9, rel=0.01)
     jobs["ttft_s"] = 0.12
-    assert fluid_bound_per_s(jobs, coef, 10**9, 0.2, share=0.9, counts_waits=True) == 0.0
+    assert fluid_bound_per_s(jobs, engine_of(coef, 10**9), share=0.9, counts_waits=True) == 0.0
 
 
 @pytest.mark.parametrize("system", [PLANNER, *BASELINES], ids=lambda system: system.name)
@@ -118,8 +124,7 @@ def test_nobody_beats_the_bound_of_tight_first_tokens(system) -> None:
         jobs["ttft_s"] = 0.032
         return jobs
 
-    coef, kv_tokens = a100().coefficients, a100().kv_capacity_tokens
-    fluid, bound = (fluid_bound_per_s(make(1.0), coef, kv_tokens, 0.2, counts_waits=waits) for waits in (False, True))
+    fluid, bound = (fluid_bound_per_s(make(1.0), engine_model(a100()), counts_waits=waits) for waits in (False, True))
     assert 0.0 < bound < 0.9 * fluid
     jobs = make(1.1 * bound)
     assert attainment_of(run(jobs, system), Window.of(jobs)).overall < 0.9
