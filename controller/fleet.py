@@ -25,6 +25,7 @@ from controller.scaling.role import ReplicaView
 from controller.scaling.tiers import TierTable
 from controller.tracker import Tracker
 from controller.unplaced import Unplaced
+from planning.tables import to_best_effort
 from profiles.profile import Profile
 from protocol.messages import AdmissionRequest, Decision, Outcome, Report, Scope, Verdict, request_uid
 from routing.fleet_state import advance_fleet
@@ -224,7 +225,7 @@ class Fleet:
         self.unplaced.leave(int(p.row["id"]))
         if slot < 0:
             return Decision(p.request.request_id, Verdict.REFUSED, "", p.request.slo.tier, "no_replica")
-        p.row["best_effort"], p.row["ttft_s"], p.row["tpot_s"], p.row["deadline_s"] = True, np.inf, np.inf, np.inf
+        to_best_effort(p.row)
         self.slots.add(slot, p.row)
         replica = next(r for r in self.replicas.values() if r.slot == slot)
         self._settle(p, replica, now_s)

@@ -9,6 +9,7 @@ from controller import placement
 from controller.mirror.slots import ReplicaSlots
 from controller.placement import Pending, PlacementFleet
 from planning.admission.plan import AdmitReason
+from planning.limits import usable_kv_tokens
 from protocol.messages import Decision, Verdict
 from routing.placement import NOWHERE, OPTIMISM, tier_distance
 
@@ -118,7 +119,7 @@ def most_sequences(
     num_uncomputed_tokens = max(1, int((rows["prompt_tokens"] - rows["computed_tokens"]).min()))
     window_s = max(0.0, float(np.minimum(rows["arrival_s"] + rows["ttft_s"], rows["deadline_s"]).max()) - now_s)
     held, taken = (0.0, 0) if idle else (state["held_tokens"], state["count"] - state["best_effort"])
-    kv_tokens = limits["kv_capacity_tokens"] * (1.0 - limits["kv_headroom"]) - held
+    kv_tokens = usable_kv_tokens(limits) - held
     each_s = np.maximum(num_uncomputed_tokens * state["prompt_token_s"], 1e-12)
     in_time = OPTIMISM * (window_s + limits["max_iteration_s"]) / each_s + 1.0
     room = np.minimum(np.minimum(kv_tokens // num_uncomputed_tokens, limits["max_running"] - taken), in_time)

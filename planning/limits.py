@@ -1,9 +1,10 @@
 """What bounds one engine's iterations, as a record that kernels and arrays of replicas share."""
 
 import math
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
+from numba.extending import register_jitable
 
 LIMITS = np.dtype(
     [
@@ -35,6 +36,12 @@ def slack_margin_for(error: float) -> float:
     what is on top of that covers several such in a row, since one late token misses the whole request.
     """
     return min(MAX_SLACK_MARGIN, SLACK_MARGIN_PER_ERROR * error)
+
+
+@register_jitable
+def usable_kv_tokens(limits: Any) -> Any:
+    """KV tokens that admission may promise (of one ``LIMITS`` record, or of an array of them)."""
+    return limits["kv_capacity_tokens"] * (1.0 - limits["kv_headroom"])
 
 
 class LimitOptions(TypedDict, total=False):

@@ -6,6 +6,7 @@ or a resume on another replica, which all emit the next token when the prefill e
 """
 
 import numpy as np
+from numba.extending import register_jitable
 
 REQUEST = np.dtype(
     [
@@ -28,13 +29,32 @@ REQUEST = np.dtype(
 )
 # Decodes of about the same pace, as one: the tightest TPOT among them, the mean of their KV tokens.
 TPOT_LEVEL = np.dtype([("tpot_s", "f8"), ("kv_tokens", "f8")])
+Seconds = float | np.ndarray
 RequestTable = np.ndarray  # REQUEST[rows]
+BOUNDS = ("ttft_s", "tpot_s", "deadline_s")
+
+
+@register_jitable
+def to_best_effort(row: np.ndarray | np.void) -> None:
+    """Take the objective off a request (REQUEST[]), or off all of a table, in place."""
+    row["best_effort"] = True
+    row["ttft_s"] = np.inf
+    row["tpot_s"] = np.inf
+    row["deadline_s"] = np.inf
+
+
+def set_objective(
+    row: np.ndarray | np.void, arrival_s: Seconds, ttft_s: Seconds, tpot_s: Seconds, e2e_s: Seconds
+) -> None:
+    """Write when a request (REQUEST[]) arrived and what bounds it, or those of all of a table, in place."""
+    row["arrival_s"], row["ttft_s"], row["tpot_s"] = arrival_s, ttft_s, tpot_s
+    row["deadline_s"] = row["arrival_s"] + e2e_s
 
 
 def request_table(rows: int) -> np.ndarray:
     """``rows`` best-effort requests of one token each, to be filled in."""
     table = np.zeros(rows, dtype=REQUEST)
-    for name in ("ttft_s", "tpot_s", "deadline_s"):
+    for name in BOUNDS:
         table[name] = np.inf
     table["prompt_tokens"] = table["output_tokens"] = table["output_cap_tokens"] = 1
     table["tier"], table["best_effort"], table["value"] = -1, True, 1.0

@@ -5,9 +5,8 @@ Pure values and their translation from and to plain dictionaries; files are ``pr
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
 import numpy as np
@@ -16,6 +15,7 @@ from profiles import kernels
 from profiles.batch import Floats, MeasuredRange
 from profiles.model import RooflineModel
 from profiles.quality import FitQuality
+from profiles.suggest import suggest
 
 SCHEMA = "polyslo.profile/1"
 COEFFICIENT_NAMES = ("k1_1", "b_1", "k1_2", "b_2", "k_kv", "k_att", "k_seq", "k_spec")  # kernels' order, seconds
@@ -137,12 +137,6 @@ def _overhead_vector(intercept_s: float, per_sequence_s: float) -> Floats:
     return vector
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` for the closest known word, or nothing when none is close."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f" (did you mean {close[0]!r}?)" if close else ""
-
-
 @dataclass(frozen=True)
 class _Reader:
     """Reads typed fields out of a parsed document and blames by path."""
@@ -158,7 +152,7 @@ class _Reader:
         prefix = f"{path}." if path else ""
         for key in document:
             if key not in known:
-                raise self.error(f"{prefix}{key}", f"is not a known field{nearest(str(key), known)}")
+                raise self.error(f"{prefix}{key}", f"is not a known field; {suggest(str(key), sorted(known))}")
         for key in known:
             if key not in document:
                 raise self.error(f"{prefix}{key}", "is missing")

@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from profiles.batch import MEASUREMENT, Floats, Table
-from profiles.profile import Profile, ProfileError, nearest
+from profiles.profile import Profile, ProfileError
+from profiles.suggest import suggest_near
 
 BUILTIN = Path(__file__).parent / "builtin"
 
@@ -32,11 +33,9 @@ def load_profile(name_or_path: str | Path) -> Profile:
     if str(name_or_path).endswith(".json"):
         return _read(Path(name_or_path))
     name = str(name_or_path)
-    if name not in builtin_names():
-        known = ", ".join(builtin_names())
-        raise ProfileError(
-            f"unknown profile {name!r}{nearest(name, builtin_names())}; known: {known}; or give a .json file"
-        )
+    if name not in (known := builtin_names()):
+        near = f"{question}; " if (question := suggest_near(name, known)) else ""
+        raise ProfileError(f"unknown profile {name!r}; {near}known: {', '.join(known)}; or give a .json file")
     return _read(BUILTIN / f"{name}.json")
 
 

@@ -6,6 +6,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
+from planning.tables import set_objective
 from protocol.messages import Delta, EngineCounts, Progress, Step, Submission, request_uid
 
 
@@ -162,9 +163,7 @@ def fill_row(row: np.void, entry: LiveRequest) -> None:
     """Write a newly arrived request into its row of the planning table."""
     asked, slo = entry.submission, entry.slo
     row["id"] = request_uid(asked.request_id)
-    row["arrival_s"] = entry.arrival_s
-    row["ttft_s"], row["tpot_s"] = slo.ttft_s, slo.tpot_s
-    row["deadline_s"] = entry.arrival_s + slo.e2e_s
+    set_objective(row, entry.arrival_s, slo.ttft_s, slo.tpot_s, slo.e2e_s)
     row["prompt_tokens"], row["emitted_tokens"] = asked.prompt_tokens, asked.emitted_tokens
     row["output_tokens"], row["output_cap_tokens"] = min(entry.output_tokens, entry.cap_tokens), entry.cap_tokens
     if asked.transfer:  # the KV cache of all but the last token comes along

@@ -13,6 +13,7 @@ import numpy as np
 
 from planning.batch.kv import PREEMPT
 from planning.deadlines import begin_lines
+from planning.splitmix import GAMMA, mixed
 from planning.tables import REQUEST
 from protocol.messages import PREFILLED, Delta, Step, Submission
 from replicas.config import ReplicaConfig
@@ -26,11 +27,9 @@ IDLE_S = 0.005  # how long an iteration in which nothing fits is taken to last
 
 def simulated_tokens(prompt_digest: int, first: int, count: int) -> tuple[int, ...]:
     """Output tokens ``first .. first + count`` of the request whose prompt has this digest."""
-    bits = np.arange(first + 1, first + count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    bits = np.arange(first + 1, first + count + 1, dtype=np.uint64) * GAMMA
     bits += np.uint64(prompt_digest & 0xFFFFFFFFFFFFFFFF)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
-    return tuple(LETTERS[(bits >> np.uint64(59)).astype(np.intp)].tolist())
+    return tuple(LETTERS[(mixed(bits) >> np.uint64(59)).astype(np.intp)].tolist())
 
 
 class SimulatedEngine:

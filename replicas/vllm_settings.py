@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import fields
-from difflib import get_close_matches
 from typing import Any
 
 import msgspec
@@ -11,6 +10,7 @@ from vllm.config import KVTransferConfig, VllmConfig
 from vllm.v1.executor import Executor
 
 from profiles.store import load_profile
+from profiles.suggest import suggest_near
 from replicas.config import EMBEDDED_MODEL, ReplicaConfig
 from replicas.embedded import ensure_embedded_model
 from replicas.kv_transfer import connector_config
@@ -28,9 +28,9 @@ def check_arguments(names: Iterable[str]) -> None:
     known = [field.name for field in fields(AsyncEngineArgs)]
     for name in names:
         if name not in known:
-            near = get_close_matches(name, known, 1, 0.5)
-            hint = f"did you mean {near[0]!r}?" if near else "vLLM has no such argument"
-            raise ValueError(f"vllm_args.{name}: unknown key; {hint}")
+            raise ValueError(
+                f"vllm_args.{name}: unknown key; {suggest_near(name, known) or 'vLLM has no such argument'}"
+            )
 
 
 def engine_config(config: ReplicaConfig, link: str) -> VllmConfig:

@@ -14,7 +14,7 @@ from planning.batch.kv import held_kv_tokens
 from planning.deadlines import effective_tpot_s, next_token_deadline_s, num_uncomputed_tokens, remaining_tokens
 from planning.engine import EngineModel
 from planning.forecast.rollout import FORECAST, advance
-from planning.limits import LIMITS
+from planning.limits import LIMITS, usable_kv_tokens
 from planning.tables import REQUEST
 from profiles.kernels import COEFFICIENTS, LINES, Coefficients, iteration_s, kv_read_s, overhead_s, roofline, token_s
 
@@ -148,7 +148,7 @@ def _weigh(coef: Coefficients, limits: np.void, replica: np.void) -> None:
     decodes = replica["decodes"]
     replica["step_s"] = iteration_s(coef, decodes, replica["decode_kv_tokens"], 0.0, decodes, 0.0)
     replica["prompt_token_s"] = token_s(coef)
-    replica["usable_tokens"] = limits["kv_capacity_tokens"] * (1.0 - limits["kv_headroom"])
+    replica["usable_tokens"] = usable_kv_tokens(limits)
 
 
 @njit(cache=True)

@@ -15,7 +15,7 @@ from planning.admission.search import ADMITTED, BREAKS, KV_FULL, TTFT, mark_late
 from planning.batch.classes import prefill_s
 from planning.deadlines import dslo_due_s, next_token_deadline_s, num_uncomputed_tokens, remaining_tokens
 from planning.forecast.rollout import FORECAST, TOLERANCE_S, forecast_requests
-from planning.limits import make_limits
+from planning.limits import make_limits, usable_kv_tokens
 from planning.tables import REQUEST
 from profiles.kernels import Coefficients
 from routing.fleet_state import (
@@ -89,7 +89,7 @@ def quick_check(coef: Coefficients, limits: np.void, replica: np.void, row: np.v
     has the last word, and departures soon make room that the sums do not know of.
     """
     todo, start_s = num_uncomputed_tokens(row), max(now_s, replica["free_at_s"])
-    if replica["held_tokens"] + todo > limits["kv_capacity_tokens"] * (1.0 - limits["kv_headroom"]):
+    if replica["held_tokens"] + todo > usable_kv_tokens(limits):
         return KV_FULL
     if replica["count"] - replica["best_effort"] >= limits["max_running"]:
         return TTFT  # it would wait for others to leave, and when they do is a guess

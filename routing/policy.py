@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Protocol
 
 import numpy as np
 
+from profiles.suggest import suggest
 from routing.scores import MOST_LOADED
 
 
@@ -86,9 +86,7 @@ def make_routing(name: str) -> RoutingPolicy:
     """The policy called ``name``; ``ValueError`` lists the known ones."""
     known = routing_names()
     if name not in _REGISTRY:
-        near = get_close_matches(name, known, 1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ValueError(f"unknown routing policy {name!r}{hint}; known: {', '.join(known)}")
+        raise ValueError(f"routing: no policy {name!r}; {suggest(name, known)}")
     return _REGISTRY[name]()
 
 

@@ -10,7 +10,7 @@ from controller.mirror.slots import ReplicaSlots
 from controller.scaling.role import ReplicaView
 from controller.scaling.tiers import TierTable
 from planning.limits import LIMITS, make_limits, slack_margin_for
-from planning.tables import REQUEST, request_table
+from planning.tables import BOUNDS, REQUEST, request_table, set_objective, to_best_effort
 from profiles.online import corrected, drift, new_correction, observe_steps
 from profiles.profile import Profile
 from protocol.messages import AdmissionRequest, Progress, Report, Slo, Step, request_uid
@@ -189,10 +189,11 @@ def progress_rows(requests: Sequence[Progress], lengths: LengthEstimator, tiers:
     table["id"] = [request_uid(seen.request_id) for seen in requests]
     table["tier"] = [tiers.of_request(slo) for slo in slos]
     table["best_effort"] = [slo.best_effort for slo in slos]
-    table["arrival_s"] = [now_s - seen.age_s for seen in requests]
-    for name, bounds in (("ttft_s", [s.ttft_s for s in slos]), ("tpot_s", [s.tpot_s for s in slos])):
-        table[name] = np.where(table["best_effort"], np.inf, bounds)
-    table["deadline_s"] = table["arrival_s"] + np.where(table["best_effort"], np.inf, [s.e2e_s for s in slos])
+    ages_s = np.array([seen.age_s for seen in requests])
+    ttft_s, tpot_s, e2e_s = np.array([(s.ttft_s, s.tpot_s, s.e2e_s) for s in slos]).reshape(-1, 3).T
+    set_objective(table, now_s - ages_s, ttft_s, tpot_s, e2e_s)
+    for name in BOUNDS:
+        table[name][table["best_effort"]] = np.inf
     table["output_tokens"] = [_expected_tokens(seen, lengths) for seen in requests]
     return table
 
@@ -206,10 +207,7 @@ def _expected_tokens(seen: Progress, lengths: LengthEstimator) -> int:
 
 
 def _fill_slo(row: np.ndarray, slo: Slo, age_s: float, now_s: float) -> None:
-    row["arrival_s"] = now_s - age_s
+    set_objective(row, now_s - age_s, slo.ttft_s, slo.tpot_s, slo.e2e_s)
     row["best_effort"] = slo.best_effort
-    if not slo.best_effort:
-        row["ttft_s"], row["tpot_s"] = slo.ttft_s, slo.tpot_s
-        row["deadline_s"] = now_s - age_s + slo.e2e_s
-    else:
-        row["ttft_s"] = row["tpot_s"] = row["deadline_s"] = np.inf
+    if slo.best_effort:
+        to_best_effort(row)

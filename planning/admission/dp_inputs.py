@@ -14,6 +14,7 @@ from planning.admission.dp import ITEM, choose_set
 from planning.batch.kv import held_kv_tokens
 from planning.deadlines import effective_tpot_s, next_token_deadline_s, num_uncomputed_tokens, remaining_tokens
 from planning.engine import EngineModel
+from planning.limits import usable_kv_tokens
 from planning.tables import TPOT_LEVEL, RequestTable
 from profiles.kernels import Coefficients
 
@@ -45,7 +46,7 @@ def _levels(table: RequestTable, options: np.ndarray, start_s: float, most: int)
 @njit(cache=True)
 def _free_kv_tokens(table: RequestTable, status: np.ndarray, limits: np.void) -> float:
     """KV tokens beside what promised requests hold now or have asked for with their prompts."""
-    free = limits["kv_capacity_tokens"] * (1.0 - limits["kv_headroom"])
+    free = usable_kv_tokens(limits)
     for i in range(len(table)):
         if status[i] == PROMISED and not table[i]["best_effort"]:
             waits = 0 if table[i]["running"] else max(0, num_uncomputed_tokens(table[i]))

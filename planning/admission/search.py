@@ -12,6 +12,7 @@ from planning.batch.classes import LATE_DECODE, LATE_PREFILL, classify
 from planning.deadlines import next_token_deadline_s, remaining_tokens
 from planning.engine import EngineModel
 from planning.forecast.rollout import FORECAST, TOLERANCE_S, forecast_requests
+from planning.limits import usable_kv_tokens
 from planning.tables import RequestTable
 from profiles.kernels import Coefficients
 
@@ -32,7 +33,7 @@ def why_unattainable(row: np.void, row_forecast: np.void, worst_s: float, peak_t
         return DEADLINE if row_forecast["finish_s"] > row["deadline_s"] + TOLERANCE_S else TPOT
     if worst_s < -TOLERANCE_S:
         return BREAKS
-    if peak_tokens > limits["kv_capacity_tokens"] * (1.0 - limits["kv_headroom"]):
+    if peak_tokens > usable_kv_tokens(limits):
         return KV_FULL
     return ADMITTED
 
@@ -81,9 +82,7 @@ def _is_attainable(
 ) -> bool:
     """Whether everything marked ``is_in`` keeps its SLO and fits the KV cache."""
     worst_s, peak_tokens = forecast_subset(engine, table, is_in, start_s, forecast)
-    return worst_s >= -TOLERANCE_S and peak_tokens <= engine.limits["kv_capacity_tokens"] * (
-        1.0 - engine.limits["kv_headroom"]
-    )
+    return worst_s >= -TOLERANCE_S and peak_tokens <= usable_kv_tokens(engine.limits)
 
 
 @njit(cache=True)

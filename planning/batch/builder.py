@@ -6,7 +6,7 @@ import numpy as np
 from numba import njit
 
 from planning.batch.classes import IDLE, classify
-from planning.batch.kv import FREE_KV, FREE_SEQUENCES, PREEMPT, held_kv_tokens, reserve
+from planning.batch.kv import FREE_KV, FREE_SEQUENCES, PREEMPT, empty_engine, held_kv_tokens, reserve
 from planning.deadlines import next_token_deadline_s, num_uncomputed_tokens
 from planning.engine import EngineModel
 from planning.tables import RequestTable
@@ -39,8 +39,7 @@ def classify_requests(builder: BatchBuilder) -> None:
         builder.slack_s,
     )
     free, tokens_out, block_tokens = builder.free, builder.tokens_out, limits["block_tokens"]
-    free[FREE_KV] = limits["kv_capacity_tokens"] // block_tokens * block_tokens
-    free[FREE_SEQUENCES] = limits["max_running"]
+    empty_engine(limits, free)
     for i in range(len(table)):
         row = table[i]
         slack_s[i] = next_token_deadline_s(row, now_s) - now_s

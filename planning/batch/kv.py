@@ -5,7 +5,7 @@ from numba import njit
 
 from planning.deadlines import num_uncomputed_tokens
 
-# What is left of the engine: KV tokens in whole blocks, sequences.
+# What an engine has left: KV tokens in whole blocks, sequences.
 FREE_KV, FREE_SEQUENCES = range(2)
 PREEMPT = -1  # in tokens_out: give up the KV cache, keep the tokens, wait for a recompute
 
@@ -14,6 +14,14 @@ PREEMPT = -1  # in tokens_out: give up the KV cache, keep the tokens, wait for a
 def blocks_tokens(tokens: int, block_tokens: int) -> int:
     """KV tokens in whole blocks."""
     return -(-tokens // block_tokens) * block_tokens
+
+
+@njit(cache=True)
+def empty_engine(limits: np.void, free: np.ndarray) -> None:
+    """What is free on an engine without requests (i8[2])."""
+    block_tokens = limits["block_tokens"]
+    free[FREE_KV] = limits["kv_capacity_tokens"] // block_tokens * block_tokens
+    free[FREE_SEQUENCES] = limits["max_running"]
 
 
 @njit(cache=True)

@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 
 from planning.batch.composition import TOKENS, add_tokens, composition_s
-from planning.batch.kv import FREE_KV, FREE_SEQUENCES, held_kv_tokens, reserve
+from planning.batch.kv import FREE_KV, FREE_SEQUENCES, empty_engine, held_kv_tokens, reserve
 from planning.deadlines import next_token_deadline_s, num_uncomputed_tokens
 from planning.engine import EngineModel
 from planning.tables import RequestTable
@@ -53,8 +53,7 @@ def form_prefill_batch(
     """
     coef, limits = engine.coef, engine.limits
     budget, composition, free = limits["max_batch_tokens"] // 2, np.zeros(5), np.zeros(2, np.int64)
-    free[FREE_KV] = limits["kv_capacity_tokens"] // limits["block_tokens"] * limits["block_tokens"]
-    free[FREE_SEQUENCES] = limits["max_running"]
+    empty_engine(limits, free)
     due_s = np.empty(len(table))
     for i in range(len(table)):
         due_s[i] = next_token_deadline_s(table[i], now_s)

@@ -22,6 +22,7 @@ from planning.batch.shedding import form_deadline_sized, form_decode_first_shed
 from planning.batch.slo import form_batch
 from planning.engine import EngineModel
 from planning.tables import RequestTable
+from profiles.suggest import suggest
 
 # (engine, request table, start of the iteration, tokens_out) -> (predicted seconds, composition)
 FormBatch = Callable[[EngineModel, np.ndarray, float, np.ndarray], tuple[float, np.ndarray]]
@@ -64,14 +65,14 @@ def batch_policy(name: str) -> BatchPolicy:
     for policy in POLICIES:
         if policy.name == name and policy.is_live:
             return policy
-    raise ValueError(f"policy: unknown {name!r}, known: {', '.join(batch_policy_names())}")
+    raise ValueError(f"policy: unknown {name!r}; {suggest(name, list(batch_policy_names()))}")
 
 
 def policy_code(name: str) -> int:
     """The code of any policy, for kernels; raises ``ValueError`` listing the known ones."""
     names = [policy.name for policy in POLICIES]
     if name not in names:
-        raise ValueError(f"policy: unknown {name!r}, known: {', '.join(names)}")
+        raise ValueError(f"policy: unknown {name!r}; {suggest(name, list(names))}")
     return names.index(name)
 
 

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from controller.options import FleetOptions
 from profiles.profile import Profile
+from profiles.suggest import suggest
 from routing.policy import make_routing, routing_names
 from serving.config.base import ConfigError, Section
 from simulation.core.jobs import NO_EDGES
@@ -76,7 +77,7 @@ class WorkloadSection(Section):
         if sum(sources) != 1:
             raise ValueError("give exactly one of slos_serve, trace, or prompt with output")
         if self.slos_serve and self.slos_serve not in SCENARIOS:
-            raise ValueError(f"slos_serve: unknown {self.slos_serve!r}, known: {', '.join(SCENARIOS)}")
+            raise ValueError(f"slos_serve: unknown {self.slos_serve!r}; {suggest(self.slos_serve, list(SCENARIOS))}")
         return self
 
 
@@ -99,9 +100,9 @@ class Scenario(Section):
     @model_validator(mode="after")
     def _known_names(self) -> "Scenario":
         if self.system not in SYSTEMS:
-            raise ValueError(f"system: unknown {self.system!r}, known: {', '.join(SYSTEMS)}")
+            raise ValueError(f"system: unknown {self.system!r}; {suggest(self.system, list(SYSTEMS))}")
         if self.routing not in ROUTINGS:
-            raise ValueError(f"routing: unknown {self.routing!r}, known: {', '.join(ROUTINGS)}")
+            raise ValueError(f"routing: unknown {self.routing!r}; {suggest(self.routing, list(ROUTINGS))}")
         if self.routing not in CONTROLLED and (self.prefix_affinity or any(c.replicas for c in self.classes)):
             raise ValueError(f"routing: affinity and replicas of classes need the controller: {', '.join(CONTROLLED)}")
         if not self.classes and not self.workload.slos_serve:

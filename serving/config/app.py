@@ -14,6 +14,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from controller.options import FleetOptions
 from controller.scaling.allocation import AllocationOptions
 from controller.scaling.signals import ScalingOptions
+from profiles.suggest import suggest
 from replicas.config import APPLICATION, ReplicaConfig
 from routing.policy import routing_names
 from serving.config.base import ConfigError, Section
@@ -29,7 +30,6 @@ from serving.config.engine import (
 )
 from serving.config.engine_args import MOVES_KV
 from serving.config.limits import GuardConfig, LimitsConfig
-from serving.suggest import suggest
 
 IMPORT_PATH, INGRESS = "serving.app:build", "Ingress"
 

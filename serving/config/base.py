@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from serving.suggest import suggest
+from profiles.suggest import suggest
 
 
 class ConfigError(ValueError):

@@ -12,12 +12,12 @@ from controller.disaggregation.phases import TRANSFER_S_PER_TOKEN, PhaseOptions
 from planning.batch.registry import batch_policy_names
 from profiles.profile import ProfileError
 from profiles.store import load_profile
+from profiles.suggest import suggest
 from replicas.config import EMBEDDED_MODEL, EMBEDDED_PROFILE, MOST_IN_FLIGHT
 from replicas.kv_transfer import FILES
 from replicas.step_planner import OPTIONS, VLLM_DEFAULT
 from serving.config.base import Section
 from serving.config.engine_args import HARMLESS, ONLY_FOR_STOCK, SPECULATES, python_name, why_not, why_not_in_server
-from serving.suggest import suggest
 
 FLEETS_OPTION = "best_effort_share"  # of schedulers, the same in the whole fleet
 DEPLOYMENT = "Replica"  # Serve deployment of the replicas; of a group: with its name behind

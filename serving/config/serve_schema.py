@@ -6,8 +6,8 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from ray.serve.schema import ServeDeploySchema
 
+from profiles.suggest import suggest
 from serving.config.base import ConfigError
-from serving.suggest import suggest
 
 
 def check_serve_keys(document: Mapping[str, Any]) -> None:

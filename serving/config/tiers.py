@@ -9,10 +9,10 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, Strict, model_validator
 
 from controller.scaling.tiers import Tier, TierTable
+from profiles.suggest import suggest
 from protocol.messages import INF
 from serving.config.base import ConfigError, Section
 from serving.request.slo import TierIndex
-from serving.suggest import suggest
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 

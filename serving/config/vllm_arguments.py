@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from profiles.suggest import suggest_near
 from serving.config.base import ConfigError
-from serving.suggest import suggest
 
 FIELD = "model.server_args"
 
@@ -34,7 +34,7 @@ def command_line(location: str, named: Mapping[str, Any]) -> list[str]:
         option = f"--{name.replace('_', '-')}"
         if option not in options:
             known = [option.removeprefix("--").replace("-", "_") for option in options if option.startswith("--")]
-            near = suggest(name, known).partition("known:")[0] or "vLLM has no such argument"
+            near = suggest_near(name, known) or "vLLM has no such argument"
             raise ConfigError(f"{FIELD}.{name}: unknown key; {near}")
         words += _words(option, options[option], value)
     parser.parse_args(words)

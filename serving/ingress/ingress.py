@@ -55,7 +55,7 @@ class IngressApp:
         deploy: Deploy = NO_DEPLOY,
         engine_failed: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``engine_failed``: whether vLLM's own client of the engine has ended; after that no request gets an answer."""
+        """``engine_failed``: whether vLLM's own client of the engine has ended: no request gets an answer then."""
         self.config, self.transport, self.dispatcher = config, transport, dispatcher
         self.metrics = DoorMetrics(config.model.name)
         self._metrics_app = self.metrics.to_app()

@@ -1,6 +1,5 @@
 """SLO mixes: which objective each request of a replay asks for, drawn by weight from a YAML file."""
 
-import difflib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -11,6 +10,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from profiles.suggest import suggest
 from serving.loadgen.trace import Trace, WorkloadError
 
 BEST_EFFORT_TIER = "flex"  # OpenAI's name for it
@@ -142,9 +142,7 @@ def _parse_class(entry: Any, where: str) -> SloClass:
     known = [field.name for field in fields(SloClass)]
     for key in entry:
         if key not in known:
-            near = difflib.get_close_matches(str(key), known, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else f" (known: {', '.join(known)})"
-            raise WorkloadError(f"{where}: unknown key {key!r}{hint}")
+            raise WorkloadError(f"{where}: unknown key {key!r}; {suggest(str(key), known)}")
     checked = {key: _CHECKS[key](value, f"{where}: {key}") for key, value in entry.items()}
     made = SloClass(checked.pop("label", "") or _default_label(checked), **checked)
     kinds = [name for name, used in (("tier", made.tier), ("best_effort", made.best_effort)) if used]

@@ -11,12 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from simulation.workloads.traces import WorkloadError, numbers, read_table, sorted_arrivals, token_counts
+
 REQUIRED = ("arrival_s", "input_tokens", "output_tokens")
-MAX_TOKENS = 10_000_000  # per request: more than any model's context, so a mistake in the file
-
-
-class WorkloadError(ValueError):
-    """A trace, mix or option that cannot be used; the message names file, column and row."""
 
 
 @dataclass(frozen=True)
@@ -77,23 +74,17 @@ def read_trace(path: Path, poisson_per_s: float | None = None, seed: int = 0) ->
     Raises:
         WorkloadError: naming the file and, where there is one, the column and the row (from 0).
     """
-    table = _read_table(path)
-    columns = REQUIRED if poisson_per_s is None else REQUIRED[1:]
-    missing = [column for column in columns if column not in table.column_names]
-    if missing:
-        raise WorkloadError(f"{path}: column {missing[0]!r} is missing (found: {', '.join(table.column_names)})")
-    if table.num_rows == 0:
-        raise WorkloadError(f"{path}: the trace is empty")
+    table = read_table(path, REQUIRED if poisson_per_s is None else REQUIRED[1:])
     if poisson_per_s is None:
-        arrival_s = _checked_arrivals(path, _numbers(path, table, "arrival_s"))
+        arrival_s = sorted_arrivals(path, numbers(path, table, "arrival_s"))
     else:
         arrival_s = poisson_arrivals_s(table.num_rows, poisson_per_s, seed)
     blocks, block_tokens = _prefix_blocks(path, table)
     return Trace(
         name=path.stem,
         arrival_s=arrival_s,
-        input_tokens=_token_counts(path, table, "input_tokens"),
-        output_tokens=_token_counts(path, table, "output_tokens"),
+        input_tokens=token_counts(path, table, "input_tokens"),
+        output_tokens=token_counts(path, table, "output_tokens"),
         app=_apps(table),
         prefix_blocks=blocks,
         prefix_block_tokens=block_tokens,
@@ -120,75 +111,6 @@ def _scaled_tokens(tokens: NDArray[np.int64], scale: float) -> NDArray[np.int64]
     return np.asarray(np.maximum(1, np.rint(tokens * scale)), dtype=np.int64)
 
 
-def _read_table(path: Path) -> Any:
-    import pyarrow.csv
-    import pyarrow.parquet
-
-    if not path.is_file():
-        raise WorkloadError(f"{path}: no such trace file")
-    is_csv = path.suffix.lower() in (".csv", ".tsv", ".txt")
-    try:
-        if not is_csv:
-            return pyarrow.parquet.read_table(path)
-        options = pyarrow.csv.ParseOptions(delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
-        return pyarrow.csv.read_csv(path, parse_options=options)
-    except (pyarrow.ArrowException, OSError) as error:
-        kind = "CSV" if is_csv else "parquet"
-        raise WorkloadError(f"{path}: not a readable {kind} file ({_first_line(error)})") from None
-
-
-def _numbers(path: Path, table: Any, column: str) -> NDArray[np.float64]:
-    import pyarrow
-
-    values = table.column(column)
-    if not (pyarrow.types.is_integer(values.type) or pyarrow.types.is_floating(values.type)):
-        row, value = _first_non_number(values.to_pylist())
-        raise WorkloadError(f"{path}: column {column!r} holds {values.type}, not numbers (row {row}: {value!r})")
-    numbers: NDArray[np.float64] = values.cast(pyarrow.float64()).to_numpy()  # null becomes NaN
-    bad = np.flatnonzero(~np.isfinite(numbers))
-    if bad.size:
-        hint = "; --poisson RATE draws arrivals instead" if column == "arrival_s" else ""
-        raise WorkloadError(f"{path}: column {column!r}, row {bad[0]}: {_shown(numbers[bad[0]])} is not finite{hint}")
-    return numbers
-
-
-def _first_non_number(values: list[Any]) -> tuple[int, Any]:
-    for row, value in enumerate(values):
-        try:
-            float(value)
-        except (TypeError, ValueError):
-            return row, value
-    return 0, values[0] if values else None
-
-
-def _checked_arrivals(path: Path, arrival_s: NDArray[np.float64]) -> NDArray[np.float64]:
-    negative = np.flatnonzero(arrival_s < 0)
-    if negative.size:
-        row = negative[0]
-        raise WorkloadError(f"{path}: column 'arrival_s', row {row}: {_shown(arrival_s[row])} is negative")
-    back = np.flatnonzero(np.diff(arrival_s) < 0)
-    if back.size:
-        row = back[0] + 1
-        raise WorkloadError(
-            f"{path}: column 'arrival_s', row {row}: {_shown(arrival_s[row])} is before the row above it"
-            f" ({_shown(arrival_s[row - 1])}); sort the trace by arrival_s, or draw arrivals with --poisson RATE"
-        )
-    return arrival_s
-
-
-def _token_counts(path: Path, table: Any, column: str) -> NDArray[np.int64]:
-    numbers = _numbers(path, table, column)
-    for is_bad, reason in (
-        (numbers < 1, "is less than 1"),
-        (numbers != np.floor(numbers), "is not a whole number"),
-        (numbers > MAX_TOKENS, f"is more than {MAX_TOKENS}"),
-    ):
-        bad = np.flatnonzero(is_bad)
-        if bad.size:
-            raise WorkloadError(f"{path}: column {column!r}, row {bad[0]}: {_shown(numbers[bad[0]])} {reason}")
-    return numbers.astype(np.int64)
-
-
 def _apps(table: Any) -> list[str]:
     if "app" not in table.column_names:
         return [""] * table.num_rows
@@ -210,11 +132,3 @@ def _prefix_blocks(path: Path, table: Any) -> tuple[list[tuple[int, ...]] | None
         sessions = table.column("session_id").to_pylist()
     rows = zip(sessions, lists, strict=True)
     return [tuple((session << 32) + block for block in row or ()) for session, row in rows], int(size)
-
-
-def _shown(value: float) -> str:
-    return "null or NaN" if np.isnan(value) else f"{value:g}"
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

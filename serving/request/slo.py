@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from controller.scaling.tiers import Tier, TierTable
+from profiles.suggest import suggest
 from protocol.messages import INF, Slo
-from serving.suggest import suggest
 
 _SLO_KEYS = ("ttft_ms", "tpot_ms", "e2e_ms", "tier", "max_wait_ms", "program")
 _OWN_KEYS = frozenset({"slo", "target_ttft", "target_tbt", "deadline", "waiting_time", "service_tier"})

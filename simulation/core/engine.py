@@ -20,6 +20,7 @@ from planning.deadlines import num_uncomputed_tokens
 from planning.engine import EngineModel
 from planning.forecast.rollout import mark_finished
 from planning.limits import LIMITS
+from planning.splitmix import GAMMA, mixed
 from planning.tables import REQUEST
 from profiles.kernels import COEFFICIENTS, iteration_s
 from simulation.core.jobs import NEVER, change_stage, record_tokens
@@ -90,11 +91,9 @@ def submit(engines: Engines, r: int, row: np.void, now_s: float) -> None:
 @njit(cache=True)
 def _chance(seed: int, request: int, token: int) -> float:
     """A number in [0, 1) that depends on nothing but its arguments (splitmix64)."""
-    bits = np.uint64(seed) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(request) * np.uint64(0xD1B54A32D192ED03)
+    bits = np.uint64(seed) * GAMMA + np.uint64(request) * np.uint64(0xD1B54A32D192ED03)
     bits += np.uint64(token + 1) * np.uint64(0x8CB92BA72F3D8DD7)
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return float((bits ^ (bits >> np.uint64(31))) >> np.uint64(11)) / 9007199254740992.0
+    return float(mixed(bits) >> np.uint64(11)) / 9007199254740992.0
 
 
 @njit(cache=True)

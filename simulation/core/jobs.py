@@ -5,7 +5,7 @@ import math
 import numpy as np
 from numba import njit
 
-from planning.tables import request_table
+from planning.tables import request_table, set_objective
 
 NEVER = -1  # a job without follower, a request that no replica took
 
@@ -85,9 +85,9 @@ def to_rows(jobs: np.ndarray, which: np.ndarray) -> np.ndarray:
     """Planning rows (REQUEST) of the jobs ``which``; a row's id is its job's position plus one."""
     asked, rows = jobs[which], request_table(len(which))
     rows["id"] = which + 1
-    for name in ("arrival_s", "ttft_s", "tpot_s", "prompt_tokens", "tier", "best_effort", "value"):
+    set_objective(rows, asked["arrival_s"], asked["ttft_s"], asked["tpot_s"], asked["e2e_s"])
+    for name in ("prompt_tokens", "tier", "best_effort", "value"):
         rows[name] = asked[name]
-    rows["deadline_s"] = asked["arrival_s"] + asked["e2e_s"]
     rows["output_tokens"], rows["output_cap_tokens"] = asked["predicted_tokens"], asked["cap_tokens"]
     rows["emitted_tokens"] = asked["prefilled"]
     rows["computed_tokens"] = np.where(asked["prefilled"] > 0, asked["prompt_tokens"] + asked["prefilled"] - 1, 0)

@@ -12,6 +12,7 @@ import numpy as np
 
 from controller.disaggregation.fleet import DisaggregatedFleet
 from controller.disaggregation.split import prefill_slo
+from planning.tables import to_best_effort
 from protocol.messages import AdmissionRequest, Decision
 from simulation.core.jobs import NEVER
 from simulation.core.loop import Simulation
@@ -82,5 +83,5 @@ class DisaggregatedDispatcher(ControllerDispatcher):
         row["emitted_tokens"] = 1
         row["output_tokens"] = max(2, int(simulation.jobs[job]["predicted_tokens"]))
         if not simulation.records[job - 1]["promised"]:
-            row["best_effort"], row["ttft_s"], row["tpot_s"], row["deadline_s"] = True, np.inf, np.inf, np.inf
+            to_best_effort(row)
         return row

@@ -13,6 +13,8 @@ from numba import njit
 from planning.batch.classes import prefill_s
 from planning.deadlines import next_token_deadline_s, num_uncomputed_tokens
 from planning.engine import EngineModel
+from planning.splitmix import GAMMA, mixed
+from planning.tables import to_best_effort
 from profiles.kernels import iteration_s
 from routing.fleet_state import SHARED, FleetState
 from routing.placement import NOWHERE, PLACEMENT, CandidateOrder, place
@@ -102,7 +104,7 @@ def put(fleet: SimFleetState, job: int) -> bool:
 def refuse(fleet: SimFleetState, job: int) -> None:
     """Serve a job best effort on the replica that has the fewest requests."""
     row, side, best = fleet.rows[job], DECODE if fleet.jobs[job]["prefilled"] > 0 else PREFILL, NOWHERE
-    row["best_effort"], row["ttft_s"], row["tpot_s"], row["deadline_s"] = True, math.inf, math.inf, math.inf
+    to_best_effort(row)
     for r in range(len(fleet.sides)):
         if _takes(fleet, r, side) and (
             best == NOWHERE or fleet.engines.state[r]["count"] < fleet.engines.state[best]["count"]
@@ -142,10 +144,7 @@ def _cycle_s(fleet: SimFleetState, r: int) -> float:
 def _draw(state: np.void, count: int) -> int:
     """A number below ``count`` that depends only on how many were drawn (splitmix64)."""
     state["turn"] += 1
-    bits = np.uint64(state["turn"]) * np.uint64(0x9E3779B97F4A7C15)
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return int((bits ^ (bits >> np.uint64(31))) % np.uint64(count))
+    return int(mixed(np.uint64(state["turn"]) * GAMMA) % np.uint64(count))
 
 
 @njit(cache=True)

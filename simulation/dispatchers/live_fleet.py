@@ -10,6 +10,7 @@ import numpy as np
 from controller.disaggregation.fleet import make_fleet
 from controller.options import FleetOptions
 from controller.scaling.tiers import Tier, TierTable
+from planning.tables import to_best_effort
 from profiles.profile import Profile
 from protocol.messages import AdmissionRequest, Decision, Outcome, Progress, Report, Slo, Verdict
 from routing.prefix_index import hash_spacing
@@ -144,7 +145,7 @@ class ControllerDispatcher:
         row: np.void = simulation.rows(np.array([job]))[0]
         row["output_tokens"], row["emitted_tokens"] = decision.output_tokens, simulation.records[job]["emitted_tokens"]
         if decision.verdict == Verdict.BEST_EFFORT:
-            row["best_effort"], row["ttft_s"], row["tpot_s"], row["deadline_s"] = True, math.inf, math.inf, math.inf
+            to_best_effort(row)
         return row
 
     def position_of(self, name: str) -> int:

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from numba import njit
 
+from planning.tables import to_best_effort
 from routing.fleet_state import FleetState, make_fleet_state, recompute_load
 from routing.placement import NO_SCORES, NOWHERE, PLACEMENT, CandidateOrder, place
 from routing.policy import RoutingPolicy, best_scored, make_routing, to_routing_request
 from routing.scores import MOST_LOADED
 from simulation.core.engine import Engines
 from simulation.core.loop import Simulation
-from simulation.dispatchers.planner import StatelessDispatcher, to_best_effort
+from simulation.dispatchers.planner import StatelessDispatcher
 
 
 @njit(cache=True)

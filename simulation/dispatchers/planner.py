@@ -10,13 +10,8 @@ import numpy as np
 
 from planning.admission.plan import AdmissionOptions, AdmissionPlan, plan_admission
 from planning.engine import EngineModel
+from planning.tables import to_best_effort
 from simulation.core.loop import Simulation
-
-
-def to_best_effort(rows: np.ndarray) -> None:
-    """Take the objectives off planning rows, in place."""
-    rows["best_effort"] = True
-    rows["ttft_s"] = rows["tpot_s"] = rows["deadline_s"] = np.inf
 
 
 class StatelessDispatcher:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from profiles.suggest import suggest
+
 Point = dict[str, Any]  # plain JSON values
 Clock = Callable[[], float]  # seconds; only for experiments that measure the simulator itself
 
@@ -72,7 +74,7 @@ def experiment(name: str) -> Experiment:
     """The experiment of that name; raises ``ValueError`` listing the known ones."""
     names = experiment_names()
     if name not in names:
-        raise ValueError(f"experiment: unknown {name!r}, known: {', '.join(names)}")
+        raise ValueError(f"experiment: unknown {name!r}; {suggest(name, list(names))}")
     return _experiments[name]
 
 

@@ -1,11 +1,19 @@
 """Traces as arrays: any parquet of the common schema (arrival_s, input_tokens, output_tokens, ...)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 REQUIRED = ("input_tokens", "output_tokens")
+MAX_TOKENS = 10_000_000  # per request: more than any model's context, so a mistake in the file
+
+
+class WorkloadError(ValueError):
+    """A trace, mix or option that cannot be used; the message names file, column and row."""
 
 
 @dataclass(frozen=True)
@@ -25,26 +33,19 @@ class Trace:
 
 
 def read_trace(path: Path) -> Trace:
-    """Read a trace; raises ``ValueError`` naming the file and the column that is missing or not usable."""
-    import pyarrow.parquet
+    """Read a trace; raises ``WorkloadError`` naming the file, the column and the row.
 
-    if not path.is_file():
-        raise ValueError(f"{path}: no such trace file")
-    table = pyarrow.parquet.read_table(path)
-    for column in REQUIRED:
-        if column not in table.column_names:
-            raise ValueError(f"{path}: column {column!r} is missing (found: {', '.join(table.column_names)})")
+    Arrivals may be missing, and need not be sorted where sessions are. Requests recorded without output count as
+    cut off at their first token.
+    """
+    table = read_table(path, REQUIRED)
     columns = {name: table.column(name) for name in table.column_names}
     arrival_s = np.zeros(0)
     if "arrival_s" in columns and columns["arrival_s"].null_count == 0:
-        arrival_s = columns["arrival_s"].to_numpy().astype(np.float64)
-        if (np.diff(arrival_s) < 0).any() and "session_id" not in columns:
-            raise ValueError(f"{path}: column 'arrival_s' is not sorted")
-    lengths = {name: columns[name].to_numpy().astype(np.int64) for name in REQUIRED}
-    for name, tokens in lengths.items():
-        if len(tokens) == 0 or tokens.min() < (name == "input_tokens"):
-            raise ValueError(f"{path}: column {name!r} must hold lengths from {int(name == 'input_tokens')} on")
-    lengths["output_tokens"] = np.maximum(1, lengths["output_tokens"])  # recorded without output: cut off at the first
+        arrival_s = numbers(path, table, "arrival_s")
+        arrival_s = arrival_s if "session_id" in columns else sorted_arrivals(path, arrival_s)
+    inputs = token_counts(path, table, "input_tokens")
+    outputs = np.maximum(1, token_counts(path, table, "output_tokens", least=0))
     rows: int = table.num_rows
     app = np.array(columns["app"].to_pylist()) if "app" in columns else np.full(rows, "")
     session = columns["session_id"].to_numpy() if "session_id" in columns else np.arange(rows)
@@ -52,7 +53,6 @@ def read_trace(path: Path) -> Trace:
     block_tokens = int(metadata.get(b"prefix_block_size_tokens", b"512"))
     scoped = metadata.get(b"prefix_scope") == b"session"
     blocks = _blocks(columns.get("prefix_block_hashes"), session if scoped else np.zeros(rows, dtype=np.int64), rows)
-    inputs, outputs = (lengths[name] for name in REQUIRED)
     return Trace(path.stem, arrival_s, inputs, outputs, app, session, *blocks, block_tokens)
 
 
@@ -67,3 +67,91 @@ def _blocks(column: object, scope: np.ndarray, rows: int) -> tuple[np.ndarray, n
     owner = np.repeat(scope, count)
     _ids, dense = np.unique(np.stack((owner, flat)), axis=1, return_inverse=True)
     return dense.reshape(-1).astype(np.int64), np.cumsum(count) - count, count
+
+
+def read_table(path: Path, columns: Sequence[str]) -> Any:
+    """A parquet or CSV file as an Arrow table with at least these columns and one row."""
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    if not path.is_file():
+        raise WorkloadError(f"{path}: no such trace file")
+    is_csv = path.suffix.lower() in (".csv", ".tsv", ".txt")
+    try:
+        if is_csv:
+            options = pyarrow.csv.ParseOptions(delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+            table = pyarrow.csv.read_csv(path, parse_options=options)
+        else:
+            table = pyarrow.parquet.read_table(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        kind = "CSV" if is_csv else "parquet"
+        raise WorkloadError(f"{path}: not a readable {kind} file ({_first_line(error)})") from None
+    missing = [column for column in columns if column not in table.column_names]
+    if missing:
+        raise WorkloadError(f"{path}: column {missing[0]!r} is missing (found: {', '.join(table.column_names)})")
+    if table.num_rows == 0:
+        raise WorkloadError(f"{path}: the trace is empty")
+    return table
+
+
+def numbers(path: Path, table: Any, column: str) -> NDArray[np.float64]:
+    """A column of finite numbers."""
+    import pyarrow
+
+    values = table.column(column)
+    if not (pyarrow.types.is_integer(values.type) or pyarrow.types.is_floating(values.type)):
+        row, value = _first_non_number(values.to_pylist())
+        raise WorkloadError(f"{path}: column {column!r} holds {values.type}, not numbers (row {row}: {value!r})")
+    numbers: NDArray[np.float64] = values.cast(pyarrow.float64()).to_numpy()  # null becomes NaN
+    bad = np.flatnonzero(~np.isfinite(numbers))
+    if bad.size:
+        hint = "; --poisson RATE draws arrivals instead" if column == "arrival_s" else ""
+        raise WorkloadError(f"{path}: column {column!r}, row {bad[0]}: {_shown(numbers[bad[0]])} is not finite{hint}")
+    return numbers
+
+
+def _first_non_number(values: list[Any]) -> tuple[int, Any]:
+    for row, value in enumerate(values):
+        try:
+            float(value)
+        except (TypeError, ValueError):
+            return row, value
+    return 0, values[0] if values else None
+
+
+def sorted_arrivals(path: Path, arrival_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Arrivals that begin at 0 or later and never go back."""
+    negative = np.flatnonzero(arrival_s < 0)
+    if negative.size:
+        row = negative[0]
+        raise WorkloadError(f"{path}: column 'arrival_s', row {row}: {_shown(arrival_s[row])} is negative")
+    back = np.flatnonzero(np.diff(arrival_s) < 0)
+    if back.size:
+        row = back[0] + 1
+        raise WorkloadError(
+            f"{path}: column 'arrival_s', row {row}: {_shown(arrival_s[row])} is before the row above it"
+            f" ({_shown(arrival_s[row - 1])}); sort the trace by arrival_s, or draw arrivals with --poisson RATE"
+        )
+    return arrival_s
+
+
+def token_counts(path: Path, table: Any, column: str, least: int = 1) -> NDArray[np.int64]:
+    """A column of whole numbers, ``least`` to ``MAX_TOKENS``."""
+    counts = numbers(path, table, column)
+    for is_bad, reason in (
+        (counts < least, f"is less than {least}"),
+        (counts != np.floor(counts), "is not a whole number"),
+        (counts > MAX_TOKENS, f"is more than {MAX_TOKENS}"),
+    ):
+        bad = np.flatnonzero(is_bad)
+        if bad.size:
+            raise WorkloadError(f"{path}: column {column!r}, row {bad[0]}: {_shown(counts[bad[0]])} {reason}")
+    return counts.astype(np.int64)
+
+
+def _shown(value: float) -> str:
+    return "null or NaN" if np.isnan(value) else f"{value:g}"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -102,7 +102,7 @@ def test_the_code_of_a_policy_stands_for_its_kernel(policy: BatchPolicy, table: 
 def test_names_are_unique_and_unknown_ones_list_the_known() -> None:
     names = [policy.name for policy in POLICIES]
     assert len(set(names)) == len(names)
-    with pytest.raises(ValueError, match="unknown 'fifo', known: edf, sarathi, sjf, slo, vllm"):
+    with pytest.raises(ValueError, match="unknown 'fifo'; known: edf, sarathi, sjf, slo, vllm"):
         batch_policy("fifo")
     with pytest.raises(ValueError, match="unknown 'edf-shed'"):
         batch_policy("edf-shed")

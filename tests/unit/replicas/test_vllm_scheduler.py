@@ -210,7 +210,7 @@ def test_the_policy_changes_while_requests_run(make_bench: MakeBench) -> None:
     bench.scheduler.polyslo_configure("vllm", {})
     bench.run()
     bench.check_outputs({"first": 2, "second": 2})
-    with pytest.raises(ValueError, match="unknown 'fastest', known: edf"):
+    with pytest.raises(ValueError, match="unknown 'fastest'; known: edf"):
         bench.scheduler.polyslo_configure("fastest", {})
 
 

@@ -89,5 +89,5 @@ def test_errors_are_one_line(tmp_path: Path, capsys) -> None:
     assert main(["simulate", str(tmp_path / "none.yaml")]) == 2
     assert main(["reproduce", "slo-serve"]) == 2
     error = capsys.readouterr().err
-    assert "experiment: unknown 'slo-serve', known: " in error
+    assert "experiment: unknown 'slo-serve'; did you mean 'slos-serve'" in error
     assert error.count("\n") == 2

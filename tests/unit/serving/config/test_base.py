@@ -5,8 +5,8 @@ from typing import Annotated, ClassVar, Self
 import pytest
 from pydantic import Strict, model_validator
 
+from profiles.suggest import suggest
 from serving.config.base import ConfigError, Section
-from serving.suggest import suggest
 
 
 class Wheel(Section):
