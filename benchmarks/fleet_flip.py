@@ -3,7 +3,7 @@
     python -m benchmarks.fleet_flip --trace ../shared/traces/azure_2023_conv.parquet --json OUT --plot OUT.png
 
 HTTP, Serve, Ray, controller and the requests are real; engines are simulated, so that one machine holds sixteen. They
-run the embedded model's profile slowed down, because the client, the door and all engines share the machine's cores.
+run the embedded model's profile slowed down, because the client, the ingress and all engines share the machine's cores.
 """
 
 import argparse

@@ -33,7 +33,7 @@ logger = logging.getLogger("polyslo.controller")
 WAKE_UP_S = 1.0  # a newborn waits so long for the first reports before it says that there is no replica
 HEAD_NODE = "node:__internal_head__"  # Ray's own resource of the head
 ABANDONED_S = 15.0  # another application may take a controller whose own has not pinged for so long
-IDLE_EXIT_S = 600.0  # without a door or a replica for so long, the application is gone and so is its controller
+IDLE_EXIT_S = 600.0  # without an ingress or a replica for so long, the application is gone and so is its controller
 
 _admissions = msgspec.msgpack.Decoder(list[AdmissionRequest])
 _outcomes = msgspec.msgpack.Decoder(list[Outcome])
@@ -112,7 +112,7 @@ class Controller:
             if self.fleet is not None and (self.fleet.live(now_s) or now_s - self.born_s > WAKE_UP_S):
                 return self.fleet
             if now_s - self.born_s > 10 * WAKE_UP_S:
-                raise RuntimeError("the controller has no tier table: no door has configured it")
+                raise RuntimeError("the controller has no tier table: no ingress has configured it")
             await asyncio.sleep(0.02)
 
     async def on_outcomes(self, outcomes: bytes) -> None:
@@ -122,7 +122,7 @@ class Controller:
                 self.fleet.on_outcome(outcome, time.monotonic())
 
     async def on_failed(self, replica: str) -> None:
-        """A door lost its stream from this replica."""
+        """An ingress lost its stream from this replica."""
         if self.fleet is not None:
             self.fleet.on_failed(replica, time.monotonic())
 

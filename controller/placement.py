@@ -19,7 +19,7 @@ from routing.scores import score_replicas
 ASK_AGAIN_S = (0.02, 0.25)  # least and most between two questions about a pending request
 ASKS = 4  # parts of the time that is left until the next question
 UNBOUND_S = 30.0  # from arrival a request may wait that bounds neither its first token nor its end
-SILENCE_S = 3.0  # a pending request that has not asked for so long, many times the pause, has lost its door
+SILENCE_S = 3.0  # a pending request that has not asked for so long, many times the pause, has lost its ingress
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Waiting:
 
     @property
     def forget_s(self) -> float:
-        """When it is taken to have lost its door, which asks several times a second."""
+        """When it is taken to have lost its ingress, which asks several times a second."""
         return self.asked_s + SILENCE_S
 
     def of_tier(self, tier: int) -> "Waiting":

@@ -155,7 +155,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True):
-    """How a request ended, measured at the door; refused and broken ones included."""
+    """How a request ended, measured at the ingress; refused and broken ones included."""
 
     request_id: str
     tier_asked: str

@@ -1,4 +1,4 @@
-"""The settings of one replica: flat, frozen, strict. Read once at the door; nobody writes into it."""
+"""The settings of one replica: flat, frozen, strict. Read once at the ingress; nobody writes into it."""
 
 from typing import Any
 

@@ -26,7 +26,7 @@ CPU_ONLY = {"VLLM_TARGET_DEVICE": "cpu", "VLLM_LOGGING_LEVEL": "ERROR", "TOKENIZ
 
 @serve.ingress()
 class Ingress:
-    """One HTTP door; any number of them share the controller and the replicas."""
+    """One HTTP ingress; any number of them share the controller and the replicas."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, config: AppConfig, replicas: dict[str, Any], deploy: str

@@ -32,7 +32,7 @@ class RequestLocations:
         """A replica has reported: what has ``gone`` from its table, and what it holds now.
 
         A stream that was sent elsewhere is let go: its replica will hear of it. But where the request never came to be,
-        because the door did not hear the decision in time and chose by itself, the replica that reports it has it.
+        because the ingress did not hear the decision in time and chose by itself, the replica that reports it has it.
         """
         for uid in gone:
             if self._where.get(uid) == reporter.name:

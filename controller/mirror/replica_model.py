@@ -129,10 +129,10 @@ class VirtualReplica:
         return coefficients
 
     def is_live(self, now_s: float, silent_s: float) -> bool:
-        """Whether it reported within ``silent_s`` and, since a door last saw it fail, that its engine goes on.
+        """Whether it reported within ``silent_s`` and, since an ingress last saw it fail, that its engine goes on.
 
-        An iteration may take long; but where a door lost its patience, only one that began later says that the engine
-        does not stand still, however punctual the reports are.
+        An iteration may take long; but where an ingress has given up, only one that began later says that the
+        engine does not stand still, however punctual the reports are.
         """
         return now_s - self.seen_s <= silent_s and self.moved_s - self.suspect_s > DOUBT_S
 

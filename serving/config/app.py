@@ -1,4 +1,4 @@
-"""The configuration of one application: strict, frozen, read once at the door; nobody writes into it.
+"""The configuration of one application: strict, frozen, read once at the ingress; nobody writes into it.
 
 ``AppConfig`` is the ``args`` of the application in serve.yaml; the tier table (``serving.config.tiers``) sits under the
 ingress's ``user_config``, because it changes while the fleet runs.

@@ -1,6 +1,6 @@
 """The tier table as operators write it, under the ingress's ``user_config``: it is applied in place, by version.
 
-Milliseconds here and in what clients send; seconds in everything behind the door.
+Milliseconds here and in what clients send; seconds in everything behind the ingress.
 """
 
 import re

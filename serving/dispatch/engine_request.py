@@ -46,7 +46,7 @@ class Transport(Protocol):
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How long the door waits before it falls back, and what it leaves to others; all in seconds."""
+    """How long the ingress waits before it falls back, and what it leaves to others; all in seconds."""
 
     admit_s: float = 2.0  # for the controller, before a request is served without it; a quarter of the TTFT at most
     resume_s: float = 60.0  # for some replica to take over a broken stream
@@ -101,8 +101,8 @@ class EngineRequest:
 
     @property
     def attempt_id(self) -> str:
-        """Its name beyond the door, another one after each failure: what an earlier replica still says of it, or what
-        it is still told to end, is not about the request that runs now."""
+        """Its name beyond the ingress, another one after each failure: what an earlier replica still says of it, or
+        what it is still told to end, is not about the request that runs now."""
         return f"{self.request_id}{ATTEMPT}{self.attempt}" if self.attempt else self.request_id
 
     def age_s(self) -> float:

@@ -1,7 +1,7 @@
 """The outermost ASGI layer: headers, size and speed of bodies, requests at a time. Notes when a request arrived.
 
 It wraps Serve's own handler where Serve runs an ingress's HTTP server (``middlewares``), so that bodies on their way
-and unreadable headers take none of Serve's places; without that, the door wraps itself with it.
+and unreadable headers take none of Serve's places; without that, the ingress wraps itself with it.
 """
 
 import asyncio

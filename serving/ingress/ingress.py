@@ -19,13 +19,13 @@ from serving.ingress.asgi import Message, Receive, Send, send_error, send_json
 from serving.ingress.disconnects import Disconnects
 from serving.ingress.errors import unavailable
 from serving.ingress.guard import Guard
-from serving.ingress.metrics import DoorMetrics
+from serving.ingress.metrics import IngressMetrics
 from serving.ingress.middleware import SloMiddleware
 from serving.ingress.replica_status import with_stale
 from serving.request.slo import TierIndex
 from serving.request.state import HttpRequestState
 
-logger = logging.getLogger("polyslo.door")
+logger = logging.getLogger("polyslo.ingress")
 
 PING_S = 1.0
 CONFIGURE_TRIES, CONFIGURE_S = 5, 30.0
@@ -57,7 +57,7 @@ class IngressApp:
     ) -> None:
         """``engine_failed``: whether vLLM's own client of the engine has ended: no request gets an answer then."""
         self.config, self.transport, self.dispatcher = config, transport, dispatcher
-        self.metrics = DoorMetrics(config.model.name)
+        self.metrics = IngressMetrics(config.model.name)
         self._metrics_app = self.metrics.to_app()
         self.table: TierTableConfig | None = None
         self.table_error = ""
@@ -154,7 +154,7 @@ class IngressApp:
             self._status |= {"replicas": known, "error": f"controller unreachable: {error!r}"[:300]}
 
     def _heard(self) -> set[str]:
-        """Replicas that speak to this door, whether or not the controller knows of them."""
+        """Replicas that speak to this ingress, whether or not the controller knows of them."""
         return self.transport.heard(self.config.fleet.stall_timeout_s)
 
     async def forward_table(self) -> None:

@@ -21,7 +21,7 @@ ERROR_SECONDS = (-5.0, -1.0, -0.25, -0.1, -0.025, -0.01, 0.0, 0.01, 0.025, 0.1, 
 LABELS = ("tier", "model")
 
 
-class DoorMetrics:
+class IngressMetrics:
     """Made once per ingress; labels are tier names, the served model and live replicas, all bounded."""
 
     def __init__(self, model: str) -> None:

@@ -97,7 +97,7 @@ class SloMiddleware:
         return document if isinstance(document, dict) else {}
 
     def _open(self, scope: Message, document: dict[str, Any], body: bytes) -> tuple[HttpRequestState, bytes]:
-        """The request's ticket, and its body without what only the door understands."""
+        """The state of a request, and its body without what only the ingress understands."""
         check_document(document, self.limits)
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
         slo = resolve(headers, document, self.tiers())

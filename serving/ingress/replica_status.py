@@ -13,7 +13,7 @@ def with_stale(told: list[Replica], last: list[Replica], heard: set[str]) -> lis
 
 
 def state_of(replica: Replica) -> str:
-    """In one word how a replica is: draining, silent, stale (only a door hears it) or live."""
+    """In one word how a replica is: draining, silent, stale (only an ingress hears it) or live."""
     if replica.get("draining"):
         return "draining"
     if not replica.get("live"):

@@ -1,4 +1,4 @@
-"""Adapter: vLLM's own OpenAI server over a fleet. The only module of the door that knows vLLM (pinned to 0.32).
+"""Adapter: vLLM's own OpenAI server over a fleet. The only module of the ingress that knows vLLM (pinned to 0.32).
 
 ``AsyncLLM`` keeps its renderer, input and output processors; only its engine-core client is ours, so chat, completions,
 responses, messages, tools, reasoning, logprobs, ``n > 1`` and stop strings are vLLM's.

@@ -114,7 +114,7 @@ def deploy(address: str, document: dict[str, Any], console: Console) -> None:
 
 
 def is_healthy(url: str) -> bool:
-    """Whether the door answers and at least one replica lives."""
+    """Whether the ingress answers and at least one replica lives."""
     try:
         return httpx.get(f"{url}/health", timeout=5.0).status_code == 200
     except httpx.HTTPError:

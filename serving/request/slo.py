@@ -116,7 +116,7 @@ def resolve(headers: Headers, body: Mapping[str, Any], tiers: TierIndex) -> Slo:
 
 
 def strip_body(body: dict[str, Any]) -> dict[str, Any]:
-    """``body`` without the keys that only the door understands; the same object where it has none."""
+    """``body`` without the keys that only the ingress understands; the same object where it has none."""
     if _OWN_KEYS.isdisjoint(body):
         return body
     return {key: value for key, value in body.items() if key not in _OWN_KEYS}

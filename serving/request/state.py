@@ -1,4 +1,4 @@
-"""One HTTP request as the door sees it: its objective, the controller's decisions, and what was measured."""
+"""One HTTP request as the ingress sees it: its objective, the controller's decisions, and what was measured."""
 
 import contextvars
 import math

@@ -177,7 +177,7 @@ class AutoscaledDispatcher(ControllerDispatcher):
         return left
 
     def _resume(self, simulation: Simulation, jobs: np.ndarray, name: str) -> None:
-        """Let requests go on elsewhere with the tokens that they have, as the door does."""
+        """Let requests go on elsewhere with the tokens that they have, as the ingress does."""
         requests = []
         for job in jobs.tolist():
             request = self.ask(simulation, job)

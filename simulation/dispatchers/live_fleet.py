@@ -106,14 +106,14 @@ class ControllerDispatcher:
         return jobs
 
     def ask(self, simulation: Simulation, job: int) -> AdmissionRequest:
-        """A job as the door asks about it."""
+        """A job as the ingress asks about it."""
         asked = simulation.jobs[job]
         age_s, slo = simulation.now_s - float(asked["arrival_s"]), self._slo(asked, bool(asked["best_effort"]))
         lengths = int(asked["prompt_tokens"]), int(asked["cap_tokens"])
         return AdmissionRequest(str(job), *lengths, slo, age_s, prefix=self._marks(asked), prompt_digest=job + 1)
 
     def _marks(self, asked: np.void) -> tuple[int, ...]:
-        """What the door would tell of the prompt: an id of a trace stands for the block and all before it."""
+        """What the ingress would tell of the prompt: an id of a trace stands for the block and all before it."""
         block_tokens, prompt_tokens = self.options.block_tokens, int(asked["prompt_tokens"])
         if not self.options.prefix_affinity or not asked["blocks"]:
             return ()

@@ -151,7 +151,7 @@ def test_no_live_replica_is_told_as_such() -> None:
     assert state.admit([ask(TIGHT)], 40.0)[0].reason == "no_replica", "silent for too long"
     state.report(report("a", 2), 40.0)
     state.on_failed("a", 40.0)
-    assert state.admit([ask(TIGHT)], 40.1)[0].reason == "no_replica", "a door saw it fail"
+    assert state.admit([ask(TIGHT)], 40.1)[0].reason == "no_replica", "an ingress saw it fail"
     state.report(report("a", 1, incarnation="2"), 40.2)
     assert state.admit([ask(TIGHT)], 40.3)[0].replica == "a", "reborn"
 

@@ -43,7 +43,7 @@ def test_a_long_iteration_alone_is_no_failure_and_nothing_is_imagined_after_it()
 
 
 def test_a_request_that_its_door_sent_elsewhere_is_seen_where_it_is() -> None:
-    """The door did not hear the decision in time and chose by itself."""
+    """The ingress did not hear the decision in time and chose by itself."""
     state, asked = fleet(), ask(TIGHT)
     for name in "ab":
         state.report(report(name), 0.0)

@@ -1,4 +1,4 @@
-"""The replica's settings at the door."""
+"""The replica's settings at the ingress."""
 
 import msgspec
 import pytest

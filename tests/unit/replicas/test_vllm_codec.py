@@ -56,7 +56,7 @@ def test_logprobs_travel_as_extra() -> None:
 
 
 def test_extra_goes_by_the_name_that_the_door_knows() -> None:
-    """Beyond the door a later attempt of a request has another name."""
+    """Beyond the ingress a later attempt of a request has another name."""
     made = encode_output(EngineCoreOutput("r~1", [7], num_nans_in_logits=1))
     assert made.extra
     told = decode_output(msgspec.structs.replace(made, request_id="r"))

@@ -1,4 +1,4 @@
-"""Health, status and gauges of a door, also while the controller is away."""
+"""Health, status and gauges of an ingress, also while the controller is away."""
 
 import asyncio
 import json
@@ -52,7 +52,7 @@ class Transport(RayTransport):
 
     def __init__(self) -> None:
         self.handle = Handle()
-        super().__init__({"": self.handle}, "door", "controller", "polyslo")
+        super().__init__({"": self.handle}, "ingress", "controller", "polyslo")
         self.replicas: list[dict[str, Any]] | None = []
 
     async def configure(self, options: bytes, tiers: bytes) -> None:
@@ -68,7 +68,7 @@ class Transport(RayTransport):
 
 
 class Scene:
-    """A door with two replicas that it has heard of and from."""
+    """An ingress with two replicas that it has heard of and from."""
 
     def __init__(self, **fleet: Any) -> None:
         self.transport = Transport()

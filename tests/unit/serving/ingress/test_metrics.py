@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from protocol.messages import EngineCounts
-from serving.ingress.metrics import DoorMetrics
+from serving.ingress.metrics import IngressMetrics
 from tests.support.ingress_scene import MODEL, REPLICA_STATE, Ingress
 
 COUNTS = EngineCounts(3, 2, 1, 900, 70, 800, 640)
@@ -18,7 +18,7 @@ def told(name: str, **changes: Any) -> dict[str, Any]:
     return replica | {"kv_capacity_tokens": 1000, "engine": msgspec.structs.asdict(COUNTS)} | changes
 
 
-def engines(metrics: DoorMetrics, series: str = "vllm:num_requests_running") -> dict[str, float]:
+def engines(metrics: IngressMetrics, series: str = "vllm:num_requests_running") -> dict[str, float]:
     """Values of a series by its engine label."""
     found = (sample for family in metrics.registry.collect() for sample in family.samples if sample.name == series)
     return {sample.labels["engine"]: sample.value for sample in found}
@@ -38,13 +38,13 @@ def engines(metrics: DoorMetrics, series: str = "vllm:num_requests_running") -> 
     ],
 )
 def test_engine_series_have_vllms_names_and_labels(series: str, value: float) -> None:
-    metrics = DoorMetrics("tiny")
+    metrics = IngressMetrics("tiny")
     metrics.observe_status({"replicas": [told("a")]})
     assert metrics.registry.get_sample_value(series, {"model_name": "tiny", "engine": "a"}) == value
 
 
 def test_a_replica_that_is_gone_silent_or_stale_has_no_series() -> None:
-    metrics = DoorMetrics("tiny")
+    metrics = IngressMetrics("tiny")
     metrics.observe_status({"replicas": [told("a"), told("b"), told("c"), told("d", draining=True)]})
     assert set(engines(metrics)) == {"a", "b", "c", "d"}
     metrics.observe_status({"replicas": [told("b", live=False), told("c", stale=True), told("d", draining=True)]})
@@ -52,7 +52,7 @@ def test_a_replica_that_is_gone_silent_or_stale_has_no_series() -> None:
 
 
 def test_several_ingresses_live_in_one_process() -> None:
-    first, second = DoorMetrics("tiny"), DoorMetrics("tiny")
+    first, second = IngressMetrics("tiny"), IngressMetrics("tiny")
     first.waiting.labels("chat").set(4)
     assert second.registry.get_sample_value("polyslo_waiting_requests", {"tier": "chat"}) is None
 

@@ -97,7 +97,7 @@ def test_brackets_without_end_are_a_400(ingress: Ingress, path: str, opening: st
 
 
 def test_a_request_that_cannot_be_encoded_leaves_the_others_alone(ingress: Ingress) -> None:
-    """The door's own check is passed by: what is left is the encoding at submission."""
+    """The ingress's own check is passed by: what is left is the encoding at submission."""
 
     async def all_at_once() -> list[Any]:
         from vllm.sampling_params import SamplingParams

@@ -1,4 +1,4 @@
-"""What the door tells of vLLM's requests."""
+"""What the ingress tells of vLLM's requests."""
 
 import pytest
 
