@@ -104,7 +104,7 @@ def import_aiconfigurator(  # noqa: PLR0913  (a command: its options)
         float, typer.Option(min=0, help="and per running sequence")
     ] = OVERHEAD_PER_SEQUENCE_S * 1e3,
 ) -> None:
-    """Fit aiconfigurator's measured kernel tables (needs the extra: pip install 'polyslo[profiles]')."""
+    """Fit aiconfigurator's measured kernel tables (needs the extra `profiles`)."""
     from serving.cli.aiconfigurator import ImporterError, KernelTimes
     from serving.cli.profile_import import import_profile, kernel_grid
 

@@ -14,7 +14,7 @@ from serving.config.engine import FLEETS_OPTION, GroupConfig
 from serving.config.tiers import TierConfig, TierTableConfig
 
 TEXT = (Path(__file__).resolve().parents[4] / "docs" / "configuration.md").read_text()
-TABLE = TEXT.split("## The tier table")[1].split("## What a client sends")[0]
+TABLE = TEXT.split("## The tier table")[1].split("## How a client states an objective")[0]
 SECTIONS = {name: value for name, value in AppConfig.read({}) if isinstance(value, Section)}
 
 
