@@ -215,7 +215,7 @@ class Fleet:
         if may_wait and self.unplaced.may_wait(p, refuses) and (pause_s := self._pause_s(p, now_s)) > 0.0:
             return self._unplaced(p, Verdict.PENDING, pause_s)
         if refuses:
-            return self._unplaced(p, Verdict.REFUSED, self.unplaced.tell_s(self.slots, p, now_s))
+            return self._unplaced(p, Verdict.REFUSED, self.unplaced.retry_after_s(self.slots, p, now_s))
         places = placement.best_effort_places(self.slots, self.options.best_effort_backlog)
         if p.is_new and is_any_open and (wait_s := self.unplaced.line_s(p, int(places.sum()), now_s)) > 0.0:
             return self._unplaced(p, Verdict.PENDING, wait_s)

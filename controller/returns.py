@@ -1,10 +1,10 @@
-"""Whom a refusal told when to come back, and the room that is kept for them. Pure.
+"""Which refused requests come back when, and the room that is reserved for them. Pure.
 
 A refused request is told the first second at which the ledger (``routing.returns``) has room for it, and that room is
-entered as told. A request that comes then with the same prompts is the one that was told, whatever its id. It goes
-before newcomers, who are let past only where they leave told room free. Room is kept in the share in which those told
-do come, so that clients who never return cost the others little. A request of several sequences is told one time, and
-room is kept for all of them.
+reserved. A request that comes then with the same prompts is the one that was refused, whatever its id. It goes before
+newcomers, who are admitted only where they leave reserved room free. The room reserved is scaled by the share of
+refused requests that do come back, so that clients who never return cost the others little. A request of several
+sequences has one time, and room for all of them.
 """
 
 import math
@@ -41,7 +41,7 @@ Room = dict[int, tuple[np.ndarray, int]]  # by slot: a claim of routing.returns'
 
 
 @dataclass
-class Told:
+class ReservedReturn:
     """One refusal that told a time, and what is kept for it."""
 
     made_s: float
@@ -52,12 +52,12 @@ class Told:
 
 @dataclass
 class Returns:
-    """The told times of a fleet, and its ledger."""
+    """The reserved returns of a fleet, and its ledger."""
 
     cap_s: int
     share: float = 1.0  # of those told that come when told
     _ledger: Ledger = field(default_factory=lambda: make_ledger(0))
-    _told: dict[Key, list[Told]] = field(default_factory=dict)  # each by time
+    _returns_by_key: dict[Key, list[ReservedReturn]] = field(default_factory=dict)  # each by time
     _count: int = 0
     _is_current: bool = False  # the ledger knows what has been placed
     _swept_s: float = -math.inf
@@ -68,10 +68,10 @@ class Returns:
 
     def forget(self, slot: int) -> None:
         """A replica is gone, and with it the room that was kept there."""
-        if slot < len(self._ledger.told):
-            self._ledger.told[slot] = self._ledger.carried[slot] = 0.0
-        for told in self._told.values():
-            for each in told:
+        if slot < len(self._ledger.reserved):
+            self._ledger.reserved[slot] = self._ledger.carried[slot] = 0.0
+        for reserved in self._returns_by_key.values():
+            for each in reserved:
                 each.room.pop(slot, None)
                 each.slot = NOWHERE if each.slot == slot else each.slot
 
@@ -87,10 +87,10 @@ class Returns:
             return
         newcomers = []
         for p in asking:
-            if (told := self._take(p, now_s)) is None:
+            if (reserved := self._take(p, now_s)) is None:
                 newcomers.append(p)
             else:
-                self._put_back(slots, p, told, now_s)
+                self._put_back(slots, p, reserved, now_s)
         self._carry(slots, now_s)
         for p in newcomers:
             if p.is_new and int(p.row["id"]) not in waiting:
@@ -100,9 +100,9 @@ class Returns:
         self._is_current = False
 
     @staticmethod
-    def _put_back(slots: ReplicaSlots, p: Pending, told: Told, now_s: float) -> None:
+    def _put_back(slots: ReplicaSlots, p: Pending, reserved: ReservedReturn, now_s: float) -> None:
         """Place a request where room was kept, until one of its sequences finds none there."""
-        kept = [told.slot, *(slot for slot in told.room if slot != told.slot)]
+        kept = [reserved.slot, *(slot for slot in reserved.room if slot != reserved.slot)]
         for sequence in (p, *p.siblings):
             for slot in kept:
                 if slot != NOWHERE and sequence.slot == NOWHERE:
@@ -110,10 +110,10 @@ class Returns:
             if sequence.slot == NOWHERE:
                 return
 
-    def _take(self, p: Pending, now_s: float) -> Told | None:
+    def _take(self, p: Pending, now_s: float) -> ReservedReturn | None:
         """What a request was told that comes at its time; its room is free from here on."""
-        told = self._told.get(_key(p)) if p.is_new else None
-        if not told or now_s < told[0].due_s - EARLY_S:
+        reserved = self._returns_by_key.get(_key(p)) if p.is_new else None
+        if not reserved or now_s < reserved[0].due_s - EARLY_S:
             return None
         self.share += (1.0 - self.share) / MEMORY
         p.is_back = True
@@ -121,7 +121,7 @@ class Returns:
 
     # -- those that are refused -------------------------------------------------------------------------------------
 
-    def tell_s(self, slots: ReplicaSlots, p: Pending, now_s: float) -> float:
+    def retry_after_s(self, slots: ReplicaSlots, p: Pending, now_s: float) -> float:
         """Whole seconds after which the request will be attainable, at most the cap; 0 for what no replica can ever do.
 
         Who asks again too early keeps its time, rounded up anew. At the cap no room is kept.
@@ -130,8 +130,8 @@ class Returns:
         if not p.is_possible or not can_ever(slots.fleet_state, row, now_s):
             return 0.0
         self._carry(slots, now_s)
-        told = self._told.get(key)
-        if told and told[0].made_s < now_s < told[0].due_s:
+        reserved = self._returns_by_key.get(key)
+        if reserved and reserved[0].made_s < now_s < reserved[0].due_s:
             first = self._release(key)
             wait_s, slot = min(self.cap_s, max(1, math.ceil(first.due_s - now_s))), first.slot
         else:
@@ -149,24 +149,24 @@ class Returns:
             claim = claim_of(slots.fleet_state, at, sequence.row[None][0], now_s, False)
             kept, most = room.get(at, (np.zeros_like(claim.terms), 0))
             room[at] = kept + claim.terms * share, max(most, claim.lasts)
-        made = Told(now_s, now_s + wait_s, slot, room)
-        told = self._told.setdefault(_key(p), [])
-        told.append(made)
-        told.sort(key=lambda each: each.due_s)
+        made = ReservedReturn(now_s, now_s + wait_s, slot, room)
+        reserved = self._returns_by_key.setdefault(_key(p), [])
+        reserved.append(made)
+        reserved.sort(key=lambda each: each.due_s)
         self._enter(made, 1.0)
         self._count += 1
 
-    def _enter(self, told: Told, sign: float) -> None:
+    def _enter(self, reserved: ReservedReturn, sign: float) -> None:
         """Enter the room that is kept (1) or take it out (-1)."""
-        for slot, (terms, lasts) in told.room.items():
-            add_claim(self._ledger.told, slot, bucket_of(told.due_s), terms, lasts, sign)
+        for slot, (terms, lasts) in reserved.room.items():
+            add_claim(self._ledger.reserved, slot, bucket_of(reserved.due_s), terms, lasts, sign)
 
-    def _release(self, key: Key) -> Told:
-        """Free the room of the first of a prompt's told times."""
-        told = self._told[key]
-        first = told.pop(0)
-        if not told:
-            del self._told[key]
+    def _release(self, key: Key) -> ReservedReturn:
+        """Free the room of the first of a prompt's reserved returns."""
+        reserved = self._returns_by_key[key]
+        first = reserved.pop(0)
+        if not reserved:
+            del self._returns_by_key[key]
         self._enter(first, -1.0)
         self._count -= 1
         return first
@@ -176,7 +176,7 @@ class Returns:
     def _carry(self, slots: ReplicaSlots, now_s: float) -> None:
         """Bring the ledger up to what is promised, once for the requests that ask together."""
         replicas = len(slots.fleet_state.replicas)
-        if len(self._ledger.told) < replicas:
+        if len(self._ledger.reserved) < replicas:
             self._ledger = resized_ledger(self._ledger, replicas)
         if not self._is_current:
             carry(slots.fleet_state, now_s, self._ledger)
@@ -187,8 +187,8 @@ class Returns:
         if now_s - self._swept_s < SWEEP_S:
             return
         self._swept_s = now_s
-        for key in [key for key, told in self._told.items() if now_s > told[0].due_s + GRACE_S]:
-            while (told := self._told.get(key)) and now_s > told[0].due_s + GRACE_S:
+        for key in [key for key, reserved in self._returns_by_key.items() if now_s > reserved[0].due_s + GRACE_S]:
+            while (reserved := self._returns_by_key.get(key)) and now_s > reserved[0].due_s + GRACE_S:
                 self._release(key)
                 self.share -= self.share / MEMORY
 

@@ -20,7 +20,7 @@ class Unplaced:
     line: BestEffortLine = field(default_factory=BestEffortLine)
 
     def adopt_state(self, other: "Unplaced") -> None:
-        """Take over who waits, and what was told; the cap of told times is one's own."""
+        """Take over who waits, and what was told; the cap of reserved returns is one's own."""
         other.returns.cap_s = self.returns.cap_s
         self.returns, self.waiting, self.line = other.returns, other.waiting, other.line
 
@@ -60,7 +60,7 @@ class Unplaced:
             self.waiting.pop(uid, None)
         return wait_s
 
-    def tell_s(self, slots: ReplicaSlots, p: Pending, now_s: float) -> float:
-        """What a refusal tells (``Returns.tell_s``); 0 where no replica is open."""
+    def retry_after_s(self, slots: ReplicaSlots, p: Pending, now_s: float) -> float:
+        """What a refusal tells (``Returns.retry_after_s``); 0 where no replica is open."""
         self.waiting.pop(int(p.row["id"]), None)
-        return self.returns.tell_s(slots, p, now_s) if slots.fleet_state.replicas["is_open"].any() else 0.0
+        return self.returns.retry_after_s(slots, p, now_s) if slots.fleet_state.replicas["is_open"].any() else 0.0

@@ -1,8 +1,8 @@
 """When a refused request would fit, and whom it is kept for: a fluid ledger of every replica's next half minute.
 
 Reservations as in conservative backfilling of batch systems (Mu'alem and Feitelson 2001): whoever is refused is told
-the first second at which the ledger has room for it, that room is entered as told, and newcomers are let past only
-where they leave it free. Work is a fluid here, by the same sums as ``routing.placement.quick_check``; what a replica
+the first second at which the ledger has room for it. That room is reserved, and newcomers are admitted only where they
+leave it free. Work is a fluid here, by the same sums as ``routing.placement.quick_check``; what a replica
 can really promise is checked exactly when the request comes.
 """
 
@@ -38,7 +38,7 @@ class Ledger(NamedTuple):
     """Both by replica and bucket of time."""
 
     carried: np.ndarray  # f8[R, BUCKETS, COLUMNS], what is promised; PREFILL in the present bucket only
-    told: np.ndarray  # f8[R, BUCKETS, COLUMNS], what was told to come back
+    reserved: np.ndarray  # f8[R, BUCKETS, COLUMNS], what was told to come back
 
 
 def make_ledger(replicas: int) -> Ledger:
@@ -119,48 +119,48 @@ def claim_of(fleet: FleetState, r: int, row: np.void, now_s: float, is_new: bool
 
 
 @njit(cache=True)
-def add_claim(told: np.ndarray, r: int, bucket: int, terms: np.ndarray, lasts: int, sign: float) -> None:
+def add_claim(reserved: np.ndarray, r: int, bucket: int, terms: np.ndarray, lasts: int, sign: float) -> None:
     """Enter a claim that begins in ``bucket`` (``sign`` 1), or take it out again (-1)."""
-    told[r, bucket % BUCKETS, PREFILL] += sign * terms[PREFILL]
+    reserved[r, bucket % BUCKETS, PREFILL] += sign * terms[PREFILL]
     for j in range(bucket, bucket + min(lasts, HORIZON)):
         for column in range(PREFILL):
-            told[r, j % BUCKETS, column] += sign * terms[column]
+            reserved[r, j % BUCKETS, column] += sign * terms[column]
 
 
 @njit(cache=True)
-def _is_idle(carried: np.ndarray, told: np.ndarray) -> bool:
+def _is_idle(carried: np.ndarray, reserved: np.ndarray) -> bool:
     """Whether nobody is promised or told a bucket of a replica."""
-    return bool(carried[SEQUENCES] + told[SEQUENCES] < TOLERANCE_S)
+    return bool(carried[SEQUENCES] + reserved[SEQUENCES] < TOLERANCE_S)
 
 
 @njit(cache=True)
 def _is_full(fleet: FleetState, ledger: Ledger, r: int, at: int, claim: np.ndarray, step_s: float) -> bool:
-    """Whether the claim is too much for a bucket beside what is promised and told.
+    """Whether the claim is too much for a bucket beside what is promised and reserved.
 
     Nothing is too much for an idle replica: whoever asks here could be served by one (``can_ever``).
     """
-    limits, carried, told = fleet.limits[r], ledger.carried[r, at], ledger.told[r, at]
-    if _is_idle(carried, told):
+    limits, carried, reserved = fleet.limits[r], ledger.carried[r, at], ledger.reserved[r, at]
+    if _is_idle(carried, reserved):
         return False
-    token_rate = carried[TOKEN_RATE] + told[TOKEN_RATE] + claim[TOKEN_RATE]
-    rest_rate = carried[REST_RATE] + told[REST_RATE] + claim[REST_RATE]
+    token_rate = carried[TOKEN_RATE] + reserved[TOKEN_RATE] + claim[TOKEN_RATE]
+    rest_rate = carried[REST_RATE] + reserved[REST_RATE] + claim[REST_RATE]
     return (
         utilization(fleet.pessimistic_coefs[r], token_rate, rest_rate, step_s) > FULL
-        or carried[KV] + told[KV] + claim[KV] > fleet.replicas[r]["usable_tokens"]
-        or carried[SEQUENCES] + told[SEQUENCES] + claim[SEQUENCES] > limits["max_running"]
+        or carried[KV] + reserved[KV] + claim[KV] > fleet.replicas[r]["usable_tokens"]
+        or carried[SEQUENCES] + reserved[SEQUENCES] + claim[SEQUENCES] > limits["max_running"]
     )
 
 
 @njit(cache=True)
 def _free_share(fleet: FleetState, ledger: Ledger, r: int, at: int, step_s: float) -> float:
     """Part of a bucket's time that decodes leave to prompts."""
-    carried, told = ledger.carried[r, at], ledger.told[r, at]
-    if _is_idle(carried, told):
+    carried, reserved = ledger.carried[r, at], ledger.reserved[r, at]
+    if _is_idle(carried, reserved):
         return 1.0
     busy = utilization(
         fleet.pessimistic_coefs[r],
-        carried[TOKEN_RATE] + told[TOKEN_RATE],
-        carried[REST_RATE] + told[REST_RATE],
+        carried[TOKEN_RATE] + reserved[TOKEN_RATE],
+        carried[REST_RATE] + reserved[REST_RATE],
         step_s,
     )
     return max(LEAST_FREE, 1.0 - busy)
@@ -190,15 +190,15 @@ def _fits_at(
     step_s, first = _step_s(fleet, r, terms), begins
     for j in range(HORIZON):
         at = (first + j) % BUCKETS
-        told = ledger.told[r, at]
-        is_asked = told[SEQUENCES] > TOLERANCE_S or (j == 0 and not is_new)
+        reserved = ledger.reserved[r, at]
+        is_asked = reserved[SEQUENCES] > TOLERANCE_S or (j == 0 and not is_new)
         if j < lasts and (is_asked or not is_new) and _is_full(fleet, ledger, r, at, terms, step_s):
             return False
         if j >= lasts and queue_s <= 0.0:
             return True
-        queue_s += told[PREFILL] + (terms[PREFILL] if j == 0 else 0.0)
+        queue_s += reserved[PREFILL] + (terms[PREFILL] if j == 0 else 0.0)
         free = _free_share(fleet, ledger, r, at, step_s)
-        prompts_come = told[PREFILL] > TOLERANCE_S or (j == 0 and not is_new)
+        prompts_come = reserved[PREFILL] > TOLERANCE_S or (j == 0 and not is_new)
         if prompts_come and queue_s > window_s * free:
             return False
         queue_s = max(0.0, queue_s - free * BUCKET_S)
@@ -207,7 +207,7 @@ def _fits_at(
 
 @njit(cache=True)
 def is_kept(fleet: FleetState, ledger: Ledger, row: np.void, now_s: float) -> np.ndarray:
-    """Per replica, whether a newcomer there would take what others were told to come back for (bool[R])."""
+    """Per replica, whether a newcomer there would take what is reserved for others (bool[R])."""
     kept, first = np.zeros(len(fleet.replicas), dtype=np.bool_), bucket_of(now_s)
     for r in range(len(kept)):
         if fleet.replicas[r]["is_open"]:
@@ -232,7 +232,7 @@ def first_room(fleet: FleetState, ledger: Ledger, row: np.void, now_s: float, mo
             step_s = _step_s(fleet, r, claim.terms)
             for j in range(begins - PER_S, begins):
                 free = _free_share(fleet, ledger, r, j % BUCKETS, step_s)
-                queues_s[r] = max(0.0, queues_s[r] + ledger.told[r, j % BUCKETS, PREFILL] - free * BUCKET_S)
+                queues_s[r] = max(0.0, queues_s[r] + ledger.reserved[r, j % BUCKETS, PREFILL] - free * BUCKET_S)
             if _fits_at(fleet, ledger, r, begins, queues_s[r], claim):
                 busy = -_free_share(fleet, ledger, r, begins % BUCKETS, step_s)
                 if busy < least:

@@ -51,15 +51,15 @@ def run(jobs: np.ndarray) -> Clients:
     return clients
 
 
-def test_a_burst_that_is_refused_is_admitted_when_it_comes_back_as_told() -> None:
+def test_a_burst_that_is_refused_is_admitted_when_it_comes_back_in_time() -> None:
     """The demo's last act, larger: more long prompts at one instant than the tier's TTFT leaves time for."""
     clients = run(jobs_at([1.0] * 60, prompt=4000, output=50, ttft_s=0.5, tpot_s=0.05))
     first = [verdicts[0] for verdicts in clients.came_back.values()]
     assert len(first) >= 40
     assert first.count(Verdict.ADMITTED) >= 0.9 * len(first)
-    told = Counter(times[0] for times in clients.told_s.values())
-    assert min(told) >= 1
-    assert len(told) >= 4, "not all at the same second"
+    reserved = Counter(times[0] for times in clients.told_s.values())
+    assert min(reserved) >= 1
+    assert len(reserved) >= 4, "not all at the same second"
 
 
 def test_under_steady_overload_nine_in_ten_are_admitted_when_told_and_newcomers_take_nobodys_room() -> None:
@@ -96,10 +96,10 @@ def refusals(count: int, now_s: float = 0.0, **options: Any) -> tuple[Fleet, lis
 @pytest.mark.parametrize("cap_s", [5.0, 20.0])
 def test_every_refusal_tells_whole_seconds_from_one_to_the_cap_and_not_all_the_same(cap_s: float) -> None:
     _, asks, decisions = refusals(200, retry_cap_s=cap_s)
-    told = Counter(d.retry_after_s for d in decisions)
+    reserved = Counter(d.retry_after_s for d in decisions)
     assert len(asks) > 100
-    assert set(told) <= set(np.arange(1.0, cap_s + 1.0).tolist())
-    kept = [told[second] for second in sorted(told) if second < cap_s]
+    assert set(reserved) <= set(np.arange(1.0, cap_s + 1.0).tolist())
+    kept = [reserved[second] for second in sorted(reserved) if second < cap_s]
     assert len(kept) >= 3
     assert max(kept) <= 2 * np.median(kept) + 2, "as many a second as there will be room for"
 
@@ -129,7 +129,7 @@ def test_what_nobody_comes_back_for_is_kept_no_longer_and_less_of_it_the_next_ti
     assert state.admit([ask(LOOSE, 8000, prompt_digest=999)], gone_s)[0].verdict == Verdict.ADMITTED
     assert len(state.unplaced.returns) == 0
     assert state.unplaced.returns.share == pytest.approx((1.0 - 1.0 / MEMORY) ** len(told_s))
-    assert not state.unplaced.returns._ledger.told.any() or np.abs(state.unplaced.returns._ledger.told).max() < 1e-6
+    assert np.abs(state.unplaced.returns._ledger.reserved).max(initial=0.0) < 1e-6
     assert LEAST_SHARE < state.unplaced.returns.share < 1.0
 
 
@@ -146,7 +146,7 @@ def test_a_replica_that_is_gone_takes_the_room_it_kept_with_it() -> None:
     state, _, _ = refusals(60)
     state.report(report("b"), 40.0)
     assert "a" not in state.replicas
-    assert not state.unplaced.returns._ledger.told.any()
+    assert not state.unplaced.returns._ledger.reserved.any()
     assert state.admit([ask(LOOSE, 8000)], 40.0)[0].verdict == Verdict.ADMITTED
     state.check_integrity()
 
@@ -184,12 +184,12 @@ def test_a_request_of_several_sequences_is_known_when_it_comes_back_and_goes_bef
 def test_room_is_kept_for_all_sequences_of_a_request() -> None:
     state, _, _ = refused_group()
     ledger = state.unplaced.returns._ledger
-    assert ledger.told[0, :, SEQUENCES].max() == 4.0
+    assert ledger.reserved[0, :, SEQUENCES].max() == 4.0
     single = fleet()
     single.report(report("a", 1, busy()), 0.0)
     single.admit([ask(LOOSE, 6000)], 0.0)
-    one = single.unplaced.returns._ledger.told
-    assert ledger.told[0, :, PREFILL].sum() == pytest.approx(4.0 * one[0, :, PREFILL].sum())
+    one = single.unplaced.returns._ledger.reserved
+    assert ledger.reserved[0, :, PREFILL].sum() == pytest.approx(4.0 * one[0, :, PREFILL].sum())
 
 
 def test_a_request_of_several_sequences_that_comes_too_early_keeps_its_time() -> None:
@@ -222,4 +222,4 @@ def test_a_replica_that_is_gone_takes_the_room_of_several_sequences_with_it() ->
     state.report(report("b"), 40.0)
     assert "a" not in state.replicas
     state.admit([ask(LOOSE)], 40.0)
-    assert np.abs(state.unplaced.returns._ledger.told).max() < 1e-6
+    assert np.abs(state.unplaced.returns._ledger.reserved).max() < 1e-6

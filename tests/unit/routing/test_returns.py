@@ -68,7 +68,7 @@ def test_of_several_with_room_the_least_busy_is_told() -> None:
     assert first_room(*replicas([12, 2, 12], left=600), asked(), 0.0, 30) == (1, 1)
 
 
-def told(replica: int, at_s: float, **columns: float) -> tuple[np.ndarray, int]:
+def reserved(replica: int, at_s: float, **columns: float) -> tuple[np.ndarray, int]:
     """A claim of four seconds, and where it begins."""
     claim = np.zeros(COLUMNS)
     claim[SEQUENCES], claim[KV], claim[PREFILL] = (columns.get(name, 0.0) for name in ("sequences", "kv", "prefill"))
@@ -79,17 +79,17 @@ def told(replica: int, at_s: float, **columns: float) -> tuple[np.ndarray, int]:
 def test_a_newcomer_is_in_the_way_of_those_told_only_while_it_lasts(output_tokens: int, is_in_the_way: bool) -> None:
     """One sequence at a time: told to come in 5 s, while the newcomer decodes for 1 s or for 10."""
     fleet, ledger = replicas([0], make_limits(200_000, max_running=1))
-    claim, bucket = told(0, 5.0, sequences=1.0)
-    add_claim(ledger.told, 0, bucket, claim, 16, 1.0)
+    claim, bucket = reserved(0, 5.0, sequences=1.0)
+    add_claim(ledger.reserved, 0, bucket, claim, 16, 1.0)
     assert is_kept(fleet, ledger, asked(output_tokens, 500), 0.0).tolist() == [is_in_the_way]
-    add_claim(ledger.told, 0, bucket, claim, 16, -1.0)
+    add_claim(ledger.reserved, 0, bucket, claim, 16, -1.0)
     assert is_kept(fleet, ledger, asked(output_tokens, 500), 0.0).tolist() == [False]
 
 
 def test_a_newcomers_prompt_is_in_the_way_of_prompts_that_would_be_late_behind_it() -> None:
     fleet, ledger = replicas([0])
-    claim, bucket = told(0, 0.5, prefill=0.5)
-    add_claim(ledger.told, 0, bucket, claim, 0, 1.0)
+    claim, bucket = reserved(0, 0.5, prefill=0.5)
+    add_claim(ledger.reserved, 0, bucket, claim, 0, 1.0)
     small, large = asked(10, 500), asked(10, 60_000)
     for row in (small, large):
         row["ttft_s"] = 0.8
@@ -98,9 +98,9 @@ def test_a_newcomers_prompt_is_in_the_way_of_prompts_that_would_be_late_behind_i
 
 def test_a_claim_wraps_around_the_ring_and_leaves_nothing_when_taken_out() -> None:
     ledger = make_ledger(1)
-    claim, _ = told(0, 0.0, sequences=1.0, kv=10.0, prefill=0.5)
-    add_claim(ledger.told, 0, BUCKETS - 2, claim, 4, 1.0)
-    assert np.flatnonzero(ledger.told[0, :, SEQUENCES]).tolist() == [0, 1, BUCKETS - 2, BUCKETS - 1]
-    assert np.flatnonzero(ledger.told[0, :, PREFILL]).tolist() == [BUCKETS - 2]
-    add_claim(ledger.told, 0, BUCKETS - 2, claim, 4, -1.0)
-    assert not ledger.told.any()
+    claim, _ = reserved(0, 0.0, sequences=1.0, kv=10.0, prefill=0.5)
+    add_claim(ledger.reserved, 0, BUCKETS - 2, claim, 4, 1.0)
+    assert np.flatnonzero(ledger.reserved[0, :, SEQUENCES]).tolist() == [0, 1, BUCKETS - 2, BUCKETS - 1]
+    assert np.flatnonzero(ledger.reserved[0, :, PREFILL]).tolist() == [BUCKETS - 2]
+    add_claim(ledger.reserved, 0, BUCKETS - 2, claim, 4, -1.0)
+    assert not ledger.reserved.any()
