@@ -1,8 +1,8 @@
 """Placement over a whole fleet in one call: checked by cached sums, confirmed by a forecast of the replica's batches.
 
 A pass over cached sums finds the best scored replica that could still attain the SLO, and only that one is checked
-exactly (SLOs-Serve section 4.2). Best scored is what the routing policy prefers, or else what a rule of
-``routing.scores`` says; inside the order of groups that makes lazy promotion to tighter tiers (PolyServe section 4.2).
+exactly (SLOs-Serve section 4.2). Scores come from the routing policy or from a rule of ``routing.scores``. Replicas of
+the request's own tier are tried first, then tighter ones: lazy promotion (PolyServe section 4.2).
 """
 
 import math

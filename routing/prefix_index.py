@@ -1,7 +1,8 @@
-"""What a replica's prefix cache presumably holds, by digests of prompts. Approximate: no promise may rest on it.
+"""Which prompts a replica's prefix cache presumably holds, by digest. Approximate: no promise may rest on it.
 
-A prompt is told by at most ``MAX_HASHES`` marks, digests of all its tokens up to the ends of blocks, evenly spaced. The
-spacing doubles with the length, so that marks of prompts of any length meet. Never tokens, never text.
+A prompt is represented by at most ``MAX_HASHES`` block hashes. Each is the digest of all tokens up to the end of a
+block, and the blocks are evenly spaced. The spacing doubles with the length, so that prompts of any length have hashes
+in common. Neither tokens nor text are kept.
 """
 
 import hashlib

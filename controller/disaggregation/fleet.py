@@ -1,10 +1,11 @@
 """A fleet that prefills on some of its replicas and decodes on the others. Pure, like ``controller.fleet``.
 
-PolyServe sections 2.4 and 4: prompts of all tiers go to the prefill side, to the idlest replica that attains the first
-token; when that has come, the request goes to the decode side, to its own tier. A request takes the second way whole if
-it cannot move, if its KV cache was lost, or if there is no room for it to decode yet: then it waits, or what else its
-tier says, before a prompt is computed in vain. That room is reserved (``controller.disaggregation.decode_room``) until
-the hand-over.
+PolyServe sections 2.4 and 4. Prompts of all tiers go to the idlest prefill replica that attains the first token. With
+its first token, a request goes to a decode replica of its own tier.
+
+A request is served whole by a decode replica if it cannot move or if its KV cache was lost. Room to decode is reserved
+(``controller.disaggregation.decode_room``) before its prompt is computed. Without such room a request waits, or follows
+what its tier says for unattainable requests.
 """
 
 from collections.abc import Callable, Mapping, Sequence

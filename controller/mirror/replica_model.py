@@ -1,4 +1,4 @@
-"""The controller's mirror of one replica: its reports put into planning rows, which the model moves on in between."""
+"""The mirror of one replica: reports become planning rows, and the performance model advances them in between."""
 
 from collections.abc import Iterable, Sequence
 

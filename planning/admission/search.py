@@ -1,4 +1,4 @@
-"""Choosing a set of requests: the DP proposes, a forecast of the replica's own batches disposes."""
+"""Choosing a set of requests to admit: the DP proposes sets, a forecast of the replica's own batches confirms one."""
 
 import math
 

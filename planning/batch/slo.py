@@ -152,11 +152,13 @@ def _future_margin_s(builder: BatchBuilder) -> float:
 def _take_due_decodes(builder: BatchBuilder) -> float:
     """Add the decodes that cannot wait for the next iteration; returns how long this one may last.
 
-    That is the least slack of any running decode, less the slack margin: were the iteration ``slack_margin`` times
-    longer than it is predicted, nobody would be late. Where not even all decodes fit into that they run alone and so
-    earn slack. A decode can wait when, with the same margin, it would not cut the next iteration below the tightest
-    pace: decodes that fall due one after the other leave prefills nothing but slivers, those that run together leave
-    them whole iterations. None has to wait when no prefill wants the time.
+    The limit is the least slack of any running decode, less the slack margin: an iteration that takes ``slack_margin``
+    times longer than predicted makes no request late. Where not all decodes fit into this limit, they run without
+    prefills and so earn slack.
+
+    A decode waits if the next iteration, with the same margin, would still be as long as the tightest pace allows.
+    Decodes that run together leave whole iterations to prefills; decodes that fall due one by one leave them fragments.
+    Without a prefill no decode waits.
     """
     engine, table, now_s = builder.engine, builder.table, builder.now_s
     everyone, least_s, pace_s = np.zeros(5), math.inf, engine.limits["max_iteration_s"]

@@ -1,4 +1,4 @@
-"""A replica's future by its own rules: batches formed one after the other on a copy of its table."""
+"""Forecast of a replica by its own rules: batches are formed one after the other on a copy of its table."""
 
 import math
 
