@@ -67,7 +67,7 @@ class Fleet:
         self.unplaced.adopt_state(other.unplaced)
         self.lengths = replace(other.lengths, prior_tokens=own.prior_tokens, tier_priors=own.tier_priors)
         self.affinity.prompt_tokens, self.affinity.hit_tokens = other.affinity.prompt_tokens, other.affinity.hit_tokens
-        self._follow_heirs(other.tiers.tier_remap(self.tiers))
+        self._remap_tiers(other.tiers.tier_remap(self.tiers))
         self.allocation = other.allocation.under(self.options.allocation, self.tiers, now_s)
         self._allocate(now_s)
 
@@ -92,21 +92,20 @@ class Fleet:
         """Apply a newer table in place; whether it was newer."""
         if tiers.version <= self.tiers.version and self.tiers.tiers:
             return False
-        self._follow_heirs(self.tiers.tier_remap(tiers))
+        self._remap_tiers(self.tiers.tier_remap(tiers))
         self.tiers, self.lengths.tier_priors = tiers, tiers.length_priors
         self.allocation.set_table(tiers, now_s)
         self._allocate(now_s)
         return True
 
-    def _follow_heirs(self, tier_remap: np.ndarray) -> None:
+    def _remap_tiers(self, tier_remap: np.ndarray) -> None:
         """Tell requests their tiers in another table (``TierTable.tier_remap``)."""
         for replica in self.replicas.values():
             replica.table["tier"] = tier_remap[replica.table["tier"]]
-        self.unplaced.follow_heirs(tier_remap)
+        self.unplaced.remap_tiers(tier_remap)
 
     def on_failed(self, replica: str, now_s: float) -> None:
-        """An ingress reported that this replica failed: no new requests until it is reborn or reports that its engine
-        goes on."""
+        """An ingress saw this replica fail: no new requests until it is reborn or reports that its engine goes on."""
         if replica in self.replicas:
             self.replicas[replica].suspect_s = now_s
 
@@ -162,27 +161,29 @@ class Fleet:
         return moving or alive or [r for r in usable if r.is_live(now_s, self.options.forget_s)]
 
     def _open(self, now_s: float) -> None:
-        state = self.slots.fleet_state.replicas
-        state["is_open"] = False
-        state["is_open"][[replica.slot for replica in self.live(now_s)]] = True
+        is_open = self.slots.fleet_state.replicas["is_open"]
+        is_open[:] = False
+        is_open[[replica.slot for replica in self.live(now_s)]] = True
+
+    @property
+    def _is_any_open(self) -> bool:
+        return bool(self.slots.fleet_state.replicas["is_open"].any())
 
     def _to_pending(self, request: AdmissionRequest, now_s: float) -> Pending:
-        """The request as a row, what it wants, and its earlier place given up: a stream that resumes or a client's
-        retry has one place at a time."""
+        """The request as a row with its scores; its earlier place is freed, as of a resumed stream or a retry."""
         self.places.free(request_uid(request.request_id))
         tier, state = self.tiers.of_request(request.slo), self.slots.fleet_state.replicas
         row = admission_row(request, tier, self.lengths, now_s)
         self.turn += 1
         held = self.affinity.held_tokens(request, self.replicas.values(), len(state))
         p = Pending(request, tier, row, self._scores(row), self.policy.rule, held)
-        shunned = [self.replicas[name].slot for name in request.exclude if name in self.replicas]
-        if shunned and state["is_open"].sum() > state["is_open"][shunned].sum():
-            p.exclude_slots(self.slots, shunned, now_s)
+        excluded = [self.replicas[name].slot for name in request.exclude if name in self.replicas]
+        if excluded and state["is_open"].sum() > state["is_open"][excluded].sum():
+            p.exclude_slots(self.slots, excluded, now_s)
         self.allocation.record_arrival(row, now_s)
         return p
 
     def _scores(self, row: np.ndarray) -> np.ndarray:
-        """How much the request (REQUEST[]) wants each slot."""
         return self.policy.score(to_routing_request(row), self.slots.fleet_state.replicas, self.turn, self._rng)
 
     def _settle(self, p: Pending, replica: VirtualReplica, now_s: float) -> None:
@@ -208,16 +209,13 @@ class Fleet:
     def _best_effort_or_refuse(self, p: Pending, now_s: float) -> Decision:
         """Wait for room, go best effort to the replica with the least to do, or a refusal that says when to return."""
         asked_best_effort, may_wait = p.is_best_effort, p.is_new and not p.is_best_effort
-        refuses, is_any_open = (
-            may_wait and self._refuses(p.tier),
-            self.slots.fleet_state.replicas["is_open"].any(),
-        )
+        refuses = may_wait and self._refuses(p.tier)
         if may_wait and self.unplaced.may_wait(p, refuses) and (pause_s := self._pause_s(p, now_s)) > 0.0:
             return self._unplaced(p, Verdict.PENDING, pause_s)
         if refuses:
             return self._unplaced(p, Verdict.REFUSED, self.unplaced.retry_after_s(self.slots, p, now_s))
         places = placement.best_effort_places(self.slots, self.options.best_effort_backlog)
-        if p.is_new and is_any_open and (wait_s := self.unplaced.line_s(p, int(places.sum()), now_s)) > 0.0:
+        if p.is_new and self._is_any_open and (wait_s := self.unplaced.line_s(p, int(places.sum()), now_s)) > 0.0:
             return self._unplaced(p, Verdict.PENDING, wait_s)
         slot = placement.idlest_slot(self.slots, p, places > 0 if p.is_new else places >= 0)
         if slot < 0 and asked_best_effort and self._cold_start_possible(p, now_s):
@@ -227,8 +225,7 @@ class Fleet:
             return Decision(p.request.request_id, Verdict.REFUSED, "", p.request.slo.tier, "no_replica")
         to_best_effort(p.row)
         self.slots.add(slot, p.row)
-        replica = next(r for r in self.replicas.values() if r.slot == slot)
-        self._settle(p, replica, now_s)
+        self._settle(p, replica := next(r for r in self.replicas.values() if r.slot == slot), now_s)
         return Decision(
             p.request.request_id,
             Verdict.ADMITTED if asked_best_effort else Verdict.BEST_EFFORT,
@@ -240,14 +237,12 @@ class Fleet:
         )
 
     def _unplaced(self, p: Pending, verdict: Verdict, wait_s: float) -> Decision:
-        reason = p.reason if self.slots.fleet_state.replicas["is_open"].any() else "no_replica"
-        return Decision(
-            p.request.request_id, verdict, "", p.request.slo.tier, reason, hops=p.hops, retry_after_s=wait_s
-        )
+        name, reason = p.request.request_id, p.reason if self._is_any_open else "no_replica"
+        return Decision(name, verdict, "", p.request.slo.tier, reason, hops=p.hops, retry_after_s=wait_s)
 
     def _pause_s(self, p: Pending, now_s: float) -> float:
         """How long a request that does not fit now should wait before it asks again; 0 when it is too late for that."""
-        if not self.options.pending or not self.slots.fleet_state.replicas["is_open"].any():
+        if not self.options.pending or not self._is_any_open:
             return 0.0
         return self.unplaced.ask(p, now_s, lambda: placement.latest_start_s(self.slots, p.row, now_s)).pause_s(now_s)
 
@@ -261,7 +256,6 @@ class Fleet:
         return (named or self.options.unattainable) == "refuse"
 
     def _allocate(self, now_s: float) -> None:
-        """Bring roles in line with what replicas carry."""
         self.allocation.step(self.views(now_s), now_s)
         self.write_roles()
 
@@ -271,7 +265,6 @@ class Fleet:
             self.replicas[name].state["tier"] = self.allocation.tier(name)
 
     def _tiered(self) -> list[str]:
-        """Names of the replicas that serve tiers, in order."""
         return sorted(self.replicas)
 
     def _forget(self, now_s: float) -> None:
@@ -295,7 +288,6 @@ class Fleet:
 
     @property
     def waiting(self) -> dict[int, Waiting]:
-        """Pending requests by uid."""
         return self.unplaced.waiting
 
     def views(self, now_s: float) -> list[ReplicaView]:

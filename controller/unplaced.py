@@ -29,7 +29,7 @@ class Unplaced:
         self.waiting.pop(uid, None)
         self.line.leave(uid)
 
-    def follow_heirs(self, tier_remap: np.ndarray) -> None:
+    def remap_tiers(self, tier_remap: np.ndarray) -> None:
         """Tell requests their tiers in another table (``TierTable.tier_remap``)."""
         self.waiting = {uid: w.of_tier(int(tier_remap[w.tier])) for uid, w in self.waiting.items()}
 

@@ -70,7 +70,7 @@ class DecodeRoom:
             reservation.needed_s = now_s
         self.held = {uid: r for uid, r in self.held.items() if r.replica in usable and now_s - r.needed_s <= GRACE_S}
 
-    def follow_heirs(self, tier_remap: np.ndarray) -> None:
+    def remap_tiers(self, tier_remap: np.ndarray) -> None:
         """Tell requests their tiers in another table (``TierTable.tier_remap``)."""
         for reservation in self.held.values():
             reservation.row["tier"] = tier_remap[reservation.row["tier"]]

@@ -50,9 +50,9 @@ class DisaggregatedFleet(Fleet):
             self.room = other.room
         super().adopt_state(other, now_s)
 
-    def _follow_heirs(self, tier_remap: np.ndarray) -> None:
-        super()._follow_heirs(tier_remap)
-        self.room.follow_heirs(tier_remap)
+    def _remap_tiers(self, tier_remap: np.ndarray) -> None:
+        super()._remap_tiers(tier_remap)
+        self.room.remap_tiers(tier_remap)
 
     def _drop(self, replica: VirtualReplica) -> None:
         super()._drop(replica)
