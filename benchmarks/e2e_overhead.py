@@ -27,9 +27,9 @@ from serving.launch.local_ray import free_port, local_ray
 
 ARGS = {
     "model": "embedded",
-    "engine": {"kind": "simulated", "cores_per_replica": 0.05, "max_num_seqs": 256, "max_num_batched_tokens": 8192},
+    "engine": {"kind": "simulated", "num_cpus": 0.05, "max_num_seqs": 256, "max_num_batched_tokens": 8192},
     "profile": "h200_sxm__llama-3.1-8b",
-    "fleet": {"replicas": 16},
+    "fleet": {"num_replicas": 16},
 }
 TIERS = [{"name": "standard", "ttft_ms": 5000, "tpot_ms": 200}, {"name": "batch", "best_effort": True}]
 PROMPT_TOKENS, OUTPUT_TOKENS = 200, 256

@@ -270,7 +270,7 @@ def main(  # noqa: PLR0913  (a command: its options)
     """Compare policies on the embedded model."""
     console = Console(width=160)
     config = ReplicaConfig(
-        cores=(core,) if core >= 0 else (), prefix_caching=False, max_model_len=2048, max_num_seqs=CROWD
+        cores=(core,) if core >= 0 else (), enable_prefix_caching=False, max_model_len=2048, max_num_seqs=CROWD
     )
     if shaping:
         console.print(asyncio.run(measure_shaping(config)))

@@ -56,7 +56,7 @@ class System:
     engine: dict[str, Any] = field(default_factory=dict)
 
 
-HALF = {"replicas": REPLICAS // 2}
+HALF = {"num_replicas": REPLICAS // 2}
 SYSTEMS = {
     "shared": System(),
     "roles": System({"min_replicas": 1}),
@@ -163,11 +163,14 @@ def play(url: str, trace: Trace, flip_s: float, seed: int, console: Console, dur
 
 def serve_document(system: str, profile: Path) -> dict[str, Any]:
     """The Serve file of a system."""
-    how, fleet = SYSTEMS[system], {"replicas": REPLICAS, "report_interval_s": 0.3, "role_idle_s": 3.0, "max_hops": 8}
+    how, fleet = (
+        SYSTEMS[system],
+        {"num_replicas": REPLICAS, "report_interval_s": 0.3, "role_idle_s": 3.0, "max_hops": 8},
+    )
     tiers = [tier if tier.get("best_effort") else {**tier, **how.tier} for tier in TIERS]
     args = {
         "model": "embedded",
-        "engine": {"kind": "simulated", "cores_per_replica": 0.1, **how.engine},
+        "engine": {"kind": "simulated", "num_cpus": 0.1, **how.engine},
         "profile": str(profile),
         "fleet": {**fleet, **how.fleet},
         "ingress": {"transit_s": TRANSIT_S},

@@ -133,7 +133,7 @@ def tier_table(system: str, jobs: np.ndarray, tight_ms: float) -> TierTable:
             tier.get("ttft_ms", np.inf) / 1000,
             tier.get("tpot_ms", np.inf) / 1000,
             best_effort=bool(tier.get("best_effort")),
-            replicas=0 if tier.get("best_effort") else stated.get("replicas", 0),
+            num_replicas=0 if tier.get("best_effort") else stated.get("num_replicas", 0),
             min_replicas=0 if tier.get("best_effort") else stated.get("min_replicas", 0),
             output_tokens=output_tokens,
         )

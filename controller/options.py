@@ -4,6 +4,7 @@ import msgspec
 
 from controller.disaggregation.phases import PhaseOptions
 from controller.scaling.allocation import AllocationOptions
+from protocol.messages import BLOCK_TOKENS
 
 
 class FleetOptions(msgspec.Struct, frozen=True):
@@ -21,7 +22,7 @@ class FleetOptions(msgspec.Struct, frozen=True):
     best_effort_backlog: float = 2.0  # requests without an objective that a replica holds, per sequence it may run
     seed: int = 0
     prefix_affinity: float = 0.0  # what a whole prompt in a prefix cache adds to the policy's preference; 0: off
-    block_tokens: int = 32  # of those caches
+    block_tokens: int = BLOCK_TOKENS  # of those caches
     phases: PhaseOptions | None = None  # prefill and decode on different replicas (controller.disaggregation.fleet)
     allocation: AllocationOptions = AllocationOptions()
     deploy: str = ""  # id of the deploy: ingresses of an earlier one may still be heard (``controller.deploys``)

@@ -13,6 +13,7 @@ import msgspec
 INF = float("inf")
 # Live engines' ``best_effort_stretch``: with a smaller one, work without objectives is half as fast.
 LIVE_STRETCH = 8.0
+BLOCK_TOKENS = 32  # KV tokens per block, where nothing else is configured; vLLM on a CPU wants multiples of 32
 PREFILLED = "prefilled"  # how a request ends on a replica that only prefills it
 LOAD_TOKENS = 512  # of a prompt, that weigh as much as one more request in ``Outputs.load``
 

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from profiles.store import load_profile
+from protocol.messages import BLOCK_TOKENS
 from replicas.step_planner import planner_limits
 
 APPLICATION = "{application}"  # in a name: the application that Serve runs this in
@@ -20,8 +21,8 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Everything a replica needs to know; unknown keys and impossible values raise."""
 
     phase: str = ""  # prefill | decode, of a fleet whose replicas are bound to one of them; empty: as decided
-    connector: str = ""  # by which KV caches are handed over: "files", or one of vLLM's; empty: never
-    connector_options: dict[str, Any] = {}
+    kv_connector: str = ""  # by which KV caches are handed over: "files", or one of vLLM's; empty: never
+    kv_connector_extra_config: dict[str, Any] = {}
     group: str = ""  # of a fleet whose replicas differ: this replica's, and the first part of its name
 
     # engine
@@ -34,17 +35,15 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_num_seqs: int = 64  # requests that may run at a time
     max_num_batched_tokens: int = 2048  # tokens of one iteration at most
     kv_cache_gib: float = 0.25  # vllm on a CPU; on a GPU 0 leaves it to vLLM's memory fraction
-    block_size: int = 32  # KV tokens per block; vLLM on a CPU wants multiples of 32
-    prefix_caching: bool = True
-    cores_per_replica: int = (
-        1  # vllm on a CPU: threads of the engine, on cores that no other replica has if any is left
-    )
+    block_size: int = BLOCK_TOKENS
+    enable_prefix_caching: bool = True
+    num_threads: int = 1  # vllm on a CPU: threads of the engine, on cores that no other replica has if any is left
     cores: tuple[int, ...] = ()  # bind to exactly these instead
     enforce_eager: bool = True
-    speculation_tokens: int = 0  # draft tokens of vLLM's n-gram proposer; 0: no speculation
-    speculation_ngram_min: int = 2
-    speculation_ngram_max: int = 4
-    vllm_args: dict[str, Any] = {}  # any other argument of vLLM's AsyncEngineArgs, passed on as it is
+    num_speculative_tokens: int = 0  # draft tokens of vLLM's n-gram proposer; 0: no speculation
+    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 4
+    engine_kwargs: dict[str, Any] = {}  # any other argument of vLLM's AsyncEngineArgs, passed on as it is
 
     # order inside the engine
     policy: str = "slo"  # slo | vllm | sarathi | edf | sjf
@@ -79,12 +78,12 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if self.phase not in PHASES:
             raise ValueError(f"phase: {self.phase!r} is not one of {', '.join(PHASES[1:])}")
         planner_limits(self.policy, self.policy_options, kv_capacity_tokens=1)
-        positive = "cores_per_replica max_model_len max_num_seqs max_num_batched_tokens block_size"
+        positive = "num_threads max_model_len max_num_seqs max_num_batched_tokens block_size"
         positive += " speed report_interval_s heartbeat_s hang_s"
         for name in positive.split():
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: must be above 0, got {getattr(self, name)}")
-        for name in "kv_cache_gib kv_capacity_tokens speculation_tokens grace_s".split():
+        for name in "kv_cache_gib kv_capacity_tokens num_speculative_tokens grace_s".split():
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}: must not be negative, got {getattr(self, name)}")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -98,8 +97,8 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError("device: timed is a device of the vllm engine; the simulated engine has none")
         if not self.profile:
             raise ValueError("profile: a timed device needs the name of one, by which it runs")
-        if self.connector:
-            raise ValueError("connector: a timed device has no KV cache to hand over")
+        if self.kv_connector:
+            raise ValueError("kv_connector: a timed device has no KV cache to hand over")
         if not 1 <= self.steps_in_flight <= MOST_IN_FLIGHT:
             raise ValueError(f"steps_in_flight: must be 1 to {MOST_IN_FLIGHT}, got {self.steps_in_flight}")
         if not self.iteration_spread >= 0:
@@ -114,7 +113,7 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     @property
     def depth(self) -> int:
         """Batches in flight on a timed device."""
-        return 1 if self.vllm_args.get("async_scheduling") is False else self.steps_in_flight
+        return 1 if self.engine_kwargs.get("async_scheduling") is False else self.steps_in_flight
 
     @property
     def profile_name(self) -> str:

@@ -146,7 +146,7 @@ class ProfilingEngine:
 
 
 def _with_stock_scheduler(config: ReplicaConfig) -> ReplicaConfig:
-    return msgspec.structs.replace(config, vllm_args=config.vllm_args | {"scheduler_cls": None})
+    return msgspec.structs.replace(config, engine_kwargs=config.engine_kwargs | {"scheduler_cls": None})
 
 
 class _Recorder:

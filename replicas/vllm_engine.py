@@ -58,7 +58,7 @@ class VllmEngine:
         self._client: Any = None  # AsyncMPClient, once started
         self._receiver: IterationReportReceiver | None = None
         self._folder = ""
-        self._claim = CoreClaim(0 if config.cores or config.is_timed else config.cores_per_replica)
+        self._claim = CoreClaim(0 if config.cores or config.is_timed else config.num_threads)
         self._failure: str = ""
         # The kernel kills the engine when the thread that started it ends, so that thread is kept for it alone.
         self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-starter")
@@ -83,11 +83,11 @@ class VllmEngine:
         surroundings = {
             PARENT: str(os.getpid()),
             CORES: ",".join(map(str, self._config.cores or self._claim.cores)),
-            THREADS: str(len(self._config.cores) or self._config.cores_per_replica),
+            THREADS: str(len(self._config.cores) or self._config.num_threads),
             "VLLM_LOGGING_LEVEL": self._config.log_level,
             "TORCH_CPP_LOG_LEVEL": self._config.log_level,
             "PYTHONWARNINGS": "ignore",
-            **side_channel(self._config.connector, get_ip(), get_open_port()),
+            **side_channel(self._config.kv_connector, get_ip(), get_open_port()),
         }
         with _environment(surroundings):
             vllm_config = engine_config(self._config, os.path.join(self._folder, "ticks"))

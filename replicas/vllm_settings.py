@@ -24,18 +24,17 @@ GIB = 1 << 30
 
 
 def check_arguments(names: Iterable[str]) -> None:
-    """Raise ``ValueError`` for the first of ``vllm_args`` that vLLM's ``AsyncEngineArgs`` does not have."""
+    """Raise ``ValueError`` for the first of ``engine_kwargs`` that vLLM's ``AsyncEngineArgs`` does not have."""
     known = [field.name for field in fields(AsyncEngineArgs)]
     for name in names:
         if name not in known:
-            raise ValueError(
-                f"vllm_args.{name}: unknown key; {suggest_near(name, known) or 'vLLM has no such argument'}"
-            )
+            near = suggest_near(name, known) or "vLLM has no such argument"
+            raise ValueError(f"engine_kwargs.{name}: unknown key; {near}")
 
 
 def engine_config(config: ReplicaConfig, link: str) -> VllmConfig:
     """vLLM's own config for a replica; ``link`` is the path on which the scheduler reports."""
-    check_arguments(config.vllm_args)
+    check_arguments(config.engine_kwargs)
     embedded = config.model == EMBEDDED_MODEL
     arguments: dict[str, Any] = dict(
         model=str(ensure_embedded_model()) if embedded else config.model,
@@ -45,7 +44,7 @@ def engine_config(config: ReplicaConfig, link: str) -> VllmConfig:
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         block_size=config.block_size,
-        enable_prefix_caching=config.prefix_caching,
+        enable_prefix_caching=config.enable_prefix_caching,
         enforce_eager=config.enforce_eager,
         use_tqdm_on_load=False,
         scheduler_cls=SCHEDULER,
@@ -53,17 +52,17 @@ def engine_config(config: ReplicaConfig, link: str) -> VllmConfig:
     )
     if config.kv_cache_gib:
         arguments["kv_cache_memory_bytes"] = int(config.kv_cache_gib * GIB)
-    if config.connector:
-        settings = connector_config(config.connector, config.connector_options)
+    if config.kv_connector:
+        settings = connector_config(config.kv_connector, config.kv_connector_extra_config)
         arguments["kv_transfer_config"] = KVTransferConfig(**settings)
-    if config.speculation_tokens:
+    if config.num_speculative_tokens:
         arguments["speculative_config"] = {
             "method": "ngram",
-            "num_speculative_tokens": config.speculation_tokens,
-            "prompt_lookup_min": config.speculation_ngram_min,
-            "prompt_lookup_max": config.speculation_ngram_max,
+            "num_speculative_tokens": config.num_speculative_tokens,
+            "prompt_lookup_min": config.prompt_lookup_min,
+            "prompt_lookup_max": config.prompt_lookup_max,
         }
-    made = AsyncEngineArgs(**(arguments | config.vllm_args)).create_engine_config()
+    made = AsyncEngineArgs(**(arguments | config.engine_kwargs)).create_engine_config()
     if config.is_timed:
         keep_in_flight(made, config.depth)
     return made

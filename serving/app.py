@@ -80,13 +80,13 @@ def build(args: dict[str, Any]) -> serve.Application:
     """
     config = AppConfig.read(args)
     check_cluster(config, ray.cluster_resources())
-    check_vllm_args(config)
+    check_engine_kwargs(config)
     ingress = config.ingress
     replicas = {
         group.name: replica_deployment(
             msgspec.to_builtins(config.replica_config(group)),
             name=group.deployment,
-            num_replicas=group.replicas,
+            num_replicas=group.num_replicas,
             ray_actor_options=group.actor_options,
         )
         for group in config.replica_groups()
@@ -94,10 +94,13 @@ def build(args: dict[str, Any]) -> serve.Application:
     deployment = serve.deployment(
         Ingress,
         name=INGRESS,
-        num_replicas=ingress.replicas,
+        num_replicas=ingress.num_replicas,
         max_ongoing_requests=ingress.max_ongoing_requests,
         max_queued_requests=ingress.max_queued_requests,
-        ray_actor_options={"num_cpus": ingress.cores, "runtime_env": {"env_vars": CPU_ONLY | guarded(ingress.guard)}},
+        ray_actor_options={
+            "num_cpus": ingress.num_cpus,
+            "runtime_env": {"env_vars": CPU_ONLY | guarded(ingress.guard)},
+        },
         health_check_period_s=2,
     )
     return deployment.bind(
@@ -105,16 +108,16 @@ def build(args: dict[str, Any]) -> serve.Application:
     )  # built anew only where args or code changed, not the tiers
 
 
-def check_vllm_args(config: AppConfig) -> None:
+def check_engine_kwargs(config: AppConfig) -> None:
     """Name an argument that vLLM does not have, which would otherwise end every replica; vLLM loads only for that."""
     for position, group in enumerate(config.replica_groups()):
-        if group.engine.kind != "vllm" or not group.engine.vllm_args:
+        if group.engine.kind != "vllm" or not group.engine.engine_kwargs:
             continue
         from replicas.vllm_settings import check_arguments
 
-        own = bool(config.groups) and "vllm_args" in config.groups[position].engine
+        own = bool(config.groups) and "engine_kwargs" in config.groups[position].engine
         try:
-            check_arguments(group.engine.vllm_args)
+            check_arguments(group.engine.engine_kwargs)
         except ValueError as error:
             raise ConfigError(f"{f'groups.{position}.' if own else ''}engine.{error}") from None
 
@@ -132,11 +135,10 @@ def check_cluster(config: AppConfig, resources: dict[str, float]) -> None:
     wanted = {"CPU": config.cores_needed, "GPU": config.gpus_needed}
     for group in config.replica_groups():
         for name, amount in (group.resources or {}).items():
-            wanted[name] = wanted.get(name, 0.0) + group.replicas * amount
-        if group.accelerator and not resources.get(f"accelerator_type:{group.accelerator}"):
-            raise ConfigError(
-                f"groups: {group.name} needs accelerator {group.accelerator}; the cluster has none; {ON_DEMAND}"
-            )
+            wanted[name] = wanted.get(name, 0.0) + group.num_replicas * amount
+        if group.accelerator_type and not resources.get(f"accelerator_type:{group.accelerator_type}"):
+            lacks = f"needs accelerator_type {group.accelerator_type}; the cluster has none"
+            raise ConfigError(f"groups: {group.name} {lacks}; {ON_DEMAND}")
     for name, amount in wanted.items():
         if amount > (has := resources.get(name, 0.0)):
             raise ConfigError(f"fleet: needs {amount:g} {name}; the cluster has {has:g}; {ON_DEMAND}")

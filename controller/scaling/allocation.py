@@ -31,7 +31,7 @@ class Allocation:
     def __init__(self, options: AllocationOptions, table: TierTable, history: History | None = None) -> None:
         self.options, self.table = options, table
         self.history = History() if history is None else history
-        self.demand = Demand(options.scaling.window_s if options.scaling else Demand.window_s)
+        self.demand = Demand(options.scaling.look_back_period_s if options.scaling else Demand.look_back_period_s)
         self.roles: StaticRoles | DynamicRoles = self._make_roles(table)
         self.autoscaler: Autoscaler | None = None
         self._step_s = float("-inf")

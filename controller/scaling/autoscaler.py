@@ -3,13 +3,14 @@
 PolyServe section 4.3 for a fleet whose size is not fixed. Pure: ``step`` gets what is known and returns what to do; a
 shell (``controller.serve_scaler``) carries it out through Serve. What other autoscalers get wrong is a rule here:
 
-- constant load does not change the size: it shrinks only to what was enough at any time of ``shrink_after_s`` with
-  ``shrink_margin`` to spare, and after a shrink that had to be taken back it waits twice as long;
+- it grows only for demand that lasted ``upscale_delay_s`` (none: at once), but from nothing at once;
+- constant load does not change the size: it shrinks only to what was enough at any time of ``downscale_delay_s`` with
+  ``downscale_margin`` to spare, and after a shrink that had to be taken back it waits twice as long;
 - a cold start triggers no second one: what is starting counts, and queues count again only when it had time to help;
 - a queue that comes and goes within a second triggers none either: queues count by their mean;
 - missing reports never shrink it, and it never goes below its minimum;
 - a replica that Serve cannot start is cancelled after ``start_timeout_s`` where demand can do without it;
-- a size set by hand stays for ``hold_s``, within the bounds; one that a deploy reset is not taken for that.
+- a size set by hand stays for ``manual_hold_s``, within the bounds; one that a deploy reset is not taken for that.
 """
 
 import math
@@ -23,7 +24,7 @@ from controller.scaling.role import Kind, ReplicaView, StaticRoles
 from controller.scaling.roles import DynamicRoles
 from controller.scaling.signals import Actions, ScalingOptions, Serve, Signals
 
-MOST_PATIENCE = 16.0  # times ``shrink_after_s``
+MOST_PATIENCE = 16.0  # times ``downscale_delay_s``
 MOST_DRAINED = 0.25  # of the fleet, that a single decision drains at most
 
 
@@ -39,13 +40,14 @@ class Autoscaler:
     held_until_s: float = -math.inf
     _grown_s: float = -math.inf
     _shrunk_s: float = -math.inf
+    _short_s: float = math.inf  # since when the fleet has been too small
     _complete_s: float = -math.inf  # since when no replica is missing
     _starting: tuple[int, float] = (0, -math.inf)  # replicas that Serve has not started, and since when so many
     _deployed: float | None = None  # the deploy that the target is of
     _needs: deque[tuple[float, int]] = field(default_factory=deque)  # what it may shrink to at each time, lately
     _queues: deque[tuple[float, Mapping[str, float]]] = field(default_factory=deque)  # prompt tokens per tier, lately
     _since_s: float | None = None
-    _patience: float = 1.0  # times ``shrink_after_s``, grown by shrinks that were taken back
+    _patience: float = 1.0  # times ``downscale_delay_s``, grown by shrinks that were taken back
     _drained_s: dict[str, float] = field(default_factory=dict)
 
     # -- one step ---------------------------------------------------------------------------------------------------
@@ -66,6 +68,7 @@ class Autoscaler:
         need = self._need(signals, now_s)
         staying = self._staying
         held = now_s < self.held_until_s
+        self._short_s = min(self._short_s, now_s) if need > staying else math.inf
         if held:
             staying += self._take_back(bounded - staying, signals, now_s, "the size was set by hand")
         elif need > staying:
@@ -114,8 +117,8 @@ class Autoscaler:
             if is_deploy and replicas == self.options.configured:
                 self._set(replicas, now_s, "deployed anew")
                 return before
-            self.held_until_s = now_s + self.options.hold_s
-            self._set(replicas, now_s, f"set by hand, stays for {self.options.hold_s:g} s")
+            self.held_until_s = now_s + self.options.manual_hold_s
+            self._set(replicas, now_s, f"set by hand, stays for {self.options.manual_hold_s:g} s")
         self.target = replicas
         return None
 
@@ -134,10 +137,10 @@ class Autoscaler:
         assert self.target is not None
         need = enough = 0
         if signals.hardware is not None:
-            busy_share, queues = self.options.busy_share, self._queued(signals.waiting_tokens, now_s)
-            needed = self._replicas_needed(signals, queues, busy_share)
+            target_utilization, queues = self.options.target_utilization, self._queued(signals.waiting_tokens, now_s)
+            needed = self._replicas_needed(signals, queues, target_utilization)
             enough = self._total(
-                self._replicas_needed(signals, queues, busy_share * (1.0 - self.options.shrink_margin))
+                self._replicas_needed(signals, queues, target_utilization * (1.0 - self.options.downscale_margin))
             )
             need = self._total(needed)
             self._share(needed)
@@ -146,26 +149,28 @@ class Autoscaler:
             first = min(others + int(bool(signals.loads)), self._high)
             need, enough = max(need, self._staying, first), max(enough, self.target, first)
         self._needs.append((now_s, enough))
-        while self._needs[0][0] < now_s - self._shrink_after_s:
+        while self._needs[0][0] < now_s - self._downscale_delay_s:
             self._needs.popleft()
         return need
 
     def _queued(self, waiting_tokens: Mapping[str, float], now_s: float) -> dict[str, float]:
-        """Mean prompt tokens in queue over ``grow_cooldown_s``, by tier: what is served before a replica could have
+        """Mean prompt tokens in queue over ``upscale_cooldown_s``, by tier: what is served before a replica could have
         started asks for none. Queues count once everything asked for has had time to help."""
         self._queues.append((now_s, waiting_tokens))
-        while len(self._queues) > 1 and self._queues[0][0] <= now_s - self.options.grow_cooldown_s:
+        while len(self._queues) > 1 and self._queues[0][0] <= now_s - self.options.upscale_cooldown_s:
             self._queues.popleft()
-        if now_s - self._complete_s < self.options.grow_cooldown_s:
+        if now_s - self._complete_s < self.options.upscale_cooldown_s:
             return {}
         names = {name for _, queue in self._queues for name in queue}
         return {name: sum(queue.get(name, 0.0) for _, queue in self._queues) / len(self._queues) for name in names}
 
-    def _replicas_needed(self, signals: Signals, queues: Mapping[str, float], busy_share: float) -> list[float]:
+    def _replicas_needed(self, signals: Signals, queues: Mapping[str, float], target_utilization: float) -> list[float]:
         """Replicas per tier by demand and bounds."""
         assert signals.hardware is not None
         table = self.roles.table
-        return self.roles.replicas_needed(plan_needs(table, signals.loads, queues, signals.hardware, busy_share))
+        return self.roles.replicas_needed(
+            plan_needs(table, signals.loads, queues, signals.hardware, target_utilization)
+        )
 
     def _total(self, needed: list[float]) -> int:
         return min(max(math.ceil(sum(needed) - 1e-9) + self.options.warm_spares, self._low), self._high)
@@ -181,17 +186,18 @@ class Autoscaler:
             self.roles.shares = dict(zip(names, shares, strict=True))
 
     @property
-    def _shrink_after_s(self) -> float:
-        return self.options.shrink_after_s * self._patience
+    def _downscale_delay_s(self) -> float:
+        return self.options.downscale_delay_s * self._patience
 
     # -- more -------------------------------------------------------------------------------------------------------
 
     def _grow(self, need: int, staying: int, signals: Signals, now_s: float) -> Actions:
         """Draining replicas are taken back first: they are warm. The rest Serve starts."""
-        if now_s - self._shrunk_s < 2.0 * self._shrink_after_s:
+        if now_s - self._shrunk_s < 2.0 * self._downscale_delay_s:
             self._patience, self._shrunk_s = min(MOST_PATIENCE, 2.0 * self._patience), -math.inf
         staying += self._take_back(need - staying, signals, now_s, "demand came back")
-        if need > staying and now_s - self._grown_s >= self.options.grow_cooldown_s:
+        waited = now_s - self._short_s >= self.options.upscale_delay_s or not self.target  # an empty fleet helps nobody
+        if need > staying and waited and now_s - self._grown_s >= self.options.upscale_cooldown_s:
             assert self.target is not None
             self._grown_s = now_s
             return self._ask(self.target + need - staying, now_s, f"demand: {self._told()}")
@@ -224,8 +230,8 @@ class Autoscaler:
         assert self.target is not None
         assert self._since_s is not None
         is_whole = len(alive) >= self.target
-        seen_long_enough = now_s - self._since_s >= self._shrink_after_s or self.target > bounded
-        paused = now_s - max(self._shrunk_s, self._grown_s) < self.options.shrink_cooldown_s
+        seen_long_enough = now_s - self._since_s >= self._downscale_delay_s or self.target > bounded
+        paused = now_s - max(self._shrunk_s, self._grown_s) < self.options.downscale_cooldown_s
         return is_whole and seen_long_enough and not paused
 
     def _never_came(self, serve: Serve, surplus: int, now_s: float) -> int:
@@ -249,18 +255,18 @@ class Autoscaler:
         own = [view for view in signals.views if self._is_own(view) and self.roles.is_open(view.name)]
         for view in sorted(own, key=rank):
             if left and self.roles.may_leave(view.name):
-                if now_s - max(self._grown_s, self._shrunk_s) > 4.0 * self._shrink_after_s:
+                if now_s - max(self._grown_s, self._shrunk_s) > 4.0 * self._downscale_delay_s:
                     self._patience = max(1.0, 0.5 * self._patience)
                 self._shrunk_s = self._drained_s[view.name] = now_s
                 self.roles.drain(view.name, now_s, f"{reason}: {self._told()}")
                 left -= 1
 
     def _remove(self, signals: Signals, now_s: float) -> Actions:
-        """Drained replicas that are empty; after ``drain_s`` also those that have only best-effort work left."""
+        """Drained replicas that are empty; after ``drain_timeout_s`` also those with only best-effort work left."""
         views, ended = {view.name: view for view in signals.views}, []
         for name in self.roles.names(Kind.DRAINING):
             view, since_s = views.get(name), self._drained_s.setdefault(name, now_s)
-            waited = now_s - since_s >= self.options.drain_s
+            waited = now_s - since_s >= self.options.drain_timeout_s
             if view is None or not view.is_reporting:
                 continue
             if view.is_empty or (waited and not any(view.slo_requests)):

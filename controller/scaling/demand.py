@@ -32,9 +32,9 @@ class Load(NamedTuple):
 
 @dataclass
 class Demand:
-    """Arrivals per tier over the last ``window_s``; a request that asks again is counted once."""
+    """Arrivals per tier over the last ``look_back_period_s``; a request that asks again is counted once."""
 
-    window_s: float = 30.0
+    look_back_period_s: float = 30.0
     _since_s: float | None = None
     _arrivals: deque[tuple[float, int, str, int, int]] = field(default_factory=deque)
     _counted: set[int] = field(default_factory=set)
@@ -52,11 +52,13 @@ class Demand:
 
     def loads(self, now_s: float) -> dict[str, Load]:
         """Rates of every tier that anything was asked of."""
-        while self._arrivals and self._arrivals[0][0] < now_s - self.window_s:
+        while self._arrivals and self._arrivals[0][0] < now_s - self.look_back_period_s:
             _, uid, tier, *tokens = self._arrivals.popleft()
             self._counted.discard(uid)
             self._sums[tier] -= (1, *tokens)
-        past_s = min(self.window_s, max(YOUNG_S, now_s - (self._since_s if self._since_s is not None else now_s)))
+        past_s = min(
+            self.look_back_period_s, max(YOUNG_S, now_s - (self._since_s if self._since_s is not None else now_s))
+        )
         return {tier: Load(*(sums / past_s).tolist()) for tier, sums in self._sums.items() if sums[0] > 0}
 
 
@@ -124,9 +126,9 @@ def plan_needs(
     loads: Mapping[str, Load],
     waiting_tokens: Mapping[str, float],
     hardware: Hardware,
-    busy_share: float,
+    target_utilization: float,
 ) -> list[Need]:
-    """Replicas per tier so that each is busy for ``busy_share`` of the time, tightest tier first.
+    """Replicas per tier so that each is busy for ``target_utilization`` of the time, tightest tier first.
 
     What is left of a tier's last replica serves the next looser tiers (lazy promotion), as slowly as its own pace
     makes it. ``waiting_tokens`` are prompt tokens in queue: work that is due within the tier's TTFT. A tier that no
@@ -137,7 +139,7 @@ def plan_needs(
         load = loads.get(tier.name, Load())
         pace_s = pace_of(tier, load)
         queue = waiting_tokens.get(tier.name, 0.0) / max(tier.ttft_s if tier.ttft_s < math.inf else 10.0, 0.1)
-        share = 1.0 if tier.best_effort else busy_share
+        share = 1.0 if tier.best_effort else target_utilization
         busy = hardware.replicas_for(load, pace_s, queue) / share
         if not 0.0 < busy < math.inf:
             needs.append(Need(0, 0.0))

@@ -51,7 +51,7 @@ class ReplicaView:
 
 
 class StaticRoles:
-    """As many replicas as ``Tier.replicas`` says to each tier, by name; the rest serves every tier, and may drain."""
+    """As many replicas as ``Tier.num_replicas`` says to each tier, by name; the rest serve every tier and may drain."""
 
     def __init__(self, table: TierTable, history: History | None = None) -> None:
         self.table = table
@@ -114,4 +114,4 @@ class StaticRoles:
     def replicas_needed(self, needs: Sequence[Need]) -> list[float]:
         """Replicas per tier: its own, or the part of the shared ones that its demand takes."""
         tiers = self.table.tiers
-        return [float(tier.replicas or need.busy) for tier, need in zip(tiers, needs, strict=True)]
+        return [float(tier.num_replicas or need.busy) for tier, need in zip(tiers, needs, strict=True)]

@@ -13,7 +13,7 @@ from routing.fleet_state import SHARED
 class Tier(msgspec.Struct, frozen=True):
     """A class of service.
 
-    ``replicas`` is an exact number of them to itself (0: none said). Where roles are dynamic, ``min_replicas`` and
+    ``num_replicas`` is an exact number of them to itself (0: none said). Where roles are dynamic, ``min_replicas`` and
     ``max_replicas`` bound the number it may have at a time (no maximum: 0).
     """
 
@@ -22,7 +22,7 @@ class Tier(msgspec.Struct, frozen=True):
     tpot_s: float = INF
     e2e_s: float = INF
     best_effort: bool = False
-    replicas: int = 0
+    num_replicas: int = 0
     min_replicas: int = 0
     max_replicas: int = 0
     unattainable: str = ""  # "best_effort" or "refuse"; empty: as the fleet does
@@ -31,12 +31,12 @@ class Tier(msgspec.Struct, frozen=True):
     @property
     def low(self) -> int:
         """Fewest replicas it has."""
-        return self.replicas or self.min_replicas
+        return self.num_replicas or self.min_replicas
 
     @property
     def high(self) -> float:
         """Most replicas it may have; inf without a bound."""
-        return self.replicas or self.max_replicas or INF
+        return self.num_replicas or self.max_replicas or INF
 
 
 class TierTable(msgspec.Struct, frozen=True):
@@ -100,5 +100,5 @@ class TierTable(msgspec.Struct, frozen=True):
 
     def assign(self, replicas: Sequence[str]) -> dict[str, int]:
         """Static assignment, replica name to tier position: tightest tiers take theirs first, the rest is shared."""
-        wanted = [i for i, tier in enumerate(self.tiers) for _ in range(tier.replicas)]
+        wanted = [i for i, tier in enumerate(self.tiers) for _ in range(tier.num_replicas)]
         return {name: wanted[k] if k < len(wanted) else SHARED for k, name in enumerate(sorted(replicas))}

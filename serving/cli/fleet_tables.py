@@ -62,7 +62,7 @@ def _tier_table(status: dict[str, Any], allocation: dict[str, Any]) -> Table:
     serving = Counter(replica.get("tier") for replica in status.get("replicas", []))
     for tier in status.get("tiers", []):
         name = tier["name"]
-        exact, asked = tier.get("replicas") or 0, demand.get(name, {})
+        exact, asked = tier.get("num_replicas") or 0, demand.get(name, {})
         outcomes = (status.get("attainment") or {}).get(name, {})
         table.add_row(
             escape(str(name)),

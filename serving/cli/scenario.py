@@ -36,7 +36,7 @@ class ClassSection(Section):
     tpot_ms: float | None = Field(default=None, gt=0)
     e2e_ms: float | None = Field(default=None, gt=0)
     best_effort: bool = False
-    replicas: int = Field(default=0, ge=0)  # that it has to itself, where the controller routes
+    num_replicas: int = Field(default=0, ge=0)  # that it has to itself, where the controller routes
 
     def to_class(self) -> ServiceClass:
         ttft_s, tpot_s, e2e_s = (
@@ -86,7 +86,7 @@ class Scenario(Section):
 
     name: str = "scenario"
     profile: str
-    replicas: int = Field(default=1, ge=1, le=1024)
+    num_replicas: int = Field(default=1, ge=1, le=1024)
     system: str = "planner"
     routing: str = "kernel"  # with several replicas
     prefix_affinity: float = Field(default=0.0, ge=0)  # where the controller routes
@@ -103,7 +103,7 @@ class Scenario(Section):
             raise ValueError(f"system: unknown {self.system!r}; {suggest(self.system, list(SYSTEMS))}")
         if self.routing not in ROUTINGS:
             raise ValueError(f"routing: unknown {self.routing!r}; {suggest(self.routing, list(ROUTINGS))}")
-        if self.routing not in CONTROLLED and (self.prefix_affinity or any(c.replicas for c in self.classes)):
+        if self.routing not in CONTROLLED and (self.prefix_affinity or any(c.num_replicas for c in self.classes)):
             raise ValueError(f"routing: affinity and replicas of classes need the controller: {', '.join(CONTROLLED)}")
         if not self.classes and not self.workload.slos_serve:
             raise ValueError("classes: at least one is needed")
@@ -111,16 +111,16 @@ class Scenario(Section):
 
     def chosen_system(self) -> System:
         """The system on as many replicas as asked for."""
-        return replace(SYSTEMS[self.system], replicas=self.replicas)
+        return replace(SYSTEMS[self.system], replicas=self.num_replicas)
 
     def fleet(self, trace: Trace | None) -> FleetOf:
         """The same under the live controller's fleet, by the routing policy asked for."""
         routing = FleetOptions().routing if self.routing == "controller" else self.routing
-        split = tuple(section.replicas for section in self.classes if not section.best_effort)
+        split = tuple(section.num_replicas for section in self.classes if not section.best_effort)
         return FleetOf(
             routing,
             admits=SYSTEMS[self.system].admits,
-            replicas=self.replicas,
+            replicas=self.num_replicas,
             routing=routing,
             split=split if any(split) else (),
             prefix_affinity=self.prefix_affinity,

@@ -93,7 +93,7 @@ def _dispatcher(
     system = asked.chosen_system()
     if asked.routing in scenarios.CONTROLLED:
         return asked.fleet(trace).dispatcher(profile, jobs, seed)
-    if asked.replicas == 1:
+    if asked.num_replicas == 1:
         return system.dispatcher(profile, jobs, seed)
     if asked.routing == "kernel" and system.admits:
         return KernelDispatcher()
@@ -111,7 +111,7 @@ def _run(
     """One run; calls ``show`` and samples the load of the replicas now and then."""
     system, (jobs, edges, trace) = asked.chosen_system(), workload
     prefixes = (
-        PrefixCache(trace.blocks, trace.block_tokens, jobs, asked.replicas)
+        PrefixCache(trace.blocks, trace.block_tokens, jobs, asked.num_replicas)
         if trace is not None and len(trace.blocks)
         else None
     )

@@ -13,13 +13,14 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from controller.options import FleetOptions
 from controller.scaling.allocation import AllocationOptions
-from controller.scaling.signals import ScalingOptions
 from profiles.suggest import suggest
 from replicas.config import APPLICATION, ReplicaConfig
 from routing.policy import routing_names
-from serving.config.base import ConfigError, Section
+from serving.config.autoscaling import AutoscalingConfig, Share
+from serving.config.base import ConfigError, Section, defaults
 from serving.config.engine import (
     FLEETS_OPTION,
+    REPLICA,
     DisaggregationConfig,
     EngineConfig,
     Group,
@@ -33,66 +34,40 @@ from serving.config.limits import GuardConfig, LimitsConfig
 
 IMPORT_PATH, INGRESS = "serving.app:build", "Ingress"
 
-Share = Annotated[float, Field(ge=0, lt=1)]
+ALLOCATION, FLEET = defaults(AllocationOptions), defaults(FleetOptions)
+
 ErrorStatus = Annotated[int, Field(ge=400, le=599)]
-
-
-class AutoscalingConfig(Section):
-    """How the number of replicas follows the load; all times in seconds."""
-
-    min_replicas: NonNegativeInt = 1  # 0: an idle fleet goes away; what then arrives waits for a cold start
-    max_replicas: NonNegativeInt = 0  # 0: the number is fixed
-    group: str = ""  # whose replicas come and go, where there are groups; empty: the first one's
-    warm_spares: NonNegativeInt = 0
-    busy_share: Annotated[float, Field(gt=0, le=1)] = 0.7
-    window_s: PositiveFloat = 30.0
-    grow_cooldown_s: NonNegativeFloat = 15.0
-    shrink_cooldown_s: NonNegativeFloat = 30.0
-    shrink_after_s: NonNegativeFloat = 120.0
-    shrink_margin: Share = 0.15
-    hold_s: NonNegativeFloat = 600.0
-    drain_s: NonNegativeFloat = 300.0
-    start_timeout_s: PositiveFloat = 900.0
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.max_replicas and self.max_replicas < self.min_replicas:
-            raise ValueError(f"max_replicas: must be at least min_replicas ({self.min_replicas})")
-        if not self.max_replicas and (stated := self.model_fields_set - {"max_replicas"}):
-            raise ValueError(f"{min(stated)}: has no effect without max_replicas")
-        return self
-
-    def options(self, group: str, replicas: int) -> ScalingOptions | None:
-        """As the controller takes it; ``group`` grows and shrinks, and the fleet begins with ``replicas``."""
-        stated = self.model_dump() | {"group": group, "configured": replicas}
-        return ScalingOptions(**stated) if self.max_replicas else None
 
 
 class FleetConfig(Section):
     """The replicas and the controller that decides between them."""
 
-    replicas: PositiveInt = 2
-    routing: str = "marginal_load"
-    admission: bool = True  # off: no request is checked, the routing policy's first choice takes it
-    max_hops: PositiveInt = 4  # replicas that a request may try
-    pending: bool = True  # what is not attainable now waits for room until it would be too late
-    unattainable: Literal["best_effort", "refuse"] = "best_effort"  # where a tier does not say
-    prefix_affinity: NonNegativeFloat = 0.0  # what a whole prompt in a prefix cache adds to the policy's preference
+    num_replicas: PositiveInt = 2
+    routing: str = FLEET.routing
+    admission: bool = FLEET.admission  # off: no request is checked, the routing policy's first choice takes it
+    max_hops: PositiveInt = FLEET.max_hops  # replicas that a request may try
+    pending: bool = FLEET.pending  # what is not attainable now waits for room until it would be too late
+    unattainable: Literal["best_effort", "refuse"] = FLEET.unattainable  # where a tier does not say
+    prefix_affinity: NonNegativeFloat = (
+        FLEET.prefix_affinity
+    )  # what a whole cached prompt adds to the policy's preference
     overload_status: ErrorStatus = 429  # some proxies retry on one code only
     best_effort_share: Share = 0.0  # part of every iteration kept for best effort
-    best_effort_backlog: PositiveFloat = 2.0  # best effort that a replica holds, as a multiple of its max_num_seqs
-    length_prior_tokens: PositiveFloat = 256.0  # expected output until finished requests have told
-    report_interval_s: PositiveFloat = 0.15
-    silent_s: PositiveFloat = 1.5  # a replica without a report for so long takes no new requests
+    best_effort_backlog: PositiveFloat = (
+        FLEET.best_effort_backlog
+    )  # that a replica holds, as a multiple of its max_num_seqs
+    length_prior_tokens: PositiveFloat = FLEET.length_prior_tokens  # expected output until finished requests have told
+    report_interval_s: PositiveFloat = REPLICA.report_interval_s
+    silent_s: PositiveFloat = FLEET.silent_s  # a replica without a report for so long takes no new requests
     stall_timeout_s: PositiveFloat = 10.0  # a stream whose engine stands still so long moves elsewhere
     admit_timeout_s: PositiveFloat = 2.0  # without an answer of the controller: by the last known loads
     resume_timeout_s: PositiveFloat = 60.0  # a broken stream waits so long for a replica
     controller_name: Name = f"polyslo-controller-{APPLICATION}"
     controller_namespace: Name = "polyslo"
-    seed: int = 0
+    seed: int = FLEET.seed
     nodes_on_demand: bool = False  # the cluster's autoscaler adds the nodes that are missing: wait for them
-    roles: Literal["auto", "static", "dynamic"] = "auto"  # dynamic: replicas move between tiers and the pool
-    role_idle_s: PositiveFloat = 5.0  # without a request of its tier for so long, a replica leaves the tier
+    roles: Literal["auto", "static", "dynamic"] = ALLOCATION.roles  # dynamic: replicas move between tiers and the pool
+    role_idle_s: PositiveFloat = ALLOCATION.idle_s  # without a request of its tier for so long, a replica leaves it
     autoscaling: AutoscalingConfig = Field(default_factory=AutoscalingConfig)
 
     @model_validator(mode="after")
@@ -111,8 +86,8 @@ class FleetConfig(Section):
 class IngressConfig(Section):
     """The HTTP doors; where they listen is Serve's own ``http_options``."""
 
-    replicas: PositiveInt = 1
-    cores: NonNegativeFloat = 0.5
+    num_replicas: PositiveInt = 1
+    num_cpus: NonNegativeFloat = 0.5  # CPU cores that each reserves in Ray
     max_ongoing_requests: PositiveInt = 1000
     max_queued_requests: NonNegativeInt = 1000  # that wait for one of those places; 503 beyond
     limits: LimitsConfig = Field(default_factory=LimitsConfig)
@@ -131,21 +106,21 @@ class AppConfig(Section):
     model: ModelConfig = Field(default_factory=ModelConfig)
     engine: EngineConfig = Field(default_factory=EngineConfig)
     profile: str = ""  # iteration-time profile: a built-in name or a file; empty: the embedded model's
-    groups: list[GroupConfig] = Field(default_factory=list)  # where replicas differ; empty: fleet.replicas alike
+    groups: list[GroupConfig] = Field(default_factory=list)  # where replicas differ; empty: fleet.num_replicas alike
     disaggregation: DisaggregationConfig = Field(default_factory=DisaggregationConfig)
     fleet: FleetConfig = Field(default_factory=FleetConfig)
     ingress: IngressConfig = Field(default_factory=IngressConfig)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.groups and "replicas" in self.fleet.model_fields_set:
-            raise ValueError("fleet.replicas: each of the groups has its own")
+        if self.groups and "num_replicas" in self.fleet.model_fields_set:
+            raise ValueError("fleet.num_replicas: each of the groups has its own")
         names = [group.name for group in self.groups]
         for position, name in enumerate(names):
             if name in names[:position]:
                 raise ValueError(f"groups.{position}.name: {name!r} is used twice")
-        if self.fleet.prefix_affinity and not self.engine.prefix_caching:
-            raise ValueError("fleet.prefix_affinity: needs engine.prefix_caching")
+        if self.fleet.prefix_affinity and not self.engine.enable_prefix_caching:
+            raise ValueError("fleet.prefix_affinity: needs engine.enable_prefix_caching")
         self._check_phases()
         scaling, groups = self.fleet.autoscaling, [group.name for group in self.replica_groups()]
         if scaling.group and scaling.group not in groups:
@@ -154,22 +129,22 @@ class AppConfig(Section):
             raise ValueError("disaggregation: a timed device has no KV cache to hand over")
         if scaling.max_replicas and self.is_disaggregated:
             raise ValueError("fleet.autoscaling: a fleet that prefills and decodes apart has a fixed size")
-        if scaling.max_replicas and not scaling.min_replicas <= self.replicas <= scaling.max_replicas:
+        if scaling.max_replicas and not scaling.min_replicas <= self.num_replicas <= scaling.max_replicas:
             bounds = f"{scaling.min_replicas} to {scaling.max_replicas}"
-            raise ValueError(f"fleet.autoscaling: the fleet begins with {self.replicas} replicas, outside of {bounds}")
+            raise ValueError(f"fleet.autoscaling: {self.num_replicas} replicas to begin with are outside of {bounds}")
         return self
 
     def _check_phases(self) -> None:
         """A disaggregated fleet needs replicas on both sides."""
         groups, prefill = self.replica_groups(), self.disaggregation.prefill
-        bound = {side: sum(g.replicas for g in groups if g.phase == side) for side in ("", "prefill", "decode")}
+        bound = {side: sum(g.num_replicas for g in groups if g.phase == side) for side in ("", "prefill", "decode")}
         if prefill > bound[""]:
             raise ValueError(f"disaggregation.prefill: {prefill} replicas, but only {bound['']} are bound to no phase")
         if self.is_disaggregated and not (prefill + bound["prefill"] and bound[""] - prefill + bound["decode"]):
             raise ValueError("disaggregation: a replica that prefills and one that decodes are needed")
-        taken = [key for group in groups for key in MOVES_KV if group.engine.vllm_args.get(key) is not None]
+        taken = [key for group in groups for key in MOVES_KV if group.engine.engine_kwargs.get(key) is not None]
         if self.is_disaggregated and taken:
-            raise ValueError(f"engine.vllm_args.{taken[0]}: set disaggregation.connector instead")
+            raise ValueError(f"engine.engine_kwargs.{taken[0]}: set disaggregation.kv_connector instead")
 
     @property
     def marked_block_tokens(self) -> int:
@@ -189,7 +164,7 @@ class AppConfig(Section):
         """The kinds of replicas, each with what it inherits; raises ``ValueError`` naming the field."""
         model, fleet = self.model.id, self.fleet
         if not self.groups:
-            return (Group("", fleet.replicas, check_profile(self.profile, model, self.engine), self.engine),)
+            return (Group("", fleet.num_replicas, check_profile(self.profile, model, self.engine), self.engine),)
         return tuple(self._resolve(position, group) for position, group in enumerate(self.groups))
 
     def _resolve(self, position: int, group: GroupConfig) -> Group:
@@ -200,28 +175,29 @@ class AppConfig(Section):
             profile = check_profile(group.profile or self.profile, self.model.id, engine)
         except ValueError as error:
             raise ValueError("\n".join(f"{path}.{own}{line}" for line in str(error).splitlines())) from None
-        return Group(group.name, group.replicas, profile, engine, group.accelerator, group.resources, group.phase)
+        wanted = group.accelerator_type, group.resources, group.phase
+        return Group(group.name, group.num_replicas, profile, engine, *wanted)
 
     @property
-    def replicas(self) -> int:
+    def num_replicas(self) -> int:
         """Replicas of all groups together."""
-        return sum(group.replicas for group in self.replica_groups())
+        return sum(group.num_replicas for group in self.replica_groups())
 
     @property
     def most_replicas(self) -> int:
         """Replicas that there may be at a time."""
-        return max(self.replicas, self.fleet.autoscaling.max_replicas)
+        return max(self.num_replicas, self.fleet.autoscaling.max_replicas)
 
     @property
     def cores_needed(self) -> float:
         """CPU cores that the whole application reserves."""
-        engines = sum(group.replicas * group.engine.cores_per_replica for group in self.replica_groups())
-        return engines + self.ingress.replicas * self.ingress.cores
+        engines = sum(group.num_replicas * group.engine.num_cpus for group in self.replica_groups())
+        return engines + self.ingress.num_replicas * self.ingress.num_cpus
 
     @property
     def gpus_needed(self) -> float:
         """GPUs that the whole application reserves."""
-        return sum(group.replicas * group.engine.gpus_per_replica for group in self.replica_groups())
+        return sum(group.num_replicas * group.engine.num_gpus for group in self.replica_groups())
 
     def replica_config(self, group: Group) -> ReplicaConfig:
         """The settings of each replica of a group."""
@@ -236,16 +212,16 @@ class AppConfig(Section):
             dtype=model.dtype,
             load_format=model.load_format,
             max_model_len=model.max_model_len,
-            speculation_tokens=engine.speculation.tokens,
-            speculation_ngram_min=engine.speculation.ngram_min,
-            speculation_ngram_max=engine.speculation.ngram_max,
+            num_speculative_tokens=engine.speculation.num_speculative_tokens,
+            prompt_lookup_min=engine.speculation.prompt_lookup_min,
+            prompt_lookup_max=engine.speculation.prompt_lookup_max,
             steps_in_flight=engine.timed.steps_in_flight,
             iteration_spread=engine.timed.spread,
             draft_acceptance=engine.timed.acceptance,
             policy=engine.scheduler,
             policy_options=engine.scheduler_options | {FLEETS_OPTION: fleet.best_effort_share},
             profile=group.profile,
-            cores_per_replica=group.threads,
+            num_threads=group.threads,
             controller_name=fleet.controller_name,
             controller_namespace=fleet.controller_namespace,
             report_interval_s=fleet.report_interval_s,
@@ -256,7 +232,7 @@ class AppConfig(Section):
         """What the controller needs to know; ``application`` is Serve's name of this one, ``deploy`` its deploy."""
         phases = self.disaggregation.options() if self.is_disaggregated else None
         groups = sorted(self.replica_groups(), key=lambda group: group.name != self.fleet.autoscaling.group)
-        scaling = self.fleet.autoscaling.options(groups[0].name, self.replicas)
+        scaling = self.fleet.autoscaling.options(groups[0].name, self.num_replicas)
         allocation = AllocationOptions(self.fleet.roles, self.fleet.role_idle_s, scaling=scaling)
         return FleetOptions(
             **_same(self.fleet, FleetOptions),

@@ -1,8 +1,10 @@
 """Strict sections of a configuration: what is unknown or impossible is an error that names the field's path."""
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any, ClassVar, Self, get_args
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from profiles.suggest import suggest
@@ -10,6 +12,12 @@ from profiles.suggest import suggest
 
 class ConfigError(ValueError):
     """What is wrong with a configuration, one line per field, each starting with the field's path."""
+
+
+def defaults(kind: type[msgspec.Struct]) -> Any:
+    """Default values of the settings behind a section, by name: each is stated once, there."""
+    fields = msgspec.structs.fields(kind)
+    return SimpleNamespace(**{field.name: field.default for field in fields if field.default is not msgspec.NODEFAULT})
 
 
 class Section(BaseModel):

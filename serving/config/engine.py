@@ -8,19 +8,21 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from controller.disaggregation.phases import TRANSFER_S_PER_TOKEN, PhaseOptions
+from controller.disaggregation.phases import PhaseOptions
 from planning.batch.registry import batch_policy_names
 from profiles.profile import ProfileError
 from profiles.store import load_profile
 from profiles.suggest import suggest
-from replicas.config import EMBEDDED_MODEL, EMBEDDED_PROFILE, MOST_IN_FLIGHT
+from replicas.config import EMBEDDED_MODEL, EMBEDDED_PROFILE, MOST_IN_FLIGHT, ReplicaConfig
 from replicas.kv_transfer import FILES
 from replicas.step_planner import OPTIONS, VLLM_DEFAULT
-from serving.config.base import Section
+from serving.config.base import Section, defaults
 from serving.config.engine_args import HARMLESS, ONLY_FOR_STOCK, SPECULATES, python_name, why_not, why_not_in_server
 
 FLEETS_OPTION = "best_effort_share"  # of schedulers, the same in the whole fleet
 DEPLOYMENT = "Replica"  # Serve deployment of the replicas; of a group: with its name behind
+
+REPLICA, SIDES = defaults(ReplicaConfig), defaults(PhaseOptions)
 
 Name = Annotated[str, Field(min_length=1)]
 
@@ -29,20 +31,20 @@ class ModelConfig(Section):
     """Which model is served, and how vLLM's OpenAI server presents it."""
 
     SHORT: ClassVar[str] = "id"
-    id: Name = EMBEDDED_MODEL  # "embedded", a folder, or a Hugging Face id
-    served_name: str = ""  # the name clients use; empty: the id
-    max_model_len: PositiveInt = 4096
-    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
-    load_format: str = "auto"
+    id: Name = REPLICA.model  # "embedded", a folder, or a Hugging Face id
+    served_model_name: str = ""  # the name clients use; empty: the id
+    max_model_len: PositiveInt = REPLICA.max_model_len
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = REPLICA.dtype
+    load_format: str = REPLICA.load_format
     tool_call_parser: str = ""  # vLLM's names; setting one turns automatic tool choice on
     reasoning_parser: str = ""
     chat_template: str = ""  # a file, or the template itself
-    server_args: dict[str, Any] = Field(default_factory=dict)  # further arguments of `vllm serve`, by name
+    server_kwargs: dict[str, Any] = Field(default_factory=dict)  # further arguments of `vllm serve`, by name
 
     @property
     def name(self) -> str:
         """The name clients use."""
-        return self.served_name or self.id
+        return self.served_model_name or self.id
 
     @property
     def server_arguments(self) -> dict[str, Any]:
@@ -56,66 +58,67 @@ class ModelConfig(Section):
             "reasoning_parser": self.reasoning_parser,
             "chat_template": self.chat_template,
         }
-        named |= {python_name(key): value for key, value in self.server_args.items()}
+        named |= {python_name(key): value for key, value in self.server_kwargs.items()}
         return {name: value for name, value in named.items() if value is not None and value != ""}
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for key, value in self.server_args.items():
+        for key, value in self.server_kwargs.items():
             name = python_name(key)
             if name in ModelConfig.model_fields:
-                raise ValueError(f"server_args.{key}: set model.{name} instead")
+                raise ValueError(f"server_kwargs.{key}: set model.{name} instead")
             if name in EngineConfig.model_fields:
-                raise ValueError(f"server_args.{key}: set engine.{name} instead")
+                raise ValueError(f"server_kwargs.{key}: set engine.{name} instead")
             if reason := why_not_in_server(name, value):
-                raise ValueError(f"server_args.{key}: {reason}")
+                raise ValueError(f"server_kwargs.{key}: {reason}")
         return self
 
 
 class SpeculationConfig(Section):
-    """vLLM's n-gram proposer; 0 tokens: no speculation."""
+    """vLLM's n-gram proposer, by the names of its ``speculative_config``; 0 tokens: no speculation."""
 
-    tokens: NonNegativeInt = 0
-    ngram_min: PositiveInt = 2
-    ngram_max: PositiveInt = 4
+    num_speculative_tokens: NonNegativeInt = REPLICA.num_speculative_tokens
+    prompt_lookup_min: PositiveInt = REPLICA.prompt_lookup_min
+    prompt_lookup_max: PositiveInt = REPLICA.prompt_lookup_max
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.ngram_max < self.ngram_min:
-            raise ValueError(f"ngram_max: must be at least ngram_min ({self.ngram_min}), got {self.ngram_max}")
+        if self.prompt_lookup_max < self.prompt_lookup_min:
+            least = f"prompt_lookup_min ({self.prompt_lookup_min})"
+            raise ValueError(f"prompt_lookup_max: must be at least {least}, got {self.prompt_lookup_max}")
         return self
 
 
 class TimedConfig(Section):
     """A device that computes nothing and takes as long as the profile says."""
 
-    steps_in_flight: Annotated[int, Field(ge=1, le=MOST_IN_FLIGHT)] = 2  # 1: vLLM schedules synchronously
-    spread: NonNegativeFloat = 0.0  # sigma of the log-normal factor by which an iteration differs from the profile
-    acceptance: Annotated[float, Field(ge=0, le=1)] = 0.7  # chance that a draft token is accepted
+    steps_in_flight: Annotated[int, Field(ge=1, le=MOST_IN_FLIGHT)] = REPLICA.steps_in_flight  # 1: synchronous
+    spread: NonNegativeFloat = REPLICA.iteration_spread  # sigma of the log-normal factor on the profile's times
+    acceptance: Annotated[float, Field(ge=0, le=1)] = REPLICA.draft_acceptance  # chance that a draft token is accepted
 
 
 class EngineConfig(Section):
     """One replica's engine and the order in which it serves."""
 
     SHORT: ClassVar[str] = "kind"
-    kind: Literal["vllm", "simulated"] = "vllm"
-    device: Literal["auto", "timed"] = "auto"  # of vllm; timed: its own core, over a device that only keeps time
+    kind: Literal["vllm", "simulated"] = REPLICA.engine
+    device: Literal["auto", "timed"] = REPLICA.device  # of vllm; timed: vLLM's core over a device that only keeps time
     timed: TimedConfig = Field(default_factory=TimedConfig)
-    scheduler: str = "slo"  # the order inside the engine; "vllm" is vLLM's own
+    scheduler: str = REPLICA.policy  # the order inside the engine; "vllm" is vLLM's own
     scheduler_options: dict[str, float] = Field(default_factory=dict)
-    max_num_seqs: PositiveInt = 64
-    max_num_batched_tokens: PositiveInt = 2048
-    kv_cache_gib: NonNegativeFloat = 0.25  # on a CPU; on a GPU 0 leaves it to vLLM's memory fraction
-    block_size: PositiveInt = 32  # KV tokens; vLLM on a CPU wants multiples of 32
-    prefix_caching: bool = True
-    enforce_eager: bool = True
-    cores_per_replica: NonNegativeFloat = 1.0  # reserved in Ray; rounded up, the threads of an engine on a CPU
-    gpus_per_replica: NonNegativeFloat = 0.0
+    max_num_seqs: PositiveInt = REPLICA.max_num_seqs
+    max_num_batched_tokens: PositiveInt = REPLICA.max_num_batched_tokens
+    kv_cache_gib: NonNegativeFloat = REPLICA.kv_cache_gib  # on a CPU; on a GPU 0 leaves it to vLLM's memory fraction
+    block_size: PositiveInt = REPLICA.block_size  # KV tokens; vLLM on a CPU wants multiples of 32
+    enable_prefix_caching: bool = REPLICA.enable_prefix_caching
+    enforce_eager: bool = REPLICA.enforce_eager
+    num_cpus: NonNegativeFloat = 1.0  # reserved in Ray; rounded up, the threads of an engine on a CPU
+    num_gpus: NonNegativeFloat = 0.0
     speculation: SpeculationConfig = Field(default_factory=SpeculationConfig)
-    hang_s: PositiveFloat = 20.0  # busy without an iteration for so long: unhealthy, replaced
-    vllm_args: dict[str, Any] = Field(default_factory=dict)  # further arguments of vLLM's AsyncEngineArgs, by name
-    kv_capacity_tokens: NonNegativeInt = 0  # simulated, timed: 0 is what the profile says
-    speed: PositiveFloat = 1.0  # simulated, timed: 2 runs twice as fast as the profile
+    hang_s: PositiveFloat = REPLICA.hang_s  # busy without an iteration for so long: unhealthy, replaced
+    engine_kwargs: dict[str, Any] = Field(default_factory=dict)  # further arguments of vLLM's AsyncEngineArgs, by name
+    kv_capacity_tokens: NonNegativeInt = REPLICA.kv_capacity_tokens  # simulated, timed: 0 is what the profile says
+    speed: PositiveFloat = REPLICA.speed  # simulated, timed: 2 runs twice as fast as the profile
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -133,9 +136,9 @@ class EngineConfig(Section):
             raise ValueError("timed: has no effect without device: timed")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(f"max_num_batched_tokens: must be at least max_num_seqs ({self.max_num_seqs})")
-        for key, value in self.vllm_args.items():
+        for key, value in self.engine_kwargs.items():
             if reason := self._why_not(key, value):
-                raise ValueError(f"vllm_args.{key}: {reason}")
+                raise ValueError(f"engine_kwargs.{key}: {reason}")
         return self
 
     @property
@@ -145,7 +148,7 @@ class EngineConfig(Section):
         return (*scores, "structured_outputs") if self.device == "timed" else scores
 
     def _why_not(self, key: str, value: Any) -> str:
-        """Why ``vllm_args`` takes no ``key: value``; empty where it does."""
+        """Why ``engine_kwargs`` takes no ``key: value``; empty where it does."""
         if key != (name := python_name(key)):
             return f"unknown key; did you mean {name!r}?"
         for section, fields in (("engine", EngineConfig.model_fields), ("model", ModelConfig.model_fields)):
@@ -153,8 +156,8 @@ class EngineConfig(Section):
                 return f"set {section}.{key} instead"
         if key in ONLY_FOR_STOCK and self.scheduler != VLLM_DEFAULT and value not in HARMLESS.get(key, ()):
             return f"scheduler {self.scheduler!r} {ONLY_FOR_STOCK[key]}; remove it"
-        if key in SPECULATES and self.speculation.tokens:
-            return "set engine.speculation.tokens to 0 where vLLM's own configuration of speculation is given"
+        if key in SPECULATES and self.speculation.num_speculative_tokens:
+            return "set engine.speculation.num_speculative_tokens to 0 where vLLM's own configuration is given"
         return why_not(key, value)
 
 
@@ -162,9 +165,9 @@ class GroupConfig(Section):
     """Replicas of one kind, where a fleet has several: what differs from the application's settings."""
 
     name: Annotated[str, Field(pattern="^[a-z0-9]([a-z0-9_.-]*[a-z0-9])?$")]
-    replicas: PositiveInt = 1
+    num_replicas: PositiveInt = 1
     profile: str = ""  # empty: the application's
-    accelerator: str = ""  # Ray's accelerator type that each replica needs, such as "H100"
+    accelerator_type: str = ""  # Ray's, that each replica needs, such as "H100"
     resources: dict[str, PositiveFloat] = Field(default_factory=dict)  # Ray's custom resources that each reserves
     phase: Literal["", "prefill", "decode"] = ""  # bound to one side of a disaggregated fleet
     engine: dict[str, Any] = Field(default_factory=dict)  # keys of ``engine`` that differ
@@ -173,13 +176,12 @@ class GroupConfig(Section):
 class DisaggregationConfig(Section):
     """Prefill on some replicas, decode on the others; on where replicas prefill or a group is bound to a phase."""
 
-    prefill: NonNegativeInt = 0  # replicas that prefill, besides those of groups bound to it
-    adapt: bool = True  # move replicas that no group binds to the side that is short of them
-    transfer_us_per_token: NonNegativeFloat = (
-        1e6 * TRANSFER_S_PER_TOKEN
-    )  # that a KV cache travels before the second token
-    connector: Name = FILES  # how KV caches travel: files, or a connector of vLLM's by its name
-    connector_options: dict[str, Any] = Field(default_factory=dict)  # its kv_connector_extra_config
+    prefill: NonNegativeInt = SIDES.prefill  # replicas that prefill, besides those of groups bound to it
+    adapt: bool = SIDES.adapt  # move replicas that no group binds to the side that is short of them
+    # That a KV cache travels before the second token:
+    transfer_us_per_token: NonNegativeFloat = 1e6 * SIDES.transfer_s_per_token
+    kv_connector: Name = FILES  # how KV caches travel: files, or a connector of vLLM's by its name
+    kv_connector_extra_config: dict[str, Any] = Field(default_factory=dict)
 
     def options(self) -> PhaseOptions:
         """As the controller takes it."""
@@ -188,8 +190,8 @@ class DisaggregationConfig(Section):
     def connection(self) -> dict[str, Any]:
         """The part of a replica's settings that is about it."""
         ours = {"shared_storage_path": os.path.join(tempfile.gettempdir(), f"polyslo-kv-{os.getuid()}")}
-        options = (ours if self.connector == FILES else {}) | self.connector_options
-        return {"connector": self.connector, "connector_options": options}
+        options = (ours if self.kv_connector == FILES else {}) | self.kv_connector_extra_config
+        return {"kv_connector": self.kv_connector, "kv_connector_extra_config": options}
 
 
 @dataclass(frozen=True)
@@ -197,10 +199,10 @@ class Group:
     """Replicas of one kind with everything that they inherit; ``name`` is empty where the fleet has only one kind."""
 
     name: str
-    replicas: int
+    num_replicas: int
     profile: str
     engine: EngineConfig
-    accelerator: str = ""
+    accelerator_type: str = ""
     resources: dict[str, float] | None = None
     phase: str = ""
 
@@ -212,15 +214,15 @@ class Group:
     @property
     def actor_options(self) -> dict[str, Any]:
         """What each of its replicas reserves in Ray."""
-        options: dict[str, Any] = {"num_cpus": self.engine.cores_per_replica, "num_gpus": self.engine.gpus_per_replica}
-        if self.accelerator:
-            options["accelerator_type"] = self.accelerator
+        options: dict[str, Any] = {"num_cpus": self.engine.num_cpus, "num_gpus": self.engine.num_gpus}
+        if self.accelerator_type:
+            options["accelerator_type"] = self.accelerator_type
         return options | ({"resources": dict(self.resources)} if self.resources else {})
 
     @property
     def threads(self) -> int:
         """Threads of an engine on a CPU."""
-        return max(1, math.ceil(self.engine.cores_per_replica))
+        return max(1, math.ceil(self.engine.num_cpus))
 
 
 def check_profile(profile: str, model: str, engine: EngineConfig) -> str:

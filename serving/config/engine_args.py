@@ -6,13 +6,13 @@ Pure: knows vLLM's names, not vLLM. Each refusal is a reason to show behind the 
 from typing import Any
 
 PLUG_IN = "is how this project's scheduler and its reports reach vLLM; engine.scheduler chooses the order"
-DATA_PARALLEL = "data parallelism inside a replica does not work yet; raise fleet.replicas"
-ONE_NODE = "a replica's engine runs on one node; raise fleet.replicas"
+DATA_PARALLEL = "data parallelism inside a replica does not work yet; raise fleet.num_replicas"
+ONE_NODE = "a replica's engine runs on one node; raise fleet.num_replicas"
 ELSEWHERE = {  # an argument of vLLM -> the key that sets it
     "model": "model.id",
     "model_tag": "model.id",
-    "served_model_name": "model.served_name",
-    "enable_prefix_caching": "engine.prefix_caching",
+    "served_model_name": "model.served_model_name",
+    "enable_prefix_caching": "engine.enable_prefix_caching",
     "kv_cache_memory_bytes": "engine.kv_cache_gib",
     "max_num_active_seqs": "engine.max_num_seqs",
     "max_num_scheduled_tokens": "engine.max_num_batched_tokens",
@@ -90,5 +90,5 @@ def why_not_in_server(name: str, value: Any) -> str:
     if name in SERVES_OWN:
         return "has no effect, because Ray Serve listens; see http_options of the Serve file"
     if name in ENGINES_ONLY:
-        return f"concerns engines; set engine.vllm_args.{name} instead"
+        return f"concerns engines; set engine.engine_kwargs.{name} instead"
     return why_not(name, value)

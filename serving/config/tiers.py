@@ -26,7 +26,7 @@ class TierConfig(Section):
     e2e_ms: PositiveFloat | None = None
     max_wait_ms: PositiveFloat | None = None  # not started by then: dropped with the overload status
     best_effort: bool = False
-    replicas: NonNegativeInt = 0  # exactly so many to itself; 0: none said
+    num_replicas: NonNegativeInt = 0  # exactly so many to itself; 0: none said
     min_replicas: NonNegativeInt = 0  # with dynamic roles: at least so many serve this tier
     max_replicas: NonNegativeInt = 0  # with dynamic roles: at most so many; 0: any number
     unattainable: Literal["best_effort", "refuse"] | None = None  # empty: as the fleet does
@@ -44,8 +44,8 @@ class TierConfig(Section):
             raise ValueError("best_effort: set it, or state ttft_ms, tpot_ms or e2e_ms")
         if self.ttft_ms is not None and self.e2e_ms is not None and self.ttft_ms > self.e2e_ms:
             raise ValueError(f"ttft_ms: must not exceed e2e_ms ({self.e2e_ms:g}), got {self.ttft_ms:g}")
-        if self.replicas and (self.min_replicas or self.max_replicas):
-            raise ValueError("replicas: is an exact number; leave it out to state min_replicas and max_replicas")
+        if self.num_replicas and (self.min_replicas or self.max_replicas):
+            raise ValueError("num_replicas: is an exact number; leave it out to state min_replicas and max_replicas")
         if self.max_replicas and self.max_replicas < self.min_replicas:
             raise ValueError(f"max_replicas: must be at least min_replicas ({self.min_replicas})")
         return self
@@ -57,7 +57,7 @@ class TierConfig(Section):
             tpot_s=_seconds(self.tpot_ms),
             e2e_s=_seconds(self.e2e_ms),
             best_effort=self.best_effort,
-            replicas=self.replicas,
+            num_replicas=self.num_replicas,
             min_replicas=self.min_replicas,
             max_replicas=self.max_replicas,
             unattainable=self.unattainable or "",
@@ -96,7 +96,7 @@ class TierTableConfig(Section):
 
     def check_fits(self, replicas: int) -> None:
         """Raise ``ConfigError`` where the tiers need more replicas than the fleet may have."""
-        needed = sum(tier.replicas or tier.min_replicas for tier in self.tiers)
+        needed = sum(tier.num_replicas or tier.min_replicas for tier in self.tiers)
         if needed > replicas:
             raise ConfigError(f"tiers: {needed} replicas are needed at least, but the fleet has at most {replicas}")
 

@@ -11,7 +11,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from profiles.suggest import suggest_near
 from serving.config.base import ConfigError
 
-FIELD = "model.server_args"
+FIELD = "model.server_kwargs"
 
 
 class Parser(FlexibleArgumentParser):

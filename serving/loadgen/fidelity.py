@@ -63,7 +63,7 @@ def run(params: Mapping[str, Any], context: Context) -> Point:
 async def _compare(params: Mapping[str, Any]) -> Point:
     from replicas.vllm_engine import VllmEngine
 
-    replica = ReplicaConfig(prefix_caching=False, max_model_len=2048, max_num_seqs=params["max_num_seqs"])
+    replica = ReplicaConfig(enable_prefix_caching=False, max_model_len=2048, max_num_seqs=params["max_num_seqs"])
     engine, profile = VllmEngine(replica), load_profile(params["profile"])
     await engine.start()
     try:

@@ -33,7 +33,7 @@ def tiers_of(jobs: np.ndarray, split: Sequence[int] = ()) -> TierTable:
 def _tier(asked: np.ndarray, number: int, replicas: int) -> Tier:
     predicted = int(asked["predicted_tokens"].mean())
     ttft_s, tpot_s = float(asked["ttft_s"].min()), float(asked["tpot_s"].min())
-    return Tier(f"tier {number}", ttft_s, tpot_s, output_tokens=predicted, replicas=replicas)
+    return Tier(f"tier {number}", ttft_s, tpot_s, output_tokens=predicted, num_replicas=replicas)
 
 
 def replica_name(position: int) -> str:

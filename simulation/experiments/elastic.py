@@ -27,7 +27,7 @@ SWING = 0.6  # of the mean rate, by which the day is busier at noon and quieter 
 MOST, CLOSING = 12, 4  # replicas there may be, and engines for those that end meanwhile
 CUT = 0.05  # of the day, at both ends, that is not judged
 TARGET, TUNING_SEED = 0.9, 1000
-BUSY_SHARES = (0.7, 0.85, 1.0)  # of the live autoscaler where it is tuned; the first is its default
+TARGET_UTILIZATIONS = (0.7, 0.85, 1.0)  # of the live autoscaler where it is tuned; the first is its default
 DELAYS_S = ((30.0, 600.0), (10.0, 120.0))  # of Serve's rule: its own, and about as quick as the live autoscaler
 ONGOING = (8.0, 12.0, 18.0, 27.0)  # requests per replica that it is tried with
 BUDGETS = (256, 1024)  # of chunked prefill, for the stock engines
@@ -81,7 +81,7 @@ class Setting:
     fixed: int = 0
     ongoing: float = 0.0  # of Serve's rule
     delays_s: tuple[float, float] = DELAYS_S[0]
-    busy_share: float = ScalingOptions().busy_share
+    target_utilization: float = ScalingOptions().target_utilization
 
     @property
     def told(self) -> str:
@@ -90,7 +90,7 @@ class Setting:
         if self.ongoing:
             told += [f"{self.ongoing:g} per replica", f"after {self.delays_s[0]:g} and {self.delays_s[1]:g} s"]
         elif not self.fixed:
-            told.append(f"busy share {self.busy_share:g}")
+            told.append(f"utilization {self.target_utilization:g}")
         return ", ".join(part for part in told if part)
 
     def sizer(self) -> Sizer:
@@ -131,8 +131,8 @@ def _settings(params: Mapping[str, Any]) -> Iterator[Setting]:
                 for ongoing in params["ongoing"]:
                     yield replace(base, token_budget=budget, delays_s=delays_s, ongoing=ongoing)
         else:
-            for busy_share in BUSY_SHARES if kind == "tuned" else BUSY_SHARES[:1]:
-                yield replace(base, busy_share=busy_share)
+            for target_utilization in TARGET_UTILIZATIONS if kind == "tuned" else TARGET_UTILIZATIONS[:1]:
+                yield replace(base, target_utilization=target_utilization)
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,11 @@ def _begun(params: Mapping[str, Any], setting: Setting, context: Context, seed: 
     jobs = mixed_jobs(trace, count, params["rate"], seed)
     jobs["arrival_s"] = daily_s(np.random.default_rng((seed, 11)), trace.arrival_s, count, params["day_s"], SWING)
     sizer = setting.sizer()
-    scaling = ScalingOptions(max_replicas=MOST, busy_share=setting.busy_share) if isinstance(sizer, LiveSizer) else None
+    scaling = (
+        ScalingOptions(max_replicas=MOST, target_utilization=setting.target_utilization)
+        if isinstance(sizer, LiveSizer)
+        else None
+    )
     allocation = AllocationOptions(setting.roles, scaling=scaling)
     options = FleetOptions(routing=setting.routing, admission=setting.admits, seed=seed, allocation=allocation)
     profile, engines = load_profile(GPU), FleetOf("elastic", replicas=MOST + CLOSING)

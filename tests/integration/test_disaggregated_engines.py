@@ -33,7 +33,7 @@ def engines(folder: Path) -> Iterator[tuple[Driver, Driver]]:
     try:
         for _ in range(2):
             options = {"shared_storage_path": str(folder)}
-            drivers.append(Driver(**settings, connector="files", connector_options=options))
+            drivers.append(Driver(**settings, kv_connector="files", kv_connector_extra_config=options))
         yield drivers[0], drivers[1]
     finally:
         for driver in drivers:

@@ -184,7 +184,7 @@ def test_a_hung_engine_whose_requests_have_moved_does_not_look_idle(engine: Driv
 
 
 def test_a_dead_engine_fails_and_stops_cleanly() -> None:
-    driver = Driver(speculation_tokens=3, max_num_batched_tokens=256)
+    driver = Driver(num_speculative_tokens=3, max_num_batched_tokens=256)
     try:
         outputs = {}
         for policy in ("vllm", "slo"):

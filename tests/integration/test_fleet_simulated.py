@@ -22,21 +22,21 @@ TIERS = [
 ]
 ARGS = {
     "model": "embedded",
-    "engine": {"kind": "simulated", "cores_per_replica": 0.1, "max_num_seqs": 64},
+    "engine": {"kind": "simulated", "num_cpus": 0.1, "max_num_seqs": 64},
     "profile": "h100_sxm__llama-3.1-8b",
     "fleet": {
-        "replicas": 3,
+        "num_replicas": 3,
         "stall_timeout_s": 6.0,
         "role_idle_s": 1.0,
         "autoscaling": {
             "min_replicas": 3,
             "max_replicas": 5,
-            "busy_share": 0.2,  # little HTTP traffic is to be much load
-            "window_s": 4.0,
-            "grow_cooldown_s": 2.0,
-            "shrink_cooldown_s": 1.0,
-            "shrink_after_s": 4.0,
-            "hold_s": 30.0,  # longer than a replica takes to start
+            "target_utilization": 0.2,  # little HTTP traffic is to be much load
+            "look_back_period_s": 4.0,
+            "upscale_cooldown_s": 2.0,
+            "downscale_cooldown_s": 1.0,
+            "downscale_delay_s": 4.0,
+            "manual_hold_s": 30.0,  # longer than a replica takes to start
         },
     },
 }

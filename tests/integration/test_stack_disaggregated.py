@@ -10,10 +10,10 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 SIMULATED = {
     "model": "embedded",
-    "engine": {"kind": "simulated", "cores_per_replica": 0.1, "max_num_batched_tokens": 8192},
+    "engine": {"kind": "simulated", "num_cpus": 0.1, "max_num_batched_tokens": 8192},
     "profile": "h100_sxm__llama-3.1-8b",
     "disaggregation": {"prefill": 2, "adapt": False},
-    "fleet": {"replicas": 4, "stall_timeout_s": 6.0},
+    "fleet": {"num_replicas": 4, "stall_timeout_s": 6.0},
 }
 PROMPTS = [f"Tell me story number {i}, please: " * (1 + 7 * (i % 4)) for i in range(12)]
 

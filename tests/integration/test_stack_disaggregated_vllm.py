@@ -11,15 +11,15 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 ARGS = {
     "model": "embedded",
-    "engine": {"kind": "vllm", "cores_per_replica": 0.5, "kv_cache_gib": 0.1, "prefix_caching": False},
-    "fleet": {"replicas": 2, "stall_timeout_s": 20.0},
+    "engine": {"kind": "vllm", "num_cpus": 0.5, "kv_cache_gib": 0.1, "enable_prefix_caching": False},
+    "fleet": {"num_replicas": 2, "stall_timeout_s": 20.0},
 }
 
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     options = {"shared_storage_path": str(tmp_path_factory.mktemp("kv"))}
-    with running(ARGS | {"disaggregation": {"prefill": 1, "connector_options": options}}) as up:
+    with running(ARGS | {"disaggregation": {"prefill": 1, "kv_connector_extra_config": options}}) as up:
         yield up
 
 

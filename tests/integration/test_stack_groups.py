@@ -10,7 +10,7 @@ pytestmark = pytest.mark.integration
 
 ARGS = {
     "model": "embedded",
-    "engine": {"kind": "simulated", "cores_per_replica": 0.1, "max_num_batched_tokens": 8192},
+    "engine": {"kind": "simulated", "num_cpus": 0.1, "max_num_batched_tokens": 8192},
     "groups": [
         {"name": "h100", "profile": "h100_sxm__llama-3.1-8b"},
         {"name": "a100", "profile": "a100_sxm__llama-3.1-8b", "engine": {"max_num_seqs": 32}},

@@ -18,9 +18,9 @@ pytestmark = pytest.mark.integration
 
 ARGS: dict[str, Any] = {
     "model": "embedded",
-    "engine": {"kind": "simulated", "cores_per_replica": 0.1, "max_num_seqs": 128, "max_num_batched_tokens": 8192},
+    "engine": {"kind": "simulated", "num_cpus": 0.1, "max_num_seqs": 128, "max_num_batched_tokens": 8192},
     "profile": "h100_sxm__llama-3.1-8b",
-    "fleet": {"replicas": 3, "stall_timeout_s": 6.0},
+    "fleet": {"num_replicas": 3, "stall_timeout_s": 6.0},
 }
 
 
@@ -213,5 +213,5 @@ def test_changed_args_reach_the_controller_whatever_the_tables_version(stack: St
     stack.deploy(changed)
     until(lambda: stack.status()["routing"] == "sequential", 90)
     assert [tier["name"] for tier in stack.status()["tiers"]] == ["standard", "batch"]
-    until(lambda: len(stack.live()) == ARGS["fleet"]["replicas"], 90)
+    until(lambda: len(stack.live()) == ARGS["fleet"]["num_replicas"], 90)
     assert post(stack, {"prompt": "hi", "max_tokens": 2}).json()["slo"]["tier"] == "standard"

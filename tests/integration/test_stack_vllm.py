@@ -17,8 +17,8 @@ pytestmark = pytest.mark.integration
 
 ARGS = {
     "model": "embedded",
-    "engine": {"kind": "vllm", "cores_per_replica": 0.5, "kv_cache_gib": 0.1},
-    "fleet": {"replicas": 2, "stall_timeout_s": 20.0},
+    "engine": {"kind": "vllm", "num_cpus": 0.5, "kv_cache_gib": 0.1},
+    "fleet": {"num_replicas": 2, "stall_timeout_s": 20.0},
 }
 PROMPTS = [f"Tell me story number {i}, please: " * (1 + i % 3) for i in range(12)]
 

@@ -49,7 +49,7 @@ class World:
     def __post_init__(self) -> None:
         self.names = {f"r{i}": 0.0 for i in range(self.replicas)}  # name -> when it is up
         self.wanted = self.born = self.replicas
-        self.demand, self.rng = Demand(self.options.window_s), np.random.default_rng(self.seed)
+        self.demand, self.rng = Demand(self.options.look_back_period_s), np.random.default_rng(self.seed)
         self.history = History()
         made: type[StaticRoles | DynamicRoles] = StaticRoles if self.is_shared else DynamicRoles
         self.roles = made(self.tiers, history=self.history)

@@ -102,7 +102,7 @@ def test_no_error_ends_it(error: Exception, monkeypatch: pytest.MonkeyPatch, cap
 
 def test_a_table_may_turn_roles_on_while_a_replica_is_being_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(controller: Controller) -> None:
-        state = controller.fleet = fleet(shrink_after_s=0.0, shrink_cooldown_s=0.0)
+        state = controller.fleet = fleet(downscale_delay_s=0.0, downscale_cooldown_s=0.0)
         state.allocation.roles.drain("b", 0.0, "asked")
         serve = controller.scaler = FakeServe(2, on_remove=lambda: state.set_tiers(table(2, low=1), 0.0))
         await controller._carry_out(Actions(remove=("b",)), serve)

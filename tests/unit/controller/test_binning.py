@@ -57,7 +57,7 @@ def test_it_goes_by_the_length_that_is_predicted_and_never_by_age() -> None:
 
 @pytest.mark.parametrize("phases", [None, PhaseOptions(prefill=1, adapt=False)])
 def test_the_decision_names_the_tier_and_its_replica_serves_it(phases: PhaseOptions | None) -> None:
-    own = [msgspec.structs.replace(tier, replicas=not tier.best_effort) for tier in TIERS.tiers]
+    own = [msgspec.structs.replace(tier, num_replicas=not tier.best_effort) for tier in TIERS.tiers]
     state = make_fleet(FleetOptions(length_prior_tokens=101.0, phases=phases), TierTable.of(1, own), load_profile)
     names = "pabc" if phases else "abc"
     for name in names:

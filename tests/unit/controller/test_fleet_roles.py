@@ -197,7 +197,7 @@ def test_other_options_keep_the_roles() -> None:
 
 
 def test_a_drained_replica_takes_nothing_and_is_removed_when_empty() -> None:
-    state = fleet("abc", scaling=ScalingOptions(max_replicas=4, shrink_after_s=10.0, shrink_cooldown_s=5.0))
+    state = fleet("abc", scaling=ScalingOptions(max_replicas=4, downscale_delay_s=10.0, downscale_cooldown_s=5.0))
     for now_s in range(1, 12):
         tell(state, "abc", float(now_s), a=[running(TIGHT, "stream")])
         actions = plan_size(state, Serve(3), float(now_s))
@@ -224,7 +224,7 @@ def test_the_size_grows_by_what_is_asked_in_the_models_terms() -> None:
 
 def grouped(*names: str) -> Fleet:
     """A fleet of groups of which ``h`` follows the load."""
-    options = ScalingOptions(max_replicas=8, group="h", shrink_after_s=10.0, shrink_cooldown_s=5.0)
+    options = ScalingOptions(max_replicas=8, group="h", downscale_delay_s=10.0, downscale_cooldown_s=5.0)
     state = fleet("", scaling=options)
     tell(state, names, 0.0)
     return state

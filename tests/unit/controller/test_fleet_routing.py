@@ -24,8 +24,8 @@ def fleet(names: str, replicas: int = 0, **options: object) -> Fleet:
     tiers = TierTable.of(
         1,
         [
-            Tier("tight", 0.3, 0.03, replicas=replicas),
-            Tier("loose", 3.0, 0.1, replicas=replicas),
+            Tier("tight", 0.3, 0.03, num_replicas=replicas),
+            Tier("loose", 3.0, 0.1, num_replicas=replicas),
             Tier("flex", best_effort=True),
         ],
     )

@@ -9,7 +9,7 @@ from protocol.messages import Slo
 def test_a_decode_that_verifies_drafts_is_no_prefill(make_bench: Callable[..., Any]) -> None:
     from replicas.profiling import _Recorder
 
-    bench = make_bench("vllm", speculation_tokens=3, max_num_batched_tokens=64)
+    bench = make_bench("vllm", num_speculative_tokens=3, max_num_batched_tokens=64)
     recorder = _Recorder(bench.scheduler)
     bench.add("a", [1] * 100, 40, Slo(best_effort=True))
     bench.run()

@@ -94,7 +94,7 @@ def test_vllm_keeps_as_many_steps_in_flight_as_it_is_told(steps: int) -> None:
     made = pickle.loads(pickle.dumps(made))  # it travels to the engine's process
     assert made.max_concurrent_batches == steps
     assert made.scheduler_config.async_scheduling == (steps > 1)
-    assert ReplicaConfig(device="timed", profile=H200, vllm_args={"async_scheduling": False}).depth == 1
+    assert ReplicaConfig(device="timed", profile=H200, engine_kwargs={"async_scheduling": False}).depth == 1
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_vllm_keeps_as_many_steps_in_flight_as_it_is_told(steps: int) -> None:
         ({"steps_in_flight": 0}, "steps_in_flight: must be 1 to 3"),
         ({"draft_acceptance": 1.5}, "draft_acceptance: must be 0 to 1"),
         ({"iteration_spread": -1.0}, "iteration_spread: must not be negative"),
-        ({"connector": "files"}, "connector: a timed device"),
+        ({"kv_connector": "files"}, "kv_connector: a timed device"),
     ],
 )
 def test_impossible_devices_are_named(settings: dict, message: str) -> None:

@@ -57,7 +57,7 @@ class Observed:
 
 def run_decodes(make_bench: MakeBench, depth: int, steps: int = 14) -> Observed:
     """Eight requests decode, ``depth`` steps are in flight whenever an output comes back, as in vLLM's engine core."""
-    observed = Observed(make_bench(blocks=BLOCKS, max_num_seqs=16, prefix_caching=False))
+    observed = Observed(make_bench(blocks=BLOCKS, max_num_seqs=16, enable_prefix_caching=False))
     bench, in_flight = observed.bench, list[Any]()
     for i in range(8):
         observed.add(f"d{i}", 150, 100)
@@ -105,7 +105,7 @@ def test_what_does_not_fit_beside_running_decodes_is_refused(make_bench: MakeBen
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_positions_stay_coherent_whichever_way_is_faster(make_bench: MakeBench, depth: int) -> None:
     """Output overtakes positions and the other way round; after every step, every decode has one token left."""
-    bench = make_bench(blocks=BLOCKS, max_num_seqs=16, prefix_caching=False)
+    bench = make_bench(blocks=BLOCKS, max_num_seqs=16, enable_prefix_caching=False)
     observed, held, in_flight = Observed(bench), list[Any](), list[Any]()
     bench.on_output = held.append
     for i in range(6):
@@ -126,7 +126,7 @@ def test_positions_stay_coherent_whichever_way_is_faster(make_bench: MakeBench, 
 @pytest.mark.parametrize("depth", [2, 3])
 def test_who_was_preempted_in_flight_is_not_told_to_run(make_bench: MakeBench, depth: int) -> None:
     """What comes of its steps in flight is delivered, but its KV cache is gone."""
-    bench = make_bench(blocks=24, max_num_seqs=8, max_num_batched_tokens=256, prefix_caching=False)
+    bench = make_bench(blocks=24, max_num_seqs=8, max_num_batched_tokens=256, enable_prefix_caching=False)
     observed, in_flight, seen = Observed(bench, tells_positions_always=False), list[Any](), 0
     for i in range(4):
         observed.add(f"b{i}", 100, 120, Slo(best_effort=True))
@@ -151,7 +151,7 @@ def test_who_was_preempted_in_flight_is_not_told_to_run(make_bench: MakeBench, d
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_drafts_in_flight_are_no_output(make_bench: MakeBench, depth: int) -> None:
     """The bench compares every table that is planned with; here steps verify drafts, many of which are refused."""
-    bench = make_bench(blocks=24, max_num_seqs=6, max_num_batched_tokens=128, speculation_tokens=3)
+    bench = make_bench(blocks=24, max_num_seqs=6, max_num_batched_tokens=128, num_speculative_tokens=3)
     observed, wanted, most = Observed(bench), {}, 0
     for i in range(12):
         name = f"s{i}"
@@ -173,7 +173,7 @@ def test_drafts_in_flight_are_no_output(make_bench: MakeBench, depth: int) -> No
 @pytest.mark.parametrize("depth", [2, 3])
 def test_a_request_whose_output_is_under_way_takes_no_tokens_from_others(make_bench: MakeBench, depth: int) -> None:
     """vLLM runs a preempted request again only when its steps in flight were delivered: no plan counts on it."""
-    bench = make_bench(blocks=200, max_num_seqs=8, max_num_batched_tokens=256, prefix_caching=False)
+    bench = make_bench(blocks=200, max_num_seqs=8, max_num_batched_tokens=256, enable_prefix_caching=False)
     scheduler, planned, in_flight = bench.scheduler, list[int](), list[Any]()
     apply = scheduler._apply
 

@@ -27,7 +27,7 @@ class BackgroundLoads:
 
 @pytest.mark.parametrize("policy", ["slo", "vllm"])
 def test_a_request_that_was_fetched_holds_up_nobody(make_bench: Callable[..., Any], policy: str) -> None:
-    bench = make_bench(policy, max_num_seqs=8, max_num_batched_tokens=2048, prefix_caching=False)
+    bench = make_bench(policy, max_num_seqs=8, max_num_batched_tokens=2048, enable_prefix_caching=False)
     scheduler = bench.scheduler
     scheduler.connector, scheduler._connector_finished = BackgroundLoads(), lambda _request: (False, None)
     bench.add("long", [3] * 3000, 20, LOOSE)

@@ -33,7 +33,7 @@ def drafts_scheduled(bench: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, l
 def test_drafts_follow_objectives_under_our_policy_alone(
     make_bench: Callable[..., Any], policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = make_bench(policy, speculation_tokens=MOST, max_num_batched_tokens=256)
+    bench = make_bench(policy, num_speculative_tokens=MOST, max_num_batched_tokens=256)
     bench.add("tight", [1] * 40, 120, TIGHT)
     bench.add("loose", [2] * 40, 120, LOOSE)
     counts = drafts_scheduled(bench, monkeypatch)

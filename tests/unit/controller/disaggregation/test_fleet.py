@@ -48,7 +48,12 @@ def test_a_prompt_is_no_decode_on_the_prefill_side_and_no_prompt_on_the_other() 
 
 def test_prompts_of_all_tiers_share_the_prefill_side_and_each_decodes_in_its_own() -> None:
     tiers = TierTable.of(
-        1, [Tier("tight", 0.3, 0.03, replicas=1), Tier("loose", 3.0, 0.1, replicas=2), Tier("flex", best_effort=True)]
+        1,
+        [
+            Tier("tight", 0.3, 0.03, num_replicas=1),
+            Tier("loose", 3.0, 0.1, num_replicas=2),
+            Tier("flex", best_effort=True),
+        ],
     )
     state = fleet("pdef", 1, tiers)
     assert [int(state.replicas[name].state["tier"][0]) for name in "pdef"] == [-1, 0, 1, 1]
@@ -178,7 +183,12 @@ def test_replicas_of_the_decode_side_join_a_tier_when_it_needs_them() -> None:
 
 def test_what_is_prefilled_stays_off_replicas_of_looser_tiers() -> None:
     tiers = TierTable.of(
-        1, [Tier("tight", 0.3, 0.03, replicas=1), Tier("loose", 3.0, 0.1, replicas=2), Tier("flex", best_effort=True)]
+        1,
+        [
+            Tier("tight", 0.3, 0.03, num_replicas=1),
+            Tier("loose", 3.0, 0.1, num_replicas=2),
+            Tier("flex", best_effort=True),
+        ],
     )
     state = fleet("pdef", 1, tiers)
     asked = ask(TIGHT, 9000)

@@ -79,7 +79,7 @@ def test_a_tiers_maximum_holds() -> None:
 
 @pytest.mark.parametrize("by_hand", [1, 8])
 def test_a_size_set_by_hand_is_not_fought(by_hand: int) -> None:
-    world = World(ScalingOptions(min_replicas=1, max_replicas=10, hold_s=600.0), rates={"tight": 30.0})
+    world = World(ScalingOptions(min_replicas=1, max_replicas=10, manual_hold_s=600.0), rates={"tight": 30.0})
     world.run(300)
     automatic = world.wanted
     assert automatic not in (1, 8)
@@ -152,13 +152,35 @@ def test_a_queue_that_comes_and_goes_starts_nothing() -> None:
 
 
 def test_without_a_cool_down_it_grows_at_every_step() -> None:
-    world = World(ScalingOptions(min_replicas=1, max_replicas=40, grow_cooldown_s=0.0), start_s=0.0)
+    world = World(ScalingOptions(min_replicas=1, max_replicas=40, upscale_cooldown_s=0.0), start_s=0.0)
     world.waiting = {"tight": 60_000.0}
     for second in range(10):
         world.rates = {"tight": 10.0 * second}
         world.run(1)
     grown_s = [c.at_s for c in world.history if c.what == "fleet" and c.reason.startswith("demand")]
     assert min(np.diff(grown_s)) == 1.0
+
+
+def test_it_grows_only_for_demand_that_lasts_as_long_as_the_delay() -> None:
+    options = ScalingOptions(min_replicas=1, max_replicas=9, upscale_delay_s=20.0, look_back_period_s=5.0)
+    world = World(options, replicas=1, start_s=0.0)
+    for burst_s, pause_s in ((15, 30), (15, 30)):
+        world.rates = {"tight": 60.0}
+        world.run(burst_s)
+        world.rates = {}
+        world.run(pause_s)
+    assert world.wanted == 1, "each burst starts the delay anew"
+    begin_s, world.rates = world.now_s, {"tight": 60.0}
+    world.run(60)
+    grown_s = [c.at_s for c in world.history if c.what == "fleet" and c.reason.startswith("demand")]
+    assert 20.0 <= grown_s[0] - begin_s <= 25.0
+
+
+def test_an_empty_fleet_grows_without_the_delay() -> None:
+    world = World(ScalingOptions(min_replicas=0, max_replicas=5, upscale_delay_s=600.0), replicas=0)
+    world.rates = {"tight": 1.0}
+    world.run(10)
+    assert world.wanted > 0
 
 
 def test_a_warm_spare_is_kept_beside_the_demand() -> None:
@@ -170,7 +192,7 @@ def test_a_warm_spare_is_kept_beside_the_demand() -> None:
 
 
 def test_cool_downs_are_kept() -> None:
-    world = World(ScalingOptions(min_replicas=1, max_replicas=40, grow_cooldown_s=30.0, shrink_cooldown_s=50.0))
+    world = World(ScalingOptions(min_replicas=1, max_replicas=40, upscale_cooldown_s=30.0, downscale_cooldown_s=50.0))
     for second in range(100):
         world.rates = {"tight": 2.0 * second}
         world.run(1)
@@ -239,7 +261,7 @@ def test_a_draining_replica_is_taken_back_before_a_new_one_starts() -> None:
 
 
 def test_a_shrink_that_was_taken_back_makes_the_next_one_wait_longer() -> None:
-    world = World(ScalingOptions(min_replicas=1, max_replicas=9, window_s=10.0), replicas=1)
+    world = World(ScalingOptions(min_replicas=1, max_replicas=9, look_back_period_s=10.0), replicas=1)
     waits = []
     for _ in range(4):
         world.rates = {"tight": 30.0}
@@ -270,7 +292,7 @@ def test_a_shared_pool_takes_the_sum_of_what_tiers_take() -> None:
 
 
 def test_what_a_tier_has_to_itself_is_not_drained() -> None:
-    tiers = TierTable.of(1, [Tier("tight", 0.3, 0.02, replicas=2), Tier("loose", 3.0, 0.1)])
+    tiers = TierTable.of(1, [Tier("tight", 0.3, 0.02, num_replicas=2), Tier("loose", 3.0, 0.1)])
     options = ScalingOptions(min_replicas=1, max_replicas=8)
     world = World(options, tiers, replicas=6, is_shared=True)
     world.run(1500)

@@ -92,7 +92,7 @@ def test_a_size_held_by_hand_outlives_other_options() -> None:
 
 
 def test_where_demand_fell_far_several_go_at_a_time_within_bounds() -> None:
-    options = ScalingOptions(max_replicas=40, shrink_after_s=60.0, shrink_cooldown_s=30.0)
+    options = ScalingOptions(max_replicas=40, downscale_delay_s=60.0, downscale_cooldown_s=30.0)
     world = World(options, replicas=40)
     most = 0
     while world.wanted > 2:

@@ -20,7 +20,7 @@ LOAD = Load(20.0, 20_000.0, 4_000.0)  # 1000 prompt and 200 output tokens each
 
 
 def test_rates_over_the_window_and_each_request_once() -> None:
-    demand = Demand(window_s=30.0)
+    demand = Demand(look_back_period_s=30.0)
     for second in range(60):
         demand.note(second, "tight", 100, 20, float(second))
         demand.note(second, "tight", 100, 20, second + 0.5)  # asks again

@@ -9,7 +9,12 @@ from routing.fleet_state import SHARED
 
 def table() -> TierTable:
     return TierTable.of(
-        1, [Tier("batch", best_effort=True), Tier("loose", 2.0, 0.1, replicas=1), Tier("tight", 0.3, 0.02, replicas=2)]
+        1,
+        [
+            Tier("batch", best_effort=True),
+            Tier("loose", 2.0, 0.1, num_replicas=1),
+            Tier("tight", 0.3, 0.02, num_replicas=2),
+        ],
     )
 
 
@@ -38,7 +43,7 @@ def test_heirs_of_tiers_in_another_table() -> None:
 
 def test_bounds_of_a_tier() -> None:
     assert (Tier("a").low, Tier("a").high) == (0, float("inf"))
-    assert (Tier("a", replicas=2).low, Tier("a", replicas=2).high) == (2, 2)
+    assert (Tier("a", num_replicas=2).low, Tier("a", num_replicas=2).high) == (2, 2)
     assert (Tier("a", min_replicas=1, max_replicas=3).low, Tier("a", min_replicas=1, max_replicas=3).high) == (1, 3)
     assert not table().asks_for_roles
     assert TierTable.of(1, [Tier("a", max_replicas=3)]).asks_for_roles

@@ -21,8 +21,8 @@ STATUS: dict[str, Any] = {
     "routing": "gradient",
     "controller": {"incarnation": "b1", "pid": 1, "uptime_s": 12.5, "decisions": 40, "decision_us_mean": 81.5},
     "tiers": [
-        {"name": "chat", "ttft_s": 0.5, "tpot_s": 0.05, "e2e_s": None, "best_effort": False, "replicas": 1},
-        {"name": "batch", "ttft_s": None, "tpot_s": None, "e2e_s": None, "best_effort": True, "replicas": 0},
+        {"name": "chat", "ttft_s": 0.5, "tpot_s": 0.05, "e2e_s": None, "best_effort": False, "num_replicas": 1},
+        {"name": "batch", "ttft_s": None, "tpot_s": None, "e2e_s": None, "best_effort": True, "num_replicas": 0},
     ],
     "replicas": [
         {

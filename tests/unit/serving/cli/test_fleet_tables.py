@@ -20,9 +20,9 @@ ALLOCATION: dict[str, Any] = {
 STATUS: dict[str, Any] = {
     "version": 7,
     "tiers": [
-        {"name": "chat", "ttft_s": 0.5, "tpot_s": 0.05, "min_replicas": 1, "max_replicas": 5, "replicas": 0},
-        {"name": "exact", "ttft_s": None, "tpot_s": 0.2, "min_replicas": 0, "max_replicas": 0, "replicas": 2},
-        {"name": "batch", "best_effort": True, "min_replicas": 0, "max_replicas": 0, "replicas": 0},
+        {"name": "chat", "ttft_s": 0.5, "tpot_s": 0.05, "min_replicas": 1, "max_replicas": 5, "num_replicas": 0},
+        {"name": "exact", "ttft_s": None, "tpot_s": 0.2, "min_replicas": 0, "max_replicas": 0, "num_replicas": 2},
+        {"name": "batch", "best_effort": True, "min_replicas": 0, "max_replicas": 0, "num_replicas": 0},
     ],
     "replicas": [
         {"replica": "r1", "tier": "chat", "live": True, "requests": 3},

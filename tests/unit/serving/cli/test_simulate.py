@@ -11,7 +11,7 @@ EXAMPLES = Path(__file__).parents[4] / "examples" / "scenarios"
 SMALL = """
 name: small
 profile: h200_sxm__llama-3.1-8b
-replicas: {replicas}
+num_replicas: {replicas}
 routing: {routing}
 system: {system}
 requests: 60
@@ -69,7 +69,7 @@ def test_plan(tmp_path: Path, capsys) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("replicas:", "replica:"), "unknown key; did you mean 'replicas'?"),
+        (("num_replicas:", "replicas:"), "unknown key; did you mean 'num_replicas'?"),
         (("system: planner", "system: vlm"), "unknown 'vlm'"),
         (("routing: kernel", "routing: fifo"), "routing: unknown 'fifo'"),
         (("best_effort: true", "ttft: 3"), "unknown key; did you mean 'ttft_ms'?"),

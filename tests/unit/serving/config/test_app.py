@@ -41,8 +41,11 @@ def test_nothing_configured_is_the_embedded_model() -> None:
     [
         ({"engin": {}}, "engin: unknown key; did you mean 'engine'?"),
         ({"engine": {"max_num_seq": 8}}, "engine.max_num_seq: unknown key; did you mean 'max_num_seqs'?"),
-        ({"engine": {"speculation": {"token": 1}}}, "engine.speculation.token: unknown key; did you mean 'tokens'?"),
-        ({"ingress": {"zzz": 1}}, "ingress.zzz: unknown key; known: cores, limits, max_ongoing"),
+        (
+            {"engine": {"speculation": {"lookup_max": 1}}},
+            "engine.speculation.lookup_max: unknown key; did you mean 'pro",
+        ),
+        ({"ingress": {"zzz": 1}}, "ingress.zzz: unknown key; known: limits, max_ongoing"),
         ({"engine": {"kind": "sglang"}}, "engine.kind: input should be 'vllm' or 'simulated', got 'sglang'"),
         ({"engine": {"scheduler": "slow"}}, "engine.scheduler: no scheduler 'slow'; did you mean 'slo'?"),
         ({"engine": {"scheduler_options": {"acceptance": 0.5}}}, "engine.scheduler_options.acceptance: unknown key"),
@@ -54,12 +57,21 @@ def test_nothing_configured_is_the_embedded_model() -> None:
         ({"engine": {"max_num_seqs": "64"}}, "engine.max_num_seqs: input should be a valid integer, got '64'"),
         ({"engine": {"kv_cache_gib": -1}}, "engine.kv_cache_gib: input should be greater than or equal to 0"),
         ({"engine": {"max_num_batched_tokens": 8}}, "engine.max_num_batched_tokens: must be at least max_num_seqs"),
-        ({"engine": {"speculation": {"ngram_max": 1}}}, "engine.speculation.ngram_max: must be at least ngram_min"),
-        ({"engine": {"vllm_args": {"max_model_len": 9}}}, "engine.vllm_args.max_model_len: set model.max_model_len"),
-        ({"engine": {"vllm_args": {"enable_chunked_prefill": 0}}}, "engine.vllm_args.enable_chunked_prefill: sched"),
-        ({"engine": {"vllm_args": {"block_size": 9}}}, "engine.vllm_args.block_size: set engine.block_size"),
-        ({"fleet": {"replicas": 2.5}}, "fleet.replicas: input should be a valid integer, got 2.5"),
-        ({"fleet": {"replicas": True}}, "fleet.replicas: input should be a valid integer, got True"),
+        (
+            {"engine": {"speculation": {"prompt_lookup_max": 1}}},
+            "engine.speculation.prompt_lookup_max: must be at least prompt_lookup_min",
+        ),
+        (
+            {"engine": {"engine_kwargs": {"max_model_len": 9}}},
+            "engine.engine_kwargs.max_model_len: set model.max_model_len",
+        ),
+        (
+            {"engine": {"engine_kwargs": {"enable_chunked_prefill": 0}}},
+            "engine.engine_kwargs.enable_chunked_prefill: sched",
+        ),
+        ({"engine": {"engine_kwargs": {"block_size": 9}}}, "engine.engine_kwargs.block_size: set engine.block_size"),
+        ({"fleet": {"num_replicas": 2.5}}, "fleet.num_replicas: input should be a valid integer, got 2.5"),
+        ({"fleet": {"num_replicas": True}}, "fleet.num_replicas: input should be a valid integer, got True"),
         ({"fleet": {"silent_s": float("nan")}}, "fleet.silent_s: input should be a finite number"),
         ({"fleet": {"silent_s": 0.1}}, "fleet.silent_s: must exceed report_interval_s (0.15), got 0.1"),
         ({"fleet": {"routing": "roundrobin"}}, "fleet.routing: no policy 'roundrobin'; did you mean 'round_robin'?"),
@@ -69,10 +81,10 @@ def test_nothing_configured_is_the_embedded_model() -> None:
         ({"engine": "simulated"}, "profile: is needed for the simulated engine"),
         ({"model": "meta-llama/Llama-3.1-8B"}, "profile: is needed for the simulated engine and for every model but"),
         ({"model": {"id": ""}}, "model.id: string should have at least 1 character"),
-        ({"groups": [{"name": "a", "replica": 2}]}, "groups.0.replica: unknown key; did you mean 'replicas'?"),
+        ({"groups": [{"name": "a", "replica": 2}]}, "groups.0.replica: unknown key; did you mean 'num_replicas'?"),
         ({"groups": [{"name": "A 1"}]}, "groups.0.name: string should match pattern"),
         ({"groups": [{"name": "a"}, {"name": "a"}]}, "groups.1.name: 'a' is used twice"),
-        ({"groups": [{"name": "a"}], "fleet": {"replicas": 2}}, "fleet.replicas: each of the groups has its own"),
+        ({"groups": [{"name": "a"}], "fleet": {"num_replicas": 2}}, "fleet.num_replicas: each of the groups"),
         ({"groups": [{"name": "a", "engine": {"max_seqs": 1}}]}, "groups.0.engine.max_seqs: unknown key"),
         ({"groups": [{"name": "a", "engine": {"kind": "simulated"}}]}, "groups.0.profile: is needed for"),
         ({"groups": [{"name": "a", "profile": "h100"}]}, "groups.0.profile: unknown profile 'h100'"),
@@ -81,7 +93,10 @@ def test_nothing_configured_is_the_embedded_model() -> None:
         ({"disaggregation": {"prefill": 2}}, "disaggregation: a replica that prefills and one that decodes"),
         ({"groups": [{"name": "a", "phase": "decode"}]}, "disaggregation: a replica that prefills and one"),
         ({"fleet": {"routing": "silos", "roles": "dynamic"}}, "fleet.routing: replicas of silos do not move"),
-        ({"fleet": {"prefix_affinity": 1}, "engine": {"prefix_caching": False}}, "fleet.prefix_affinity: needs eng"),
+        (
+            {"fleet": {"prefix_affinity": 1}, "engine": {"enable_prefix_caching": False}},
+            "fleet.prefix_affinity: needs eng",
+        ),
         ({"fleet": {"roles": "dynamc"}}, "fleet.roles: input should be 'auto', 'static' or 'dynamic'"),
         ([], "configuration: input should be a valid dictionary"),
     ],
@@ -97,7 +112,7 @@ def test_every_mistake_is_told_at_once() -> None:
 
 def test_config_is_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
-        AppConfig.read({}).fleet.replicas = 3
+        AppConfig.read({}).fleet.num_replicas = 3
 
 
 def test_replica_config_carries_every_engine_setting() -> None:
@@ -107,14 +122,14 @@ def test_replica_config_carries_every_engine_setting() -> None:
         "max_num_batched_tokens": 512,
         "kv_cache_gib": 0.5,
         "block_size": 32,
-        "prefix_caching": False,
+        "enable_prefix_caching": False,
         "enforce_eager": False,
         "hang_s": 9.0,
-        "vllm_args": {"gpu_memory_utilization": 0.8},
+        "engine_kwargs": {"gpu_memory_utilization": 0.8},
         "kv_capacity_tokens": 4096,
         "speed": 2.0,
         "scheduler_options": {"max_iteration_s": 0.5},
-        "speculation": {"tokens": 3, "ngram_min": 1, "ngram_max": 2},
+        "speculation": {"num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 2},
     }
     config = AppConfig.read(
         {
@@ -131,8 +146,8 @@ def test_replica_config_carries_every_engine_setting() -> None:
         "scheduler_options",
         "speculation",
         "timed",
-        "cores_per_replica",
-        "gpus_per_replica",
+        "num_cpus",
+        "num_gpus",
     }
     for name in type(config.engine).model_fields.keys() - renamed:
         assert getattr(replica, name) == getattr(config.engine, name), name
@@ -143,7 +158,7 @@ def test_replica_config_carries_every_engine_setting() -> None:
         "bfloat16",
         "dummy",
     )
-    assert (replica.speculation_tokens, replica.speculation_ngram_min, replica.speculation_ngram_max) == (3, 1, 2)
+    assert (replica.num_speculative_tokens, replica.prompt_lookup_min, replica.prompt_lookup_max) == (3, 1, 2)
     assert (replica.profile, replica.report_interval_s) == ("h200_sxm__llama-3.1-8b", 0.2)
     assert (replica.controller_name, replica.controller_namespace) == ("c", "n")
 
@@ -178,7 +193,7 @@ def test_best_effort_backlog_is_a_positive_multiple() -> None:
 
 def test_cores_needed() -> None:
     config = AppConfig.read(
-        {"engine": {"cores_per_replica": 2}, "fleet": {"replicas": 3}, "ingress": {"replicas": 2, "cores": 0.25}}
+        {"engine": {"num_cpus": 2}, "fleet": {"num_replicas": 3}, "ingress": {"num_replicas": 2, "num_cpus": 0.25}}
     )
     assert config.cores_needed == 6.5
 
@@ -188,22 +203,22 @@ def test_a_group_differs_only_in_what_it_says() -> None:
     config = AppConfig.read(
         {
             "model": "a/b",
-            "engine": {"gpus_per_replica": 1, "max_num_seqs": 128, "speculation": {"tokens": 3}},
+            "engine": {"num_gpus": 1, "max_num_seqs": 128, "speculation": {"num_speculative_tokens": 3}},
             "profile": "a100_sxm__llama-3.1-8b",
             "groups": [
-                {"name": "a100", "replicas": 3, "accelerator": "A100"},
+                {"name": "a100", "num_replicas": 3, "accelerator_type": "A100"},
                 {
                     "name": "h100",
                     "profile": "h100_sxm__llama-3.1-8b",
                     "resources": {"fast": 0.5},
-                    "engine": {"max_num_seqs": 256, "gpus_per_replica": 2},
+                    "engine": {"max_num_seqs": 256, "num_gpus": 2},
                 },
             ],
         }
     )
     slow, fast = config.replica_groups()
     assert (slow.deployment, fast.deployment) == ("Replica-a100", "Replica-h100")
-    assert (config.replicas, config.gpus_needed) == (4, 5)
+    assert (config.num_replicas, config.gpus_needed) == (4, 5)
     assert slow.actor_options == {"num_cpus": 1.0, "num_gpus": 1, "accelerator_type": "A100"}
     assert fast.actor_options == {"num_cpus": 1.0, "num_gpus": 2, "resources": {"fast": 0.5}}
     settings = {"group", "profile", "max_num_seqs"}
@@ -212,31 +227,31 @@ def test_a_group_differs_only_in_what_it_says() -> None:
         ["a100", 128, "a100_sxm__llama-3.1-8b"],
         ["h100", 256, "h100_sxm__llama-3.1-8b"],
     ]
-    assert replicas[1].speculation_tokens == 3
+    assert replicas[1].num_speculative_tokens == 3
     values = [msgspec.structs.asdict(replica) for replica in replicas]
     assert {name for name in values[0] if values[0][name] != values[1][name]} == settings
 
 
 def test_disaggregation_reaches_every_replica() -> None:
     together = AppConfig.read({})
-    assert together.replica_config(only(together)).connector == ""
+    assert together.replica_config(only(together)).kv_connector == ""
     apart = AppConfig.read({"disaggregation": {"prefill": 1}})
     replica = apart.replica_config(only(apart))
-    assert (replica.phase, replica.connector) == ("", "files")
-    assert Path(replica.connector_options["shared_storage_path"]).is_absolute()
+    assert (replica.phase, replica.kv_connector) == ("", "files")
+    assert Path(replica.kv_connector_extra_config["shared_storage_path"]).is_absolute()
     groups = [{"name": "p", "phase": "prefill"}, {"name": "d", "phase": "decode"}]
-    other = {"connector": "NixlConnector", "connector_options": {"backends": ["UCX"]}}
+    other = {"kv_connector": "NixlConnector", "kv_connector_extra_config": {"backends": ["UCX"]}}
     bound = AppConfig.read({"groups": groups, "disaggregation": other})
     replicas = [bound.replica_config(group) for group in bound.replica_groups()]
     assert [replica.phase for replica in replicas] == ["prefill", "decode"]
-    assert {replica.connector for replica in replicas} == {"NixlConnector"}
-    assert replicas[0].connector_options == {"backends": ["UCX"]}
+    assert {replica.kv_connector for replica in replicas} == {"NixlConnector"}
+    assert replicas[0].kv_connector_extra_config == {"backends": ["UCX"]}
 
 
 @pytest.mark.parametrize(
     ("cluster", "told"),
     [
-        ({"CPU": 8}, "groups: h100 needs accelerator H100; the cluster has none"),
+        ({"CPU": 8}, "groups: h100 needs accelerator_type H100; the cluster has none"),
         ({"CPU": 2, "GPU": 2, "accelerator_type:H100": 1}, "needs 2.5 CPU; the cluster has 2"),
         ({"CPU": 8, "GPU": 1, "accelerator_type:H100": 1}, "needs 2 GPU; the cluster has 1"),
         ({"CPU": 8, "GPU": 2, "accelerator_type:H100": 1}, "needs 4 disk; the cluster has 0"),
@@ -244,8 +259,8 @@ def test_disaggregation_reaches_every_replica() -> None:
 )
 def test_what_the_cluster_lacks_is_said_at_once(cluster: dict[str, float], told: str) -> None:
     settings: dict[str, Any] = {
-        "engine": {"gpus_per_replica": 1},
-        "groups": [{"name": "h100", "replicas": 2, "accelerator": "H100", "resources": {"disk": 2.0}}],
+        "engine": {"num_gpus": 1},
+        "groups": [{"name": "h100", "num_replicas": 2, "accelerator_type": "H100", "resources": {"disk": 2.0}}],
     }
     with pytest.raises(ConfigError, match=re.escape(told)):
         check_cluster(AppConfig.read(settings), cluster)
@@ -258,7 +273,7 @@ def test_serve_file_of_the_project_is_sound() -> None:
     table = TierTableConfig.read(user_config)
     table.check_fits(config.most_replicas)
     assert [tier.name for tier in table.tiers] == ["interactive", "standard", "batch"]
-    assert (config.engine.kind, config.model.id, config.replicas) == ("vllm", "embedded", 2)
+    assert (config.engine.kind, config.model.id, config.num_replicas) == ("vllm", "embedded", 2)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +284,7 @@ def test_serve_file_of_the_project_is_sound() -> None:
         ("applications: [{}]", "not a Serve file"),
         ("applications: []", f"applications: one with import_path {IMPORT_PATH} is needed, found 0"),
         (
-            f"applications: [{{import_path: '{IMPORT_PATH}', args: {{engine: {{spead: 1}}, fleet: {{replicas: 0}}}}}}]",
+            f"applications: [{{import_path: '{IMPORT_PATH}', args: {{engine: {{spead: 1}}, fleet: {{seed: x}}}}}}]",
             "args.engine.spead: unknown key",
         ),
     ],

@@ -56,7 +56,7 @@ def test_every_key_of_a_group_and_the_example_of_groups() -> None:
     assert rows("groups").keys() == GroupConfig.model_fields.keys()
     example = TEXT.split("### `groups`")[1].split("```yaml\n")[1].split("```")[0]
     groups = AppConfig.read({"model": "a/b", **yaml.safe_load(example)}).replica_groups()
-    assert [(group.name, group.accelerator) for group in groups] == [("h100", "H100"), ("a100", "A100")]
+    assert [(group.name, group.accelerator_type) for group in groups] == [("h100", "H100"), ("a100", "A100")]
 
 
 @pytest.mark.parametrize("section", [TierTableConfig, TierConfig])

@@ -15,7 +15,7 @@ def mistake(settings: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    "vllm_args",
+    "engine_kwargs",
     [
         {"scheduler_cls": "a.Scheduler"},
         {"additional_config": {"a": 1}},
@@ -41,15 +41,15 @@ def mistake(settings: Any) -> str:
         {"_api_process_count": 2},
     ],
 )
-def test_argument_that_breaks_the_plug_in_is_refused(vllm_args: dict[str, Any]) -> None:
-    (name,) = vllm_args
-    assert mistake({"engine": {"vllm_args": vllm_args}}).startswith(f"engine.vllm_args.{name}: ")
-    in_a_group = mistake({"groups": [{"name": "a", "engine": {"vllm_args": vllm_args}}]})
-    assert in_a_group.startswith(f"groups.0.engine.vllm_args.{name}: ")
+def test_argument_that_breaks_the_plug_in_is_refused(engine_kwargs: dict[str, Any]) -> None:
+    (name,) = engine_kwargs
+    assert mistake({"engine": {"engine_kwargs": engine_kwargs}}).startswith(f"engine.engine_kwargs.{name}: ")
+    in_a_group = mistake({"groups": [{"name": "a", "engine": {"engine_kwargs": engine_kwargs}}]})
+    assert in_a_group.startswith(f"groups.0.engine.engine_kwargs.{name}: ")
 
 
 @pytest.mark.parametrize(
-    "vllm_args",
+    "engine_kwargs",
     [
         {"tensor_parallel_size": 2},
         {"data_parallel_size": 1, "pipeline_parallel_size": 1, "nnodes": 1},
@@ -58,22 +58,22 @@ def test_argument_that_breaks_the_plug_in_is_refused(vllm_args: dict[str, Any]) 
         {"speculative_config": {"method": "eagle", "model": "a/b", "num_speculative_tokens": 3}},
     ],
 )
-def test_other_arguments_reach_vllm(vllm_args: dict[str, Any]) -> None:
-    config = AppConfig.read({"engine": {"vllm_args": vllm_args}})
-    assert config.replica_config(config.replica_groups()[0]).vllm_args == vllm_args
+def test_other_arguments_reach_vllm(engine_kwargs: dict[str, Any]) -> None:
+    config = AppConfig.read({"engine": {"engine_kwargs": engine_kwargs}})
+    assert config.replica_config(config.replica_groups()[0]).engine_kwargs == engine_kwargs
 
 
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"engine": {"vllm_args": {"swap_spice": 1}}}, "engine.vllm_args.swap_spice: unknown key"),
+        ({"engine": {"engine_kwargs": {"swap_spice": 1}}}, "engine.engine_kwargs.swap_spice: unknown key"),
         (
-            {"engine": {"vllm_args": {"tensor_parallel_sise": 2}}},
-            "engine.vllm_args.tensor_parallel_sise: unknown key; did you mean 'tensor_parallel_size'?",
+            {"engine": {"engine_kwargs": {"tensor_parallel_sise": 2}}},
+            "engine.engine_kwargs.tensor_parallel_sise: unknown key; did you mean 'tensor_parallel_size'?",
         ),
         (
-            {"groups": [{"name": "a"}, {"name": "b", "engine": {"vllm_args": {"xxxxxxxx": 1}}}]},
-            "groups.1.engine.vllm_args.xxxxxxxx: unknown key; vLLM has no such argument",
+            {"groups": [{"name": "a"}, {"name": "b", "engine": {"engine_kwargs": {"xxxxxxxx": 1}}}]},
+            "groups.1.engine.engine_kwargs.xxxxxxxx: unknown key; vLLM has no such argument",
         ),
     ],
 )
@@ -82,45 +82,50 @@ def test_an_argument_that_vllm_does_not_have_is_named_before_an_engine_starts(se
     pytest.importorskip("ray")
     pytest.importorskip("vllm")
     from replicas.vllm_settings import engine_config
-    from serving.app import check_vllm_args
+    from serving.app import check_engine_kwargs
 
     config = AppConfig.read(settings)
     with pytest.raises(ConfigError) as error:
-        check_vllm_args(config)
+        check_engine_kwargs(config)
     assert str(error.value).startswith(told)
-    with pytest.raises(ValueError, match=r"^vllm_args"):  # where a replica is made without Serve
+    with pytest.raises(ValueError, match=r"^engine_kwargs"):  # where a replica is made without Serve
         engine_config(config.replica_config(config.replica_groups()[-1]), "link")
 
 
 def test_arguments_that_vllm_has_pass() -> None:
     pytest.importorskip("ray")
     pytest.importorskip("vllm")
-    from serving.app import check_vllm_args
+    from serving.app import check_engine_kwargs
 
-    check_vllm_args(AppConfig.read({"engine": {"vllm_args": {"tensor_parallel_size": 2, "seed": 1}}}))
+    check_engine_kwargs(AppConfig.read({"engine": {"engine_kwargs": {"tensor_parallel_size": 2, "seed": 1}}}))
 
 
 def test_vllms_own_order_takes_its_own_arguments() -> None:
-    vllm_args = {"scheduling_policy": "priority", "enable_chunked_prefill": True}
-    assert AppConfig.read({"engine": {"scheduler": "vllm", "vllm_args": vllm_args}}).engine.vllm_args == vllm_args
+    engine_kwargs = {"scheduling_policy": "priority", "enable_chunked_prefill": True}
+    assert (
+        AppConfig.read({"engine": {"scheduler": "vllm", "engine_kwargs": engine_kwargs}}).engine.engine_kwargs
+        == engine_kwargs
+    )
 
 
 def test_argument_that_contradicts_a_section_is_refused() -> None:
-    twice = {"speculation": {"tokens": 2}, "vllm_args": {"speculative_config": {"method": "ngram"}}}
-    assert mistake({"engine": twice}).startswith("engine.vllm_args.speculative_config: set engine.speculation.tokens")
-    moved = {"engine": {"vllm_args": {"kv_transfer_config": {}}}, "disaggregation": {"prefill": 1}}
-    assert mistake(moved).startswith("engine.vllm_args.kv_transfer_config: set disaggregation.connector")
+    twice = {"speculation": {"num_speculative_tokens": 2}, "engine_kwargs": {"speculative_config": {"method": "ngram"}}}
+    assert mistake({"engine": twice}).startswith(
+        "engine.engine_kwargs.speculative_config: set engine.speculation.num_speculative_tokens"
+    )
+    moved = {"engine": {"engine_kwargs": {"kv_transfer_config": {}}}, "disaggregation": {"prefill": 1}}
+    assert mistake(moved).startswith("engine.engine_kwargs.kv_transfer_config: set disaggregation.kv_connector")
 
 
 @pytest.mark.parametrize(
     ("name", "told"),
     [
         ("max-model-len", "set model.max_model_len instead"),
-        ("served_model_name", "set model.served_name instead"),
+        ("served_model_name", "set model.served_model_name instead"),
         ("--model", "set model.id instead"),
         ("max_num_seqs", "set engine.max_num_seqs instead"),
-        ("tensor_parallel_size", "concerns engines; set engine.vllm_args.tensor_parallel_size instead"),
-        ("data-parallel-size", "data parallelism inside a replica does not work yet; raise fleet.replicas"),
+        ("tensor_parallel_size", "concerns engines; set engine.engine_kwargs.tensor_parallel_size instead"),
+        ("data-parallel-size", "data parallelism inside a replica does not work yet; raise fleet.num_replicas"),
         ("scheduler_cls", "is how this project's scheduler"),
         ("distributed-executor-backend", "a replica brings its own executor"),
         ("port", "has no effect, because Ray Serve listens"),
@@ -130,5 +135,5 @@ def test_argument_that_contradicts_a_section_is_refused() -> None:
     ],
 )
 def test_argument_that_means_nothing_to_the_ingress_is_refused(name: str, told: str) -> None:
-    said = mistake({"model": {"server_args": {name: 2}}})
-    assert said.startswith(f"model.server_args.{name}: {told}")
+    said = mistake({"model": {"server_kwargs": {name: 2}}})
+    assert said.startswith(f"model.server_kwargs.{name}: {told}")

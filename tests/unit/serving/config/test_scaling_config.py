@@ -19,7 +19,7 @@ from serving.config.base import ConfigError
         ({"fleet": {"autoscaling": {"min_replicas": 3, "max_replicas": 2}}}, "fleet.autoscaling.max_replicas: must be"),
         ({"fleet": {"autoscaling": {"warm_spares": 2}}}, "fleet.autoscaling.warm_spares: has no effect without max"),
         ({"fleet": {"autoscaling": {"max_replicas": 4, "group": "a"}}}, "fleet.autoscaling.group: no group 'a'"),
-        ({"fleet": {"autoscaling": {"max_replicas": 1}}}, "fleet.autoscaling: the fleet begins with 2 replicas"),
+        ({"fleet": {"autoscaling": {"max_replicas": 1}}}, "fleet.autoscaling: 2 replicas to begin with are"),
         (
             {"disaggregation": {"prefill": 1}, "fleet": {"autoscaling": {"max_replicas": 4}}},
             "fleet.autoscaling: a fleet that prefills and decodes apart has a fixed size",
@@ -51,7 +51,7 @@ def test_fleet_options_carry_roles_and_scaling() -> None:
     fixed = AppConfig.read({}).fleet_options("app")
     assert fixed.allocation == AllocationOptions()
     assert (fixed.application, fixed.deployments) == ("app", ("Replica",))
-    groups = [{"name": "a", "replicas": 2}, {"name": "b"}]
+    groups = [{"name": "a", "num_replicas": 2}, {"name": "b"}]
     fleet = {"role_idle_s": 9.0, "autoscaling": {"max_replicas": 5, "group": "b", "warm_spares": 1}}
     config = AppConfig.read({"groups": groups, "fleet": fleet})
     assert config.most_replicas == 5

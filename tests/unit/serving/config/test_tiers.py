@@ -9,7 +9,7 @@ from serving.config.base import ConfigError
 from serving.config.tiers import TierTableConfig
 from serving.request.slo import resolve
 
-INTERACTIVE = {"name": "interactive", "ttft_ms": 500, "tpot_ms": 50, "replicas": 1, "max_wait_ms": 4000}
+INTERACTIVE = {"name": "interactive", "ttft_ms": 500, "tpot_ms": 50, "num_replicas": 1, "max_wait_ms": 4000}
 REPORT = {"name": "report", "e2e_ms": 60000, "unattainable": "refuse", "output_tokens": 900}
 BATCH = {"name": "batch", "best_effort": True}
 
@@ -44,7 +44,10 @@ def table(**changes: Any) -> TierTableConfig:
             {"tiers": [BATCH, {**REPORT, "min_replicas": 3, "max_replicas": 2}]},
             "tiers.1.max_replicas: must be at least",
         ),
-        ({"tiers": [BATCH, {**REPORT, "replicas": 3, "max_replicas": 4}]}, "tiers.1.replicas: is an exact number"),
+        (
+            {"tiers": [BATCH, {**REPORT, "num_replicas": 3, "max_replicas": 4}]},
+            "tiers.1.num_replicas: is an exact number",
+        ),
         ({"aliases": {"gold": "interactve"}}, "aliases.gold: no tier 'interactve'; did you mean 'interactive'?"),
         ({"aliases": {"batch": "report"}}, "aliases.batch: is the name of a tier"),
     ],
@@ -60,7 +63,7 @@ def test_table_for_the_controller_is_ordered_and_in_seconds() -> None:
     assert tiers.version == 3
     assert [tier.name for tier in tiers.tiers] == ["interactive", "report", "batch"]
     tight, report, batch = tiers.tiers
-    assert (tight.ttft_s, tight.tpot_s, tight.e2e_s, tight.replicas) == (0.5, 0.05, math.inf, 1)
+    assert (tight.ttft_s, tight.tpot_s, tight.e2e_s, tight.num_replicas) == (0.5, 0.05, math.inf, 1)
     assert (report.e2e_s, report.unattainable, report.output_tokens) == (60.0, "refuse", 900)
     assert batch.best_effort
     assert tight.unattainable == batch.unattainable == ""

@@ -1,4 +1,4 @@
-"""What ``model.server_args`` says is what vLLM's own parser reads, whatever kind of argument it is."""
+"""What ``model.server_kwargs`` says is what vLLM's own parser reads, whatever kind of argument it is."""
 
 import dataclasses
 from typing import Any
@@ -14,8 +14,8 @@ from serving.config.engine import ModelConfig
 from serving.config.vllm_arguments import command_line
 
 
-def parsed(server_args: dict[str, Any], **model: Any) -> Any:
-    named = ModelConfig.read({**model, "server_args": server_args}).server_arguments
+def parsed(server_kwargs: dict[str, Any], **model: Any) -> Any:
+    named = ModelConfig.read({**model, "server_kwargs": server_kwargs}).server_arguments
     return make_arg_parser(FlexibleArgumentParser()).parse_args(command_line("/models/b", named))
 
 
@@ -71,24 +71,26 @@ def test_null_and_empty_are_left_to_vllm() -> None:
 
 
 def test_settings_of_the_model() -> None:
-    args = parsed({"chat_template_content_format": "string"}, id="a/b", served_name="b", tool_call_parser="hermes")
+    args = parsed(
+        {"chat_template_content_format": "string"}, id="a/b", served_model_name="b", tool_call_parser="hermes"
+    )
     assert (args.model_tag, args.served_model_name, args.max_model_len) == ("/models/b", ["b"], 4096)
     assert (args.tool_call_parser, args.enable_auto_tool_choice, args.chat_template) == ("hermes", True, None)
 
 
 @pytest.mark.parametrize(
-    ("server_args", "told"),
+    ("server_kwargs", "told"),
     [
-        ({"max_logprob": 3}, "model.server_args.max_logprob: unknown key; did you mean 'max_logprobs'?"),
-        ({"zzz": 3}, "model.server_args.zzz: unknown key; vLLM has no such argument"),
-        ({"allow_credentials": "no"}, "model.server_args.allow_credentials: must be true or false, got 'no'"),
-        ({"max_logprobs": "many"}, "model.server_args: argument --max-logprobs: invalid int value: 'many'"),
-        ({"tokenizer_mode": ["a"], "logprobs_mode": "x"}, "model.server_args: argument --logprobs-mode: invalid"),
+        ({"max_logprob": 3}, "model.server_kwargs.max_logprob: unknown key; did you mean 'max_logprobs'?"),
+        ({"zzz": 3}, "model.server_kwargs.zzz: unknown key; vLLM has no such argument"),
+        ({"allow_credentials": "no"}, "model.server_kwargs.allow_credentials: must be true or false, got 'no'"),
+        ({"max_logprobs": "many"}, "model.server_kwargs: argument --max-logprobs: invalid int value: 'many'"),
+        ({"tokenizer_mode": ["a"], "logprobs_mode": "x"}, "model.server_kwargs: argument --logprobs-mode: invalid"),
     ],
 )
-def test_mistake_names_the_argument(server_args: dict[str, Any], told: str) -> None:
+def test_mistake_names_the_argument(server_kwargs: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError) as error:
-        parsed(server_args)
+        parsed(server_kwargs)
     assert str(error.value).startswith(told)
 
 

@@ -24,7 +24,7 @@ def simulate(
     jobs: np.ndarray, sizer: Sizer, roles: str = "static", begin: int = 1, most: int = 8, **scaling: float
 ) -> tuple[Simulation, AutoscaledDispatcher]:
     """Run jobs to their end under the live fleet; quicker tempers than the configuration's, for shorter tests."""
-    tempers = {"shrink_after_s": 40.0, "shrink_cooldown_s": 10.0, **scaling}
+    tempers = {"downscale_delay_s": 40.0, "downscale_cooldown_s": 10.0, **scaling}
     options = ScalingOptions(min_replicas=1, max_replicas=most, **tempers)  # type: ignore[arg-type]
     allocation = AllocationOptions(roles, scaling=options if isinstance(sizer, LiveSizer) else None)
     fleet = FleetOptions(routing="balanced", allocation=allocation)
@@ -105,7 +105,7 @@ def test_what_a_removed_replica_leaves_goes_on_elsewhere_with_its_tokens() -> No
 @pytest.mark.parametrize("roles", ["static", "dynamic"])
 def test_the_size_follows_the_load_and_nobody_is_lost(roles: str) -> None:
     jobs = steps((3.0, 40.0), (30.0, 80.0), (3.0, 120.0))
-    simulation, dispatcher = simulate(jobs, LiveSizer(), roles, shrink_after_s=20.0)
+    simulation, dispatcher = simulate(jobs, LiveSizer(), roles, downscale_delay_s=20.0)
     assert simulation.records["ended"].all()
     dispatcher.fleet.check_integrity()
     quiet = dispatcher.replica_seconds(20.0, 40.0) / 20.0
@@ -125,7 +125,7 @@ def test_the_size_follows_the_load_and_nobody_is_lost(roles: str) -> None:
 @pytest.mark.parametrize(("roles", "rate"), [("static", 8.0), ("dynamic", 5.0)])
 def test_constant_load_changes_the_size_rarely(roles: str, rate: float) -> None:
     jobs = steps((rate, 900.0))
-    _, dispatcher = simulate(jobs, LiveSizer(), roles, begin=2, shrink_after_s=120.0, shrink_cooldown_s=30.0)
+    _, dispatcher = simulate(jobs, LiveSizer(), roles, begin=2, downscale_delay_s=120.0, downscale_cooldown_s=30.0)
     late = [s for life in dispatcher.lives for s in (life.asked_s, life.ended_s) if 400.0 < s < 880.0]
     assert len(late) <= 2
 
@@ -141,7 +141,7 @@ class Watched(AutoscaledDispatcher):
 
 def test_only_what_is_empty_is_removed() -> None:
     jobs = steps((30.0, 100.0), (3.0, 200.0))
-    options = ScalingOptions(min_replicas=1, max_replicas=8, shrink_after_s=40.0, shrink_cooldown_s=10.0)
+    options = ScalingOptions(min_replicas=1, max_replicas=8, downscale_delay_s=40.0, downscale_cooldown_s=10.0)
     fleet = FleetOptions(routing="balanced", allocation=AllocationOptions("static", scaling=options))
     dispatcher = Watched(a100(), tiers_of(jobs), fleet, begin=6, cold_start_s=5.0)
     Simulation(jobs, FleetOf("elastic", admits=True, replicas=9).engines(a100()), dispatcher).run()

@@ -1,0 +1,44 @@
+"""The section ``fleet.autoscaling``: how many replicas there are."""
+
+from typing import Annotated, Self
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
+
+from controller.scaling.signals import ScalingOptions
+from serving.config.base import Section, defaults
+
+SCALING = defaults(ScalingOptions)
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+class AutoscalingConfig(Section):
+    """How the number of replicas follows the load; all times in seconds."""
+
+    min_replicas: NonNegativeInt = SCALING.min_replicas  # 0: an idle fleet goes away until somebody asks
+    max_replicas: NonNegativeInt = 0  # 0: the number is fixed
+    group: str = SCALING.group  # whose replicas come and go, where there are groups; empty: the first one's
+    warm_spares: NonNegativeInt = SCALING.warm_spares
+    target_utilization: Annotated[float, Field(gt=0, le=1)] = SCALING.target_utilization
+    look_back_period_s: PositiveFloat = SCALING.look_back_period_s
+    upscale_delay_s: NonNegativeFloat = SCALING.upscale_delay_s
+    upscale_cooldown_s: NonNegativeFloat = SCALING.upscale_cooldown_s
+    downscale_cooldown_s: NonNegativeFloat = SCALING.downscale_cooldown_s
+    downscale_delay_s: NonNegativeFloat = SCALING.downscale_delay_s
+    downscale_margin: Share = SCALING.downscale_margin
+    manual_hold_s: NonNegativeFloat = SCALING.manual_hold_s
+    drain_timeout_s: NonNegativeFloat = SCALING.drain_timeout_s
+    start_timeout_s: PositiveFloat = SCALING.start_timeout_s
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.max_replicas and self.max_replicas < self.min_replicas:
+            raise ValueError(f"max_replicas: must be at least min_replicas ({self.min_replicas})")
+        if not self.max_replicas and (stated := self.model_fields_set - {"max_replicas"}):
+            raise ValueError(f"{min(stated)}: has no effect without max_replicas")
+        return self
+
+    def options(self, group: str, replicas: int) -> ScalingOptions | None:
+        """As the controller takes it; ``group`` grows and shrinks, and the fleet begins with ``replicas``."""
+        stated = self.model_dump() | {"group": group, "configured": replicas}
+        return ScalingOptions(**stated) if self.max_replicas else None
