@@ -29,18 +29,18 @@ from routing.fleet_state import SHARED, advance_fleet
 from routing.placement import NOWHERE, tier_distance
 from routing.policy import best_scored, idlest
 
-BALANCE_S = 0.5  # between two looks at the sizes of the sides
+BALANCE_S = 0.5  # between two looks at the sizes of the phases
 HAND_OVER_S = 10.0  # a computed prompt waits so long for KV room; connectors hold it for longer
 
 
 class DisaggregatedFleet(Fleet):
-    """``Fleet``, asked about one side at a time."""
+    """``Fleet``, asked about one phase at a time."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.phases = Phases(self.options.phases or PhaseOptions())
         self.room = DecodeRoom()
-        self._side: Phase | None = None  # of the requests being decided
+        self._phase: Phase | None = None  # of the requests being decided
         self._silent: set[str] = set()  # replicas that have not reported lately
         self._balanced_s = float("-inf")
 
@@ -66,13 +66,13 @@ class DisaggregatedFleet(Fleet):
     # -- replicas ---------------------------------------------------------------------------------------------------
 
     def live(self, now_s: float) -> list[VirtualReplica]:
-        """Replicas of the side in question; all where that side has none, and where it is about no side."""
+        """Replicas of the phase in question; all where that phase has none, and where none is in question."""
         alive = super().live(now_s)
-        mine = [replica for replica in alive if self.phases.of(replica.name) == self._side]
+        mine = [replica for replica in alive if self.phases.of(replica.name) == self._phase]
         return mine or alive
 
     def _tiered(self) -> list[str]:
-        """Tiers are of the decode side."""
+        """Tiers are of the decode replicas."""
         return self.phases.on(Phase.DECODE)
 
     def _allocate(self, now_s: float) -> None:
@@ -89,7 +89,7 @@ class DisaggregatedFleet(Fleet):
             self._balance(now_s)
 
     def _balance(self, now_s: float) -> None:
-        """Let a replica change sides where one is short; what it carries stays with it."""
+        """Let a replica change its phase where one is short; the requests that it holds stay with it."""
         views = [PhaseView(r.name, self._busy(r), r.name not in self._silent) for r in self.replicas.values()]
         if move := self.phases.step(views, now_s):
             self.allocation.history.note(Change(now_s, move.name, move.to.other, move.to, move.reason))
@@ -150,12 +150,12 @@ class DisaggregatedFleet(Fleet):
             self.room.reserve(self.slots, uid, reservation)
         return decision
 
-    def _on(self, side: Phase, batch: Sequence[AdmissionRequest], now_s: float) -> list[Decision]:
-        self._side = side
+    def _on(self, phase: Phase, batch: Sequence[AdmissionRequest], now_s: float) -> list[Decision]:
+        self._phase = phase
         try:
             return super().admit(batch, now_s) if batch else []
         finally:
-            self._side = None
+            self._phase = None
 
     def _transfer_s(self, request: AdmissionRequest) -> float:
         """How long the KV cache of a request has still to travel before its second token."""
@@ -176,20 +176,20 @@ class DisaggregatedFleet(Fleet):
         return msgspec.structs.replace(decision, predicted_tpot_s=tpot_s)
 
     def _scores(self, row: np.ndarray) -> np.ndarray:
-        """On the prefill side the idlest instead of what a rule of loads says, which counts decodes: prompts of all
+        """For prefills the idlest instead of what a rule of loads says, which counts decodes: prompts of all
         tiers are served there by deadline, and a first token that comes early is slack for the decode."""
         scores = super()._scores(row)
-        goes_by_rule = self._side == Phase.PREFILL and not len(scores)
+        goes_by_rule = self._phase == Phase.PREFILL and not len(scores)
         return idlest(self.slots.fleet_state.replicas) if goes_by_rule else scores
 
     def _that_prefill(self, batch: Sequence[AdmissionRequest], now_s: float) -> dict[str, tuple[AdmissionRequest, int]]:
-        """The new requests that the prefill side is asked about: their prefill, and their predicted whole output.
+        """The new requests that prefill replicas are asked about: their prefill, and their predicted whole output.
 
         Room to decode each of them is reserved; best effort needs none.
         """
         alive = self.live(now_s)
-        sides = {side: {r.slot: r.name for r in alive if self.phases.of(r.name) == side} for side in Phase}
-        if not all(sides.values()):
+        by_phase = {phase: {r.slot: r.name for r in alive if self.phases.of(r.name) == phase} for phase in Phase}
+        if not all(by_phase.values()):
             return {}
         found = {}
         for request in batch:
@@ -199,12 +199,12 @@ class DisaggregatedFleet(Fleet):
             output_tokens = int(row["output_tokens"])
             part = prefill_part(request, output_tokens, self._transfer_s(request))
             is_in_time = part.slo.ttft_s > 0.0  # a KV cache may travel for longer than its line allows
-            if request.slo.best_effort or (is_in_time and self._reserve(row, sides[Phase.DECODE], now_s)):
+            if request.slo.best_effort or (is_in_time and self._reserve(row, by_phase[Phase.DECODE], now_s)):
                 self.allocation.record_arrival(row, now_s)  # as a whole: of its parts only the first would be counted
                 found[request.request_id] = part, output_tokens
         split = {
             request.group for request in batch if request.group and request.request_id not in found
-        }  # a request is on one side
+        }  # a request is in one phase
         for name in [name for name, part in found.items() if part[0].group in split]:
             self.room.release(self.slots, request_uid(name))
             del found[name]

@@ -206,7 +206,7 @@ def test_under_load_every_promise_is_of_the_right_side() -> None:
         by_id = {each.request_id: each for each in asks}
         for decision in decisions:
             if decision.replica:
-                side = state.phases.of(decision.replica)
-                assert (side == Phase.PREFILL) == decision.prefill_only
+                phase = state.phases.of(decision.replica)
+                assert (phase == Phase.PREFILL) == decision.prefill_only
         carried = [by_id[d.request_id] for d in decisions if d.prefill_only]
         state.check_integrity()

@@ -17,8 +17,8 @@ def run(phases: Phases, prefill: float, decode: float, from_s: float, seconds: f
     """Replicas that move while both sides are so busy."""
     moved = []
     for tick in range(int(seconds * 2)):
-        side = {**dict.fromkeys(phases.on(Phase.PREFILL), prefill), **dict.fromkeys(phases.on(Phase.DECODE), decode)}
-        views = [PhaseView(name, busy, name not in silent) for name, busy in side.items()]
+        phase = {**dict.fromkeys(phases.on(Phase.PREFILL), prefill), **dict.fromkeys(phases.on(Phase.DECODE), decode)}
+        views = [PhaseView(name, busy, name not in silent) for name, busy in phase.items()]
         if move := phases.step(views, from_s + tick / 2):
             moved.append(move.name)
             assert phases.of(move.name) == move.to
@@ -92,7 +92,7 @@ def test_constant_load_does_not_flap() -> None:
         sides = [
             (name, prefill if phases.of(name) == Phase.PREFILL else decode) for name in map("r{}".format, range(6))
         ]
-        if move := phases.step([PhaseView(*side) for side in sides], tick / 2):
+        if move := phases.step([PhaseView(*phase) for phase in sides], tick / 2):
             moved.append(move)
     assert [move.to for move in moved] == [Phase.PREFILL]
 
