@@ -12,8 +12,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 LOCKS ?= cpu.lock dev.lock
 ONCE ?=
 KERNEL_TESTS := tests/properties tests/oracles tests/golden tests/unit/planning tests/unit/routing
-NO_KERNELS := tests/properties/test_role_invariants.py tests/oracles/test_perf_model_tables.py \
-	tests/unit/routing/test_prefix_index.py
+NO_KERNELS := tests/properties/test_role_invariants.py tests/unit/routing/test_prefix_index.py
 
 help:
 	@echo "make demo [ONCE=1]   two real vLLM replicas on this machine, a mixed workload, a table of who got what"
