@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planning.admission.plan import REASONS, AdmitReason, plan_admission
-from planning.admission.search import ADMITTED
+from planning.admission.search import ADMITTED, KV_FULL
 from planning.engine import EngineModel
 from planning.forecast.rollout import advance
 from planning.limits import make_limits
@@ -115,7 +115,7 @@ def test_the_screen_says_what_stands_against_a_request(field: str, value: float,
     st.floats(0.5, 30.0) | st.just(math.inf),
     st.integers(2, 500),
 )
-def test_the_screen_denies_an_idle_replica_nothing_that_a_replay_grants(
+def test_the_quick_check_denies_an_idle_replica_nothing_that_a_forecast_grants(
     prompt_tokens: int, ttft_s: float, slower: float, deadline_s: float, output_tokens: int
 ) -> None:
     """Also of a pace that leaves an iteration hardly time for a prompt: until its first token it binds nobody."""
@@ -127,6 +127,15 @@ def test_the_screen_denies_an_idle_replica_nothing_that_a_replay_grants(
     if check_replica(fleet, 0, asked[0], 0.0) == ADMITTED:
         engine = EngineModel(fleet.pessimistic_coefs[0], fleet.limits[0])
         assert quick_check(engine.coef, engine.limits, fleet.replicas[0], asked[0], 0.0) == ADMITTED
+
+
+def test_the_quick_check_knows_the_kv_cache_to_the_token() -> None:
+    fleet, asked = fleet_of([0]), new()
+    asked["prompt_tokens"], asked["ttft_s"] = 3000, 30.0
+    for capacity, reason in ((3000, ADMITTED), (2999, KV_FULL)):
+        fleet.limits["kv_capacity_tokens"] = capacity
+        recompute_load(fleet, 0)
+        assert quick_check(fleet.coefs[0], fleet.limits[0], fleet.replicas[0], asked[0], 0.0) == reason
 
 
 def test_a_request_past_its_deadline_closes_its_replica_to_nobody() -> None:
