@@ -97,7 +97,7 @@ def test_7_adding_a_decode_never_raises_the_others_slack(seed: int) -> None:
 @examples(400)
 @given(seeds)
 def test_8_what_is_foretold_is_what_comes(seed: int) -> None:
-    """The outlook of an admitted request is the replay's own first token, to the rounding, without best effort."""
+    """The first token of an admitted request is the forecast's own, to the rounding, without best effort."""
     case = draw_case(seed)
     case.running = case.running[~case.running["best_effort"]]
     assume(is_sound(case))

@@ -98,7 +98,7 @@ def test_closed_and_full_replicas_take_nothing() -> None:
         ("ttft_s", 1e-4, AdmitReason.TTFT_UNATTAINABLE),
     ],
 )
-def test_the_screen_says_what_stands_against_a_request(field: str, value: float, reason: AdmitReason) -> None:
+def test_the_quick_check_says_what_stands_against_a_request(field: str, value: float, reason: AdmitReason) -> None:
     asked = new()
     asked["output_tokens"] = asked["output_cap_tokens"] = 5000  # an early first token helps few of them
     asked[field] = value

@@ -20,7 +20,7 @@ HEADLINES = {
 
 def test_unknown_and_duplicate_names() -> None:
     assert set(NAMES) <= set(experiment_names())
-    with pytest.raises(ValueError, match="did you mean .slos-serve"):
+    with pytest.raises(ValueError, match="did you mean 'slos-serve'"):
         experiment("slo-serve")
     with pytest.raises(ValueError, match="twice"):
         register(experiment("what-if"))
