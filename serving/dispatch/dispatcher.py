@@ -125,17 +125,17 @@ class Dispatcher:
     # -- from a replica ---------------------------------------------------------------------------------------------
 
     def _receive(self, replica: str, deltas: Sequence[Delta]) -> None:
-        now_s, told, moving, lost = time.monotonic(), list[Delta](), list[EngineRequest](), list[EngineRequest]()
+        now_s, delivered, moving, lost = time.monotonic(), list[Delta](), list[EngineRequest](), list[EngineRequest]()
         for delta in deltas:
             request = self.registry.named(delta.request_id)
             if request is None or request.replica != replica:
                 continue  # aborted, or already moved elsewhere
             try:
-                self._take(request, delta, now_s, told, moving, lost)
+                self._take(request, delta, now_s, delivered, moving, lost)
             except Exception:
                 logger.exception("tokens of request %s cannot be taken", request.request_id)
                 self.registry.fail([request])
-        self.registry.tell(told)
+        self.registry.tell(delivered)
         self._offers.enqueue(moving)
         self._resume(lost, replica)
 
@@ -144,7 +144,7 @@ class Dispatcher:
         request: EngineRequest,
         delta: Delta,
         now_s: float,
-        told: list[Delta],
+        delivered: list[Delta],
         moving: list[EngineRequest],
         lost: list[EngineRequest],
     ) -> None:
@@ -167,7 +167,7 @@ class Dispatcher:
             request.replica, request.transfer = "", delta.transfer
             moving.append(request)
             delta = msgspec.structs.replace(delta, finish="", transfer=b"")
-        told.append(msgspec.structs.replace(delta, request_id=request.request_id) if request.attempt else delta)
+        delivered.append(msgspec.structs.replace(delta, request_id=request.request_id) if request.attempt else delta)
         if delta.finish:
             request.replica = ""
             self.registry.end(request, delta.finish)

@@ -54,7 +54,9 @@ class Offers:
 
     def _decide(self, batch: Sequence[EngineRequest]) -> None:
         if batch:
-            self._tasks.spawn(self._admit(batch), lambda _: self._registry.fail(j for j in batch if not j.replica))
+            self._tasks.spawn(
+                self._admit(batch), lambda _: self._registry.fail(request for request in batch if not request.replica)
+            )
 
     async def _admit(self, batch: Sequence[EngineRequest]) -> None:
         async for decided in self._decider.decide(batch, self._to_questions):
@@ -78,17 +80,18 @@ class Offers:
     def _follow(self, decided: Decided) -> None:
         """Do what was decided, request by request, and send what has a replica."""
         self._registry.release(decision for request, decision in decided if not self._is_about(request, decision))
-        registry: dict[int, Decided] = {}
+        by_http_request: dict[int, Decided] = {}
         for request, decision in decided:
             if self._is_about(request, decision):
-                registry.setdefault(id(request.request_state), []).append((request, decision))
+                by_http_request.setdefault(id(request.request_state), []).append((request, decision))
         to_send: dict[str, Sent] = {}
-        for ours in registry.values():
+        for together in by_http_request.values():
+            first, _ = together[0]
             try:
-                self._follow_one(self._registry.group(ours[0][0]), ours, to_send)
+                self._follow_one(self._registry.group(first), together, to_send)
             except Exception:
-                logger.exception("request failed: %s", ours[0][0].request_id)
-                self._registry.fail(request for request, _ in ours)
+                logger.exception("request failed: %s", first.request_id)
+                self._registry.fail(request for request, _ in together)
         for replica, sent in to_send.items():
             self._send(replica, [each for each in sent if self._registry.is_live(each[0])])
 
