@@ -1,4 +1,4 @@
-"""Who got what: attainment, verdicts and prediction errors per tier, over a sliding window and in total."""
+"""Attainment, promises kept, verdicts and prediction errors per tier, over a sliding window and in total."""
 
 import math
 from collections import defaultdict, deque
@@ -20,6 +20,8 @@ class TierCount:
     best_effort: int = 0
     errors: int = 0
     abandoned: int = 0
+    promised: int = 0
+    kept: int = 0
 
     def add(self, outcome: Outcome) -> None:
         if outcome.finish == "abort":
@@ -27,6 +29,8 @@ class TierCount:
             return
         self.requests += 1
         self.met += outcome.met
+        self.promised += outcome.is_promised
+        self.kept += outcome.is_promised and outcome.met
         self.refused += outcome.finish == "refused"
         self.errors += outcome.finish == "error"
         self.best_effort += outcome.verdict == Verdict.BEST_EFFORT and outcome.finish != "refused"
@@ -35,6 +39,11 @@ class TierCount:
     def attainment(self) -> float | None:
         """Share of requests that got what they asked for; none before the first request."""
         return self.met / self.requests if self.requests else None
+
+    @property
+    def kept_share(self) -> float | None:
+        """Share of promises that were kept; none before the first promise."""
+        return self.kept / self.promised if self.promised else None
 
 
 @dataclass
@@ -77,9 +86,13 @@ class Tracker:
             "errors": count.errors,
             "abandoned": count.abandoned,
             "attainment": count.attainment,
+            "promised": count.promised,
+            "kept": count.kept,
+            "kept_share": count.kept_share,
             "window": {
                 "requests": window.requests,
                 "attainment": window.attainment,
+                "kept_share": window.kept_share,
                 "ttft_ms": percentiles_ms([o.ttft_s for o in recent]),
                 "tpot_ms": percentiles_ms([o.tpot_s for o in recent if o.output_tokens > 1]),
                 "ttft_error_ms": percentiles_ms([o.ttft_s - o.predicted_ttft_s for o in recent]),

@@ -174,6 +174,11 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
     output_cap_tokens: int = 0  # ``max_tokens`` of the request; 0: not said
     tenant: str = ""  # as in ``AdmissionRequest``
 
+    @property
+    def is_promised(self) -> bool:
+        """Whether an objective was promised: admitted with a prediction, which best effort and unchecked ones lack."""
+        return self.verdict == Verdict.ADMITTED and self.predicted_ttft_s < INF
+
 
 class Submission(msgspec.Struct, frozen=True, array_like=True):
     """A request on its way from the ingress to the decided replica."""

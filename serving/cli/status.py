@@ -42,7 +42,7 @@ def _controller_line(status: dict[str, Any]) -> str:
 def _tier_table(status: dict[str, Any]) -> Table:
     table = plain_table("Tiers: objectives, who serves them, outcomes so far (and of the last minute)", "tier")
     bounds = ("TTFT\nms", "TPOT\nms", "E2E\nms")
-    counts = ("requests", "attained\n%", "refused", "best\neffort", "errors")
+    counts = ("requests", "attained\n%", "kept\n%", "refused", "best\neffort", "errors")
     add_right(table, *bounds, "replicas", *counts, "recent\n%", "TTFT ms\nP50/P95", "TPOT ms\nP50/P95")
     attainment = status.get("attainment") or {}
     for tier in status.get("tiers", []):
@@ -55,6 +55,7 @@ def _tier_table(status: dict[str, Any]) -> Table:
             str(replicas) if replicas else "shared",
             figure(told.get("requests", 0)),
             percent(told.get("attainment")),
+            percent(told.get("kept_share")),
             *(figure(told.get(key, 0)) for key in ("refused", "best_effort", "errors")),
             percent(window.get("attainment")),
             *(_quantiles(window.get(key)) for key in ("ttft_ms", "tpot_ms")),

@@ -52,6 +52,10 @@ class IngressMetrics:
         self.missed = counter(
             "polyslo_slo_missed_total", "Requests that did not; refused ones included.", ("tier", "dimension")
         )
+        self.promised = counter("polyslo_promises_total", "Requests admitted with a predicted TTFT.", ("tier",))
+        self.kept = counter(
+            "polyslo_promises_kept_total", "Of those, the ones that got what they asked for.", ("tier",)
+        )
         self.rejected = counter("polyslo_rejected_total", "Requests refused.", ("tier", "reason"))
         self.downgraded = counter("polyslo_downgraded_total", "Requests made best effort.", ("tier", "reason"))
         self.resumed = counter("polyslo_resumed_total", "Streams continued on another replica.", ("tier",))
@@ -90,6 +94,9 @@ class IngressMetrics:
         if verdict == Verdict.REFUSED:
             self.rejected.labels(tier, decisions[0].reason).inc()
             return
+        if verdict == Verdict.ADMITTED and any(math.isfinite(d.predicted_ttft_s) for d in decisions):
+            self.promised.labels(tier).inc()
+            self.kept.labels(tier).inc(request_state.met)
         if verdict == Verdict.BEST_EFFORT:
             self.downgraded.labels(tier, decisions[0].reason).inc()
         self._latencies(request_state, tier)

@@ -88,11 +88,22 @@ def code_version() -> str:
 
 def _outcome_table(points: Sequence[Point]) -> Table:
     table = _table("Who got what: refused, downgraded, failed and unfinished requests count as misses")
-    headers = ("sent", "attained", "attained\n%", "99 % of\ntokens %", "mean\nTPOT %", "refused", "best\neffort")
+    headers = (
+        "sent",
+        "attained",
+        "attained\n%",
+        "kept\n%",
+        "99 % of\ntokens %",
+        "mean\nTPOT %",
+        "refused",
+        "best\neffort",
+    )
     for name in (*headers, "errors", "open", "goodput\nper s"):
         table.add_column(name, justify="right", no_wrap=True)
     for point in _ordered(points):
-        shares = (_percent(point[k]) for k in ("attainment", "attainment_tolerant", "attainment_mean_tpot"))
+        shares = (
+            _percent(point[k]) for k in ("attainment", "kept_share", "attainment_tolerant", "attainment_mean_tpot")
+        )
         counts = (str(point[k]) for k in ("refused", "downgraded", "error", "unfinished"))
         attained = str(point["attained"]) if point["with_slo"] else "-"
         goodput = f"{point['goodput_per_s']:.2f}"

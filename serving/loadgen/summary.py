@@ -29,6 +29,7 @@ class Outcomes:
     status: NDArray[np.str_]
     is_bounded: NDArray[np.bool_]
     is_downgraded: NDArray[np.bool_]
+    is_promised: NDArray[np.bool_]
     on_time: AttainmentFlags  # by its tokens alone
     on_time_from_send: NDArray[np.bool_]
     tokens: NDArray[np.int64]
@@ -58,6 +59,7 @@ def outcomes(records: Sequence[Record], asked: Sequence[SloClass]) -> Outcomes:
         label=np.array([c.label for c in asked], dtype=np.str_),
         status=np.array([r.status.value for r in records], dtype=np.str_),
         is_bounded=np.array([c.is_bounded and not c.best_effort for c in asked], dtype=np.bool_),
+        is_promised=np.array([_is_promised(r, c) for r, c in zip(records, asked, strict=True)], dtype=np.bool_),
         is_downgraded=np.array([_is_downgraded(r, c) for r, c in zip(records, asked, strict=True)], dtype=np.bool_),
         on_time=judge_many(times_s - np.repeat(due_s, tokens), tokens, ttft, tpot, e2e, finished),
         on_time_from_send=judge_many(times_s - np.repeat(sent_s, tokens), tokens, ttft, tpot, e2e, finished).strict,
@@ -89,6 +91,7 @@ def headline(points: Sequence[Point]) -> dict[str, float]:
         "attainment_worst_class": min(judged.values(), default=None),
         "attainment_tolerant": whole["attainment_tolerant"],
         "attainment_mean_tpot": whole["attainment_mean_tpot"],
+        "kept_share": whole["kept_share"],
         "goodput_per_s": whole["goodput_per_s"],
         "tokens_per_s": whole["tokens_per_s"],
         "ttft_ms_p50": whole["ttft_ms"]["p50"],
@@ -112,6 +115,8 @@ def _point(label: str, table: Outcomes, records: Sequence[Record], rows: NDArray
         "with_slo": int(np.count_nonzero(bounded)),
         "attained": attained,
         "attainment": _share(table.attained, bounded),
+        "promised": int(np.count_nonzero(rows & table.is_promised)),
+        "kept_share": _share(table.attained, rows & table.is_promised),
         "attainment_tolerant": _share(table.on_time.tolerant & served, bounded),
         "attainment_mean_tpot": _share(table.on_time.mean & served, bounded),
         "attainment_from_send": _share(table.on_time_from_send & served, bounded),
@@ -151,6 +156,12 @@ def _is_downgraded(record: Record, asked: SloClass) -> bool:
     if record.slo is not None and record.slo.admitted is not None:
         return not record.slo.admitted
     return record.service_tier == BEST_EFFORT_TIER
+
+
+def _is_promised(record: Record, asked: SloClass) -> bool:
+    """Admitted with a prediction: what the server says its clients may count on."""
+    slo = record.slo
+    return asked.is_bounded and slo is not None and slo.admitted is True and slo.predicted_ttft_ms is not None
 
 
 def _reason(record: Record) -> str:

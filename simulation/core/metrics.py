@@ -76,12 +76,15 @@ def summarize(jobs: np.ndarray, records: np.ndarray, state: np.ndarray, window: 
     tiers = np.unique(jobs["tier"][heads])
     by_tier = {int(t): float(flags["dslo"][heads[jobs["tier"][heads] == t]].mean()) for t in tiers}
     inside = np.isin(jobs["program"], heads) & records["ended"]
+    refused = _any(jobs["program"], ~records["promised"] & ~jobs["best_effort"], len(jobs))[heads]
+    kept = flags["dslo"][heads[~refused]]
     span_s = float(state["free_at_s"][np.isfinite(state["free_at_s"])].max(initial=0.0)) or 1.0
     return {
         "programs": len(heads),
         "attainment": {name: float(met[heads].mean()) if len(heads) else 0.0 for name, met in flags.items()},
         "by_tier": by_tier,
-        "refused": float(_any(jobs["program"], ~records["promised"] & ~jobs["best_effort"], len(jobs))[heads].mean()),
+        "kept": float(kept.mean()) if len(kept) else None,
+        "refused": float(refused.mean()),
         "ttft_s": percentiles(records["first_s"][inside] - jobs["arrival_s"][inside]),
         "tpot_s": percentiles(_mean_gap_s(records)[inside & (records["emitted_tokens"] > 1)]),
         "output_tokens_per_s": float(state["decode_tokens"].sum()) / span_s,

@@ -3,7 +3,7 @@
 import msgspec
 
 from controller.tracker import Tracker
-from protocol.messages import Outcome, Scope, Verdict
+from protocol.messages import INF, Outcome, Scope, Verdict
 
 
 def outcome(finish: str, met: bool, verdict: Verdict = Verdict.ADMITTED) -> Outcome:
@@ -19,6 +19,24 @@ def test_refused_and_downgraded_are_misses_and_the_departed_do_not_count() -> No
     gold = tracker.summary(1.0)["gold"]
     assert (gold["requests"], gold["met"], gold["refused"], gold["best_effort"], gold["abandoned"]) == (3, 1, 1, 1, 1)
     assert gold["attainment"] == 1 / 3
+
+
+def test_promises_are_what_was_admitted_with_a_prediction() -> None:
+    tracker = Tracker()
+    unchecked = msgspec.structs.replace(outcome("stop", True), predicted_ttft_s=INF)
+    for each in (
+        outcome("stop", True),
+        outcome("stop", False),
+        outcome("error", False),
+        outcome("abort", False),
+        outcome("stop", True, Verdict.BEST_EFFORT),
+        outcome("refused", False, Verdict.REFUSED),
+        unchecked,
+    ):
+        tracker.note(each, 0.0)
+    gold = tracker.summary(1.0)["gold"]
+    assert (gold["promised"], gold["kept"], gold["kept_share"]) == (3, 1, 1 / 3)
+    assert gold["window"]["kept_share"] == 1 / 3
 
 
 def test_the_window_forgets_and_the_total_does_not() -> None:

@@ -39,6 +39,7 @@ STATUS: dict[str, Any] = {
         "chat": {
             "requests": 40,
             "attainment": 0.975,
+            "kept_share": 0.99,
             "refused": 1,
             "window": {"requests": 8, "attainment": 0.875, "ttft_ms": {"p50": 12.0, "p95": 40.0, "p99": 41.0}},
         }
@@ -130,9 +131,9 @@ def test_status_shows_tiers_and_replicas(url: str, capsys: pytest.CaptureFixture
     assert cli.main(["status", "--url", url]) == 0
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     chat = next(line.split() for line in lines if line.startswith("chat"))
-    assert chat == ["chat", "500", "50", "-", "1", "40", "97.5", "1", "0", "0", "87.5", "12.0/40.0", "-"]
+    assert chat == ["chat", "500", "50", "-", "1", "40", "97.5", "99.0", "1", "0", "0", "87.5", "12.0/40.0", "-"]
     batch = next(line.split() for line in lines if line.startswith("batch"))
-    assert batch == ["batch", "-", "-", "-", "shared", "0", "-", "0", "0", "0", "-", "-", "-"]
+    assert batch == ["batch", "-", "-", "-", "shared", "0", "-", "-", "0", "0", "0", "-", "-", "-"]
     first, second = (next(line.split() for line in lines if line.startswith(name)) for name in ("r[red]", "r1"))
     assert first[1:4] + first[6:7] == ["chat", "live", "4", "25.0"]
     assert second[2] == "silent"

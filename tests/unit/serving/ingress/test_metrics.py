@@ -65,5 +65,7 @@ def test_one_page_shows_the_ingress_its_engines_and_vllms_server(ingress: Ingres
         assert page.status_code == 200
         assert f'vllm:num_requests_running{{engine="{REPLICA_STATE}",model_name="{MODEL}"}} 3.0' in page.text
         assert 'polyslo_slo_met_total{dimension="all",tier="standard"}' in page.text
+        assert 'polyslo_promises_total{tier="standard"} 1.0' in page.text
+        assert 'polyslo_promises_kept_total{tier="standard"} 1.0' in page.text
         assert "http_requests_total" in page.text, "of vLLM's server"
     ingress.ingress_app.metrics.observe_status({"replicas": []})

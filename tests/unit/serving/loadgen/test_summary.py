@@ -49,6 +49,7 @@ def test_refused_downgraded_failed_and_unfinished_are_misses() -> None:
     assert {k: v for k, v in whole.items() if k != "label"} == {k: v for k, v in chat.items() if k != "label"}
     assert (whole["requests"], whole["with_slo"], whole["attained"]) == (6, 6, 1)
     assert whole["attainment"] == pytest.approx(1 / 6)
+    assert (whole["promised"], whole["kept_share"]) == (3, pytest.approx(1 / 3)), "one was late, one cut short"
     assert (whole["refused"], whole["error"], whole["unfinished"], whole["finished"]) == (1, 1, 1, 3)
     assert (whole["downgraded"], whole["downgraded_on_time"]) == (1, 1)
     assert whole["goodput_per_s"] == pytest.approx(0.1)

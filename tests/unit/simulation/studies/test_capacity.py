@@ -139,6 +139,12 @@ def test_refused_and_unfinished_requests_are_misses_of_the_class_they_asked_for(
     np.testing.assert_array_equal(met, records["promised"])
     figures = summarize(jobs, records, simulation.engines.state, Window(0.0, 1.0))
     assert figures["refused"] == pytest.approx(1 - met.mean())
+    assert figures["kept"] == 1.0
+    records["late_tokens"][np.flatnonzero(met)[0]] = 1
+    figures = summarize(jobs, records, simulation.engines.state, Window(0.0, 1.0))
+    assert figures["kept"] == pytest.approx(1 - 1 / met.sum())
+    records["late_tokens"][np.flatnonzero(met)[0]] = 0
+    figures = summarize(jobs, records, simulation.engines.state, Window(0.0, 1.0))
     assert figures["attainment"]["dslo"] == pytest.approx(met.mean())
 
 
