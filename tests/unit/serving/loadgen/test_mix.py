@@ -29,7 +29,7 @@ EXAMPLES = Path(__file__).parents[4] / "examples"
         ([], "non-empty list"),
         (["chat"], "entry 1: must be a mapping"),
         ([{"ttft": 5}], "entry 1: unknown key 'ttft'; did you mean 'ttft_ms'"),
-        ([{"zzz": 5}], "entry 1: unknown key 'zzz' .known: label"),
+        ([{"zzz": 5}], "entry 1: unknown key 'zzz'; known: label"),
         ([{"tier": "a"}, {"tpot_ms": -3}], "entry 2: tpot_ms: must be a number above 0, got -3"),
         ([{"ttft_ms": math.nan}], "ttft_ms: must be a number above 0, got nan"),
         ([{"e2e_ms": math.inf}], "e2e_ms: must be a number above 0, got inf"),
