@@ -18,7 +18,7 @@ from controller.mirror.prefix_affinity import Affinity
 from controller.mirror.replica_model import VirtualReplica, admission_row
 from controller.mirror.slots import ReplicaSlots
 from controller.options import FleetOptions
-from controller.placement import ASK_AGAIN_S, Pending, Waiting
+from controller.placement import RETRY_INTERVAL_S, Pending, Waiting
 from controller.returns import Returns
 from controller.scaling.allocation import Allocation
 from controller.scaling.role import ReplicaView
@@ -219,7 +219,7 @@ class Fleet:
             return self._unplaced(p, Verdict.PENDING, wait_s)
         slot = placement.idlest_slot(self.slots, p, places > 0 if p.is_new else places >= 0)
         if slot < 0 and asked_best_effort and self._cold_start_possible(p, now_s):
-            return self._unplaced(p, Verdict.PENDING, ASK_AGAIN_S[1])
+            return self._unplaced(p, Verdict.PENDING, RETRY_INTERVAL_S[1])
         self.unplaced.leave(int(p.row["id"]))
         if slot < 0:
             return Decision(p.request.request_id, Verdict.REFUSED, "", p.request.slo.tier, "no_replica")

@@ -11,7 +11,7 @@ from controller.placement import Pending, PlacementFleet
 from planning.admission.plan import AdmitReason
 from planning.limits import usable_kv_tokens
 from protocol.messages import Decision, Verdict
-from routing.placement import NOWHERE, OPTIMISM, tier_distance
+from routing.placement import NOWHERE, QUICK_CHECK_UTILIZATION, tier_distance
 
 CHUNK = 16  # sequences placed at a time: the first that finds no room ends the search for all
 
@@ -121,6 +121,6 @@ def most_sequences(
     held, taken = (0.0, 0) if idle else (state["held_tokens"], state["count"] - state["best_effort"])
     kv_tokens = usable_kv_tokens(limits) - held
     each_s = np.maximum(num_uncomputed_tokens * state["prompt_token_s"], 1e-12)
-    in_time = OPTIMISM * (window_s + limits["max_iteration_s"]) / each_s + 1.0
+    in_time = QUICK_CHECK_UTILIZATION * (window_s + limits["max_iteration_s"]) / each_s + 1.0
     room = np.minimum(np.minimum(kv_tokens // num_uncomputed_tokens, limits["max_running"] - taken), in_time)
     return int(np.maximum(room, 0.0)[usable].sum())

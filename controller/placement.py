@@ -1,4 +1,4 @@
-"""Requests on their way to a replica: one by one by the fleet's kernel, and as a set where a burst does not fit."""
+"""The controller's use of ``routing.placement``: request by request, or as a set where a burst does not fit."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,10 +16,10 @@ from routing.placement import NO_SCORES, NOWHERE, PLACEMENT, CandidateOrder, pla
 from routing.policy import best_scored, idlest
 from routing.scores import score_replicas
 
-ASK_AGAIN_S = (0.02, 0.25)  # least and most between two questions about a pending request
-ASKS = 4  # parts of the time that is left until the next question
+RETRY_INTERVAL_S = (0.02, 0.25)  # least and most between two questions about a pending request
+RETRIES_LEFT = 4  # parts of the time that is left until the next question
 UNBOUND_S = 30.0  # from arrival a request may wait that bounds neither its first token nor its end
-SILENCE_S = 3.0  # a pending request that has not asked for so long, many times the pause, has lost its ingress
+PENDING_TIMEOUT_S = 3.0  # a pending request that has not asked for so long, many times the pause, has lost its ingress
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,16 @@ class Waiting:
     def pause_s(self, now_s: float) -> float:
         """How long to wait until it asks again; 0 when it is too late for that."""
         left_s = self.latest_s - now_s
-        return min(max(left_s / ASKS, ASK_AGAIN_S[0]), ASK_AGAIN_S[1]) if left_s > ASK_AGAIN_S[0] else 0.0
+        return (
+            min(max(left_s / RETRIES_LEFT, RETRY_INTERVAL_S[0]), RETRY_INTERVAL_S[1])
+            if left_s > RETRY_INTERVAL_S[0]
+            else 0.0
+        )
 
     @property
     def forget_s(self) -> float:
         """When it is taken to have lost its ingress, which asks several times a second."""
-        return self.asked_s + SILENCE_S
+        return self.asked_s + PENDING_TIMEOUT_S
 
     def of_tier(self, tier: int) -> "Waiting":
         """The same in another tier table."""
@@ -74,7 +78,7 @@ class Pending:
     hops: int = 0
     reason: str = "no_replica"
     is_checked: bool = False
-    is_back: bool = False  # at the time that an earlier refusal told
+    is_returning_on_time: bool = False  # at the time that an earlier refusal told
     siblings: Sequence["Pending"] = ()  # of the first sequence of a request: the others
     is_possible: bool = True  # an idle fleet could hold the request with all its sequences
     first_s: float = np.inf  # predicted time of the first token, and seconds per token after it
@@ -134,16 +138,16 @@ def _with_affinity(slots: ReplicaSlots, p: Pending, affinity: float, now_s: floa
 
 
 def place_each(fleet: PlacementFleet, asking: Sequence[Pending], affinity: float, now_s: float) -> None:
-    """Place requests that stand for themselves; ``affinity`` as of ``put_by_prefix``."""
+    """Place requests that stand for themselves; ``affinity`` as of ``place_by_prefix``."""
     if asking:
-        put_by_prefix(fleet.slots, asking, affinity, now_s)
+        place_by_prefix(fleet.slots, asking, affinity, now_s)
         place_admitted(fleet.slots, asking, now_s, fleet.max_hops)
         recruit_replica(fleet, asking, now_s)
     if len(asking) > 1:
         reoptimize_burst(fleet.slots, asking, now_s)
 
 
-def put_by_prefix(slots: ReplicaSlots, asking: Sequence[Pending], affinity: float, now_s: float) -> None:
+def place_by_prefix(slots: ReplicaSlots, asking: Sequence[Pending], affinity: float, now_s: float) -> None:
     """Requests whose prompt some replica presumably holds: one check each, of the replica that affinity puts first.
 
     Who is not placed by it is placed as if there were no affinity, so that it costs nobody a promise.
@@ -157,7 +161,7 @@ def put_by_prefix(slots: ReplicaSlots, asking: Sequence[Pending], affinity: floa
         p.scores = scores
 
 
-def put_on(slots: ReplicaSlots, p: Pending, slot: int, now_s: float) -> None:
+def place_on(slots: ReplicaSlots, p: Pending, slot: int, now_s: float) -> None:
     """Place a request on this replica, if that can promise it."""
     scores, p.scores = p.scores, np.full(len(slots.fleet_state.replicas), -np.inf)
     p.scores[slot] = 0.0

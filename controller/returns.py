@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from controller.mirror.slots import ReplicaSlots
-from controller.placement import Pending, put_on
+from controller.placement import Pending, place_on
 from routing.placement import NOWHERE
 from routing.returns import (
     Ledger,
@@ -106,7 +106,7 @@ class Returns:
         for sequence in (p, *p.siblings):
             for slot in kept:
                 if slot != NOWHERE and sequence.slot == NOWHERE:
-                    put_on(slots, sequence, slot, now_s)
+                    place_on(slots, sequence, slot, now_s)
             if sequence.slot == NOWHERE:
                 return
 
@@ -116,7 +116,7 @@ class Returns:
         if not reserved or now_s < reserved[0].due_s - EARLY_S:
             return None
         self.share += (1.0 - self.share) / MEMORY
-        p.is_back = True
+        p.is_returning_on_time = True
         return self._release(_key(p))
 
     # -- those that are refused -------------------------------------------------------------------------------------

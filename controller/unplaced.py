@@ -41,7 +41,7 @@ class Unplaced:
         """Whether a request may wait for room that is not there yet: where its tier refuses, one that was told to come
         back now; not what is in line for best effort because it is too late."""
         uid = int(p.row["id"])
-        return uid not in self.line and (not refuses or p.is_back or uid in self.waiting)
+        return uid not in self.line and (not refuses or p.is_returning_on_time or uid in self.waiting)
 
     def ask(self, p: Pending, now_s: float, latest_s: Callable[[], float]) -> Waiting:
         """Note that a pending request asks; by when it must start is asked for once."""

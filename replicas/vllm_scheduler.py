@@ -113,13 +113,13 @@ class SloScheduler(AsyncScheduler):
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         now_s = time.monotonic()
-        predicted_s, mix = 0.0, None
+        predicted_s, composition = 0.0, None
         if self._planner.policy.name != VLLM_DEFAULT and (self.running or self.waiting):
-            predicted_s, mix = self._try_plan(self._clock.next_start_s(now_s))
+            predicted_s, composition = self._try_plan(self._clock.next_start_s(now_s))
             self._planning_s += time.monotonic() - now_s
         output = super().schedule(throttle_prefills)
         self._has_quotas = False
-        self._begin_step(now_s, output, predicted_s, mix)
+        self._begin_step(now_s, output, predicted_s, composition)
         return output
 
     def _try_plan(self, start_s: float) -> tuple[float, np.ndarray | None]:
@@ -142,21 +142,23 @@ class SloScheduler(AsyncScheduler):
         self.waiting.extend([*preempted, *waiting])
         self.prev_step_scheduled_req_ids.difference_update(request.request_id for request in preempted)
 
-    def _begin_step(self, now_s: float, output: SchedulerOutput, predicted_s: float, mix: np.ndarray | None) -> None:
+    def _begin_step(
+        self, now_s: float, output: SchedulerOutput, predicted_s: float, composition: np.ndarray | None
+    ) -> None:
         """Follow the step just formed; its plan, if there was one, counts as far as vLLM kept to it."""
         if self.num_spec_tokens > 0:
             self._rows.drafts.begin(output.scheduled_spec_decode_tokens)
         formed = (output.total_num_scheduled_tokens, len(output.num_scheduled_tokens))
         try:
-            self._follow(output, is_planned=mix is not None)
-            if mix is None or (mix[0], mix[3]) != formed:
-                mix = composition_of(output, self.requests)
-                predicted_s = self._planner.predict(mix)
+            self._follow(output, is_planned=composition is not None)
+            if composition is None or (composition[0], composition[3]) != formed:
+                composition = composition_of(output, self.requests)
+                predicted_s = self._planner.predict(composition)
         except Exception:
             self._failures.note("following a step")
             self._rows.reset()
-            predicted_s, mix = 0.0, np.zeros(5)
-        self._clock.begin(now_s, mix, predicted_s)
+            predicted_s, composition = 0.0, np.zeros(5)
+        self._clock.begin(now_s, composition, predicted_s)
 
     def _plan(self, start_s: float) -> tuple[float, np.ndarray]:
         """Plan the step that starts at ``start_s`` and hand out its quotas."""
@@ -169,7 +171,7 @@ class SloScheduler(AsyncScheduler):
             )
         if self.num_spec_tokens > 0:
             self._planner.plan_drafts(table, start_s, self.num_spec_tokens)
-        tokens, predicted_s, mix = self._planner.plan(table, start_s)
+        tokens, predicted_s, composition = self._planner.plan(table, start_s)
         if start_s >= self._late_due_s:
             self._late_due_s = start_s + REQUESTS_EVERY_S
             late = np.flatnonzero(self._planner.late(table, start_s)).tolist()
@@ -177,8 +179,8 @@ class SloScheduler(AsyncScheduler):
         # Where the planner sees nothing to run, vLLM may (its prefix cache shares blocks): never stand still.
         self._has_quotas = predicted_s > 0
         if self._has_quotas:
-            self._apply(running, tokens, int(mix[TOKENS]), table["best_effort"])
-        return predicted_s, mix
+            self._apply(running, tokens, int(composition[TOKENS]), table["best_effort"])
+        return predicted_s, composition
 
     def _shared_tokens(self, running: np.ndarray) -> int:
         """What requests hold less than it seems: the planner counts a common prefix for each of them."""
@@ -266,12 +268,12 @@ class SloScheduler(AsyncScheduler):
 
     def _end_step(self, now_s: float) -> None:
         """Measure the oldest step in flight, learn from it and tell the replica."""
-        mix, seconds = self._clock.finish(now_s, is_continuing=bool(self.running or self.waiting))
+        composition, seconds = self._clock.finish(now_s, is_continuing=bool(self.running or self.waiting))
         step = None
-        if mix[0] > 0:
+        if composition[0] > 0:
             self._iterations += 1
-            self._planner.observe(mix, seconds)
-            step = to_step(mix, seconds)
+            self._planner.observe(composition, seconds)
+            step = to_step(composition, seconds)
         self._push(now_s, step)
 
     def _push(self, now_s: float, step: Step | None) -> None:

@@ -28,7 +28,7 @@ REPLICA_STATE = np.dtype(
         ("tier", "i4"),  # position in the tier table, tightest first, SHARED or RESERVED
         ("count", "i4"),  # rows of its table in use
         ("free_at_s", "f8"),  # end of the iteration in flight; its rows are as they will be then
-        # Sums over its rows, kept by summarize().
+        # Sums over its rows, kept by ``recompute_load``.
         ("token_rate", "f8"),  # decode tokens per second that its SLO requests are due, earned slack spread out
         ("rest_rate", "f8"),  # seconds per second of their KV reads and per-sequence overhead
         ("held_tokens", "f8"),  # KV held by SLO requests, and asked for by those that wait

@@ -35,7 +35,7 @@ from routing.fleet_state import (
 from routing.scores import MOST_LOADED, score_replica, score_replicas
 
 NOWHERE = -1  # replica of a placement that failed
-OPTIMISM = 1.1  # utilization up to which the quick check lets a request through to the forecast
+QUICK_CHECK_UTILIZATION = 1.1  # utilization up to which the quick check lets a request through to the forecast
 
 
 class CandidateOrder(NamedTuple):
@@ -100,9 +100,11 @@ def quick_check(coef: Coefficients, limits: np.void, replica: np.void, row: np.v
     step_s = max(SHORTEST_S, min(replica["pace_s"], limits["max_iteration_s"]))  # until its prompt is computed
     token_rate = replica["token_rate"] + 1.0 / max(own_s, SHORTEST_S)
     rest_rate = replica["rest_rate"] + decode_rest_s(coef, row) / max(own_s, SHORTEST_S)
-    if utilization(coef, token_rate, rest_rate, max(SHORTEST_S, min(step_s, own_s))) > OPTIMISM:
+    if utilization(coef, token_rate, rest_rate, max(SHORTEST_S, min(step_s, own_s))) > QUICK_CHECK_UTILIZATION:
         return BREAKS
-    free_share = max(0.0, OPTIMISM - utilization(coef, replica["token_rate"], replica["rest_rate"], step_s))
+    free_share = max(
+        0.0, QUICK_CHECK_UTILIZATION - utilization(coef, replica["token_rate"], replica["rest_rate"], step_s)
+    )
     return ADMITTED if todo * replica["prompt_token_s"] <= free_share * (window_s + step_s) else TTFT
 
 
@@ -120,7 +122,9 @@ def _dominates(row: np.void, refused: np.void) -> bool:
 
 
 @njit(cache=True)
-def _bound(fleet: FleetState, row: np.void, order: CandidateOrder, is_tried: np.ndarray, last: int) -> float:
+def _max_load_after_refusal(
+    fleet: FleetState, row: np.void, order: CandidateOrder, is_tried: np.ndarray, last: int
+) -> float:
     """Most that the next replica of the load gradient may be loaded after ``last`` refused: halfway to the emptiest.
 
     A refusal says little of much emptier replicas and nearly everything of those that are as full. Bisecting finds the
@@ -147,8 +151,8 @@ def _next_candidate(
 ) -> tuple[int, int]:
     """Untried replica to check after ``last`` refused: the best scored of the first group that passes the quick check,
     and the last objection. A replica is checked only if it ranks before the best so far."""
-    best, best_group, best_score, objection = NOWHERE, 0, 0.0, TTFT
-    bound = _bound(fleet, row, order, is_tried, last)
+    best, best_group, best_score, reject_reason = NOWHERE, 0, 0.0, TTFT
+    bound = _max_load_after_refusal(fleet, row, order, is_tried, last)
     last_group = tier_distance(fleet.replicas[last]["tier"], row["tier"]) if last != NOWHERE else 0
     for r in range(len(fleet.replicas)):
         replica = fleet.replicas[r]
@@ -169,8 +173,8 @@ def _next_candidate(
         if reason == ADMITTED:
             best, best_group, best_score = r, group, score
         else:
-            objection = reason
-    return best, objection
+            reject_reason = reason
+    return best, reject_reason
 
 
 @njit(cache=True)
@@ -233,10 +237,10 @@ def _place_one(
     placement["replica"], placement["hops"], r = NOWHERE, 0, NOWHERE
     placement["first_s"], placement["tpot_s"] = math.inf, math.inf
     while placement["hops"] < order.max_hops:
-        r, objection = _next_candidate(fleet, row, now_s, order, is_tried, r)
+        r, reject_reason = _next_candidate(fleet, row, now_s, order, is_tried, r)
         if r == NOWHERE:
             if placement["hops"] == 0:
-                placement["reason"] = objection
+                placement["reason"] = reject_reason
             return
         is_tried[r] = True
         placement["hops"] += 1

@@ -30,13 +30,13 @@ def to_routing_request(row: np.void | np.ndarray) -> RoutingRequest:
 
 
 class RoutingPolicy(Protocol):
-    """Says how much a request scores each replica. Pure: randomness comes as ``rng``."""
+    """Says how well each replica suits a request. Pure: randomness comes as ``rng``."""
 
     checks_admission: bool  # whether the replica must attain the SLO, or is taken as it comes
     rule: int  # of ``routing.scores``, for what it leaves unsaid
 
     def score(self, request: RoutingRequest, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
-        """How much the request scores each of ``replicas`` (REPLICA_STATE[R] to f8[R]), -inf for not at all.
+        """How well each of ``replicas`` suits the request (REPLICA_STATE[R] to f8[R]), -inf for not at all.
 
         Closed replicas are passed over whatever is said of them. An empty answer leaves it to ``rule`` at the
         time of placement. Where admission is checked, replicas are tried group by group
@@ -92,7 +92,7 @@ def make_routing(name: str) -> RoutingPolicy:
 
 def best_scored(replicas: np.ndarray, scores: np.ndarray) -> int:
     """The open replica with the highest score, ties to the lower position; -1 where all scores are -inf."""
-    scores = np.where(replicas["is_open"], scores if len(scores) else replicas["load"], -np.inf)
+    scores = np.where(replicas["is_open"], scores, -np.inf)
     best = int(np.argmax(scores)) if len(scores) else -1
     return best if best >= 0 and scores[best] > -np.inf else -1
 

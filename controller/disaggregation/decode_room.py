@@ -33,7 +33,7 @@ class DecodeRoom:
 
     @contextmanager
     def counted(self, slots: ReplicaSlots) -> Iterator[None]:
-        """Have the rows of all reservations in the bank, those made meanwhile included; afterwards none."""
+        """Have the rows of all reservations in the slots, those made meanwhile included; afterwards none."""
         for reservation in self.held.values():
             slots.add(reservation.slot, reservation.row)
         try:

@@ -246,7 +246,7 @@ class DisaggregatedFleet(Fleet):
 
 
 def _suits(p: Pending, state: np.ndarray) -> np.ndarray:
-    """Which replicas (REPLICA[R]) serve the request's tier and have not failed it (bool[R])."""
+    """Which replicas (REPLICA_STATE[R]) serve the request's tier and have not failed it (bool[R])."""
     is_suited = np.array([tier_distance(int(tier), p.tier) >= 0 for tier in state["tier"]])
     return is_suited & (p.scores > -np.inf) if len(p.scores) else is_suited
 

@@ -26,7 +26,7 @@ LONGEST_S = 1.5  # an iteration that takes longer stands still: nothing else is 
 
 
 class VirtualReplica:
-    """State of one replica as far as it is known: a slot of the bank, and what kernels need not see.
+    """State of one replica as far as it is known: a slot of ``ReplicaSlots``, and what kernels need not see.
 
     Every time is on the controller's clock.
     """
@@ -115,7 +115,7 @@ class VirtualReplica:
 
     @property
     def state(self) -> np.ndarray:
-        """Its record and cached sums (REPLICA[], a view)."""
+        """Its record and cached sums (REPLICA_STATE[], a view)."""
         return self.slots.fleet_state.replicas[self.slot : self.slot + 1]
 
     @property

@@ -11,7 +11,7 @@ from planning.tables import RequestTable
 from profiles.kernels import LINES, Coefficients, attention_pairs, attention_s, iteration_s, overhead_s, roofline
 
 # Most entitled first.
-DECODE, PREFILL, LATE_DECODE, LATE_PREFILL, SPARE_DECODE, SPARE_PREFILL, IDLE = range(7)
+DECODE, PREFILL, LATE_DECODE, LATE_PREFILL, BEST_EFFORT_DECODE, BEST_EFFORT_PREFILL, IDLE = range(7)
 
 
 @njit(cache=True)
@@ -50,7 +50,7 @@ def classify(coef: Coefficients, limits: np.void, row: np.void, slack_s: float) 
         return IDLE
     decodes = is_decode(row)
     if row["best_effort"]:
-        return SPARE_DECODE if decodes else SPARE_PREFILL
+        return BEST_EFFORT_DECODE if decodes else BEST_EFFORT_PREFILL
     if slack_s == math.inf:
         return DECODE if decodes else PREFILL
     if decodes:

@@ -68,19 +68,19 @@ def form_deadline_sized(
 
     Decodes with slack for one more iteration are parked behind prefills; best effort comes last.
     """
-    rows, everyone = len(table), np.zeros(5)
+    rows, all_decodes = len(table), np.zeros(5)
     slack_s, keys = np.empty(rows), np.zeros(rows)
     limit_s, prefill_s, cached = engine.limits["max_iteration_s"], math.inf, 0
     for i in range(rows):
         row = table[i]
         slack_s[i] = next_token_deadline_s(row, now_s) - now_s
         if is_decode(row) and not row["best_effort"]:
-            add_tokens(row, 1 + row["spec_tokens"], everyone)
+            add_tokens(row, 1 + row["spec_tokens"], all_decodes)
             limit_s = min(limit_s, slack_s[i])
         elif num_uncomputed_tokens(row) > 0 and not is_decode(row):
             prefill_s = min(prefill_s, slack_s[i])
             cached = max(cached, row["computed_tokens"])
-    horizon_s = limit_s + composition_s(engine.coef, everyone) if prefill_s < math.inf else math.inf
+    horizon_s = limit_s + composition_s(engine.coef, all_decodes) if prefill_s < math.inf else math.inf
     for i in range(rows):
         if table[i]["best_effort"]:
             keys[i] = 3.0 if is_decode(table[i]) else 4.0
@@ -90,7 +90,7 @@ def form_deadline_sized(
             keys[i] = 1.0
     # The first prompt's token must not wait for what is placed behind it; best-effort work must not delay newcomers.
     limit_s = min(limit_s, prefill_s if prefill_s < math.inf else NO_PREFILL_S)
-    beside = np.array([everyone[TOKENS], everyone[KV], 0.0, everyone[SEQUENCES], 0.0])
+    beside = np.array([all_decodes[TOKENS], all_decodes[KV], 0.0, all_decodes[SEQUENCES], 0.0])
     chunk = max_prefill_tokens(engine.coef, limit_s, beside, cached)
     order = _in_order(keys, slack_s)
-    return _run_within(engine, table, order, int(everyone[TOKENS] + chunk), tokens_out)
+    return _run_within(engine, table, order, int(all_decodes[TOKENS] + chunk), tokens_out)

@@ -19,13 +19,13 @@ from planning.batch.builder import (
     rows_of,
 )
 from planning.batch.classes import (
+    BEST_EFFORT_DECODE,
+    BEST_EFFORT_PREFILL,
     DECODE,
     IDLE,
     LATE_DECODE,
     LATE_PREFILL,
     PREFILL,
-    SPARE_DECODE,
-    SPARE_PREFILL,
     is_decode,
 )
 from planning.batch.composition import (
@@ -161,18 +161,18 @@ def _take_due_decodes(builder: BatchBuilder) -> float:
     Without a prefill no decode waits.
     """
     engine, table, now_s = builder.engine, builder.table, builder.now_s
-    everyone, least_s, pace_s = np.zeros(5), math.inf, engine.limits["max_iteration_s"]
+    all_decodes, least_s, pace_s = np.zeros(5), math.inf, engine.limits["max_iteration_s"]
     stretch, class_of, slack_s = 1.0 + engine.limits["slack_margin"], builder.class_of, builder.slack_s
     for i in range(len(table)):
         if class_of[i] == DECODE:
-            add_tokens(table[i], 1 + table[i]["spec_tokens"], everyone)
+            add_tokens(table[i], 1 + table[i]["spec_tokens"], all_decodes)
             least_s = min(least_s, slack_s[i])
             pace_s = min(pace_s, effective_tpot_s(table[i], now_s))
-    all_s = composition_s(engine.coef, everyone)
+    all_s = composition_s(engine.coef, all_decodes)
     limit_s = min(engine.limits["max_iteration_s"], max(least_s / stretch, min(least_s, all_s)))
     horizon_s = stretch * (limit_s + max(all_s, pace_s)) if builder.counts[PREFILL] > 0 else math.inf
-    has_room = builder.free[FREE_KV] >= builder.counts[DECODE] * engine.limits["block_tokens"] + everyone[TOKENS]
-    fits = has_room and all_s <= limit_s and everyone[TOKENS] <= engine.limits["max_batch_tokens"]
+    has_room = builder.free[FREE_KV] >= builder.counts[DECODE] * engine.limits["block_tokens"] + all_decodes[TOKENS]
+    fits = has_room and all_s <= limit_s and all_decodes[TOKENS] <= engine.limits["max_batch_tokens"]
     rows = rows_of(builder, DECODE) if fits else by_slack(builder, DECODE)
     if all_s > limit_s and has_room and len(rows) > 1:
         limit_s = min(
@@ -186,7 +186,7 @@ def _take_due_decodes(builder: BatchBuilder) -> float:
 
 
 @njit(cache=True)
-def _fill(builder: BatchBuilder, limit_s: float, best_effort_s: float, is_served: bool) -> None:
+def _add_late_and_best_effort(builder: BatchBuilder, limit_s: float, best_effort_s: float, is_served: bool) -> None:
     """Late and best-effort work in what is left: it may not cost an attainable request its SLO, now or later.
 
     Nor may it make newcomers wait: decodes prolong the iteration by ``limits["best_effort_stretch"]`` of an empty one,
@@ -200,7 +200,7 @@ def _fill(builder: BatchBuilder, limit_s: float, best_effort_s: float, is_served
     limit_s = min(limit_s + best_effort_s, used_s + max(best_effort_s, margin_s))
     stretch_s = engine.limits["best_effort_stretch"] * empty_s
     decode_limit_s = min(limit_s, max(used_s, empty_s) + max(best_effort_s, stretch_s))
-    _take_decodes(builder, decode_limit_s, SPARE_DECODE, by_slack(builder, LATE_DECODE))
+    _take_decodes(builder, decode_limit_s, BEST_EFFORT_DECODE, by_slack(builder, LATE_DECODE))
     pace_s = math.inf
     for i in range(len(table)):
         if builder.class_of[i] == LATE_DECODE and builder.tokens_out[i] > 0:
@@ -211,10 +211,10 @@ def _fill(builder: BatchBuilder, limit_s: float, best_effort_s: float, is_served
         max(pace_s, 2 * composition_s(engine.coef, builder.composition)),
         max(empty_s + stretch_s, used_s + best_effort_s),
     )
-    _limit_s, served = _take_prefills(builder, limit_s, SPARE_DECODE, LATE_PREFILL)
-    _take_decodes(builder, decode_limit_s, IDLE, rows_of(builder, SPARE_DECODE))
+    _limit_s, served = _take_prefills(builder, limit_s, BEST_EFFORT_DECODE, LATE_PREFILL)
+    _take_decodes(builder, decode_limit_s, IDLE, rows_of(builder, BEST_EFFORT_DECODE))
     if served == ALL_SERVED:
-        _take_prefills(builder, limit_s, IDLE, SPARE_PREFILL)
+        _take_prefills(builder, limit_s, IDLE, BEST_EFFORT_PREFILL)
 
 
 @njit(cache=True)
@@ -258,13 +258,14 @@ def form_batch(
     builder = BatchBuilder(engine, table, now_s, class_of, count, slack_s, free, composition, tokens_out, budget)
     classify_requests(builder)
     limit_s = _take_due_decodes(builder)
-    has_spare, has_late = count[SPARE_DECODE] + count[SPARE_PREFILL] > 0, count[LATE_DECODE] + count[LATE_PREFILL] > 0
+    has_spare = count[BEST_EFFORT_DECODE] + count[BEST_EFFORT_PREFILL] > 0
+    has_late = count[LATE_DECODE] + count[LATE_PREFILL] > 0
     best_effort_s = limit_s * engine.limits["best_effort_share"] if has_spare else 0.0
     limit_s, served = _take_prefills(builder, limit_s - best_effort_s, LATE_DECODE, PREFILL)
     if served != OUT_OF_TIME and count[PREFILL] > 0:
         _take_decodes(builder, limit_s, LATE_DECODE, by_slack(builder, DECODE))
     if has_spare or has_late:
-        _fill(builder, limit_s, best_effort_s, served == ALL_SERVED)
+        _add_late_and_best_effort(builder, limit_s, best_effort_s, served == ALL_SERVED)
     if builder.composition[TOKENS] == 0 and count[IDLE] < rows:
         _ensure_progress(builder)
     return composition_s(engine.coef, builder.composition), builder.composition

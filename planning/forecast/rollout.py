@@ -6,11 +6,11 @@ import numpy as np
 from numba import njit
 
 from planning.batch.classes import (
+    BEST_EFFORT_DECODE,
+    BEST_EFFORT_PREFILL,
     IDLE,
     LATE_DECODE,
     LATE_PREFILL,
-    SPARE_DECODE,
-    SPARE_PREFILL,
     classify,
     decode_s,
     is_decode,
@@ -222,7 +222,7 @@ def forecast_requests(
         row_forecast["first_s"], row_forecast["finish_s"], row_forecast["margin_s"] = math.inf, math.inf, math.inf
         request_class = classify(coef, limits, row, next_token_deadline_s(row, start_s) - start_s)
         is_late = request_class in (LATE_DECODE, LATE_PREFILL)
-        is_free = request_class in (SPARE_DECODE, SPARE_PREFILL) and limits["best_effort_share"] == 0.0
+        is_free = request_class in (BEST_EFFORT_DECODE, BEST_EFFORT_PREFILL) and limits["best_effort_share"] == 0.0
         if is_late:
             row_forecast["margin_s"] = -math.inf
             if not row_forecast["unattainable"]:

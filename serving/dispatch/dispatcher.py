@@ -13,10 +13,10 @@ import msgspec
 
 from protocol.messages import PREFILLED, Delta
 from replicas.engine import EngineFailure
+from serving.dispatch.admission_queue import AdmissionQueue, Placed
 from serving.dispatch.background import BackgroundCalls, Tasks
 from serving.dispatch.deciding import Decider
 from serving.dispatch.engine_request import EngineRequest, Timeouts, Transport
-from serving.dispatch.offers import Offers, Sent
 from serving.dispatch.quarantine import Quarantine
 from serving.dispatch.registry import RequestRegistry
 from serving.dispatch.streams import Streams
@@ -40,9 +40,11 @@ class Dispatcher:
         self.registry = RequestRegistry(emit, self._background)
         self._streams = Streams(transport, self._tasks, timeouts, self._receive, self._replica_failed)
         decider = Decider(transport, timeouts, self._tasks, self._streams.loads, self.registry.release)
-        self._quarantine = Quarantine(lambda requests: self._offers.enqueue(requests), self._is_settled)
+        self._quarantine = Quarantine(lambda requests: self._admissions.enqueue(requests), self._is_settled)
         self.registry.ended = self._quarantine.acquit
-        self._offers = Offers(self.registry, decider, self._quarantine, self._tasks, self._streams.doubtful, self._send)
+        self._admissions = AdmissionQueue(
+            self.registry, decider, self._quarantine, self._tasks, self._streams.doubtful, self._send
+        )
         self._tasks.keep(lambda: self._streams.watch(self._busy))
 
     @property
@@ -55,7 +57,7 @@ class Dispatcher:
         """Take a request; raises as ``RequestRegistry.add`` does, and then has not taken it."""
         request.transit_s = self.timeouts.transit_s
         self.registry.add(request)
-        self._offers.enqueue([request])
+        self._admissions.enqueue([request])
 
     def abort(self, request_ids: Sequence[str], finish: str = "abort") -> None:
         """Forget requests whose client went away ("abort") or whose stop string appeared; their replica frees them."""
@@ -82,7 +84,7 @@ class Dispatcher:
 
     # -- to a replica -----------------------------------------------------------------------------------------------
 
-    def _send(self, replica: str, sent: Sent) -> None:
+    def _send(self, replica: str, sent: Placed) -> None:
         for request, _ in sent:
             self._streams.record_sent(replica, request.load)
         self._tasks.spawn(
@@ -90,7 +92,7 @@ class Dispatcher:
             lambda _: self.registry.fail(request for request, _ in sent if not request.is_acknowledged),
         )
 
-    async def _submit(self, replica: str, sent: Sent) -> None:
+    async def _submit(self, replica: str, sent: Placed) -> None:
         self._streams.open(replica)
         try:
             submitting = self.transport.submit(replica, [submission for _, submission in sent])
@@ -136,7 +138,7 @@ class Dispatcher:
                 logger.exception("tokens of request %s cannot be taken", request.request_id)
                 self.registry.fail([request])
         self.registry.tell(delivered)
-        self._offers.enqueue(moving)
+        self._admissions.enqueue(moving)
         self._resume(lost, replica)
 
     def _take(
@@ -196,7 +198,7 @@ class Dispatcher:
         self._resume([request for request in requests if self.registry.is_live(request)], replica)
 
     def _resume(self, requests: Iterable[EngineRequest], replica: str) -> None:
-        """Continue elsewhere with the exact tokens so far; what cannot continue exactly ends with an error.
+        """Continue elsewhere with the exact tokens so far; what is not ``resumable`` (a grammar) ends with an error.
 
         So does what went from replica to replica without a token: perhaps it is what fails them. What none takes tries
         again after a pause, for as long as a stream may wait for a replica.
@@ -214,9 +216,9 @@ class Dispatcher:
             if self._quarantine.is_held(request):
                 continue
             if request.is_acknowledged:
-                self._offers.enqueue([request])
+                self._admissions.enqueue([request])
             else:
-                self.registry.group(request).later(PAUSE_S, self._offers.enqueue, [request])
+                self.registry.group(request).later(PAUSE_S, self._admissions.enqueue, [request])
 
     def _is_hopeless(self, request: EngineRequest) -> bool:
         """Count one more failure of the request's replica; whether it was one too many."""

@@ -69,7 +69,7 @@ class EngineRequest:
     prompt_digest: int
     payload: Callable[[list[int]], bytes]
     request_state: HttpRequestState
-    resumable: bool = True  # may continue exactly elsewhere after its replica died
+    resumable: bool = True  # may continue elsewhere after its replica died (a grammar may not)
     can_disaggregate: bool = True  # the same in the ordinary course of things: prefilled here, decoded there
     transfer: bytes = b""  # what the prefilling replica said about the KV cache it holds ready
     prefix: tuple[int, ...] = ()  # marks of the prompt, where replicas are preferred that know it

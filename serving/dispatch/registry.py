@@ -27,7 +27,7 @@ class RequestRegistry:
         self.emit, self._background = emit, background
         self.ended: Callable[[EngineRequest], None] = lambda _: None  # told of each sequence that is over
         self.requests: dict[str, EngineRequest] = {}
-        self._groups: dict[int, Group] = {}  # by the identity of the ticket that the group holds
+        self._groups: dict[int, Group] = {}  # by the identity of the request state that the group holds
 
     # -- who there is -----------------------------------------------------------------------------------------------
 

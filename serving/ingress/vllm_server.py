@@ -81,7 +81,7 @@ class FleetCoreClient:
         try:
             check_computed(request, self._not_computed)
             check_prompt_logprobs(request, self._most_prompt_logprobs)
-            request = to_job(request, request_state, self._block_tokens)
+            request = to_engine_request(request, request_state, self._block_tokens)
         except VLLMValidationError:
             self.forget(request.request_id)
             raise
@@ -119,7 +119,9 @@ class FleetCoreClient:
         self._outputs.put_nowait(EngineCoreOutputs(outputs=[decode_output(delta) for delta in deltas]))
 
 
-def to_job(request: EngineCoreRequest, request_state: HttpRequestState, block_tokens: int = 0) -> EngineRequest:
+def to_engine_request(
+    request: EngineCoreRequest, request_state: HttpRequestState, block_tokens: int = 0
+) -> EngineRequest:
     """What the dispatcher needs to know of a request; its payload can be encoded anew to continue elsewhere.
 
     Raises ``VLLMValidationError`` for what cannot be encoded: later that would be the dispatcher's trouble.

@@ -18,7 +18,7 @@ WORST_FIRST = ("error", "refused", "abort", "length", "stop")
 
 @dataclass
 class Sequence:
-    """One generated sequence (``n > 1`` makes several per ticket)."""
+    """One generated sequence (``n > 1`` makes several per request)."""
 
     tally: Tally
     decision: Decision | None = None

@@ -13,7 +13,7 @@ from planning.tables import to_best_effort
 from routing.fleet_state import FleetState, make_fleet_state, recompute_load
 from routing.placement import NO_SCORES, NOWHERE, PLACEMENT, CandidateOrder, place
 from routing.policy import RoutingPolicy, best_scored, make_routing, to_routing_request
-from routing.scores import MOST_LOADED
+from routing.scores import MOST_LOADED, score_replicas
 from simulation.core.engine import Engines
 from simulation.core.loop import Simulation
 from simulation.dispatchers.planner import StatelessDispatcher
@@ -122,5 +122,8 @@ class BalancerDispatcher(StatelessDispatcher):
                 self.turn += 1
                 replicas = self._fleet_state.at(simulation).replicas
                 scores = self.router.score(to_routing_request(row), replicas, self.turn, self._rng)
+                if not len(scores):
+                    fleet_state = self._fleet_state.at(simulation)
+                    scores = score_replicas(fleet_state, row, simulation.now_s, self.router.rule)
                 target = best_scored(replicas, scores)
             simulation.place(row, target)

@@ -10,7 +10,7 @@ from controller.fleet import Fleet
 from controller.mirror.lengths import WINDOW
 from controller.mirror.replica_model import admission_row
 from controller.options import FleetOptions
-from controller.placement import SILENCE_S, UNBOUND_S, latest_start_s
+from controller.placement import PENDING_TIMEOUT_S, UNBOUND_S, latest_start_s
 from controller.scaling.tiers import Tier, TierTable
 from controller.status import fleet_status
 from profiles.store import load_profile
@@ -94,7 +94,7 @@ def test_a_pending_request_is_forgotten_when_its_door_asks_no_more_and_not_befor
         (decision,) = state.admit([msgspec.structs.replace(asked, age_s=float(second))], float(second))
         assert decision.verdict == Verdict.PENDING
         assert len(state.waiting) == 1
-    state.report(report("a", 9, full), 7.0 + SILENCE_S + 0.1)
+    state.report(report("a", 9, full), 7.0 + PENDING_TIMEOUT_S + 0.1)
     assert state.waiting == {}
 
 

@@ -38,11 +38,11 @@ def test_best_effort_keeps_its_drafts_while_nobody_decodes_under_an_objective() 
 
 def test_the_guard_follows_the_measured_error() -> None:
     exact, noisy = planner(), planner()
-    mix = np.array([100.0, 0.0, 0.0, 1.0, 0.0])
-    seconds = float(iteration_s(COEF, *mix))
+    composition = np.array([100.0, 0.0, 0.0, 1.0, 0.0])
+    seconds = float(iteration_s(COEF, *composition))
     for step in range(100):
-        exact.observe(mix, seconds)
-        noisy.observe(mix, seconds * (0.5 if step % 2 else 1.5))
+        exact.observe(composition, seconds)
+        noisy.observe(composition, seconds * (0.5 if step % 2 else 1.5))
     assert exact.limits["slack_margin"] == pytest.approx(0.0, abs=0.01)
     assert noisy.limits["slack_margin"] == MAX_SLACK_MARGIN
     noisy.configure("slo", {})

@@ -8,7 +8,7 @@ import pytest
 from numba import config
 
 from planning.batch.builder import BatchBuilder, by_slack
-from planning.batch.classes import DECODE, IDLE, SPARE_PREFILL
+from planning.batch.classes import BEST_EFFORT_PREFILL, DECODE, IDLE
 from planning.batch.kv import PREEMPT
 from planning.batch.slo import form_batch
 from planning.engine import EngineModel
@@ -205,15 +205,15 @@ def waiting_best_effort(rows: int, seed: int = 0) -> np.ndarray:
 def test_requests_that_tie_go_by_work_and_then_by_id() -> None:
     table = np.concatenate((decodes([0.1]), waiting_best_effort(200)))
     table["prompt_tokens"][1:] = np.array([5, 3, 8, 3])[np.arange(200) % 4]
-    kinds, counts, slack_s = np.full(201, SPARE_PREFILL), np.full(IDLE + 1, 200), np.full(201, math.inf)
+    kinds, counts, slack_s = np.full(201, BEST_EFFORT_PREFILL), np.full(IDLE + 1, 200), np.full(201, math.inf)
     nothing, tokens = (np.zeros(2, np.int64), np.zeros(5)), np.zeros(201, np.int32)
     builder = BatchBuilder(EngineModel(COEF, LIMITS), table, 0.0, kinds, counts, slack_s, *nothing, tokens, 0)
     kinds[0] = DECODE
     expected = sorted(range(1, 201), key=lambda i: (table["prompt_tokens"][i], table["id"][i]))
-    assert by_slack(builder, SPARE_PREFILL).tolist() == expected
+    assert by_slack(builder, BEST_EFFORT_PREFILL).tolist() == expected
     builder.slack_s[1:] = np.arange(200) // 50 % 2
     expected = sorted(range(1, 201), key=lambda i: (builder.slack_s[i], table["prompt_tokens"][i], table["id"][i]))
-    assert by_slack(builder, SPARE_PREFILL).tolist() == expected
+    assert by_slack(builder, BEST_EFFORT_PREFILL).tolist() == expected
 
 
 def test_best_effort_that_waits_costs_in_proportion_to_its_number() -> None:

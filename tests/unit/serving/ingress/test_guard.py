@@ -14,7 +14,7 @@ from serving.config.limits import GuardConfig
 from serving.ingress.asgi import Message, Receive, Send
 from serving.ingress.guard import ARRIVED, Guard
 
-Sent = list[Message]
+Placed = list[Message]
 ID = (b"x-request-id", b"a" * 128)
 
 
@@ -24,7 +24,7 @@ class Client:
     def __init__(self, guard: Guard, path: str = "/v1/completions", headers: Any = (), method: str = "POST") -> None:
         self.scope: Message = {"type": "http", "method": method, "path": path, "headers": list(headers)}
         self.body: asyncio.Queue[Message] = asyncio.Queue()
-        self.sent: Sent = []
+        self.sent: Placed = []
         self.task = asyncio.ensure_future(guard(self.scope, self.body.get, self._send))
 
     async def _send(self, message: Message) -> None:

@@ -13,7 +13,7 @@ from vllm.v1.engine import EngineCoreRequest
 
 from protocol.messages import Slo
 from serving.ingress.middleware import GENERATING
-from serving.ingress.vllm_server import ROUTES, TASKS, to_job
+from serving.ingress.vllm_server import ROUTES, TASKS, to_engine_request
 from serving.request.state import HttpRequestState
 
 
@@ -24,7 +24,7 @@ def request(tokens: list[int], salt: str | None = None, lora: LoRARequest | None
 def test_prompts_are_marked_by_all_that_their_kv_cache_depends_on() -> None:
     tokens = list(range(100))
     told = [
-        to_job(asked, HttpRequestState(Slo()), 32).admission().prefix
+        to_engine_request(asked, HttpRequestState(Slo()), 32).admission().prefix
         for asked in (
             request(tokens),
             request([*tokens, 7]),
@@ -39,7 +39,7 @@ def test_prompts_are_marked_by_all_that_their_kv_cache_depends_on() -> None:
 
 
 def test_prompts_are_marked_only_where_it_is_asked_for() -> None:
-    assert to_job(request(list(range(100))), HttpRequestState(Slo())).admission().prefix == ()
+    assert to_engine_request(request(list(range(100))), HttpRequestState(Slo())).admission().prefix == ()
 
 
 MEANINGLESS = frozenset(  # over a fleet: they concern one engine in one process, or another way to divide a server

@@ -1,4 +1,4 @@
-"""What a ticket keeps of decisions."""
+"""What a request keeps of decisions."""
 
 import pytest
 

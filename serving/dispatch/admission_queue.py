@@ -1,4 +1,4 @@
-"""The way of requests to a decision: asked about together, followed request by request."""
+"""Queues requests for admission, asks the controller about them together, and acts on its decisions."""
 
 import logging
 import time
@@ -18,10 +18,10 @@ logger = logging.getLogger("polyslo.dispatch")
 
 NO_REPLICA_S = 0.5  # before a stream asks again where there was no replica
 
-Sent = list[tuple[EngineRequest, Submission]]
+Placed = list[tuple[EngineRequest, Submission]]
 
 
-class Offers:
+class AdmissionQueue:
     """``avoided()``: replicas to send nothing new to; ``send(replica, sent)`` takes what was decided."""
 
     def __init__(
@@ -31,7 +31,7 @@ class Offers:
         quarantine: Quarantine,
         tasks: Tasks,
         avoided: Callable[[], tuple[str, ...]],
-        send: Callable[[str, Sent], None],
+        send: Callable[[str, Placed], None],
     ) -> None:
         self._registry, self._decider, self._quarantine = registry, decider, quarantine
         self._tasks, self._timeouts = tasks, decider.timeouts
@@ -59,10 +59,10 @@ class Offers:
             )
 
     async def _admit(self, batch: Sequence[EngineRequest]) -> None:
-        async for decided in self._decider.decide(batch, self._to_questions):
-            self._follow(decided)
+        async for decided in self._decider.decide(batch, self._to_admission_requests):
+            self._apply_decisions(decided)
 
-    def _to_questions(self, batch: Sequence[EngineRequest]) -> list[AdmissionRequest]:
+    def _to_admission_requests(self, batch: Sequence[EngineRequest]) -> list[AdmissionRequest]:
         """The sequences of a request that has not begun are asked about as one."""
         avoided, trials = self._avoided(), self._quarantine.busy_replicas()
         sizes: dict[int, int] = {}
@@ -77,29 +77,29 @@ class Offers:
             questions.append(request.admission((*avoided, *trials) if request.on_trial else avoided, group))
         return questions
 
-    def _follow(self, decided: Decided) -> None:
+    def _apply_decisions(self, decided: Decided) -> None:
         """Do what was decided, request by request, and send what has a replica."""
-        self._registry.release(decision for request, decision in decided if not self._is_about(request, decision))
+        self._registry.release(decision for request, decision in decided if not self._is_current(request, decision))
         by_http_request: dict[int, Decided] = {}
         for request, decision in decided:
-            if self._is_about(request, decision):
+            if self._is_current(request, decision):
                 by_http_request.setdefault(id(request.request_state), []).append((request, decision))
-        to_send: dict[str, Sent] = {}
+        to_send: dict[str, Placed] = {}
         for together in by_http_request.values():
             first, _ = together[0]
             try:
-                self._follow_one(self._registry.group(first), together, to_send)
+                self._apply_to_request(self._registry.group(first), together, to_send)
             except Exception:
                 logger.exception("request failed: %s", first.request_id)
                 self._registry.fail(request for request, _ in together)
         for replica, sent in to_send.items():
             self._send(replica, [each for each in sent if self._registry.is_live(each[0])])
 
-    def _is_about(self, request: EngineRequest, decision: Decision) -> bool:
+    def _is_current(self, request: EngineRequest, decision: Decision) -> bool:
         """Whether a decision is about what the request asks at present; it may have ended meanwhile."""
         return self._registry.is_live(request) and request.attempt_id == decision.request_id and not request.replica
 
-    def _follow_one(self, group: Group, decided: Decided, to_send: dict[str, Sent]) -> None:
+    def _apply_to_request(self, group: Group, decided: Decided, to_send: dict[str, Placed]) -> None:
         """One request: refused with all its sequences, or each of them placed, or waiting for it."""
         refusals = [d for _, d in decided if d.verdict == Verdict.REFUSED]
         refusal = max(refusals, key=lambda d: d.retry_after_s, default=None)
@@ -116,7 +116,7 @@ class Offers:
             elif decision.verdict != Verdict.PENDING:
                 self._place(request, decision, to_send)
 
-    def _place(self, request: EngineRequest, decision: Decision, to_send: dict[str, Sent]) -> None:
+    def _place(self, request: EngineRequest, decision: Decision, to_send: dict[str, Placed]) -> None:
         if request.on_trial and decision.replica in self._quarantine.busy_replicas():
             self._registry.release([decision])
             self._quarantine.postpone(request)
