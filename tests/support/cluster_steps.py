@@ -186,7 +186,7 @@ def main(folder: Path) -> None:
     with ssh_server(folder) as key:
         cluster = cluster_file(folder, key)
         run(folder, "ray", "up", "-y", "--no-config-cache", str(cluster))
-        until(lambda: nodes_alive() == 2, 180, "the worker joins")
+        until(lambda: nodes_alive() == 2, 420, "the worker joins, which sets itself up first")
         seen["nodes"] = nodes_alive()
         serve_and_ask(folder, cluster, seen)
         change_tiers(folder, cluster, seen)
