@@ -139,15 +139,14 @@ class Fleet:
             if not checks and not p.is_best_effort:
                 placement.place_without_check(self.slots, p, self.affinity.weight, now_s)
         asking, together = of_groups([p for p in pending if checks and not p.is_best_effort])
-        slot_of = {name: replica.slot for name, replica in self.replicas.items()}
-        open_fleet = placement.PlacementFleet(self.slots, self.allocation, slot_of, self.options.max_hops)
+        open_fleet = placement.PlacementFleet(self.slots, self.allocation, self.replicas, self.options.max_hops)
         requests = [*asking, *(group[0] for group in together)]
         self.unplaced.returns.receive(self.slots, requests, self.waiting, now_s)
         placement.place_each(open_fleet, asking, self.affinity.weight, now_s)
         fall_back = partial(self._best_effort_or_refuse, now_s=now_s)
-        names = {r.slot: r for r in self.replicas.values()}
+        at = {r.slot: r for r in self.replicas.values()}
         known = decide_together(open_fleet, together, now_s, fall_back)
-        known |= {p.request.request_id: self._admitted(p, names[p.slot], now_s) for p in pending if p.slot >= 0}
+        known |= {p.request.request_id: self._admitted(p, at[p.slot], now_s) for p in pending if p.slot >= 0}
         return [known.get(p.request.request_id) or fall_back(p) for p in pending]
 
     def live(self, now_s: float) -> list[VirtualReplica]:

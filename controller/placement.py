@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from controller.mirror.replica_model import VirtualReplica
 from controller.mirror.slots import ReplicaSlots
 from controller.scaling.allocation import Allocation
 from planning.admission.plan import REASONS, plan_admission
@@ -56,12 +57,13 @@ class PlacementFleet:
 
     slots: ReplicaSlots
     allocation: Allocation
-    slot_of: Mapping[str, int]  # by a replica's name
+    replicas: Mapping[str, VirtualReplica]
     max_hops: int  # exact checks per request
 
     def candidates(self, tier: int) -> dict[int, str]:
         """Replicas that may join the tier, in the order to be asked: slots and names."""
-        return {self.slot_of[name]: name for name in self.allocation.candidates(tier) if name in self.slot_of}
+        known = (name for name in self.allocation.candidates(tier) if name in self.replicas)
+        return {self.replicas[name].slot: name for name in known}
 
 
 @dataclass

@@ -35,9 +35,7 @@ class PhaseOptions(msgspec.Struct, frozen=True):
     cooldown_s: float = 15.0  # between two moves
     short: float = 0.85  # utilization from which a phase is short of replicas
     spare: float = 0.7  # utilization that the other phase must stay below without the replica that it gives
-    transfer_s_per_token: float = (
-        TRANSFER_S_PER_TOKEN  # of a KV cache, from a replica that prefills to one that decodes
-    )
+    transfer_s_per_token: float = TRANSFER_S_PER_TOKEN  # of a KV cache, from prefill to decode
 
 
 @dataclass(frozen=True, slots=True)

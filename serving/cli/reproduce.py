@@ -18,6 +18,7 @@ import serving.loadgen.fidelity  # noqa: F401  (registers itself: it needs a rea
 from simulation.experiments.registry import Context, Experiment, Point, Task, experiment, markdown_table
 
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
+MOST_NAMED = 2  # of the points that are missing, on the page
 Report = Callable[[int, int, str], None]  # points done, points in all, the one that was finished last
 
 
@@ -76,8 +77,11 @@ def update_page(page: Path, chosen: Experiment, result: dict[str, Any]) -> None:
 
 
 def _what_is_missing(result: dict[str, Any]) -> list[str]:
-    """A sentence about points that have not been run, if there are any."""
-    missing, names = result["missing"], ", ".join(f"`{key}`" for key in result["missing"])
+    """A sentence about points that have not been run, if there are any; the result file names all of them."""
+    missing = result["missing"]
+    names = ", ".join(f"`{key}`" for key in missing[:MOST_NAMED])
+    if len(missing) > MOST_NAMED:
+        names += f" and {len(missing) - MOST_NAMED} more"
     return [f"**Incomplete**: {len(missing)} points have not been run yet: {names}."] if missing else []
 
 

@@ -48,14 +48,10 @@ class FleetConfig(Section):
     max_hops: PositiveInt = FLEET.max_hops  # replicas that a request may try
     pending: bool = FLEET.pending  # what is not attainable now waits for room until it would be too late
     unattainable: Literal["best_effort", "refuse"] = FLEET.unattainable  # where a tier does not say
-    prefix_affinity: NonNegativeFloat = (
-        FLEET.prefix_affinity
-    )  # what a whole cached prompt adds to the policy's preference
+    prefix_affinity: NonNegativeFloat = FLEET.prefix_affinity  # what a whole cached prompt adds to the score
     overload_status: ErrorStatus = 429  # some proxies retry on one code only
     best_effort_share: Share = 0.0  # part of every iteration kept for best effort
-    best_effort_backlog: PositiveFloat = (
-        FLEET.best_effort_backlog
-    )  # that a replica holds, as a multiple of its max_num_seqs
+    best_effort_backlog: PositiveFloat = FLEET.best_effort_backlog  # that a replica holds, times its max_num_seqs
     length_prior_tokens: PositiveFloat = FLEET.length_prior_tokens  # expected output until finished requests have told
     report_interval_s: PositiveFloat = REPLICA.report_interval_s
     silent_s: PositiveFloat = FLEET.silent_s  # a replica without a report for so long takes no new requests
@@ -84,7 +80,7 @@ class FleetConfig(Section):
 
 
 class IngressConfig(Section):
-    """The HTTP doors; where they listen is Serve's own ``http_options``."""
+    """The HTTP ingresses; where they listen is Serve's own ``http_options``."""
 
     num_replicas: PositiveInt = 1
     num_cpus: NonNegativeFloat = 0.5  # CPU cores that each reserves in Ray
@@ -148,7 +144,7 @@ class AppConfig(Section):
 
     @property
     def marked_block_tokens(self) -> int:
-        """Block size by which doors mark prompts; 0 where nobody asks for it."""
+        """Block size by which ingresses hash prompts; 0 where nobody asks for it."""
         return self.engine.block_size if self.fleet.prefix_affinity else 0
 
     @property

@@ -66,7 +66,7 @@ class TierConfig(Section):
 
 
 class TierTableConfig(Section):
-    """All tiers. Raise ``version`` with every change: doors and controller keep the highest they have seen."""
+    """All tiers. Raise ``version`` with every change: ingresses and controller keep the highest they have seen."""
 
     version: PositiveInt
     default_tier: str  # of requests that name neither a tier nor an objective

@@ -165,7 +165,7 @@ class Ingress:
         timeouts = Timeouts(fleet.admit_timeout_s, fleet.resume_timeout_s, fleet.stall_timeout_s)
         most = self.config.ingress.limits.prompt_logprobs
         server, self.client = await make_server(arguments, self.transport, timeouts, 0, most, self.config.not_computed)
-        self.door_state = server.state  # of vLLM's application
+        self.server_state = server.state  # of vLLM's application
         self.ingress_app = IngressApp(self.config, self.transport, server, self.client.dispatcher)  # type: ignore[arg-type]
         self.ingress_app.set_table(TABLE)
 

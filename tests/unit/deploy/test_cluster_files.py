@@ -56,6 +56,16 @@ def test_nodes_get_the_whole_project_and_install_it_from_its_locks(name: str) ->
     assert (ROOT / "requirements" / setup.partition("LOCKS=")[2].split()[0]).exists()
 
 
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_links_in_what_nodes_get_point_to_what_nodes_get(name: str) -> None:
+    """Ray's autoscaler reads every mounted file on the head; it ends at one that is not there."""
+    mounted = [ROOT / here for here in document(name)["file_mounts"].values()]
+    links = [path for folder in mounted for path in folder.rglob("*") if path.is_symlink()]
+    assert links
+    for link in links:
+        assert any(link.resolve().is_relative_to(each) for each in mounted), link
+
+
 def test_the_image_holds_the_whole_project() -> None:
     lines = (ROOT / "deploy/Dockerfile").read_text().splitlines()
     copied = {word for line in lines if line.startswith("COPY") for word in line.split()[2:-1]}

@@ -97,7 +97,8 @@ def test_arguments_that_vllm_has_pass() -> None:
     pytest.importorskip("vllm")
     from serving.app import check_engine_kwargs
 
-    check_engine_kwargs(AppConfig.read({"engine": {"engine_kwargs": {"tensor_parallel_size": 2, "seed": 1}}}))
+    config = AppConfig.read({"engine": {"engine_kwargs": {"tensor_parallel_size": 2, "seed": 1}}})
+    check_engine_kwargs(config)  # raises nothing
 
 
 def test_vllms_own_order_takes_its_own_arguments() -> None:

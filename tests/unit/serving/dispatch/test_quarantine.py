@@ -102,14 +102,19 @@ def test_what_ends_an_engine_while_it_decodes_ends_one_more_and_no_stream() -> N
     play(scenario, *REPLICAS)
 
 
+async def streams_whose_engine_ends(scene: Scene) -> None:
+    """Every innocent request has a token, then engine ``a`` ends and no engine makes any more."""
+    engines = Poisoned(scene, lambda _: False)
+    for name in INNOCENT:
+        scene.start(name)
+    await until(lambda: all(scene.tokens(name) for name in INNOCENT))
+    engines.hold_tongue()
+    engines.end("a")
+
+
 def test_streams_are_tried_on_all_replicas_at_a_time_each_alone() -> None:
     async def scenario(scene: Scene) -> None:
-        engines = Poisoned(scene, lambda _: False)
-        for name in INNOCENT:
-            scene.start(name)
-        await until(lambda: all(scene.tokens(name) for name in INNOCENT))
-        engines.hold_tongue()
-        engines.end("a")
+        await streams_whose_engine_ends(scene)
         await until(lambda: len(scene.fleet.submitted) == 12 + 3)
         asked = len(scene.fleet.batches)
         await until(lambda: len(scene.fleet.batches) >= asked + 2)
@@ -123,12 +128,7 @@ def test_streams_wait_for_their_trial_no_longer_than_they_may(monkeypatch: pytes
     monkeypatch.setattr(quarantine, "STREAMS_S", 0.1)
 
     async def scenario(scene: Scene) -> None:
-        engines = Poisoned(scene, lambda _: False)
-        for name in INNOCENT:
-            scene.start(name)
-        await until(lambda: all(scene.tokens(name) for name in INNOCENT))
-        engines.hold_tongue()
-        engines.end("a")
+        await streams_whose_engine_ends(scene)
         await until(lambda: len(scene.fleet.submitted) == 24)
 
     play(scenario, timeouts=STEADY)

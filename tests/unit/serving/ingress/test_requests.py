@@ -102,7 +102,7 @@ def test_a_request_that_cannot_be_encoded_leaves_the_others_alone(ingress: Ingre
     async def all_at_once() -> list[Any]:
         from vllm.sampling_params import SamplingParams
 
-        engine = ingress.door_state.engine_client
+        engine = ingress.server_state.engine_client
 
         async def direct(request_id: str, **sampling: Any) -> Any:
             params = SamplingParams(max_tokens=3, **sampling)
@@ -279,7 +279,7 @@ def test_nobody_waits_for_a_slow_grammar_to_have_his_own_checked(
 
 
 def test_nobody_waits_for_the_tokens_of_anothers_long_text(ingress: Ingress) -> None:
-    lanes, goes = ingress.door_state.engine_client.renderer._executor, threading.Event()
+    lanes, goes = ingress.server_state.engine_client.renderer._executor, threading.Event()
     slow = lanes.submit(lambda _prompt: goes.wait(60), {"prompt": "a" * 25_000})
     try:
         assert ingress.post("/v1/completions", sound()).status_code == 200

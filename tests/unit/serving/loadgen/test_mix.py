@@ -134,4 +134,6 @@ def test_default_class_is_the_servers_default_tier() -> None:
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("mix*.yaml")), ids=lambda path: path.stem)
 def test_shipped_mixes_are_sound_and_accept_every_request(path: Path) -> None:
     classes = read_mix(path)
-    draw_classes(classes, synthetic_trace(200, 1.0, 400, 10, sigma=3.0), seed=0)
+    drawn = draw_classes(classes, synthetic_trace(200, 1.0, 400, 10, sigma=3.0), seed=0)
+    assert len(drawn) == 200
+    assert set(drawn.tolist()) <= set(range(len(classes)))
