@@ -9,9 +9,10 @@ from functools import partial
 
 import numpy as np
 
-from controller import placement
+from controller import decisions, placement
 from controller.binning import in_own_tier
 from controller.groups import decide_together, of_groups
+from controller.held import HeldRequests
 from controller.mirror.lengths import LengthEstimator
 from controller.mirror.locations import RequestLocations
 from controller.mirror.prefix_affinity import Affinity
@@ -45,6 +46,7 @@ class Fleet:
     tracker: Tracker = field(default_factory=Tracker)
     slots: ReplicaSlots = field(default_factory=ReplicaSlots)
     turn: int = 0
+    by_slot: dict[int, VirtualReplica] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.lengths = LengthEstimator(self.options.length_prior_tokens, self.tiers.length_priors)
@@ -54,15 +56,12 @@ class Fleet:
         self.affinity = Affinity(self.options.prefix_affinity, self.options.block_tokens)
         self._rng = np.random.default_rng(self.options.seed)
         self.places = RequestLocations(self.replicas)
+        self.held = HeldRequests(self.places)
 
     def adopt_state(self, other: "Fleet", now_s: float) -> None:
         """Take over what another fleet knows: the options have changed, perhaps the tier table too."""
-        self.replicas, self.slots, self.tracker, self.places = (
-            other.replicas,
-            other.slots,
-            other.tracker,
-            other.places,
-        )
+        self.replicas, self.slots, self.by_slot = other.replicas, other.slots, other.by_slot
+        self.tracker, self.places, self.held = other.tracker, other.places, other.held
         self.turn, own = other.turn, self.lengths
         self.unplaced.adopt_state(other.unplaced)
         self.lengths = replace(other.lengths, prior_tokens=own.prior_tokens, tier_priors=own.tier_priors)
@@ -82,7 +81,8 @@ class Fleet:
             if known is not None:
                 self._drop(known)
             profile = self.load_profile(report.profile)
-            self.replicas[report.replica] = VirtualReplica(report, profile, self.slots, now_s)
+            born = self.replicas[report.replica] = VirtualReplica(report, profile, self.slots, now_s)
+            self.by_slot[born.slot] = born
         replica = self.replicas[report.replica]
         self.places.follow(replica, replica.sync(report, self.lengths, self.tiers, now_s), now_s)
         if is_new or self.allocation.is_due(now_s):
@@ -102,6 +102,7 @@ class Fleet:
         """Tell requests their tiers in another table (``TierTable.tier_remap``)."""
         for replica in self.replicas.values():
             replica.table["tier"] = tier_remap[replica.table["tier"]]
+        self.held.remap_tiers(tier_remap)
         self.unplaced.remap_tiers(tier_remap)
 
     def on_failed(self, replica: str, now_s: float) -> None:
@@ -122,6 +123,7 @@ class Fleet:
         self.lengths.learn(outcome)
         uid = request_uid(outcome.request_id)
         self.unplaced.leave(uid)
+        self.held.leave(uid)
         self.places.free(uid)
 
     # -- decisions --------------------------------------------------------------------------------------------------
@@ -133,6 +135,8 @@ class Fleet:
         self._open(now_s)
         advance_fleet(self.slots.fleet_state, now_s)
         self.slots.allocate(len(batch))
+        uids = [request_uid(request.request_id) for request in batch]
+        asked_before = {uid for uid in uids if uid in self.waiting or uid in self.held}
         checks, pending = self.options.admission and self.policy.checks_admission, []
         for request in batch:
             pending.append(p := self._to_pending(request, now_s))
@@ -141,13 +145,25 @@ class Fleet:
         asking, together = of_groups([p for p in pending if checks and not p.is_best_effort])
         open_fleet = placement.PlacementFleet(self.slots, self.allocation, self.replicas, self.options.max_hops)
         requests = [*asking, *(group[0] for group in together)]
-        self.unplaced.returns.receive(self.slots, requests, self.waiting, now_s)
+        self.unplaced.returns.receive(self.slots, requests, asked_before, now_s)
         placement.place_each(open_fleet, asking, self.affinity.weight, now_s)
+        self.held.displace(open_fleet, self.by_slot, [p for p in asking if p.slot < 0 and p.is_new], now_s)
         fall_back = partial(self._best_effort_or_refuse, now_s=now_s)
-        at = {r.slot: r for r in self.replicas.values()}
         known = decide_together(open_fleet, together, now_s, fall_back)
-        known |= {p.request.request_id: self._admitted(p, at[p.slot], now_s) for p in pending if p.slot >= 0}
+        known |= {p.request.request_id: self._admit_or_hold(p, now_s) for p in pending if p.slot >= 0}
         return [known.get(p.request.request_id) or fall_back(p) for p in pending]
+
+    def _admit_or_hold(self, p: Pending, now_s: float) -> Decision:
+        """Send a placed request, or keep it back while it could not begin."""
+        if self._may_hold and (wait_s := self.held.wait_s(p, now_s)) > 0.0:
+            self.held.hold(p, self.by_slot[p.slot], now_s)
+            self.unplaced.leave(int(p.row["id"]))
+            return self._unplaced(p, Verdict.PENDING, wait_s)
+        return self._admitted(p, self.by_slot[p.slot], now_s)
+
+    @property
+    def _may_hold(self) -> bool:
+        return self.options.pending
 
     def live(self, now_s: float) -> list[VirtualReplica]:
         """Replicas that may take requests: those that report and whose engines move.
@@ -171,6 +187,7 @@ class Fleet:
     def _to_pending(self, request: AdmissionRequest, now_s: float) -> Pending:
         """The request as a row with its scores; its earlier place is freed, as of a resumed stream or a retry."""
         self.places.free(request_uid(request.request_id))
+        self.held.leave(request_uid(request.request_id))
         tier, state = self.tiers.of_request(request.slo), self.slots.fleet_state.replicas
         row = admission_row(request, tier, self.lengths, now_s)
         self.turn += 1
@@ -193,17 +210,8 @@ class Fleet:
     def _admitted(self, p: Pending, replica: VirtualReplica, now_s: float) -> Decision:
         self._settle(p, replica, now_s)
         self.unplaced.leave(int(p.row["id"]))
-        return Decision(
-            p.request.request_id,
-            Verdict.ADMITTED,
-            replica.name,
-            self.tiers.tiers[p.tier].name if self.tiers.tiers else p.request.slo.tier,
-            "attainable" if p.is_checked else "admission_off",
-            p.first_s - float(p.row["arrival_s"]),
-            p.tpot_s,
-            hops=p.hops,
-            output_tokens=int(p.row["output_tokens"]),
-        )
+        tier = self.tiers.tiers[p.tier].name if self.tiers.tiers else p.request.slo.tier
+        return decisions.admitted(p, replica.name, tier)
 
     def _best_effort_or_refuse(self, p: Pending, now_s: float) -> Decision:
         """Wait for room, go best effort to the replica with the least to do, or a refusal that says when to return."""
@@ -221,23 +229,14 @@ class Fleet:
             return self._unplaced(p, Verdict.PENDING, RETRY_INTERVAL_S[1])
         self.unplaced.leave(int(p.row["id"]))
         if slot < 0:
-            return Decision(p.request.request_id, Verdict.REFUSED, "", p.request.slo.tier, "no_replica")
+            return decisions.unplaced(p, Verdict.REFUSED, "no_replica", 0.0)
         to_best_effort(p.row)
         self.slots.add(slot, p.row)
-        self._settle(p, replica := next(r for r in self.replicas.values() if r.slot == slot), now_s)
-        return Decision(
-            p.request.request_id,
-            Verdict.ADMITTED if asked_best_effort else Verdict.BEST_EFFORT,
-            replica.name,
-            p.request.slo.tier if asked_best_effort else self.tiers.best_effort_name,
-            "best_effort" if asked_best_effort else p.reason,
-            hops=p.hops,
-            output_tokens=int(p.row["output_tokens"]),
-        )
+        self._settle(p, replica := self.by_slot[slot], now_s)
+        return decisions.best_effort(p, replica.name, None if asked_best_effort else self.tiers.best_effort_name)
 
     def _unplaced(self, p: Pending, verdict: Verdict, wait_s: float) -> Decision:
-        name, reason = p.request.request_id, p.reason if self._is_any_open else "no_replica"
-        return Decision(name, verdict, "", p.request.slo.tier, reason, hops=p.hops, retry_after_s=wait_s)
+        return decisions.unplaced(p, verdict, p.reason if self._is_any_open else "no_replica", wait_s)
 
     def _pause_s(self, p: Pending, now_s: float) -> float:
         """How long a request that does not fit now should wait before it asks again; 0 when it is too late for that."""
@@ -270,6 +269,7 @@ class Fleet:
         """Give up replicas that have been silent for long, and pending requests that ask no more."""
         self._give_up([name for name, r in self.replicas.items() if now_s - r.seen_s > self.options.forget_s], now_s)
         self.unplaced.forget(now_s)
+        self.held.forget()
 
     def _give_up(self, names: Sequence[str], now_s: float) -> None:
         for name in names:
@@ -280,6 +280,7 @@ class Fleet:
     def _drop(self, replica: VirtualReplica) -> None:
         """Forget what a replica held: it is gone or reborn."""
         self.slots.release(replica.slot)
+        del self.by_slot[replica.slot]
         self.unplaced.returns.forget(replica.slot)
         self.places.forget(replica.name)
 

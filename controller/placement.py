@@ -8,7 +8,7 @@ import numpy as np
 from controller.mirror.replica_model import VirtualReplica
 from controller.mirror.slots import ReplicaSlots
 from controller.scaling.allocation import Allocation
-from planning.admission.plan import REASONS, plan_admission
+from planning.admission.plan import REASONS, AdmissionPlan, plan_admission
 from planning.engine import EngineModel
 from planning.forecast.rollout import TOLERANCE_S
 from planning.tables import request_table
@@ -83,6 +83,7 @@ class Pending:
     is_returning_on_time: bool = False  # at the time that an earlier refusal told
     siblings: Sequence["Pending"] = ()  # of the first sequence of a request: the others
     is_possible: bool = True  # an idle fleet could hold the request with all its sequences
+    begin_s: float = -np.inf  # predicted start of its first iteration
     first_s: float = np.inf  # predicted time of the first token, and seconds per token after it
     tpot_s: float = np.inf
 
@@ -182,7 +183,7 @@ def place_admitted(slots: ReplicaSlots, asking: Sequence[Pending], now_s: float,
     for p, placed in zip(asking, placements, strict=True):
         p.slot, p.is_checked = int(placed["replica"]), True
         p.hops = max(0, int(placed["hops"]) - 1)
-        p.first_s, p.tpot_s = float(placed["first_s"]), float(placed["tpot_s"])
+        p.begin_s, p.first_s, p.tpot_s = (float(placed[name]) for name in ("begin_s", "first_s", "tpot_s"))
         if slots.fleet_state.replicas["is_open"].any():
             p.reason = REASONS[placed["reason"]].value
 
@@ -201,7 +202,7 @@ def recruit_replica(fleet: PlacementFleet, asking: Sequence[Pending], now_s: flo
     while left:
         p = left.pop(0)
         names = fleet.candidates(p.tier)
-        _try_as_tier(fleet.slots, p, [slot for slot in names if _is_wanted(p, slot)], now_s, fleet.max_hops)
+        _try_as_tier(fleet.slots, p, [slot for slot in names if is_wanted(p, slot)], now_s, fleet.max_hops)
         if p.slot == NOWHERE:
             continue
         fleet.allocation.join(names[p.slot], p.tier, now_s)
@@ -234,12 +235,12 @@ def reoptimize_burst(slots: ReplicaSlots, asking: Sequence[Pending], now_s: floa
     for slot in dict.fromkeys(p.slot for p in asking if p.slot != NOWHERE):
         tier = int(slots.fleet_state.replicas["tier"][slot])
         here = [p for p in asking if p.slot == slot]
-        left = [p for p in asking if p.slot == NOWHERE and tier_distance(tier, p.tier) >= 0 and _is_wanted(p, slot)]
+        left = [p for p in asking if p.slot == NOWHERE and tier_distance(tier, p.tier) >= 0 and is_wanted(p, slot)]
         if left:
             _choose_set(slots, slot, here, left, now_s)
 
 
-def _is_wanted(p: Pending, slot: int) -> bool:
+def is_wanted(p: Pending, slot: int) -> bool:
     return len(p.scores) == 0 or p.scores[slot] > -np.inf
 
 
@@ -247,22 +248,31 @@ def _choose_set(slots: ReplicaSlots, slot: int, here: list[Pending], left: list[
     """Put the better set in place of ``here`` if there is one."""
     table, both = slots.rows(slot), [*here, *left]
     promised = table[~np.isin(table["id"], [int(p.row["id"]) for p in here])]
-    start_s = max(now_s, float(slots.fleet_state.replicas["free_at_s"][slot]))
     rows = np.array([p.row for p in both])
-    plan = plan_admission(
-        EngineModel(slots.fleet_state.pessimistic_coefs[slot], slots.fleet_state.limits[slot]),
-        promised,
-        rows,
-        start_s,
-    )
+    plan = plan_admission(pessimistic_engine(slots, slot), promised, rows, next_start_s(slots, slot, now_s))
     worth = float(rows["value"][plan.accepted].sum())
     if worth <= sum(float(p.row["value"]) for p in here) + TOLERANCE_S:
         return
     slots.put(slot, np.concatenate([promised, rows[plan.accepted]]))
     for k, p in enumerate(both):
-        p.slot, p.reason = (slot if plan.accepted[k] else NOWHERE), plan.reasons[k].value
-        p.first_s = float(plan.predicted_ttft_s[k] + p.row["arrival_s"])
-        p.tpot_s = float(plan.predicted_tpot_s[k])
+        note_plan(p, plan, k, slot)
+
+
+def note_plan(p: Pending, plan: AdmissionPlan, k: int, slot: int) -> None:
+    """What a plan for this slot says of the request, its ``k``-th new one."""
+    p.slot, p.reason = (slot if plan.accepted[k] else NOWHERE), plan.reasons[k].value
+    p.begin_s, p.tpot_s = float(plan.begin_s[k]), float(plan.predicted_tpot_s[k])
+    p.first_s = float(plan.predicted_ttft_s[k] + p.row["arrival_s"])
+
+
+def pessimistic_engine(slots: ReplicaSlots, slot: int) -> EngineModel:
+    """The model by which the slot's replica makes promises."""
+    return EngineModel(slots.fleet_state.pessimistic_coefs[slot], slots.fleet_state.limits[slot])
+
+
+def next_start_s(slots: ReplicaSlots, slot: int, now_s: float) -> float:
+    """When the slot's replica can begin another iteration."""
+    return max(now_s, float(slots.fleet_state.replicas["free_at_s"][slot]))
 
 
 def latest_start_s(slots: ReplicaSlots, row: np.ndarray, now_s: float) -> float:

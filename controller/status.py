@@ -33,8 +33,9 @@ def prefix_status(fleet: Fleet) -> dict[str, int] | None:
 
 
 def waiting_per_tier(fleet: Fleet) -> dict[str, int]:
-    """Pending requests of each tier that has any."""
-    tiers = [fleet.tiers.tiers[waiting.tier].name for waiting in fleet.waiting.values()]
+    """Pending requests of each tier that has any, with or without a place."""
+    pending = [w.tier for w in fleet.waiting.values()] + [p.tier for p in fleet.held.pending.values()]
+    tiers = [fleet.tiers.tiers[position].name for position in pending]
     return {tier: tiers.count(tier) for tier in sorted(set(tiers))}
 
 

@@ -17,25 +17,12 @@ LIMITS = np.dtype(
         ("best_effort_stretch", "f8"),
         ("best_effort_share", "f8"),  # part of every iteration kept for best effort, against starvation
         ("acceptance", "f8"),  # probability that a draft token is accepted
-        # By how much of its prediction an iteration may take longer without making a token late.
+        # By how much of its prediction an iteration may take longer without making a token late: ``reach`` of
+        # ``profiles.online``, 0 where predictions are exact.
         ("slack_margin", "f8"),
         ("kv_headroom", "f8"),  # part of the KV cache that admission leaves free for longer outputs than predicted
     ]
 )
-
-
-# Slack margin per mean relative error of the predictions, in engines and in the controller's models of them.
-SLACK_MARGIN_PER_ERROR = 16.0
-MAX_SLACK_MARGIN = 5.0
-
-
-def slack_margin_for(error: float) -> float:
-    """The slack margin of an engine whose iterations miss their predictions by ``error`` (mean absolute, relative).
-
-    Exact predictions need none. One iteration in a hundred takes about ``1 + 5 * error`` times its prediction; most of
-    what is on top of that covers several such in a row, since one late token misses the whole request.
-    """
-    return min(MAX_SLACK_MARGIN, SLACK_MARGIN_PER_ERROR * error)
 
 
 @register_jitable

@@ -9,6 +9,7 @@ machine that changed, and the past is forgotten faster; a ridge keeps what the i
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,9 @@ from profiles.batch import Floats
 
 # Positions in the state vector, float64[STATE].
 SLOPE, INTERCEPT_S, A_SS, A_SI, A_II, C_S, C_I, SPREAD, RAW_ERROR, ERROR, STREAK, COUNT = range(12)
-STATE = 12
+BEHIND, MOST_BEHIND, SCALE = range(12, 15)  # of the run of iterations going on, see ``reach``
+STATE = 15
+RUN = 40  # iterations over which a stream that falls behind is not yet given time to recover
 
 
 class Tuning(NamedTuple):
@@ -34,6 +37,11 @@ class Tuning(NamedTuple):
     averaging: float = 0.05  # weight of a new observation in the running mean errors
     lowest: float = 0.2  # bounds of slope, and of intercept over the profile's
     highest: float = 20.0
+    confidence: float = 0.95  # share of runs that fall behind by no more than ``reach``
+    scale_rate: float = 0.25  # a run that falls further behind raises the reach by this factor less one
+    least_scale: float = 0.5
+    most_scale: float = 10.0
+    furthest: float = 5.0  # a model that errs by more has other problems than a margin could solve
 
 
 class Drift(NamedTuple):
@@ -45,6 +53,7 @@ class Drift(NamedTuple):
     error: float
     uncorrected_error: float
     observations: int
+    reach: float  # iterations that a run of ``RUN`` falls behind at most, in 95 % of runs
 
 
 DEFAULT = Tuning()
@@ -55,7 +64,7 @@ LEAST_SPREAD = 0.01
 def new_correction(coef: Floats) -> Floats:
     """The state that leaves ``coef`` as it is."""
     state = np.zeros(STATE)
-    state[SLOPE], state[INTERCEPT_S], state[SPREAD] = 1.0, kernels.gemm_s(coef, 0.0), 0.1
+    state[SLOPE], state[INTERCEPT_S], state[SPREAD], state[SCALE] = 1.0, kernels.gemm_s(coef, 0.0), 0.1, 1.0
     return state
 
 
@@ -94,7 +103,44 @@ def observe(
     new[ERROR] = _mean(state[ERROR], min(1.0, error / ratio), rate)  # a stall shortens what is measured after it
     new[RAW_ERROR] = _mean(state[RAW_ERROR], min(1.0, abs(ratio - 1.0) / ratio), rate)
     new[COUNT] = state[COUNT] + 1
+    _follow_run(new, (ratio - expected) / max(expected, tuning.lowest), tuning)
     return new
+
+
+@njit(cache=True)
+def _follow_run(new: Floats, late: float, tuning: Tuning) -> None:
+    """Add one iteration, ``late`` times its prediction too long, to the run; a run that ends moves the scale.
+
+    The scale tracks the quantile ``confidence`` (quantile tracking of Angelopoulos et al. 2023, "Conformal PID
+    control"): whatever the distribution is, and however iterations hang together, that share of runs stays within it.
+    """
+    new[BEHIND] += late
+    new[MOST_BEHIND] = max(new[MOST_BEHIND], new[BEHIND])
+    if new[COUNT] % RUN == 0.0:
+        is_beyond = 1.0 if new[MOST_BEHIND] > reach(new, tuning) else 0.0
+        scale = new[SCALE] * math.exp(tuning.scale_rate * (is_beyond - (1.0 - tuning.confidence)))
+        new[SCALE] = min(max(scale, tuning.least_scale), tuning.most_scale)
+        new[BEHIND] = new[MOST_BEHIND] = 0.0
+
+
+@njit(cache=True)
+def reach(state: Floats, tuning: Tuning = DEFAULT) -> float:
+    """How far a run of ``RUN`` iterations falls behind its prediction at most, in iterations, with ``confidence``.
+
+    Independent normal errors of mean size ``ERROR`` have a standard deviation of ``sqrt(pi / 2)`` times that, and their
+    sum exceeds x somewhere in the run twice as often as at its end (reflection principle). The scale, learnt from the
+    runs seen, corrects that for stalls and for errors that hang together.
+    """
+    quantile = math.sqrt(2.0) * _erf_inverse(tuning.confidence)
+    return min(tuning.furthest, state[SCALE] * quantile * math.sqrt(RUN * math.pi / 2.0) * state[ERROR])
+
+
+@njit(cache=True)
+def _erf_inverse(x: float) -> float:
+    """Winitzki's approximation, within 0.4 %."""
+    log = math.log(1.0 - x * x)
+    half = 2.0 / (math.pi * 0.147) + log / 2.0
+    return math.sqrt(math.sqrt(half * half - log / 0.147) - half)
 
 
 @njit(cache=True)
@@ -173,4 +219,5 @@ def drift(state: Floats, coef: Floats) -> Drift:
         error=float(state[ERROR]),
         uncorrected_error=float(state[RAW_ERROR]),
         observations=int(state[COUNT]),
+        reach=float(reach(state)),
     )

@@ -13,10 +13,10 @@ from planning.batch.registry import batch_policy
 from planning.batch.speculation import plan_drafts
 from planning.deadlines import begin_lines
 from planning.engine import EngineModel
-from planning.limits import make_limits, slack_margin_for
+from planning.limits import make_limits
 from planning.tables import request_table
 from profiles.kernels import iteration_s
-from profiles.online import ERROR, corrected, new_correction, observe
+from profiles.online import corrected, new_correction, observe, reach
 from profiles.store import load_profile
 from protocol.messages import LIVE_STRETCH
 from replicas.engine import PlanLimits
@@ -79,10 +79,7 @@ class StepPlanner:
     def configure(self, policy: str, options: dict[str, float]) -> None:
         """Choose the policy by name; raises ``ValueError`` for an unknown policy or option."""
         limits = planner_limits(policy, options, **self._bounds)
-        limits["acceptance"], limits["slack_margin"] = (
-            min(self._acceptance, 0.99),
-            slack_margin_for(self._correction[ERROR]),
-        )
+        limits["acceptance"], limits["slack_margin"] = min(self._acceptance, 0.99), reach(self._correction)
         self.policy, self.limits = batch_policy(policy), limits
 
     def warm_up(self) -> None:
@@ -136,7 +133,7 @@ class StepPlanner:
         if self._learn:
             self._correction = observe(self._correction, self._profile, composition, seconds)
             self.coefficients = corrected(self._profile, self._correction)
-            self.limits["slack_margin"] = slack_margin_for(self._correction[ERROR])
+            self.limits["slack_margin"] = reach(self._correction)
 
 
 def profile_coefficients(name: str, speed: float = 1.0) -> tuple[np.ndarray, int]:

@@ -53,6 +53,7 @@ PLACEMENT = np.dtype(
         ("replica", "i4"),
         ("reason", "i4"),  # planning.admission.plan.REASONS
         ("hops", "i4"),  # replicas that were checked exactly
+        ("begin_s", "f8"),  # predicted start of the first iteration that computes some of it
         ("first_s", "f8"),  # predicted time of the first token
         ("tpot_s", "f8"),
     ]
@@ -235,7 +236,7 @@ def _place_one(
     if len(refused):
         _skip_dominated(fleet, row, refused, is_tried)
     placement["replica"], placement["hops"], r = NOWHERE, 0, NOWHERE
-    placement["first_s"], placement["tpot_s"] = math.inf, math.inf
+    placement["begin_s"], placement["first_s"], placement["tpot_s"] = math.inf, math.inf, math.inf
     while placement["hops"] < order.max_hops:
         r, reject_reason = _next_candidate(fleet, row, now_s, order, is_tried, r)
         if r == NOWHERE:
@@ -247,7 +248,7 @@ def _place_one(
         placement["reason"] = check_replica(fleet, r, row, now_s)
         if placement["reason"] == ADMITTED:
             row_forecast = fleet.forecasts[r, fleet.replicas[r]["count"]]
-            placement["replica"] = r
+            placement["replica"], placement["begin_s"] = r, row_forecast["begin_s"]
             placement["first_s"], placement["tpot_s"] = row_forecast["first_s"], row_forecast["tpot_s"]
             add_request(fleet, r, row)
             return

@@ -157,6 +157,11 @@ class DisaggregatedFleet(Fleet):
         finally:
             self._phase = None
 
+    @property
+    def _may_hold(self) -> bool:
+        """A request has room in both phases or in none: neither is given away."""
+        return False
+
     def _transfer_s(self, request: AdmissionRequest) -> float:
         """How long the KV cache of a request has still to travel before its second token."""
         return max(0.0, self.phases.options.transfer_s_per_token * request.prompt_tokens - request.travelled_s)
@@ -241,8 +246,7 @@ class DisaggregatedFleet(Fleet):
         if p.slot < 0:
             return self._unplaced(p, Verdict.REFUSED, 0.0)
         self.slots.add(p.slot, p.row)
-        replica = next(r for r in self.replicas.values() if r.slot == p.slot)
-        return msgspec.structs.replace(self._admitted(p, replica, now_s), reason=p.reason)
+        return msgspec.structs.replace(self._admitted(p, self.by_slot[p.slot], now_s), reason=p.reason)
 
 
 def _suits(p: Pending, state: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ from controller.mirror.lengths import LengthEstimator
 from controller.mirror.slots import ReplicaSlots
 from controller.scaling.role import ReplicaView
 from controller.scaling.tiers import TierTable
-from planning.limits import LIMITS, make_limits, slack_margin_for
+from planning.limits import LIMITS, make_limits
 from planning.tables import BOUNDS, REQUEST, request_table, set_objective, to_best_effort
 from profiles.online import corrected, drift, new_correction, observe_steps
 from profiles.profile import Profile
@@ -92,10 +92,10 @@ class VirtualReplica:
         if len(measured):
             self._correction = observe_steps(self._correction, self.profile.coefficients, measured)
             coefficients = corrected(self.profile.coefficients, self._correction)
-            error = drift(self._correction, self.profile.coefficients).error
+            seen = drift(self._correction, self.profile.coefficients)
             self.slots.fleet_state.coefs[self.slot] = coefficients
-            self.slots.fleet_state.pessimistic_coefs[self.slot] = coefficients * (1.0 + min(error, MOST_CAUTION))
-            self.limits["slack_margin"] = slack_margin_for(error)  # as in the engine's own planner
+            self.slots.fleet_state.pessimistic_coefs[self.slot] = coefficients * (1.0 + min(seen.error, MOST_CAUTION))
+            self.limits["slack_margin"] = seen.reach  # as in the engine's own planner
 
     def record_reserved(self, uid: int, now_s: float) -> None:
         """A request was added to its rows before the replica has reported it."""

@@ -36,6 +36,7 @@ class AdmissionOptions:
     """How a set is chosen."""
 
     displace: bool = False  # requests without a first token may lose their promise to a better set
+    movable: np.ndarray | None = None  # bool, one entry per running request: only these may
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class AdmissionPlan:
     """Which of the new requests are admitted and what to expect; arrays have one entry per new request."""
 
     accepted: np.ndarray  # bool
+    begin_s: np.ndarray  # when its first iteration starts; inf when refused
     predicted_ttft_s: np.ndarray  # from arrival; inf when refused and not forecast
     predicted_tpot_s: np.ndarray
     reasons: tuple[AdmitReason, ...]
@@ -65,14 +67,20 @@ def plan_admission(
     """
     first = len(running)
     table = np.concatenate((running, new))
-    status, reasons, forecast = _choose(engine, table, first, start_s, False)
+    fixed = np.ones(first, np.bool_)
+    status, reasons, forecast = _choose(engine, table, fixed, start_s)
     if options.displace and (status[first:] == REFUSED).any():
-        other = _choose(engine, table, first, start_s, True)
+        if options.movable is not None:
+            fixed = ~options.movable
+        else:
+            fixed = (running["emitted_tokens"] > 0) | (_prefill_tokens(running) <= 1) | running["best_effort"]
+        other = _choose(engine, table, fixed, start_s)
         if _is_better(table, other[0], status):
             status, reasons, forecast = other
     is_refused = status[first:] == REFUSED
     return AdmissionPlan(
         accepted=~is_refused,
+        begin_s=np.where(is_refused, np.inf, forecast["begin_s"][first:]),
         predicted_ttft_s=np.where(is_refused, np.inf, forecast["first_s"][first:] - new["arrival_s"]),
         predicted_tpot_s=np.where(is_refused, np.inf, forecast["tpot_s"][first:]),
         reasons=tuple(REASONS[code] for code in reasons[first:]),
@@ -81,14 +89,11 @@ def plan_admission(
 
 
 def _choose(
-    engine: EngineModel, table: RequestTable, first: int, start_s: float, displace: bool
+    engine: EngineModel, table: RequestTable, fixed: np.ndarray, start_s: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Statuses, reason codes and forecast of every row; rows from ``first`` on are new."""
-    status = np.full(len(table), PROMISED)
-    status[first:] = OPEN
-    if displace:
-        has_begun = (table["emitted_tokens"] > 0) | (_prefill_tokens(table) <= 1)
-        status[:first][~(has_begun | table["best_effort"])[:first]] = OPEN
+    """Statuses, reason codes and forecast of every row; ``fixed`` ones among the first stay, the others are open."""
+    status = np.full(len(table), OPEN)
+    status[: len(fixed)][fixed] = PROMISED
     forecast = np.zeros(len(table), dtype=FORECAST)
     return status, choose(engine, table, status, start_s, forecast), forecast
 

@@ -64,23 +64,25 @@ def form_decode_first_shed(
 def form_deadline_sized(
     engine: EngineModel, table: RequestTable, now_s: float, tokens_out: np.ndarray
 ) -> tuple[float, np.ndarray]:
-    """EDF that has shed its hopeless requests, in iterations as long as the tightest running deadline allows.
+    """EDF that has shed its hopeless requests, in iterations as long as the tightest running deadline allows, even if
+    they take longer than predicted by the slack margin.
 
     Decodes with slack for one more iteration are parked behind prefills; best effort comes last.
     """
     rows, all_decodes = len(table), np.zeros(5)
     slack_s, keys = np.empty(rows), np.zeros(rows)
     limit_s, prefill_s, cached = engine.limits["max_iteration_s"], math.inf, 0
+    stretch = 1.0 + engine.limits["slack_margin"]
     for i in range(rows):
         row = table[i]
         slack_s[i] = next_token_deadline_s(row, now_s) - now_s
         if is_decode(row) and not row["best_effort"]:
             add_tokens(row, 1 + row["spec_tokens"], all_decodes)
-            limit_s = min(limit_s, slack_s[i])
+            limit_s = min(limit_s, slack_s[i] / stretch)
         elif num_uncomputed_tokens(row) > 0 and not is_decode(row):
-            prefill_s = min(prefill_s, slack_s[i])
+            prefill_s = min(prefill_s, slack_s[i] / stretch)
             cached = max(cached, row["computed_tokens"])
-    horizon_s = limit_s + composition_s(engine.coef, all_decodes) if prefill_s < math.inf else math.inf
+    horizon_s = stretch * (limit_s + composition_s(engine.coef, all_decodes)) if prefill_s < math.inf else math.inf
     for i in range(rows):
         if table[i]["best_effort"]:
             keys[i] = 3.0 if is_decode(table[i]) else 4.0

@@ -30,6 +30,7 @@ MAX_STEPS = 20_000  # iterations of one rollout; a backlog longer than that is u
 # What a rollout forecasts of a request.
 FORECAST = np.dtype(
     [
+        ("begin_s", "f8"),  # start of the first iteration that computes some of it; inf: not forecast
         ("first_s", "f8"),  # when its next first token comes (a running decode: its next token); inf: not forecast
         ("finish_s", "f8"),  # when its last predicted token comes
         ("tpot_s", "f8"),  # mean pace between the two
@@ -141,6 +142,8 @@ def _forecast_prefills(
         for i in range(len(table)):
             row = table[i]
             due_s, was_decode = dslo_due_s(row, now_s), is_decode(row)
+            if tokens[i] > 0:
+                forecast[i]["begin_s"] = min(forecast[i]["begin_s"], now_s)
             if tokens[i] != 0 and run_tokens(row, tokens[i], limits["acceptance"], True):
                 _emit(row, forecast[i], due_s, now_s + seconds)
             elif num_uncomputed_tokens(row) > 0:
@@ -220,6 +223,7 @@ def forecast_requests(
     for i in range(len(copy)):
         row, row_forecast = copy[i], forecast[i]
         row_forecast["first_s"], row_forecast["finish_s"], row_forecast["margin_s"] = math.inf, math.inf, math.inf
+        row_forecast["begin_s"] = math.inf
         request_class = classify(coef, limits, row, next_token_deadline_s(row, start_s) - start_s)
         is_late = request_class in (LATE_DECODE, LATE_PREFILL)
         is_free = request_class in (BEST_EFFORT_DECODE, BEST_EFFORT_PREFILL) and limits["best_effort_share"] == 0.0

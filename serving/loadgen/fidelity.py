@@ -13,9 +13,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from planning.limits import slack_margin_for
 from profiles.kernels import iteration_s
-from profiles.online import ERROR, corrected, new_correction, observe_steps
+from profiles.online import corrected, new_correction, observe_steps, reach
 from profiles.profile import Profile
 from profiles.store import load_profile
 from replicas.config import ReplicaConfig
@@ -116,7 +115,7 @@ class Machine:
         fitted = replace(
             self,
             coefficients=coefficients * steps[:, 5].sum() / expected_s,
-            slack_margin=slack_margin_for(state[ERROR]),
+            slack_margin=reach(state),
         )
         expected = fitted.simulated(jobs)
         late_s = np.median([np.median(seen.first_s - expected.first_s) for seen, _ in probes])

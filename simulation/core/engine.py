@@ -23,7 +23,10 @@ from planning.limits import LIMITS
 from planning.splitmix import GAMMA, mixed
 from planning.tables import REQUEST
 from profiles.kernels import COEFFICIENTS, iteration_s
+from profiles.online import STATE, corrected, new_correction, observe, reach
 from simulation.core.jobs import NEVER, change_stage, record_tokens
+
+STEPS = 512  # iterations remembered for reports, several times what runs between two
 
 ENGINE = np.dtype(
     [
@@ -33,6 +36,11 @@ ENGINE = np.dtype(
         ("sheds", "?"),  # hopeless requests become best effort before every iteration
         ("drafts", "i8"),  # draft tokens per decode step, or the most of them
         ("adapts_drafts", "?"),  # as many as objectives need (SLOs-Serve section 3.2.3), else always ``drafts``
+        ("sigma", "f8"),  # iterations take the model's time times lognormal noise of this sigma and mean 1
+        ("correlation", "f8"),  # of the noise of an iteration with that of the one before
+        ("deviation", "f8"),  # of the last iteration, in sigmas
+        ("learns", "?"),  # corrects its planner's model by measured iterations, as live engines do
+        ("guards", "?"),  # and keeps the slack margin that those ask for
         ("iterations", "i8"),
         ("busy_s", "f8"),
         ("prefill_tokens", "i8"),  # computed, recomputes included
@@ -52,8 +60,11 @@ class Engines(NamedTuple):
     tokens: np.ndarray  # i4[R, slots], the iteration being formed
     coefs: np.ndarray  # f8[R, COEFFICIENTS], the hardware as it is
     planner_coefs: np.ndarray  # f8[R, COEFFICIENTS], as the planner knows it
+    profile_coefs: np.ndarray  # f8[R, COEFFICIENTS], as the planner knew it before it learnt anything
+    corrections: np.ndarray  # f8[R, STATE], what it has learnt (``profiles.online``)
+    steps: np.ndarray  # f8[R, STEPS, 6], a ring of compositions and seconds of engines that learn
     limits: np.ndarray  # LIMITS[R]
-    seed: int  # of draft acceptance
+    seed: int  # of draft acceptance and noise
 
 
 def make_engines(replicas: int, slots: int, seed: int = 0) -> Engines:
@@ -65,9 +76,19 @@ def make_engines(replicas: int, slots: int, seed: int = 0) -> Engines:
         np.zeros((replicas, slots), dtype=np.int32),
         np.zeros((replicas, COEFFICIENTS)),
         np.zeros((replicas, COEFFICIENTS)),
+        np.zeros((replicas, COEFFICIENTS)),
+        np.zeros((replicas, STATE)),
+        np.zeros((replicas, STEPS, 6)),
         np.zeros(replicas, dtype=LIMITS),
         seed,
     )
+
+
+def learn_from(engines: Engines, profile_coefs: np.ndarray) -> None:
+    """Let the engines' planners begin with this profile (f8[COEFFICIENTS]) and correct it by what they measure."""
+    engines.profile_coefs[:] = engines.planner_coefs[:] = profile_coefs
+    engines.corrections[:] = new_correction(profile_coefs)
+    engines.state["learns"] = True
 
 
 def with_slots(engines: Engines, slots: int) -> Engines:
@@ -175,6 +196,32 @@ def _set_drafts(engines: Engines, r: int, table: np.ndarray, tokens: np.ndarray)
 
 
 @njit(cache=True)
+def _noise(engine: np.void, seed: int, r: int) -> float:
+    """How many times as long as the model says the next iteration takes; the same for every system under a seed.
+
+    Lognormal of mean 1, by Box and Muller; its logarithm is an autoregressive process.
+    """
+    if engine["sigma"] == 0.0:
+        return 1.0
+    radius = math.sqrt(-2.0 * math.log(1.0 - _chance(seed, -1 - r, 2 * engine["iterations"])))
+    normal = radius * math.cos(2.0 * math.pi * _chance(seed, -1 - r, 2 * engine["iterations"] + 1))
+    kept = engine["correlation"]
+    engine["deviation"] = kept * engine["deviation"] + math.sqrt(1.0 - kept * kept) * normal
+    return math.exp(engine["sigma"] * engine["deviation"] - 0.5 * engine["sigma"] ** 2)
+
+
+@njit(cache=True)
+def _learn(engines: Engines, r: int, composition: np.ndarray, seconds: float) -> None:
+    """Correct the planner's model by an iteration, as ``replicas.step_planner`` does."""
+    profile, step = engines.profile_coefs[r], engines.steps[r, engines.state[r]["iterations"] % STEPS]
+    engines.corrections[r] = observe(engines.corrections[r], profile, composition, seconds)
+    engines.planner_coefs[r] = corrected(profile, engines.corrections[r])
+    if engines.state[r]["guards"]:
+        engines.limits[r]["slack_margin"] = reach(engines.corrections[r])
+    step[:5], step[5] = composition, seconds
+
+
+@njit(cache=True)
 def iterate(engines: Engines, r: int, jobs: np.ndarray, records: np.ndarray, ended: np.ndarray, count: int) -> int:
     """Run the next iteration of replica ``r``; adds the jobs that end to ``ended`` from ``count`` on."""
     engine, limits = engines.state[r], engines.limits[r]
@@ -189,6 +236,9 @@ def iterate(engines: Engines, r: int, jobs: np.ndarray, records: np.ndarray, end
         engine["free_at_s"] = math.inf
         return count
     seconds = iteration_s(engines.coefs[r], mix[TOKENS], mix[KV], mix[2], mix[SEQUENCES], mix[4])
+    seconds *= _noise(engine, engines.seed, r)
+    if engine["learns"]:
+        _learn(engines, r, mix, seconds)
     engine["free_at_s"] += seconds
     engine["busy_s"] += seconds
     engine["iterations"] += 1

@@ -12,8 +12,9 @@ from controller.options import FleetOptions
 from controller.scaling.tiers import Tier, TierTable
 from planning.tables import to_best_effort
 from profiles.profile import Profile
-from protocol.messages import AdmissionRequest, Decision, Outcome, Progress, Report, Slo, Verdict
+from protocol.messages import AdmissionRequest, Decision, Outcome, Progress, Report, Slo, Step, Verdict
 from routing.prefix_index import hash_spacing
+from simulation.core.engine import STEPS
 from simulation.core.loop import Simulation
 
 REPORT_S = 0.15  # how often a live replica reports
@@ -56,6 +57,7 @@ class ControllerDispatcher:
         self._sequence, self._report_s = 0, 0.0
         self._again: list[tuple[float, int]] = []  # pending jobs and when they ask again
         self._finished: dict[int, list[tuple[str, int]]] = {}
+        self._seen_steps: dict[int, int] = {}  # by replica, told in reports
         self._slos: dict[tuple[int, bool], Slo] = {}  # of placed jobs, with and without a promise
 
     def next_wake_s(self) -> float:
@@ -179,10 +181,20 @@ class ControllerDispatcher:
             simulation.now_s - simulation.free_at_s(r),  # not above zero: it ends in the future
             self._progress(simulation, table),
             tuple(self._finished.pop(r, ())),
+            self._steps(simulation, r),
             block_tokens=int(limits["block_tokens"]),
             max_iteration_s=float(limits["max_iteration_s"]),
             best_effort_share=float(limits["best_effort_share"]),
         )
+
+    def _steps(self, simulation: Simulation, r: int) -> tuple[Step, ...]:
+        """Iterations since its last report, where engines stray: as the profile says, they tell nothing."""
+        engine, seen = simulation.engines.state[r], self._seen_steps.get(r, 0)
+        if not engine["learns"]:
+            return ()
+        self._seen_steps[r] = done = int(engine["iterations"])
+        rows = simulation.engines.steps[r, np.arange(max(seen, done - STEPS), done) % STEPS]
+        return tuple(Step(*row) for row in rows.tolist())
 
     def _progress(self, simulation: Simulation, table: np.ndarray) -> tuple[Progress, ...]:
         jobs = self.requests(simulation, table["id"] - 1).tolist()

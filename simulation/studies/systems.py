@@ -11,7 +11,7 @@ from planning.batch.registry import POLICIES, policy_code
 from planning.engine import EngineModel
 from planning.limits import make_limits
 from profiles.profile import Profile
-from simulation.core.engine import Engines, make_engines
+from simulation.core.engine import Engines, learn_from, make_engines
 from simulation.core.loop import Dispatcher
 from simulation.dispatchers.distserve import DistServeDispatcher
 from simulation.dispatchers.live_fleet import ControllerDispatcher, tiers_of
@@ -27,6 +27,32 @@ WHOLE_PROMPTS = 16384  # token budget that holds any prompt of the scenarios at 
 def engine_model(profile: Profile) -> EngineModel:
     """One replica of a profile, as the systems here run it."""
     return EngineModel(profile.coefficients, make_limits(profile.kv_capacity_tokens, max_iteration_s=MAX_ITERATION_S))
+
+
+@dataclass(frozen=True)
+class Straying:
+    """How iterations differ from what the profile says. Every planner then learns, as live engines do."""
+
+    sigma: float = 0.0  # of lognormal noise
+    correlation: float = 0.0  # of one iteration's noise with the next one's
+    slowdown: float = 1.0  # the hardware takes so many times as long
+
+    def apply(self, engines: Engines, profile_coefs: np.ndarray) -> None:
+        """Make fresh engines stray."""
+        if self != EXACT:
+            engines.coefs[:] *= self.slowdown
+            engines.state["sigma"], engines.state["correlation"] = self.sigma, self.correlation
+            learn_from(engines, profile_coefs)
+
+
+EXACT = Straying()
+NOISES = {
+    "exact": EXACT,
+    "noise10": Straying(sigma=0.1),
+    "noise20": Straying(sigma=0.2),
+    "slow10": Straying(sigma=0.1, slowdown=1.1),
+    "stalls": Straying(sigma=0.2, correlation=0.9),
+}
 
 
 @dataclass(frozen=True)
@@ -49,7 +75,9 @@ class System:
     drops_refused: bool = False  # no best-effort tier: what is refused is gone
     believed_speed: float = 1.0  # of the hardware as the planner sees it; 1.1: it thinks iterations 10 % shorter
     best_effort_share: float = 0.0
-    slack_margin: float = 0.0  # see planning.limits: iterations take exactly what is predicted here
+    slack_margin: float = 0.0  # see planning.limits
+    straying: Straying = EXACT  # of its engines
+    guards: bool = True  # where engines stray, its batches keep the slack margin that their errors ask for
     replicas: int = 1
 
     @property
@@ -79,6 +107,8 @@ class System:
         code = policy_code(self.policy)
         engines.state["policy"], engines.state["sheds"] = code, self.sheds or POLICIES[code].sheds
         engines.state["drafts"], engines.state["adapts_drafts"] = self.drafts, self.adapts_drafts
+        engines.state["guards"] = self.guards
+        self.straying.apply(engines, coefficients / self.believed_speed)
         return engines
 
     def dispatcher(self, profile: Profile, jobs: np.ndarray, seed: int = 0) -> Dispatcher:

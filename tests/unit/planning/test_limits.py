@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from planning.limits import LIMITS, MAX_SLACK_MARGIN, make_limits, slack_margin_for
+from planning.limits import LIMITS, make_limits
 
 
 def test_a_record_of_the_fleet_dtype() -> None:
@@ -25,9 +25,3 @@ def test_what_makes_no_sense_is_named(field: str, value: float) -> None:
     arguments: dict[str, Any] = {"kv_capacity_tokens": 1000}
     with pytest.raises(ValueError, match=field):
         make_limits(**(arguments | {field: value}))
-
-
-def test_the_guard_grows_with_the_error_of_the_predictions_up_to_a_bound() -> None:
-    assert slack_margin_for(0.0) == 0.0
-    assert 0.0 < slack_margin_for(0.1) < slack_margin_for(0.2) <= MAX_SLACK_MARGIN
-    assert slack_margin_for(10.0) == MAX_SLACK_MARGIN

@@ -7,7 +7,19 @@ from hypothesis import strategies as st
 
 from profiles import kernels
 from profiles.batch import Floats
-from profiles.online import DEFAULT, ERROR, INTERCEPT_S, SLOPE, corrected, drift, new_correction, observe, observe_steps
+from profiles.online import (
+    DEFAULT,
+    ERROR,
+    INTERCEPT_S,
+    RUN,
+    SLOPE,
+    corrected,
+    drift,
+    new_correction,
+    observe,
+    observe_steps,
+    reach,
+)
 from tests.support.planted_profile import COEFFICIENTS
 
 BASE_S = float(kernels.gemm_s(COEFFICIENTS, 0.0))
@@ -137,3 +149,34 @@ def test_drift_reports_what_changed_and_what_the_correction_is_worth() -> None:
     assert report.profile_intercept_s == BASE_S
     assert report.observations == 200
     assert report.error < 0.06 < 0.2 < report.uncorrected_error
+
+
+def runs_within_reach(sigma: float, correlation: float) -> float:
+    """Share of runs, of those after the first ten, that fall behind by no more than the reach known when they began."""
+    random, state, deviation, within = np.random.default_rng(1), new_correction(COEFFICIENTS), 0.0, []
+    row = np.array([64, 32000, 0, 64, 0, 0.0])
+    model_s = kernels.iteration_s(COEFFICIENTS, *row[:5])
+    for run in range(250):
+        known, behind, most = reach(state), 0.0, 0.0
+        for _ in range(RUN):
+            deviation = correlation * deviation + np.sqrt(1 - correlation**2) * random.standard_normal()
+            row[5] = model_s * np.exp(sigma * deviation - sigma**2 / 2)
+            behind += row[5] / kernels.iteration_s(corrected(COEFFICIENTS, state), *row[:5]) - 1
+            most = max(most, behind)
+            state = observe(state, COEFFICIENTS, row[:5], row[5])
+        if run >= 10:
+            within.append(most <= known)
+    return float(np.mean(within))
+
+
+@pytest.mark.parametrize(("sigma", "correlation"), [(0.1, 0.0), (0.2, 0.0), (0.1, 0.9), (0.2, 0.5)])
+def test_as_many_runs_as_asked_stay_within_the_reach_however_errors_hang_together(
+    sigma: float, correlation: float
+) -> None:
+    assert runs_within_reach(sigma, correlation) == pytest.approx(DEFAULT.confidence, abs=0.05)
+
+
+def test_the_reach_of_exact_predictions_is_nothing_and_that_of_useless_ones_is_bounded() -> None:
+    exact, useless = learn(machine(1, 1, 200, noise=0)), learn(machine(1, 1, 400, noise=0.9, seed=3))
+    assert reach(exact) == pytest.approx(0.0, abs=0.05)
+    assert reach(useless) <= DEFAULT.furthest

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from planning.limits import LIMITS, MAX_SLACK_MARGIN
+from planning.limits import LIMITS
 from planning.tables import request_table
 from profiles.kernels import iteration_s
 from protocol.messages import LIVE_STRETCH, Report
@@ -40,13 +40,14 @@ def test_the_guard_follows_the_measured_error() -> None:
     exact, noisy = planner(), planner()
     composition = np.array([100.0, 0.0, 0.0, 1.0, 0.0])
     seconds = float(iteration_s(COEF, *composition))
-    for step in range(100):
+    for noise in np.random.default_rng(0).normal(0.0, 0.1, 200):
         exact.observe(composition, seconds)
-        noisy.observe(composition, seconds * (0.5 if step % 2 else 1.5))
+        noisy.observe(composition, seconds * (1.0 + noise))
     assert exact.limits["slack_margin"] == pytest.approx(0.0, abs=0.01)
-    assert noisy.limits["slack_margin"] == MAX_SLACK_MARGIN
+    learnt = float(noisy.limits["slack_margin"])
+    assert 0.5 < learnt < 3.0
     noisy.configure("slo", {})
-    assert noisy.limits["slack_margin"] == MAX_SLACK_MARGIN  # what was learnt survives a change of policy
+    assert noisy.limits["slack_margin"] == learnt  # it survives a change of policy
 
 
 def test_who_is_late_is_known() -> None:
