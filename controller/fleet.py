@@ -283,6 +283,7 @@ class Fleet:
         del self.by_slot[replica.slot]
         self.unplaced.returns.forget(replica.slot)
         self.places.forget(replica.name)
+        self.held.forget()
 
     # -- what it tells ----------------------------------------------------------------------------------------------
 
