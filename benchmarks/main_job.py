@@ -2,8 +2,9 @@
 
     python -m benchmarks.main_job --trace ../shared/traces/azure_2023_conv.parquet --json OUT
 
-Each run brings up its own Ray and its own engines; systems take turns, so that a machine that changes changes for both.
-The plain system is the same stack with admission off, round-robin routing and vLLM's own scheduler.
+Each run brings up its own Ray and its own engines and plays every load; systems take turns, so that a machine that
+changes changes for both. The plain system is the same stack with admission off, round-robin routing and vLLM's own
+scheduler. A load is a multiple of the capacity: what that system serves when it is saturated.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from benchmarks.result_file import write_result
 from serving.launch.launch import deploy, read_document, url_of
 from serving.launch.local_ray import free_port, local_ray
 from serving.loadgen.mix import read_mix
-from serving.loadgen.replay import ReplayOptions, replay
+from serving.loadgen.replay import Replay, ReplayOptions, replay
 
 ROOT = Path(__file__).resolve().parent.parent
 SYSTEMS: dict[str, dict[str, dict[str, Any]]] = {
@@ -34,7 +35,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", type=Path, default=ROOT.parent / "shared/traces/azure_2023_conv.parquet")
     parser.add_argument("--mix", type=Path, default=ROOT / "examples/mix-main-job.yaml")
-    parser.add_argument("--rate-scale", type=float, default=3.0)
+    parser.add_argument("--loads", type=float, nargs="+", default=[0.5, 0.8, 1.0, 1.5, 2.5], help="of the capacity")
+    parser.add_argument("--capacity-scale", type=float, default=3.9, help="of the trace's arrivals: load 1")
     parser.add_argument("--length-scale", type=float, default=0.25)
     parser.add_argument("--duration", type=float, default=60.0, help="seconds of arrivals in each run")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -48,57 +50,92 @@ def main() -> None:
     for seed in options.seeds:
         for system in options.systems:
             console.rule(f"{system}, seed {seed}")
-            points.append({"system": system, "seed": seed, **run(system, seed, options, console)})
+            points += [{"system": system, "seed": seed, **point} for point in run(system, seed, options, console)]
             if options.json:
                 write(options.json, options, points)
     for line in table(points):
         print(line)
 
 
-def run(system: str, seed: int, options: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """One system under one seed on fresh engines."""
+def run(system: str, seed: int, options: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
+    """One system under one seed on fresh engines: one point per load."""
     document = read_document(ROOT / "serve.yaml")
     document["http_options"]["port"] = free_port()
     args = document["applications"][0]["args"]
     for section, changes in copy.deepcopy(SYSTEMS[system]).items():
         args[section] = {**args.get(section, {}), **changes}
+    points = []
     with contextlib.ExitStack() as stack:
         deploy(stack.enter_context(local_ray(console)), document, console)
-        url = url_of(document)
-        workload = {"trace": options.trace, "url": url, "slo_mix": tuple(read_mix(options.mix)), "grace_s": 60.0}
-        scales = {"rate_scale": options.rate_scale, "length_scale": options.length_scale}
-        replay(ReplayOptions(**workload, **scales, seed=seed + 100, duration_s=8.0), console)  # warm-up, not counted
-        before = os.getloadavg()[0]
-        played = replay(ReplayOptions(**workload, **scales, seed=seed, duration_s=options.duration), console)
-    return {"load_average_before": before, "classes": played.points, "replay": played.config}
+        workload = {"trace": options.trace, "url": url_of(document), "slo_mix": tuple(read_mix(options.mix))}
+
+        def play(load: float, seed: int, duration_s: float) -> Replay:
+            scales = {"rate_scale": load * options.capacity_scale, "length_scale": options.length_scale}
+            return replay(ReplayOptions(**workload, **scales, seed=seed, duration_s=duration_s, grace_s=60.0), console)
+
+        play(1.0, seed + 100, 8.0)  # warm-up, not counted
+        for load in options.loads:
+            before = os.getloadavg()[0]
+            played = play(load, seed, options.duration)
+            points.append(
+                {"load": load, "load_average_before": before, "classes": played.points, "replay": played.config}
+            )
+    return points
 
 
 def table(points: list[dict[str, Any]]) -> list[str]:
-    """Attainment per class and system: median over the seeds, with all of them."""
-    lines = ["| system | class | attained (median) | per seed | refused | best effort | tokens/s |"]
-    lines.append("|---|---|---|---|---|---|---|")
-    for system in dict.fromkeys(point["system"] for point in points):
-        mine = [point["classes"] for point in points if point["system"] == system]
+    """Attainment per load, class and system: median over the seeds with all of them; promises kept over all seeds."""
+    lines = ["| load | system | class | attained (median) | per seed | kept | refused | best effort | tokens/s |"]
+    lines.append("|---|---|---|---|---|---|---|---|---|")
+    for load, system in sorted({(point["load"], point["system"]) for point in points}):
+        mine = [point["classes"] for point in points if (point["load"], point["system"]) == (load, system)]
         for label in [entry["label"] for entry in mine[0]]:
             rows = [next(entry for entry in classes if entry["label"] == label) for classes in mine]
             shares = [row["attainment"] for row in rows if row["attainment"] is not None]
             told = f"{statistics.median(shares):.3f}" if shares else "no promise"
             each = ", ".join(f"{share:.3f}" for share in shares)
             means = [statistics.median(row[name] for row in rows) for name in ("refused", "downgraded", "tokens_per_s")]
-            lines.append(f"| {system} | {label} | {told} | {each} | {means[0]:g} | {means[1]:g} | {means[2]:.0f} |")
+            promised, kept = promises(rows)
+            share = f"{kept / promised:.3f} of {promised}" if promised else ""
+            figures = f"{means[0]:g} | {means[1]:g} | {means[2]:.0f}"
+            lines.append(f"| {load:g} | {system} | {label} | {told} | {each} | {share} | {figures} |")
     return lines
 
 
+def promises(rows: list[dict[str, Any]]) -> tuple[int, int]:
+    """How many promises were made, and how many of them were kept."""
+    made = [(row["promised"], row["kept_share"]) for row in rows if row["promised"]]
+    return sum(count for count, _ in made), round(sum(count * share for count, share in made))
+
+
 def headline(points: list[dict[str, Any]]) -> dict[str, float]:
-    """Median attainment and goodput of each system, and their ratio."""
+    """Promises kept at the worst load; attainment, of all and of the worst tier, and tokens over round-robin's."""
     figures: dict[str, float] = {}
-    for system in dict.fromkeys(point["system"] for point in points):
-        whole = [point["classes"][0] for point in points if point["system"] == system]
-        figures[f"attainment_{system}"] = statistics.median(entry["attainment"] for entry in whole)
-        figures[f"goodput_per_s_{system}"] = statistics.median(entry["goodput_per_s"] for entry in whole)
-    if len(figures) == 2 * len(SYSTEMS):
-        figures["goodput_ratio"] = figures["goodput_per_s_polyslo"] / max(figures["goodput_per_s_round-robin"], 1e-9)
-    return figures
+    loads = sorted({point["load"] for point in points})
+    kept = [promises([p["classes"][0] for p in points if (p["load"], p["system"]) == (x, "polyslo")]) for x in loads]
+    if any(promised for promised, _ in kept):
+        figures["kept_worst_load"] = min(held / promised for promised, held in kept if promised)
+    ratios: dict[str, list[float]] = {"attained_ratio_worst_tier": [], "attained_ratio": [], "tokens_per_s_ratio": []}
+    for load in loads:
+        pair = [[p["classes"] for p in points if (p["load"], p["system"]) == (load, name)] for name in SYSTEMS]
+        if all(pair):
+            own, plain = (medians(classes) for classes in pair)
+            tiers = [own[label][0] / max(plain[label][0], 1e-9) for label in own if label != "all" and own[label][0]]
+            ratios["attained_ratio_worst_tier"].append(min(tiers))
+            ratios["attained_ratio"].append(own["all"][0] / max(plain["all"][0], 1e-9))
+            ratios["tokens_per_s_ratio"].append(own["all"][1] / plain["all"][1])
+    return figures | {name: min(values) for name, values in ratios.items() if values}
+
+
+def medians(runs: list[list[dict[str, Any]]]) -> dict[str, tuple[float, float]]:
+    """Attainment (0 without a promise) and tokens per second of each class, medians over seeds."""
+    return {
+        entry["label"]: (
+            statistics.median(classes[k]["attainment"] or 0.0 for classes in runs),
+            statistics.median(classes[k]["tokens_per_s"] for classes in runs),
+        )
+        for k, entry in enumerate(runs[0])
+    }
 
 
 def write(path: Path, options: argparse.Namespace, points: list[dict[str, Any]]) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from controller import decisions, placement
 from controller.binning import in_own_tier
+from controller.calibration import Calibration
 from controller.groups import decide_together, of_groups
 from controller.held import HeldRequests
 from controller.mirror.lengths import LengthEstimator
@@ -26,6 +27,7 @@ from controller.scaling.role import ReplicaView
 from controller.scaling.tiers import TierTable
 from controller.tracker import Tracker
 from controller.unplaced import Unplaced
+from planning.deadlines import make_due_earlier
 from planning.tables import to_best_effort
 from profiles.profile import Profile
 from protocol.messages import AdmissionRequest, Decision, Outcome, Report, Scope, Verdict, request_uid
@@ -56,12 +58,13 @@ class Fleet:
         self.affinity = Affinity(self.options.prefix_affinity, self.options.block_tokens)
         self._rng = np.random.default_rng(self.options.seed)
         self.places = RequestLocations(self.replicas)
-        self.held = HeldRequests(self.places)
+        self.held, self.calibration = HeldRequests(self.places), Calibration()
 
     def adopt_state(self, other: "Fleet", now_s: float) -> None:
         """Take over what another fleet knows: the options have changed, perhaps the tier table too."""
         self.replicas, self.slots, self.by_slot = other.replicas, other.slots, other.by_slot
         self.tracker, self.places, self.held = other.tracker, other.places, other.held
+        self.calibration = other.calibration
         self.turn, own = other.turn, self.lengths
         self.unplaced.adopt_state(other.unplaced)
         self.lengths = replace(other.lengths, prior_tokens=own.prior_tokens, tier_priors=own.tier_priors)
@@ -84,7 +87,7 @@ class Fleet:
             born = self.replicas[report.replica] = VirtualReplica(report, profile, self.slots, now_s)
             self.by_slot[born.slot] = born
         replica = self.replicas[report.replica]
-        self.places.follow(replica, replica.sync(report, self.lengths, self.tiers, now_s), now_s)
+        self.places.follow(replica, replica.sync(report, self.lengths, self.tiers, self.calibration, now_s), now_s)
         if is_new or self.allocation.is_due(now_s):
             self._allocate(now_s)
 
@@ -118,6 +121,7 @@ class Fleet:
     def on_outcome(self, outcome: Outcome, now_s: float) -> None:
         """A request ended: count it, learn its length, free its reservation."""
         self.tracker.note(outcome, now_s)
+        self.calibration.note(outcome, self.tiers)
         if outcome.scope == Scope.REQUEST:
             return
         self.lengths.learn(outcome)
@@ -190,6 +194,8 @@ class Fleet:
         self.held.leave(request_uid(request.request_id))
         tier, state = self.tiers.of_request(request.slo), self.slots.fleet_state.replicas
         row = admission_row(request, tier, self.lengths, now_s)
+        row["value"] = self.tiers.values[tier]
+        make_due_earlier(row, float(self.calibration.margins_s(row[None], self.tiers)[0]))
         self.turn += 1
         held = self.affinity.held_tokens(request, self.replicas.values(), len(state))
         p = Pending(request, tier, row, self._scores(row), self.policy.rule, held)

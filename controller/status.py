@@ -19,6 +19,7 @@ def fleet_status(fleet: Fleet, now_s: float) -> dict[str, Any]:
         "waiting": waiting_per_tier(fleet),
         "best_effort_waiting": len(fleet.unplaced.line),
         "attainment": fleet.tracker.summary(now_s),
+        "margins": {name: round(margin, 4) for name, margin in sorted(fleet.calibration.margins.items())},
         "allocation": fleet.allocation.status(now_s),
         "prefixes": prefix_status(fleet),
     }

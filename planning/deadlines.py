@@ -75,6 +75,11 @@ def begin_lines(table: RequestTable, now_s: float) -> int:
     return begun
 
 
+def make_due_earlier(rows: np.ndarray, by_s: float | np.ndarray) -> None:
+    """Let all that is due of these requests (REQUEST[] or REQUEST[n], in place) be due ``by_s`` earlier."""
+    rows["ttft_s"], rows["deadline_s"] = np.maximum(0.0, rows["ttft_s"] - by_s), rows["deadline_s"] - by_s
+
+
 @njit(cache=True)
 def next_token_deadline_s(row: np.void, now_s: float) -> float:
     """When the request's next output token is due; ``inf`` for best effort."""

@@ -266,10 +266,10 @@ def place(
 ) -> None:
     """Place requests that arrived together (REQUEST[k] to PLACEMENT[k]) and commit what is admitted.
 
-    The shortest prompts go first: in a burst they are the ones that can all be served.
+    The shortest prompts per value go first: in a burst they are the ones that can all be served.
     """
     refused = np.zeros(len(fleet.replicas) if len(rows) > 1 else 0, dtype=REQUEST)
-    for i in np.argsort(rows["prompt_tokens"].copy(), kind="mergesort"):
+    for i in np.argsort(rows["prompt_tokens"] / rows["value"], kind="mergesort"):
         scores = order.scores[i : i + 1] if len(order.scores) else order.scores
         own = CandidateOrder(scores, order.rule, order.max_hops)
         _place_one(fleet, rows[i], now_s, own, refused, placements[i])

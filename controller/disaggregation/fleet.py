@@ -16,13 +16,14 @@ import numpy as np
 from controller.binning import in_own_tier
 from controller.disaggregation.decode_room import DecodeRoom, Reservation
 from controller.disaggregation.phases import Phase, PhaseOptions, Phases, PhaseView
-from controller.disaggregation.split import decode_slot, has_kv_room, make_due_earlier, prefill_part, ready_row
+from controller.disaggregation.split import decode_slot, has_kv_room, prefill_part, ready_row
 from controller.fleet import Fleet
 from controller.mirror.replica_model import VirtualReplica, admission_row
 from controller.options import FleetOptions
 from controller.placement import Pending
 from controller.scaling.history import Change
 from controller.scaling.tiers import TierTable
+from planning.deadlines import make_due_earlier
 from profiles.profile import Profile
 from protocol.messages import AdmissionRequest, Decision, Outcome, Report, Scope, Verdict, request_uid
 from routing.fleet_state import SHARED, advance_fleet

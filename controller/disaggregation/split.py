@@ -32,11 +32,6 @@ def prefill_part(request: AdmissionRequest, output_tokens: int, transfer_s: floa
     )
 
 
-def make_due_earlier(row: np.ndarray, by_s: float) -> None:
-    """Let a row (REQUEST[], in place) that plans begin at once stand for one that begins ``by_s`` later."""
-    row["ttft_s"], row["deadline_s"] = max(0.0, float(row["ttft_s"]) - by_s), row["deadline_s"] - by_s
-
-
 def ready_row(row: np.ndarray) -> np.ndarray:
     """A request (REQUEST[]) as it will be once its prompt is computed and its first token is out."""
     ready = row.copy()

@@ -5,10 +5,14 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
+from controller.calibration import Calibration
 from controller.mirror.lengths import LengthEstimator
 from controller.mirror.slots import ReplicaSlots
 from controller.scaling.role import ReplicaView
 from controller.scaling.tiers import TierTable
+from planning.batch.classes import spare_s
+from planning.deadlines import make_due_earlier
+from planning.engine import EngineModel
 from planning.limits import LIMITS, make_limits
 from planning.tables import BOUNDS, REQUEST, request_table, set_objective, to_best_effort
 from profiles.online import corrected, drift, new_correction, observe_steps
@@ -50,7 +54,9 @@ class VirtualReplica:
 
     # -- what changes it --------------------------------------------------------------------------------------------
 
-    def sync(self, report: Report, lengths: LengthEstimator, tiers: TierTable, now_s: float) -> set[int]:
+    def sync(
+        self, report: Report, lengths: LengthEstimator, tiers: TierTable, calibration: Calibration, now_s: float
+    ) -> set[int]:
         """Replace the model's guess by what the replica says; reservations it cannot know of yet stay.
 
         Returns the requests that have left its table: those that ended, and reservations that were lost.
@@ -65,6 +71,7 @@ class VirtualReplica:
         self._limit(report)
         self._correct(report.steps)
         rows = progress_rows(report.requests, lengths, tiers, now_s)
+        self._keep_margins(rows, calibration.margins_s(rows, tiers), now_s)
         ended = [request_uid(request_id) for request_id, _ in report.finished]
         for uid in (*rows["id"].tolist(), *ended):
             self._reserved_s.pop(uid, None)
@@ -73,6 +80,13 @@ class VirtualReplica:
         self.state["free_at_s"] = now_s - min(report.iteration_age_s, LONGEST_S)
         self.slots.put(self.slot, np.concatenate([rows, waiting]))
         return set(before).difference(self.table["id"].tolist())
+
+    def _keep_margins(self, rows: np.ndarray, margins_s: np.ndarray, now_s: float) -> None:
+        """Plan what it serves as much earlier than asked as newcomers were, so that those do not use the margin up; by
+        half of what is left where that is less, so that no request looks late that is not."""
+        if margins_s.any():
+            left_s = spare_s(EngineModel(self.pessimistic_coefs, self.limits), rows, now_s)
+            make_due_earlier(rows, np.minimum(margins_s, 0.5 * left_s))
 
     def _note_standstill(self, report: Report) -> None:
         """An iteration that takes far longer than those before it: the engine is frozen, or compiles something."""
@@ -168,14 +182,13 @@ def limits_of(report: Report) -> np.void:
 
 
 def admission_row(request: AdmissionRequest, tier: int, lengths: LengthEstimator, now_s: float) -> np.ndarray:
-    """A new request as a planning row (0-d structured array of dtype REQUEST)."""
+    """A new request of value 1 as a planning row (0-d structured array of dtype REQUEST)."""
     slo, row = request.slo, np.zeros((), dtype=REQUEST)
     _fill_slo(row, slo, request.age_s, now_s)
-    row["id"], row["tier"] = request_uid(request.request_id), tier
+    row["id"], row["tier"], row["value"] = request_uid(request.request_id), tier, 1.0
     row["prompt_tokens"], row["emitted_tokens"] = request.prompt_tokens, request.emitted_tokens
     row["output_cap_tokens"] = request.max_tokens
     row["output_tokens"] = lengths.predict(slo.tier, request.emitted_tokens, request.max_tokens, request.tenant)
-    row["value"] = 1.0
     if request.transferred_kv_tokens:  # its prompt is computed: it goes on decoding at once
         row["computed_tokens"], row["running"] = request.prompt_tokens + request.emitted_tokens - 1, True
     return row
@@ -188,6 +201,7 @@ def progress_rows(requests: Sequence[Progress], lengths: LengthEstimator, tiers:
         table[name] = [getattr(seen, name) for seen in requests]
     table["id"] = [request_uid(seen.request_id) for seen in requests]
     table["tier"] = [tiers.of_request(slo) for slo in slos]
+    table["value"] = tiers.values[table["tier"]]
     table["best_effort"] = [slo.best_effort for slo in slos]
     ages_s = np.array([seen.age_s for seen in requests])
     ttft_s, tpot_s, e2e_s = np.array([(s.ttft_s, s.tpot_s, s.e2e_s) for s in slos]).reshape(-1, 3).T

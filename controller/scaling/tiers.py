@@ -27,6 +27,8 @@ class Tier(msgspec.Struct, frozen=True):
     max_replicas: int = 0
     unattainable: str = ""  # "best_effort" or "refuse"; empty: as the fleet does
     output_tokens: int = 0  # prior of the output length; 0: the fleet's
+    confidence: float = 0.95  # share of its promises that must be kept
+    value: float = 1.0  # what one attained request is worth
 
     @property
     def low(self) -> int:
@@ -68,6 +70,11 @@ class TierTable(msgspec.Struct, frozen=True):
     def length_priors(self) -> dict[str, float]:
         """Expected output lengths of the tiers that state one."""
         return {tier.name: float(tier.output_tokens) for tier in self.tiers if tier.output_tokens}
+
+    @property
+    def values(self) -> NDArray[np.float64]:
+        """What one attained request of each tier is worth, and of none (the last entry)."""
+        return np.array([*(tier.value for tier in self.tiers), 1.0])
 
     @property
     def asks_for_roles(self) -> bool:

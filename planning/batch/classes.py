@@ -67,3 +67,16 @@ def find_late(engine: EngineModel, table: RequestTable, now_s: float) -> np.ndar
         request_class = classify(coef, limits, table[i], next_token_deadline_s(table[i], now_s) - now_s)
         late[i] = request_class in (LATE_DECODE, LATE_PREFILL)
     return late
+
+
+@njit(cache=True)
+def spare_s(engine: EngineModel, table: RequestTable, now_s: float) -> np.ndarray:
+    """What is left of each request's time until its next deadline if it had the whole engine (f8[rows]); not below 0,
+    inf for best effort."""
+    spare = np.empty(len(table))
+    for i in range(len(table)):
+        own_s = (
+            decode_s(engine.coef, table[i]) if is_decode(table[i]) else prefill_s(engine.coef, engine.limits, table[i])
+        )
+        spare[i] = max(0.0, next_token_deadline_s(table[i], now_s) - now_s - own_s)
+    return spare

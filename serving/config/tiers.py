@@ -31,6 +31,8 @@ class TierConfig(Section):
     max_replicas: NonNegativeInt = 0  # with dynamic roles: at most so many; 0: any number
     unattainable: Literal["best_effort", "refuse"] | None = None  # empty: as the fleet does
     output_tokens: NonNegativeInt = 0  # expected output until finished requests have told; 0: the fleet's prior
+    confidence: Annotated[float, Field(ge=0.5, lt=1.0)] = 0.95  # share of its promises that must be kept
+    value: PositiveFloat = 1.0  # what one attained request is worth, where not all can be
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -62,6 +64,8 @@ class TierConfig(Section):
             max_replicas=self.max_replicas,
             unattainable=self.unattainable or "",
             output_tokens=self.output_tokens,
+            confidence=self.confidence,
+            value=self.value,
         )
 
 

@@ -34,7 +34,8 @@ def tiers_of(jobs: np.ndarray, split: Sequence[int] = ()) -> TierTable:
 def _tier(asked: np.ndarray, number: int, replicas: int) -> Tier:
     predicted = int(asked["predicted_tokens"].mean())
     ttft_s, tpot_s = float(asked["ttft_s"].min()), float(asked["tpot_s"].min())
-    return Tier(f"tier {number}", ttft_s, tpot_s, output_tokens=predicted, num_replicas=replicas)
+    value = float(asked["value"].mean())
+    return Tier(f"tier {number}", ttft_s, tpot_s, output_tokens=predicted, num_replicas=replicas, value=value)
 
 
 def replica_name(position: int) -> str:
@@ -57,6 +58,7 @@ class ControllerDispatcher:
         self._sequence, self._report_s = 0, 0.0
         self._again: list[tuple[float, int]] = []  # pending jobs and when they ask again
         self._finished: dict[int, list[tuple[str, int]]] = {}
+        self._predicted_s: dict[int, float] = {}  # TTFT of placed jobs
         self._seen_steps: dict[int, int] = {}  # by replica, told in reports
         self._slos: dict[tuple[int, bool], Slo] = {}  # of placed jobs, with and without a promise
 
@@ -91,7 +93,7 @@ class ControllerDispatcher:
                 ttft_s=float(record["first_s"] - asked["arrival_s"]),
                 tpot_s=float(record["last_s"] - record["first_s"]) / gaps,
                 e2e_s=float(record["last_s"] - asked["arrival_s"]),
-                predicted_ttft_s=math.inf,
+                predicted_ttft_s=self._predicted_s.get(request, math.inf),
                 predicted_tpot_s=math.inf,
                 output_tokens=int(record["emitted_tokens"]),
                 verdict=verdict,
@@ -137,6 +139,7 @@ class ControllerDispatcher:
             heapq.heappush(self._again, (simulation.now_s + decision.retry_after_s, job))
             return
         self.decisions.append(decision)
+        self._predicted_s[job] = decision.predicted_ttft_s
         if decision.verdict == Verdict.REFUSED:
             simulation.refuse(job)
             return

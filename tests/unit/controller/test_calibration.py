@@ -1,0 +1,85 @@
+"""Margins of tiers: they follow broken promises until as many are kept as the tiers say."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from controller.calibration import MOST, RATE, Calibration
+from controller.fleet import Fleet
+from controller.mirror.replica_model import admission_row
+from controller.options import FleetOptions
+from controller.scaling.tiers import Tier, TierTable
+from controller.status import fleet_status
+from profiles.store import load_profile
+from protocol.messages import Progress, Slo, Verdict
+from tests.support.fleet_cases import FLEX, TIERS, TIGHT, ask, ended, report
+
+
+def outcome(is_met: bool, **changes: object):
+    return msgspec.structs.replace(ended(ask(TIGHT), "stop", 1), met=is_met, **changes)
+
+
+@pytest.mark.parametrize("confidence", [0.8, 0.95])
+def test_as_many_promises_are_kept_as_the_tier_says_whatever_the_errors_are(confidence: float) -> None:
+    """Lateness is a part of the TTFT, heavy-tailed, and grows threefold halfway."""
+    tiers = TierTable.of(1, [Tier("tight", 0.3, 0.03, confidence=confidence)])
+    random, calibration, kept = np.random.default_rng(0), Calibration(), []
+    for k in range(4000):
+        late = 0.02 * random.lognormal(0.0, 0.8) * (3.0 if k >= 2000 else 1.0)
+        kept.append(late <= calibration.margins.get("tight", 0.0))
+        calibration.note(outcome(kept[-1]), tiers)
+    assert np.mean(kept[:2000]) == pytest.approx(confidence, abs=0.02)
+    assert np.mean(kept[2000:]) == pytest.approx(confidence, abs=0.02)
+
+
+def test_no_promise_moves_a_margin_far_and_it_stays_within_its_bounds() -> None:
+    calibration = Calibration()
+    calibration.note(outcome(True), TIERS)
+    assert calibration.margins["tight"] == 0.0
+    calibration.note(outcome(False), TIERS)
+    assert 0.0 < calibration.margins["tight"] <= RATE
+    for _ in range(100):
+        calibration.note(outcome(False), TIERS)
+    assert calibration.margins["tight"] == MOST
+
+
+@pytest.mark.parametrize(
+    "changes", [{"finish": "abort"}, {"verdict": Verdict.BEST_EFFORT}, {"predicted_ttft_s": float("inf")}], ids=str
+)
+def test_only_promises_count(changes: dict[str, object]) -> None:
+    calibration = Calibration()
+    calibration.note(outcome(False, **changes), TIERS)
+    assert not calibration.margins
+
+
+def test_margins_are_parts_of_the_ttft_or_of_the_deadline() -> None:
+    calibration, asks = Calibration({"tight": 0.1}), [ask(TIGHT), ask(Slo(e2e_s=20.0, tier="tight")), ask(FLEX)]
+    state = Fleet(FleetOptions(), TIERS, load_profile)
+    rows = np.array([admission_row(each, TIERS.of_request(each.slo), state.lengths, 5.0) for each in asks])
+    assert calibration.margins_s(rows, TIERS).tolist() == pytest.approx([0.03, 2.0, 0.0])
+
+
+def test_requests_are_planned_earlier_and_told_in_the_status() -> None:
+    """A prompt that takes most of its TTFT is not promised any more once promises like it were broken."""
+    state = Fleet(FleetOptions(), TIERS, load_profile)
+    state.report(report("a"), 0.0)
+    slow = ask(TIGHT, 8000)
+    (before,) = state.admit([slow], 0.0)
+    assert before.verdict == Verdict.ADMITTED
+    for _ in range(20):
+        state.on_outcome(outcome(False, request_id=slow.request_id), 0.1)
+    (after,) = state.admit([ask(TIGHT, 8000)], 0.2)
+    assert after.verdict == Verdict.BEST_EFFORT
+    assert fleet_status(state, 0.2)["margins"] == {"tight": MOST}
+
+
+def test_a_margin_makes_no_request_look_late_that_is_not() -> None:
+    """What an engine has begun keeps half of the time that is left, whatever its tier's margin is."""
+    state = Fleet(FleetOptions(), TIERS, load_profile)
+    for _ in range(20):
+        state.on_outcome(outcome(False), 0.0)
+    begun = Progress("r", TIGHT, 0.2, 4000, 3000, 0, 100, 200, True)
+    state.report(report("a", requests=(begun,)), 1.0)
+    (replica,) = state.replicas.values()
+    due_s = float(replica.table["arrival_s"][0] + replica.table["ttft_s"][0])
+    assert 1.0 < due_s < 0.8 + TIGHT.ttft_s
