@@ -85,10 +85,13 @@ def run(system: str, seed: int, options: argparse.Namespace, console: Console) -
 
 def table(points: list[dict[str, Any]]) -> list[str]:
     """Attainment per load, class and system: median over the seeds with all of them; promises kept over all seeds."""
-    lines = ["| load | system | class | attained (median) | per seed | kept | refused | best effort | tokens/s |"]
-    lines.append("|---|---|---|---|---|---|---|---|---|")
+    lines = [
+        "| load | system | class | asked/s | attained (median) | per seed | kept | refused | best effort | tokens/s |"
+    ]
+    lines.append("|---|---|---|---|---|---|---|---|---|---|")
     for load, system in sorted({(point["load"], point["system"]) for point in points}):
-        mine = [point["classes"] for point in points if (point["load"], point["system"]) == (load, system)]
+        own = [point for point in points if (point["load"], point["system"]) == (load, system)]
+        mine, seconds = [point["classes"] for point in own], [point["replay"]["duration_s"] for point in own]
         for label in [entry["label"] for entry in mine[0]]:
             rows = [next(entry for entry in classes if entry["label"] == label) for classes in mine]
             shares = [row["attainment"] for row in rows if row["attainment"] is not None]
@@ -98,7 +101,8 @@ def table(points: list[dict[str, Any]]) -> list[str]:
             promised, kept = promises(rows)
             share = f"{kept / promised:.3f} of {promised}" if promised else ""
             figures = f"{means[0]:g} | {means[1]:g} | {means[2]:.0f}"
-            lines.append(f"| {load:g} | {system} | {label} | {told} | {each} | {share} | {figures} |")
+            asked = sum(row["requests"] for row in rows) / sum(seconds)
+            lines.append(f"| {load:g} | {system} | {label} | {asked:.1f} | {told} | {each} | {share} | {figures} |")
     return lines
 
 

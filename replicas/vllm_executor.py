@@ -20,6 +20,7 @@ from vllm.v1.sample.sampler import Sampler
 CORES = "POLYSLO_ENGINE_CORES"
 THREADS = "POLYSLO_ENGINE_THREADS"
 PARENT = "POLYSLO_ENGINE_PARENT"
+CPU_NICENESS = 5  # a third of the weight of an ordinary process
 _PR_SET_PDEATHSIG = 1
 
 
@@ -35,9 +36,14 @@ def die_with_parent() -> None:
 
 
 def bind_to_cores() -> None:
-    """On a CPU: keep this process and its OpenMP threads on the claimed cores, as many threads as configured."""
+    """On a CPU: keep this process and its OpenMP threads on the claimed cores, as many threads as configured.
+
+    It yields to the processes that decide and stream, which need little: where they share cores with engines and wait
+    for them, admissions are answered too late and tokens come late.
+    """
     if not current_platform.is_cpu():
         return
+    os.nice(CPU_NICENESS)
     if cores := [int(core) for core in os.environ[CORES].split(",") if core]:
         os.sched_setaffinity(0, cores)
     torch.set_num_threads(int(os.environ[THREADS]))
