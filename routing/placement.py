@@ -32,7 +32,7 @@ from routing.fleet_state import (
     remove_request,
     utilization,
 )
-from routing.scores import MOST_LOADED, score_replica, score_replicas
+from routing.scores import MOST_LOADED, base_weight, score_replica, score_replicas
 
 NOWHERE = -1  # replica of a placement that failed
 QUICK_CHECK_UTILIZATION = 1.1  # utilization up to which the quick check lets a request through to the forecast
@@ -154,6 +154,7 @@ def _next_candidate(
     and the last objection. A replica is checked only if it ranks before the best so far."""
     best, best_group, best_score, reject_reason = NOWHERE, 0, 0.0, TTFT
     bound = _max_load_after_refusal(fleet, row, order, is_tried, last)
+    weight = 1.0 if len(order.scores) else base_weight(fleet)
     last_group = tier_distance(fleet.replicas[last]["tier"], row["tier"]) if last != NOWHERE else 0
     for r in range(len(fleet.replicas)):
         replica = fleet.replicas[r]
@@ -165,7 +166,7 @@ def _next_candidate(
         if len(order.scores):
             score = order.scores[0, r]
         else:
-            score = score_replica(fleet.pessimistic_coefs[r], fleet.limits[r], replica, row, now_s, order.rule)
+            score = score_replica(engine_of(fleet, r), replica, row, now_s, order.rule, weight)
         if score == -math.inf or (group == last_group and score > bound):
             continue
         if best != NOWHERE and (group > best_group or (group == best_group and score <= best_score)):

@@ -4,6 +4,9 @@ Two rules. ``MOST_LOADED`` makes the load gradient of PolyServe section 4.2. ``L
 fleet's congestion, the sum of all squared loads, grows least: loads are kept even, and a request that is tighter than
 all that a replica carries shortens every iteration there, which costs the more the more it carries. So tight requests
 gather on replicas that are tight already, and pools that all tiers share come apart into tiers by themselves.
+
+That saves the base time of iterations, which only a loaded fleet needs. While there is room, base time counts for
+nothing: requests spread, and each engine has the most in hand for what nobody predicted.
 """
 
 import math
@@ -12,45 +15,60 @@ import numpy as np
 from numba import njit
 
 from planning.deadlines import effective_tpot_s, num_uncomputed_tokens
-from profiles.kernels import Coefficients
-from routing.fleet_state import SHORTEST_S, FleetState, decode_rest_s, utilization
+from planning.engine import EngineModel
+from routing.fleet_state import SHORTEST_S, FleetState, decode_rest_s, engine_of, utilization
 
 MOST_LOADED, LEAST_ADDED = range(2)
 PROMPTS_DUE_S = 0.5  # prompt tokens that wait count as if they were due in so long
+ROOM_UNTIL, FULL_FROM = 0.5, 0.8  # mean load of the open replicas: up to the first there is room, from the second none
 
 
 @njit(cache=True)
-def score_replica(
-    coef: Coefficients, limits: np.void, replica: np.void, row: np.void, now_s: float, rule: int
-) -> float:
-    """Score of the replica (REPLICA_STATE) for the request (REQUEST) under ``rule``; higher is better."""
+def base_weight(fleet: FleetState) -> float:
+    """How much the base time of iterations counts in ``LEAST_ADDED``: 0 while there is room, 1 in a full fleet."""
+    load, count = 0.0, 0
+    for r in range(len(fleet.replicas)):
+        if fleet.replicas[r]["is_open"]:
+            load, count = load + min(1.0, fleet.replicas[r]["load"]), count + 1
+    return min(1.0, max(0.0, (load / max(1, count) - ROOM_UNTIL) / (FULL_FROM - ROOM_UNTIL)))
+
+
+@njit(cache=True)
+def score_replica(engine: EngineModel, replica: np.void, row: np.void, now_s: float, rule: int, weight: float) -> float:
+    """Score of the replica (REPLICA_STATE) for the request (REQUEST) under ``rule``, with ``base_weight``; higher is
+    better."""
     if rule == MOST_LOADED:
         return float(replica["load"])
     prompt_share = replica["prompt_token_s"] / PROMPTS_DUE_S
-    before = replica["load"] + replica["backlog_tokens"] * prompt_share
-    after = _load_with(coef, limits, replica, row, now_s)
-    after += (replica["backlog_tokens"] + num_uncomputed_tokens(row)) * prompt_share
+    own_s = max(SHORTEST_S, effective_tpot_s(row, max(now_s, replica["free_at_s"])))
+    before = _load(engine, replica, np.inf, 0.0, 0, weight)
+    before += replica["backlog_tokens"] * prompt_share
+    todo = num_uncomputed_tokens(row)
+    after = _load(engine, replica, own_s, decode_rest_s(engine.coef, row) / own_s, todo, weight)
+    after += (replica["backlog_tokens"] + todo) * prompt_share
     return float(before * before - after * after)
 
 
 @njit(cache=True)
-def _load_with(coef: Coefficients, limits: np.void, replica: np.void, row: np.void, now_s: float) -> float:
-    """The replica's load once it decodes the request too, at the pace of the tightest
-    (``routing.fleet_state.recompute_load``)."""
-    own_s = max(SHORTEST_S, effective_tpot_s(row, max(now_s, replica["free_at_s"])))
+def _load(
+    engine: EngineModel, replica: np.void, own_s: float, rest_rate: float, prompt_tokens: int, weight: float
+) -> float:
+    """The replica's load with one more request of this pace, or without (inf), at the pace of the tightest
+    (``routing.fleet_state.recompute_load``); of the base time of its iterations only the part ``weight``."""
+    limits, is_more = engine.limits, own_s < np.inf
     step_s = max(SHORTEST_S, min(replica["pace_s"], own_s, limits["max_iteration_s"]))
-    token_rate = replica["token_rate"] + 1.0 / own_s
-    rest_rate = replica["rest_rate"] + decode_rest_s(coef, row) / own_s
-    held = (replica["held_tokens"] + num_uncomputed_tokens(row)) / limits["kv_capacity_tokens"]
-    sequences = (replica["count"] - replica["best_effort"] + 1) / limits["max_running"]
-    return float(max(utilization(coef, token_rate, rest_rate, step_s), held, sequences))
+    token_rate = replica["token_rate"] + (1.0 / own_s if is_more else 0.0)
+    time_load = utilization(engine.coef, token_rate, replica["rest_rate"] + rest_rate, step_s / max(weight, 1e-9))
+    held = (replica["held_tokens"] + prompt_tokens) / limits["kv_capacity_tokens"]
+    sequences = (replica["count"] - replica["best_effort"] + is_more) / limits["max_running"]
+    return float(max(time_load, held, sequences))
 
 
 @njit(cache=True)
 def score_replicas(fleet: FleetState, row: np.void, now_s: float, rule: int) -> np.ndarray:
     """``score_replica`` for every open replica (f8[R]); -inf for the others."""
-    scores = np.full(len(fleet.replicas), -math.inf)
+    scores, weight = np.full(len(fleet.replicas), -math.inf), base_weight(fleet)
     for r in range(len(scores)):
         if fleet.replicas[r]["is_open"]:
-            scores[r] = score_replica(fleet.pessimistic_coefs[r], fleet.limits[r], fleet.replicas[r], row, now_s, rule)
+            scores[r] = score_replica(engine_of(fleet, r), fleet.replicas[r], row, now_s, rule, weight)
     return scores

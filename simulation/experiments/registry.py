@@ -61,6 +61,7 @@ def experiment_names() -> list[str]:
     import simulation.experiments.polyserve
     import simulation.experiments.polyserve_burst
     import simulation.experiments.polyserve_cost
+    import simulation.experiments.promises
     import simulation.experiments.routing
     import simulation.experiments.sides
     import simulation.experiments.slos_serve

@@ -7,10 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planning.engine import EngineModel
 from planning.limits import make_limits
 from routing.fleet_state import FleetState, add_request, make_fleet_state, recompute_load
 from routing.placement import NO_SCORES, PLACEMENT, CandidateOrder, place
-from routing.scores import LEAST_ADDED, MOST_LOADED, PROMPTS_DUE_S, score_replicas
+from routing.scores import (
+    FULL_FROM,
+    LEAST_ADDED,
+    MOST_LOADED,
+    PROMPTS_DUE_S,
+    ROOM_UNTIL,
+    base_weight,
+    score_replica,
+    score_replicas,
+)
 from tests.support.examples import examples
 from tests.support.planning_cases import COEFS, draw_requests, start_decoding
 
@@ -55,23 +65,41 @@ def congestion(fleet: FleetState) -> float:
 def test_the_least_added_load_is_by_how_much_congestion_grows(
     paces_s: list[list[float]], tpot_s: float, prompt_tokens: int
 ) -> None:
-    """To within the one token that a prompt yields itself: its last chunk is no backlog."""
-    row, scores = (
-        asked(tpot_s, prompt_tokens),
-        score_replicas(fleet_of(*paces_s), asked(tpot_s, prompt_tokens)[0], 0.0, LEAST_ADDED),
-    )
-    for r, score in enumerate(scores):
+    """In a full fleet, to within the one token that a prompt yields itself: its last chunk is no backlog."""
+    row = asked(tpot_s, prompt_tokens)
+    for r in range(len(paces_s)):
         fleet = fleet_of(*paces_s)
+        engine = EngineModel(fleet.pessimistic_coefs[r], fleet.limits[r])
+        score = score_replica(engine, fleet.replicas[r], row[0], 0.0, LEAST_ADDED, 1.0)
         before = congestion(fleet)
         add_request(fleet, r, row[0])
         assert before - congestion(fleet) == pytest.approx(score, rel=0.02, abs=1e-3)
 
 
-def test_a_tight_request_goes_to_tight_ones_though_they_are_fuller_and_a_loose_one_does_not() -> None:
+def test_in_a_full_fleet_a_tight_request_goes_to_tight_ones_though_they_are_fuller_and_a_loose_one_does_not() -> None:
     fleet = fleet_of([TIGHT_S] * 4, [LOOSE_S] * 12)
     assert fleet.replicas["load"][0] > fleet.replicas["load"][1]
+    fleet.replicas["load"] = FULL_FROM
     assert np.argmax(score_replicas(fleet, asked(TIGHT_S)[0], 0.0, LEAST_ADDED)) == 0
     assert np.argmax(score_replicas(fleet, asked(LOOSE_S)[0], 0.0, LEAST_ADDED)) == 1
+
+
+def test_while_there_is_room_tight_requests_spread() -> None:
+    """Eight at once on two idle replicas: four each."""
+    rows = np.concatenate([asked(TIGHT_S, request_id=10_000 + i) for i in range(8)])
+    placements = np.zeros(8, dtype=PLACEMENT)
+    place(fleet_of([], []), rows, 0.0, CandidateOrder(NO_SCORES, LEAST_ADDED, 4), placements)
+    assert np.bincount(placements["replica"]).tolist() == [4, 4]
+
+
+def test_base_time_counts_by_how_full_the_open_replicas_are() -> None:
+    fleet, weights = fleet_of([LOOSE_S], [LOOSE_S], [LOOSE_S]), []
+    for load in (0.0, ROOM_UNTIL, 0.5 * (ROOM_UNTIL + FULL_FROM), FULL_FROM, 2.0):
+        fleet.replicas["load"] = load
+        weights.append(base_weight(fleet))
+    assert weights == pytest.approx([0.0, 0.0, 0.5, 1.0, 1.0])
+    fleet.replicas["load"], fleet.replicas["is_open"][0] = [5.0, 0.0, 0.0], False
+    assert base_weight(fleet) == 0.0
 
 
 def test_of_equal_replicas_the_emptier_is_wanted_and_by_the_other_rule_the_fuller() -> None:

@@ -6,7 +6,7 @@ import pytest
 from simulation.experiments.registry import Context, Experiment, experiment, experiment_names, markdown_table, register
 from simulation.experiments.slos_serve import SYSTEMS
 
-NAMES = ("ablations", "routing", "slos-serve", "speculation", "what-if")
+NAMES = ("ablations", "promises", "routing", "slos-serve", "speculation", "what-if")
 HEADLINES = {
     "capacity_ratio_vs_best_geomean",
     "capacity_ratio_vs_best_geomean_spec",
@@ -87,3 +87,27 @@ def test_markdown() -> None:
 
 def test_an_experiment_is_a_value() -> None:
     assert isinstance(experiment("speculation"), Experiment)
+
+
+def promised(scenario: str, noise: str, system: str, rate: float, kept: int = 100) -> dict[str, Any]:
+    point = {"scenario": scenario, "noise": noise, "system": system, "setting": "as it is", "bound_fluid": 12.0}
+    counts = {"at_capacity": [110, 100, kept], "overload": [200, 100, 97]}
+    return {**point, **counts, "median": rate, "low": rate, "high": rate, "seeds": [rate]}
+
+
+def test_headline_of_promises() -> None:
+    points = [
+        *(promised("Coder", noise, "live", rate, 96) for noise, rate in (("exact", 6.0), ("noise10", 5.4))),
+        *(promised("Coder", noise, "no-admission", 5.0) for noise in ("exact", "noise10")),
+        *(promised("Coder", noise, "edf-shed", 3.0) for noise in ("exact", "noise10")),
+        *(promised("Coder", noise, "sarathi", 2.0) for noise in ("exact", "noise10")),
+    ]
+    chosen = experiment("promises")
+    found = chosen.headline(points)
+    assert (found["kept_min"], found["kept_min_noise10"]) == (0.96, 0.96)
+    assert found["capacity_over_exact_noise10"] == pytest.approx(0.9)
+    assert found["capacity_ratio_vs_no_admission_min_noise10"] == pytest.approx(1.08)
+    assert found["capacity_ratio_vs_no_admission_bursty"] == pytest.approx(1.2)
+    assert found["capacity_ratio_vs_best_geomean_noise10"] == pytest.approx(2.7)
+    assert found["capacity_ratio_vs_shed_min"] == pytest.approx(2.0)
+    assert "0.970 of 100, 200 asked" in chosen.tables(points)

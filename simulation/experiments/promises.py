@@ -1,0 +1,145 @@
+"""Promises on engines that stray from their profiles: capacity, and the share of promises that are kept.
+
+The planner is the live controller's ``Fleet`` over one replica. Every system's model of the engine learns from the
+iterations it sees, and those that size iterations by deadlines keep the same slack margin, where that serves them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from profiles.profile import Profile
+from simulation.core.metrics import Window, attained
+from simulation.experiments.behaviour import behaviour
+from simulation.experiments.registry import Context, Experiment, Point, Task, markdown_table, register
+from simulation.experiments.slos_serve import DRAFT_S, GPUS, SYSTEMS, bounds_of, geomean, setting
+from simulation.experiments.tuning import tuned_capacity, variants
+from simulation.studies.capacity import MakeJobs, run_system
+from simulation.studies.systems import NOISES, FleetOf, System
+from simulation.workloads.scenarios import BURSTY, SCENARIOS
+
+LIVE = "live"
+STOCK = ("vllm-2048", "vllm-whole", "sarathi")
+OVERLOAD = 1.5  # of the capacity
+
+
+def config(quick: bool) -> dict[str, Any]:
+    if quick:
+        return {"gpu": GPUS[0], "scenarios": ["Coder"], "noises": ["exact", "noise10"], "programs": 200, "seeds": [1],
+                "systems": [LIVE, "no-admission", "sarathi"], "budgets": [2048], "tolerance": 0.2}  # fmt: skip
+    return {"gpu": GPUS[0], "scenarios": list(SCENARIOS), "noises": ["exact", "noise10", "noise20", "slow10"],
+            "programs": 400, "seeds": [1, 2, 3], "systems": [LIVE, "no-admission", "edf-shed", *STOCK],
+            "budgets": [512, 1024, 2048, 4096], "tolerance": 0.04}  # fmt: skip
+
+
+def tasks(config: dict[str, Any]) -> list[Task]:
+    """One task per scenario, noise and system; the planner, which takes longest, last."""
+    common = {name: config[name] for name in ("gpu", "programs", "seeds", "budgets", "tolerance")}
+    found = [
+        Task(f"{scenario}/{noise}/{system}", {**common, "scenario": scenario, "noise": noise, "system": system})
+        for scenario in config["scenarios"]
+        for noise in config["noises"]
+        for system in config["systems"]
+    ]
+    return sorted(found, key=lambda task: task.params["system"] == LIVE)
+
+
+def run(params: Mapping[str, Any], context: Context) -> Point:
+    """Tuned capacity, and promises at the capacity of each seed and at ``OVERLOAD`` times it."""
+    profile, make = _setting(params, context)
+    bound = bounds_of(profile, make, params["seeds"])["bound_fluid"]
+    told = {**params, "target": 0.9, "drafts": [0]}
+    found = tuned_capacity(_system(params), profile, make, make, bound, told)
+    chosen = variants(_system(params), params["budgets"], [0])[found["setting"]]
+    point = {name: params[name] for name in ("scenario", "noise", "system")}
+    for name, factor in (("at_capacity", 1.0), ("overload", OVERLOAD)):
+        pairs = zip(params["seeds"], found["worst_tier"]["seeds"], strict=True)
+        counts = [_promises(chosen, profile, make(factor * rate, seed), seed) for seed, rate in pairs if rate > 0.0]
+        point[name] = [sum(count) for count in zip(*counts, strict=True)] if counts else [0, 0, 0]
+    return {**point, "setting": found["setting"], "bound_fluid": bound, **found["worst_tier"]}
+
+
+def _promises(system: System, profile: Profile, jobs: np.ndarray, seed: int) -> tuple[int, int, int]:
+    """Of the judged programs: how many there are, how many were promised their objective, how many of those got it."""
+    simulation = run_system(system, profile, jobs, seed)
+    jobs, records = simulation.jobs, simulation.records
+    heads = Window.of(jobs).first_requests(jobs)
+    unpromised = np.bincount(jobs["program"], weights=~records["promised"] & ~jobs["best_effort"], minlength=len(jobs))
+    is_promised = unpromised[heads] == 0
+    kept = attained(jobs, records)["dslo"][heads] & is_promised
+    return len(heads), int(is_promised.sum()), int(kept.sum())
+
+
+def _setting(params: Mapping[str, Any], context: Context) -> tuple[Profile, MakeJobs]:
+    return setting(context.traces, params["gpu"], params["scenario"], params["programs"])
+
+
+def _system(params: Mapping[str, Any]) -> System:
+    system = FleetOf(LIVE, admits=True, replicas=1) if params["system"] == LIVE else SYSTEMS[params["system"]]
+    return replace(system, straying=NOISES[params["noise"]], draft_s=DRAFT_S[params["gpu"]])
+
+
+def behaves(params: Mapping[str, Any], context: Context) -> str:
+    """What the system does now on engines that stray so."""
+    return behaviour(_system(params), *_setting(params, context))
+
+
+def _kept(point: Point, where: str) -> float:
+    _asked, promised, kept = point[where]
+    return kept / promised if promised else float("nan")
+
+
+def headline(points: Sequence[Point]) -> dict[str, float]:
+    """Per noise: the least share of promises kept, and capacity over the best stock engine and over no admission."""
+    figures, noises = {}, list(dict.fromkeys(p["noise"] for p in points))
+    rates = {(p["noise"], p["scenario"], p["system"]): p["median"] for p in points}
+    exact = {scenario: rate for (noise, scenario, system), rate in rates.items() if (noise, system) == ("exact", LIVE)}
+    for noise in noises:
+        own = [p for p in points if p["noise"] == noise and p["system"] == LIVE]
+        suffix = "" if noise == "exact" else f"_{noise}"
+        shares = [_kept(p, where) for p in own for where in ("at_capacity", "overload")]
+        figures[f"kept_min{suffix}"] = min(shares, default=float("nan"))
+        over = {p["scenario"]: _over(rates, p, ("no-admission",)) for p in own}
+        stock = [_over(rates, p, STOCK) for p in own]
+        figures[f"capacity_ratio_vs_best_geomean{suffix}"] = geomean(stock)
+        figures[f"capacity_ratio_vs_shed_min{suffix}"] = min(
+            (_over(rates, p, ("edf-shed",)) for p in own), default=float("nan")
+        )
+        figures[f"capacity_ratio_vs_no_admission_min{suffix}"] = min(over.values(), default=float("nan"))
+        bursty = [ratio for scenario, ratio in over.items() if scenario in BURSTY]
+        figures[f"capacity_ratio_vs_no_admission_bursty{suffix}"] = geomean(bursty)
+        if noise != "exact":
+            kept = [p["median"] / exact[p["scenario"]] for p in own if exact.get(p["scenario"])]
+            figures[f"capacity_over_exact{suffix}"] = geomean(kept)
+    return {name: round(value, 4) for name, value in figures.items() if np.isfinite(value)}
+
+
+def _over(rates: Mapping[tuple[str, str, str], float], point: Point, rivals: Sequence[str]) -> float:
+    """Capacity over the best of the rivals in the same scenario under the same noise; nan where none was run."""
+    known = [rates.get((point["noise"], point["scenario"], rival), 0.0) for rival in rivals]
+    return float(point["median"] / max(known)) if max(known) > 0 else float("nan")
+
+
+def tables(points: Sequence[Point]) -> str:
+    """Capacity per scenario, noise and system, with the promises of those that make any."""
+    noises = list(dict.fromkeys(p["noise"] for p in points))
+    rows: list[list[object]] = []
+    for scenario, system in dict.fromkeys((p["scenario"], p["system"]) for p in points):
+        own = {p["noise"]: p for p in points if (p["scenario"], p["system"]) == (scenario, system)}
+        rows.append([scenario, system, *(own[noise]["median"] if noise in own else "not run" for noise in noises)])
+    parts = [markdown_table(("scenario", "system", *(f"req/s, {noise}" for noise in noises)), rows)]
+    rows = [
+        [p["scenario"], p["noise"], f"{p['low']:.3g} to {p['high']:.3g}"]
+        + [f"{_kept(p, where):.3f} of {p[where][1]}, {p[where][0]} asked" for where in ("at_capacity", "overload")]
+        for p in points
+        if p["system"] == LIVE
+    ]
+    header = ("scenario", "noise", "req/s over seeds", "kept at capacity", f"kept at {OVERLOAD} times that")
+    return "\n\n".join([*parts, "### Promises of the planner\n\n" + markdown_table(header, rows)])
+
+
+PROMISES = register(
+    Experiment("promises", "Promises on engines that stray", config, tasks, run, headline, tables, behaves)
+)

@@ -1,0 +1,72 @@
+"""Engines that stray from their profiles, and what their planners and the controller learn of it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from profiles.online import drift
+from simulation.core.loop import Simulation
+from simulation.dispatchers.live_fleet import ControllerDispatcher
+from simulation.studies.systems import EXACT, NOISES, PLANNER, FleetOf, Straying, System
+from tests.support.simulation_cases import STOCK, jobs_at, random_jobs, run
+
+
+def alone(straying: Straying, count: int = 400, system: System = STOCK) -> Simulation:
+    """Requests of one token, one after the other: every iteration would take the same time."""
+    return run(jobs_at(np.arange(count).tolist(), output=1), replace(system, straying=straying))
+
+
+def iterations(simulation: Simulation) -> np.ndarray:
+    seconds: np.ndarray = simulation.records["first_s"] - simulation.jobs["arrival_s"]
+    return seconds
+
+
+def test_noise_has_mean_one_and_the_spread_that_was_asked_for() -> None:
+    exact = iterations(alone(EXACT))
+    ratios = iterations(alone(Straying(sigma=0.2), 2000)) / exact[0]
+    assert ratios.mean() == pytest.approx(1.0, abs=0.02)
+    assert np.log(ratios).std() == pytest.approx(0.2, rel=0.1)
+    slow = iterations(alone(Straying(sigma=0.1, slowdown=1.1))) / exact[0]
+    assert slow.mean() == pytest.approx(1.1, abs=0.02)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.9])
+def test_one_iteration_hangs_together_with_the_next_as_much_as_asked(correlation: float) -> None:
+    logs = np.log(iterations(alone(Straying(sigma=0.2, correlation=correlation), 3000)))
+    assert np.corrcoef(logs[1:], logs[:-1])[0, 1] == pytest.approx(correlation, abs=0.06)
+
+
+def test_a_seed_gives_every_system_the_same_noise() -> None:
+    straying = Straying(sigma=0.2)
+    first, again = (iterations(alone(straying, 50, system)) for system in (STOCK, replace(STOCK, token_budget=4096)))
+    np.testing.assert_array_equal(first, again)
+
+
+def test_planners_learn_the_speed_that_they_get() -> None:
+    simulation = alone(NOISES["slow10"])
+    engines = simulation.engines
+    assert drift(engines.corrections[0], engines.profile_coefs[0]).observations == 400
+    np.testing.assert_allclose(engines.planner_coefs[0], 1.1 * engines.profile_coefs[0], rtol=0.05)
+    assert 0.5 < engines.limits["slack_margin"][0] < 3.0
+
+
+def test_a_planner_without_a_guard_keeps_no_margin() -> None:
+    assert alone(NOISES["noise10"], 100, replace(STOCK, guards=False)).engines.limits["slack_margin"][0] == 0.0
+
+
+def test_the_controller_learns_from_reports_what_the_engine_learns() -> None:
+    system = FleetOf("live", admits=True, replicas=1, straying=NOISES["slow10"])
+    simulation = run(random_jobs(300, 3.0, seed=1), system)
+    assert isinstance(simulation.dispatcher, ControllerDispatcher)
+    (replica,) = simulation.dispatcher.fleet.replicas.values()
+    told, seen = replica.drift(), drift(simulation.engines.corrections[0], simulation.engines.profile_coefs[0])
+    assert told["observations"] > 0.9 * seen.observations
+    assert told["slope"] == pytest.approx(seen.slope, rel=0.05)
+
+
+def test_exact_engines_are_left_as_they_are() -> None:
+    jobs = random_jobs(60, 3.0, seed=2)
+    plain, named = run(jobs, PLANNER), run(jobs, replace(PLANNER, straying=NOISES["exact"]))
+    assert plain.records.tobytes() == named.records.tobytes()
+    assert not named.engines.state["learns"].any()
