@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from controller.scaling.tiers import TierTable
-from protocol.messages import Outcome, Scope, Slo
+from protocol.messages import Outcome, Scope
 
 RATE = 0.05  # of the time that an objective allows, per broken promise
 MOST = 0.5  # of that time
@@ -26,8 +26,9 @@ class Calibration:
 
     def note(self, outcome: Outcome, tiers: TierTable) -> None:
         """A request has ended; one of several sequences counts once, as a whole."""
-        if tiers.tiers and outcome.is_promised and outcome.finish != "abort" and outcome.scope != Scope.SEQUENCE:
-            tier = tiers.tiers[tiers.of_request(Slo(tier=outcome.tier_asked))]
+        is_promise = outcome.is_promised and outcome.finish != "abort" and outcome.scope != Scope.SEQUENCE
+        if is_promise and (position := tiers.find(outcome.tier_asked)) is not None:
+            tier = tiers.tiers[position]
             moved = self.margins.get(tier.name, 0.0) + RATE * ((not outcome.met) - (1.0 - tier.confidence))
             self.margins[tier.name] = min(max(moved, 0.0), MOST)
 

@@ -11,7 +11,7 @@ from controller.options import FleetOptions
 from controller.scaling.tiers import Tier, TierTable
 from controller.status import fleet_status
 from profiles.store import load_profile
-from protocol.messages import Progress, Slo, Verdict
+from protocol.messages import Progress, Scope, Slo, Verdict
 from tests.support.fleet_cases import FLEX, TIERS, TIGHT, ask, ended, report
 
 
@@ -44,7 +44,15 @@ def test_no_promise_moves_a_margin_far_and_it_stays_within_its_bounds() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"finish": "abort"}, {"verdict": Verdict.BEST_EFFORT}, {"predicted_ttft_s": float("inf")}], ids=str
+    "changes",
+    [
+        {"finish": "abort"},
+        {"verdict": Verdict.BEST_EFFORT},
+        {"predicted_ttft_s": float("inf")},
+        {"scope": Scope.SEQUENCE},
+        {"tier_asked": "of an earlier table"},
+    ],
+    ids=str,
 )
 def test_only_promises_count(changes: dict[str, object]) -> None:
     calibration = Calibration()
