@@ -14,7 +14,7 @@ from tests.support.simulation_cases import STOCK, jobs_at, random_jobs, run
 
 def alone(straying: Straying, count: int = 400, system: System = STOCK) -> Simulation:
     """Requests of one token, one after the other: every iteration would take the same time."""
-    return run(jobs_at(np.arange(count).tolist(), output=1), replace(system, straying=straying))
+    return run(jobs_at([float(k) for k in range(count)], output=1), replace(system, straying=straying))
 
 
 def iterations(simulation: Simulation) -> np.ndarray:
