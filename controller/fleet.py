@@ -58,13 +58,14 @@ class Fleet:
         self.affinity = Affinity(self.options.prefix_affinity, self.options.block_tokens)
         self._rng = np.random.default_rng(self.options.seed)
         self.places = RequestLocations(self.replicas)
-        self.held, self.calibration = HeldRequests(self.places), Calibration()
+        may_hold = self.options.pending and self.options.phases is None
+        self.held, self.calibration = HeldRequests(self.places, may_hold), Calibration()
 
     def adopt_state(self, other: "Fleet", now_s: float) -> None:
         """Take over what another fleet knows: the options have changed, perhaps the tier table too."""
         self.replicas, self.slots, self.by_slot = other.replicas, other.slots, other.by_slot
-        self.tracker, self.places, self.held = other.tracker, other.places, other.held
-        self.calibration = other.calibration
+        self.tracker, self.places, self.calibration = other.tracker, other.places, other.calibration
+        self.held = replace(other.held, may_hold=self.held.may_hold)
         self.turn, own = other.turn, self.lengths
         self.unplaced.adopt_state(other.unplaced)
         self.lengths = replace(other.lengths, prior_tokens=own.prior_tokens, tier_priors=own.tier_priors)
@@ -127,8 +128,7 @@ class Fleet:
         self.lengths.learn(outcome)
         uid = request_uid(outcome.request_id)
         self.unplaced.leave(uid)
-        self.held.leave(uid)
-        self.places.free(uid)
+        self.held.free(uid)
 
     # -- decisions --------------------------------------------------------------------------------------------------
 
@@ -139,8 +139,7 @@ class Fleet:
         self._open(now_s)
         advance_fleet(self.slots.fleet_state, now_s)
         self.slots.allocate(len(batch))
-        uids = [request_uid(request.request_id) for request in batch]
-        asked_before = {uid for uid in uids if uid in self.waiting or uid in self.held}
+        asked_before = {uid for r in batch if (uid := request_uid(r.request_id)) in self.waiting or uid in self.held}
         checks, pending = self.options.admission and self.policy.checks_admission, []
         for request in batch:
             pending.append(p := self._to_pending(request, now_s))
@@ -148,8 +147,7 @@ class Fleet:
                 placement.place_without_check(self.slots, p, self.affinity.weight, now_s)
         asking, together = of_groups([p for p in pending if checks and not p.is_best_effort])
         open_fleet = placement.PlacementFleet(self.slots, self.allocation, self.replicas, self.options.max_hops)
-        requests = [*asking, *(group[0] for group in together)]
-        self.unplaced.returns.receive(self.slots, requests, asked_before, now_s)
+        self.unplaced.returns.receive(self.slots, [*asking, *(each[0] for each in together)], asked_before, now_s)
         placement.place_each(open_fleet, asking, self.affinity.weight, now_s)
         self.held.displace(open_fleet, self.by_slot, [p for p in asking if p.slot < 0 and p.is_new], now_s)
         fall_back = partial(self._best_effort_or_refuse, now_s=now_s)
@@ -159,15 +157,11 @@ class Fleet:
 
     def _admit_or_hold(self, p: Pending, now_s: float) -> Decision:
         """Send a placed request, or keep it back while it could not begin."""
-        if self._may_hold and (wait_s := self.held.wait_s(p, now_s)) > 0.0:
+        if (wait_s := self.held.wait_s(p, now_s)) > 0.0:
             self.held.hold(p, self.by_slot[p.slot], now_s)
             self.unplaced.leave(int(p.row["id"]))
             return self._unplaced(p, Verdict.PENDING, wait_s)
         return self._admitted(p, self.by_slot[p.slot], now_s)
-
-    @property
-    def _may_hold(self) -> bool:
-        return self.options.pending
 
     def live(self, now_s: float) -> list[VirtualReplica]:
         """Replicas that may take requests: those that report and whose engines move.
@@ -190,8 +184,7 @@ class Fleet:
 
     def _to_pending(self, request: AdmissionRequest, now_s: float) -> Pending:
         """The request as a row with its scores; its earlier place is freed, as of a resumed stream or a retry."""
-        self.places.free(request_uid(request.request_id))
-        self.held.leave(request_uid(request.request_id))
+        self.held.free(request_uid(request.request_id))
         tier, state = self.tiers.of_request(request.slo), self.slots.fleet_state.replicas
         row = admission_row(request, tier, self.lengths, now_s)
         row["value"] = self.tiers.values[tier]

@@ -33,9 +33,14 @@ MOST_PLANS = 2  # replicas that are asked about a better set, per request
 
 @dataclass
 class HeldRequests:
-    """Those kept back, by uid; each has a row in the table of its place, as ``places`` knows."""
+    """Those kept back, by uid; each has a row in the table of its place, as ``places`` knows.
+
+    A fleet that does not let requests wait holds none, nor does one that prefills and decodes apart: there a request
+    has room in both phases or in none.
+    """
 
     places: RequestLocations
+    may_hold: bool
     pending: dict[int, Pending] = field(default_factory=dict)
 
     def __contains__(self, uid: int) -> bool:
@@ -43,7 +48,7 @@ class HeldRequests:
 
     def wait_s(self, p: Pending, now_s: float) -> float:
         """How long a request that has a place is kept back before it asks again; 0: it is sent now."""
-        is_single = not p.request.group and p.is_checked
+        is_single = self.may_hold and not p.request.group and p.is_checked
         early_s = p.begin_s - LEAD_S - now_s
         if not is_single or not p.is_new or p.is_returning_on_time or not RETRY_INTERVAL_S[0] <= early_s < np.inf:
             return 0.0
@@ -54,9 +59,10 @@ class HeldRequests:
         self.places.reconcile(int(p.row["id"]), replica, now_s)
         self.pending[int(p.row["id"])] = p
 
-    def leave(self, uid: int) -> None:
-        """The request is sent, or has ended, or asks again."""
+    def free(self, uid: int) -> None:
+        """The request, held or not, has ended or asks again: it has no place any more."""
         self.pending.pop(uid, None)
+        self.places.free(uid)
 
     def forget(self) -> None:
         """Those whose reservation has ended, because nobody asked for them any more or their replica is gone."""

@@ -158,11 +158,6 @@ class DisaggregatedFleet(Fleet):
         finally:
             self._phase = None
 
-    @property
-    def _may_hold(self) -> bool:
-        """A request has room in both phases or in none: neither is given away."""
-        return False
-
     def _transfer_s(self, request: AdmissionRequest) -> float:
         """How long the KV cache of a request has still to travel before its second token."""
         return max(0.0, self.phases.options.transfer_s_per_token * request.prompt_tokens - request.travelled_s)

@@ -20,11 +20,11 @@ from planning.deadlines import num_uncomputed_tokens
 from planning.engine import EngineModel
 from planning.forecast.rollout import mark_finished
 from planning.limits import LIMITS
-from planning.splitmix import GAMMA, mixed
 from planning.tables import REQUEST
 from profiles.kernels import COEFFICIENTS, iteration_s
 from profiles.online import STATE, corrected, new_correction, observe, reach
 from simulation.core.jobs import NEVER, change_stage, record_tokens
+from simulation.core.noise import chance, next_noise
 
 STEPS = 512  # iterations remembered for reports, several times what runs between two
 
@@ -110,18 +110,10 @@ def submit(engines: Engines, r: int, row: np.void, now_s: float) -> None:
 
 
 @njit(cache=True)
-def _chance(seed: int, request: int, token: int) -> float:
-    """A number in [0, 1) that depends on nothing but its arguments (splitmix64)."""
-    bits = np.uint64(seed) * GAMMA + np.uint64(request) * np.uint64(0xD1B54A32D192ED03)
-    bits += np.uint64(token + 1) * np.uint64(0x8CB92BA72F3D8DD7)
-    return float(mixed(bits) >> np.uint64(11)) / 9007199254740992.0
-
-
-@njit(cache=True)
 def accepted_drafts(row: np.void, acceptance: float, seed: int) -> int:
     """Draft tokens of this step that verification accepts: each with the same chance, up to the first refused."""
     accepted = 0
-    while accepted < row["spec_tokens"] and _chance(seed, row["id"], row["emitted_tokens"] + accepted) < acceptance:
+    while accepted < row["spec_tokens"] and chance(seed, row["id"], row["emitted_tokens"] + accepted) < acceptance:
         accepted += 1
     return accepted
 
@@ -196,21 +188,6 @@ def _set_drafts(engines: Engines, r: int, table: np.ndarray, tokens: np.ndarray)
 
 
 @njit(cache=True)
-def _noise(engine: np.void, seed: int, r: int) -> float:
-    """How many times as long as the model says the next iteration takes; the same for every system under a seed.
-
-    Lognormal of mean 1, by Box and Muller; its logarithm is an autoregressive process.
-    """
-    if engine["sigma"] == 0.0:
-        return 1.0
-    radius = math.sqrt(-2.0 * math.log(1.0 - _chance(seed, -1 - r, 2 * engine["iterations"])))
-    normal = radius * math.cos(2.0 * math.pi * _chance(seed, -1 - r, 2 * engine["iterations"] + 1))
-    kept = engine["correlation"]
-    engine["deviation"] = kept * engine["deviation"] + math.sqrt(1.0 - kept * kept) * normal
-    return math.exp(engine["sigma"] * engine["deviation"] - 0.5 * engine["sigma"] ** 2)
-
-
-@njit(cache=True)
 def _learn(engines: Engines, r: int, composition: np.ndarray, seconds: float) -> None:
     """Correct the planner's model by an iteration, as ``replicas.step_planner`` does."""
     profile, step = engines.profile_coefs[r], engines.steps[r, engines.state[r]["iterations"] % STEPS]
@@ -236,7 +213,7 @@ def iterate(engines: Engines, r: int, jobs: np.ndarray, records: np.ndarray, end
         engine["free_at_s"] = math.inf
         return count
     seconds = iteration_s(engines.coefs[r], mix[TOKENS], mix[KV], mix[2], mix[SEQUENCES], mix[4])
-    seconds *= _noise(engine, engines.seed, r)
+    seconds *= next_noise(engine, engines.seed, r)
     if engine["learns"]:
         _learn(engines, r, mix, seconds)
     engine["free_at_s"] += seconds

@@ -12,6 +12,7 @@
 
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +26,7 @@ from controller.scaling.roles import DynamicRoles
 from controller.scaling.tiers import Tier, TierTable
 from planning.admission.search import ADMITTED
 from profiles.store import load_profile
-from protocol.messages import AdmissionRequest, Decision, Outcome, Report, Slo, Verdict
+from protocol.messages import AdmissionRequest, Decision, Outcome, Report, Slo, Verdict, request_uid
 from routing.fleet_state import advance_fleet
 from routing.placement import check_replica, quick_check
 from routing.scores import score_replicas
@@ -69,6 +70,9 @@ class World:
         self.sent += 1
         asked = AdmissionRequest(str(self.sent), prompt_tokens, 120, slo)
         (decision,) = self.fleet.admit([asked], self.now_s)
+        if held := self.fleet.held.pending.pop(request_uid(asked.request_id), None):  # as if it were sent at once
+            name = self.fleet.by_slot[held.slot].name
+            decision = msgspec.structs.replace(decision, verdict=Verdict.ADMITTED, replica=name)
         if decision.verdict == Verdict.ADMITTED:
             self.running[decision.request_id] = decision
         self.fleet.check_integrity()
