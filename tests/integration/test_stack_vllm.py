@@ -110,7 +110,7 @@ def test_killing_an_engine_alone_changes_no_token(stack: Stack, undisturbed: lis
     """The actor lives on, its engine does not: the health check has it replaced."""
     before = {replica["pid"] for replica in stack.live()}
     replica = psutil.Process(stack.live()[0]["pid"])
-    until(lambda: bool(engines_of(replica)), 60)  # it takes its name some time after it was spawned
+    until(lambda: bool(engines_of(replica)), 240)  # it takes its name some time after it was spawned
     engine = engines_of(replica)[0]
     assert texts(stack.client, PROMPTS, 120, lambda: kill_9(engine.pid)) == undisturbed
     until(lambda: len(stack.live()) == 2 and {r["pid"] for r in stack.live()} != before, 150)
