@@ -116,5 +116,7 @@ class HeldRequests:
         for q in lost:
             self.places.free(int(q.row["id"]))
             q.slot = NOWHERE
+            if joined := len(slots.fleet_state.replicas) - len(q.scores) if len(q.scores) else 0:
+                q.scores = np.append(q.scores, np.full(joined, -np.inf))  # slots made since it asked: not scored
         slots.add(slot, p.row)
         return lost
