@@ -30,6 +30,13 @@ def remaining_tokens(row: np.void) -> int:
 
 
 @njit(cache=True)
+def most_remaining_tokens(row: np.void) -> int:
+    """Output tokens still to come by the upper bound: never fewer than are expected, never more than the cap allows."""
+    left = min(row["output_bound_tokens"], row["output_cap_tokens"]) - row["emitted_tokens"]
+    return max(remaining_tokens(row), left)
+
+
+@njit(cache=True)
 def due_s(row: np.void, token: int) -> float:
     """When output token ``token`` (the first is 0) is due by TTFT and TPOT; ``inf`` without such an objective."""
     line_s = row["arrival_s"] + row["ttft_s"]

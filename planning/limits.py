@@ -20,9 +20,15 @@ LIMITS = np.dtype(
         # By how much of its prediction an iteration may take longer without making a token late: ``reach`` of
         # ``profiles.online``, 0 where predictions are exact.
         ("slack_margin", "f8"),
+        ("kv_reserve", "i1"),  # position in ``KV_RESERVES``: room for outputs longer than expected
         ("kv_headroom", "f8"),  # part of the KV cache that admission leaves free for longer outputs than predicted
+        ("fairness", "f8"),  # weight of fairness between tenants in a priority (Tempo section 4.3)
+        ("group_cutoff", "f8"),  # least priority of a candidate as part of the last one chosen by it (CALM's p)
     ]
 )
+# Nothing; the root of the summed squares of (bound - mean), as independent lengths add up; the sum of them.
+KV_RESERVES = ("mean", "pooled", "bound")
+NO_RESERVE, POOLED_RESERVE, FULL_RESERVE = range(len(KV_RESERVES))
 
 
 @register_jitable
@@ -42,7 +48,10 @@ class LimitOptions(TypedDict, total=False):
     best_effort_share: float
     acceptance: float
     slack_margin: float
+    kv_reserve: int
     kv_headroom: float
+    fairness: float
+    group_cutoff: float
 
 
 DEFAULTS = LimitOptions(
@@ -54,7 +63,10 @@ DEFAULTS = LimitOptions(
     best_effort_share=0.0,
     acceptance=0.0,
     slack_margin=0.0,
+    kv_reserve=NO_RESERVE,
     kv_headroom=0.0,
+    fairness=0.0,
+    group_cutoff=1.0,
 )
 SHARES = ("best_effort_share", "acceptance", "kv_headroom")
 
@@ -76,6 +88,15 @@ def _check(name: str, value: float) -> None:
     if name in SHARES:
         if not 0.0 <= value < 1.0:
             raise ValueError(f"{name} must lie in [0, 1), not {value}")
+    elif name == "kv_reserve":
+        if value not in range(len(KV_RESERVES)):
+            raise ValueError(f"kv_reserve must be a position in {KV_RESERVES}, not {value}")
+    elif name == "fairness":
+        if not 0.0 <= value <= 1.0:
+            raise ValueError(f"fairness must lie in [0, 1], not {value}")
+    elif name == "group_cutoff":
+        if not 0.0 < value <= 1.0:
+            raise ValueError(f"group_cutoff must lie in (0, 1], not {value}")
     elif name == "slack_margin":
         if not 0.0 <= value < math.inf:
             raise ValueError(f"slack_margin must be finite and not negative, not {value}")

@@ -5,6 +5,8 @@ the KV cache yet. One means the request decodes; more means it prefills (a fresh
 or a resume on another replica, which all emit the next token when the prefill ends).
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from numba.extending import register_jitable
 
@@ -19,12 +21,19 @@ REQUEST = np.dtype(
         ("computed_tokens", "i4"),  # tokens whose KV is present (or found in the prefix cache)
         ("emitted_tokens", "i4"),  # output tokens so far, on this and earlier replicas
         ("output_tokens", "i4"),  # predicted length of the whole output, > emitted_tokens while running
+        ("output_bound_tokens", "i4"),  # upper bound of the whole output; 0: not known
         ("output_cap_tokens", "i4"),  # max_tokens: the output can never be longer
         ("spec_tokens", "i4"),  # draft tokens verified per decode step (0: plain decoding)
         ("tier", "i2"),  # position in the tier table, -1: none
         ("best_effort", "?"),
         ("running", "?"),  # holds KV in the engine; otherwise it waits
         ("value", "f8"),  # what attaining it is worth (1: count requests)
+        ("tenant", "i8"),  # whose it is; 0: not known
+        ("program", "i8"),  # requests of one task; 0: it is one by itself
+        # Weighted tokens that this engine gave to all requests of its tenant (per ``value``) and of its program, kept
+        # by ``planning.batch.memory`` for policies that remember.
+        ("tenant_served", "f8"),
+        ("program_served", "f8"),
     ]
 )
 # Decodes of about the same pace, as one: the tightest TPOT among them, the mean of their KV tokens.
@@ -58,4 +67,21 @@ def request_table(rows: int) -> np.ndarray:
         table[name] = np.inf
     table["prompt_tokens"] = table["output_tokens"] = table["output_cap_tokens"] = 1
     table["tier"], table["best_effort"], table["value"] = -1, True, 1.0
+    return table
+
+
+def stacked(*tables: RequestTable) -> RequestTable:
+    """One table after the other; ``numpy.concatenate`` compares the fields of records first, which costs more."""
+    together, at = np.empty(sum(map(len, tables)), dtype=REQUEST), 0
+    for table in tables:
+        together[at : at + len(table)] = table
+        at += len(table)
+    return together
+
+
+def to_table(rows: Sequence[np.ndarray]) -> RequestTable:
+    """Single requests (REQUEST[] each) as a table."""
+    table = np.empty(len(rows), dtype=REQUEST)
+    for i, row in enumerate(rows):
+        table[i] = row
     return table

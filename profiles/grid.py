@@ -63,3 +63,24 @@ def _chunks(limits: EngineLimits, decode_seqs: int, free_tokens: int, largest: i
         tokens = [t for t in CHUNK_TOKENS if t <= min(largest, limits.max_batch_tokens - decode_seqs)]
         found += [(chunk, cached) for chunk in tokens if chunk + cached <= room]
     return tuple(found)
+
+
+QUICK_DECODE_SEQS = (0, 1, 4, 16, 48, 128)
+QUICK_KV_TOKENS = (64, 1024, 4096)
+QUICK_CHUNKS = (16, 128, 512, 2048)
+
+
+def plan_quick(limits: EngineLimits) -> list[Stage]:
+    """A grid for a minute: a few stages, cheap ones first, that tell the terms of the iteration time apart."""
+    growth = (DECODE_STEPS + 1 + TRIES) * 2 * len(QUICK_CHUNKS)
+    stages = []
+    for decode_seqs in (d for d in QUICK_DECODE_SEQS if d < limits.max_sequences):
+        for kv_each in QUICK_KV_TOKENS if decode_seqs else (0,):
+            free = limits.kv_capacity_tokens - decode_seqs * (kv_each + growth + limits.block_tokens)
+            room = min(limits.max_model_tokens - 1, free - 2 * limits.block_tokens)
+            cached = min(limits.max_model_tokens // 2, QUICK_KV_TOKENS[-1]) // limits.block_tokens * limits.block_tokens
+            largest = limits.max_batch_tokens - decode_seqs
+            chunks = [(t, c) for c in (0, cached) for t in QUICK_CHUNKS if t <= largest and t + c <= room]
+            if chunks and kv_each + growth < limits.max_model_tokens:
+                stages.append(Stage(decode_seqs, kv_each, tuple(chunks)))
+    return sorted(stages, key=lambda stage: stage.decode_seqs * stage.kv_tokens_each)

@@ -1,53 +1,102 @@
-"""Where compiled kernels are cached: one folder per state of their sources. Imported before any kernel.
+"""Where compiled kernels are cached: by what their file and every file it imports say. Imported before any kernel.
 
 numba notices a change of the file that a kernel is in, but not of the kernels it calls in other files: with its default
-cache an edited or upgraded package would go on running old code. ``NUMBA_CACHE_DIR`` overrides the folder.
+cache an edited or upgraded package would go on running old code. An edit compiles anew what depends on it and nothing
+else; clones and installations of the same sources share what is compiled. ``NUMBA_CACHE_DIR`` overrides the folder.
 """
 
+import functools
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Self
 
 import numba
+from numba.core.caching import UserProvidedCacheLocator
 
+ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("profiles", "protocol", "planning", "routing", "controller", "replicas", "simulation")
 KEPT_S = 7 * 86400.0  # folders of other states that were not used for so long are removed
+IMPORT = re.compile(r"^(?:from ([\w.]+) import (\([^)]*\)|.*)|import ([\w.]+))", re.MULTILINE)
 
 
-def source_digest(root: Path) -> str:
-    """Digest of every source file with kernels in it, and of numba's version."""
+@functools.cache
+def imported(path: Path) -> frozenset[Path]:
+    """Files of our rooms that this one imports by statements of its top level."""
+    found = set()
+    for package, names, module in IMPORT.findall(path.read_text()):
+        inside = [f"{package}.{name}" for name in re.findall(r"\w+", names)]
+        for dotted in (package or module, *inside):
+            file = ROOT.joinpath(*dotted.split(".")).with_suffix(".py")
+            if dotted.split(".")[0] in ROOMS and file.is_file():
+                found.add(file)
+    return frozenset(found)
+
+
+@functools.cache
+def source_digest(path: Path) -> str:
+    """Digest of a file, of all that it imports, however far, and of numba's version."""
+    reached, ahead = {path}, [path]
+    while ahead:
+        new = imported(ahead.pop()) - reached
+        reached |= new
+        ahead += new
     digest = hashlib.blake2b(numba.__version__.encode(), digest_size=8)
-    for room in ROOMS:
-        for path in sorted((root / room).rglob("*.py")):
-            text = path.read_bytes()
-            if b"njit" in text:
-                digest.update(path.name.encode() + text)
+    for each in sorted(reached):
+        digest.update(str(each.relative_to(ROOT)).encode() + each.read_bytes())
     return digest.hexdigest()
 
 
+class KernelLocator(UserProvidedCacheLocator):
+    """One folder per state of a file's sources, named by their digest, which is the stamp too."""
+
+    def __init__(self, py_func: Callable[..., Any], py_file: str) -> None:
+        super().__init__(py_func, py_file)
+        self._digest = source_digest(Path(py_file).resolve())
+        self._cache_path = os.path.join(numba.config.CACHE_DIR, f"{Path(py_file).stem}-{self._digest}")
+
+    def get_source_stamp(self) -> str:
+        return self._digest
+
+    def ensure_cache_path(self) -> None:
+        super().ensure_cache_path()
+        os.utime(self._cache_path)
+
+    @classmethod
+    def from_function(cls, py_func: Callable[..., Any], py_file: str) -> Self | None:
+        """None for functions that are not of our rooms."""
+        file = Path(py_file).resolve()
+        is_ours = any(ROOT / room in file.parents for room in ROOMS)
+        return super().from_function(py_func, py_file) if is_ours else None
+
+
 def use_cache_folder() -> None:
-    """Point numba at the folder of the present sources; without a writable one, at a temporary one."""
+    """Have numba ask ``KernelLocator``; its folder, or without a writable one a temporary one."""
+    numba.config.CACHE_LOCATOR_CLASSES = (
+        f"{KernelLocator.__module__}.{KernelLocator.__name__},InTreeCacheLocator,UserWideCacheLocator"
+    )
     if os.environ.get("NUMBA_CACHE_DIR"):
         return
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    base = Path(os.environ.get("POLYSLO_CACHE") or os.path.join(home, "polyslo")) / "kernels"
-    digest = source_digest(Path(__file__).resolve().parent.parent)
+    folder = Path(os.environ.get("POLYSLO_CACHE") or os.path.join(home, "polyslo")) / "kernels"
     try:
-        (base / digest).mkdir(parents=True, exist_ok=True)
-        os.utime(base / digest)
-        _remove_old(base)
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+        _remove_old(folder)
     except OSError:
-        base = Path(tempfile.gettempdir()) / f"polyslo-kernels-{os.getuid()}"
-    numba.config.CACHE_DIR = str(base / digest)
+        folder = Path(tempfile.gettempdir()) / f"polyslo-kernels-{os.getuid()}"
+    numba.config.CACHE_DIR = str(folder)
 
 
-def _remove_old(base: Path) -> None:
-    for folder in base.iterdir():
-        if time.time() - folder.stat().st_mtime > KEPT_S:
-            shutil.rmtree(folder, ignore_errors=True)
+def _remove_old(folder: Path) -> None:
+    for kernels in folder.iterdir():
+        if time.time() - kernels.stat().st_mtime > KEPT_S:
+            shutil.rmtree(kernels, ignore_errors=True)
 
 
 use_cache_folder()

@@ -26,10 +26,12 @@ def builtin_names() -> list[str]:
 
 
 def load_profile(name_or_path: str | Path) -> Profile:
-    """A shipped profile by name, or one from a JSON file by path (anything that ends in ``.json``).
+    """A shipped profile by name, one from a JSON file by path (anything that ends in ``.json``), or ``profile_text``.
 
     Raises ProfileError: for an unknown name with the known ones and the nearest, for a bad file with the field.
     """
+    if str(name_or_path).startswith("{"):
+        return Profile.from_dict(json.loads(str(name_or_path)))
     if str(name_or_path).endswith(".json"):
         return _read(Path(name_or_path))
     name = str(name_or_path)
@@ -52,6 +54,13 @@ def _read(path: Path) -> Profile:
         return Profile.from_dict(document)
     except ProfileError as error:
         raise ProfileError(f"{path}: {error}") from error
+
+
+def profile_text(profile: Profile) -> str:
+    """A profile in one line, as it travels to where its file is not; notes stay behind."""
+    document = profile.to_dict() | {"fit_off_grid": None}
+    document["provenance"] = {"source": profile.provenance.source, "attribution": "", "notes": []}
+    return json.dumps(document, separators=(",", ":"), allow_nan=False)
 
 
 def save_profile(profile: Profile, path: Path) -> None:

@@ -4,6 +4,7 @@ DSLO (PolyServe section 4.6): token i, the first being i = 0, is due ``ttft + i 
 asked for, due times count from the first token instead. All times are seconds since the request's arrival.
 """
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -105,7 +106,7 @@ class Tally:
             return
         if self.tokens == 0:
             self.first_s = now_s
-        base_s = self.first_s if np.isinf(self.ttft_s) else self.ttft_s
+        base_s = self.first_s if math.isinf(self.ttft_s) else self.ttft_s
         for index in range(self.tokens, self.tokens + tokens):
             due_s = base_s + index * self.tpot_s if index else base_s
             self.late_tokens += now_s - due_s > EPSILON_S

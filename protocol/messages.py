@@ -9,6 +9,9 @@ from enum import StrEnum
 from functools import lru_cache
 
 import msgspec
+import numpy as np
+
+from protocol.programs import Program, StageGiven
 
 INF = float("inf")
 # Live engines' ``best_effort_stretch``: with a smaller one, work without objectives is half as fast.
@@ -48,6 +51,17 @@ class Slo(msgspec.Struct, frozen=True, array_like=True):
     is_tier_open: bool = (
         False  # nobody named ``tier``, and the deadline may need a tighter one (``controller.binning``)
     )
+    ttft_slowdown: float = 0.0  # TTFT in multiples of an idle engine's, until ``Decision.ttft_s`` tells it; 0: none
+
+
+class Traits(msgspec.Struct, frozen=True, array_like=True):
+    """What the length of an output may depend on beside its prompt's length, its cap and its tenant."""
+
+    app: str = ""  # application or task, as the client names it
+    program: str = ""  # id of the program or session that it belongs to
+    output_hint_tokens: int = 0  # that the client expects; 0: not said
+    temperature: float = 1.0
+    is_structured: bool = False  # bound to a grammar
 
 
 class AdmissionRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -67,6 +81,10 @@ class AdmissionRequest(msgspec.Struct, frozen=True, array_like=True):
     tenant: str = ""  # digest of the API key, where the server checks keys
     prompt_digest: int = 0  # digest of its prompt, by which one that comes back after a refusal is known
     travelled_s: float = 0.0  # for which its KV cache has been on its way to the replica that decodes
+    patience_s: float = INF  # for which the ingress waits for the answer to this question
+    traits: Traits = Traits()
+    program: Program | None = None  # that it is a part of
+    adapter: str = ""  # LoRA adapter by name; empty: the model itself
 
 
 class Decision(msgspec.Struct, frozen=True, array_like=True):
@@ -84,6 +102,10 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
     output_tokens: int = 0  # the controller's length prediction, for the engine's own planning
     prefill_only: bool = False  # this replica emits the first token; then ask again who decodes
     transfer_s: float = 0.0  # with ``prefill_only``: that its KV cache will travel before the second one
+    output_bound_tokens: int = 0  # upper bound of the whole output; 0: not known
+    stage: StageGiven | None = None  # of a part of a program: its deadline, in place of the one that was asked for
+    value: float = 1.0  # what attaining it is worth, by its tier
+    ttft_s: float = INF  # that it is decided by: as asked, or what a slowdown amounts to for its prompt
 
     @property
     def keeps_objective(self) -> bool:
@@ -103,6 +125,30 @@ class Progress(msgspec.Struct, frozen=True, array_like=True):
     output_tokens: int
     output_cap_tokens: int
     running: bool
+    output_bound_tokens: int = 0
+
+
+# Answers to a report. A controller of an earlier version answers with its incarnation alone: it reads no positions.
+POSITIONS_READ = "positions:"  # before its incarnation: the report was taken, the next one may move what it told
+TELL_ALL = ""  # the report moved requests that are not known here
+
+
+def report_taken(incarnation: str, pause_s: float) -> str:
+    """A report was taken; the next one may come after ``pause_s``."""
+    return f"{POSITIONS_READ}{pause_s:.3f}:{incarnation}"
+
+
+def pause_s(answer: str) -> float:
+    """How soon the controller wants the next report by its answer; inf where that says nothing about it."""
+    told, is_said, _ = answer.removeprefix(POSITIONS_READ).partition(":")
+    try:
+        return float(told) if is_said and answer.startswith(POSITIONS_READ) else INF
+    except ValueError:
+        return INF
+
+
+# How far a request is that an earlier report has told in full: packed, 17 bytes each, in ``Report.positions``.
+POSITION = np.dtype([("id", "<i8"), ("computed_tokens", "<i4"), ("emitted_tokens", "<i4"), ("running", "?")])
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True):
@@ -153,6 +199,17 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     best_effort_stretch: float = LIVE_STRETCH
     planner_failures: int = 0  # steps since birth in which its planner failed and the engine's own order stood in
     counts: EngineCounts = EngineCounts()
+    positions: bytes = b""  # POSITION[n]: of all its requests but ``requests``, which are told in full
+    age_s: float = 0.0  # since its engine's incarnation began
+
+
+class Start(msgspec.Struct, frozen=True, array_like=True):
+    """What a replica tells about every second until its engine serves."""
+
+    replica: str
+    phase: str  # "profile" while it finds or measures one, "engine" while that loads
+    seconds: float  # since its birth
+    downloaded_bytes: int  # of the model, in the node's cache of Hugging Face; 0 where there is none
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True):
@@ -194,6 +251,10 @@ class Submission(msgspec.Struct, frozen=True, array_like=True):
     payload: bytes = b""  # the engine's own request (vLLM: its msgpack form); empty for the simulated engine
     prefill_only: bool = False  # end with ``PREFILLED`` after the first token: another replica decodes
     transfer: bytes = b""  # what the prefilling replica said about the KV cache that this one may fetch
+    output_bound_tokens: int = 0  # upper bound of the whole output; 0: not known
+    tenant: str = ""  # as in ``AdmissionRequest``
+    program: str = ""  # the task that it belongs to
+    value: float = 1.0  # as in ``Decision``
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):

@@ -13,7 +13,7 @@ from planning.admission.dp_inputs import OPEN, PROMISED, REFUSED
 from planning.admission.search import choose
 from planning.engine import EngineModel
 from planning.forecast.rollout import FORECAST, TOLERANCE_S
-from planning.tables import RequestTable
+from planning.tables import RequestTable, stacked
 
 
 class AdmitReason(StrEnum):
@@ -66,7 +66,7 @@ def plan_admission(
     4.1; of equal sets the one of least work leaves most room to those who come next, as in Moore and Hodgson's rule).
     """
     first = len(running)
-    table = np.concatenate((running, new))
+    table = stacked(running, new)
     fixed = np.ones(first, np.bool_)
     status, reasons, forecast = _choose(engine, table, fixed, start_s)
     if options.displace and (status[first:] == REFUSED).any():

@@ -61,7 +61,7 @@ def mark_late(engine: EngineModel, table: RequestTable, start_s: float, forecast
         forecast[i]["unattainable"] = request_class in (LATE_DECODE, LATE_PREFILL)
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def mark_unattainable(
     engine: EngineModel, table: RequestTable, status: np.ndarray, start_s: float, forecast: np.ndarray
 ) -> bool:
@@ -76,7 +76,7 @@ def mark_unattainable(
     return found
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _is_attainable(
     engine: EngineModel, table: RequestTable, is_in: np.ndarray, start_s: float, forecast: np.ndarray
 ) -> bool:
@@ -97,7 +97,7 @@ def _by_value_per_work(coef: Coefficients, table: RequestTable, options: np.ndar
     return by_id[np.argsort(weight[np.searchsorted(options, by_id)], kind="mergesort")]
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _try_every_set(
     engine: EngineModel,
     table: RequestTable,
@@ -123,7 +123,7 @@ def _try_every_set(
             return
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _take_dp_choice(
     engine: EngineModel,
     table: RequestTable,
@@ -148,7 +148,7 @@ def _take_dp_choice(
     status[ranked[MAX_CHOICES:]] = OPEN
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _fill_up(
     engine: EngineModel,
     table: RequestTable,

@@ -1,6 +1,7 @@
 """The class of a request in one iteration: decode or prefill; in time, late or best effort."""
 
 import math
+from typing import Any
 
 import numpy as np
 from numba import njit
@@ -10,8 +11,10 @@ from planning.engine import EngineModel
 from planning.tables import RequestTable
 from profiles.kernels import LINES, Coefficients, attention_pairs, attention_s, iteration_s, overhead_s, roofline
 
+# Numpy's integers: numba compiles a function anew for every plain constant that it is called with.
+_CODES: Any = np.arange(7)
 # Most entitled first.
-DECODE, PREFILL, LATE_DECODE, LATE_PREFILL, BEST_EFFORT_DECODE, BEST_EFFORT_PREFILL, IDLE = range(7)
+DECODE, PREFILL, LATE_DECODE, LATE_PREFILL, BEST_EFFORT_DECODE, BEST_EFFORT_PREFILL, IDLE = _CODES
 
 
 @njit(cache=True)

@@ -5,9 +5,9 @@ import math
 import numpy as np
 from numba import njit
 
-from planning.batch.baselines import run_in_order
 from planning.batch.classes import LATE_DECODE, LATE_PREFILL, classify, is_decode
 from planning.batch.composition import KV, SEQUENCES, TOKENS, add_tokens, composition_s
+from planning.batch.ordered import run_in_order
 from planning.deadlines import next_token_deadline_s, num_uncomputed_tokens
 from planning.engine import EngineModel
 from planning.tables import RequestTable

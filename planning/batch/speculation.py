@@ -15,7 +15,7 @@ from planning.deadlines import effective_tpot_s, next_token_deadline_s
 from planning.engine import EngineModel
 from planning.forecast.lockstep import accepted_tokens
 from planning.tables import TPOT_LEVEL, RequestTable
-from profiles.kernels import Coefficients, max_prefill_tokens
+from profiles.kernels import Coefficients, iteration_s, max_prefill_tokens
 
 MAX_LEVELS = 4
 TIGHTEST = 0.5  # a request that fell behind is given at most this part of its TPOT per token, to catch up
@@ -150,3 +150,30 @@ def plan_drafts(
             needed = drafts_to_keep_up(step_s, tpot_s, limits["acceptance"], max_drafts)
             drafts_out[i] = max_drafts if needed == UNREACHABLE else needed
     return step_s
+
+
+@njit(cache=True)
+def fastest_depth(engine: EngineModel, table: RequestTable) -> int:
+    """Draft tokens per decode, at most, with which the decodes of ``table`` get most tokens per second together.
+
+    Each has ``spec_tokens`` proposed and verifies as many of them as the depth allows. The seconds are those of the
+    profile as corrected, the gain is ``limits["acceptance"]``; 0 where drafts cost more than they bring.
+    """
+    deepest = 0
+    for i in range(len(table)):
+        if is_decode(table[i]):
+            deepest = max(deepest, table[i]["spec_tokens"])
+    best_depth, best_rate = 0, 0.0
+    for depth in range(deepest + 1):
+        tokens, kv_tokens, sequences, emitted = 0.0, 0.0, 0.0, 0.0
+        for i in range(len(table)):
+            if is_decode(table[i]):
+                drafts = min(depth, table[i]["spec_tokens"])
+                tokens += 1 + drafts
+                kv_tokens += table[i]["computed_tokens"] + 1 + drafts
+                sequences += 1
+                emitted += accepted_tokens(drafts, engine.limits["acceptance"])
+        rate = emitted / iteration_s(engine.coef, tokens, kv_tokens, 0.0, sequences, depth) if sequences > 0 else 0.0
+        if rate > best_rate * (1.0 + 1e-9):
+            best_depth, best_rate = depth, rate
+    return best_depth

@@ -22,6 +22,8 @@ from planning.deadlines import dslo_due_s, next_token_deadline_s, num_uncomputed
 from planning.engine import EngineModel
 from planning.forecast.edf import run_edf
 from planning.forecast.lockstep import DECODE_STATE, accepted_tokens, fill_decode_state, run_lockstep
+from planning.forecast.steady import run_steady
+from planning.kv_reserve import kv_reserve_tokens
 from planning.tables import RequestTable
 
 TOLERANCE_S = 1e-9  # lateness that is rounding
@@ -94,6 +96,10 @@ def advance(engine: EngineModel, table: RequestTable, free_at_s: float, until_s:
     limits = engine.limits
     tokens = np.zeros(len(table), dtype=np.int32)
     while free_at_s < until_s:
+        steady_until_s = free_at_s if departs else run_steady(engine, table, free_at_s, until_s)
+        if steady_until_s > free_at_s:
+            free_at_s = steady_until_s
+            continue
         seconds, _composition = form_batch(engine, table, free_at_s, tokens)
         if seconds <= 0.0:
             return until_s
@@ -124,7 +130,7 @@ def _has_prefill(table: RequestTable) -> bool:
     return waits
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _forecast_prefills(
     engine: EngineModel, table: RequestTable, now_s: float, least_s: float, steps: int, forecast: np.ndarray
 ) -> tuple[float, float]:
@@ -157,15 +163,16 @@ def _forecast_prefills(
     return now_s, worst_s if steps > 0 else -math.inf
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _forecast_decodes(
     engine: EngineModel, table: RequestTable, now_s: float, forecast: np.ndarray
 ) -> tuple[float, float]:
     """Decoding to every predicted end, in lockstep or, where that is too slow for some, by deadline.
 
-    Returns the worst margin and the peak of KV tokens.
+    Returns the worst margin and the peak of KV tokens, with what is kept for outputs longer than expected.
     """
     coef, limits = engine.coef, engine.limits
+    reserve_tokens = kv_reserve_tokens(table, limits["kv_reserve"])
     decodes, rows = np.zeros(len(table), dtype=DECODE_STATE), np.empty(len(table), dtype=np.int64)
     count = 0
     for i in range(len(table)):
@@ -193,7 +200,7 @@ def _forecast_decodes(
         row_forecast["finish_s"] = decode["finish_s"]
         row_forecast["margin_s"] = min(row_forecast["margin_s"], decode["margin_s"])
         row_forecast["first_s"] = min(row_forecast["first_s"], first_s)
-    return worst_s, peak_tokens
+    return worst_s, peak_tokens + reserve_tokens
 
 
 @njit(cache=True)
@@ -216,7 +223,7 @@ def forecast_requests(
     Iterations are formed one by one until no prefill is left, then decoding runs in lockstep to the predicted lengths.
     Work that may not cost anyone an SLO (late, and best effort unless it has a share) is left out and forecast nothing.
     Stops early once a margin is below ``least_s``. Returns the worst margin of all that are not marked as unattainable,
-    and the peak of KV tokens in lockstep.
+    and the peak of KV tokens in lockstep, with what ``kv_reserve`` keeps for outputs longer than expected.
     """
     coef, limits = engine.coef, engine.limits
     copy, late_s = table.copy(), math.inf

@@ -1,0 +1,81 @@
+"""Concord's batch policy CALM: the group of requests that promises most goodput for its time (algorithm 4.1)."""
+
+import math
+
+import numpy as np
+from numba import njit
+
+from planning.batch.fair import blend
+from planning.batch.memory import FRAME_ITERATIONS
+from planning.batch.ordered import run_by_bid
+from planning.batch.tempo import interruption_costs
+from planning.batch.worth import decode_step_s, first_s, prospects, token_goodput
+from planning.engine import EngineModel
+from planning.tables import RequestTable
+
+
+@njit(cache=True)
+def margin_goodput(
+    engine: EngineModel, table: RequestTable, now_s: float, step_s: float, expected: tuple[np.ndarray, np.ndarray]
+) -> np.ndarray:
+    """Token goodput per second of generating (f8[rows], Concord equation 4.1).
+
+    ``expected`` is what ``planning.batch.worth.prospects`` says.
+    """
+    found, (rests, before) = np.empty(len(table)), expected
+    for i in range(len(table)):
+        next_s = first_s(engine, table[i], step_s)
+        found[i] = token_goodput(table[i], now_s, next_s, rests[i], before[i]) / rests[i]
+    return found
+
+
+@njit(cache=True)
+def best_group(priorities: np.ndarray, prompt_tokens: np.ndarray, places: int, cutoff: float) -> np.ndarray:
+    """Which requests form the batch (bool[rows]): of those that come near the ``places``-th highest priority, the
+    ``places`` neighbours by prompt length whose priorities sum up highest.
+
+    ``cutoff`` (0 to 1) is the least priority of a candidate as part of that one. O(n log n).
+    """
+    chosen, rows = np.zeros(len(priorities), dtype=np.bool_), len(priorities)
+    if rows <= places:
+        chosen[:] = True
+        return chosen
+    least = cutoff * np.sort(priorities)[rows - places]
+    candidates = np.flatnonzero(priorities >= least)
+    lengths = prompt_tokens[candidates]
+    # Equal lengths by priority, so that a cutoff of 1 keeps the highest priorities.
+    by_priority = np.argsort(-priorities[candidates], kind="mergesort")
+    if cutoff >= 1.0:
+        chosen[candidates[by_priority[:places]]] = True
+        return chosen
+    by_length = candidates[by_priority[np.argsort(lengths[by_priority], kind="mergesort")]]
+    total = best = priorities[by_length[:places]].sum()
+    first = 0
+    for end in range(places, len(by_length)):
+        total += priorities[by_length[end]] - priorities[by_length[end - places]]
+        if total > best * (1.0 + 1e-12):
+            best, first = total, end - places + 1
+    chosen[by_length[first : first + places]] = True
+    return chosen
+
+
+@njit(cache=True)
+def form_grouped_margin_goodput(
+    engine: EngineModel, table: RequestTable, now_s: float, tokens_out: np.ndarray
+) -> tuple[float, np.ndarray]:
+    """CALM: the best group first, then the others by margin goodput; ``fairness`` blended in.
+
+    A newcomer takes a place at the end of a frame if its priority exceeds ``planning.batch.tempo.interruption_costs``.
+    """
+    step_s = decode_step_s(engine, table)
+    expected = prospects(engine, table, step_s)
+    priorities = margin_goodput(engine, table, now_s, step_s, expected)
+    costs = interruption_costs(engine, table, priorities, expected[0], FRAME_ITERATIONS)
+    blend(table, engine.limits["fairness"], priorities, costs)
+    prompts = table["prompt_tokens"].copy()
+    group = best_group(priorities, prompts, engine.limits["max_running"], engine.limits["group_cutoff"])
+    by_arrival = np.argsort(table["arrival_s"].copy(), kind="mergesort")
+    order = by_arrival[np.argsort(-priorities[by_arrival], kind="mergesort")]
+    order = np.concatenate((order[group[order]], order[~group[order]]))
+    costs[group] = math.inf
+    return run_by_bid(engine, table, order, (priorities, costs), True, tokens_out)
