@@ -1,35 +1,49 @@
 """The controller as a named detached Ray actor: receive, decide, answer. It and ``serve_scaler`` know Ray and a clock.
 
-Its state is soft. Killed, it comes back empty, is told the tier table by the doors (which ping it) and the rest by the
-replicas' reports, which come several times a second; requests wait a second for them at most.
+Its state is soft. Killed, it comes back empty, is told the tier table by the ingresses (which ping it) and the rest by
+the replicas' reports, which come several times a second; requests wait a second for them at most.
 """
 
 import asyncio
+import gc
 import logging
+import math
 import os
 import time
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import ray
 
+from controller.checkpoint_keeper import CheckpointKeeper
+from controller.decisions import unheard
 from controller.deploys import ApplicationClash, Deploys
 from controller.disaggregation.fleet import make_fleet
 from controller.fleet import Fleet
+from controller.ingress_link import answer_over
+from controller.length_trainer import LengthKeeper
 from controller.options import FleetOptions
+from controller.pacing import ReportPacer
+from controller.patience import Delays, given_up, parts
+from controller.recalls import RecallBox
 from controller.scaling.history import Change
 from controller.scaling.signals import Actions
 from controller.scaling.sizing import SCALE_S, plan_size
 from controller.scaling.tiers import TierTable
 from controller.serve_scaler import ScalingError, ServeScaler
-from controller.status import fleet_status
+from controller.starts import Starts
+from controller.status import fleet_status, replica_status
 from controller.warmup import warm_up
 from profiles.store import load_profile
-from protocol.messages import AdmissionRequest, Outcome, Report
+from protocol.messages import TELL_ALL, AdmissionRequest, Decision, Outcome, Report, Start, report_taken
 
 logger = logging.getLogger("polyslo.controller")
 
+STATUS_S = 0.5  # a status may be so old
+REPLICAS_TOGETHER = 32  # that are told of or checked without a pause
+MOST_TOGETHER = 16  # requests that are decided without a pause
 WAKE_UP_S = 1.0  # a newborn waits so long for the first reports before it says that there is no replica
 HEAD_NODE = "node:__internal_head__"  # Ray's own resource of the head
 ABANDONED_S = 15.0  # another application may take a controller whose own has not pinged for so long
@@ -38,43 +52,55 @@ IDLE_EXIT_S = 600.0  # without an ingress or a replica for so long, the applicat
 _admissions = msgspec.msgpack.Decoder(list[AdmissionRequest])
 _outcomes = msgspec.msgpack.Decoder(list[Outcome])
 _report = msgspec.msgpack.Decoder(Report)
+_start = msgspec.msgpack.Decoder(Start)
 
 
 class Controller:
     """Async methods over one ``Fleet``; nothing here awaits between reading and writing the state."""
 
-    def __init__(self) -> None:
-        self.incarnation = uuid.uuid4().hex[:12]
-        self.born_s = self.heard_s = time.monotonic()
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """``clock`` tells seconds that never go back; benchmarks have one of their own."""
+        self.incarnation, self.clock = uuid.uuid4().hex[:12], clock
+        self.born_s = self.heard_s = clock()
         self.fleet: Fleet | None = None
         self.deploys = Deploys()
+        self.starts = Starts()
         self.configured_s = float("-inf")
-        self.decisions = 0
+        self.decisions = self.given_up = self._checked = 0
+        self.recalls, self.pacer = RecallBox(), ReportPacer()
         self.busy_s = 0.0
+        self._delays = Delays()
+        self._status, self._status_s, self._is_telling = b"", -math.inf, False
         warm_up()
+        gc.collect()
+        gc.freeze()  # what is there for good is not looked through again and again
         self.scaler: ServeScaler | None = None
         self.scaling_error = ""
+        self.keeper, self.checkpoints = LengthKeeper(), CheckpointKeeper()
         loop = asyncio.get_event_loop()
-        self._tasks = [loop.create_task(self._leave_when_forgotten()), loop.create_task(self._follow_load())]
+        kept = [keeper.run(lambda: self.fleet) for keeper in (self.keeper, self.checkpoints)]
+        self._tasks = [loop.create_task(each) for each in (self._leave_when_forgotten(), self._follow_load(), *kept)]
 
     async def configure(self, options: bytes, tiers: bytes, told: int = 0) -> int:
         """An ingress's ping: its options and tier table, and what this method last answered it (0: never asked).
 
-        Options of a later deploy replace all that was; in one deploy a newer version of the table is applied in place.
+        Options of a later deploy replace all that was; in one deploy, those that come with a newer tier table do.
         Returns the number of the deploy. Raises ``ApplicationClash`` where another application has this controller.
         """
-        now_s = self.heard_s = time.monotonic()
+        now_s = self.heard_s = self.clock()
         wanted = msgspec.msgpack.decode(options, type=FleetOptions)
         table = msgspec.msgpack.decode(tiers, type=TierTable)
         self._check_application(wanted.application, now_s)
         number = self.deploys.number(wanted.deploy, told)
-        if self.fleet is None or number > self.deploys.number(self.fleet.options.deploy):
-            old, self.fleet = self.fleet, make_fleet(wanted, table, load_profile)
+        old = self.fleet
+        is_newer = old is not None and wanted.deploy == old.options.deploy and table.version > old.tiers.version
+        if old is None or number > self.deploys.number(old.options.deploy) or (is_newer and wanted != old.options):
+            self.fleet = make_fleet(wanted, table, load_profile)
             if old is not None:
                 self.fleet.adopt_state(old, now_s)
             self.fleet.allocation.history.listener = log_change
             logger.info("configured: routing %s, tier table version %d", wanted.routing, table.version)
-        elif wanted.deploy == self.fleet.options.deploy and self.fleet.set_tiers(table, now_s):
+        elif is_newer and old.set_tiers(table, now_s):
             logger.info("tier table version %d applied", table.version)
         return number
 
@@ -90,26 +116,49 @@ class Controller:
             )
 
     async def report(self, report: bytes) -> str:
-        """A replica's state; the answer tells it which controller heard it."""
-        self.heard_s = time.monotonic()
-        if self.fleet is not None:
-            self.fleet.report(_report.decode(report), self.heard_s)
-        return self.incarnation
+        """A replica's state; the answer is which controller heard it, or ``TELL_ALL``."""
+        self.heard_s, begun_s = self.clock(), time.perf_counter()
+        if self.fleet is None or not self.fleet.report(_report.decode(report), self.heard_s):
+            return TELL_ALL
+        self.pacer.note(time.perf_counter() - begun_s)
+        return report_taken(self.incarnation, self.pacer.pause_s(len(self.fleet.replicas)))
 
-    async def admit(self, batch: bytes) -> bytes:
-        """Decisions for requests that arrived together, in order."""
-        fleet = await self._ready()
-        started_s = time.monotonic()
-        decisions = fleet.admit(_admissions.decode(batch), started_s)
-        self.decisions += len(decisions)
-        self.busy_s += time.monotonic() - started_s
-        return msgspec.msgpack.encode(decisions)
+    async def admit(self, batch: bytes, ingress: str = "", sent_s: float = 0.0) -> bytes:
+        """Decisions for requests that arrived together, in order.
+
+        ``sent_s`` is when the ``ingress`` asked, on its own clock: what it has given up meanwhile is not placed.
+        Between parts of a long batch other messages are heard.
+        """
+        waited_s = self._delays.waited_s(ingress, sent_s, self.clock()) if ingress else 0.0
+        await self._ready()
+        requests, decisions = _admissions.decode(batch), dict[str, Decision]()
+        gone = given_up(requests, waited_s)
+        self.given_up += len(gone)
+        for i, part in enumerate(parts([r for r in requests if r.request_id not in gone], MOST_TOGETHER)):
+            if i:
+                await asyncio.sleep(0)
+            started_s = time.perf_counter()
+            fleet, now_s = await self._ready(), self.clock()
+            heard_by = ingress if self.recalls.is_listening(ingress, now_s) else ""
+            decisions |= {d.request_id: d for d in fleet.admit(part, now_s, heard_by)}
+            self.recalls.tell(fleet.held.take_recalls())
+            self.decisions += len(part)
+            self.busy_s += time.perf_counter() - started_s
+        return msgspec.msgpack.encode([decisions.get(r.request_id) or unheard(r) for r in requests])
+
+    async def hear_recalls(self, ingress: str) -> list[str]:
+        """Attempt ids of this ingress's requests that must leave their replicas and ask anew; it waits for some."""
+        return await self.recalls.listen(ingress)
+
+    async def answer_over(self, link: bytes) -> None:
+        """Answer what an ingress asks over a socket of its own, until that breaks."""
+        await answer_over(link, self.admit, self.on_outcomes)
 
     async def _ready(self) -> Fleet:
         """The fleet once it is configured and knows a live replica, or after ``WAKE_UP_S``."""
         while True:
-            now_s = time.monotonic()
-            if self.fleet is not None and (self.fleet.live(now_s) or now_s - self.born_s > WAKE_UP_S):
+            now_s = self.clock()
+            if self.fleet is not None and (self.fleet.open_slots(now_s).any() or now_s - self.born_s > WAKE_UP_S):
                 return self.fleet
             if now_s - self.born_s > 10 * WAKE_UP_S:
                 raise RuntimeError("the controller has no tier table: no ingress has configured it")
@@ -119,34 +168,60 @@ class Controller:
         """How requests ended."""
         if self.fleet is not None:
             for outcome in _outcomes.decode(outcomes):
-                self.fleet.on_outcome(outcome, time.monotonic())
+                self.fleet.on_outcome(outcome, self.clock())
 
     async def on_failed(self, replica: str) -> None:
         """An ingress lost its stream from this replica."""
         if self.fleet is not None:
-            self.fleet.on_failed(replica, time.monotonic())
+            self.fleet.on_failed(replica, self.clock())
 
     async def status(self) -> bytes:
-        """Everything an operator asks for, as JSON."""
-        now_s = time.monotonic()
+        """Everything an operator asks for, as JSON; made anew at most every ``STATUS_S``, whoever asks."""
+        age_s = self.clock() - self._status_s
+        if age_s > STATUS_S and (age_s == math.inf or not self._is_telling):
+            self._is_telling = True
+            try:
+                self._status = await self._tell_status()
+            finally:
+                self._is_telling = False
+        return self._status
+
+    async def _tell_status(self) -> bytes:
+        """The status, some replicas at a time; other messages are heard in between."""
+        fleet, now_s = self.fleet, self.clock()
         own = {
             "incarnation": self.incarnation,
             "pid": os.getpid(),
             "uptime_s": round(now_s - self.born_s, 3),
             "decisions": self.decisions,
+            "given_up": self.given_up,
             "decision_us_mean": round(1e6 * self.busy_s / self.decisions, 1) if self.decisions else None,
         }
-        fleet = (
-            fleet_status(self.fleet, now_s)
-            if self.fleet is not None
-            else {"tiers": [], "replicas": [], "attainment": {}}
-        )
-        return msgspec.json.encode({"controller": own, **fleet, "scaling_error": self.scaling_error})
+        if fleet is None:
+            told: dict[str, Any] = {"tiers": [], "replicas": [], "attainment": {}}
+        else:
+            replicas, names = list[msgspec.Raw](), sorted(fleet.replicas)
+            for start in range(0, len(names), REPLICAS_TOGETHER):
+                known = [name for name in names[start : start + REPLICAS_TOGETHER] if name in fleet.replicas]
+                replicas += [msgspec.Raw(msgspec.json.encode(replica_status(fleet, name, now_s))) for name in known]
+                await asyncio.sleep(0)
+            told, self._status_s = fleet_status(fleet, now_s, replicas), now_s
+        told["starting"] = self.starts.status({} if fleet is None else fleet.replicas, now_s)
+        errors = {"scaling_error": self.scaling_error, "lengths_error": self.keeper.error}
+        return msgspec.json.encode({"controller": own, **told, **errors, "checkpoints": self.checkpoints.status(now_s)})
 
-    async def check_integrity(self) -> str:
-        """What in the state contradicts itself, and a line in the log; empty when nothing does."""
+    async def check_integrity(self, sample: int = 0) -> str:
+        """What in the state contradicts itself, and a line in the log; empty when nothing does.
+
+        ``sample``: of so many replicas only, others with every call.
+        """
         try:
-            if self.fleet is not None:
+            if self.fleet is not None and sample:
+                names = sorted(self.fleet.replicas)
+                first = self._checked if self._checked < len(names) else 0
+                self._checked = first + sample
+                self.fleet.places.check_sample(names[first : self._checked])
+            elif self.fleet is not None:
                 self.fleet.check_integrity()
         except AssertionError as contradiction:
             logger.error("state contradicts itself: %s", contradiction)
@@ -162,7 +237,7 @@ class Controller:
                 continue
             try:
                 scaler = self._scaler(fleet.options)
-                actions = plan_size(fleet, await scaler.size(), time.monotonic())
+                actions = plan_size(fleet, await scaler.size(), self.clock())
                 await self._carry_out(actions, scaler)
                 self.scaling_error = ""
             except Exception as error:  # whatever it was: ended, this task would leave the size as it is for good
@@ -189,13 +264,14 @@ class Controller:
             await scaler.remove(actions.remove)
             for name in actions.remove:
                 if self.fleet is not None:  # perhaps another than the one that asked for it
-                    self.fleet.on_removed(name, time.monotonic())
+                    self.fleet.on_removed(name, self.clock())
 
     async def _leave_when_forgotten(self) -> None:
         while True:
             await asyncio.sleep(5.0)
-            await self.check_integrity()
-            if time.monotonic() - self.heard_s > IDLE_EXIT_S:
+            await self.check_integrity(REPLICAS_TOGETHER)
+            self.recalls.forget(self.clock())
+            if self.clock() - self.heard_s > IDLE_EXIT_S:
                 ray.get_runtime_context().current_actor.leave.remote()
 
     async def leave(self) -> None:

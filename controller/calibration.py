@@ -32,6 +32,10 @@ class Calibration:
             moved = self.margins.get(tier.name, 0.0) + RATE * ((not outcome.met) - (1.0 - tier.confidence))
             self.margins[tier.name] = min(max(moved, 0.0), MOST)
 
+    def margin_s(self, row: np.ndarray, tiers: TierTable) -> float:
+        """By how much a request (REQUEST[]) is to be planned earlier than asked; best effort by nothing."""
+        return float(self.margins_s(row[None], tiers)[0]) if any(self.margins.values()) else 0.0
+
     def margins_s(self, rows: np.ndarray, tiers: TierTable) -> np.ndarray:
         """By how much requests (REQUEST[n]) are to be planned earlier than asked, f8[n]; best effort by nothing."""
         if not any(self.margins.values()):

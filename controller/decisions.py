@@ -1,21 +1,27 @@
 """What ingresses are answered. Pure."""
 
-from controller.placement import Pending
-from protocol.messages import Decision, Verdict
+from controller.placement import RETRY_INTERVAL_S, Pending
+from protocol.messages import AdmissionRequest, Decision, Verdict
+
+PROMISED = "program_promised"  # a round that is placed because its program was promised
 
 
 def admitted(p: Pending, replica: str, tier: str) -> Decision:
-    """A place with a prediction; ``admission_off`` where nothing was checked."""
+    """A place with a prediction; ``admission_off`` where nothing was checked, but for rounds of promised programs."""
+    unchecked = PROMISED if p.reason == PROMISED else "admission_off"
     return Decision(
         p.request.request_id,
         Verdict.ADMITTED,
         replica,
         tier,
-        "attainable" if p.is_checked else "admission_off",
+        "attainable" if p.is_checked else unchecked,
         p.first_s - float(p.row["arrival_s"]),
         p.tpot_s,
         hops=p.hops,
         output_tokens=int(p.row["output_tokens"]),
+        output_bound_tokens=int(p.row["output_bound_tokens"]),
+        value=float(p.row["value"]),
+        ttft_s=p.request.slo.ttft_s,
     )
 
 
@@ -29,10 +35,20 @@ def best_effort(p: Pending, replica: str, instead_tier: str | None) -> Decision:
         "best_effort" if instead_tier is None else p.reason,
         hops=p.hops,
         output_tokens=int(p.row["output_tokens"]),
+        output_bound_tokens=int(p.row["output_bound_tokens"]),
+        value=float(p.row["value"]),
+        ttft_s=p.request.slo.ttft_s,
     )
 
 
 def unplaced(p: Pending, verdict: Verdict, reason: str, wait_s: float) -> Decision:
     """No place: refused, or to be asked about again; either after ``wait_s``."""
     name, tier = p.request.request_id, p.request.slo.tier
-    return Decision(name, verdict, "", tier, reason, hops=p.hops, retry_after_s=wait_s)
+    ttft_s = p.request.slo.ttft_s
+    return Decision(name, verdict, "", tier, reason, hops=p.hops, retry_after_s=wait_s, ttft_s=ttft_s)
+
+
+def unheard(request: AdmissionRequest) -> Decision:
+    """Nothing was decided, because its ingress had given the question up; should it wait after all, it asks again."""
+    name, tier = request.request_id, request.slo.tier
+    return Decision(name, Verdict.PENDING, "", tier, "given_up", retry_after_s=RETRY_INTERVAL_S[0])

@@ -1,6 +1,6 @@
 """The controller's state and its decisions; pure: time, randomness and messages are arguments.
 
-Soft state only: everything but the tier table comes back from the replicas' own reports.
+Soft state: reports bring back all but the tier table and what was learnt (``controller.checkpoint``).
 """
 
 from collections.abc import Callable, Sequence
@@ -10,21 +10,25 @@ from functools import partial
 import numpy as np
 
 from controller import decisions, placement
-from controller.binning import in_own_tier
+from controller.binning import in_tiers
 from controller.calibration import Calibration
+from controller.drift import note_drift
 from controller.groups import decide_together, of_groups
 from controller.held import HeldRequests
-from controller.mirror.lengths import LengthEstimator
+from controller.lengths.fleet_lengths import FleetLengths
 from controller.mirror.locations import RequestLocations
 from controller.mirror.prefix_affinity import Affinity
 from controller.mirror.replica_model import VirtualReplica, admission_row
 from controller.mirror.slots import ReplicaSlots
+from controller.mirror.views import views_of
 from controller.options import FleetOptions
-from controller.placement import RETRY_INTERVAL_S, Pending, Waiting
+from controller.placement import RETRY_INTERVAL_S, Pending
+from controller.programs.programs import Programs
 from controller.returns import Returns
 from controller.scaling.allocation import Allocation
 from controller.scaling.role import ReplicaView
 from controller.scaling.tiers import TierTable
+from controller.slowdown import with_ttft
 from controller.tracker import Tracker
 from controller.unplaced import Unplaced
 from planning.deadlines import make_due_earlier
@@ -33,8 +37,6 @@ from profiles.profile import Profile
 from protocol.messages import AdmissionRequest, Decision, Outcome, Report, Scope, Verdict, request_uid
 from routing.fleet_state import advance_fleet
 from routing.policy import RoutingPolicy, make_routing, to_routing_request
-
-COLD_START_S = 300.0  # best effort waits so long for the first replica of a fleet that was scaled to zero
 
 
 @dataclass
@@ -51,24 +53,24 @@ class Fleet:
     by_slot: dict[int, VirtualReplica] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.lengths = LengthEstimator(self.options.length_prior_tokens, self.tiers.length_priors)
+        self.lengths = FleetLengths(self.options.lengths, self.options.length_prior_tokens, self.tiers.length_priors)
         self.policy: RoutingPolicy = make_routing(self.options.routing)
         self.allocation = Allocation(self.options.allocation, self.tiers)
         self.unplaced = Unplaced(Returns(max(1, int(self.options.retry_cap_s))))
-        self.affinity = Affinity(self.options.prefix_affinity, self.options.block_tokens)
-        self._rng = np.random.default_rng(self.options.seed)
-        self.places = RequestLocations(self.replicas)
-        may_hold = self.options.pending and self.options.phases is None
-        self.held, self.calibration = HeldRequests(self.places, may_hold), Calibration()
+        self.affinity = Affinity(self.options.prefix_affinity, self.options.block_tokens, self.options.adapters)
+        self._rng, self.places = np.random.default_rng(self.options.seed), RequestLocations(self.replicas)
+        self.held = HeldRequests(self.places, self.options.pending and self.options.phases is None)
+        self.calibration, self._has_joined = Calibration(), False  # whether a replica is without a role
+        self.programs = Programs(self.options.programs, self.slots, self.options.admission)
 
     def adopt_state(self, other: "Fleet", now_s: float) -> None:
         """Take over what another fleet knows: the options have changed, perhaps the tier table too."""
         self.replicas, self.slots, self.by_slot = other.replicas, other.slots, other.by_slot
         self.tracker, self.places, self.calibration = other.tracker, other.places, other.calibration
-        self.held = replace(other.held, may_hold=self.held.may_hold)
-        self.turn, own = other.turn, self.lengths
+        self.turn, self.held = other.turn, replace(other.held, may_hold=self.held.may_hold)
         self.unplaced.adopt_state(other.unplaced)
-        self.lengths = replace(other.lengths, prior_tokens=own.prior_tokens, tier_priors=own.tier_priors)
+        self.lengths.adopt_state(other.lengths)
+        self.programs.adopt_state(other.programs)
         self.affinity.prompt_tokens, self.affinity.hit_tokens = other.affinity.prompt_tokens, other.affinity.hit_tokens
         self._remap_tiers(other.tiers.tier_remap(self.tiers))
         self.allocation = other.allocation.under(self.options.allocation, self.tiers, now_s)
@@ -76,36 +78,40 @@ class Fleet:
 
     # -- inputs -----------------------------------------------------------------------------------------------------
 
-    def report(self, report: Report, now_s: float) -> None:
-        """A replica told its state; an unknown or reborn one joins."""
+    def report(self, report: Report, now_s: float) -> bool:
+        """A replica told its state; an unknown or reborn one joins. Whether all that it refers to is known."""
         self._forget(now_s)
         known = self.replicas.get(report.replica)
         is_new = known is None or known.incarnation != report.incarnation
         if is_new:
             if known is not None:
                 self._drop(known)
-            profile = self.load_profile(report.profile)
-            born = self.replicas[report.replica] = VirtualReplica(report, profile, self.slots, now_s)
-            self.by_slot[born.slot] = born
+            born = VirtualReplica(report, self.load_profile(report.profile), self.slots, now_s)
+            self.replicas[report.replica] = self.by_slot[born.slot] = born
         replica = self.replicas[report.replica]
-        self.places.follow(replica, replica.sync(report, self.lengths, self.tiers, self.calibration, now_s), now_s)
-        if is_new or self.allocation.is_due(now_s):
+        synced = replica.sync(report, self.lengths, self.tiers, self.calibration, now_s)
+        self.places.follow(replica, synced.without(self.held.follow(replica, now_s)), now_s)
+        self.held.forget(synced.gone)
+        self._has_joined |= is_new
+        if self.allocation.is_due(now_s, self._has_joined, len(self.replicas)):
             self._allocate(now_s)
+        return synced.is_whole
 
     def set_tiers(self, tiers: TierTable, now_s: float) -> bool:
         """Apply a newer table in place; whether it was newer."""
         if tiers.version <= self.tiers.version and self.tiers.tiers:
             return False
         self._remap_tiers(self.tiers.tier_remap(tiers))
-        self.tiers, self.lengths.tier_priors = tiers, tiers.length_priors
+        self.tiers, self.lengths.tiers.tier_priors = tiers, tiers.length_priors
         self.allocation.set_table(tiers, now_s)
         self._allocate(now_s)
         return True
 
     def _remap_tiers(self, tier_remap: np.ndarray) -> None:
-        """Tell requests their tiers in another table (``TierTable.tier_remap``)."""
+        """Tell requests their tiers in another table (``TierTable.tier_remap``), and have replicas tell them anew."""
         for replica in self.replicas.values():
             replica.table["tier"] = tier_remap[replica.table["tier"]]
+            replica.reported.forget()
         self.held.remap_tiers(tier_remap)
         self.unplaced.remap_tiers(tier_remap)
 
@@ -123,37 +129,44 @@ class Fleet:
         """A request ended: count it, learn its length, free its reservation."""
         self.tracker.note(outcome, now_s)
         self.calibration.note(outcome, self.tiers)
-        if outcome.scope == Scope.REQUEST:
-            return
-        self.lengths.learn(outcome)
-        uid = request_uid(outcome.request_id)
-        self.unplaced.leave(uid)
-        self.held.free(uid)
+        self.programs.on_outcome(outcome, now_s)
+        told = None if outcome.scope == Scope.REQUEST else self.lengths.learn(outcome)
+        if note_drift(self.tracker.drift, outcome, told, self.allocation.history, now_s):
+            self.lengths.learn_anew()
+        if outcome.scope != Scope.REQUEST:
+            uid = request_uid(outcome.request_id)
+            self.unplaced.leave(uid)
+            self.held.free(uid)
 
     # -- decisions --------------------------------------------------------------------------------------------------
 
-    def admit(self, batch: Sequence[AdmissionRequest], now_s: float) -> list[Decision]:
+    def admit(self, batch: Sequence[AdmissionRequest], now_s: float, ingress: str = "") -> list[Decision]:
         """Decide requests that arrived together: the fleet places what it can promise, up to ``max_hops`` exact checks
-        each (SLOs-Serve sections 3.1 and 4.2); the rest waits for room, is served best effort, or is refused."""
-        batch = [in_own_tier(request, self.tiers, self.lengths) for request in batch]
+        each (SLOs-Serve sections 3.1 and 4.2); the rest waits for room, is served best effort, or is refused.
+        ``ingress``: who asks, where it hears of recalls (``HeldRequests.take_recalls``)."""
         self._open(now_s)
+        batch = in_tiers(self.programs.give_stages(with_ttft(batch, self.replicas), now_s), self.tiers, self.lengths)
         advance_fleet(self.slots.fleet_state, now_s)
         self.slots.allocate(len(batch))
-        asked_before = {uid for r in batch if (uid := request_uid(r.request_id)) in self.waiting or uid in self.held}
+        uids = [request_uid(request.request_id) for request in batch]
+        earlier = {uid for uid in uids if uid in self.unplaced.waiting or uid in self.held}
         checks, pending = self.options.admission and self.policy.checks_admission, []
         for request in batch:
             pending.append(p := self._to_pending(request, now_s))
+            p.ingress = ingress
             if not checks and not p.is_best_effort:
-                placement.place_without_check(self.slots, p, self.affinity.weight, now_s)
+                placement.place_without_check(self.slots, p, self.affinity.strength, now_s)
         asking, together = of_groups([p for p in pending if checks and not p.is_best_effort])
         open_fleet = placement.PlacementFleet(self.slots, self.allocation, self.replicas, self.options.max_hops)
-        self.unplaced.returns.receive(self.slots, [*asking, *(each[0] for each in together)], asked_before, now_s)
-        placement.place_each(open_fleet, asking, self.affinity.weight, now_s)
-        self.held.displace(open_fleet, self.by_slot, [p for p in asking if p.slot < 0 and p.is_new], now_s)
+        self.unplaced.returns.receive(self.slots, [*asking, *(each[0] for each in together)], earlier, now_s)
+        self.programs.place_at_home(asking, now_s)
+        placement.place_each(open_fleet, asking, self.affinity.strength, now_s)
+        self.programs.place_late(open_fleet, asking, now_s)
+        self.held.displace(open_fleet, self.by_slot, [p for p in asking if int(p.row["id"]) not in earlier], now_s)
         fall_back = partial(self._best_effort_or_refuse, now_s=now_s)
         known = decide_together(open_fleet, together, now_s, fall_back)
         known |= {p.request.request_id: self._admit_or_hold(p, now_s) for p in pending if p.slot >= 0}
-        return [known.get(p.request.request_id) or fall_back(p) for p in pending]
+        return self.programs.told([known.get(p.request.request_id) or fall_back(p) for p in pending], now_s)
 
     def _admit_or_hold(self, p: Pending, now_s: float) -> Decision:
         """Send a placed request, or keep it back while it could not begin."""
@@ -161,40 +174,37 @@ class Fleet:
             self.held.hold(p, self.by_slot[p.slot], now_s)
             self.unplaced.leave(int(p.row["id"]))
             return self._unplaced(p, Verdict.PENDING, wait_s)
+        self.held.send(p)
         return self._admitted(p, self.by_slot[p.slot], now_s)
 
     def live(self, now_s: float) -> list[VirtualReplica]:
-        """Replicas that may take requests: those that report and whose engines move.
+        """Replicas that may take requests (``open_slots``)."""
+        is_open = self.open_slots(now_s)
+        return [replica for replica in self.replicas.values() if is_open[replica.slot]]
 
-        Where all stand still, those as well; where none has reported lately, those that have not been given up.
-        """
-        usable = [r for r in self.replicas.values() if not r.draining and self.allocation.is_open(r.name)]
-        alive = [r for r in usable if r.is_live(now_s, self.options.silent_s)]
-        moving = [r for r in alive if not r.is_stuck]
-        return moving or alive or [r for r in usable if r.is_live(now_s, self.options.forget_s)]
+    def open_slots(self, now_s: float) -> np.ndarray:
+        """Slots that may take requests (bool[R], ``ReplicaSlots.usable``)."""
+        closed = [self.replicas[name].slot for name in self.allocation.draining if name in self.replicas]
+        return self.slots.usable(closed, now_s, self.options.silent_s, self.options.forget_s)
 
     def _open(self, now_s: float) -> None:
-        is_open = self.slots.fleet_state.replicas["is_open"]
-        is_open[:] = False
-        is_open[[replica.slot for replica in self.live(now_s)]] = True
-
-    @property
-    def _is_any_open(self) -> bool:
-        return bool(self.slots.fleet_state.replicas["is_open"].any())
+        if self._has_joined:
+            self._allocate(now_s)
+        self.slots.fleet_state.replicas["is_open"] = self.open_slots(now_s)
 
     def _to_pending(self, request: AdmissionRequest, now_s: float) -> Pending:
         """The request as a row with its scores; its earlier place is freed, as of a resumed stream or a retry."""
         self.held.free(request_uid(request.request_id))
         tier, state = self.tiers.of_request(request.slo), self.slots.fleet_state.replicas
         row = admission_row(request, tier, self.lengths, now_s)
-        row["value"] = self.tiers.values[tier]
-        make_due_earlier(row, float(self.calibration.margins_s(row[None], self.tiers)[0]))
+        row["value"] = self.tiers.values[tier] * self.programs.worth(request)
+        if margin_s := self.calibration.margin_s(row, self.tiers):
+            make_due_earlier(row, margin_s)
         self.turn += 1
-        held = self.affinity.held_tokens(request, self.replicas.values(), len(state))
+        held = self.affinity.held_tokens(request, self.replicas, len(state))
         p = Pending(request, tier, row, self._scores(row), self.policy.rule, held)
-        excluded = [self.replicas[name].slot for name in request.exclude if name in self.replicas]
-        if excluded and state["is_open"].sum() > state["is_open"][excluded].sum():
-            p.exclude_slots(self.slots, excluded, now_s)
+        if excluded := self.affinity.excluded(request, self.replicas):
+            p.exclude_where_others_are(self.slots, excluded, now_s)
         self.allocation.record_arrival(row, now_s)
         return p
 
@@ -214,17 +224,19 @@ class Fleet:
 
     def _best_effort_or_refuse(self, p: Pending, now_s: float) -> Decision:
         """Wait for room, go best effort to the replica with the least to do, or a refusal that says when to return."""
+        if self.programs.place_promised(p, now_s):
+            return self._admitted(p, self.by_slot[p.slot], now_s)
         asked_best_effort, may_wait = p.is_best_effort, p.is_new and not p.is_best_effort
-        refuses = may_wait and self._refuses(p.tier)
+        refuses = may_wait and self.tiers.refuses(p.tier, self.options.unattainable)
         if may_wait and self.unplaced.may_wait(p, refuses) and (pause_s := self._pause_s(p, now_s)) > 0.0:
             return self._unplaced(p, Verdict.PENDING, pause_s)
         if refuses:
             return self._unplaced(p, Verdict.REFUSED, self.unplaced.retry_after_s(self.slots, p, now_s))
         places = placement.best_effort_places(self.slots, self.options.best_effort_backlog)
-        if p.is_new and self._is_any_open and (wait_s := self.unplaced.line_s(p, int(places.sum()), now_s)) > 0.0:
+        if p.is_new and self.slots.is_any_open and (wait_s := self.unplaced.line_s(p, int(places.sum()), now_s)) > 0.0:
             return self._unplaced(p, Verdict.PENDING, wait_s)
         slot = placement.idlest_slot(self.slots, p, places > 0 if p.is_new else places >= 0)
-        if slot < 0 and asked_best_effort and self._cold_start_possible(p, now_s):
+        if slot < 0 and asked_best_effort and self.allocation.autoscaler and self.unplaced.awaits_start(p, now_s):
             return self._unplaced(p, Verdict.PENDING, RETRY_INTERVAL_S[1])
         self.unplaced.leave(int(p.row["id"]))
         if slot < 0:
@@ -235,40 +247,32 @@ class Fleet:
         return decisions.best_effort(p, replica.name, None if asked_best_effort else self.tiers.best_effort_name)
 
     def _unplaced(self, p: Pending, verdict: Verdict, wait_s: float) -> Decision:
-        return decisions.unplaced(p, verdict, p.reason if self._is_any_open else "no_replica", wait_s)
+        return decisions.unplaced(p, verdict, p.reason if self.slots.is_any_open else "no_replica", wait_s)
 
     def _pause_s(self, p: Pending, now_s: float) -> float:
         """How long a request that does not fit now should wait before it asks again; 0 when it is too late for that."""
-        if not self.options.pending or not self._is_any_open:
+        if not self.options.pending or not self.slots.is_any_open:
             return 0.0
         return self.unplaced.ask(p, now_s, lambda: placement.latest_start_s(self.slots, p.row, now_s)).pause_s(now_s)
 
-    def _cold_start_possible(self, p: Pending, now_s: float) -> bool:
-        """Whether a replica may still come for a request that found none: one is started where all were stopped."""
-        waiting = self.unplaced.ask(p, now_s, lambda: now_s + COLD_START_S)
-        return self.allocation.autoscaler is not None and now_s < waiting.latest_s
-
-    def _refuses(self, tier: int) -> bool:
-        named = self.tiers.tiers[tier].unattainable if self.tiers.tiers else ""
-        return (named or self.options.unattainable) == "refuse"
-
     def _allocate(self, now_s: float) -> None:
         self.allocation.step(self.views(now_s), now_s)
-        self.write_roles()
+        self.write_roles(self._has_joined)
+        self._has_joined = False
 
-    def write_roles(self) -> None:
-        """Put the roles in force where placement reads them."""
-        for name in self._tiered():
-            self.replicas[name].state["tier"] = self.allocation.tier(name)
+    def write_roles(self, anew: bool = False) -> None:
+        """Put the roles in force where placement reads them, where they have changed (``anew``: in any case)."""
+        if self.allocation.has_changed() or anew:
+            for name in self._tiered():
+                self.replicas[name].state["tier"] = self.allocation.tier(name)
 
     def _tiered(self) -> list[str]:
         return sorted(self.replicas)
 
     def _forget(self, now_s: float) -> None:
         """Give up replicas that have been silent for long, and pending requests that ask no more."""
-        self._give_up([name for name, r in self.replicas.items() if now_s - r.seen_s > self.options.forget_s], now_s)
+        self._give_up([self.by_slot[slot].name for slot in self.slots.silent(now_s, self.options.forget_s)], now_s)
         self.unplaced.forget(now_s)
-        self.held.forget()
 
     def _give_up(self, names: Sequence[str], now_s: float) -> None:
         for name in names:
@@ -278,22 +282,18 @@ class Fleet:
 
     def _drop(self, replica: VirtualReplica) -> None:
         """Forget what a replica held: it is gone or reborn."""
+        lost = self.places.forget(replica)
         self.slots.release(replica.slot)
         del self.by_slot[replica.slot]
         self.unplaced.returns.forget(replica.slot)
-        self.places.forget(replica.name)
-        self.held.forget()
+        self.held.forget(lost)
 
     # -- what it tells ----------------------------------------------------------------------------------------------
 
-    @property
-    def waiting(self) -> dict[int, Waiting]:
-        return self.unplaced.waiting
-
     def views(self, now_s: float) -> list[ReplicaView]:
         """What roles and size are decided by, in order of names."""
-        silent_s, pool = self.options.silent_s, self.tiers.pool
-        return [self.replicas[name].view(pool, now_s, silent_s) for name in self._tiered()]
+        are_live = self.slots.are_live(now_s, self.options.silent_s)
+        return views_of(self._tiered(), self.replicas, self.slots, self.tiers.pool, are_live)
 
     def check_integrity(self) -> None:
         """Every request is where it was noted, and every replica's table is sound."""

@@ -1,12 +1,13 @@
-"""Requests that have a place and are not sent yet: until they begin, a better set may take it from them. Pure.
+"""Requests that have a place and have not begun: a better set may still take it from them. Pure.
 
-A request that would only wait in its engine's queue waits at its ingress instead, which asks again shortly before the
-request is due to begin. Nothing has been told to its client, so that a newcomer worth more, or as much for less work,
-may still have its place (SLOs-Serve section 4.1; of equal values the shorter prompt goes first, Moore and Hodgson's
-rule). Who loses a place looks for another at once, and asks again in any case.
+A request that would only wait in its engine's queue for long waits at its ingress instead (it is held), which asks
+again shortly before the request is due to begin; the others are sent. Nothing has been told to the client of either,
+so that a newcomer worth more, or as much for less work, may still have the place (SLOs-Serve section 4.1; of equal
+values the shorter prompt goes first, Moore and Hodgson's rule). A held request that loses its place looks for another
+at once. One that was sent is recalled: its ingress ends it there and asks anew.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,11 +30,12 @@ from routing.placement import NOWHERE, tier_distance
 
 LEAD_S = 0.1  # before its first iteration that a request is sent: the way to an engine, and the one it runs then
 MOST_PLANS = 2  # replicas that are asked about a better set, per request
+RECALLED_S = 1.0  # after a recall, by which a replica has been told to end the request
 
 
 @dataclass
 class HeldRequests:
-    """Those kept back, by uid; each has a row in the table of its place, as ``places`` knows.
+    """Those kept back and those sent, by uid; each has a row in the table of its place, as ``places`` knows.
 
     A fleet that does not let requests wait holds none, nor does one that prefills and decodes apart: there a request
     has room in both phases or in none.
@@ -41,18 +43,45 @@ class HeldRequests:
 
     places: RequestLocations
     may_hold: bool
-    pending: dict[int, Pending] = field(default_factory=dict)
+    pending: dict[int, Pending] = field(default_factory=dict)  # kept back
+    sent: dict[int, Pending] = field(default_factory=dict)  # not begun, as far as their replicas have told
+    recalled_s: dict[int, float] = field(default_factory=dict)  # when they were
+    recalls: list[tuple[str, str]] = field(default_factory=list)  # ingresses to be told, and attempt ids
 
     def __contains__(self, uid: int) -> bool:
         return uid in self.pending
 
+    def _may_lose_its_place(self, p: Pending) -> bool:
+        """Whether the request stands for itself, and nobody has been told anything about it."""
+        return self.may_hold and not p.request.group and p.is_checked and p.is_new and not p.is_returning_on_time
+
     def wait_s(self, p: Pending, now_s: float) -> float:
         """How long a request that has a place is kept back before it asks again; 0: it is sent now."""
-        is_single = self.may_hold and not p.request.group and p.is_checked
         early_s = p.begin_s - LEAD_S - now_s
-        if not is_single or not p.is_new or p.is_returning_on_time or not RETRY_INTERVAL_S[0] <= early_s < np.inf:
+        if not self._may_lose_its_place(p) or not RETRY_INTERVAL_S[0] <= early_s < np.inf:
             return 0.0
         return min(early_s, RETRY_INTERVAL_S[1])
+
+    def send(self, p: Pending) -> None:
+        """The request goes to its replica; it may be recalled where its ingress listens."""
+        if p.ingress and self._may_lose_its_place(p):
+            self.sent[int(p.row["id"])] = p
+
+    def take_recalls(self) -> list[tuple[str, str]]:
+        """Requests that were sent and must ask anew, since the last call: ingress and attempt id of each."""
+        recalls, self.recalls = self.recalls, []
+        return recalls
+
+    def follow(self, replica: VirtualReplica, now_s: float) -> set[int]:
+        """A replica has reported: what it has begun stays there. What was recalled does not count, and is returned."""
+        table, begun = replica.table, _has_begun(replica.table)
+        for uid in table["id"][begun].tolist() if self.sent else ():
+            self.sent.pop(uid, None)
+        self.recalled_s = {uid: at_s for uid, at_s in self.recalled_s.items() if now_s - at_s <= RECALLED_S}
+        released = self.recalled_s.keys() & table["id"][~begun].tolist() if self.recalled_s else set()
+        for uid in released:
+            replica.release(uid)
+        return released
 
     def hold(self, p: Pending, replica: VirtualReplica, now_s: float) -> None:
         """Keep back a request that has a place on this replica."""
@@ -62,27 +91,33 @@ class HeldRequests:
     def free(self, uid: int) -> None:
         """The request, held or not, has ended or asks again: it has no place any more."""
         self.pending.pop(uid, None)
+        self.sent.pop(uid, None)
+        self.recalled_s.pop(uid, None)
         self.places.free(uid)
 
-    def forget(self) -> None:
-        """Those whose reservation has ended, because nobody asked for them any more or their replica is gone."""
-        self.pending = {uid: p for uid, p in self.pending.items() if uid in self.places}
+    def forget(self, gone: Iterable[int]) -> None:
+        """Those of ``gone`` whose reservation has ended: nobody asked for them any more, or their replica is gone."""
+        for uid in gone:
+            if uid not in self.places:
+                self.pending.pop(uid, None)
+                self.sent.pop(uid, None)
 
     def remap_tiers(self, tier_remap: np.ndarray) -> None:
         """Tell requests their tiers in another table (``TierTable.tier_remap``)."""
-        for p in self.pending.values():
+        for p in (*self.pending.values(), *self.sent.values()):
             p.tier = int(tier_remap[p.tier])
             p.row["tier"] = p.tier
 
     def displace(
         self, fleet: PlacementFleet, at: Mapping[int, VirtualReplica], asking: Sequence[Pending], now_s: float
     ) -> None:
-        """Give requests without a place those of held ones where that is a better set; ``at`` are replicas by slot.
+        """Give new requests without a place those of others where that is a better set; ``at`` are replicas by slot.
 
-        Who loses a place is given another where there is one.
+        A held one that loses its place is given another where there is one; one that was sent is recalled. Who asks
+        again is not asked about: the plans of its first time would only be made once more.
         """
         lost = list[Pending]()
-        for p in asking if self.pending else ():
+        for p in [p for p in asking if p.slot == NOWHERE and p.is_new] if self.pending or self.sent else ():
             for slot in self._slots_to_plan(fleet.slots, p):
                 if p.slot == NOWHERE:
                     lost += self._displace_on(fleet.slots, p, slot, now_s)
@@ -92,31 +127,49 @@ class HeldRequests:
                 self.hold(p, at[p.slot], now_s)
 
     def _slots_to_plan(self, slots: ReplicaSlots, p: Pending) -> list[int]:
-        """Replicas of the request's tier that hold a place for a longer prompt or one worth less, the longest first."""
+        """Replicas of the request's tier with a place for a longer prompt or one worth less, the longest first."""
         state, found = slots.fleet_state.replicas, dict[int, int]()
-        for q in self.pending.values():
-            is_better = q.row["value"] < p.row["value"] or q.row["prompt_tokens"] > p.row["prompt_tokens"]
+        value, prompt_tokens = float(p.row["value"]), p.request.prompt_tokens
+        for q in (*self.pending.values(), *self.sent.values()):
+            is_better = q.request.prompt_tokens > prompt_tokens or q.row["value"] < value
             if is_better and q.slot != NOWHERE and state["is_open"][q.slot]:
-                found[q.slot] = max(found.get(q.slot, 0), int(q.row["prompt_tokens"]))
+                found[q.slot] = max(found.get(q.slot, 0), q.request.prompt_tokens)
         suited = [s for s in found if is_wanted(p, s) and tier_distance(int(state["tier"][s]), p.tier) >= 0]
         return sorted(suited, key=lambda slot: (-found[slot], slot))[:MOST_PLANS]
 
     def _displace_on(self, slots: ReplicaSlots, p: Pending, slot: int, now_s: float) -> list[Pending]:
         """Put the request into the slot if the plan takes it; returns those of the held ones that must go for it."""
         table = slots.rows(slot)
-        has_begun = table["running"] | (table["computed_tokens"] > 0)
-        options = AdmissionOptions(displace=True, movable=np.isin(table["id"], list(self.pending)) & ~has_begun)
+        movable = np.isin(table["id"], [*self.pending, *self.sent]) & ~_has_begun(table)
+        options = AdmissionOptions(displace=True, movable=movable)
         start_s = next_start_s(slots, slot, now_s)
         plan = plan_admission(pessimistic_engine(slots, slot), table, p.row[None], start_s, options)
         if not plan.accepted[0]:
             return []
         note_plan(p, plan, 0, slot)
         p.is_checked = True
-        lost = [self.pending.pop(uid) for uid in table["id"][plan.displaced].tolist()]
-        for q in lost:
+        gone = table["id"][plan.displaced].tolist()
+        held = [self.pending.pop(uid) for uid in gone if uid in self.pending]
+        for q in held:
             self.places.free(int(q.row["id"]))
             q.slot = NOWHERE
             if joined := len(slots.fleet_state.replicas) - len(q.scores) if len(q.scores) else 0:
                 q.scores = np.append(q.scores, np.full(joined, -np.inf))  # slots made since it asked: not scored
+        for uid in gone:
+            if uid in self.sent:
+                self._recall(self.sent[uid], now_s)
         slots.add(slot, p.row)
-        return lost
+        return held
+
+    def _recall(self, p: Pending, now_s: float) -> None:
+        """Take a request back from its replica: its ingress is to end it there, and to ask anew."""
+        uid = int(p.row["id"])
+        self.free(uid)
+        self.recalled_s[uid] = now_s
+        self.recalls.append((p.ingress, p.request.request_id))
+
+
+def _has_begun(table: np.ndarray) -> np.ndarray:
+    """Which requests of a replica's table have begun (bool[n])."""
+    begun: np.ndarray = table["running"] | (table["computed_tokens"] > 0) | (table["emitted_tokens"] > 0)
+    return begun

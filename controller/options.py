@@ -3,8 +3,24 @@
 import msgspec
 
 from controller.disaggregation.phases import PhaseOptions
+from controller.lengths.estimate import LengthOptions
+from controller.programs.options import ProgramOptions
 from controller.scaling.allocation import AllocationOptions
 from protocol.messages import BLOCK_TOKENS
+
+
+class CheckpointOptions(msgspec.Struct, frozen=True):
+    """Where the controller keeps what it has learnt; empty: nowhere."""
+
+    uri: str = ""
+    period_s: float = 30.0
+
+
+class AdapterOptions(msgspec.Struct, frozen=True):
+    """How many LoRA adapters a replica has room for: in one batch, and in its memory."""
+
+    running: int = 1
+    held: int = 1
 
 
 class FleetOptions(msgspec.Struct, frozen=True):
@@ -23,8 +39,13 @@ class FleetOptions(msgspec.Struct, frozen=True):
     seed: int = 0
     prefix_affinity: float = 0.0  # what a whole prompt in a prefix cache adds to the policy's preference; 0: off
     block_tokens: int = BLOCK_TOKENS  # of those caches
+    adapters: AdapterOptions = AdapterOptions()
     phases: PhaseOptions | None = None  # prefill and decode on different replicas (controller.disaggregation.fleet)
     allocation: AllocationOptions = AllocationOptions()
+    lengths: LengthOptions = LengthOptions()
+    checkpoints: CheckpointOptions = CheckpointOptions()
+    programs: ProgramOptions = ProgramOptions()
     deploy: str = ""  # id of the deploy: ingresses of an earlier one may still be heard (``controller.deploys``)
     application: str = ""  # Serve's name of it
     deployments: tuple[str, ...] = ()  # Serve's names of the replicas', the one that grows and shrinks first
+    model: str = ""  # whose fleet it is, where the application has several

@@ -11,8 +11,9 @@ from controller.scaling.allocation import Allocation
 from planning.admission.plan import REASONS, AdmissionPlan, plan_admission
 from planning.engine import EngineModel
 from planning.forecast.rollout import TOLERANCE_S
-from planning.tables import request_table
+from planning.tables import to_table
 from protocol.messages import AdmissionRequest
+from routing import idle
 from routing.placement import NO_SCORES, NOWHERE, PLACEMENT, CandidateOrder, place, tier_distance
 from routing.policy import best_scored, idlest
 from routing.scores import score_replicas
@@ -82,6 +83,7 @@ class Pending:
     is_checked: bool = False
     is_returning_on_time: bool = False  # at the time that an earlier refusal told
     siblings: Sequence["Pending"] = ()  # of the first sequence of a request: the others
+    ingress: str = ""  # that asks, where it can be told of a recall
     is_possible: bool = True  # an idle fleet could hold the request with all its sequences
     begin_s: float = -np.inf  # predicted start of its first iteration
     first_s: float = np.inf  # predicted time of the first token, and seconds per token after it
@@ -101,6 +103,12 @@ class Pending:
         return (
             self.scores if len(self.scores) else score_replicas(slots.fleet_state, self.row[None][0], now_s, self.rule)
         )
+
+    def exclude_where_others_are(self, slots: ReplicaSlots, excluded: Sequence[int], now_s: float) -> None:
+        """Want none of these slots, unless no other is open."""
+        is_open = slots.fleet_state.replicas["is_open"]
+        if is_open.sum() > is_open[excluded].sum():
+            self.exclude_slots(slots, excluded, now_s)
 
     def exclude_slots(self, slots: ReplicaSlots, excluded: Sequence[int], now_s: float) -> None:
         """Want none of these slots."""
@@ -177,7 +185,7 @@ def place_admitted(slots: ReplicaSlots, asking: Sequence[Pending], now_s: float,
     asking = [p for p in asking if p.slot == NOWHERE]
     if not asking:
         return
-    rows, placements = np.array([p.row for p in asking]), np.zeros(len(asking), dtype=PLACEMENT)
+    rows, placements = to_table([p.row for p in asking]), np.zeros(len(asking), dtype=PLACEMENT)
     order = CandidateOrder(_all_scores(slots, asking, now_s), asking[0].rule, max_hops)
     place(slots.fleet_state, rows, now_s, order, placements)
     for p, placed in zip(asking, placements, strict=True):
@@ -276,24 +284,5 @@ def next_start_s(slots: ReplicaSlots, slot: int, now_s: float) -> float:
 
 
 def latest_start_s(slots: ReplicaSlots, row: np.ndarray, now_s: float) -> float:
-    """When a request must start at the latest on an idle replica of the fleet; -inf where none could ever attain it.
-
-    As much later than now as its first token by TTFT, and its predicted end by its deadline, would come too early; one
-    that bounds neither waits for ``UNBOUND_S``.
-    """
-    fleet_state, latest_s, known = slots.fleet_state, -np.inf, set[bytes]()
-    left_tokens = max(0, int(row["output_tokens"]) - int(row["emitted_tokens"]) - 1)  # after the first
-    for slot in np.flatnonzero(fleet_state.replicas["is_open"]):
-        coef, limits = fleet_state.pessimistic_coefs[slot], fleet_state.limits[slot]
-        kind = coef.tobytes() + limits.tobytes()
-        if kind in known or tier_distance(int(fleet_state.replicas["tier"][slot]), int(row["tier"])) < 0:
-            continue
-        known.add(kind)
-        plan = plan_admission(EngineModel(coef, limits), request_table(0), row[None], now_s)
-        if plan.accepted[0]:
-            first_s = float(row["arrival_s"] + plan.predicted_ttft_s[0])
-            end_s = first_s + left_tokens * float(plan.predicted_tpot_s[0])
-            spare_s = min(float(row["arrival_s"] + row["ttft_s"]) - first_s, float(row["deadline_s"]) - end_s)
-            start_s = now_s + spare_s if spare_s < np.inf else float(row["arrival_s"]) + UNBOUND_S
-            latest_s = max(latest_s, start_s)
-    return latest_s
+    """When a request must start at the latest on an idle replica (``routing.idle``); -inf: none could attain it."""
+    return float(idle.latest_start_s(slots.fleet_state, row[None][0], now_s, UNBOUND_S))

@@ -15,14 +15,15 @@ import numpy as np
 
 from controller.mirror.slots import ReplicaSlots
 from controller.placement import Pending, place_on
+from routing.idle import can_ever
 from routing.placement import NOWHERE
 from routing.returns import (
     Ledger,
     add_claim,
     bucket_of,
-    can_ever,
     carry,
     claim_of,
+    emptiest,
     first_room,
     is_kept,
     make_ledger,
@@ -35,6 +36,9 @@ MEMORY = 64  # those told, over which the share that comes back is averaged
 LEAST_SHARE = 0.05  # of the room that is kept however few come back
 MOST_TOLD = 20_000  # that are remembered at a time; beyond, refusals tell the cap and nothing is kept
 SWEEP_S = 0.25
+MOST_ASKED = 16  # replicas, the emptiest, that are asked when they will have room
+MOST_CARRIED = 64  # replicas that are brought up to date for one batch; those whose turn comes later are a little old
+OLDEST_S = 20.0  # the ring of the ledger says nothing of a replica that was carried longer ago
 
 Key = tuple[int, int, int]  # a prompt's digest and length, and how many there are; of several, the sums
 Room = dict[int, tuple[np.ndarray, int]]  # by slot: a claim of routing.returns' columns, and its buckets
@@ -59,7 +63,9 @@ class Returns:
     _ledger: Ledger = field(default_factory=lambda: make_ledger(0))
     _returns_by_key: dict[Key, list[ReservedReturn]] = field(default_factory=dict)  # each by time
     _count: int = 0
-    _is_current: bool = False  # the ledger knows what has been placed
+    _kept_on: dict[int, int] = field(default_factory=dict)  # reservations on each slot that has any
+    _carried_s: np.ndarray = field(default_factory=lambda: np.zeros(0))  # when each slot was entered in the ledger
+    _is_current: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))  # and knows what was placed since
     _swept_s: float = -math.inf
 
     def __len__(self) -> int:
@@ -70,6 +76,7 @@ class Returns:
         """A replica is gone, and with it the room that was kept there."""
         if slot < len(self._ledger.reserved):
             self._ledger.reserved[slot] = self._ledger.carried[slot] = 0.0
+            self._kept_on.pop(slot, None)
         for reserved in self._returns_by_key.values():
             for each in reserved:
                 each.room.pop(slot, None)
@@ -81,7 +88,7 @@ class Returns:
         """Requests with an objective ask, each by its first sequence. Those that were told to come now are placed where
         room is kept for them, if that still is so; all other newcomers want no replica whose room is kept. Those
         ``waiting`` came earlier."""
-        self._is_current = False
+        self._is_current[:] = False
         self._sweep(now_s)
         if not self._count:
             return
@@ -91,13 +98,15 @@ class Returns:
                 newcomers.append(p)
             else:
                 self._put_back(slots, p, reserved, now_s)
-        self._carry(slots, now_s)
-        for p in newcomers:
-            if p.is_new and int(p.row["id"]) not in waiting:
-                kept = np.flatnonzero(is_kept(slots.fleet_state, self._ledger, _whole(p)[None][0], now_s))
-                for sequence in (p, *p.siblings):
-                    sequence.exclude_slots(slots, kept.tolist(), now_s)
-        self._is_current = False
+        where = np.array(sorted(self._kept_on), dtype=np.int64)
+        newcomers = [p for p in newcomers if p.is_new and int(p.row["id"]) not in waiting]
+        if newcomers and len(where):
+            self._carry(slots, where, now_s)
+        for p in newcomers if len(where) else ():
+            kept = where[is_kept(slots.fleet_state, self._ledger, _whole(p)[None][0], now_s, where)]
+            for sequence in (p, *p.siblings):
+                sequence.exclude_slots(slots, kept.tolist(), now_s)
+        self._is_current[:] = False
 
     @staticmethod
     def _put_back(slots: ReplicaSlots, p: Pending, reserved: ReservedReturn, now_s: float) -> None:
@@ -129,17 +138,24 @@ class Returns:
         row, key = p.row[None][0], _key(p)
         if not p.is_possible or not can_ever(slots.fleet_state, row, now_s):
             return 0.0
-        self._carry(slots, now_s)
+        self._make_room(len(slots.fleet_state.replicas))
         reserved = self._returns_by_key.get(key)
         if reserved and reserved[0].made_s < now_s < reserved[0].due_s:
             first = self._release(key)
             wait_s, slot = min(self.cap_s, max(1, math.ceil(first.due_s - now_s))), first.slot
         else:
-            wait_s, slot = first_room(slots.fleet_state, self._ledger, row, now_s, self.cap_s)
+            wait_s, slot = self._first_room(slots, row, now_s)
         if slot == NOWHERE or self._count >= MOST_TOLD:
             return float(self.cap_s)
         self._keep(slots, p, slot, wait_s, now_s)
         return float(wait_s)
+
+    def _first_room(self, slots: ReplicaSlots, row: np.void, now_s: float) -> tuple[int, int]:
+        """Whole seconds until a replica has room, and which (``routing.returns.first_room``)."""
+        asked = emptiest(slots.fleet_state, int(row["tier"]), MOST_ASKED)
+        self._carry(slots, asked, now_s)
+        wait_s, slot = first_room(slots.fleet_state, self._ledger, row, now_s, self.cap_s, asked)
+        return int(wait_s), int(slot)
 
     def _keep(self, slots: ReplicaSlots, p: Pending, slot: int, wait_s: int, now_s: float) -> None:
         """Keep room for a request that comes ``wait_s`` from now: for a sibling that has a place today, there."""
@@ -159,6 +175,9 @@ class Returns:
     def _enter(self, reserved: ReservedReturn, sign: float) -> None:
         """Enter the room that is kept (1) or take it out (-1)."""
         for slot, (terms, lasts) in reserved.room.items():
+            self._kept_on[slot] = self._kept_on.get(slot, 0) + int(sign)
+            if not self._kept_on[slot]:
+                del self._kept_on[slot]
             add_claim(self._ledger.reserved, slot, bucket_of(reserved.due_s), terms, lasts, sign)
 
     def _release(self, key: Key) -> ReservedReturn:
@@ -173,14 +192,23 @@ class Returns:
 
     # -- bookkeeping ------------------------------------------------------------------------------------------------
 
-    def _carry(self, slots: ReplicaSlots, now_s: float) -> None:
-        """Bring the ledger up to what is promised, once for the requests that ask together."""
-        replicas = len(slots.fleet_state.replicas)
-        if len(self._ledger.reserved) < replicas:
+    def _make_room(self, replicas: int) -> None:
+        """Let the ledger have as many replicas as there are slots."""
+        if (joined := replicas - len(self._ledger.reserved)) > 0:
             self._ledger = resized_ledger(self._ledger, replicas)
-        if not self._is_current:
-            carry(slots.fleet_state, now_s, self._ledger)
-            self._is_current = True
+            self._carried_s = np.append(self._carried_s, np.full(joined, -np.inf))
+            self._is_current = np.append(self._is_current, np.zeros(joined, dtype=bool))
+
+    def _carry(self, slots: ReplicaSlots, which: np.ndarray, now_s: float) -> None:
+        """Bring the ledger up to what these slots have promised, once for the requests that ask together; of many
+        slots those that were brought up longest ago."""
+        old = which[~self._is_current[which]]
+        if len(old) > MOST_CARRIED:
+            old = old[np.argsort(self._carried_s[old], kind="stable")]
+            must = int((self._carried_s[old] < now_s - OLDEST_S).sum())
+            old = old[: max(MOST_CARRIED, must)]
+        carry(slots.fleet_state, now_s, self._ledger, old)
+        self._carried_s[old], self._is_current[old] = now_s, True
 
     def _sweep(self, now_s: float) -> None:
         """Give up those that did not come."""

@@ -20,7 +20,7 @@ logger = logging.getLogger("polyslo.scaler")
 
 NOTICE_S = 30.0  # Serve's health checks notice a dead replica by then
 POLL_S = 0.05
-RUNNING = "RUNNING"  # Serve's word for a replica that has started
+RUNNING, STARTING = "RUNNING", "STARTING"  # Serve's words for a replica that has started, and for one that has not
 
 
 class ScalingError(RuntimeError):
@@ -38,9 +38,11 @@ class ServeScaler:
         """What Serve says of the size at present."""
         application = await self._application()
         own = [application["deployments"][name] for name in self.deployments]
-        running = [each for deployment in own for each in deployment["replicas"] if each["state"] == RUNNING]
+        told = [each for deployment in own for each in deployment["replicas"]]
+        running = [each for each in told if each["state"] == RUNNING]
+        unplaced = [each for each in told if each["state"] == STARTING and not each.get("node_id")]
         replicas = sum(int(deployment["target_num_replicas"]) for deployment in own)
-        return Serve(replicas, len(running), float(application["last_deployed_time_s"]))
+        return Serve(replicas, len(running), float(application["last_deployed_time_s"]), len(unplaced))
 
     async def resize(self, replicas: int) -> None:
         """Ask for so many in all."""

@@ -1,5 +1,6 @@
 """The fleet as plain JSON values, for operators and dashboards."""
 
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -9,19 +10,24 @@ from controller.disaggregation.phases import Phase
 from controller.fleet import Fleet
 
 
-def fleet_status(fleet: Fleet, now_s: float) -> dict[str, Any]:
-    """Tiers, replicas, load and attainment."""
+def fleet_status(fleet: Fleet, now_s: float, replicas: list[Any] | None = None) -> dict[str, Any]:
+    """Tiers, replicas, load and attainment; ``replicas`` as ``replica_status`` told of them, where it was asked."""
+    if replicas is None:
+        replicas = [replica_status(fleet, name, now_s) for name in sorted(fleet.replicas)]
     return {
         "version": fleet.tiers.version,
         "routing": fleet.options.routing,
         "tiers": [msgspec.to_builtins(tier) for tier in fleet.tiers.tiers],
-        "replicas": [replica_status(fleet, name, now_s) for name in sorted(fleet.replicas)],
+        "replicas": replicas,
         "waiting": waiting_per_tier(fleet),
         "best_effort_waiting": len(fleet.unplaced.line),
         "attainment": fleet.tracker.summary(now_s),
         "margins": {name: round(margin, 4) for name, margin in sorted(fleet.calibration.margins.items())},
+        "lengths": fleet.lengths.status(),
+        "drift": fleet.tracker.drift.summary(now_s),
         "allocation": fleet.allocation.status(now_s),
         "prefixes": prefix_status(fleet),
+        "programs": fleet.programs.status(),
     }
 
 
@@ -35,9 +41,9 @@ def prefix_status(fleet: Fleet) -> dict[str, int] | None:
 
 def waiting_per_tier(fleet: Fleet) -> dict[str, int]:
     """Pending requests of each tier that has any, with or without a place."""
-    pending = [w.tier for w in fleet.waiting.values()] + [p.tier for p in fleet.held.pending.values()]
-    tiers = [fleet.tiers.tiers[position].name for position in pending]
-    return {tier: tiers.count(tier) for tier in sorted(set(tiers))}
+    pending = Counter(waiting.tier for waiting in fleet.unplaced.waiting.values())
+    pending.update(held.tier for held in fleet.held.pending.values())
+    return {fleet.tiers.tiers[position].name: count for position, count in sorted(pending.items())}
 
 
 def replica_status(fleet: Fleet, name: str, now_s: float) -> dict[str, Any]:

@@ -1,13 +1,16 @@
 """Attainment, promises kept, verdicts and prediction errors per tier, over a sliding window and in total."""
 
 import math
-from collections import defaultdict, deque
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
+from controller.drift import DriftWatch
+from controller.window import SlidingCounts, bin_of
 from protocol.messages import Outcome, Scope, Verdict
+
+WINDOW_COUNTS = ("requests", "met", "promised", "kept")
+WINDOW_FIGURES = ("ttft_ms", "tpot_ms", "ttft_error_ms", "tpot_error_ms")
 
 
 @dataclass
@@ -48,36 +51,45 @@ class TierCount:
 
 @dataclass
 class Tracker:
-    """Fed with outcomes in order of time; asked for summaries."""
+    """Fed with outcomes in order of time; asked for summaries, which are kept up and not computed anew."""
 
     window_s: float = 60.0
+    drift: DriftWatch = field(default_factory=DriftWatch)
     total: dict[str, TierCount] = field(default_factory=lambda: defaultdict(TierCount))
-    _recent: deque[tuple[float, Outcome]] = field(default_factory=deque)
+    _recent: SlidingCounts = field(init=False)  # by tier and figure: verdicts, or bins of times
+
+    def __post_init__(self) -> None:
+        self._recent = SlidingCounts(self.window_s)
 
     def note(self, outcome: Outcome, now_s: float) -> None:
         """Count a request; one of several sequences comes once as a whole, and those by themselves do not count."""
         if outcome.scope == Scope.SEQUENCE:
             return
-        self.total[outcome.tier_asked].add(outcome)
-        self._recent.append((now_s, outcome))
-        self._expire(now_s)
-
-    def _expire(self, now_s: float) -> None:
-        while self._recent and self._recent[0][0] < now_s - self.window_s:
-            self._recent.popleft()
+        tier, recent = outcome.tier_asked, self._recent
+        self.total[tier].add(outcome)
+        if outcome.finish != "abort":
+            for name, is_so in (
+                ("requests", True),
+                ("met", outcome.met),
+                ("promised", outcome.is_promised),
+                ("kept", outcome.is_promised and outcome.met),
+            ):
+                if is_so:
+                    recent.note((tier, name), 1, now_s)
+        times_s = {"ttft_ms": outcome.ttft_s, "ttft_error_ms": outcome.ttft_s - outcome.predicted_ttft_s}
+        if outcome.output_tokens > 1:
+            times_s |= {"tpot_ms": outcome.tpot_s, "tpot_error_ms": outcome.tpot_s - outcome.predicted_tpot_s}
+        for name, time_s in times_s.items():
+            if math.isfinite(time_s):
+                recent.note((tier, name), bin_of(time_s), now_s)
 
     def summary(self, now_s: float) -> dict[str, dict[str, Any]]:
         """Per tier: totals, and over the window the attainment, latencies and prediction errors (milliseconds)."""
-        self._expire(now_s)
-        recent: dict[str, list[Outcome]] = defaultdict(list)
-        for _, outcome in self._recent:
-            recent[outcome.tier_asked].append(outcome)
-        return {name: self._tier(count, recent[name]) for name, count in sorted(self.total.items())}
+        self._recent.expire(now_s)
+        return {name: self._tier(name, count) for name, count in sorted(self.total.items())}
 
-    def _tier(self, count: TierCount, recent: list[Outcome]) -> dict[str, Any]:
-        window = TierCount()
-        for outcome in recent:
-            window.add(outcome)
+    def _tier(self, name: str, count: TierCount) -> dict[str, Any]:
+        window = TierCount(**{what: self._recent.counts[name, what].total() for what in WINDOW_COUNTS})
         return {
             "requests": count.requests,
             "met": count.met,
@@ -93,17 +105,6 @@ class Tracker:
                 "requests": window.requests,
                 "attainment": window.attainment,
                 "kept_share": window.kept_share,
-                "ttft_ms": percentiles_ms([o.ttft_s for o in recent]),
-                "tpot_ms": percentiles_ms([o.tpot_s for o in recent if o.output_tokens > 1]),
-                "ttft_error_ms": percentiles_ms([o.ttft_s - o.predicted_ttft_s for o in recent]),
-                "tpot_error_ms": percentiles_ms([o.tpot_s - o.predicted_tpot_s for o in recent if o.output_tokens > 1]),
+                **{figure: self._recent.quantiles_ms((name, figure)) for figure in WINDOW_FIGURES},
             },
         }
-
-
-def percentiles_ms(seconds: list[float]) -> dict[str, float] | None:
-    """P50, P95 and P99 in milliseconds of the finite values; none when there is no value."""
-    finite = [value * 1000.0 for value in seconds if math.isfinite(value)]
-    if not finite:
-        return None
-    return {f"p{q}": round(float(np.percentile(finite, q)), 3) for q in (50, 95, 99)}

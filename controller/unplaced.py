@@ -10,13 +10,15 @@ from controller.mirror.slots import ReplicaSlots
 from controller.placement import Pending, Waiting
 from controller.returns import Returns
 
+COLD_START_S = 300.0  # best effort waits so long for the first replica of a fleet that was scaled to zero
+
 
 @dataclass
 class Unplaced:
     """A request is in at most one of the three, and leaves it when it gets a place or ends."""
 
     returns: Returns
-    waiting: dict[int, Waiting] = field(default_factory=dict)  # pending requests by uid
+    waiting: dict[int, Waiting] = field(default_factory=dict)  # pending requests by uid, who asked last at the end
     line: BestEffortLine = field(default_factory=BestEffortLine)
 
     def adopt_state(self, other: "Unplaced") -> None:
@@ -35,7 +37,8 @@ class Unplaced:
 
     def forget(self, now_s: float) -> None:
         """Give up pending requests that ask no more."""
-        self.waiting = {uid: w for uid, w in self.waiting.items() if now_s <= w.forget_s}
+        while self.waiting and now_s > self.waiting[uid := next(iter(self.waiting))].forget_s:
+            del self.waiting[uid]
 
     def may_wait(self, p: Pending, refuses: bool) -> bool:
         """Whether a request may wait for room that is not there yet: where its tier refuses, one that was told to come
@@ -46,10 +49,14 @@ class Unplaced:
     def ask(self, p: Pending, now_s: float, latest_s: Callable[[], float]) -> Waiting:
         """Note that a pending request asks; by when it must start is asked for once."""
         uid = int(p.row["id"])
-        known = self.waiting.get(uid)
+        known = self.waiting.pop(uid, None)
         at_last_s = latest_s() if known is None else known.latest_s
         waiting = self.waiting[uid] = Waiting(p.tier, p.request.prompt_tokens, now_s, at_last_s)
         return waiting
+
+    def awaits_start(self, p: Pending, now_s: float) -> bool:
+        """Whether a replica may still come for a request that found none: one is started where all were stopped."""
+        return now_s < self.ask(p, now_s, lambda: now_s + COLD_START_S).latest_s
 
     def line_s(self, p: Pending, places: int, now_s: float) -> float:
         """How long best effort waits before it asks again, while replicas hold as much of it as they may; 0: it is its

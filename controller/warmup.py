@@ -1,7 +1,9 @@
 """Compile, or load from the cache, every kernel that the controller runs: by running it, on a fleet made up for that.
 
-``python -m controller.warmup`` fills the cache, which takes about a minute; a start takes a second or two after that.
+A start takes a second or two where the cache is full; ``serving.launch.warmup`` fills it.
 """
+
+import numpy as np
 
 from controller.disaggregation.fleet import make_fleet
 from controller.disaggregation.phases import PhaseOptions
@@ -9,7 +11,7 @@ from controller.options import FleetOptions
 from controller.scaling.tiers import Tier, TierTable
 from planning.warmup import warm_up as warm_up_planning
 from profiles.store import load_profile
-from protocol.messages import AdmissionRequest, Progress, Report, Slo, Step
+from protocol.messages import POSITION, AdmissionRequest, Progress, Report, Slo, Step, request_uid
 
 PROFILE = "embedded-cpu"
 BURSTS = (1, 2, 6, 24)  # each takes another way through admission
@@ -23,7 +25,8 @@ def warm_up() -> None:
 
 
 def _run(options: FleetOptions) -> None:
-    tiers = TierTable.of(1, [Tier("tight", 0.3, 0.03, unattainable="refuse"), Tier("flex", best_effort=True)])
+    tight_tier, loose_tier = Tier("tight", 0.3, 0.03, unattainable="refuse"), Tier("loose", 0.3, 0.1)
+    tiers = TierTable.of(1, [tight_tier, loose_tier, Tier("flex", best_effort=True)])
     fleet = make_fleet(options, tiers, load_profile)
     tight, flex = Slo(0.3, 0.03, 60.0, "tight"), Slo(tier="flex", best_effort=True)
     running = (
@@ -32,8 +35,10 @@ def _run(options: FleetOptions) -> None:
         Progress("best_effort_stretch", flex, 0.1, 500, 100, 0, 20, 40, True),
     )
     step = Step(60.0, 100.0, 1000.0, 3.0, 0.0, 0.02)
+    moved = np.array([(request_uid(seen.request_id), 60, 11, True) for seen in running], dtype=POSITION).tobytes()
     for name in ("a", "b"):
         fleet.report(Report(name, "1", 1, PROFILE, 40_000, 0, 64, 2048, 0.01, running, steps=(step, step)), 0.0)
+        fleet.report(Report(name, "1", 2, PROFILE, 40_000, 0, 64, 2048, 0.01, positions=moved), 0.0)
     now_s = 0.0
     for burst in BURSTS:
         for slo in (tight, flex):
@@ -42,6 +47,8 @@ def _run(options: FleetOptions) -> None:
     fleet.admit(
         [AdmissionRequest("moved", 300, 40, tight, emitted_tokens=5, exclude=("a",))], now_s
     )  # its replica failed
+    fleet.admit([AdmissionRequest("hopeless", 300, 40, Slo(0.001, 0.1, tier="loose"))], now_s)  # may it wait for room?
+    fleet.admit([AdmissionRequest("scaled", 300, 40, Slo(tier="loose", ttft_slowdown=3.0))], now_s)
 
 
 if __name__ == "__main__":

@@ -179,7 +179,7 @@ def _next_candidate(
     return best, reject_reason
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _forecast_replica(fleet: FleetState, r: int, row: np.void, now_s: float) -> int:
     """Reason code for the request on replica ``r`` by a forecast with it in the next free row."""
     engine, count = engine_of(fleet, r), fleet.replicas[r]["count"]
@@ -193,7 +193,7 @@ def _forecast_replica(fleet: FleetState, r: int, row: np.void, now_s: float) -> 
     return why_unattainable(row, forecast[count], worst_s, peak_tokens, engine.limits)
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _refresh_forecast(fleet: FleetState, r: int, now_s: float) -> bool:
     """Mark the requests of replica ``r`` that will miss anyway; True when there are any."""
     count, found = fleet.replicas[r]["count"], False
@@ -223,7 +223,7 @@ def _skip_dominated(fleet: FleetState, row: np.void, refused: np.ndarray, is_tri
         is_tried[r] = refused[r]["prompt_tokens"] > 0 and _dominates(row, refused[r])
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _place_one(
     fleet: FleetState,
     row: np.void,

@@ -122,6 +122,17 @@ class PowerOfK(Unchecked):
         return scores
 
 
+@register("lmetric")
+class LMetric(Unchecked):
+    """The least product of new prefill tokens and batch size: LMetric (OSDI 2026), which has nothing to tune.
+
+    New are the tokens that wait to be computed there with the request's own; the batch size counts it too.
+    """
+
+    def score(self, request: RoutingRequest, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
+        return -(replicas["backlog_tokens"] + request.prompt_tokens) * (replicas["count"] + 1.0)
+
+
 @register("remaining_memory")
 class RemainingMemory(Unchecked):
     """The replica with the largest remaining memory, as SLO-aware scheduling assigns instances (section 4.4).

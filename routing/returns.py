@@ -12,12 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from planning.admission.search import ADMITTED, why_unattainable
 from planning.batch.classes import decode_s
 from planning.deadlines import effective_tpot_s, next_token_deadline_s, num_uncomputed_tokens, remaining_tokens
-from planning.engine import EngineModel
-from planning.forecast.rollout import FORECAST, TOLERANCE_S, forecast_requests
-from planning.tables import REQUEST
+from planning.forecast.rollout import TOLERANCE_S
 from profiles.kernels import attention_pairs, attention_s
 from routing.fleet_state import SHORTEST_S, FleetState, decode_rest_s, max_pace_s, utilization
 from routing.placement import NOWHERE, tier_distance
@@ -62,11 +59,11 @@ def bucket_of(at_s: float) -> int:
 
 
 @njit(cache=True)
-def carry(fleet: FleetState, now_s: float, ledger: Ledger) -> None:
-    """Enter what every open replica has promised, until each request's predicted end."""
+def carry(fleet: FleetState, now_s: float, ledger: Ledger, slots: np.ndarray) -> None:
+    """Enter what the open ones of these replicas (i8[k]) have promised, until each request's predicted end."""
     first, carried = bucket_of(now_s), ledger.carried
     changes, amounts = np.zeros((HORIZON + 1, COLUMNS)), np.zeros(COLUMNS)
-    for r in range(len(fleet.replicas)):
+    for r in slots:
         replica, coef = fleet.replicas[r], fleet.pessimistic_coefs[r]
         if not replica["is_open"]:
             continue
@@ -206,55 +203,58 @@ def _fits_at(
 
 
 @njit(cache=True)
-def is_kept(fleet: FleetState, ledger: Ledger, row: np.void, now_s: float) -> np.ndarray:
-    """Per replica, whether a newcomer there would take what is reserved for others (bool[R])."""
-    kept, first = np.zeros(len(fleet.replicas), dtype=np.bool_), bucket_of(now_s)
-    for r in range(len(kept)):
-        if fleet.replicas[r]["is_open"]:
-            claim = claim_of(fleet, r, row, now_s, True)
-            queue_s = ledger.carried[r, first % BUCKETS, PREFILL]
-            kept[r] = not _fits_at(fleet, ledger, r, first, queue_s, claim)
+def is_kept(fleet: FleetState, ledger: Ledger, row: np.void, now_s: float, slots: np.ndarray) -> np.ndarray:
+    """Of each of these replicas (i8[k]), whether a newcomer there would take what is reserved for others (bool[k])."""
+    kept, first = np.zeros(len(slots), dtype=np.bool_), bucket_of(now_s)
+    for i in range(len(slots)):
+        if fleet.replicas[slots[i]]["is_open"]:
+            claim = claim_of(fleet, slots[i], row, now_s, True)
+            queue_s = ledger.carried[slots[i], first % BUCKETS, PREFILL]
+            kept[i] = not _fits_at(fleet, ledger, slots[i], first, queue_s, claim)
     return kept
 
 
 @njit(cache=True)
-def first_room(fleet: FleetState, ledger: Ledger, row: np.void, now_s: float, most_s: int) -> tuple[int, int]:
-    """Whole seconds from now, 1 to ``most_s``, until some replica has room for the request, and which; the one with the
-    least to do then. 0 and ``NOWHERE`` where there is none in time."""
-    replicas, first, best, least = len(fleet.replicas), bucket_of(now_s), NOWHERE, math.inf
-    queues_s = ledger.carried[:, first % BUCKETS, PREFILL].copy()
+def emptiest(fleet: FleetState, tier: int, most: int) -> np.ndarray:
+    """The ``most`` least loaded of the open replicas that the tier may use, in order of slots (i8[k])."""
+    slots, count = np.empty(len(fleet.replicas), dtype=np.int64), 0
+    for r in range(len(fleet.replicas)):
+        if fleet.replicas[r]["is_open"] and tier_distance(fleet.replicas[r]["tier"], tier) >= 0:
+            slots[count] = r
+            count += 1
+    if count <= most:
+        return slots[:count]
+    loads = np.empty(count)
+    for i in range(count):
+        loads[i] = fleet.replicas[slots[i]]["load"]
+    return np.sort(slots[np.argsort(loads, kind="mergesort")[:most]])
+
+
+@njit(cache=True)
+def first_room(
+    fleet: FleetState, ledger: Ledger, row: np.void, now_s: float, most_s: int, slots: np.ndarray
+) -> tuple[int, int]:
+    """Whole seconds from now, 1 to ``most_s``, until one of these replicas (i8[k]) has room for the request, and which;
+    the one with the least to do then. 0 and ``NOWHERE`` where there is none in time."""
+    first, best, least, count = bucket_of(now_s), NOWHERE, math.inf, len(slots)
+    terms, lasts, windows_s = np.empty((count, COLUMNS)), np.empty(count, dtype=np.int64), np.empty(count)
+    queues_s, steps_s = np.empty(count), np.empty(count)
+    for i in range(count):
+        claim = claim_of(fleet, slots[i], row, now_s, False)
+        terms[i], lasts[i], windows_s[i] = claim.terms, claim.lasts, claim.window_s
+        queues_s[i] = ledger.carried[slots[i], first % BUCKETS, PREFILL]
+        steps_s[i] = _step_s(fleet, slots[i], claim.terms)
     for second in range(1, most_s + 1):
         begins = first + second * PER_S
-        for r in range(replicas):
-            if not fleet.replicas[r]["is_open"] or tier_distance(fleet.replicas[r]["tier"], row["tier"]) < 0:
-                continue
-            claim = claim_of(fleet, r, row, now_s, False)
-            step_s = _step_s(fleet, r, claim.terms)
+        for i in range(count):
+            r = slots[i]
             for j in range(begins - PER_S, begins):
-                free = _free_share(fleet, ledger, r, j % BUCKETS, step_s)
-                queues_s[r] = max(0.0, queues_s[r] + ledger.reserved[r, j % BUCKETS, PREFILL] - free * BUCKET_S)
-            if _fits_at(fleet, ledger, r, begins, queues_s[r], claim):
-                busy = -_free_share(fleet, ledger, r, begins % BUCKETS, step_s)
+                free = _free_share(fleet, ledger, r, j % BUCKETS, steps_s[i])
+                queues_s[i] = max(0.0, queues_s[i] + ledger.reserved[r, j % BUCKETS, PREFILL] - free * BUCKET_S)
+            if _fits_at(fleet, ledger, r, begins, queues_s[i], Claim(terms[i], lasts[i], windows_s[i], False)):
+                busy = -_free_share(fleet, ledger, r, begins % BUCKETS, steps_s[i])
                 if busy < least:
                     best, least = r, busy
         if best != NOWHERE:
             return second, best
     return 0, NOWHERE
-
-
-@njit(cache=True)
-def can_ever(fleet: FleetState, row: np.void, now_s: float) -> bool:
-    """Whether some open replica could attain the request if it had nothing else to do and the request came now."""
-    fresh = np.zeros(1, dtype=REQUEST)
-    fresh[0] = row
-    fresh[0]["deadline_s"] += now_s - row["arrival_s"]
-    fresh[0]["arrival_s"] = now_s
-    for r in range(len(fleet.replicas)):
-        if fleet.replicas[r]["is_open"]:
-            seen, limits = np.zeros(1, dtype=FORECAST), fleet.limits[r]
-            worst_s, peak_tokens = forecast_requests(
-                EngineModel(fleet.pessimistic_coefs[r], limits), fresh, now_s, -TOLERANCE_S, seen
-            )
-            if why_unattainable(fresh[0], seen[0], worst_s, peak_tokens, limits) == ADMITTED:
-                return True
-    return False

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from controller.binning import in_own_tier
+from controller.binning import in_tiers
 from controller.disaggregation.decode_room import DecodeRoom, Reservation
 from controller.disaggregation.phases import Phase, PhaseOptions, Phases, PhaseView
 from controller.disaggregation.split import decode_slot, has_kv_room, prefill_part, ready_row
@@ -23,6 +23,7 @@ from controller.options import FleetOptions
 from controller.placement import Pending
 from controller.scaling.history import Change
 from controller.scaling.tiers import TierTable
+from controller.slowdown import with_ttft
 from planning.deadlines import make_due_earlier
 from profiles.profile import Profile
 from protocol.messages import AdmissionRequest, Decision, Outcome, Report, Scope, Verdict, request_uid
@@ -66,11 +67,13 @@ class DisaggregatedFleet(Fleet):
 
     # -- replicas ---------------------------------------------------------------------------------------------------
 
-    def live(self, now_s: float) -> list[VirtualReplica]:
-        """Replicas of the phase in question; all where that phase has none, and where none is in question."""
-        alive = super().live(now_s)
-        mine = [replica for replica in alive if self.phases.of(replica.name) == self._phase]
-        return mine or alive
+    def open_slots(self, now_s: float) -> np.ndarray:
+        """Slots of the phase in question; all where that phase has none, and where none is in question."""
+        alive, own = super().open_slots(now_s), np.zeros(len(self.slots.liveness), dtype=bool)
+        if self._phase is not None:
+            own[[self.replicas[name].slot for name in self.phases.on(self._phase) if name in self.replicas]] = True
+        mine = alive & own
+        return mine if mine.any() else alive
 
     def _tiered(self) -> list[str]:
         """Tiers are of the decode replicas."""
@@ -80,14 +83,17 @@ class DisaggregatedFleet(Fleet):
         self.phases.set_replicas({name: replica.phase for name, replica in self.replicas.items()}, self._silent)
         for name in self.phases.on(Phase.PREFILL):
             self.replicas[name].state["tier"] = SHARED
+        self._has_joined = True  # or has changed its phase
         super()._allocate(now_s)
 
-    def report(self, report: Report, now_s: float) -> None:
-        self._silent = {r.name for r in self.replicas.values() if not r.is_live(now_s, self.options.silent_s)}
-        super().report(report, now_s)
+    def report(self, report: Report, now_s: float) -> bool:
+        are_live = self.slots.are_live(now_s, self.options.silent_s)
+        self._silent = {self.by_slot[slot].name for slot in np.flatnonzero(~are_live).tolist() if slot in self.by_slot}
+        is_whole = super().report(report, now_s)
         if now_s - self._balanced_s >= BALANCE_S:
             self._balanced_s = now_s
             self._balance(now_s)
+        return is_whole
 
     def _balance(self, now_s: float) -> None:
         """Let a replica change its phase where one is short; the requests that it holds stay with it."""
@@ -105,16 +111,16 @@ class DisaggregatedFleet(Fleet):
 
     # -- decisions --------------------------------------------------------------------------------------------------
 
-    def admit(self, batch: Sequence[AdmissionRequest], now_s: float) -> list[Decision]:
+    def admit(self, batch: Sequence[AdmissionRequest], now_s: float, ingress: str = "") -> list[Decision]:
         """First those whose room is reserved, then others that decode, then prompts; all count what is reserved."""
-        batch = [in_own_tier(request, self.tiers, self.lengths) for request in batch]
         self._open(now_s)
+        batch = in_tiers(self.programs.give_stages(with_ttft(batch, self.replicas), now_s), self.tiers, self.lengths)
         advance_fleet(self.slots.fleet_state, now_s)
         decoding = [r.name for r in self.live(now_s) if self.phases.of(r.name) == Phase.DECODE]
         self.room.expire(decoding, self.places.__contains__, now_s)
         with self.room.counted(self.slots):
             decisions = self._decide_apart(batch, now_s)
-        return [decisions[request.request_id] for request in batch]
+        return self.programs.told([_of_whole(decisions[request.request_id], request) for request in batch], now_s)
 
     def _decide_apart(self, batch: Sequence[AdmissionRequest], now_s: float) -> dict[str, Decision]:
         """Decisions by request id."""
@@ -249,6 +255,11 @@ def _suits(p: Pending, state: np.ndarray) -> np.ndarray:
     """Which replicas (REPLICA_STATE[R]) serve the request's tier and have not failed it (bool[R])."""
     is_suited = np.array([tier_distance(int(tier), p.tier) >= 0 for tier in state["tier"]])
     return is_suited & (p.scores > -np.inf) if len(p.scores) else is_suited
+
+
+def _of_whole(decision: Decision, request: AdmissionRequest) -> Decision:
+    """A decision about a part of a request, with the TTFT of the whole."""
+    return msgspec.structs.replace(decision, ttft_s=request.slo.ttft_s)
 
 
 def make_fleet(options: FleetOptions, tiers: TierTable, load_profile: Callable[[str], Profile]) -> Fleet:

@@ -8,7 +8,7 @@ requests are predicted by its own history, and of each tenant only the latest fe
 """
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +23,7 @@ SHARED_OF_TENANT = 20  # latest requests of a named tenant that count for all th
 MOST_TENANTS = 64  # named ones that are remembered per tier and magnitude of caps
 TRUSTED_SHARE = 0.025  # of the sample must have reached a length for what is longer to be read from the sample
 CAP_BITS = 4  # caps are of one magnitude within a factor of two to this power
+LEAST_BOUND = 30  # observations before which they tell no upper bound
 REFRESH = 16  # a curve is drawn anew when its sample grew by this part
 
 ANYBODY, EVERYBODY = "", "*"  # whoever is not known by a tenant's name; and all together
@@ -46,6 +47,13 @@ class Curve:
         if at == len(self.lengths_tokens) - 1:
             left_tokens = min(left_tokens, longest_tokens / 2)
         return self.areas_tokens[at] + self.shares[at] * left_tokens
+
+    def quantile_tokens(self, coverage: float, emitted_tokens: int = 0) -> float:
+        """Length that a share ``coverage`` of those stays within that got beyond ``emitted_tokens``; inf: not known."""
+        after = bisect_right(self.lengths_tokens, emitted_tokens)
+        most = self.shares[after - 1] * (1.0 - coverage)
+        at = max(after, bisect_left(self.shares, -most, key=lambda share: -share))
+        return self.lengths_tokens[at] if at < len(self.lengths_tokens) else math.inf
 
 
 class Drawn(NamedTuple):
@@ -104,6 +112,11 @@ class CapClass:
             return everybody
         return self._drawn(tenant, lambda: self.samples[tenant], everybody.mean_tokens(math.inf), prior_tokens)
 
+    @property
+    def size(self) -> int:
+        """Observations that are kept."""
+        return sum(map(len, self.samples.values()))
+
     def _of_everybody(self) -> Sequence[Observation]:
         """All that is not known by tenant, and of each tenant no more than ``SHARED_OF_TENANT``."""
         found: list[Observation] = []
@@ -128,11 +141,11 @@ class LengthEstimator:
 
     prior_tokens: float
     tier_priors: Mapping[str, float] = field(default_factory=dict)
-    _classes: dict[tuple[str, int], CapClass] = field(default_factory=dict)
+    classes: dict[tuple[str, int], CapClass] = field(default_factory=dict)
 
     def note(self, tier: str, output_tokens: int, cap_tokens: int, is_cut: bool = False, tenant: str = "") -> None:
         """A request of ``tier`` finished after ``output_tokens``, by itself or (``is_cut``) at its cap."""
-        known = self._classes.setdefault((tier, cap_tokens.bit_length() // CAP_BITS), CapClass())
+        known = self.classes.setdefault((tier, cap_tokens.bit_length() // CAP_BITS), CapClass())
         known.note(tenant, (output_tokens, is_cut))
 
     def learn(self, outcome: Outcome) -> None:
@@ -142,13 +155,21 @@ class LengthEstimator:
             is_cut = outcome.finish == "length"
             self.note(outcome.tier_asked, outcome.output_tokens, cap_tokens, is_cut, outcome.tenant)
 
+    def quantile_tokens(self, tier: str, emitted_tokens: int, cap_tokens: int, tenant: str, coverage: float) -> float:
+        """Upper bound of an output; inf where too few requests of such caps have finished to tell one."""
+        known = self.classes.get((tier, cap_tokens.bit_length() // CAP_BITS))
+        if known is None or known.size < LEAST_BOUND:
+            return math.inf
+        prior = self.tier_priors.get(tier, self.prior_tokens)
+        return known.curve(tenant, prior).quantile_tokens(coverage, emitted_tokens)
+
     def predict(self, tier: str, emitted_tokens: int, cap_tokens: int, tenant: str = "") -> int:
         """Predicted length of the whole output: more than what was emitted, at most ``cap_tokens``.
 
         A request that outlives the mean is taken to have half of it still ahead.
         """
         prior = self.tier_priors.get(tier, self.prior_tokens)
-        known = self._classes.get((tier, cap_tokens.bit_length() // CAP_BITS))
+        known = self.classes.get((tier, cap_tokens.bit_length() // CAP_BITS))
         mean = min(prior, cap_tokens) if known is None else known.curve(tenant, prior).mean_tokens(cap_tokens)
         longer = mean if emitted_tokens < mean else emitted_tokens + max(1.0, mean / 2)
         return max(emitted_tokens + 1, min(cap_tokens, round(longer)))

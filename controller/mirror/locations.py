@@ -3,9 +3,10 @@
 Every row of a replica's table is noted here under that replica, and nothing else is.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from controller.mirror.replica_model import VirtualReplica
+from controller.mirror.replica_model import Synced, VirtualReplica
 
 
 @dataclass
@@ -28,16 +29,16 @@ class RequestLocations:
         if (holder := self._where.pop(uid, None)) is not None:
             self.replicas[holder].release(uid)
 
-    def follow(self, reporter: VirtualReplica, gone: set[int], now_s: float) -> None:
-        """A replica has reported: what has ``gone`` from its table, and what it holds now.
+    def follow(self, reporter: VirtualReplica, synced: Synced, now_s: float) -> None:
+        """A replica has reported: what has gone from its table, and what has come into it.
 
         A stream that was sent elsewhere is let go: its replica will hear of it. But where the request never came to be,
         because the ingress did not hear the decision in time and chose by itself, the replica that reports it has it.
         """
-        for uid in gone:
+        for uid in synced.gone:
             if self._where.get(uid) == reporter.name:
                 del self._where[uid]
-        for uid in reporter.table["id"].tolist():
+        for uid in synced.came:
             holder = self._where.setdefault(uid, reporter.name)
             if holder == reporter.name:
                 continue
@@ -47,9 +48,19 @@ class RequestLocations:
                 self.replicas[holder].release(uid)
                 self._where[uid] = reporter.name
 
-    def forget(self, name: str) -> None:
-        """A replica has lost all that it held."""
-        self._where = {uid: holder for uid, holder in self._where.items() if holder != name}
+    def forget(self, replica: VirtualReplica) -> list[int]:
+        """A replica is about to lose all that it holds; returns what that is."""
+        lost: list[int] = replica.table["id"].tolist()
+        for uid in lost:
+            self._where.pop(uid, None)
+        return lost
+
+    def check_sample(self, names: Iterable[str]) -> None:
+        """``check_integrity`` of these replicas alone, whose cost the others do not raise."""
+        for replica in (self.replicas[name] for name in names):
+            replica.check_integrity()
+            if astray := [uid for uid in replica.table["id"].tolist() if self._where.get(uid) != replica.name]:
+                raise AssertionError(f"requests that are not where they were noted: {astray[:5]}")
 
     def check_integrity(self) -> None:
         """Every request is on one replica, the one noted, and every replica's table is sound and its own."""

@@ -1,32 +1,57 @@
 """The mirror of one replica: reports become planning rows, and the performance model advances them in between."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from controller.calibration import Calibration
-from controller.mirror.lengths import LengthEstimator
+from controller.lengths.fleet_lengths import FleetLengths
+from controller.mirror.adapters import HeldAdapters
+from controller.mirror.reported import ReportedRequests, only_in
 from controller.mirror.slots import ReplicaSlots
-from controller.scaling.role import ReplicaView
 from controller.scaling.tiers import TierTable
 from planning.batch.classes import spare_s
 from planning.deadlines import make_due_earlier
 from planning.engine import EngineModel
 from planning.limits import LIMITS, make_limits
-from planning.tables import BOUNDS, REQUEST, request_table, set_objective, to_best_effort
+from planning.tables import REQUEST, set_objective, stacked, to_best_effort
 from profiles.online import corrected, drift, new_correction, observe_steps
 from profiles.profile import Profile
-from protocol.messages import AdmissionRequest, Progress, Report, Slo, Step, request_uid
+from protocol.messages import AdmissionRequest, Report, Slo, Step, request_uid
 from routing.prefix_index import PrefixIndex
 
 MOST_CAUTION = 0.5  # a model that errs by more has other problems than a margin could solve
 RESERVED_S = 3.0  # a reservation that no report confirms by then was lost on its way
-DOUBT_S = 1.5  # a report that comes so soon after a failure was seen may be older than the failure
 STUCK_S, STUCK_TIMES = 1.0, 4.0  # an iteration so long, and so many times the longest lately, does not go on
 LONGEST_FADES = 0.99  # from one report to the next
 REPORTED_LIMITS = tuple(name for name in LIMITS.names or () if name in Report.__struct_fields__)
 LONGEST_S = 1.5  # an iteration that takes longer stands still: nothing else is imagined to have run meanwhile
+
+
+class Synced(NamedTuple):
+    """What a report changed in the table of its replica: requests by uid."""
+
+    gone: Sequence[int] = ()  # ended, or reservations that were lost
+    came: Sequence[int] = ()
+    is_whole: bool = True  # everything that it referred to was known
+
+    def without(self, uids: Collection[int]) -> "Synced":
+        """The same but for newcomers that do not count."""
+        return self._replace(came=[uid for uid in self.came if uid not in uids]) if uids else self
+
+
+def _liveness(name: str, told: str) -> Any:
+    """A field of ``LIVENESS`` as a property of the replica that has the slot."""
+
+    def read(self: "VirtualReplica") -> Any:
+        return self.slots.liveness[name][self.slot].item()
+
+    def write(self: "VirtualReplica", value: Any) -> None:
+        self.slots.liveness[name][self.slot] = value
+
+    return property(read, write, doc=told)
 
 
 class VirtualReplica:
@@ -39,9 +64,9 @@ class VirtualReplica:
         self.name, self.incarnation, self.profile = report.replica, report.incarnation, profile
         self.slots, self.slot = slots, slots.take()
         self._correction = new_correction(np.array(profile.coefficients))
-        self.sequence, self.seen_s, self.moved_s = -1, now_s, now_s
-        self.is_stuck, self._longest_s = False, report.max_iteration_s
-        self.draining, self.suspect_s, self.pid = report.draining, -np.inf, report.pid
+        self.sequence, self._longest_s, self.pid = -1, report.max_iteration_s, report.pid
+        self.seen_s = self.moved_s = now_s
+        self.draining = report.draining
         self.phase = report.phase
         self.kv_used_tokens, self.planner_failures = report.kv_used_tokens, report.planner_failures
         self.counts = report.counts
@@ -49,44 +74,63 @@ class VirtualReplica:
         fleet_state.coefs[self.slot] = fleet_state.pessimistic_coefs[self.slot] = profile.coefficients
         fleet_state.replicas["free_at_s"][self.slot] = now_s
         fleet_state.limits[self.slot] = limits_of(report)
-        self.prefixes = PrefixIndex(report.kv_capacity_tokens)
+        self.prefixes, self.reported = PrefixIndex(report.kv_capacity_tokens), ReportedRequests()
+        self.adapters = HeldAdapters()
+        self._told_limits: tuple[float, ...] = ()
         self._reserved_s: dict[int, float] = {}  # requests decided for this replica that no report has shown yet
 
     # -- what changes it --------------------------------------------------------------------------------------------
 
     def sync(
-        self, report: Report, lengths: LengthEstimator, tiers: TierTable, calibration: Calibration, now_s: float
-    ) -> set[int]:
+        self, report: Report, lengths: FleetLengths, tiers: TierTable, calibration: Calibration, now_s: float
+    ) -> "Synced":
         """Replace the model's guess by what the replica says; reservations it cannot know of yet stay.
 
-        Returns the requests that have left its table: those that ended, and reservations that were lost.
+        A report that moves requests which were never told leaves the rows as they are.
         """
         if report.sequence <= self.sequence:
-            return set()  # overtaken on the way
+            return Synced()  # overtaken on the way
         self.sequence, self.seen_s, self.draining = report.sequence, now_s, report.draining
         self.moved_s = now_s - report.iteration_age_s  # began its iteration in flight, or is idle
         self._note_standstill(report)
         self.kv_used_tokens, self.planner_failures = report.kv_used_tokens, report.planner_failures
         self.counts = report.counts
         self._limit(report)
+        self.limits["kv_reserve"] = lengths.kv_reserve
         self._correct(report.steps)
-        rows = progress_rows(report.requests, lengths, tiers, now_s)
-        self._keep_margins(rows, calibration.margins_s(rows, tiers), now_s)
-        ended = [request_uid(request_id) for request_id, _ in report.finished]
-        for uid in (*rows["id"].tolist(), *ended):
-            self._reserved_s.pop(uid, None)
-        self._reserved_s = {uid: since_s for uid, since_s in self._reserved_s.items() if self.has(uid, now_s)}
-        before, waiting = self.table["id"].tolist(), self.table[np.isin(self.table["id"], list(self._reserved_s))]
+        rows = self.reported.take(report, lengths, tiers, now_s)
+        if rows is None:
+            return Synced(is_whole=False)
+        if any(calibration.margins.values()):
+            self._keep_margins(rows, calibration.margins_s(rows, tiers), now_s)
         self.state["free_at_s"] = now_s - min(report.iteration_age_s, LONGEST_S)
-        self.slots.put(self.slot, np.concatenate([rows, waiting]))
-        return set(before).difference(self.table["id"].tolist())
+        return self._replace_rows(rows, [request_uid(request_id) for request_id, _ in report.finished], now_s)
+
+    def _replace_rows(self, rows: np.ndarray, ended: list[int], now_s: float) -> "Synced":
+        """Take reported rows in place of the present ones, with those reserved that neither have ``ended`` nor are
+        among them."""
+        before = self.table
+        came, told = only_in(rows, before), rows
+        if self._reserved_s:
+            for uid in ended:
+                self._reserved_s.pop(uid, None)
+            shown = set(self._reserved_s).intersection(rows["id"].tolist())
+            self._reserved_s = {
+                uid: since_s
+                for uid, since_s in self._reserved_s.items()
+                if uid not in shown and now_s - since_s <= RESERVED_S
+            }
+            waiting = [i for i, uid in enumerate(before["id"].tolist()) if uid in self._reserved_s]
+            told = stacked(rows, before[waiting]) if waiting else rows
+        gone = only_in(before, told)
+        self.slots.put(self.slot, told)
+        return Synced(gone.tolist(), came.tolist())
 
     def _keep_margins(self, rows: np.ndarray, margins_s: np.ndarray, now_s: float) -> None:
         """Plan what it serves as much earlier than asked as newcomers were, so that those do not use the margin up; by
         half of what is left where that is less, so that no request looks late that is not."""
-        if margins_s.any():
-            left_s = spare_s(EngineModel(self.pessimistic_coefs, self.limits), rows, now_s)
-            make_due_earlier(rows, np.minimum(margins_s, 0.5 * left_s))
+        left_s = spare_s(EngineModel(self.pessimistic_coefs, self.limits), rows, now_s)
+        make_due_earlier(rows, np.minimum(margins_s, 0.5 * left_s))
 
     def _note_standstill(self, report: Report) -> None:
         """An iteration that takes far longer than those before it: the engine is frozen, or compiles something."""
@@ -96,14 +140,16 @@ class VirtualReplica:
 
     def _limit(self, report: Report) -> None:
         """Follow the engine where it is told to keep to other limits; the slack margin is learnt here."""
-        limits = limits_of(report)
-        limits["slack_margin"] = self.limits["slack_margin"]
-        self.slots.fleet_state.limits[self.slot] = limits
+        told = tuple(getattr(report, name) for name in REPORTED_LIMITS)
+        if told != self._told_limits:
+            limits, self._told_limits = limits_of(report), told
+            limits["slack_margin"] = self.limits["slack_margin"]
+            self.slots.fleet_state.limits[self.slot] = limits
 
-    def _correct(self, steps: Iterable[Step]) -> None:
+    def _correct(self, steps: Sequence[Step]) -> None:
         """Move the coefficients by measured iterations (slope and intercept apart)."""
-        measured = np.array([msgspec.structs.astuple(step) for step in steps], dtype=np.float64)
-        if len(measured):
+        if steps:
+            measured = np.array([msgspec.structs.astuple(step) for step in steps], dtype=np.float64)
             self._correction = observe_steps(self._correction, self.profile.coefficients, measured)
             coefficients = corrected(self.profile.coefficients, self._correction)
             seen = drift(self._correction, self.profile.coefficients)
@@ -121,6 +167,12 @@ class VirtualReplica:
         self._reserved_s.pop(uid, None)
 
     # -- what it tells ----------------------------------------------------------------------------------------------
+
+    seen_s = _liveness("seen_s", "When it reported last.")
+    moved_s = _liveness("moved_s", "When its iteration in flight began, or it was last idle.")
+    suspect_s = _liveness("suspect_s", "When an ingress last saw it fail.")
+    is_stuck = _liveness("is_stuck", "Whether its engine stands still.")
+    draining = _liveness("draining", "Whether it says that it takes nothing new.")
 
     @property
     def table(self) -> np.ndarray:
@@ -148,20 +200,11 @@ class VirtualReplica:
         An iteration may take long; but where an ingress has given up, only one that began later says that the
         engine does not stand still, however punctual the reports are.
         """
-        return now_s - self.seen_s <= silent_s and self.moved_s - self.suspect_s > DOUBT_S
+        return bool(self.slots.are_live(now_s, silent_s)[self.slot])
 
     def has(self, uid: int, now_s: float) -> bool:
         """Whether a request of its table was reported by it, or may still be on its way to it."""
         return now_s - self._reserved_s.get(uid, now_s) <= RESERVED_S
-
-    def view(self, tiers: int, now_s: float, silent_s: float) -> ReplicaView:
-        """What its role is decided by; ``tiers`` have an objective."""
-        table, state = self.table, self.state[0]
-        held = np.bincount(table["tier"][~table["best_effort"]].clip(0), minlength=tiers)[:tiers]
-        is_reporting = self.is_live(now_s, silent_s) and not self.draining
-        return ReplicaView(
-            self.name, tuple(held.tolist()), int(state["best_effort"]), float(state["load"]), is_reporting
-        )
 
     def drift(self) -> dict[str, float]:
         """How far the measured iterations have moved from the profile."""
@@ -181,43 +224,17 @@ def limits_of(report: Report) -> np.void:
     return make_limits(**{name: getattr(report, name) for name in REPORTED_LIMITS})
 
 
-def admission_row(request: AdmissionRequest, tier: int, lengths: LengthEstimator, now_s: float) -> np.ndarray:
+def admission_row(request: AdmissionRequest, tier: int, lengths: FleetLengths, now_s: float) -> np.ndarray:
     """A new request of value 1 as a planning row (0-d structured array of dtype REQUEST)."""
     slo, row = request.slo, np.zeros((), dtype=REQUEST)
     _fill_slo(row, slo, request.age_s, now_s)
     row["id"], row["tier"], row["value"] = request_uid(request.request_id), tier, 1.0
     row["prompt_tokens"], row["emitted_tokens"] = request.prompt_tokens, request.emitted_tokens
     row["output_cap_tokens"] = request.max_tokens
-    row["output_tokens"] = lengths.predict(slo.tier, request.emitted_tokens, request.max_tokens, request.tenant)
+    row["output_tokens"], row["output_bound_tokens"] = lengths.at_arrival(request)
     if request.transferred_kv_tokens:  # its prompt is computed: it goes on decoding at once
         row["computed_tokens"], row["running"] = request.prompt_tokens + request.emitted_tokens - 1, True
     return row
-
-
-def progress_rows(requests: Sequence[Progress], lengths: LengthEstimator, tiers: TierTable, now_s: float) -> np.ndarray:
-    """Reported requests as a planning table, column by column: several times a second for every replica there is."""
-    table, slos = request_table(len(requests)), [seen.slo for seen in requests]
-    for name in ("prompt_tokens", "computed_tokens", "emitted_tokens", "output_cap_tokens", "running"):
-        table[name] = [getattr(seen, name) for seen in requests]
-    table["id"] = [request_uid(seen.request_id) for seen in requests]
-    table["tier"] = [tiers.of_request(slo) for slo in slos]
-    table["value"] = tiers.values[table["tier"]]
-    table["best_effort"] = [slo.best_effort for slo in slos]
-    ages_s = np.array([seen.age_s for seen in requests])
-    ttft_s, tpot_s, e2e_s = np.array([(s.ttft_s, s.tpot_s, s.e2e_s) for s in slos]).reshape(-1, 3).T
-    set_objective(table, now_s - ages_s, ttft_s, tpot_s, e2e_s)
-    for name in BOUNDS:
-        table[name][table["best_effort"]] = np.inf
-    table["output_tokens"] = [_expected_tokens(seen, lengths) for seen in requests]
-    return table
-
-
-def _expected_tokens(seen: Progress, lengths: LengthEstimator) -> int:
-    """What was predicted when the request was decided, which knew its tenant; until it has outlived that."""
-    told = min(seen.output_tokens, seen.output_cap_tokens)
-    if told > seen.emitted_tokens:
-        return told
-    return lengths.predict(seen.slo.tier, seen.emitted_tokens, seen.output_cap_tokens)
 
 
 def _fill_slo(row: np.ndarray, slo: Slo, age_s: float, now_s: float) -> None:

@@ -1,5 +1,7 @@
 """The arrays that hold every replica's mirror: slots are handed out and taken back, rows grow by doubling."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from routing.fleet_state import (
@@ -12,12 +14,26 @@ from routing.fleet_state import (
     resized,
 )
 
+DOUBT_S = 1.5  # a report that comes so soon after a failure was seen may be older than the failure
+# One record per slot tells whether its replica lives. All times are on the controller's clock.
+LIVENESS = np.dtype(
+    [
+        ("is_used", "?"),
+        ("draining", "?"),  # says that it takes nothing new
+        ("is_stuck", "?"),  # its engine stands still
+        ("seen_s", "f8"),  # of its last report
+        ("moved_s", "f8"),  # of the start of its iteration in flight, or of when it was last idle
+        ("suspect_s", "f8"),  # of when an ingress last saw it fail
+    ]
+)
+
 
 class ReplicaSlots:
     """Owner of ``FleetState``. Its arrays move when they grow: ask for them anew after every call."""
 
     def __init__(self, replicas: int = 4, rows: int = 64) -> None:
         self.fleet_state: FleetState = make_fleet_state(replicas, rows)
+        self.liveness = np.zeros(replicas, dtype=LIVENESS)
         self._free = list(range(replicas))
 
     def take(self) -> int:
@@ -25,14 +41,54 @@ class ReplicaSlots:
         known, rows = self.fleet_state.forecasts.shape
         if not self._free:
             self.fleet_state = resized(self.fleet_state, 2 * known, rows)
+            self.liveness = np.append(self.liveness, np.zeros(known, dtype=LIVENESS))
             self._free = list(range(known, 2 * known))
-        return self._free.pop(0)
+        slot = self._free.pop(0)
+        self.liveness[slot] = np.zeros((), dtype=LIVENESS)
+        self.liveness["is_used"][slot], self.liveness["suspect_s"][slot] = True, -np.inf
+        return slot
 
     def release(self, slot: int) -> None:
         """Close a slot and forget its rows."""
         self.fleet_state.replicas[slot] = np.zeros((), dtype=self.fleet_state.replicas.dtype)
         self.fleet_state.replicas["tier"][slot] = SHARED
+        self.liveness["is_used"][slot] = False
         self._free = sorted([*self._free, slot])
+
+    def are_live(self, now_s: float, silent_s: float) -> np.ndarray:
+        """Which slots' replicas reported within ``silent_s`` and, since an ingress last saw them fail, that their
+        engines go on (bool[R]).
+
+        An iteration may take long; but where an ingress has given up, only one that began later says that the
+        engine does not stand still, however punctual the reports are.
+        """
+        told = self.liveness
+        are: np.ndarray = told["is_used"] & (now_s - told["seen_s"] <= silent_s)
+        return are & (told["moved_s"] - told["suspect_s"] > DOUBT_S)
+
+    def usable(self, closed: Sequence[int], now_s: float, silent_s: float, forget_s: float) -> np.ndarray:
+        """Which slots may take requests (bool[R]): those whose replicas are live and move, and are not ``closed``.
+
+        Where all stand still, those as well; where none has reported lately, those that have within ``forget_s``.
+        """
+        told = self.liveness
+        usable = told["is_used"] & ~told["draining"]
+        usable[closed] = False
+        alive: np.ndarray = usable & self.are_live(now_s, silent_s)
+        moving: np.ndarray = alive & ~told["is_stuck"]
+        if moving.any():
+            return moving
+        return alive if alive.any() else usable & self.are_live(now_s, forget_s)
+
+    def silent(self, now_s: float, forget_s: float) -> list[int]:
+        """Slots whose replicas have not reported for longer than ``forget_s``."""
+        silent = self.liveness["is_used"] & (now_s - self.liveness["seen_s"] > forget_s)
+        return [int(slot) for slot in np.flatnonzero(silent)]
+
+    @property
+    def is_any_open(self) -> bool:
+        """Whether any replica takes requests."""
+        return bool(self.fleet_state.replicas["is_open"].any())
 
     def rows(self, slot: int) -> np.ndarray:
         """The requests of a slot (REQUEST[count], a view)."""

@@ -1,6 +1,6 @@
 """Which replica serves which tier, and how many there are: roles, demand, size and history behind one object. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -14,6 +14,8 @@ from controller.scaling.roles import DynamicRoles, RoleOptions
 from controller.scaling.signals import Actions, ScalingOptions, Serve, Signals
 from controller.scaling.tiers import Tier, TierTable
 from routing.fleet_state import RESERVED
+
+FEW, JOIN_S = 16, 0.02  # in a fleet of more replicas, those that join within so long get their roles together
 
 
 class AllocationOptions(msgspec.Struct, frozen=True):
@@ -36,6 +38,7 @@ class Allocation:
         self.autoscaler: Autoscaler | None = None
         self._step_s = float("-inf")
         self._views: Sequence[ReplicaView] = ()  # of the last step
+        self._seen: tuple[object, int] = (None, 0)  # roles, and their version
         self._hardware: Hardware | None = None  # of the group that grows, as last seen
         self._follow_roles()
 
@@ -90,9 +93,15 @@ class Allocation:
         tier = self.table.tiers[int(row["tier"])].name if self.table.tiers else ""
         self.demand.note(int(row["id"]), tier, int(row["prompt_tokens"]), int(row["output_tokens"]), now_s)
 
-    def is_due(self, now_s: float) -> bool:
-        """Whether what replicas carry can matter, and ``step`` has not been told for its interval."""
-        return self.is_dynamic and now_s - self._step_s >= self.options.interval_s
+    def is_due(self, now_s: float, has_joined: bool, replicas: int) -> bool:
+        """Whether what replicas carry can matter, and ``step`` has not been told for its interval; or one has joined.
+
+        Of many that join at a time, as after a restart of the controller, several share a step.
+        """
+        since_s = now_s - self._step_s
+        return (self.is_dynamic and since_s >= self.options.interval_s) or (
+            has_joined and (replicas <= FEW or since_s >= JOIN_S)
+        )
 
     def step(self, views: Sequence[ReplicaView], now_s: float) -> None:
         """Bring roles in line with what the replicas carry."""
@@ -131,10 +140,20 @@ class Allocation:
         assert isinstance(self.roles, DynamicRoles)
         self.roles.join(name, position, now_s)
 
+    def has_changed(self) -> bool:
+        """Whether a role or the table has changed since this was asked last."""
+        before, self._seen = self._seen, (self.roles, self.roles.version)
+        return self._seen != before
+
     def tier(self, name: str) -> int:
         """What placement reads: the position of a replica's tier, ``SHARED``, or ``RESERVED`` for best effort only."""
         position = self.roles.position(name)
         return RESERVED if self.is_dynamic and position == self.table.pool else position
+
+    @property
+    def draining(self) -> Collection[str]:
+        """Replicas that take nothing at all."""
+        return self.roles.draining
 
     def is_open(self, name: str) -> bool:
         """Whether a replica takes anything at all."""
@@ -151,6 +170,8 @@ class Allocation:
                 "max_replicas": scaling.max_replicas,
                 "wanted": scaler.wanted,
                 "shares": self.autoscaler.roles.shares,
+                "not_started": scaler.not_started,
+                "without_room": scaler.without_room,
                 "held_s": round(max(0.0, scaler.held_until_s - now_s), 1),
             }
         demand = {tier: msgspec.to_builtins(load._asdict()) for tier, load in self.demand.loads(now_s).items()}
@@ -178,4 +199,5 @@ def table_changes(before: TierTable, after: TierTable, now_s: float) -> list[Cha
 def told(tier: Tier) -> str:
     """A tier's figures in one line."""
     figures = [f"{key} {value:g}" for key in ("ttft_s", "tpot_s", "e2e_s") if (value := getattr(tier, key)) < 1e300]
+    figures += [f"ttft_slowdown {tier.ttft_slowdown:g}"] if tier.ttft_slowdown else []
     return ", ".join([*figures, f"replicas {tier.low} to {tier.high:g}"])

@@ -9,7 +9,8 @@ shell (``controller.serve_scaler``) carries it out through Serve. What other aut
 - a cold start triggers no second one: what is starting counts, and queues count again only when it had time to help;
 - a queue that comes and goes within a second triggers none either: queues count by their mean;
 - missing reports never shrink it, and it never goes below its minimum;
-- a replica that Serve cannot start is cancelled after ``start_timeout_s`` where demand can do without it;
+- a replica that Serve cannot start is cancelled after ``start_timeout_s`` where demand can do without it, and much
+  sooner where no node has room for it: what it waits for may be held by a fleet that cannot shrink while it waits;
 - a size set by hand stays for ``manual_hold_s``, within the bounds; one that a deploy reset is not taken for that.
 """
 
@@ -23,8 +24,10 @@ from controller.scaling.history import Change, History
 from controller.scaling.role import Kind, ReplicaView, StaticRoles
 from controller.scaling.roles import DynamicRoles
 from controller.scaling.signals import Actions, ScalingOptions, Serve, Signals
+from protocol.names import group_of
 
 MOST_PATIENCE = 16.0  # times ``downscale_delay_s``
+ROOM_S = 30.0  # a replica that found no room by then, and that demand can do without, is cancelled
 MOST_DRAINED = 0.25  # of the fleet, that a single decision drains at most
 
 
@@ -38,6 +41,8 @@ class Autoscaler:
     target: int | None = None  # what Serve was last asked for
     wanted: dict[str, float] = field(default_factory=dict)  # per tier by demand and bounds; parts of shared ones
     held_until_s: float = -math.inf
+    not_started: int = 0  # replicas that Serve was asked for and that do not run yet
+    without_room: int = 0  # of these, the ones for which no node has had room yet
     _grown_s: float = -math.inf
     _shrunk_s: float = -math.inf
     _short_s: float = math.inf  # since when the fleet has been too small
@@ -56,6 +61,7 @@ class Autoscaler:
         """Decide; call it every second or so."""
         if signals.serve is None:
             return Actions()
+        self._note_starts(signals.serve, now_s)
         self._since_s = now_s if self._since_s is None else self._since_s
         if (restored := self._adopt(signals.serve, now_s)) is not None:
             return self._ask(restored, now_s, "a deploy had reset it")
@@ -74,14 +80,21 @@ class Autoscaler:
         elif need > staying:
             return self._grow(need, staying, signals, now_s)
         lowest = bounded if held else min(bounded, max(total for _, total in self._needs))
-        if cancelled := self._never_came(signals.serve, staying - max(lowest, self._low), now_s):
-            told = f"{cancelled} did not start within {self.options.start_timeout_s:g} s"
-            return self._ask(self.target - cancelled, now_s, told)
+        cancelled, why = self._never_came(staying - max(lowest, self._low), now_s)
+        if cancelled:
+            return self._ask(self.target - cancelled, now_s, f"{cancelled} {why}")
         if lowest < staying and self._may_shrink(alive, bounded, now_s):
             self._shrink(
                 signals, staying - lowest, now_s, "above the maximum" if bounded < staying else "demand takes less"
             )
         return self._remove(signals, now_s)
+
+    def _note_starts(self, serve: Serve, now_s: float) -> None:
+        """How many replicas are still to come, and since when so many."""
+        self.not_started = 0 if serve.running is None else max(0, serve.replicas - serve.running)
+        self.without_room = min(self.not_started, serve.unplaced)
+        if self.not_started == 0 or self.not_started != self._starting[0]:
+            self._starting = self.not_started, now_s
 
     def on_removed(self, name: str, now_s: float) -> None:
         """The drained replica is gone, and Serve was asked for one less; one that came to be meanwhile asks Serve."""
@@ -127,7 +140,7 @@ class Autoscaler:
 
     def _is_own(self, view: ReplicaView) -> bool:
         """Whether it is of the group that comes and goes."""
-        return view.name.rpartition("/")[0] == self.options.group
+        return group_of(view.name) == self.options.group
 
     # -- how many ---------------------------------------------------------------------------------------------------
 
@@ -234,13 +247,17 @@ class Autoscaler:
         paused = now_s - max(self._shrunk_s, self._grown_s) < self.options.downscale_cooldown_s
         return is_whole and seen_long_enough and not paused
 
-    def _never_came(self, serve: Serve, surplus: int, now_s: float) -> int:
-        """Of ``surplus`` replicas, those that Serve has been trying to start in vain for too long."""
-        starting = 0 if serve.running is None else max(0, serve.replicas - serve.running)
-        if starting == 0 or starting != self._starting[0]:
-            self._starting = starting, now_s
-        waited = now_s - self._starting[1] >= self.options.start_timeout_s
-        return max(0, min(starting, surplus)) if waited else 0
+    def _never_came(self, surplus: int, now_s: float) -> tuple[int, str]:
+        """Of ``surplus`` replicas, those that Serve has been trying to start in vain for too long, and what for.
+
+        One that found no room costs nothing to cancel, and keeps the fleet from giving its own room to others.
+        """
+        waited_s, timeout_s = now_s - self._starting[1], self.options.start_timeout_s
+        if waited_s >= timeout_s:
+            return max(0, min(self.not_started, surplus)), f"did not start within {timeout_s:g} s"
+        room_s = min(ROOM_S, timeout_s)
+        unplaced = self.without_room if waited_s >= room_s else 0
+        return max(0, min(unplaced, surplus)), f"found no room within {room_s:g} s"
 
     def _shrink(self, signals: Signals, surplus: int, now_s: float, reason: str) -> None:
         """Drain half of the surplus, one at least and ``MOST_DRAINED`` of the fleet at most: from the pool, those with

@@ -9,10 +9,12 @@ from typing import NamedTuple
 import numpy as np
 
 from controller.scaling.tiers import Tier, TierTable
-from profiles.kernels import LINES, attention_s, kv_read_s, overhead_s, roofline
+from profiles.kernels import LINES, attention_s, iteration_s, kv_read_s, overhead_s, roofline
 
 YOUNG_S = 5.0  # rates of a shorter past are taken over so long
 BISECTIONS = 40
+UNBOUND_S, LEAST_S = 10.0, 0.1  # for a queue whose tier bounds no TTFT, and for any
+LEAVE_PER_ARRIVAL = 2  # arrivals at most that are taken out of the window with each that comes
 
 
 class Load(NamedTuple):
@@ -38,7 +40,7 @@ class Demand:
     _since_s: float | None = None
     _arrivals: deque[tuple[float, int, str, int, int]] = field(default_factory=deque)
     _counted: set[int] = field(default_factory=set)
-    _sums: dict[str, np.ndarray] = field(default_factory=dict)  # per tier: requests, prompt and output tokens
+    _sums: dict[str, list[int]] = field(default_factory=dict)  # per tier: requests, prompt and output tokens
 
     def note(self, uid: int, tier: str, prompt_tokens: int, output_tokens: int, now_s: float) -> None:
         """A request of ``tier`` arrived, with the length that is predicted for its output."""
@@ -47,19 +49,29 @@ class Demand:
         self._since_s = now_s if self._since_s is None else self._since_s
         self._counted.add(uid)
         self._arrivals.append((now_s, uid, tier, prompt_tokens, output_tokens))
-        self._sums.setdefault(tier, np.zeros(3))
-        self._sums[tier] += (1, prompt_tokens, output_tokens)
+        self._add(tier, 1, prompt_tokens, output_tokens)
+        self._expire(now_s, LEAVE_PER_ARRIVAL)
 
     def loads(self, now_s: float) -> dict[str, Load]:
         """Rates of every tier that anything was asked of."""
-        while self._arrivals and self._arrivals[0][0] < now_s - self.look_back_period_s:
-            _, uid, tier, *tokens = self._arrivals.popleft()
-            self._counted.discard(uid)
-            self._sums[tier] -= (1, *tokens)
+        self._expire(now_s, len(self._arrivals))
         past_s = min(
             self.look_back_period_s, max(YOUNG_S, now_s - (self._since_s if self._since_s is not None else now_s))
         )
-        return {tier: Load(*(sums / past_s).tolist()) for tier, sums in self._sums.items() if sums[0] > 0}
+        return {tier: Load(*(each / past_s for each in sums)) for tier, sums in self._sums.items() if sums[0] > 0}
+
+    def _add(self, tier: str, *sizes: int) -> None:
+        sums = self._sums.setdefault(tier, [0, 0, 0])
+        for i, size in enumerate(sizes):
+            sums[i] += size
+
+    def _expire(self, now_s: float, most: int) -> None:
+        """Take out arrivals older than the window, some at a time."""
+        while most and self._arrivals and self._arrivals[0][0] < now_s - self.look_back_period_s:
+            _, uid, tier, prompt_tokens, output_tokens = self._arrivals.popleft()
+            self._counted.discard(uid)
+            self._add(tier, -1, -prompt_tokens, -output_tokens)
+            most -= 1
 
 
 class Hardware(NamedTuple):
@@ -85,6 +97,10 @@ class Hardware(NamedTuple):
             else:
                 fast_s = middle_s
         return self._held(load, slow_s)
+
+    def prompt_s(self, prompt_tokens: float) -> float:
+        """Seconds that a prompt takes alone, in one iteration."""
+        return float(iteration_s(self.coefficients, prompt_tokens, 0.0, 0.5 * prompt_tokens**2, 1.0, 0.0))
 
     def _busy(self, load: Load, step_s: float, queue_tokens_per_s: float) -> float:
         """Share of one replica's time: work flows like a fluid.
@@ -114,6 +130,14 @@ def pace_of(tier: Tier, load: Load) -> float:
     return min(tier.tpot_s, tier.e2e_s / max(1.0, output_tokens))
 
 
+def queue_s(tier: Tier, load: Load, hardware: Hardware) -> float:
+    """Time in which a tier's prompts in queue are to be computed: its TTFT, with a slowdown that of its mean prompt."""
+    ttft_s = tier.ttft_s
+    if tier.ttft_slowdown and load.requests_per_s:
+        ttft_s = tier.ttft_slowdown * hardware.prompt_s(load.prefill_tokens_per_s / load.requests_per_s)
+    return max(ttft_s if ttft_s < math.inf else UNBOUND_S, LEAST_S)
+
+
 class Need(NamedTuple):
     """What a tier's demand takes."""
 
@@ -138,7 +162,7 @@ def plan_needs(
     for tier in table.tiers:
         load = loads.get(tier.name, Load())
         pace_s = pace_of(tier, load)
-        queue = waiting_tokens.get(tier.name, 0.0) / max(tier.ttft_s if tier.ttft_s < math.inf else 10.0, 0.1)
+        queue = waiting_tokens.get(tier.name, 0.0) / queue_s(tier, load, hardware)
         share = 1.0 if tier.best_effort else target_utilization
         busy = hardware.replicas_for(load, pace_s, queue) / share
         if not 0.0 < busy < math.inf:

@@ -1,7 +1,7 @@
 """What the fleet did and why: every change of a role, of a size and of the tier table, newest last, bounded."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -33,6 +33,10 @@ class History:
         self._changes.append(change)
         self.listener(change)
         return change
+
+    def put_before(self, earlier: Sequence[Change]) -> None:
+        """Changes of an earlier controller, oldest first, as far as there is room; nobody is told of them."""
+        self._changes = deque([*earlier, *self._changes], maxlen=KEPT)
 
     def __iter__(self) -> Iterator[Change]:
         return iter(self._changes)

@@ -1,8 +1,8 @@
 """A replica's role, what it is decided by, and the roles that never change. Pure."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from controller.scaling.demand import Need
 from controller.scaling.history import Change, History
@@ -19,8 +19,7 @@ class Kind(StrEnum):
     DRAINING = "draining"  # takes nothing, leaves when empty
 
 
-@dataclass(frozen=True, slots=True)
-class Role:
+class Role(NamedTuple):
     """A kind, and the tier's name where it serves or served one."""
 
     kind: Kind
@@ -30,8 +29,7 @@ class Role:
         return self.tier if self.kind == Kind.SERVES else f"{self.kind} ({self.tier})" if self.tier else str(self.kind)
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaView:
+class ReplicaView(NamedTuple):
     """What roles are decided by."""
 
     name: str
@@ -58,17 +56,20 @@ class StaticRoles:
         self.shares: dict[str, int] = {}  # nobody competes: what is there is shared
         self._history = History() if history is None else history
         self._assigned: dict[str, int] = {}
-        self._draining: set[str] = set()
+        self.draining: set[str] = set()
+        self.version = 0  # grows with every change of a role or of the table
 
     def set_table(self, table: TierTable) -> None:
         self.table = table
         self._assigned = table.assign(list(self._assigned))
+        self.version += 1
 
     def step(self, views: Sequence[ReplicaView], now_s: float) -> None:
         """Follow the replicas that there are."""
         if self._assigned.keys() != {view.name for view in views}:
             self._assigned = self.table.assign([view.name for view in views])
-            self._draining &= self._assigned.keys()
+            self.draining &= self._assigned.keys()
+            self.version += 1
 
     def position(self, name: str) -> int:
         return self._assigned.get(name, SHARED)
@@ -86,7 +87,7 @@ class StaticRoles:
 
     def is_open(self, name: str) -> bool:
         """Whether it takes anything at all."""
-        return name not in self._draining
+        return name not in self.draining
 
     def names(self, kind: Kind) -> list[str]:
         """Replicas of a kind, in order of their names."""
@@ -99,7 +100,7 @@ class StaticRoles:
     def drain(self, name: str, now_s: float, reason: str) -> None:
         """Take nothing more on this replica."""
         if name in self._assigned and self.is_open(name):
-            self._draining.add(name)
+            self.draining.add(name)
             self._history.note(Change(now_s, name, self.told(name)[1], str(Kind.DRAINING), reason))
 
     def restore(self, name: str, views: Iterable[ReplicaView], now_s: float, reason: str) -> bool:
@@ -107,7 +108,7 @@ class StaticRoles:
         is_there = any(view.name == name and view.is_reporting for view in views)
         if not is_there or self.is_open(name):
             return False
-        self._draining.remove(name)
+        self.draining.remove(name)
         self._history.note(Change(now_s, name, str(Kind.DRAINING), self.told(name)[1], reason))
         return True
 

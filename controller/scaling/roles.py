@@ -5,6 +5,7 @@ request gives its replica back, and one that is kept busy only by requests of lo
 from where the tier of these requests may take it with all it carries. Pure: views of replicas and time are arguments.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -34,8 +35,13 @@ class DynamicRoles:
     options: RoleOptions = field(default_factory=RoleOptions)
     history: History = field(default_factory=History)
     shares: dict[str, int] = field(default_factory=dict)  # by tier, where they compete for too few replicas
+    version: int = 0  # grows with every change of a role or of the table
+    draining: set[str] = field(default_factory=set)  # replicas that take nothing
     _roles: dict[str, Role] = field(default_factory=dict)
     _idle_since_s: dict[str, float] = field(default_factory=dict)
+    _counts: Counter[Role] = field(default_factory=Counter)  # replicas of each role
+    _fits: dict[int, list[str]] = field(default_factory=dict)  # by position, candidates among the views last seen
+    _fits_of: tuple[object, ...] = ()  # those views, the shares and the version
 
     # -- what it tells ----------------------------------------------------------------------------------------------
 
@@ -64,13 +70,18 @@ class DynamicRoles:
 
     def count(self, position: int) -> int:
         """Replicas that serve a tier."""
-        return len(self.names(Kind.SERVES, self.table.tiers[position].name))
+        return self._counts[Role(Kind.SERVES, self.table.tiers[position].name)]
+
+    def _count_of(self, *kinds: Kind) -> int:
+        """Replicas of these kinds."""
+        return sum(count for role, count in self._counts.items() if role.kind in kinds)
 
     # -- what changes it --------------------------------------------------------------------------------------------
 
     def set_table(self, table: TierTable, now_s: float) -> None:
         """Another tier table: replicas of a removed tier join the next tighter one with what they carry."""
         old, self.table = self.table, table
+        self.version += 1
         for name, role in list(self._roles.items()):
             position = old.find(role.tier)
             if role.tier and table.find(role.tier) is None and position is not None:
@@ -97,6 +108,17 @@ class DynamicRoles:
         Those from the pending list that carry its requests first, then those from the pool; none where the tier has
         its maximum or the rest is owed to others.
         """
+        if not self._count_of(Kind.POOL, Kind.PENDING):
+            return []
+        seen = views, self.shares, self.version
+        if len(self._fits_of) != len(seen) or any(a is not b for a, b in zip(self._fits_of, seen, strict=True)):
+            self._fits, self._fits_of = {}, seen
+        if position not in self._fits:
+            self._fits[position] = self._candidates(position, views)
+        return self._fits[position]
+
+    def _candidates(self, position: int, views: Sequence[ReplicaView]) -> list[str]:
+        """``candidates``, anew."""
         tier = self.table.tiers[position]
         serving, reporting = self.count(position), [v for v in views if v.is_reporting]
         free = [v for v in reporting if self.role(v.name).kind in (Kind.POOL, Kind.PENDING)]
@@ -136,8 +158,24 @@ class DynamicRoles:
         before = self._roles.get(name)
         self._idle_since_s.pop(name, None)
         if role != before:
-            self._roles[name] = role
+            self._put(name, role)
             self.history.note(Change(now_s, name, str(before) if before else "absent", str(role), reason))
+
+    def _put(self, name: str, role: Role | None) -> Role | None:
+        """Write a role down, or strike it out; returns what it was."""
+        before = self._roles.pop(name, None)
+        self.version += 1
+        self.draining.discard(name)
+        if before is not None:
+            self._counts[before] -= 1
+            if not self._counts[before]:
+                del self._counts[before]
+        if role is not None:
+            self._roles[name] = role
+            self._counts[role] += 1
+            if role.kind == Kind.DRAINING:
+                self.draining.add(name)
+        return before
 
     def _natural(self, view: ReplicaView) -> Role:
         """The role by what it carries: the tightest of its tiers, else the pool."""
@@ -151,7 +189,7 @@ class DynamicRoles:
         """Replicas that came and went."""
         present = {view.name for view in views}
         for name in self._roles.keys() - present:
-            self.history.note(Change(now_s, name, str(self._roles.pop(name)), "absent", "left"))
+            self.history.note(Change(now_s, name, str(self._put(name, None)), "absent", "left"))
             self._idle_since_s.pop(name, None)
         for view in views:
             if view.name not in self._roles:
@@ -182,7 +220,7 @@ class DynamicRoles:
         """No tier above its maximum: the least loaded replicas go."""
         for position in range(self.table.pool):
             tier = self.table.tiers[position]
-            for view in self._serving(position, views):
+            for view in self._serving(position, views) if self.count(position) > tier.high else ():
                 if self.count(position) > tier.high:
                     self._release(view, now_s, f"{tier.name} has more than its maximum of {tier.high:g}")
 
@@ -197,7 +235,9 @@ class DynamicRoles:
                 tier = self.table.tiers[position]
                 self._set(chosen, Role(Kind.SERVES, tier.name), now_s, f"minimum of {tier.name}: {tier.low}")
         owed = sum(self._missing(position) for position in range(self.table.pool))
-        owed -= len(self.names(Kind.PENDING))  # those are on their way
+        owed -= self._count_of(Kind.PENDING)  # those are on their way
+        if owed <= 0:
+            return
         for view in (v for p in reversed(range(self.table.pool)) for v in self._serving(p, views)):
             position = self.position(view.name)
             if owed > 0 and position < self.table.pool and self.count(position) > self.table.tiers[position].low:
@@ -237,12 +277,14 @@ class DynamicRoles:
         return None
 
     def check_integrity(self) -> None:
-        """Every tier that a role names exists; only serving replicas are counted as idle."""
+        """Every tier that a role names exists; every role is counted, and only serving replicas as idle."""
         for name, role in self._roles.items():
             if role.tier and self.table.find(role.tier) is None:
                 raise AssertionError(f"replica {name}: role names the unknown tier {role.tier}")
             if (role.kind == Kind.SERVES) != bool(role.tier) and role.kind != Kind.PENDING:
                 raise AssertionError(f"replica {name}: {role.kind} with tier {role.tier!r}")
+        if self._counts != Counter(self._roles.values()) or self.draining != set(self.names(Kind.DRAINING)):
+            raise AssertionError(f"roles are counted as {dict(self._counts)}, draining {sorted(self.draining)}")
         idle = {name for name in self._idle_since_s if self.role(name).kind != Kind.SERVES}
         if idle:
             raise AssertionError(f"not serving, yet idle in a tier: {sorted(idle)}")

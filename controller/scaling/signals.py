@@ -36,6 +36,7 @@ class Serve(NamedTuple):
     replicas: int  # that it is asked for at present
     running: int | None = None  # of these, that have started; none: not said
     deployed: float = 0.0  # changes with every deploy of the application
+    unplaced: int = 0  # of those that have not started, the ones that no node has had room for yet
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import numpy as np
 from controller.fleet import Fleet
 from controller.scaling.demand import Hardware
 from controller.scaling.signals import Actions, Serve
+from protocol.names import group_of
 
 SCALE_S = 1.0  # how often the fleet's size is decided about
 
@@ -23,14 +24,14 @@ def plan_size(fleet: Fleet, serve: Serve | None, now_s: float) -> Actions:
 def waiting_tokens(fleet: Fleet) -> Counter[str]:
     """Prompt tokens of pending requests, per tier."""
     tokens: Counter[str] = Counter()
-    for waiting in fleet.waiting.values():
+    for waiting in fleet.unplaced.waiting.values():
         tokens[fleet.tiers.tiers[waiting.tier].name] += waiting.prompt_tokens
     return tokens
 
 
 def hardware_of(fleet: Fleet, group: str, now_s: float) -> Hardware | None:
     """A replica of the group as its live ones are in the mean; none while there is none."""
-    live = [replica for replica in fleet.live(now_s) if replica.name.rpartition("/")[0] == group]
+    live = [replica for replica in fleet.live(now_s) if group_of(replica.name) == group]
     if not live:
         return None
     coefficients = np.mean([replica.pessimistic_coefs for replica in live], axis=0)

@@ -29,6 +29,7 @@ class Tier(msgspec.Struct, frozen=True):
     output_tokens: int = 0  # prior of the output length; 0: the fleet's
     confidence: float = 0.95  # share of its promises that must be kept
     value: float = 1.0  # what one attained request is worth
+    ttft_slowdown: float = 0.0  # TTFT as a multiple of an idle engine's, by prompt (``controller.slowdown``); 0: none
 
     @property
     def low(self) -> int:
@@ -41,8 +42,13 @@ class Tier(msgspec.Struct, frozen=True):
         return self.num_replicas or self.max_replicas or INF
 
 
+def _tightness(tier: Tier) -> tuple[bool, float, float, float, str]:
+    """By which tiers are ordered, tightest first."""
+    return tier.best_effort, tier.tpot_s, tier.ttft_s, tier.ttft_slowdown or INF, tier.name
+
+
 class TierTable(msgspec.Struct, frozen=True):
-    """Tiers from tightest TPOT to loosest, best effort last; ``version`` orders tables that several doors forward."""
+    """Tiers from tightest TPOT to loosest, best effort last; ``version`` orders tables that ingresses forward."""
 
     version: int
     tiers: tuple[Tier, ...]
@@ -54,7 +60,7 @@ class TierTable(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, version: int, tiers: Sequence[Tier]) -> "TierTable":
-        return cls(version, tuple(sorted(tiers, key=lambda t: (t.best_effort, t.tpot_s, t.ttft_s, t.name))))
+        return cls(version, tuple(sorted(tiers, key=_tightness)))
 
     @property
     def pool(self) -> int:
@@ -80,6 +86,11 @@ class TierTable(msgspec.Struct, frozen=True):
     def asks_for_roles(self) -> bool:
         """Whether a tier bounds its replicas, which only moving them can keep."""
         return any(tier.min_replicas or tier.max_replicas for tier in self.tiers)
+
+    def refuses(self, position: int, otherwise: str) -> bool:
+        """Whether a tier refuses what it cannot attain; ``otherwise``: what is done where it says nothing."""
+        named = self.tiers[position].unattainable if self.tiers else ""
+        return (named or otherwise) == "refuse"
 
     def find(self, name: str) -> int | None:
         """Position of the tier called ``name``, if there is one."""

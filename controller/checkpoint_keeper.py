@@ -1,0 +1,87 @@
+"""The loop that reads the last checkpoint once and writes one every period, off the event loop. Knows a clock."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from controller.checkpoint import restore, to_tables
+from controller.checkpoint_store import CheckpointStore, shown_uri, without_secrets
+from controller.fleet import Fleet
+from controller.options import CheckpointOptions
+
+logger = logging.getLogger("polyslo.checkpoints")
+
+LOOK_S = 0.2  # until there is a fleet, and between two looks at its options
+
+
+class CheckpointKeeper:
+    """Nothing is written before what was there has been read: a failing storage never loses an older checkpoint."""
+
+    def __init__(self) -> None:
+        self.error = ""
+        self.problems: list[str] = []  # of what was read
+        self.restored = self.saved = 0  # numbers of checkpoints
+        self.saved_s = float("-inf")
+        self._is_read = False
+        self._store: CheckpointStore | None = None
+        self._options = CheckpointOptions()
+
+    async def run(self, fleet: Callable[[], Fleet | None]) -> None:
+        """Follow whatever fleet there is and its options, for ever."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            known = fleet()
+            if known is None or not known.options.checkpoints.uri:
+                continue
+            options = known.options.checkpoints
+            if self._is_read and options == self._options and time.monotonic() - self.saved_s < options.period_s:
+                continue
+            try:
+                await self._step(known, fleet)
+                self.error = ""
+            except Exception as error:  # whatever it was: without this loop nothing would be kept any more
+                self._note(error, options.uri)
+                await asyncio.sleep(min(options.period_s, 5.0))
+
+    async def _step(self, known: Fleet, fleet: Callable[[], Fleet | None]) -> None:
+        options = known.options.checkpoints
+        if self._store is None or options.uri != self._options.uri:
+            whose = known.options.application, known.options.model
+            self._store = await asyncio.to_thread(CheckpointStore, options.uri, *whose)
+        self._options = options
+        if not self._is_read:
+            found = await asyncio.to_thread(self._store.load)
+            now = fleet() or known  # perhaps another deploy's by now
+            if found is not None:
+                self.problems = found.problems + restore(
+                    now, found.tables, time.time() - found.saved_s, time.monotonic()
+                )
+                self.restored = found.number
+                logger.info("checkpoint %d of %s read", found.number, shown_uri(options.uri))
+                for problem in self.problems:
+                    logger.warning("%s", problem)
+            self._is_read = True
+        else:
+            tables = to_tables(known, time.monotonic())
+            self.saved = await asyncio.to_thread(self._store.save, tables, time.time())
+        self.saved_s = time.monotonic()
+
+    def _note(self, error: Exception, uri: str) -> None:
+        """In the log once, in the status until it has passed."""
+        told = without_secrets(f"{type(error).__name__}: {error}".splitlines()[0], uri)
+        if told != self.error:
+            logger.error("checkpoints: %s", told)
+        self.error = told
+
+    def status(self, now_s: float) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "uri": shown_uri(self._options.uri),
+            "restored": self.restored,
+            "saved": self.saved,
+            "age_s": round(now_s - self.saved_s, 3) if self.saved else None,
+            "problems": self.problems,
+            "error": self.error,
+        }

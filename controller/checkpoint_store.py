@@ -1,0 +1,190 @@
+"""Checkpoints as parquet files under a storage URI: written whole or not at all, read table by table. Touches files.
+
+``URI/APPLICATION/NUMBER/TABLE.parquet``, and last ``NUMBER/complete.parquet``, which names all tables of a checkpoint
+with their digests. One without it was cut off. A table that is damaged, or of another format, is told of, and the next
+older checkpoint that has a sound one stands in. Nothing is unpickled.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from controller.checkpoint import FORMAT
+from controller.lengths.snapshot import Table
+
+KEPT = 3  # checkpoints; older ones are removed
+COMPLETE = "complete"
+MOST_BYTES = 1 << 28  # of one file
+_FORMAT, _SAVED = b"polyslo_format", b"polyslo_saved_s"
+_USER = re.compile(r"//[^/@]*@")
+_NAME = re.compile(r"[a-z_]{1,40}")
+
+
+class Found(NamedTuple):
+    """Tables of the latest checkpoint, older ones standing in; when it was saved (seconds since 1970), and problems."""
+
+    number: int
+    saved_s: float
+    tables: dict[str, Table]
+    problems: list[str]
+
+
+class Complete(NamedTuple):
+    """What a whole checkpoint holds: its files by table, with their digests."""
+
+    number: int
+    saved_s: float
+    digests: dict[str, str]
+
+
+@dataclass
+class CheckpointStore:
+    """The checkpoints of an application or of one of its models.
+
+    Every method blocks, and raises ``OSError`` where the storage fails.
+    """
+
+    uri: str
+    application: str
+    model: str = ""  # among several, which have a folder each
+    _next: int = field(default=0)
+
+    def __post_init__(self) -> None:
+        if self.uri.startswith("/"):
+            self._files, root = fs.LocalFileSystem(), self.uri
+        else:
+            self._files, root = fs.FileSystem.from_uri(self.uri)
+        folder = re.sub(r"[^A-Za-z0-9_.-]", "_", self.application).lstrip(".") or "default"
+        self._root = f"{root.rstrip('/')}/{folder}" + (f"/model-{self.model}" if self.model else "")
+
+    def save(self, tables: Mapping[str, Table], saved_s: float) -> int:
+        """Write a checkpoint and remove those beyond the latest few; returns its number."""
+        number = max([self._next, *(found + 1 for found in self._numbers())])
+        self._next = number + 1
+        folder, digests = self._folder(number), {}
+        self._files.create_dir(folder, recursive=True)
+        for name, table in tables.items():
+            digests[name] = self._write(f"{folder}/{name}.parquet", to_parquet(table, saved_s))
+        names = {"table": np.array(list(digests), dtype="O"), "digest": np.array(list(digests.values()), dtype="O")}
+        self._write(f"{folder}/{COMPLETE}.parquet", to_parquet(names, saved_s))
+        for old in self._numbers()[KEPT:]:
+            self._files.delete_dir(self._folder(old))
+        return number
+
+    def load(self) -> Found | None:
+        """The newest sound table of every name; none where there is no whole checkpoint."""
+        found, problems = None, list[str]()
+        for complete in self._complete(problems):
+            found = found or Found(complete.number, complete.saved_s, {}, problems)
+            for name, digest in complete.digests.items():
+                if name not in found.tables and (table := self._table(complete.number, name, digest, problems)):
+                    found.tables[name] = table
+        if found is None and problems:
+            return Found(0, 0.0, {}, problems)
+        return found
+
+    def _complete(self, problems: list[str]) -> Iterator[Complete]:
+        for number in self._numbers():
+            try:
+                table, saved_s = from_parquet(self._read(f"{self._folder(number)}/{COMPLETE}.parquet"))
+                digests = dict(zip(map(str, table["table"]), map(str, table["digest"]), strict=True))
+                if not all(_NAME.fullmatch(name) for name in digests):
+                    raise ValueError("a table has no name")
+                yield Complete(number, saved_s, digests)
+            except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+                problems.append(f"checkpoint {number}: {_line(error)}")
+
+    def _table(self, number: int, name: str, digest: str, problems: list[str]) -> Table | None:
+        try:
+            content = self._read(f"{self._folder(number)}/{name}.parquet")
+            if digest_of(content) != digest:
+                raise ValueError("is damaged")
+            return from_parquet(content)[0]
+        except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+            problems.append(f"checkpoint {number}, {name}: {_line(error)}")
+            return None
+
+    def _numbers(self) -> list[int]:
+        """Of all checkpoints, whole or not, the newest first."""
+        listed = self._files.get_file_info(fs.FileSelector(self._root, allow_not_found=True))
+        names = [info.base_name for info in listed if info.type == fs.FileType.Directory]
+        return sorted((int(name) for name in names if re.fullmatch(r"\d{1,12}", name)), reverse=True)
+
+    def _folder(self, number: int) -> str:
+        return f"{self._root}/{number:010d}"
+
+    def _read(self, path: str) -> bytes:
+        info = self._files.get_file_info(path)
+        if info.type != fs.FileType.File:
+            raise ValueError("is missing")
+        if info.size > MOST_BYTES:
+            raise ValueError(f"has {info.size} bytes, more than any of ours")
+        with self._files.open_input_stream(path) as stream:
+            content: bytes = stream.read()
+        return content
+
+    def _write(self, path: str, content: bytes) -> str:
+        """Write a file; on a file system a reader sees all of it or none, as object stores have it anyhow."""
+        is_local = self._files.type_name in ("local", "hdfs")
+        written = f"{path}.partial" if is_local else path
+        with self._files.open_output_stream(written) as stream:
+            stream.write(content)
+        if is_local:
+            self._files.move(written, path)
+        return digest_of(content)
+
+
+def digest_of(content: bytes) -> str:
+    """By which damage is known."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def to_parquet(table: Table, saved_s: float) -> bytes:
+    """Columns as a parquet file that knows its format and its time."""
+    columns = {name: pa.array(values.tolist() if values.dtype == object else values) for name, values in table.items()}
+    stored = pa.table(columns).replace_schema_metadata({_FORMAT: str(FORMAT), _SAVED: repr(saved_s)})
+    sink = pa.BufferOutputStream()
+    pq.write_table(stored, sink)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
+def from_parquet(content: bytes) -> tuple[Table, float]:
+    """Columns of numbers and strings, and when they were saved; raises ``ValueError`` for anything else."""
+    stored = pq.read_table(pa.BufferReader(content))
+    told = stored.schema.metadata or {}
+    if told.get(_FORMAT) != str(FORMAT).encode():
+        raise ValueError(f"is of format {told.get(_FORMAT, b'none').decode(errors='replace')[:20]}, not {FORMAT}")
+    table: Table = {}
+    for name in stored.column_names:
+        column = stored[name]
+        is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+        is_number = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
+        if column.null_count or not (is_text or is_number or pa.types.is_boolean(column.type)):
+            raise ValueError(f"column {name}: holds {column.type}, or gaps")
+        table[name] = np.array(column.to_pylist(), dtype="O") if is_text else column.to_numpy()
+    saved_s = float(told[_SAVED])
+    if not table or not np.isfinite(saved_s):
+        raise ValueError("has no columns, or no time")
+    return table, saved_s
+
+
+def shown_uri(uri: str) -> str:
+    """A URI without what it may hold of credentials."""
+    return _USER.sub("//", uri).partition("?")[0]
+
+
+def without_secrets(text: str, uri: str) -> str:
+    """A message of the storage in which the URI, wherever it is quoted, has no credentials."""
+    return _USER.sub("//", text.replace(uri, shown_uri(uri)))
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -1,0 +1,125 @@
+"""The requests of one replica as its reports tell them: each in full once, after that only how far it is. Pure.
+
+A report names what it holds: new requests in full (``protocol.messages.Progress``), known ones as packed positions
+(``protocol.messages.POSITION``). Where it moves a request that was never told here, it is refused as a whole, and the
+replica tells everything anew.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from numba import njit
+
+from controller.lengths.estimate import ASK_EVERY_TOKENS
+from controller.lengths.fleet_lengths import FleetLengths
+from controller.scaling.tiers import TierTable
+from planning.tables import BOUNDS, RequestTable, request_table, stacked
+from protocol.messages import POSITION, Progress, Report, request_uid
+
+LOOK_TOKENS = ASK_EVERY_TOKENS // 2  # after so many, an answer asked for may have come
+
+
+@njit(cache=True)
+def _move_on(known: RequestTable, positions: np.ndarray, rows: RequestTable, is_due: np.ndarray) -> int:
+    """Copy the known request of every position (POSITION[n]) into ``rows`` (REQUEST[n]), as far as it is now.
+
+    Both are mostly in the same order. ``is_due`` (bool[n]) tells whose length is to be looked up again. Returns how
+    many are not known.
+    """
+    at, unknown = 0, 0
+    for i in range(len(positions)):
+        position, found = positions[i], -1
+        for j in range(len(known)):
+            k = at + j if at + j < len(known) else at + j - len(known)
+            if known[k]["id"] == position["id"]:
+                found = k
+                break
+        if found < 0:
+            unknown += 1
+            continue
+        at, rows[i] = found + 1, known[found]
+        row, emitted = rows[i], position["emitted_tokens"]
+        is_due[i] = emitted >= row["output_tokens"] or emitted // LOOK_TOKENS > row["emitted_tokens"] // LOOK_TOKENS
+        row["computed_tokens"], row["emitted_tokens"] = position["computed_tokens"], position["emitted_tokens"]
+        row["running"] = position["running"]
+        row["output_tokens"] = max(row["output_tokens"], emitted + 1)
+        row["output_bound_tokens"] = max(row["output_bound_tokens"], row["output_tokens"])
+    return unknown
+
+
+@njit(cache=True)
+def only_in(table: RequestTable, other: RequestTable) -> np.ndarray:
+    """The ids of ``table`` that ``other`` has not (i8[k]); quick where both are mostly in the same order."""
+    found, count, at = np.empty(len(table), dtype=np.int64), 0, 0
+    for i in range(len(table)):
+        is_there = False
+        for j in range(len(other)):
+            k = at + j if at + j < len(other) else at + j - len(other)
+            if other[k]["id"] == table[i]["id"]:
+                is_there, at = True, k + 1
+                break
+        if not is_there:
+            found[count] = table[i]["id"]
+            count += 1
+    return found[:count]
+
+
+class ReportedRequests:
+    """What one replica has told of its requests; times count from its birth, so that no clock is compared."""
+
+    def __init__(self) -> None:
+        self._known = request_table(0)  # ``arrival_s`` from the replica's birth, ``deadline_s`` from arrival
+        self._told: dict[int, Progress] = {}  # as they were told in full, by uid
+
+    def forget(self) -> None:
+        """Have everything told anew: what was made of it holds no more, as the tiers of another table."""
+        self._known = request_table(0)
+
+    def take(self, report: Report, lengths: FleetLengths, tiers: TierTable, now_s: float) -> np.ndarray | None:
+        """All that it holds, as planning rows (REQUEST[n]) on this clock; none where a request is moved that was never
+        told."""
+        positions = np.frombuffer(report.positions, dtype=POSITION)
+        rows = np.empty(len(positions), dtype=self._known.dtype)
+        is_due = np.zeros(len(positions), dtype=np.bool_)
+        if len(positions) and _move_on(self._known, positions, rows, is_due):
+            return None
+        self._look_up(rows, np.flatnonzero(is_due), lengths)
+        if report.requests:
+            self._told |= {request_uid(seen.request_id): seen for seen in report.requests}
+            rows = stacked(rows, progress_rows(report.requests, lengths, tiers, report.age_s))
+        self._known = rows
+        if len(self._told) > 2 * len(rows) + 16:
+            self._told = {uid: self._told[uid] for uid in rows["id"].tolist()}
+        rows = rows.copy()
+        rows["arrival_s"] += now_s - report.age_s
+        rows["deadline_s"] += rows["arrival_s"]
+        return rows
+
+    def _look_up(self, rows: np.ndarray, due: np.ndarray, lengths: FleetLengths) -> None:
+        """Write what is known now of the lengths of some of the rows."""
+        for i in due.tolist():
+            emitted, told, bound = rows[["emitted_tokens", "output_tokens", "output_bound_tokens"]][i].tolist()
+            seen = self._told[int(rows["id"][i])]
+            so_far = dict(emitted_tokens=emitted, output_tokens=told, output_bound_tokens=bound)
+            seen = msgspec.structs.replace(seen, **so_far)
+            rows["output_tokens"][i], rows["output_bound_tokens"][i] = lengths.at_progress(seen)
+
+
+def progress_rows(requests: Sequence[Progress], lengths: FleetLengths, tiers: TierTable, age_s: float) -> np.ndarray:
+    """Requests told in full as a planning table; ``arrival_s`` counts from when the replica's ``age_s`` was 0,
+    ``deadline_s`` from there."""
+    table, slos = request_table(len(requests)), [seen.slo for seen in requests]
+    for name in ("prompt_tokens", "computed_tokens", "emitted_tokens", "output_cap_tokens", "running"):
+        table[name] = [getattr(seen, name) for seen in requests]
+    table["id"] = [request_uid(seen.request_id) for seen in requests]
+    table["tier"] = [tiers.of_request(slo) for slo in slos]
+    table["value"] = tiers.values[table["tier"]]
+    table["best_effort"] = [slo.best_effort for slo in slos]
+    table["arrival_s"] = age_s - np.array([seen.age_s for seen in requests])
+    table["ttft_s"], table["tpot_s"], table["deadline_s"] = np.array([(s.ttft_s, s.tpot_s, s.e2e_s) for s in slos]).T
+    for name in BOUNDS:
+        table[name][table["best_effort"]] = np.inf
+    estimates = np.array([lengths.at_progress(seen) for seen in requests], dtype=np.int64).reshape(-1, 2)
+    table["output_tokens"], table["output_bound_tokens"] = estimates.T
+    return table

@@ -1,0 +1,106 @@
+"""Programs that have ended, as pattern graphs: few of them per application, by K-medoids with decay. Pure.
+
+Concord section 4.1: patterns are clustered, and those of low reuse are evicted, with use decayed by 0.9 every hour.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from planning.programs.clustering import k_medoids
+from planning.programs.deadlines import Outlook, outlook
+from planning.programs.graph import Nodes, execution_s, to_stages
+from planning.programs.matching import (
+    REFINED,
+    PatternTable,
+    Prefix,
+    graph_similarities,
+    nearest,
+    node_similarity,
+    similarities,
+)
+
+MOST_GRAPHS = 512  # of an application; then they are reduced to
+MEDOIDS = 256
+MOST_STAGES = 512  # longer programs are not remembered
+DECAY, DECAY_S = 0.9, 3600.0
+LEAST_USE = 0.05  # a pattern used less is forgotten when patterns are reduced
+
+
+@dataclass(frozen=True)
+class Match:
+    """Known graphs that resemble a program, the nearest first."""
+
+    rows: np.ndarray  # i8[k]
+    similarity: np.ndarray  # f8[k], 0 to 1
+
+
+@dataclass
+class History:
+    """The pattern graphs of one application."""
+
+    table: PatternTable = field(default_factory=PatternTable)
+    nodes: list[Nodes] = field(default_factory=list)  # of each graph
+    uses: np.ndarray = field(default_factory=lambda: np.zeros(0))  # programs that each stands for, and its matches
+    decayed_s: float = -np.inf
+    _apart: np.ndarray = field(default_factory=lambda: np.zeros((MOST_GRAPHS, MOST_GRAPHS)))  # distances
+
+    def __len__(self) -> int:
+        return self.table.count
+
+    def learn(self, nodes: Nodes, now_s: float) -> None:
+        """A program has ended."""
+        stages = to_stages(nodes)
+        if len(stages) > MOST_STAGES:
+            return
+        self._decay(now_s)
+        if self.table.count == MOST_GRAPHS:
+            self._reduce()
+        row = self.table.count
+        self.table.put(row, stages)
+        self.nodes.append(nodes.copy())
+        self.uses = np.append(self.uses, 1.0)
+        self._apart[row, : row + 1] = self._apart[: row + 1, row] = 1.0 - graph_similarities(row, self.table)
+
+    def match(self, nodes: Nodes, prefix: Prefix) -> Match:
+        """The known graphs nearest to a program under way: by super-nodes, and the best of those node by node."""
+        found = similarities(prefix, self.table)
+        rows = nearest(found, REFINED)
+        if len(rows) and (prefix.stages["requests"] > 1).any():
+            reached = len(prefix.stages)
+            finer = np.array([node_similarity(nodes, self.nodes[row], reached) for row in rows.tolist()])
+            found[rows] = 0.5 * (found[rows] + finer)
+        rows = nearest(np.where(np.isin(np.arange(len(found)), rows), found, 0.0))
+        return Match(rows, found[rows])
+
+    def outlook(self, match: Match, stage: int, token_s: float, prompt_token_s: float) -> Outlook:
+        """What the matched graphs say from this stage on, on engines of this speed (``planning.programs.graph``)."""
+        stages = self.table.stages[match.rows]
+        longest = int(self.table.lengths[match.rows].max(initial=stage + 1))
+        chosen = stages[:, : max(longest, stage + 1)]
+        return outlook(match.similarity, execution_s(chosen, token_s, prompt_token_s), chosen["gap_s"], stage)
+
+    def on_match(self, match: Match) -> None:
+        """The nearest graph was of use."""
+        if len(match.rows):
+            self.uses[match.rows[0]] += 1.0
+
+    def _decay(self, now_s: float) -> None:
+        hours = (now_s - self.decayed_s) / DECAY_S
+        if hours >= 1.0 or hours < 0.0:
+            self.uses *= DECAY ** min(hours, 1e3) if np.isfinite(hours) else 1.0
+            self.decayed_s = now_s
+
+    def _reduce(self) -> None:
+        """Replace the graphs by medoids, each with the uses of its cluster; those hardly used go first."""
+        rows = np.flatnonzero(self.uses >= LEAST_USE)
+        if len(rows) > MEDOIDS:
+            apart = self._apart[np.ix_(rows, rows)]
+            medoids, owner = k_medoids(apart, self.uses[rows], MEDOIDS)
+            uses = np.bincount(owner, weights=self.uses[rows], minlength=MEDOIDS)
+            rows = rows[medoids]
+        else:
+            uses = self.uses[rows]
+        self._apart[: len(rows), : len(rows)] = self._apart[np.ix_(rows, rows)]
+        self.table.keep(rows)
+        self.nodes, self.uses = [self.nodes[row] for row in rows.tolist()], uses

@@ -1,0 +1,157 @@
+"""One program under way: its graph as its sub-requests come and go. Pure.
+
+A sub-request belongs to the stage after its parents'. Without parents, one that arrives while others run is their
+sibling, and one that arrives while none runs begins the next stage.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from planning.programs.graph import NODE, Nodes, Stages, complete_stages, to_stages
+from planning.programs.matching import Prefix
+from protocol.programs import INF, Program, StageGiven
+
+MOST_NODES = 2048  # sub-requests of a program that its graph has; later ones are counted in none
+
+
+@dataclass
+class Part:
+    """One sub-request, whatever the number of its attempts."""
+
+    node: int  # in the program's graph; -1: beyond ``MOST_NODES``
+    given: StageGiven
+    due_s: float  # on the controller's clock
+    latest_s: float  # what it may be given where nobody can promise that
+    is_running: bool = True
+
+
+@dataclass
+class OpenProgram:
+    """A program of which not all is known yet; times on the controller's clock."""
+
+    started_s: float
+    deadline_s: float  # since its start
+    app: str
+    is_promised: bool = False
+    is_begun: bool = False  # something of it was not refused
+    refusal: str = ""  # why its deadline was not promised at its first request, if that is why
+    is_hopeless: bool = False  # as its latest sub-request began, it could not end in time any more
+    is_last: bool = False  # nothing follows
+    has_failed: bool = False  # what ended last was an error, or its client had left
+    expected_tokens: float = 0.0  # prompt tokens of all its sub-requests
+    work_s: float = 0.0  # replica-seconds that it presumably has left
+    later_work_s: float = 0.0  # of them, after its latest stage
+    context_tokens: float = 0.0  # of its longest prompt so far
+    load: float = 0.0  # of the fleet's programs when it came, itself included, in what may be open
+    precedence_tokens: float = 0.0  # prompt tokens that may still be admitted before others
+    parts: dict[str, Part] = field(default_factory=dict)  # by request id
+    last_s: float = 0.0  # when something of it was heard last
+    ended_s: float = 0.0  # end of the sub-request that ended last
+    _nodes: np.ndarray = field(default_factory=lambda: np.zeros(8, dtype=NODE))
+    _names: list[tuple[str, str]] = field(default_factory=list)  # request id and told stage of each node
+
+    @property
+    def nodes(self) -> Nodes:
+        """Its graph so far (NODE[n], a view)."""
+        return self._nodes[: len(self._names)]
+
+    @property
+    def is_running(self) -> bool:
+        return any(part.is_running for part in self.parts.values())
+
+    @property
+    def due_s(self) -> float:
+        """Its deadline on the controller's clock."""
+        return self.started_s + self.deadline_s
+
+    def is_late(self, now_s: float) -> bool:
+        """Whether it will miss its deadline, as far as is known."""
+        return self.is_hopeless or now_s >= self.due_s
+
+    def arrive(self, request_id: str, told: Program, prompt_tokens: int, arrived_s: float) -> int:
+        """A new sub-request; its node, or -1 where there are too many."""
+        if len(self._names) == MOST_NODES:
+            return -1
+        node = len(self._names)
+        if node == len(self._nodes):
+            self._nodes = np.concatenate([self._nodes, np.zeros_like(self._nodes)])
+        row, stage, fresh = self._nodes[node], self._stage_of(told), self._fresh_tokens(told, prompt_tokens)
+        row["stage"], row["input_tokens"], row["fresh_tokens"] = stage, prompt_tokens, fresh
+        row["begin_s"], row["end_s"], row["output_tokens"] = arrived_s - self.started_s, INF, 0
+        row["label"] = label_of(told.model, told.tools)
+        self._names.append((request_id, told.stage))
+        return node
+
+    def end(self, part: Part, output_tokens: int, now_s: float) -> None:
+        """A sub-request has ended, served or not."""
+        part.is_running, self.last_s, self.ended_s = False, now_s, max(self.ended_s, now_s)
+        if not self.is_running:
+            self.work_s = self.later_work_s
+        if part.node >= 0:
+            row = self._nodes[part.node]
+            row["end_s"], row["output_tokens"] = now_s - self.started_s, output_tokens
+
+    def resume(self, part: Part, now_s: float) -> None:
+        """A sub-request asks, perhaps again after it was thought to have ended."""
+        part.is_running, self.last_s = True, now_s
+        if part.node >= 0:
+            self._nodes[part.node]["end_s"] = INF
+
+    def prefix(self) -> Prefix:
+        """Its graph by super-nodes."""
+        return Prefix(self.stages(), complete_stages(self.nodes))
+
+    def stages(self) -> Stages:
+        return to_stages(self.nodes)
+
+    def gaps_s(self) -> float:
+        """Tool time so far."""
+        return float(self.stages()["gap_s"].sum())
+
+    def slowest_s(self, stage: int) -> float:
+        """When the last of the running siblings of a stage is due, since the start; 0 where none runs."""
+        due = [
+            part.due_s - self.started_s
+            for part in self.parts.values()
+            if part.is_running and part.node >= 0 and self._nodes[part.node]["stage"] == stage
+        ]
+        return max(due, default=0.0)
+
+    def _stage_of(self, told: Program) -> int:
+        nodes = self.nodes
+        if not len(nodes):
+            return 0
+        if parents := list(self._named(told.parents)):
+            return 1 + int(nodes["stage"][parents].max())
+        running, last = nodes["stage"][~np.isfinite(nodes["end_s"])], int(nodes["stage"].max())
+        if not len(running) or (told.stage and told.stage not in self._stage_names(running)):
+            return last + 1
+        return int(running.max())
+
+    def _stage_names(self, stages: np.ndarray) -> set[str]:
+        """Names of these stages; a stage without a name has any."""
+        return {name for (_, name), stage in zip(self._names, self.nodes["stage"], strict=True) if stage in stages}
+
+    def _named(self, names: Iterable[str]) -> Iterable[int]:
+        """Nodes that these names of stages or requests mean. A response's id begins its engine request's id."""
+        for name in names:
+            for node, (request_id, stage) in enumerate(self._names):
+                if name in (stage, request_id) or request_id.startswith((f"{name}-", f"{name}_")):
+                    yield node
+
+    def _fresh_tokens(self, told: Program, prompt_tokens: int) -> float:
+        """Tokens of a prompt beyond the longest conversation so far that it can continue."""
+        nodes = self.nodes[np.isfinite(self.nodes["end_s"])]
+        if parents := [node for node in self._named(told.parents) if np.isfinite(self.nodes["end_s"][node])]:
+            nodes = self.nodes[parents]
+        known = nodes["input_tokens"] + nodes["output_tokens"]
+        return prompt_tokens - float(known[known <= prompt_tokens].max(initial=0.0))
+
+
+def label_of(model: str, tools: Iterable[str]) -> int:
+    """Digest of a model and a set of tools; 0 where neither is said."""
+    text = "\0".join((model, *sorted(set(tools)))) if model or tools else ""
+    return (int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest()) | 1) if text else 0

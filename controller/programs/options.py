@@ -1,0 +1,15 @@
+"""How programs are served."""
+
+import msgspec
+
+
+class ProgramOptions(msgspec.Struct, frozen=True):
+    """Defaults are what is shipped; the others are for comparison."""
+
+    # When a stage is due: so early that what follows can end in time on idle engines; by Concord's accumulated share
+    # ("accumulated"); or at the program's deadline ("whole").
+    stages: str = "latest"
+    keeps_promises: bool = True  # later rounds of a promised program go before others
+    idle_s: float = 120.0  # without a sub-request for so long, a program has ended
+    # A program that comes while too many are open is not promised, and one that cannot end in time any more yields.
+    bounded: bool = True

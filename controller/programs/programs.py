@@ -1,0 +1,300 @@
+"""The programs of a fleet: deadlines of their stages, promises that hold for their later rounds, what they teach. Pure.
+
+Soft state. What must outlive the controller comes with each request: the program's age and whether it was promised.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from controller.decisions import PROMISED
+from controller.mirror.slots import ReplicaSlots
+from controller.placement import Pending, PlacementFleet, idlest_slot, place_admitted, place_on
+from controller.programs.bound import ProgramBound
+from controller.programs.counts import ProgramCounts
+from controller.programs.expected import expect
+from controller.programs.history import History
+from controller.programs.open_program import OpenProgram, Part
+from controller.programs.options import ProgramOptions
+from controller.programs.speed import FleetSpeed
+from planning.programs.deadlines import (
+    LEAST_S,
+    PRIOR_STAGES,
+    Outlook,
+    StageClock,
+    can_end_in_time,
+    latest_end_s,
+    stage_deadline_s,
+)
+from planning.programs.graph import Nodes
+from protocol.messages import AdmissionRequest, Decision, Outcome, Scope, Verdict
+from protocol.programs import INF, Program, StageGiven, base_request_id
+from routing.placement import NOWHERE
+
+MOST_OPEN = 20_000  # programs that are followed at a time; beyond, the one that began first is taken to have ended
+MOST_HISTORIES = 64  # applications of tenants
+LOST_S = 3600.0  # a sub-request whose end has not been told for so long has ended
+SWEEP_S = 5.0
+PRECEDENCE = 2.0  # times the prompt tokens that a program was expected to have may go before others
+MOST_WORTH = 8.0  # of a later round, in first ones
+UNATTAINABLE, TOO_MANY = "program_unattainable", "too_many_programs"
+Key = tuple[str, str]  # tenant, and id or application
+
+
+@dataclass
+class Programs:
+    """Programs under way and histories of applications, each tenant's own."""
+
+    options: ProgramOptions
+    slots: ReplicaSlots
+    is_checked: bool = True  # admission is on
+    open: OrderedDict[Key, OpenProgram] = field(default_factory=OrderedDict)
+    histories: OrderedDict[Key, History] = field(default_factory=OrderedDict)
+    counts: ProgramCounts = field(default_factory=ProgramCounts)
+    _keys: dict[str, Key] = field(default_factory=dict)  # of sub-requests, by base id
+    _swept_s: float = -INF
+
+    def __post_init__(self) -> None:
+        self.bound, self.speed = ProgramBound(self.slots), FleetSpeed(self.slots)
+
+    def adopt_state(self, other: "Programs") -> None:
+        """Take over what another knows; the options are one's own."""
+        self.bound, self.speed = other.bound, other.speed
+        self.open, self.histories, self.counts = other.open, other.histories, other.counts
+        self._keys, self.slots = other._keys, other.slots
+
+    # -- before a decision ------------------------------------------------------------------------------------------
+
+    def give_stages(self, batch: Sequence[AdmissionRequest], now_s: float) -> list[AdmissionRequest]:
+        """The questions with deadlines of stages in place of the programs'."""
+        if now_s - self._swept_s > SWEEP_S:
+            self._sweep(now_s)
+        return [self._staged(request, now_s) if request.program else request for request in batch]
+
+    def _staged(self, request: AdmissionRequest, now_s: float) -> AdmissionRequest:
+        told, name = request.program, base_request_id(request.request_id)
+        assert told is not None
+        arrived_s = now_s - request.age_s
+        program = self._program(request, told, arrived_s)
+        if (part := program.parts.get(name)) is None:
+            part = program.parts[name] = self._begin(program, request, told, arrived_s)
+            self._keys[name] = (request.tenant, told.id)
+        program.resume(part, now_s)
+        if part.due_s == INF or request.slo.best_effort:
+            return request
+        slo = msgspec.structs.replace(request.slo, e2e_s=min(request.slo.e2e_s, part.due_s - arrived_s))
+        return msgspec.structs.replace(request, slo=slo)
+
+    def _program(self, request: AdmissionRequest, told: Program, arrived_s: float) -> OpenProgram:
+        key = (request.tenant, told.id)
+        program = self.open.get(key)
+        if program is None:
+            app = told.app or ("session" if told.is_session else "")
+            program = self.open[key] = OpenProgram(arrived_s - told.age_s, told.deadline_s, app)
+            self._promise(program, request.prompt_tokens, told.is_promised)
+            if len(self.open) > MOST_OPEN:
+                self._close(next(iter(self.open)), arrived_s)
+        program.started_s = min(program.started_s, arrived_s - told.age_s)
+        program.deadline_s = min(program.deadline_s, told.deadline_s)
+        program.is_last |= told.is_last
+        return program
+
+    def _begin(self, program: OpenProgram, request: AdmissionRequest, told: Program, arrived_s: float) -> Part:
+        """A new sub-request, with what its stage is given."""
+        node = program.arrive(base_request_id(request.request_id), told, request.prompt_tokens, arrived_s)
+        left_s = program.due_s - arrived_s
+        if node < 0:
+            given = StageGiven(0, left_s, left_s, 0.0, 0.0, program.is_promised)
+            return Part(node, given, program.due_s, program.due_s)
+        stage, history = int(program.nodes["stage"][node]), self._history(request.tenant, program.app)
+        match = history.match(program.nodes, program.prefix())
+        history.on_match(match)
+        seen = history.outlook(match, stage, *self.speed.paces(arrived_s))
+        expect(program, history, match, self.speed.costs(arrived_s))
+        due_s, latest_s = self._due_s(program, seen, stage, arrived_s)
+        expected = float(np.median(history.table.lengths[match.rows])) if len(match.rows) else PRIOR_STAGES
+        nearest = float(match.similarity[0]) if len(match.rows) else 0.0
+        given = StageGiven(stage + 1, due_s - arrived_s, left_s, expected, nearest, program.is_promised)
+        return Part(node, given, due_s, latest_s)
+
+    def _due_s(self, program: OpenProgram, seen: Outlook, stage: int, arrived_s: float) -> tuple[float, float]:
+        """When a new sub-request is due, and the latest that it may be. What must yield is due at once, so that
+        admission finds it unattainable: of a program that has no promise by the bound, or cannot end in time."""
+        clock = StageClock(program.deadline_s, arrived_s - program.started_s, program.gaps_s())
+        if self._must_yield(program, seen, clock, arrived_s):
+            return arrived_s + LEAST_S, arrived_s + LEAST_S
+        if self.options.stages == "whole":
+            return program.due_s, program.due_s
+        latest_s = latest_end_s(seen, clock)
+        due_s = stage_deadline_s(seen, clock, program.slowest_s(stage))
+        due_s = latest_s if self.options.stages == "latest" else due_s
+        return program.started_s + due_s, program.started_s + max(due_s, latest_s)
+
+    def _must_yield(self, program: OpenProgram, seen: Outlook, clock: StageClock, arrived_s: float) -> bool:
+        """Whether a new sub-request goes after those of programs that can end in time; a first one decides."""
+        is_first, is_bounded = len(program.nodes) == 1, self.options.bounded and self.is_checked
+        if program.deadline_s == INF:
+            return False
+        is_possible = self.options.stages == "whole" or can_end_in_time(seen, clock)
+        if is_first and not program.is_promised:
+            program.refusal = "" if is_possible else UNATTAINABLE
+            if is_bounded and is_possible:
+                program.load = self.bound.load(program, self.open.values(), arrived_s)
+                program.refusal = TOO_MANY if program.load > 1.0 else ""
+        program.is_hopeless = is_bounded and not is_first and not is_possible
+        return program.is_hopeless or (is_first and bool(program.refusal)) or program.refusal == TOO_MANY
+
+    def _history(self, tenant: str, app: str) -> History:
+        history = self.histories.setdefault((tenant, app), History())
+        self.histories.move_to_end((tenant, app))
+        if len(self.histories) > MOST_HISTORIES:
+            self.histories.popitem(last=False)
+        return history
+
+    # -- while it is decided ----------------------------------------------------------------------------------------
+
+    def worth(self, request: AdmissionRequest) -> float:
+        """Value of a request in requests: a later round of a promised program stands for the rounds before it."""
+        program = self._of(request.request_id)
+        if program is None or not program.is_promised or not self.options.keeps_promises:
+            return 1.0
+        return min(MOST_WORTH, float(len(program.nodes)))
+
+    def place_at_home(self, asking: Sequence[Pending], now_s: float) -> None:
+        """Place later rounds where their KV cache presumably is, counting it as computed, if that promises them."""
+        for p in asking:
+            if not len(p.held) or self._of(p.request.request_id) is None:
+                continue
+            slot = int(np.argmax(np.where(self.slots.fleet_state.replicas["is_open"], p.held, -1.0)))
+            p.row["computed_tokens"] = int(p.held[slot])
+            place_on(self.slots, p, slot, now_s)
+            if p.slot == NOWHERE:
+                p.row["computed_tokens"] = 0
+
+    def place_late(self, fleet: PlacementFleet, asking: Sequence[Pending], now_s: float) -> None:
+        """Try those that found no place by their stages' deadlines again by the latest ones."""
+        again = list[Pending]()
+        for p in asking:
+            part = self._part(p.request.request_id)
+            if p.slot != NOWHERE or part is None or part.latest_s - part.due_s < LEAST_S:
+                continue
+            later_s, part.due_s = part.latest_s - part.due_s, part.latest_s
+            part.given = msgspec.structs.replace(part.given, e2e_s=part.given.e2e_s + later_s)
+            p.row["deadline_s"] += later_s
+            again.append(p)
+        place_admitted(fleet.slots, again, now_s, fleet.max_hops)
+
+    def _part(self, request_id: str) -> Part | None:
+        program = self._of(request_id)
+        return program.parts.get(base_request_id(request_id)) if program else None
+
+    def place_promised(self, p: Pending, now_s: float) -> bool:
+        """Place a later round of a promised program, which no replica can promise by itself, where it has the least
+        to wait for; whether that was done. A program has as much of this as it was expected to need."""
+        program = self._of(p.request.request_id)
+        if program is None or not self._has_precedence(program, p, now_s):
+            return False
+        slot = idlest_slot(self.slots, p, np.ones(len(self.slots.fleet_state.replicas), dtype=np.bool_))
+        if slot == NOWHERE:
+            return False
+        program.precedence_tokens -= p.request.prompt_tokens
+        p.slot, p.reason, p.is_checked = slot, PROMISED, False
+        self.slots.add(slot, p.row)
+        return True
+
+    def _has_precedence(self, program: OpenProgram, p: Pending, now_s: float) -> bool:
+        is_later = program.is_promised and len(program.nodes) > 1 and not p.is_best_effort and not p.request.group
+        is_kept = self.options.keeps_promises and not program.is_late(now_s)
+        return is_later and is_kept and program.precedence_tokens >= p.request.prompt_tokens
+
+    # -- after it ---------------------------------------------------------------------------------------------------
+
+    def told(self, decisions: Sequence[Decision], now_s: float) -> list[Decision]:
+        """The decisions with what each stage was given; a first one decides about the program."""
+        return [self._told(decision, now_s) for decision in decisions]
+
+    def _told(self, decision: Decision, now_s: float) -> Decision:
+        name = base_request_id(decision.request_id)
+        program = self._of(name)
+        if program is None or decision.verdict == Verdict.PENDING:
+            return decision
+        part = program.parts[name]
+        is_kept = decision.keeps_objective and decision.reason not in ("best_effort", "admission_off")
+        if len(program.parts) == 1 and not program.is_begun:
+            self._promise(program, int(program.expected_tokens / PRIOR_STAGES), is_kept)
+        program.is_begun |= decision.verdict != Verdict.REFUSED
+        if program.refusal and not is_kept and decision.reason != "best_effort":
+            decision = msgspec.structs.replace(decision, reason=program.refusal)
+        given = msgspec.structs.replace(part.given, is_promised=program.is_promised)
+        if decision.verdict == Verdict.REFUSED:
+            if program.refusal == TOO_MANY:
+                decision = msgspec.structs.replace(decision, retry_after_s=self.bound.room_after_s(program))
+            self._refuse(name, program, part, now_s)
+        return msgspec.structs.replace(decision, stage=given)
+
+    @staticmethod
+    def _promise(program: OpenProgram, prompt_tokens: int, is_promised: bool) -> None:
+        if is_promised:
+            program.is_promised = True
+            expected = max(program.expected_tokens, PRIOR_STAGES * prompt_tokens)
+            program.precedence_tokens = PRECEDENCE * expected
+
+    def _refuse(self, name: str, program: OpenProgram, part: Part, now_s: float) -> None:
+        """A refused sub-request has ended; a program whose first one is refused has not begun."""
+        program.end(part, 0, now_s)
+        if not program.is_begun and not program.is_running:
+            self.counts.refused += program.deadline_s < INF
+            self._drop(self._keys[name])
+
+    def on_outcome(self, outcome: Outcome, now_s: float) -> None:
+        """A sub-request ended."""
+        name = base_request_id(outcome.request_id)
+        program = self._of(name)
+        if program is None or outcome.scope == Scope.REQUEST or not program.parts[name].is_running:
+            return
+        program.end(program.parts[name], outcome.output_tokens, now_s)
+        program.has_failed = outcome.finish in ("error", "abort")
+        if program.is_last and not program.is_running and not program.has_failed:
+            self._close(self._keys[name], now_s)
+
+    def _of(self, request_id: str) -> OpenProgram | None:
+        key = self._keys.get(base_request_id(request_id))
+        return self.open.get(key) if key is not None else None
+
+    # -- how they end -----------------------------------------------------------------------------------------------
+
+    def _sweep(self, now_s: float) -> None:
+        """Programs of which nothing has been heard for long have ended."""
+        self._swept_s = now_s
+        for key, program in list(self.open.items()):
+            idle_s = now_s - program.last_s
+            if idle_s > LOST_S or (idle_s > self.options.idle_s and not program.is_running):
+                self._close(key, now_s)
+
+    def _close(self, key: Key, now_s: float) -> None:
+        """Count a program, and learn its graph if it was served."""
+        program = self._drop(key)
+        self.counts.add(program)
+        self.bound.note_end(program)
+        nodes = program.nodes
+        if not program.has_failed and len(nodes) and np.isfinite(nodes["end_s"]).all():
+            self.learn(key[0], program.app, nodes, now_s)
+
+    def learn(self, tenant: str, app: str, nodes: Nodes, now_s: float) -> None:
+        """Take in the graph of a program that has ended."""
+        self._history(tenant, app).learn(nodes, now_s)
+
+    def _drop(self, key: Key) -> OpenProgram:
+        program = self.open.pop(key)
+        for name in program.parts:
+            self._keys.pop(name, None)
+        return program
+
+    def status(self) -> dict[str, Any]:
+        """Programs with a deadline that have ended, those under way, and known graphs."""
+        graphs = sum(len(history) for history in self.histories.values())
+        return {"open": len(self.open), "known_graphs": graphs, **self.counts.status()}

@@ -1,0 +1,94 @@
+"""What an idle replica could do for a request: the one that suits it best by a closed form, and that one exactly.
+
+Every replica has a model of its own once its coefficients are corrected online, so what they could do is never known
+from another one. The closed form, of a prefill in the largest chunks and a steady decode, puts them in order.
+"""
+
+import math
+
+import numpy as np
+from numba import njit
+
+from planning.admission.search import ADMITTED, why_unattainable
+from planning.batch.classes import decode_s, prefill_s
+from planning.deadlines import remaining_tokens
+from planning.engine import EngineModel
+from planning.forecast.rollout import FORECAST, TOLERANCE_S, forecast_requests
+from planning.tables import REQUEST, RequestTable
+from routing.fleet_state import FleetState
+from routing.placement import NOWHERE, tier_distance
+
+
+@njit(cache=True)
+def best_idle(fleet: FleetState, row: np.void, start_s: float, is_any_tier: bool) -> int:
+    """The open replica on which the request would have the most time to spare if nothing else were there.
+
+    Ties go to the faster decoder, then to the lower slot. Those that lack KV or are too slow for its TPOT come last.
+    ``is_any_tier``: whether it may be of a tier that the request could not join.
+    """
+    best, best_suits, best_spare_s, best_step_s = NOWHERE, False, 0.0, 0.0
+    kv_tokens, gaps = row["prompt_tokens"] + row["output_tokens"], max(0, remaining_tokens(row) - 1)
+    for r in range(len(fleet.replicas)):
+        replica = fleet.replicas[r]
+        if not replica["is_open"] or not (is_any_tier or tier_distance(replica["tier"], row["tier"]) >= 0):
+            continue
+        coef, limits = fleet.pessimistic_coefs[r], fleet.limits[r]
+        first_s, step_s = start_s + prefill_s(coef, limits, row), decode_s(coef, row)
+        spare_s = min(row["arrival_s"] + row["ttft_s"] - first_s, row["deadline_s"] - first_s - gaps * step_s)
+        suits = kv_tokens <= limits["kv_capacity_tokens"] * (1.0 - limits["kv_headroom"]) and step_s <= row["tpot_s"]
+        is_better = best == NOWHERE or (suits and not best_suits)
+        if suits == best_suits and (spare_s > best_spare_s or (spare_s == best_spare_s and step_s < best_step_s)):
+            is_better = True
+        if is_better:
+            best, best_suits, best_spare_s, best_step_s = r, suits, spare_s, step_s
+    return best
+
+
+@njit(cache=True)
+def idle_prefill_s(fleet: FleetState, r: int, prompt_tokens: int) -> float:
+    """Seconds that replica ``r`` takes for a prompt if nothing else is there, by what its iterations usually take."""
+    alone = np.zeros(1, dtype=REQUEST)
+    alone[0]["prompt_tokens"] = prompt_tokens
+    return prefill_s(fleet.coefs[r], fleet.limits[r], alone[0])
+
+
+@njit(cache=True, inline="always")
+def _forecast_alone(fleet: FleetState, r: int, alone: RequestTable, start_s: float, seen: np.ndarray) -> bool:
+    """Whether replica ``r``, idle from ``start_s`` on, attains the one request (REQUEST[1], which a forecast leaves as
+    it is); fills ``seen`` (FORECAST[1]).
+
+    A record of an array does not keep that array alive in compiled code, so that the array itself is passed on.
+    """
+    limits = fleet.limits[r]
+    engine = EngineModel(fleet.pessimistic_coefs[r], limits)
+    worst_s, peak_tokens = forecast_requests(engine, alone, start_s, -TOLERANCE_S, seen)
+    return bool(why_unattainable(alone[0], seen[0], worst_s, peak_tokens, limits) == ADMITTED)
+
+
+@njit(cache=True)
+def latest_start_s(fleet: FleetState, row: np.void, now_s: float, unbound_s: float) -> float:
+    """When a request must start at the latest on an idle replica of the fleet; -inf where none could attain it.
+
+    As much later than now as its first token by TTFT, and its predicted end by its deadline, would come too early; one
+    that bounds neither waits until ``unbound_s`` after its arrival.
+    """
+    seen, r = np.zeros(1, dtype=FORECAST), best_idle(fleet, row, now_s, False)
+    alone = np.zeros(1, dtype=REQUEST)
+    alone[0] = row
+    if r == NOWHERE or not _forecast_alone(fleet, r, alone, now_s, seen):
+        return -math.inf
+    gaps = max(0, row["output_tokens"] - row["emitted_tokens"] - 1)  # after the first token
+    first_s = row["arrival_s"] + (seen[0]["first_s"] - row["arrival_s"])
+    spare_s = min(row["arrival_s"] + row["ttft_s"] - first_s, row["deadline_s"] - (first_s + gaps * seen[0]["tpot_s"]))
+    return float(now_s + spare_s if spare_s < math.inf else row["arrival_s"] + unbound_s)
+
+
+@njit(cache=True)
+def can_ever(fleet: FleetState, row: np.void, now_s: float) -> bool:
+    """Whether an open replica could attain the request if it had nothing else to do and the request came now."""
+    fresh = np.zeros(1, dtype=REQUEST)
+    fresh[0] = row
+    fresh[0]["deadline_s"] += now_s - row["arrival_s"]
+    fresh[0]["arrival_s"] = now_s
+    r = best_idle(fleet, fresh[0], now_s, True)
+    return r != NOWHERE and _forecast_alone(fleet, r, fresh, now_s, np.zeros(1, dtype=FORECAST))
