@@ -5,18 +5,15 @@ Plain asyncio: no ray here. Clock readings are the caller's.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 
 import msgspec
 
-from protocol.messages import LOAD_TOKENS, Delta, Outputs, Progress, Submission
+from protocol.messages import Delta, Outputs, Submission
+
+ENDS_WITHOUT_TOKENS = ("error", "abort")
 
 _encoder = msgspec.msgpack.Encoder()
-
-
-def load_of(requests: Iterable[Progress]) -> float:
-    """``Outputs.load`` of an engine with these requests."""
-    return sum(1.0 + max(0, at.prompt_tokens - at.computed_tokens) / LOAD_TOKENS for at in requests)
 
 
 def encode_outputs(outputs: Outputs) -> bytes:
@@ -36,14 +33,44 @@ def _encodable(delta: Delta) -> Delta:
 
 
 class Channel:
-    """The stream to one ingress. Deltas that its reader did not take yet are merged into the next message."""
+    """The stream to one ingress. What its reader did not take yet is merged: at most one delta of each request, but
+    for those that carry more than tokens.
+    """
 
     def __init__(self) -> None:
         self.pending: list[Delta] = []
+        self._places: dict[str, int] = {}  # in ``pending``, of the deltas that may be prolonged
         self.ready = asyncio.Event()
         self.is_over = False
-        self.was_alive = False  # whether its ingress was ever seen among the living
         self.closed_s: float | None = None  # when the reader went away; None while it reads
+
+    def add(self, delta: Delta) -> None:
+        """Queue a delta for the next message."""
+        place = self._places.get(delta.request_id)
+        if place is None or delta.extra or self.pending[place].extra or delta.finish in ENDS_WITHOUT_TOKENS:
+            self._places[delta.request_id] = len(self.pending)
+            self.pending.append(delta)
+        else:
+            self.pending[place] = _prolonged(self.pending[place], delta)
+        self.ready.set()
+
+    def take(self) -> tuple[Delta, ...]:
+        """All that waits."""
+        deltas, self.pending = tuple(self.pending), []
+        self._places.clear()
+        self.ready.clear()
+        return deltas
+
+    def take_over(self, older: "Channel") -> None:
+        """What waits in a channel that this one replaces goes out here."""
+        for delta in older.take():
+            self.add(delta)
+
+
+def _prolonged(delta: Delta, newer: Delta) -> Delta:
+    """Two deltas of one request as one."""
+    late = delta.late or newer.late
+    return msgspec.structs.replace(newer, token_ids=delta.token_ids + newer.token_ids, late=late)
 
 
 class Channels:
@@ -86,9 +113,7 @@ class Channels:
             ingress_id = self._routes.get(delta.request_id)
             if ingress_id is None:
                 continue
-            channel = self._channels[ingress_id]
-            channel.pending.append(delta)
-            channel.ready.set()
+            self._channels[ingress_id].add(delta)
             self._emitted[delta.request_id] += len(delta.token_ids)
             if delta.finish:
                 self.forget([delta.request_id])
@@ -99,17 +124,11 @@ class Channels:
         for channel in self._channels.values():
             channel.ready.set()
 
-    async def stream(
-        self, ingress_id: str, clock_s: Callable[[], float], was_alive: bool = False
-    ) -> AsyncIterator[Outputs]:
-        """Messages for one ingress until it goes away or opens a newer stream. The newer one takes over what waits.
-
-        ``was_alive``: the ingress was seen among the living, so its absence there means that it died.
-        """
+    async def stream(self, ingress_id: str, clock_s: Callable[[], float]) -> AsyncGenerator[Outputs]:
+        """Messages for one ingress until it goes away or opens a newer stream. The newer one takes over what waits."""
         channel = Channel()
-        channel.was_alive = was_alive
         if older := self._channels.get(ingress_id):
-            channel.pending, older.pending = older.pending, []
+            channel.take_over(older)
             older.is_over = True
             older.ready.set()
         self._channels[ingress_id] = channel
@@ -120,28 +139,14 @@ class Channels:
                 if self._failure is not None:
                     raise self._failure
                 if not channel.is_over:
-                    deltas, channel.pending = tuple(channel.pending), []
-                    channel.ready.clear()
-                    yield Outputs(self.steps, self.busy, deltas, self.load, self.draining)
+                    yield Outputs(self.steps, self.busy, channel.take(), self.load, self.draining)
         finally:
             channel.closed_s = channel.closed_s or clock_s()
 
     async def _wait(self, channel: Channel) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(channel.ready.wait(), self._heartbeat_s)
-
-    def on_living(self, living: set[str], now_s: float) -> None:
-        """Close the streams of ingresses that were alive before and are not any more.
-
-        Needed because Ray keeps a stream's producer running when its consumer dies.
-        """
-        for ingress_id, channel in self._channels.items():
-            if ingress_id in living:
-                channel.was_alive = True
-            elif channel.was_alive and channel.closed_s is None:
-                channel.closed_s = now_s
-                channel.is_over = True
-                channel.ready.set()
+            async with asyncio.timeout(self._heartbeat_s):
+                await channel.ready.wait()
 
     def orphans(self, now_s: float, grace_s: float) -> list[str]:
         """Requests whose ingress has had no open stream for ``grace_s``."""

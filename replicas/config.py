@@ -11,10 +11,20 @@ from replicas.step_planner import planner_limits
 APPLICATION = "{application}"  # in a name: the application that Serve runs this in
 EMBEDDED_MODEL = "embedded"
 EMBEDDED_PROFILE = "embedded-cpu"
+AUTO = "auto"  # profile of a replica that finds its own (``replicas.auto_profile``)
 ENGINES = ("vllm", "simulated")
 DEVICES = ("auto", "timed")
 MOST_IN_FLIGHT = 3
 PHASES = ("", "prefill", "decode")
+
+
+class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A LoRA adapter by vLLM's names: ``name`` is what clients call ``model``."""
+
+    name: str
+    path: str  # a folder that every replica sees, or a Hugging Face id
+    base_model_name: str | None = None
+    is_3d_lora_weight: bool = False
 
 
 class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -23,6 +33,8 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     phase: str = ""  # prefill | decode, of a fleet whose replicas are bound to one of them; empty: as decided
     kv_connector: str = ""  # by which KV caches are handed over: "files", or one of vLLM's; empty: never
     kv_connector_extra_config: dict[str, Any] = {}
+    kv_role: str = "kv_both"  # vLLM's: kv_producer, kv_consumer or kv_both
+    kv_transfer_config: dict[str, Any] = {}  # further fields of vLLM's
     group: str = ""  # of a fleet whose replicas differ: this replica's, and the first part of its name
 
     # engine
@@ -31,9 +43,9 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     model: str = EMBEDDED_MODEL  # "embedded", a folder, or a Hugging Face id
     dtype: str = "auto"  # auto: float32 for the embedded model, vLLM's choice otherwise
     load_format: str = "auto"
-    max_model_len: int = 4096
-    max_num_seqs: int = 64  # requests that may run at a time
-    max_num_batched_tokens: int = 2048  # tokens of one iteration at most
+    max_model_len: int = 4096  # of vllm: 0 is the model's own
+    max_num_seqs: int = 64  # requests that may run at a time; of vllm: 0 is its own choice for the device
+    max_num_batched_tokens: int = 2048  # tokens of one iteration at most; of vllm: 0 is its own choice
     kv_cache_gib: float = 0.25  # vllm on a CPU; on a GPU 0 leaves it to vLLM's memory fraction
     block_size: int = BLOCK_TOKENS
     enable_prefix_caching: bool = True
@@ -43,16 +55,20 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     num_speculative_tokens: int = 0  # draft tokens of vLLM's n-gram proposer; 0: no speculation
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 4
+    is_placed: bool = False  # vllm's workers are actors of Ray, one in each bundle of the replica's placement group
     engine_kwargs: dict[str, Any] = {}  # any other argument of vLLM's AsyncEngineArgs, passed on as it is
+
+    lora_modules: tuple[Adapter, ...] = ()  # LoRA adapters, loaded before the replica serves
 
     # order inside the engine
     policy: str = "slo"  # slo | vllm | sarathi | edf | sjf
     policy_options: dict[str, float] = {}
-    profile: str = ""  # name of an iteration-time profile, or its file; the simulated engine runs at its speed
+    profile: str = ""  # name of an iteration-time profile, its file, or auto; the simulated engine runs at its speed
 
     # simulated engine, and vllm over a timed device
     kv_capacity_tokens: int = 0  # 0: what the profile says
     speed: float = 1.0  # 2.0 runs twice as fast as the profile
+    per_process: int = 1  # simulated engines, each a replica of its own, that one process hosts
 
     # timed device only
     steps_in_flight: int = 2  # batches that vLLM forms before it waits for the first; 1: synchronous scheduling
@@ -65,7 +81,10 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     report_interval_s: float = 0.15
     heartbeat_s: float = 0.5
     grace_s: float = 5.0  # requests of an ingress whose channel is gone this long are aborted
-    log_level: str = "ERROR"  # of vLLM's own logs
+    log_level: str = "ERROR"  # of vLLM's logs and the replica's own
+    log_prefix: str = ""  # of each line that the engine logs; a replica of Serve puts its own name here
+    log_stats_s: float = 10.0  # how often a replica logs its load, at level INFO; 0: never
+    start_timeout_s: float = 1800.0  # for the engine to load its model, download included
     hang_s: float = 20.0  # busy without an engine iteration this long: unhealthy
 
     def __post_init__(self) -> None:
@@ -75,22 +94,35 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError(f"device: {self.device!r} is not one of {', '.join(DEVICES)}")
         if self.is_timed:
             self._check_timed()
+        if self.per_process > 1 and self.engine != "simulated":
+            raise ValueError(f"per_process: an engine of kind {self.engine} has a process of its own")
         if self.phase not in PHASES:
             raise ValueError(f"phase: {self.phase!r} is not one of {', '.join(PHASES[1:])}")
         planner_limits(self.policy, self.policy_options, kv_capacity_tokens=1)
-        positive = "num_threads max_model_len max_num_seqs max_num_batched_tokens block_size"
-        positive += " speed report_interval_s heartbeat_s hang_s"
+        self._check_numbers()
+        if not self.profile_name:
+            raise ValueError(f"profile: model {self.model!r} needs one; 'polyslo profile run' measures it")
+        if self.profile == AUTO and (self.engine != "vllm" or self.is_timed):
+            raise ValueError("profile: auto measures a real engine; name the one to run at the speed of")
+        if self.profile != AUTO:
+            load_profile(self.profile_name)
+
+    def _check_numbers(self) -> None:
+        positive = "num_threads block_size speed per_process report_interval_s heartbeat_s hang_s start_timeout_s"
+        not_negative = "kv_cache_gib kv_capacity_tokens num_speculative_tokens grace_s log_stats_s"
+        sizes = " max_model_len max_num_seqs max_num_batched_tokens"
+        if self.engine == "vllm" and not self.is_timed:
+            not_negative += sizes
+        else:
+            positive += sizes
         for name in positive.split():
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: must be above 0, got {getattr(self, name)}")
-        for name in "kv_cache_gib kv_capacity_tokens num_speculative_tokens grace_s".split():
+        for name in not_negative.split():
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}: must not be negative, got {getattr(self, name)}")
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        if 0 < self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError("max_num_batched_tokens: must be at least max_num_seqs")
-        if not self.profile_name:
-            raise ValueError(f"profile: model {self.model!r} needs one; 'polyslo profile run' measures it")
-        load_profile(self.profile_name)
 
     def _check_timed(self) -> None:
         if self.engine != "vllm":
@@ -111,8 +143,15 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return self.device == "timed"
 
     @property
+    def stages(self) -> int:
+        """Pipeline stages of the engine."""
+        return int(self.engine_kwargs.get("pipeline_parallel_size") or 1)
+
+    @property
     def depth(self) -> int:
-        """Batches in flight on a timed device."""
+        """Batches in flight on a timed device; a pipeline has as many as vLLM keeps there."""
+        if self.stages > 1:
+            return self.stages + 1
         return 1 if self.engine_kwargs.get("async_scheduling") is False else self.steps_in_flight
 
     @property

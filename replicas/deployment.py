@@ -1,208 +1,109 @@
-"""The Serve deployment around one engine: channels out, submissions in, reports to the controller.
+"""The Serve deployment around replicas: one process that hosts one of them, or several whose engines are simulated.
 
 The only replica file, beside the router and the reporter, that knows Ray.
 """
 
 import asyncio
-import logging
+import contextlib
 import os
-import time
-import uuid
+import random
 from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
+import ray
 from ray import serve
 
-from protocol.messages import Delta, Rejection, Report, Submission
-from replicas.channels import Channels, encode_outputs, load_of
-from replicas.config import ReplicaConfig, controller_name, replica_config
-from replicas.engine import Engine, EngineFailure, waited_too_long
-from replicas.reporter import Reporter, cancel, living_replicas
+from protocol.names import replica_name
+from replicas.config import controller_name, replica_config
+from replicas.hosted import HostedReplica
+from replicas.logs import log_to_stderr
+from replicas.reporter import Reporter
 
-MAX_WAIT = "max_wait"  # stop_reason of a request that was not started in time and is given up
+RAY_ADDRESS = "RAY_ADDRESS"  # Ray's variable: without it an engine's process would find another cluster, or none
 USER_CONFIG_KEYS = ("policy", "policy_options", "draining")
-
-logger = logging.getLogger("polyslo.replica")
-
-_raw_submissions = msgspec.msgpack.Decoder(list[msgspec.Raw])
-_submission = msgspec.msgpack.Decoder(Submission)
-
-
-def make_engine(config: ReplicaConfig) -> Engine:
-    """The engine of the configured kind; the heavy import happens here."""
-    if config.engine == "simulated":
-        from replicas.simulated import SimulatedEngine
-
-        return SimulatedEngine(config)
-    from replicas.vllm_engine import VllmEngine
-
-    return VllmEngine(config)
 
 
 class Replica:
-    """One engine as ingress and controller see it. Make it a deployment with ``replica_deployment``."""
+    """A process of Serve's and the replicas in it. Make it a deployment with ``replica_deployment``.
+
+    Where it hosts several, each call says which by the name; a call without a name is for the only one.
+    """
 
     async def __init__(self, settings: dict[str, Any]) -> None:  # type: ignore[misc] # Serve awaits it
-        self._config = replica_config(settings)
-        context = serve.get_replica_context()
-        own_id = context.replica_id.unique_id
-        self._id = f"{self._config.group}/{own_id}" if self._config.group else own_id
-        self._incarnation = uuid.uuid4().hex[:12]
-        self._sequence = 0
-        self._draining = False
-        self._unsent: list[tuple[str, int]] = []
-        self._channels = Channels(self._config.heartbeat_s)
-        name = controller_name(self._config.controller_name, context.app_name)
-        self._reporter = Reporter(name, self._config.controller_namespace, self._config.report_interval_s)
-        self._engine = make_engine(self._config)
-        await self._engine.start()
-        works = (self._pump(), self._sweep(), self._watch(), self._report())
-        self._tasks = [asyncio.create_task(work) for work in works]
+        config, context = replica_config(settings), serve.get_replica_context()
+        process_id = context.replica_id.unique_id
+        config = msgspec.structs.replace(config, log_prefix=f"[{replica_name(config.group, process_id, 0, 1)}] ")
+        self._config = config
+        if config.is_placed:
+            os.environ[RAY_ADDRESS] = ray.get_runtime_context().gcs_address  # where its workers are
+        log_to_stderr(config.log_level, config.log_prefix)
+        controller = controller_name(config.controller_name, context.app_name)
+        self._hosted: dict[str, HostedReplica] = {}
+        for number in range(config.per_process):
+            name = replica_name(config.group, process_id, number, config.per_process)
+            reporter = Reporter(controller, config.controller_namespace, config.report_interval_s)
+            self._hosted[name] = HostedReplica(config, name, reporter)
+        await asyncio.gather(*(each.start() for each in self._hosted.values()))
 
-    async def _pump(self) -> None:
-        """Engine to channels, one iteration at a time."""
-        try:
-            while True:
-                deltas = await self._engine.next_outputs()
-                self._note_state()
-                self._channels.deliver(deltas)
-        except EngineFailure as failure:
-            self._channels.fail(failure)
+    def _named(self, name: str) -> HostedReplica:
+        """The replica of this name; without one, any."""
+        if not name:
+            return random.choice(list(self._hosted.values()))
+        if name not in self._hosted:
+            raise ValueError(f"replica: {name!r} is not one of {', '.join(self._hosted)}")
+        return self._hosted[name]
 
-    def _note_state(self) -> None:
-        state = self._engine.state()
-        self._channels.steps, self._channels.busy = state.steps, state.busy
-        self._channels.load, self._channels.draining = load_of(state.requests), self._draining
+    async def channel(self, ingress_id: str, link: bytes, replica: str = "") -> AsyncIterator[bytes]:
+        """``HostedReplica.channel``."""
+        async with contextlib.aclosing(self._named(replica).channel(ingress_id, link)) as messages:
+            async for message in messages:
+                yield message
 
-    async def _sweep(self) -> None:
-        """Give up requests that nobody listens to and those that waited too long."""
-        while True:
-            await asyncio.sleep(self._config.report_interval_s)
-            self._note_state()
-            await self.abort(self._channels.orphans(time.monotonic(), self._config.grace_s))
-            if expired := waited_too_long(self._engine.state().requests):
-                await self._engine.abort(expired)
-                self._channels.deliver([Delta(request_id, (), "abort", MAX_WAIT) for request_id in expired])
+    async def submit(self, ingress_id: str, batch: bytes, replica: str = "") -> bytes:
+        """``HostedReplica.submit``."""
+        return await self._named(replica).submit(ingress_id, batch)
 
-    async def _watch(self) -> None:
-        """Notice ingresses that died without closing their channel."""
-        while True:
-            await asyncio.sleep(max(1.0, self._config.grace_s / 2))
-            living = await asyncio.to_thread(living_replicas)
-            self._channels.on_living(living, time.monotonic())
-
-    async def _report(self) -> None:
-        await self._reporter.run(self._build_report, self._note_sent)
-
-    def _build_report(self) -> Report:
-        state = self._engine.state()
-        self._sequence += 1
-        self._unsent.extend(self._channels.take_finished())
-        return Report(
-            replica=self._id,
-            incarnation=self._incarnation,
-            sequence=self._sequence,
-            profile=self._config.profile_name,
-            kv_capacity_tokens=state.kv_capacity_tokens,
-            kv_used_tokens=state.kv_used_tokens,
-            max_running=state.max_running,
-            iteration_age_s=state.iteration_age_s,
-            requests=state.requests,
-            finished=tuple(self._unsent),
-            steps=self._engine.take_steps(),
-            draining=self._draining,
-            phase=self._config.phase,
-            planner_failures=state.planner_failures,
-            counts=state.counts,
-            pid=os.getpid(),
-            **msgspec.structs.asdict(state.limits),
-        )
-
-    def _note_sent(self, report: Report) -> None:
-        del self._unsent[: len(report.finished)]
-
-    async def channel(self, ingress_id: str) -> AsyncIterator[bytes]:
-        """All deltas for this ingress as msgpack ``Outputs``; ends with ``EngineFailure`` when the engine dies."""
-        was_alive = ingress_id in await asyncio.to_thread(living_replicas)
-        async for outputs in self._channels.stream(ingress_id, time.monotonic, was_alive):
-            yield encode_outputs(outputs)
-
-    async def submit(self, ingress_id: str, batch: bytes) -> bytes:
-        """Take a msgpack ``list[Submission]``; answers with a ``list[Rejection]`` of those that it could not take.
-
-        Raises:
-            EngineFailure: the engine cannot serve, so none of them was taken.
-        """
-        self._engine.check()
-        rejections = await take_each(batch, ingress_id, self._channels, self._engine)
-        return msgspec.msgpack.encode(rejections)
-
-    async def abort(self, request_ids: list[str]) -> None:
+    async def abort(self, request_ids: list[str], replica: str = "") -> None:
         """End requests; unknown ones are ignored."""
-        self._channels.forget(request_ids)
-        await self._engine.abort(request_ids)
+        await self._named(replica).abort(request_ids)
 
-    async def info(self) -> dict[str, Any]:
+    async def info(self, replica: str = "") -> dict[str, Any]:
         """Who this is."""
-        return {
-            "replica": self._id,
-            "incarnation": self._incarnation,
-            "pid": os.getpid(),
-            "engine_pids": list(self._engine.pids),
-            "config": msgspec.to_builtins(self._config),
-        }
+        return self._named(replica).info()
 
     async def drain(self, draining: bool = True) -> None:
         """Tell the controller to send nothing new; what runs here finishes."""
-        self._draining = draining
+        for each in self._hosted.values():
+            each.drain(draining)
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Apply Serve's ``user_config`` in place: ``policy``, ``policy_options``, ``draining``."""
         for key in user_config:
             if key not in USER_CONFIG_KEYS:
                 raise ValueError(f"user_config: unknown key {key!r}, known: {', '.join(USER_CONFIG_KEYS)}")
-        self._draining = bool(user_config.get("draining", self._draining))
+        if "draining" in user_config:
+            await self.drain(bool(user_config["draining"]))
         if "policy" in user_config or "policy_options" in user_config:
             policy = user_config.get("policy", self._config.policy)
-            await self._engine.configure(policy, user_config.get("policy_options", self._config.policy_options))
+            options = user_config.get("policy_options", self._config.policy_options)
+            for each in self._hosted.values():
+                await each.configure(policy, options)
 
     async def check_health(self) -> None:
-        """Serve's question: raises when the engine is dead or hung, or when a task of this replica ended."""
-        self._engine.check()
-        for task in self._tasks:
-            if task.done():
-                raise RuntimeError(f"replica task ended: {task}")
+        """Serve's question: raises when an engine is dead or hung, or when a task of a replica ended."""
+        for each in self._hosted.values():
+            each.check()
 
     def __del__(self) -> Any:
         """Serve's farewell, which awaits the result; Python's own call, later, finds nothing left to do."""
-        engine = self.__dict__.pop("_engine", None)
-        return self._end(engine) if engine is not None else None
+        hosted = self.__dict__.pop("_hosted", None)
+        return self._end(hosted) if hosted else None
 
-    async def _end(self, engine: Engine) -> None:
-        await cancel(self.__dict__.pop("_tasks", []))
-        await engine.stop()
-
-
-async def take_each(batch: bytes, ingress_id: str, channels: Channels, engine: Engine) -> list[Rejection]:
-    """Give an engine requests one by one, so that what is wrong with one of them concerns no other."""
-    rejections = []
-    for raw in _raw_submissions.decode(batch):
-        request_id = str(msgspec.msgpack.decode(raw)[0])
-        if channels.has(request_id):
-            rejections.append(Rejection(request_id, "a request of this name runs here"))
-            continue
-        try:
-            submission = _submission.decode(raw)
-            channels.add(ingress_id, [submission], time.monotonic())
-            await engine.submit([submission])
-        except EngineFailure:
-            raise
-        except Exception as error:
-            logger.exception("request %s was not taken", request_id)
-            channels.forget([request_id])
-            rejections.append(Rejection(request_id, repr(error)[:300]))
-    return rejections
+    @staticmethod
+    async def _end(hosted: dict[str, HostedReplica]) -> None:
+        for each in hosted.values():
+            await each.stop()
 
 
 def replica_deployment(settings: dict[str, Any], **options: Any) -> Any:

@@ -38,7 +38,7 @@ def ensure_embedded_model(folder: str | Path | None = None) -> Path:
 
     ``folder`` defaults to ``$POLYSLO_CACHE``, else ``$XDG_CACHE_HOME/polyslo``, else ``~/.cache/polyslo``.
     """
-    target = Path(folder or cache_dir()) / f"{NAME}-v{VERSION}"
+    target = embedded_folder(folder)
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -54,6 +54,11 @@ def ensure_embedded_model(folder: str | Path | None = None) -> Path:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return target
+
+
+def embedded_folder(folder: str | Path | None = None) -> Path:
+    """Where the embedded model lies or would lie; ``folder`` as of ``ensure_embedded_model``."""
+    return Path(folder or cache_dir()) / f"{NAME}-v{VERSION}"
 
 
 def cache_dir() -> Path:

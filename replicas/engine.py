@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from planning.tables import set_objective
-from protocol.messages import Delta, EngineCounts, Progress, Step, Submission, request_uid
+from protocol.messages import LOAD_TOKENS, Delta, EngineCounts, Progress, Step, Submission, request_uid
 
 
 class EngineFailure(RuntimeError):
@@ -37,6 +37,14 @@ class EngineState(msgspec.Struct, frozen=True):
     requests: tuple[Progress, ...]
     planner_failures: int = 0  # steps since birth in which planning failed and the engine's own order stood in
     counts: EngineCounts = EngineCounts()
+
+
+class Pulse(msgspec.Struct, frozen=True):
+    """The little of an engine's state that goes with every iteration's tokens; see ``Outputs``."""
+
+    steps: int
+    busy: bool
+    load: float
 
 
 class EngineTotals:
@@ -79,6 +87,9 @@ class Engine(Protocol):
     def state(self) -> EngineState:
         """The engine now."""
 
+    def pulse(self) -> Pulse:
+        """The same in brief, cheap enough for every iteration."""
+
     def take_steps(self) -> tuple[Step, ...]:
         """Iterations since the last call, oldest first."""
 
@@ -101,6 +112,7 @@ class LiveRequest:
         "computed_tokens",
         "emitted_tokens",
         "late",
+        "output_bound_tokens",
         "output_tokens",
         "running",
         "settled_tokens",
@@ -116,6 +128,7 @@ class LiveRequest:
         self.emitted_tokens = submission.emitted_tokens
         self.cap_tokens = 1 if submission.prefill_only else submission.max_tokens  # of output that it may make here
         self.output_tokens = max(min(submission.output_tokens, self.cap_tokens), submission.emitted_tokens + 1)
+        self.output_bound_tokens = min(submission.output_bound_tokens, self.cap_tokens)
         self.running = False
         self.late = False  # could no longer be on time, once
         self.settled_tokens = 0  # output made here that the position last told contains
@@ -133,6 +146,11 @@ class LiveRequest:
         self.late |= late
         if self._made_here <= settled_tokens:
             self.computed_tokens, self.running = computed_tokens, running
+
+    @property
+    def load(self) -> float:
+        """What it is of ``Outputs.load``."""
+        return 1.0 + max(0, self.submission.prompt_tokens - self.computed_tokens) / LOAD_TOKENS
 
     @property
     def _made_here(self) -> int:
@@ -156,6 +174,7 @@ class LiveRequest:
             output_tokens=max(self.output_tokens, self.emitted_tokens + 1),
             output_cap_tokens=self.cap_tokens,
             running=self.running,
+            output_bound_tokens=self.output_bound_tokens,
         )
 
 
@@ -166,9 +185,21 @@ def fill_row(row: np.void, entry: LiveRequest) -> None:
     set_objective(row, entry.arrival_s, slo.ttft_s, slo.tpot_s, slo.e2e_s)
     row["prompt_tokens"], row["emitted_tokens"] = asked.prompt_tokens, asked.emitted_tokens
     row["output_tokens"], row["output_cap_tokens"] = min(entry.output_tokens, entry.cap_tokens), entry.cap_tokens
+    row["output_bound_tokens"] = entry.output_bound_tokens
     if asked.transfer:  # the KV cache of all but the last token comes along
         row["computed_tokens"] = asked.prompt_tokens + asked.emitted_tokens - 1
-    row["tier"], row["best_effort"], row["value"] = -1, slo.best_effort, 1.0
+    row["tier"], row["best_effort"] = -1, slo.best_effort
+    row["tenant"], row["program"], row["value"] = owner_of(asked)
+
+
+def owner_of(asked: Submission) -> tuple[int, int, float]:
+    """Tenant, program and value of a submission as planning tables have them; 0: none.
+
+    Programs of two tenants are never the same, whatever they call them.
+    """
+    tenant = request_uid(asked.tenant) if asked.tenant else 0
+    program = request_uid(f"{asked.tenant} {asked.program}") if asked.program else 0
+    return tenant, program, asked.value
 
 
 def usable_kv_tokens(blocks: int, block_tokens: int) -> int:

@@ -89,6 +89,22 @@ class IterationReportSender:
         self._socket.close()
 
 
+class NoReports:
+    """The sender of an engine without a replica around it."""
+
+    def send(self, *_: object) -> bool:
+        """Tell nobody."""
+        return True
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+def report_sender(path: str) -> IterationReportSender | NoReports:
+    """What reports to ``path``; to nobody where that is empty."""
+    return IterationReportSender(path) if path else NoReports()
+
+
 def split(requests: Sequence[RequestState]) -> list[tuple[RequestState, ...]]:
     """Requests in parts that fit into a datagram each; one empty part where there are none."""
     parts, size = [list[RequestState]()], 0

@@ -4,8 +4,9 @@ vLLM's own convention, which its connectors share: the prefilling engine is sent
 elsewhere"; what it says of the finished request is sent along with the one that decodes it.
 """
 
-import os
 from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import msgspec
@@ -20,27 +21,52 @@ STORE, LOAD = "do_remote_decode", "do_remote_prefill"
 MatchedTokens = Callable[[Any, int], tuple[int | None, bool]]
 NIXL_HOST, NIXL_PORT = "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT"
 HAND_OVER = "hand_over"  # names one request and one way; only our connector reads it
+TRANSFER = "transfer_id"  # the same for Mooncake
+MOONCAKE, LMCACHE = "MooncakeConnector", "LMCacheConnectorV1"
+PRODUCER, CONSUMER, BOTH = "kv_producer", "kv_consumer", "kv_both"
+ROLES = {"prefill": PRODUCER, "decode": CONSUMER, "": BOTH}  # by the phase that a replica is bound to
 
 
-def connector_config(connector: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of vLLM's ``KVTransferConfig``; ``options`` go to the connector itself."""
+@dataclass(frozen=True)
+class ConnectorKind:
+    """What a connector of vLLM's needs beyond vLLM."""
+
+    module: str  # that it imports
+    package: str  # that has it
+    host_variable: str = ""  # where it listens for its peers, if it does
+    port_variable: str = ""
+
+
+NIXL = ConnectorKind("nixl", "nixl", NIXL_HOST, NIXL_PORT)
+CONNECTORS = {
+    "NixlConnector": NIXL,
+    "NixlPullConnector": NIXL,
+    "NixlPushConnector": NIXL,
+    MOONCAKE: ConnectorKind("mooncake", "mooncake-transfer-engine", port_variable="VLLM_MOONCAKE_BOOTSTRAP_PORT"),
+    "MooncakeStoreConnector": ConnectorKind("mooncake", "mooncake-transfer-engine"),
+    LMCACHE: ConnectorKind("lmcache", "lmcache"),
+    "LMCacheMPConnector": ConnectorKind("lmcache", "lmcache"),
+}
+
+
+def missing_package(connector: str) -> str:
+    """The package that a connector needs and this environment lacks; empty where nothing is missing."""
+    kind = CONNECTORS.get(connector)
+    return kind.package if kind and find_spec(kind.module) is None else ""
+
+
+def connector_config(connector: str, options: dict[str, Any], role: str = BOTH, **more: Any) -> dict[str, Any]:
+    """Arguments of vLLM's ``KVTransferConfig``; ``options`` go to the connector itself, ``more`` beside them."""
     ours = {"kv_connector": "FilesConnector", "kv_connector_module_path": "replicas.vllm_kv_files"}
     named = ours if connector == FILES else {"kv_connector": connector}
-    return {**named, "kv_role": "kv_both", "kv_load_failure_policy": "recompute", "kv_connector_extra_config": options}
-
-
-def side_channel(connector: str, host: str, port: int) -> dict[str, str]:
-    """Environment of an engine whose connector listens for its peers: vLLM's NIXL connectors do, and all of them by
-    default on the same port of ``localhost``, where a second engine cannot listen and another machine finds nobody."""
-    if connector in ("", FILES):
-        return {}
-    return {NIXL_HOST: os.environ.get(NIXL_HOST, host), NIXL_PORT: str(port)}
+    own = {"kv_role": role, "kv_load_failure_policy": "recompute", "kv_connector_extra_config": options}
+    return {**named, **own, **more}
 
 
 def prefill_params(request_id: str) -> dict[str, Any]:
     """Of a request whose decoding happens elsewhere."""
     remote = dict.fromkeys(("remote_engine_id", "remote_block_ids", "remote_host", "remote_port"))
-    return {STORE: True, LOAD: False, HAND_OVER: request_id, **remote}
+    return {STORE: True, LOAD: False, HAND_OVER: request_id, TRANSFER: request_id, **remote}
 
 
 def clipped_to_prompt(offered: MatchedTokens) -> MatchedTokens:

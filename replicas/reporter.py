@@ -1,4 +1,4 @@
-"""What a replica does with other actors: report to the controller, notice that an ingress died. Imports ray."""
+"""What a replica does with other actors: report to the controller. Imports ray."""
 
 import asyncio
 import contextlib
@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 import ray
 
-from protocol.messages import Report
+from protocol.messages import POSITIONS_READ, TELL_ALL, Report, Start, pause_s
 
-SERVE_REPLICA = "SERVE_REPLICA::"  # how Serve's actor names begin; they end in "#" and the unique id
+LEAST_PAUSE_S = 0.01  # whatever a controller asks for
+START_S = 1.0  # how often a replica that starts says so
 ANSWER_S = 2.0  # a controller that does not answer by then is looked up again
 
 
@@ -21,30 +22,54 @@ class Reporter:
         self._name, self._namespace = name, namespace
         self._interval_s = interval_s
         self._actor: Any = None
+        self._has_work = asyncio.Event()
 
-    async def run(self, build: Callable[[], Report], sent: Callable[[Report], None]) -> None:
-        """Report for ever; ``sent`` is called with each report that the controller has taken."""
+    def wake(self) -> None:
+        """A replica that was idle has something to tell."""
+        self._has_work.set()
+
+    async def run(
+        self, build: Callable[[], Report], sent: Callable[[Report], None], forgotten: Callable[[], None]
+    ) -> None:
+        """Report for ever; ``sent`` is called with each report that the controller has taken, ``forgotten`` where it
+        does not know the requests that a report only moves.
+
+        While there are requests, as often as the controller asks for, and at least every ``interval_s``.
+        """
         while True:
+            self._has_work.clear()
             report = build()
-            if self._name and await self._send(msgspec.msgpack.encode(report)):
+            answer = await self._send("report", msgspec.msgpack.encode(report)) if self._name else None
+            if answer == TELL_ALL:
+                forgotten()
+            elif answer is not None:
                 sent(report)
-            await asyncio.sleep(self._interval_s)
+                if not answer.startswith(POSITIONS_READ):
+                    forgotten()
+            if report.requests or report.positions:
+                await asyncio.sleep(min(self._interval_s, max(pause_s(answer or ""), LEAST_PAUSE_S)))
+            else:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._has_work.wait(), self._interval_s)
 
-    async def _send(self, message: bytes) -> bool:
+    async def tell_start(self, build: Callable[[], Start]) -> None:
+        """Tell for ever how far a start is."""
+        while True:
+            start = await asyncio.to_thread(build)
+            if self._name:
+                await self._send("on_start", msgspec.msgpack.encode(start))
+            await asyncio.sleep(START_S)
+
+    async def _send(self, method: str, message: bytes) -> str | None:
+        """The controller's answer; none where it gave none."""
         try:
             if self._actor is None:
                 self._actor = await asyncio.to_thread(ray.get_actor, self._name, self._namespace or None)
-            await asyncio.wait_for(asyncio.wrap_future(self._actor.report.remote(message).future()), ANSWER_S)
+            answer = asyncio.wrap_future(getattr(self._actor, method).remote(message).future())
+            return str(await asyncio.wait_for(answer, ANSWER_S))
         except (ValueError, TimeoutError, ray.exceptions.RayError):
             self._actor = None  # not born yet, reborn under the same name, or busy
-            return False
-        return True
-
-
-def living_replicas() -> set[str]:
-    """Serve's unique ids of all live Serve replicas in the cluster, ingresses among them. Asks Ray: blocks."""
-    actors = ray.util.list_named_actors(all_namespaces=True)
-    return {actor["name"].rsplit("#", 1)[-1] for actor in actors if actor["name"].startswith(SERVE_REPLICA)}
+            return None
 
 
 async def cancel(tasks: list["asyncio.Task[None]"]) -> None:

@@ -21,6 +21,7 @@ from replicas.positions import DraftsInFlight
 
 KEY = "polyslo"  # of SamplingParams.extra_args
 EMITTED = 5  # place in that list of the tokens that were emitted elsewhere
+NOBODY = (0, 0, 1.0)  # tenant, program, value
 UNLIMITED = 1 << 30
 # What the table knows of the moving columns of a request.
 UNKNOWN = 0  # may have changed: they are read when they are needed
@@ -28,10 +29,20 @@ FRESH = 1  # never ran
 FOLLOWED = 2  # runs, and every step that it took part in was noted
 
 
-def to_extra_args(slo: Slo, arrival_s: float, output_tokens: int, emitted_tokens: int) -> dict[str, list[Any]]:
-    """An objective in the form that travels with a request into the engine process, on this machine's clock."""
-    deadline_s = arrival_s + slo.e2e_s
-    return {KEY: [arrival_s, slo.ttft_s, slo.tpot_s, deadline_s, output_tokens, emitted_tokens, slo.best_effort]}
+def to_extra_args(
+    slo: Slo,
+    arrival_s: float,
+    output_tokens: int,
+    emitted_tokens: int,
+    bound_tokens: int = 0,
+    owner: tuple[int, int, float] = NOBODY,
+) -> dict[str, list[Any]]:
+    """An objective in the form that travels with a request into the engine process, on this machine's clock.
+
+    ``owner`` is what ``replicas.engine.owner_of`` says.
+    """
+    bounds = [arrival_s, slo.ttft_s, slo.tpot_s, arrival_s + slo.e2e_s]
+    return {KEY: [*bounds, output_tokens, emitted_tokens, slo.best_effort, bound_tokens, *owner]}
 
 
 @njit(cache=True)
@@ -108,9 +119,10 @@ class RequestRows:
         place = self._row_of[request] = self._row_by_name[request.request_id] = self._free.pop()
         row = self._table[place]
         objective = (getattr(request.sampling_params, "extra_args", None) or {}).get(KEY)
-        fields = objective or [now_s, np.inf, np.inf, np.inf, request.max_tokens, 0, True]
+        fields = objective or [now_s, np.inf, np.inf, np.inf, request.max_tokens, 0, True, 0, *NOBODY]
         row["arrival_s"], row["ttft_s"], row["tpot_s"], row["deadline_s"] = fields[:4]
-        row["output_tokens"], row["emitted_tokens"], row["best_effort"] = fields[4:]
+        row["output_tokens"], row["emitted_tokens"], row["best_effort"], row["output_bound_tokens"] = fields[4:8]
+        row["tenant"], row["program"], row["value"] = fields[8:]
         row["prompt_tokens"] = request.num_prompt_tokens - row["emitted_tokens"]
         row["output_cap_tokens"] = request.max_tokens + row["emitted_tokens"]
         row["id"], row["computed_tokens"] = request_uid(request.request_id), 0
@@ -213,6 +225,12 @@ class RequestRows:
         """Leave a request that is not gathered to vLLM: one that waits for a KV cache from elsewhere, or has just got
         it. vLLM stops at the first that may run nothing, so an old quota of none would hold up all behind it."""
         self._quotas[self._row_of[request]] = UNLIMITED
+
+    def urgency(self, request: Any) -> tuple[bool, float, float]:
+        """By which requests are sorted that cannot all run: best effort last, then by deadline, then by arrival."""
+        row = self._table[self._row_of[request]]
+        due_s = min(row["arrival_s"] + row["ttft_s"], row["deadline_s"])
+        return bool(row["best_effort"]), float(due_s), float(row["arrival_s"])
 
     def hold(self, request: Any) -> None:
         """Leave a request that is not gathered out of the step."""

@@ -17,7 +17,7 @@ from planning.splitmix import GAMMA, mixed
 from planning.tables import REQUEST
 from protocol.messages import PREFILLED, Delta, Step, Submission
 from replicas.config import ReplicaConfig
-from replicas.engine import EngineFailure, EngineState, EngineTotals, LiveRequest, fill_row, to_step
+from replicas.engine import EngineFailure, EngineState, EngineTotals, LiveRequest, Pulse, fill_row, to_step
 from replicas.step_planner import StepPlanner, profile_coefficients, reported_limits
 
 LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz      ", dtype=np.uint8)  # byte-level token ids
@@ -27,9 +27,15 @@ IDLE_S = 0.005  # how long an iteration in which nothing fits is taken to last
 
 def simulated_tokens(prompt_digest: int, first: int, count: int) -> tuple[int, ...]:
     """Output tokens ``first .. first + count`` of the request whose prompt has this digest."""
-    bits = np.arange(first + 1, first + count + 1, dtype=np.uint64) * GAMMA
-    bits += np.uint64(prompt_digest & 0xFFFFFFFFFFFFFFFF)
-    return tuple(LETTERS[(mixed(bits) >> np.uint64(59)).astype(np.intp)].tolist())
+    return tuple(next_tokens([prompt_digest] * count, range(first, first + count)))
+
+
+def next_tokens(prompt_digests: Sequence[int], emitted_tokens: Sequence[int]) -> list[int]:
+    """The next output token of each request, by its prompt's digest and the number of tokens before it."""
+    bits = (np.array(emitted_tokens, dtype=np.uint64) + np.uint64(1)) * GAMMA
+    bits += np.array([digest & 0xFFFFFFFFFFFFFFFF for digest in prompt_digests], dtype=np.uint64)
+    tokens: list[int] = LETTERS[(mixed(bits) >> np.uint64(59)).astype(np.intp)].tolist()
+    return tokens
 
 
 class SimulatedEngine:
@@ -53,6 +59,7 @@ class SimulatedEngine:
         self._rows: list[LiveRequest] = []  # parallel to _table
         self._table = np.zeros(0, dtype=REQUEST)
         self._live: dict[str, LiveRequest] = {}
+        self._has_ended = False  # a row is of a request that lives no more
         self._rejected: list[Delta] = []
         self._steps: list[Step] = []
         self._totals = EngineTotals()
@@ -74,13 +81,15 @@ class SimulatedEngine:
                 reason = f"prompt of {prompt} tokens: at most {longest - 1} fit"
                 self._rejected.append(Delta(submission.request_id, (), "error", reason))
                 continue
+            self._has_ended |= submission.request_id in self._live
             entry = self._live[submission.request_id] = LiveRequest(submission, now_s)
             self._arriving.append((now_s, entry))
         self._wake.set()
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
-            self._live.pop(request_id, None)  # its row goes with the next iteration
+            if self._live.pop(request_id, None):
+                self._has_ended = True  # its row goes with the next iteration
 
     async def next_outputs(self) -> list[Delta]:
         while not self._is_stopped:
@@ -96,8 +105,9 @@ class SimulatedEngine:
         raise EngineFailure("simulated engine was stopped")
 
     def _drop_ended(self) -> None:
-        alive = [self._is_live(entry) for entry in self._rows]
-        if not all(alive):
+        if self._has_ended:
+            self._has_ended = False
+            alive = [self._is_live(entry) for entry in self._rows]
             self._table = self._table[alive]
             self._rows = [entry for entry, is_alive in zip(self._rows, alive, strict=True) if is_alive]
 
@@ -139,18 +149,21 @@ class SimulatedEngine:
         emits = (tokens > 0) & (table["computed_tokens"] == table["prompt_tokens"] + table["emitted_tokens"])
         table["emitted_tokens"] += emits
         table["output_tokens"] = np.maximum(table["output_tokens"], table["emitted_tokens"] + 1)
-        for entry, row in zip(self._rows, table, strict=True):
-            entry.computed_tokens, entry.running = int(row["computed_tokens"]), bool(row["running"])
-        deltas = [self._emit(self._rows[i]) for i in np.flatnonzero(emits) if self._is_live(self._rows[i])]
+        computed, running = table["computed_tokens"].tolist(), table["running"].tolist()
+        for entry, computed_tokens, is_running in zip(self._rows, computed, running, strict=True):
+            entry.computed_tokens, entry.running = computed_tokens, is_running
+        emitting = [entry for i in np.flatnonzero(emits).tolist() if self._is_live(entry := self._rows[i])]
+        digests = [entry.submission.prompt_digest for entry in emitting]
+        made = next_tokens(digests, [entry.emitted_tokens for entry in emitting])
+        deltas = [self._emit(entry, token) for entry, token in zip(emitting, made, strict=True)]
         self._drop_ended()
         return deltas
 
     def _is_live(self, entry: LiveRequest) -> bool:
         return self._live.get(entry.submission.request_id) is entry
 
-    def _emit(self, entry: LiveRequest) -> Delta:
+    def _emit(self, entry: LiveRequest, token: int) -> Delta:
         asked = entry.submission
-        token_ids = simulated_tokens(asked.prompt_digest, entry.emitted_tokens, 1)
         self._totals.record_output(entry, 1)
         entry.emitted_tokens += 1
         is_last = entry.emitted_tokens >= asked.max_tokens
@@ -158,8 +171,9 @@ class SimulatedEngine:
         finish = "length" if is_last or is_full else PREFILLED if asked.prefill_only else ""
         if finish:
             del self._live[asked.request_id]
+            self._has_ended = True
         transfer = TRANSFER if finish == PREFILLED else b""
-        return Delta(asked.request_id, token_ids, finish, transfer=transfer, late=entry.late)
+        return Delta(asked.request_id, (token,), finish, transfer=transfer, late=entry.late)
 
     def state(self) -> EngineState:
         now_s = time.monotonic()
@@ -177,6 +191,9 @@ class SimulatedEngine:
             requests=requests,
             counts=self._totals.to_counts(requests),
         )
+
+    def pulse(self) -> Pulse:
+        return Pulse(self._iterations, bool(self._live), sum(entry.load for entry in self._live.values()))
 
     def take_steps(self) -> tuple[Step, ...]:
         steps, self._steps = tuple(self._steps), []

@@ -8,23 +8,27 @@ import numpy as np
 class StepClock:
     """Measures completion to completion, so that a step is charged with all that happens between two of them.
 
-    Under run-ahead the next step is formed while others are in flight; it starts when they have ended.
+    Under run-ahead the next step is formed while others are in flight; it starts when they have ended. In a pipeline it
+    starts when the one that is as many steps before it as there are stages has ended, and takes its way through all
+    stages: so its seconds are those of the iteration-time model, however many share the pipeline.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stages: int = 1) -> None:
         self._in_flight: deque[tuple[np.ndarray, float, float]] = deque()  # composition, predicted seconds, begun
-        self._ended_s = -np.inf
+        self._ends = deque([-np.inf] * stages, maxlen=stages)  # when the last steps finished, oldest first
         self._is_continuing = False
 
     def next_start_s(self, now_s: float) -> float:
         """When a step that is formed now will start."""
-        if not self._in_flight:
-            return now_s
-        return max(now_s, max(self._ended_s, self._in_flight[0][2]) + sum(step[1] for step in self._in_flight))
+        ends = self._ends.copy()
+        for _, predicted_s, begun_s in self._in_flight:
+            ends.append(max(begun_s, ends[0]) + predicted_s)
+        return max(now_s, ends[0])
 
     def begin(self, now_s: float, mix: np.ndarray, predicted_s: float) -> None:
         """A step of this composition was handed over."""
-        self._in_flight.append((mix, predicted_s, self._ended_s if self._is_continuing else now_s))
+        follows = self._is_continuing and not self._in_flight
+        self._in_flight.append((mix, predicted_s, self._ends[-1] if follows else now_s))
 
     def finish(self, now_s: float, is_continuing: bool) -> tuple[np.ndarray, float]:
         """The oldest step ended: its composition and seconds. ``is_continuing``: the engine has more to do at once.
@@ -34,6 +38,7 @@ class StepClock:
         if not self._in_flight:
             return np.zeros(5), 0.0
         mix, _, begun_s = self._in_flight.popleft()
-        seconds = now_s - max(begun_s, self._ended_s)
-        self._ended_s, self._is_continuing = now_s, is_continuing
+        seconds = now_s - max(begun_s, self._ends[0])
+        self._ends.append(now_s)
+        self._is_continuing = is_continuing
         return mix, seconds

@@ -9,32 +9,37 @@ from typing import Any
 import numpy as np
 
 from planning.batch.classes import find_late
+from planning.batch.composition import DRAFT_TOKENS
+from planning.batch.memory import cutoff, new_memory, recall, record
 from planning.batch.registry import batch_policy
-from planning.batch.speculation import plan_drafts
+from planning.batch.speculation import fastest_depth, plan_drafts
 from planning.deadlines import begin_lines
 from planning.engine import EngineModel
 from planning.limits import make_limits
 from planning.tables import request_table
-from profiles.kernels import iteration_s
+from profiles.kernels import K_SPEC, iteration_s
 from profiles.online import corrected, new_correction, observe, reach
 from profiles.store import load_profile
 from protocol.messages import LIVE_STRETCH
+from replicas.draft_cost import DraftCost
 from replicas.engine import PlanLimits
 
 VLLM_DEFAULT = "vllm"  # inside vLLM: its own scheduler, untouched
-OPTIONS = ("max_iteration_s", "best_effort_stretch", "best_effort_share", "token_budget")
+OPTIONS = ("max_iteration_s", "best_effort_stretch", "best_effort_share", "token_budget", "fairness", "group_cutoff")
 ACCEPTANCE_PRIOR = 0.5  # chance that a draft token is accepted, as long as nobody has seen any
 ACCEPTANCE_WEIGHT = 0.005  # of one more draft token in the running rate
+SPEED_STEPS = 50  # iterations by which the speed of an engine is learnt whose profile is a guess
 PRIOR_WEIGHT = 0.0005  # of the prior, per iteration without drafts: what was learnt fades when it is not tested
 
 
 def planner_limits(policy: str, options: dict[str, float], **bounds: int) -> np.void:
     """The limits of a policy with these options; raises ``ValueError`` naming what is unknown or makes no sense."""
-    batch_policy(policy)
-    chosen: dict[str, Any] = {"best_effort_stretch": LIVE_STRETCH, **bounds}
+    chosen: dict[str, Any] = {"best_effort_stretch": LIVE_STRETCH, **batch_policy(policy).options, **bounds}
     for name, value in options.items():
         if name not in OPTIONS:
             raise ValueError(f"policy_options: unknown {name!r}, known: {', '.join(OPTIONS)}")
+        if name == "best_effort_share" and value == 0.0:
+            continue  # what the fleet's configuration says unless told otherwise: the policy's own
         if name == "token_budget":
             chosen["max_batch_tokens"] = min(int(value), bounds.get("max_batch_tokens", int(value)))
         else:
@@ -64,6 +69,8 @@ class StepPlanner:
         learn: bool = True,
     ) -> None:
         self._profile = np.array(coefficients, dtype=np.float64)
+        self._speeds: list[float] = []  # seconds of iterations over those of the guess
+        self.is_ready = True  # false while the profile is a guess that has not been scaled yet
         self._correction = new_correction(self._profile)
         self._learn = learn
         self._bounds: dict[str, Any] = dict(
@@ -73,6 +80,8 @@ class StepPlanner:
             max_batch_tokens=max_batch_tokens,
         )
         self._acceptance = ACCEPTANCE_PRIOR
+        self._draft_cost = DraftCost()
+        self._memory = new_memory()
         self.coefficients = self._profile
         self.configure("slo", {})
 
@@ -81,6 +90,7 @@ class StepPlanner:
         limits = planner_limits(policy, options, **self._bounds)
         limits["acceptance"], limits["slack_margin"] = min(self._acceptance, 0.99), reach(self._correction)
         self.policy, self.limits = batch_policy(policy), limits
+        self._adapts_cutoff = self.policy.adapts_cutoff and "group_cutoff" not in options
 
     def warm_up(self) -> None:
         """Compile, so that no request waits for it."""
@@ -95,9 +105,18 @@ class StepPlanner:
         corrected(self._profile, state)
 
     def plan(self, table: np.ndarray, now_s: float) -> tuple[np.ndarray, float, np.ndarray]:
-        """Tokens per row (``PREEMPT``: gives up its KV), predicted seconds and composition of the next iteration."""
+        """Tokens per row (``PREEMPT``: gives up its KV), predicted seconds and composition of the next iteration.
+
+        A policy that remembers takes the batch for run: once per iteration.
+        """
         tokens = np.empty(len(table), dtype=np.int32)
+        if self.policy.remembers:
+            recall(self._memory, table)
+            if self._adapts_cutoff:
+                self.limits["group_cutoff"] = cutoff(self._memory)
         seconds, composition = self.policy.form(EngineModel(self.coefficients, self.limits), table, now_s, tokens)
+        if self.policy.remembers:
+            record(self._memory, table, tokens, now_s, seconds)
         return tokens, seconds, composition
 
     def late(self, table: np.ndarray, now_s: float) -> np.ndarray:
@@ -112,13 +131,13 @@ class StepPlanner:
     def plan_drafts(self, table: np.ndarray, now_s: float, max_drafts: int) -> None:
         """Shorten ``spec_tokens`` of the table to what objectives need (SLOs-Serve 3.2.3), if the policy does that.
 
-        While nobody decodes under an objective, speculation costs no one and best effort keeps all of it.
+        Where no objective can be planned for, as for best effort alone, they get as deep as yields most tokens.
         """
         if self.policy.plans_drafts:
-            drafts = np.zeros(len(table), dtype=np.int32)
-            step_s = plan_drafts(EngineModel(self.coefficients, self.limits), table, now_s, max_drafts, drafts)
-            if step_s < math.inf:
-                np.minimum(table["spec_tokens"], drafts, out=table["spec_tokens"])
+            engine, drafts = EngineModel(self.coefficients, self.limits), np.zeros(len(table), dtype=np.int32)
+            if plan_drafts(engine, table, now_s, max_drafts, drafts) == math.inf:
+                drafts[:] = fastest_depth(engine, table)
+            np.minimum(table["spec_tokens"], drafts, out=table["spec_tokens"])
 
     def record_acceptance(self, accepted: int, refused: int) -> None:
         """Learn from one iteration: draft tokens that were accepted, and sequences whose next one was not."""
@@ -130,10 +149,26 @@ class StepPlanner:
 
     def observe(self, composition: np.ndarray, seconds: float) -> None:
         """Learn from an iteration of composition ``composition`` that took ``seconds``."""
-        if self._learn:
-            self._correction = observe(self._correction, self._profile, composition, seconds)
+        if not self.is_ready:
+            self._learn_speed(seconds / self.predict(composition))
+        elif self._learn:
+            own_s = self._draft_cost.observe(float(composition[DRAFT_TOKENS]), self.predict(composition), seconds)
+            self._correction = observe(self._correction, self._profile, composition, own_s)
             self.coefficients = corrected(self._profile, self._correction)
+            self.coefficients[K_SPEC] += self._draft_cost.draft_s
             self.limits["slack_margin"] = reach(self._correction)
+
+    def learn_speed(self) -> None:
+        """Take the profile for another engine's of the same form: the first ``SPEED_STEPS`` iterations scale it."""
+        self.is_ready = False
+
+    def _learn_speed(self, ratio: float) -> None:
+        """The median of several ratios is the engine's speed: single iterations compile, or are stalled."""
+        self._speeds.append(ratio)
+        if len(self._speeds) >= SPEED_STEPS:
+            self._profile = self._profile * float(np.median(self._speeds))
+            self.coefficients, self._correction = self._profile, new_correction(self._profile)
+            self.is_ready = True
 
 
 def profile_coefficients(name: str, speed: float = 1.0) -> tuple[np.ndarray, int]:

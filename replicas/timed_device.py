@@ -1,7 +1,8 @@
 """A device that computes nothing: when a batch is done, by a profile, and which tokens it emits. No ray, vllm or torch.
 
-Batches run one after the other, as on a real device, however many of them are in flight. Tokens depend only on the
-prompt and the position, so a stream that continues on another replica continues with the same tokens.
+Batches run one after the other, as on a real device, however many of them are in flight; in a pipeline each stage runs
+one at a time. Tokens depend only on the prompt and the position, so a stream that continues on another replica
+continues with the same tokens.
 """
 
 import math
@@ -26,6 +27,7 @@ class TimedSettings(msgspec.Struct, frozen=True):
     steps_in_flight: int = 2
     spread: float = 0.0  # sigma of the log-normal factor, of mean 1, by which an iteration differs from the profile
     acceptance: float = 0.7  # chance that a draft token is accepted
+    stages: int = 1  # of a pipeline, each with the same part of the profile's time
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -61,7 +63,8 @@ class TimedDevice:
     def __init__(self, settings: TimedSettings, random: np.random.Generator) -> None:
         self._settings, self._random = settings, random
         self._coefficients = np.array(settings.coefficients)
-        self._free_s = -math.inf
+        self._free_s = [-math.inf] * settings.stages  # when each stage is done with its batches
+        self._out_s: dict[str, float] = {}  # when a stream's last token is out, which its next one needs
         self._streams: dict[str, list[int]] = {}  # digest of the prompt, tokens made, of them elsewhere
         self.run_s([], 0.0)  # compiles
 
@@ -78,14 +81,18 @@ class TimedDevice:
     def end_stream(self, request_id: str) -> None:
         """Forget a request; an unknown one is ignored."""
         self._streams.pop(request_id, None)
+        self._out_s.pop(request_id, None)
 
     def run_s(self, shares: Sequence[Share], now_s: float) -> float:
         """Queue a batch; returns when it will be done."""
         seconds = float(iteration_s(self._coefficients, *composition(shares)))
         if (sigma := self._settings.spread) > 0:
             seconds *= math.exp(self._random.normal(-sigma * sigma / 2, sigma))
-        self._free_s = max(self._free_s, now_s) + seconds
-        return self._free_s
+        done_s = max([now_s, *(self._out_s.get(share.request_id, now_s) for share in shares)])
+        for stage, free_s in enumerate(self._free_s):
+            done_s = self._free_s[stage] = max(done_s, free_s) + seconds / len(self._free_s)
+        self._out_s.update((share.request_id, done_s) for share in shares if share.emits)
+        return done_s
 
     def emit(self, share: Share) -> list[int]:
         """The tokens that a request gets of a batch: the accepted drafts and one more, or none."""

@@ -9,20 +9,16 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-import msgspec
-import numpy as np
 import torch
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.executor import Executor
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec
+from vllm.v1.kv_cache_interface import KVCacheSpec
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, ModelRunnerOutput
 
-from replicas.request_rows import EMITTED, KEY
-from replicas.timed_device import Share, TimedDevice, TimedSettings
+from replicas.request_rows import KEY
+from replicas.timed_batches import LAYOUT, TIMED, TimedBatches
 from replicas.vllm_executor import die_with_parent
-
-TIMED = "timed"  # of additional_config[KEY]
 
 
 class DueResult(Future):
@@ -45,28 +41,18 @@ class TimedExecutor(Executor):
     """One timed device in EngineCore's own process."""
 
     def _init_executor(self) -> None:
-        settings = self.vllm_config.additional_config[KEY][TIMED]
-        self._settings = msgspec.convert(settings, TimedSettings)
-        self._device = TimedDevice(self._settings, np.random.default_rng())
-        self._prompts: dict[str, int] = {}  # tokens of each request's prompt
+        self._batches = TimedBatches(self.vllm_config)
         self._formed = DueResult(EMPTY_MODEL_RUNNER_OUTPUT, 0.0)
-        speculation = self.speculative_config
-        self._drafts = speculation.num_speculative_tokens if speculation else 0
         torch.set_num_threads(1)
 
     def get_kv_cache_specs(self) -> list[dict[str, KVCacheSpec]]:
-        block_tokens = self.cache_config.block_size
-        spec = FullAttentionSpec(block_size=block_tokens, num_kv_heads=1, head_size=1, dtype=torch.float32)
-        self._page_bytes = spec.page_size_bytes
-        return [{"timed": spec}]
+        return [self._batches.kv_cache_spec]
 
     def determine_available_memory(self) -> list[int]:
-        """Of the capacity in blocks, and of the one that vLLM keeps for itself."""
-        blocks = self._settings.kv_capacity_tokens // self.cache_config.block_size + 1
-        return [blocks * self._page_bytes]
+        return [self._batches.available_bytes]
 
     def get_supported_kv_cache_layouts(self) -> list[list[str]]:
-        return [["NHD"]]
+        return [[LAYOUT]]
 
     def set_kv_cache_layout(self, layout_name: str) -> None: ...
 
@@ -96,12 +82,7 @@ class TimedExecutor(Executor):
             result: Future = Future()
             result.set_result(EMPTY_MODEL_RUNNER_OUTPUT)
             return result if non_block else EMPTY_MODEL_RUNNER_OUTPUT
-        shares = self._follow(scheduler_output)
-        names = [share.request_id for share in shares]
-        sampled = [self._device.emit(share) for share in shares]
-        self._proposing = [name for name, tokens in zip(names, sampled, strict=True) if tokens]
-        output = ModelRunnerOutput(names, {name: place for place, name in enumerate(names)}, sampled)
-        self._formed = DueResult(output, self._device.run_s(shares, time.monotonic()))
+        self._formed = DueResult(*self._batches.run(scheduler_output))
         nothing: Future = Future()
         nothing.set_result(None)
         return nothing if non_block else None
@@ -110,32 +91,7 @@ class TimedExecutor(Executor):
         return self._formed if non_block else self._formed.result()
 
     def take_draft_token_ids(self) -> DraftTokenIds:
-        """What a drafter proposes to verify next: always as many tokens as it may."""
-        return DraftTokenIds(self._proposing, [self._device.propose(name, self._drafts) for name in self._proposing])
-
-    def _follow(self, scheduled: SchedulerOutput) -> list[Share]:
-        """What a batch is to every request in it; requests that begin, resume or have ended are noted."""
-        for name in scheduled.finished_req_ids:
-            self._device.end_stream(name)
-            self._prompts.pop(name, None)
-        positions = {}  # computed and known tokens
-        for new in scheduled.scheduled_new_reqs:
-            prompt, known = new.prompt_token_ids or [], new.prefill_token_ids or new.prompt_token_ids or []
-            self._prompts[new.req_id] = len(prompt)
-            self._device.begin_stream(new.req_id, prompt, _emitted_elsewhere(new.sampling_params))
-            self._device.resume_stream(new.req_id, len(known) - len(prompt))
-            positions[new.req_id] = (new.num_computed_tokens, len(known))
-        cached = scheduled.scheduled_cached_reqs
-        for place, name in enumerate(cached.req_ids):
-            made = cached.num_output_tokens[place]
-            if name in cached.resumed_req_ids:
-                self._device.resume_stream(name, made)
-            positions[name] = (cached.num_computed_tokens[place], self._prompts[name] + made)
-        drafted = scheduled.scheduled_spec_decode_tokens
-        return [
-            Share(name, tokens, *positions[name], len(drafted.get(name, ())))
-            for name, tokens in scheduled.num_scheduled_tokens.items()
-        ]
+        return self._batches.propose()
 
 
 class TetheredTimedExecutor(TimedExecutor):
@@ -154,6 +110,14 @@ class DeepVllmConfig(VllmConfig):
         steps: int = self.additional_config[KEY][TIMED]["steps_in_flight"]
         return steps
 
+    @property
+    def use_v2_model_runner(self) -> bool:
+        """As on a GPU, for a pipeline: its decodes take turns."""
+        return self.parallel_config.pipeline_parallel_size > 1 or super().use_v2_model_runner
+
+    def _validate_v2_model_runner(self) -> None:
+        """No model runs here, so nothing is asked of the machine for it."""
+
 
 def keep_in_flight(config: VllmConfig, steps: int) -> None:
     """Have EngineCore form ``steps`` batches before it waits for the first.
@@ -162,9 +126,3 @@ def keep_in_flight(config: VllmConfig, steps: int) -> None:
     """
     config.scheduler_config.async_scheduling = steps > 1
     config.__class__ = DeepVllmConfig
-
-
-def _emitted_elsewhere(params: Any) -> int:
-    """Tokens at the end of the prompt that another replica emitted."""
-    objective = (getattr(params, "extra_args", None) or {}).get(KEY)
-    return int(objective[EMITTED]) if objective else 0

@@ -16,19 +16,23 @@ from typing import Any
 
 import msgspec
 from vllm import SamplingParams
-from vllm.config import CacheConfig
-from vllm.utils.network_utils import get_ip, get_open_port
+from vllm.config import VllmConfig
+from vllm.utils.network_utils import get_ip
 from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
 from vllm.v1.engine.core_client import AsyncMPClient, EngineCoreClient
 
 from protocol.messages import PREFILLED, Delta, Progress, Step, Submission
 from replicas.config import ReplicaConfig
 from replicas.cores import CoreClaim
-from replicas.engine import EngineFailure, EngineState, EngineTotals, LiveRequest, usable_kv_tokens
+from replicas.engine import EngineFailure, EngineState, EngineTotals, LiveRequest, Pulse, owner_of, usable_kv_tokens
 from replicas.engine_reports import IterationReport, IterationReportReceiver
-from replicas.kv_transfer import ENGINES_ONLY, PARAMS, from_transfer, prefill_params, side_channel
+from replicas.kv_peer import KvPeer
+from replicas.kv_transfer import ENGINES_ONLY, PARAMS, from_transfer, prefill_params
+from replicas.logs import vllm_environment
 from replicas.request_rows import to_extra_args
 from replicas.step_planner import reported_limits
+from replicas.surroundings import environment
+from replicas.vllm_adapters import Adapters
 from replicas.vllm_codec import decode_request, encode_output
 from replicas.vllm_executor import CORES, PARENT, THREADS
 from replicas.vllm_settings import engine_config, engine_executor
@@ -47,17 +51,19 @@ class VllmEngine:
         self._steps: list[Step] = []
         self._totals = EngineTotals()
         self.planning_s = 0.0  # spent on planning its iterations, since birth
-        self._iterations = 0
-        self._planner_failures = 0
+        self._iterations = self._planner_failures = 0
         self._kv_used_tokens = 0
         self._kv_capacity_tokens = 0
+        self._adapters = Adapters(config.lora_modules)
         self._block_tokens = config.block_size
+        self._max_running, self._max_batch_tokens = config.max_num_seqs, config.max_num_batched_tokens
         self._note_policy(config.policy, config.policy_options)
         self._alive_s = 0.0  # when the engine last finished an iteration, answered, or began to be busy
         self._asking: asyncio.Task[None] | None = None  # for a sign of life, after its last request was aborted
         self._client: Any = None  # AsyncMPClient, once started
         self._receiver: IterationReportReceiver | None = None
         self._folder = ""
+        self._peer = KvPeer(config)
         self._claim = CoreClaim(0 if config.cores or config.is_timed else config.num_threads)
         self._failure: str = ""
         # The kernel kills the engine when the thread that started it ends, so that thread is kept for it alone.
@@ -76,21 +82,23 @@ class VllmEngine:
         loop = asyncio.get_running_loop()
         self._client = await loop.run_in_executor(self._starter, self._launch)
         self.pids = tuple(process.pid for process in self._client.resources.engine_manager.processes)
-        self._note_cache(self._client.vllm_config.cache_config)
+        await self._adapters.load(self._client)
+        self._note_sizes(self._client.vllm_config)
         self._alive_s = time.monotonic()
 
     def _launch(self) -> AsyncMPClient:
+        self._peer.open(get_ip())
         surroundings = {
             PARENT: str(os.getpid()),
             CORES: ",".join(map(str, self._config.cores or self._claim.cores)),
             THREADS: str(len(self._config.cores) or self._config.num_threads),
-            "VLLM_LOGGING_LEVEL": self._config.log_level,
+            **vllm_environment(self._config),
             "TORCH_CPP_LOG_LEVEL": self._config.log_level,
             "PYTHONWARNINGS": "ignore",
-            **side_channel(self._config.kv_connector, get_ip(), get_open_port()),
+            **self._peer.environment,
         }
-        with _environment(surroundings):
-            vllm_config = engine_config(self._config, os.path.join(self._folder, "ticks"))
+        with environment(surroundings):
+            vllm_config = engine_config(self._peer.config, os.path.join(self._folder, "ticks"))
             return EngineCoreClient.make_async_mp_client(
                 vllm_config=vllm_config,
                 executor_class=engine_executor(self._config, vllm_config),
@@ -104,7 +112,7 @@ class VllmEngine:
         for submission in batch:
             entry = LiveRequest(submission, now_s)
             try:
-                request = to_request(submission, entry)
+                request = self._adapters.given_to(to_request(submission, entry))
                 if self._config.is_timed:
                     check_timed(request.sampling_params)
             except ValueError as error:
@@ -152,7 +160,7 @@ class VllmEngine:
         if output.finished:
             del self._entries[output.request_id]
             if entry.submission.prefill_only and output.finish_reason == FinishReason.LENGTH:
-                return handed_over(output)
+                return handed_over(output, self._peer.told(output.request_id, output.kv_transfer_params))
         delta = encode_output(output)
         return msgspec.structs.replace(delta, late=True) if entry.late else delta
 
@@ -174,7 +182,7 @@ class VllmEngine:
             iteration_age_s=now_s - self._alive_s if self._owes_life else 0.0,
             kv_capacity_tokens=self._kv_capacity_tokens,
             kv_used_tokens=self._kv_used_tokens,
-            max_running=self._config.max_num_seqs,
+            max_running=self._max_running,
             limits=self._limits,
             requests=requests,
             counts=self._totals.to_counts(requests),
@@ -184,6 +192,9 @@ class VllmEngine:
     def _progress(self, now_s: float) -> tuple[Progress, ...]:
         return tuple(entry.to_progress(now_s) for entry in self._entries.values())
 
+    def pulse(self) -> Pulse:
+        return Pulse(self._iterations, bool(self._entries), sum(entry.load for entry in self._entries.values()))
+
     def take_steps(self) -> tuple[Step, ...]:
         steps, self._steps = tuple(self._steps), []
         return steps
@@ -192,15 +203,17 @@ class VllmEngine:
         await self._client.call_utility_async("polyslo_configure", policy, options)
         self._note_policy(policy, options)
 
-    def _note_cache(self, cache: CacheConfig) -> None:
+    def _note_sizes(self, made: VllmConfig) -> None:
         """What the started engine has, as its scheduler counts it."""
+        cache, batches = made.cache_config, made.scheduler_config
         self._block_tokens = cache.block_size
+        self._max_running, self._max_batch_tokens = batches.max_num_seqs, batches.max_num_batched_tokens
         self._kv_capacity_tokens = usable_kv_tokens(cache.num_gpu_blocks or 0, cache.block_size)
         self._note_policy(self._config.policy, self._config.policy_options)
 
     def _note_policy(self, policy: str, options: dict[str, float]) -> None:
         """What the planner, which lives in the engine's process, keeps to from now on."""
-        own = dict(block_tokens=self._block_tokens, max_batch_tokens=self._config.max_num_batched_tokens)
+        own = dict(block_tokens=self._block_tokens, max_batch_tokens=self._max_batch_tokens)
         self._limits = reported_limits(policy, options, **own)
 
     def check(self) -> None:
@@ -229,6 +242,7 @@ class VllmEngine:
             self._receiver = None
         shutil.rmtree(self._folder, ignore_errors=True)
         self._claim.release()
+        self._peer.close()
         self._starter.shutdown(wait=False)
 
 
@@ -250,7 +264,8 @@ def to_request(submission: Submission, entry: LiveRequest) -> EngineCoreRequest:
         raise ValueError("only generation requests are served")
     request.request_id = submission.request_id
     request.arrival_time = time.time() - submission.age_s
-    objective = to_extra_args(submission.slo, entry.arrival_s, entry.output_tokens, submission.emitted_tokens)
+    lengths = entry.output_tokens, submission.emitted_tokens, entry.output_bound_tokens
+    objective = to_extra_args(submission.slo, entry.arrival_s, *lengths, owner_of(submission))
     asked = {name: value for name, value in (params.extra_args or {}).items() if name not in ENGINES_ONLY}
     params.extra_args = asked | objective
     if submission.prefill_only:
@@ -269,22 +284,7 @@ def check_timed(params: SamplingParams | None) -> None:
         raise ValueError("logprobs: a timed device computes none")
 
 
-def handed_over(output: EngineCoreOutput) -> Delta:
-    """The one token of a prefill whose decoding happens elsewhere."""
-    delta = encode_output(msgspec.structs.replace(output, finish_reason=None))
+def handed_over(output: EngineCoreOutput, told: dict[str, Any] | None) -> Delta:
+    """The one token of a prefill whose decoding happens elsewhere, and what is ``told`` that engine."""
+    delta = encode_output(msgspec.structs.replace(output, finish_reason=None, kv_transfer_params=told))
     return msgspec.structs.replace(delta, finish=PREFILLED)
-
-
-@contextlib.contextmanager
-def _environment(values: dict[str, str]):
-    """Set variables for a child that starts inside the block."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.engine.core import EngineCore
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from planning.batch.composition import TOKENS
 from protocol.messages import Step
+from replicas import vllm_core  # noqa: F401  (adds to vLLM's EngineCore)
+from replicas.adapters import AdapterRoom
 from replicas.engine import to_step, usable_kv_tokens
-from replicas.engine_reports import IterationReportSender
+from replicas.engine_reports import report_sender
 from replicas.failures import Failures
 from replicas.kv_transfer import LOAD, clipped_to_prompt
 from replicas.positions import accepted_drafts, composition_of, position_of
@@ -50,8 +51,8 @@ class SloScheduler(AsyncScheduler):
             self.connector.get_num_new_matched_tokens = clipped_to_prompt(self.connector.get_num_new_matched_tokens)
         self._rows = RequestRows()
         self._rows.warm_up()
-        self._clock = StepClock()
-        self._link = IterationReportSender(settings["link"])
+        self._clock = StepClock(self.parallel_config.pipeline_parallel_size)
+        self._link = report_sender(settings["link"])
         self._iterations = 0
         self._planning_s = 0.0
         self._requests_due_s = self._late_due_s = 0.0
@@ -59,6 +60,7 @@ class SloScheduler(AsyncScheduler):
         self._stale: set[Request] = set()  # preempted in flight: vLLM runs them again when that has been delivered
         self._preempted: set[Request] = set()  # since the last tick
         self._has_quotas = False
+        self._adapters = AdapterRoom(self.lora_config.max_loras if self.lora_config else 0)
         self._failures = Failures()
         self._is_splittable = not self.need_mamba_block_aligned_split
         self._is_followable = self.num_spec_tokens == 0 and self.num_sampled_tokens_per_step == 1
@@ -101,6 +103,8 @@ class SloScheduler(AsyncScheduler):
 
     def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
         """vLLM asks this for every request it is about to schedule: the place to cap its tokens."""
+        if not self._adapters.takes(request):
+            return 0
         if self._has_quotas and (quota := self._rows.quota(request)) < num_new_tokens:
             if quota <= 0:
                 return 0
@@ -117,6 +121,7 @@ class SloScheduler(AsyncScheduler):
         if self._planner.policy.name != VLLM_DEFAULT and (self.running or self.waiting):
             predicted_s, composition = self._try_plan(self._clock.next_start_s(now_s))
             self._planning_s += time.monotonic() - now_s
+        self._adapters.begin(self.running)
         output = super().schedule(throttle_prefills)
         self._has_quotas = False
         self._begin_step(now_s, output, predicted_s, composition)
@@ -202,11 +207,11 @@ class SloScheduler(AsyncScheduler):
 
     def _ready_waiting(self) -> list[Request]:
         """Waiting requests that may be scheduled. One that waits for its grammar or the like gets no tokens yet."""
-        waiting = list(self.waiting)
+        waiting = ready = list(self.waiting)
         self._stale = {request for request in self._stale if request.num_stale_output_tokens}
-        if not self.deferred_waiting and not self._stale:
-            return waiting
-        ready = [request for request in waiting if self._is_ready(request)]
+        if self.deferred_waiting or self._stale:
+            ready = [request for request in waiting if self._is_ready(request)]
+        ready = self._adapters.fitting(self.running, ready, self._rows.urgency)
         if len(ready) < len(waiting):
             for request in set(waiting).difference(ready):
                 self._rows.hold(request)
@@ -291,10 +296,3 @@ class SloScheduler(AsyncScheduler):
     def shutdown(self) -> None:
         super().shutdown()
         self._link.close()
-
-
-def _configure(self: EngineCore, policy: str, options: dict[str, float]) -> None:
-    self.scheduler.polyslo_configure(policy, options)
-
-
-EngineCore.polyslo_configure = _configure  # the one name by which a run-time change reaches the scheduler

@@ -1,48 +1,50 @@
 """vLLM's own configuration for a replica, and the executor that its engine runs on. Imports vllm."""
 
-from collections.abc import Iterable
-from dataclasses import fields
 from typing import Any
 
 import msgspec
 from vllm import AsyncEngineArgs
 from vllm.config import KVTransferConfig, VllmConfig
+from vllm.usage.usage_lib import UsageContext
 from vllm.v1.executor import Executor
 
 from profiles.store import load_profile
-from profiles.suggest import suggest_near
 from replicas.config import EMBEDDED_MODEL, ReplicaConfig
 from replicas.embedded import ensure_embedded_model
 from replicas.kv_transfer import connector_config
 from replicas.request_rows import KEY
+from replicas.timed_batches import TIMED
 from replicas.timed_device import TimedSettings
-from replicas.timed_executor import TIMED, TetheredTimedExecutor, keep_in_flight
+from replicas.timed_executor import TetheredTimedExecutor, keep_in_flight
+from replicas.vllm_arguments import engine_arguments
 from replicas.vllm_executor import tethered_executor
 
+TIMED_WORKER = "replicas.timed_worker.TimedWorker"
 SCHEDULER = "replicas.vllm_scheduler.SloScheduler"
 GIB = 1 << 30
 
 
-def check_arguments(names: Iterable[str]) -> None:
-    """Raise ``ValueError`` for the first of ``engine_kwargs`` that vLLM's ``AsyncEngineArgs`` does not have."""
-    known = [field.name for field in fields(AsyncEngineArgs)]
-    for name in names:
-        if name not in known:
-            near = suggest_near(name, known) or "vLLM has no such argument"
-            raise ValueError(f"engine_kwargs.{name}: unknown key; {near}")
-
-
-def engine_config(config: ReplicaConfig, link: str) -> VllmConfig:
-    """vLLM's own config for a replica; ``link`` is the path on which the scheduler reports."""
-    check_arguments(config.engine_kwargs)
+def model_arguments(config: ReplicaConfig) -> dict[str, Any]:
+    """Arguments of vLLM that say which model it is, and how long a sequence may be."""
     embedded = config.model == EMBEDDED_MODEL
-    arguments: dict[str, Any] = dict(
+    return dict(
         model=str(ensure_embedded_model()) if embedded else config.model,
         dtype="float32" if embedded and config.dtype == "auto" else config.dtype,
         load_format=config.load_format,
-        max_model_len=config.max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=config.max_model_len or None,
+    )
+
+
+def engine_config(config: ReplicaConfig, link: str) -> VllmConfig:
+    """vLLM's own config for a replica; ``link`` is the path on which the scheduler reports.
+
+    Raises:
+        ValueError: naming the one of ``engine_kwargs`` that vLLM does not know or take.
+    """
+    given = engine_arguments(config.engine_kwargs)
+    arguments: dict[str, Any] = model_arguments(config) | dict(
+        max_num_seqs=config.max_num_seqs or None,
+        max_num_batched_tokens=config.max_num_batched_tokens or None,
         block_size=config.block_size,
         enable_prefix_caching=config.enable_prefix_caching,
         enforce_eager=config.enforce_eager,
@@ -50,10 +52,13 @@ def engine_config(config: ReplicaConfig, link: str) -> VllmConfig:
         scheduler_cls=SCHEDULER,
         additional_config={KEY: _for_the_scheduler(config, link) | _for_the_device(config)},
     )
+    if config.is_placed:
+        arguments |= {"worker_cls": TIMED_WORKER} if config.is_timed else {"distributed_executor_backend": "ray"}
     if config.kv_cache_gib:
         arguments["kv_cache_memory_bytes"] = int(config.kv_cache_gib * GIB)
     if config.kv_connector:
-        settings = connector_config(config.kv_connector, config.kv_connector_extra_config)
+        own = config.kv_connector, config.kv_connector_extra_config, config.kv_role
+        settings = connector_config(*own, **config.kv_transfer_config)
         arguments["kv_transfer_config"] = KVTransferConfig(**settings)
     if config.num_speculative_tokens:
         arguments["speculative_config"] = {
@@ -62,9 +67,11 @@ def engine_config(config: ReplicaConfig, link: str) -> VllmConfig:
             "prompt_lookup_min": config.prompt_lookup_min,
             "prompt_lookup_max": config.prompt_lookup_max,
         }
-    made = AsyncEngineArgs(**(arguments | config.engine_kwargs)).create_engine_config()
+    made = AsyncEngineArgs(**(arguments | given)).create_engine_config(UsageContext.OPENAI_API_SERVER)
     if config.is_timed:
         keep_in_flight(made, config.depth)
+    if config.stages > 1 and not made.scheduler_config.async_scheduling:
+        raise ValueError("engine_kwargs.pipeline_parallel_size: vLLM schedules this engine synchronously; remove it")
     return made
 
 
@@ -88,10 +95,15 @@ def _for_the_device(config: ReplicaConfig) -> dict[str, Any]:
         steps_in_flight=config.depth,
         spread=config.iteration_spread,
         acceptance=config.draft_acceptance,
+        stages=config.stages,
     )
     return {TIMED: msgspec.to_builtins(settings)}
 
 
 def engine_executor(config: ReplicaConfig, made: VllmConfig) -> type[Executor]:
     """The class by which the engine's process runs batches."""
+    if config.is_placed:
+        from replicas.vllm_ray_executor import TetheredRayExecutor, TimedRayExecutor
+
+        return TimedRayExecutor if config.is_timed else TetheredRayExecutor
     return TetheredTimedExecutor if config.is_timed else tethered_executor(made.parallel_config.world_size)

