@@ -2,7 +2,8 @@
 
 import logging
 import uuid
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, get_args
 
 import msgspec
 import ray
@@ -13,15 +14,18 @@ from replicas.deployment import replica_deployment
 from replicas.embedded import ensure_embedded_model
 from serving.config.app import INGRESS, AppConfig
 from serving.config.base import ConfigError
+from serving.config.engine import LogLevel
 from serving.config.limits import GuardConfig
+from serving.config.parallel import misfit
 from serving.dispatch.engine_request import Timeouts
 from serving.dispatch.transport import RayTransport
 from serving.ingress.guard import SETTINGS, middlewares
 
 logger = logging.getLogger("polyslo.app")
 
+ACCELERATOR = "accelerator_type:"  # beginning of Ray's name of what a kind of GPU adds to a node
 ON_DEMAND = "set fleet.nodes_on_demand where its autoscaler adds nodes"
-CPU_ONLY = {"VLLM_TARGET_DEVICE": "cpu", "VLLM_LOGGING_LEVEL": "ERROR", "TOKENIZERS_PARALLELISM": "false"}
+CPU_ONLY = {"VLLM_TARGET_DEVICE": "cpu", "TOKENIZERS_PARALLELISM": "false"}
 
 
 @serve.ingress()
@@ -29,38 +33,43 @@ class Ingress:
     """One HTTP ingress; any number of them share the controller and the replicas."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, config: AppConfig, replicas: dict[str, Any], deploy: str
+        self, config: AppConfig, replicas: dict[str, dict[str, Any]], deploy: str
     ) -> None:
-        """``replicas``: Serve's handle of each group; ``deploy``: another id for each deploy."""
-        self.config, self.deploy = config, deploy
-        fleet = config.fleet
-        context = serve.get_replica_context()
-        self.application = context.app_name
-        name = controller_name(fleet.controller_name, self.application)
-        self.transport = RayTransport(replicas, context.replica_id.unique_id, name, fleet.controller_namespace)
+        """``replicas``: by the model's name, Serve's handle of each group; ``deploy``: another id for each deploy."""
+        self.config, self.replicas, self.deploy = config, replicas, deploy
         self.ingress_app: Any = None
 
     async def __serve_build_asgi_app__(self) -> Any:
+        from serving.ingress.models_app import ModelsApp
+
+        apps = [await self._app_of(each) for each in self.config.each]
+        self.ingress_app = ModelsApp(self.config, apps) if self.config.models else apps[0]
+        return self.ingress_app
+
+    async def _app_of(self, config: AppConfig) -> Any:
+        """The application of one model: vLLM's server, and the way from it to the model's controller and replicas."""
         from serving.config.vllm_arguments import command_line
         from serving.ingress.ingress import Deploy, IngressApp
         from serving.ingress.vllm_server import make_server
 
-        config, fleet = self.config, self.config.fleet
+        fleet, context = config.fleet, serve.get_replica_context()
+        name = controller_name(fleet.controller_name, context.app_name)
+        handles, ingress_id = self.replicas[config.entry], context.replica_id.unique_id
+        transport = RayTransport(handles, ingress_id, name, fleet.controller_namespace)
         model = str(ensure_embedded_model()) if config.model.id == EMBEDDED_MODEL else config.model.id
         transit_s = config.ingress.transit_s
         timeouts = Timeouts(fleet.admit_timeout_s, fleet.resume_timeout_s, fleet.stall_timeout_s, transit_s)
-        arguments, marked = command_line(model, config.model.server_arguments), config.marked_block_tokens
+        arguments, marked = command_line(model, config.server_arguments), config.marked_block_tokens
         most = config.ingress.limits.prompt_logprobs
-        server, client = await make_server(arguments, self.transport, timeouts, marked, most, config.not_computed)
-        self.ingress_app = IngressApp(
+        server, client = await make_server(arguments, transport, timeouts, marked, most, config.not_computed)
+        return IngressApp(
             config,
-            self.transport,
+            transport,
             server,
             client.dispatcher,
-            Deploy(self.application, self.deploy),
+            Deploy(context.app_name, self.deploy),
             engine_failed=lambda: bool(server.state.engine_client.errored),
         )
-        return self.ingress_app
 
     async def check_health(self) -> None:
         """Serve's question: raises where this ingress can serve nothing any more; Serve then makes a new one."""
@@ -79,18 +88,10 @@ def build(args: dict[str, Any]) -> serve.Application:
         ConfigError: naming every wrong field, and what the cluster lacks for the fleet.
     """
     config = AppConfig.read(args)
-    check_cluster(config, ray.cluster_resources())
-    check_engine_kwargs(config)
+    check_cluster(config, ray.cluster_resources(), [node["Resources"] for node in ray.nodes() if node["Alive"]])
+    check_arguments(config)
     ingress = config.ingress
-    replicas = {
-        group.name: replica_deployment(
-            msgspec.to_builtins(config.replica_config(group)),
-            name=group.deployment,
-            num_replicas=group.num_replicas,
-            ray_actor_options=group.actor_options,
-        )
-        for group in config.replica_groups()
-    }
+    replicas = {each.entry: deployments_of(each) for each in config.each}
     deployment = serve.deployment(
         Ingress,
         name=INGRESS,
@@ -99,7 +100,7 @@ def build(args: dict[str, Any]) -> serve.Application:
         max_queued_requests=ingress.max_queued_requests,
         ray_actor_options={
             "num_cpus": ingress.num_cpus,
-            "runtime_env": {"env_vars": CPU_ONLY | guarded(ingress.guard)},
+            "runtime_env": {"env_vars": CPU_ONLY | logged(most_talkative(config)) | guarded(ingress.guard)},
         },
         health_check_period_s=2,
     )
@@ -108,18 +109,37 @@ def build(args: dict[str, Any]) -> serve.Application:
     )  # built anew only where args or code changed, not the tiers
 
 
-def check_engine_kwargs(config: AppConfig) -> None:
-    """Name an argument that vLLM does not have, which would otherwise end every replica; vLLM loads only for that."""
-    for position, group in enumerate(config.replica_groups()):
-        if group.engine.kind != "vllm" or not group.engine.engine_kwargs:
-            continue
-        from replicas.vllm_settings import check_arguments
+def deployments_of(config: AppConfig) -> dict[str, Any]:
+    """The bound deployments of one model's replicas, by the names of their groups."""
+    return {
+        group.name: replica_deployment(
+            msgspec.to_builtins(config.replica_config(group)),
+            name=group.deployment,
+            num_replicas=group.num_processes,
+            ray_actor_options=group.actor_options,
+            **group.placement,
+        )
+        for group in config.replica_groups()
+    }
 
-        own = bool(config.groups) and "engine_kwargs" in config.groups[position].engine
-        try:
-            check_arguments(group.engine.engine_kwargs)
-        except ValueError as error:
-            raise ConfigError(f"{f'groups.{position}.' if own else ''}engine.{error}") from None
+
+def check_arguments(config: AppConfig) -> None:
+    """Name what vLLM does not take, which would otherwise end every process; vLLM loads only where there is any."""
+    if any(each.has_vllm_arguments for each in config.each):
+        from serving.config.vllm_check import check
+
+        check(config)
+
+
+def most_talkative(config: AppConfig) -> str:
+    """The level of the model whose engines log most: all have the same ingress."""
+    levels: tuple[str, ...] = get_args(LogLevel)
+    return min((each.engine.log_level for each in config.each), key=levels.index)
+
+
+def logged(level: str) -> dict[str, str]:
+    """Environment of an ingress whose vLLM logs at a level and above."""
+    return {"VLLM_LOGGING_LEVEL": level, "VLLM_LOGGING_PREFIX": f"[{INGRESS}] "}
 
 
 def guarded(config: GuardConfig) -> dict[str, str]:
@@ -128,17 +148,22 @@ def guarded(config: GuardConfig) -> dict[str, str]:
     return {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": callback, SETTINGS: config.model_dump_json()}
 
 
-def check_cluster(config: AppConfig, resources: dict[str, float]) -> None:
-    """Say at once what would otherwise be a deployment that waits for ever."""
-    if config.fleet.nodes_on_demand:
+def check_cluster(config: AppConfig, resources: dict[str, float], nodes: Sequence[dict[str, float]] = ()) -> None:
+    """Say at once what would otherwise be a deployment that waits for ever. ``nodes``: what each one of them has."""
+    if any(each.fleet.nodes_on_demand for each in config.each):
         return
     wanted = {"CPU": config.cores_needed, "GPU": config.gpus_needed}
     for group in config.replica_groups():
-        for name, amount in (group.resources or {}).items():
-            wanted[name] = wanted.get(name, 0.0) + group.num_replicas * amount
-        if group.accelerator_type and not resources.get(f"accelerator_type:{group.accelerator_type}"):
+        for name, amount in group.reserved.items():
+            if name not in ("CPU", "GPU") and not name.startswith(ACCELERATOR):
+                wanted[name] = wanted.get(name, 0.0) + group.num_processes * amount
+        if group.accelerator_type and not resources.get(f"{ACCELERATOR}{group.accelerator_type}"):
             lacks = f"needs accelerator_type {group.accelerator_type}; the cluster has none"
             raise ConfigError(f"groups: {group.name} {lacks}; {ON_DEMAND}")
     for name, amount in wanted.items():
         if amount > (has := resources.get(name, 0.0)):
             raise ConfigError(f"fleet: needs {amount:g} {name}; the cluster has {has:g}; {ON_DEMAND}")
+    for group in config.replica_groups() if nodes else ():
+        strategy = group.engine.placement_group_strategy
+        if told := misfit(group.bundles or [group.reserved], strategy, nodes):
+            raise ConfigError(f"{'groups: ' if group.name else ''}{group.deployment}: {told}; {ON_DEMAND}")

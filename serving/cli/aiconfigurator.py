@@ -54,7 +54,10 @@ class ModelShape:
     def of(config: dict[str, Any]) -> ModelShape:
         """From the fields of a Hugging Face ``config.json``."""
         if "num_local_experts" in config or "num_experts" in config or "num_attention_heads" not in config:
-            raise ImporterError("only dense decoder models are supported: their kernels are what the tables cover here")
+            raise ImporterError("only dense decoder models are imported; profile: auto measures any other")
+        if quantized := config.get("quantization_config"):
+            method = quantized.get("quant_method", "quantized") if isinstance(quantized, dict) else "quantized"
+            raise ImporterError(f"weights are {method}: only bfloat16 is imported; profile: auto measures this model")
         heads, hidden = config["num_attention_heads"], config["hidden_size"]
         return ModelShape(
             layers=config["num_hidden_layers"],

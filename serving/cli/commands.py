@@ -3,15 +3,16 @@
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from serving.cli import fleet as cli_fleet
 from serving.cli.collisions import check_rooms
 from serving.cli.fleet import Url
+from serving.launch.leave import leave
 from serving.launch.running import url_or
-from serving.launch.starter import copy_starter, serve_file
+from serving.launch.starter import copy_starter
 
 app = typer.Typer(
     help="Serve one LLM to many kinds of users, each with their own latency objective.",
@@ -23,18 +24,29 @@ app = typer.Typer(
 DEBUG = "POLYSLO_DEBUG"  # set it to see where an error came from
 
 
-@app.command()
-def serve(
-    config: Annotated[
-        Path | None, typer.Argument(help="Serve configuration; without it ./serve.yaml, else the packaged one.")
-    ] = None,
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def serve(  # noqa: PLR0913  (a command: its options)
+    context: typer.Context,
     address: Annotated[str | None, typer.Option(help="Ray cluster to use; without it a local one is started.")] = None,
+    host: Annotated[str | None, typer.Option(help="HTTP address, in place of the configuration's.")] = None,
     port: Annotated[int | None, typer.Option(help="HTTP port, in place of the configuration's.")] = None,
+    num_replicas: Annotated[int | None, typer.Option(help="Replicas; of a model alone: one for each GPU.")] = None,
+    gpus_per_replica: Annotated[
+        float | None, typer.Option(help="GPUs that each replica gets; 0: it computes on the CPU.")
+    ] = None,
+    profile: Annotated[str | None, typer.Option(help="Iteration-time profile: a name, a .json file, or auto.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="Show what replicas log, from this level on.")] = None,
 ) -> None:
-    """Deploy the application and stay up until Ctrl-C."""
-    from serving.launch import launch
+    """Serve until Ctrl-C: [serve.yaml | MODEL] and any flag of vllm serve.
 
-    launch.up(config or serve_file(), address=address, port=port)
+    Without a file or a model, ./serve.yaml is served, else the packaged one. A model alone gets the packaged tiers.
+    Flags of vllm serve replace what the file says.
+    """
+    from serving.launch import launch
+    from serving.launch.arguments import Options
+
+    options = Options(address, host, port, num_replicas, gpus_per_replica, profile)
+    launch.up(context.args, options, log_level and log_level.upper())
 
 
 @app.command()
@@ -66,7 +78,7 @@ def status(
 
 
 app.add_typer(cli_fleet.tiers, name="tiers")
-app.command()(cli_fleet.fleet)
+app.add_typer(cli_fleet.fleet, name="fleet")
 
 
 @app.command()
@@ -85,6 +97,9 @@ def replay(  # noqa: PLR0913  (a command: its options)
         int | None, typer.Option(help="Most requests in flight; waiting for a slot counts as latency.")
     ] = None,
     grace: Annotated[float, typer.Option(help="Seconds to wait for answers after the last arrival.")] = 120.0,
+    return_within: Annotated[
+        float, typer.Option(help="Send a refused request again, when told to come back within so many seconds.")
+    ] = 0.0,
     vocab: Annotated[str, typer.Option(help="Range LOW:HIGH of the prompts' token ids.")] = "10:200",
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 0.0,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the result file here.")] = None,
@@ -109,6 +124,7 @@ def replay(  # noqa: PLR0913  (a command: its options)
         poisson_per_s=poisson,
         concurrency_limit=concurrency_limit,
         grace_s=grace,
+        return_within_s=return_within,
         vocabulary=_vocabulary(vocab),
         temperature=temperature,
     )
@@ -188,6 +204,16 @@ def main(arguments: list[str] | None = None) -> int:
     return outcome if isinstance(outcome, int) else 0
 
 
+def run() -> NoReturn:
+    """The command line as a process of its own."""
+    try:
+        status = main()
+    except SystemExit as end:  # SIGTERM, once everything is stopped
+        status = end.code if isinstance(end.code, int) else 1
+    leave(status)
+    sys.exit(status)
+
+
 def _usage_message(error: Exception) -> str:
     describe = getattr(error, "format_message", None)
     return describe() if describe else str(error)
@@ -201,4 +227,4 @@ def _fail(message: str, error: Exception) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

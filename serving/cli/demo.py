@@ -12,7 +12,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from serving.launch.launch import check_port_free, compile_kernels, deploy, read_document, url_of, wait_for_interrupt
+from serving.cli.demo_program import show_program
+from serving.launch.kernels import compiling
+from serving.launch.launch import check_port_free, deploy, read_document, server_of, url_of, wait_for_interrupt
 from serving.launch.local_ray import LaunchError, free_port, local_ray
 from serving.launch.running import announced
 from serving.launch.starter import STARTER
@@ -50,8 +52,9 @@ def run(once: bool) -> None:
     document = read_document(STARTER / "serve.yaml")
     with contextlib.ExitStack() as stack:
         take_port(document, console)
-        compile_kernels(console)
+        compilation = stack.enter_context(compiling())
         address = stack.enter_context(local_ray(console))
+        compilation.wait(console)
         deploy(address, document, console)
         stack.enter_context(announced(url_of(document), address))
         show(url_of(document))
@@ -66,16 +69,17 @@ def take_port(document: dict[str, Any], console: Console) -> None:
         check_port_free(document)
     except LaunchError as error:
         document["http_options"]["port"] = free_port()
-        console.print(f"{error}; the demo takes {url_of(document)}", soft_wrap=True)
+        console.print(f"{error}; the demo takes {server_of(document)}", soft_wrap=True)
 
 
 def show(url: str) -> None:
-    """First request, mixed workload, a burst with its refusal, and a line to try by hand."""
+    """First request, mixed workload, an agent program, a burst with its refusal, and a line to try by hand."""
     out = table_console()
     asyncio.run(_first_request(url, out))
     out.print(f"\n[bold]{REQUESTS} requests of three tiers over {SPAN_S:g} s[/bold]")
     played = replay(ReplayOptions(mixed_trace(), url=url, slo_mix=MIX, seed=SEED), Console(stderr=True))
     out.print(outcome_table(played.points))
+    asyncio.run(show_program(url, out))
     asyncio.run(_refusal(url, out))
     out.print("\n[bold]Try it:[/bold]")
     out.print(curl_line(url), soft_wrap=True, markup=False, highlight=False)

@@ -55,17 +55,39 @@ def _change(url: str | None, address: str | None, change: Callable[[dict[str, An
     from serving.launch import tier_edit
 
     url = url_or(url)
-    table = tier_edit.redeploy(dashboard_or(address, url), change)
+    table = tier_edit.redeploy(dashboard_or(address, url), change, url)
     tier_edit.wait_applied(url, table["version"])
     print(f"Tier table version {table['version']} is in force. A Serve file deployed later must state a higher one.")
 
 
-def fleet(
+fleet = typer.Typer(invoke_without_command=True, help="Show the fleet, or change it in place.", rich_markup_mode=None)
+
+
+@fleet.command("set")
+def set_fleet(
+    settings: Annotated[
+        list[str], typer.Argument(help="KEY=VALUE, such as routing=round_robin; KEY= goes back to that of args.")
+    ],
+    url: Url = None,
+    address: Address = None,
+) -> None:
+    """Change how the fleet is run, in place: max_hops=2 autoscaling.max_replicas=8."""
+    from serving.launch import tier_edit
+
+    wanted = tier_edit.read_settings(settings)
+    _change(url, address, lambda table: tier_edit.set_fleet(table, wanted))
+
+
+@fleet.callback()
+def show_fleet(
+    context: typer.Context,
     url: Url = None,
     as_json: AsJson = False,
     history: Annotated[int, typer.Option(min=0, help="So many of the latest changes.")] = 15,
 ) -> None:
     """Show replicas, their roles and load, the fleet's size, and what changed why."""
+    if context.invoked_subcommand is not None:
+        return
     from serving.cli import fleet_tables
 
     fleet_tables.show_fleet(fetch(url_or(url)), history, as_json)

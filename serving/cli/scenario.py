@@ -13,15 +13,16 @@ from profiles.profile import Profile
 from profiles.suggest import suggest
 from routing.policy import make_routing, routing_names
 from serving.config.base import ConfigError, Section
+from serving.config.lengths import LengthsConfig
 from simulation.core.jobs import NO_EDGES
-from simulation.studies.systems import BASELINES, PLANNER, FleetOf, System
+from simulation.studies.systems import BASELINES, PLANNER, POLICY_SYSTEMS, FleetOf, System
 from simulation.workloads import arrivals
 from simulation.workloads.lengths import from_statistics
 from simulation.workloads.scenarios import CODE, CONV, SCENARIOS, make_scenario
 from simulation.workloads.settings import ServiceClass, ShareChange, closed_loop, from_trace, open_loop, read_calls
 from simulation.workloads.traces import Trace, read_trace
 
-SYSTEMS = {system.name: system for system in (PLANNER, *BASELINES)}
+SYSTEMS = {system.name: system for system in (PLANNER, *BASELINES, *POLICY_SYSTEMS)}
 BALANCERS = tuple(name for name in routing_names() if not make_routing(name).checks_admission)
 CONTROLLED = ("controller", *(name for name in routing_names() if make_routing(name).checks_admission))
 ROUTINGS = ("kernel", *CONTROLLED, *BALANCERS)
@@ -33,6 +34,7 @@ class ClassSection(Section):
     name: str
     share: float = Field(default=1.0, ge=0)
     ttft_ms: float | None = Field(default=None, gt=0)
+    ttft_slowdown: float | None = Field(default=None, gt=1)  # in place of ``ttft_ms``, where the controller routes
     tpot_ms: float | None = Field(default=None, gt=0)
     e2e_ms: float | None = Field(default=None, gt=0)
     best_effort: bool = False
@@ -42,7 +44,13 @@ class ClassSection(Section):
         ttft_s, tpot_s, e2e_s = (
             np.inf if ms is None else ms / 1000 for ms in (self.ttft_ms, self.tpot_ms, self.e2e_ms)
         )
-        return ServiceClass(self.name, self.share, ttft_s, tpot_s, e2e_s, self.best_effort)
+        return ServiceClass(self.name, self.share, ttft_s, tpot_s, e2e_s, self.best_effort, self.ttft_slowdown or 0.0)
+
+    @model_validator(mode="after")
+    def _one_ttft(self) -> "ClassSection":
+        if self.ttft_slowdown is not None and self.ttft_ms is not None:
+            raise ValueError("ttft_slowdown: says what ttft_ms says too; leave one of the two out")
+        return self
 
 
 class ChangeSection(Section):
@@ -81,6 +89,12 @@ class WorkloadSection(Section):
         return self
 
 
+class SimulatedLengths(LengthsConfig):
+    """As in an application, and the truth."""
+
+    estimator: Literal["tier_mean", "forest", "gaussian", "client_hint", "none", "oracle"] = "tier_mean"  # type: ignore[assignment]
+
+
 class Scenario(Section):
     """A simulation: hardware, system, workload, classes of service."""
 
@@ -90,6 +104,7 @@ class Scenario(Section):
     system: str = "planner"
     routing: str = "kernel"  # with several replicas
     prefix_affinity: float = Field(default=0.0, ge=0)  # where the controller routes
+    lengths: SimulatedLengths = Field(default_factory=SimulatedLengths)  # the same
     requests: int = Field(default=2000, ge=10)
     rates_per_s: list[float] = Field(default_factory=lambda: [1.0], min_length=1)
     seeds: list[int] = Field(default_factory=lambda: [1], min_length=1)
@@ -103,8 +118,12 @@ class Scenario(Section):
             raise ValueError(f"system: unknown {self.system!r}; {suggest(self.system, list(SYSTEMS))}")
         if self.routing not in ROUTINGS:
             raise ValueError(f"routing: unknown {self.routing!r}; {suggest(self.routing, list(ROUTINGS))}")
-        if self.routing not in CONTROLLED and (self.prefix_affinity or any(c.num_replicas for c in self.classes)):
-            raise ValueError(f"routing: affinity and replicas of classes need the controller: {', '.join(CONTROLLED)}")
+        own = self.prefix_affinity or self.lengths.model_fields_set or any(c.num_replicas for c in self.classes)
+        if self.routing not in CONTROLLED and own:
+            told = f"affinity, lengths and replicas of classes need the controller: {', '.join(CONTROLLED)}"
+            raise ValueError(f"routing: {told}")
+        if self.routing not in CONTROLLED and any(c.ttft_slowdown for c in self.classes):
+            raise ValueError(f"routing: the controller resolves ttft_slowdown: {', '.join(CONTROLLED)}")
         if not self.classes and not self.workload.slos_serve:
             raise ValueError("classes: at least one is needed")
         return self
@@ -125,6 +144,7 @@ class Scenario(Section):
             split=split if any(split) else (),
             prefix_affinity=self.prefix_affinity,
             trace=trace,
+            lengths=self.lengths.options(seed=0),
         )
 
 

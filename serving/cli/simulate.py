@@ -135,14 +135,16 @@ def _run(
 def _simulate_table(name: str, points: list[dict[str, Any]], names: list[str]) -> Table:
     table = Table(title=name)
     latency = ("TTFT p50/p95/p99 ms", "TPOT p50/p95/p99 ms")
-    for column in ("req/s", "seed", "attained", "kept", "by class", "refused", *latency, "tok/s"):
+    worth = ("tok/s", "gain/s", "goodput tok/s")
+    for column in ("req/s", "seed", "attained", "kept", "by class", "refused", *latency, *worth):
         table.add_column(column)
     for point in points:
         by_class = ", ".join(f"{_label(names, tier)} {share:.3f}" for tier, share in point["by_tier"].items())
         latencies = ("/".join(f"{1000 * v:.0f}" for v in point[name].values()) for name in ("ttft_s", "tpot_s"))
         kept = "-" if point["kept"] is None else f"{point['kept']:.3f}"
         figures = (f"{point['attainment']['dslo']:.3f}", kept, by_class, f"{point['refused']:.3f}", *latencies)
-        table.add_row(f"{point['rate_per_s']:g}", str(point["seed"]), *figures, f"{point['output_tokens_per_s']:.0f}")
+        per_s = (point[name] for name in ("output_tokens_per_s", "service_gain_per_s", "goodput_tokens_per_s"))
+        table.add_row(f"{point['rate_per_s']:g}", str(point["seed"]), *figures, *(f"{value:.0f}" for value in per_s))
     return table
 
 

@@ -4,10 +4,12 @@ import json
 from typing import Any
 
 from rich import box
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from serving.ingress.replica_status import state_of
+from serving.ingress.replica_status import pages_of, state_of
+from serving.launch.status import describe_start
 from serving.tables import table_console
 
 
@@ -17,12 +19,35 @@ def show(status: dict[str, Any], as_json: bool = False) -> None:
         print(json.dumps(status, indent=1))
         return
     console = table_console()
+    for page in pages_of(status):
+        _show_page(page, console)
+
+
+def _show_page(status: dict[str, Any], console: Console) -> None:
+    """The tables of one model."""
     console.print(_controller_line(status))
-    for key in ("error", "tier_table_error"):
+    for key in ("error", "tier_table_error", "lengths_error"):
         if status.get(key):
             console.print(f"{key}: {status[key]}", style="red", markup=False)
+    for alarm in (status.get("drift") or {}).get("alarms", []):
+        told = f"{alarm['tier']}: {alarm['figure']} is {alarm['ratio']:.2f} times what was predicted"
+        console.print(f"drift of {told}, for {alarm['since_s']:.0f} s", style="yellow", markup=False)
+    if lengths := status.get("lengths"):
+        console.print(_lengths_line(lengths))
     console.print(_tier_table(status))
     console.print(replica_table(status))
+    if programs := status.get("programs"):
+        console.print(_program_line(programs))
+    for start in status.get("starting") or ():
+        console.print(describe_start(start), markup=False)
+
+
+def _program_line(programs: dict[str, Any]) -> str:
+    """Programs with a deadline; on time and kept in percent of those that have ended."""
+    counts = ("open", "on_time", "late", "failed", "refused")
+    facts = [f"{name.replace('_', ' ')} {programs.get(name, 0)}" for name in counts]
+    shares = f"on time {percent(programs.get('on_time_share'))} %   kept {percent(programs.get('kept_share'))} %"
+    return f"Programs: {'   '.join(facts)}   {shares}   known graphs {programs.get('known_graphs', 0)}"
 
 
 def _controller_line(status: dict[str, Any]) -> str:
@@ -39,6 +64,18 @@ def _controller_line(status: dict[str, Any]) -> str:
     return "   ".join(f"{name} {figure(value)}" for name, value in facts.items())
 
 
+def _lengths_line(lengths: dict[str, Any]) -> str:
+    """Who bounds output lengths, and how well the latest bounds held."""
+    facts = {"lengths by": lengths.get("estimator"), "KV room for": lengths.get("kv_room")}
+    if lengths.get("version"):
+        facts["forest"] = lengths["version"]
+    for when in ("arrival", "later"):
+        if told := lengths.get(when):
+            facts[f"bounds {when} hold %"] = percent(told["coverage"])
+            facts["of max_tokens %"] = percent(told["width_vs_max_tokens"])
+    return "   ".join(f"{name} {figure(value)}" for name, value in facts.items())
+
+
 def _tier_table(status: dict[str, Any]) -> Table:
     table = plain_table("Tiers: objectives, who serves them, outcomes so far (and of the last minute)", "tier")
     bounds = ("TTFT\nms", "TPOT\nms", "E2E\nms")
@@ -51,7 +88,8 @@ def _tier_table(status: dict[str, Any]) -> Table:
         replicas = sum(replica.get("tier") == tier["name"] for replica in status.get("replicas", []))
         table.add_row(
             escape(str(tier["name"])),
-            *(milliseconds(tier.get(key)) for key in ("ttft_s", "tpot_s", "e2e_s")),
+            first_token(tier),
+            *(milliseconds(tier.get(key)) for key in ("tpot_s", "e2e_s")),
             str(replicas) if replicas else "shared",
             figure(told.get("requests", 0)),
             percent(told.get("attainment")),
@@ -102,6 +140,12 @@ def _quantiles(told: dict[str, float] | None) -> str:
 def milliseconds(seconds: float | None) -> str:
     """Seconds as milliseconds."""
     return "-" if seconds is None else f"{seconds * 1000.0:g}"
+
+
+def first_token(tier: dict[str, Any]) -> str:
+    """A tier's TTFT in milliseconds, or its slowdown over an idle engine."""
+    slowdown = tier.get("ttft_slowdown")
+    return f"{slowdown:g}x" if slowdown else milliseconds(tier.get("ttft_s"))
 
 
 def percent(share: float | None) -> str:

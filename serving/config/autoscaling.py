@@ -38,6 +38,11 @@ class AutoscalingConfig(Section):
             raise ValueError(f"{min(stated)}: has no effect without max_replicas")
         return self
 
+    @property
+    def may_be_empty(self) -> bool:
+        """Whether a fleet that nobody asks may have no replica."""
+        return self.max_replicas > 0 and self.min_replicas == 0
+
     def options(self, group: str, replicas: int) -> ScalingOptions | None:
         """As the controller takes it; ``group`` grows and shrinks, and the fleet begins with ``replicas``."""
         stated = self.model_dump() | {"group": group, "configured": replicas}

@@ -44,6 +44,22 @@ class Section(BaseModel):
             raise ConfigError("\n".join(_explain(cls, e) for e in error.errors(include_url=False))) from None
 
 
+def same_names(section: Section, other: type[msgspec.Struct]) -> dict[str, Any]:
+    """The values of a section that the other kind of settings has under the same names."""
+    names = type(section).model_fields.keys() & {*other.__struct_fields__}
+    return {name: getattr(section, name) for name in names}
+
+
+def merged_section(before: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
+    """Both, section by section and key by key: ``stated`` counts. Lists are replaced as a whole."""
+    merged = dict(before)
+    for key, value in stated.items():
+        own = merged.get(key)
+        both = isinstance(value, Mapping) and isinstance(own, Mapping)
+        merged[key] = merged_section(own, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
 def _explain(root: type[Section], error: Mapping[str, Any]) -> str:
     """One line on one of pydantic's findings, with the path of the field."""
     path = ".".join(map(str, error["loc"]))

@@ -1,9 +1,7 @@
 """The configuration of models and engines, and of the groups of replicas that a fleet consists of."""
 
-import math
 import os
 import tempfile
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
@@ -13,18 +11,21 @@ from planning.batch.registry import batch_policy_names
 from profiles.profile import ProfileError
 from profiles.store import load_profile
 from profiles.suggest import suggest
-from replicas.config import EMBEDDED_MODEL, EMBEDDED_PROFILE, MOST_IN_FLIGHT, ReplicaConfig
+from replicas.config import AUTO, EMBEDDED_MODEL, EMBEDDED_PROFILE, MOST_IN_FLIGHT, ReplicaConfig
 from replicas.kv_transfer import FILES
 from replicas.step_planner import OPTIONS, VLLM_DEFAULT
 from serving.config.base import Section, defaults
+from serving.config.devices import SIZES, Device, device_of
 from serving.config.engine_args import HARMLESS, ONLY_FOR_STOCK, SPECULATES, python_name, why_not, why_not_in_server
+from serving.config.parallel import Parallelism, Strategy, gpus_of, parallel_sizes
 
 FLEETS_OPTION = "best_effort_share"  # of schedulers, the same in the whole fleet
-DEPLOYMENT = "Replica"  # Serve deployment of the replicas; of a group: with its name behind
 
 REPLICA, SIDES = defaults(ReplicaConfig), defaults(PhaseOptions)
 
+GROUP_NAME = "^[a-z0-9]([a-z0-9_.-]*[a-z0-9])?$"  # also of one of several models
 Name = Annotated[str, Field(min_length=1)]
+LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 
 
 class ModelConfig(Section):
@@ -33,7 +34,7 @@ class ModelConfig(Section):
     SHORT: ClassVar[str] = "id"
     id: Name = REPLICA.model  # "embedded", a folder, or a Hugging Face id
     served_model_name: str = ""  # the name clients use; empty: the id
-    max_model_len: PositiveInt = REPLICA.max_model_len
+    max_model_len: PositiveInt | None = None  # None: the model's own where engines run on GPUs, else 4096
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = REPLICA.dtype
     load_format: str = REPLICA.load_format
     tool_call_parser: str = ""  # vLLM's names; setting one turns automatic tool choice on
@@ -106,19 +107,25 @@ class EngineConfig(Section):
     timed: TimedConfig = Field(default_factory=TimedConfig)
     scheduler: str = REPLICA.policy  # the order inside the engine; "vllm" is vLLM's own
     scheduler_options: dict[str, float] = Field(default_factory=dict)
-    max_num_seqs: PositiveInt = REPLICA.max_num_seqs
-    max_num_batched_tokens: PositiveInt = REPLICA.max_num_batched_tokens
-    kv_cache_gib: NonNegativeFloat = REPLICA.kv_cache_gib  # on a CPU; on a GPU 0 leaves it to vLLM's memory fraction
+    # None: as the device has it (``serving.config.devices``)
+    max_num_seqs: PositiveInt | None = None
+    max_num_batched_tokens: PositiveInt | None = None
+    kv_cache_gib: NonNegativeFloat | None = None  # 0 leaves it to vLLM's memory fraction
     block_size: PositiveInt = REPLICA.block_size  # KV tokens; vLLM on a CPU wants multiples of 32
     enable_prefix_caching: bool = REPLICA.enable_prefix_caching
-    enforce_eager: bool = REPLICA.enforce_eager
+    enforce_eager: bool | None = None
     num_cpus: NonNegativeFloat = 1.0  # reserved in Ray; rounded up, the threads of an engine on a CPU
     num_gpus: NonNegativeFloat = 0.0
+    placement_group_bundles: list[dict[str, NonNegativeFloat]] = Field(default_factory=list)  # of each replica
+    placement_group_strategy: Literal["", Strategy] = ""  # where those may be; empty: PACK
     speculation: SpeculationConfig = Field(default_factory=SpeculationConfig)
     hang_s: PositiveFloat = REPLICA.hang_s  # busy without an iteration for so long: unhealthy, replaced
+    log_level: LogLevel = REPLICA.log_level  # of vLLM and of the replica around it
+    log_stats_s: NonNegativeFloat = REPLICA.log_stats_s  # how often a replica logs its load, at level INFO; 0: never
     engine_kwargs: dict[str, Any] = Field(default_factory=dict)  # further arguments of vLLM's AsyncEngineArgs, by name
     kv_capacity_tokens: NonNegativeInt = REPLICA.kv_capacity_tokens  # simulated, timed: 0 is what the profile says
     speed: PositiveFloat = REPLICA.speed  # simulated, timed: 2 runs twice as fast as the profile
+    per_process: PositiveInt = REPLICA.per_process  # simulated only: replicas that one process hosts
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -130,16 +137,50 @@ class EngineConfig(Section):
                 raise ValueError(f"scheduler_options.{key}: set fleet.{key} instead")
             if key not in options:
                 raise ValueError(f"scheduler_options.{key}: unknown key; {suggest(key, options)}")
-        if self.device == "timed" and self.kind != "vllm":
-            raise ValueError(f"device: timed is a device of kind vllm; {self.kind!r} has none")
-        if self.device != "timed" and "timed" in self.model_fields_set and self.timed != TimedConfig():
-            raise ValueError("timed: has no effect without device: timed")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ValueError(f"max_num_batched_tokens: must be at least max_num_seqs ({self.max_num_seqs})")
+        self._check_device()
+        sizes = self.sizes
+        if 0 < sizes["max_num_batched_tokens"] < sizes["max_num_seqs"]:
+            raise ValueError(f"max_num_batched_tokens: must be at least max_num_seqs ({sizes['max_num_seqs']})")
         for key, value in self.engine_kwargs.items():
             if reason := self._why_not(key, value):
                 raise ValueError(f"engine_kwargs.{key}: {reason}")
+        self.parallelism.check()
+        if self.parallelism.pipeline > 1 and self.engine_kwargs.get("async_scheduling") is False:
+            raise ValueError("engine_kwargs.async_scheduling: a pipeline needs it; remove it")
+        if self.device == "timed" and (self.parallelism.is_placed or self.parallelism.pipeline > 1) and self.drafts:
+            raise ValueError("speculation: timed devices in a pipeline or a placement group verify no drafts")
         return self
+
+    def _check_device(self) -> None:
+        """What only one kind of engine or device has."""
+        if self.device == "timed" and self.kind != "vllm":
+            raise ValueError(f"device: timed is a device of kind vllm; {self.kind!r} has none")
+        if self.per_process > 1 and self.kind != "simulated":
+            raise ValueError(f"per_process: an engine of kind {self.kind} has a process of its own")
+        if self.device != "timed" and "timed" in self.model_fields_set and self.timed != TimedConfig():
+            raise ValueError("timed: has no effect without device: timed")
+
+    @property
+    def runs_on(self) -> Device:
+        return device_of(self.kind, self.device, gpus_of(self.num_gpus, self.placement_group_bundles))
+
+    @property
+    def parallelism(self) -> Parallelism:
+        sizes = parallel_sizes(self.engine_kwargs)
+        stated = self.placement_group_bundles, self.placement_group_strategy
+        return Parallelism(self.runs_on, self.num_gpus, *sizes, *stated)
+
+    @property
+    def drafts(self) -> bool:
+        """Whether it speculates, by either way to say so."""
+        return self.speculation.num_speculative_tokens > 0 or any(self.engine_kwargs.get(key) for key in SPECULATES)
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """Sizes as stated, else those of the device; 0 is what vLLM chooses there."""
+        own = SIZES[self.runs_on]
+        stated = {name: getattr(self, name) for name in own}
+        return {name: own[name] if value is None else value for name, value in stated.items()}
 
     @property
     def not_computed(self) -> tuple[str, ...]:
@@ -164,7 +205,7 @@ class EngineConfig(Section):
 class GroupConfig(Section):
     """Replicas of one kind, where a fleet has several: what differs from the application's settings."""
 
-    name: Annotated[str, Field(pattern="^[a-z0-9]([a-z0-9_.-]*[a-z0-9])?$")]
+    name: Annotated[str, Field(pattern=GROUP_NAME)]
     num_replicas: PositiveInt = 1
     profile: str = ""  # empty: the application's
     accelerator_type: str = ""  # Ray's, that each replica needs, such as "H100"
@@ -194,45 +235,18 @@ class DisaggregationConfig(Section):
         return {"kv_connector": self.kv_connector, "kv_connector_extra_config": options}
 
 
-@dataclass(frozen=True)
-class Group:
-    """Replicas of one kind with everything that they inherit; ``name`` is empty where the fleet has only one kind."""
-
-    name: str
-    num_replicas: int
-    profile: str
-    engine: EngineConfig
-    accelerator_type: str = ""
-    resources: dict[str, float] | None = None
-    phase: str = ""
-
-    @property
-    def deployment(self) -> str:
-        """Name of its Serve deployment."""
-        return f"{DEPLOYMENT}-{self.name}" if self.name else DEPLOYMENT
-
-    @property
-    def actor_options(self) -> dict[str, Any]:
-        """What each of its replicas reserves in Ray."""
-        options: dict[str, Any] = {"num_cpus": self.engine.num_cpus, "num_gpus": self.engine.num_gpus}
-        if self.accelerator_type:
-            options["accelerator_type"] = self.accelerator_type
-        return options | ({"resources": dict(self.resources)} if self.resources else {})
-
-    @property
-    def threads(self) -> int:
-        """Threads of an engine on a CPU."""
-        return max(1, math.ceil(self.engine.num_cpus))
-
-
 def check_profile(profile: str, model: str, engine: EngineConfig) -> str:
-    """The name of the profile to use, where none is named the embedded model's; raises ``ValueError``."""
-    if not profile and engine.device == "timed":
-        raise ValueError("profile: is needed for a timed device, which runs at its speed")
-    if not profile and (model != EMBEDDED_MODEL or engine.kind != "vllm"):
-        raise ValueError("profile: is needed for the simulated engine and for every model but the embedded one")
+    """The name of the profile to use, or ``auto`` where a replica finds its own; raises ``ValueError``."""
+    if profile in ("", AUTO):
+        if engine.device == "timed":
+            raise ValueError("profile: is needed for a timed device, which runs at its speed")
+        if engine.kind != "vllm":
+            raise ValueError("profile: is needed for the simulated engine, which runs at its speed")
+        if engine.parallelism.is_placed or engine.parallelism.pipeline > 1:
+            raise ValueError("profile: name one for an engine with stages or bundles; auto measures those of one node")
+        return EMBEDDED_PROFILE if model == EMBEDDED_MODEL and engine.runs_on == "cpu" else AUTO
     try:
-        load_profile(profile or EMBEDDED_PROFILE)
+        load_profile(profile)
     except ProfileError as error:
         raise ValueError(f"profile: {error}") from None
-    return profile or EMBEDDED_PROFILE
+    return profile

@@ -6,8 +6,8 @@ Pure: knows vLLM's names, not vLLM. Each refusal is a reason to show behind the 
 from typing import Any
 
 PLUG_IN = "is how this project's scheduler and its reports reach vLLM; engine.scheduler chooses the order"
-DATA_PARALLEL = "data parallelism inside a replica does not work yet; raise fleet.num_replicas"
-ONE_NODE = "a replica's engine runs on one node; raise fleet.num_replicas"
+DATA_PARALLEL = "replicas are the data parallelism here; raise fleet.num_replicas"
+BY_RAY = "Ray places workers on nodes; set engine.placement_group_bundles or engine.placement_group_strategy"
 ELSEWHERE = {  # an argument of vLLM -> the key that sets it
     "model": "model.id",
     "model_tag": "model.id",
@@ -21,14 +21,15 @@ REFUSED = {
     "scheduler_cls": PLUG_IN,
     "additional_config": PLUG_IN,
     "distributed_executor_backend": "a replica brings its own executor, which ends with it",
-    "pipeline_parallel_size": "the iteration-time model knows one batch at a time; use tensor_parallel_size",
+    "worker_cls": "a replica brings its own executor and vLLM's workers",
     "prefill_context_parallel_size": "KV capacity is not yet counted over context-parallel ranks",
     "decode_context_parallel_size": "KV capacity is not yet counted over context-parallel ranks",
-    "nnodes": ONE_NODE,
-    "node_rank": ONE_NODE,
+    "nnodes": BY_RAY,
+    "node_rank": BY_RAY,
     "enable_elastic_ep": DATA_PARALLEL,
     "elastic_ep_max_dp_size": DATA_PARALLEL,
     "enable_fault_tolerance": "a replica that fails is replaced as a whole",
+    "default_mm_loras": "name adapters in lora_modules, and have clients ask for them",
     "enable_prompt_embeds": "admission counts tokens, which an embedded prompt does not have",
     "tokens_only": "the ingress serves text",
     "enable_scale_out": "the ingress serves text",
@@ -45,8 +46,27 @@ ONLY_FOR_STOCK = {  # what schedulers other than vLLM's own decide themselves
 }
 SPECULATES = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
 MOVES_KV = ("kv_transfer_config", "kv_offloading_size", "kv_offloading_backend")
+SHARED = frozenset(  # say what the model, its tokenizer or its answers are: engines and ingress go by the same values
+    "tokenizer tokenizer_mode trust_remote_code revision code_revision tokenizer_revision hf_config_path hf_overrides"
+    " hf_token config_format model_impl model_class_overrides skip_tokenizer_init allowed_local_media_path"
+    " allowed_media_domains limit_mm_per_prompt language_model_only media_io_kwargs mm_processor_kwargs"
+    " interleave_mm_strings max_logprobs logprobs_mode logits_processors disable_sliding_window generation_config"
+    " override_generation_config structured_outputs_config reasoning_config enable_lora max_loras max_lora_rank"
+    " max_cpu_loras enable_tower_connector_lora".split()
+)
+ONLY_SERVER = frozenset(  # concern HTTP and text alone; engines have no such arguments
+    "lora_modules chat_template_content_format trust_request_chat_template trust_request_mm_kwargs"
+    " default_chat_template_kwargs response_role return_tokens_as_token_ids enable_auto_tool_choice"
+    " exclude_tools_when_tool_choice_none tool_parser_plugin tool_strict_level tool_server max_log_len"
+    " enable_prompt_tokens_details enable_per_request_metrics enable_server_load_tracking enable_force_include_usage"
+    " sse_keep_alive_interval enable_tokenizer_info_endpoint enable_log_outputs enable_log_deltas"
+    " cohere_is_reasoning_model cohere_format anthropic_disabled_thinking_effort log_error_stack enable_scale_out"
+    " fingerprint_mode fingerprint_value allow_credentials allowed_origins allowed_methods allowed_headers api_key"
+    " middleware enable_request_id_headers disable_fastapi_docs enable_offline_docs enable_flash_late_interaction"
+    " renderer_num_workers".split()
+)
 HARMLESS: dict[str, tuple[Any, ...]] = {  # values that say what is so anyway
-    "pipeline_parallel_size": (1,),
+    "worker_cls": ("auto",),
     "prefill_context_parallel_size": (1,),
     "decode_context_parallel_size": (1,),
     "data_parallel_size": (1,),
@@ -61,11 +81,13 @@ HARMLESS: dict[str, tuple[Any, ...]] = {  # values that say what is so anyway
 SERVES_OWN = (  # where vLLM's own HTTP server would listen, and how many processes of it there would be
     "host port uds root_path headless api_server_count grpc grpc_port config h11_max_incomplete_event_size"
     " h11_max_header_count uvicorn_log_level disable_uvicorn_access_log disable_access_log_for_endpoints"
-    " enable_ssl_refresh ssl_keyfile ssl_certfile ssl_ca_certs ssl_cert_reqs ssl_ciphers"
+    " enable_ssl_refresh ssl_keyfile ssl_certfile ssl_ca_certs ssl_cert_reqs ssl_ciphers data_parallel_supervisor_port"
+    " dp_supervisor_probe_interval_s dp_supervisor_probe_timeout_s dp_supervisor_probe_failure_threshold"
 ).split()
 ENGINES_ONLY = (  # sizes of an engine, of which the ingress has none
-    "tensor_parallel_size gpu_memory_utilization num_gpu_blocks_override enable_chunked_prefill scheduling_policy"
-    " async_scheduling kv_transfer_config speculative_config long_prefill_token_threshold kv_cache_dtype"
+    "tensor_parallel_size pipeline_parallel_size gpu_memory_utilization num_gpu_blocks_override enable_chunked_prefill"
+    " scheduling_policy async_scheduling kv_transfer_config speculative_config long_prefill_token_threshold"
+    " kv_cache_dtype"
 ).split()
 
 
@@ -80,6 +102,8 @@ def why_not(name: str, value: Any) -> str:
         return ""
     if name in ELSEWHERE:
         return f"set {ELSEWHERE[name]} instead"
+    if name == "hf_token" and isinstance(value, str):
+        return "put it into HF_TOKEN of the environment, where no page shows it; true takes the one of this machine"
     if name in ("runner", "convert"):
         return "only text generation is served"
     return DATA_PARALLEL if name.startswith("data_parallel_") else REFUSED.get(name, "")

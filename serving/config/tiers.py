@@ -1,17 +1,18 @@
-"""The tier table as operators write it, under the ingress's ``user_config``: it is applied in place, by version.
+"""The ingress's ``user_config``: tiers, and settings of the fleet, which are applied in place, by version.
 
 Milliseconds here and in what clients send; seconds in everything behind the ingress.
 """
 
 import re
-from typing import Annotated, Literal, Self
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, Strict, model_validator
 
 from controller.scaling.tiers import Tier, TierTable
 from profiles.suggest import suggest
 from protocol.messages import INF
-from serving.config.base import ConfigError, Section
+from serving.config.base import ConfigError, Section, merged_section
 from serving.request.slo import TierIndex
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
@@ -22,6 +23,7 @@ class TierConfig(Section):
 
     name: str
     ttft_ms: PositiveFloat | None = None
+    ttft_slowdown: Annotated[float, Field(gt=1.0)] | None = None  # in place of ``ttft_ms``: times an idle engine's TTFT
     tpot_ms: PositiveFloat | None = None
     e2e_ms: PositiveFloat | None = None
     max_wait_ms: PositiveFloat | None = None  # not started by then: dropped with the overload status
@@ -33,17 +35,20 @@ class TierConfig(Section):
     output_tokens: NonNegativeInt = 0  # expected output until finished requests have told; 0: the fleet's prior
     confidence: Annotated[float, Field(ge=0.5, lt=1.0)] = 0.95  # share of its promises that must be kept
     value: PositiveFloat = 1.0  # what one attained request is worth, where not all can be
+    models: Annotated[tuple[str, ...], Strict(False)] = ()  # of several, those that have this tier; empty: all
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if not _NAME.fullmatch(self.name):
             raise ValueError(f"name: must be lower-case letters, digits, '-', '_' or '.', got {self.name!r}")
-        bounds = {"ttft_ms": self.ttft_ms, "tpot_ms": self.tpot_ms, "e2e_ms": self.e2e_ms}
+        bounds = {name: getattr(self, name) for name in ("ttft_ms", "ttft_slowdown", "tpot_ms", "e2e_ms")}
         stated = [key for key, value in bounds.items() if value is not None]
         if self.best_effort and stated:
             raise ValueError(f"{stated[0]}: a best-effort tier promises nothing; leave it out")
         if not self.best_effort and not stated:
-            raise ValueError("best_effort: set it, or state ttft_ms, tpot_ms or e2e_ms")
+            raise ValueError("best_effort: set it, or state ttft_ms, ttft_slowdown, tpot_ms or e2e_ms")
+        if self.ttft_ms is not None and self.ttft_slowdown is not None:
+            raise ValueError("ttft_slowdown: says what ttft_ms says too; leave one of the two out")
         if self.ttft_ms is not None and self.e2e_ms is not None and self.ttft_ms > self.e2e_ms:
             raise ValueError(f"ttft_ms: must not exceed e2e_ms ({self.e2e_ms:g}), got {self.ttft_ms:g}")
         if self.num_replicas and (self.min_replicas or self.max_replicas):
@@ -66,6 +71,7 @@ class TierConfig(Section):
             output_tokens=self.output_tokens,
             confidence=self.confidence,
             value=self.value,
+            ttft_slowdown=self.ttft_slowdown or 0.0,
         )
 
 
@@ -76,9 +82,16 @@ class TierTableConfig(Section):
     default_tier: str  # of requests that name neither a tier nor an objective
     tiers: Annotated[tuple[TierConfig, ...], Strict(False)]
     aliases: dict[str, str] = Field(default_factory=dict)  # further names: a value of `service_tier` -> a tier
+    fleet: dict[str, Any] = Field(default_factory=dict)  # over that of `args`, see ``serving.config.live``
+    fleets: dict[str, dict[str, Any]] = Field(default_factory=dict)  # the same by model, where there are several
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if not any(tier.models for tier in self.tiers):  # otherwise each model's own table is checked
+            self._check_tiers()
+        return self
+
+    def _check_tiers(self) -> None:
         names = [tier.name for tier in self.tiers]
         for position, name in enumerate(names):
             if name in names[:position]:
@@ -96,7 +109,44 @@ class TierTableConfig(Section):
                 raise ValueError(f"aliases.{alias}: is the name of a tier")
             if name not in names:
                 raise ValueError(f"aliases.{alias}: no tier {name!r}; {suggest(name, names)}")
+
+    def of_models(self, names: Sequence[str]) -> "dict[str, TierTableConfig]":
+        """The table of each of several models.
+
+        Raises:
+            ConfigError: for a tier of an unknown model, and for a model whose tiers make no table.
+        """
+        for position, tier in enumerate(self.tiers):
+            for model in tier.models:
+                if model not in names:
+                    raise ConfigError(f"tiers.{position}.models: no model {model!r}; {suggest(model, names)}")
+        for model in self.fleets:
+            if model not in names:
+                raise ConfigError(f"fleets.{model}: no such model; {suggest(model, names)}")
+        return {name: self._of_model(name) for name in names}
+
+    def of_only_model(self) -> "TierTableConfig":
+        """The table where there are not several models; raises ``ConfigError`` for a tier that names some."""
+        for position, tier in enumerate(self.tiers):
+            if tier.models:
+                raise ConfigError(f"tiers.{position}.models: there is only one model; leave it out")
+        if self.fleets:
+            raise ConfigError("fleets: there is only one model; state fleet")
         return self
+
+    def _of_model(self, name: str) -> "TierTableConfig":
+        fleet = merged_section(self.fleet, self.fleets.get(name, {}))
+        if not any(tier.models for tier in self.tiers):
+            return self.model_copy(update={"fleet": fleet, "fleets": {}})
+        own = [tier.model_copy(update={"models": ()}) for tier in self.tiers if name in tier.models or not tier.models]
+        known, everywhere = {tier.name for tier in own}, {tier.name for tier in self.tiers}
+        aliases = {alias: tier for alias, tier in self.aliases.items() if tier in known or tier not in everywhere}
+        try:
+            return TierTableConfig.read(
+                dict(version=self.version, default_tier=self.default_tier, tiers=own, aliases=aliases, fleet=fleet)
+            )
+        except ConfigError as error:
+            raise ConfigError("\n".join(f"of model {name!r}: {line}" for line in str(error).splitlines())) from None
 
     def check_fits(self, replicas: int) -> None:
         """Raise ``ConfigError`` where the tiers need more replicas than the fleet may have."""

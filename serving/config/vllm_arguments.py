@@ -1,24 +1,29 @@
-"""Adapter: arguments of ``vllm serve`` as a command line that vLLM's own parser reads back as they were meant."""
+"""Adapter: the command line of vLLM's own server, written from a configuration and read from a user. Imports vllm."""
 
 import argparse
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
-from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from profiles.suggest import suggest_near
+from replicas.vllm_arguments import Parser, only_given, words_of
 from serving.config.base import ConfigError
 
 FIELD = "model.server_kwargs"
+PLAIN = (str, int, float, bool, type(None))
 
 
-class Parser(FlexibleArgumentParser):
-    """vLLM's, but what is wrong raises instead of ending the process."""
+class ServerParser(Parser):
+    """The parser of ``vllm serve``, whose mistakes name the configuration's key."""
 
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{FIELD}: {message}")
+    field = FIELD
+
+
+class UserParser(Parser):
+    """The same for words that a person typed: the message names the flag itself."""
+
+    field = ""
 
 
 def command_line(location: str, named: Mapping[str, Any]) -> list[str]:
@@ -27,56 +32,55 @@ def command_line(location: str, named: Mapping[str, Any]) -> list[str]:
     Raises:
         ConfigError: naming the argument that vLLM does not know, or whose value it does not take.
     """
-    parser = make_arg_parser(Parser())
-    options = {option: action for action in parser._actions for option in action.option_strings}
-    words = [location]
-    for name, value in named.items():
-        option = f"--{name.replace('_', '-')}"
-        if option not in options:
-            known = [option.removeprefix("--").replace("-", "_") for option in options if option.startswith("--")]
-            near = suggest_near(name, known) or "vLLM has no such argument"
-            raise ConfigError(f"{FIELD}.{name}: unknown key; {near}")
-        words += _words(option, options[option], value)
-    parser.parse_args(words)
+    parser = make_arg_parser(ServerParser())
+    try:
+        words = [location, *words_of(parser, named, FIELD)]
+        parser.parse_args(words)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     return words
 
 
-def _words(option: str, action: argparse.Action, value: Any) -> Iterable[str]:
-    """One argument; nothing where vLLM's default is meant."""
-    if value is None:
-        return []
-    if action.nargs == 0:
-        return _flag(option, action, value)
-    many = value if isinstance(value, list) else [value]
-    if isinstance(action, argparse._AppendAction):
-        return [f"{option}={_text(each)}" for each in many]
-    if action.nargs == "+":
-        return [option, *map(_text, many)] if many else []
-    if isinstance(value, list):
-        return [f"{option}={_list(action, value)}"]
-    return [f"{option}={_text(value)}"]
+def read_words(words: Sequence[str]) -> dict[str, Any]:
+    """What a user typed behind ``polyslo serve``, by the names of Python, with values that YAML can hold.
 
+    Values are checked by vLLM's own parser. An argument with fields of its own (``--compilation-config``) comes back
+    as the JSON that was typed, without the defaults of its other fields.
 
-def _flag(option: str, action: argparse.Action, value: Any) -> list[str]:
-    """``--x``, or for ``false`` its opposite; an option that is off by default has none."""
-    if not isinstance(value, bool):
-        raise ConfigError(f"{FIELD}.{action.dest}: must be true or false, got {value!r}")
-    if value:
-        return [option]
-    if not isinstance(action, argparse.BooleanOptionalAction):
-        return []
-    return [f"--{option.removeprefix('--no-')}" if option.startswith("--no-") else f"--no-{option[2:]}"]
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _list(action: argparse.Action, value: list[Any]) -> str:
-    """A list in one word: JSON where vLLM reads it as such, else its items with commas between."""
-    text = json.dumps(value)
+    Raises:
+        ConfigError: naming the flag.
+    """
     try:
-        is_json = callable(action.type) and action.type(text) == value
-    except (ValueError, argparse.ArgumentTypeError):
-        is_json = False
-    return text if is_json else ",".join(map(_text, value))
+        read = vars(only_given(make_arg_parser(UserParser())).parse_args(list(words)))
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if all(map(_is_plain, read.values())):
+        return read
+    typed = vars(_untyped(make_arg_parser(UserParser())).parse_args(list(words)))
+    return {name: value if _is_plain(value) else _from_json(typed[name]) for name, value in read.items()}
+
+
+def _untyped(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """The parser that leaves every value as the text it was."""
+    for action in only_given(parser)._actions:
+        action.type = None
+        if type(action).__name__ == "LoRAParserAction":
+            action.__class__ = argparse._StoreAction
+    return parser
+
+
+def _from_json(text: Any) -> Any:
+    if isinstance(text, list):
+        return [_from_json(each) for each in text]
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError):
+        return text
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) is dict:
+        return all(isinstance(key, str) and _is_plain(each) for key, each in value.items())
+    if type(value) is list:
+        return all(map(_is_plain, value))
+    return type(value) in PLAIN

@@ -107,6 +107,8 @@ class AdmissionQueue:
             self._registry.release(decision for _, decision in decided)
             self._registry.refuse(group, refusal)
             return
+        for request, decision in decided:
+            request.request_state.take_ttft(decision)  # also of what has to ask again: its due time stays
         pending = [request for request, decision in decided if decision.verdict == Verdict.PENDING]
         if pending:
             group.later(max(d.retry_after_s for _, d in decided), self.enqueue, pending)
@@ -123,8 +125,8 @@ class AdmissionQueue:
             return
         if request.demoted:
             decision = msgspec.structs.replace(decision, verdict=Verdict.BEST_EFFORT, reason=request.demoted)
+        self._note(request, decision)  # first: a stage's deadline is a part of the objective
         submission = request.submission(decision)
-        self._note(request, decision)
         request.replica, request.is_acknowledged, request.is_fresh, request.placed_s = (
             decision.replica,
             False,

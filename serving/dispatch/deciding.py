@@ -11,7 +11,9 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-from protocol.messages import AdmissionRequest, Decision, Verdict
+import msgspec
+
+from protocol.messages import INF, AdmissionRequest, Decision, Verdict
 from serving.dispatch.background import Tasks
 from serving.dispatch.engine_request import EngineRequest, Timeouts, Transport
 
@@ -45,6 +47,7 @@ class Decider:
         self._open: set[asyncio.Task[list[Decision]]] = set()
         self._is_probing = False
         self._output_tokens: dict[str, int] = {}  # by tier, as the controller predicted last
+        self._ttft_s: dict[str, tuple[int, float]] = {}  # by tier with a slowdown: the last prompt and its TTFT
         self._random = random.Random()
 
     @property
@@ -58,7 +61,7 @@ class Decider:
         """Decisions for all of ``batch``, each request's as soon as its answer comes or its patience ends."""
         started_s, waiting = time.monotonic(), {request.attempt_id: request for request in batch}
         while waiting and not self.is_away:
-            asked = self._ask(to_questions(list(waiting.values())))
+            asked = self._ask(self._with_patience(to_questions(list(waiting.values())), waiting, started_s))
             async for impatient in self._wait(asked, waiting, started_s):
                 yield await self._without_controller(impatient)
             if not asked.done():  # nobody waits any more
@@ -72,6 +75,14 @@ class Decider:
         if waiting:
             self._probe()
             yield await self._without_controller(list(waiting.values()))
+
+    def _with_patience(
+        self, questions: list[AdmissionRequest], waiting: Mapping[str, EngineRequest], started_s: float
+    ) -> list[AdmissionRequest]:
+        """The questions, each with the time for which it will be waited."""
+        waited_s = time.monotonic() - started_s
+        left_s = [self.timeouts.ask_s(waiting[q.request_id].slo) - waited_s for q in questions]
+        return [msgspec.structs.replace(q, patience_s=s) for q, s in zip(questions, left_s, strict=True)]
 
     async def _wait(
         self, asked: "asyncio.Task[list[Decision]]", waiting: dict[str, EngineRequest], started_s: float
@@ -93,6 +104,8 @@ class Decider:
         for request, decision in decided:
             if decision.output_tokens:
                 self._output_tokens[request.slo.tier] = decision.output_tokens
+            if request.slo.ttft_slowdown and decision.ttft_s < INF:
+                self._ttft_s[request.slo.tier] = request.prompt_tokens, decision.ttft_s
         return decided
 
     def _release_late(self, asked: "asyncio.Task[list[Decision]]") -> None:
@@ -157,6 +170,14 @@ class Decider:
         if not replica:
             return Decision(request.attempt_id, Verdict.REFUSED, "", request.slo.tier, NO_REPLICA)
         output_tokens = min(request.max_tokens, self._output_tokens.get(request.slo.tier, TYPICAL_TOKENS))
+        tier, ttft_s = request.slo.tier, self._usual_ttft_s(request)
         return Decision(
-            request.attempt_id, Verdict.UNCHECKED, replica, request.slo.tier, AWAY, output_tokens=output_tokens
+            request.attempt_id, Verdict.UNCHECKED, replica, tier, AWAY, output_tokens=output_tokens, ttft_s=ttft_s
         )
+
+    def _usual_ttft_s(self, request: EngineRequest) -> float:
+        """What a slowdown may amount to: as the tier's last one, in proportion to the prompt where that is longer."""
+        if not request.slo.ttft_slowdown:
+            return request.slo.ttft_s
+        prompt_tokens, ttft_s = self._ttft_s.get(request.slo.tier, (1, INF))
+        return ttft_s * max(1.0, request.prompt_tokens / prompt_tokens)

@@ -46,6 +46,8 @@ class Dispatcher:
             self.registry, decider, self._quarantine, self._tasks, self._streams.doubtful, self._send
         )
         self._tasks.keep(lambda: self._streams.watch(self._busy))
+        self._tasks.keep(self._hear_recalls)
+        self._tasks.keep(self._reach_controller)
 
     @property
     def requests(self) -> dict[str, EngineRequest]:
@@ -124,6 +126,36 @@ class Dispatcher:
         else:
             self._resume([request], replica)
 
+    # -- from the controller ----------------------------------------------------------------------------------------
+
+    async def _reach_controller(self) -> None:
+        """Hold a socket to the controller, made anew whenever it breaks; without one, Ray carries the questions."""
+        while True:
+            try:
+                await self.transport.reach_controller()
+            except Exception as error:  # it is away, and whoever asks it for decisions says so
+                logger.debug("no socket to the controller: %r", error)
+            await asyncio.sleep(PAUSE_S)
+
+    async def _hear_recalls(self) -> None:
+        while True:
+            try:
+                self._recall(await self.transport.hear_recalls())
+            except Exception as error:  # it is away, and whoever asks it for decisions says so
+                logger.debug("no recalls are heard: %r", error)
+                await asyncio.sleep(PAUSE_S)
+
+    def _recall(self, attempt_ids: Sequence[str]) -> None:
+        """Requests that wait at a replica ask anew: a better set has their places. One that has begun stays."""
+        for attempt_id in attempt_ids:
+            request = self.registry.named(attempt_id)
+            if request is None or not request.replica or request.tokens:
+                continue
+            self._background.abort(request.replica, attempt_id)
+            request.replica = ""
+            request.attempt += 1
+            self._admissions.enqueue([request])
+
     # -- from a replica ---------------------------------------------------------------------------------------------
 
     def _receive(self, replica: str, deltas: Sequence[Delta]) -> None:
@@ -164,7 +196,8 @@ class Dispatcher:
             request.failures_without_progress, request.is_fresh = 0, False
             self._quarantine.acquit(request)
             request.request_state.record_tokens(request.request_id, len(delta.token_ids), now_s)
-        request.request_state.sequence(request.request_id).late |= delta.late
+        if delta.late:
+            request.request_state.sequence(request.request_id).late = True
         if delta.finish == PREFILLED:
             request.replica, request.transfer = "", delta.transfer
             moving.append(request)

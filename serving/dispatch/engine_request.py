@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from protocol.messages import (
     Scope,
     Slo,
     Submission,
+    Traits,
     Verdict,
 )
 from serving.request.state import HttpRequestState
@@ -36,11 +37,13 @@ class Transport(Protocol):
     """The remote ends, as plain coroutines; every failure is an exception."""
 
     async def admit(self, batch: list[AdmissionRequest]) -> list[Decision]: ...
+    async def hear_recalls(self) -> list[str]: ...
+    async def reach_controller(self) -> None: ...
     async def on_outcomes(self, outcomes: list[Outcome]) -> None: ...
     async def on_failed(self, replica: str) -> None: ...
     async def submit(self, replica: str, batch: list[Submission]) -> Sequence[Rejection]: ...
     async def abort(self, replica: str, request_ids: list[str]) -> None: ...
-    def channel(self, replica: str) -> AsyncIterator[bytes]: ...
+    async def listen(self, replica: str, receive: Callable[[memoryview], None]) -> None: ...
     async def any_replica(self, exclude: Sequence[str]) -> str | None: ...
 
 
@@ -73,6 +76,8 @@ class EngineRequest:
     can_disaggregate: bool = True  # the same in the ordinary course of things: prefilled here, decoded there
     transfer: bytes = b""  # what the prefilling replica said about the KV cache it holds ready
     prefix: tuple[int, ...] = ()  # marks of the prompt, where replicas are preferred that know it
+    traits: Traits = Traits()
+    adapter: str = ""  # LoRA adapter by name
     tokens: list[int] = field(default_factory=list)
     replica: str = ""
     exclude: tuple[str, ...] = ()
@@ -131,6 +136,9 @@ class EngineRequest:
             group,
             self.request_state.tenant,
             self.prompt_digest,
+            traits=self.traits,
+            program=self.request_state.program,
+            adapter=self.adapter,
         )
 
     def submission(self, decision: Decision) -> Submission:
@@ -150,6 +158,10 @@ class EngineRequest:
             self.payload(self.tokens),
             decision.prefill_only,
             self.transfer,
+            decision.output_bound_tokens,
+            self.request_state.tenant,
+            self.request_state.program.id if self.request_state.program else "",
+            decision.value,
         )
 
 

@@ -29,7 +29,7 @@ _raw_outputs = msgspec.msgpack.Decoder(_RawOutputs)
 _delta = msgspec.msgpack.Decoder(Delta)
 
 
-def read_outputs(message: bytes) -> Outputs:
+def read_outputs(message: bytes | memoryview) -> Outputs:
     """A message of a channel. A delta that cannot be read becomes an error of its own request.
 
     Raises:
@@ -75,15 +75,18 @@ class Streams:
     async def _listen(self, replica: str) -> None:
         """Read one replica's channel until it breaks."""
         try:
-            async for message in self._transport.channel(replica):
-                outputs = read_outputs(message)
-                if stream := self._streams.get(replica):
-                    stream.note(outputs)
-                self._receive(replica, outputs.deltas)
+            await self._transport.listen(replica, lambda message: self._take(replica, message))
             error: Exception = ConnectionError("channel closed")
         except Exception as broken:
             error = broken
         self.fail(replica, error)
+
+    def _take(self, replica: str, message: bytes | memoryview) -> None:
+        outputs = read_outputs(message)
+        if stream := self._streams.get(replica):
+            stream.note(outputs)
+        if outputs.deltas:
+            self._receive(replica, outputs.deltas)
 
     def fail(self, replica: str, error: Exception) -> None:
         """Give up the channel of a replica, and tell."""

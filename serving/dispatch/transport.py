@@ -6,7 +6,7 @@ A replica of a named group is called ``group/id``, where id is Serve's own; a fl
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -14,7 +14,10 @@ import ray
 from ray.serve.exceptions import ReplicaUnavailableError
 
 from controller.actor import start_controller
+from protocol.links import ABORT, ADMIT, OUTCOMES, SUBMIT, AdmitCall
 from protocol.messages import AdmissionRequest, Decision, Outcome, Rejection, Submission
+from protocol.names import group_of, process_of
+from serving.dispatch.token_hub import Channel, TokenHub
 
 ANYONE_S = 3.0
 NEWBORN_S = 1.0
@@ -31,6 +34,9 @@ class RayTransport:
         self.handles, self.ingress_id = handles, ingress_id
         self._controller_name, self._namespace = controller, namespace
         self._actor: Any = None
+        self._hub: TokenHub | None = None  # made for the first channel
+        self._channels: dict[str, Channel] = {}
+        self._to_controller: Channel | None = None
         self._deploy_number = 0  # of this ingress's deploy, as the controller said (``controller.deploys``)
         self._known: list[str] = []  # replicas lately decided for, newest last
         self._heard_s: dict[str, float] = {}  # replicas with an open channel, and when they last spoke
@@ -54,14 +60,35 @@ class RayTransport:
         self._deploy_number = int(await self._ask("configure", options, tiers, self._deploy_number))
 
     async def admit(self, batch: list[AdmissionRequest]) -> list[Decision]:
-        decisions = _decisions.decode(await self._ask("admit", msgspec.msgpack.encode(batch)))
+        call = AdmitCall(self.ingress_id, time.monotonic(), msgspec.msgpack.encode(batch))
+        if (channel := self._to_controller) and channel.is_up:
+            answer = await channel.call(ADMIT, msgspec.msgpack.encode(call))
+        else:
+            answer = await self._ask("admit", call.batch, call.ingress, call.sent_s)
+        decisions = _decisions.decode(answer)
         for decision in decisions:
             if decision.replica and decision.replica not in self._known:
                 self._known = [*self._known[-31:], decision.replica]
         return decisions
 
+    async def hear_recalls(self) -> list[str]:
+        """Attempt ids that must ask anew, as soon as there are some; none after a while."""
+        return list(await self._ask("hear_recalls", self.ingress_id))
+
     async def on_outcomes(self, outcomes: list[Outcome]) -> None:
-        await self._ask("on_outcomes", msgspec.msgpack.encode(outcomes))
+        message = msgspec.msgpack.encode(outcomes)
+        if (channel := self._to_controller) and channel.is_up:
+            await channel.call(OUTCOMES, message)
+        else:
+            await self._ask("on_outcomes", message)
+
+    async def reach_controller(self) -> None:
+        """Hold a socket to the controller, over which it is asked, until that or the controller ends."""
+        channel = self._to_controller = self._open_hub().open(lambda _message: None)
+        try:
+            await _until_ended(channel, self._ask("answer_over", msgspec.msgpack.encode(channel.link)))
+        finally:
+            self._open_hub().close_channel(channel)
 
     async def on_failed(self, replica: str) -> None:
         self._known = [name for name in self._known if name != replica]
@@ -72,8 +99,7 @@ class RayTransport:
 
     def _pinned(self, replica: str, **options: Any) -> Any:
         """A handle whose calls go to exactly this replica."""
-        group, _, own_id = replica.rpartition("/")
-        return self.handles[group].options(session_id=own_id, **options)
+        return self.handles[group_of(replica)].options(session_id=process_of(replica), **options)
 
     async def submit(self, replica: str, batch: list[Submission]) -> list[Rejection]:
         """Send requests; tells which of them the replica did not take, or which cannot be sent."""
@@ -83,26 +109,56 @@ class RayTransport:
         return rejections
 
     async def _submit(self, replica: str, message: bytes) -> bytes:
+        """Over the replica's own channel where that is up, otherwise through Ray."""
+        if (channel := self._channels.get(replica)) and channel.is_up:
+            return await channel.call(SUBMIT, message)
         give_up_s = time.monotonic() + NEWBORN_S
         while True:
             try:
-                return bytes(await self._pinned(replica).submit.remote(self.ingress_id, message))
+                return bytes(await self._pinned(replica).submit.remote(self.ingress_id, message, replica))
             except ReplicaUnavailableError:  # gone, or so new that Serve has not told this process of it
                 if time.monotonic() > give_up_s:
                     raise
                 await asyncio.sleep(0.1)
 
     async def abort(self, replica: str, request_ids: list[str]) -> None:
-        await self._pinned(replica).abort.remote(request_ids)
+        if (channel := self._channels.get(replica)) and channel.is_up:
+            await channel.call(ABORT, msgspec.msgpack.encode(request_ids))
+        else:
+            await self._pinned(replica).abort.remote(request_ids, replica)
 
-    async def channel(self, replica: str) -> AsyncIterator[bytes]:
-        stream = self._pinned(replica, stream=True).channel.remote(self.ingress_id)
+    async def listen(self, replica: str, receive: Callable[[memoryview], None]) -> None:
+        """Have a replica send its messages over a socket, as long as its call goes on: Ray carries nothing but the end.
+
+        Returns, or raises what ended it, when nothing more will come.
+        """
+
+        def hear(message: memoryview) -> None:
+            self._heard_s[replica] = time.monotonic()
+            receive(message)
+
+        channel = self._channels[replica] = self._open_hub().open(hear)
         try:
-            async for message in stream:
-                self._heard_s[replica] = time.monotonic()
-                yield message
+            await _until_ended(channel, self._hold(replica, msgspec.msgpack.encode(channel.link)))
         finally:
-            self._heard_s.pop(replica, None)
+            self._open_hub().close_channel(channel)
+            if self._channels.get(replica) is channel:
+                del self._channels[replica]
+                self._heard_s.pop(replica, None)
+
+    def _open_hub(self) -> TokenHub:
+        self._hub = self._hub or TokenHub(ray.util.get_node_ip_address())
+        return self._hub
+
+    async def _hold(self, replica: str, link: bytes) -> None:
+        """The call that keeps a channel open; it ends when the replica, its engine or its link does."""
+        async for _ in self._pinned(replica, stream=True).channel.remote(self.ingress_id, link, replica):
+            pass
+
+    def close(self) -> None:
+        """Stop listening to everybody."""
+        if self._hub is not None:
+            self._hub.close()
 
     def heard(self, within_s: float) -> set[str]:
         """Replicas that have spoken lately on a channel that is still open; idle ones send heartbeats."""
@@ -124,6 +180,17 @@ class RayTransport:
     @staticmethod
     async def _anyone(handle: Any) -> dict[str, Any]:
         return dict(await handle.info.remote())
+
+
+async def _until_ended(channel: Channel, call: Coroutine[Any, Any, Any]) -> None:
+    """Wait for the end of a channel, or of the call that keeps it open; raises what ended it."""
+    holding = asyncio.ensure_future(call)
+    try:
+        done, _ = await asyncio.wait((holding, channel.broken), return_when=asyncio.FIRST_COMPLETED)
+        for ended in done:
+            ended.result()
+    finally:
+        holding.cancel()
 
 
 def encode_each(batch: Sequence[Submission]) -> tuple[list[msgspec.Raw], list[Rejection]]:

@@ -11,6 +11,8 @@ from serving.ingress.errors import anthropic_error, is_anthropic
 from serving.request.state import HttpRequestState
 
 _CODES = {401: "invalid_api_key"}
+EVENT = b"data: {"
+MIDDLE = EVENT + b'"id"'  # how those of completions and chats begin, errors not
 _FINAL_RESPONSE_EVENTS = (b"response.completed", b"response.incomplete", b"response.failed")
 
 
@@ -84,13 +86,24 @@ def openai_error(error: dict[str, Any]) -> dict[str, Any]:
 
 
 class StreamAnnotator:
-    """Annotates server-sent events one by one; bytes may arrive cut anywhere."""
+    """Annotates server-sent events one by one; bytes may arrive cut anywhere.
+
+    A chunk in the middle of a completion or a chat, which is nearly all of them, is passed on unread, with
+    ``service_tier`` in front.
+    """
 
     def __init__(self, request_state: HttpRequestState) -> None:
         self.request_state, self._rest = request_state, b""
+        self._front, self._decided_s = b"", -1.0  # of a middle chunk, and as of which decision
 
     def feed(self, data: bytes, last: bool) -> bytes:
         """Complete events of ``data``, annotated; the remainder waits for its end (or passes when ``last``)."""
+        if is_middle(data) and not self._rest:
+            if self._decided_s != self.request_state.decided_s:
+                self._decided_s = self.request_state.decided_s
+                tier = {"service_tier": openai_tier(self.request_state)}
+                self._front = EVENT[:-1] + _front(tier) + b","
+            return self._front + data[len(EVENT) :]
         events = (self._rest + data).split(b"\n\n")
         self._rest = b"" if last else events.pop()
         done = [self._annotate(event) for event in events]
@@ -126,7 +139,17 @@ class StreamAnnotator:
         return payload
 
 
+def is_middle(data: bytes) -> bool:
+    """Whether this is one whole event of a completion or a chat, and not its last one."""
+    is_whole = data.startswith(MIDDLE) and data.find(b"\n\n") == len(data) - 2
+    return is_whole and b'"finish_reason":"' not in data
+
+
 def _prepend(extra: dict[str, Any], payload: bytes) -> bytes:
     """``extra`` as the first keys of a JSON object, without parsing the rest of it."""
-    inner = json.dumps(extra, ensure_ascii=False, separators=(",", ":")).encode()[1:-1]
-    return b"{" + inner + (b"" if payload.startswith(b"{}") else b",") + payload[1:]
+    return _front(extra) + (b"" if payload.startswith(b"{}") else b",") + payload[1:]
+
+
+def _front(extra: dict[str, Any]) -> bytes:
+    """The beginning of a JSON object with these keys."""
+    return b"{" + json.dumps(extra, ensure_ascii=False, separators=(",", ":")).encode()[1:-1]

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -65,3 +65,30 @@ async def send_json(send: Send, status: int, document: Any, headers: Mapping[str
     raw = [(name.encode(), value.encode("latin-1", "replace")) for name, value in told.items()]
     await send({"type": "http.response.start", "status": status, "headers": raw})
     await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+class Answer(NamedTuple):
+    """A whole response: its first message, and its body."""
+
+    start: Message
+    body: bytes
+
+    @property
+    def status(self) -> int:
+        return int(self.start["status"])
+
+
+async def answer_of(app: App, scope: Message, receive: Receive) -> Answer:
+    """What ``app`` answers, for a caller that sends something else; raises ``ClientGone`` where it answers nothing."""
+    starts, parts = list[Message](), list[bytes]()
+
+    async def keep(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            starts.append(message)
+        elif message["type"] == "http.response.body":
+            parts.append(bytes(message.get("body", b"")))
+
+    await app(dict(scope), receive, keep)
+    if not starts:
+        raise ClientGone
+    return Answer(starts[0], b"".join(parts))

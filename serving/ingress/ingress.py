@@ -12,15 +12,18 @@ import msgspec
 from controller.deploys import ApplicationClash
 from serving.config.app import AppConfig
 from serving.config.base import ConfigError
+from serving.config.live import in_force
+from serving.config.model_tables import tables_of
 from serving.config.tiers import TierTableConfig
 from serving.dispatch.dispatcher import Dispatcher
 from serving.dispatch.transport import RayTransport
 from serving.ingress.asgi import Message, Receive, Send, send_error, send_json
 from serving.ingress.disconnects import Disconnects
-from serving.ingress.errors import unavailable
+from serving.ingress.errors import ApiError, unavailable
 from serving.ingress.guard import Guard
 from serving.ingress.metrics import IngressMetrics
 from serving.ingress.middleware import SloMiddleware
+from serving.ingress.other_tasks import refusal_of
 from serving.ingress.replica_status import with_stale
 from serving.request.slo import TierIndex
 from serving.request.state import HttpRequestState
@@ -62,6 +65,7 @@ class IngressApp:
         self.table: TierTableConfig | None = None
         self.table_error = ""
         self._index: TierIndex | None = None
+        self._deploy = deploy
         self._options = msgspec.msgpack.encode(config.fleet_options(*deploy))
         self._status: dict[str, Any] = {"replicas": []}
         self._status_s = float("-inf")
@@ -70,15 +74,19 @@ class IngressApp:
         limits = config.ingress.limits
         has_tenants = bool(getattr(getattr(server, "state", None), "checks_keys", False))
         status = config.fleet.overload_status
-        middleware = SloMiddleware(Disconnects(server), self.index, self.done, status, limits, has_tenants)
-        self._generate = Guard(middleware, config.ingress.guard)
+        self.middleware = SloMiddleware(Disconnects(server), self.index, self.done, status, limits, has_tenants)
+        self._generate = Guard(self.middleware, config.ingress.guard)
         self._pinging = asyncio.get_running_loop().create_task(self._ping())
 
     def set_table(self, settings: Any) -> None:
-        """Take a tier table; one that is not newer, or not sound, is refused with its reason in the status."""
+        """Take the tier table that ``user_config`` is."""
+        self.apply_table(lambda: tables_of(settings, self.config)[self.config.entry])
+
+    def apply_table(self, read: Callable[[], TierTableConfig]) -> None:
+        """Take what ``read`` gives; one that is not newer, or not sound, is refused with its reason in the status."""
         try:
-            table = TierTableConfig.read(settings)
-            table.check_fits(self.config.most_replicas)
+            table = read()
+            config = in_force(self.config, table.fleet)
             if self.table is not None and table != self.table and table.version <= self.table.version:
                 raise ConfigError(f"version: the table changed, so raise it above {self.table.version}")
         except ConfigError as error:
@@ -88,6 +96,7 @@ class IngressApp:
             logger.error("tier table not applied: %s", error)
             return
         self.table, self._index, self.table_error = table, table.to_index(), ""
+        self._options = msgspec.msgpack.encode(config.fleet_options(*self._deploy))
 
     def index(self) -> TierIndex:
         """What requests are resolved with."""
@@ -106,6 +115,8 @@ class IngressApp:
             await self._answer(scope["path"], send)
         elif reads and scope["path"] in ("/metrics", "/metrics/"):
             await self._metrics_app(scope, receive, send)
+        elif scope["type"] == "http" and (refusal := refusal_of(scope["path"])):
+            await send_error(send, refusal)
         else:
             await self._generate(scope, receive, send)
 
@@ -120,17 +131,21 @@ class IngressApp:
         self.dispatcher.check()
 
     async def _answer(self, path: str, send: Send) -> None:
-        if path == "/health":
-            try:
-                self.check()
-            except RuntimeError as error:
-                await send_error(send, unavailable(f"This ingress has failed: {error}.", "ingress_failed"))
-                return
+        if path == "/health" and (trouble := await self.trouble()):
+            await send_error(send, trouble)
+        else:
+            await send_json(send, 200, {"status": "ok"} if path == "/health" else await self.status())
+
+    async def trouble(self) -> ApiError | None:
+        """Why no request can be served, if that is so."""
+        try:
+            self.check()
+        except RuntimeError as error:
+            return unavailable(f"This ingress has failed: {error}.", "ingress_failed")
         status = await self.status()
-        if path == "/health" and not (self._heard() or any(replica["live"] for replica in status["replicas"])):
-            await send_error(send, unavailable("No replica is alive."))
-            return
-        await send_json(send, 200, {"status": "ok"} if path == "/health" else status)
+        if self._heard() or any(replica["live"] for replica in status["replicas"]):
+            return None
+        return unavailable("No replica is alive.")
 
     async def status(self) -> dict[str, Any]:
         """The controller's status, asked for at most twice a second; without it, replicas as they were last known."""

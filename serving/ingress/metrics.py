@@ -4,6 +4,7 @@ Each ingress has a registry of its own, so that several can live in one process;
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 
 TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)
 ERROR_SECONDS = (-5.0, -1.0, -0.25, -0.1, -0.025, -0.01, 0.0, 0.01, 0.025, 0.1, 0.25, 1.0, 5.0)
 LABELS = ("tier", "model")
+PROGRAM_STATES = ("open", "on_time", "late", "failed", "refused", "promised", "kept")
 
 
 class IngressMetrics:
@@ -53,9 +55,7 @@ class IngressMetrics:
             "polyslo_slo_missed_total", "Requests that did not; refused ones included.", ("tier", "dimension")
         )
         self.promised = counter("polyslo_promises_total", "Requests admitted with a predicted TTFT.", ("tier",))
-        self.kept = counter(
-            "polyslo_promises_kept_total", "Of those, the ones that got what they asked for.", ("tier",)
-        )
+        self.kept = counter("polyslo_promises_kept_total", "Of those, the ones that were met.", ("tier",))
         self.rejected = counter("polyslo_rejected_total", "Requests refused.", ("tier", "reason"))
         self.downgraded = counter("polyslo_downgraded_total", "Requests made best effort.", ("tier", "reason"))
         self.resumed = counter("polyslo_resumed_total", "Streams continued on another replica.", ("tier",))
@@ -69,8 +69,26 @@ class IngressMetrics:
         self.prefix_share = gauge(
             "polyslo_prefix_hit_share", "Prompt tokens sent where they are presumably cached, of all."
         )
+        self._make_prediction_gauges(gauge)
+        self.programs = gauge("polyslo_programs", "Programs with a deadline by what became of them.", ("state",))
         self.kv_tokens = gauge("polyslo_kv_tokens", "KV tokens in use.", ("replica",))
         self.decision_us = gauge("polyslo_controller_decision_seconds", "Mean seconds per decision since its birth.")
+
+    def _make_prediction_gauges(self, gauge: Callable[..., Gauge]) -> None:
+        """How well lengths and times are predicted."""
+        self.length_coverage = gauge(
+            "polyslo_length_bound_coverage",
+            "Share of outputs within their bound, given at arrival or later.",
+            ("when",),
+        )
+        self.length_width = gauge(
+            "polyslo_length_bound_width", "Median bound of an output over its max_tokens.", ("when",)
+        )
+        self.length_forest = gauge("polyslo_length_forest_version", "Forests grown so far; 0: none is in force.")
+        self.drift = gauge(
+            "polyslo_drift_ratio", "Median of measured over predicted, latest requests.", ("tier", "figure")
+        )
+        self.drift_alarms = gauge("polyslo_drift_alarms", "Drift alarms that there are.")
 
     def to_app(self) -> App:
         """The ASGI application of ``/metrics``."""
@@ -132,6 +150,9 @@ class IngressMetrics:
             self.kv_tokens.labels(replica["replica"]).set(replica["kv_used_tokens"])
         if prefixes := status.get("prefixes"):
             self.prefix_share.set(prefixes["hit_tokens"] / max(1, prefixes["prompt_tokens"]))  # type: ignore[index]
+        programs = status.get("programs") or {}
+        for state in PROGRAM_STATES:
+            self.programs.labels(state).set(programs.get(state, 0))  # type: ignore[union-attr]
         self.waiting.clear()
         for tier, count in status.get("waiting", {}).items():  # type: ignore[union-attr]
             self.waiting.labels(tier).set(count)
@@ -139,6 +160,22 @@ class IngressMetrics:
         self.target.set(size.get("target") or len(status.get("replicas", [])))  # type: ignore[arg-type]
         for tier, count in size.get("wanted", {}).items():
             self.wanted.labels(tier).set(count)
+        self._observe_lengths(status.get("lengths") or {})  # type: ignore[arg-type]
+        self._observe_drift(status.get("drift") or {})  # type: ignore[arg-type]
         mean_us = status.get("controller", {}).get("decision_us_mean")  # type: ignore[union-attr]
         if mean_us is not None:
             self.decision_us.set(mean_us / 1e6)
+
+    def _observe_lengths(self, lengths: dict[str, Any]) -> None:
+        self.length_forest.set(lengths.get("version", 0))
+        for when in ("arrival", "later"):
+            if told := lengths.get(when):
+                self.length_coverage.labels(when).set(told["coverage"])
+                self.length_width.labels(when).set(told["width_vs_max_tokens"])
+
+    def _observe_drift(self, drift: dict[str, Any]) -> None:
+        self.drift_alarms.set(len(drift.get("alarms", [])))
+        self.drift.clear()
+        for tier, ratios in drift.get("measured_over_predicted", {}).items():
+            for figure, ratio in ratios.items():
+                self.drift.labels(tier, figure).set(ratio)

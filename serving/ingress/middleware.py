@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from protocol.programs import INF
 from serving.config.limits import LimitsConfig
 from serving.ingress.annotate import StreamAnnotator, annotate_json, mend_error, only_error
 from serving.ingress.asgi import App, ClientGone, Message, Receive, Send, read_body, replayed, send_error, with_length
@@ -20,8 +21,10 @@ from serving.ingress.limits import Refusal, check_document
 from serving.ingress.sequences import expected_sequences
 from serving.ingress.tenant import tenant_of
 from serving.request.program import read_program
+from serving.request.program_memory import ProgramMemory
 from serving.request.slo import SloError, TierIndex, resolve, strip_body
 from serving.request.state import HttpRequestState, current_request_state
+from serving.request.traits import read_traits
 
 GENERATING = frozenset(
     {
@@ -33,6 +36,7 @@ GENERATING = frozenset(
         "/invocations",  # SageMaker's name for whichever of these the body fits
     }
 )
+UNKNOWN_MODEL = "polyslo.unknown_model"  # key of an ASGI scope: vLLM's server is only to say that there is none
 
 
 class SloMiddleware:
@@ -52,6 +56,7 @@ class SloMiddleware:
     ) -> None:
         self.app, self.tiers, self.done, self.overload_status = app, tiers, done, overload_status
         self.limits, self.has_tenants = limits or LimitsConfig(), has_tenants
+        self.programs = ProgramMemory()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -66,7 +71,7 @@ class SloMiddleware:
         try:
             body = await read_body(receive) or b""
             document = self._read(body)
-            if path not in GENERATING:
+            if path not in GENERATING or UNKNOWN_MODEL in scope:
                 await self.app(scope, replayed(body, receive), MendedErrors(send, path))
                 return
             request_state, body = self._open(scope, document, body)
@@ -89,6 +94,7 @@ class SloMiddleware:
             await response.refuse(refusal.error)
         finally:
             current_request_state.reset(token)
+            self.programs.note(request_state)
             self.done(request_state, response.status)
 
     def _read(self, body: bytes) -> dict[str, Any]:
@@ -100,12 +106,14 @@ class SloMiddleware:
         """The state of a request, and its body without what only the ingress understands."""
         check_document(document, self.limits)
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
-        slo = resolve(headers, document, self.tiers())
         arrived_s = scope.get(ARRIVED, time.monotonic())
-        asked = document.get("service_tier")
-        program, expected = read_program(headers, document), expected_sequences(document)
+        asked, expected = document.get("service_tier"), expected_sequences(document)
+        tenant = tenant_of(scope["path"], headers) if self.has_tenants else ""
+        program = self.programs.recall(read_program(headers, document), document, tenant, arrived_s)
+        slo = resolve(headers, document, self.tiers(), program.deadline_s if program else INF)
         request_state = HttpRequestState(slo, arrived_s, program, str(asked or ""), expected=expected, is_open=True)
-        request_state.tenant = tenant_of(scope["path"], headers) if self.has_tenants else ""
+        request_state.traits = read_traits(headers, document, program)
+        request_state.tenant = tenant
         stripped = strip_body(document)
         return request_state, body if stripped is document else msgspec.json.encode(stripped)
 
@@ -146,7 +154,10 @@ class Response:
     async def __call__(self, message: Message) -> None:
         if self._replaced:
             return
-        if message["type"] == "http.response.start":
+        if self._stream is not None and message.get("more_body", False):
+            data = self._stream.feed(bytes(message["body"]), False)
+            await self.send({"type": "http.response.body", "body": data, "more_body": True})
+        elif message["type"] == "http.response.start":
             self._start = message
         elif message["type"] == "http.response.body":
             await self._body(bytes(message.get("body", b"")), not message.get("more_body", False))
@@ -211,8 +222,15 @@ class Response:
         start = self._start if length is None else resized(self._start, length)
         if self.status < 400:
             tier = (b"x-slo-tier", self.request_state.tier.encode("latin-1", "replace"))
-            start = {**start, "headers": [*start.get("headers", []), tier]}
+            start = {**start, "headers": [*start.get("headers", []), tier, *self._stage_header()]}
         await self.send(start)
+
+    def _stage_header(self) -> list[tuple[bytes, bytes]]:
+        """When a part of a program with a deadline is due, from its arrival."""
+        stage = self.request_state.stage
+        if stage is None or stage.e2e_s == INF:
+            return []
+        return [(b"x-slo-stage-deadline-ms", f"{1000.0 * stage.e2e_s:.0f}".encode())]
 
 
 def is_json(start: Message) -> bool:

@@ -4,19 +4,20 @@
 responses, messages, tools, reasoning, logprobs, ``n > 1`` and stop strings are vLLM's.
 """
 
-import asyncio
 import hashlib
 import math
 import types
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
+import msgspec
 from vllm import AsyncEngineArgs, envs
-from vllm.config import VllmConfig
+from vllm.config import LoRAConfig, VllmConfig
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.exceptions import VLLMValidationError
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
@@ -24,15 +25,18 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.executor.abstract import Executor
 
-from protocol.messages import Delta, Slo
-from replicas.vllm_codec import decode_output, encode_request, encode_value, with_emitted
+from protocol.messages import Slo, Traits
+from replicas.vllm_codec import encode_request, encode_value, with_emitted
 from routing.prefix_index import hash_prefix
 from serving.dispatch.dispatcher import Dispatcher
 from serving.dispatch.engine_request import EngineRequest, Timeouts, Transport
 from serving.ingress.lanes import Lanes
+from serving.ingress.other_tasks import RUN_TIME_ADAPTERS
 from serving.ingress.turns import Turns
+from serving.ingress.vllm_checks import check_computed, check_prompt_logprobs
 from serving.ingress.vllm_grammar import says_nothing
 from serving.ingress.vllm_mistakes import ClientMistakes
+from serving.ingress.vllm_outputs import PendingOutputs
 from serving.request.state import HttpRequestState, current_request_state
 
 TASKS = ("generate",)
@@ -72,9 +76,10 @@ class FleetCoreClient:
         """
         self._block_tokens, self._most_prompt_logprobs = block_tokens, most_prompt_logprobs
         self._not_computed = not_computed
+        self.adapters: set[str] | None = None  # of the command line
         self.forget: Callable[[str], None] = lambda _request_id: None  # what vLLM keeps of a request
-        self._outputs: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue()
-        self.dispatcher = Dispatcher(transport, self._emit, timeouts)
+        self._outputs = PendingOutputs()  # of all replicas
+        self.dispatcher = Dispatcher(transport, self._outputs.add, timeouts)
 
     async def add_request_async(self, request: EngineCoreRequest) -> None:
         request_state = current_request_state.get() or HttpRequestState(Slo(best_effort=True))
@@ -88,7 +93,7 @@ class FleetCoreClient:
         self.dispatcher.submit(request)
 
     async def get_output_async(self) -> EngineCoreOutputs:
-        return await self._outputs.get()
+        return EngineCoreOutputs(outputs=await self._outputs.take())
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
         # The output handler aborts what met a stop string; a request's own task aborts when its client has left.
@@ -112,11 +117,14 @@ class FleetCoreClient:
     def get_kv_event_sources(self) -> dict[str, Any]:
         return {}
 
+    async def add_lora_async(self, adapter: LoRARequest) -> bool:
+        """vLLM names the adapters of its command line; the replicas have loaded them."""
+        if self.adapters is not None and adapter.lora_name not in self.adapters:
+            raise ValueError(RUN_TIME_ADAPTERS)
+        return True
+
     def shutdown(self, timeout: float | None = None) -> None:
         return None
-
-    def _emit(self, deltas: Sequence[Delta]) -> None:
-        self._outputs.put_nowait(EngineCoreOutputs(outputs=[decode_output(delta) for delta in deltas]))
 
 
 def to_engine_request(
@@ -139,7 +147,17 @@ def to_engine_request(
         resumable=params is None or params.structured_outputs is None,
         can_disaggregate=params is None or is_memoryless(params),
         prefix=block_hashes_of(request, block_tokens) if block_tokens else (),
+        traits=traits_of(request_state.traits, params),
+        adapter=adapter_of(request),
     )
+
+
+def traits_of(told: Traits, params: SamplingParams | None) -> Traits:
+    """The client's traits with those of its sampling parameters."""
+    if params is None:
+        return told
+    is_structured = params.structured_outputs is not None
+    return msgspec.structs.replace(told, temperature=params.temperature, is_structured=is_structured)
 
 
 def encoded(request: EngineCoreRequest) -> bytes:
@@ -164,32 +182,16 @@ def _unsendable(request: EngineCoreRequest) -> str:
     return "body"
 
 
-def check_computed(request: EngineCoreRequest, not_computed: Collection[str]) -> None:
-    """Raise ``VLLMValidationError`` for a sampling parameter of ``not_computed``."""
-    for field in not_computed:
-        if getattr(request.sampling_params, field, None) is not None:
-            message = f"{field}: needs logits, which engines of this fleet do not compute"
-            raise VLLMValidationError(message, parameter=field)
-
-
-def check_prompt_logprobs(request: EngineCoreRequest, most: float) -> None:
-    """Raise ``VLLMValidationError`` for more figures on the prompt than ``most``; the ingress turns each into text."""
-    params = request.sampling_params
-    each = params.prompt_logprobs if params is not None else None
-    if each is None:
-        return
-    figures = len(request.prompt_token_ids or []) * (each + 1 if each >= 0 else math.inf)
-    if figures > most:
-        message = f"prompt_logprobs: {figures:g} figures on the prompt (its tokens times each), at most {most:g}"
-        raise VLLMValidationError(message, parameter="prompt_logprobs")
-
-
 def block_hashes_of(request: EngineCoreRequest, block_tokens: int) -> tuple[int, ...]:
     """Marks of what the prompt's KV cache depends on; none where that is more than tokens."""
     if request.mm_features or request.prompt_embeds is not None:
         return ()
-    adapter = request.lora_request.lora_name if request.lora_request else ""
-    return hash_prefix(request.prompt_token_ids or [], block_tokens, repr((request.cache_salt, adapter)))
+    return hash_prefix(request.prompt_token_ids or [], block_tokens, repr((request.cache_salt, adapter_of(request))))
+
+
+def adapter_of(request: EngineCoreRequest) -> str:
+    """Name of its LoRA adapter; empty: it wants the model itself."""
+    return request.lora_request.lora_name if request.lora_request else ""
 
 
 def is_memoryless(params: SamplingParams) -> bool:
@@ -232,6 +234,7 @@ async def make_server(
         model_config=engine_args.create_model_config(),
         logging_config=engine_args.create_logging_config(),
         structured_outputs_config=engine_args.create_structured_outputs_config(),
+        lora_config=lora_config(engine_args),
     )
     client = FleetCoreClient(transport, timeouts, block_tokens, most_prompt_logprobs, not_computed)
     original = EngineCoreClient.make_async_mp_client
@@ -240,6 +243,7 @@ async def make_server(
         engine = FleetLLM(config, executor_class=Executor.get_class(config), log_stats=False, log_requests=False)
     finally:
         EngineCoreClient.make_async_mp_client = original
+    client.adapters = {adapter.name for adapter in args.lora_modules or ()}
     client.forget = lambda request_id: engine.output_processor.abort_requests([request_id], internal=True)
     args.middleware = [*args.middleware, f"{ClientMistakes.__module__}.{ClientMistakes.__name__}"]
     app = build_app(args, TASKS, config.model_config)
@@ -248,6 +252,13 @@ async def make_server(
     await init_app_state(engine, app.state, args, TASKS)
     app.state.server = types.SimpleNamespace(should_exit=False)  # vLLM's handler of unexpected errors looks at it
     return app, client
+
+
+def lora_config(args: AsyncEngineArgs) -> LoRAConfig | None:
+    """As the engines have it; only whether there is one matters here."""
+    if not args.enable_lora:
+        return None
+    return LoRAConfig(max_lora_rank=args.max_lora_rank, max_loras=args.max_loras, max_cpu_loras=args.max_cpu_loras)
 
 
 class FleetLLM(AsyncLLM):

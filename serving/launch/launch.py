@@ -1,78 +1,115 @@
 """Bring the application up on a local or a running Ray cluster, wait until it serves, take it down again."""
 
 import contextlib
-import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
-import yaml
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from serving.config.app import IMPORT_PATH, read_serve_file
+from serving.config.app import AppConfig
 from serving.config.base import ConfigError
+from serving.config.engine import REPLICA
+from serving.config.model_tables import tables_of
+from serving.config.serve_file import applications_of, check_apart, load_document, prefix_of, read_application
 from serving.config.serve_schema import check_serve_keys
-from serving.config.tiers import TierTableConfig
+from serving.launch.arguments import Options, to_document
 from serving.launch.dashboard import serve_client
-from serving.launch.local_ray import LaunchError, local_ray, with_project
+from serving.launch.kernels import compiling
+from serving.launch.local_ray import LaunchError, local_ray
 from serving.launch.running import announced
+from serving.launch.status import describe_start
 
-START_LIMIT_S = 600.0
+NO_OPTIONS = Options()
 
 
-def up(config: Path, address: str | None = None, port: int | None = None) -> None:
-    """Deploy ``config`` and stay up until Ctrl-C.
+def up(words: Sequence[str], options: Options = NO_OPTIONS, log_level: str | None = None) -> None:
+    """Deploy and stay up until Ctrl-C.
 
     Args:
-        config: a Serve configuration file.
-        address: the dashboard of a running cluster (http://host:8265); without it a local Ray is started and stopped.
-        port: HTTP port in place of the file's.
+        words: a Serve configuration file or a model, then flags of ``vllm serve``.
+        options: this command's own flags; without an address a local Ray is started and stopped.
+        log_level: what engines log is shown at this level and above.
 
     Raises:
         ConfigError, LaunchError: naming what is wrong.
     """
     console = Console(stderr=True)
-    document = read_document(config, port)
+    flags = [*words, *(["--log-level", log_level] if log_level else [])]
     with contextlib.ExitStack() as stack:
+        address = options.address
+        compilation = stack.enter_context(compiling()) if address is None else None
+        with console.status("Reading the configuration"):
+            document, source = to_document(flags, options)
+            patience_s = max(app.start_timeout_s for app in check_documents(document, source))
         if address is None:
             check_port_free(document)
-            compile_kernels(console)
-            address = stack.enter_context(local_ray(console))
-        deploy(address, document, console)
-        stack.enter_context(announced(url_of(document), address))
-        console.print(f"Serving at [bold]{url_of(document)}[/bold]; Ctrl-C stops.")
+            address = stack.enter_context(local_ray(console, shows_logs=log_level is not None))
+        if compilation is not None:
+            compilation.wait(console)
+        deploy(address, document, console, patience_s)
+        for place, url in enumerate(urls := urls_of(document)):
+            stack.enter_context(announced(url, address, place))
+        console.print(f"Serving at [bold]{' and '.join(urls)}[/bold]; Ctrl-C stops.")
         wait_for_interrupt()
 
 
 def read_document(config: Path, port: int | None = None) -> dict[str, Any]:
     """The Serve file as a document, with every part of it that is ours checked."""
-    app, user_config = read_serve_file(config)
-    try:
-        TierTableConfig.read(user_config).check_fits(app.most_replicas)
-    except ConfigError as error:
-        raise ConfigError(f"{config}: deployments.Ingress.user_config.{error}") from None
-    document: dict[str, Any] = yaml.safe_load(config.read_text())
-    try:
-        check_serve_keys(document)
-    except ConfigError as error:
-        raise ConfigError("\n".join(f"{config}: {line}" for line in str(error).splitlines())) from None
+    document = load_document(config)
+    check_document(document, str(config))
     if port is not None:
         document.setdefault("http_options", {})["port"] = port
     return document
 
 
-def url_of(document: dict[str, Any]) -> str:
-    """Where the deployed application answers."""
+def check_document(document: dict[str, Any], source: str) -> AppConfig:
+    """Our first application's configuration; ``source`` names the document in ``ConfigError``."""
+    return check_documents(document, source)[0]
+
+
+def check_documents(document: dict[str, Any], source: str) -> list[AppConfig]:
+    """The configurations of all our applications; raises ``ConfigError`` as ``check_document`` does."""
+    apps = applications_of(document)
+    configs = [_check_application(document, source, place) for place in range(len(apps))]
+    check_apart(apps, configs, source)
+    try:
+        check_serve_keys(document)
+    except ConfigError as error:
+        raise ConfigError("\n".join(f"{source}: {line}" for line in str(error).splitlines())) from None
+    return configs
+
+
+def _check_application(document: dict[str, Any], source: str, place: int) -> AppConfig:
+    app, user_config = read_application(document, source, place)
+    try:
+        tables_of(user_config, app)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: deployments.Ingress.user_config.{error}") from None
+    return app
+
+
+def server_of(document: dict[str, Any]) -> str:
+    """Where Serve listens."""
     options = document.get("http_options") or {}
     host = str(options.get("host", "127.0.0.1"))
     return f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{options.get('port', 8000)}"
+
+
+def urls_of(document: dict[str, Any]) -> list[str]:
+    """Where each of our applications answers."""
+    return [server_of(document) + prefix_of(app) for app in applications_of(document)]
+
+
+def url_of(document: dict[str, Any]) -> str:
+    """Where the first of our applications answers."""
+    return urls_of(document)[0]
 
 
 def check_port_free(document: dict[str, Any]) -> None:
@@ -87,30 +124,35 @@ def check_port_free(document: dict[str, Any]) -> None:
             raise LaunchError(f"http_options.port: {host}:{port} cannot be used: {error.strerror}") from None
 
 
-def compile_kernels(console: Console) -> None:
-    """Fill the cache of compiled kernels once, so that controller and engines do not all compile at the same time."""
-    with console.status("Compiling planning kernels (about a minute the first time)"):
-        subprocess.run([sys.executable, "-m", "controller.warmup"], check=True, env=with_project(os.environ))
-
-
-def deploy(address: str, document: dict[str, Any], console: Console) -> None:
+def deploy(
+    address: str, document: dict[str, Any], console: Console, patience_s: float = REPLICA.start_timeout_s
+) -> None:
     """Send the document to Serve as ``serve deploy`` does, and wait with a progress display until it runs."""
     client = serve_client(address)
     client.deploy_applications(document)
-    names = [app.get("name", "default") for app in document["applications"] if app["import_path"] == IMPORT_PATH]
+    waiting = {
+        app.get("name", "default"): url for app, url in zip(applications_of(document), urls_of(document), strict=True)
+    }
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         shown = progress.add_task("Deploying")
-        give_up_s = time.monotonic() + START_LIMIT_S
+        give_up_s = time.monotonic() + patience_s
         while time.monotonic() < give_up_s:
-            details = client.get_serve_details()["applications"].get(names[0], {})
-            if details.get("status") == "RUNNING" and is_healthy(url_of(document)):
+            told = client.get_serve_details()["applications"]
+            waiting = {name: url for name, url in waiting.items() if not is_up(name, told.get(name, {}), url)}
+            if not waiting:
                 return
-            if details.get("status") in ("DEPLOY_FAILED", "UNHEALTHY"):
-                raise LaunchError(f"the application did not start: {last_line(details)}")
-            progress.update(shown, description=describe(details))
+            name, url = next(iter(waiting.items()))
+            progress.update(shown, description="; ".join([describe(told.get(name, {})), *starts_of(url)]))
             time.sleep(0.25)
-    raise LaunchError(f"the application did not start within {START_LIMIT_S:g} s")
+    raise LaunchError(f"the application did not start within {patience_s:g} s (fleet.start_timeout_s)")
+
+
+def is_up(name: str, details: dict[str, Any], url: str) -> bool:
+    """Whether an application serves; ``details`` are Serve's. Raises ``LaunchError`` where it never will."""
+    if details.get("status") in ("DEPLOY_FAILED", "UNHEALTHY"):
+        raise LaunchError(f"the application {name!r} did not start: {last_line(details)}")
+    return details.get("status") == "RUNNING" and is_healthy(url)
 
 
 def is_healthy(url: str) -> bool:
@@ -129,6 +171,13 @@ def describe(details: dict[str, Any]) -> str:
         wanted = deployment.get("target_num_replicas") or len(states)
         parts.append(f"{name} {states.count('RUNNING')}/{wanted}")
     return "Starting " + ", ".join(parts) if parts else "Deploying"
+
+
+def starts_of(url: str) -> list[str]:
+    """A line on each replica that starts, where an ingress answers already."""
+    with contextlib.suppress(httpx.HTTPError, ValueError, KeyError):
+        return [describe_start(start) for start in httpx.get(f"{url}/polyslo/status", timeout=1.0).json()["starting"]]
+    return []
 
 
 def last_line(details: dict[str, Any]) -> str:

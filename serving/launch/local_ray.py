@@ -17,6 +17,7 @@ import ray
 from rich.console import Console
 
 from serving.launch.haproxy import SETTING, write_launcher
+from serving.launch.log_follower import logs_shown
 
 DASHBOARD_PORT = 8265
 PORTS = range(30000, 32700, 100)  # first ports of blocks, below those that Linux gives to connections
@@ -39,8 +40,11 @@ class LaunchError(ValueError):
 
 
 @contextlib.contextmanager
-def local_ray(console: Console, cpus: int | None = None) -> Iterator[str]:
-    """A Ray of our own for the duration; yields its dashboard's address and leaves no process behind."""
+def local_ray(console: Console, cpus: int | None = None, shows_logs: bool = False) -> Iterator[str]:
+    """A Ray of our own for the duration; yields its dashboard's address and leaves no process behind.
+
+    ``shows_logs``: what replicas and ingresses log goes to stderr too.
+    """
     before = set(psutil.Process().children(recursive=True))
     os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
     os.environ.update(with_project(os.environ))
@@ -52,6 +56,8 @@ def local_ray(console: Console, cpus: int | None = None) -> Iterator[str]:
         stack.enter_context(no_process_but(before))
         with console.status("Starting Ray"), _environment(CLUSTER_ONLY | proxy_settings(sockets, first_port)):
             port = _start_ray(str(folder), cpus)
+        if shows_logs:
+            stack.enter_context(logs_shown(folder))
         yield f"http://127.0.0.1:{port}"
 
 

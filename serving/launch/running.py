@@ -33,10 +33,10 @@ def folder() -> Path:
 
 
 @contextlib.contextmanager
-def announced(url: str, dashboard: str) -> Iterator[None]:
-    """Other commands find this process's application for the duration, if the folder can be written."""
+def announced(url: str, dashboard: str, place: int = 0) -> Iterator[None]:
+    """Other commands find this process's application number ``place`` meanwhile, if the folder can be written."""
     process = psutil.Process()
-    path = folder() / f"{process.pid}.json"
+    path = folder() / (f"{process.pid}-{place}.json" if place else f"{process.pid}.json")
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
@@ -61,7 +61,7 @@ def running() -> list[Running]:
             pass
         with contextlib.suppress(OSError):
             path.unlink()
-    return sorted(found, key=lambda each: -each.started_s)
+    return sorted(found, key=lambda each: (-each.started_s, each.url))
 
 
 def url_or(url: str | None) -> str:

@@ -12,7 +12,12 @@ STARTER = Path(__file__).resolve().parents[1] / "starter"
 def serve_file() -> Path:
     """``serve.yaml`` of this folder, else the packaged one."""
     here = Path("serve.yaml")
-    return here if here.exists() else STARTER / here
+    return here if here.exists() else packaged_serve_file()
+
+
+def packaged_serve_file() -> Path:
+    """The ``serve.yaml`` that ships with polyslo."""
+    return STARTER / "serve.yaml"
 
 
 def copy_starter(folder: Path) -> None:

@@ -29,3 +29,11 @@ def fetch(url: str) -> dict[str, Any]:
     if not isinstance(told, dict):
         raise ValueError(f"--url: {address} did not answer a status page")
     return told
+
+
+def describe_start(start: dict[str, Any]) -> str:
+    """One line on a replica that does not serve yet, of the status page's ``starting``."""
+    doing = {"profile": "finds its profile", "engine": "loads its engine"}.get(start["phase"], start["phase"])
+    gigabytes = start["downloaded_bytes"] / 1e9
+    there = f", {gigabytes:.2f} GB of its model here" if gigabytes else ""
+    return f"{start['replica']} {doing} for {start['seconds']:.0f} s{there}"

@@ -2,6 +2,7 @@
 
 import copy
 import time
+import urllib.parse
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,6 +10,8 @@ import yaml
 
 from serving.config.app import IMPORT_PATH, INGRESS, AppConfig
 from serving.config.base import ConfigError
+from serving.config.model_tables import tables_of
+from serving.config.serve_file import applications_of, prefix_of
 from serving.config.tiers import TierTableConfig
 from serving.launch.dashboard import serve_client
 from serving.launch.local_ray import LaunchError
@@ -37,7 +40,7 @@ def set_tier(table: Mapping[str, Any], name: str, settings: Mapping[str, Any]) -
         ConfigError: naming the field that makes no sense.
     """
     changed = _next(table)
-    tier = next((tier for tier in changed["tiers"] if tier.get("name") == name), None)
+    tier = next(iter(_rows(changed, name)), None)
     if tier is None:
         changed["tiers"].append(tier := {"name": name})
     tier.update(settings)
@@ -50,6 +53,7 @@ def set_tier(table: Mapping[str, Any], name: str, settings: Mapping[str, Any]) -
 def remove_tier(table: Mapping[str, Any], name: str) -> Table:
     """The next version of a table without this tier; its requests move to the next tighter one."""
     changed = _next(table)
+    _rows(changed, name)
     kept = [tier for tier in changed["tiers"] if tier.get("name") != name]
     if len(kept) == len(changed["tiers"]):
         raise ConfigError(f"{name}: no such tier; known: {', '.join(tier['name'] for tier in kept)}")
@@ -58,29 +62,68 @@ def remove_tier(table: Mapping[str, Any], name: str) -> Table:
     return changed
 
 
+def set_fleet(table: Mapping[str, Any], settings: Mapping[str, Any]) -> Table:
+    """The next version of a table with settings of the fleet; ``autoscaling.KEY`` is one of that section.
+
+    A setting of None is taken away: that of ``args`` is in force again.
+    """
+    changed = _next(table)
+    fleet = changed.setdefault("fleet", {})
+    for key, value in settings.items():
+        *path, last = key.split(".")
+        section = fleet
+        for part in path:
+            section = section.setdefault(part, {})
+        if value is None:
+            section.pop(last, None)
+        else:
+            section[last] = value
+    return changed
+
+
+def _rows(table: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """The row of a tier, if there is one; raises ``ConfigError`` where several models have one each."""
+    rows = [tier for tier in table["tiers"] if tier.get("name") == name]
+    if len(rows) > 1:
+        raise ConfigError(f"{name}: {len(rows)} tiers of several models have this name; edit the Serve file")
+    return rows
+
+
 def _next(table: Mapping[str, Any]) -> Table:
     changed = copy.deepcopy(dict(table))
     changed["version"] = int(table["version"]) + 1
     return changed
 
 
-def redeploy(address: str, change: Callable[[Table], Table]) -> Table:
+def redeploy(address: str, change: Callable[[Table], Table], url: str = "") -> Table:
     """Apply ``change`` to the deployed table through Serve's dashboard; the table that is now deployed.
+
+    ``url`` tells which application is meant, by its ``route_prefix``, where there are several.
 
     Raises:
         ConfigError, LaunchError: what is wrong with the change, or with what is deployed.
     """
     client = serve_client(address)
     document = deployed_document(client.get_serve_details())
-    app = next(app for app in document["applications"] if app.get("import_path") == IMPORT_PATH)
+    app = meant(document, url)
     ingress = next((each for each in app.get("deployments") or [] if each.get("name") == INGRESS), None)
     if ingress is None or not ingress.get("user_config"):
         raise LaunchError("--address: the application that is deployed there has no tier table")
     table = change(ingress["user_config"])
-    TierTableConfig.read(table).check_fits(AppConfig.read(app.get("args")).most_replicas)
+    tables_of(table, AppConfig.read(app.get("args")))
     ingress["user_config"] = table
     client.deploy_applications(document)
     return table
+
+
+def meant(document: dict[str, Any], url: str) -> dict[str, Any]:
+    """Our application that answers at ``url``; raises ``LaunchError`` where none of several does."""
+    apps, path = applications_of(document), urllib.parse.urlsplit(url).path.rstrip("/")
+    found = apps if len(apps) == 1 else [app for app in apps if prefix_of(app) == path]
+    if not found:
+        known = ", ".join(prefix_of(app) or "/" for app in apps)
+        raise LaunchError(f"--url: several applications are deployed; end it in the route_prefix of one: {known}")
+    return found[0]
 
 
 def deployed_document(details: Mapping[str, Any]) -> dict[str, Any]:

@@ -54,6 +54,7 @@ class Record:
     end_s: float = math.nan
     detail: str = ""  # the reason of a refusal, the message of an error
     retry_after_s: float = math.nan
+    returns: int = 0  # how often it was refused and sent again before
     chunk_s: "array[float]" = field(default_factory=lambda: array("d"))
     chunk_tokens: "array[int]" = field(default_factory=lambda: array("l"))
     is_estimated: bool = False
@@ -69,8 +70,10 @@ class Record:
 class Client:
     """Sends calls over one session; ``records`` holds those sent so far, in order of sending."""
 
-    def __init__(self, url: str, concurrency_limit: int | None = None) -> None:
+    def __init__(self, url: str, concurrency_limit: int | None = None, return_within_s: float = 0.0) -> None:
+        """``return_within_s``: who is refused and told to come back within so long does, as a request of its own."""
         self.url = url
+        self._return_within_s = return_within_s
         self.records: list[Record] = []
         self.finished = 0
         self._slots = asyncio.Semaphore(concurrency_limit) if concurrency_limit else None
@@ -119,7 +122,16 @@ class Client:
             task.add_done_callback(self._note_done)
 
     async def _send(self, session: aiohttp.ClientSession, call: Call, body: bytes) -> None:
-        record = Record(call.request, call.due_s, self.now_s())
+        record, due_s, returns = await self._send_once(session, call, body, call.due_s, 0), math.nan, 0
+        while record.status == Status.REFUSED and record.retry_after_s <= self._return_within_s:
+            due_s, returns = record.end_s + record.retry_after_s, returns + 1
+            await asyncio.sleep(due_s - self.now_s())
+            record = await self._send_once(session, call, body, due_s, returns)
+
+    async def _send_once(
+        self, session: aiohttp.ClientSession, call: Call, body: bytes, due_s: float, returns: int
+    ) -> Record:
+        record = Record(call.request, due_s, self.now_s(), returns=returns)
         self.records.append(record)
         stream = StreamReader()
         try:
@@ -136,6 +148,7 @@ class Client:
         finally:
             record.take(stream)
             record.end_s = self.now_s()
+        return record
 
     async def _read(self, response: aiohttp.ClientResponse, stream: StreamReader) -> None:
         async for data in response.content.iter_any():

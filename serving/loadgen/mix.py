@@ -30,11 +30,12 @@ class SloClass:
     min_input_tokens: int = 0  # as sent, after scaling
     max_input_tokens: float = math.inf
     app: str = ""
+    ttft_slowdown: float = 0.0  # of a tier: the server tells with each answer what it amounts to; no key of a mix
 
     @property
     def is_bounded(self) -> bool:
         """Whether there is anything to attain."""
-        return math.isfinite(min(self.ttft_ms, self.tpot_ms, self.e2e_ms))
+        return self.ttft_slowdown > 0 or math.isfinite(min(self.ttft_ms, self.tpot_ms, self.e2e_ms))
 
     def headers(self) -> dict[str, str]:
         """The objective as HTTP headers; figures that came with a tier's name are not sent."""
@@ -125,7 +126,8 @@ def _tier_class(row: dict[str, Any]) -> SloClass:
 
     best_effort = bool(row.get("best_effort", False))
     figures = bound_ms("ttft_s"), bound_ms("tpot_s"), bound_ms("e2e_s")
-    return SloClass(str(row["name"]), 1.0, "", *figures, best_effort=best_effort)
+    slowdown = row.get("ttft_slowdown") or 0.0
+    return SloClass(str(row["name"]), 1.0, "", *figures, best_effort=best_effort, ttft_slowdown=float(slowdown))
 
 
 def _with_figures(each: SloClass, tiers: dict[str, SloClass], where: str) -> SloClass:
@@ -133,13 +135,14 @@ def _with_figures(each: SloClass, tiers: dict[str, SloClass], where: str) -> Slo
     if told is None:
         known = f"it has {', '.join(sorted(tiers))}" if tiers else "it tells none"
         raise WorkloadError(f"class {each.label!r}: tier {each.tier!r} is not a tier of {where} ({known})")
-    return replace(each, ttft_ms=told.ttft_ms, tpot_ms=told.tpot_ms, e2e_ms=told.e2e_ms, best_effort=told.best_effort)
+    names = ("ttft_ms", "tpot_ms", "e2e_ms", "best_effort", "ttft_slowdown")
+    return replace(each, **{name: getattr(told, name) for name in names})
 
 
 def _parse_class(entry: Any, where: str) -> SloClass:
     if not isinstance(entry, dict):
         raise WorkloadError(f"{where}: must be a mapping, got {entry!r}")
-    known = [field.name for field in fields(SloClass)]
+    known = [field.name for field in fields(SloClass) if field.name in _CHECKS]
     for key in entry:
         if key not in known:
             raise WorkloadError(f"{where}: unknown key {key!r}; {suggest(str(key), known)}")

@@ -23,6 +23,7 @@ from serving.loadgen.report import print_report, result_json, write_json, write_
 from serving.loadgen.summary import Point, outcomes, summarize
 from serving.loadgen.trace import Trace, WorkloadError, read_trace
 
+NO_SIGNALS = (NotImplementedError, RuntimeError, ValueError)  # outside the main thread, or on Windows: no Ctrl-C here
 PROGRESS_INTERVAL_S = 0.25
 _POSITIVE = {
     "rate_scale": "--rate-scale",
@@ -50,6 +51,7 @@ class ReplayOptions:
     poisson_per_s: float | None = None  # arrivals drawn in place of the trace's
     concurrency_limit: int | None = None
     grace_s: float = 120.0  # for answers still running after the last arrival
+    return_within_s: float = 0.0  # refused requests that are told at most so much come back then, each time anew
     vocabulary: tuple[int, int] = (10, 200)  # range of the prompts' token ids: free of special tokens in most models
     temperature: float = 0.0
 
@@ -58,8 +60,13 @@ class ReplayOptions:
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise WorkloadError(f"{option}: must be above 0, got {value}")
-        if not (self.grace_s >= 0 and self.temperature >= 0):
-            raise WorkloadError(f"--grace, --temperature: must be from 0, got {self.grace_s}, {self.temperature}")
+        for option, value in (
+            ("--grace", self.grace_s),
+            ("--temperature", self.temperature),
+            ("--return-within", self.return_within_s),
+        ):
+            if not value >= 0:
+                raise WorkloadError(f"{option}: must be from 0, got {value}")
         if not 0 <= self.vocabulary[0] < self.vocabulary[1]:
             raise WorkloadError(f"--vocab: must be LOW:HIGH with 0 <= LOW < HIGH, got {self.vocabulary}")
 
@@ -100,7 +107,7 @@ async def replay_async(options: ReplayOptions, console: Console | None = None) -
     drawn = draw_classes(classes, trace, options.seed)
     if console and cut:
         console.print(f"[yellow]{cut} of {len(trace)} requests cut to the model's {max_model_tokens} tokens[/yellow]")
-    client = Client(f"{options.url.rstrip('/')}/v1/completions", options.concurrency_limit)
+    client = Client(f"{options.url.rstrip('/')}/v1/completions", options.concurrency_limit, options.return_within_s)
     calls = make_calls(trace, [classes[row] for row in drawn], model, options)
     async with _progress(client, len(trace), console):
         interrupted = await _run(client, calls, options.grace_s)
@@ -173,14 +180,14 @@ async def _run(client: Client, calls: Iterator[Call], grace_s: float) -> bool:
     """Run to the end or to the first SIGINT; whether it was interrupted."""
     loop = asyncio.get_running_loop()
     running = asyncio.ensure_future(client.run(calls, grace_s))
-    with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread: no Ctrl-C here
+    with contextlib.suppress(*NO_SIGNALS):
         loop.add_signal_handler(signal.SIGINT, running.cancel)
     try:
         await running
     except asyncio.CancelledError:
         return True
     finally:
-        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+        with contextlib.suppress(*NO_SIGNALS):
             loop.remove_signal_handler(signal.SIGINT)
     return False
 
@@ -255,7 +262,7 @@ def _note(client: Client) -> str:
 
 def _config(options: ReplayOptions, trace: Trace, classes: tuple[SloClass, ...], model: str) -> dict[str, Any]:
     names = ("url", "seed", "rate_scale", "length_scale", "max_requests", "duration_s", "poisson_per_s")
-    more = ("concurrency_limit", "grace_s", "vocabulary", "temperature")
+    more = ("concurrency_limit", "grace_s", "return_within_s", "vocabulary", "temperature")
     mix = [{k: v for k, v in vars(each).items() if v not in ("", math.inf, False, 0)} for each in classes]
     told = {name: getattr(options, name) for name in names + more}
     arrivals = {"trace": trace.name, "trace_requests": len(trace), "trace_span_s": trace.span_s}

@@ -20,6 +20,7 @@ class SloEcho(msgspec.Struct, frozen=True):
     hops: int | None = None
     predicted_ttft_ms: float | None = None
     predicted_tpot_ms: float | None = None
+    target_ttft_ms: float | None = None
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     e2e_ms: float | None = None

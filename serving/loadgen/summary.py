@@ -52,7 +52,8 @@ def outcomes(records: Sequence[Record], asked: Sequence[SloClass]) -> Outcomes:
         np.array([getattr(r, k) for r in records], dtype=np.float64) for k in ("due_s", "sent_s", "end_s")
     )
     times_s = _token_times_s(records)
-    ttft, tpot, e2e = (np.array([getattr(c, k) for c in asked]) / 1e3 for k in ("ttft_ms", "tpot_ms", "e2e_ms"))
+    tpot, e2e = (np.array([getattr(c, k) for c in asked]) / 1e3 for k in ("tpot_ms", "e2e_ms"))
+    ttft = np.array([_ttft_ms(r, c) for r, c in zip(records, asked, strict=True)]) / 1e3
     finished = np.array([r.status == Status.FINISHED for r in records], dtype=np.bool_)
     first_s, last_s = _edges_s(records)
     return Outcomes(
@@ -70,6 +71,13 @@ def outcomes(records: Sequence[Record], asked: Sequence[SloClass]) -> Outcomes:
         send_lag_s=sent_s - due_s,
         retry_after_s=np.array([r.retry_after_s for r in records], dtype=np.float64),
     )
+
+
+def _ttft_ms(record: Record, asked: SloClass) -> float:
+    """The TTFT that a request is judged by; what a slowdown amounts to stands in the verdict alone."""
+    if not asked.ttft_slowdown or record.slo is None or record.slo.target_ttft_ms is None:
+        return asked.ttft_ms
+    return record.slo.target_ttft_ms
 
 
 def summarize(records: Sequence[Record], asked: Sequence[SloClass], elapsed_s: float) -> list[Point]:

@@ -1,29 +1,18 @@
 """Which program (the graph of sub-requests of one task) a request belongs to. Pure, as ``serving.request.slo``.
 
 The id comes from ``x-program-id``, ``slo.program.id``, ``x-session-id`` or ``x-claude-code-session-id``, the deadline
-from ``x-program-deadline-ms`` or ``slo.program.deadline_ms``; the first present counts, all must be well formed.
+from ``x-program-deadline-ms`` or ``slo.program.deadline_ms``; the first present counts, all must be well formed. The
+model is the body's own, unless ``slo.program.model`` names what the client calls it.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
-from protocol.messages import INF
+from protocol.programs import INF, Program
 from serving.request.slo import Asked, Headers, SloError, figure, section, shown
 
-_KEYS = ("id", "deadline_ms", "stage", "parents", "app")
-_LONGEST, _MOST_PARENTS = 256, 256
-
-
-class Program(msgspec.Struct, frozen=True):
-    """A task whose sub-requests share a deadline, which counts from the first one's arrival."""
-
-    id: str
-    deadline_s: float = INF
-    stage: str = ""
-    parents: tuple[str, ...] = ()
-    app: str = ""
+_KEYS = ("id", "deadline_ms", "stage", "parents", "app", "tools", "model", "last")
+_LONGEST, _MOST_NAMES = 256, 256
 
 
 def read_program(headers: Headers, body: Mapping[str, Any]) -> Program | None:
@@ -36,7 +25,7 @@ def read_program(headers: Headers, body: Mapping[str, Any]) -> Program | None:
         "x-session-id": asked.header("x-session-id"),
         "x-claude-code-session-id": asked.header("x-claude-code-session-id"),
     }
-    named = [_text(value, field) for field, value in ids.items() if value is not None]
+    named = [text(value, field) for field, value in ids.items() if value is not None]
     in_header = asked.header_bound("x-program-deadline-ms")
     in_body = figure(told.get("deadline_ms"), "slo.program.deadline_ms", "milliseconds")
     deadline = in_header or in_body
@@ -48,13 +37,33 @@ def read_program(headers: Headers, body: Mapping[str, Any]) -> Program | None:
     return Program(
         named[0],
         deadline.seconds if deadline is not None else INF,
-        _text(told["stage"], "slo.program.stage") if told.get("stage") is not None else "",
-        _parents(told.get("parents")),
-        _text(told["app"], "slo.program.app") if told.get("app") is not None else "",
+        _optional(told, "stage"),
+        _names(told.get("parents"), "slo.program.parents"),
+        _optional(told, "app"),
+        _names(told.get("tools"), "slo.program.tools"),
+        _optional(told, "model") or _model(body),
+        _flag(told.get("last"), "slo.program.last"),
+        is_session=ids["x-program-id"] is None and ids["slo.program.id"] is None,
     )
 
 
-def _text(value: Any, field: str) -> str:
+def _model(body: Mapping[str, Any]) -> str:
+    """The model that the body names, where that is a name; vLLM's server says itself what is wrong with it."""
+    model = body.get("model")
+    return model if isinstance(model, str) and model.isprintable() and len(model) <= _LONGEST else ""
+
+
+def _optional(told: Mapping[str, Any], key: str) -> str:
+    return text(told[key], f"slo.program.{key}") if told.get(key) is not None else ""
+
+
+def _flag(value: Any, field: str) -> bool:
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    raise SloError(field, f"must be true or false, got {shown(value)}")
+
+
+def text(value: Any, field: str) -> str:
     """A short printable string; a number (a stage's position) is taken as its digits."""
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
     if not isinstance(text, str) or not text.isprintable() or not 0 < len(text.strip()) <= _LONGEST:
@@ -62,9 +71,9 @@ def _text(value: Any, field: str) -> str:
     return text.strip()
 
 
-def _parents(value: Any) -> tuple[str, ...]:
+def _names(value: Any, field: str) -> tuple[str, ...]:
     if value is None:
         return ()
-    if not isinstance(value, list) or len(value) > _MOST_PARENTS:
-        raise SloError("slo.program.parents", f"must be a list of at most {_MOST_PARENTS} ids, got {shown(value)}")
-    return tuple(_text(each, f"slo.program.parents.{position}") for position, each in enumerate(value))
+    if not isinstance(value, list) or len(value) > _MOST_NAMES:
+        raise SloError(field, f"must be a list of at most {_MOST_NAMES} names, got {shown(value)}")
+    return tuple(text(each, f"{field}.{position}") for position, each in enumerate(value))

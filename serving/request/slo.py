@@ -4,11 +4,13 @@ Each meaning has several carriers. All that are present must be well formed; the
 Headers and ``slo.*_ms`` are in milliseconds, the other body keys in seconds.
 
 ==================  ===================================================================================
-time to first       ``x-slo-ttft-ms``, ``x-llm-d-slo-ttft-ms``, ``slo.ttft_ms``, ``target_ttft``
+time to first       ``x-slo-ttft-ms``, ``x-llm-d-slo-ttft-ms``, ``x-sgl-ttft-slo-ms``, ``slo.ttft_ms``,
+                    ``target_ttft``
 time per token      ``x-slo-tpot-ms``, ``x-llm-d-slo-tpot-ms``, ``slo.tpot_ms``, ``target_tbt``
 end to end          ``x-slo-e2e-ms``, ``slo.e2e_ms``, ``deadline``
 give up waiting     ``slo.max_wait_ms``, ``waiting_time``
 program             ``slo.program``: see ``serving.request.program``
+length              ``slo.app``, ``slo.output_tokens``: see ``serving.request.traits``
 tier                ``service_tier``, ``x-slo-tier``, ``slo.tier``, ``x-llm-d-inference-objective``
 ==================  ===================================================================================
 
@@ -28,11 +30,17 @@ from controller.scaling.tiers import Tier, TierTable
 from profiles.suggest import suggest
 from protocol.messages import INF, Slo
 
-_SLO_KEYS = ("ttft_ms", "tpot_ms", "e2e_ms", "tier", "max_wait_ms", "program")
+_SLO_KEYS = ("ttft_ms", "tpot_ms", "e2e_ms", "tier", "max_wait_ms", "program", "app", "output_tokens")
 _OWN_KEYS = frozenset({"slo", "target_ttft", "target_tbt", "deadline", "waiting_time", "service_tier"})
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _LONGEST_NUMBER = 64
 _LONGEST_FIELD, _LONGEST_VALUE = 200, 60  # as error messages quote them
+
+CARRIERS = {  # a figure -> its headers, its key in ``slo``, its key in the body
+    "ttft_ms": (("x-slo-ttft-ms", "x-llm-d-slo-ttft-ms", "x-sgl-ttft-slo-ms"), "ttft_ms", "target_ttft"),
+    "tpot_ms": (("x-slo-tpot-ms", "x-llm-d-slo-tpot-ms"), "tpot_ms", "target_tbt"),
+    "e2e_ms": (("x-slo-e2e-ms",), "e2e_ms", "deadline"),
+}
 
 _quoted = reprlib.Repr()
 _quoted.maxstring = _quoted.maxother = _quoted.maxlong = _LONGEST_VALUE
@@ -82,23 +90,25 @@ class Bound(NamedTuple):
     seconds: float
 
 
-def resolve(headers: Headers, body: Mapping[str, Any], tiers: TierIndex) -> Slo:
+def resolve(headers: Headers, body: Mapping[str, Any], tiers: TierIndex, program_s: float = INF) -> Slo:
     """The objective of one request.
 
     Args:
         headers: name and value pairs, names in any case; a repeated header shows a contradiction only as pairs.
         body: the JSON document, ``{}`` where there is none.
+        program_s: deadline of its program, which bounds a request that is not best effort; the controller tightens it.
 
     Raises:
         SloError: for what is malformed, not above 0, not finite, unknown, or contradicts itself.
     """
     asked = Asked(headers, body)
-    ttft = asked.bound(("x-slo-ttft-ms", "x-llm-d-slo-ttft-ms"), "ttft_ms", "target_ttft")
-    tpot = asked.bound(("x-slo-tpot-ms", "x-llm-d-slo-tpot-ms"), "tpot_ms", "target_tbt")
-    e2e = asked.bound(("x-slo-e2e-ms",), "e2e_ms", "deadline")
+    ttft, tpot, e2e = (asked.bound(*carriers) for carriers in CARRIERS.values())
     wait = asked.bound((), "max_wait_ms", "waiting_time")
     stated = [bound for bound in (ttft, tpot, e2e) if bound is not None]
     tier, named_by = asked.tier(tiers)
+    if e2e is None and program_s < INF and not (tier is not None and tier.best_effort):
+        e2e = Bound("x-program-deadline-ms", program_s)
+        stated.append(e2e)
     if tier is not None:
         _check_agrees(tier, named_by, stated, tpot)
     elif not stated:
@@ -112,7 +122,8 @@ def resolve(headers: Headers, body: Mapping[str, Any], tiers: TierIndex) -> Slo:
     is_tier_open = tier is None and bounds[2] < INF  # its pace depends on a length that only the controller predicts
     tier = tier if tier is not None else tiers.bin(bounds[1])
     max_wait_s = _or(wait, tiers.max_wait_s.get(tier.name, INF))
-    return Slo(*bounds, tier.name, tier.best_effort, max_wait_s, is_tier_open)
+    slowdown = promised.ttft_slowdown if ttft is None else 0.0  # the controller makes it seconds
+    return Slo(*bounds, tier.name, tier.best_effort, max_wait_s, is_tier_open, slowdown)
 
 
 def strip_body(body: dict[str, Any]) -> dict[str, Any]:

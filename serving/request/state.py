@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from protocol.attainment import Tally
-from protocol.messages import Decision, Slo, Verdict
-from serving.request.program import Program
+from protocol.messages import Decision, Slo, Traits, Verdict
+from protocol.programs import Program, StageGiven
 
 WORST_FIRST = ("error", "refused", "abort", "length", "stop")
 
@@ -41,6 +41,7 @@ class HttpRequestState:
     is_open: bool = False  # its HTTP response goes on, so that more sequences may come
     is_counted: bool = False  # its outcome has been reported
     sequences: dict[str, Sequence] = field(default_factory=dict)
+    traits: Traits = field(default_factory=Traits)  # what the length of its output may depend on
 
     def sequence(self, request_id: str) -> Sequence:
         """The sequence of an engine request, made at its first mention."""
@@ -52,8 +53,24 @@ class HttpRequestState:
         """Record what the controller said, and the tier that it found for a request that named none."""
         if self.slo.is_tier_open and decision.verdict != Verdict.BEST_EFFORT:
             self.slo = msgspec.structs.replace(self.slo, tier=decision.tier, is_tier_open=False)
+        self.take_ttft(decision)
+        if decision.stage is not None and decision.stage.e2e_s < self.slo.e2e_s and decision.keeps_objective:
+            self._take_deadline(decision.stage.e2e_s)
         self.sequence(request_id).decision = decision
         self.decided_s = now_s - self.arrived_s
+
+    def take_ttft(self, decision: Decision) -> None:
+        """A slowdown as the first answer of the controller tells it in seconds: by that it is served and judged."""
+        if self.slo.ttft_slowdown and decision.ttft_s < math.inf:
+            self.slo = msgspec.structs.replace(self.slo, ttft_s=decision.ttft_s, ttft_slowdown=0.0)
+            for tally in self.tallies:
+                tally.ttft_s = decision.ttft_s
+
+    def _take_deadline(self, e2e_s: float) -> None:
+        """A stage's deadline takes the place of its program's: it is what engines serve by and what is judged."""
+        self.slo = msgspec.structs.replace(self.slo, e2e_s=e2e_s)
+        for tally in self.tallies:
+            tally.e2e_s = e2e_s
 
     def record_tokens(self, request_id: str, count: int, now_s: float) -> None:
         """Record ``count`` tokens that arrived together."""
@@ -121,6 +138,27 @@ class HttpRequestState:
         served = decision is None or decision.keeps_objective or self.slo.best_effort
         return served and sequence.tally.judge(finished=sequence.finish in ("stop", "length")).strict
 
+    @property
+    def stage(self) -> StageGiven | None:
+        """What the controller gave it as a part of a program."""
+        return next((d.stage for d in self.decisions if d.stage is not None), None)
+
+    def _program_object(self) -> dict[str, Any]:
+        """Its part in a program, where it has one."""
+        stage = self.stage
+        if self.program is None or stage is None:
+            return {}
+        told = {
+            "id": self.program.id,
+            "stage": stage.stage,
+            "stages_expected": round(stage.stages, 1),
+            "stage_deadline_ms": _ms(stage.e2e_s),
+            "left_ms": _ms(stage.left_s),
+            "similarity": round(stage.similarity, 3),
+            "promised": stage.is_promised,
+        }
+        return {"program": told}
+
     def slo_object(self) -> dict[str, Any]:
         """What the client is told, in milliseconds; figures that do not exist are null."""
         decisions = self.decisions
@@ -132,6 +170,7 @@ class HttpRequestState:
             "hops": max((d.hops for d in decisions), default=0),
             "predicted_ttft_ms": _ms(max((d.predicted_ttft_s for d in decisions), default=math.inf)),
             "predicted_tpot_ms": _ms(max((d.predicted_tpot_s for d in decisions), default=math.inf)),
+            "target_ttft_ms": _ms(self.slo.ttft_s),
             "ttft_ms": _ms(self.ttft_s),
             "tpot_ms": _ms(self.tpot_s),
             "e2e_ms": _ms(self.e2e_s),
@@ -139,6 +178,7 @@ class HttpRequestState:
             "reason": _reason(decisions),
             "late": any(s.late for s in self.sequences.values()),
             "resumed": sum(s.resumed for s in self.sequences.values()),
+            **self._program_object(),
         }
 
 

@@ -1,0 +1,25 @@
+"""The tier tables of an application's models, from the one ``user_config`` of its ingress."""
+
+from typing import Any
+
+from serving.config.app import AppConfig
+from serving.config.base import ConfigError
+from serving.config.live import in_force
+from serving.config.tiers import TierTableConfig
+
+
+def tables_of(user_config: Any, config: AppConfig) -> dict[str, TierTableConfig]:
+    """The table of each model, by the model's name (empty where it is the only one), each one fit for its fleet.
+
+    Raises:
+        ConfigError: naming the field, and the model where there are several.
+    """
+    table, names = TierTableConfig.read(user_config), [each.entry for each in config.models]
+    tables = table.of_models(names) if names else {config.entry: table.of_only_model()}
+    for each in config.each:
+        try:
+            own = tables[each.entry]
+            own.check_fits(in_force(each, own.fleet).most_replicas)
+        except ConfigError as error:
+            raise ConfigError(f"of model {each.entry!r}: {error}" if each.entry else str(error)) from None
+    return tables

@@ -1,0 +1,77 @@
+"""This project's applications in a Serve file, or in the document that such a file holds."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from replicas.config import controller_name
+from serving.config.app import IMPORT_PATH, INGRESS, AppConfig
+from serving.config.base import ConfigError
+
+
+def read_serve_file(path: Path) -> tuple[AppConfig, Any]:
+    """This project's first application in a Serve file: its configuration, and the ingress's raw ``user_config``.
+
+    Raises:
+        ConfigError: naming the file and the field.
+    """
+    return read_application(load_document(path), str(path))
+
+
+def load_document(path: Path) -> dict[str, Any]:
+    """A Serve file as it is, with an application of ours in it; raises ``ConfigError`` naming the file."""
+    try:
+        document: dict[str, Any] = yaml.safe_load(path.read_text())
+        apps = applications_of(document)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: cannot be read as YAML: {error}") from None
+    except (KeyError, TypeError):
+        raise ConfigError(f"{path}: not a Serve file: needs `applications`, each with an import_path") from None
+    if not apps:
+        raise ConfigError(f"{path}: applications: one with import_path {IMPORT_PATH} is needed, found 0")
+    return document
+
+
+def applications_of(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Our applications in a document of ``load_document``, in its order."""
+    return [app for app in document["applications"] if app["import_path"] == IMPORT_PATH]
+
+
+def read_application(document: dict[str, Any], source: str, place: int = 0) -> tuple[AppConfig, Any]:
+    """Configuration and raw ``user_config`` of our application number ``place``; ``source`` names it in errors."""
+    apps = applications_of(document)
+    app = apps[place]
+    deployments = {each.get("name"): each for each in app.get("deployments") or []}
+    try:
+        config = AppConfig.read(app.get("args"))
+        is_scaled = any(each.fleet.autoscaling.max_replicas for each in config.each)
+        if is_scaled and not app.get("external_scaler_enabled"):
+            raise ConfigError("fleet.autoscaling: needs external_scaler_enabled: true beside the application's args")
+        return config, deployments.get(INGRESS, {}).get("user_config")
+    except ConfigError as error:
+        path = f"{source}: {which(app) if len(apps) > 1 else ''}args."
+        raise ConfigError("\n".join(path + line for line in str(error).splitlines())) from None
+
+
+def which(app: dict[str, Any]) -> str:
+    """How an error names one of several applications."""
+    return f"application {app.get('name', 'default')}: "
+
+
+def prefix_of(app: dict[str, Any]) -> str:
+    """The path below which an application answers; empty where that is all."""
+    return str(app.get("route_prefix") or "/").rstrip("/")
+
+
+def check_apart(apps: list[dict[str, Any]], configs: list[AppConfig], source: str) -> None:
+    """Raise ``ConfigError`` where two applications would have one controller."""
+    owners: dict[tuple[str, str], str] = {}
+    for app, config in zip(apps, configs, strict=True):
+        own = str(app.get("name", "default"))
+        for each in config.each:
+            fleet = each.fleet
+            name = fleet.controller_namespace, controller_name(fleet.controller_name, own)
+            if (other := owners.setdefault(name, own)) != own:
+                told = f"fleet.controller_name: {name[1]!r} is the controller of application {other} already"
+                raise ConfigError(f"{source}: {which(app)}args.{told}")
