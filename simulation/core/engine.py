@@ -13,18 +13,19 @@ from numba import njit
 from planning.batch.classes import is_decode
 from planning.batch.composition import KV, SEQUENCES, TOKENS
 from planning.batch.kv import PREEMPT, held_kv_tokens
+from planning.batch.memory import ACCOUNT, ACCOUNTS, CUTOFFS, PolicyMemory, cutoff, recall, record
 from planning.batch.registry import form
 from planning.batch.shedding import shed
 from planning.batch.speculation import plan_drafts
 from planning.deadlines import num_uncomputed_tokens
 from planning.engine import EngineModel
-from planning.forecast.rollout import mark_finished
 from planning.limits import LIMITS
 from planning.tables import REQUEST
 from profiles.kernels import COEFFICIENTS, iteration_s
 from profiles.online import STATE, corrected, new_correction, observe, reach
-from simulation.core.jobs import NEVER, change_stage, record_tokens
-from simulation.core.noise import chance, next_noise
+from simulation.core.jobs import NEVER
+from simulation.core.noise import next_noise
+from simulation.core.progress import emit, run_row
 
 STEPS = 512  # iterations remembered for reports, several times what runs between two
 
@@ -34,6 +35,8 @@ ENGINE = np.dtype(
         ("free_at_s", "f8"),  # end of the last iteration; rows are as they are then. inf: nothing can run
         ("policy", "i8"),
         ("sheds", "?"),  # hopeless requests become best effort before every iteration
+        ("remembers", "?"),  # its policy reads ``planning.batch.memory``
+        ("adapts_cutoff", "?"),  # CALM's group_cutoff is what memory finds best
         ("drafts", "i8"),  # draft tokens per decode step, or the most of them
         ("adapts_drafts", "?"),  # as many as objectives need (SLOs-Serve section 3.2.3), else always ``drafts``
         ("sigma", "f8"),  # iterations take the model's time times lognormal noise of this sigma and mean 1
@@ -64,6 +67,7 @@ class Engines(NamedTuple):
     corrections: np.ndarray  # f8[R, STATE], what it has learnt (``profiles.online``)
     steps: np.ndarray  # f8[R, STEPS, 6], a ring of compositions and seconds of engines that learn
     limits: np.ndarray  # LIMITS[R]
+    memories: PolicyMemory  # each of its tables with a first axis of replicas
     seed: int  # of draft acceptance and noise
 
 
@@ -80,6 +84,11 @@ def make_engines(replicas: int, slots: int, seed: int = 0) -> Engines:
         np.zeros((replicas, STATE)),
         np.zeros((replicas, STEPS, 6)),
         np.zeros(replicas, dtype=LIMITS),
+        PolicyMemory(
+            np.zeros((replicas, ACCOUNTS), dtype=ACCOUNT),
+            np.full((replicas, len(CUTOFFS)), -1.0),
+            np.zeros((replicas, 5)),
+        ),
         seed,
     )
 
@@ -107,53 +116,6 @@ def submit(engines: Engines, r: int, row: np.void, now_s: float) -> None:
         engine["free_at_s"] = max(now_s, engine["free_at_s"]) if engine["free_at_s"] < math.inf else now_s
     engines.tables[r, engine["count"]] = row
     engine["count"] += 1
-
-
-@njit(cache=True)
-def accepted_drafts(row: np.void, acceptance: float, seed: int) -> int:
-    """Draft tokens of this step that verification accepts: each with the same chance, up to the first refused."""
-    accepted = 0
-    while accepted < row["spec_tokens"] and chance(seed, row["id"], row["emitted_tokens"] + accepted) < acceptance:
-        accepted += 1
-    return accepted
-
-
-@njit(cache=True)
-def _run_row(row: np.void, tokens: int, acceptance: float, seed: int) -> int:
-    """Move a request on by its share of an iteration; returns how many tokens it emits."""
-    if tokens == PREEMPT:
-        row["running"], row["computed_tokens"] = False, 0
-        return 0
-    decodes, is_last = is_decode(row), tokens >= num_uncomputed_tokens(row)
-    row["running"] = True
-    if not is_last:
-        row["computed_tokens"] += tokens
-        return 0
-    return 1 + accepted_drafts(row, acceptance, seed) if decodes else 1
-
-
-@njit(cache=True)
-def _emit(row: np.void, job: np.void, record: np.void, tokens: int, now_s: float) -> int:
-    """Hand out ``tokens`` of the request, fewer at its end, which only the job knows; returns how many."""
-    tokens = min(tokens, job["output_tokens"] - row["emitted_tokens"])
-    record_tokens(job, record, tokens, now_s)
-    row["emitted_tokens"] += tokens
-    row["computed_tokens"] = row["prompt_tokens"] + row["emitted_tokens"] - 1
-    if row["emitted_tokens"] >= job["output_tokens"]:
-        record["ended"] = True
-        mark_finished(row)
-        return tokens
-    if row["emitted_tokens"] >= row["output_tokens"] or row["emitted_tokens"] >= job["predicted_tokens"]:
-        _outlive(row, job["predicted_tokens"])
-    change_stage(job, row)
-    return tokens
-
-
-@njit(cache=True)
-def _outlive(row: np.void, predicted_tokens: int) -> None:
-    """A request that outlives its prediction is taken to have half of it ahead (``LengthEstimator.predict``'s rule)."""
-    longer = min(row["emitted_tokens"] + max(1, predicted_tokens // 2), row["output_cap_tokens"])
-    row["output_tokens"] = max(row["emitted_tokens"] + 1, longer)
 
 
 @njit(cache=True)
@@ -199,6 +161,22 @@ def _learn(engines: Engines, r: int, composition: np.ndarray, seconds: float) ->
 
 
 @njit(cache=True)
+def _form(engines: Engines, r: int, table: np.ndarray, tokens: np.ndarray) -> tuple[float, np.ndarray]:
+    """The next batch of replica ``r``, as ``replicas.step_planner`` forms it."""
+    engine, limits, memories = engines.state[r], engines.limits[r], engines.memories
+    memory = PolicyMemory(memories.accounts[r], memories.rates[r], memories.frame[r])
+    if engine["remembers"]:
+        recall(memory, table)
+    if engine["adapts_cutoff"]:
+        limits["group_cutoff"] = cutoff(memory)
+    model, now_s = EngineModel(engines.planner_coefs[r], limits), engine["free_at_s"]
+    seconds, mix = form(engine["policy"], model, table, now_s, tokens)
+    if engine["remembers"]:
+        record(memory, table, tokens, now_s, seconds)
+    return seconds, mix
+
+
+@njit(cache=True)
 def iterate(engines: Engines, r: int, jobs: np.ndarray, records: np.ndarray, ended: np.ndarray, count: int) -> int:
     """Run the next iteration of replica ``r``; adds the jobs that end to ``ended`` from ``count`` on."""
     engine, limits = engines.state[r], engines.limits[r]
@@ -206,9 +184,7 @@ def iterate(engines: Engines, r: int, jobs: np.ndarray, records: np.ndarray, end
     if engine["sheds"]:
         shed(EngineModel(engines.planner_coefs[r], limits), table, engine["free_at_s"])
     _set_drafts(engines, r, table, tokens)
-    seconds, mix = form(
-        engine["policy"], EngineModel(engines.planner_coefs[r], limits), table, engine["free_at_s"], tokens
-    )
+    seconds, mix = _form(engines, r, table, tokens)
     if seconds <= 0.0:
         engine["free_at_s"] = math.inf
         return count
@@ -242,10 +218,10 @@ def _apply(engines: Engines, r: int, i: int, jobs: np.ndarray, records: np.ndarr
         engine["draft_tokens"] += tokens - 1
     else:
         engine["prefill_tokens"] += tokens
-    emitted = _run_row(row, tokens, engines.limits[r]["acceptance"], engines.seed)
+    emitted = run_row(row, tokens, engines.limits[r]["acceptance"], engines.seed)
     if emitted == 0:
         return False
-    engine["decode_tokens"] += _emit(row, jobs[place], records[place], emitted, engine["free_at_s"])
+    engine["decode_tokens"] += emit(row, jobs[place], records[place], emitted, engine["free_at_s"])
     return bool(records[place]["ended"])
 
 

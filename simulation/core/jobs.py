@@ -5,6 +5,8 @@ import math
 import numpy as np
 from numba import njit
 
+from planning.batch.memory import OUTPUT_WEIGHT, PROMPT_WEIGHT
+from planning.batch.worth import decay
 from planning.tables import request_table, set_objective
 
 NEVER = -1  # a job without follower, a request that no replica took
@@ -30,6 +32,9 @@ JOB = np.dtype(
         ("first_block", "i8"),  # its prompt's prefix blocks: a stretch of the workload's block ids
         ("blocks", "i4"),
         ("prefilled", "i4"),  # output tokens computed elsewhere, whose KV comes with the request
+        ("tenant", "i8"),  # whose it is; 0: not known
+        ("ttft_slowdown", "f8"),  # > 0: ``ttft_s`` is what the controller makes of it (``controller.slowdown``)
+        ("program_e2e_s", "f8"),  # deadline of its program's last token, from the program's arrival
     ]
 )
 
@@ -45,6 +50,7 @@ RECORD = np.dtype(
         ("cached_tokens", "i4"),  # of the prompt, found in the prefix cache
         ("ended", "?"),
         ("missed", "?"),  # can no longer attain
+        ("gain", "f8"),  # service gain of its tokens so far, each by its line (Tempo equation 3)
     ]
 )
 
@@ -57,7 +63,7 @@ NO_EDGES = np.zeros(0, dtype=EDGE)
 def make_jobs(count: int) -> np.ndarray:
     """``count`` best-effort jobs of one token, each its own program, to be filled in."""
     jobs = np.zeros(count, dtype=JOB)
-    for name in ("ttft_s", "tpot_s", "e2e_s", "later_tpot_s"):
+    for name in ("ttft_s", "tpot_s", "e2e_s", "later_tpot_s", "program_e2e_s"):
         jobs[name] = math.inf
     for name in ("prompt_tokens", "output_tokens", "predicted_tokens", "cap_tokens", "value"):
         jobs[name] = 1
@@ -86,9 +92,11 @@ def to_rows(jobs: np.ndarray, which: np.ndarray) -> np.ndarray:
     asked, rows = jobs[which], request_table(len(which))
     rows["id"] = which + 1
     set_objective(rows, asked["arrival_s"], asked["ttft_s"], asked["tpot_s"], asked["e2e_s"])
-    for name in ("prompt_tokens", "tier", "best_effort", "value"):
+    for name in ("prompt_tokens", "tier", "best_effort", "value", "tenant"):
         rows[name] = asked[name]
+    rows["program"] = asked["program"] + 1
     rows["output_tokens"], rows["output_cap_tokens"] = asked["predicted_tokens"], asked["cap_tokens"]
+    rows["output_bound_tokens"] = asked["cap_tokens"]  # all that is known without an estimator
     rows["emitted_tokens"] = asked["prefilled"]
     rows["computed_tokens"] = np.where(asked["prefilled"] > 0, asked["prompt_tokens"] + asked["prefilled"] - 1, 0)
     return rows
@@ -120,11 +128,14 @@ def record_tokens(job: np.void, record: np.void, tokens: int, now_s: float) -> N
     """Count ``tokens`` that came together at ``now_s`` (the simulator's twin of ``protocol.attainment.Tally``)."""
     if record["emitted_tokens"] == 0:
         record["first_s"] = now_s
+        record["gain"] += PROMPT_WEIGHT * job["prompt_tokens"] * decay(job["ttft_s"], now_s - job["arrival_s"])
     base_s = record["first_s"] - job["arrival_s"] if job["ttft_s"] == math.inf else job["ttft_s"]
     for token in range(record["emitted_tokens"], record["emitted_tokens"] + tokens):
-        due = due_s(job, token) if job["ttft_s"] < math.inf else job["arrival_s"] + base_s + token * job["tpot_s"]
+        pace_s = token * job["tpot_s"] if token else 0.0  # 0 times no bound is none
+        due = due_s(job, token) if job["ttft_s"] < math.inf else job["arrival_s"] + base_s + pace_s
         if now_s > due + 1e-9:
             record["late_tokens"] += 1
+        record["gain"] += OUTPUT_WEIGHT * decay(due - job["arrival_s"], now_s - job["arrival_s"])
     record["emitted_tokens"] += tokens
     record["last_s"] = now_s
     is_late = record["late_tokens"] > 0 or now_s > job["arrival_s"] + job["e2e_s"] + 1e-9

@@ -90,6 +90,19 @@ class Simulation:
         self.records[job]["missed"] |= bool(row["best_effort"]) and not self.jobs[job]["best_effort"]
         submit(self.engines, replica, row, self.now_s)
 
+    def withdraw(self, job: int) -> bool:
+        """Take a job that has not begun back from its replica; whether it had not."""
+        replica = int(self.records[job]["replica"])
+        state, table = self.engines.state[replica], self.table(replica)
+        (found,) = np.nonzero((table["id"] == job + 1) & ~table["running"] & (table["computed_tokens"] == 0))
+        if not len(found):
+            return False
+        i = int(found[0])
+        table[i:-1] = table[i + 1 :].copy()
+        state["count"] -= 1
+        self.records[job]["promised"] = False
+        return True
+
     def _find_prefix(self, row: np.void, replica: int) -> None:
         """Count what the replica's prefix cache holds of the prompt as computed."""
         assert self.prefixes is not None

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from planning.batch.memory import OUTPUT_WEIGHT, PROMPT_WEIGHT
 from protocol.attainment import TOLERATED_LATE
 
 
@@ -78,6 +79,8 @@ def summarize(jobs: np.ndarray, records: np.ndarray, state: np.ndarray, window: 
     inside = np.isin(jobs["program"], heads) & records["ended"]
     refused = _any(jobs["program"], ~records["promised"] & ~jobs["best_effort"], len(jobs))[heads]
     kept = flags["dslo"][heads[~refused]]
+    gain, goodput = service_gains(jobs, records)[heads], token_goodputs(jobs, records)[heads]
+    window_s = max(window.end_s - window.start_s, 1e-9)
     span_s = float(state["free_at_s"][np.isfinite(state["free_at_s"])].max(initial=0.0)) or 1.0
     return {
         "programs": len(heads),
@@ -89,12 +92,63 @@ def summarize(jobs: np.ndarray, records: np.ndarray, state: np.ndarray, window: 
         "tpot_s": percentiles(_mean_gap_s(records)[inside & (records["emitted_tokens"] > 1)]),
         "output_tokens_per_s": float(state["decode_tokens"].sum()) / span_s,
         "prefill_tokens_per_s": float(state["prefill_tokens"].sum()) / span_s,
+        "service_gain_per_s": float(gain.sum()) / window_s,
+        "goodput_tokens_per_s": float(goodput.sum()) / window_s,
         "busy": float(state["busy_s"].sum() / (span_s * len(state))),
         "iterations": int(state["iterations"].sum()),
         "cached": float(records["cached_tokens"].sum() / max(1, jobs["prompt_tokens"][records["ended"]].sum())),
         "preemptions": int(state["preemptions"].sum()),
         "kv_peak_tokens": int(state["kv_peak_tokens"].max()),
     }
+
+
+def service_gains(jobs: np.ndarray, records: np.ndarray) -> np.ndarray:
+    """Service gain of each program at its head (f8[jobs], Tempo equations 1 to 3, weights 1:2, exponent 1).
+
+    Requests with a deadline count by it (equation 2), programs with one of their own by that, all others token by token
+    (equation 3); those without objective in full.
+    """
+    whole = PROMPT_WEIGHT * jobs["prompt_tokens"] + OUTPUT_WEIGHT * jobs["output_tokens"]
+    taken_s, bound_s, by_deadline = _deadlines(jobs, records)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        factor = np.where(taken_s <= bound_s, 1.0, np.where(np.isfinite(taken_s), bound_s / taken_s, 0.0))
+    own = np.where(by_deadline, whole * factor, records["gain"]) * jobs["value"]
+    return np.bincount(jobs["program"], weights=own, minlength=len(jobs))
+
+
+def token_goodputs(jobs: np.ndarray, records: np.ndarray) -> np.ndarray:
+    """Token goodput of each program at its head (f8[jobs], Concord chapter 3).
+
+    All tokens of what met its deadline (or its program's), none of what did not; else output tokens that were on time.
+    """
+    whole = (jobs["prompt_tokens"] + jobs["output_tokens"]).astype(np.float64)
+    taken_s, bound_s, by_deadline = _deadlines(jobs, records)
+    on_time = (records["emitted_tokens"] - records["late_tokens"]).astype(np.float64)
+    own = np.where(by_deadline, whole * (taken_s <= bound_s + 1e-9), on_time) * jobs["value"]
+    return np.bincount(jobs["program"], weights=own, minlength=len(jobs))
+
+
+def met_programs(jobs: np.ndarray, records: np.ndarray) -> np.ndarray:
+    """Whether each program met what it asked for, at its head (bool[jobs]): its deadline, or every token on time."""
+    taken_s, bound_s, by_deadline = _deadlines(jobs, records)
+    on_time = records["ended"] & (records["late_tokens"] == 0)
+    own = np.where(by_deadline, taken_s <= bound_s + 1e-9, on_time)
+    return ~_any(jobs["program"], ~own, len(jobs))
+
+
+def _deadlines(jobs: np.ndarray, records: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """By job: seconds until its own or its program's last token (inf: never), what bounds them, and whether anything
+    does."""
+    end_s = np.where(records["ended"], records["last_s"], np.inf)
+    last_s = np.full(len(jobs), -np.inf)
+    np.maximum.at(last_s, jobs["program"], end_s)
+    of_program = np.isfinite(jobs["program_e2e_s"])
+    begin_s = np.where(of_program, jobs["arrival_s"][jobs["program"]], jobs["arrival_s"])
+    with np.errstate(invalid="ignore"):
+        taken_s = np.where(of_program, last_s[jobs["program"]], end_s) - begin_s
+    taken_s = np.where(np.isnan(taken_s), np.inf, taken_s)
+    bound_s = np.where(of_program, jobs["program_e2e_s"], jobs["e2e_s"])
+    return taken_s, bound_s, np.isfinite(bound_s)
 
 
 def percentiles(seconds: np.ndarray) -> dict[str, float]:

@@ -126,7 +126,11 @@ class AutoscaledDispatcher(ControllerDispatcher):
             self._resize(simulation)
 
     def _resize(self, simulation: Simulation) -> None:
-        ongoing = len(self.fleet.waiting) + len(self.fleet.unplaced.line) + int(simulation.engines.state["count"].sum())
+        ongoing = (
+            len(self.fleet.unplaced.waiting)
+            + len(self.fleet.unplaced.line)
+            + int(simulation.engines.state["count"].sum())
+        )
         actions = self.sizer.plan(self.fleet, self._target(), ongoing, simulation.now_s)
         if actions.replicas is not None:
             self._ask(simulation, actions.replicas)

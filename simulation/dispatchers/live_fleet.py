@@ -2,24 +2,33 @@
 
 import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from controller.disaggregation.fleet import make_fleet
+from controller.lengths.estimate import ORACLE
+from controller.lengths.training import grow_from
 from controller.options import FleetOptions
+from controller.pacing import ReportPacer
 from controller.scaling.tiers import Tier, TierTable
 from planning.tables import to_best_effort
 from profiles.profile import Profile
-from protocol.messages import AdmissionRequest, Decision, Outcome, Progress, Report, Slo, Step, Verdict
+from protocol.messages import AdmissionRequest, Decision, Outcome, Progress, Report, Slo, Step, Traits, Verdict
+from protocol.programs import Program
 from routing.prefix_index import hash_spacing
 from simulation.core.engine import STEPS
 from simulation.core.loop import Simulation
 
-REPORT_S = 0.15  # how often a live replica reports
+LENGTH_BATCHES = 7  # of questions about lengths from one report to the next, about as live
+LONGEST_REPORT_S = 0.15  # between two reports of a live replica, unless its configuration says otherwise
+MESSAGE_S = 0.005  # from the controller to an ingress, and back
+INGRESS = "ingress"  # the one that there is
 PROGRESS = (
-    "prompt_tokens", "computed_tokens", "emitted_tokens", "output_tokens", "output_cap_tokens", "running"
+    "prompt_tokens", "computed_tokens", "emitted_tokens", "output_tokens", "output_cap_tokens", "running",
+    "output_bound_tokens",
 )  # fmt: skip
 
 
@@ -34,8 +43,16 @@ def tiers_of(jobs: np.ndarray, split: Sequence[int] = ()) -> TierTable:
 def _tier(asked: np.ndarray, number: int, replicas: int) -> Tier:
     predicted = int(asked["predicted_tokens"].mean())
     ttft_s, tpot_s = float(asked["ttft_s"].min()), float(asked["tpot_s"].min())
-    value = float(asked["value"].mean())
-    return Tier(f"tier {number}", ttft_s, tpot_s, output_tokens=predicted, num_replicas=replicas, value=value)
+    value, slowdown = (float(asked[name].mean()) for name in ("value", "ttft_slowdown"))
+    return Tier(
+        f"tier {number}",
+        ttft_s,
+        tpot_s,
+        output_tokens=predicted,
+        num_replicas=replicas,
+        value=value,
+        ttft_slowdown=slowdown,
+    )
 
 
 def replica_name(position: int) -> str:
@@ -51,7 +68,9 @@ class ControllerDispatcher:
     tiers: TierTable
     options: FleetOptions
     blocks: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # of the workload's trace
+    programs: Mapping[int, Program] = field(default_factory=dict)  # of jobs that are parts of one
     decisions: list[Decision] = field(default_factory=list)
+    report_s: float = 0.0  # between two reports; 0: as the controller asks for
 
     def __post_init__(self) -> None:
         self.fleet = make_fleet(self.options, self.tiers, lambda _name: self.profile)
@@ -61,6 +80,8 @@ class ControllerDispatcher:
         self._predicted_s: dict[int, float] = {}  # TTFT of placed jobs
         self._seen_steps: dict[int, int] = {}  # by replica, told in reports
         self._slos: dict[tuple[int, bool], Slo] = {}  # of placed jobs, with and without a promise
+        self._known_programs: dict[str, tuple[float, bool]] = {}  # when each began, and whether it was promised
+        self._due_s: dict[int, float] = {}  # of parts of programs: what their stages were given, from arrival
 
     def next_wake_s(self) -> float:
         return min(self._report_s, self._again[0][0]) if self._again else self._report_s
@@ -71,8 +92,16 @@ class ControllerDispatcher:
         which = np.concatenate([np.array(list(self._due(simulation.now_s)), dtype=np.int64), which])
         if len(which):
             asks = [self.ask(simulation, int(job)) for job in which]
-            for job, decision in zip(which, self.fleet.admit(asks, simulation.now_s), strict=True):
+            decisions = self.fleet.admit(asks, simulation.now_s, INGRESS)
+            self._take_back(simulation)
+            for job, decision in zip(which, decisions, strict=True):
                 self._carry_out(simulation, int(job), decision)
+
+    def _take_back(self, simulation: Simulation) -> None:
+        """What the fleet recalls and has not begun asks anew, a message later."""
+        for _, job in self.fleet.held.take_recalls():
+            if simulation.withdraw(int(job)):
+                heapq.heappush(self._again, (simulation.now_s + MESSAGE_S, int(job)))
 
     def _due(self, now_s: float) -> Iterator[int]:
         while self._again and self._again[0][0] <= now_s:
@@ -114,7 +143,20 @@ class ControllerDispatcher:
         asked = simulation.jobs[job]
         age_s, slo = simulation.now_s - float(asked["arrival_s"]), self._slo(asked, bool(asked["best_effort"]))
         lengths = int(asked["prompt_tokens"]), int(asked["cap_tokens"])
-        return AdmissionRequest(str(job), *lengths, slo, age_s, prefix=self._marks(asked), prompt_digest=job + 1)
+        is_oracle = self.options.lengths.estimator == ORACLE
+        traits = Traits(output_hint_tokens=int(asked["output_tokens"]) if is_oracle else 0)
+        return AdmissionRequest(
+            str(job), *lengths, slo, age_s, prefix=self._marks(asked), prompt_digest=job + 1,
+            traits=traits, program=self._program(simulation, job),
+        )  # fmt: skip
+
+    def _program(self, simulation: Simulation, job: int) -> Program | None:
+        """What the ingress tells of a job's program: its age and promise as it remembers them."""
+        if (told := self.programs.get(job)) is None:
+            return None
+        began_s, is_promised = self._known_programs.get(told.id, (simulation.jobs[job]["arrival_s"], False))
+        age_s = float(simulation.jobs[job]["arrival_s"] - began_s)
+        return msgspec.structs.replace(told, age_s=age_s, is_promised=is_promised)
 
     def _marks(self, asked: np.void) -> tuple[int, ...]:
         """What the ingress would tell of the prompt: an id of a trace stands for the block and all before it."""
@@ -132,14 +174,24 @@ class ControllerDispatcher:
         """What a job is promised; without a promise it is of the same tier still."""
         if is_best_effort:
             return Slo(tier=self._tier_name(asked), best_effort=True)
-        return Slo(float(asked["ttft_s"]), float(asked["tpot_s"]), float(asked["e2e_s"]), self._tier_name(asked))
+        slo = Slo(float(asked["ttft_s"]), float(asked["tpot_s"]), float(asked["e2e_s"]), self._tier_name(asked))
+        if asked["ttft_slowdown"] and slo.ttft_s == math.inf:
+            return msgspec.structs.replace(slo, ttft_slowdown=float(asked["ttft_slowdown"]))
+        return slo
 
     def _carry_out(self, simulation: Simulation, job: int, decision: Decision) -> None:
+        if simulation.jobs[job]["ttft_slowdown"]:
+            simulation.jobs[job]["ttft_s"] = decision.ttft_s
         if decision.verdict == Verdict.PENDING:
             heapq.heappush(self._again, (simulation.now_s + decision.retry_after_s, job))
             return
         self.decisions.append(decision)
         self._predicted_s[job] = decision.predicted_ttft_s
+        if decision.stage is not None:
+            self._due_s[job] = decision.stage.e2e_s
+            told = self.programs[job]
+            began_s, _ = self._known_programs.get(told.id, (float(simulation.jobs[job]["arrival_s"]), False))
+            self._known_programs[told.id] = (began_s, decision.stage.is_promised)
         if decision.verdict == Verdict.REFUSED:
             simulation.refuse(job)
             return
@@ -149,6 +201,9 @@ class ControllerDispatcher:
         """The planning row that the decided replica gets."""
         row: np.void = simulation.rows(np.array([job]))[0]
         row["output_tokens"], row["emitted_tokens"] = decision.output_tokens, simulation.records[job]["emitted_tokens"]
+        row["output_bound_tokens"] = decision.output_bound_tokens
+        if job in self._due_s:
+            row["deadline_s"] = min(float(row["deadline_s"]), float(row["arrival_s"]) + self._due_s[job])
         if decision.verdict == Verdict.BEST_EFFORT:
             to_best_effort(row)
         return row
@@ -158,12 +213,24 @@ class ControllerDispatcher:
         return int(name.rpartition("-")[2])
 
     def _report(self, simulation: Simulation) -> None:
-        """Every replica's report, in order of replicas; the next one is due ``REPORT_S`` later."""
-        for report in self.reports(simulation):
+        """Every replica's report, in order of replicas, and when the next one is due."""
+        reports = self.reports(simulation)
+        for report in reports:
             self.fleet.report(report, simulation.now_s)
+        self._refresh_lengths()
         self._sequence += 1
         busy = simulation.engines.state["count"].any()
-        self._report_s = simulation.now_s + REPORT_S if busy or simulation.left else math.inf
+        pause_s = self.report_s or min(ReportPacer().pause_s(len(reports)), LONGEST_REPORT_S)
+        self._report_s = simulation.now_s + pause_s if busy or simulation.left else math.inf
+
+    def _refresh_lengths(self) -> None:
+        """What the live controller's ``LengthKeeper`` does meanwhile; here forests grow at once."""
+        lengths = self.fleet.lengths
+        for _ in range(LENGTH_BATCHES):
+            if not lengths.refresh():
+                break
+        if (known := lengths.training_set()) is not None:
+            lengths.set_forest(grow_from(known, lengths.next_version, lengths.options.seed))
 
     def reports(self, simulation: Simulation) -> Sequence[Report]:
         """What the replicas that there are would report now, in order."""
@@ -204,7 +271,9 @@ class ControllerDispatcher:
         slos = []
         for key in zip(jobs, table["best_effort"].tolist(), strict=True):
             if (slo := self._slos.get(key)) is None:
-                slo = self._slos[key] = self._slo(simulation.jobs[key[0]], key[1])
+                slo = self._slo(simulation.jobs[key[0]], key[1])
+                e2e_s = min(slo.e2e_s, self._due_s.get(key[0], math.inf))
+                slo = self._slos[key] = slo if key[1] else msgspec.structs.replace(slo, e2e_s=e2e_s)
             slos.append(slo)
         ages_s = (simulation.now_s - simulation.jobs["arrival_s"][jobs]).tolist()
         columns = (table[name].tolist() for name in PROGRESS)

@@ -57,15 +57,21 @@ def register(experiment: Experiment) -> Experiment:
 def experiment_names() -> list[str]:
     """All registered names, sorted."""
     import simulation.experiments.ablations
+    import simulation.experiments.annealing
+    import simulation.experiments.concord
     import simulation.experiments.elastic
+    import simulation.experiments.length_bounds
+    import simulation.experiments.length_use
     import simulation.experiments.polyserve
     import simulation.experiments.polyserve_burst
     import simulation.experiments.polyserve_cost
+    import simulation.experiments.programs
     import simulation.experiments.promises
     import simulation.experiments.routing
     import simulation.experiments.sides
     import simulation.experiments.slos_serve
     import simulation.experiments.speculation
+    import simulation.experiments.tempo
     import simulation.experiments.what_if  # noqa: F401  (they register themselves)
 
     return sorted(_experiments)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import msgspec
 import numpy as np
 
+from controller.lengths.estimate import LengthOptions
 from controller.options import FleetOptions
 from planning.admission.plan import AdmissionOptions
 from planning.batch.registry import POLICIES, policy_code
@@ -76,6 +77,8 @@ class System:
     believed_speed: float = 1.0  # of the hardware as the planner sees it; 1.1: it thinks iterations 10 % shorter
     best_effort_share: float = 0.0
     slack_margin: float = 0.0  # see planning.limits
+    fairness: float | None = None  # None: the policy's own
+    group_cutoff: float = 0.0  # 0: CALM adapts it
     straying: Straying = EXACT  # of its engines
     guards: bool = True  # where engines stray, its batches keep the slack margin that their errors ask for
     replicas: int = 1
@@ -95,17 +98,22 @@ class System:
         if self.draft_s > 0.0:
             coefficients[-1] = self.draft_s
         engines.coefs[:], engines.planner_coefs[:] = coefficients, coefficients / self.believed_speed
+        code = policy_code(self.policy)
+        policy = POLICIES[code]
         engines.limits[:] = make_limits(
             kv_capacity_tokens=profile.kv_capacity_tokens,
             max_running=self.max_running,
             max_batch_tokens=self.token_budget,
             max_iteration_s=MAX_ITERATION_S,
-            best_effort_share=self.best_effort_share,
+            best_effort_share=self.best_effort_share or policy.options.get("best_effort_share", 0.0),
             acceptance=self.acceptance,
             slack_margin=self.slack_margin,
+            fairness=policy.options.get("fairness", 0.0) if self.fairness is None else self.fairness,
+            group_cutoff=self.group_cutoff or 1.0,
         )
-        code = policy_code(self.policy)
-        engines.state["policy"], engines.state["sheds"] = code, self.sheds or POLICIES[code].sheds
+        engines.state["policy"], engines.state["sheds"] = code, self.sheds or policy.sheds
+        engines.state["remembers"] = policy.remembers
+        engines.state["adapts_cutoff"] = policy.adapts_cutoff and not self.group_cutoff
         engines.state["drafts"], engines.state["adapts_drafts"] = self.drafts, self.adapts_drafts
         engines.state["guards"] = self.guards
         self.straying.apply(engines, coefficients / self.believed_speed)
@@ -119,7 +127,7 @@ class System:
 
     def jobs(self, jobs: np.ndarray) -> np.ndarray:
         """The workload as this system runs it."""
-        if self.is_oracle:
+        if self.is_oracle or POLICIES[policy_code(self.policy)].needs_lengths:
             jobs = jobs.copy()
             jobs["predicted_tokens"] = jobs["output_tokens"]
         return jobs
@@ -148,6 +156,9 @@ class DistServe(System):
         return split_jobs(jobs)
 
 
+BY_TIER = LengthOptions()
+
+
 @dataclass(frozen=True)
 class FleetOf(System):
     """Several replicas under the live controller's ``Fleet``; its capacity is that of all together."""
@@ -156,17 +167,19 @@ class FleetOf(System):
     max_hops: int = 8  # 1: no second try, a plain load balancer before replicas that admit by themselves
     split: tuple[int, ...] = ()  # replicas per tier number of the jobs; empty: every replica serves all tiers
     prefix_affinity: float = 0.0
+    lengths: LengthOptions = BY_TIER
     trace: Trace | None = None  # where its jobs' prefix blocks are from
+    report_s: float = 0.0  # between two reports of a replica; 0: as the controller asks for
 
     def dispatcher(self, profile: Profile, jobs: np.ndarray, seed: int = 0) -> Dispatcher:
-        options = FleetOptions(routing=self.routing, admission=self.admits, max_hops=self.max_hops, seed=seed)
+        options = FleetOptions(self.routing, self.admits, self.max_hops, seed=seed, lengths=self.lengths)
         tiers = tiers_of(jobs, self.split)
         if self.trace is None or not len(self.trace.blocks):
-            return ControllerDispatcher(profile, tiers, options)
+            return ControllerDispatcher(profile, tiers, options, report_s=self.report_s)
         known = msgspec.structs.replace(
             options, prefix_affinity=self.prefix_affinity, block_tokens=self.trace.block_tokens
         )
-        return ControllerDispatcher(profile, tiers, known, self.trace.blocks)
+        return ControllerDispatcher(profile, tiers, known, self.trace.blocks, report_s=self.report_s)
 
 
 PLANNER = System("planner", admits=True)
@@ -178,4 +191,13 @@ BASELINES = (
     System("edf", "edf", token_budget=2048),
     System("edf-shed", "edf-shed"),
     System("sjf", "sjf", token_budget=2048),
+)
+POLICY_SYSTEMS = (
+    System("tempo", "tempo", token_budget=2048),
+    System("calm", "calm", token_budget=2048),
+    System("annealing", "annealing", token_budget=2048),
+    System("plas", "plas", token_budget=2048),
+    System("vtc", "vtc", token_budget=2048),
+    System("hrrn", "hrrn", token_budget=2048),
+    System("srpt", "srpt", token_budget=2048),
 )

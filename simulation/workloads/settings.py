@@ -21,10 +21,11 @@ class ServiceClass:
     tpot_s: float = np.inf
     e2e_s: float = np.inf
     best_effort: bool = False
+    ttft_slowdown: float = 0.0  # in place of a TTFT: times an idle engine's (``controller.slowdown``)
 
     def __post_init__(self) -> None:
         bounds = (self.ttft_s, self.tpot_s, self.e2e_s)
-        if not self.best_effort and not np.isfinite(bounds).any():
+        if not self.best_effort and not np.isfinite(bounds).any() and not self.ttft_slowdown:
             raise ValueError(f"class {self.name!r}: needs ttft, tpot, e2e or best_effort")
 
 
@@ -57,7 +58,7 @@ def set_classes(jobs: np.ndarray, classes: Sequence[ServiceClass], drawn: np.nda
     """Write the objectives of ``classes`` into jobs; a class's predicted length is the mean of its outputs."""
     for number, service in enumerate(classes):
         own = drawn == number
-        for name in ("ttft_s", "tpot_s", "e2e_s", "best_effort"):
+        for name in ("ttft_s", "tpot_s", "e2e_s", "best_effort", "ttft_slowdown"):
             jobs[name][own] = getattr(service, name)
         jobs["tier"][own] = number
         if own.any():

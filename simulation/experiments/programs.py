@@ -1,0 +1,265 @@
+"""Agent programs with deadlines: how many end in time, and how tight deadlines may be, beside systems of others.
+
+Programs are closed loops: recorded coding-agent sessions, and fan-out research programs. A deadline is the critical
+path on an idle engine that holds every conversation, with calls ``scale`` times as long and tools as they are. No
+system knows output lengths, how many calls follow, or how long a tool takes. Engines stray by 10 %.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from controller.options import FleetOptions
+from profiles.profile import Profile
+from profiles.store import load_profile
+from routing.policy import routing_names
+from simulation.core.loop import Simulation
+from simulation.core.prefix_cache import PrefixCache
+from simulation.dispatchers.live_fleet import ControllerDispatcher, tiers_of
+from simulation.experiments.program_systems import ABLATIONS, OURS, SYSTEMS, VLLM, Rival
+from simulation.experiments.registry import Context, Experiment, Point, Task, markdown_table, register
+from simulation.studies.systems import NOISES, System
+from simulation.workloads.arrivals import poisson_s
+from simulation.workloads.programs import ProgramLoad, chosen_sessions, research, sessions_of, together
+from simulation.workloads.settings import Calls, read_calls
+from simulation.workloads.traces import Trace, read_trace
+
+GPU, TRACE = "h200_sxm__llama-3.1-8b", "agentic_coding_a"
+CALLS, LONGEST_PROMPT = (3, 40), 150_000
+TARGETS = (0.95, 0.99)
+REPORT_S = 0.15  # between two reports of a replica, the longest of live ones
+BUDGETS, TUNING_SEED, TUNING_PART = [2048, 8192], 1000, 0.5  # tokens per iteration that rivals choose from
+
+
+def config(quick: bool) -> dict[str, Any]:
+    """Loads begin with their kind; their figures are programs a second."""
+    systems = [name for name, system in SYSTEMS.items() if system.routing in routing_names()]
+    if quick:
+        rivals = [name for name in systems if name not in ABLATIONS]
+        return {"loads": {"coding overload": 0.12}, "systems": rivals, "scales": [4.0], "reference": 4.0,
+                "programs": 40, "replicas": 2, "budgets": [2048], "seeds": [1]}  # fmt: skip
+    return {"loads": {"coding overload": 0.12, "coding": 0.06}, "systems": systems, "scales": [2.0, 3.0, 4.0, 6.0],
+            "reference": 4.0, "programs": 40, "replicas": 2, "budgets": BUDGETS, "seeds": [1, 2, 3]}  # fmt: skip
+
+
+def tasks(config: dict[str, Any]) -> list[Task]:
+    """One task per load, system and seed, and ablations with the first seed alone; systems that know no deadline run
+    once for all scales."""
+    common = {name: config[name] for name in ("programs", "replicas", "reference", "scales", "budgets")}
+    rivals = [system for system in config["systems"] if system not in ABLATIONS]
+    ablations = [system for system in config["systems"] if system in ABLATIONS]
+    runs = [(seed, load, system) for seed in config["seeds"] for load in config["loads"] for system in rivals]
+    runs += [(config["seeds"][0], load, system) for load in config["loads"] for system in ablations]
+    return [
+        Task(
+            f"{load}/{system}/seed {seed}",
+            {**common, "load": load, "per_s": config["loads"][load], "system": system, "seed": seed},
+        )
+        for seed, load, system in runs
+    ]
+
+
+@lru_cache(maxsize=2)
+def _trace(path: Path) -> tuple[Trace, Calls]:
+    trace = read_trace(path)
+    return trace, read_calls(path, trace)
+
+
+def make_load(params: Mapping[str, Any], context: Context, seed: int, is_history: bool = False) -> ProgramLoad:
+    """The programs of a run, or others of the same kinds that ended before it."""
+    rng, count = np.random.default_rng((seed, is_history)), params["programs"]
+    kind = params["load"].partition(" ")[0]
+    if kind == "research":
+        return research(rng, poisson_s(rng, count, params["per_s"]))
+    trace, calls = _trace(context.traces / f"{TRACE}.parquet")
+    names = chosen_sessions(trace, CALLS, LONGEST_PROMPT)
+    names = np.random.default_rng(seed).permutation(names)  # the same cut for both halves
+    half = len(names) // 2
+    own = (names[half:] if is_history else names[:half])[:count]
+    coding = sessions_of(trace, calls, own, poisson_s(rng, len(own), params["per_s"]), "coding")
+    if kind == "coding":
+        return coding
+    return together(coding, research(rng, poisson_s(rng, 4 * count, 4 * params["per_s"])))
+
+
+def simulate(system: Rival, load: ProgramLoad, past: ProgramLoad, scale: float, run: Mapping[str, Any]) -> Simulation:
+    """A finished run under deadlines of this scale; ``run``: profile, trace blocks, replicas and seed."""
+    profile: Profile = run["profile"]
+    options = FleetOptions(
+        routing=system.routing, admission=system.admits, seed=run["seed"], prefix_affinity=system.affinity,
+        block_tokens=run["block_tokens"], programs=system.programs,
+    )  # fmt: skip
+    told = load.told(load.deadlines_s(profile.coefficients, scale)) if system.knows_programs else {}
+    dispatcher = ControllerDispatcher(profile, tiers_of(load.jobs), options, run["blocks"], told, report_s=REPORT_S)
+    for app, nodes in past.graphs(profile.coefficients):
+        dispatcher.fleet.programs.learn("", app, nodes, 0.0)
+    engines = System(
+        "", system.policy, token_budget=system.budget, replicas=run["replicas"], straying=NOISES["noise10"]
+    )
+    simulation = Simulation(
+        load.jobs, engines.engines(profile, run["seed"]), dispatcher,
+        prefixes=PrefixCache(run["blocks"], run["block_tokens"], load.jobs, run["replicas"]), edges=load.edges,
+    )  # fmt: skip
+    judged = [scale] if system.knows_programs else run["scales"]
+    heads = load.deadlines_s(profile.coefficients, max(judged))
+    last_s = max(float(load.jobs["arrival_s"][head]) + due_s for head, due_s in heads.items())
+    simulation.run(lambda running: running.now_s > last_s)  # what ends later is late
+    return simulation
+
+
+def on_time(
+    simulation: Simulation, load: ProgramLoad, deadlines_s: Mapping[int, float], told: Mapping[int, str]
+) -> Any:
+    """Whether each program ended in time, in order of first jobs (bool[p]). One that was refused its deadline at its
+    first request (``told``, verdict by first job) has not, however fast it was served."""
+    heads, ended = simulation.jobs["program"], simulation.records["ended"]
+    latest = np.zeros(len(heads))
+    np.maximum.at(latest, heads, np.where(ended, simulation.records["last_s"], np.inf))
+    return np.array(
+        [
+            latest[head] <= simulation.jobs["arrival_s"][head] + due_s and told.get(head, "admitted") == "admitted"
+            for head, due_s in deadlines_s.items()
+        ]
+    )
+
+
+def _setting(params: Mapping[str, Any], context: Context, seed: int) -> dict[str, Any]:
+    """What all runs on one load share, beside its programs."""
+    trace = None if params["load"].startswith("research") else _trace(context.traces / f"{TRACE}.parquet")[0]
+    return {
+        "profile": load_profile(GPU), "replicas": params["replicas"], "seed": seed, "scales": params["scales"],
+        "blocks": trace.blocks if trace else np.zeros(0, dtype=np.int64),
+        "block_tokens": trace.block_tokens if trace else 512,
+    }  # fmt: skip
+
+
+def _verdicts(system: Rival, simulation: Simulation) -> dict[int, str]:
+    """By job, where a system admits."""
+    decisions = simulation.dispatcher.decisions if system.admits else []  # type: ignore[attr-defined]
+    return {int(d.request_id): d.verdict.value for d in decisions}
+
+
+def tuned(system: Rival, params: Mapping[str, Any], context: Context) -> Rival:
+    """A rival with the budget that ends most programs in time, on fewer programs of a seed of its own."""
+    if system.admits or len(params["budgets"]) == 1:
+        return system
+    fewer = {**params, "programs": round(TUNING_PART * params["programs"])}
+    load, past = (make_load(fewer, context, TUNING_SEED, is_history) for is_history in (False, True))
+    setting, scale, shares = _setting(params, context, TUNING_SEED), params["reference"], {}
+    for budget in params["budgets"]:
+        simulation = simulate(replace(system, budget=budget), load, past, scale, setting)
+        met = on_time(simulation, load, load.deadlines_s(setting["profile"].coefficients, scale), {})
+        shares[budget] = float(met.mean())
+    return replace(system, budget=max(shares, key=lambda budget: shares[budget]))
+
+
+def run(params: Mapping[str, Any], context: Context) -> Point:
+    system, seed = tuned(SYSTEMS[params["system"]], params, context), params["seed"]
+    load, past = make_load(params, context, seed), make_load(params, context, seed, is_history=True)
+    setting, shares, refused, kept = _setting(params, context, seed), list[float](), list[float](), list[float]()
+    simulation, heads = None, np.unique(load.jobs["program"])
+    point = {name: params[name] for name in ("load", "system", "seed", "scales", "reference")}
+    for scale in params["scales"]:
+        if simulation is None or system.knows_programs:
+            simulation = simulate(system, load, past, scale, setting)
+        verdicts = _verdicts(system, simulation)
+        met = on_time(simulation, load, load.deadlines_s(setting["profile"].coefficients, scale), verdicts)
+        shares.append(float(met.mean()))
+        refused.append(float(np.mean([verdicts.get(int(head), "admitted") != "admitted" for head in heads])))
+        kept.append(float(met.mean() / (1.0 - refused[-1])) if refused[-1] < 1.0 else 1.0)
+    return {**point, "budget": system.budget, "on_time": shares, "refused": refused, "kept": kept}
+
+
+def behaves(params: Mapping[str, Any], context: Context) -> str:
+    """Digest of what the system does with a few research programs that arrive at once."""
+    small = {**params, "load": "research", "per_s": 10.0, "programs": 6}
+    system, load = SYSTEMS[params["system"]], make_load(small, context, 7)
+    setting = {"profile": load_profile(GPU), "blocks": np.zeros(0, dtype=np.int64), "block_tokens": 512,
+               "replicas": 1, "seed": 7, "scales": [2.0]}  # fmt: skip
+    simulation = simulate(system, load, make_load(small, context, 7, is_history=True), 2.0, setting)
+    return hashlib.blake2b(simulation.records.tobytes(), digest_size=8).hexdigest()
+
+
+def _median_share(points: Sequence[Point], load: str, system: str) -> dict[float, float]:
+    """Share on time per scale, the median over seeds."""
+    own = [p for p in points if (p["load"], p["system"]) == (load, system)]
+    if not own:
+        return {}
+    return dict(zip(own[0]["scales"], np.median([p["on_time"] for p in own], axis=0).tolist(), strict=True))
+
+
+def least_scale(shares: Mapping[float, float], target: float) -> float:
+    """Least scale from which on the share on time stays at the target; inf where it does at none."""
+    least = np.inf
+    for scale in sorted(shares, reverse=True):
+        if shares[scale] < target:
+            break
+        least = scale
+    return float(least)
+
+
+def headline(points: Sequence[Point]) -> dict[str, float]:
+    """Programs on time over those of vLLM with affinity, means over all scales, and the least scale that holds 95 and
+    99 % over that of the best rival (below 1: tighter deadlines); geometric means and per load."""
+    figures, ratios, loads = {}, dict[str, list[float]](), list(dict.fromkeys(p["load"] for p in points))
+    for load in loads:
+        systems = [s for s in dict.fromkeys(p["system"] for p in points if p["load"] == load) if s not in ABLATIONS]
+        shares = {system: _median_share(points, load, system) for system in systems}
+        if OURS not in shares:
+            continue
+        means_of = {name: float(np.mean(list(shares[name].values()))) for name in systems}
+        others = max((mean for name, mean in means_of.items() if name != OURS), default=0.0)
+        own, stock = means_of[OURS], means_of.get(VLLM, 0.0)
+        found = {
+            "programs_on_time_ratio": own / stock if stock else np.nan,
+            "programs_on_time_ratio_best_rival": own / others if others else np.nan,
+        }
+        for target in TARGETS:
+            best = min((least_scale(shares[name], target) for name in systems if name != OURS), default=np.inf)
+            name = f"deadline_scale_at_{100 * target:.0f}"
+            found[name] = least_scale(shares[OURS], target) / best if best < np.inf else np.nan
+        for name, value in found.items():
+            figures[f"{name} {load}"] = value
+            ratios.setdefault(name, []).append(value)
+    means = {
+        name: float(np.exp(np.mean(np.log(known))))
+        for name, all_ in ratios.items()
+        if (known := [v for v in all_ if 0.0 < v < np.inf])
+    }
+    return {name: round(float(value), 4) for name, value in (means | figures).items() if np.isfinite(value)}
+
+
+def tables(points: Sequence[Point]) -> str:
+    """Per load: share of programs on time by scale and system."""
+    parts = []
+    for load in dict.fromkeys(p["load"] for p in points):
+        own = [p for p in points if p["load"] == load]
+        rows = []
+        for system in dict.fromkeys(p["system"] for p in own):
+            mine = [p for p in own if p["system"] == system]
+            shares = np.array([p["on_time"] for p in mine])
+            cells = [_spread(column) for column in shares.T]
+            at = mine[0]["scales"].index(mine[0]["reference"])
+            told = [float(np.median([p[name][at] for p in mine])) for name in ("refused", "kept")]
+            budgets = "/".join(str(budget) for budget in dict.fromkeys(p["budget"] for p in mine))
+            rows.append([system, *cells, *(f"{share:.2f}" for share in told), budgets, len(mine)])
+        scales = [f"scale {scale:g}" for scale in own[0]["scales"]]
+        at = f"at {own[0]['reference']:g}"
+        header = ("system", *scales, f"not promised {at}", f"kept of promised {at}", "tokens an iteration", "seeds")
+        parts.append(f"### {load}\n\n" + markdown_table(header, rows))
+    return "\n\n".join(parts)
+
+
+def _spread(shares: np.ndarray) -> str:
+    told = f"{np.median(shares):.2f}"
+    return told if len(shares) == 1 else f"{told} ({shares.min():.2f} to {shares.max():.2f})"
+
+
+PROGRAMS = register(
+    Experiment("programs", "Agent programs with deadlines", config, tasks, run, headline, tables, behaves)
+)

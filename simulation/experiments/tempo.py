@@ -1,0 +1,75 @@
+"""Tempo's policy against the baselines of its evaluation, in service gain (section 6.2)."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from simulation.experiments import online
+from simulation.experiments.online import Contender
+from simulation.experiments.registry import Context, Experiment, Point, Task, markdown_table, register
+from simulation.workloads.applications import KINDS
+
+GPU = "a100_sxm__llama-3.1-8b"
+SETTINGS = [[256, 512], [256, 2048]]  # sequences (vLLM's default), tokens per iteration
+OURS, VLLM, SARATHI = "tempo", "vllm", "sarathi"
+CONTENDERS = {
+    contender.name: contender
+    for contender in (
+        Contender(OURS, "tempo"),
+        Contender(VLLM, "vllm", is_baseline=True),
+        Contender(SARATHI, "sarathi", is_baseline=True),
+        Contender("plas", "plas", is_baseline=True),
+        Contender("sjf", "sjf", is_baseline=True),
+        Contender("tempo, no prediction", "tempo", lengths="none"),
+        Contender("tempo, true lengths", "tempo", lengths="true"),
+    )
+}
+
+
+def config(quick: bool) -> dict[str, Any]:
+    common = {"gpu": GPU, "applications": ["chatbot"], "shares": [3, 1, 1], "replicas": [1]}
+    if quick:
+        return {**common, "contenders": [OURS, VLLM, SARATHI], "settings": SETTINGS[1:2], "rates": [7.0],
+                "programs": 400, "seeds": [1]}  # fmt: skip
+    return {**common, "contenders": list(CONTENDERS), "settings": SETTINGS, "rates": [8.0],
+            "programs": 2000, "seeds": [1, 2, 3]}  # fmt: skip
+
+
+def tasks(config: dict[str, Any]) -> list[Task]:
+    return online.tasks_of(config, list(CONTENDERS.values()))
+
+
+def run(params: Mapping[str, Any], context: Context) -> Point:
+    return online.measure(CONTENDERS[params["contender"]], params, "gain_per_s")
+
+
+def behaves(params: Mapping[str, Any], context: Context) -> str:
+    """What the contender does now."""
+    return online.digest(CONTENDERS[params["contender"]], params, context)
+
+
+def headline(points: Sequence[Point]) -> dict[str, float]:
+    """Medians over rates and seeds, and the ratio of gains at the lowest and the highest rate."""
+    figures = {
+        "service_gain_ratio": online.ratio(points, OURS, [VLLM], "gain_per_s"),
+        "goodput_ratio": online.ratio(points, OURS, [VLLM], "goodput_per_s"),
+        "throughput_ratio_vs_sarathi": online.ratio(points, OURS, [SARATHI], "tokens_per_s"),
+        "service_gain_vs_best_baseline": online.ratio(
+            points, OURS, [c.name for c in CONTENDERS.values() if c.is_baseline], "gain_per_s"
+        ),
+        "service_gain_without_prediction": online.ratio(points, "tempo, no prediction", [OURS], "gain_per_s"),
+        "service_gain_of_true_lengths": online.ratio(points, OURS, ["tempo, true lengths"], "gain_per_s"),
+    }
+    found = {name: float(np.median(ratios)) for name, ratios in figures.items() if ratios}
+    for name in ("service_gain_ratio", "throughput_ratio_vs_sarathi"):
+        if figures[name]:
+            found[f"{name}_min"] = min(figures[name])
+    return {name: round(value, 4) for name, value in found.items()}
+
+
+def tables(points: Sequence[Point]) -> str:
+    return markdown_table((*online.HEADER, *(f"{kind} met" for kind in KINDS)), online.table_rows(points, KINDS))
+
+
+TEMPO = register(Experiment("tempo", "Tempo's policy", config, tasks, run, headline, tables, behaves))
