@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.engine_traffic import CLASSES, Job, make_jobs, summarize, to_slos
+from benchmarks.engine_traffic import CLASSES, GPU_CLASSES, Job, make_jobs, summarize, to_slos
 from benchmarks.result_file import write_result
 from protocol.messages import Slo, Submission
 from replicas.config import ReplicaConfig
@@ -28,14 +28,14 @@ from replicas.config import ReplicaConfig
 POLICIES = ("vllm", "sarathi", "slo")
 STOCK = "vllm"
 LOADS = (0.6, 0.8, 1.0, 1.2, 1.5)
-CHUNKS = (64, 128, 256, 512)  # Sarathi's fixed budgets that are tried
+CHUNKS = {"auto": (64, 128, 256, 512), "timed": (512, 1024, 2048, 4096, 8192)}  # Sarathi's fixed budgets that are tried
 GRACE_S = 3.0  # after the window, for what is under way
 STALL_S = 0.5  # a run during which this process was kept from running for so long is repeated
 ATTEMPTS = 5
 TARGET = 0.9  # attainment at which goodput is read
 ALONE_RUNS = 5
 CROWD = 256  # requests running while the cost of planning is measured
-BURST = 60  # requests of the capacity measurement
+BURSTS = {"auto": (60, 5), "timed": (240, 2)}  # requests of the capacity measurement, and how often
 
 
 class Bench:
@@ -45,6 +45,8 @@ class Bench:
         from replicas.vllm_engine import VllmEngine
 
         self.engine = VllmEngine(config)
+        self.classes = GPU_CLASSES if config.is_timed else CLASSES
+        self.chunks, self.burst = CHUNKS[config.device], BURSTS[config.device]
         self.runs = 0
         self.stalled_s = 0.0
 
@@ -107,7 +109,7 @@ class Bench:
     async def run_undisturbed(self, rate: float, seconds: float, slos: dict[str, Slo], seed: int) -> dict[str, float]:
         """A run of the mix, repeated while something else keeps this process from running; what it attained."""
         for _ in range(ATTEMPTS):
-            jobs = make_jobs(rate, seconds, slos, seed)
+            jobs = make_jobs(rate, seconds, slos, seed, self.classes)
             took_s = await self.run(jobs, seconds + GRACE_S)
             if self.stalled_s < STALL_S:
                 break
@@ -117,7 +119,7 @@ class Bench:
     async def measure_alone(self) -> dict[str, tuple[float, float]]:
         """TTFT and TPOT of each class without company, medians, seconds."""
         alone = {}
-        for kind in CLASSES:
+        for kind in self.classes:
             prompt, output = (sum(sizes) // 2 for sizes in (kind.prompt_tokens, kind.output_tokens))
             ttfts, tpots = [], []
             for seed in range(ALONE_RUNS):
@@ -132,14 +134,15 @@ class Bench:
     async def measure_capacity(self, slos: dict[str, Slo]) -> float:
         """Requests per second of the mix that the stock scheduler sustains when it is never idle."""
         await self.engine.configure(STOCK, {})
-        bursts = [make_jobs(rate=1e4, seconds=1.0, slos=slos, seed=0)[:BURST] for _ in range(ALONE_RUNS)]
-        return BURST / statistics.median([await self.run(burst, 120.0) for burst in bursts])
+        requests, runs = self.burst
+        bursts = [make_jobs(1e4, 1.0, slos, 0, self.classes)[:requests] for _ in range(runs)]
+        return requests / statistics.median([await self.run(burst, 120.0) for burst in bursts])
 
     async def measure_planning(self) -> dict[str, float]:
         """Microseconds per step of planning and applying the plan, with ``CROWD`` requests running."""
         await self.engine.configure("slo", {})
         slos = (Slo(60.0, 1.0), Slo(60.0, 0.5))
-        jobs = [Job(CLASSES[0], slos[i % 2], 0.0, [32 + i % 90] * 16, 60) for i in range(CROWD)]
+        jobs = [Job(self.classes[0], slos[i % 2], 0.0, [32 + i % 90] * 16, 60) for i in range(CROWD)]
         running = asyncio.create_task(self.run(jobs, 120.0))
         while sum(bool(job.times_s) for job in jobs) < CROWD:
             await asyncio.sleep(0.01)
@@ -185,10 +188,10 @@ def mean_of(points: list[dict[str, Any]], policy: str, load: float, what: str) -
 async def choose_chunk(bench: Bench, capacity: float, slos: dict[str, Slo], seconds: float) -> int:
     """Sarathi's best budget at full load, on arrivals that are not used again."""
     attained = {}
-    for chunk in CHUNKS:
+    for chunk in bench.chunks:
         await bench.engine.configure("sarathi", {"token_budget": chunk})
         attained[chunk] = (await bench.run_undisturbed(capacity, seconds, slos, seed=10_000))["attained"]
-    return max(CHUNKS, key=lambda chunk: attained[chunk])
+    return max(bench.chunks, key=lambda chunk: attained[chunk])
 
 
 async def measure(
@@ -199,13 +202,14 @@ async def measure(
     await bench.engine.start()
     try:
         alone = await bench.measure_alone()
-        slos = to_slos(alone)
+        slos = to_slos(alone, bench.classes)
         capacity = await bench.measure_capacity(slos)
         chunk = await choose_chunk(bench, capacity, slos, seconds)
         setting = {
             "alone": alone,
             "capacity_per_s": capacity,
             "sarathi_token_budget": chunk,
+            "classes": [vars(kind) for kind in bench.classes],
             **await bench.measure_planning(),
         }
         console.print(setting, {name: (slo.ttft_s, slo.tpot_s) for name, slo in slos.items()})
@@ -265,25 +269,30 @@ def main(  # noqa: PLR0913  (a command: its options)
     max_iteration_s: Annotated[float, typer.Option(help="the planner's cap on one iteration")] = 0.2,
     best_effort_stretch: Annotated[float, typer.Option(help="how far best effort may prolong an iteration")] = 8.0,
     core: Annotated[int, typer.Option(help="core of the engine; -1: any free one")] = -1,
+    device: Annotated[str, typer.Option(help="auto: this CPU; timed: as long as a profile says")] = "auto",
+    profile: Annotated[str, typer.Option(help="of the timed device")] = "h200_sxm__llama-3.1-8b",
+    steps_in_flight: Annotated[int, typer.Option(help="of the timed device; 1: synchronous scheduling")] = 2,
+    spread: Annotated[float, typer.Option(help="sigma by which the timed device differs from its profile")] = 0.1,
+    speed: Annotated[float, typer.Option(help="of the timed device, times the profile's")] = 1.0,
     shaping: Annotated[bool, typer.Option("--shaping", help="only the cost of a step, 256 requests running")] = False,
 ) -> None:
-    """Compare policies on the embedded model."""
+    """Compare policies on the embedded model, or on a GPU that a timed device stands for."""
+    common: dict[str, Any] = dict(cores=(core,) if core >= 0 else (), enable_prefix_caching=False, max_num_seqs=CROWD)
+    gpu: dict[str, Any] = dict(profile=profile, steps_in_flight=steps_in_flight, iteration_spread=spread, speed=speed)
+    sizes: dict[str, Any] = {"timed": dict(max_model_len=8192, max_num_batched_tokens=8192, device="timed", **gpu)}
+    config = ReplicaConfig(**common, **sizes.get(device, {"max_model_len": 2048, "device": device}))
     console = Console(width=160)
-    config = ReplicaConfig(
-        cores=(core,) if core >= 0 else (), enable_prefix_caching=False, max_model_len=2048, max_num_seqs=CROWD
-    )
     if shaping:
         console.print(asyncio.run(measure_shaping(config)))
         return
     options = {"max_iteration_s": max_iteration_s, "best_effort_stretch": best_effort_stretch}
-    shares = [float(load) for load in loads.split(",")]
-    setting, points = asyncio.run(measure(config, shares, seeds, seconds, options, console))
+    setting, points = asyncio.run(measure(config, [*map(float, loads.split(","))], seeds, seconds, options, console))
     console.print(to_rich(points))
     figures = headline(points, setting["capacity_per_s"])
-    figures |= {name: setting[name] for name in ("shaping_us_p50_256", "shaping_us_p99_256")}
+    figures |= {name: value for name, value in setting.items() if name.startswith("shaping_us")}
     console.print(figures)
     if json_path:
-        described = {"classes": [vars(kind) for kind in CLASSES], "seconds": seconds, "options": options, **setting}
+        described = {"device": device, **gpu, "seconds": seconds, "options": options, **setting}
         write_result(json_path, "engine_slo", config=described, seeds=range(seeds), headline=figures, points=points)
 
 

@@ -27,6 +27,13 @@ CLASSES = (
     Class("best effort", 0.2, (200, 400), (60, 120)),
 )
 
+# The same kinds at the size of a GPU that serves a model of 8B: objectives of about 0.3 s / 25 ms and 1.5 s / 100 ms.
+GPU_CLASSES = (
+    Class("tight", 0.5, (200, 1500), (80, 200), ttft_times=15.0, tpot_times=4.0),
+    Class("loose", 0.3, (3000, 6000), (100, 300), ttft_times=15.0, tpot_times=16.0),
+    Class("best effort", 0.2, (2000, 4000), (200, 400)),
+)
+
 
 @dataclass
 class Job:
@@ -45,20 +52,22 @@ class Job:
         return judge(self.times_s, self.slo.ttft_s, self.slo.tpot_s, finished=self.finished).strict
 
 
-def make_jobs(rate: float, seconds: float, slos: dict[str, Slo], seed: int) -> list[Job]:
+def make_jobs(
+    rate: float, seconds: float, slos: dict[str, Slo], seed: int, classes: tuple[Class, ...] = CLASSES
+) -> list[Job]:
     """Poisson arrivals of the mix."""
     choose, jobs, now_s = random.Random(seed), [], 0.0
     while (now_s := now_s + choose.expovariate(rate)) < seconds:
-        kind = choose.choices(CLASSES, [each.share for each in CLASSES])[0]
+        kind = choose.choices(classes, [each.share for each in classes])[0]
         prompt = [choose.randrange(32, 127) for _ in range(choose.randint(*kind.prompt_tokens))]
         jobs.append(Job(kind, slos[kind.name], now_s, prompt, choose.randint(*kind.output_tokens)))
     return jobs
 
 
-def to_slos(alone: dict[str, tuple[float, float]]) -> dict[str, Slo]:
+def to_slos(alone: dict[str, tuple[float, float]], classes: tuple[Class, ...] = CLASSES) -> dict[str, Slo]:
     """Objectives of the classes from their times alone."""
     slos = {}
-    for kind in CLASSES:
+    for kind in classes:
         ttft_s, tpot_s = alone[kind.name]
         is_bound = kind.ttft_times > 0
         slos[kind.name] = Slo(ttft_s * kind.ttft_times, tpot_s * kind.tpot_times) if is_bound else Slo(best_effort=True)
@@ -76,7 +85,7 @@ def summarize(jobs: list[Job], took_s: float) -> dict[str, float]:
         "best_effort_finished": float(sum(job.finished for job in spare)),
         "requests": float(len(jobs)),
     }
-    for kind in CLASSES:
+    for kind in {job.kind.name: job.kind for job in bound}.values():
         mine = [job for job in bound if job.kind is kind]
         if mine:
             result[f"attained {kind.name}"] = sum(job.is_attained for job in mine) / len(mine)

@@ -24,11 +24,11 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks.fleet_flip_report import SAMPLE_S, draw, lost, table, thinned, timeline, worst
+from benchmarks.local_stack import serve_document as stack_document
+from benchmarks.local_stack import serving_stack
 from benchmarks.result_file import write_result
 from profiles.store import load_profile
-from serving.config.app import IMPORT_PATH
-from serving.launch.launch import compile_kernels, deploy, url_of
-from serving.launch.local_ray import free_port, local_ray
+from serving.launch.kernels import compile_kernels
 from serving.loadgen.mix import SloClass
 from serving.loadgen.replay import Replay, ReplayOptions, replay
 from serving.loadgen.trace import Trace, read_trace
@@ -145,9 +145,7 @@ def started(system: str, trace: Trace, seed: int, console: Console) -> Iterator[
     """The stack of a system, warmed up with requests that are not counted; its address."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         document = serve_document(system, slowed_profile(Path(folder)))
-        deploy(stack.enter_context(local_ray(console, cpus=8)), document, console)
-        url = url_of(document)
-        wait_for_replicas(url)
+        url = stack.enter_context(serving_stack(document, REPLICAS, console, cpus=8))
         play(url, trace, 2 * WARM_UP_S, seed, console, WARM_UP_S)
         yield url
 
@@ -175,10 +173,7 @@ def serve_document(system: str, profile: Path) -> dict[str, Any]:
         "fleet": {**fleet, **how.fleet},
         "ingress": {"transit_s": TRANSIT_S},
     }
-    ingress = {"name": "Ingress", "user_config": {"version": 1, "default_tier": "standard", "tiers": tiers}}
-    app = {"name": "polyslo", "route_prefix": "/", "import_path": IMPORT_PATH, "args": args, "deployments": [ingress]}
-    http = {"host": "127.0.0.1", "port": free_port()}
-    return {"proxy_location": "HeadOnly", "http_options": http, "applications": [app]}
+    return stack_document(args, tiers)
 
 
 def slowed_profile(folder: Path) -> Path:
@@ -189,15 +184,6 @@ def slowed_profile(folder: Path) -> Path:
     path = folder / "slowed.json"
     path.write_text(json.dumps(document))
     return path
-
-
-def wait_for_replicas(url: str, limit_s: float = 180.0) -> None:
-    """Until every replica reports."""
-    give_up_s = time.monotonic() + limit_s
-    while sum(replica["live"] for replica in httpx.get(f"{url}/polyslo/status").json()["replicas"]) < REPLICAS:
-        if time.monotonic() > give_up_s:
-            raise TimeoutError(f"not all {REPLICAS} replicas reported within {limit_s:g} s")
-        time.sleep(0.5)
 
 
 def with_flip(trace: Trace, duration_s: float) -> Trace:

@@ -17,7 +17,7 @@ from benchmarks.fleet_flip import REPLICAS, ROOT, SLOWER, SYSTEMS, TRANSIT_S, pl
 from benchmarks.fleet_flip_report import PROMISED, lost, timeline
 from benchmarks.fleet_flip_virtual import LENGTH_SCALE, goodput_per_s, holds
 from benchmarks.result_file import write_result
-from serving.launch.launch import compile_kernels
+from serving.launch.kernels import compile_kernels
 from serving.loadgen.trace import read_trace
 
 

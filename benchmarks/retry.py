@@ -10,7 +10,7 @@ keeping room for them costs.
 import heapq
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +20,7 @@ import typer
 from benchmarks.result_file import write_result
 from controller.options import FleetOptions
 from controller.scaling.tiers import Tier, TierTable
+from profiles.profile import Profile
 from profiles.store import load_profile
 from protocol.messages import Decision, Verdict
 from serving.ingress.errors import RETRY_AFTER_CAP_S, retry_after_s
@@ -31,9 +32,30 @@ from simulation.workloads.settings import ServiceClass, draw_classes, set_classe
 
 PROFILE, REPLICAS, MAX_RUNNING = "a100_sxm__llama-3.1-8b", 4, 128
 CLASSES = (ServiceClass("interactive", 0.5, 0.5, 0.05), ServiceClass("standard", 0.5, 2.0, 0.1))
-PROMPT_TOKENS, OUTPUT_TOKENS, SIGMA = (600, 4000), (120, 1000), 0.8  # median and most, of log-normal lengths
-OVERLOADS, ATTAINED, LEAST_RATE_PER_S, PRECISION = (1.2, 1.5), 0.9, 2.0, 0.03
+SIGMA = 0.8  # of log-normal lengths
+OVERLOADS, ATTAINED, LEAST_RATE_PER_S, PRECISION = (1.2, 1.5), 0.9, 1.0, 0.03
 SEEDS = (1, 2, 3, 4, 5)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Engines and what is asked of them."""
+
+    profile: str = PROFILE
+    speed: float = 1.0  # of an engine, 1 is the profile's
+    replicas: int = REPLICAS
+    max_running: int = MAX_RUNNING
+    classes: tuple[ServiceClass, ...] = CLASSES
+    prompt_tokens: tuple[int, int] = (600, 4000)  # median and most
+    output_tokens: tuple[int, int] = (120, 1000)
+
+    def load_profile(self) -> Profile:
+        """The profile at this speed."""
+        profile = load_profile(self.profile)
+        return replace(profile, coefficients=profile.coefficients / self.speed)
+
+
+SCENE = Scene()
 
 
 @dataclass
@@ -65,28 +87,28 @@ class RetryDispatch(ControllerDispatcher):
         heapq.heappush(self._again, (back_s, job))
 
 
-def requests(rate_per_s: float, duration_s: float, seed: int) -> np.ndarray:
+def requests(rate_per_s: float, duration_s: float, seed: int, scene: Scene = SCENE) -> np.ndarray:
     """Poisson arrivals of two tiers."""
     rng = np.random.default_rng(seed)
     arrivals_s = np.cumsum(rng.exponential(1.0 / rate_per_s, int(2 * rate_per_s * duration_s)))
     jobs = make_jobs(int(np.searchsorted(arrivals_s, duration_s)))
     jobs["arrival_s"] = arrivals_s[: len(jobs)]
-    for name, (median, most) in {"prompt_tokens": PROMPT_TOKENS, "output_tokens": OUTPUT_TOKENS}.items():
+    for name, (median, most) in {"prompt_tokens": scene.prompt_tokens, "output_tokens": scene.output_tokens}.items():
         jobs[name] = np.clip(median * np.exp(SIGMA * rng.standard_normal(len(jobs))), 8, most)
-    set_classes(jobs, CLASSES, draw_classes(rng, len(jobs), CLASSES))
+    set_classes(jobs, scene.classes, draw_classes(rng, len(jobs), scene.classes))
     return jobs
 
 
-def run(jobs: np.ndarray, seed: int, until_s: float) -> tuple[RetryDispatch, Simulation]:
+def run(jobs: np.ndarray, seed: int, until_s: float, scene: Scene = SCENE) -> tuple[RetryDispatch, Simulation]:
     """One run to its end; refused requests come back until ``until_s``."""
     output_tokens = int(jobs["output_tokens"].mean())
     tiers = [
         Tier(f"tier {i}", c.ttft_s, c.tpot_s, unattainable="refuse", output_tokens=output_tokens)
-        for i, c in enumerate(CLASSES)
+        for i, c in enumerate(scene.classes)
     ]
-    profile = load_profile(PROFILE)
+    profile = scene.load_profile()
     dispatch = RetryDispatch(profile, TierTable.of(1, tiers), FleetOptions(seed=seed), until_s=until_s)
-    engines = System("retry", max_running=MAX_RUNNING, replicas=REPLICAS).engines(profile, seed)
+    engines = System("retry", max_running=scene.max_running, replicas=scene.replicas).engines(profile, seed)
     simulation = Simulation(jobs, engines, dispatch)
     simulation.run()
     return dispatch, simulation
@@ -99,11 +121,11 @@ def attained(simulation: Simulation) -> np.ndarray:
     return on_time
 
 
-def capacity_per_s(duration_s: float, seeds: Sequence[int]) -> float:
+def capacity_per_s(duration_s: float, seeds: Sequence[int], scene: Scene = SCENE) -> float:
     """The rate at which 90 % attain when nobody comes back, by bisection to 3 %."""
 
     def holds(rate_per_s: float) -> bool:
-        shares = [attained(run(requests(rate_per_s, duration_s, s), s, 0.0)[1]).mean() for s in seeds]
+        shares = [attained(run(requests(rate_per_s, duration_s, s, scene), s, 0.0, scene)[1]).mean() for s in seeds]
         return bool(statistics.median(shares) >= ATTAINED)
 
     low = high = LEAST_RATE_PER_S

@@ -1,0 +1,71 @@
+"""How long a match takes against known graphs of programs: ``python -m benchmarks.programs --json OUT``.
+
+One sub-request's whole question: super-nodes of its program, similarities to all known graphs, the best of them node by
+node, and its outlook. Sizes alternate within one run, so that what else the machine does meets all alike.
+"""
+
+import statistics
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from benchmarks.result_file import write_result
+from controller.programs.history import History
+from planning.programs.deadlines import StageClock, stage_deadline_s
+from planning.programs.graph import NODE, Nodes, complete_stages, to_stages
+from planning.programs.matching import Prefix
+
+SIZES, STAGES, WIDTH, ROUNDS = (10, 100, 500), 24, 3, 200
+SEED = 1
+
+
+def graph(rng: np.random.Generator, stages: int) -> Nodes:
+    """Stages of one to ``WIDTH`` sub-requests."""
+    which = np.repeat(np.arange(stages), rng.integers(1, WIDTH + 1, stages))
+    nodes = np.zeros(len(which), dtype=NODE)
+    nodes["stage"], nodes["begin_s"] = which, 3.0 * which
+    nodes["end_s"] = nodes["begin_s"] + rng.uniform(0.5, 2.0, len(which))
+    nodes["input_tokens"] = nodes["fresh_tokens"] = rng.lognormal(7.0, 1.0, len(which))
+    nodes["output_tokens"] = rng.lognormal(5.0, 1.0, len(which))
+    return nodes
+
+
+def question_s(history: History, nodes: Nodes) -> float:
+    """Seconds of one question about a program under way."""
+    started_s = time.perf_counter()
+    match = history.match(nodes, Prefix(to_stages(nodes), complete_stages(nodes)))
+    seen = history.outlook(match, int(nodes["stage"][-1]), 0.01, 1e-4)
+    stage_deadline_s(seen, StageClock(200.0, float(nodes["begin_s"][-1]), 0.0))
+    return time.perf_counter() - started_s
+
+
+def main(json: Annotated[Path | None, typer.Option(help="where to write the result")] = None) -> None:
+    """Measure and print; write the result where asked."""
+    rng, histories = np.random.default_rng(SEED), {}
+    for size in SIZES:
+        histories[size] = History()
+        for _ in range(size):
+            histories[size].learn(graph(rng, int(rng.integers(3, STAGES + 1))), 0.0)
+    own = [graph(rng, int(rng.integers(1, STAGES))) for _ in range(ROUNDS)]
+    for nodes in own:
+        nodes["end_s"][nodes["stage"] == nodes["stage"].max()] = np.inf
+    took: dict[int, list[float]] = {size: [] for size in SIZES}
+    for nodes in own:
+        for size in SIZES:
+            took[size].append(1000.0 * question_s(histories[size], nodes))
+    points: list[dict[str, Any]] = []
+    for size, times_ms in took.items():
+        p99 = float(np.percentile(times_ms, 99))
+        points.append({"graphs": size, "median_ms": statistics.median(times_ms), "p99_ms": p99})
+        print(f"{size:4} graphs: median {points[-1]['median_ms']:.3f} ms, P99 {p99:.3f} ms")
+    headline = {"match_ms_500": points[-1]["median_ms"], "match_ms_p99_500": points[-1]["p99_ms"]}
+    if json is not None:
+        config = {"sizes": SIZES, "stages": STAGES, "width": WIDTH, "rounds": ROUNDS}
+        write_result(json, "programs-matching", config=config, seeds=[SEED], headline=headline, points=points)
+
+
+if __name__ == "__main__":
+    typer.run(main)
