@@ -10,8 +10,11 @@ import hypothesis
 import psutil
 import pytest
 
+from serving.launch.leave import leave
+
 ROOT = Path(__file__).resolve().parent.parent
 LEAK_BOUND_S = 20.0
+os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # read when ray is imported: a call to Ray never starts a cluster unasked
 LAST = ("integration", "cluster", "gpu")  # in this order, after everything else
 
 # No deadline: a busy machine is no failure. On CI the same examples every time.
@@ -35,6 +38,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for name, mark in skip.items():
             if item.get_closest_marker(name):
                 item.add_marker(mark)
+
+
+STATUS = pytest.StashKey[int]()
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    session.config.stash[STATUS] = int(exitstatus)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """A run that started Ray ends without the destructors that Ray's threads may crash in."""
+    if STATUS in config.stash:
+        leave(config.stash[STATUS])
 
 
 @pytest.fixture(scope="session")

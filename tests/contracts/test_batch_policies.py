@@ -27,8 +27,12 @@ def tables(draw: st.DrawFn) -> np.ndarray:
         row["output_tokens"] = row["emitted_tokens"] + draw(st.integers(1, 40))
         row["output_cap_tokens"] = row["output_tokens"]
         row["best_effort"] = draw(st.booleans())
+        row["tenant"], row["program"], row["value"] = draw(st.integers(0, 3)), draw(st.integers(0, 3)), 1.0
+        row["tenant_served"], row["program_served"] = draw(st.floats(0, 1e6)), draw(st.floats(0, 1e6))
         if not row["best_effort"]:
             row["ttft_s"], row["tpot_s"] = draw(st.sampled_from([0.1, 2.0, 20.0])), draw(st.sampled_from([0.02, 0.2]))
+            if draw(st.booleans()):
+                row["ttft_s"], row["tpot_s"], row["deadline_s"] = np.inf, np.inf, row["arrival_s"] + 20.0
         known = row["prompt_tokens"] + row["emitted_tokens"]
         row["running"] = draw(st.booleans())
         if row["running"]:
@@ -99,10 +103,25 @@ def test_the_code_of_a_policy_stands_for_its_kernel(policy: BatchPolicy, table: 
     assert (by_name == by_code).all()
 
 
+@pytest.mark.parametrize("name", ["tempo", "calm", "plas", "vtc"])
+@given(table=tables())
+def test_fairness_and_small_batches_leave_it_possible(name: str, table: np.ndarray) -> None:
+    limits = make_limits(CAPACITY, block_tokens=BLOCK, max_running=2, max_batch_tokens=64, fairness=0.5)
+    limits["group_cutoff"] = 0.5
+    tokens = np.zeros(len(table), dtype=np.int32)
+    batch_policy(name).form(EngineModel(COEF, limits), table, 6.0, tokens)
+    assert (tokens > 0).any()
+    assert tokens[tokens > 0].sum() <= 64
+
+
 def test_names_are_unique_and_unknown_ones_list_the_known() -> None:
     names = [policy.name for policy in POLICIES]
     assert len(set(names)) == len(names)
-    with pytest.raises(ValueError, match="unknown 'fifo'; known: edf, sarathi, sjf, slo, vllm"):
+    with pytest.raises(
+        ValueError, match="unknown 'fifo'; known: annealing, calm, edf, hrrn, plas, sarathi, sjf, slo, tempo, vllm, vtc"
+    ):
         batch_policy("fifo")
     with pytest.raises(ValueError, match="unknown 'edf-shed'"):
         batch_policy("edf-shed")
+    with pytest.raises(ValueError, match="unknown 'srpt'"):
+        batch_policy("srpt")

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from protocol.messages import Outputs, Report, Slo, Submission
 from replicas.deployment import replica_deployment
+from serving.dispatch.token_hub import TokenHub
 from serving.launch.local_ray import local_ray
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -53,13 +54,18 @@ class Ingress:
         self.replicas = replicas
         self.outputs: list[Outputs] = []
         self.me = serve.get_replica_context().replica_id.unique_id
+        self.hub: Any = None
+
+    def hear(self, message: memoryview) -> None:
+        self.outputs.append(msgspec.msgpack.decode(message, type=Outputs))
 
     async def open(self, replica: str, names: list[str], tokens: int) -> int:
         async def read() -> None:
-            stream = self.replicas.options(session_id=replica, stream=True).channel.remote(self.me)
-            async for message in stream:
-                self.outputs.append(msgspec.msgpack.decode(message, type=Outputs))
+            link = msgspec.msgpack.encode(self.hub.open(self.hear).link)
+            async for _ in self.replicas.options(session_id=replica, stream=True).channel.remote(self.me, link):
+                raise AssertionError("tokens came through Ray")
 
+        self.hub = self.hub or TokenHub("127.0.0.1")
         self.task = asyncio.create_task(read(), context=contextvars.Context())
         asked = [Submission(name, 50, 0, tokens, Slo(1.0, 0.1), 0.0, tokens, 7) for name in names]
         handle = self.replicas.options(session_id=replica)
@@ -132,7 +138,8 @@ def test_a_reborn_controller_hears_from_everybody(app: tuple[Any, list[str]]) ->
     ray.kill(listener())
     until(lambda: not any(actor["name"] == "listener" for actor in ray.util.list_named_actors(all_namespaces=True)))
     listen()
-    until(lambda: sorted(ray.get(listener().heard.remote())[1]) == names)
+    heard = until(lambda: (told := sorted(ray.get(listener().heard.remote())[1])) == names and told)
+    assert heard == names
 
 
 def test_the_requests_of_a_killed_ingress_are_aborted(app: tuple[Any, list[str]]) -> None:

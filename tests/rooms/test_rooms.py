@@ -12,8 +12,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PURE_ROOMS = ("profiles", "protocol", "planning", "routing", "controller", "simulation")
 ROOMS = (*PURE_ROOMS, "replicas", "serving", "benchmarks")
-SERVING = ("cli", "config", "dispatch", "ingress", "launch", "loadgen", "request")
-SHELLS = {"controller.actor", "controller.serve_scaler"}  # modules of pure rooms that are shells
+SERVING = ("cli", "config", "dispatch", "ingress", "launch", "loadgen", "plug_in", "request")
+SHELLS = {
+    "controller.actor",
+    "controller.checkpoint_keeper",
+    "controller.length_trainer",
+    "controller.serve_scaler",
+}  # modules of pure rooms that are shells
 # Python runs their __init__ wherever one module is wanted.
 EMPTY_ON_IMPORT = (
     "controller",
@@ -22,10 +27,11 @@ EMPTY_ON_IMPORT = (
     *(f"serving/{room}" for room in SERVING),
 )
 ADAPTERS = {  # package -> the modules that may know it
-    "vllm": r"replicas\.vllm_\w+|serving\.(config|ingress|loadgen)\.vllm_\w+|serving\.cli\.bench"
-    r"|replicas\.(profiling|timed_executor)",
-    "torch": r"replicas\.(vllm_(executor|kv_files)|profiling|timed_executor)",
-    "ray": r"controller\.(actor|serve_scaler)|replicas\.(deployment|pinned_router|reporter)"
+    "vllm": r"replicas\.vllm_\w+|serving\.(config|ingress|loadgen|plug_in)\.vllm_\w+|serving\.cli\.bench"
+    r"|replicas\.(profiling|timed_(batches|executor|worker))",
+    "torch": r"replicas\.(vllm_(executor|kv_files)|profiling|timed_(batches|executor|worker))",
+    "ray": r"controller\.(actor|length_trainer|serve_scaler)"
+    r"|replicas\.(deployment|pinned_router|reporter|vllm_ray_executor)"
     r"|serving\.(app|launch\.(dashboard|launch|local_ray)|dispatch\.transport|config\.serve_schema)",
     "ray.serve.request_router": r"replicas\.pinned_router",  # an alpha API of Serve's
 }

@@ -1,7 +1,7 @@
 """A dispatcher over a fleet of plain functions, for the tests of it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
@@ -25,6 +25,7 @@ class FakeFleet:
         self.outcomes: list[Outcome] = []
         self.batches: list[int] = []
         self.down: set[str] = set()
+        self.recalls: asyncio.Queue[list[str]] = asyncio.Queue()
         self.taking = asyncio.Event()
         self.taking.set()
         self.decide: Callable[[AdmissionRequest], Decision] = self.first_live
@@ -39,6 +40,12 @@ class FakeFleet:
     async def admit(self, batch: list[AdmissionRequest]) -> list[Decision]:
         self.batches.append(len(batch))
         return [self.decide(ask) for ask in batch]
+
+    async def reach_controller(self) -> None:
+        await asyncio.Event().wait()
+
+    async def hear_recalls(self) -> list[str]:
+        return await self.recalls.get()
 
     async def on_outcomes(self, outcomes: list[Outcome]) -> None:
         self.outcomes += outcomes
@@ -56,12 +63,12 @@ class FakeFleet:
     async def abort(self, replica: str, request_ids: list[str]) -> None:
         self.aborted += [(replica, request_id) for request_id in request_ids]
 
-    async def channel(self, replica: str) -> AsyncIterator[bytes]:
+    async def listen(self, replica: str, receive: Callable[[memoryview], None]) -> None:
         while True:
             item = await self.queues[replica].get()
             if isinstance(item, Exception):
                 raise item
-            yield msgspec.msgpack.encode(item)
+            receive(memoryview(msgspec.msgpack.encode(item)))
 
     async def any_replica(self, exclude: Sequence[str]) -> str | None:
         return next((name for name in self.queues if name not in self.down and name not in exclude), None)

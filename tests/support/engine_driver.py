@@ -34,8 +34,12 @@ class Driver:
         from replicas.vllm_engine import VllmEngine
 
         self.runner = asyncio.Runner()
-        self.engine = VllmEngine(ReplicaConfig(max_model_len=2048, **settings))
-        self.runner.run(self.engine.start())
+        try:
+            self.engine = VllmEngine(ReplicaConfig(max_model_len=2048, **settings))
+            self.runner.run(self.engine.start())
+        except BaseException:
+            self.runner.close()
+            raise
 
     def submit(self, batch: list[Submission]) -> None:
         self.runner.run(self.engine.submit(batch))

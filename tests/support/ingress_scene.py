@@ -6,7 +6,7 @@ does and answers with letters.
 
 import asyncio
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Self
 
 import httpx
@@ -56,6 +56,7 @@ class OneReplica:
         self.submitted: list[Submission] = []
         self.aborted: list[str] = []
         self.outcomes: list[Outcome] = []
+        self.recalls: asyncio.Queue[list[str]] = asyncio.Queue()
         self._queue: asyncio.Queue[Outputs] = asyncio.Queue()
 
     async def admit(self, batch: list[AdmissionRequest]) -> list[Decision]:
@@ -81,9 +82,15 @@ class OneReplica:
     async def abort(self, replica: str, request_ids: list[str]) -> None:
         self.aborted += request_ids
 
-    async def channel(self, replica: str) -> AsyncIterator[bytes]:
+    async def listen(self, replica: str, receive: Callable[[memoryview], None]) -> None:
         while True:
-            yield msgspec.msgpack.encode(await self._queue.get())
+            receive(memoryview(msgspec.msgpack.encode(await self._queue.get())))
+
+    async def reach_controller(self) -> None:
+        await asyncio.Event().wait()
+
+    async def hear_recalls(self) -> list[str]:
+        return await self.recalls.get()
 
     async def on_outcomes(self, outcomes: list[Outcome]) -> None:
         self.outcomes += outcomes
@@ -160,7 +167,7 @@ class Ingress:
         return answer
 
     async def _build(self) -> None:
-        fleet, named = self.config.fleet, self.config.model.server_arguments
+        fleet, named = self.config.fleet, self.config.server_arguments
         arguments = command_line(str(ensure_embedded_model()), named)
         timeouts = Timeouts(fleet.admit_timeout_s, fleet.resume_timeout_s, fleet.stall_timeout_s)
         most = self.config.ingress.limits.prompt_logprobs

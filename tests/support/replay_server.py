@@ -2,6 +2,7 @@
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -34,6 +35,7 @@ class FakeServer(ThreadingHTTPServer):
             "/v1/models": {"data": [{"id": "tiny", "max_model_len": 128}]},
             "/polyslo/status": {"tiers": TIERS, "replicas": [], "default_tier": "chat"},
         }
+        self.seen_again: Counter[int] = Counter()  # for scripts that answer a request's return in another way
         self.seen: dict[int, tuple[dict[str, str], dict[str, Any]]] = {}
         self.release = threading.Event()
 
@@ -103,6 +105,11 @@ def downgrade(handler: Handler) -> None:
 def refuse(handler: Handler) -> None:
     error = {"message": "no", "type": "rate_limit_error", "param": None, "code": "slo_unattainable"}
     handler.reply(429, {"error": error}, retry_after="7", x_slo_reason="ttft_unattainable")
+
+
+def refuse_for_good(handler: Handler) -> None:
+    error = {"message": "never", "type": "rate_limit_error", "param": None, "code": "slo_unattainable"}
+    handler.reply(429, {"error": error}, x_slo_reason="ttft_unattainable")
 
 
 def fail_with_500(handler: Handler) -> None:

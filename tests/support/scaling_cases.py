@@ -42,6 +42,7 @@ class World:
     silent: bool = False
     can_tell: bool = True
     deployed: float = 0.0  # changes with every deploy
+    is_full: bool = False  # Serve says that there is no room for what never starts
     is_shared: bool = False  # static roles: what no tier has to itself serves all
     removed: list[str] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
@@ -82,7 +83,8 @@ class World:
         self.roles.step(views, self.now_s)
         hardware = H100 if views else None
         running = sum(up_s <= self.now_s for up_s in self.names.values())
-        seen = Serve(self.wanted, running, self.deployed) if self.can_tell else None
+        unplaced = sum(up_s == np.inf for up_s in self.names.values()) if self.is_full else 0
+        seen = Serve(self.wanted, running, self.deployed, unplaced) if self.can_tell else None
         signals = Signals(seen, views, self.demand.loads(self.now_s), self.waiting, hardware)
         return self.scaler.step(signals, self.now_s)
 

@@ -8,17 +8,19 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import openai
 import psutil
 import ray
+from ray.cluster_utils import Cluster
 from rich.console import Console
 
 from serving.config.app import IMPORT_PATH
 from serving.launch.launch import deploy, url_of
-from serving.launch.local_ray import free_port, local_ray
+from serving.launch.local_ray import CLUSTER_ONLY, free_port, local_ray
 
 TIERS = [
     {"name": "interactive", "ttft_ms": 1500, "tpot_ms": 150, "unattainable": "refuse"},
@@ -87,20 +89,54 @@ class Stack:
 
 @contextlib.contextmanager
 def running(
-    args: dict[str, Any], cpus: int = 8, tiers: list[dict[str, Any]] | None = None, **more: Any
+    args: dict[str, Any],
+    cpus: int = 8,
+    tiers: list[dict[str, Any]] | None = None,
+    second_node_cpus: float = 0,
+    **more: Any,
 ) -> Iterator[Stack]:
     """The application under ``args``; asserts at the end that no process is left."""
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     started: set[psutil.Process] = set()
     with local_ray(Console(quiet=True), cpus=cpus) as address:
+        nodes = contextlib.ExitStack()
+        if second_node_cpus:
+            nodes.enter_context(second_node(second_node_cpus))
         stack = Stack(address, document(args, tiers, **more))
-        deploy(address, stack.document, Console(quiet=True))
-        yield stack
-        stack.client.close()
+        with nodes:
+            deploy(address, stack.document, Console(quiet=True))
+            yield stack
+            stack.client.close()
         started = set(psutil.Process().children(recursive=True))
     assert not ray.is_initialized()
     left = [p for p in started if p.pid not in before and p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
     assert not left, f"left behind: {left}"
+
+
+@contextlib.contextmanager
+def second_node(cpus: float) -> Iterator[None]:
+    """One more node of the running Ray, on this machine."""
+    cluster = Cluster(shutdown_at_exit=False)
+    cluster.head_node = SimpleNamespace(gcs_address=ray.get_runtime_context().gcs_address)
+    with patch_environment(CLUSTER_ONLY):
+        node = cluster.add_node(wait=False, num_cpus=cpus)
+    try:
+        until(lambda: sum(each["Alive"] for each in ray.nodes()) == 2, 60)
+        yield
+    finally:
+        cluster.remove_node(node)
+
+
+@contextlib.contextmanager
+def patch_environment(variables: dict[str, str]) -> Iterator[None]:
+    """``variables`` for processes that start inside the block."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def until(condition: Callable[[], bool], limit_s: float = 30.0) -> None:
@@ -133,13 +169,12 @@ def texts(
     def stream(index: int) -> None:
         try:
             chunks = client.completions.create(
-                model="embedded",
                 prompt=prompts[index],
                 max_tokens=tokens,
                 temperature=0,
                 stream=True,
                 extra_body={"ignore_eos": True},
-                **params,
+                **{"model": "embedded", **params},
             )
             for chunk in chunks:
                 results[index] += chunk.choices[0].text if chunk.choices else ""

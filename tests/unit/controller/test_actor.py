@@ -139,10 +139,12 @@ def test_what_serve_does_not_run_is_named(applications: dict[str, Any], told: st
             asyncio.run(question())
 
 
-def ping(application: str = "app", deploy: str = "first", **options: Any) -> tuple[bytes, bytes]:
-    """What an ingress of this application and deploy says."""
+def ping(application: str = "app", deploy: str = "first", version: int = 0, **options: Any) -> tuple[bytes, bytes]:
+    """What an ingress of this application and deploy says; ``version`` of its tier table, 0: the first one's."""
     wanted = FleetOptions(application=application, deploy=deploy, **options)
-    return msgspec.msgpack.encode(wanted), msgspec.msgpack.encode(table())
+    tiers = table()
+    tiers = msgspec.structs.replace(tiers, version=version or tiers.version)
+    return msgspec.msgpack.encode(wanted), msgspec.msgpack.encode(tiers)
 
 
 def test_an_ingress_of_an_earlier_deploy_does_not_bring_its_options_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,6 +154,20 @@ def test_an_ingress_of_an_earlier_deploy_does_not_bring_its_options_back(monkeyp
         assert numbers == [1, 2, 1]
         assert controller.fleet is not None
         assert controller.fleet.options.max_hops == 2
+
+    run(scenario, monkeypatch)
+
+
+def test_options_that_come_with_a_newer_table_are_applied_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(controller: Controller) -> None:
+        await controller.configure(*ping(version=5, max_hops=1))
+        assert controller.fleet is not None
+        known = controller.fleet.replicas
+        for version, hops, expected in ((5, 2, 1), (6, 3, 3), (5, 1, 3), (6, 4, 3)):
+            await controller.configure(*ping(version=version, max_hops=hops))
+            assert controller.fleet.options.max_hops == expected, (version, hops)
+        assert controller.fleet.tiers.version == 6
+        assert controller.fleet.replicas is known, "what it knows is taken over"
 
     run(scenario, monkeypatch)
 

@@ -113,5 +113,5 @@ def test_what_is_downgraded_waits_in_the_same_line() -> None:
     assert state.admit([late], 0.0)[0].verdict == Verdict.PENDING
     state.report(report("a", 2), 1.0)
     assert state.admit([msgspec.structs.replace(late, age_s=1.0)], 1.0)[0].verdict == Verdict.BEST_EFFORT
-    assert state.waiting == {}
+    assert state.unplaced.waiting == {}
     assert len(state.unplaced.line) == 0

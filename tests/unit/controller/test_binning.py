@@ -6,7 +6,8 @@ import pytest
 from controller.binning import in_own_tier, needed_tpot_s
 from controller.disaggregation.fleet import make_fleet
 from controller.disaggregation.phases import PhaseOptions
-from controller.mirror.lengths import LengthEstimator
+from controller.lengths.estimate import LengthOptions
+from controller.lengths.fleet_lengths import FleetLengths
 from controller.options import FleetOptions
 from controller.scaling.tiers import Tier, TierTable
 from profiles.store import load_profile
@@ -37,7 +38,7 @@ def open_slo(e2e_s: float, ttft_s: float = INF, tpot_s: float = INF) -> Slo:
     ],
 )
 def test_the_tier_is_that_of_the_pace_that_is_needed(slo: Slo, tier: str) -> None:
-    settled = in_own_tier(ask(slo), TIERS, LengthEstimator(101.0))
+    settled = in_own_tier(ask(slo), TIERS, FleetLengths(LengthOptions(), 101.0, {}))
     assert (settled.slo.tier, settled.slo.is_tier_open) == (tier, False)
     assert settled.slo.e2e_s == slo.e2e_s
 
@@ -47,7 +48,7 @@ def test_a_ttft_that_only_repeats_the_deadline_leaves_time_for_the_rest() -> Non
 
 
 def test_it_goes_by_the_length_that_is_predicted_and_never_by_age() -> None:
-    lengths = LengthEstimator(1001.0)
+    lengths = FleetLengths(LengthOptions(), 1001.0, {})
     asked = msgspec.structs.replace(ask(open_slo(60.0)), max_tokens=4000)
     assert in_own_tier(asked, TIERS, lengths).slo.tier == "tight"
     assert in_own_tier(msgspec.structs.replace(asked, max_tokens=100), TIERS, lengths).slo.tier == "loose"

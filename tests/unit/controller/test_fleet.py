@@ -63,7 +63,7 @@ def test_what_does_not_fit_now_waits_for_room_until_it_would_be_too_late() -> No
     last = ask(TIGHT, 4000, age_s=0.29)
     assert state.admit([last], 0.1)[0].verdict == Verdict.BEST_EFFORT, "too late to wait"
     state.report(report("a", 3), 9.0)
-    assert state.waiting == {}
+    assert state.unplaced.waiting == {}
 
 
 @pytest.mark.parametrize(
@@ -86,16 +86,16 @@ def test_how_long_room_is_waited_for_with_and_without_a_ttft(slo: Slo, least_s: 
     assert decision.verdict == Verdict.ADMITTED
 
 
-def test_a_pending_request_is_forgotten_when_its_door_asks_no_more_and_not_before() -> None:
+def test_a_pending_request_is_forgotten_when_its_ingress_asks_no_more_and_not_before() -> None:
     state, asked = fleet(pending=True), ask(Slo(tpot_s=0.03, tier="tight"), 100)
     full = tuple(Progress(f"p{i}", LOOSE, 0.1, 500, 505, 6, 100, 200, True) for i in range(256))
     for second in range(8):
         state.report(report("a", second + 1, full), float(second))
         (decision,) = state.admit([msgspec.structs.replace(asked, age_s=float(second))], float(second))
         assert decision.verdict == Verdict.PENDING
-        assert len(state.waiting) == 1
+        assert len(state.unplaced.waiting) == 1
     state.report(report("a", 9, full), 7.0 + PENDING_TIMEOUT_S + 0.1)
-    assert state.waiting == {}
+    assert state.unplaced.waiting == {}
 
 
 def test_a_burst_gets_no_fewer_promises_than_its_requests_one_after_the_other() -> None:

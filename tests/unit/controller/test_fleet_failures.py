@@ -5,7 +5,7 @@ from protocol.messages import Progress, Step
 from tests.support.fleet_cases import FLEX, TIGHT, ask, fleet, in_progress, report
 
 
-def test_a_replica_that_a_door_saw_fail_takes_nothing_until_its_engine_goes_on() -> None:
+def test_a_replica_that_an_ingress_saw_fail_takes_nothing_until_its_engine_goes_on() -> None:
     """It reports all the while: only an iteration that began since then, or none in flight, says that it lives."""
     state = fleet()
     for name in "ab":
@@ -42,7 +42,7 @@ def test_a_long_iteration_alone_is_no_failure_and_nothing_is_imagined_after_it()
     assert 1 < state.replicas["a"].table["emitted_tokens"][0] < 500, "1.5 of the 12 seconds, 3 ms each at least"
 
 
-def test_a_request_that_its_door_sent_elsewhere_is_seen_where_it_is() -> None:
+def test_a_request_that_its_ingress_sent_elsewhere_is_seen_where_it_is() -> None:
     """The ingress did not hear the decision in time and chose by itself."""
     state, asked = fleet(), ask(TIGHT)
     for name in "ab":
@@ -69,7 +69,7 @@ def test_a_lost_reservation_leaves_no_trace() -> None:
     state.check_integrity()
 
 
-def test_requests_of_a_door_that_died_are_forgotten_once_their_replica_has_ended_them() -> None:
+def test_requests_of_an_ingress_that_died_are_forgotten_once_their_replica_has_ended_them() -> None:
     state, asked, whole = fleet(), ask(TIGHT), ask(TIGHT)
     state.report(report("a"), 0.0)
     state.admit([asked, whole], 0.0)

@@ -68,7 +68,7 @@ def test_none_waits_where_the_first_goes_best_effort() -> None:
     long, short = group(TIGHT, 2)
     decisions = served.admit([msgspec.structs.replace(long, prompt_tokens=20_000), short], 0.0)
     assert [d.verdict for d in decisions] == [Verdict.BEST_EFFORT] * 2
-    assert not served.waiting
+    assert not served.unplaced.waiting
 
 
 def test_what_the_sums_deny_is_not_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +93,7 @@ def test_a_group_that_waits_waits_as_one() -> None:
     asks = group(TIGHT, 8)
     for _ in range(2):
         assert {d.verdict for d in served.admit(asks, 0.0)} == {Verdict.PENDING}
-    assert len(served.waiting) == 1
+    assert len(served.unplaced.waiting) == 1
     served.check_integrity()
 
 

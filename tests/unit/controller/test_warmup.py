@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
+import numpy as np
 from numba.core.registry import CPUDispatcher
 
 from controller.disaggregation.fleet import make_fleet
@@ -15,7 +16,7 @@ from controller.options import FleetOptions
 from controller.scaling.tiers import Tier, TierTable
 from controller.warmup import PROFILE, warm_up
 from profiles.store import load_profile
-from protocol.messages import AdmissionRequest, Report, Slo
+from protocol.messages import POSITION, AdmissionRequest, Progress, Report, Slo, request_uid
 
 
 def test_warm_up_runs_as_plain_python_without_a_warning() -> None:
@@ -31,6 +32,7 @@ KINDS: list[dict[str, Any]] = [
     {"exclude": ("a",), "slo": Slo(tier="flex", best_effort=True)},
     {"slo": Slo(e2e_s=30.0, tier="tight")},
     {"group": "g"},
+    {"slo": Slo(0.001, 0.1, tier="loose")},
 ]
 
 
@@ -45,11 +47,15 @@ def compiled() -> Iterator[str]:
 def compiled_for_requests() -> list[str]:
     """What is compiled after the warm-up, when requests of all kinds come."""
     warm_up()
-    tiers = TierTable.of(1, [Tier("tight", 0.3, 0.03, unattainable="refuse"), Tier("flex", best_effort=True)])
-    fleet = make_fleet(FleetOptions(), tiers, load_profile)
-    for name in ("a", "b"):
-        fleet.report(Report(name, "1", 1, PROFILE, 40_000, 0, 64, 2048, 0.01, ()), 0.0)
+    own = [Tier("tight", 0.3, 0.03, unattainable="refuse"), Tier("loose", 0.3, 0.1), Tier("flex", best_effort=True)]
+    fleet = make_fleet(FleetOptions(), TierTable.of(1, own), load_profile)
+    running = Progress("running", Slo(0.3, 0.03, tier="tight"), 0.1, 50, 55, 6, 20, 40, True)
+    moved = np.array([(request_uid(running.request_id), 60, 11, True)], dtype=POSITION).tobytes()
     before = set(compiled())
+    for name in ("a", "b"):
+        told = (running,) if name == "a" else ()
+        fleet.report(Report(name, "1", 1, PROFILE, 40_000, 0, 64, 2048, 0.01, told), 0.0)
+    fleet.report(Report("a", "1", 2, PROFILE, 40_000, 0, 64, 2048, 0.01, positions=moved), 0.05)
     for kind, asked in enumerate(KINDS):
         ask = {"slo": Slo(0.3, 0.03, 60.0, "tight")} | asked
         fleet.admit([AdmissionRequest(f"{kind}-{i}", 30, 40, **ask) for i in range(2)], 0.1)

@@ -14,7 +14,8 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.serve.schema import ServeDeploySchema
 
 from serving.app import check_cluster
-from serving.config.app import AppConfig, read_serve_file
+from serving.config.app import AppConfig
+from serving.config.serve_file import read_serve_file
 from serving.config.tiers import TierTableConfig
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -35,9 +35,9 @@ def test_one_message_per_ingress_and_iteration() -> None:
         channels.deliver([Delta("a", (1,)), Delta("c", (2,)), Delta("b", (3,)), Delta("unknown", (9,))])
         assert await first == Outputs(7, True, (Delta("a", (1,)), Delta("b", (3,))))
         assert await second == Outputs(7, True, (Delta("c", (2,)),))
-        channels.deliver([Delta("a", (4,))])
+        channels.deliver([Delta("a", (4,)), Delta("b", (7,))])
         channels.deliver([Delta("a", (5,), "stop")])
-        assert (await following(streams["one"])).deltas == (Delta("a", (4,)), Delta("a", (5,), "stop"))
+        assert (await following(streams["one"])).deltas == (Delta("a", (4, 5), "stop"), Delta("b", (7,)))
         assert channels.take_finished() == (("a", 3),)
         assert channels.take_finished() == ()
 
@@ -86,19 +86,26 @@ def test_requests_without_a_reader_become_orphans_after_the_grace() -> None:
     asyncio.run(scenario())
 
 
-def test_the_stream_of_an_ingress_that_died_is_closed() -> None:
+def test_what_a_slow_reader_has_not_taken_is_merged_but_for_what_is_more_than_tokens() -> None:
     async def scenario() -> None:
-        channels = Channels(heartbeat_s=0.001)
+        channels = Channels(heartbeat_s=60)
         stream = channels.stream("one", now_s)
-        await following(stream)
-        channels.add("one", [submission("a")], 0.0)
-        channels.on_living(set(), 50.0)  # never seen alive: no reason to think that it died
-        await following(stream)
-        channels.on_living({"one"}, 51.0)
-        channels.on_living(set(), 52.0)
-        with pytest.raises(StopAsyncIteration):
-            await following(stream)
-        assert channels.orphans(58.0, 5.0) == ["a"]
+        channels.add("one", [submission(name) for name in "abc"], 0.0)
+        first = asyncio.create_task(following(stream))
+        await asyncio.sleep(0)
+        channels.deliver([Delta("a", (0,))])
+        await first
+        for token in range(1, 1000):
+            channels.deliver([Delta("a", (token,), late=token == 7), Delta("b", (token,), extra=b"x" * (token == 5))])
+        channels.deliver([Delta("b", (), "error"), Delta("c", (1,)), Delta("a", (1000,), "length", transfer=b"kv")])
+        a, before, extra, after, error, c = (await following(stream)).deltas
+        assert a == Delta("a", tuple(range(1, 1001)), "length", transfer=b"kv", late=True)
+        assert before.token_ids == (1, 2, 3, 4)
+        assert extra == Delta("b", (5,), extra=b"x")
+        assert after.token_ids == tuple(range(6, 1000))
+        assert (error, c) == (Delta("b", (), "error"), Delta("c", (1,)))
+        channels.deliver([Delta("c", (2,))])
+        assert (await following(stream)).deltas == (Delta("c", (2,)),)
 
     asyncio.run(scenario())
 

@@ -16,7 +16,7 @@ def test_defaults_make_an_embedded_vllm_replica() -> None:
     ("settings", "field"),
     [
         ({"engine": "tensorrt"}, "engine"),
-        ({"max_num_seqs": 0}, "max_num_seqs"),
+        ({"max_num_seqs": -1}, "max_num_seqs"),
         ({"hang_s": float("nan")}, "hang_s"),
         ({"kv_cache_gib": -1}, "kv_cache_gib"),
         ({"max_num_seqs": 64, "max_num_batched_tokens": 32}, "max_num_batched_tokens"),

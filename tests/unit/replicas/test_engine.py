@@ -63,3 +63,14 @@ def test_a_step_is_its_composition_and_duration() -> None:
     step = to_step(np.array([5.0, 100.0, 20.0, 3.0, 1.0]), 0.25)
     assert (step.batch_tokens, step.kv_tokens, step.pairs, step.sequences) == (5, 100, 20, 3)
     assert (step.spec_steps, step.seconds) == (1, 0.25)
+
+
+def test_a_row_knows_its_owner_and_programs_of_two_tenants_are_two() -> None:
+    table = request_table(3)
+    owners = [("ann", "trip", 3.0), ("bob", "trip", 1.0), ("", "", 1.0)]
+    for row, (tenant, program, value) in zip(table, owners, strict=True):
+        asked = Submission("r", 40, 0, 50, Slo(1.0, 0.1), 0.0, 9, 3, tenant=tenant, program=program, value=value)
+        fill_row(row, LiveRequest(asked, now_s=100.0))
+    assert len(set(table["tenant"].tolist())) == len(set(table["program"].tolist())) == 3
+    assert (table["tenant"][2], table["program"][2]) == (0, 0)
+    assert table["value"].tolist() == [3.0, 1.0, 1.0]

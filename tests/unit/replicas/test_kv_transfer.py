@@ -1,23 +1,24 @@
 """Hand-overs of KV caches: what vLLM is told, and that it accepts it."""
 
+from importlib.util import find_spec
+
 import msgspec
 import pytest
 
 from protocol.messages import PREFILLED, Slo, Submission
 from replicas.engine import LiveRequest
 from replicas.kv_transfer import (
+    CONNECTORS,
     FILES,
     HAND_OVER,
     LOAD,
-    NIXL_HOST,
-    NIXL_PORT,
     PARAMS,
     STORE,
     clipped_to_prompt,
     connector_config,
     from_transfer,
+    missing_package,
     prefill_params,
-    side_channel,
     to_transfer,
 )
 from replicas.request_rows import to_extra_args
@@ -89,7 +90,7 @@ def test_what_the_first_engine_said_is_told_the_second() -> None:
 
     said = {LOAD: True, HAND_OVER: "r", "remote_block_ids": [[4, 5]], "remote_port": 5600}
     output = EngineCoreOutput("r", [65], finish_reason=FinishReason.LENGTH, kv_transfer_params=said)
-    delta = handed_over(output)
+    delta = handed_over(output, output.kv_transfer_params)
     assert (delta.finish, delta.token_ids, from_transfer(delta.transfer)) == (PREFILLED, (65,), said)
     shown = decode_output(msgspec.structs.replace(delta, finish=""))
     assert (shown.finish_reason, shown.kv_transfer_params) == (None, None), "nothing of it reaches the client"
@@ -107,7 +108,7 @@ def test_logprobs_of_the_first_token_are_kept() -> None:
 
     logprobs = LogprobsLists(np.array([[65, 66]]), np.array([[-0.1, -2.0]]), np.array([1]))
     output = EngineCoreOutput("r", [65], new_logprobs=logprobs, finish_reason=FinishReason.LENGTH)
-    shown = decode_output(handed_over(output))
+    shown = decode_output(handed_over(output, None))
     assert shown.finish_reason is None
     assert shown.new_logprobs.logprobs.tolist() == [[-0.1, -2.0]]
 
@@ -153,9 +154,22 @@ def test_a_prefilling_engine_reports_that_nothing_follows_the_first_token(prefil
     assert progress.output_cap_tokens == (1 if prefill_only else 20)
 
 
-def test_engines_that_listen_for_peers_listen_each_on_its_own_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(NIXL_HOST, raising=False)
-    assert side_channel("NixlConnector", "10.0.0.7", 4711) == {NIXL_HOST: "10.0.0.7", NIXL_PORT: "4711"}
-    monkeypatch.setenv(NIXL_HOST, "192.168.0.7")
-    assert side_channel("NixlConnector", "10.0.0.7", 4711)[NIXL_HOST] == "192.168.0.7", "the operator's own network"
-    assert side_channel("files", "10.0.0.7", 4711) == side_channel("", "10.0.0.7", 4711) == {}
+def test_only_connectors_of_vllms_have_a_role_of_their_own() -> None:
+    from vllm.config import KVTransferConfig
+
+    producer = KVTransferConfig(**connector_config("NixlConnector", {}, "kv_producer", engine_id="e", kv_port=7))
+    assert (producer.kv_role, producer.engine_id, producer.kv_port) == ("kv_producer", "e", 7)
+    assert producer.kv_load_failure_policy == "recompute"
+    assert KVTransferConfig(**connector_config("A", {}, kv_load_failure_policy="fail")).kv_load_failure_policy == "fail"
+
+
+def test_a_connector_says_which_package_it_needs() -> None:
+    assert missing_package(FILES) == missing_package("ExampleConnector") == ""
+    for connector, kind in CONNECTORS.items():
+        assert missing_package(connector) == ("" if find_spec(kind.module) else kind.package)
+
+
+def test_every_connector_in_the_table_is_one_of_vllms() -> None:
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    assert set(CONNECTORS) <= set(KVConnectorFactory._registry)

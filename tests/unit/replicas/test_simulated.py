@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from planning.batch.registry import batch_policy_names
-from protocol.messages import LIVE_STRETCH, PREFILLED, Delta, EngineCounts, Slo, Submission, request_uid
+from protocol.messages import LIVE_STRETCH, LOAD_TOKENS, PREFILLED, Delta, EngineCounts, Slo, Submission, request_uid
 from replicas.config import ReplicaConfig
-from replicas.engine import EngineFailure, PlanLimits
+from replicas.engine import EngineFailure, PlanLimits, Pulse
 from replicas.simulated import SimulatedEngine, simulated_tokens
 
 LOOSE = Slo(ttft_s=60.0, tpot_s=1.0)
@@ -64,6 +64,22 @@ def test_a_prefill_ends_with_its_first_token_and_its_kv_cache_spares_the_next_en
         await engine.submit([moved])
         assert tuple((await collect(engine, {"x"}))["x"]) == simulated_tokens(request_uid("x"), 1, 4)
         assert [step.batch_tokens for step in engine.take_steps()] == [1, 1, 1, 1]
+
+    play(scenario)
+
+
+def test_the_pulse_is_the_state_in_brief() -> None:
+    async def scenario(engine: SimulatedEngine) -> None:
+        assert engine.pulse() == Pulse(0, False, 0.0)
+        await engine.submit([submission("x", prompt=1024, max_tokens=5), submission("y", max_tokens=3)])
+        assert engine.pulse() == Pulse(0, True, (1 + 1024 / LOAD_TOKENS) + (1 + 100 / LOAD_TOKENS))
+        await first_deltas(engine)
+        state = engine.state()
+        assert engine.pulse() == Pulse(state.steps, state.busy, float(len(state.requests)))
+        await engine.abort(["x"])
+        assert engine.pulse().load == 1.0
+        assert len((await collect(engine, {"y"}))["y"]) <= 3
+        assert engine.pulse() == Pulse(engine.state().steps, False, 0.0)
 
     play(scenario)
 

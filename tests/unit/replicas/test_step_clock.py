@@ -35,3 +35,17 @@ def test_an_overdue_step_ends_now_at_the_earliest() -> None:
     clock = StepClock()
     clock.begin(10.0, MIX, 0.5)
     assert clock.next_start_s(12.0) == 12.0
+
+
+def test_in_a_pipeline_a_step_is_charged_with_its_way_through_all_stages() -> None:
+    """Two stages of 0.25 s each: four steps share them, and end every quarter of a second."""
+    clock = StepClock(stages=2)
+    clock.begin(10.0, MIX, 0.5)
+    assert clock.next_start_s(10.0) == 10.0, "the second stage takes the first step, and nothing else is known"
+    clock.begin(10.25, MIX, 0.5)
+    assert clock.next_start_s(10.25) == pytest.approx(10.5)
+    clock.begin(10.3, MIX, 0.5)  # vLLM forms one more than there are stages
+    assert clock.next_start_s(10.3) == pytest.approx(10.75)
+    assert clock.finish(10.5, is_continuing=True)[1] == pytest.approx(0.5)
+    clock.begin(10.55, MIX, 0.5)
+    assert [clock.finish(at_s, is_continuing=True)[1] for at_s in (10.75, 11.0, 11.25)] == pytest.approx([0.5] * 3)

@@ -8,7 +8,7 @@ from planning.tables import request_table
 from profiles.kernels import iteration_s
 from protocol.messages import LIVE_STRETCH, Report
 from replicas.engine import PlanLimits
-from replicas.step_planner import StepPlanner, reported_limits
+from replicas.step_planner import SPEED_STEPS, StepPlanner, reported_limits
 
 COEF = np.array([1e-5, 1e-3, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
 
@@ -34,6 +34,43 @@ def test_best_effort_keeps_its_drafts_while_nobody_decodes_under_an_objective() 
     beside["best_effort"][1], beside["ttft_s"][1], beside["tpot_s"][1] = False, 1.0, 0.1
     planner().plan_drafts(beside, 0.0, 3)
     assert beside["spec_tokens"][0] == 0
+
+
+@pytest.mark.parametrize("accepted", [0, 1000])
+def test_best_effort_drafts_only_where_that_yields_more_tokens(accepted: int) -> None:
+    """A draft costs as much as the rest of the step: worth it if accepted, and none is kept where all are refused."""
+    coef = COEF * [100, 1, 1, 1, 1, 1, 1, 1]
+    costly = StepPlanner(coef, kv_capacity_tokens=10_000, block_tokens=16, max_running=8, max_batch_tokens=512)
+    costly.record_acceptance(accepted, 1000 - accepted)
+    table = decodes(1, 3)
+    costly.plan_drafts(table, 0.0, 3)
+    assert table["spec_tokens"].tolist() == [3 if accepted else 0]
+
+
+def drafting(draft_s: float, slowness: float) -> StepPlanner:
+    """A planner that has seen an engine ``slowness`` times as slow as its profile, with so dear draft tokens."""
+    learnt = planner()
+    for i in range(600):
+        drafts = 3.0 if i % 3 else 0.0
+        composition = np.array([2 * (1.0 + drafts), 30.0, 0.0, 2.0, drafts])
+        learnt.observe(composition, slowness * float(iteration_s(COEF, *composition)) + draft_s * drafts)
+    learnt.record_acceptance(500, 500)
+    return learnt
+
+
+@pytest.mark.parametrize("slowness", [1.0, 3.0])
+@pytest.mark.parametrize(("cost", "depth"), [(0.0, 3), (1.0, 0)])
+def test_drafts_are_charged_with_what_they_take_and_not_with_a_slow_machine(
+    slowness: float, cost: float, depth: int
+) -> None:
+    """``cost`` of a draft in iterations. The profile has none, and k_spec stays 0 however far it is corrected."""
+    learnt = drafting(cost * slowness * 1e-3, slowness)
+    without, with_drafts = (np.array([2 * (1.0 + d), 30.0, 0.0, 2.0, d]) for d in (0.0, 3.0))
+    told_s = learnt.predict(with_drafts) - learnt.predict(without)
+    assert told_s == pytest.approx(slowness * (3 * cost * 1e-3 + 6e-5), rel=0.1, abs=slowness * 5e-5)
+    table = decodes(2, 3)
+    learnt.plan_drafts(table, 0.0, 3)
+    assert table["spec_tokens"].tolist() == [depth, depth]
 
 
 def test_the_guard_follows_the_measured_error() -> None:
@@ -66,3 +103,55 @@ def test_the_controller_is_told_what_the_planner_keeps_to() -> None:
 
 def test_reports_name_limits_as_plans_do() -> None:
     assert set(PlanLimits.__struct_fields__) <= set(Report.__struct_fields__) & set(LIMITS.names or ())
+
+
+def test_service_given_in_earlier_steps_decides_who_is_next_under_vtc() -> None:
+    fair = planner()
+    fair.configure("vtc", {})
+    greedy, waiting = decodes(8, 0), request_table(2)
+    greedy["tenant"] = 5
+    waiting["id"], waiting["prompt_tokens"], waiting["tenant"] = [21, 22], 600, [5, 6]
+    waiting["arrival_s"] = [0.0, 1.0]
+    for _ in range(3):
+        fair.plan(greedy, 2.0)
+    tokens, _seconds, _composition = fair.plan(np.concatenate((greedy[:4], waiting)), 2.0)
+    assert tokens.tolist() == [1, 1, 1, 1, 508, 0], "tenant 6 is new: it has saved nothing up"
+    fair.plan(np.concatenate((greedy, waiting[1:])), 2.0)
+    tokens, _seconds, _composition = fair.plan(np.concatenate((greedy[:4], waiting)), 2.0)
+    assert tokens.tolist() == [1, 1, 1, 1, 0, 508]
+
+
+def test_a_policy_brings_limits_of_its_own_unless_told_otherwise() -> None:
+    chosen = planner()
+    chosen.configure("tempo", {"best_effort_share": 0.0})
+    assert (chosen.limits["best_effort_share"], chosen.limits["fairness"]) == (0.1, 0.3)
+    chosen.configure("tempo", {"best_effort_share": 0.2, "fairness": 0.0})
+    assert (chosen.limits["best_effort_share"], chosen.limits["fairness"]) == (0.2, 0.0)
+    with pytest.raises(ValueError, match="fairness must lie in"):
+        chosen.configure("tempo", {"fairness": 1.5})
+
+
+def test_calm_finds_a_cutoff_unless_it_is_given_one() -> None:
+    used = set()
+    adapting, fixed = planner(), planner()
+    adapting.configure("calm", {})
+    fixed.configure("calm", {"group_cutoff": 0.9})
+    for step in range(200):
+        for each in (adapting, fixed):
+            each.plan(decodes(2, 0), step * 0.01)
+        used.add(float(adapting.limits["group_cutoff"]))
+        assert fixed.limits["group_cutoff"] == 0.9
+    assert len(used) > 2
+
+
+def test_a_guessed_profile_takes_the_speed_of_the_first_iterations() -> None:
+    guessed = planner()
+    guessed.learn_speed()
+    composition = np.array([100.0, 0.0, 0.0, 1.0, 0.0])
+    seconds = 7.0 * float(iteration_s(COEF, *composition))
+    for i in range(SPEED_STEPS):
+        assert not guessed.is_ready
+        guessed.observe(composition, seconds * (100.0 if i % 10 == 0 else 1.0))  # some of them compile
+    assert guessed.is_ready
+    assert guessed.predict(composition) == pytest.approx(seconds)
+    assert planner().is_ready

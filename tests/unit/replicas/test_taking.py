@@ -11,8 +11,8 @@ pytest.importorskip("ray")
 
 from protocol.messages import Delta, Outputs, Slo, Submission
 from replicas.channels import Channels, encode_outputs
-from replicas.deployment import take_each
 from replicas.engine import EngineFailure
+from replicas.hosted import take_each
 
 
 class OneByOne:
@@ -32,7 +32,7 @@ def submission(name: str) -> Submission:
 
 
 def take(engine: OneByOne, channels: Channels, batch: list[Any]) -> dict[str, str]:
-    rejections = asyncio.run(take_each(msgspec.msgpack.encode(batch), "one", channels, engine))  # type: ignore[arg-type]
+    _, rejections = asyncio.run(take_each(msgspec.msgpack.encode(batch), "one", channels, engine))  # type: ignore[arg-type]
     return {rejection.request_id: rejection.reason for rejection in rejections}
 
 

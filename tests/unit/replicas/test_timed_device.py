@@ -37,6 +37,17 @@ def test_batches_follow_each_other_as_the_profile_says() -> None:
     assert timed.run_s([DECODE], 20.0) == pytest.approx(20.0 + one_s)
 
 
+def test_stages_work_on_different_batches_and_a_stream_waits_for_its_own_token() -> None:
+    one_s = iteration_s(np.array(COEFFICIENTS), *composition([DECODE]))
+    timed, other = device(stages=2), Share("e", 1, 99, 100)
+    assert timed.run_s([DECODE], 10.0) == pytest.approx(10.0 + one_s)
+    assert timed.run_s([other], 10.0) == pytest.approx(10.0 + 1.5 * one_s)
+    assert timed.run_s([DECODE], 10.0) == pytest.approx(10.0 + 2 * one_s)
+    timed.end_stream("d")
+    alone = device(stages=2)
+    assert [alone.run_s([DECODE], 10.0) for _ in range(3)] == pytest.approx([10.0 + n * one_s for n in (1, 2, 3)])
+
+
 def test_spread_keeps_the_mean() -> None:
     one_s = iteration_s(np.array(COEFFICIENTS), *composition([DECODE]))
     timed = device(spread=0.3)

@@ -55,7 +55,7 @@ def test_logprobs_travel_as_extra() -> None:
     assert delta.token_ids == (1,)
 
 
-def test_extra_goes_by_the_name_that_the_door_knows() -> None:
+def test_extra_goes_by_the_name_that_the_ingress_knows() -> None:
     """Beyond the ingress a later attempt of a request has another name."""
     made = encode_output(EngineCoreOutput("r~1", [7], num_nans_in_logits=1))
     assert made.extra

@@ -15,6 +15,7 @@ from routing.returns import (
     add_claim,
     bucket_of,
     carry,
+    emptiest,
     first_room,
     is_kept,
     make_ledger,
@@ -36,8 +37,13 @@ def replicas(
         rows["computed_tokens"] = rows["prompt_tokens"] + rows["emitted_tokens"] - 1
         recompute_load(fleet, r)
     ledger = make_ledger(len(loads))
-    carry(fleet, 0.0, ledger)
+    carry(fleet, 0.0, ledger, np.arange(len(loads)))
     return fleet, ledger
+
+
+def room(fleet: FleetState, ledger: Ledger, row: np.void, most_s: int = 30) -> tuple[int, int]:
+    """``first_room`` of all replicas."""
+    return first_room(fleet, ledger, row, 0.0, most_s, np.arange(len(fleet.replicas)))
 
 
 def asked(output_tokens: int = 100, prompt_tokens: int = 20_000) -> np.void:
@@ -47,25 +53,25 @@ def asked(output_tokens: int = 100, prompt_tokens: int = 20_000) -> np.void:
 
 
 def test_where_there_is_room_it_is_told_for_the_next_second() -> None:
-    assert first_room(*replicas([1]), asked(), 0.0, 30) == (1, 0)
+    assert room(*replicas([1]), asked()) == (1, 0)
 
 
 @pytest.mark.parametrize("limits", [make_limits(110_000), make_limits(200_000, max_running=1)], ids=["KV", "sequences"])
 def test_a_full_replica_is_told_for_when_its_decodes_have_ended(limits: np.void) -> None:
-    second, slot = first_room(*replicas([1], limits, prompt_tokens=90_500), asked(), 0.0, 30)
+    second, slot = room(*replicas([1], limits, prompt_tokens=90_500), asked())
     assert 3 <= second <= 5
     assert slot == 0
-    assert first_room(*replicas([1], limits, prompt_tokens=90_500), asked(), 0.0, 2)[0] == 0, "not in time"
+    assert room(*replicas([1], limits, prompt_tokens=90_500), asked(), 2)[0] == 0, "not in time"
 
 
 def test_best_effort_takes_no_room() -> None:
     fleet, ledger = replicas([1], make_limits(110_000), prompt_tokens=90_500, best_effort=True)
     assert not ledger.carried.any()
-    assert first_room(fleet, ledger, asked(), 0.0, 30) == (1, 0)
+    assert room(fleet, ledger, asked()) == (1, 0)
 
 
 def test_of_several_with_room_the_least_busy_is_told() -> None:
-    assert first_room(*replicas([12, 2, 12], left=600), asked(), 0.0, 30) == (1, 1)
+    assert room(*replicas([12, 2, 12], left=600), asked()) == (1, 1)
 
 
 def reserved(replica: int, at_s: float, **columns: float) -> tuple[np.ndarray, int]:
@@ -81,9 +87,9 @@ def test_a_newcomer_is_in_the_way_of_those_told_only_while_it_lasts(output_token
     fleet, ledger = replicas([0], make_limits(200_000, max_running=1))
     claim, bucket = reserved(0, 5.0, sequences=1.0)
     add_claim(ledger.reserved, 0, bucket, claim, 16, 1.0)
-    assert is_kept(fleet, ledger, asked(output_tokens, 500), 0.0).tolist() == [is_in_the_way]
+    assert is_kept(fleet, ledger, asked(output_tokens, 500), 0.0, np.arange(1)).tolist() == [is_in_the_way]
     add_claim(ledger.reserved, 0, bucket, claim, 16, -1.0)
-    assert is_kept(fleet, ledger, asked(output_tokens, 500), 0.0).tolist() == [False]
+    assert is_kept(fleet, ledger, asked(output_tokens, 500), 0.0, np.arange(1)).tolist() == [False]
 
 
 def test_a_newcomers_prompt_is_in_the_way_of_prompts_that_would_be_late_behind_it() -> None:
@@ -93,7 +99,7 @@ def test_a_newcomers_prompt_is_in_the_way_of_prompts_that_would_be_late_behind_i
     small, large = asked(10, 500), asked(10, 60_000)
     for row in (small, large):
         row["ttft_s"] = 0.8
-    assert [is_kept(fleet, ledger, row, 0.0)[0] for row in (small, large)] == [False, True]
+    assert [is_kept(fleet, ledger, row, 0.0, np.arange(1))[0] for row in (small, large)] == [False, True]
 
 
 def test_a_claim_wraps_around_the_ring_and_leaves_nothing_when_taken_out() -> None:
@@ -104,3 +110,11 @@ def test_a_claim_wraps_around_the_ring_and_leaves_nothing_when_taken_out() -> No
     assert np.flatnonzero(ledger.reserved[0, :, PREFILL]).tolist() == [BUCKETS - 2]
     add_claim(ledger.reserved, 0, BUCKETS - 2, claim, 4, -1.0)
     assert not ledger.reserved.any()
+
+
+@pytest.mark.parametrize(("most", "told"), [(1, [1]), (2, [1, 3]), (4, [0, 1, 2, 3]), (9, [0, 1, 2, 3])])
+def test_the_emptiest_are_asked_in_order_of_slots(most: int, told: list[int]) -> None:
+    fleet, _ = replicas([9, 1, 6, 3])
+    assert emptiest(fleet, 0, most).tolist() == told
+    fleet.replicas["is_open"][1] = False
+    assert 1 not in emptiest(fleet, 0, most)

@@ -89,7 +89,7 @@ def test_names_of_tenants_are_forgotten_in_the_end() -> None:
     lengths = estimator()
     for number in range(10 * MOST_TENANTS):
         lengths.note("gold", 10, CAP, tenant=str(number))
-    (known,) = lengths._classes.values()
+    (known,) = lengths.classes.values()
     assert len(known.samples) == MOST_TENANTS
     assert lengths.predict("gold", 0, CAP, "0") == lengths.predict("gold", 0, CAP)
 

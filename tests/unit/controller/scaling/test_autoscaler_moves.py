@@ -36,6 +36,21 @@ def test_a_replica_that_never_comes_does_not_hold_the_others_for_ever() -> None:
     assert any("did not start within 300 s" in change.reason for change in world.history)
 
 
+def test_a_replica_without_room_is_cancelled_as_soon_as_demand_can_do_without_it() -> None:
+    """Two fleets share a full cluster: one that waits in vain could not shrink, and the other would wait for it."""
+    options = ScalingOptions(max_replicas=20, start_timeout_s=9000.0, downscale_delay_s=60.0)
+    world = World(options, rates={"tight": 40.0}, is_full=True)
+    size = grown(world)
+    world.start_s, world.rates = math.inf, {"tight": 80.0}
+    world.run(100)
+    assert world.scaler.without_room == world.scaler.not_started > 0
+    assert world.wanted > size, "demand takes it: it waits on"
+    world.rates = {}
+    world.run(400)
+    assert world.removed, "its own replicas go to whoever waits for room"
+    assert any("found no room within 30 s" in change.reason for change in world.history)
+
+
 def test_a_replica_that_never_comes_is_waited_for_while_demand_takes_it() -> None:
     world = World(ScalingOptions(max_replicas=20, start_timeout_s=100.0), rates={"tight": 40.0})
     grown(world)

@@ -6,12 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planning.batch.speculation import UNREACHABLE, drafts_to_keep_up, plan_drafts, plan_speculation, tightened_tpot_s
+from planning.batch.speculation import (
+    UNREACHABLE,
+    drafts_to_keep_up,
+    fastest_depth,
+    plan_drafts,
+    plan_speculation,
+    tightened_tpot_s,
+)
 from planning.engine import EngineModel
 from planning.forecast.lockstep import accepted_tokens
 from planning.limits import make_limits
 from planning.tables import TPOT_LEVEL, request_table
-from profiles.kernels import max_prefill_tokens
+from profiles.kernels import iteration_s, max_prefill_tokens
 from tests.support.examples import examples
 from tests.support.planning_cases import COEFS
 
@@ -108,3 +115,33 @@ def test_nothing_to_plan_for() -> None:
     assert drafts.tolist() == [0]
     assert plan_drafts(EngineModel(COEFS[0], make_limits(10**6)), decodes([0.03], 0.5), 0.0, MOST, drafts) == 0.03
     assert drafts.tolist() == [0]  # nothing is ever accepted
+
+
+def tokens_per_s(coef: np.ndarray, table: np.ndarray, depth: int, alpha: float) -> float:
+    """What decodes emit per second where each verifies at most ``depth`` of its drafts."""
+    drafts = np.minimum(table["spec_tokens"], depth)
+    kv_tokens = float((table["computed_tokens"] + 1 + drafts).sum())
+    seconds = iteration_s(coef, float((1 + drafts).sum()), kv_tokens, 0.0, float(len(table)), float(depth))
+    return sum(accepted_tokens(int(each), alpha) for each in drafts) / float(seconds)
+
+
+@examples(100)
+@given(st.integers(0, 2**32 - 1))
+def test_no_other_depth_emits_more(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    size, alpha = int(rng.integers(1, 30)), float(rng.choice([0.0, 0.1, 0.3, 0.7, 0.9]))
+    coef = COEFS[int(rng.integers(0, 2))].copy()
+    coef[-1] = rng.choice([0.0, 0.001, 0.01])
+    table = decodes([0.05] * size, 0.2)
+    table["spec_tokens"], table["computed_tokens"] = rng.integers(0, MOST + 1, size), 500
+    depth = fastest_depth(EngineModel(coef, make_limits(10**6, acceptance=alpha)), table)
+    rates = [tokens_per_s(coef, table, each, alpha) for each in range(int(table["spec_tokens"].max()) + 1)]
+    assert rates[depth] == pytest.approx(max(rates))
+    assert rates[depth] >= rates[0]
+
+
+def test_prompts_and_those_that_wait_have_no_say_in_the_depth() -> None:
+    table = decodes([0.05] * 3, 0.2)
+    table["spec_tokens"], table["running"][1], table["computed_tokens"][2] = [0, MOST, MOST], False, 100
+    assert fastest_depth(EngineModel(COEFS[0], make_limits(10**6, acceptance=0.9)), table) == 0
+    assert fastest_depth(EngineModel(COEFS[0], make_limits(10**6, acceptance=0.9)), table[:0]) == 0

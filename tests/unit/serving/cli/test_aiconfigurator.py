@@ -46,6 +46,11 @@ def test_parameters_are_counted_from_the_config() -> None:
     assert tied.parameters == 8_030_261_248 - 128256 * 4096
 
 
+def test_quantized_weights_are_refused_by_their_name() -> None:
+    with pytest.raises(ImporterError, match="weights are fp8: only bfloat16"):
+        ModelShape.of({"num_attention_heads": 8, "quantization_config": {"quant_method": "fp8"}})
+
+
 def test_models_that_the_tables_do_not_cover_are_refused() -> None:
     with pytest.raises(ImporterError, match="only dense decoder models"):
         ModelShape.of({**LLAMA_8B, "num_local_experts": 8})

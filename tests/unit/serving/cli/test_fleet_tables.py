@@ -7,6 +7,7 @@ import pytest
 
 from serving.cli import status as cli_status
 from serving.cli.fleet_tables import show_fleet, show_tiers, size_line
+from serving.ingress.replica_status import of_several, pages_of
 
 ALLOCATION: dict[str, Any] = {
     "roles": "dynamic",
@@ -66,6 +67,30 @@ def test_json_is_the_servers(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out) == {"replicas": STATUS["replicas"], **ALLOCATION}
     show_tiers(STATUS, as_json=True)
     assert json.loads(capsys.readouterr().out)["tiers"] == STATUS["tiers"]
+
+
+def test_each_of_several_models_has_its_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    waits = {"target": 4, "min_replicas": 1, "max_replicas": 8, "not_started": 2, "without_room": 1}
+    pages = [
+        {**STATUS, "model": "chat"},
+        {**STATUS, "model": "code", "version": 8, "replicas": [], "allocation": {**ALLOCATION, "size": waits}},
+    ]
+    status = of_several(pages)
+    assert status["version"] == 7, "in force once every model has it"
+    assert [page["replicas"] for page in pages_of(status)] == [
+        [{**replica, "model": "chat"} for replica in STATUS["replicas"]],
+        [],
+    ]
+    show_fleet(status, history=1, as_json=False)
+    told = lines(capsys)
+    assert [line for line in told if line.startswith("Model")] == ["Model chat", "Model code"]
+    assert sum("2 of 3 replicas live" in line for line in told) == 1
+    assert sum("2 not started (1 wait for room on a node)" in line for line in told) == 1
+    show_tiers(status, as_json=True)
+    assert [each["model"] for each in json.loads(capsys.readouterr().out)["models"]] == ["chat", "code"]
+    cli_status.show(status)
+    told = lines(capsys)
+    assert [line.split()[1] for line in told if line.startswith("model ")] == ["chat", "code"]
 
 
 def test_the_size_in_one_line() -> None:

@@ -46,7 +46,7 @@ def test_an_unknown_profile_is_an_error_with_a_hint_and_no_traceback() -> None:
     [
         (["--set", "max_model_len"], "must be key=value"),
         (["--set", "max_model_length=5"], "max_model_length"),
-        (["--set", "max_model_len=-1"], "max_model_len: must be above 0"),
+        (["--set", "max_model_len=-1"], "max_model_len: must not be negative"),
     ],
 )
 def test_bad_settings_of_a_run_are_named(tmp_path: Path, arguments: list[str], message: str) -> None:

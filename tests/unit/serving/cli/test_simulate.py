@@ -75,7 +75,12 @@ def test_plan(tmp_path: Path, capsys) -> None:
         (("best_effort: true", "ttft: 3"), "unknown key; did you mean 'ttft_ms'?"),
         (("  prompt:", "  slos_serve: ChatBot\n  prompt:"), "exactly one of"),
         (("share: 1,", "share: -1,"), "classes.0.share"),
-        (("routing: kernel", "routing: kernel\nprefix_affinity: 1"), "routing: affinity and replicas of classes need"),
+        (
+            ("routing: kernel", "routing: kernel\nprefix_affinity: 1"),
+            "routing: affinity, lengths and replicas of class",
+        ),
+        (("routing: kernel", "routing: kernel\nlengths: forest"), "routing: affinity, lengths and replicas of classes"),
+        (("routing: kernel", "routing: controller\nlengths: forests"), "lengths.estimator"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, change: tuple[str, str], message: str) -> None:

@@ -10,12 +10,11 @@ import pytest
 from controller.options import FleetOptions
 from replicas.config import ReplicaConfig
 from serving.app import check_cluster
-from serving.config.app import IMPORT_PATH, AppConfig, read_serve_file
+from serving.config.app import AppConfig
 from serving.config.base import ConfigError
-from serving.config.engine import Group
-from serving.config.tiers import TierTableConfig
+from serving.config.group import Group
 
-ROOT = Path(__file__).resolve().parents[4]
+H200, SHARED = "h200_sxm__llama-3.1-8b", {"kind": "simulated", "per_process": 3}
 
 
 def mistake(settings: Any) -> str:
@@ -34,6 +33,12 @@ def test_nothing_configured_is_the_embedded_model() -> None:
     config = AppConfig.read(None)
     assert config == AppConfig.read({}) == AppConfig.read({"model": "embedded", "engine": "vllm"})
     assert (config.model.name, only(config).profile) == ("embedded", "embedded-cpu")
+
+
+def test_a_model_without_a_profile_finds_its_own() -> None:
+    assert only(AppConfig.read({"model": "a/b"})).profile == "auto"
+    assert only(AppConfig.read({"engine": {"num_gpus": 1}})).profile == "auto"
+    assert only(AppConfig.read({"profile": "auto"})).profile == "embedded-cpu"
 
 
 @pytest.mark.parametrize(
@@ -79,7 +84,13 @@ def test_nothing_configured_is_the_embedded_model() -> None:
         ({"fleet": {"best_effort_share": 1.0}}, "fleet.best_effort_share: input should be less than 1"),
         ({"profile": "h200_sxm"}, "profile: unknown profile 'h200_sxm'"),
         ({"engine": "simulated"}, "profile: is needed for the simulated engine"),
-        ({"model": "meta-llama/Llama-3.1-8B"}, "profile: is needed for the simulated engine and for every model but"),
+        ({"engine": {"device": "timed"}}, "profile: is needed for a timed device"),
+        ({"engine": {"per_process": 2}}, "engine.per_process: an engine of kind vllm has a process of its own"),
+        ({"engine": SHARED, "profile": H200}, "engine.per_process: 3 does not divide the 2 replicas"),
+        (
+            {"engine": SHARED, "profile": H200, "fleet": {"num_replicas": 3, "autoscaling": {"max_replicas": 6}}},
+            "engine.per_process: must be 1 with fleet.autoscaling",
+        ),
         ({"model": {"id": ""}}, "model.id: string should have at least 1 character"),
         ({"groups": [{"name": "a", "replica": 2}]}, "groups.0.replica: unknown key; did you mean 'num_replicas'?"),
         ({"groups": [{"name": "A 1"}]}, "groups.0.name: string should match pattern"),
@@ -100,6 +111,14 @@ def test_nothing_configured_is_the_embedded_model() -> None:
 )
 def test_mistake_names_the_field(settings: Any, told: str) -> None:
     assert mistake(settings).startswith(told)
+
+
+def test_replicas_that_share_processes_reserve_for_the_processes() -> None:
+    engine = SHARED | {"num_cpus": 0.5}
+    config = AppConfig.read({"engine": engine, "profile": H200, "fleet": {"num_replicas": 12}})
+    (group,) = config.replica_groups()
+    assert (config.num_replicas, group.num_processes, config.replica_config(group).per_process) == (12, 4, 3)
+    assert config.cores_needed == 4 * 0.5 + config.ingress.num_cpus
 
 
 def test_every_mistake_is_told_at_once() -> None:
@@ -145,6 +164,8 @@ def test_replica_config_carries_every_engine_setting() -> None:
         "timed",
         "num_cpus",
         "num_gpus",
+        "placement_group_bundles",
+        "placement_group_strategy",
     }
     for name in type(config.engine).model_fields.keys() - renamed:
         assert getattr(replica, name) == getattr(config.engine, name), name
@@ -208,7 +229,7 @@ def test_a_group_differs_only_in_what_it_says() -> None:
                     "name": "h100",
                     "profile": "h100_sxm__llama-3.1-8b",
                     "resources": {"fast": 0.5},
-                    "engine": {"max_num_seqs": 256, "num_gpus": 2},
+                    "engine": {"max_num_seqs": 256, "num_gpus": 2, "engine_kwargs": {"tensor_parallel_size": 2}},
                 },
             ],
         }
@@ -218,11 +239,11 @@ def test_a_group_differs_only_in_what_it_says() -> None:
     assert (config.num_replicas, config.gpus_needed) == (4, 5)
     assert slow.actor_options == {"num_cpus": 1.0, "num_gpus": 1, "accelerator_type": "A100"}
     assert fast.actor_options == {"num_cpus": 1.0, "num_gpus": 2, "resources": {"fast": 0.5}}
-    settings = {"group", "profile", "max_num_seqs"}
+    settings = {"engine_kwargs", "group", "profile", "max_num_seqs"}
     replicas = [config.replica_config(group) for group in (slow, fast)]
     assert [[getattr(r, name) for name in sorted(settings)] for r in replicas] == [
-        ["a100", 128, "a100_sxm__llama-3.1-8b"],
-        ["h100", 256, "h100_sxm__llama-3.1-8b"],
+        [{}, "a100", 128, "a100_sxm__llama-3.1-8b"],
+        [{"tensor_parallel_size": 2}, "h100", 256, "h100_sxm__llama-3.1-8b"],
     ]
     assert replicas[1].num_speculative_tokens == 3
     values = [msgspec.structs.asdict(replica) for replica in replicas]
@@ -263,38 +284,3 @@ def test_what_the_cluster_lacks_is_said_at_once(cluster: dict[str, float], told:
         check_cluster(AppConfig.read(settings), cluster)
     check_cluster(AppConfig.read(settings), {"CPU": 3, "GPU": 2, "accelerator_type:H100": 1, "disk": 4})
     check_cluster(AppConfig.read(settings | {"fleet": {"nodes_on_demand": True}}), cluster)
-
-
-def test_serve_file_of_the_project_is_sound() -> None:
-    config, user_config = read_serve_file(ROOT / "serve.yaml")
-    table = TierTableConfig.read(user_config)
-    table.check_fits(config.most_replicas)
-    assert [tier.name for tier in table.tiers] == ["interactive", "standard", "batch"]
-    assert (config.engine.kind, config.model.id, config.num_replicas) == ("vllm", "embedded", 2)
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("applications: [", "cannot be read as YAML"),
-        ("", "not a Serve file"),
-        ("applications: [{}]", "not a Serve file"),
-        ("applications: []", f"applications: one with import_path {IMPORT_PATH} is needed, found 0"),
-        (
-            f"applications: [{{import_path: '{IMPORT_PATH}', args: {{engine: {{spead: 1}}, fleet: {{seed: x}}}}}}]",
-            "args.engine.spead: unknown key",
-        ),
-    ],
-)
-def test_broken_serve_file(tmp_path: Path, text: str, told: str) -> None:
-    path = tmp_path / "serve.yaml"
-    path.write_text(text)
-    with pytest.raises(ConfigError) as error:
-        read_serve_file(path)
-    assert f"{path}: {told}" in str(error.value)
-    assert all(line.startswith(f"{path}: ") for line in str(error.value).splitlines() if "args." in line)
-
-
-def test_missing_serve_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_serve_file(tmp_path / "none.yaml")

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from replicas.step_planner import OPTIONS
-from serving.config.app import AppConfig
+from serving.config.app import AppConfig, ModelEntry
 from serving.config.base import Section
 from serving.config.engine import FLEETS_OPTION, GroupConfig
 from serving.config.tiers import TierConfig, TierTableConfig
@@ -29,7 +29,9 @@ def rows(heading: str) -> dict[str, str]:
 
 
 def shown(value: Any) -> str:
-    """A default as the document writes it."""
+    """A default as the document writes it; in words, without quotes, where it depends on the device."""
+    if value is None:
+        return ""
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -57,6 +59,28 @@ def test_every_key_of_a_group_and_the_example_of_groups() -> None:
     example = TEXT.split("### `groups`")[1].split("```yaml\n")[1].split("```")[0]
     groups = AppConfig.read({"model": "a/b", **yaml.safe_load(example)}).replica_groups()
     assert [(group.name, group.accelerator_type) for group in groups] == [("h100", "H100"), ("a100", "A100")]
+
+
+def test_every_key_of_a_model_and_the_example_of_models() -> None:
+    assert rows_of_models() == ModelEntry.model_fields.keys() - {"models", "ingress"} | {"engine_kwargs"}
+    example = TEXT.split("### `models`")[1].split("```yaml\n")[1].split("```")[0]
+    config = AppConfig.read(yaml.safe_load(example)["args"])
+    assert [(each.entry, each.num_replicas) for each in config.each] == [("chat", 1), ("code", 2)]
+
+
+def rows_of_models() -> set[str]:
+    """Keys of all rows of its table; one row holds several."""
+    part = TEXT.split("### `models`\n")[1].split("\n## ")[0]
+    found = re.findall(r"^\| (`[^|]+`) \|", part, re.MULTILINE)
+    return {key for keys in found for key in re.findall(r"`([^`]+)`", keys)}
+
+
+def test_the_example_of_tiers_of_several_models() -> None:
+    example = yaml.safe_load(TABLE.split("### Tiers of several models")[1].split("```yaml\n")[1].split("```")[0])
+    table = TierTableConfig.read({"version": 1, "default_tier": "interactive", **example})
+    own = table.of_models(["chat", "code"])
+    assert [tier.ttft_ms for tier in own["chat"].tiers] == [500, None]
+    assert [tier.ttft_ms for tier in own["code"].tiers] == [2000, None]
 
 
 @pytest.mark.parametrize("section", [TierTableConfig, TierConfig])

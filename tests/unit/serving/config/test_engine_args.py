@@ -20,6 +20,7 @@ def mistake(settings: Any) -> str:
         {"scheduler_cls": "a.Scheduler"},
         {"additional_config": {"a": 1}},
         {"distributed_executor_backend": "ray"},
+        {"worker_cls": "a.Worker"},
         {"pipeline_parallel_size": 2},
         {"decode_context_parallel_size": 2},
         {"data_parallel_size": 2},
@@ -82,11 +83,11 @@ def test_an_argument_that_vllm_does_not_have_is_named_before_an_engine_starts(se
     pytest.importorskip("ray")
     pytest.importorskip("vllm")
     from replicas.vllm_settings import engine_config
-    from serving.app import check_engine_kwargs
+    from serving.app import check_arguments
 
     config = AppConfig.read(settings)
     with pytest.raises(ConfigError) as error:
-        check_engine_kwargs(config)
+        check_arguments(config)
     assert str(error.value).startswith(told)
     with pytest.raises(ValueError, match=r"^engine_kwargs"):  # where a replica is made without Serve
         engine_config(config.replica_config(config.replica_groups()[-1]), "link")
@@ -95,10 +96,21 @@ def test_an_argument_that_vllm_does_not_have_is_named_before_an_engine_starts(se
 def test_arguments_that_vllm_has_pass() -> None:
     pytest.importorskip("ray")
     pytest.importorskip("vllm")
-    from serving.app import check_engine_kwargs
+    from serving.app import check_arguments
 
     config = AppConfig.read({"engine": {"engine_kwargs": {"tensor_parallel_size": 2, "seed": 1}}})
-    check_engine_kwargs(config)  # raises nothing
+    check_arguments(config)
+    wrong = AppConfig.read({"engine": {"engine_kwargs": {"tensor_parallel_size": 2, "sead": 1}}})
+    with pytest.raises(ConfigError):  # so the check did look at them
+        check_arguments(wrong)
+
+
+def test_as_many_gpus_as_tensor_parallelism_needs() -> None:
+    two = {"engine_kwargs": {"tensor_parallel_size": 2}}
+    told = "engine.num_gpus: tensor_parallel_size 2 x pipeline_parallel_size 1 needs 2 GPUs, got 1"
+    assert mistake({"engine": {"num_gpus": 1, **two}}) == told
+    assert AppConfig.read({"engine": {"num_gpus": 2, **two}}).gpus_needed == 4
+    assert AppConfig.read({"engine": two}).gpus_needed == 0  # processes of a CPU
 
 
 def test_vllms_own_order_takes_its_own_arguments() -> None:
@@ -114,8 +126,6 @@ def test_argument_that_contradicts_a_section_is_refused() -> None:
     assert mistake({"engine": twice}).startswith(
         "engine.engine_kwargs.speculative_config: set engine.speculation.num_speculative_tokens"
     )
-    moved = {"engine": {"engine_kwargs": {"kv_transfer_config": {}}}, "disaggregation": {"prefill": 1}}
-    assert mistake(moved).startswith("engine.engine_kwargs.kv_transfer_config: set disaggregation.kv_connector")
 
 
 @pytest.mark.parametrize(
@@ -126,7 +136,7 @@ def test_argument_that_contradicts_a_section_is_refused() -> None:
         ("--model", "set model.id instead"),
         ("max_num_seqs", "set engine.max_num_seqs instead"),
         ("tensor_parallel_size", "concerns engines; set engine.engine_kwargs.tensor_parallel_size instead"),
-        ("data-parallel-size", "data parallelism inside a replica does not work yet; raise fleet.num_replicas"),
+        ("data-parallel-size", "replicas are the data parallelism here; raise fleet.num_replicas"),
         ("scheduler_cls", "is how this project's scheduler"),
         ("distributed-executor-backend", "a replica brings its own executor"),
         ("port", "has no effect, because Ray Serve listens"),

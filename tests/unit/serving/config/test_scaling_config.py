@@ -8,8 +8,9 @@ import yaml
 
 from controller.scaling.allocation import AllocationOptions
 from controller.scaling.signals import ScalingOptions
-from serving.config.app import IMPORT_PATH, AppConfig, read_serve_file
+from serving.config.app import IMPORT_PATH, AppConfig
 from serving.config.base import ConfigError
+from serving.config.serve_file import read_serve_file
 
 
 @pytest.mark.parametrize(

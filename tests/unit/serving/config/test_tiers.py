@@ -38,6 +38,18 @@ def table(**changes: Any) -> TierTableConfig:
         ({"tiers": [BATCH, {"name": "A b", "tpot_ms": 1}]}, "tiers.1.name: must be lower-case letters"),
         ({"tiers": [{**BATCH, "tpot_ms": 1}, REPORT]}, "tiers.0.tpot_ms: a best-effort tier promises nothing"),
         ({"tiers": [BATCH, {"name": "a", "ttft_ms": 9, "e2e_ms": 8}]}, "tiers.1.ttft_ms: must not exceed e2e_ms (8)"),
+        (
+            {"tiers": [{**BATCH, "ttft_slowdown": 3}, REPORT]},
+            "tiers.0.ttft_slowdown: a best-effort tier promises nothing",
+        ),
+        (
+            {"tiers": [BATCH, {"name": "a", "ttft_slowdown": 1}]},
+            "tiers.1.ttft_slowdown: input should be greater than 1",
+        ),
+        (
+            {"tiers": [BATCH, {"name": "a", "ttft_ms": 9, "ttft_slowdown": 3}]},
+            "tiers.1.ttft_slowdown: says what ttft_ms says too; leave one of the two out",
+        ),
         ({"tiers": [BATCH, {**REPORT, "unattainable": "drop"}]}, "tiers.1.unattainable: input should be"),
         ({"tiers": [BATCH, {**REPORT, "min_replicas": -1}]}, "tiers.1.min_replicas: input should be greater than or"),
         (
@@ -67,6 +79,17 @@ def test_table_for_the_controller_is_ordered_and_in_seconds() -> None:
     assert (report.e2e_s, report.unattainable, report.output_tokens) == (60.0, "refuse", 900)
     assert batch.best_effort
     assert tight.unattainable == batch.unattainable == ""
+
+
+def test_a_slowdown_is_an_objective_by_itself() -> None:
+    scaled = {"name": "scaled", "ttft_slowdown": 3}
+    tiers = table(tiers=[BATCH, REPORT, scaled]).to_table()
+    assert [(tier.name, tier.ttft_slowdown) for tier in tiers.tiers] == [
+        ("scaled", 3.0),
+        ("report", 0.0),
+        ("batch", 0.0),
+    ]
+    assert resolve({"x-slo-tier": "scaled"}, {}, table(tiers=[BATCH, REPORT, scaled]).to_index()).ttft_slowdown == 3.0
 
 
 @pytest.mark.parametrize(

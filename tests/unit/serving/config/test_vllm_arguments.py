@@ -9,13 +9,15 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from serving.config import engine_args
+from serving.config.app import AppConfig
 from serving.config.base import ConfigError
-from serving.config.engine import ModelConfig
 from serving.config.vllm_arguments import command_line
+
+MODEL = {"profile": "h200_sxm__llama-3.1-8b"}
 
 
 def parsed(server_kwargs: dict[str, Any], **model: Any) -> Any:
-    named = ModelConfig.read({**model, "server_kwargs": server_kwargs}).server_arguments
+    named = AppConfig.read(MODEL | {"model": {**model, "server_kwargs": server_kwargs}}).server_arguments
     return make_arg_parser(FlexibleArgumentParser()).parse_args(command_line("/models/b", named))
 
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 
+import msgspec
 import pytest
 
 from protocol.messages import AdmissionRequest, Decision, Outputs, Slo, Verdict
@@ -62,6 +63,22 @@ def test_objectives_are_kept_and_the_verdict_promises_nothing(admit: object) -> 
     assert not submission.slo.best_effort
     assert submission.slo.ttft_s == BRISK.ttft_s
     assert submission.output_tokens > 1, "a deadline is served by the length of the output"
+
+
+def test_a_slowdown_without_the_controller_is_as_the_tiers_last_one_was() -> None:
+    scaled = Slo(tpot_s=0.1, tier="scaled", ttft_slowdown=3.0)
+
+    async def scenario(scene: Scene) -> None:
+        first_live = scene.fleet.first_live
+        scene.fleet.decide = lambda ask: msgspec.structs.replace(first_live(ask), ttft_s=0.2)
+        scene.start("known", scaled)
+        await until(lambda: len(scene.fleet.submitted) == 1)
+        scene.fleet.admit = away  # type: ignore[method-assign]
+        scene.start("guessed", scaled)
+        await until(lambda: len(scene.fleet.submitted) == 2)
+
+    submissions = [submission.slo for _, submission in play(scenario, "a").fleet.submitted]
+    assert [(slo.ttft_s, slo.ttft_slowdown) for slo in submissions] == [(0.2, 0.0), (0.2, 0.0)]
 
 
 def test_forty_one_requests_do_not_all_go_to_one_of_two_replicas() -> None:

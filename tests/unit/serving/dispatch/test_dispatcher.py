@@ -149,3 +149,40 @@ def test_a_client_that_leaves_frees_replica_and_reservation(decided: bool) -> No
     scene = play(scenario)
     assert {outcome.finish for outcome in scene.fleet.outcomes} == {"abort"}
     assert scene.fleet.aborted == ([("a", "x")] if decided else [])
+
+
+def test_a_recalled_request_leaves_its_replica_and_asks_anew() -> None:
+    async def scenario(scene: Scene) -> None:
+        asked: list[str] = []
+
+        def note(ask: AdmissionRequest) -> Decision:
+            asked.append(ask.request_id)
+            return scene.fleet.first_live(ask)
+
+        scene.fleet.decide = note
+        scene.start("x")
+        await until(lambda: len(scene.fleet.submitted) == 1)
+        scene.fleet.recalls.put_nowait(["x", "unknown"])
+        await until(lambda: len(scene.fleet.submitted) == 2)
+        assert ("a", "x") in scene.fleet.aborted
+        assert asked == ["x", "x~1"]
+        scene.fleet.say("a", "x", [1], "stop")
+        await until(lambda: bool(scene.fleet.outcomes))
+
+    assert play(scenario).tokens("x") == [1]
+
+
+def test_a_recall_comes_too_late_for_a_request_with_tokens() -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.start("x")
+        await until(lambda: bool(scene.fleet.submitted))
+        scene.fleet.say("a", "x", [1])
+        await until(lambda: scene.tokens("x") == [1])
+        scene.fleet.recalls.put_nowait(["x"])
+        scene.fleet.say("a", "x", [2], "stop")
+        await until(lambda: bool(scene.fleet.outcomes))
+        assert not scene.fleet.aborted
+
+    scene = play(scenario)
+    assert scene.tokens("x") == [1, 2]
+    assert len(scene.fleet.submitted) == 1

@@ -51,6 +51,23 @@ def test_stream_is_annotated_the_same_wherever_it_is_cut(cuts: list[int]) -> Non
     assert data.count(b"\n\n") == CHAT.count(b"\n\n")
 
 
+def test_a_middle_chunk_is_not_read() -> None:
+    annotator = StreamAnnotator(served())
+    chunk = b'data: {"id":"1","choices":[{"index":0,"text":"\\u0661 not JSON at all'
+    assert annotator.feed(chunk + b"\n\n", last=False) == b'data: {"service_tier":"default",' + chunk[7:] + b"\n\n"
+
+
+def test_a_stream_that_is_served_another_way_says_so_from_then_on() -> None:
+    request_state = served()
+    annotator = StreamAnnotator(request_state)
+    chunk = b'data: {"id":"1","choices":[]}\n\n'
+    decision = Decision("x", Verdict.BEST_EFFORT, "r2", "gold", "no_room")
+    told = [annotator.feed(chunk, last=False)]
+    request_state.record_decision("x", decision, request_state.arrived_s + 1.0)
+    told.append(annotator.feed(chunk, last=False))
+    assert [event["service_tier"] for event in events(b"".join(told))] == ["default", "flex"]
+
+
 def test_the_slo_object_tells_prediction_and_measurement() -> None:
     slo = json.loads(annotate_json(b'{"id":"1"}', served()))["slo"]
     assert (slo["admitted"], slo["tier"], slo["replica"], slo["met"]) == (True, "gold", "r1", True)

@@ -10,7 +10,10 @@ import pytest
 
 pytest.importorskip("ray")
 
+from controller.options import FleetOptions
+from protocol.links import Link
 from protocol.messages import Outputs
+from protocol.token_link import TokenLink
 from serving.config.app import AppConfig
 from serving.dispatch.dispatcher import Dispatcher
 from serving.dispatch.engine_request import Timeouts
@@ -39,12 +42,14 @@ class Handle:
         pinned.cut, pinned.own_id = self.cut, session_id
         return pinned
 
-    async def remote(self, _ingress_id: str) -> AsyncIterator[bytes]:
+    async def remote(self, _ingress_id: str, link: bytes, _replica: str) -> AsyncIterator[bytes]:
         cut = self.cut.setdefault(self.own_id, asyncio.Event())
-        while not cut.is_set():
-            yield HEARTBEAT
-            await asyncio.sleep(0.001)
+        with TokenLink(msgspec.msgpack.decode(link, type=Link)) as token_link:
+            while not cut.is_set():
+                await token_link.send(HEARTBEAT)
+                await asyncio.sleep(0.001)
         raise ConnectionError("replica died")
+        yield b""
 
 
 class Transport(RayTransport):
@@ -57,6 +62,13 @@ class Transport(RayTransport):
 
     async def configure(self, options: bytes, tiers: bytes) -> None:
         return None
+
+    async def reach_controller(self) -> None:
+        await asyncio.Event().wait()
+
+    async def hear_recalls(self) -> list[str]:
+        await asyncio.Event().wait()  # none ever
+        return []
 
     async def status(self) -> dict[str, Any]:
         if self.replicas is None:
@@ -107,6 +119,7 @@ class Scene:
     async def close(self) -> None:
         self.ingress_app._pinging.cancel()
         await self.dispatcher.close()
+        self.transport.close()
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -127,7 +140,7 @@ def play(script: Callable[[Scene], Awaitable[None]], **fleet: Any) -> None:
 
 
 @pytest.mark.parametrize("controller", [None, []], ids=["away", "newborn"])
-def test_replicas_that_are_heard_keep_a_door_healthy_without_the_controller(controller: list[Any] | None) -> None:
+def test_replicas_that_are_heard_keep_an_ingress_healthy_without_the_controller(controller: list[Any] | None) -> None:
     async def script(scene: Scene) -> None:
         await scene.begin()
         assert await scene.lives() == {"a": (True, False), "b": (True, False)}
@@ -160,6 +173,24 @@ def test_a_replica_that_the_controller_knows_again_is_stale_no_more() -> None:
         assert "error" not in (await scene.get("/polyslo/status"))[1]
 
     play(script)
+
+
+def test_settings_of_the_fleet_go_to_the_controller_with_the_table() -> None:
+    async def script(scene: Scene) -> None:
+        await scene.begin()
+        scene.ingress_app.set_table({**TABLE, "version": 2, "fleet": {"max_hops": 7}})
+        assert _sent(scene).max_hops == 7
+        scene.ingress_app.set_table({**TABLE, "version": 3, "fleet": {"num_replicas": 7}})
+        assert scene.ingress_app.table_error.startswith("fleet.num_replicas: cannot change")
+        assert _sent(scene).max_hops == 7
+        scene.ingress_app.set_table({**TABLE, "version": 4})
+        assert _sent(scene).max_hops == FleetOptions().max_hops
+
+    play(script)
+
+
+def _sent(scene: Scene) -> FleetOptions:
+    return msgspec.msgpack.decode(scene.ingress_app._options, type=FleetOptions)
 
 
 @pytest.mark.parametrize("controller", [None, [], [told("a", live=False)]])
@@ -233,3 +264,25 @@ def test_many_questions_at_a_time_are_one_to_the_controller(away: bool) -> None:
         assert all({each["replica"] for each in answer["replicas"]} == {"a", "b"} for answer in answers)
 
     play(script)
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/v1/audio/transcriptions"])
+def test_other_tasks_are_refused_with_a_word_on_what_to_do(path: str) -> None:
+    async def ask() -> list[dict[str, Any]]:
+        scene, sent = Scene(), []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        async def receive() -> Any:
+            raise AssertionError("the body is not read")
+
+        await scene.ingress_app({"type": "http", "method": "POST", "path": path, "headers": []}, receive, send)
+        scene.ingress_app._pinging.cancel()
+        return sent
+
+    start, body = asyncio.run(ask())
+    assert start["status"] == 404
+    error = json.loads(body["body"])["error"]
+    assert error["code"] == "task_not_served"
+    assert "vllm serve" in error["message"]

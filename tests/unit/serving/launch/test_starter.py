@@ -6,6 +6,7 @@ import pytest
 
 from serving.cli import commands as cli
 from serving.launch import launch
+from serving.launch.arguments import Options, to_document
 from serving.launch.starter import STARTER, serve_file
 
 
@@ -16,11 +17,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_an_empty_folder_serves_the_packaged_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    served: list[Path] = []
-    monkeypatch.setattr(launch, "up", lambda config, **_: served.append(config))
+    served: list[list[str]] = []
+    monkeypatch.setattr(launch, "up", lambda words, *_: served.append(words))
     assert cli.main(["serve"]) == 0
-    assert served == [STARTER / "serve.yaml"]
-    assert launch.read_document(served[0])["applications"]
+    assert served == [[]]
+    document, source = to_document([], Options(port=9000))
+    assert source == str(STARTER / "serve.yaml")
+    assert launch.check_document(document, source).model.id == "embedded"
+    assert document["http_options"]["port"] == 9000
 
 
 def test_a_serve_file_of_the_folder_comes_first(here: Path) -> None:

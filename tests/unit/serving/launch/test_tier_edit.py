@@ -7,7 +7,7 @@ import pytest
 from serving.config.app import IMPORT_PATH
 from serving.config.base import ConfigError
 from serving.launch.local_ray import LaunchError
-from serving.launch.tier_edit import deployed_document, read_settings, remove_tier, set_tier
+from serving.launch.tier_edit import deployed_document, read_settings, remove_tier, set_fleet, set_tier
 
 TABLE: dict[str, Any] = {
     "version": 3,
@@ -39,6 +39,14 @@ def test_a_tier_of_a_new_name_is_added() -> None:
 def test_a_tier_is_removed() -> None:
     two = set_tier(TABLE, "gold", {"tpot_ms": 20.0})
     assert [tier["name"] for tier in remove_tier(two, "gold")["tiers"]] == ["chat", "batch"]
+
+
+def test_settings_of_the_fleet_are_added_and_taken_away() -> None:
+    changed = set_fleet(TABLE, {"routing": "round_robin", "autoscaling.max_replicas": 4})
+    assert (changed["version"], changed["fleet"]) == (4, {"routing": "round_robin", "autoscaling": {"max_replicas": 4}})
+    again = set_fleet(changed, {"routing": None, "autoscaling.max_replicas": 5})
+    assert (again["version"], again["fleet"]) == (5, {"autoscaling": {"max_replicas": 5}})
+    assert "fleet" not in TABLE
 
 
 @pytest.mark.parametrize(

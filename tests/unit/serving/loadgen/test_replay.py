@@ -1,5 +1,6 @@
 """The replay end to end against a real HTTP server that streams, refuses, breaks off and hangs on request."""
 
+import itertools
 import json
 import math
 import os
@@ -30,6 +31,8 @@ from tests.support.replay_server import (
     fail_with_500,
     hang,
     refuse,
+    refuse_for_good,
+    stream_all,
 )
 
 
@@ -73,6 +76,29 @@ def test_requests_carry_exact_prompts_lengths_and_slos(server: FakeServer) -> No
         assert (body["max_tokens"], body["ignore_eos"], body["stream"]) == (trace.output_tokens[number], True, True)
         assert (headers["x-slo-ttft-ms"], headers["x-slo-tpot-ms"]) == ("60000", "60000")
         assert "x-slo-e2e-ms" not in headers
+
+
+def test_who_is_refused_comes_back_when_told(server: FakeServer) -> None:
+    """Of three refused ones, one is told 1 s and refused once more, one is told more than it waits for, one nothing."""
+
+    def refuse_twice(handler: Handler) -> None:
+        told = {"error": {"message": "no", "type": "rate_limit_error", "param": None, "code": "x"}}
+        if server.seen_again[handler.request_number] < 2:
+            server.seen_again[handler.request_number] += 1
+            handler.reply(429, told, retry_after="1", x_slo_reason="ttft_unattainable")
+        else:
+            stream_all(handler)
+
+    server.script = {0: refuse_twice, 1: refuse, 2: refuse_for_good}
+    played = replay.replay(ReplayOptions(small_trace(3), server.url, slo_mix=GENEROUS, return_within_s=2.0))
+    by_request = {n: [r for r in played.records if r.request == n] for n in range(3)}
+    assert [r.status for r in by_request[0]] == [Status.REFUSED, Status.REFUSED, Status.FINISHED]
+    assert [r.returns for r in by_request[0]] == [0, 1, 2]
+    assert [r.status for r in by_request[1] + by_request[2]] == [Status.REFUSED] * 2
+    for earlier, later in itertools.pairwise(by_request[0]):
+        assert later.due_s == pytest.approx(earlier.end_s + 1.0)
+        assert later.sent_s > later.due_s - 0.01  # timers of loops are whole milliseconds
+    assert len(played.asked) == 5
 
 
 def test_the_same_seed_sends_the_same_requests(server: FakeServer) -> None:

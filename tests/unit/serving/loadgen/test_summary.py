@@ -116,3 +116,16 @@ def test_headline_tells_the_worst_class_and_leaves_out_what_is_unknown() -> None
 def test_no_records_at_all_is_an_empty_point() -> None:
     (whole,) = summarize([], [], elapsed_s=0.0)
     assert (whole["requests"], whole["attainment"], whole["ttft_ms"]["p50"]) == (0, None, None)
+
+
+def test_a_slowdown_is_judged_by_what_the_verdict_says_it_amounts_to() -> None:
+    scaled = SloClass("scaled", tier="scaled", ttft_slowdown=3.0)
+    echoes = [replace_echo(target_ttft_ms) for target_ttft_ms in (90.0, 110.0, None)]
+    records = [replace(finished(first_s=0.1), slo=echo) for echo in echoes]
+    points = [summarize([record], [scaled], elapsed_s=1.0)[0] for record in records]
+    assert [point["with_slo"] for point in points] == [1, 1, 1]
+    assert [point["attained"] for point in points] == [0, 1, 1], "the last server tells nothing: no bound"
+
+
+def replace_echo(target_ttft_ms: float | None) -> SloEcho:
+    return SloEcho(admitted=True, replica="r0", target_ttft_ms=target_ttft_ms)

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from serving.request.program import Program, read_program
+from protocol.programs import Program
+from serving.request.program import read_program
 from serving.request.slo import SloError
 
 
@@ -30,7 +31,17 @@ def test_body_alone() -> None:
 
 @pytest.mark.parametrize("header", ["x-session-id", "x-claude-code-session-id"])
 def test_session_is_a_program_without_deadline(header: str) -> None:
-    assert read_program({header: "abc"}, {}) == Program("abc", math.inf)
+    assert read_program({header: "abc"}, {}) == Program("abc", math.inf, is_session=True)
+
+
+def test_tools_model_and_the_end_are_told() -> None:
+    told = body(id="t", tools=["search", "shell"], model="coder", last=True)
+    assert read_program({}, told | {"model": "m"}) == Program(
+        "t", tools=("search", "shell"), model="coder", is_last=True
+    )
+    found = read_program({"x-program-id": "t"}, {"model": "m"})
+    assert found == Program("t", model="m")
+    assert read_program({"x-program-id": "t"}, {"model": 5}) == Program("t"), "vLLM's server says what is wrong"
 
 
 @pytest.mark.parametrize(

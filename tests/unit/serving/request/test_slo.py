@@ -26,7 +26,10 @@ INDEX = TierIndex(
 )
 # meaning -> carriers in order: header or path in the body, units per second
 CARRIERS: dict[str, list[tuple[str, float]]] = {
-    "ttft_s": [("x-slo-ttft-ms", 1e3), ("x-llm-d-slo-ttft-ms", 1e3), ("slo.ttft_ms", 1e3), ("target_ttft", 1.0)],
+    "ttft_s": [
+        *((header, 1e3) for header in ("x-slo-ttft-ms", "x-llm-d-slo-ttft-ms", "x-sgl-ttft-slo-ms")),
+        *(("slo.ttft_ms", 1e3), ("target_ttft", 1.0)),
+    ],
     "tpot_s": [("x-slo-tpot-ms", 1e3), ("x-llm-d-slo-tpot-ms", 1e3), ("slo.tpot_ms", 1e3), ("target_tbt", 1.0)],
     "e2e_s": [("x-slo-e2e-ms", 1e3), ("slo.e2e_ms", 1e3), ("deadline", 1.0)],
     "max_wait_s": [("slo.max_wait_ms", 1e3), ("waiting_time", 1.0)],
@@ -91,6 +94,14 @@ def test_nothing_asked_is_the_default_tier() -> None:
     assert resolve({}, {}, INDEX) == resolve({}, {"service_tier": None, "slo": None}, INDEX)
     slo = resolve({}, {}, INDEX)
     assert (slo.tier, slo.ttft_s, slo.tpot_s, slo.e2e_s, slo.max_wait_s) == ("standard", 2.0, 0.15, 60.0, INF)
+
+
+def test_a_slowdown_counts_where_no_ttft_is_stated() -> None:
+    index = TierIndex(TierTable.of(1, (Tier("scaled", ttft_slowdown=3.0), TIERS[-1])), "scaled", {}, {})
+    assert (resolve({}, {}, index).ttft_s, resolve({}, {}, index).ttft_slowdown) == (INF, 3.0)
+    stated = resolve({"x-slo-tier": "scaled", "x-slo-ttft-ms": "400"}, {}, index)
+    assert (stated.ttft_s, stated.ttft_slowdown) == (0.4, 0.0)
+    assert resolve({"x-slo-ttft-ms": "400"}, {}, index).ttft_slowdown == 0.0
 
 
 def test_default_tier_may_be_best_effort() -> None:

@@ -29,3 +29,19 @@ def test_a_named_tier_stays_what_it_is() -> None:
         "r", Decision("r", Verdict.ADMITTED, "a", "tight", "attainable"), request_state.arrived_s
     )
     assert request_state.slo.tier == "loose"
+
+
+def test_a_slowdown_is_judged_by_what_the_first_decision_makes_of_it() -> None:
+    request_state = HttpRequestState(Slo(tpot_s=0.1, tier="scaled", ttft_slowdown=3.0))
+    request_state.sequence("r")
+    assert request_state.slo_object()["target_ttft_ms"] is None
+    asked = Decision("r", Verdict.PENDING, "", "scaled", "kv_unattainable", ttft_s=0.25)
+    request_state.take_ttft(asked)
+    for verdict, ttft_s in ((Verdict.ADMITTED, 0.25), (Verdict.ADMITTED, 0.5)):  # later: a stream that moves on
+        told = Decision("r", verdict, "a", "scaled", "attainable", ttft_s=ttft_s)
+        request_state.record_decision("r", told, request_state.arrived_s)
+    assert (request_state.slo.ttft_s, request_state.slo.ttft_slowdown) == (0.25, 0.0)
+    request_state.record_tokens("r", 1, request_state.arrived_s + 0.3)
+    request_state.sequence("r").finish = "stop"
+    assert request_state.slo_object()["target_ttft_ms"] == 250.0
+    assert not request_state.met

@@ -8,9 +8,10 @@ import pytest
 from planning.batch.kv import held_kv_tokens
 from planning.forecast.lockstep import accepted_tokens
 from profiles.kernels import attention_pairs, iteration_s
-from simulation.core.engine import accepted_drafts, advance_engines, submit
+from simulation.core.engine import advance_engines, submit
 from simulation.core.jobs import make_records
 from simulation.core.loop import Simulation
+from simulation.core.progress import accepted_drafts
 from simulation.studies.systems import BASELINES, PLANNER, System
 from tests.support.simulation_cases import STOCK, a100, constant_time, jobs_at, random_jobs, run
 

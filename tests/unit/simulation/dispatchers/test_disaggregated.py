@@ -67,7 +67,7 @@ def test_the_fleet_hears_of_every_request_once() -> None:
     _, dispatcher = simulate(jobs, 3, PhaseOptions(prefill=1, adapt=False))
     counted = sum(count.requests for count in dispatcher.fleet.tracker.total.values())
     assert counted == len(jobs)
-    assert not dispatcher.fleet.waiting
+    assert not dispatcher.fleet.unplaced.waiting
     known = [uid for replica in dispatcher.fleet.replicas.values() for uid in replica.table["id"].tolist()]
     assert known == []
 

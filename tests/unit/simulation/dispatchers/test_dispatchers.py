@@ -7,6 +7,7 @@ from controller.mirror.lengths import LengthEstimator
 from controller.options import FleetOptions
 from planning.admission.plan import AdmissionOptions
 from planning.batch.registry import POLICIES, policy_code
+from protocol.programs import Program
 from routing.scores import MOST_LOADED
 from simulation.core.jobs import make_jobs
 from simulation.core.loop import Simulation
@@ -121,7 +122,21 @@ def test_the_controllers_fleet_runs_in_virtual_time() -> None:
     simulation.dispatcher.fleet.check_integrity()
     assert sorted(simulation.dispatcher.fleet.replicas) == [replica_name(r) for r in range(3)]
     assert set(simulation.records["replica"]) == {0, 1, 2}
-    assert len(simulation.dispatcher.decisions) == 250
+    assert len({decision.request_id for decision in simulation.dispatcher.decisions}) == 250, "some are recalled"
+
+
+def test_a_program_keeps_its_age_and_promise_while_a_tool_runs_for_long() -> None:
+    """The controller has taken it to have ended by then; the ingress tells."""
+    jobs = jobs_at([0.0, np.inf], output=5)
+    jobs["program"], jobs["follower"], jobs["think_s"] = 0, [1, -1], [300.0, 0.0]
+    told = {job: Program("p", 400.0) for job in range(2)}
+    dispatcher = ControllerDispatcher(a100(), tiers_of(jobs), FleetOptions(), programs=told)
+    Simulation(jobs, PLANNER.engines(a100()), dispatcher).run()
+    first, later = (decision.stage for decision in dispatcher.decisions)
+    assert first
+    assert later
+    assert (first.left_s, first.is_promised, later.is_promised) == (400.0, True, True)
+    assert later.left_s == pytest.approx(100.0, abs=5.0)
 
 
 def test_more_hops_promise_more() -> None:

@@ -6,7 +6,19 @@ import pytest
 from simulation.experiments.registry import Context, Experiment, experiment, experiment_names, markdown_table, register
 from simulation.experiments.slos_serve import SYSTEMS
 
-NAMES = ("ablations", "promises", "routing", "slos-serve", "speculation", "what-if")
+NAMES = (
+    "ablations",
+    "annealing",
+    "concord",
+    "length-bounds",
+    "length-use",
+    "promises",
+    "routing",
+    "slos-serve",
+    "speculation",
+    "tempo",
+    "what-if",
+)
 HEADLINES = {
     "capacity_ratio_vs_best_geomean",
     "capacity_ratio_vs_best_geomean_spec",

@@ -1,0 +1,170 @@
+"""Two models and an adapter behind one endpoint, and a second application beside them: real HTTP, Serve and Ray."""
+
+import copy
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import ray
+
+from serving.cli import commands as cli
+from serving.config.app import IMPORT_PATH
+from tests.support.adapters import write_adapter
+from tests.support.stack import Stack, kill_9, running, until, verdict
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+PROMPT = "once upon a time there was a small model " * 3
+TIERS: list[dict[str, Any]] = [
+    {"name": "interactive", "ttft_ms": 60000, "tpot_ms": 5000, "models": ["chat"]},
+    {"name": "interactive", "ttft_ms": 300, "tpot_ms": 50, "models": ["code"], "unattainable": "refuse"},
+    {"name": "standard", "ttft_ms": 60000, "tpot_ms": 5000},
+    {"name": "batch", "best_effort": True},
+]
+SIMULATED: dict[str, Any] = {"kind": "simulated", "max_num_seqs": 2, "num_cpus": 1.5}
+PREFIX = "/beside"
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """``chat`` is a real engine with an adapter; ``code`` is a simulated one whose second replica finds no room."""
+    poet = write_adapter(tmp_path_factory.mktemp("adapters") / "poet", 1)
+    lora = {"enable_lora": True, "max_lora_rank": 8, "lora_modules": [f"poet={poet}"]}
+    chat = {"name": "chat", "engine": {"num_cpus": 0.5}, "engine_kwargs": lora}
+    code = {"name": "code", "engine": SIMULATED, "profile": "h100_sxm__llama-3.1-8b"}
+    code["fleet"] = {"autoscaling": {"max_replicas": 2, "warm_spares": 1}}
+    args = {"model": "embedded", "fleet": {"num_replicas": 1}, "models": [chat, code]}
+    with running(args, cpus=3, tiers=TIERS, external_scaler_enabled=True) as started:
+        yield started
+
+
+def answer(stack: Stack, model: str, tier: str = "standard", tokens: int = 12) -> openai.types.Completion:
+    return stack.client.completions.create(
+        model=model,
+        prompt=PROMPT,
+        max_tokens=tokens,
+        temperature=0,
+        extra_body={"ignore_eos": True, "slo": {"tier": tier}},
+    )
+
+
+def pages(stack: Stack) -> dict[str, dict[str, Any]]:
+    return {page["model"]: page for page in stack.status()["models"]}
+
+
+def test_two_models_and_an_adapter_answer_with_their_verdicts(stack: Stack) -> None:
+    told = {name: answer(stack, name) for name in ("chat", "code", "poet")}
+    replicas = {replica["replica"]: replica["model"] for replica in stack.status()["replicas"]}
+    for name, each in told.items():
+        assert each.model == name
+        assert verdict(each)["admitted"]
+        assert replicas[verdict(each)["replica"]] == ("code" if name == "code" else "chat")
+    assert len({each.choices[0].text for each in told.values()}) == 3
+    assert [card.id for card in stack.client.models.list().data] == ["chat", "poet", "code"]
+    with pytest.raises(openai.NotFoundError, match="painter"):
+        answer(stack, "painter")
+
+
+def test_tiers_of_one_name_have_each_models_own_figures(stack: Stack) -> None:
+    bounds = {name: verdict(answer(stack, name, "interactive"))["target_ttft_ms"] for name in ("chat", "code")}
+    assert bounds == {"chat": 60000, "code": 300}
+
+
+def test_overload_of_one_model_refuses_only_its_own_requests(stack: Stack) -> None:
+    refused: list[str] = []
+
+    def ask() -> None:
+        try:
+            answer(stack, "code", "interactive", 600)
+        except openai.RateLimitError as error:
+            refused.append(error.response.headers["x-slo-reason"])
+
+    crowd = [threading.Thread(target=ask) for _ in range(12)]
+    for thread in crowd:
+        thread.start()
+    until(lambda: len(refused) > 0)
+    for name in ("chat", "poet"):
+        assert verdict(answer(stack, name, "interactive"))["met"]
+    for thread in crowd:
+        thread.join(120)
+    assert 0 < len(refused) < 12
+    attainment = {name: page["attainment"]["interactive"] for name, page in pages(stack).items()}
+    assert attainment["code"]["refused"] == len(refused)
+    assert attainment["chat"]["refused"] == 0
+
+
+def test_each_model_has_its_own_controller(stack: Stack) -> None:
+    named = {each["name"] for each in ray.util.list_named_actors(all_namespaces=True)}
+    assert {"polyslo-controller-polyslo/chat", "polyslo-controller-polyslo/code"} <= named
+    before = {name: page["controller"] for name, page in pages(stack).items()}
+    kill_9(before["code"]["pid"])
+    until(lambda: pages(stack)["code"]["controller"]["incarnation"] != before["code"]["incarnation"], 60)
+    assert pages(stack)["chat"]["controller"]["incarnation"] == before["chat"]["incarnation"]
+    until(lambda: any(replica["model"] == "code" for replica in stack.live()), 60)
+    assert verdict(answer(stack, "code"))["admitted"]
+
+
+def test_a_scale_up_without_room_waits_and_says_so(stack: Stack) -> None:
+    until(lambda: pages(stack)["code"]["allocation"]["size"]["without_room"] == 1, 60)
+    size = pages(stack)["code"]["allocation"]["size"]
+    assert (size["target"], size["not_started"]) == (2, 1)
+    assert not pages(stack)["code"]["scaling_error"]
+    assert httpx.get(f"{stack.url}/health", timeout=10).status_code == 200
+    assert verdict(answer(stack, "code"))["met"]
+
+
+def test_metrics_and_commands_tell_the_models_apart(stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:
+    replicas = {replica["model"]: replica["replica"] for replica in stack.live()}
+    for name in ("chat", "code"):
+        verdicts = f'polyslo_slo_met_total{{dimension="all",model="{name}",tier="standard"}}'
+        tokens = f'vllm:generation_tokens_total{{engine="{replicas[name]}",model_name="{name}"}}'
+        until(lambda wanted=(verdicts, tokens): all(each in metrics(stack) for each in wanted))  # type: ignore[misc]
+    for command, shown in (("status", "model code"), ("tiers", "Model code"), ("fleet", "1 wait for room")):
+        assert cli.main([command, "--url", stack.url]) == 0
+        assert shown in capsys.readouterr().out
+    dashboard = ["--url", stack.url, "--address", stack.address]
+    assert cli.main(["tiers", "set", "standard", "ttft_ms=50000", *dashboard]) == 0
+    assert verdict(answer(stack, "code"))["target_ttft_ms"] == 50000
+    capsys.readouterr()
+    assert cli.main(["tiers", "set", "interactive", "ttft_ms=1", *dashboard]) == 2
+    assert "2 tiers of several models have this name" in capsys.readouterr().err
+
+
+def metrics(stack: Stack) -> str:
+    return httpx.get(f"{stack.url}/metrics", timeout=10).text
+
+
+def test_a_second_application_has_a_prefix_and_nothing_of_the_first(stack: Stack) -> None:
+    before = {replica["pid"] for replica in stack.live()}
+    document = copy.deepcopy(stack.document)
+    table = {"version": 1, "default_tier": "standard", "tiers": TIERS[2:]}
+    args = {"engine": SIMULATED | {"num_cpus": 0.1}, "profile": "h100_sxm__llama-3.1-8b", "ingress": {"num_cpus": 0.1}}
+    document["applications"].append(
+        {
+            "name": "beside",
+            "route_prefix": PREFIX,
+            "import_path": IMPORT_PATH,
+            "args": args | {"fleet": {"num_replicas": 1}},
+            "deployments": [{"name": "Ingress", "user_config": table}],
+        }
+    )
+    document["applications"][0]["deployments"][0]["user_config"]["version"] = 3
+    stack.deploy(document)
+    url = f"{stack.url}{PREFIX}"
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        told = client.completions.create(model="embedded", prompt="hi", max_tokens=4)
+        assert verdict(told)["admitted"]
+        assert [card.id for card in client.models.list().data] == ["embedded"]
+        with pytest.raises(openai.NotFoundError):
+            client.completions.create(model="chat", prompt="hi", max_tokens=4)
+    page = httpx.get(f"{url}/polyslo/status", timeout=10).json()
+    assert [replica["replica"] for replica in page["replicas"]] == [verdict(told)["replica"]]
+    assert {replica["pid"] for replica in stack.live()} == before, "the first one goes on as it was"
+    for name in ("chat", "code", "poet"):
+        assert verdict(answer(stack, name))["admitted"]
+    assert verdict(told)["replica"] not in {replica["replica"] for replica in stack.status()["replicas"]}
+    named = {each["name"] for each in ray.util.list_named_actors(all_namespaces=True)}
+    assert {"polyslo-controller-beside", "polyslo-controller-polyslo/chat"} <= named

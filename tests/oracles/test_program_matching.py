@@ -1,0 +1,56 @@
+"""Matching of programs and clustering of graphs against obvious twins."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from planning.programs.clustering import k_medoids
+from planning.programs.graph import complete_stages, to_stages
+from planning.programs.matching import COMPARED, WIDTH, PatternTable, Prefix, similarities
+from tests.support.program_cases import drawn
+
+
+def slow_similarity(prefix: Prefix, other: np.ndarray) -> float:
+    """Stage by stage, kernel by kernel."""
+    reached, total, count = len(prefix.stages), 0.0, 0
+    if len(other) < reached:
+        return 0.0
+    for s in range(max(0, reached - COMPARED), reached):
+        mine, theirs = prefix.stages[s], other[s]
+        if mine["label"] and theirs["label"] and mine["label"] != theirs["label"]:
+            return 0.0
+        weighed = ["input_tokens"] + ["output_tokens"] * (s < prefix.complete) + ["gap_s"] * (s > 0)
+        for name in weighed:
+            apart = math.log1p(mine[name]) - math.log1p(theirs[name])
+            total, count = total + math.exp(-(apart**2) / (2 * WIDTH**2)), count + 1
+    return total / count
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_similarities_are_those_of_the_twin(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    graphs, table = [to_stages(drawn(rng)) for _ in range(30)], PatternTable()
+    for row, stages in enumerate(graphs):
+        table.put(row, stages)
+    own = drawn(rng)
+    own["end_s"][own["stage"] == own["stage"].max()] = math.inf
+    prefix = Prefix(to_stages(own), complete_stages(own))
+    assert similarities(prefix, table) == pytest.approx([slow_similarity(prefix, stages) for stages in graphs])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_medoids_cost_little_more_than_the_best_of_all_choices(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    points, weights = rng.normal(size=(12, 2)), rng.uniform(0.5, 2.0, 12)
+    apart = np.linalg.norm(points[:, None] - points[None], axis=2)
+
+    def cost(chosen: tuple[int, ...]) -> float:
+        return float(apart[:, list(chosen)].min(axis=1) @ weights)
+
+    medoids, owner = k_medoids(apart, weights, 4)
+    assert len(set(medoids.tolist())) == 4
+    assert (owner == np.argmin(apart[:, medoids], axis=1)).all()
+    best = min(cost(chosen) for chosen in itertools.combinations(range(12), 4))
+    assert cost(tuple(medoids.tolist())) <= 1.5 * best

@@ -1,0 +1,142 @@
+"""The bound on open programs: who is promised, who yields, and how the limits follow how programs end."""
+
+import msgspec
+import pytest
+
+from controller.fleet import Fleet
+from controller.programs.bound import KEPT, LEAST, MOST, ProgramBound
+from controller.programs.open_program import OpenProgram
+from controller.programs.options import ProgramOptions
+from controller.programs.programs import TOO_MANY
+from protocol.messages import AdmissionRequest, Decision, Outcome, Slo, Verdict
+from protocol.programs import Program
+from tests.support.fleet_cases import fleet, report
+
+DEADLINE_S = 60.0
+LONG_PROMPT = 60_000  # of the 400,000 tokens that the replica holds
+OPEN = Slo(e2e_s=DEADLINE_S, tier="tight", is_tier_open=True)
+
+
+def call(program: str, number: int = 0, prompt_tokens: int = LONG_PROMPT, slo: Slo = OPEN) -> AdmissionRequest:
+    return AdmissionRequest(
+        f"{program}-{number}", prompt_tokens, 200, slo, program=Program(program, slo.e2e_s, app="a")
+    )
+
+
+def one(state: Fleet, request: AdmissionRequest, now_s: float) -> Decision:
+    """The decision on one request by an idle replica: only the bound can say no."""
+    state.report(report("a", int(now_s * 1000) + 1), now_s)
+    return state.admit([request], now_s)[0]
+
+
+def end(state: Fleet, name: str, now_s: float) -> None:
+    told = (True, 0.1, 0.01, 1.0, 0.1, 0.01, 100, Verdict.ADMITTED)
+    state.on_outcome(Outcome(name, "tight", "tight", "stop", *told), now_s)
+
+
+def open_until_full(state: Fleet) -> tuple[int, Decision]:
+    """How many programs are promised whose first calls end at once, and what the next one is told."""
+    for k in range(50):
+        decision = one(state, call(f"p{k}"), 0.1 * k)
+        if decision.reason == TOO_MANY:
+            return k, decision
+        assert decision.stage
+        assert decision.stage.is_promised
+        end(state, f"p{k}-0", 0.1 * k + 0.05)
+    raise AssertionError("nobody was turned away")
+
+
+def test_programs_are_promised_until_they_would_be_too_many() -> None:
+    count, decision = open_until_full(fleet())
+    assert 2 <= count < 10
+    assert decision.verdict == Verdict.BEST_EFFORT
+    assert decision.stage
+    assert not decision.stage.is_promised
+
+
+def test_a_tier_that_refuses_says_when_to_come_back() -> None:
+    state = fleet(unattainable="refuse")
+    count, decision = open_until_full(state)
+    assert decision.verdict == Verdict.REFUSED
+    assert decision.retry_after_s > 0.0
+    assert ("", f"p{count}") not in state.programs.open
+
+
+def test_without_the_bound_all_are_promised() -> None:
+    with pytest.raises(AssertionError, match="nobody was turned away"):
+        open_until_full(fleet(programs=ProgramOptions(bounded=False)))
+
+
+def test_later_calls_keep_the_promise_or_yield_as_the_first_call_was_told() -> None:
+    state = fleet()
+    count, _ = open_until_full(state)
+    promised, turned_away = one(state, call("p0", 1), 8.0), one(state, call(f"p{count}", 1), 8.0)
+    assert promised.verdict == Verdict.ADMITTED
+    assert (turned_away.verdict, turned_away.reason) == (Verdict.BEST_EFFORT, TOO_MANY)
+    state.check_integrity()
+
+
+def test_programs_that_have_ended_make_room() -> None:
+    state = fleet()
+    count, _ = open_until_full(state)
+    for k in range(count):
+        last = msgspec.structs.replace(Program(f"p{k}", DEADLINE_S, app="a"), is_last=True)
+        one(state, msgspec.structs.replace(call(f"p{k}", 1), program=last), 8.0)
+        end(state, f"p{k}-1", 8.5)
+    decision = one(state, call("new"), 9.0)
+    assert decision.stage
+    assert decision.stage.is_promised
+
+
+def test_a_program_that_cannot_end_in_time_any_more_yields() -> None:
+    """Eight known programs of two calls whose second one takes a second; half of one is left."""
+    for bounded, verdict in ((True, Verdict.BEST_EFFORT), (False, Verdict.ADMITTED)):
+        state = fleet(programs=ProgramOptions(bounded=bounded))
+        for k in range(8):
+            for number in range(2):
+                one(state, call(f"k{k}", number, 500), 100.0 * k + 20.0 * number)
+                told = (True, 0.1, 0.01, 1.0, 0.1, 0.01, 200, Verdict.ADMITTED)
+                outcome = Outcome(f"k{k}-{number}", "tight", "tight", "stop", *told)
+                state.on_outcome(outcome, 100.0 * k + 20.0 * number + 1.0)
+        one(state, call("late", 0, 500), 2000.0)
+        end(state, "late-0", 2001.0)
+        assert one(state, call("late", 1, 500), 2000.0 + DEADLINE_S - 0.5).verdict == verdict
+
+
+def test_limits_follow_how_promised_programs_end() -> None:
+    bound = ProgramBound(fleet().slots)
+    kept, late, idle = (
+        OpenProgram(0.0, 10.0, "a", is_promised=True, load=load, ended_s=end_s)
+        for load, end_s in ((0.9, 9.0), (0.9, 11.0), (0.1, 9.0))
+    )
+    bound.note_end(idle)
+    bound.note_end(OpenProgram(0.0, 10.0, "a", load=0.9, ended_s=11.0))
+    bound.note_end(OpenProgram(0.0, 10.0, "a", is_promised=True, has_failed=True, load=0.9, ended_s=11.0))
+    assert bound.scale == 1.0, (
+        "nothing is said by a kept promise on an idle fleet, one that was not given, or a failure"
+    )
+    for _ in range(19):
+        bound.note_end(kept)
+    assert bound.scale > 1.0
+    bound.note_end(late)
+    assert bound.scale == pytest.approx(1.0), f"{KEPT} kept is the balance"
+    for _ in range(99):
+        bound.note_end(late)
+    assert bound.scale == LEAST
+    for _ in range(999):
+        bound.note_end(kept)
+    assert bound.scale == MOST
+
+
+def test_a_fleet_without_admission_turns_nobody_away() -> None:
+    state = fleet(admission=False)
+    with pytest.raises(AssertionError):
+        open_until_full(state)
+    assert all(not program.refusal for program in state.programs.open.values())
+
+
+def test_a_new_fleet_takes_the_limits_over() -> None:
+    old, new = fleet(), fleet()
+    old.programs.bound.scale = 0.5
+    new.adopt_state(old, 1.0)
+    assert new.programs.bound.scale == 0.5

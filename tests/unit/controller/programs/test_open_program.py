@@ -1,0 +1,101 @@
+"""The graph of a program under way."""
+
+from controller.programs.open_program import MOST_NODES, OpenProgram, Part, label_of
+from protocol.programs import Program, StageGiven, base_request_id
+
+GIVEN = StageGiven(1, 1.0, 1.0, 1.0, 0.0, False)
+
+
+class Play:
+    """A program whose sub-requests begin and end."""
+
+    def __init__(self) -> None:
+        self.program = OpenProgram(0.0, 100.0, "app")
+
+    def begin(self, name: str, now_s: float, tokens: int = 100, stage: str = "", parents: tuple[str, ...] = ()) -> int:
+        node = self.program.arrive(name, Program("p", stage=stage, parents=parents), tokens, now_s)
+        self.program.parts[name] = Part(node, GIVEN, now_s + 1.0, now_s + 2.0)
+        return int(self.program.nodes["stage"][node])
+
+    def end(self, name: str, now_s: float, tokens: int = 10) -> None:
+        self.program.end(self.program.parts[name], tokens, now_s)
+
+
+def test_what_runs_side_by_side_is_one_stage_and_what_follows_the_next() -> None:
+    play = Play()
+    assert play.begin("plan", 0.0) == 0
+    play.end("plan", 1.0)
+    assert [play.begin(f"map-{k}", 2.0 + 0.1 * k) for k in range(3)] == [1, 1, 1]
+    for k in range(3):
+        play.end(f"map-{k}", 3.0 + k)
+    assert play.begin("reduce", 8.0) == 2
+    assert play.program.gaps_s() == 1.0 + 3.0
+    assert play.program.prefix().complete == 2
+
+
+def test_parents_name_stages_or_requests() -> None:
+    play = Play()
+    play.begin("chatcmpl-1-x", 0.0, stage="plan")
+    play.end("chatcmpl-1-x", 1.0)
+    assert play.begin("b", 1.0, parents=("plan",)) == 1
+    assert play.begin("c", 1.5, parents=("chatcmpl-1",)) == 1
+    assert play.begin("d", 2.0, parents=("b", "c")) == 2, "though its parents still run"
+    assert play.begin("e", 2.0, parents=("nobody",)) == 2, "unknown: beside what runs"
+
+
+def test_a_stage_of_another_name_is_another_stage() -> None:
+    play = Play()
+    play.begin("a", 0.0, stage="search")
+    assert play.begin("b", 0.1, stage="search") == 0
+    assert play.begin("c", 0.2, stage="write") == 1
+    for name in ("a", "b", "c"):
+        play.end(name, 1.0)
+    assert play.begin("d", 2.0, stage="write") == 2, "a loop: the stage before has ended"
+
+
+def test_a_growing_prompt_is_fresh_beyond_the_longest_conversation_it_can_continue() -> None:
+    play = Play()
+    play.begin("a", 0.0, tokens=1000)
+    play.end("a", 1.0, tokens=50)
+    play.begin("b", 2.0, tokens=1300)
+    play.end("b", 3.0)
+    play.begin("c", 4.0, tokens=600)
+    assert play.program.nodes["fresh_tokens"].tolist() == [1000, 250, 600]
+
+
+def test_a_part_that_asks_again_runs_again() -> None:
+    play = Play()
+    play.begin("a", 0.0)
+    play.end("a", 1.0)
+    assert not play.program.is_running
+    play.program.resume(play.program.parts["a"], 2.0)
+    assert play.program.is_running
+    assert play.program.prefix().complete == 0
+
+
+def test_the_slowest_sibling_is_the_one_due_last() -> None:
+    play = Play()
+    play.begin("a", 0.0)
+    play.begin("b", 5.0)
+    assert play.program.slowest_s(0) == 6.0
+    play.end("b", 5.5)
+    assert play.program.slowest_s(0) == 1.0
+    assert play.program.slowest_s(1) == 0.0
+
+
+def test_there_are_bounds() -> None:
+    play = Play()
+    for k in range(MOST_NODES):
+        play.program.arrive(f"{k}", Program("p"), 10, 0.0)
+    assert play.program.arrive("one more", Program("p"), 10, 0.0) == -1
+
+
+def test_labels_are_sets_and_silence_is_zero() -> None:
+    assert label_of("", ()) == 0
+    assert label_of("m", ("a", "b")) == label_of("m", ("b", "a", "a")) != label_of("m", ("a",))
+
+
+def test_attempts_of_a_request_are_the_same_request() -> None:
+    assert base_request_id("a~b~12") == "a~b"
+    assert base_request_id("a~b") == "a~b"
+    assert base_request_id("a") == "a"

@@ -1,0 +1,122 @@
+"""The controller under load: long batches let others through, what was given up is dropped, the status is shared."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import pytest
+
+from controller import actor
+from controller.actor import MOST_TOGETHER, REPLICAS_TOGETHER, STATUS_S, Controller
+from protocol.messages import POSITIONS_READ, TELL_ALL, AdmissionRequest, Decision, Verdict
+from tests.support.fleet_cases import TIGHT, ask, fleet, report
+
+decisions_of = msgspec.msgpack.Decoder(list[Decision])
+encode = msgspec.msgpack.encode
+
+
+class Clock:
+    """Says what it is told."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def run(
+    scenario: Callable[[Controller, Clock], Awaitable[None]], monkeypatch: pytest.MonkeyPatch, replicas: int = 2
+) -> None:
+    """The scenario with a controller whose fleet has so many idle replicas."""
+    monkeypatch.setattr(actor, "warm_up", lambda: None)
+
+    async def play() -> None:
+        clock = Clock()
+        controller = Controller(clock)
+        controller.fleet = fleet()
+        for i in range(replicas):
+            controller.fleet.report(report(f"{i:03d}"), 0.0)
+        try:
+            await scenario(controller, clock)
+        finally:
+            for task in controller._tasks:
+                task.cancel()
+            await asyncio.gather(*controller._tasks, return_exceptions=True)
+
+    asyncio.run(play())
+
+
+async def pauses_of(work: Awaitable[bytes]) -> tuple[bytes, int]:
+    """What it returns, and how often others had a turn meanwhile."""
+    task, pauses = asyncio.ensure_future(work), -1
+    while not task.done():
+        await asyncio.sleep(0)
+        pauses += 1
+    return task.result(), pauses
+
+
+def asks(count: int, **more: object) -> list[AdmissionRequest]:
+    return [msgspec.structs.replace(ask(TIGHT, 50), **more) for _ in range(count)]
+
+
+def test_between_parts_of_a_long_batch_others_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(controller: Controller, clock: Clock) -> None:
+        asked = asks(2 * MOST_TOGETHER + 1)
+        answer, pauses = await pauses_of(controller.admit(encode(asked)))
+        decisions = decisions_of.decode(answer)
+        assert [d.request_id for d in decisions] == [r.request_id for r in asked]
+        assert {d.verdict for d in decisions} == {Verdict.ADMITTED}
+        assert pauses >= 2
+
+    run(scenario, monkeypatch)
+
+
+def test_what_its_ingress_has_given_up_is_not_placed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(controller: Controller, clock: Clock) -> None:
+        await controller.admit(encode([]), "ingress", 100.0)
+        clock.now_s = 1.0
+        asked = [*asks(1, patience_s=0.3), *asks(1, patience_s=0.5)]
+        gone, heard = decisions_of.decode(await controller.admit(encode(asked), "ingress", 100.6))
+        assert (gone.verdict, gone.reason) == (Verdict.PENDING, "given_up"), "it waited for 0.4 s"
+        assert heard.verdict == Verdict.ADMITTED
+        assert controller.given_up == 1
+        assert controller.fleet is not None
+        assert sum(len(replica.table) for replica in controller.fleet.replicas.values()) == 1
+
+    run(scenario, monkeypatch)
+
+
+def test_a_status_is_made_once_for_all_ingresses_and_with_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(controller: Controller, clock: Clock) -> None:
+        told, pauses = await pauses_of(controller.status())
+        assert len(msgspec.json.decode(told)["replicas"]) == 3 * REPLICAS_TOGETHER
+        assert pauses >= 3
+        assert await controller.status() is told
+        clock.now_s = STATUS_S + 0.1
+        assert await controller.status() is not told
+
+    run(scenario, monkeypatch, 3 * REPLICAS_TOGETHER)
+
+
+def test_a_replica_is_asked_to_tell_all_where_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(controller: Controller, clock: Clock) -> None:
+        answer = await controller.report(encode(report("000", 2)))
+        assert answer.startswith(POSITIONS_READ)
+        assert answer.endswith(controller.incarnation)
+        controller.fleet = None
+        assert await controller.report(encode(report("000", 3))) == TELL_ALL
+
+    run(scenario, monkeypatch)
+
+
+def test_the_sampled_check_comes_to_every_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(controller: Controller, clock: Clock) -> None:
+        (decision,) = decisions_of.decode(await controller.admit(encode(asks(1))))
+        assert controller.fleet is not None
+        controller.fleet.places._where.clear()
+        told = [await controller.check_integrity(2) for _ in range(6)]
+        assert sum(map(bool, told)) >= 2, "in turn, again and again"
+        assert not all(told)
+        assert decision.replica
+
+    run(scenario, monkeypatch, 4)

@@ -1,0 +1,246 @@
+"""Checkpoints: a restarted controller knows what the last one had learnt, whatever became of the files."""
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from controller import actor, checkpoint_keeper
+from controller.actor import Controller
+from controller.checkpoint import restore, to_tables
+from controller.checkpoint_store import COMPLETE, KEPT, CheckpointStore, shown_uri, without_secrets
+from controller.fleet import Fleet
+from controller.lengths.estimate import LengthOptions, LengthQuery
+from controller.lengths.training import grow_from
+from controller.options import CheckpointOptions, FleetOptions
+from controller.scaling.history import Change
+from controller.scaling.tiers import TierTable
+from tests.support.fleet_cases import TIERS, TIGHT, ask, ended, fleet, report
+
+OPTIONS = LengthOptions("forest")
+
+
+def learnt(requests: int = 120) -> Fleet:
+    """A fleet that knows lengths, margins, a forest and a history."""
+    state = fleet(lengths=OPTIONS)
+    state.report(report("a"), 0.0)
+    rng = np.random.default_rng(0)
+    for tokens in rng.integers(20, 60, requests).tolist():
+        state.admit([asked := ask(TIGHT, tenant="t")], 0.0)
+        state.lengths.refresh()
+        state.on_outcome(msgspec.structs.replace(ended(asked, "stop", tokens), tenant="t"), 0.0)
+    known = state.lengths.training_set()
+    assert known is not None
+    state.lengths.set_forest(grow_from(known, 7, 0))
+    state.calibration.margins["tight"] = 0.25
+    state.allocation.history.note(Change(-50.0, "a", "pool", "tight", "demand"))
+    return state
+
+
+@pytest.fixture(scope="module")
+def state() -> Fleet:
+    return learnt()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return CheckpointStore(str(tmp_path), "app")
+
+
+def files(store: CheckpointStore, tmp_path: Path, number: int, name: str) -> Path:
+    return tmp_path / "app" / f"{number:010d}" / f"{name}.parquet"
+
+
+def restored(store: CheckpointStore, age_s: float = 10.0) -> tuple[Fleet, list[str]]:
+    found = store.load()
+    assert found is not None
+    made = fleet(lengths=OPTIONS)
+    return made, found.problems + restore(made, found.tables, age_s, 1000.0)
+
+
+def test_everything_that_was_learnt_comes_back(state: Fleet, store: CheckpointStore) -> None:
+    store.save(to_tables(state, 0.0), 5.0)
+    made, problems = restored(store)
+    assert problems == []
+    before, after = state.lengths, made.lengths
+    assert (after.forest.version, len(after.finished)) == (7, len(before.finished))  # type: ignore[union-attr]
+    asked = ask(TIGHT, tenant="t")
+    rows = np.stack([each.features.row(LengthQuery.of(asked)) for each in (before, after)])
+    assert (rows[0] == rows[1]).all()
+    assert (after.forest.samples(rows) == before.forest.samples(rows)).all()  # type: ignore[union-attr]
+    told = [tuple(each.at_arrival(asked)) for each in (before, after)]
+    assert told[1] == pytest.approx(told[0], rel=0.05)  # curves are drawn anew now and then
+    assert made.calibration.margins == {"tight": 0.25}
+    assert ("a", "tight", 1000.0 - 10.0 - 50.0) in [(c.what, c.after, c.at_s) for c in made.allocation.history]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(path.read_bytes()[:-20]),
+        lambda path: path.write_bytes(b"\x80\x04not parquet"),
+        lambda path: path.unlink(),
+        lambda path: pq.write_table(pa.table({"tier": ["tight"], "margin": [float("nan")]}), path),
+    ],
+)
+def test_a_damaged_table_is_told_of_and_the_one_before_stands_in(
+    state: Fleet, store: CheckpointStore, tmp_path: Path, damage: Callable[[Path], object]
+) -> None:
+    store.save(to_tables(state, 0.0), 5.0)
+    number = store.save(to_tables(state, 0.0), 6.0)
+    damage(files(store, tmp_path, number, "margins"))
+    made, problems = restored(store)
+    assert len(problems) == 1
+    assert f"checkpoint {number}, margins" in problems[0]
+    assert made.calibration.margins == {"tight": 0.25}
+
+
+def test_a_checkpoint_that_was_cut_off_is_passed_over(state: Fleet, store: CheckpointStore, tmp_path: Path) -> None:
+    first = store.save(to_tables(state, 0.0), 5.0)
+    second = store.save(to_tables(state, 0.0), 6.0)
+    files(store, tmp_path, second, COMPLETE).unlink()
+    found = store.load()
+    assert found is not None
+    assert found.number == first
+    assert [f"checkpoint {second}" in problem for problem in found.problems] == [True]
+
+
+def test_another_format_is_told_of_and_never_fatal(state: Fleet, store: CheckpointStore, tmp_path: Path) -> None:
+    number = store.save(to_tables(state, 0.0), 5.0)
+    path = files(store, tmp_path, number, COMPLETE)
+    table = pq.read_table(path)
+    pq.write_table(table.replace_schema_metadata({b"polyslo_format": b"99", b"polyslo_saved_s": b"5.0"}), path)
+    found = store.load()
+    assert found is not None
+    assert not found.tables
+    assert "format 99" in found.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "value"),
+    [
+        ("finished", "output_tokens", -5),
+        ("finished", "feature_prompt", np.nan),
+        ("scores", "score", -1.0),
+        ("scores", "group", 999),
+        ("histories", "lengths", 0),
+        ("margins", "margin", 40.0),
+        ("forest_nodes", "left", 0),
+        ("forest_leaves", "version", 3),
+        ("tiers", "tpot_s", np.nan),
+        ("history", "age_s", np.inf),
+    ],
+)
+def test_figures_that_make_no_sense_are_left_out(state: Fleet, name: str, column: str, value: float) -> None:
+    tables = to_tables(state, 0.0)
+    tables[name] = {**tables[name], column: np.full(len(tables[name][column]), value)}
+    if name == "tiers":
+        tables[name]["version"] = tables[name]["version"] + 1
+    made = fleet(lengths=OPTIONS)
+    (problem,) = restore(made, tables, 0.0, 0.0)
+    assert problem.startswith(name.partition("_")[0])
+    made.check_integrity()
+
+
+def test_a_tier_table_comes_back_if_it_is_later_and_of_the_same_deploy(state: Fleet) -> None:
+    later = TierTable.of(5, [msgspec.structs.replace(t, value=3.0) for t in TIERS.tiers])
+    changed = fleet()
+    changed.set_tiers(later, 0.0)
+    made = fleet()
+    assert restore(made, to_tables(changed, 0.0), 0.0, 0.0) == []
+    assert made.tiers == later
+    other = Fleet(FleetOptions(deploy="next"), TIERS, made.load_profile)
+    restore(other, to_tables(changed, 0.0), 0.0, 0.0)
+    assert other.tiers == TIERS
+
+
+def test_only_the_latest_few_are_kept(state: Fleet, store: CheckpointStore, tmp_path: Path) -> None:
+    numbers = [store.save(to_tables(state, 0.0), float(turn)) for turn in range(KEPT + 2)]
+    assert numbers == sorted(set(numbers))
+    assert sorted(int(path.name) for path in (tmp_path / "app").iterdir()) == numbers[-KEPT:]
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_applications_do_not_share_checkpoints(state: Fleet, store: CheckpointStore, tmp_path: Path) -> None:
+    store.save(to_tables(state, 0.0), 5.0)
+    assert CheckpointStore(str(tmp_path), "../other").load() is None
+    assert CheckpointStore(str(tmp_path), "app", "chat").load() is None, "of one of its models"
+
+
+def test_no_credential_of_a_uri_is_shown() -> None:
+    uri = "s3://key:secret@bucket/folder?region=x"
+    assert shown_uri(uri) == "s3://bucket/folder"
+    assert "secret" not in without_secrets(f"OSError: cannot reach '{uri}' or s3://key:secret@bucket", uri)
+
+
+# -- the whole controller ----------------------------------------------------------------------------------------------
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    for _ in range(4000):
+        if is_so():
+            return
+        await asyncio.sleep(0.002)
+    raise AssertionError("it did not come")
+
+
+async def living(uri: Path, is_so: Callable[[Controller], bool], prepare: Callable[[Fleet], None]) -> Controller:
+    """A controller that has been configured, from its birth until ``is_so``."""
+    controller = Controller()
+    options = FleetOptions(lengths=OPTIONS, checkpoints=CheckpointOptions(str(uri), 0.01), application="app")
+    await controller.configure(msgspec.msgpack.encode(options), msgspec.msgpack.encode(TIERS))
+    assert controller.fleet is not None
+    prepare(controller.fleet)
+    try:
+        await until(lambda: is_so(controller))
+    finally:
+        for task in controller._tasks:
+            task.cancel()
+        await asyncio.gather(*controller._tasks, return_exceptions=True)
+    return controller
+
+
+def test_a_restarted_controller_goes_on_with_what_it_knew(
+    state: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actor, "warm_up", lambda: None)
+    monkeypatch.setattr(checkpoint_keeper, "LOOK_S", 0.001)
+
+    async def play() -> None:
+        await living(tmp_path, lambda c: c.checkpoints.saved > 0, lambda made: made.lengths.adopt_state(state.lengths))
+        again = await living(tmp_path, lambda c: c.checkpoints.restored > 0, lambda made: None)
+        assert again.fleet is not None
+        assert again.fleet.lengths.status()["version"] == 7
+        told = msgspec.json.decode(await again.status())["checkpoints"]
+        assert (told["problems"], told["error"]) == ([], "")
+
+    asyncio.run(play())
+
+
+def test_a_storage_that_fails_is_told_and_loses_no_checkpoint(
+    state: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actor, "warm_up", lambda: None)
+    monkeypatch.setattr(checkpoint_keeper, "LOOK_S", 0.001)
+    CheckpointStore(str(tmp_path), "app").save(to_tables(state, 0.0), 5.0)
+    kept = tmp_path / "app" / "0000000000" / "forest_nodes.parquet"
+
+    def fails(self: CheckpointStore) -> None:
+        raise OSError("no route to the storage")
+
+    monkeypatch.setattr(CheckpointStore, "load", fails)
+
+    async def play() -> None:
+        controller = await living(tmp_path, lambda c: bool(c.checkpoints.error), lambda made: None)
+        assert controller.checkpoints.error == "OSError: no route to the storage"
+        assert controller.checkpoints.saved == 0
+
+    asyncio.run(play())
+    assert kept.is_file()
+    shutil.rmtree(tmp_path / "app")

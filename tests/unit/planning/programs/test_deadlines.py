@@ -1,0 +1,67 @@
+"""Deadlines of stages."""
+
+import math
+
+import numpy as np
+import pytest
+
+from planning.programs.deadlines import LEAST_S, Outlook, StageClock, can_end_in_time, outlook, stage_deadline_s
+
+ONE = np.array([[1.0, 3.0, 6.0]])  # execution of one graph of three stages
+GAPS = np.array([[0.0, 2.0, 2.0]])
+
+
+def seen(stage: int, execution: np.ndarray = ONE, gaps: np.ndarray = GAPS, similarity: float = 1e9) -> Outlook:
+    return outlook(np.full(len(execution), similarity), execution, gaps, stage)
+
+
+def test_stages_are_due_by_their_accumulated_share_beside_tool_time() -> None:
+    """D = 24 with 4 of tools: execution may take 20, of which the graph spends 10, 30 and 60 %."""
+    assert stage_deadline_s(seen(0), StageClock(24.0, 0.0, 0.0)) == pytest.approx(2.0)
+    assert stage_deadline_s(seen(1), StageClock(24.0, 3.0, 2.0)) == pytest.approx(10.0)
+    assert stage_deadline_s(seen(2), StageClock(24.0, 11.0, 4.0)) == pytest.approx(24.0)
+
+
+def test_what_earlier_stages_saved_is_the_next_ones() -> None:
+    assert stage_deadline_s(seen(1), StageClock(24.0, 2.5, 2.0)) == stage_deadline_s(seen(1), StageClock(24.0, 3, 2.0))
+
+
+def test_a_late_program_shares_out_what_is_left() -> None:
+    """At 12 of 24, 2 of tools to come: 10 left for 3 and 6."""
+    assert stage_deadline_s(seen(1), StageClock(24.0, 12.0, 2.0)) == pytest.approx(12.0 + 10.0 / 3.0)
+
+
+def test_siblings_of_a_slow_sub_request_yield_until_it_ends_but_not_beyond_the_deadline() -> None:
+    clock = StageClock(24.0, 3.0, 2.0)
+    assert stage_deadline_s(seen(1), clock, slowest_s=15.0) == 15.0
+    assert stage_deadline_s(seen(1), clock, slowest_s=99.0) == 24.0
+
+
+def test_after_the_deadline_and_without_one() -> None:
+    assert stage_deadline_s(seen(1), StageClock(24.0, 30.0, 2.0)) == 30.0 + LEAST_S
+    assert stage_deadline_s(seen(1), StageClock(math.inf, 3.0, 2.0)) == math.inf
+
+
+def test_an_unknown_program_starts_from_the_prior() -> None:
+    nothing = np.zeros((0, 5))
+    unknown = outlook(np.zeros(0), nothing, nothing, 0)
+    assert stage_deadline_s(unknown, StageClock(20.0, 0.0, 0.0)) == pytest.approx(5.0)
+    assert can_end_in_time(unknown, StageClock(20.0, 0.0, 0.0))
+    assert not can_end_in_time(unknown, StageClock(20.0, 20.0, 0.0))
+
+
+def test_a_program_of_a_known_kind_that_cannot_end_in_time_is_found_out() -> None:
+    """The graph needs 10 of execution and 4 of tools on idle engines."""
+    assert can_end_in_time(seen(0), StageClock(14.0, 0.0, 0.0))
+    assert not can_end_in_time(seen(0), StageClock(13.9, 0.0, 0.0))
+
+
+def test_one_long_program_in_three_does_not_decide_for_the_others() -> None:
+    execution, gaps = np.array([[1.0, 3.0, 6.0], [1.0, 3.0, 6.0], [1.0, 500.0, 900.0]]), np.repeat(GAPS, 3, axis=0)
+    mixed = seen(0, execution, gaps)
+    assert stage_deadline_s(mixed, StageClock(24.0, 0.0, 0.0)) == pytest.approx(2.0)
+    assert can_end_in_time(mixed, StageClock(24.0, 0.0, 0.0))
+
+
+def test_one_known_program_alone_refuses_nobody() -> None:
+    assert can_end_in_time(seen(0, similarity=0.9), StageClock(5.0, 0.0, 0.0))

@@ -1,0 +1,143 @@
+"""``profile: auto``: a shipped profile, else a cached one, else a measurement that the other replicas wait for."""
+
+import asyncio
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from profiles.grid import EngineLimits, plan_quick
+from profiles.profile import ProfileError
+from profiles.store import load_profile, save_profile
+from replicas import auto_profile
+from replicas.auto_profile import cached_path, known_profile, reported_profile, with_profile
+from replicas.config import ReplicaConfig
+
+AUTO = ReplicaConfig(model="org/some-model", profile="auto")
+FOUR = {"tensor_parallel_size": 4}
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("POLYSLO_CACHE", str(tmp_path))
+    monkeypatch.setattr(auto_profile, "gpu_name", lambda: "")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("gpu", "changed", "known"),
+    [
+        ("", {"model": "embedded"}, "embedded-cpu"),
+        ("", {}, ""),
+        (H100, {"model": "embedded"}, ""),
+        (H100, {"model": "meta-llama/Llama-3.1-8B-Instruct"}, "h100_sxm__llama-3.1-8b"),
+        (H100, {"model": "meta-llama/Meta-Llama-3.1-8B"}, "h100_sxm__llama-3.1-8b"),
+        (H100, {"model": "meta-llama/Llama-3.1-80B"}, ""),
+        (H100, {"model": "a/Llama-3.1-8B", "dtype": "float32"}, ""),
+        (H100, {"model": "a/Llama-3.1-8B", "engine_kwargs": {"quantization": "fp8"}}, ""),
+        (H100, {"model": "a/Llama-3.1-8B", "engine_kwargs": {"tensor_parallel_size": 2}}, ""),
+        (
+            H100,
+            {"model": "a/Llama-3.1-70B", "engine_kwargs": {"tensor_parallel_size": 4}},
+            "h100_sxm__llama-3.1-70b__tp4",
+        ),
+        (H100, {"model": "a/Llama-3.1-70B"}, ""),
+        ("NVIDIA H100 PCIe", {"model": "a/Llama-3.1-8B"}, ""),
+        ("NVIDIA L4", {"model": "a/Llama-3.1-8B"}, ""),
+    ],
+)
+def test_shipped_profile_only_of_that_very_device_and_model(gpu: str, changed: dict[str, Any], known: str) -> None:
+    assert known_profile(msgspec.structs.replace(AUTO, **changed), gpu) == known
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"model": "org/other"},
+        {"dtype": "float32"},
+        {"engine_kwargs": {"tensor_parallel_size": 2}},
+        {"engine_kwargs": {"quantization": "fp8"}},
+        {"num_threads": 2},
+        {"enforce_eager": False},
+    ],
+)
+def test_what_changes_the_time_of_an_iteration_is_measured_anew(changed: dict[str, Any]) -> None:
+    assert cached_path(AUTO, "") != cached_path(msgspec.structs.replace(AUTO, **changed), "")
+    assert cached_path(AUTO, "") != cached_path(AUTO, H100)
+
+
+def test_replicas_of_a_node_measure_once_and_a_second_start_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[Path] = []
+
+    async def measure(_config: ReplicaConfig, path: Path) -> None:
+        measured.append(path)
+        await asyncio.to_thread(lambda: None)
+        save_profile(dataclasses.replace(load_profile("embedded-cpu"), name="auto-x"), path)
+
+    async def start() -> list[ReplicaConfig]:
+        return await asyncio.gather(*(with_profile(AUTO) for _ in range(3)))
+
+    monkeypatch.setattr(auto_profile, "_measure", measure)
+    found = asyncio.run(start()) + asyncio.run(start())
+    assert measured == [cached_path(AUTO, "")]
+    assert {each.profile for each in found} == {str(measured[0])}
+    assert load_profile(found[0].profile_name).name == "auto-x"
+
+
+def test_half_a_file_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = cached_path(AUTO, "")
+    path.parent.mkdir(parents=True)
+    path.write_text("{")
+
+    async def measure(_config: ReplicaConfig, to: Path) -> None:
+        save_profile(load_profile("embedded-cpu"), to)
+
+    monkeypatch.setattr(auto_profile, "_measure", measure)
+    assert asyncio.run(with_profile(AUTO)).profile == str(path)
+    assert load_profile(path).name == "embedded-cpu"
+
+
+def test_failed_measurement_says_why_and_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake = tmp_path / "python"
+    fake.write_text("#!/bin/sh\ncat > /dev/null\necho CUDA is out of memory >&2\nexit 1\n")
+    fake.chmod(0o700)
+    monkeypatch.setattr(auto_profile.sys, "executable", str(fake))
+    with pytest.raises(ProfileError, match=r"^profile: auto could not measure.*name a profile.*out of memory"):
+        asyncio.run(with_profile(AUTO))
+
+
+def test_named_profile_is_left_alone() -> None:
+    config = ReplicaConfig(profile="embedded-cpu")
+    assert asyncio.run(with_profile(config)) is config
+
+
+def test_file_of_one_node_travels_in_reports(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    save_profile(load_profile("embedded-cpu"), path)
+    text = reported_profile(str(path))
+    path.unlink()
+    assert load_profile(text).coefficients.tolist() == load_profile("embedded-cpu").coefficients.tolist()
+    assert json.loads(text)["name"] == "embedded-cpu"
+    assert reported_profile("embedded-cpu") == "embedded-cpu"
+
+
+def test_simulated_engine_has_nothing_to_measure() -> None:
+    with pytest.raises(ValueError, match=r"^profile: auto measures a real engine"):
+        ReplicaConfig(engine="simulated", profile="auto")
+
+
+def test_quick_grid_keeps_to_the_engine_and_has_every_kind_of_iteration() -> None:
+    limits = EngineLimits(
+        kv_capacity_tokens=40_000, max_model_tokens=4096, max_batch_tokens=2048, max_sequences=64, block_tokens=32
+    )
+    stages = plan_quick(limits)
+    assert {stage.decode_seqs for stage in stages} == {0, 1, 4, 16, 48}
+    assert all(stage.decode_seqs * stage.kv_tokens_each < limits.kv_capacity_tokens for stage in stages)
+    chunks = [chunk for stage in stages for chunk in stage.chunks]
+    assert all(tokens <= 2048 and tokens + cached < 4096 for tokens, cached in chunks)
+    assert {cached for _, cached in chunks} == {0, 2048}
+    assert plan_quick(dataclasses.replace(limits, kv_capacity_tokens=900, max_model_tokens=800))

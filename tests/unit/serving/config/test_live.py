@@ -1,0 +1,48 @@
+"""Settings of the fleet that change while it runs."""
+
+from typing import Any
+
+import pytest
+
+from controller.options import FleetOptions
+from serving.config.app import AppConfig
+from serving.config.base import ConfigError
+from serving.config.live import LIVE, in_force
+
+ARGS: dict[str, Any] = {
+    "model": "embedded",
+    "engine": {"kind": "simulated", "max_num_seqs": 16},
+    "profile": "h200_sxm__llama-3.1-8b",
+    "fleet": {"num_replicas": 3, "max_hops": 3, "autoscaling": {"max_replicas": 5, "upscale_delay_s": 2.0}},
+}
+
+
+def test_what_is_stated_is_over_args_and_the_rest_stays() -> None:
+    before = AppConfig.read(ARGS)
+    after = in_force(before, {"routing": "round_robin", "autoscaling": {"max_replicas": 8}})
+    assert (after.fleet.routing, after.fleet.max_hops, after.most_replicas) == ("round_robin", 3, 8)
+    assert after.fleet.autoscaling.upscale_delay_s == 2.0
+    assert after.model_copy(update={"fleet": before.fleet}) == before
+    assert in_force(before, {}) is before
+
+
+def test_every_live_setting_is_one_of_the_controllers() -> None:
+    assert set(FleetOptions.__struct_fields__) | {"roles", "role_idle_s", "autoscaling"} >= LIVE
+
+
+@pytest.mark.parametrize(
+    ("stated", "told"),
+    [
+        ({"num_replicas": 4}, "fleet.num_replicas: cannot change while the fleet runs; state it in args"),
+        ({"max_hop": 4}, "fleet.max_hop: unknown key; did you mean 'max_hops'?"),
+        ({"routing": "best"}, "fleet.routing: no policy 'best'"),
+        ({"autoscaling": {"max_replicas": 2}}, "fleet.autoscaling: 3 replicas to begin with are outside of 1 to 2"),
+        ({"autoscaling": {"most": 2}}, "fleet.autoscaling.most: unknown key"),
+        ({"autoscaling": 3}, "fleet.autoscaling: input should be a valid dictionary"),
+        ({"max_hops": "2"}, "fleet.max_hops: "),
+    ],
+)
+def test_what_makes_no_sense_is_named(stated: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        in_force(AppConfig.read(ARGS), stated)
+    assert str(error.value).startswith(told)

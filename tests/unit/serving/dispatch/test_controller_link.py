@@ -1,0 +1,87 @@
+"""Which way an ingress asks its controller: over its socket while that is up, otherwise through Ray."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+pytest.importorskip("ray")
+
+from controller.ingress_link import answer_over
+from protocol.messages import AdmissionRequest, Decision, Outcome, Slo, Verdict
+from serving.dispatch.transport import RayTransport
+
+
+class Remote:
+    """A method of an actor's handle."""
+
+    def __init__(self, call: Callable[..., Awaitable[Any]]) -> None:
+        self.remote = call
+
+
+class Controller:
+    """An actor and its handle at once; ``ways`` are the ways it was asked."""
+
+    def __init__(self) -> None:
+        self.ways: list[str] = []
+        self.answering: asyncio.Task[None] | None = None
+        self.admit, self.on_outcomes = Remote(self._asked("ray")), Remote(self._asked("ray"))
+        self.answer_over = Remote(self._answer_over)
+
+    def _asked(self, way: str) -> Callable[..., Awaitable[bytes]]:
+        async def answer(batch: bytes, *_: Any) -> bytes:
+            self.ways.append(way)
+            asked = msgspec.msgpack.decode(batch)
+            return msgspec.msgpack.encode(
+                [Decision(each[0], Verdict.ADMITTED, "a", "chat", "attainable") for each in asked]
+            )
+
+        return answer
+
+    async def _answer_over(self, link: bytes) -> None:
+        async def on_outcomes(outcomes: bytes) -> None:
+            await self._asked("socket")(outcomes)
+
+        self.answering = asyncio.create_task(answer_over(link, self._asked("socket"), on_outcomes))
+        await asyncio.wait([self.answering])
+        raise ConnectionError("the controller died")
+
+
+class Transport(RayTransport):
+    def __init__(self, controller: Controller) -> None:
+        super().__init__({}, "ingress", "controller", "polyslo")
+        self._actor = controller
+
+    async def ask(self) -> None:
+        (decision,) = await self.admit([AdmissionRequest("r1", 10, 10, Slo(1.0, 0.1))])
+        assert (decision.request_id, decision.replica) == ("r1", "a")
+
+
+def test_an_ingress_asks_over_its_socket_as_long_as_that_is_up() -> None:
+    async def run() -> None:
+        controller = Controller()
+        transport = Transport(controller)
+        await transport.ask()
+        reaching = asyncio.create_task(transport.reach_controller())
+        while controller.ways[-1] == "ray":
+            await transport.ask()
+            await asyncio.sleep(0.001)
+        await transport.on_outcomes(
+            [Outcome("r1", "chat", "chat", "stop", True, 0.1, 0.01, 1.0, 0.1, 0.01, 5, Verdict.ADMITTED)]
+        )
+        assert set(controller.ways[-2:]) == {"socket"}
+        assert controller.answering is not None
+        controller.answering.cancel()
+        with pytest.raises(ConnectionError, match="died"):
+            await reaching
+        await transport.ask()
+        assert controller.ways[-1] == "ray"
+        transport.close()
+
+    async def bounded() -> None:
+        async with asyncio.timeout(30):
+            await run()
+
+    asyncio.run(bounded())

@@ -1,0 +1,122 @@
+"""A part of a program from its HTTP request to the verdict, in the whole ingress."""
+
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import openai
+import pytest
+
+from protocol.messages import AdmissionRequest, Decision
+from protocol.programs import StageGiven
+from serving.ingress.metrics import IngressMetrics
+from tests.support.ingress_scene import MODEL, Ingress, admitted, refused
+
+BODY = {"model": MODEL, "prompt": "hi", "max_tokens": 6}
+HEADERS = [("x-program-id", "task"), ("x-program-deadline-ms", "20000")]
+
+
+@pytest.fixture(scope="module")
+def ingress() -> Iterator[Ingress]:
+    with Ingress() as scene:
+        yield scene
+
+
+@pytest.fixture(autouse=True)
+def _as_new(ingress: Ingress) -> None:
+    ingress.reset()
+
+
+def staged(ask: AdmissionRequest) -> Decision:
+    """A controller that gives the second stage of three 4 s."""
+    return msgspec.structs.replace(admitted(ask), stage=StageGiven(2, 4.0, 12.0, 3.0, 0.87654, True))
+
+
+def program(**told: Any) -> dict[str, Any]:
+    return {**BODY, "slo": {"program": told}}
+
+
+def test_the_controller_is_told_of_the_program_and_the_client_of_its_stage(ingress: Ingress) -> None:
+    ingress.transport.decide = staged
+    answer = ingress.post("/v1/completions", program(stage="act", parents=["plan"], tools=["grep"]), HEADERS)
+    (asked,) = ingress.transport.admissions
+    assert asked.program
+    assert (asked.program.id, asked.program.stage, asked.program.parents) == ("task", "act", ("plan",))
+    assert (asked.program.tools, asked.program.model) == (("grep",), MODEL)
+    assert (asked.slo.e2e_s, asked.slo.is_tier_open) == (20.0, True), "the program's deadline, until the stage's comes"
+    assert answer.headers["x-slo-stage-deadline-ms"] == "4000"
+    assert answer.json()["slo"]["program"] == {
+        "id": "task", "stage": 2, "stages_expected": 3.0, "stage_deadline_ms": 4000.0, "left_ms": 12000.0,
+        "similarity": 0.877, "promised": True,
+    }  # fmt: skip
+
+
+def test_engines_serve_by_the_deadline_of_the_stage(ingress: Ingress) -> None:
+    ingress.transport.decide = staged
+    ingress.post("/v1/completions", BODY, [("x-program-id", "other"), ("x-program-deadline-ms", "20000")])
+    (submitted,) = ingress.transport.submitted
+    assert submitted.slo.e2e_s == 4.0
+
+
+def test_a_tighter_deadline_of_the_request_stands(ingress: Ingress) -> None:
+    ingress.transport.decide = staged
+    ingress.post("/v1/completions", BODY, [*HEADERS, ("x-slo-e2e-ms", "1500")])
+    assert ingress.transport.submitted[0].slo.e2e_s == 1.5
+
+
+def test_a_tier_named_keeps_its_figures_and_best_effort_has_no_deadline(ingress: Ingress) -> None:
+    ingress.post("/v1/completions", BODY, [*HEADERS, ("x-slo-tier", "interactive")])
+    ingress.post("/v1/completions", BODY, [*HEADERS, ("x-slo-tier", "batch")])
+    first, second = (asked.slo for asked in ingress.transport.admissions)
+    assert (first.tier, first.ttft_s, first.e2e_s) == ("interactive", 0.5, 20.0)
+    assert (second.best_effort, second.e2e_s) == (True, float("inf"))
+
+
+def test_later_requests_carry_age_and_promise(ingress: Ingress) -> None:
+    ingress.transport.decide = staged
+    headers = [("x-program-id", "aged"), ("x-program-deadline-ms", "20000")]
+    for _ in range(2):
+        ingress.post("/v1/completions", BODY, headers)
+    first, second = (asked.program for asked in ingress.transport.admissions)
+    assert first
+    assert second
+    assert (first.age_s, first.is_promised) == (0.0, False)
+    assert second.age_s > 0.0
+    assert second.is_promised
+
+
+def test_a_refused_program_is_told_when_to_come_back(ingress: Ingress) -> None:
+    ingress.transport.decide = lambda ask: msgspec.structs.replace(refused(ask), reason="program_unattainable")
+    answer = ingress.post("/v1/completions", BODY, [("x-program-id", "never"), ("x-program-deadline-ms", "50")])
+    assert answer.status_code == 429
+    assert answer.headers["x-slo-reason"] == "program_unattainable"
+    assert answer.headers["retry-after"] == "2"
+
+
+def test_metrics_show_programs() -> None:
+    metrics = IngressMetrics(MODEL)
+    metrics.observe_status({"replicas": [], "programs": {"open": 2, "on_time": 7, "late": 1}})
+    assert metrics.registry.get_sample_value("polyslo_programs", {"state": "on_time"}) == 7.0
+    assert metrics.registry.get_sample_value("polyslo_programs", {"state": "kept"}) == 0.0
+
+
+def test_the_example_agent_runs_on_the_openai_sdk(ingress: Ingress, capsys: pytest.CaptureFixture[str]) -> None:
+    ingress.transport.decide = staged
+    path = Path(__file__).resolve().parents[4] / "examples" / "agent.py"
+    example = runpy.run_path(str(path))
+
+    async def play() -> None:
+        app = httpx.ASGITransport(ingress.ingress_app, client=("127.0.0.1", 1))
+        async with httpx.AsyncClient(transport=app) as http:
+            client = openai.AsyncOpenAI(base_url="http://ingress/v1", api_key="none", max_retries=0, http_client=http)  # type: ignore[arg-type]
+            await example["Agent"](client, MODEL, 10_000).run()
+
+    ingress.run(play())
+    told = [asked.program for asked in ingress.transport.admissions]
+    assert [program.stage for program in told if program] == ["plan", "look", "look", "answer"]
+    assert len({program.id for program in told if program}) == 1
+    assert [program.is_last for program in told if program] == [False, False, False, True]
+    assert capsys.readouterr().out.count("held") == 4

@@ -1,0 +1,62 @@
+"""Outputs of a request that wait for vLLM's output handler become one; nothing is lost, doubled or reordered."""
+
+import asyncio
+
+import hypothesis.strategies as st
+import msgspec
+import pytest
+from hypothesis import given
+from vllm.v1.engine import EngineCoreOutput, FinishReason
+
+from protocol.messages import Delta
+from serving.ingress.vllm_outputs import PendingOutputs
+
+
+def taken(pending: PendingOutputs) -> list[EngineCoreOutput]:
+    return asyncio.run(asyncio.wait_for(pending.take(), 5))
+
+
+def with_more(request_id: str, token: int) -> Delta:
+    """A delta that carries the engine's own output."""
+    output = EngineCoreOutput(request_id, [token], num_nans_in_logits=1)
+    return Delta(request_id, (token,), extra=msgspec.msgpack.encode(output))
+
+
+def test_new_tokens_join_those_that_wait() -> None:
+    pending = PendingOutputs()
+    pending.add([Delta("a", (1,)), Delta("b", (7,))])
+    pending.add([Delta("a", (2, 3)), Delta("c", (9,))])
+    pending.add([Delta("a", (), "stop", 3)])
+    first, *others = taken(pending)
+    assert (first.request_id, first.new_token_ids) == ("a", [1, 2, 3])
+    assert (first.finish_reason, first.stop_reason) == (FinishReason.STOP, 3)
+    assert [(output.request_id, output.new_token_ids) for output in others] == [("b", [7]), ("c", [9])]
+
+
+def test_what_was_taken_takes_nothing_more() -> None:
+    pending = PendingOutputs()
+    pending.add([Delta("a", (1,))])
+    before = taken(pending)
+    pending.add([Delta("a", (2,))])
+    assert [output.new_token_ids for output in before + taken(pending)] == [[1], [2]]
+
+
+def test_unreadable_news_add_nothing() -> None:
+    pending = PendingOutputs()
+    with pytest.raises(msgspec.MsgspecError):
+        pending.add([Delta("a", (1,)), Delta("b", (2,), extra=b"\xc1")])
+    pending.add([Delta("a", (1,))])
+    assert [output.new_token_ids for output in taken(pending)] == [[1]]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.booleans()), max_size=40))
+def test_each_request_gets_its_tokens_in_order(news: list[tuple[str, bool, bool]]) -> None:
+    pending, sent, got = PendingOutputs(), dict[str, list[int]](), dict[str, list[int]]()
+    for token, (request_id, has_extra, is_taken) in enumerate(news):
+        sent.setdefault(request_id, []).append(token)
+        pending.add([with_more(request_id, token) if has_extra else Delta(request_id, (token,))])
+        if is_taken or token == len(news) - 1:
+            for output in taken(pending):
+                assert output.num_nans_in_logits == 0 or len(output.new_token_ids) == 1
+                got.setdefault(output.request_id, []).extend(output.new_token_ids)
+    assert got == sent

@@ -1,0 +1,55 @@
+"""The experiment on programs: what its headline says of known points, and a small run."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from simulation.experiments.program_systems import OURS, SYSTEMS, VLLM
+from simulation.experiments.programs import config, headline, least_scale, run, tables
+from simulation.experiments.registry import Context
+
+NOWHERE = Context(Path("nowhere"), time.perf_counter)
+
+
+def point(system: str, shares: list[float], seed: int = 1) -> dict[str, Any]:
+    return {"load": "coding", "system": system, "seed": seed, "scales": [2.0, 3.0, 4.0], "on_time": shares,
+            "reference": 2.0, "refused": [0.0] * 3, "kept": shares, "budget": 2048}  # fmt: skip
+
+
+def test_a_scale_holds_only_if_all_looser_ones_do() -> None:
+    assert least_scale({2.0: 0.99, 3.0: 0.9, 4.0: 0.96}, 0.95) == 4.0
+    assert least_scale({2.0: 0.95, 3.0: 0.96, 4.0: 0.97}, 0.95) == 2.0
+    assert least_scale({2.0: 0.9}, 0.95) == np.inf
+
+
+def test_headline_compares_with_vllm_and_the_best_rival() -> None:
+    points = [
+        point(OURS, [0.6, 0.95, 1.0]),
+        point(VLLM, [0.4, 0.9, 0.96]),
+        point("edf", [0.5, 0.9, 0.95]),
+        point("no-graphs", [0.9, 1.0, 1.0]),
+    ]
+    figures = headline(points)
+    assert figures["programs_on_time_ratio"] == pytest.approx(2.55 / 2.26, abs=1e-4), "over all scales"
+    best = figures["programs_on_time_ratio_best_rival coding"]
+    assert best == pytest.approx(2.55 / 2.35, abs=1e-4), "an ablation is no rival"
+    assert figures["deadline_scale_at_95"] == pytest.approx(0.75)
+    assert "deadline_scale_at_99" not in figures, "no rival holds 99 % at any scale"
+    assert "| programs | 0.60 |" in tables(points)
+
+
+@pytest.mark.parametrize("system", [OURS, VLLM])
+def test_a_few_programs_end_in_time_with_lax_deadlines_and_not_with_impossible_ones(system: str) -> None:
+    params = {"load": "research", "per_s": 0.2, "system": system, "seed": 1, "scales": [0.5, 6.0], "programs": 6,
+              "replicas": 2, "reference": 6.0, "budgets": [2048]}  # fmt: skip
+    found = run(params, NOWHERE)
+    assert found["on_time"] == [0.0, 1.0]
+    assert found["refused"] == [0.0, 0.0]
+
+
+def test_systems_of_a_config_are_known() -> None:
+    for quick in (True, False):
+        assert set(config(quick)["systems"]) <= set(SYSTEMS)
