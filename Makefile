@@ -34,14 +34,16 @@ setup: .venv/.ready
 demo: .venv/.ready
 	@exec .venv/bin/polyslo demo $(if $(filter-out 0,$(ONCE)),--once)
 
-# One after the other, or side by side: `make -j2 -Otarget test`. What starts no engine then uses what the others leave.
-test: lint test-units test-integration test-interpreted
+# What starts no engine runs side by side; the integration tests have the machine to themselves.
+test: .venv/.ready
+	@$(MAKE) --no-print-directory -j2 --output-sync=target lint test-units test-interpreted
+	@$(MAKE) --no-print-directory test-integration
 
 test-units: .venv/.ready
 	nice -n 10 $(PY) -m pytest -m "not integration"
 
 test-integration: .venv/.ready
-	$(PY) -m pytest -m integration
+	$(PY) -m pytest -m integration --durations=20 --durations-min=5
 
 # The kernels once more as plain Python: invariants, brute-force twins and unit tests of the planning core.
 test-interpreted: .venv/.ready
