@@ -96,23 +96,23 @@ def test_killing_a_replica_and_the_controller_changes_no_token(stack: Stack, und
     assert stack.status()["controller"]["incarnation"] != status["controller"]["incarnation"]
 
 
-def engines_of(replica: psutil.Process) -> list[psutil.Process]:
-    """The engine processes below a replica's."""
+def engines(stack: Stack) -> list[psutil.Process]:
+    """The engine processes of the replicas that are live now."""
     found = []
-    for process in replica.children(recursive=True):
+    for replica in stack.live():
         with contextlib.suppress(psutil.NoSuchProcess):
-            if "EngineCore" in f"{process.name()} {process.cmdline()}":
-                found.append(process)
+            children = psutil.Process(replica["pid"]).children(recursive=True)
+            found += [process for process in children if process.name().startswith("VLLM::Engine")]
     return found
 
 
 def test_killing_an_engine_alone_changes_no_token(stack: Stack, undisturbed: list[str]) -> None:
     """The actor lives on, its engine does not: the health check has it replaced."""
+    # a replica may have been replaced since the last test
+    until(lambda: len(engines(stack)) == 2, 240, lambda: (stack.live(), psutil.Process().children(recursive=True)))
     before = {replica["pid"] for replica in stack.live()}
-    replica = psutil.Process(stack.live()[0]["pid"])
-    until(lambda: bool(engines_of(replica)), 240)  # it takes its name some time after it was spawned
-    engine = engines_of(replica)[0]
-    assert texts(stack.client, PROMPTS, 120, lambda: kill_9(engine.pid)) == undisturbed
+    victim = engines(stack)[0]
+    assert texts(stack.client, PROMPTS, 120, lambda: kill_9(victim.pid)) == undisturbed
     until(lambda: len(stack.live()) == 2 and {r["pid"] for r in stack.live()} != before, 150)
 
 

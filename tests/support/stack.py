@@ -139,11 +139,11 @@ def patch_environment(variables: dict[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def until(condition: Callable[[], bool], limit_s: float = 30.0) -> None:
-    """Poll with a bound."""
+def until(condition: Callable[[], bool], limit_s: float = 30.0, seen: Callable[[], object] = lambda: "") -> None:
+    """Poll with a bound; a failure tells what is ``seen`` in the end."""
     give_up_s = time.monotonic() + limit_s
     while not condition():
-        assert time.monotonic() < give_up_s, f"not within {limit_s} s"
+        assert time.monotonic() < give_up_s, f"not within {limit_s} s {seen()}"
         time.sleep(0.05)
 
 
