@@ -20,6 +20,7 @@ from controller.placement import (
     Pending,
     PlacementFleet,
     is_wanted,
+    joining_rows,
     next_start_s,
     note_plan,
     pessimistic_engine,
@@ -143,7 +144,7 @@ class HeldRequests:
         movable = np.isin(table["id"], [*self.pending, *self.sent]) & ~_has_begun(table)
         options = AdmissionOptions(displace=True, movable=movable)
         start_s = next_start_s(slots, slot, now_s)
-        plan = plan_admission(pessimistic_engine(slots, slot), table, p.row[None], start_s, options)
+        plan = plan_admission(pessimistic_engine(slots, slot), table, joining_rows(slots, slot, [p]), start_s, options)
         if not plan.accepted[0]:
             return []
         note_plan(p, plan, 0, slot)

@@ -14,6 +14,7 @@ from planning.forecast.rollout import TOLERANCE_S
 from planning.tables import to_table
 from protocol.messages import AdmissionRequest
 from routing import idle
+from routing.fleet_state import set_all_drafts
 from routing.placement import NO_SCORES, NOWHERE, PLACEMENT, CandidateOrder, place, tier_distance
 from routing.policy import best_scored, idlest
 from routing.scores import score_replicas
@@ -256,7 +257,7 @@ def _choose_set(slots: ReplicaSlots, slot: int, here: list[Pending], left: list[
     """Put the better set in place of ``here`` if there is one."""
     table, both = slots.rows(slot), [*here, *left]
     promised = table[~np.isin(table["id"], [int(p.row["id"]) for p in here])]
-    rows = np.array([p.row for p in both])
+    rows = joining_rows(slots, slot, both)
     plan = plan_admission(pessimistic_engine(slots, slot), promised, rows, next_start_s(slots, slot, now_s))
     worth = float(rows["value"][plan.accepted].sum())
     if worth <= sum(float(p.row["value"]) for p in here) + TOLERANCE_S:
@@ -264,6 +265,13 @@ def _choose_set(slots: ReplicaSlots, slot: int, here: list[Pending], left: list[
     slots.put(slot, np.concatenate([promised, rows[plan.accepted]]))
     for k, p in enumerate(both):
         note_plan(p, plan, k, slot)
+
+
+def joining_rows(slots: ReplicaSlots, slot: int, asking: Sequence[Pending]) -> np.ndarray:
+    """The requests as they would be on the slot's replica (REQUEST[k]): it may speculate for them."""
+    rows = to_table([p.row for p in asking])
+    set_all_drafts(slots.fleet_state, slot, rows)
+    return rows
 
 
 def note_plan(p: Pending, plan: AdmissionPlan, k: int, slot: int) -> None:

@@ -24,6 +24,7 @@ LIMITS = np.dtype(
         ("kv_headroom", "f8"),  # part of the KV cache that admission leaves free for longer outputs than predicted
         ("fairness", "f8"),  # weight of fairness between tenants in a priority (Tempo section 4.3)
         ("group_cutoff", "f8"),  # least priority of a candidate as part of the last one chosen by it (CALM's p)
+        ("drafts", "i4"),  # draft tokens per decode, at most, that promises may count on; 0: what each row says
     ]
 )
 # Nothing; the root of the summed squares of (bound - mean), as independent lengths add up; the sum of them.
@@ -52,6 +53,7 @@ class LimitOptions(TypedDict, total=False):
     kv_headroom: float
     fairness: float
     group_cutoff: float
+    drafts: int
 
 
 DEFAULTS = LimitOptions(
@@ -67,6 +69,7 @@ DEFAULTS = LimitOptions(
     kv_headroom=0.0,
     fairness=0.0,
     group_cutoff=1.0,
+    drafts=0,
 )
 SHARES = ("best_effort_share", "acceptance", "kv_headroom")
 
@@ -97,8 +100,8 @@ def _check(name: str, value: float) -> None:
     elif name == "group_cutoff":
         if not 0.0 < value <= 1.0:
             raise ValueError(f"group_cutoff must lie in (0, 1], not {value}")
-    elif name == "slack_margin":
+    elif name in ("slack_margin", "drafts"):
         if not 0.0 <= value < math.inf:
-            raise ValueError(f"slack_margin must be finite and not negative, not {value}")
+            raise ValueError(f"{name} must be finite and not negative, not {value}")
     elif not value > 0 or math.isinf(value):
         raise ValueError(f"{name} must be positive and finite, not {value}")

@@ -201,6 +201,8 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     counts: EngineCounts = EngineCounts()
     positions: bytes = b""  # POSITION[n]: of all its requests but ``requests``, which are told in full
     age_s: float = 0.0  # since its engine's incarnation began
+    drafts: int = 0  # draft tokens that a decode may verify per step
+    acceptance: float = 0.0  # chance that one is accepted, that promises may count on
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True):

@@ -22,6 +22,8 @@ class PlanLimits(msgspec.Struct, frozen=True):
     max_iteration_s: float
     best_effort_stretch: float
     best_effort_share: float
+    drafts: int = 0
+    acceptance: float = 0.0
 
 
 class EngineState(msgspec.Struct, frozen=True):

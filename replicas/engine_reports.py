@@ -34,9 +34,11 @@ class IterationReport(msgspec.Struct, frozen=True, array_like=True):
     steps: int  # iterations since birth
     planning_s: float  # time spent on planning them, since birth
     kv_used_tokens: int
-    recent: tuple[Step, ...]  # iterations since the last tick
-    requests: tuple[RequestState, ...] | None = None
     planner_failures: int = 0  # steps since birth in which our part failed and vLLM's own order stood in
+    drafts: int = 0  # draft tokens that a decode may verify per step
+    acceptance: float = 0.0  # chance that one is accepted, that promises may count on
+    recent: tuple[Step, ...] = ()  # iterations since the last tick
+    requests: tuple[RequestState, ...] | None = None
 
 
 class IterationReportSender:
@@ -51,16 +53,9 @@ class IterationReportSender:
         self._pending: list[Step] = []
         self._behind: dict[str, int] = {}  # requests whose last position found the queue full, in order
 
-    def send(
-        self,
-        steps: int,
-        planning_s: float,
-        kv_used_tokens: int,
-        step: Step | None,
-        requests: list[RequestState] | None,
-        planner_failures: int = 0,
-    ) -> bool:
-        """Push one tick, as several datagrams where its requests need them; false when a part was kept back.
+    def send(self, tick: IterationReport, step: Step | None, requests: list[RequestState] | None) -> bool:
+        """Push one tick with its step and requests, as several datagrams where those need them; false when a part was
+        kept back.
 
         ``requests`` is not kept back: the next ones are fresher.
         """
@@ -68,9 +63,9 @@ class IterationReportSender:
             self._pending.append(step)
         parts = [None] if requests is None else split(sorted(requests, key=self._turn))
         for i, part in enumerate(parts):
-            tick = IterationReport(steps, planning_s, kv_used_tokens, tuple(self._pending), part, planner_failures)
+            whole = msgspec.structs.replace(tick, recent=tuple(self._pending), requests=part)
             try:
-                self._socket.send(self._encoder.encode(tick))
+                self._socket.send(self._encoder.encode(whole))
             except OSError:  # queue full, or the replica is gone
                 del self._pending[:-MAX_PENDING_STEPS]
                 left = [at.request_id for part in parts[i:] for at in part or ()]

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from protocol.messages import request_uid
 from replicas.engine_reports import RequestState
 
 
@@ -66,11 +67,10 @@ def composition_of(scheduled: Any, requests: Mapping[str, Any]) -> np.ndarray:
     return np.array([tokens.sum(), after[decodes].sum(), pairs[~decodes].sum(), count, drafts.max(initial=0)])
 
 
-def accepted_drafts(scheduled: Any, output: Any) -> tuple[int, int]:
-    """Draft tokens that a finished step accepted, and sequences that refused their next one."""
-    accepted = refused = 0
+def accepted_drafts(scheduled: Any, output: Any) -> dict[int, tuple[int, int]]:
+    """By uid, draft tokens that a finished step accepted, and whether the next one was refused (0 or 1)."""
+    tested = {}
     for name, drafts in scheduled.scheduled_spec_decode_tokens.items():
         kept = max(len(output.sampled_token_ids[output.req_id_to_index[name]]) - 1, 0)
-        accepted += kept
-        refused += kept < len(drafts)
-    return accepted, refused
+        tested[request_uid(name)] = kept, int(kept < len(drafts))
+    return tested

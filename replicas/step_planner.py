@@ -4,6 +4,7 @@ Shared by both engine kinds, so that they decide alike. No ray, vllm or clock he
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,17 +18,19 @@ from planning.deadlines import begin_lines
 from planning.engine import EngineModel
 from planning.limits import make_limits
 from planning.tables import request_table
+from profiles.draft_cost import DraftCost
 from profiles.kernels import K_SPEC, iteration_s
 from profiles.online import corrected, new_correction, observe, reach
 from profiles.store import load_profile
 from protocol.messages import LIVE_STRETCH
-from replicas.draft_cost import DraftCost
 from replicas.engine import PlanLimits
+from replicas.stream_acceptance import StreamAcceptance
 
 VLLM_DEFAULT = "vllm"  # inside vLLM: its own scheduler, untouched
 OPTIONS = ("max_iteration_s", "best_effort_stretch", "best_effort_share", "token_budget", "fairness", "group_cutoff")
 ACCEPTANCE_PRIOR = 0.5  # chance that a draft token is accepted, as long as nobody has seen any
 ACCEPTANCE_WEIGHT = 0.005  # of one more draft token in the running rate
+EXPLORE_EVERY = 16  # steps in which each decode drafts one token, wanted or not, so that acceptance stays known
 SPEED_STEPS = 50  # iterations by which the speed of an engine is learnt whose profile is a guess
 PRIOR_WEIGHT = 0.0005  # of the prior, per iteration without drafts: what was learnt fades when it is not tested
 
@@ -79,8 +82,8 @@ class StepPlanner:
             max_running=max_running,
             max_batch_tokens=max_batch_tokens,
         )
-        self._acceptance = ACCEPTANCE_PRIOR
-        self._draft_cost = DraftCost()
+        self._acceptance, self._drafting_steps = ACCEPTANCE_PRIOR, 0
+        self._draft_cost, self._streams = DraftCost(), StreamAcceptance()
         self._memory = new_memory()
         self.coefficients = self._profile
         self.configure("slo", {})
@@ -131,21 +134,37 @@ class StepPlanner:
     def plan_drafts(self, table: np.ndarray, now_s: float, max_drafts: int) -> None:
         """Shorten ``spec_tokens`` of the table to what objectives need (SLOs-Serve 3.2.3), if the policy does that.
 
-        Where no objective can be planned for, as for best effort alone, they get as deep as yields most tokens.
+        Where no objective can be planned for, as for best effort alone, they get as deep as yields most tokens. Now and
+        then each decode keeps one, from which its acceptance is learnt.
         """
         if self.policy.plans_drafts:
             engine, drafts = EngineModel(self.coefficients, self.limits), np.zeros(len(table), dtype=np.int32)
             if plan_drafts(engine, table, now_s, max_drafts, drafts) == math.inf:
                 drafts[:] = fastest_depth(engine, table)
+            self._drafting_steps += 1
+            if self._drafting_steps % EXPLORE_EVERY == 0:
+                np.maximum(drafts, 1, out=drafts)
+            left = table["prompt_tokens"] + table["emitted_tokens"] - table["computed_tokens"]
+            unproposed = (drafts > 0) & (table["spec_tokens"] == 0) & table["running"] & (left == 1)
+            for uid in table["id"][unproposed].tolist():
+                self._streams.record(uid, 0, 1)
             np.minimum(table["spec_tokens"], drafts, out=table["spec_tokens"])
 
-    def record_acceptance(self, accepted: int, refused: int) -> None:
-        """Learn from one iteration: draft tokens that were accepted, and sequences whose next one was not."""
+    def record_acceptance(self, tested: Mapping[int, tuple[int, int]]) -> None:
+        """Learn from one iteration by uid: draft tokens that were accepted, and whether the next one was not."""
+        for uid, (kept, is_refused) in tested.items():
+            self._streams.record(uid, kept, is_refused)
+        accepted, tokens = sum(kept for kept, _ in tested.values()), sum(map(sum, tested.values()))
         weight, target = PRIOR_WEIGHT, ACCEPTANCE_PRIOR
-        if tested := accepted + refused:
-            weight, target = 1 - (1 - ACCEPTANCE_WEIGHT) ** tested, accepted / tested
+        if tokens:
+            weight, target = 1 - (1 - ACCEPTANCE_WEIGHT) ** tokens, accepted / tokens
         self._acceptance += weight * (target - self._acceptance)
         self.limits["acceptance"] = min(self._acceptance, 0.99)
+
+    @property
+    def promised_acceptance(self) -> float:
+        """The chance that a draft token is accepted by which promises may be made; 0 where a policy drafts at will."""
+        return self._streams.bound if self.policy.plans_drafts else 0.0
 
     def observe(self, composition: np.ndarray, seconds: float) -> None:
         """Learn from an iteration of composition ``composition`` that took ``seconds``."""

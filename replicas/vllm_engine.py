@@ -24,7 +24,16 @@ from vllm.v1.engine.core_client import AsyncMPClient, EngineCoreClient
 from protocol.messages import PREFILLED, Delta, Progress, Step, Submission
 from replicas.config import ReplicaConfig
 from replicas.cores import CoreClaim
-from replicas.engine import EngineFailure, EngineState, EngineTotals, LiveRequest, Pulse, owner_of, usable_kv_tokens
+from replicas.engine import (
+    EngineFailure,
+    EngineState,
+    EngineTotals,
+    LiveRequest,
+    PlanLimits,
+    Pulse,
+    owner_of,
+    usable_kv_tokens,
+)
 from replicas.engine_reports import IterationReport, IterationReportReceiver
 from replicas.kv_peer import KvPeer
 from replicas.kv_transfer import ENGINES_ONLY, PARAMS, from_transfer, prefill_params
@@ -52,8 +61,8 @@ class VllmEngine:
         self._totals = EngineTotals()
         self.planning_s = 0.0  # spent on planning its iterations, since birth
         self._iterations = self._planner_failures = 0
-        self._kv_used_tokens = 0
-        self._kv_capacity_tokens = 0
+        self._kv_used_tokens = self._kv_capacity_tokens = 0
+        self._limits: PlanLimits
         self._adapters = Adapters(config.lora_modules)
         self._block_tokens = config.block_size
         self._max_running, self._max_batch_tokens = config.max_num_seqs, config.max_num_batched_tokens
@@ -168,6 +177,7 @@ class VllmEngine:
         self._alive_s = time.monotonic()
         self._iterations, self.planning_s = tick.steps, tick.planning_s
         self._kv_used_tokens, self._planner_failures = tick.kv_used_tokens, tick.planner_failures
+        self._limits = msgspec.structs.replace(self._limits, drafts=tick.drafts, acceptance=tick.acceptance)
         self._steps.extend(tick.recent)
         for at in tick.requests or ():
             if entry := self._entries.get(at.request_id):

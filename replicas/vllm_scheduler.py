@@ -19,7 +19,7 @@ from protocol.messages import Step
 from replicas import vllm_core  # noqa: F401  (adds to vLLM's EngineCore)
 from replicas.adapters import AdapterRoom
 from replicas.engine import to_step, usable_kv_tokens
-from replicas.engine_reports import report_sender
+from replicas.engine_reports import IterationReport, report_sender
 from replicas.failures import Failures
 from replicas.kv_transfer import LOAD, clipped_to_prompt
 from replicas.positions import accepted_drafts, composition_of, position_of
@@ -260,7 +260,7 @@ class SloScheduler(AsyncScheduler):
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
         with self._failures.caught("measuring drafts"):
             if self.num_spec_tokens > 0:  # vLLM cuts the sampled tokens of those that stop
-                self._planner.record_acceptance(*accepted_drafts(scheduler_output, model_runner_output))
+                self._planner.record_acceptance(accepted_drafts(scheduler_output, model_runner_output))
         result = super().update_from_output(scheduler_output, model_runner_output)
         now_s = time.monotonic()
         if self.num_spec_tokens > 0:
@@ -290,7 +290,9 @@ class SloScheduler(AsyncScheduler):
         requests = [position_of(each, each.status == running, each.request_id in late) for each in told]
         self._preempted.clear()
         used_tokens, news = self._used_blocks() * self.block_size, requests if is_due or requests else None
-        if not self._link.send(self._iterations, self._planning_s, used_tokens, step, news, self._failures.count):
+        drafts = self.num_spec_tokens, self._planner.promised_acceptance
+        tick = IterationReport(self._iterations, self._planning_s, used_tokens, self._failures.count, *drafts)
+        if not self._link.send(tick, step, news):
             self._requests_due_s = now_s
 
     def shutdown(self) -> None:

@@ -11,8 +11,10 @@ from numba import njit
 
 from planning.batch.classes import decode_s, is_decode
 from planning.batch.kv import held_kv_tokens
+from planning.batch.speculation import drafts_to_promise
 from planning.deadlines import effective_tpot_s, next_token_deadline_s, num_uncomputed_tokens, remaining_tokens
 from planning.engine import EngineModel
+from planning.forecast.lockstep import accepted_tokens
 from planning.forecast.rollout import FORECAST, advance
 from planning.limits import LIMITS, usable_kv_tokens
 from planning.tables import REQUEST
@@ -106,8 +108,24 @@ def decode_rest_s(coef: Coefficients, row: np.void) -> float:
 
 
 @njit(cache=True)
-def _add_to_sums(replica: np.void, coef: Coefficients, row: np.void, block_tokens: int) -> None:
-    """Count one request into the cached sums; best effort takes no part in the load."""
+def set_drafts(engine: EngineModel, replica: np.void, row: np.void) -> None:
+    """Write how deep the replica is to speculate for a request that joins it, or is there."""
+    row["spec_tokens"] = drafts_to_promise(engine, row, replica["free_at_s"], replica["step_s"])
+
+
+@njit(cache=True)
+def set_all_drafts(fleet: FleetState, r: int, rows: np.ndarray) -> None:
+    """``set_drafts`` for requests (REQUEST[k]) that may join replica ``r``."""
+    for i in range(len(rows)):
+        set_drafts(engine_of(fleet, r), fleet.replicas[r], rows[i])
+
+
+@njit(cache=True)
+def _add_to_sums(replica: np.void, engine: EngineModel, row: np.void) -> None:
+    """Count one request into the cached sums, with as many drafts as it is promised by; best effort takes no part in
+    the load."""
+    coef, limits = engine.coef, engine.limits
+    set_drafts(engine, replica, row)
     todo, known_tokens = num_uncomputed_tokens(row), row["prompt_tokens"] + row["emitted_tokens"]
     replica["backlog_tokens"] += max(0, todo - 1)
     replica["peak_tokens"] += row["prompt_tokens"] + row["output_tokens"]
@@ -119,8 +137,8 @@ def _add_to_sums(replica: np.void, coef: Coefficients, row: np.void, block_token
         return
     if todo <= 0:
         return
-    replica["held_tokens"] += held_kv_tokens(row, block_tokens) + (0 if row["running"] else todo)
-    pace_s = max_pace_s(row, replica["free_at_s"])
+    replica["held_tokens"] += held_kv_tokens(row, limits["block_tokens"]) + (0 if row["running"] else todo)
+    pace_s = max_pace_s(row, replica["free_at_s"]) * accepted_tokens(row["spec_tokens"], limits["acceptance"])  # a step
     if pace_s < decode_s(coef, row):
         return  # no engine is so fast: it is late, and takes part in what time is left
     replica["token_rate"] += (1 + row["spec_tokens"]) / max(pace_s, SHORTEST_S)
@@ -154,14 +172,14 @@ def _weigh(coef: Coefficients, limits: np.void, replica: np.void) -> None:
 @njit(cache=True)
 def recompute_load(fleet: FleetState, r: int) -> None:
     """Recompute the cached sums of replica ``r`` from its rows; call it after changing them."""
-    replica, limits, coef = fleet.replicas[r], fleet.limits[r], fleet.pessimistic_coefs[r]
+    replica, engine = fleet.replicas[r], engine_of(fleet, r)
     replica["token_rate"], replica["rest_rate"], replica["pace_s"] = 0.0, 0.0, math.inf
     replica["held_tokens"], replica["backlog_tokens"], replica["peak_tokens"] = 0.0, 0.0, 0.0
     replica["decodes"], replica["decode_kv_tokens"], replica["best_effort"] = 0, 0.0, 0
     replica["forecast_is_fresh"] = False
     for i in range(replica["count"]):
-        _add_to_sums(replica, coef, fleet.tables[r, i], limits["block_tokens"])
-    _weigh(coef, limits, replica)
+        _add_to_sums(replica, engine, fleet.tables[r, i])
+    _weigh(engine.coef, engine.limits, replica)
 
 
 @njit(cache=True)
@@ -200,11 +218,11 @@ def advance_fleet(fleet: FleetState, now_s: float, departs: bool = False) -> Non
 @njit(cache=True)
 def add_request(fleet: FleetState, r: int, row: np.void) -> None:
     """Put the request on replica ``r`` and count it into its sums."""
-    replica, coef, limits = fleet.replicas[r], fleet.pessimistic_coefs[r], fleet.limits[r]
-    fleet.tables[r, replica["count"]] = row
+    replica, engine, at = fleet.replicas[r], engine_of(fleet, r), fleet.replicas[r]["count"]
+    fleet.tables[r, at] = row
     replica["count"] += 1
-    _add_to_sums(replica, coef, row, limits["block_tokens"])
-    _weigh(coef, limits, replica)
+    _add_to_sums(replica, engine, fleet.tables[r, at])
+    _weigh(engine.coef, engine.limits, replica)
 
 
 @njit(cache=True)

@@ -10,7 +10,8 @@ import numpy as np
 from numba import njit
 
 from planning.admission.search import ADMITTED, why_unattainable
-from planning.batch.classes import decode_s, prefill_s
+from planning.batch.classes import decode_step_s, prefill_s
+from planning.batch.speculation import drafts_to_promise, promised_step
 from planning.deadlines import remaining_tokens
 from planning.engine import EngineModel
 from planning.forecast.rollout import FORECAST, TOLERANCE_S, forecast_requests
@@ -33,7 +34,8 @@ def best_idle(fleet: FleetState, row: np.void, start_s: float, is_any_tier: bool
         if not replica["is_open"] or not (is_any_tier or tier_distance(replica["tier"], row["tier"]) >= 0):
             continue
         coef, limits = fleet.pessimistic_coefs[r], fleet.limits[r]
-        first_s, step_s = start_s + prefill_s(coef, limits, row), decode_s(coef, row)
+        step_tokens, gain = promised_step(EngineModel(coef, limits), row, start_s, 0.0)
+        first_s, step_s = start_s + prefill_s(coef, limits, row), decode_step_s(coef, row, step_tokens) / gain
         spare_s = min(row["arrival_s"] + row["ttft_s"] - first_s, row["deadline_s"] - first_s - gaps * step_s)
         suits = kv_tokens <= limits["kv_capacity_tokens"] * (1.0 - limits["kv_headroom"]) and step_s <= row["tpot_s"]
         is_better = best == NOWHERE or (suits and not best_suits)
@@ -54,13 +56,14 @@ def idle_prefill_s(fleet: FleetState, r: int, prompt_tokens: int) -> float:
 
 @njit(cache=True, inline="always")
 def _forecast_alone(fleet: FleetState, r: int, alone: RequestTable, start_s: float, seen: np.ndarray) -> bool:
-    """Whether replica ``r``, idle from ``start_s`` on, attains the one request (REQUEST[1], which a forecast leaves as
-    it is); fills ``seen`` (FORECAST[1]).
+    """Whether replica ``r``, idle from ``start_s`` on, attains the one request (REQUEST[1]); fills its drafts in, and
+    ``seen`` (FORECAST[1]).
 
     A record of an array does not keep that array alive in compiled code, so that the array itself is passed on.
     """
     limits = fleet.limits[r]
     engine = EngineModel(fleet.pessimistic_coefs[r], limits)
+    alone[0]["spec_tokens"] = drafts_to_promise(engine, alone[0], start_s, 0.0)
     worst_s, peak_tokens = forecast_requests(engine, alone, start_s, -TOLERANCE_S, seen)
     return bool(why_unattainable(alone[0], seen[0], worst_s, peak_tokens, limits) == ADMITTED)
 

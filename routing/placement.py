@@ -13,11 +13,12 @@ from numba import njit
 
 from planning.admission.search import ADMITTED, BREAKS, KV_FULL, TTFT, mark_late, why_unattainable
 from planning.batch.classes import prefill_s
+from planning.batch.speculation import promised_step
 from planning.deadlines import dslo_due_s, next_token_deadline_s, num_uncomputed_tokens, remaining_tokens
+from planning.engine import EngineModel
 from planning.forecast.rollout import FORECAST, TOLERANCE_S, forecast_requests
 from planning.limits import make_limits, usable_kv_tokens
 from planning.tables import REQUEST
-from profiles.kernels import Coefficients
 from routing.fleet_state import (
     RESERVED,
     SHARED,
@@ -30,6 +31,8 @@ from routing.fleet_state import (
     make_fleet_state,
     recompute_load,
     remove_request,
+    set_all_drafts,
+    set_drafts,
     utilization,
 )
 from routing.scores import MOST_LOADED, base_weight, score_replica, score_replicas
@@ -83,12 +86,13 @@ def _max_tpot_s(row: np.void, start_s: float, alone_s: float) -> float:
 
 
 @njit(cache=True)
-def quick_check(coef: Coefficients, limits: np.void, replica: np.void, row: np.void, now_s: float) -> int:
+def quick_check(engine: EngineModel, replica: np.void, row: np.void, now_s: float) -> int:
     """What the cached sums say about adding the request: ``ADMITTED`` for possible, or what stands against it.
 
     Decoding counts as a fluid that every request draws at its own pace. Errs on the side of ``ADMITTED``: a forecast
     has the last word, and departures soon make room that the sums do not know of.
     """
+    coef, limits = engine.coef, engine.limits
     todo, start_s = num_uncomputed_tokens(row), max(now_s, replica["free_at_s"])
     if replica["held_tokens"] + todo > usable_kv_tokens(limits):
         return KV_FULL
@@ -97,9 +101,10 @@ def quick_check(coef: Coefficients, limits: np.void, replica: np.void, row: np.v
     window_s, alone_s = next_token_deadline_s(row, start_s) - start_s, prefill_s(coef, limits, row)
     if window_s < alone_s:
         return TTFT
-    own_s = _max_tpot_s(row, start_s, alone_s)
+    step_tokens, gain = promised_step(engine, row, start_s, replica["step_s"])
+    own_s = _max_tpot_s(row, start_s, alone_s) * gain
     step_s = max(SHORTEST_S, min(replica["pace_s"], limits["max_iteration_s"]))  # until its prompt is computed
-    token_rate = replica["token_rate"] + 1.0 / max(own_s, SHORTEST_S)
+    token_rate = replica["token_rate"] + step_tokens / max(own_s, SHORTEST_S)
     rest_rate = replica["rest_rate"] + decode_rest_s(coef, row) / max(own_s, SHORTEST_S)
     if utilization(coef, token_rate, rest_rate, max(SHORTEST_S, min(step_s, own_s))) > QUICK_CHECK_UTILIZATION:
         return BREAKS
@@ -171,7 +176,7 @@ def _next_candidate(
             continue
         if best != NOWHERE and (group > best_group or (group == best_group and score <= best_score)):
             continue
-        reason = quick_check(fleet.pessimistic_coefs[r], fleet.limits[r], replica, row, now_s)
+        reason = quick_check(engine_of(fleet, r), replica, row, now_s)
         if reason == ADMITTED:
             best, best_group, best_score = r, group, score
         else:
@@ -185,6 +190,7 @@ def _forecast_replica(fleet: FleetState, r: int, row: np.void, now_s: float) -> 
     engine, count = engine_of(fleet, r), fleet.replicas[r]["count"]
     start_s = max(now_s, fleet.replicas[r]["free_at_s"])
     fleet.tables[r, count] = row
+    set_drafts(engine, fleet.replicas[r], fleet.tables[r, count])
     table, forecast = fleet.tables[r, : count + 1], fleet.forecasts[r, : count + 1]
     if not fleet.replicas[r]["forecast_is_fresh"]:
         mark_late(engine, table, start_s, forecast)
@@ -285,3 +291,4 @@ def warm_up_placement() -> None:
     place(fleet, rows, 0.0, CandidateOrder(NO_SCORES, MOST_LOADED, 1), np.zeros(1, dtype=PLACEMENT))
     score_replicas(fleet, rows[0], 0.0, MOST_LOADED)
     remove_request(fleet, 0, 1)
+    set_all_drafts(fleet, 0, rows)

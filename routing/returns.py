@@ -12,11 +12,13 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from planning.batch.classes import decode_s
+from planning.batch.classes import decode_s, decode_step_s
+from planning.batch.speculation import promised_step
 from planning.deadlines import effective_tpot_s, next_token_deadline_s, num_uncomputed_tokens, remaining_tokens
+from planning.forecast.lockstep import accepted_tokens
 from planning.forecast.rollout import TOLERANCE_S
 from profiles.kernels import attention_pairs, attention_s
-from routing.fleet_state import SHORTEST_S, FleetState, decode_rest_s, max_pace_s, utilization
+from routing.fleet_state import SHORTEST_S, FleetState, decode_rest_s, engine_of, max_pace_s, utilization
 from routing.placement import NOWHERE, tier_distance
 
 BUCKET_S = 0.25
@@ -74,12 +76,14 @@ def carry(fleet: FleetState, now_s: float, ledger: Ledger, slots: np.ndarray) ->
             todo = num_uncomputed_tokens(row)
             if row["best_effort"] or todo <= 0:
                 continue
-            pace_s = max(max_pace_s(row, start_s), decode_s(coef, row), SHORTEST_S)
+            gain = accepted_tokens(row["spec_tokens"], fleet.limits[r]["acceptance"])
+            pace_s = max(max_pace_s(row, start_s) * gain, decode_s(coef, row), SHORTEST_S)  # of a step
             waits_s += todo * replica["prompt_token_s"] if todo > 1 else 0.0
             step_s = max(replica["step_s"], min(1.0, replica["load"]) * pace_s)
-            lasts_s = start_s - now_s + remaining_tokens(row) * min(step_s, LONGEST_STEP_S)
+            lasts_s = start_s - now_s + remaining_tokens(row) / gain * min(step_s, LONGEST_STEP_S)
             end = min(HORIZON, 1 + int(lasts_s / BUCKET_S))
-            amounts[TOKEN_RATE], amounts[REST_RATE] = 1.0 / pace_s, decode_rest_s(coef, row) / pace_s
+            amounts[TOKEN_RATE] = (1.0 + row["spec_tokens"]) / pace_s
+            amounts[REST_RATE] = decode_rest_s(coef, row) / pace_s
             amounts[KV], amounts[SEQUENCES] = row["prompt_tokens"] + row["output_tokens"], 1.0
             for column in range(PREFILL):
                 changes[0, column] += amounts[column]
@@ -105,13 +109,14 @@ class Claim(NamedTuple):
 def claim_of(fleet: FleetState, r: int, row: np.void, now_s: float, is_new: bool) -> Claim:
     """What the request would take of replica ``r``, as if it arrived now."""
     coef, todo = fleet.pessimistic_coefs[r], num_uncomputed_tokens(row)
-    pace_s = max(effective_tpot_s(row, now_s), decode_s(coef, row), SHORTEST_S)
+    step_tokens, gain = promised_step(engine_of(fleet, r), row, now_s, fleet.replicas[r]["step_s"])
+    pace_s = max(effective_tpot_s(row, now_s) * gain, decode_step_s(coef, row, step_tokens), SHORTEST_S)  # of a step
     terms = np.empty(COLUMNS)
-    terms[TOKEN_RATE], terms[REST_RATE] = 1.0 / pace_s, decode_rest_s(coef, row) / pace_s
+    terms[TOKEN_RATE], terms[REST_RATE] = step_tokens / pace_s, decode_rest_s(coef, row) / pace_s
     terms[KV], terms[SEQUENCES] = row["prompt_tokens"] + row["output_tokens"], 1.0
     pairs = attention_pairs(todo, row["computed_tokens"])
     terms[PREFILL] = todo * fleet.replicas[r]["prompt_token_s"] + attention_s(coef, pairs)
-    lasts = int(min(float(HORIZON), remaining_tokens(row) * min(pace_s, LONGEST_STEP_S) / BUCKET_S)) + 1
+    lasts = int(min(float(HORIZON), remaining_tokens(row) / gain * min(pace_s, LONGEST_STEP_S) / BUCKET_S)) + 1
     return Claim(terms, lasts, next_token_deadline_s(row, now_s) - now_s, is_new)
 
 

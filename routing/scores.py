@@ -14,6 +14,7 @@ import math
 import numpy as np
 from numba import njit
 
+from planning.batch.speculation import promised_step
 from planning.deadlines import effective_tpot_s, num_uncomputed_tokens
 from planning.engine import EngineModel
 from routing.fleet_state import SHORTEST_S, FleetState, decode_rest_s, engine_of, utilization
@@ -40,25 +41,36 @@ def score_replica(engine: EngineModel, replica: np.void, row: np.void, now_s: fl
     if rule == MOST_LOADED:
         return float(replica["load"])
     prompt_share = replica["prompt_token_s"] / PROMPTS_DUE_S
-    own_s = max(SHORTEST_S, effective_tpot_s(row, max(now_s, replica["free_at_s"])))
-    before = _load(engine, replica, np.inf, 0.0, 0, weight)
+    start_s = max(now_s, replica["free_at_s"])
+    step_tokens, gain = promised_step(engine, row, start_s, replica["step_s"])
+    own_s = max(SHORTEST_S, effective_tpot_s(row, start_s) * gain)
+    before = _load(engine, replica, np.inf, (0.0, 0.0), 0, weight)
     before += replica["backlog_tokens"] * prompt_share
     todo = num_uncomputed_tokens(row)
-    after = _load(engine, replica, own_s, decode_rest_s(engine.coef, row) / own_s, todo, weight)
+    rates = (step_tokens / own_s, decode_rest_s(engine.coef, row) / own_s)
+    after = _load(engine, replica, own_s, rates, todo, weight)
     after += (replica["backlog_tokens"] + todo) * prompt_share
     return float(before * before - after * after)
 
 
 @njit(cache=True)
 def _load(
-    engine: EngineModel, replica: np.void, own_s: float, rest_rate: float, prompt_tokens: int, weight: float
+    engine: EngineModel,
+    replica: np.void,
+    own_s: float,
+    rates: tuple[float, float],
+    prompt_tokens: int,
+    weight: float,
 ) -> float:
     """The replica's load with one more request of this pace, or without (inf), at the pace of the tightest
-    (``routing.fleet_state.recompute_load``); of the base time of its iterations only the part ``weight``."""
+    (``routing.fleet_state.recompute_load``); of the base time of its iterations only the part ``weight``.
+
+    ``rates``: what the request adds to ``token_rate`` and ``rest_rate``.
+    """
     limits, is_more = engine.limits, own_s < np.inf
     step_s = max(SHORTEST_S, min(replica["pace_s"], own_s, limits["max_iteration_s"]))
-    token_rate = replica["token_rate"] + (1.0 / own_s if is_more else 0.0)
-    time_load = utilization(engine.coef, token_rate, replica["rest_rate"] + rest_rate, step_s / max(weight, 1e-9))
+    token_rate, rest_rate = replica["token_rate"] + rates[0], replica["rest_rate"] + rates[1]
+    time_load = utilization(engine.coef, token_rate, rest_rate, step_s / max(weight, 1e-9))
     held = (replica["held_tokens"] + prompt_tokens) / limits["kv_capacity_tokens"]
     sequences = (replica["count"] - replica["best_effort"] + is_more) / limits["max_running"]
     return float(max(time_load, held, sequences))

@@ -7,6 +7,7 @@ import numpy as np
 
 from planning.admission.search import ADMITTED
 from planning.deadlines import PREFILL_TOKENS_PER_STEP
+from planning.engine import EngineModel
 from protocol.messages import INF, AdmissionRequest, Slo
 from routing.fleet_state import FleetState
 from routing.placement import NOWHERE, quick_check, tier_distance
@@ -60,7 +61,7 @@ def decode_slot(
     groups = {slot: tier_distance(int(fleet_state.replicas["tier"][slot]), int(row["tier"])) for slot in slots}
     suited = sorted((slot for slot in groups if groups[slot] >= 0), key=groups.__getitem__)
     for slot in (*suited, *(slot for slot in groups if groups[slot] < 0 and slot in may_join)):
-        coef, limits = fleet_state.pessimistic_coefs[slot], fleet_state.limits[slot]
-        if fits[slot] and quick_check(coef, limits, fleet_state.replicas[slot], ready, now_s) == ADMITTED:
+        engine = EngineModel(fleet_state.pessimistic_coefs[slot], fleet_state.limits[slot])
+        if fits[slot] and quick_check(engine, fleet_state.replicas[slot], ready, now_s) == ADMITTED:
             return slot
     return NOWHERE

@@ -17,6 +17,8 @@ from planning.deadlines import make_due_earlier
 from planning.engine import EngineModel
 from planning.limits import LIMITS, make_limits
 from planning.tables import REQUEST, set_objective, stacked, to_best_effort
+from profiles.draft_cost import DraftCost
+from profiles.kernels import K_SPEC
 from profiles.online import corrected, drift, new_correction, observe_steps
 from profiles.profile import Profile
 from protocol.messages import AdmissionRequest, Report, Slo, Step, request_uid
@@ -63,7 +65,7 @@ class VirtualReplica:
     def __init__(self, report: Report, profile: Profile, slots: ReplicaSlots, now_s: float) -> None:
         self.name, self.incarnation, self.profile = report.replica, report.incarnation, profile
         self.slots, self.slot = slots, slots.take()
-        self._correction = new_correction(np.array(profile.coefficients))
+        self._correction, self._draft_cost = new_correction(np.array(profile.coefficients)), DraftCost()
         self.sequence, self._longest_s, self.pid = -1, report.max_iteration_s, report.pid
         self.seen_s = self.moved_s = now_s
         self.draining = report.draining
@@ -150,8 +152,11 @@ class VirtualReplica:
         """Move the coefficients by measured iterations (slope and intercept apart)."""
         if steps:
             measured = np.array([msgspec.structs.astuple(step) for step in steps], dtype=np.float64)
+            if self.limits["drafts"]:
+                measured = self._draft_cost.without(self.slots.fleet_state.coefs[self.slot], measured)
             self._correction = observe_steps(self._correction, self.profile.coefficients, measured)
             coefficients = corrected(self.profile.coefficients, self._correction)
+            coefficients[K_SPEC] += self._draft_cost.draft_s
             seen = drift(self._correction, self.profile.coefficients)
             self.slots.fleet_state.coefs[self.slot] = coefficients
             self.slots.fleet_state.pessimistic_coefs[self.slot] = coefficients * (1.0 + min(seen.error, MOST_CAUTION))

@@ -18,10 +18,15 @@ DECODE, PREFILL, LATE_DECODE, LATE_PREFILL, BEST_EFFORT_DECODE, BEST_EFFORT_PREF
 
 
 @njit(cache=True)
+def decode_step_s(coef: Coefficients, row: np.void, tokens: float) -> float:
+    """Seconds of an iteration with this decode alone that computes ``tokens``: one, and drafts."""
+    return iteration_s(coef, tokens, row["computed_tokens"] + tokens, 0.0, 1.0, tokens - 1.0)
+
+
+@njit(cache=True)
 def decode_s(coef: Coefficients, row: np.void) -> float:
     """Seconds of an iteration with this decode alone: the least in which its next token can come."""
-    own = 1.0 + row["spec_tokens"]
-    return iteration_s(coef, own, row["computed_tokens"] + own, 0.0, 1.0, row["spec_tokens"])
+    return decode_step_s(coef, row, 1.0 + row["spec_tokens"])
 
 
 @njit(cache=True)

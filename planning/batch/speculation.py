@@ -20,6 +20,7 @@ from profiles.kernels import Coefficients, iteration_s, max_prefill_tokens
 MAX_LEVELS = 4
 TIGHTEST = 0.5  # a request that fell behind is given at most this part of its TPOT per token, to catch up
 UNREACHABLE = -1  # no number of drafts keeps up
+ROOM = 1.5  # a promised decode drafts until a step may last so many times what decoding takes at least
 
 
 @njit(cache=True)
@@ -177,3 +178,36 @@ def fastest_depth(engine: EngineModel, table: RequestTable) -> int:
         if rate > best_rate * (1.0 + 1e-9):
             best_depth, best_rate = depth, rate
     return best_depth
+
+
+@njit(cache=True)
+def drafts_to_promise(engine: EngineModel, row: np.void, now_s: float, decodes_s: float) -> int:
+    """Draft tokens per step that a forecast counts on for a request beside decodes whose iteration takes ``decodes_s``.
+
+    The fewest with which its steps may last ``ROOM`` times what they take at least; where no number is enough, the one
+    that comes closest. An engine speculates as deep as objectives need (``plan_drafts``), so that it does so much.
+    """
+    limits = engine.limits
+    if limits["drafts"] == 0:
+        return int(row["spec_tokens"])
+    pace_s, kv_tokens = effective_tpot_s(row, now_s), row["prompt_tokens"] + row["emitted_tokens"]
+    if pace_s == math.inf or limits["acceptance"] == 0.0:
+        return 0
+    alone_s = iteration_s(engine.coef, 1.0, kv_tokens + 1.0, 0.0, 1.0, 0.0)
+    best, best_room = 0, 0.0
+    for drafts in range(limits["drafts"] + 1):
+        tokens = 1.0 + drafts
+        own_s = iteration_s(engine.coef, tokens, kv_tokens + tokens, 0.0, 1.0, drafts)
+        room = pace_s * accepted_tokens(drafts, limits["acceptance"]) / (max(alone_s, decodes_s) + own_s - alone_s)
+        if room >= ROOM:
+            return drafts
+        if room > best_room * (1.0 + 1e-9):
+            best, best_room = drafts, room
+    return best
+
+
+@njit(cache=True)
+def promised_step(engine: EngineModel, row: np.void, now_s: float, decodes_s: float) -> tuple[float, float]:
+    """Tokens to compute in one decode step with ``drafts_to_promise``, and tokens that it emits on average."""
+    drafts = drafts_to_promise(engine, row, now_s, decodes_s)
+    return 1.0 + drafts, accepted_tokens(drafts, engine.limits["acceptance"])

@@ -42,6 +42,14 @@ def report(driver: Driver) -> Report:
     )  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def drafting() -> Iterator[Driver]:
+    """The same with speculation; seven of ten draft tokens are accepted."""
+    driver = Driver(device="timed", profile=H200, speed=SPEED, max_num_seqs=64, num_speculative_tokens=4)
+    yield driver
+    driver.stop()
+
+
 def mirrored(driver: Driver) -> Fleet:
     told = fleet()
     told.report(report(driver), 0.0)
@@ -106,3 +114,21 @@ def test_what_needs_logits_is_refused(engine: Driver) -> None:
     refused = engine.runner.run(read())
     assert [(delta.request_id, delta.finish) for delta in refused] == [("bound", "error"), ("scored", "error")]
     assert all("timed device" in str(delta.stop_reason) for delta in refused)
+
+
+def test_an_objective_that_needs_speculation_is_promised_once_its_gain_is_known(drafting: Driver) -> None:
+    """Tokens are due faster than an iteration takes. What is learnt comes from streams that need no drafts."""
+    alone_s = iteration_s(load_profile(H200).coefficients, 1.0, 500.0, 0.0, 1.0, 0.0)
+    tight = AdmissionRequest("tight", 400, 1000, Slo(ttft_s=5.0, tpot_s=0.7 * alone_s))
+    assert drafting.engine.state().limits.drafts == 0, "not told yet"
+    assert mirrored(drafting).admit([tight], 0.001)[0].verdict == Verdict.REFUSED
+    names = {f"s{i}" for i in range(24)}
+    drafting.submit([submission(name, [ord(name[-1])] * 50, 700, PATIENT) for name in sorted(names)])
+    drafting.collect(names)
+    drafting.settle(lambda: drafting.engine.state().kv_used_tokens == 0)
+    limits = drafting.engine.state().limits
+    assert limits.drafts == 4
+    assert 0.4 < limits.acceptance < 0.7, "what nine of ten streams reach is less than the mean"
+    decision = mirrored(drafting).admit([tight], 0.001)[0]
+    assert decision.verdict == Verdict.ADMITTED
+    assert decision.predicted_tpot_s < tight.slo.tpot_s

@@ -25,6 +25,7 @@ from controller.scaling.role import Kind
 from controller.scaling.roles import DynamicRoles
 from controller.scaling.tiers import Tier, TierTable
 from planning.admission.search import ADMITTED
+from planning.engine import EngineModel
 from profiles.store import load_profile
 from protocol.messages import AdmissionRequest, Decision, Outcome, Report, Slo, Verdict, request_uid
 from routing.fleet_state import advance_fleet
@@ -102,7 +103,7 @@ def look(world: World, slo: Slo, prompt_tokens: int) -> dict[str, Before]:
     for name, replica in fleet.replicas.items():
         fleet_state, slot, asks = fleet.slots.fleet_state, replica.slot, row[None][0]
         coef, limits = fleet_state.pessimistic_coefs[slot], fleet_state.limits[slot]
-        attains = quick_check(coef, limits, replica.state[0], asks, world.now_s) == ADMITTED
+        attains = quick_check(EngineModel(coef, limits), replica.state[0], asks, world.now_s) == ADMITTED
         attains = attains and check_replica(fleet_state, slot, asks, world.now_s) == ADMITTED
         wanted = score_replicas(fleet_state, asks, world.now_s, fleet.policy.rule)[slot]
         told[name] = Before(roles.position(name), roles.role(name).kind, float(wanted), attains)

@@ -16,27 +16,29 @@ def test_nothing_is_lost_while_the_replica_does_not_read(tmp_path: Path) -> None
         ticks: list[IterationReport] = []
         receiver = IterationReportReceiver(str(tmp_path / "ticks"), ticks.append)
         sender = IterationReportSender(receiver.path)
-        sent = [sender.send(i, 0.0, 10 * i, step(i), [RequestState("a", i, True)]) for i in range(1, 901)]
+        sent = [
+            sender.send(IterationReport(i, 0.0, 10 * i), step(i), [RequestState("a", i, True)]) for i in range(1, 901)
+        ]
         assert not all(sent)  # the queue was full
         async with asyncio.timeout(5):
             while not ticks or ticks[-1].steps < 900:
                 await asyncio.sleep(0.001)
-                sender.send(900, 0.0, 0, None, [])
+                sender.send(IterationReport(900, 0.0, 0), None, [])
         recent = [at.batch_tokens for tick in ticks for at in tick.recent]
         assert recent == list(range(1, 901))
         assert ticks[0].requests == (RequestState("a", 1, True),)
         assert ticks[-1].requests == ()
         for i in range(5000):
-            sender.send(i, 0.0, 0, step(i), None)
+            sender.send(IterationReport(i, 0.0, 0), step(i), None)
         ticks.clear()
         async with asyncio.timeout(5):
             while not ticks or ticks[-1].recent[-1].batch_tokens < 4999:
                 await asyncio.sleep(0.001)
-                sender.send(5000, 0.0, 0, None, [])
+                sender.send(IterationReport(5000, 0.0, 0), None, [])
         kept = [at.batch_tokens for tick in ticks for at in tick.recent]
         assert kept[-1000:] == list(range(4000, 5000))
         receiver.close()
-        assert not sender.send(901, 0.0, 0, step(1), None)
+        assert not sender.send(IterationReport(901, 0.0, 0), step(1), None)
         sender.close()
         assert not (tmp_path / "ticks").exists()
 
@@ -52,7 +54,7 @@ def test_positions_under_long_names_arrive_in_several_datagrams(tmp_path: Path) 
         sender = IterationReportSender(receiver.path)
         positions = [RequestState(f"{k:03}" + "x" * 81_920, k, True) for k in range(64)]
         for turn in range(20):  # where the queue is full, the rest goes first next time
-            sender.send(turn, 0.0, 0, None, positions)
+            sender.send(IterationReport(turn, 0.0, 0), None, positions)
             await asyncio.sleep(0.001)
         sender.close()
         receiver.close()

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from protocol.messages import request_uid
 from replicas.positions import DraftsInFlight, accepted_drafts, composition_of, delivered_tokens
 
 
@@ -40,10 +41,11 @@ def test_drafts_are_in_flight_until_their_step_ends_or_their_request_is_forgotte
 
 def test_a_sequence_refuses_its_next_draft_unless_it_accepted_all() -> None:
     scheduled = SimpleNamespace(scheduled_spec_decode_tokens={"all": [1, 2], "some": [1, 2], "none": [1]})
+    told = {"all": (2, 0), "some": (1, 1), "none": (0, 1)}
     output = SimpleNamespace(
         req_id_to_index={"none": 0, "all": 1, "some": 2}, sampled_token_ids=[[9], [1, 2, 9], [1, 9]]
     )
-    assert accepted_drafts(scheduled, output) == (3, 2)
+    assert accepted_drafts(scheduled, output) == {request_uid(name): counts for name, counts in told.items()}
 
 
 def test_a_decode_with_drafts_reads_the_cache_and_is_no_prefill() -> None:

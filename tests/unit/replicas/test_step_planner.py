@@ -41,7 +41,7 @@ def test_best_effort_drafts_only_where_that_yields_more_tokens(accepted: int) ->
     """A draft costs as much as the rest of the step: worth it if accepted, and none is kept where all are refused."""
     coef = COEF * [100, 1, 1, 1, 1, 1, 1, 1]
     costly = StepPlanner(coef, kv_capacity_tokens=10_000, block_tokens=16, max_running=8, max_batch_tokens=512)
-    costly.record_acceptance(accepted, 1000 - accepted)
+    costly.record_acceptance({1: (accepted, 1000 - accepted)})
     table = decodes(1, 3)
     costly.plan_drafts(table, 0.0, 3)
     assert table["spec_tokens"].tolist() == [3 if accepted else 0]
@@ -54,7 +54,7 @@ def drafting(draft_s: float, slowness: float) -> StepPlanner:
         drafts = 3.0 if i % 3 else 0.0
         composition = np.array([2 * (1.0 + drafts), 30.0, 0.0, 2.0, drafts])
         learnt.observe(composition, slowness * float(iteration_s(COEF, *composition)) + draft_s * drafts)
-    learnt.record_acceptance(500, 500)
+    learnt.record_acceptance({1: (500, 500)})
     return learnt
 
 
@@ -155,3 +155,20 @@ def test_a_guessed_profile_takes_the_speed_of_the_first_iterations() -> None:
     assert guessed.is_ready
     assert guessed.predict(composition) == pytest.approx(seconds)
     assert planner().is_ready
+
+
+def test_what_may_be_promised_counts_streams_for_which_nothing_is_proposed() -> None:
+    """Half of the streams accept all and half get no proposal: nine of ten streams cannot be promised any gain."""
+    own = planner()
+    for repeats in (True, False):
+        for uid in range(1, 30):
+            for _ in range(40):
+                table = decodes(1, 3 if repeats else 0)
+                table["id"], table["best_effort"], table["tpot_s"] = 100 * repeats + uid, False, 6e-4
+                table["arrival_s"], table["ttft_s"] = 0.0, 1.0
+                own.plan_drafts(table, 1.0, 3)
+                if repeats:
+                    own.record_acceptance({100 + uid: (3, 0)})
+        assert own.promised_acceptance == (0.98 if repeats else 0.0)
+    own.configure("vllm", {})
+    assert own.promised_acceptance == 0.0

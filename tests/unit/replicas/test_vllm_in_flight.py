@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from controller.fleet import Fleet
@@ -29,9 +30,10 @@ class Observed:
         bench.scheduler._link.send = self._send
         bench.on_output = self._deliver
 
-    def _send(self, steps: int, planning_s: float, used: int, step: Any, requests: Any, failures: int = 0) -> bool:
+    def _send(self, tick: IterationReport, step: Any, requests: Any) -> bool:
         told = None if requests is None else tuple(requests)
-        self.engine._on_tick(IterationReport(steps, planning_s, used, () if step is None else (step,), told, failures))
+        recent = () if step is None else (step,)
+        self.engine._on_tick(msgspec.structs.replace(tick, recent=recent, requests=told))
         if self._always:
             self.bench.scheduler._requests_due_s = 0.0
         return True

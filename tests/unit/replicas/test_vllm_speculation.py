@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from protocol.messages import Slo
+from replicas.step_planner import EXPLORE_EVERY
 
 TIGHT, LOOSE = Slo(ttft_s=60.0, tpot_s=0.01), Slo(ttft_s=60.0, tpot_s=1.0)
 MOST = 3
@@ -42,4 +43,4 @@ def test_drafts_follow_objectives_under_our_policy_alone(
         assert min(counts["tight"] + counts["loose"]) == MOST
     else:
         assert max(counts["tight"]) > 0
-        assert counts["loose"] == [0] * len(counts["loose"])
+        assert 0 < sum(counts["loose"]) <= len(counts["loose"]) / EXPLORE_EVERY + 1, "one token now and then"

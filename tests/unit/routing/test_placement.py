@@ -114,19 +114,22 @@ def test_the_quick_check_says_what_stands_against_a_request(field: str, value: f
     st.floats(1.01, 3.0) | st.just(math.inf),
     st.floats(0.5, 30.0) | st.just(math.inf),
     st.integers(2, 500),
+    st.sampled_from([0.0, 0.5, 0.9]),
 )
 def test_the_quick_check_denies_an_idle_replica_nothing_that_a_forecast_grants(
-    prompt_tokens: int, ttft_s: float, slower: float, deadline_s: float, output_tokens: int
+    prompt_tokens: int, ttft_s: float, slower: float, deadline_s: float, output_tokens: int, acceptance: float
 ) -> None:
     """Also of a pace that leaves an iteration hardly time for a prompt: until its first token it binds nobody."""
     fleet, asked = fleet_of([0]), new()
+    fleet.limits["drafts"], fleet.limits["acceptance"] = 4, acceptance
+    slower = slower if acceptance == 0.0 else 0.6 * slower  # speculation makes more than one token of an iteration
     empty_s = iteration_s(COEFS[0], 1.0, 0.0, 0.0, 1.0, 0.0)
     asked["prompt_tokens"], asked["ttft_s"], asked["tpot_s"] = prompt_tokens, ttft_s, slower * empty_s
     asked["deadline_s"] = deadline_s
     asked["output_tokens"] = asked["output_cap_tokens"] = output_tokens
     if check_replica(fleet, 0, asked[0], 0.0) == ADMITTED:
         engine = EngineModel(fleet.pessimistic_coefs[0], fleet.limits[0])
-        assert quick_check(engine.coef, engine.limits, fleet.replicas[0], asked[0], 0.0) == ADMITTED
+        assert quick_check(engine, fleet.replicas[0], asked[0], 0.0) == ADMITTED
 
 
 def test_the_quick_check_knows_the_kv_cache_to_the_token() -> None:
@@ -135,7 +138,7 @@ def test_the_quick_check_knows_the_kv_cache_to_the_token() -> None:
     for capacity, reason in ((3000, ADMITTED), (2999, KV_FULL)):
         fleet.limits["kv_capacity_tokens"] = capacity
         recompute_load(fleet, 0)
-        assert quick_check(fleet.coefs[0], fleet.limits[0], fleet.replicas[0], asked[0], 0.0) == reason
+        assert quick_check(EngineModel(fleet.coefs[0], fleet.limits[0]), fleet.replicas[0], asked[0], 0.0) == reason
 
 
 def test_a_request_past_its_deadline_closes_its_replica_to_nobody() -> None:
@@ -146,7 +149,7 @@ def test_a_request_past_its_deadline_closes_its_replica_to_nobody() -> None:
         recompute_load(fleet, 0)
         assert fleet.replicas[0]["load"] <= load
         engine = EngineModel(fleet.pessimistic_coefs[0], fleet.limits[0])
-        assert quick_check(engine.coef, engine.limits, fleet.replicas[0], asked[0], 0.0) == ADMITTED
+        assert quick_check(engine, fleet.replicas[0], asked[0], 0.0) == ADMITTED
 
 
 def test_a_replica_with_all_sequences_taken_is_full() -> None:

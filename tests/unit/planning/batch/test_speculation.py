@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planning.batch.speculation import (
+    ROOM,
     UNREACHABLE,
     drafts_to_keep_up,
+    drafts_to_promise,
     fastest_depth,
     plan_drafts,
     plan_speculation,
@@ -145,3 +147,32 @@ def test_prompts_and_those_that_wait_have_no_say_in_the_depth() -> None:
     table["spec_tokens"], table["running"][1], table["computed_tokens"][2] = [0, MOST, MOST], False, 100
     assert fastest_depth(EngineModel(COEFS[0], make_limits(10**6, acceptance=0.9)), table) == 0
     assert fastest_depth(EngineModel(COEFS[0], make_limits(10**6, acceptance=0.9)), table[:0]) == 0
+
+
+@examples(200)
+@given(st.floats(0.001, 0.2), st.floats(0.0, 0.95), st.floats(0.0, 0.05), st.integers(1, 5000), st.integers(0, 1))
+def test_a_promise_counts_on_the_fewest_drafts_that_leave_room(
+    tpot_s: float, acceptance: float, decodes_s: float, prompt_tokens: int, machine: int
+) -> None:
+    coef, row = COEFS[machine], request_table(1)
+    row["best_effort"], row["tpot_s"], row["prompt_tokens"] = False, tpot_s, prompt_tokens
+    engine = EngineModel(coef, make_limits(10**6, acceptance=acceptance, drafts=MOST))
+    own_s = [iteration_s(coef, 1.0 + d, prompt_tokens + 1.0 + d, 0.0, 1.0, d) for d in range(MOST + 1)]
+    rooms = [
+        tpot_s * accepted_tokens(d, acceptance) / (max(own_s[0], decodes_s) + own_s[d] - own_s[0])
+        for d in range(MOST + 1)
+    ]
+    told = drafts_to_promise(engine, row[0], 0.0, decodes_s)
+    enough = [d for d in range(MOST + 1) if rooms[d] >= ROOM]
+    assert told == enough[0] if enough else rooms[told] >= max(rooms) * (1 - 1e-6)
+
+
+def test_a_promise_counts_on_no_drafts_without_an_objective_or_a_measured_gain() -> None:
+    row = request_table(1)
+    row["spec_tokens"] = 2
+    known, unknown = (make_limits(10**6, acceptance=a, drafts=MOST) for a in (0.9, 0.0))
+    assert drafts_to_promise(EngineModel(COEFS[0], known), row[0], 0.0, 1.0) == 0
+    row["best_effort"], row["tpot_s"] = False, 1e-4
+    assert drafts_to_promise(EngineModel(COEFS[0], known), row[0], 0.0, 1.0) == MOST
+    assert drafts_to_promise(EngineModel(COEFS[0], unknown), row[0], 0.0, 1.0) == 0
+    assert drafts_to_promise(EngineModel(COEFS[0], make_limits(10**6)), row[0], 0.0, 1.0) == 2, "as the row says"

@@ -5,6 +5,11 @@ correction (``profiles.online``) cannot tell a slow drafter from a slow machine;
 the two kinds of iterations can.
 """
 
+import numpy as np
+
+from profiles.kernels import iteration_s
+
+SPEC_STEPS, SECONDS = 4, 5  # columns of a measured iteration (``profiles.online.observe_steps``)
 RATE = 0.05  # weight of a new iteration: a memory of about 20
 MOST_ERROR = 1.0  # an iteration that errs by more than so many times its prediction counts as one that errs by that
 PLAIN_FIRST = 20  # iterations without drafts that say how slow the machine is, before drafts are blamed
@@ -35,3 +40,12 @@ class DraftCost:
         self._plain_error += RATE * (error - self._plain_error)
         self.draft_s *= 1.0 - FADING
         return seconds
+
+    def without(self, coef: np.ndarray, measured: np.ndarray) -> np.ndarray:
+        """Learn from measured iterations (f8[n, 6]: composition, seconds), predicted by ``coef`` with ``draft_s`` in
+        it; returns them with the seconds less what their drafts cost."""
+        own = measured.copy()
+        for step in own:
+            predicted_s = iteration_s(coef, *step[:SECONDS])
+            step[SECONDS] = self.observe(float(step[SPEC_STEPS]), predicted_s, float(step[SECONDS]))
+        return own

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from replicas.draft_cost import PLAIN_FIRST, DraftCost
+from profiles.draft_cost import PLAIN_FIRST, DraftCost
 
 STEP_S = 0.01
 
