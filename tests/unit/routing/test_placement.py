@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planning.admission.plan import REASONS, AdmitReason, plan_admission
-from planning.admission.search import ADMITTED, KV_FULL
+from planning.admission.search import ADMITTED
 from planning.engine import EngineModel
 from planning.forecast.rollout import advance
 from planning.limits import make_limits
-from profiles.kernels import iteration_s
 from routing.fleet_state import (
     RESERVED,
     SHARED,
@@ -23,7 +22,7 @@ from routing.fleet_state import (
     recompute_load,
     remove_request,
 )
-from routing.placement import NO_SCORES, NOWHERE, PLACEMENT, CandidateOrder, check_replica, place, quick_check
+from routing.placement import NO_SCORES, NOWHERE, PLACEMENT, CandidateOrder, check_replica, place
 from routing.placement import _dominates as dominates
 from routing.scores import MOST_LOADED
 from tests.support.examples import examples
@@ -105,51 +104,6 @@ def test_the_quick_check_says_what_stands_against_a_request(field: str, value: f
     placed = put(fleet_of([5, 5]), asked)[0]
     assert (placed["replica"], REASONS[placed["reason"]]) == (NOWHERE, reason)
     assert placed["first_s"] == math.inf
-
-
-@examples(150)
-@given(
-    st.integers(1, 40_000),
-    st.floats(0.05, 5.0) | st.just(math.inf),
-    st.floats(1.01, 3.0) | st.just(math.inf),
-    st.floats(0.5, 30.0) | st.just(math.inf),
-    st.integers(2, 500),
-    st.sampled_from([0.0, 0.5, 0.9]),
-)
-def test_the_quick_check_denies_an_idle_replica_nothing_that_a_forecast_grants(
-    prompt_tokens: int, ttft_s: float, slower: float, deadline_s: float, output_tokens: int, acceptance: float
-) -> None:
-    """Also of a pace that leaves an iteration hardly time for a prompt: until its first token it binds nobody."""
-    fleet, asked = fleet_of([0]), new()
-    fleet.limits["drafts"], fleet.limits["acceptance"] = 4, acceptance
-    slower = slower if acceptance == 0.0 else 0.6 * slower  # speculation makes more than one token of an iteration
-    empty_s = iteration_s(COEFS[0], 1.0, 0.0, 0.0, 1.0, 0.0)
-    asked["prompt_tokens"], asked["ttft_s"], asked["tpot_s"] = prompt_tokens, ttft_s, slower * empty_s
-    asked["deadline_s"] = deadline_s
-    asked["output_tokens"] = asked["output_cap_tokens"] = output_tokens
-    if check_replica(fleet, 0, asked[0], 0.0) == ADMITTED:
-        engine = EngineModel(fleet.pessimistic_coefs[0], fleet.limits[0])
-        assert quick_check(engine, fleet.replicas[0], asked[0], 0.0) == ADMITTED
-
-
-def test_the_quick_check_knows_the_kv_cache_to_the_token() -> None:
-    fleet, asked = fleet_of([0]), new()
-    asked["prompt_tokens"], asked["ttft_s"] = 3000, 30.0
-    for capacity, reason in ((3000, ADMITTED), (2999, KV_FULL)):
-        fleet.limits["kv_capacity_tokens"] = capacity
-        recompute_load(fleet, 0)
-        assert quick_check(EngineModel(fleet.coefs[0], fleet.limits[0]), fleet.replicas[0], asked[0], 0.0) == reason
-
-
-def test_a_request_past_its_deadline_closes_its_replica_to_nobody() -> None:
-    fleet, asked = fleet_of([1]), new()
-    load = fleet.replicas[0]["load"]
-    for left_s in (0.001, -0.5):
-        fleet.tables[0, 0]["deadline_s"] = fleet.replicas[0]["free_at_s"] + left_s
-        recompute_load(fleet, 0)
-        assert fleet.replicas[0]["load"] <= load
-        engine = EngineModel(fleet.pessimistic_coefs[0], fleet.limits[0])
-        assert quick_check(engine, fleet.replicas[0], asked[0], 0.0) == ADMITTED
 
 
 def test_a_replica_with_all_sequences_taken_is_full() -> None:
