@@ -149,10 +149,14 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def depth(self) -> int:
-        """Batches in flight on a timed device; a pipeline has as many as vLLM keeps there."""
+        """Batches in flight on a timed device; a pipeline has as many as vLLM keeps there.
+
+        vLLM's n-gram proposer reads the tokens of the step before, so it has none.
+        """
         if self.stages > 1:
             return self.stages + 1
-        return 1 if self.engine_kwargs.get("async_scheduling") is False else self.steps_in_flight
+        is_synchronous = self.engine_kwargs.get("async_scheduling") is False or self.num_speculative_tokens > 0
+        return 1 if is_synchronous else self.steps_in_flight
 
     @property
     def profile_name(self) -> str:

@@ -45,7 +45,7 @@ def report(driver: Driver) -> Report:
 @pytest.fixture(scope="module")
 def drafting() -> Iterator[Driver]:
     """The same with speculation; seven of ten draft tokens are accepted."""
-    driver = Driver(device="timed", profile=H200, speed=SPEED, steps_in_flight=1, num_speculative_tokens=4)
+    driver = Driver(device="timed", profile=H200, speed=SPEED, num_speculative_tokens=4)
     yield driver
     driver.stop()
 

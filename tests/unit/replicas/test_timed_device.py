@@ -106,6 +106,7 @@ def test_vllm_keeps_as_many_steps_in_flight_as_it_is_told(steps: int) -> None:
     assert made.max_concurrent_batches == steps
     assert made.scheduler_config.async_scheduling == (steps > 1)
     assert ReplicaConfig(device="timed", profile=H200, engine_kwargs={"async_scheduling": False}).depth == 1
+    assert ReplicaConfig(device="timed", profile=H200, num_speculative_tokens=2).depth == 1
 
 
 @pytest.mark.parametrize(
