@@ -30,7 +30,8 @@ VLLM_DEFAULT = "vllm"  # inside vLLM: its own scheduler, untouched
 OPTIONS = ("max_iteration_s", "best_effort_stretch", "best_effort_share", "token_budget", "fairness", "group_cutoff")
 ACCEPTANCE_PRIOR = 0.5  # chance that a draft token is accepted, as long as nobody has seen any
 ACCEPTANCE_WEIGHT = 0.005  # of one more draft token in the running rate
-EXPLORE_EVERY = 16  # steps in which each decode drafts one token, wanted or not, so that acceptance stays known
+# Each decode drafts so many tokens, wanted or not, once in so many steps, so that acceptance is known and stays so.
+EXPLORED, EXPLORE_EVERY, EXPLORE_UNKNOWN_EVERY = 2, 16, 4
 SPEED_STEPS = 50  # iterations by which the speed of an engine is learnt whose profile is a guess
 PRIOR_WEIGHT = 0.0005  # of the prior, per iteration without drafts: what was learnt fades when it is not tested
 
@@ -135,15 +136,15 @@ class StepPlanner:
         """Shorten ``spec_tokens`` of the table to what objectives need (SLOs-Serve 3.2.3), if the policy does that.
 
         Where no objective can be planned for, as for best effort alone, they get as deep as yields most tokens. Now and
-        then each decode keeps one, from which its acceptance is learnt.
+        then each decode keeps ``EXPLORED``, from which its acceptance is learnt.
         """
         if self.policy.plans_drafts:
             engine, drafts = EngineModel(self.coefficients, self.limits), np.zeros(len(table), dtype=np.int32)
             if plan_drafts(engine, table, now_s, max_drafts, drafts) == math.inf:
                 drafts[:] = fastest_depth(engine, table)
             self._drafting_steps += 1
-            if self._drafting_steps % EXPLORE_EVERY == 0:
-                np.maximum(drafts, 1, out=drafts)
+            if self._drafting_steps % (EXPLORE_EVERY if self._streams.is_known else EXPLORE_UNKNOWN_EVERY) == 0:
+                np.maximum(drafts, EXPLORED, out=drafts)
             left = table["prompt_tokens"] + table["emitted_tokens"] - table["computed_tokens"]
             unproposed = (drafts > 0) & (table["spec_tokens"] == 0) & table["running"] & (left == 1)
             for uid in table["id"][unproposed].tolist():

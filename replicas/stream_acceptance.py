@@ -7,7 +7,7 @@ from collections import deque
 
 import numpy as np
 
-WINDOW = 32  # draft tokens tested of one stream, for one sample of its acceptance
+WINDOW = 16  # draft tokens tested of one stream, for one sample of its acceptance
 SAMPLES = 128  # that are remembered
 LEAST_SAMPLES = 8  # with fewer, nothing is promised
 QUANTILE = 0.1  # of the samples: nine of ten streams do at least as well
@@ -20,6 +20,7 @@ class StreamAcceptance:
 
     def __init__(self) -> None:
         self.bound = 0.0
+        self.is_known = False
         self._open: dict[int, tuple[int, int]] = {}  # by stream: accepted, tested
         self._samples: deque[float] = deque(maxlen=SAMPLES)
 
@@ -39,6 +40,7 @@ class StreamAcceptance:
             del self._open[next(iter(self._open))]
 
     def _bound(self) -> None:
-        if len(self._samples) >= LEAST_SAMPLES:
+        self.is_known = len(self._samples) >= LEAST_SAMPLES
+        if self.is_known:
             lower = float(np.quantile(self._samples, QUANTILE, method="lower"))
             self.bound = min(0.98, int(lower / GRAIN + 1e-9) * GRAIN)
