@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from protocol.messages import Slo
+from replicas.engine_reports import IterationReport
 
 TIGHT, LOOSE, BEST_EFFORT = Slo(ttft_s=5.0, tpot_s=0.1), Slo(ttft_s=60.0, tpot_s=1.0), Slo(best_effort=True)
 STEPS = (  # of ours inside schedule() and update_from_output()
@@ -99,8 +100,8 @@ def test_a_planner_that_always_fails_leaves_vllm_its_order(
     bench = make_bench(max_num_batched_tokens=64)
     told: list[int] = []
 
-    def send(*arguments: Any) -> bool:
-        told.append(arguments[5])
+    def send(tick: IterationReport, *_: object) -> bool:
+        told.append(tick.planner_failures)
         return True
 
     bench.scheduler._link.send = send
