@@ -18,6 +18,7 @@ from simulation.workloads.settings import join
 from tests.support.simulation_cases import a100, jobs_at, random_jobs
 
 COLD_START_S = 20.0
+REPORT_S = 0.15  # the controller would ask more often: tests are quicker, and sizes the same
 
 
 def simulate(
@@ -28,9 +29,8 @@ def simulate(
     options = ScalingOptions(min_replicas=1, max_replicas=most, **tempers)  # type: ignore[arg-type]
     allocation = AllocationOptions(roles, scaling=options if isinstance(sizer, LiveSizer) else None)
     fleet = FleetOptions(routing="balanced", allocation=allocation)
-    dispatcher = AutoscaledDispatcher(
-        a100(), tiers_of(jobs), fleet, sizer=sizer, begin=begin, cold_start_s=COLD_START_S
-    )
+    told = dict(begin=begin, cold_start_s=COLD_START_S, report_s=REPORT_S)
+    dispatcher = AutoscaledDispatcher(a100(), tiers_of(jobs), fleet, sizer=sizer, **told)  # type: ignore[arg-type]
     engines = FleetOf("elastic", admits=True, replicas=most + 2).engines(a100())
     simulation = Simulation(jobs, engines, dispatcher)
     simulation.run()
@@ -143,7 +143,7 @@ def test_only_what_is_empty_is_removed() -> None:
     jobs = steps((30.0, 100.0), (3.0, 200.0))
     options = ScalingOptions(min_replicas=1, max_replicas=8, downscale_delay_s=40.0, downscale_cooldown_s=10.0)
     fleet = FleetOptions(routing="balanced", allocation=AllocationOptions("static", scaling=options))
-    dispatcher = Watched(a100(), tiers_of(jobs), fleet, begin=6, cold_start_s=5.0)
+    dispatcher = Watched(a100(), tiers_of(jobs), fleet, begin=6, cold_start_s=5.0, report_s=REPORT_S)
     Simulation(jobs, FleetOf("elastic", admits=True, replicas=9).engines(a100()), dispatcher).run()
     assert sum(life.ended_s < np.inf for life in dispatcher.lives) >= 3
 

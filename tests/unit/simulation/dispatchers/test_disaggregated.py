@@ -18,7 +18,7 @@ def simulate(
     jobs: np.ndarray, replicas: int, phases: PhaseOptions, kv_tokens: int = 0
 ) -> tuple[Simulation, DisaggregatedDispatcher]:
     """Whole requests, cut in two and run to their end; on replicas with so little KV cache, if it is told."""
-    dispatcher = DisaggregatedDispatcher(a100(), tiers_of(jobs), FleetOptions(phases=phases))
+    dispatcher = DisaggregatedDispatcher(a100(), tiers_of(jobs), FleetOptions(phases=phases), report_s=0.15)
     engines = FleetOf("apart", admits=True, replicas=replicas).engines(a100())
     if kv_tokens:
         engines.limits["kv_capacity_tokens"] = kv_tokens
