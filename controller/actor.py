@@ -44,7 +44,7 @@ logger = logging.getLogger("polyslo.controller")
 STATUS_S = 0.5  # a status may be so old
 REPLICAS_TOGETHER = 32  # that are told of or checked without a pause
 MOST_TOGETHER = 16  # requests that are decided without a pause
-WAKE_UP_S = 1.0  # a newborn waits so long for the first reports before it says that there is no replica
+WAKE_UP_S = 3.0  # a newborn waits so long for reports; ingresses wait less (``admit_timeout_s``) and go by known loads
 HEAD_NODE = "node:__internal_head__"  # Ray's own resource of the head
 ABANDONED_S = 15.0  # another application may take a controller whose own has not pinged for so long
 IDLE_EXIT_S = 600.0  # without an ingress or a replica for so long, the application is gone and so is its controller
@@ -61,7 +61,6 @@ class Controller:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """``clock`` tells seconds that never go back; benchmarks have one of their own."""
         self.incarnation, self.clock = uuid.uuid4().hex[:12], clock
-        self.born_s = self.heard_s = clock()
         self.fleet: Fleet | None = None
         self.deploys = Deploys()
         self.starts = Starts()
@@ -74,6 +73,7 @@ class Controller:
         warm_up()
         gc.collect()
         gc.freeze()  # what is there for good is not looked through again and again
+        self.born_s = self.heard_s = clock()  # from when it can be asked: loading its kernels took some time
         self.scaler: ServeScaler | None = None
         self.scaling_error = ""
         self.keeper, self.checkpoints = LengthKeeper(), CheckpointKeeper()
@@ -160,7 +160,7 @@ class Controller:
             now_s = self.clock()
             if self.fleet is not None and (self.fleet.open_slots(now_s).any() or now_s - self.born_s > WAKE_UP_S):
                 return self.fleet
-            if now_s - self.born_s > 10 * WAKE_UP_S:
+            if now_s - self.born_s > 3 * WAKE_UP_S:
                 raise RuntimeError("the controller has no tier table: no ingress has configured it")
             await asyncio.sleep(0.02)
 

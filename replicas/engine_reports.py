@@ -5,6 +5,7 @@ Pushed rather than polled, because a call into the engine waits for the iteratio
 
 import asyncio
 import os
+import select
 import socket
 from collections.abc import Callable, Sequence
 
@@ -15,6 +16,7 @@ from protocol.messages import Step
 RECEIVE_BYTES = 1 << 20
 PART_BYTES = 1 << 16  # of requests in one datagram; the kernel takes about 200 KB of a sender at a time
 POSITION_BYTES = 32  # of a request beside its name, at most
+IDLE_WAIT_S = 0.1  # for room in the queue, where an engine has nothing else to do
 MAX_PENDING_STEPS = 1024  # kept while the replica does not read; older ones are dropped
 
 
@@ -42,7 +44,8 @@ class IterationReport(msgspec.Struct, frozen=True, array_like=True):
 
 
 class IterationReportSender:
-    """The engine's end. A tick that finds the queue full is merged into the next one."""
+    """The engine's end. A tick that finds the queue full is merged into the next one; the last one before the engine
+    idles, which none follows, waits a little."""
 
     def __init__(self, path: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -64,6 +67,8 @@ class IterationReportSender:
         parts = [None] if requests is None else split(sorted(requests, key=self._turn))
         for i, part in enumerate(parts):
             whole = msgspec.structs.replace(tick, recent=tuple(self._pending), requests=part)
+            if requests == []:
+                select.select([], [self._socket], [], IDLE_WAIT_S)
             try:
                 self._socket.send(self._encoder.encode(whole))
             except OSError:  # queue full, or the replica is gone

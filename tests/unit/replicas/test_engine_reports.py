@@ -45,6 +45,25 @@ def test_nothing_is_lost_while_the_replica_does_not_read(tmp_path: Path) -> None
     asyncio.run(scenario())
 
 
+def test_the_last_tick_before_the_engine_idles_waits_for_room(tmp_path: Path) -> None:
+    """None follows that could tell how much of its KV cache is free again."""
+
+    async def scenario() -> None:
+        ticks: list[IterationReport] = []
+        receiver = IterationReportReceiver(str(tmp_path / "ticks"), ticks.append)
+        sender = IterationReportSender(receiver.path)
+        while sender.send(IterationReport(1, 0.0, 500), step(1), None):
+            pass
+        assert await asyncio.to_thread(sender.send, IterationReport(2, 0.0, 0), None, [])
+        async with asyncio.timeout(5):
+            while not ticks or ticks[-1].kv_used_tokens:
+                await asyncio.sleep(0.001)
+        sender.close()
+        receiver.close()
+
+    asyncio.run(scenario())
+
+
 def test_positions_under_long_names_arrive_in_several_datagrams(tmp_path: Path) -> None:
     """64 names of 80 KB were one datagram that no kernel takes, so none of them ever arrived."""
 

@@ -21,7 +21,7 @@ def test_limits_follow_the_reports_and_the_slack_margin_stays() -> None:
     replica.sync(report("a", 2, steps=slow), LENGTHS, TIERS, Calibration(), 0.1)
     assert (margin := float(replica.limits["slack_margin"])) > 0.0
     told = dict(block_tokens=32, max_iteration_s=0.1, best_effort_share=0.25, best_effort_stretch=2.0)
-    told |= dict(kv_capacity_tokens=9000, max_running=7, max_batch_tokens=512)
+    told |= dict(drafts=4, acceptance=0.6, kv_capacity_tokens=9000, max_running=7, max_batch_tokens=512)
     replica.sync(msgspec.structs.replace(report("a", 3), **told), LENGTHS, TIERS, Calibration(), 0.2)
     assert {name: replica.limits[name] for name in told} == told
     assert replica.limits["slack_margin"] == margin
