@@ -104,11 +104,12 @@ def replay(  # noqa: PLR0913  (a command: its options)
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 0.0,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the result file here.")] = None,
     records: Annotated[Path | None, typer.Option(help="Write every request to this parquet file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw predicted against measured TTFT as a PNG.")] = None,
 ) -> None:
     """Replay a trace against a server in an open loop and report attainment per class of SLO."""
     from serving.loadgen import replay as player
 
-    for path in (json_out, records):
+    for path in (json_out, records, plot):
         if path is not None and not path.parent.is_dir():
             raise typer.BadParameter(f"{path}: its folder does not exist")
     options = player.ReplayOptions(
@@ -128,7 +129,7 @@ def replay(  # noqa: PLR0913  (a command: its options)
         vocabulary=_vocabulary(vocab),
         temperature=temperature,
     )
-    raise typer.Exit(player.replay_and_report(options, json_out, records))
+    raise typer.Exit(player.replay_and_report(options, player.Files(json_out, records, plot)))
 
 
 @app.command(

@@ -16,6 +16,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from serving.loadgen.calibration_plot import plot_calibration
 from serving.loadgen.client import Call, Client, Record, Status
 from serving.loadgen.mix import SloClass, default_classes, draw_classes, read_mix, tiers_of_status, with_tier_figures
 from serving.loadgen.prompts import prompt_maker
@@ -121,17 +122,29 @@ async def replay_async(options: ReplayOptions, console: Console | None = None) -
     return Replay(config, client.records, asked, summarize(client.records, asked, elapsed_s), interrupted)
 
 
-def replay_and_report(options: ReplayOptions, json_out: Path | None = None, records_out: Path | None = None) -> int:
+@dataclass(frozen=True)
+class Files:
+    """What a replay writes, where it is told to."""
+
+    json: Path | None = None  # the result file
+    records: Path | None = None  # every request, as parquet
+    plot: Path | None = None  # predicted against measured, as PNG
+
+
+def replay_and_report(options: ReplayOptions, files: Files = Files()) -> int:
     """Replay with a progress bar, print the report, write the files; the exit status."""
     played = replay(options, Console(stderr=True))
     if not played.records:
         print("Nothing was sent.")
         return 130 if played.interrupted else 1
     print_report(played.points)
-    if json_out is not None:
-        write_json(json_out, played.to_json())
-    if records_out is not None:
-        write_records(records_out, played.records, played.asked, outcomes(played.records, played.asked))
+    table = outcomes(played.records, played.asked)
+    if files.json is not None:
+        write_json(files.json, played.to_json())
+    if files.records is not None:
+        write_records(files.records, played.records, played.asked, table)
+    if files.plot is not None and not plot_calibration(files.plot, played.records, table):
+        print(f"Nothing was promised, so there is no {files.plot}.")
     if played.interrupted:
         print("Interrupted: the report covers what was sent until then.")
         return 130

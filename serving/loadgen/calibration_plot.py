@@ -1,0 +1,59 @@
+"""How far promises can be relied on, as a picture: predicted against measured TTFT, and what was kept by its margin."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from serving.loadgen.client import Record
+from serving.loadgen.summary import Outcomes
+
+BINS = 5  # of promises by their predicted margin, each of about as many
+LEAST_MS = 0.1  # a logarithmic axis has no 0
+
+
+def plot_calibration(path: Path, records: Sequence[Record], table: Outcomes) -> int:
+    """Draw all promises of a replay as a PNG; returns how many there are, and draws nothing where there are none.
+
+    Left: TTFT as the server predicted it against what the client measured, ms, by class. Right: the share of promises
+    kept, by the part of its TTFT objective that a prediction leaves free, for promises that have one.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    chosen = np.flatnonzero(table.is_promised)
+    if not len(chosen):
+        return 0
+    told = [slo for i in chosen if (slo := records[i].slo) is not None]
+    predicted_ms = np.array([max(slo.predicted_ttft_ms or 0.0, LEAST_MS) for slo in told])
+    target_ms = np.array([np.nan if slo.target_ttft_ms is None else slo.target_ttft_ms for slo in told])
+    measured_ms, labels = 1e3 * table.ttft_s[chosen], table.label[chosen]
+    figure = Figure(figsize=(11, 4.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    scatter, kept = figure.subplots(1, 2)
+    came = np.isfinite(measured_ms)
+    for label in dict.fromkeys(labels.tolist()):
+        here = came & (labels == label)
+        shown_ms = np.maximum(measured_ms[here], LEAST_MS)
+        scatter.scatter(shown_ms, predicted_ms[here], s=9, alpha=0.6, label=f"{label} ({here.sum()})")
+    ends = np.array([predicted_ms.min() * 0.9, predicted_ms.max() * 1.1])
+    scatter.plot(ends, ends, color="#999999", linewidth=1)
+    scatter.set(xscale="log", yscale="log", xlabel="measured TTFT, ms", ylabel="predicted TTFT, ms")
+    scatter.legend(frameon=False)
+    margins, shares, counts = kept_by_margin(1.0 - predicted_ms / target_ms, table.attained[chosen])
+    kept.errorbar(margins, shares, yerr=np.sqrt(shares * (1.0 - shares) / np.maximum(counts, 1)), marker="o", capsize=3)
+    kept.set(xlabel="part of the TTFT objective that the prediction leaves", ylabel="promises kept", ylim=(0.0, 1.05))
+    figure.savefig(path, dpi=130)
+    return len(chosen)
+
+
+def kept_by_margin(margins: np.ndarray, attained: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Promises (f8[n], bool[n]) in up to ``BINS`` groups of rising margin: mean margin, share kept, size (each [k]).
+
+    Those without a finite margin, as without a TTFT objective, are left out.
+    """
+    known = np.isfinite(margins)
+    order = np.argsort(margins[known], kind="stable")
+    groups = [group for group in np.array_split(order, BINS) if len(group)]
+    shares = np.array([attained[known][group].mean() for group in groups])
+    return np.array([margins[known][group].mean() for group in groups]), shares, np.array([len(g) for g in groups])
