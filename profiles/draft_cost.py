@@ -44,8 +44,8 @@ class DraftCost:
     def without(self, coef: np.ndarray, measured: np.ndarray) -> np.ndarray:
         """Learn from measured iterations (f8[n, 6]: composition, seconds), predicted by ``coef`` with ``draft_s`` in
         it; returns them with the seconds less what their drafts cost."""
-        own = measured.copy()
+        own, begun_s = measured.copy(), self.draft_s
         for step in own:
-            predicted_s = iteration_s(coef, *step[:SECONDS])
+            predicted_s = iteration_s(coef, *step[:SECONDS]) + (self.draft_s - begun_s) * step[SPEC_STEPS]
             step[SECONDS] = self.observe(float(step[SPEC_STEPS]), predicted_s, float(step[SECONDS]))
         return own

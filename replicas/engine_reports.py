@@ -52,6 +52,8 @@ class IterationReportSender:
         self._socket.setblocking(False)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, RECEIVE_BYTES)
         self._socket.connect(path)
+        self._room = select.poll()
+        self._room.register(self._socket, select.POLLOUT)
         self._encoder = msgspec.msgpack.Encoder()
         self._pending: list[Step] = []
         self._behind: dict[str, int] = {}  # requests whose last position found the queue full, in order
@@ -68,7 +70,7 @@ class IterationReportSender:
         for i, part in enumerate(parts):
             whole = msgspec.structs.replace(tick, recent=tuple(self._pending), requests=part)
             if requests == []:
-                select.select([], [self._socket], [], IDLE_WAIT_S)
+                self._room.poll(IDLE_WAIT_S * 1e3)
             try:
                 self._socket.send(self._encoder.encode(whole))
             except OSError:  # queue full, or the replica is gone

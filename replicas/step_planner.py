@@ -84,6 +84,7 @@ class StepPlanner:
             max_batch_tokens=max_batch_tokens,
         )
         self._acceptance, self._drafting_steps = ACCEPTANCE_PRIOR, 0
+        self._ran = np.zeros(0, dtype=np.int64)  # requests of the last batch formed
         self._draft_cost, self._streams = DraftCost(), StreamAcceptance()
         self._memory = new_memory()
         self.coefficients = self._profile
@@ -119,6 +120,7 @@ class StepPlanner:
             if self._adapts_cutoff:
                 self.limits["group_cutoff"] = cutoff(self._memory)
         seconds, composition = self.policy.form(EngineModel(self.coefficients, self.limits), table, now_s, tokens)
+        self._ran = table["id"][tokens > 0]
         if self.policy.remembers:
             record(self._memory, table, tokens, now_s, seconds)
         return tokens, seconds, composition
@@ -143,11 +145,12 @@ class StepPlanner:
             if plan_drafts(engine, table, now_s, max_drafts, drafts) == math.inf:
                 drafts[:] = fastest_depth(engine, table)
             self._drafting_steps += 1
-            if self._drafting_steps % (EXPLORE_EVERY if self._streams.is_known else EXPLORE_UNKNOWN_EVERY) == 0:
-                np.maximum(drafts, EXPLORED, out=drafts)
+            every = EXPLORE_EVERY if self._streams.is_known else EXPLORE_UNKNOWN_EVERY
+            explored = (table["id"] + self._drafting_steps) % every == 0  # not all in the same step
+            np.maximum(drafts, EXPLORED, out=drafts, where=explored)
             left = table["prompt_tokens"] + table["emitted_tokens"] - table["computed_tokens"]
-            unproposed = (drafts > 0) & (table["spec_tokens"] == 0) & table["running"] & (left == 1)
-            for uid in table["id"][unproposed].tolist():
+            unproposed = table["id"][(drafts > 0) & (table["spec_tokens"] == 0) & table["running"] & (left == 1)]
+            for uid in unproposed[np.isin(unproposed, self._ran)].tolist():  # nothing is proposed to who was left out
                 self._streams.record(uid, 0, 1)
             np.minimum(table["spec_tokens"], drafts, out=table["spec_tokens"])
 

@@ -3,44 +3,43 @@
 Text that repeats itself is easy to guess, other text is not, so acceptance differs from stream to stream. Pure.
 """
 
-from collections import deque
-
 import numpy as np
 
-WINDOW = 16  # draft tokens tested of one stream, for one sample of its acceptance
-SAMPLES = 128  # that are remembered
-LEAST_SAMPLES = 8  # with fewer, nothing is promised
-QUANTILE = 0.1  # of the samples: nine of ten streams do at least as well
+LEAST_STEPS = 8  # in which drafts of a stream were tested, before its acceptance counts as known
+LEAST_STREAMS = 8  # with fewer that are known, nothing is promised
+STREAMS = 128  # known ones that count, the latest
+MOST_STREAMS = 1024  # that are remembered
+QUANTILE = 0.1  # of the streams: nine of ten do at least as well
 GRAIN = 0.02  # the bound is told in steps of this, so that it seldom changes
-MOST_OPEN = 4096  # streams that are remembered before they have been tested enough
+UPDATE_EVERY = 64  # tests
 
 
 class StreamAcceptance:
-    """A lower bound of the chance that a draft token is accepted, over streams; 0 while little is known."""
+    """A lower bound of the chance that a draft token is accepted, over streams; 0 while few are known."""
 
     def __init__(self) -> None:
         self.bound = 0.0
         self.is_known = False
-        self._open: dict[int, tuple[int, int]] = {}  # by stream: accepted, tested
-        self._samples: deque[float] = deque(maxlen=SAMPLES)
+        self._streams: dict[int, tuple[int, int, int]] = {}  # accepted, tested, steps; the latest last
+        self._tests = 0
 
     def record(self, uid: int, accepted: int, refused: int) -> None:
-        """Count draft tokens of a stream that were accepted, and whether its next one was ``refused`` (0 or 1).
+        """Count draft tokens of one step of a stream that were accepted, and whether the next was ``refused`` (0 or 1).
 
         One that was wanted and that the proposer had nothing for counts as refused.
         """
-        before = self._open.pop(uid, (0, 0))
-        accepted, tested = before[0] + accepted, before[1] + accepted + refused
-        if tested >= WINDOW:
-            self._samples.append(accepted / tested)
+        before = self._streams.pop(uid, (0, 0, 0))
+        steps = before[2] + 1
+        self._streams[uid] = before[0] + accepted, before[1] + accepted + refused, steps
+        if len(self._streams) > MOST_STREAMS:
+            del self._streams[next(iter(self._streams))]
+        self._tests += 1
+        if steps == LEAST_STEPS or self._tests % UPDATE_EVERY == 0:
             self._bound()
-            return
-        self._open[uid] = accepted, tested
-        if len(self._open) > MOST_OPEN:
-            del self._open[next(iter(self._open))]
 
     def _bound(self) -> None:
-        self.is_known = len(self._samples) >= LEAST_SAMPLES
+        known = [accepted / tested for accepted, tested, steps in self._streams.values() if steps >= LEAST_STEPS]
+        self.is_known = len(known) >= LEAST_STREAMS
         if self.is_known:
-            lower = float(np.quantile(self._samples, QUANTILE, method="lower"))
+            lower = float(np.quantile(known[-STREAMS:], QUANTILE, method="lower"))
             self.bound = min(0.98, int(lower / GRAIN + 1e-9) * GRAIN)

@@ -24,16 +24,7 @@ from vllm.v1.engine.core_client import AsyncMPClient, EngineCoreClient
 from protocol.messages import PREFILLED, Delta, Progress, Step, Submission
 from replicas.config import ReplicaConfig
 from replicas.cores import CoreClaim
-from replicas.engine import (
-    EngineFailure,
-    EngineState,
-    EngineTotals,
-    LiveRequest,
-    PlanLimits,
-    Pulse,
-    owner_of,
-    usable_kv_tokens,
-)
+from replicas.engine import EngineFailure, EngineState, EngineTotals, LiveRequest, Pulse, owner_of, usable_kv_tokens
 from replicas.engine_reports import IterationReport, IterationReportReceiver
 from replicas.kv_peer import KvPeer
 from replicas.kv_transfer import ENGINES_ONLY, PARAMS, from_transfer, prefill_params
@@ -62,11 +53,12 @@ class VllmEngine:
         self.planning_s = 0.0  # spent on planning its iterations, since birth
         self._iterations = self._planner_failures = 0
         self._kv_used_tokens = self._kv_capacity_tokens = 0
-        self._limits: PlanLimits
+        self._drafting: dict[str, float] = {}  # as the engine told
         self._adapters = Adapters(config.lora_modules)
         self._block_tokens = config.block_size
         self._max_running, self._max_batch_tokens = config.max_num_seqs, config.max_num_batched_tokens
-        self._note_policy(config.policy, config.policy_options)
+        sizes = dict(block_tokens=config.block_size, max_batch_tokens=config.max_num_batched_tokens)
+        self._limits = reported_limits(config.policy, config.policy_options, **sizes)
         self._alive_s = 0.0  # when the engine last finished an iteration, answered, or began to be busy
         self._asking: asyncio.Task[None] | None = None  # for a sign of life, after its last request was aborted
         self._client: Any = None  # AsyncMPClient, once started
@@ -177,7 +169,8 @@ class VllmEngine:
         self._alive_s = time.monotonic()
         self._iterations, self.planning_s = tick.steps, tick.planning_s
         self._kv_used_tokens, self._planner_failures = tick.kv_used_tokens, tick.planner_failures
-        self._limits = msgspec.structs.replace(self._limits, drafts=tick.drafts, acceptance=tick.acceptance)
+        self._drafting = dict(drafts=tick.drafts, acceptance=tick.acceptance)
+        self._limits = msgspec.structs.replace(self._limits, **self._drafting)
         self._steps.extend(tick.recent)
         for at in tick.requests or ():
             if entry := self._entries.get(at.request_id):
@@ -224,7 +217,7 @@ class VllmEngine:
     def _note_policy(self, policy: str, options: dict[str, float]) -> None:
         """What the planner, which lives in the engine's process, keeps to from now on."""
         own = dict(block_tokens=self._block_tokens, max_batch_tokens=self._max_batch_tokens)
-        self._limits = reported_limits(policy, options, **own)
+        self._limits = msgspec.structs.replace(reported_limits(policy, options, **own), **self._drafting)
 
     def check(self) -> None:
         if self._failure:

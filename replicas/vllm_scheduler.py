@@ -53,8 +53,7 @@ class SloScheduler(AsyncScheduler):
         self._rows.warm_up()
         self._clock = StepClock(self.parallel_config.pipeline_parallel_size)
         self._link = report_sender(settings["link"])
-        self._iterations = 0
-        self._planning_s = 0.0
+        self._iterations, self._planning_s = 0, 0.0
         self._requests_due_s = self._late_due_s = 0.0
         self._late: set[str] = set()
         self._stale: set[Request] = set()  # preempted in flight: vLLM runs them again when that has been delivered
@@ -230,7 +229,8 @@ class SloScheduler(AsyncScheduler):
         count, waiting = len(running), list(self.waiting)
         if self.num_spec_tokens > 0:
             for request, quota in zip(running, tokens[:count].tolist(), strict=True):
-                request.spec_token_ids = request.spec_token_ids[: max(quota - 1, 0)]
+                if quota > 0 or self.scheduler_config.async_scheduling:  # who is left out keeps them
+                    request.spec_token_ids = request.spec_token_ids[: max(quota - 1, 0)]
         victims = [running[i] for i in preempted if self._request_blocks_can_be_freed(running[i])]
         if victims or self._is_short_of_blocks(len(tokens), sum_tokens):
             # vLLM takes blocks from the back of the list: planned first, best effort last.

@@ -110,7 +110,8 @@ def decode_rest_s(coef: Coefficients, row: np.void) -> float:
 @njit(cache=True)
 def set_drafts(engine: EngineModel, replica: np.void, row: np.void) -> None:
     """Write how deep the replica is to speculate for a request that joins it, or is there."""
-    row["spec_tokens"] = drafts_to_promise(engine, row, replica["free_at_s"], replica["step_s"])
+    decodes, kv_tokens = replica["decodes"], replica["decode_kv_tokens"]
+    row["spec_tokens"] = drafts_to_promise(engine, row, replica["free_at_s"], decodes, kv_tokens)
 
 
 @njit(cache=True)
@@ -121,17 +122,22 @@ def set_all_drafts(fleet: FleetState, r: int, rows: np.ndarray) -> None:
 
 
 @njit(cache=True)
+def _count_decode(replica: np.void, row: np.void) -> None:
+    """Count one request into what an iteration of all decodes does: known before any of them is weighed."""
+    if is_decode(row):
+        replica["decodes"] += 1
+        replica["decode_kv_tokens"] += row["prompt_tokens"] + row["emitted_tokens"]
+
+
+@njit(cache=True)
 def _add_to_sums(replica: np.void, engine: EngineModel, row: np.void) -> None:
     """Count one request into the cached sums, with as many drafts as it is promised by; best effort takes no part in
     the load."""
     coef, limits = engine.coef, engine.limits
     set_drafts(engine, replica, row)
-    todo, known_tokens = num_uncomputed_tokens(row), row["prompt_tokens"] + row["emitted_tokens"]
+    todo = num_uncomputed_tokens(row)
     replica["backlog_tokens"] += max(0, todo - 1)
     replica["peak_tokens"] += row["prompt_tokens"] + row["output_tokens"]
-    if is_decode(row):
-        replica["decodes"] += 1
-        replica["decode_kv_tokens"] += known_tokens
     if row["best_effort"]:
         replica["best_effort"] += 1
         return
@@ -178,6 +184,8 @@ def recompute_load(fleet: FleetState, r: int) -> None:
     replica["decodes"], replica["decode_kv_tokens"], replica["best_effort"] = 0, 0.0, 0
     replica["forecast_is_fresh"] = False
     for i in range(replica["count"]):
+        _count_decode(replica, fleet.tables[r, i])
+    for i in range(replica["count"]):
         _add_to_sums(replica, engine, fleet.tables[r, i])
     _weigh(engine.coef, engine.limits, replica)
 
@@ -221,6 +229,7 @@ def add_request(fleet: FleetState, r: int, row: np.void) -> None:
     replica, engine, at = fleet.replicas[r], engine_of(fleet, r), fleet.replicas[r]["count"]
     fleet.tables[r, at] = row
     replica["count"] += 1
+    _count_decode(replica, row)
     _add_to_sums(replica, engine, fleet.tables[r, at])
     _weigh(engine.coef, engine.limits, replica)
 

@@ -34,7 +34,7 @@ def best_idle(fleet: FleetState, row: np.void, start_s: float, is_any_tier: bool
         if not replica["is_open"] or not (is_any_tier or tier_distance(replica["tier"], row["tier"]) >= 0):
             continue
         coef, limits = fleet.pessimistic_coefs[r], fleet.limits[r]
-        step_tokens, gain = promised_step(EngineModel(coef, limits), row, start_s, 0.0)
+        step_tokens, gain = promised_step(EngineModel(coef, limits), row, start_s, 0.0, 0.0)
         first_s, step_s = start_s + prefill_s(coef, limits, row), decode_step_s(coef, row, step_tokens) / gain
         spare_s = min(row["arrival_s"] + row["ttft_s"] - first_s, row["deadline_s"] - first_s - gaps * step_s)
         suits = kv_tokens <= limits["kv_capacity_tokens"] * (1.0 - limits["kv_headroom"]) and step_s <= row["tpot_s"]
@@ -63,7 +63,7 @@ def _forecast_alone(fleet: FleetState, r: int, alone: RequestTable, start_s: flo
     """
     limits = fleet.limits[r]
     engine = EngineModel(fleet.pessimistic_coefs[r], limits)
-    alone[0]["spec_tokens"] = drafts_to_promise(engine, alone[0], start_s, 0.0)
+    alone[0]["spec_tokens"] = drafts_to_promise(engine, alone[0], start_s, 0.0, 0.0)
     worst_s, peak_tokens = forecast_requests(engine, alone, start_s, -TOLERANCE_S, seen)
     return bool(why_unattainable(alone[0], seen[0], worst_s, peak_tokens, limits) == ADMITTED)
 

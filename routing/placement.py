@@ -101,7 +101,7 @@ def quick_check(engine: EngineModel, replica: np.void, row: np.void, now_s: floa
     window_s, alone_s = next_token_deadline_s(row, start_s) - start_s, prefill_s(coef, limits, row)
     if window_s < alone_s:
         return TTFT
-    step_tokens, gain = promised_step(engine, row, start_s, replica["step_s"])
+    step_tokens, gain = promised_step(engine, row, start_s, replica["decodes"], replica["decode_kv_tokens"])
     own_s = _max_tpot_s(row, start_s, alone_s) * gain
     step_s = max(SHORTEST_S, min(replica["pace_s"], limits["max_iteration_s"]))  # until its prompt is computed
     token_rate = replica["token_rate"] + step_tokens / max(own_s, SHORTEST_S)

@@ -102,6 +102,7 @@ class Claim(NamedTuple):
     terms: np.ndarray  # f8[COLUMNS]
     lasts: int  # buckets for which it holds all but its prompt
     window_s: float  # that its first token may take
+    step_s: float  # that its pace leaves to an iteration; inf where it is only prefilled
     is_new: bool  # a newcomer, which is checked exactly; otherwise it was told to come back
 
 
@@ -109,7 +110,9 @@ class Claim(NamedTuple):
 def claim_of(fleet: FleetState, r: int, row: np.void, now_s: float, is_new: bool) -> Claim:
     """What the request would take of replica ``r``, as if it arrived now."""
     coef, todo = fleet.pessimistic_coefs[r], num_uncomputed_tokens(row)
-    step_tokens, gain = promised_step(engine_of(fleet, r), row, now_s, fleet.replicas[r]["step_s"])
+    step_tokens, gain = promised_step(
+        engine_of(fleet, r), row, now_s, fleet.replicas[r]["decodes"], fleet.replicas[r]["decode_kv_tokens"]
+    )
     pace_s = max(effective_tpot_s(row, now_s) * gain, decode_step_s(coef, row, step_tokens), SHORTEST_S)  # of a step
     terms = np.empty(COLUMNS)
     terms[TOKEN_RATE], terms[REST_RATE] = step_tokens / pace_s, decode_rest_s(coef, row) / pace_s
@@ -117,7 +120,7 @@ def claim_of(fleet: FleetState, r: int, row: np.void, now_s: float, is_new: bool
     pairs = attention_pairs(todo, row["computed_tokens"])
     terms[PREFILL] = todo * fleet.replicas[r]["prompt_token_s"] + attention_s(coef, pairs)
     lasts = int(min(float(HORIZON), remaining_tokens(row) / gain * min(pace_s, LONGEST_STEP_S) / BUCKET_S)) + 1
-    return Claim(terms, lasts, next_token_deadline_s(row, now_s) - now_s, is_new)
+    return Claim(terms, lasts, next_token_deadline_s(row, now_s) - now_s, pace_s, is_new)
 
 
 @njit(cache=True)
@@ -169,12 +172,9 @@ def _free_share(fleet: FleetState, ledger: Ledger, r: int, at: int, step_s: floa
 
 
 @njit(cache=True)
-def _step_s(fleet: FleetState, r: int, claim: np.ndarray) -> float:
+def _step_s(fleet: FleetState, r: int, claim_s: float) -> float:
     """Iterations as long as the tightest, the newcomer included, can bear."""
-    step_s = min(fleet.replicas[r]["pace_s"], fleet.limits[r]["max_iteration_s"])
-    if claim[TOKEN_RATE] > 0.0:  # none of a request that is only prefilled
-        step_s = min(step_s, 1.0 / claim[TOKEN_RATE])
-    return max(SHORTEST_S, step_s)
+    return max(SHORTEST_S, min(fleet.replicas[r]["pace_s"], fleet.limits[r]["max_iteration_s"], claim_s))
 
 
 @njit(cache=True)
@@ -189,7 +189,7 @@ def _fits_at(
     """Whether replica ``r`` has room from bucket ``begins`` on, with ``queue_s`` of prompts ahead then, so that all
     that was told keeps its own. Of a newcomer (``claim.is_new``) only the latter is asked: it is checked exactly."""
     terms, lasts, window_s, is_new = claim.terms, claim.lasts, claim.window_s, claim.is_new
-    step_s, first = _step_s(fleet, r, terms), begins
+    step_s, first = _step_s(fleet, r, claim.step_s), begins
     for j in range(HORIZON):
         at = (first + j) % BUCKETS
         reserved = ledger.reserved[r, at]
@@ -243,12 +243,12 @@ def first_room(
     the one with the least to do then. 0 and ``NOWHERE`` where there is none in time."""
     first, best, least, count = bucket_of(now_s), NOWHERE, math.inf, len(slots)
     terms, lasts, windows_s = np.empty((count, COLUMNS)), np.empty(count, dtype=np.int64), np.empty(count)
-    queues_s, steps_s = np.empty(count), np.empty(count)
+    queues_s, steps_s, claims_s = np.empty(count), np.empty(count), np.empty(count)
     for i in range(count):
         claim = claim_of(fleet, slots[i], row, now_s, False)
         terms[i], lasts[i], windows_s[i] = claim.terms, claim.lasts, claim.window_s
         queues_s[i] = ledger.carried[slots[i], first % BUCKETS, PREFILL]
-        steps_s[i] = _step_s(fleet, slots[i], claim.terms)
+        steps_s[i], claims_s[i] = _step_s(fleet, slots[i], claim.step_s), claim.step_s
     for second in range(1, most_s + 1):
         begins = first + second * PER_S
         for i in range(count):
@@ -256,7 +256,8 @@ def first_room(
             for j in range(begins - PER_S, begins):
                 free = _free_share(fleet, ledger, r, j % BUCKETS, steps_s[i])
                 queues_s[i] = max(0.0, queues_s[i] + ledger.reserved[r, j % BUCKETS, PREFILL] - free * BUCKET_S)
-            if _fits_at(fleet, ledger, r, begins, queues_s[i], Claim(terms[i], lasts[i], windows_s[i], False)):
+            claim = Claim(terms[i], lasts[i], windows_s[i], claims_s[i], False)
+            if _fits_at(fleet, ledger, r, begins, queues_s[i], claim):
                 busy = -_free_share(fleet, ledger, r, begins % BUCKETS, steps_s[i])
                 if busy < least:
                     best, least = r, busy

@@ -42,7 +42,7 @@ def score_replica(engine: EngineModel, replica: np.void, row: np.void, now_s: fl
         return float(replica["load"])
     prompt_share = replica["prompt_token_s"] / PROMPTS_DUE_S
     start_s = max(now_s, replica["free_at_s"])
-    step_tokens, gain = promised_step(engine, row, start_s, replica["step_s"])
+    step_tokens, gain = promised_step(engine, row, start_s, replica["decodes"], replica["decode_kv_tokens"])
     own_s = max(SHORTEST_S, effective_tpot_s(row, start_s) * gain)
     before = _load(engine, replica, np.inf, (0.0, 0.0), 0, weight)
     before += replica["backlog_tokens"] * prompt_share

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from controller.scaling.tiers import Tier, TierTable
-from profiles.kernels import LINES, attention_s, iteration_s, kv_read_s, overhead_s, roofline
+from planning.forecast.lockstep import accepted_tokens
+from profiles.kernels import LINES, attention_s, draft_s, iteration_s, kv_read_s, overhead_s, roofline
 
 YOUNG_S = 5.0  # rates of a shorter past are taken over so long
 BISECTIONS = 40
@@ -80,48 +81,57 @@ class Hardware(NamedTuple):
     coefficients: np.ndarray  # of the iteration-time model
     kv_capacity_tokens: int
     max_iteration_s: float
+    drafts: int = 0  # draft tokens per decode step, at most
+    acceptance: float = 0.0  # of one, that promises may count on
 
     def replicas_for(self, load: Load, pace_s: float, queue_tokens_per_s: float = 0.0) -> float:
         """Replicas, as a fraction, that this load keeps busy all the time in iterations of ``pace_s`` or less.
 
         Longer iterations do more work but keep requests, and so their KV, longer: where KV is short the pace is the
-        one at which time and KV run out together. inf where a replica can make no iteration in ``pace_s`` at all.
+        one at which time and KV run out together. inf where a replica can make no iteration in ``pace_s`` at all. With
+        speculation all decodes draft as deep as takes fewest replicas.
         """
-        slow_s, fast_s = min(pace_s, self.max_iteration_s), 0.0
-        if self._busy(load, slow_s, queue_tokens_per_s) >= self._held(load, slow_s):
-            return self._busy(load, slow_s, queue_tokens_per_s)
+        depths = range(self.drafts + 1 if self.acceptance else 1)
+        return min(self._replicas_at(depth, load, pace_s, queue_tokens_per_s) for depth in depths)
+
+    def _replicas_at(self, depth: int, load: Load, pace_s: float, queue_tokens_per_s: float) -> float:
+        gain = accepted_tokens(depth, self.acceptance)
+        slow_s, fast_s = min(pace_s * gain, self.max_iteration_s), 0.0
+        if self._busy(depth, load, slow_s, queue_tokens_per_s) >= self._held(load, slow_s / gain):
+            return self._busy(depth, load, slow_s, queue_tokens_per_s)
         for _ in range(BISECTIONS):
             middle_s = 0.5 * (slow_s + fast_s)
-            if self._busy(load, middle_s, queue_tokens_per_s) < self._held(load, middle_s):
+            if self._busy(depth, load, middle_s, queue_tokens_per_s) < self._held(load, middle_s / gain):
                 slow_s = middle_s
             else:
                 fast_s = middle_s
-        return self._held(load, slow_s)
+        return self._held(load, slow_s / gain)
 
     def prompt_s(self, prompt_tokens: float) -> float:
         """Seconds that a prompt takes alone, in one iteration."""
         return float(iteration_s(self.coefficients, prompt_tokens, 0.0, 0.5 * prompt_tokens**2, 1.0, 0.0))
 
-    def _busy(self, load: Load, step_s: float, queue_tokens_per_s: float) -> float:
-        """Share of one replica's time: work flows like a fluid.
+    def _busy(self, depth: int, load: Load, step_s: float, queue_tokens_per_s: float) -> float:
+        """Share of one replica's time with ``depth`` drafts per decode step: work flows like a fluid.
 
-        Of every second, it spends ``K * B + b / step`` on the roofline (the slower of its two lines), and per decoded
-        token the KV reads and overhead of its sequence: linear in the load, so the number follows in closed form.
+        Of every second, it spends ``K * B + b / step`` on the roofline (the slower of its two lines), and per decode
+        step the KV reads and overhead of its sequence: linear in the load, so the number follows in closed form.
         """
-        coef, tokens_per_s = self.coefficients, load.prefill_tokens_per_s + load.decode_tokens_per_s
+        coef, steps_per_s = self.coefficients, load.decode_tokens_per_s / accepted_tokens(depth, self.acceptance)
+        tokens_per_s = load.prefill_tokens_per_s + (1 + depth) * steps_per_s
         prompt_tokens = load.prefill_tokens_per_s / load.requests_per_s if load.requests_per_s else 0.0
-        rest = load.decode_tokens_per_s * (overhead_s(coef, 1.0) + kv_read_s(coef, load.context_tokens))
+        rest = steps_per_s * (overhead_s(coef, 1.0) + kv_read_s(coef, load.context_tokens))
         rest += attention_s(coef, load.prefill_tokens_per_s) * 0.5 * prompt_tokens
         busy = 0.0
         for slope, base in (roofline(coef, line) for line in range(LINES)):
-            free = 1.0 - base / step_s if step_s > 0.0 else 0.0
+            free = 1.0 - (base + draft_s(coef, depth)) / step_s if step_s > 0.0 else 0.0
             work = slope * (tokens_per_s + queue_tokens_per_s) + rest
             busy = max(busy, work / free if free > 0.0 else math.inf if work > 0.0 else 0.0)
         return float(busy)
 
-    def _held(self, load: Load, step_s: float) -> float:
-        """Share of one replica's KV that is held by requests which emit one token per step (Little's law)."""
-        return load.decode_tokens_per_s * step_s * load.context_tokens / self.kv_capacity_tokens
+    def _held(self, load: Load, token_s: float) -> float:
+        """Share of one replica's KV that is held by requests which emit a token every ``token_s`` (Little's law)."""
+        return load.decode_tokens_per_s * token_s * load.context_tokens / self.kv_capacity_tokens
 
 
 def pace_of(tier: Tier, load: Load) -> float:

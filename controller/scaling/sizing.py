@@ -36,4 +36,6 @@ def hardware_of(fleet: Fleet, group: str, now_s: float) -> Hardware | None:
         return None
     coefficients = np.mean([replica.pessimistic_coefs for replica in live], axis=0)
     limits = live[0].limits
-    return Hardware(coefficients, int(limits["kv_capacity_tokens"]), float(limits["max_iteration_s"]))
+    bounds = int(limits["kv_capacity_tokens"]), float(limits["max_iteration_s"])
+    acceptances = [float(replica.limits["acceptance"]) for replica in live]
+    return Hardware(coefficients, *bounds, int(limits["drafts"]), max(acceptances))

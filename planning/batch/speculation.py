@@ -181,24 +181,24 @@ def fastest_depth(engine: EngineModel, table: RequestTable) -> int:
 
 
 @njit(cache=True)
-def drafts_to_promise(engine: EngineModel, row: np.void, now_s: float, decodes_s: float) -> int:
-    """Draft tokens per step that a forecast counts on for a request beside decodes whose iteration takes ``decodes_s``.
+def drafts_to_promise(engine: EngineModel, row: np.void, now_s: float, decodes: float, decode_kv_tokens: float) -> int:
+    """Draft tokens per step that a forecast counts on for a request beside ``decodes``, which hold so many KV tokens.
 
-    The fewest with which its steps may last ``ROOM`` times what they take at least; where no number is enough, the one
-    that comes closest. An engine speculates as deep as objectives need (``plan_drafts``), so that it does so much.
+    The fewest with which its steps may last ``ROOM`` times what they take if all decodes draft as deep; where no number
+    is enough, the one that comes closest. An engine speculates as deep as objectives need (``plan_drafts``).
     """
     limits = engine.limits
     if limits["drafts"] == 0:
         return int(row["spec_tokens"])
-    pace_s, kv_tokens = effective_tpot_s(row, now_s), row["prompt_tokens"] + row["emitted_tokens"]
+    pace_s, own_kv_tokens = effective_tpot_s(row, now_s), row["prompt_tokens"] + row["emitted_tokens"]
     if pace_s == math.inf or limits["acceptance"] == 0.0:
         return 0
-    alone_s = iteration_s(engine.coef, 1.0, kv_tokens + 1.0, 0.0, 1.0, 0.0)
+    sequences, kv_tokens = max(1.0, decodes), max(own_kv_tokens, decode_kv_tokens)
     best, best_room = 0, 0.0
     for drafts in range(limits["drafts"] + 1):
-        tokens = 1.0 + drafts
-        own_s = iteration_s(engine.coef, tokens, kv_tokens + tokens, 0.0, 1.0, drafts)
-        room = pace_s * accepted_tokens(drafts, limits["acceptance"]) / (max(alone_s, decodes_s) + own_s - alone_s)
+        tokens = sequences * (1.0 + drafts)
+        step_s = iteration_s(engine.coef, tokens, kv_tokens + tokens, 0.0, sequences, drafts)
+        room = pace_s * accepted_tokens(drafts, limits["acceptance"]) / step_s
         if room >= ROOM:
             return drafts
         if room > best_room * (1.0 + 1e-9):
@@ -207,7 +207,9 @@ def drafts_to_promise(engine: EngineModel, row: np.void, now_s: float, decodes_s
 
 
 @njit(cache=True)
-def promised_step(engine: EngineModel, row: np.void, now_s: float, decodes_s: float) -> tuple[float, float]:
+def promised_step(
+    engine: EngineModel, row: np.void, now_s: float, decodes: float, decode_kv_tokens: float
+) -> tuple[float, float]:
     """Tokens to compute in one decode step with ``drafts_to_promise``, and tokens that it emits on average."""
-    drafts = drafts_to_promise(engine, row, now_s, decodes_s)
+    drafts = drafts_to_promise(engine, row, now_s, decodes, decode_kv_tokens)
     return 1.0 + drafts, accepted_tokens(drafts, engine.limits["acceptance"])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from profiles.draft_cost import PLAIN_FIRST, DraftCost
+from profiles.kernels import K_SPEC, iteration_s
 
 STEP_S = 0.01
 
@@ -42,3 +43,21 @@ def test_it_fades_where_no_drafts_are_tried() -> None:
     after(cost, PLAIN_FIRST, 0, STEP_S)
     learnt_s = after(cost, 300, 2, 2 * STEP_S)
     assert 0.0 < after(cost, 1000, 0, STEP_S) < 0.2 * learnt_s
+
+
+def test_a_long_report_teaches_what_its_iterations_would_one_by_one() -> None:
+    """All are predicted by the same coefficients, which know the cost from before the report."""
+    coef = np.array([1e-6, STEP_S, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+    plain, drafting = (np.array([[1.0, 0.0, 0.0, 1.0, d, 0.0]]) for d in (0.0, 2.0))
+    plain[:, -1], drafting[:, -1] = iteration_s(coef, 1.0, 0.0, 0.0, 1.0, 0.0), STEP_S + 2 * 0.003
+    together, one_by_one = DraftCost(), DraftCost()
+    for cost in (together, one_by_one):
+        cost.without(coef, np.repeat(plain, PLAIN_FIRST, axis=0))
+    own = together.without(coef, np.repeat(drafting, 200, axis=0))
+    for _ in range(200):
+        known = coef.copy()
+        known[K_SPEC] += one_by_one.draft_s
+        one_by_one.without(known, drafting)
+    assert together.draft_s == pytest.approx(one_by_one.draft_s, rel=1e-9)
+    assert together.draft_s == pytest.approx(0.003, rel=0.02)
+    assert own[-1, -1] == pytest.approx(STEP_S, rel=0.02)

@@ -167,8 +167,23 @@ def test_what_may_be_promised_counts_streams_for_which_nothing_is_proposed() -> 
                 table["id"], table["best_effort"], table["tpot_s"] = 100 * repeats + uid, False, 6e-4
                 table["arrival_s"], table["ttft_s"] = 0.0, 1.0
                 own.plan_drafts(table, 1.0, 3)
+                own.plan(table, 1.0)
                 if repeats:
                     own.record_acceptance({100 + uid: (3, 0)})
         assert own.promised_acceptance == (0.98 if repeats else 0.0)
     own.configure("vllm", {})
     assert own.promised_acceptance == 0.0
+
+
+def test_a_decode_that_was_left_out_of_the_last_batch_was_refused_nothing() -> None:
+    own = planner()
+    for step in range(600):
+        table = decodes(1, 3)
+        table["id"] = 1 + step % 20
+        own.plan_drafts(table, 1.0, 3)
+        own.plan(table, 1.0)
+        own.record_acceptance({1 + step % 20: (3, 0)})
+        other = decodes(1, 0)
+        other["id"] = 100 + step % 20
+        own.plan_drafts(other, 1.0, 3)
+    assert own.promised_acceptance == 0.98

@@ -104,3 +104,12 @@ def test_a_budget_is_kept_and_used(bounds: list[tuple[int, int]], budget: int) -
 def test_competing_tiers_are_satisfied_alike() -> None:
     assert share_budget([1, 0, 0], [4, 8, 4], 8) == [2, 4, 2]
     assert share_budget([3, 2], [5, 5], 4) == [3, 1], "not enough for the minimums: the tightest first"
+
+
+def test_a_pace_that_needs_drafts_takes_replicas_and_one_that_does_not_takes_no_more() -> None:
+    load, drafting = Load(5.0, 2000.0, 1000.0), H100._replace(drafts=4, acceptance=0.7)
+    least_s = H100.prompt_s(1)
+    assert H100.replicas_for(load, 0.7 * least_s) == math.inf
+    assert 0.0 < drafting.replicas_for(load, 0.7 * least_s) < 10.0
+    assert 0.0 < drafting.replicas_for(load, 10 * least_s) <= H100.replicas_for(load, 10 * least_s)
+    assert drafting._replace(acceptance=0.0).replicas_for(load, 0.7 * least_s) == math.inf

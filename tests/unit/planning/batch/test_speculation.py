@@ -150,19 +150,21 @@ def test_prompts_and_those_that_wait_have_no_say_in_the_depth() -> None:
 
 
 @examples(200)
-@given(st.floats(0.001, 0.2), st.floats(0.0, 0.95), st.floats(0.0, 0.05), st.integers(1, 5000), st.integers(0, 1))
+@given(st.floats(0.001, 0.2), st.floats(0.0, 0.95), st.integers(0, 300), st.integers(1, 5000), st.integers(0, 1))
 def test_a_promise_counts_on_the_fewest_drafts_that_leave_room(
-    tpot_s: float, acceptance: float, decodes_s: float, prompt_tokens: int, machine: int
+    tpot_s: float, acceptance: float, decodes: int, prompt_tokens: int, machine: int
 ) -> None:
-    coef, row = COEFS[machine], request_table(1)
+    coef, row, count = COEFS[machine], request_table(1), max(1, decodes)
     row["best_effort"], row["tpot_s"], row["prompt_tokens"] = False, tpot_s, prompt_tokens
     engine = EngineModel(coef, make_limits(10**6, acceptance=acceptance, drafts=MOST))
-    own_s = [iteration_s(coef, 1.0 + d, prompt_tokens + 1.0 + d, 0.0, 1.0, d) for d in range(MOST + 1)]
+    kv_tokens = max(prompt_tokens, 1000 * decodes)
     rooms = [
-        tpot_s * accepted_tokens(d, acceptance) / (max(own_s[0], decodes_s) + own_s[d] - own_s[0])
+        tpot_s
+        * accepted_tokens(d, acceptance)
+        / iteration_s(coef, count * (1.0 + d), kv_tokens + count * (1.0 + d), 0.0, count, d)
         for d in range(MOST + 1)
     ]
-    told = drafts_to_promise(engine, row[0], 0.0, decodes_s)
+    told = drafts_to_promise(engine, row[0], 0.0, decodes, 1000 * decodes)
     enough = [d for d in range(MOST + 1) if rooms[d] >= ROOM]
     assert told == enough[0] if enough else rooms[told] >= max(rooms) * (1 - 1e-6)
 
@@ -171,8 +173,8 @@ def test_a_promise_counts_on_no_drafts_without_an_objective_or_a_measured_gain()
     row = request_table(1)
     row["spec_tokens"] = 2
     known, unknown = (make_limits(10**6, acceptance=a, drafts=MOST) for a in (0.9, 0.0))
-    assert drafts_to_promise(EngineModel(COEFS[0], known), row[0], 0.0, 1.0) == 0
+    assert drafts_to_promise(EngineModel(COEFS[0], known), row[0], 0.0, 1, 500) == 0
     row["best_effort"], row["tpot_s"] = False, 1e-4
-    assert drafts_to_promise(EngineModel(COEFS[0], known), row[0], 0.0, 1.0) == MOST
-    assert drafts_to_promise(EngineModel(COEFS[0], unknown), row[0], 0.0, 1.0) == 0
-    assert drafts_to_promise(EngineModel(COEFS[0], make_limits(10**6)), row[0], 0.0, 1.0) == 2, "as the row says"
+    assert drafts_to_promise(EngineModel(COEFS[0], known), row[0], 0.0, 1, 500) == MOST
+    assert drafts_to_promise(EngineModel(COEFS[0], unknown), row[0], 0.0, 1, 500) == 0
+    assert drafts_to_promise(EngineModel(COEFS[0], make_limits(10**6)), row[0], 0.0, 1, 500) == 2, "as the row says"
