@@ -71,7 +71,7 @@ class Fleet:
         self.unplaced.adopt_state(other.unplaced)
         self.lengths.adopt_state(other.lengths)
         self.programs.adopt_state(other.programs)
-        self.affinity.prompt_tokens, self.affinity.hit_tokens = other.affinity.prompt_tokens, other.affinity.hit_tokens
+        self.affinity.adopt_counts(other.affinity)
         self._remap_tiers(other.tiers.tier_remap(self.tiers))
         self.allocation = other.allocation.under(self.options.allocation, self.tiers, now_s)
         self._allocate(now_s)
@@ -201,8 +201,8 @@ class Fleet:
         if margin_s := self.calibration.margin_s(row, self.tiers):
             make_due_earlier(row, margin_s)
         self.turn += 1
-        held = self.affinity.held_tokens(request, self.replicas, len(state))
-        p = Pending(request, tier, row, self._scores(row), self.policy.rule, held)
+        held, cached = self.affinity.look_up(request, row, self.replicas, len(state))
+        p = Pending(request, tier, row, self._scores(row), self.policy.rule, held, cached)
         if excluded := self.affinity.excluded(request, self.replicas):
             p.exclude_where_others_are(self.slots, excluded, now_s)
         self.allocation.record_arrival(row, now_s)
@@ -242,7 +242,7 @@ class Fleet:
         if slot < 0:
             return decisions.unplaced(p, Verdict.REFUSED, "no_replica", 0.0)
         to_best_effort(p.row)
-        self.slots.add(slot, p.row)
+        self.slots.add(slot, p.row_at(slot))
         self._settle(p, replica := self.by_slot[slot], now_s)
         return decisions.best_effort(p, replica.name, None if asked_best_effort else self.tiers.best_effort_name)
 

@@ -11,7 +11,8 @@ from controller.placement import Pending, PlacementFleet
 from planning.admission.plan import AdmitReason
 from planning.limits import usable_kv_tokens
 from protocol.messages import Decision, Verdict
-from routing.placement import NOWHERE, QUICK_CHECK_UTILIZATION, tier_distance
+from routing.placement import NOWHERE, tier_distance
+from routing.quick_check import QUICK_CHECK_UTILIZATION
 
 CHUNK = 16  # sequences placed at a time: the first that finds no room ends the search for all
 

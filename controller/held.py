@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from controller.mirror.locations import RequestLocations
+from controller.mirror.prefix_affinity import NOTHING_CACHED
 from controller.mirror.replica_model import VirtualReplica
 from controller.mirror.slots import ReplicaSlots
 from controller.placement import (
@@ -27,6 +28,7 @@ from controller.placement import (
     place_admitted,
 )
 from planning.admission.plan import AdmissionOptions, plan_admission
+from planning.tables import has_begun
 from routing.placement import NOWHERE, tier_distance
 
 LEAD_S = 0.1  # before its first iteration that a request is sent: the way to an engine, and the one it runs then
@@ -75,7 +77,7 @@ class HeldRequests:
 
     def follow(self, replica: VirtualReplica, now_s: float) -> set[int]:
         """A replica has reported: what it has begun stays there. What was recalled does not count, and is returned."""
-        table, begun = replica.table, _has_begun(replica.table)
+        table, begun = replica.table, has_begun(replica.table)
         for uid in table["id"][begun].tolist() if self.sent else ():
             self.sent.pop(uid, None)
         self.recalled_s = {uid: at_s for uid, at_s in self.recalled_s.items() if now_s - at_s <= RECALLED_S}
@@ -141,7 +143,7 @@ class HeldRequests:
     def _displace_on(self, slots: ReplicaSlots, p: Pending, slot: int, now_s: float) -> list[Pending]:
         """Put the request into the slot if the plan takes it; returns those of the held ones that must go for it."""
         table = slots.rows(slot)
-        movable = np.isin(table["id"], [*self.pending, *self.sent]) & ~_has_begun(table)
+        movable = np.isin(table["id"], [*self.pending, *self.sent]) & ~has_begun(table)
         options = AdmissionOptions(displace=True, movable=movable)
         start_s = next_start_s(slots, slot, now_s)
         plan = plan_admission(pessimistic_engine(slots, slot), table, joining_rows(slots, slot, [p]), start_s, options)
@@ -156,10 +158,11 @@ class HeldRequests:
             q.slot = NOWHERE
             if joined := len(slots.fleet_state.replicas) - len(q.scores) if len(q.scores) else 0:
                 q.scores = np.append(q.scores, np.full(joined, -np.inf))  # slots made since it asked: not scored
+            q.cached = NOTHING_CACHED  # as of when it asked
         for uid in gone:
             if uid in self.sent:
                 self._recall(self.sent[uid], now_s)
-        slots.add(slot, p.row)
+        slots.add(slot, p.row_at(slot))
         return held
 
     def _recall(self, p: Pending, now_s: float) -> None:
@@ -168,9 +171,3 @@ class HeldRequests:
         self.free(uid)
         self.recalled_s[uid] = now_s
         self.recalls.append((p.ingress, p.request.request_id))
-
-
-def _has_begun(table: np.ndarray) -> np.ndarray:
-    """Which requests of a replica's table have begun (bool[n])."""
-    begun: np.ndarray = table["running"] | (table["computed_tokens"] > 0) | (table["emitted_tokens"] > 0)
-    return begun

@@ -1,10 +1,11 @@
 """The controller's use of ``routing.placement``: request by request, or as a set where a burst does not fit."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from controller.mirror.prefix_affinity import NOTHING_CACHED
 from controller.mirror.replica_model import VirtualReplica
 from controller.mirror.slots import ReplicaSlots
 from controller.scaling.allocation import Allocation
@@ -15,42 +16,12 @@ from planning.tables import to_table
 from protocol.messages import AdmissionRequest
 from routing import idle
 from routing.fleet_state import set_all_drafts
-from routing.placement import NO_SCORES, NOWHERE, PLACEMENT, CandidateOrder, place, tier_distance
+from routing.placement import NO_SCORES, NONE_CACHED, NOWHERE, PLACEMENT, CandidateOrder, place, tier_distance
 from routing.policy import best_scored, idlest
 from routing.scores import score_replicas
 
 RETRY_INTERVAL_S = (0.02, 0.25)  # least and most between two questions about a pending request
-RETRIES_LEFT = 4  # parts of the time that is left until the next question
 UNBOUND_S = 30.0  # from arrival a request may wait that bounds neither its first token nor its end
-PENDING_TIMEOUT_S = 3.0  # a pending request that has not asked for so long, many times the pause, has lost its ingress
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """A pending request, as the fleet remembers it between two questions."""
-
-    tier: int
-    prompt_tokens: int
-    asked_s: float  # when it asked last
-    latest_s: float  # when it must start at the latest; -inf: no idle replica could do it
-
-    def pause_s(self, now_s: float) -> float:
-        """How long to wait until it asks again; 0 when it is too late for that."""
-        left_s = self.latest_s - now_s
-        return (
-            min(max(left_s / RETRIES_LEFT, RETRY_INTERVAL_S[0]), RETRY_INTERVAL_S[1])
-            if left_s > RETRY_INTERVAL_S[0]
-            else 0.0
-        )
-
-    @property
-    def forget_s(self) -> float:
-        """When it is taken to have lost its ingress, which asks several times a second."""
-        return self.asked_s + PENDING_TIMEOUT_S
-
-    def of_tier(self, tier: int) -> "Waiting":
-        """The same in another tier table."""
-        return replace(self, tier=tier)
 
 
 @dataclass(frozen=True)
@@ -78,6 +49,7 @@ class Pending:
     scores: np.ndarray  # preference of each slot, or empty for what the rule says at the time
     rule: int  # of ``routing.scores``
     held: np.ndarray  # tokens of its prompt that each slot presumably holds, or empty where none does
+    cached: np.ndarray = field(default_factory=lambda: NOTHING_CACHED)  # those certain to be there; or empty, alike
     slot: int = NOWHERE
     hops: int = 0
     reason: str = "no_replica"
@@ -93,6 +65,13 @@ class Pending:
     @property
     def is_best_effort(self) -> bool:
         return bool(self.row["best_effort"])
+
+    def row_at(self, slot: int) -> np.ndarray:
+        """The request as it is on this slot (REQUEST[]): what is certain to be cached there need not be computed."""
+        row = self.row.copy()
+        if len(self.cached):
+            row["computed_tokens"] = self.cached[slot]
+        return row
 
     @property
     def is_new(self) -> bool:
@@ -123,7 +102,7 @@ def place_without_check(slots: ReplicaSlots, p: Pending, affinity: float, now_s:
     """Give a request the replica it wants most, whatever that does to anybody's objective."""
     p.slot = best_scored(slots.fleet_state.replicas, _with_affinity(slots, p, affinity, now_s))
     if p.slot != NOWHERE:
-        slots.add(p.slot, p.row)
+        slots.add(p.slot, p.row_at(p.slot))
 
 
 def best_effort_places(slots: ReplicaSlots, backlog: float) -> np.ndarray:
@@ -187,7 +166,7 @@ def place_admitted(slots: ReplicaSlots, asking: Sequence[Pending], now_s: float,
     if not asking:
         return
     rows, placements = to_table([p.row for p in asking]), np.zeros(len(asking), dtype=PLACEMENT)
-    order = CandidateOrder(_all_scores(slots, asking, now_s), asking[0].rule, max_hops)
+    order = CandidateOrder(_all_scores(slots, asking, now_s), asking[0].rule, max_hops, _all_cached(slots, asking))
     place(slots.fleet_state, rows, now_s, order, placements)
     for p, placed in zip(asking, placements, strict=True):
         p.slot, p.is_checked = int(placed["replica"]), True
@@ -202,6 +181,16 @@ def _all_scores(slots: ReplicaSlots, asking: Sequence[Pending], now_s: float) ->
     if not any(len(p.scores) for p in asking):
         return NO_SCORES
     return np.array([p.all_scores(slots, now_s) for p in asking], dtype=np.float64)
+
+
+def _all_cached(slots: ReplicaSlots, asking: Sequence[Pending]) -> np.ndarray:
+    """i8[k, R], or ``NONE_CACHED`` where nobody's prompt is anywhere for certain."""
+    if not any(len(p.cached) for p in asking):
+        return NONE_CACHED
+    replicas = len(slots.fleet_state.replicas)
+    return np.array(
+        [p.cached if len(p.cached) else np.full(replicas, p.row["computed_tokens"]) for p in asking], np.int64
+    )
 
 
 def recruit_replica(fleet: PlacementFleet, asking: Sequence[Pending], now_s: float) -> None:
@@ -269,7 +258,7 @@ def _choose_set(slots: ReplicaSlots, slot: int, here: list[Pending], left: list[
 
 def joining_rows(slots: ReplicaSlots, slot: int, asking: Sequence[Pending]) -> np.ndarray:
     """The requests as they would be on the slot's replica (REQUEST[k]): it may speculate for them."""
-    rows = to_table([p.row for p in asking])
+    rows = to_table([p.row_at(slot) for p in asking])
     set_all_drafts(slots.fleet_state, slot, rows)
     return rows
 

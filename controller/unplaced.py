@@ -1,16 +1,46 @@
 """Requests that no replica has: those that wait for room, best effort in line, those told to come back. Pure."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from controller.best_effort_line import BestEffortLine
 from controller.mirror.slots import ReplicaSlots
-from controller.placement import Pending, Waiting
+from controller.placement import RETRY_INTERVAL_S, Pending
 from controller.returns import Returns
 
 COLD_START_S = 300.0  # best effort waits so long for the first replica of a fleet that was scaled to zero
+RETRIES_LEFT = 4  # parts of the time that is left until the next question
+PENDING_TIMEOUT_S = 3.0  # a pending request that has not asked for so long, many times the pause, has lost its ingress
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A pending request, as the fleet remembers it between two questions."""
+
+    tier: int
+    prompt_tokens: int
+    asked_s: float  # when it asked last
+    latest_s: float  # when it must start at the latest; -inf: no idle replica could do it
+
+    def pause_s(self, now_s: float) -> float:
+        """How long to wait until it asks again; 0 when it is too late for that."""
+        left_s = self.latest_s - now_s
+        return (
+            min(max(left_s / RETRIES_LEFT, RETRY_INTERVAL_S[0]), RETRY_INTERVAL_S[1])
+            if left_s > RETRY_INTERVAL_S[0]
+            else 0.0
+        )
+
+    @property
+    def forget_s(self) -> float:
+        """When it is taken to have lost its ingress, which asks several times a second."""
+        return self.asked_s + PENDING_TIMEOUT_S
+
+    def of_tier(self, tier: int) -> "Waiting":
+        """The same in another tier table."""
+        return replace(self, tier=tier)
 
 
 @dataclass

@@ -70,6 +70,12 @@ def request_table(rows: int) -> np.ndarray:
     return table
 
 
+def has_begun(table: RequestTable) -> np.ndarray:
+    """Which requests have begun (bool[n]). What a prefix cache holds of a prompt counts as computed before."""
+    begun: np.ndarray = table["running"] | (table["emitted_tokens"] > 0)
+    return begun
+
+
 def stacked(*tables: RequestTable) -> RequestTable:
     """One table after the other; ``numpy.concatenate`` compares the fields of records first, which costs more."""
     together, at = np.empty(sum(map(len, tables)), dtype=REQUEST), 0

@@ -11,6 +11,7 @@ from functools import lru_cache
 import msgspec
 import numpy as np
 
+from protocol.prefixes import PrefixNews
 from protocol.programs import Program, StageGiven
 
 INF = float("inf")
@@ -203,6 +204,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     age_s: float = 0.0  # since its engine's incarnation began
     drafts: int = 0  # draft tokens that a decode may verify per step
     acceptance: float = 0.0  # chance that one is accepted, that promises may count on
+    prefixes: PrefixNews | None = None  # where it knows by its engine's own word what the prefix cache holds
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True):

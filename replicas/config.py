@@ -49,6 +49,7 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     kv_cache_gib: float = 0.25  # vllm on a CPU; on a GPU 0 leaves it to vLLM's memory fraction
     block_size: int = BLOCK_TOKENS
     enable_prefix_caching: bool = True
+    tells_prefixes: bool = False  # vllm: reports say what the prefix cache holds, by the engine's KV events
     num_threads: int = 1  # vllm on a CPU: threads of the engine, on cores that no other replica has if any is left
     cores: tuple[int, ...] = ()  # bind to exactly these instead
     enforce_eager: bool = True

@@ -8,6 +8,7 @@ import numpy as np
 
 from planning.tables import set_objective
 from protocol.messages import LOAD_TOKENS, Delta, EngineCounts, Progress, Step, Submission, request_uid
+from replicas.held_prefixes import HeldPrefixes
 
 
 class EngineFailure(RuntimeError):
@@ -73,6 +74,10 @@ class Engine(Protocol):
     """One engine behind one surface, whatever its kind. All calls come from one event loop."""
 
     pids: tuple[int, ...]  # processes of the engine outside this one
+
+    @property
+    def held_prefixes(self) -> HeldPrefixes | None:
+        """What its prefix cache holds, where it tells."""
 
     async def start(self) -> None:
         """Bring the engine up; returns when it can serve."""

@@ -107,7 +107,7 @@ class HostedReplica:
             self._channels.deliver([Delta(request_id, (), "abort", MAX_WAIT) for request_id in expired])
 
     async def _report(self) -> None:
-        await self._reporter.run(self._build_report, self._note_sent, self._told.forget)
+        await self._reporter.run(self._build_report, self._note_sent, self._tell_all)
 
     async def _log_load(self) -> None:
         await log_load(self._engine, self._config.log_stats_s)
@@ -117,6 +117,7 @@ class HostedReplica:
         self._sequence += 1
         self._unsent.extend(self._channels.take_finished())
         new, positions = self._told.split(state.requests)
+        held = self._engine.held_prefixes
         return Report(
             replica=self.name,
             incarnation=self._incarnation,
@@ -135,6 +136,7 @@ class HostedReplica:
             phase=self._config.phase,
             planner_failures=state.planner_failures,
             counts=state.counts,
+            prefixes=held.news() if held is not None else None,
             pid=os.getpid(),
             **msgspec.structs.asdict(state.limits),
         )
@@ -142,6 +144,14 @@ class HostedReplica:
     def _note_sent(self, report: Report) -> None:
         del self._unsent[: len(report.finished)]
         self._told.record(report)
+        if (held := self._engine.held_prefixes) is not None:
+            held.record(report)
+
+    def _tell_all(self) -> None:
+        """The controller does not know what it was told."""
+        self._told.forget()
+        if (held := self._engine.held_prefixes) is not None:
+            held.forget()
 
     def outputs(self, ingress_id: str) -> AsyncGenerator[Outputs]:
         """All messages for this ingress until it goes away."""

@@ -43,6 +43,7 @@ class SimulatedEngine:
 
     def __init__(self, config: ReplicaConfig) -> None:
         self.pids: tuple[int, ...] = ()
+        self.held_prefixes = None  # it has no prefix cache
         coefficients, capacity = profile_coefficients(config.profile_name, config.speed)
         self._config = config
         self._capacity_tokens = config.kv_capacity_tokens or capacity

@@ -9,7 +9,7 @@ import msgspec
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-from protocol.messages import Delta
+from protocol.messages import PREFILLED, Delta
 from replicas.kv_transfer import to_transfer
 
 _INLINE = 1 << 62  # tensors travel inside the message, whatever their size
@@ -85,3 +85,9 @@ def decode_output(delta: Delta) -> EngineCoreOutput:
 def _encode(value: Any) -> bytes:
     (message,) = _encoder.encode(value)
     return bytes(message)
+
+
+def handed_over(output: EngineCoreOutput, told: dict[str, Any] | None) -> Delta:
+    """The one token of a prefill whose decoding happens elsewhere, and what is ``told`` that engine."""
+    delta = encode_output(msgspec.structs.replace(output, finish_reason=None, kv_transfer_params=told))
+    return msgspec.structs.replace(delta, finish=PREFILLED)

@@ -18,14 +18,15 @@ import msgspec
 from vllm import SamplingParams
 from vllm.config import VllmConfig
 from vllm.utils.network_utils import get_ip
-from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
+from vllm.v1.engine import EngineCoreEventType, EngineCoreOutputs, EngineCoreRequest, FinishReason
 from vllm.v1.engine.core_client import AsyncMPClient, EngineCoreClient
 
-from protocol.messages import PREFILLED, Delta, Progress, Step, Submission
+from protocol.messages import Delta, Progress, Step, Submission
 from replicas.config import ReplicaConfig
 from replicas.cores import CoreClaim
 from replicas.engine import EngineFailure, EngineState, EngineTotals, LiveRequest, Pulse, owner_of, usable_kv_tokens
 from replicas.engine_reports import IterationReport, IterationReportReceiver
+from replicas.held_prefixes import HeldPrefixes
 from replicas.kv_peer import KvPeer
 from replicas.kv_transfer import ENGINES_ONLY, PARAMS, from_transfer, prefill_params
 from replicas.logs import vllm_environment
@@ -33,8 +34,9 @@ from replicas.request_rows import to_extra_args
 from replicas.step_planner import reported_limits
 from replicas.surroundings import environment
 from replicas.vllm_adapters import Adapters
-from replicas.vllm_codec import decode_request, encode_output
+from replicas.vllm_codec import decode_request, encode_output, handed_over
 from replicas.vllm_executor import CORES, PARENT, THREADS
+from replicas.vllm_kv_events import KvEventReader
 from replicas.vllm_settings import engine_config, engine_executor
 
 STOP_S = 1.0  # time an engine gets to end by itself before its group is killed
@@ -63,6 +65,7 @@ class VllmEngine:
         self._asking: asyncio.Task[None] | None = None  # for a sign of life, after its last request was aborted
         self._client: Any = None  # AsyncMPClient, once started
         self._receiver: IterationReportReceiver | None = None
+        self._events: KvEventReader | None = None
         self._folder = ""
         self._peer = KvPeer(config)
         self._claim = CoreClaim(0 if config.cores or config.is_timed else config.num_threads)
@@ -85,6 +88,8 @@ class VllmEngine:
         self.pids = tuple(process.pid for process in self._client.resources.engine_manager.processes)
         await self._adapters.load(self._client)
         self._note_sizes(self._client.vllm_config)
+        if self._config.tells_prefixes:
+            self._events = KvEventReader(self._client.vllm_config.kv_events_config, self._block_tokens)
         self._alive_s = time.monotonic()
 
     def _launch(self) -> AsyncMPClient:
@@ -195,6 +200,10 @@ class VllmEngine:
     def _progress(self, now_s: float) -> tuple[Progress, ...]:
         return tuple(entry.to_progress(now_s) for entry in self._entries.values())
 
+    @property
+    def held_prefixes(self) -> HeldPrefixes | None:
+        return self._events.held if self._events else None
+
     def pulse(self) -> Pulse:
         return Pulse(self._iterations, bool(self._entries), sum(entry.load for entry in self._entries.values()))
 
@@ -240,6 +249,8 @@ class VllmEngine:
                     os.killpg(pid, signal.SIGKILL)
             for process in self._client.resources.engine_manager.processes:
                 await asyncio.to_thread(process.join, STOP_S)
+        if self._events is not None:
+            self._events.stop()
         if self._receiver is not None:
             self._receiver.close()
             self._receiver = None
@@ -285,9 +296,3 @@ def check_timed(params: SamplingParams | None) -> None:
         raise ValueError("structured output: a timed device computes no logits")
     if params is not None and (params.logprobs is not None or params.prompt_logprobs is not None):
         raise ValueError("logprobs: a timed device computes none")
-
-
-def handed_over(output: EngineCoreOutput, told: dict[str, Any] | None) -> Delta:
-    """The one token of a prefill whose decoding happens elsewhere, and what is ``told`` that engine."""
-    delta = encode_output(msgspec.structs.replace(output, finish_reason=None, kv_transfer_params=told))
-    return msgspec.structs.replace(delta, finish=PREFILLED)

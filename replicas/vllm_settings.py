@@ -18,6 +18,7 @@ from replicas.timed_device import TimedSettings
 from replicas.timed_executor import TetheredTimedExecutor, keep_in_flight
 from replicas.vllm_arguments import engine_arguments
 from replicas.vllm_executor import tethered_executor
+from replicas.vllm_kv_events import events_config
 
 TIMED_WORKER = "replicas.timed_worker.TimedWorker"
 SCHEDULER = "replicas.vllm_scheduler.SloScheduler"
@@ -60,6 +61,8 @@ def engine_config(config: ReplicaConfig, link: str) -> VllmConfig:
         own = config.kv_connector, config.kv_connector_extra_config, config.kv_role
         settings = connector_config(*own, **config.kv_transfer_config)
         arguments["kv_transfer_config"] = KVTransferConfig(**settings)
+    if config.tells_prefixes and link:
+        arguments["kv_events_config"] = events_config(link)
     if config.num_speculative_tokens:
         arguments["speculative_config"] = {
             "method": "ngram",

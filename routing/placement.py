@@ -11,34 +11,32 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from planning.admission.search import ADMITTED, BREAKS, KV_FULL, TTFT, mark_late, why_unattainable
-from planning.batch.classes import prefill_s
-from planning.batch.speculation import promised_step
-from planning.deadlines import dslo_due_s, next_token_deadline_s, num_uncomputed_tokens, remaining_tokens
-from planning.engine import EngineModel
+from planning.admission.search import ADMITTED, BREAKS, TTFT, mark_late, why_unattainable
+from planning.deadlines import num_uncomputed_tokens
 from planning.forecast.rollout import FORECAST, TOLERANCE_S, forecast_requests
-from planning.limits import make_limits, usable_kv_tokens
+from planning.limits import make_limits
 from planning.tables import REQUEST
 from routing.fleet_state import (
     RESERVED,
     SHARED,
-    SHORTEST_S,
     FleetState,
     add_request,
     advance_fleet,
-    decode_rest_s,
     engine_of,
     make_fleet_state,
     recompute_load,
     remove_request,
     set_all_drafts,
     set_drafts,
-    utilization,
 )
+from routing.quick_check import quick_check
 from routing.scores import MOST_LOADED, base_weight, score_replica, score_replicas
 
 NOWHERE = -1  # replica of a placement that failed
-QUICK_CHECK_UTILIZATION = 1.1  # utilization up to which the quick check lets a request through to the forecast
+
+
+NO_SCORES = np.zeros((0, 0))  # none are given: ``rule`` decides
+NONE_CACHED = np.zeros((0, 0), dtype=np.int64)
 
 
 class CandidateOrder(NamedTuple):
@@ -47,9 +45,8 @@ class CandidateOrder(NamedTuple):
     scores: np.ndarray  # f8[k, R], what each request scores each replica, -inf for never; ``NO_SCORES``: by ``rule``
     rule: int  # of ``routing.scores``, at the moment of placement
     max_hops: int  # exact checks
+    cached: np.ndarray = NONE_CACHED  # i8[k, R], tokens of each prompt that are certain to be in the prefix caches
 
-
-NO_SCORES = np.zeros((0, 0))  # none are given: ``rule`` decides
 
 PLACEMENT = np.dtype(
     [
@@ -76,42 +73,11 @@ def tier_distance(replica_tier: int, tier: int) -> int:
     return 1 + tier - replica_tier if replica_tier < tier else -1
 
 
-@njit(cache=True)
-def _max_tpot_s(row: np.void, start_s: float, alone_s: float) -> float:
-    """Pace of a newcomer's decodes if its first token comes as soon as can be: the others may be later by that."""
-    gaps, pace_s = max(1, remaining_tokens(row) - 1), math.inf if row["best_effort"] else row["tpot_s"]
-    if row["ttft_s"] < math.inf:
-        pace_s += max(0.0, dslo_due_s(row, start_s) - start_s - alone_s) / gaps
-    return float(min(pace_s, (row["deadline_s"] - start_s - alone_s) / gaps))
-
-
-@njit(cache=True)
-def quick_check(engine: EngineModel, replica: np.void, row: np.void, now_s: float) -> int:
-    """What the cached sums say about adding the request: ``ADMITTED`` for possible, or what stands against it.
-
-    Decoding counts as a fluid that every request draws at its own pace. Errs on the side of ``ADMITTED``: a forecast
-    has the last word, and departures soon make room that the sums do not know of.
-    """
-    coef, limits = engine.coef, engine.limits
-    todo, start_s = num_uncomputed_tokens(row), max(now_s, replica["free_at_s"])
-    if replica["held_tokens"] + todo > usable_kv_tokens(limits):
-        return KV_FULL
-    if replica["count"] - replica["best_effort"] >= limits["max_running"]:
-        return TTFT  # it would wait for others to leave, and when they do is a guess
-    window_s, alone_s = next_token_deadline_s(row, start_s) - start_s, prefill_s(coef, limits, row)
-    if window_s < alone_s:
-        return TTFT
-    step_tokens, gain = promised_step(engine, row, start_s, replica["decodes"], replica["decode_kv_tokens"])
-    own_s = _max_tpot_s(row, start_s, alone_s) * gain
-    step_s = max(SHORTEST_S, min(replica["pace_s"], limits["max_iteration_s"]))  # until its prompt is computed
-    token_rate = replica["token_rate"] + step_tokens / max(own_s, SHORTEST_S)
-    rest_rate = replica["rest_rate"] + decode_rest_s(coef, row) / max(own_s, SHORTEST_S)
-    if utilization(coef, token_rate, rest_rate, max(SHORTEST_S, min(step_s, own_s))) > QUICK_CHECK_UTILIZATION:
-        return BREAKS
-    free_share = max(
-        0.0, QUICK_CHECK_UTILIZATION - utilization(coef, replica["token_rate"], replica["rest_rate"], step_s)
-    )
-    return ADMITTED if todo * replica["prompt_token_s"] <= free_share * (window_s + step_s) else TTFT
+@njit(cache=True, inline="always")
+def _note_cached(row: np.void, order: CandidateOrder, r: int) -> None:
+    """Write what replica ``r`` need not compute of the prompt."""
+    if len(order.cached):
+        row["computed_tokens"] = order.cached[0, r]
 
 
 @njit(cache=True)
@@ -168,6 +134,7 @@ def _next_candidate(
         group = tier_distance(replica["tier"], row["tier"])
         if group < last_group:
             continue
+        _note_cached(row, order, r)
         if len(order.scores):
             score = order.scores[0, r]
         else:
@@ -223,9 +190,12 @@ def check_replica(fleet: FleetState, r: int, row: np.void, now_s: float) -> int:
 
 
 @njit(cache=True)
-def _skip_dominated(fleet: FleetState, row: np.void, refused: np.ndarray, is_tried: np.ndarray) -> None:
+def _skip_dominated(
+    fleet: FleetState, row: np.void, order: CandidateOrder, refused: np.ndarray, is_tried: np.ndarray
+) -> None:
     """Mark replicas that refused an easier request of the same burst: they have only been given more since."""
     for r in range(len(fleet.replicas)):
+        _note_cached(row, order, r)
         is_tried[r] = refused[r]["prompt_tokens"] > 0 and _dominates(row, refused[r])
 
 
@@ -241,7 +211,7 @@ def _place_one(
     """Place one request, or say what stood against it last; ``refused`` (REQUEST[R]) remembers who said no to what."""
     is_tried = np.zeros(len(fleet.replicas), dtype=np.bool_)
     if len(refused):
-        _skip_dominated(fleet, row, refused, is_tried)
+        _skip_dominated(fleet, row, order, refused, is_tried)
     placement["replica"], placement["hops"], r = NOWHERE, 0, NOWHERE
     placement["begin_s"], placement["first_s"], placement["tpot_s"] = math.inf, math.inf, math.inf
     while placement["hops"] < order.max_hops:
@@ -252,6 +222,7 @@ def _place_one(
             return
         is_tried[r] = True
         placement["hops"] += 1
+        _note_cached(row, order, r)
         placement["reason"] = check_replica(fleet, r, row, now_s)
         if placement["reason"] == ADMITTED:
             row_forecast = fleet.forecasts[r, fleet.replicas[r]["count"]]
@@ -271,14 +242,16 @@ def place(
     order: CandidateOrder,
     placements: np.ndarray,
 ) -> None:
-    """Place requests that arrived together (REQUEST[k] to PLACEMENT[k]) and commit what is admitted.
+    """Place requests that arrived together (REQUEST[k] to PLACEMENT[k]) and commit what is admitted. ``rows`` are
+    written to.
 
     The shortest prompts per value go first: in a burst they are the ones that can all be served.
     """
     refused = np.zeros(len(fleet.replicas) if len(rows) > 1 else 0, dtype=REQUEST)
     for i in np.argsort(rows["prompt_tokens"] / rows["value"], kind="mergesort"):
         scores = order.scores[i : i + 1] if len(order.scores) else order.scores
-        own = CandidateOrder(scores, order.rule, order.max_hops)
+        cached = order.cached[i : i + 1] if len(order.cached) else order.cached
+        own = CandidateOrder(scores, order.rule, order.max_hops, cached)
         _place_one(fleet, rows[i], now_s, own, refused, placements[i])
 
 

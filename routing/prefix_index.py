@@ -1,4 +1,5 @@
-"""Which prompts a replica's prefix cache presumably holds, by digest. Approximate: no promise may rest on it.
+"""Which prompts a replica's prefix cache presumably holds, by digest. Approximate: promises rest on what the replica
+itself tells (``controller.mirror.told_prefixes``).
 
 A prompt is represented by at most ``MAX_HASHES`` block hashes. Each is the digest of all tokens up to the end of a
 block, and the blocks are evenly spaced. The spacing doubles with the length, so that prompts of any length have hashes
@@ -7,7 +8,7 @@ in common. Neither tokens nor text are kept.
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -22,13 +23,42 @@ def hash_spacing(prompt_tokens: int, block_tokens: int) -> int:
     return spacing
 
 
+def is_marked(blocks: int) -> bool:
+    """Whether the end of a prompt's block of this number, from 1, is a mark of any prompt that is as long."""
+    return blocks % hash_spacing(blocks, 1) == 0
+
+
+class PrefixDigest:
+    """The digest of a prompt from its start to some block's end."""
+
+    __slots__ = ("_digest",)
+
+    def __init__(self, salt: str = "", of: "hashlib.blake2b | None" = None) -> None:
+        self._digest = of or hashlib.blake2b(salt.encode(), digest_size=8)
+
+    def extended(self, tokens: Sequence[int] | np.ndarray) -> "PrefixDigest":
+        """The same with these tokens after it."""
+        digest = self._digest.copy()
+        digest.update(np.asarray(tokens, dtype="<u4").tobytes())
+        return PrefixDigest(of=digest)
+
+    @property
+    def mark(self) -> int:
+        return int.from_bytes(self._digest.digest())
+
+
+def salt_of(cache_salt: str | None, adapter: str) -> str:
+    """What KV caches depend on beside the tokens, as marks know it."""
+    return repr((cache_salt, adapter))
+
+
 def hash_prefix(tokens: Sequence[int], block_tokens: int, salt: str = "") -> tuple[int, ...]:
     """The marks of a prompt, from its start. Equal marks: equal tokens up to there, under an equal ``salt``."""
-    spacing, digest = hash_spacing(len(tokens), block_tokens), hashlib.blake2b(salt.encode(), digest_size=8)
-    octets, block_hashes = np.asarray(tokens, dtype="<u4").tobytes(), []
-    for end in range(4 * spacing, len(octets) + 1, 4 * spacing):
-        digest.update(octets[end - 4 * spacing : end])
-        block_hashes.append(int.from_bytes(digest.copy().digest()))
+    spacing, digest = hash_spacing(len(tokens), block_tokens), PrefixDigest(salt)
+    words, block_hashes = np.asarray(tokens, dtype="<u4"), []
+    for end in range(spacing, len(words) + 1, spacing):
+        digest = digest.extended(words[end - spacing : end])
+        block_hashes.append(digest.mark)
     return tuple(block_hashes)
 
 
@@ -72,6 +102,11 @@ class PrefixIndex:
             self._use(block_hash, spacing_tokens)
         while self._held_tokens > self._capacity_tokens:
             self._held_tokens -= self._tokens.popitem(last=False)[1]
+
+    def forget(self, block_hashes: Iterable[int]) -> None:
+        """The replica says that it holds these no more."""
+        for block_hash in block_hashes:
+            self._held_tokens -= self._tokens.pop(block_hash, 0)
 
     def _use(self, key: int, tokens: int) -> None:
         self._held_tokens += tokens - self._tokens.pop(key, 0)

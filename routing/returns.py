@@ -2,7 +2,7 @@
 
 Reservations as in conservative backfilling of batch systems (Mu'alem and Feitelson 2001): whoever is refused is told
 the first second at which the ledger has room for it. That room is reserved, and newcomers are admitted only where they
-leave it free. Work is a fluid here, by the same sums as ``routing.placement.quick_check``; what a replica
+leave it free. Work is a fluid here, by the same sums as ``routing.quick_check.quick_check``; what a replica
 can really promise is checked exactly when the request comes.
 """
 

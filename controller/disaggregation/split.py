@@ -10,7 +10,8 @@ from planning.deadlines import PREFILL_TOKENS_PER_STEP
 from planning.engine import EngineModel
 from protocol.messages import INF, AdmissionRequest, Slo
 from routing.fleet_state import FleetState
-from routing.placement import NOWHERE, quick_check, tier_distance
+from routing.placement import NOWHERE, tier_distance
+from routing.quick_check import quick_check
 
 
 def prefill_slo(slo: Slo, prompt_tokens: int, output_tokens: int, transfer_s: float = 0.0) -> Slo:

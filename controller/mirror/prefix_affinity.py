@@ -1,7 +1,8 @@
 """Affinity: which replicas presumably hold the beginning of a prompt, or its LoRA adapter, and how much more they are
 wanted. Pure.
 
-It only orders replicas. What a hit would save counts in no promise: the cache may hold less than is presumed here.
+A presumed hit only orders replicas: the cache may hold less. What a replica itself tells that it holds, and will hold,
+is certain (``controller.mirror.told_prefixes``): that much of the prompt need not be computed there.
 """
 
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from controller.options import AdapterOptions
 from protocol.messages import AdmissionRequest, request_uid
 from routing.prefix_index import hash_spacing
 
-NOTHING = np.zeros(0)
+NOTHING, NOTHING_CACHED = np.zeros(0), np.zeros(0, dtype=np.int64)
 ADAPTER_PREFERENCE = 0.1  # what a held adapter adds to the routing policy's preference
 
 
@@ -33,22 +34,25 @@ class Affinity:
         """What a whole prompt held adds to the routing policy's preference."""
         return self.weight or ADAPTER_PREFERENCE
 
-    def held_tokens(
-        self, request: AdmissionRequest, replicas: Mapping[str, VirtualReplica], num_slots: int
-    ) -> np.ndarray:
-        """Tokens of the prompt that each replica presumably holds (f8[num_slots]); empty where none holds any.
+    def look_up(
+        self, request: AdmissionRequest, row: np.ndarray, replicas: Mapping[str, VirtualReplica], num_slots: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens of the prompt that each replica presumably holds (f8[num_slots]), and those that are certain
+        (i8[num_slots]); empty where none holds any. ``row``: the request's (REQUEST[]).
 
-        A held adapter counts as tokens, too: those that add ``ADAPTER_PREFERENCE``.
+        A held adapter counts as presumed tokens, too: those that add ``ADAPTER_PREFERENCE``.
         """
         looks_up = self.weight > 0.0 and len(request.prefix) > 0 and not request.transferred_kv_tokens
         if not looks_up and not request.adapter:
-            return NOTHING
-        held = np.zeros(num_slots)
+            return NOTHING, NOTHING_CACHED
+        held, cached = np.zeros(num_slots), np.zeros(num_slots, dtype=np.int64)
         for replica in replicas.values():
-            held[replica.slot] = self._held_tokens(request, replica) if looks_up else 0
+            if looks_up:
+                cached[replica.slot] = self._cached_tokens(request, row, replica)
+                held[replica.slot] = max(self._held_tokens(request, replica), cached[replica.slot])
             if request.adapter in replica.adapters:
                 held[replica.slot] += request.prompt_tokens * ADAPTER_PREFERENCE / self.strength
-        return held if held.any() else NOTHING
+        return held if held.any() else NOTHING, cached if cached.any() else NOTHING_CACHED
 
     def excluded(self, request: AdmissionRequest, replicas: Mapping[str, VirtualReplica]) -> list[int]:
         """Slots that the request shall not go to while others are open: those that failed it, and those whose batch
@@ -73,6 +77,7 @@ class Affinity:
         spacing = hash_spacing(request.prompt_tokens, self.block_tokens)
         self.prompt_tokens += request.prompt_tokens
         self.hit_tokens += self._held_tokens(request, replica)
+        replica.told_prefixes.use(request.prefix)
         replica.prefixes.record(
             request.prefix, spacing, request.prompt_tokens - len(request.prefix) * spacing + output_tokens
         )
@@ -81,3 +86,21 @@ class Affinity:
         """At most all of the prompt but one token, which is left to compute."""
         spacing = hash_spacing(request.prompt_tokens, self.block_tokens)
         return min(replica.prefixes.hits(request.prefix) * spacing, request.prompt_tokens - 1)
+
+    def _cached_tokens(self, request: AdmissionRequest, row: np.ndarray, replica: VirtualReplica) -> int:
+        """What the replica's engine will find, in whole blocks: it computes one token at least, and where it
+        speculates with the model's own layers, the last block."""
+        if not replica.told_prefixes.is_told:
+            return 0
+        state, limits = replica.state[0], replica.limits
+        taken_tokens = float(state["peak_tokens"]) + float(row["prompt_tokens"]) + float(row["output_tokens"])
+        taken_tokens += (float(state["count"]) + 1.0) * self.block_tokens  # the last block of each is not full
+        spare_tokens = float(limits["kv_capacity_tokens"]) - taken_tokens
+        hits = replica.told_prefixes.hits(request.prefix, spare_tokens)
+        tokens = min(hits * hash_spacing(request.prompt_tokens, self.block_tokens), request.prompt_tokens - 1)
+        blocks = tokens // self.block_tokens - (1 if limits["drafts"] else 0)
+        return max(blocks, 0) * self.block_tokens
+
+    def adopt_counts(self, other: "Affinity") -> None:
+        """Go on counting where another has ended."""
+        self.prompt_tokens, self.hit_tokens = other.prompt_tokens, other.hit_tokens

@@ -11,12 +11,13 @@ from controller.lengths.fleet_lengths import FleetLengths
 from controller.mirror.adapters import HeldAdapters
 from controller.mirror.reported import ReportedRequests, only_in
 from controller.mirror.slots import ReplicaSlots
+from controller.mirror.told_prefixes import ToldPrefixes
 from controller.scaling.tiers import TierTable
 from planning.batch.classes import spare_s
 from planning.deadlines import make_due_earlier
 from planning.engine import EngineModel
 from planning.limits import LIMITS, make_limits
-from planning.tables import REQUEST, set_objective, stacked, to_best_effort
+from planning.tables import REQUEST, has_begun, set_objective, stacked, to_best_effort
 from profiles.draft_cost import DraftCost
 from profiles.kernels import K_SPEC
 from profiles.online import corrected, drift, new_correction, observe_steps
@@ -77,6 +78,7 @@ class VirtualReplica:
         fleet_state.replicas["free_at_s"][self.slot] = now_s
         fleet_state.limits[self.slot] = limits_of(report)
         self.prefixes, self.reported = PrefixIndex(report.kv_capacity_tokens), ReportedRequests()
+        self.told_prefixes = ToldPrefixes()
         self.adapters = HeldAdapters()
         self._told_limits: tuple[float, ...] = ()
         self._reserved_s: dict[int, float] = {}  # requests decided for this replica that no report has shown yet
@@ -100,13 +102,30 @@ class VirtualReplica:
         self._limit(report)
         self.limits["kv_reserve"] = lengths.kv_reserve
         self._correct(report.steps)
+        knows_prefixes = self._follow_prefixes(report)
         rows = self.reported.take(report, lengths, tiers, now_s)
         if rows is None:
             return Synced(is_whole=False)
         if any(calibration.margins.values()):
             self._keep_margins(rows, calibration.margins_s(rows, tiers), now_s)
         self.state["free_at_s"] = now_s - min(report.iteration_age_s, LONGEST_S)
-        return self._replace_rows(rows, [request_uid(request_id) for request_id, _ in report.finished], now_s)
+        ended = [request_uid(request_id) for request_id, _ in report.finished]
+        return self._replace_rows(rows, ended, now_s)._replace(is_whole=knows_prefixes)
+
+    def _follow_prefixes(self, report: Report) -> bool:
+        """Take what it says of its prefix cache; whether all that it goes on from is known."""
+        if report.prefixes is None:
+            return True
+        gone = self.told_prefixes.take(report.prefixes, report.sequence)
+        self.prefixes.forget(gone or ())
+        return gone is not None
+
+    def _note_released(self, uids: Sequence[int] | np.ndarray) -> None:
+        """These requests give up their KV cache: what is cached of them is evicted last."""
+        if self.told_prefixes.is_told and len(uids):
+            left = self.table[np.isin(self.table["id"], uids) & has_begun(self.table)]
+            rounded = len(left) * int(self.limits["block_tokens"])
+            self.told_prefixes.release(int(left["prompt_tokens"].sum() + left["emitted_tokens"].sum()) + rounded)
 
     def _replace_rows(self, rows: np.ndarray, ended: list[int], now_s: float) -> "Synced":
         """Take reported rows in place of the present ones, with those reserved that neither have ``ended`` nor are
@@ -125,6 +144,7 @@ class VirtualReplica:
             waiting = [i for i, uid in enumerate(before["id"].tolist()) if uid in self._reserved_s]
             told = stacked(rows, before[waiting]) if waiting else rows
         gone = only_in(before, told)
+        self._note_released(gone)
         self.slots.put(self.slot, told)
         return Synced(gone.tolist(), came.tolist())
 
@@ -168,6 +188,7 @@ class VirtualReplica:
 
     def release(self, uid: int) -> None:
         """Forget a request that ended or went elsewhere."""
+        self._note_released([uid])
         self.slots.remove(self.slot, uid)
         self._reserved_s.pop(uid, None)
 

@@ -203,7 +203,7 @@ class Programs:
             return False
         program.precedence_tokens -= p.request.prompt_tokens
         p.slot, p.reason, p.is_checked = slot, PROMISED, False
-        self.slots.add(slot, p.row)
+        self.slots.add(slot, p.row_at(slot))
         return True
 
     def _has_precedence(self, program: OpenProgram, p: Pending, now_s: float) -> bool:

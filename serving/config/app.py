@@ -231,6 +231,7 @@ class AppConfig(Section):
             max_model_len=self.max_model_len,
             engine_kwargs=of_model | without_transfer(engine.engine_kwargs),
             lora_modules=adapters_of(model, engine),
+            tells_prefixes=fleet.prefix_affinity > 0 and engine.kind == "vllm" and not self.is_disaggregated,
             start_timeout_s=fleet.start_timeout_s,
             num_speculative_tokens=engine.speculation.num_speculative_tokens,
             prompt_lookup_min=engine.speculation.prompt_lookup_min,

@@ -27,7 +27,7 @@ from vllm.v1.executor.abstract import Executor
 
 from protocol.messages import Slo, Traits
 from replicas.vllm_codec import encode_request, encode_value, with_emitted
-from routing.prefix_index import hash_prefix
+from routing.prefix_index import hash_prefix, salt_of
 from serving.dispatch.dispatcher import Dispatcher
 from serving.dispatch.engine_request import EngineRequest, Timeouts, Transport
 from serving.ingress.lanes import Lanes
@@ -186,7 +186,7 @@ def block_hashes_of(request: EngineCoreRequest, block_tokens: int) -> tuple[int,
     """Marks of what the prompt's KV cache depends on; none where that is more than tokens."""
     if request.mm_features or request.prompt_embeds is not None:
         return ()
-    return hash_prefix(request.prompt_token_ids or [], block_tokens, repr((request.cache_salt, adapter_of(request))))
+    return hash_prefix(request.prompt_token_ids or [], block_tokens, salt_of(request.cache_salt, adapter_of(request)))
 
 
 def adapter_of(request: EngineCoreRequest) -> str:

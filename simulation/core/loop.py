@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
+from planning.tables import has_begun
 from simulation.core.engine import Engines, advance_engines, submit, with_slots
 from simulation.core.jobs import NEVER, NO_EDGES, all_edges, make_records, to_rows
 from simulation.core.prefix_cache import PrefixCache, held_kv_tokens
@@ -94,7 +95,7 @@ class Simulation:
         """Take a job that has not begun back from its replica; whether it had not."""
         replica = int(self.records[job]["replica"])
         state, table = self.engines.state[replica], self.table(replica)
-        (found,) = np.nonzero((table["id"] == job + 1) & ~table["running"] & (table["computed_tokens"] == 0))
+        (found,) = np.nonzero((table["id"] == job + 1) & ~has_begun(table))
         if not len(found):
             return False
         i = int(found[0])

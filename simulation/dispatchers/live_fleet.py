@@ -17,6 +17,7 @@ from controller.scaling.tiers import Tier, TierTable
 from planning.tables import to_best_effort
 from profiles.profile import Profile
 from protocol.messages import AdmissionRequest, Decision, Outcome, Progress, Report, Slo, Step, Traits, Verdict
+from protocol.prefixes import EVERYTHING, PrefixNews, packed_marks
 from protocol.programs import Program
 from routing.prefix_index import hash_spacing
 from simulation.core.engine import STEPS
@@ -79,6 +80,7 @@ class ControllerDispatcher:
         self._finished: dict[int, list[tuple[str, int]]] = {}
         self._predicted_s: dict[int, float] = {}  # TTFT of placed jobs
         self._seen_steps: dict[int, int] = {}  # by replica, told in reports
+        self._told_blocks: dict[int, set[int]] = {}  # in prefix caches, as last told
         self._slos: dict[tuple[int, bool], Slo] = {}  # of placed jobs, with and without a promise
         self._known_programs: dict[str, tuple[float, bool]] = {}  # when each began, and whether it was promised
         self._due_s: dict[int, float] = {}  # of parts of programs: what their stages were given, from arrival
@@ -252,10 +254,21 @@ class ControllerDispatcher:
             self._progress(simulation, table),
             tuple(self._finished.pop(r, ())),
             self._steps(simulation, r),
+            prefixes=self._prefixes(simulation, r),
             block_tokens=int(limits["block_tokens"]),
             max_iteration_s=float(limits["max_iteration_s"]),
             best_effort_share=float(limits["best_effort_share"]),
         )
+
+    def _prefixes(self, simulation: Simulation, r: int) -> PrefixNews | None:
+        """What an engine that tells its KV events would say of its prefix cache."""
+        if simulation.prefixes is None or not self.options.prefix_affinity:
+            return None
+        known, held = self._told_blocks.get(r), set(simulation.prefixes.held[r])
+        self._told_blocks[r] = held
+        if known is None:
+            return PrefixNews(EVERYTHING, packed_marks(held))
+        return PrefixNews(self._sequence - 1, packed_marks(held - known), packed_marks(known - held))
 
     def _steps(self, simulation: Simulation, r: int) -> tuple[Step, ...]:
         """Iterations since its last report, where engines stray: as the profile says, they tell nothing."""

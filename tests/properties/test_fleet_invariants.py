@@ -29,7 +29,8 @@ from planning.engine import EngineModel
 from profiles.store import load_profile
 from protocol.messages import AdmissionRequest, Decision, Outcome, Report, Slo, Verdict, request_uid
 from routing.fleet_state import advance_fleet
-from routing.placement import check_replica, quick_check
+from routing.placement import check_replica
+from routing.quick_check import quick_check
 from routing.scores import score_replicas
 from tests.support.examples import examples
 

@@ -1,5 +1,6 @@
 """A real vLLM scheduler without an engine: its steps are played against a model that is a function of the position."""
 
+import contextlib
 import socket
 import time
 import zlib
@@ -57,6 +58,7 @@ class Bench:
         self.outputs: dict[str, list[int]] = {}
         self.finished: set[str] = set()
         self.batches: list[dict[str, int]] = []
+        self.link: socket.socket | None = None
         self.preempted: set[str] = set()
         self.drafts_in_flight: dict[str, int] = {}
         self.on_output: Callable[[Any], None] = lambda _output: None  # told every output of vLLM's
@@ -136,12 +138,19 @@ class Bench:
         if lost_blocks:
             played.kv_connector_output = KVConnectorOutput(invalid_block_ids=set(lost_blocks))
         result = self.scheduler.update_from_output(scheduled, played)
+        self._empty_link()
         for outputs in result.values():
             for output in outputs.outputs:
                 self.outputs[output.request_id] += output.new_token_ids
                 self.on_output(output)
                 if output.finished:
                     self.finished.add(output.request_id)
+
+    def _empty_link(self) -> None:
+        """What a replica does all the time: an engine that idles waits for room."""
+        with contextlib.suppress(BlockingIOError):
+            while self.link is not None:
+                self.link.recv(1 << 20)
 
     def _sample(self, name: str, drafts: int) -> list[int]:
         if (request := self.scheduler.requests.get(name)) is None:
@@ -181,7 +190,7 @@ class Bench:
 
 @pytest.fixture
 def make_bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
-    """Benches by policy, KV blocks and engine settings; their link ends in a socket that nobody reads."""
+    """Benches by policy, KV blocks and engine settings; their link ends in a socket that is emptied after each step."""
     from replicas.embedded import ensure_embedded_model
 
     model = ensure_embedded_model()
@@ -191,8 +200,10 @@ def make_bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         path = str(tmp_path / f"ticks-{len(sockets)}")
         listener.bind(path)
+        listener.setblocking(False)
         sockets.append(listener)
         benches.append(Bench(_scheduler(str(model), path, policy, blocks, options or {}, settings)))
+        benches[-1].link = listener
         return benches[-1]
 
     yield make

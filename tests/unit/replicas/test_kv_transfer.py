@@ -85,8 +85,8 @@ def test_what_a_client_says_of_transfers_reaches_no_engine(said: object) -> None
 def test_what_the_first_engine_said_is_told_the_second() -> None:
     from vllm.v1.engine import EngineCoreOutput, FinishReason
 
-    from replicas.vllm_codec import decode_output
-    from replicas.vllm_engine import handed_over, to_request
+    from replicas.vllm_codec import decode_output, handed_over
+    from replicas.vllm_engine import to_request
 
     said = {LOAD: True, HAND_OVER: "r", "remote_block_ids": [[4, 5]], "remote_port": 5600}
     output = EngineCoreOutput("r", [65], finish_reason=FinishReason.LENGTH, kv_transfer_params=said)
@@ -103,8 +103,7 @@ def test_logprobs_of_the_first_token_are_kept() -> None:
     from vllm.v1.engine import EngineCoreOutput, FinishReason
     from vllm.v1.outputs import LogprobsLists
 
-    from replicas.vllm_codec import decode_output
-    from replicas.vllm_engine import handed_over
+    from replicas.vllm_codec import decode_output, handed_over
 
     logprobs = LogprobsLists(np.array([[65, 66]]), np.array([[-0.1, -2.0]]), np.array([1]))
     output = EngineCoreOutput("r", [65], new_logprobs=logprobs, finish_reason=FinishReason.LENGTH)

@@ -9,7 +9,8 @@ from planning.admission.search import ADMITTED, KV_FULL
 from planning.engine import EngineModel
 from profiles.kernels import iteration_s
 from routing.fleet_state import recompute_load
-from routing.placement import check_replica, quick_check
+from routing.placement import check_replica
+from routing.quick_check import quick_check
 from tests.support.examples import examples
 from tests.support.planning_cases import COEFS
 from tests.unit.routing.test_placement import fleet_of, new
