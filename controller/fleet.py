@@ -214,7 +214,7 @@ class Fleet:
     def _settle(self, p: Pending, replica: VirtualReplica, now_s: float) -> None:
         """Note the place that a request was given."""
         self.places.reconcile(int(p.row["id"]), replica, now_s)
-        self.affinity.record(p.request, replica, int(p.row["output_tokens"]))
+        self.affinity.record(p.request, replica, int(p.row["output_tokens"]), p.computed_tokens_at(replica.slot))
 
     def _admitted(self, p: Pending, replica: VirtualReplica, now_s: float) -> Decision:
         self._settle(p, replica, now_s)

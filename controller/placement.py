@@ -66,11 +66,14 @@ class Pending:
     def is_best_effort(self) -> bool:
         return bool(self.row["best_effort"])
 
+    def computed_tokens_at(self, slot: int) -> int:
+        """Tokens that need not be computed on this slot: they came with it, or are certain to be cached there."""
+        return int(self.cached[slot]) if len(self.cached) else int(self.row["computed_tokens"])
+
     def row_at(self, slot: int) -> np.ndarray:
-        """The request as it is on this slot (REQUEST[]): what is certain to be cached there need not be computed."""
+        """The request as it is on this slot (REQUEST[])."""
         row = self.row.copy()
-        if len(self.cached):
-            row["computed_tokens"] = self.cached[slot]
+        row["computed_tokens"] = self.computed_tokens_at(slot)
         return row
 
     @property

@@ -32,11 +32,13 @@ def fleet_status(fleet: Fleet, now_s: float, replicas: list[Any] | None = None) 
 
 
 def prefix_status(fleet: Fleet) -> dict[str, int] | None:
-    """Prompt tokens that were given a place, and those of them that it presumably held; none without affinity."""
+    """Prompt tokens that were given a place, those of them that it presumably held, and those that promises counted
+    on; none without affinity."""
     affinity = fleet.affinity
     if not affinity.weight:
         return None
-    return {"prompt_tokens": affinity.prompt_tokens, "hit_tokens": affinity.hit_tokens}
+    counted = dict(hit_tokens=affinity.hit_tokens, certain_tokens=affinity.certain_tokens)
+    return {"prompt_tokens": affinity.prompt_tokens, **counted}
 
 
 def waiting_per_tier(fleet: Fleet) -> dict[str, int]:

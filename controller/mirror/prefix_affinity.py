@@ -28,6 +28,7 @@ class Affinity:
     adapters: AdapterOptions = AdapterOptions()
     prompt_tokens: int = 0  # of all requests that were given a place
     hit_tokens: int = 0  # of them, presumably held there
+    certain_tokens: int = 0  # of them, certain to be there
 
     @property
     def strength(self) -> float:
@@ -68,15 +69,20 @@ class Affinity:
         in_use = replica.adapters.in_use(replica.table["id"])
         return adapter not in in_use and len(in_use) >= self.adapters.running
 
-    def record(self, request: AdmissionRequest, replica: VirtualReplica, output_tokens: int) -> None:
-        """The request was given to the replica, where this many output tokens are expected."""
+    def record(
+        self, request: AdmissionRequest, replica: VirtualReplica, output_tokens: int, certain_tokens: int = 0
+    ) -> None:
+        """The request was given to the replica, where this many output tokens are expected, and as many of its prompt
+        are certain to be held."""
         if request.adapter:
             replica.adapters.record(request.adapter, request_uid(request.request_id), self.adapters.held)
         if self.weight == 0.0:
             return
         spacing = hash_spacing(request.prompt_tokens, self.block_tokens)
         self.prompt_tokens += request.prompt_tokens
-        self.hit_tokens += self._held_tokens(request, replica)
+        certain_tokens = 0 if request.transferred_kv_tokens else certain_tokens
+        self.hit_tokens += max(self._held_tokens(request, replica), certain_tokens)
+        self.certain_tokens += certain_tokens
         replica.told_prefixes.use(request.prefix)
         replica.prefixes.record(
             request.prefix, spacing, request.prompt_tokens - len(request.prefix) * spacing + output_tokens
@@ -104,3 +110,4 @@ class Affinity:
     def adopt_counts(self, other: "Affinity") -> None:
         """Go on counting where another has ended."""
         self.prompt_tokens, self.hit_tokens = other.prompt_tokens, other.hit_tokens
+        self.certain_tokens = other.certain_tokens

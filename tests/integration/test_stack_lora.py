@@ -1,5 +1,6 @@
 """LoRA adapters over two real engines: a request gets the adapter that its ``model`` names, through HTTP."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,6 +50,23 @@ def test_each_model_name_has_its_own_answer_on_every_replica(stack: Stack) -> No
     for name in names:  # more than one replica takes: all of them say the same
         crowd = texts(stack.client, [PROMPT] * 6, 24, model=name)
         assert {text[:24] for text in crowd} == said[name]
+
+
+def test_promises_count_what_the_engine_tells_of_its_prefix_cache_each_adapter_by_itself(stack: Stack) -> None:
+    def certain_tokens() -> int:
+        return int(httpx.get(f"{stack.url}/polyslo/status", timeout=30).json()["prefixes"]["certain_tokens"])
+
+    prompt = "and then the wise old owl said to the king of the long river " * 8
+    for name in ("poet", "embedded"):
+        before = certain_tokens()
+        stack.client.completions.create(model=name, prompt=prompt, max_tokens=4, temperature=0)
+        assert certain_tokens() == before, "nobody has asked this of that adapter"
+        for _ in range(20):
+            time.sleep(0.5)  # for reports, and for the ingress to hear of the status
+            stack.client.completions.create(model=name, prompt=prompt, max_tokens=4, temperature=0)
+            if certain_tokens() > before:
+                break
+        assert certain_tokens() > before
 
 
 def test_models_are_listed_and_unknown_ones_refused(stack: Stack) -> None:

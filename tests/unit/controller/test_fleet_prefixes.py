@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from controller.fleet import Fleet
+from controller.status import fleet_status
 from protocol.messages import Report, Slo, Verdict
 from protocol.prefixes import EVERYTHING, PrefixNews, packed_marks
 from routing.prefix_index import hash_spacing
@@ -49,6 +50,7 @@ def test_its_row_says_how_much_is_computed_and_needs_the_whole_kv_cache() -> Non
     assert (decision.replica, int(row["computed_tokens"])) == ("a", WHOLE)
     assert made.replicas["a"].state["peak_tokens"][0] >= PROMPT_TOKENS
     assert not row["running"]
+    assert fleet_status(made, 0.0)["prefixes"] == dict(prompt_tokens=8000, hit_tokens=WHOLE, certain_tokens=WHOLE)
 
 
 def test_one_that_waits_is_not_begun_and_may_lose_its_place() -> None:

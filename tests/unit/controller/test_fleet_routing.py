@@ -88,7 +88,8 @@ def test_affinity_prefers_the_replica_that_knows_the_prompt() -> None:
         (decision,) = state.admit([ask(TIGHT, 300, prefix=(*PROMPT, 99))], 0.0)
         assert (decision.replica, decision.verdict) == (chosen, Verdict.ADMITTED)
         if affinity:
-            assert fleet_status(state, 0.0)["prefixes"] == {"prompt_tokens": 1500, "hit_tokens": 256}
+            counted = {"prompt_tokens": 1500, "hit_tokens": 256, "certain_tokens": 0}
+            assert fleet_status(state, 0.0)["prefixes"] == counted
 
 
 def test_affinity_never_costs_a_promise_nor_counts_in_one() -> None:
