@@ -195,13 +195,13 @@ class Fleet:
     def _to_pending(self, request: AdmissionRequest, now_s: float) -> Pending:
         """The request as a row with its scores; its earlier place is freed, as of a resumed stream or a retry."""
         self.held.free(request_uid(request.request_id))
-        tier, state = self.tiers.of_request(request.slo), self.slots.fleet_state.replicas
+        tier = self.tiers.of_request(request.slo)
         row = admission_row(request, tier, self.lengths, now_s)
         row["value"] = self.tiers.values[tier] * self.programs.worth(request)
         if margin_s := self.calibration.margin_s(row, self.tiers):
             make_due_earlier(row, margin_s)
         self.turn += 1
-        held, cached = self.affinity.look_up(request, row, self.replicas, len(state))
+        held, cached = self.affinity.look_up(request, row, self.replicas, self.slots.fleet_state)
         p = Pending(request, tier, row, self._scores(row), self.policy.rule, held, cached)
         if excluded := self.affinity.excluded(request, self.replicas):
             p.exclude_where_others_are(self.slots, excluded, now_s)

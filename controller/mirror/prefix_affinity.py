@@ -13,6 +13,7 @@ import numpy as np
 from controller.mirror.replica_model import VirtualReplica
 from controller.options import AdapterOptions
 from protocol.messages import AdmissionRequest, request_uid
+from routing.fleet_state import FleetState
 from routing.prefix_index import hash_spacing
 
 NOTHING, NOTHING_CACHED = np.zeros(0), np.zeros(0, dtype=np.int64)
@@ -36,24 +37,35 @@ class Affinity:
         return self.weight or ADAPTER_PREFERENCE
 
     def look_up(
-        self, request: AdmissionRequest, row: np.ndarray, replicas: Mapping[str, VirtualReplica], num_slots: int
+        self, request: AdmissionRequest, row: np.ndarray, replicas: Mapping[str, VirtualReplica], fleet: FleetState
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens of the prompt that each replica presumably holds (f8[num_slots]), and those that are certain
-        (i8[num_slots]); empty where none holds any. ``row``: the request's (REQUEST[]).
+        """Tokens of the prompt that each replica presumably holds (f8[R]), and those that are certain (i8[R]); empty
+        where none holds any. ``row``: the request's (REQUEST[]).
 
         A held adapter counts as presumed tokens, too: those that add ``ADAPTER_PREFERENCE``.
         """
         looks_up = self.weight > 0.0 and len(request.prefix) > 0 and not request.transferred_kv_tokens
         if not looks_up and not request.adapter:
             return NOTHING, NOTHING_CACHED
-        held, cached = np.zeros(num_slots), np.zeros(num_slots, dtype=np.int64)
+        held, cached = np.zeros(len(fleet.replicas)), np.zeros(len(fleet.replicas), dtype=np.int64)
+        spare_tokens = self._spare_tokens(row, fleet)
         for replica in replicas.values():
+            slot = replica.slot
             if looks_up:
-                cached[replica.slot] = self._cached_tokens(request, row, replica)
-                held[replica.slot] = max(self._held_tokens(request, replica), cached[replica.slot])
+                cached[slot] = self._cached_tokens(request, replica, spare_tokens[slot])
+                held[slot] = max(self._held_tokens(request, replica), cached[slot])
             if request.adapter in replica.adapters:
-                held[replica.slot] += request.prompt_tokens * ADAPTER_PREFERENCE / self.strength
+                held[slot] += request.prompt_tokens * ADAPTER_PREFERENCE / self.strength
         return held if held.any() else NOTHING, cached if cached.any() else NOTHING_CACHED
+
+    def _spare_tokens(self, row: np.ndarray, fleet: FleetState) -> list[float]:
+        """KV cache of each replica that neither its requests at their predicted ends nor this one need (R values);
+        the last block of each is not full."""
+        state = fleet.replicas
+        taken = state["peak_tokens"] + (state["count"] + 1.0) * self.block_tokens
+        taken += float(row["prompt_tokens"]) + float(row["output_tokens"])
+        spare: list[float] = (fleet.limits["kv_capacity_tokens"] - taken).tolist()
+        return spare
 
     def excluded(self, request: AdmissionRequest, replicas: Mapping[str, VirtualReplica]) -> list[int]:
         """Slots that the request shall not go to while others are open: those that failed it, and those whose batch
@@ -93,18 +105,13 @@ class Affinity:
         spacing = hash_spacing(request.prompt_tokens, self.block_tokens)
         return min(replica.prefixes.hits(request.prefix) * spacing, request.prompt_tokens - 1)
 
-    def _cached_tokens(self, request: AdmissionRequest, row: np.ndarray, replica: VirtualReplica) -> int:
+    def _cached_tokens(self, request: AdmissionRequest, replica: VirtualReplica, spare_tokens: float) -> int:
         """What the replica's engine will find, in whole blocks: it computes one token at least, and where it
         speculates with the model's own layers, the last block."""
-        if not replica.told_prefixes.is_told:
+        if not (hits := replica.told_prefixes.hits(request.prefix, spare_tokens)):
             return 0
-        state, limits = replica.state[0], replica.limits
-        taken_tokens = float(state["peak_tokens"]) + float(row["prompt_tokens"]) + float(row["output_tokens"])
-        taken_tokens += (float(state["count"]) + 1.0) * self.block_tokens  # the last block of each is not full
-        spare_tokens = float(limits["kv_capacity_tokens"]) - taken_tokens
-        hits = replica.told_prefixes.hits(request.prefix, spare_tokens)
         tokens = min(hits * hash_spacing(request.prompt_tokens, self.block_tokens), request.prompt_tokens - 1)
-        blocks = tokens // self.block_tokens - (1 if limits["drafts"] else 0)
+        blocks = tokens // self.block_tokens - (1 if replica.limits["drafts"] else 0)
         return max(blocks, 0) * self.block_tokens
 
     def adopt_counts(self, other: "Affinity") -> None:

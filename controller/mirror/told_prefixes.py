@@ -67,9 +67,8 @@ class ToldPrefixes:
     def hits(self, marks: Sequence[int], spare_tokens: float) -> int:
         """How many of a prompt's marks, from its start, stay there while ``spare_tokens`` of the cache are not spoken
         for: neither by the replica's requests to their predicted ends nor by the one that asks."""
-        found, oldest = 0, self._released_tokens - spare_tokens
-        for mark in marks:
-            if self._used.get(mark, -np.inf) < max(oldest, 0):
-                break
-            found += 1
-        return found
+        oldest, used = max(self._released_tokens - spare_tokens, 0), self._used.get
+        for found, mark in enumerate(marks):
+            if used(mark, LONG_AGO) < oldest:
+                return found
+        return len(marks)
