@@ -1,8 +1,8 @@
 # Every target sets up .venv by itself; the lists it installs from are requirements/*.lock.
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-fast test-units test-integration test-interpreted test-cluster hostile lint format lock \
-	clean
+.PHONY: help setup demo test test-fast test-units test-integration test-interpreted test-cluster test-vllm hostile lint \
+	format lock clean
 
 PY := .venv/bin/python
 # A name on the path is not yet an interpreter that runs (pyenv's shims): try each.
@@ -20,6 +20,7 @@ help:
 	@echo "make test-interpreted  the tests of the planning kernels with the compiler off (part of make test)"
 	@echo "make test-fast       the same without the integration tests"
 	@echo "make test-cluster    tests on a two-node Ray cluster on this machine (needs sshd)"
+	@echo "make test-vllm       vLLM's own scheduler tests with our scheduler; ARGS='--source PATH' where its sources are"
 	@echo "make hostile         10,000 hostile requests to the ingress, in one process"
 	@echo "make bench-NAME      one of benchmarks/NAME.py, ARGS=... passed on"
 	@echo "make setup           .venv from requirements/*.lock    make lock   write those lists anew"
@@ -53,6 +54,10 @@ test-fast: lint test-units
 
 test-cluster: .venv/.ready
 	$(PY) -m pytest --cluster -m cluster
+
+# vLLM's own scheduler tests with ours in its place; with --vllm VERSION against another vLLM than the locked one.
+test-vllm: .venv/.ready
+	$(PY) -m tests.upstream.vllm_tests $(ARGS)
 
 # New hostile requests by the thousand, in one process without Ray; the other tests try some hundred, always the same.
 hostile: .venv/.ready

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from replicas.request_rows import EMITTED, KEY
+from replicas.request_rows import emitted_elsewhere
 
 FILES = "files"  # our connector; any other name is one of vLLM's
 SUBFOLDER = "polyslo-kv"  # of its shared folder, which may hold other people's files
@@ -79,7 +79,7 @@ def clipped_to_prompt(offered: MatchedTokens) -> MatchedTokens:
         tokens, is_async = offered(request, num_computed_tokens)
         if not tokens or not (request.kv_transfer_params or {}).get(LOAD):
             return tokens, is_async
-        known = request.num_prompt_tokens - request.sampling_params.extra_args[KEY][EMITTED]
+        known = request.num_prompt_tokens - emitted_elsewhere(request.sampling_params)
         tokens = max(0, min(tokens, known - num_computed_tokens))
         return tokens, is_async and tokens > 0
 

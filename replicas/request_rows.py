@@ -45,6 +45,12 @@ def to_extra_args(
     return {KEY: [*bounds, output_tokens, emitted_tokens, slo.best_effort, bound_tokens, *owner]}
 
 
+def emitted_elsewhere(params: Any) -> int:
+    """Tokens at the end of the prompt that another replica emitted, by a request's sampling parameters."""
+    objective = (getattr(params, "extra_args", None) or {}).get(KEY)
+    return int(objective[EMITTED]) if objective else 0
+
+
 @njit(cache=True)
 def _take(table: np.ndarray, states: np.ndarray, rows: np.ndarray, running: int, out: np.ndarray) -> int:
     """Copy ``rows``, the first ``running`` of which run; returns of how many the moving columns must be read."""

@@ -1,7 +1,6 @@
 """Adapter: vLLM's batches as a timed device takes them, and its outputs as vLLM's workers give them. Imports vllm."""
 
 import time
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -11,7 +10,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
-from replicas.request_rows import EMITTED, KEY
+from replicas.request_rows import KEY, emitted_elsewhere
 from replicas.timed_device import Share, TimedDevice, TimedSettings
 
 TIMED = "timed"  # of additional_config[KEY]
@@ -63,7 +62,7 @@ class TimedBatches:
         for new in scheduled.scheduled_new_reqs:
             prompt, known = new.prompt_token_ids or [], new.prefill_token_ids or new.prompt_token_ids or []
             self._prompts[new.req_id] = len(prompt)
-            self._device.begin_stream(new.req_id, prompt, _emitted_elsewhere(new.sampling_params))
+            self._device.begin_stream(new.req_id, prompt, emitted_elsewhere(new.sampling_params))
             self._device.resume_stream(new.req_id, len(known) - len(prompt))
             positions[new.req_id] = (new.num_computed_tokens, len(known))
         cached = scheduled.scheduled_cached_reqs
@@ -77,9 +76,3 @@ class TimedBatches:
             Share(name, tokens, *positions[name], len(drafted.get(name, ())))
             for name, tokens in scheduled.num_scheduled_tokens.items()
         ]
-
-
-def _emitted_elsewhere(params: Any) -> int:
-    """Tokens at the end of the prompt that another replica emitted."""
-    objective = (getattr(params, "extra_args", None) or {}).get(KEY)
-    return int(objective[EMITTED]) if objective else 0

@@ -115,9 +115,9 @@ class SloScheduler(AsyncScheduler):
     # One step: plan, apply, let vLLM schedule, measure.
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        now_s = time.monotonic()
-        predicted_s, composition = 0.0, None
-        if self._planner.policy.name != VLLM_DEFAULT and (self.running or self.waiting):
+        now_s, predicted_s, composition = time.monotonic(), 0.0, None
+        is_closed = throttle_prefills or self.pause_state  # planned prefills would not run, nor who yields to them
+        if self._planner.policy.name != VLLM_DEFAULT and not is_closed and (self.running or self.waiting):
             predicted_s, composition = self._try_plan(self._clock.next_start_s(now_s))
             self._planning_s += time.monotonic() - now_s
         self._adapters.begin(self.running)

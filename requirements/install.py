@@ -2,6 +2,7 @@
 
 Standard library only. Needs Python 3.11-3.13 and pip's ordinary configuration. A CPU build of torch comes from where
 pip looks by itself; only where that has none, from PyTorch's own index. What is installed already is left alone.
+A list may be a path, too. ``POLYSLO_VENV`` names another folder than ``.venv``.
 """
 
 import os
@@ -12,7 +13,7 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-VENV = ROOT / ".venv"
+VENV = ROOT / os.environ.get("POLYSLO_VENV", ".venv")
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 SHOWN_EVERY = 20  # packages, where the output is not a terminal
 

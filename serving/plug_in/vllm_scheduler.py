@@ -44,8 +44,12 @@ class PlugInScheduler(SloScheduler):
         self._tiers = settings.to_index()
         profile, is_guess = find_profile(settings, vllm_config)
         told = {"link": "", "profile": profile, "policy": settings.scheduler, "options": settings.scheduler_options}
-        vllm_config.additional_config = {**(vllm_config.additional_config or {}), KEY: told}
-        super().__init__(vllm_config, *args, **kwargs)
+        stated = vllm_config.additional_config
+        vllm_config.additional_config = {**(stated or {}), KEY: told}
+        try:
+            super().__init__(vllm_config, *args, **kwargs)
+        finally:
+            vllm_config.additional_config = stated  # others read it, such as a scheduler made after this one
         if is_guess:
             self._planner.learn_speed()
         self._bound: set[str] = set()  # requests that have an objective

@@ -142,6 +142,14 @@ def test_what_was_not_prefilled_elsewhere_takes_what_the_connector_offers() -> N
     assert clipped_to_prompt(lambda _request, _computed: (65, True))(request, 0) == (65, True)
 
 
+def test_a_request_that_is_not_the_fleets_has_emitted_nothing_elsewhere() -> None:
+    from vllm import SamplingParams
+    from vllm.v1.request import Request
+
+    request = Request("r", [1] * 65, SamplingParams(max_tokens=20, extra_args={PARAMS: {LOAD: True}}), None)
+    assert clipped_to_prompt(lambda _request, _computed: (65, True))(request, 0) == (65, True)
+
+
 def test_every_request_is_a_hand_over_of_its_own() -> None:
     assert prefill_params("a")[HAND_OVER] != prefill_params("b")[HAND_OVER]
 

@@ -20,7 +20,7 @@ SCHEDULER = (
     "running waiting requests kv_cache_manager block_size max_num_active_reqs max_num_scheduled_tokens num_spec_tokens"
     " prev_step_scheduled_req_ids need_mamba_block_aligned_split vllm_config schedule update_from_output add_request"
     " _free_blocks _preempt_request _request_blocks_can_be_freed requires_kv_delivery _reserve_prefill_lookahead"
-    " deferred_waiting kv_holding_waiting _handle_blocked_waiting_request num_sampled_tokens_per_step"
+    " deferred_waiting kv_holding_waiting _handle_blocked_waiting_request num_sampled_tokens_per_step pause_state"
 )
 REQUEST = (
     "request_id num_computed_tokens num_output_placeholders num_prompt_tokens num_tokens max_tokens sampling_params"
@@ -281,3 +281,17 @@ def test_blocked_requests_keep_their_place_among_those_that_wait(make_bench: Mak
     bench.add("fourth", [4] * 100, 2, TIGHT)
     assert bench.step() == {"fourth": 64}
     assert [request.request_id for request in bench.scheduler.waiting] == ["first", "second", "third"]
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_prefills_that_vllm_would_not_start_hold_up_no_decode(make_bench: MakeBench, is_paused: bool) -> None:
+    from vllm.v1.core.sched.interface import PauseState
+
+    bench = make_bench(max_num_seqs=8, max_num_batched_tokens=64)
+    bench.add("decoding", [1] * 64, 5, BEST_EFFORT)
+    bench.step()
+    bench.add("waiting", [2] * 100, 5, TIGHT)
+    if is_paused:
+        bench.scheduler.set_pause_state(PauseState.PAUSED_NEW)
+    scheduled = bench.scheduler.schedule(throttle_prefills=not is_paused)
+    assert scheduled.num_scheduled_tokens == {"decoding": 1}

@@ -77,6 +77,12 @@ def test_forged_objectives_of_a_fleet_count_for_nothing(tmp_path: Any) -> None:
     ours.shutdown()
 
 
+def test_settings_stay_as_they_were_stated(tmp_path: Any) -> None:
+    ours = scheduler(TIERS, tmp_path)
+    assert ours.vllm_config.additional_config == {"polyslo": TIERS}
+    ours.shutdown()
+
+
 def test_a_wrong_setting_is_one_line_in_the_log() -> None:
     lines: list[str] = []
     handler = logging.Handler()
