@@ -72,7 +72,7 @@ def load(sampled: list[tuple[float, list[int]]], path: Path) -> None:
 
 def capacities(points: list[dict[str, Any]], systems: list[str], path: Path) -> None:
     """Per-tier capacity as a share of the fluid bound, by scenario and system; whiskers are the spread over seeds."""
-    own = [p for p in points if p["kind"] == "capacity" and p["system"] in systems]
+    own = [p for p in points if p["kind"] == "capacity" and p["system"] in systems and "noise" not in p]
     gpus = sorted({p["gpu"] for p in own})
     scenarios = list(dict.fromkeys(p["scenario"] for p in own))
     width = 0.8 / len(systems)

@@ -22,7 +22,7 @@ from simulation.experiments.fleet_tuning import (
     silos,
 )
 from simulation.experiments.registry import Context, Experiment, Point, Task, markdown_table, register
-from simulation.experiments.slos_serve import geomean
+from simulation.experiments.slos_serve_figures import geomean
 from simulation.studies.capacity import median_and_spread
 from simulation.studies.fleet_systems import FleetSystem, Goodput, planned_fleet, run_through
 from simulation.studies.polyserve_bound import optimum_per_s
