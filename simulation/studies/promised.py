@@ -11,15 +11,19 @@ OVERLOAD = 1.5  # of the capacity
 Rates = list[tuple[int, float]]  # seeds and the capacities found with them
 
 
-def count_promises(system: System, profile: Profile, jobs: np.ndarray, seed: int) -> tuple[int, int, int]:
+def tally(jobs: np.ndarray, records: np.ndarray, window: Window) -> tuple[int, int, int]:
     """Of the judged programs: how many there are, how many were promised their objective, how many of those got it."""
-    simulation = run_system(system, profile, jobs, seed)
-    jobs, records = simulation.jobs, simulation.records
-    heads = Window.of(jobs).first_requests(jobs)
+    heads = window.first_requests(jobs)
     unpromised = np.bincount(jobs["program"], weights=~records["promised"] & ~jobs["best_effort"], minlength=len(jobs))
     is_promised = unpromised[heads] == 0
     kept = attained(jobs, records)["dslo"][heads] & is_promised
     return len(heads), int(is_promised.sum()), int(kept.sum())
+
+
+def count_promises(system: System, profile: Profile, jobs: np.ndarray, seed: int) -> tuple[int, int, int]:
+    """``tally`` of one run."""
+    simulation = run_system(system, profile, jobs, seed)
+    return tally(simulation.jobs, simulation.records, Window.of(simulation.jobs))
 
 
 def promises_at(system: System, profile: Profile, make: MakeJobs, rates: Rates) -> dict[str, list[int]]:
