@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 from benchmarks.engine_figures import LEAST_SHARE, SETTLING_STEPS, costs_of, headline, step_headline, suffix_of, to_rich
+from benchmarks.engine_slo import LOADS as LOADS_OF_A_RUN
+from benchmarks.engine_slo import QUICK_LOADS, STEP_CROWDS
 
 CONTRACT = {
     "goodput90_ratio_vs_stock",
@@ -83,3 +85,9 @@ def test_the_cost_of_a_step_counts_whole_crowds_after_the_turn_has_settled() -> 
     steps = [{"running": running, **found} for running in (256, 1024)]
     assert set(step_headline(steps)) == {"step_cost_ratio_256", "step_cost_ratio_1024"}
     assert set(step_headline(steps, "_70b_tp4")) == {"step_cost_ratio_256_70b_tp4", "step_cost_ratio_1024_70b_tp4"}
+
+
+@pytest.mark.parametrize("loads", [LOADS_OF_A_RUN, *QUICK_LOADS.values()])
+def test_every_run_has_full_load(loads: tuple[float, ...]) -> None:
+    assert 1.0 in loads, "attainment_gain_at_1.0"
+    assert STEP_CROWDS == (256, 1024)
