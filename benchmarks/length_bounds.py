@@ -17,26 +17,12 @@ import typer
 from rich.console import Console
 
 from benchmarks.result_file import write_result
-from controller.lengths.estimate import LengthOptions, LengthQuery
-from controller.lengths.features import FeatureMaker
-from controller.lengths.fleet_lengths import BATCH, FleetLengths
-from controller.lengths.training import Finished, TrainingSet, ask, expanded, grow_from
-from protocol.messages import AdmissionRequest, Slo, Traits
+from controller.lengths.estimate import LengthOptions
+from controller.lengths.fleet_lengths import BATCH
+from controller.lengths.training import ask, expanded, grow_from
+from simulation.experiments.length_cost import refresher, training_set
 
 COVERAGE = 0.9
-
-
-def training_set(requests: int, seed: int) -> TrainingSet:
-    """Finished requests of eight applications whose medians spread over a factor of a hundred."""
-    rng, maker, finished = np.random.default_rng(seed), FeatureMaker(), []
-    medians = np.geomspace(10, 1000, 8)
-    for _ in range(requests):
-        app = int(rng.integers(len(medians)))
-        query = LengthQuery("gold", "", int(rng.integers(20, 4000)), 4096, Traits(app=f"app {app}"))
-        output = int(np.clip(np.rint(medians[app] * rng.lognormal(0.0, 0.7)), 1, 4096))
-        finished.append(Finished(maker.row(query), output))
-        maker.learn(query, output)
-    return TrainingSet.of(finished)
 
 
 def milliseconds(work: Callable[[], object]) -> float:
@@ -59,13 +45,10 @@ def measure(requests: int, rounds: int, seed: int) -> dict[str, Any]:
     sizes = dict(min_samples_leaf=LEAST_LEAF, max_samples_leaf=LEAF_SAMPLES, max_depth=MOST_DEPTH, max_features=0.6)
     library = RandomForestQuantileRegressor(TREES, random_state=seed, **sizes).fit(rows, np.log(tokens))
     asked, emitted = known.rows[:BATCH], np.zeros(BATCH, dtype=np.int64)
-    lengths = FleetLengths(LengthOptions("forest"), 256.0, {})
-    lengths.set_forest(forest)
+    waiting = refresher(forest)
     spent: dict[str, list[float]] = {"batch_64": [], "refresh_64": [], "single": [], "library_64": []}
     for turn in range(rounds):
-        for position in range(BATCH):
-            name = f"{turn}-{position}"
-            lengths.at_arrival(AdmissionRequest(name, 100 + position, 4096, Slo(tier="gold")))
+        lengths = waiting(turn)
         spent["batch_64"].append(milliseconds(lambda: ask(forest, asked, emitted, COVERAGE)))
         spent["refresh_64"].append(milliseconds(lengths.refresh))
         spent["single"].append(milliseconds(lambda: ask(forest, asked[:1], emitted[:1], COVERAGE)))
@@ -75,6 +58,17 @@ def measure(requests: int, rounds: int, seed: int) -> dict[str, Any]:
     return {"seed": seed, "rows": len(rows), "nodes": len(forest.feature), "grow_s": grow_s, **medians, **worst}
 
 
+def headline(points: list[dict[str, Any]]) -> dict[str, float]:
+    """Medians over the seeds; the P99 of the worst."""
+    return {
+        "ms_per_64": round(statistics.median(p["refresh_64"] for p in points), 3),
+        "ms_per_64_p99": round(max(p["refresh_64_p99"] for p in points), 3),
+        "ms_single": round(statistics.median(p["single"] for p in points), 3),
+        "library_over_ours": round(statistics.median(p["library_64"] / p["batch_64"] for p in points), 2),
+        "grow_s": round(statistics.median(p["grow_s"] for p in points), 2),
+    }
+
+
 def main(
     json_path: Annotated[Path | None, typer.Option("--json", help="result file")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="a smaller window and fewer rounds")] = False,
@@ -82,17 +76,10 @@ def main(
     """Measure asking and growing."""
     requests, rounds, seeds = (800, 30, (1,)) if quick else (LengthOptions().window, 200, (1, 2, 3))
     points = [measure(requests, rounds, seed) for seed in seeds]
-    headline = {
-        "ms_per_64": round(statistics.median(p["refresh_64"] for p in points), 3),
-        "ms_per_64_p99": round(max(p["refresh_64_p99"] for p in points), 3),
-        "ms_single": round(statistics.median(p["single"] for p in points), 3),
-        "library_over_ours": round(statistics.median(p["library_64"] / p["batch_64"] for p in points), 2),
-        "grow_s": round(statistics.median(p["grow_s"] for p in points), 2),
-    }
-    Console(width=120).print(points, headline)
+    Console(width=120).print(points, headline(points))
     if json_path:
         config = {"requests": requests, "rounds": rounds, "batch": BATCH, "coverage": COVERAGE}
-        write_result(json_path, "length_bounds", config=config, seeds=seeds, headline=headline, points=points)
+        write_result(json_path, "length_bounds", config=config, seeds=seeds, headline=headline(points), points=points)
 
 
 if __name__ == "__main__":

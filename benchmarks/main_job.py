@@ -1,6 +1,6 @@
 """The main job on real engines: a real trace over HTTP against two vLLM replicas, polyslo against plain round-robin.
 
-    python -m benchmarks.main_job --trace ../shared/traces/azure_2023_conv.parquet --json OUT
+    python -m benchmarks.main_job --trace ../shared/traces/azure_2023_conv.parquet [--quick] --json OUT
 
 Each run brings up its own Ray and its own engines and plays every load; systems take turns, so that a machine that
 changes changes for both. The plain system is the same stack with admission off, round-robin routing and vLLM's own
@@ -41,8 +41,11 @@ def main() -> None:
     parser.add_argument("--duration", type=float, default=60.0, help="seconds of arrivals in each run")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--systems", nargs="+", choices=sorted(SYSTEMS), default=list(SYSTEMS))
+    parser.add_argument("--quick", action="store_true", help="one seed, 10 s at 0.5 and 1.5 times the capacity")
     parser.add_argument("--json", type=Path, help="result file")
     options = parser.parse_args()
+    if options.quick:
+        options.seeds, options.duration, options.loads = options.seeds[:1], 10.0, [0.5, 1.5]
     if not options.trace.exists():
         parser.exit(2, f"--trace: no file {options.trace}; give one in the schema of docs/replay.md\n")
     console = Console(stderr=True)

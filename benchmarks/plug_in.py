@@ -1,6 +1,6 @@
 """vLLM's own server without the plug-in and with it, in turns, under load of vLLM's own ``bench serve``.
 
-    python -m benchmarks.plug_in --write docs/results/plug-in.md
+    python -m benchmarks.plug_in --json OUT --write docs/results/plug-in.md
 
 Two classes at a time: interactive requests with an objective, judged by ``--goodput``, and bulk requests without one.
 Loads are multiples of what the stock server sustains of the mix, measured first. Both servers are up all the time; each
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.result_file import processor
+from benchmarks.result_file import processor, write_result
 from benchmarks.vllm_alone import MODEL, PLUG_IN, server
 from replicas.embedded import ensure_embedded_model
 
@@ -37,6 +37,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of arrivals in each run")
     parser.add_argument("--ttft-ms", type=float, default=1000.0)
     parser.add_argument("--tpot-ms", type=float, default=150.0)
+    parser.add_argument("--json", type=Path, help="result file")
     parser.add_argument("--write", type=Path, help="Markdown file")
     options = parser.parse_args()
     with contextlib.ExitStack() as up:
@@ -53,6 +54,11 @@ def main() -> None:
                     print(json.dumps(points[-1]), flush=True)
     text = page(points, capacity, options)
     print(text)
+    if options.json:
+        asked = {name: value for name, value in vars(options).items() if name not in ("json", "write")}
+        config = {**asked, "capacity_per_s": capacity, "interactive": INTERACTIVE, "bulk": BULK}
+        seeds = range(options.pairs)
+        write_result(options.json, "plug_in", config=config, seeds=seeds, headline=headline(points), points=points)
     if options.write:
         options.write.write_text(text, encoding="utf-8")
 
@@ -115,6 +121,20 @@ def figures(interactive: dict[str, Any], bulk: dict[str, Any]) -> dict[str, floa
         "requests": float(interactive["completed"] + bulk["completed"]),
         "took_s": took_s,
     }
+
+
+def headline(points: list[dict[str, Any]]) -> dict[str, float]:
+    """By load, medians over the pairs: attainment of both systems, and bulk tokens of the plug-in over vLLM's."""
+    found: dict[str, float] = {}
+    for load in sorted({point["load"] for point in points}):
+        at = f"{load:g}".replace(".", "_")
+        bulk = {}
+        for system in SYSTEMS:
+            own = [point for point in points if (point["load"], point["system"]) == (load, system)]
+            found[f"attained_{system.replace('-', '_')}_{at}"] = statistics.median(p["attained"] for p in own)
+            bulk[system] = statistics.median(p["bulk_tokens"] for p in own)
+        found[f"bulk_tokens_ratio_{at}"] = bulk["plug-in"] / bulk["vllm"]
+    return found
 
 
 def page(points: list[dict[str, Any]], capacity: float, options: argparse.Namespace) -> str:

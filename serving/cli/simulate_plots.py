@@ -72,7 +72,7 @@ def load(sampled: list[tuple[float, list[int]]], path: Path) -> None:
 
 def capacities(points: list[dict[str, Any]], systems: list[str], path: Path) -> None:
     """Per-tier capacity as a share of the fluid bound, by scenario and system; whiskers are the spread over seeds."""
-    own = [p for p in points if p["kind"] == "capacity" and p["system"] in systems]
+    own = [p for p in points if p["kind"] == "capacity" and p["system"] in systems and "noise" not in p]
     gpus = sorted({p["gpu"] for p in own})
     scenarios = list(dict.fromkeys(p["scenario"] for p in own))
     width = 0.8 / len(systems)
@@ -96,7 +96,7 @@ def capacities(points: list[dict[str, Any]], systems: list[str], path: Path) -> 
 def goodput(points: list[dict[str, Any]], path: Path) -> None:
     """Goodput of the smallest fleet as a share of the bound, every tier at its target: data sets and systems."""
     replicas = min(p["replicas"] for p in points)
-    own = [p for p in points if p["replicas"] == replicas]
+    own = [p for p in points if p["replicas"] == replicas and "noise" not in p]
     names, systems = list(dict.fromkeys(p["data_set"] for p in own)), list(dict.fromkeys(p["system"] for p in own))
     figure, axes = plt.subplots(figsize=(max(6.0, 1.6 * len(names)), 4))
     width = 0.8 / len(systems)

@@ -7,7 +7,8 @@ from typing import Any
 from profiles.profile import Profile
 from simulation.experiments.behaviour import behaviour
 from simulation.experiments.registry import Context, Experiment, Point, Task, markdown_table, register
-from simulation.experiments.slos_serve import GPUS, bounds_of, geomean, setting
+from simulation.experiments.slos_serve import GPUS, bounds_of, setting
+from simulation.experiments.slos_serve_figures import geomean
 from simulation.studies.capacity import MakeJobs, Search, median_and_spread
 from simulation.studies.systems import PLANNER, System
 from simulation.workloads.settings import scaled

@@ -9,6 +9,7 @@ import numpy as np
 from profiles.profile import Profile
 from simulation.studies.fleet_systems import FleetSystem, Goodput, attainment, planned_fleet, run_through
 from simulation.studies.polyserve_bound import tier_costs_s
+from simulation.studies.systems import EXACT, Straying
 from simulation.workloads.polyserve import TPOT_S
 
 BALANCERS = ("least_loaded", "minimal_time", "power_of_two", "round_robin")
@@ -29,10 +30,12 @@ class TuningOptions:
     profile: Profile
     make_jobs: Callable[[float], np.ndarray]
     optimum_per_s: float
+    straying: Straying = EXACT  # of all engines
 
     def race(self, options: Mapping[str, FleetSystem], leader: Chosen | None = None, start: int = LOW_START) -> Chosen:
         """The setting with the highest goodput: a later one wins only ``COARSE`` positions beyond the best so far."""
-        for name, system in options.items():
+        for name, option in options.items():
+            system = replace(option, straying=self.straying)
             goodput = Goodput(system, self.profile, self.make_jobs, self.optimum_per_s)
             if leader is None:
                 leader = name, system, goodput.search("worst_tier", start, tolerance=COARSE)
@@ -64,7 +67,8 @@ def silos(tuning: TuningOptions, replicas: int, budgets: tuple[int, ...]) -> Cho
     for share in SILO_LOADS:  # the clusters are apart, so that each one's budget can be read off one run for all
         jobs = tuning.make_jobs(share * tuning.optimum_per_s)
         for budget in budgets:
-            met[budget] += attainment(run_through(replace(base, token_budget=budget).run(tuning.profile, jobs))).tiers
+            fleet = replace(base, token_budget=budget, straying=tuning.straying)
+            met[budget] += attainment(run_through(fleet.run(tuning.profile, jobs))).tiers
     best = tuple(budgets[int(np.argmax([met[b][tier] for b in budgets]))] for tier in range(len(TPOT_S)))
     options = {f"split {s}, budgets {best}": replace(base, split=s, tier_budgets=best) for s in splits}
     return _with_balancers(tuning, tuning.race(options))
@@ -75,6 +79,8 @@ def shedding(tuning: TuningOptions, replicas: int, _budgets: tuple[int, ...]) ->
     base = FleetSystem("edf-shed", "edf-shed", "least_loaded", replicas=replicas)
     options = {"shared": base}
     options |= {f"split {s}": replace(base, split=s) for s in splits_of(tuning, replicas, is_split=False)}
+    if tuning.straying != EXACT:
+        options |= {f"{name}, unguarded": replace(option, guards=False) for name, option in options.items()}
     return _with_balancers(tuning, tuning.race(options))
 
 

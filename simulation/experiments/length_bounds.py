@@ -16,6 +16,7 @@ from controller.lengths.estimate import ASK_EVERY_TOKENS, LengthOptions
 from controller.lengths.fleet_lengths import Answer, FleetLengths
 from controller.lengths.training import grow_from
 from protocol.messages import AdmissionRequest, Outcome, Progress, Slo, Traits, Verdict
+from simulation.experiments.length_cost import PRIOR_TOKENS, batch_ms
 from simulation.experiments.registry import Context, Experiment, Point, Task, markdown_table, register
 from simulation.workloads.traces import Trace, read_trace
 
@@ -25,7 +26,6 @@ TPOT_S = 0.03  # of every request: how long it is in flight
 REFRESH_S = 0.1  # between two batches of questions
 RATE_PER_S = 4.0  # of arrivals where a trace has none, and of sessions where those have clocks of their own
 LEAST_ANSWERS = 1000  # of a position, to judge its coverage by
-PRIOR_TOKENS = 256.0
 SLO = Slo(tier="all")
 
 
@@ -33,16 +33,20 @@ def config(quick: bool) -> dict[str, Any]:
     common = {"coverage": 0.9, "max_tokens": 4096}
     if quick:
         return {**common, "traces": [TRACES[0]], "estimators": [OURS, "tier_mean"], "requests": 3000, "warm_up": 1000,
-                "seeds": [1]}  # fmt: skip
+                "seeds": [1], "cost_requests": 800, "cost_rounds": 30}  # fmt: skip
     estimators = [OURS, "tier_mean", "gaussian", "none"]
     return {**common, "traces": list(TRACES), "estimators": estimators, "requests": 6000, "warm_up": 1500,
-            "seeds": [1, 2, 3]}  # fmt: skip
+            "seeds": [1, 2, 3], "cost_requests": LengthOptions().window, "cost_rounds": 200}  # fmt: skip
 
 
 def tasks(config: dict[str, Any]) -> list[Task]:
-    """One task per trace, estimator and seed; several seeds for forests alone, which are drawn."""
+    """One task per trace, estimator and seed; several seeds for forests alone, which are drawn. What asking a forest
+    costs, per seed."""
     common = {name: config[name] for name in ("coverage", "max_tokens", "requests", "warm_up")}
-    return [
+    cost = {"kind": "cost", "requests": config["cost_requests"], "rounds": config["cost_rounds"]}
+    own = {**common, **cost, "estimator": OURS}
+    costs = [Task(f"cost/{seed}", {**own, "seed": seed}) for seed in config["seeds"]]
+    return costs + [
         Task(f"{trace}/{estimator}/{seed}", {**common, "trace": trace, "estimator": estimator, "seed": seed})
         for seed in config["seeds"]
         for estimator in (config["estimators"] if seed == config["seeds"][0] else [OURS])
@@ -51,7 +55,12 @@ def tasks(config: dict[str, Any]) -> list[Task]:
 
 
 def run(params: Mapping[str, Any], context: Context) -> Point:
-    """Coverage at arrival and at every position, and widths; where the trace is not there the point says so."""
+    """Coverage at arrival and at every position, and widths; where the trace is not there the point says so. Of a
+    cost: milliseconds per batch of 64 questions."""
+    if params.get("kind") == "cost":
+        spent_ms = batch_ms(params["requests"], params["rounds"], params["seed"], context.clock)
+        p99_ms = float(np.percentile(spent_ms, 99))
+        return {"kind": "cost", "seed": params["seed"], "ms_per_64": float(np.median(spent_ms)), "p99_ms": p99_ms}
     point = {name: params[name] for name in ("trace", "estimator", "seed")}
     path = context.traces / f"{params['trace']}.parquet"
     if not path.is_file():
@@ -192,14 +201,18 @@ def _own(point: Point) -> dict[str, Any] | None:
 
 
 def headline(points: Sequence[Point]) -> dict[str, float]:
-    """Of forests: the worst coverage error of any trace, position and seed; the mean width over ``max_tokens``."""
+    """Of forests: the worst coverage error of any trace, position and seed, the mean width over ``max_tokens``, and
+    the milliseconds of a batch of 64."""
+    costs_ms = [p["ms_per_64"] for p in points if "ms_per_64" in p]
+    figures = {"ms_per_64": round(float(np.median(costs_ms)), 3)} if costs_ms else {}
+    points = [p for p in points if "ms_per_64" not in p]
     ours = [own for p in points if p["estimator"] == OURS and (own := _own(p)) is not None]
     errors = [own["coverage_error_points_max"] for own in ours if own["coverage_error_points_max"] is not None]
     later = [own["coverage_error_points_mean"] for own in ours if own["coverage_error_points_mean"] is not None]
     widths = [own["arrival"][1] for own in ours if own["arrival"]]
     if not ours:
-        return {}
-    return {
+        return figures
+    return figures | {
         "coverage_error_points_max": round(max(errors), 3),
         "coverage_error_points_mean": round(float(np.mean(later)), 3),
         "width_ratio_vs_max_tokens": round(float(np.mean(widths)), 4),
@@ -208,6 +221,7 @@ def headline(points: Sequence[Point]) -> dict[str, float]:
 
 def tables(points: Sequence[Point]) -> str:
     """One row per trace and source of answers, the median over seeds."""
+    points = [p for p in points if "ms_per_64" not in p]
     rows, skipped = [], sorted({p["trace"] for p in points if "skipped" in p})
     kinds = dict.fromkeys((p["trace"], p["estimator"], source) for p in points for source in p.get("sources", {}))
     for trace, estimator, source in kinds:

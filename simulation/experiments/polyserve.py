@@ -4,13 +4,13 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import mode
 from typing import Any
 
 import numpy as np
 
 from profiles.profile import Profile
 from profiles.store import load_profile
+from simulation.core.metrics import Window
 from simulation.experiments.fleet_tuning import (
     TuningOptions,
     fixed_apart,
@@ -21,11 +21,13 @@ from simulation.experiments.fleet_tuning import (
     shedding,
     silos,
 )
-from simulation.experiments.registry import Context, Experiment, Point, Task, markdown_table, register
-from simulation.experiments.slos_serve import geomean
+from simulation.experiments.polyserve_figures import headline, tables
+from simulation.experiments.registry import Context, Experiment, Point, Task, register
 from simulation.studies.capacity import median_and_spread
-from simulation.studies.fleet_systems import FleetSystem, Goodput, planned_fleet, run_through
+from simulation.studies.fleet_systems import WARM_UP, FleetSystem, Goodput, planned_fleet, run_through
 from simulation.studies.polyserve_bound import optimum_per_s
+from simulation.studies.promised import OVERLOAD, tally
+from simulation.studies.systems import NOISES
 from simulation.workloads.lengths import read_published
 from simulation.workloads.polyserve import TieredLoad
 
@@ -71,7 +73,7 @@ SAMPLES = {
 SETTINGS = ("lifetimes", "tuning_lifetimes", "requests", "budgets", "seeds", "tolerance")  # of every task
 LARGER = ("fixed-budget", "silos", "planner")  # at the larger sizes
 SIZED = ("fixed-budget", "planner")  # at the sizes of section 5.5
-RIVALS = {"planner": ("fixed-budget",), "planner-apart": ("fixed-apart", "fixed-budget")}
+STRAYING = ("noise10", "noise20", "slow10")
 
 
 def config(quick: bool) -> dict[str, Any]:
@@ -79,14 +81,17 @@ def config(quick: bool) -> dict[str, Any]:
     if quick:
         return {"data_sets": ["mooncake_toolagent"], "systems": systems, "replicas": [8], "larger_on": "",
                 "sized_on": "", "sizes": [], "lifetimes": 1.5, "tuning_lifetimes": 1.0, "requests": 800,
-                "budgets": [512, 2048], "seeds": [1], "tolerance": 2}  # fmt: skip
+                "budgets": [512, 2048], "seeds": [1], "tolerance": 2,
+                "noises": list(STRAYING), "noise_on": ["mooncake_toolagent"]}  # fmt: skip
     return {"data_sets": list(DATA_SETS), "systems": systems, "replicas": [20, 64], "larger_on": "splitwise",
             "sized_on": "uniform_4096_1024", "sizes": [8, 64], "lifetimes": 4.0, "tuning_lifetimes": 1.5,
-            "requests": 3000, "budgets": [256, 512, 1024, 2048, 4096], "seeds": [1, 2, 3], "tolerance": 1}  # fmt: skip
+            "requests": 3000, "budgets": [256, 512, 1024, 2048, 4096], "seeds": [1, 2, 3], "tolerance": 1,
+            "noises": list(STRAYING), "noise_on": list(DATA_SETS[:4])}  # fmt: skip
 
 
 def tasks(config: dict[str, Any]) -> list[Task]:
-    """One task per data set and system; larger fleets beside silos and one pool on one data set; sizes on another."""
+    """One task per data set and system; larger fleets beside silos and one pool on one data set; sizes on another; and
+    some data sets once more on engines that stray."""
     first, *larger = config["replicas"]
     wanted = [
         (name, system, first)
@@ -97,10 +102,16 @@ def tasks(config: dict[str, Any]) -> list[Task]:
     wanted += [(config["larger_on"], system, size) for size in larger for system in LARGER]
     wanted += [(config["sized_on"], system, size) for size in config["sizes"] for system in SIZED]
     settings = {name: config[name] for name in SETTINGS}
-    return [
+    found = [
         Task(f"{name}/{system}/{size}", {**settings, "data_set": name, "system": system, "replicas": size})
         for name, system, size in wanted
     ]
+    straying = [(noise, name) for noise in config["noises"] for name in config["noise_on"]]
+    for noise, name in straying:
+        for system in (system for system in config["systems"] if system in ON_SLOW):
+            own = {**settings, "data_set": name, "system": system, "replicas": first, "noise": noise}
+            found.append(Task(f"{noise}/{name}/{system}/{first}", own))
+    return found
 
 
 def load_of(context: Context, data_set: str) -> TieredLoad:
@@ -133,8 +144,8 @@ def measure(params: Mapping[str, Any], load: TieredLoad) -> Point:
     # A decode side that is too small fills up for some lifetimes before it shows.
     lifetimes = params["lifetimes" if params["system"] in APART else "tuning_lifetimes"]
     make = jobs_maker(load, profile, lifetimes, least // 2, TUNING_SEED)
-    tune = (COLOCATED | APART)[params["system"]]
-    setting, system, start = tune(TuningOptions(profile, make, optimum), replicas, tuple(params["budgets"]))
+    tune, straying = (COLOCATED | APART)[params["system"]], NOISES[params.get("noise", "exact")]
+    setting, system, start = tune(TuningOptions(profile, make, optimum, straying), replicas, tuple(params["budgets"]))
     goodputs = [
         Goodput(system, profile, jobs_maker(load, profile, params["lifetimes"], least, seed), optimum)
         for seed in params["seeds"]
@@ -146,96 +157,35 @@ def measure(params: Mapping[str, Any], load: TieredLoad) -> Point:
             start = goodput.search(figure, start, step=2, tolerance=params["tolerance"])
             rates.append(goodput.rate_per_s(start))
         figures[figure] = {**median_and_spread(rates), "seeds": rates}
-    point = {name: params[name] for name in ("data_set", "system", "replicas")}
+    point = {name: params[name] for name in ("data_set", "system", "replicas", "noise") if name in params}
+    if "noise" in params and "promised" in setting:
+        figures |= _promises(goodputs, figures["worst_tier"]["seeds"])
     return {**point, "setting": setting, "bound": optimum, "excluded": load.unattainable(profile), **figures}
 
 
-def _by_place(points: Sequence[Point], replicas: int) -> dict[tuple[str, str], Point]:
-    return {(p["data_set"], p["system"]): p for p in points if p["replicas"] == replicas}
-
-
-def ratios(points: Mapping[tuple[str, str], Point], ours: str, theirs: Sequence[str]) -> list[float]:
-    """Median goodput of ``ours`` over the best of ``theirs`` for every data set that has all of them."""
-    found = []
-    for data_set in dict.fromkeys(name for name, _ in points):
-        rivals = [points[data_set, name]["worst_tier"]["median"] for name in theirs if (data_set, name) in points]
-        if len(rivals) == len(theirs) and (data_set, ours) in points:
-            found.append(points[data_set, ours]["worst_tier"]["median"] / max(rivals))
+def _promises(goodputs: Sequence[Goodput], rates_per_s: Sequence[float]) -> dict[str, list[int]]:
+    """Promises made and kept, summed over seeds, at the goodput of each and at ``OVERLOAD`` times it."""
+    found = {}
+    for name, factor in (("at_capacity", 1.0), ("overload", OVERLOAD)):
+        counts = []
+        for goodput, rate_per_s in zip(goodputs, rates_per_s, strict=True):
+            run = run_through(goodput.system.run(goodput.profile, goodput.make_jobs(factor * rate_per_s)))
+            counts.append(tally(run.jobs, run.records, Window.of(run.jobs, WARM_UP)))
+        found[name] = [sum(count) for count in zip(*counts, strict=True)]
     return found
 
 
-def headline(points: Sequence[Point]) -> dict[str, float]:
-    """What is quoted; geometric means over data sets."""
-    known = _by_place(points, mode(p["replicas"] for p in points) if points else 0)
-    colocated, apart = (ratios(known, name, rivals) for name, rivals in RIVALS.items())
-    shed = ratios(known, "planner", ("edf-shed",))
-
-    def of_bound(system: str) -> float:
-        shares = [p["worst_tier"]["median"] / p["bound"] for (_, name), p in known.items() if name == system]
-        return geomean(shares)
-
-    figures = {
-        "goodput_ratio_colocated": geomean(colocated),
-        "goodput_ratio_disaggregated": geomean(apart),
-        "goodput_ratio_min": min([*colocated, *apart], default=float("nan")),
-        "ratio_vs_shed_geomean": geomean(shed),
-        "ratio_vs_shed_min": min(shed, default=float("nan")),
-        "of_bound_colocated": of_bound("planner"),
-        "of_bound_disaggregated": of_bound("planner-apart"),
-    }
-    for replicas in sorted({p["replicas"] for p in points}):
-        own = _by_place(points, replicas)
-        figures[f"ratio_vs_silos_and_pool_min_{replicas}"] = min(
-            ratios(own, "planner", ("silos", "fixed-budget")), default=float("nan")
-        )
-    return {name: round(value, 4) for name, value in figures.items() if np.isfinite(value)}
-
-
-def tables(points: Sequence[Point]) -> str:
-    """Goodput per fleet size, data set and system; then what was left out of the data sets."""
-    parts = []
-    for replicas in sorted({p["replicas"] for p in points}):
-        rows: list[list[object]] = []
-        for p in (p for p in points if p["replicas"] == replicas):
-            tier = p["worst_tier"]
-            spread = f"{tier['low']:.3g} to {tier['high']:.3g}"
-            share = tier["median"] / p["bound"]
-            overall = p["overall"]["median"]
-            each = tier["median"] / replicas
-            rows.append(
-                [p["data_set"], p["system"], p["setting"], tier["median"], spread, each, overall, p["bound"], share]
-            )
-        header = (
-            "lengths",
-            "system",
-            "setting",
-            "req/s, every tier",
-            "over seeds",
-            "per replica",
-            "overall",
-            "bound",
-            "of the bound",
-        )
-        parts.append(f"### {replicas} replicas\n\n{markdown_table(header, rows)}")
-    excluded = {p["data_set"]: p["excluded"] for p in points}
-    rows = [[name, f"{share:.1%}"] for name, share in excluded.items() if share > 0]
-    if rows:
-        parts.append(
-            "### Left out: no idle replica could serve them in time\n\n" + markdown_table(("lengths", "share"), rows)
-        )
-    return "\n\n".join(parts)
-
-
-def behaviour_of(context: Context, data_set: str, systems: Sequence[str]) -> str:
+def behaviour_of(context: Context, data_set: str, systems: Sequence[str], noise: str = "exact") -> str:
     """Digest of what fleets do with a small fixed load, more than they can serve."""
     profile, load = load_profile(PROFILE), load_of(context, data_set)
     jobs = load.jobs(profile, SMALL_PER_S, SMALL_JOBS, TUNING_SEED)
-    runs = [run_through(SAMPLES[system].run(profile, jobs)) for system in systems]
+    fleets = [replace(SAMPLES[system], straying=NOISES[noise]) for system in systems]
+    runs = [run_through(fleet.run(profile, jobs)) for fleet in fleets]
     return "".join(hashlib.blake2b(run.records.tobytes(), digest_size=8).hexdigest() for run in runs)
 
 
 def behaviour(params: Mapping[str, Any], context: Context) -> str:
-    return behaviour_of(context, params["data_set"], (params["system"],))
+    return behaviour_of(context, params["data_set"], (params["system"],), params.get("noise", "exact"))
 
 
 POLYSERVE = register(

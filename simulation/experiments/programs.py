@@ -203,10 +203,25 @@ def least_scale(shares: Mapping[float, float], target: float) -> float:
     return float(least)
 
 
+def scale_ratio(
+    own: Mapping[float, float], rivals: Sequence[Mapping[float, float]], target: float
+) -> tuple[float, str]:
+    """The least scale that holds over that of the best rival, and of what kind a bound it is, if one: whoever holds at
+    no scale that was run would need more than the greatest. nan where that is both."""
+    ours, greatest = least_scale(own, target), max(own, default=np.nan)
+    best = min((least_scale(shares, target) for shares in rivals), default=np.inf)
+    if ours == best == np.inf:
+        return np.nan, ""
+    bound = "upper" if best == np.inf else "lower" if ours == np.inf else ""
+    return min(ours, greatest) / min(best, greatest), bound
+
+
 def headline(points: Sequence[Point]) -> dict[str, float]:
     """Programs on time over those of vLLM with affinity, means over all scales, and the least scale that holds 95 and
-    99 % over that of the best rival (below 1: tighter deadlines); geometric means and per load."""
-    figures, ratios, loads = {}, dict[str, list[float]](), list(dict.fromkeys(p["load"] for p in points))
+    99 % over that of the best rival (below 1: tighter deadlines; a bound where one of both holds at no scale that was
+    run); geometric means and per load."""
+    loads = list(dict.fromkeys(p["load"] for p in points))
+    figures, bounds, ratios = dict[str, float](), dict[str, float](), dict[str, list[float]]()
     for load in loads:
         systems = [s for s in dict.fromkeys(p["system"] for p in points if p["load"] == load) if s not in ABLATIONS]
         shares = {system: _median_share(points, load, system) for system in systems}
@@ -220,9 +235,10 @@ def headline(points: Sequence[Point]) -> dict[str, float]:
             "programs_on_time_ratio_best_rival": own / others if others else np.nan,
         }
         for target in TARGETS:
-            best = min((least_scale(shares[name], target) for name in systems if name != OURS), default=np.inf)
-            name = f"deadline_scale_at_{100 * target:.0f}"
-            found[name] = least_scale(shares[OURS], target) / best if best < np.inf else np.nan
+            name, rivals = f"deadline_scale_at_{100 * target:.0f}", [shares[name] for name in systems if name != OURS]
+            found[name], bound = scale_ratio(shares[OURS], rivals, target)
+            if bound:
+                bounds[f"{name}_is_{bound}_bound"] = 1.0
         for name, value in found.items():
             figures[f"{name} {load}"] = value
             ratios.setdefault(name, []).append(value)
@@ -231,7 +247,7 @@ def headline(points: Sequence[Point]) -> dict[str, float]:
         for name, all_ in ratios.items()
         if (known := [v for v in all_ if 0.0 < v < np.inf])
     }
-    return {name: round(float(value), 4) for name, value in (means | figures).items() if np.isfinite(value)}
+    return {name: round(float(value), 4) for name, value in (means | bounds | figures).items() if np.isfinite(value)}
 
 
 def tables(points: Sequence[Point]) -> str:

@@ -11,18 +11,17 @@ from typing import Any
 import numpy as np
 
 from profiles.profile import Profile
-from simulation.core.metrics import Window, attained
 from simulation.experiments.behaviour import behaviour
 from simulation.experiments.registry import Context, Experiment, Point, Task, markdown_table, register
-from simulation.experiments.slos_serve import DRAFT_S, GPUS, SYSTEMS, bounds_of, geomean, setting
+from simulation.experiments.slos_serve import DRAFT_S, GPUS, SYSTEMS, bounds_of, setting
+from simulation.experiments.slos_serve_figures import STOCK, geomean
 from simulation.experiments.tuning import tuned_capacity, variants
-from simulation.studies.capacity import MakeJobs, run_system
+from simulation.studies.capacity import MakeJobs
+from simulation.studies.promised import OVERLOAD, promises_at
 from simulation.studies.systems import NOISES, FleetOf, System
 from simulation.workloads.scenarios import BURSTY, SCENARIOS
 
 LIVE = "live"
-STOCK = ("vllm-2048", "vllm-whole", "sarathi")
-OVERLOAD = 1.5  # of the capacity
 
 
 def config(quick: bool) -> dict[str, Any]:
@@ -53,23 +52,10 @@ def run(params: Mapping[str, Any], context: Context) -> Point:
     told = {**params, "target": 0.9, "drafts": [0]}
     found = tuned_capacity(_system(params), profile, make, make, bound, told)
     chosen = variants(_system(params), params["budgets"], [0])[found["setting"]]
+    rates = list(zip(params["seeds"], found["worst_tier"]["seeds"], strict=True))
     point = {name: params[name] for name in ("scenario", "noise", "system")}
-    for name, factor in (("at_capacity", 1.0), ("overload", OVERLOAD)):
-        pairs = zip(params["seeds"], found["worst_tier"]["seeds"], strict=True)
-        counts = [_promises(chosen, profile, make(factor * rate, seed), seed) for seed, rate in pairs if rate > 0.0]
-        point[name] = [sum(count) for count in zip(*counts, strict=True)] if counts else [0, 0, 0]
+    point |= promises_at(chosen, profile, make, rates)
     return {**point, "setting": found["setting"], "bound_fluid": bound, **found["worst_tier"]}
-
-
-def _promises(system: System, profile: Profile, jobs: np.ndarray, seed: int) -> tuple[int, int, int]:
-    """Of the judged programs: how many there are, how many were promised their objective, how many of those got it."""
-    simulation = run_system(system, profile, jobs, seed)
-    jobs, records = simulation.jobs, simulation.records
-    heads = Window.of(jobs).first_requests(jobs)
-    unpromised = np.bincount(jobs["program"], weights=~records["promised"] & ~jobs["best_effort"], minlength=len(jobs))
-    is_promised = unpromised[heads] == 0
-    kept = attained(jobs, records)["dslo"][heads] & is_promised
-    return len(heads), int(is_promised.sum()), int(kept.sum())
 
 
 def _setting(params: Mapping[str, Any], context: Context) -> tuple[Profile, MakeJobs]:

@@ -3,8 +3,10 @@ from typing import Any
 
 import pytest
 
+from simulation.experiments import slos_serve
 from simulation.experiments.registry import Context, Experiment, experiment, experiment_names, markdown_table, register
 from simulation.experiments.slos_serve import SYSTEMS
+from simulation.studies.systems import NOISES, FleetOf
 
 NAMES = (
     "ablations",
@@ -123,3 +125,46 @@ def test_headline_of_promises() -> None:
     assert found["capacity_ratio_vs_best_geomean_noise10"] == pytest.approx(2.7)
     assert found["capacity_ratio_vs_shed_min"] == pytest.approx(2.0)
     assert "0.970 of 100, 200 asked" in chosen.tables(points)
+
+
+def test_headline_under_noise_has_the_name_of_the_noise_behind() -> None:
+    rates = {
+        "planner": 8.0,
+        "no-admission": 10.0,
+        "edf-shed": 5.0,
+        "sarathi": 4.0,
+        "planner-spec": 6.0,
+        "planner-x2": 7.0,
+    }
+    exact = [capacity("ChatBot", name, rate) for name, rate in rates.items()]
+    exact.append(capacity("ChatBot", "distserve", 3.5, setting="1:1"))
+    exact += [fleet(scenario, n, 2.0 * n) for scenario in ("ChatBot", "Coder") for n in (1, 4)]
+    counted = {"at_capacity": [110, 100, 98], "overload": [200, 100, 97]}
+    points = [*exact]
+    for noise in ("noise10", "noise20", "slow10"):
+        points += [{**point, "noise": noise} for point in exact]
+        points[-len(exact)] |= counted
+    chosen = experiment("slos-serve")
+    found = chosen.headline(points)
+    assert set(found) >= {f"{name}{suffix}" for name in HEADLINES for suffix in ("", "_noise10", "_noise20", "_slow10")}
+    assert [found[f"kept_min_{noise}"] for noise in ("noise10", "noise20", "slow10")] == [0.97] * 3
+    assert found["capacity_ratio_vs_no_admission_min"] == found["capacity_ratio_vs_no_admission_min_slow10"] == 0.8
+    assert "kept_min" not in found, "promises are counted on engines that stray"
+    assert "### g, noise20" in chosen.tables(points)
+
+
+def test_the_planner_that_meets_noise_is_the_live_one() -> None:
+    chosen = experiment("slos-serve")
+    tasks = {task.key: task.params for task in chosen.tasks(chosen.config(False))}
+    system = slos_serve._system(tasks["noise20/a100_sxm__llama-3.1-8b/Coder/planner"])
+    assert isinstance(system, FleetOf)
+    assert (system.name, system.straying) == ("planner", NOISES["noise20"])
+    assert not isinstance(slos_serve._system(tasks["a100_sxm__llama-3.1-8b/Coder/planner"]), FleetOf)
+
+
+def test_headlines_of_annealing_and_what_if() -> None:
+    annealed = {"of_exhaustive": [0.99, 1.0], "gain_over_fcfs": {"annealing": {"mean": 0.2}}}
+    found = experiment("annealing").headline([annealed])
+    assert (found["of_exhaustive_min"], found["gain_over_fcfs"]) == (0.99, 0.2)
+    speed = {"kind": "speed", "replicas": 20, "requests": 150_000, "seconds": 20.0}
+    assert experiment("what-if").headline([speed]) == {"seconds_300k_requests_20_replicas": 40.0}

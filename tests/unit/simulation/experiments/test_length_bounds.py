@@ -58,3 +58,13 @@ def test_a_trace_that_is_not_there_is_named_and_left_out(tmp_path: Path) -> None
     assert point["skipped"] == "no trace made.parquet"
     assert "`made` was not there" in length_bounds.tables([point])
     assert length_bounds.headline([point]) == {}
+
+
+def test_what_asking_costs_is_quoted_beside_the_bounds(tmp_path: Path) -> None:
+    ticks = iter(range(1000))
+    params = {**PARAMS, "estimator": "forest", "kind": "cost", "requests": 100, "rounds": 2}
+    point = length_bounds.run(params, Context(tmp_path, lambda: next(ticks) / 1000))
+    assert length_bounds.headline([point]) == {"ms_per_64": pytest.approx(1.0)}
+    length_bounds.tables([point])
+    chosen = length_bounds.LENGTH_BOUNDS
+    assert {"cost/1", "cost/2", "cost/3"} <= {task.key for task in chosen.tasks(chosen.config(False))}

@@ -49,6 +49,7 @@ def test_headlines_of_known_points() -> None:
     tempo = experiment("tempo").headline([point("tempo", 6.0, 0.97), point("vllm", 2.0), point("sarathi", 3.0, 1.0)])
     assert (tempo["service_gain_ratio"], tempo["throughput_ratio_vs_sarathi_min"]) == (3.0, 0.97)
     assert tempo["service_gain_vs_best_baseline"] == 2.0
+    assert (tempo["goodput_ratio"], tempo["throughput_ratio_vs_sarathi"]) == (3.0, 0.97)
     points = [point("calm", 6.0), point("calm, true lengths", 8.0), point("sjf", 5.0), point("vllm", 3.0)]
     concord = experiment("concord").headline(points)
     assert (concord["goodput_ratio_best_baseline"], concord["of_oracle_min"]) == (1.2, 0.75)

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from profiles.store import load_profile
-from simulation.experiments import polyserve, polyserve_burst, polyserve_cost
+from simulation.experiments import polyserve, polyserve_burst, polyserve_cost, polyserve_figures
 from simulation.experiments.fleet_tuning import TuningOptions, prefills_of, splits_of
 from simulation.experiments.registry import experiment_names
 from simulation.studies.fleet_systems import FleetSystem, attainment, planned_fleet, run_through
 from simulation.studies.polyserve_bound import optimum_per_s
+from simulation.studies.systems import NOISES
 from simulation.workloads.lengths import Empirical
 from simulation.workloads.polyserve import TieredLoad
 
@@ -54,14 +55,49 @@ def test_headline_is_the_geometric_mean_over_the_best_rival() -> None:
         point("b", "fixed-budget", 2.0), point("b", "planner", 9.0), point("b", "edf-shed", 9.0),
         point("a", "silos", 5.0), point("a", "fixed-apart", 3.0), point("a", "planner-apart", 6.0),
     ]  # fmt: skip
-    figures = polyserve.headline(points)
+    figures = polyserve_figures.headline(points)
     assert figures["goodput_ratio_colocated"] == pytest.approx((2.0 * 4.5) ** 0.5, abs=1e-4)
     assert figures["goodput_ratio_disaggregated"] == pytest.approx(6.0 / 4.0), "the better of both fixed budgets"
     assert figures["goodput_ratio_min"] == pytest.approx(1.5)
     assert figures["ratio_vs_shed_geomean"] == pytest.approx((1.6 * 1.0) ** 0.5, abs=1e-4)
     assert figures["of_bound_colocated"] == pytest.approx((0.8 * 0.9) ** 0.5, abs=1e-4)
     assert figures["ratio_vs_silos_and_pool_min_20"] == pytest.approx(1.6), "where both were measured"
-    assert "| a | planner |" in polyserve.tables(points)
+    assert "| a | planner |" in polyserve_figures.tables(points)
+
+
+NOISES_OF_KEYS = ("noise10", "noise20", "slow10")
+
+
+def test_figures_under_noise_have_its_name_behind_and_count_promises() -> None:
+    systems = ("fixed-budget", "planner", "edf-shed", "fixed-apart", "planner-apart")
+    exact = [point("a", system, 4.0 + rank) for rank, system in enumerate(systems)]
+    points = [*exact]
+    for noise in NOISES_OF_KEYS:
+        points += [{**each, "noise": noise, "at_capacity": [9, 8, 6], "overload": [9, 0, 0]} for each in exact]
+    names = {"goodput_ratio_colocated", "goodput_ratio_disaggregated", "goodput_ratio_min", "ratio_vs_shed_geomean"}
+    names |= {"of_bound_colocated", "of_bound_disaggregated"}
+    suffixes = [f"_{noise}" for noise in NOISES_OF_KEYS]
+    found = polyserve_figures.headline(points)
+    assert set(found) >= {f"{name}{suffix}" for name in names for suffix in ("", *suffixes)}
+    assert found["kept_min_slow10"] == 0.75
+    assert "### 20 replicas, noise20" in polyserve_figures.tables(points)
+    burst = polyserve_burst.headline(points)
+    ratios = ("goodput_ratio_colocated", "goodput_ratio_disaggregated")
+    assert set(burst) >= {f"{name}{suffix}" for name in ratios for suffix in ("", *suffixes)}
+    assert burst["kept_min_noise10"] == 0.75
+
+
+def test_engines_of_a_fleet_stray_and_its_planners_learn() -> None:
+    jobs = LOAD.jobs(PROFILE, 20.0, 300, 3)
+    runs = {
+        noise: replace(planned_fleet(4), straying=NOISES[noise]).run(PROFILE, jobs) for noise in ("exact", "slow10")
+    }
+    spent = {noise: run_through(run).engines for noise, run in runs.items()}
+    mean_s = {noise: float((e.state["busy_s"] / e.state["iterations"]).mean()) for noise, e in spent.items()}
+    assert mean_s["slow10"] == pytest.approx(1.1 * mean_s["exact"], rel=0.03)
+    assert (spent["slow10"].planner_coefs[:, 1] > spent["exact"].planner_coefs[:, 1]).all()
+    assert (spent["slow10"].limits["slack_margin"] > 0).all()
+    assert not spent["exact"].limits["slack_margin"].any()
 
 
 def test_every_experiment_is_registered_and_its_tasks_have_names_of_their_own() -> None:
