@@ -53,13 +53,17 @@ def config(quick: bool) -> dict[str, Any]:
             "gpus": list(GPUS[:1]), "scenarios": list(SCENARIOS), "systems": quick_systems, "programs": 300,
             "seeds": [1], "budgets": [512, 2048], "drafts": [0, 2], "target": 0.9, "strict_target": 0.98,
             "tolerance": 0.1, "replicas": [1, 4], "fleet_gpus": list(GPUS[:1]), "fleet_programs": 200,
-            "fleet_tolerance": 0.2, "noises": list(STRAYING), "noise_scenarios": list(SCALED),
+            "fleet_tolerance": 0.2, "noises": list(STRAYING), "noise_scenarios": ["ChatBot"],
+            "noise_systems": ["planner", "no-admission", "edf-shed", *STOCK], "noise_programs": 100,
+            "noise_replicas": [],
         }  # fmt: skip
     return {
         "gpus": list(GPUS), "scenarios": list(SCENARIOS), "systems": list(SYSTEMS), "programs": 1000,
         "seeds": [1, 2, 3], "budgets": list(BUDGETS), "drafts": [0, 2, 4], "target": 0.9, "strict_target": 0.98,
         "tolerance": 0.02, "replicas": [1, 2, 4], "fleet_gpus": list(GPUS[:1]), "fleet_programs": 500,
         "fleet_tolerance": 0.05, "noises": list(STRAYING), "noise_scenarios": list(SCENARIOS),
+        "noise_systems": [name for name in SYSTEMS if name not in WITHOUT_NOISE], "noise_programs": 500,
+        "noise_replicas": [1, 4],
     }  # fmt: skip
 
 
@@ -88,14 +92,14 @@ def tasks(config: dict[str, Any]) -> list[Task]:
 def _straying_tasks(config: dict[str, Any]) -> Iterator[Task]:
     """Every system and fleet on engines that do not keep to their profile."""
     gpu = config["gpus"][0]
-    systems = [name for name in config["systems"] if name not in WITHOUT_NOISE]
     for noise in config["noises"]:
         for scenario in config["noise_scenarios"]:
-            common = {**_measured(config, gpu, scenario, PEERS[0]), "noise": noise}
-            for system in systems:
+            common = {**_measured(config, gpu, scenario, PEERS[0]), "programs": config["noise_programs"]}
+            common["noise"] = noise
+            for system in config["noise_systems"]:
                 own = {**common, "kind": "capacity", "system": system}
                 yield Task(f"{noise}/{gpu}/{scenario}/{system}", own)
-            for replicas in config["replicas"] if scenario in SCALED else ():
+            for replicas in config["noise_replicas"] if scenario in SCALED else ():
                 own = {**common, "kind": "fleet", "fleet": replicas}
                 yield Task(f"{noise}/{gpu}/{scenario}/fleet of {replicas}", own)
 
