@@ -50,7 +50,8 @@ class ModelReplica(OneReplica):
     """The replica of the scene, with logprobs for those who ask and an end of its own."""
 
     def answer(self, submission: Submission) -> None:
-        params = decode_request(submission.payload).sampling_params
+        request = decode_request(submission.payload)
+        params, prompt = request.sampling_params, request.prompt_token_ids or []
         assert params is not None
         count = min(submission.max_tokens, MOST_TOKENS)
         tokens = [ord("a") + i % 26 for i in range(count)]
@@ -62,7 +63,7 @@ class ModelReplica(OneReplica):
             if params.num_logprobs is not None:
                 output.new_logprobs = _logprobs(part, params.num_logprobs)
             if start == 0 and params.prompt_logprobs is not None:
-                output.new_prompt_logprobs_tensors = _prompt(submission.prompt_tokens - 1, params.prompt_logprobs)
+                output.new_prompt_logprobs_tensors = _prompt(prompt[1:], params.prompt_logprobs)
             self._queue.put_nowait(Outputs(start, True, (encode_output(output),)))
 
 
@@ -71,8 +72,8 @@ def _logprobs(tokens: list[int], asked: int) -> LogprobsLists:
     return LogprobsLists(ids, values, ranks)
 
 
-def _prompt(tokens: int, asked: int) -> LogprobsTensors:
-    return LogprobsTensors(*map(_tensor, _columns(np.full(tokens, 5), asked)))
+def _prompt(tokens: list[int], asked: int) -> LogprobsTensors:
+    return LogprobsTensors(*map(_tensor, _columns(np.array(tokens, dtype=np.int64), asked)))
 
 
 def _tensor(column: np.ndarray) -> torch.Tensor:

@@ -98,6 +98,7 @@ def completion(**fields: object) -> bytes:
 
 SEEN = {  # what once hung, failed with 500, or was answered in a form that clients cannot read
     "figures on a prompt of one token": Case("/v1/completions", completion(prompt="\x00", prompt_logprobs=1)),
+    "figures on a prompt that is echoed": Case("/v1/completions", completion(prompt="hi", echo=True, logprobs=1)),
     "a surrogate in a stop string": Case("/v1/completions", completion(stop=["\ud800"])),
     "an integer beyond 64 bits": Case("/v1/completions", completion(top_k=2**70)),
     "a surrogate in the session's id": Case("/v1/completions", completion(session_id="\ud800")),
