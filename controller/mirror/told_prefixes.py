@@ -3,7 +3,8 @@
 vLLM evicts the blocks first that have been free for longest. A free block has only those behind it in that line that
 were given up after its own last use. So it outlasts the wait where these, the peak of all requests of the replica, and
 the one that asks fit into the KV cache beside each other. Blocks that several of them share count several times: errs
-to the safe side. A hit that is certain shortens the prompt in forecasts; one that is not only attracts
+to the safe side. Predicted lengths and what is placed later are outside of this: they can evict it where the cache is
+nearly full. A hit that is certain shortens the prompt in forecasts; one that is not only attracts
 (``controller.mirror.prefix_affinity``).
 """
 
