@@ -9,7 +9,7 @@ import statistics
 import time
 
 from benchmarks.engine_figures import STOCK
-from benchmarks.engine_traffic import CLASSES, GPU_CLASSES, Job, make_jobs, summarize
+from benchmarks.engine_traffic import CLASSES, GPU_CLASSES, Job, make_jobs, middle_rate, summarize
 from protocol.messages import Slo, Submission
 from replicas.config import ReplicaConfig
 
@@ -19,9 +19,10 @@ GRACE_S, GRACE_TIMES = 3.0, 3.0
 STALL_S = 0.5  # a run during which this process was kept from running for so long is repeated
 ATTEMPTS = 5
 ALONE_RUNS = 5
+CAPACITY_SEED = 20_000
 CROWD = 256  # requests running while the cost of planning is measured
-BURSTS = {"auto": (60, 5), "timed": (240, 2)}  # requests of the capacity measurement, and how often
-QUICK_BURST, QUICK_CHUNKS = (80, 1), {"auto": (256,), "timed": (1024,)}
+BURSTS = {"auto": (180, 3), "timed": (720, 1)}  # requests of the capacity measurement, and how often
+QUICK_BURSTS, QUICK_CHUNKS = {"auto": (120, 1), "timed": (360, 1)}, {"auto": (256,), "timed": (1024,)}
 
 
 def submission(name: str, job: Job, age_s: float) -> Submission:
@@ -47,7 +48,7 @@ class Bench:
         self.chunks, self.burst = CHUNKS[config.device], BURSTS[config.device]
         self.attempts, self.alone_runs = ATTEMPTS, ALONE_RUNS
         if quick:
-            self.chunks, self.burst = QUICK_CHUNKS[config.device], QUICK_BURST
+            self.chunks, self.burst = QUICK_CHUNKS[config.device], QUICK_BURSTS[config.device]
             self.attempts, self.alone_runs = 2, 1
         self.grace_s = GRACE_S
         self.runs = 0
@@ -126,11 +127,18 @@ class Bench:
         return alone
 
     async def measure_capacity(self, slos: dict[str, Slo]) -> float:
-        """Requests per second of the mix that the stock scheduler sustains when it is never idle."""
+        """Requests per second that the stock scheduler finishes in the middle third of a burst, median of the runs.
+
+        The batch is built before and empties after it, so that neither counts.
+        """
         await self.engine.configure(STOCK, {})
         requests, runs = self.burst
-        bursts = [make_jobs(1e4, 1.0, slos, 0, self.classes)[:requests] for _ in range(runs)]
-        return requests / statistics.median([await self.run(burst, 120.0) for burst in bursts])
+        rates = []
+        for seed in range(runs):
+            burst = make_jobs(1e4, 1.0, slos, CAPACITY_SEED + seed, self.classes)[:requests]
+            await self.run(burst, 240.0)
+            rates.append(middle_rate([job.arrival_s + job.times_s[-1] for job in burst if job.finished]))
+        return statistics.median(rates)
 
     async def measure_planning(self) -> dict[str, float]:
         """Microseconds per step of planning and applying the plan, with ``CROWD`` requests running."""

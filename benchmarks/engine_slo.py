@@ -28,8 +28,8 @@ from protocol.messages import Slo
 from replicas.config import ReplicaConfig
 
 LOADS = (0.6, 0.8, 1.0, 1.2, 1.5)
-# One seed, within five minutes. A timed device's queues take longer to grow than so short a window.
-QUICK_LOADS, QUICK_SECONDS = {"auto": (0.7, 1.0, 1.5), "timed": (1.0, 1.5, 2.0)}, 10.0
+# One seed, within five minutes. Queues take longer to grow than so short a window.
+QUICK_LOADS, QUICK_SECONDS = {"auto": (0.7, 1.0, 1.5), "timed": (0.8, 1.0, 1.3)}, 10.0
 STEP_CROWDS, STEP_TURNS, QUICK_TURNS = (256, 1024), 24, 8
 
 

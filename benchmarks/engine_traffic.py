@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from protocol.attainment import judge
@@ -90,3 +91,10 @@ def summarize(jobs: list[Job], took_s: float) -> dict[str, float]:
         if mine:
             result[f"attained {kind.name}"] = sum(job.is_attained for job in mine) / len(mine)
     return result
+
+
+def middle_rate(finished_s: Sequence[float]) -> float:
+    """Requests per second that finish in the middle third of a burst, from the times at which they do."""
+    in_order = sorted(finished_s)
+    first, last = len(in_order) // 3, 2 * len(in_order) // 3
+    return (last - first) / (in_order[last] - in_order[first])

@@ -7,6 +7,7 @@ import pytest
 from benchmarks.engine_figures import LEAST_SHARE, SETTLING_STEPS, costs_of, headline, step_headline, suffix_of, to_rich
 from benchmarks.engine_slo import LOADS as LOADS_OF_A_RUN
 from benchmarks.engine_slo import QUICK_LOADS, STEP_CROWDS
+from benchmarks.engine_traffic import middle_rate
 
 CONTRACT = {
     "goodput90_ratio_vs_stock",
@@ -91,3 +92,8 @@ def test_the_cost_of_a_step_counts_whole_crowds_after_the_turn_has_settled() -> 
 def test_every_run_has_full_load(loads: tuple[float, ...]) -> None:
     assert 1.0 in loads, "attainment_gain_at_1.0"
     assert STEP_CROWDS == (256, 1024)
+
+
+def test_capacity_counts_neither_the_building_of_a_batch_nor_its_tail() -> None:
+    steady_s = [10.0 + 0.1 * i for i in range(30)]
+    assert middle_rate([*steady_s[:29], 60.0]) == pytest.approx(10.0)
