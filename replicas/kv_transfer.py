@@ -86,6 +86,18 @@ def clipped_to_prompt(offered: MatchedTokens) -> MatchedTokens:
     return matched
 
 
+def saved_tokens(request: Any, local_tokens: int, replay_tokens: int, matched: MatchedTokens | None) -> int:
+    """Tokens of a waiting request that need no computing: in the prefix cache, and prefilled elsewhere.
+
+    A model with sliding windows may compute the last ``replay_tokens`` of a hit again; a prefill elsewhere brings them
+    along. Other KV stores are not asked before vLLM asks them: a look-up may be expensive.
+    """
+    loaded_tokens = 0
+    if matched is not None and (request.kv_transfer_params or {}).get(LOAD):
+        loaded_tokens = matched(request, local_tokens)[0] or 0
+    return local_tokens + loaded_tokens if loaded_tokens else max(0, local_tokens - replay_tokens)
+
+
 def to_transfer(params: dict[str, Any] | None) -> bytes:
     """What an engine said of a finished prefill, as bytes for the way; empty for nothing."""
     return msgspec.msgpack.encode(params) if params else b""

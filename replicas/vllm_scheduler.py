@@ -21,7 +21,7 @@ from replicas.adapters import AdapterRoom
 from replicas.engine import to_step, usable_kv_tokens
 from replicas.engine_reports import IterationReport, report_sender
 from replicas.failures import Failures
-from replicas.kv_transfer import LOAD, clipped_to_prompt
+from replicas.kv_transfer import clipped_to_prompt, saved_tokens
 from replicas.positions import accepted_drafts, composition_of, position_of
 from replicas.request_rows import KEY, RequestRows
 from replicas.step_clock import StepClock
@@ -95,10 +95,9 @@ class SloScheduler(AsyncScheduler):
             self._note_cached(request)
 
     def _note_cached(self, request: Request) -> None:
-        cached_tokens = self.kv_cache_manager.get_computed_blocks(request)[1]
-        if self.connector is not None and (request.kv_transfer_params or {}).get(LOAD):
-            cached_tokens += self.connector.get_num_new_matched_tokens(request, cached_tokens)[0] or 0
-        self._rows.record_cached(request, cached_tokens)
+        local_tokens = self.kv_cache_manager.get_computed_blocks(request)[1]
+        matched = self.connector.get_num_new_matched_tokens if self.connector is not None else None
+        self._rows.record_cached(request, saved_tokens(request, local_tokens, self.prefix_replay_tokens, matched))
 
     def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
         """vLLM asks this for every request it is about to schedule: the place to cap its tokens."""

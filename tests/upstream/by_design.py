@@ -91,6 +91,18 @@ INTENDED = (
     Intended(
         ("slo",),
         "",
+        "a KV store is asked for hits when vLLM schedules a request, not before: the plan counts the whole prompt",
+        frozenset({"test_sync_load_failure", "test_sync_load_failure_with_shared_blocks"}),
+    ),
+    Intended(
+        ("slo",),
+        "",
+        "a request for which there is no block runs later and keeps its own, where vLLM takes them from it",
+        frozenset({"test_cannot_schedule_after_recv"}),
+    ),
+    Intended(
+        ("slo",),
+        "",
         "sets long_prefill_token_threshold, which a configuration with the planner refuses",
         frozenset({"test_schedule_concurrent_partial_requests"}),
     ),

@@ -18,6 +18,7 @@ import pytest
 STOCK, STOCK_ASYNC = "stock", "stock-async"  # controls: vLLM's own, and its asynchronous one throughout
 NOT_PLANNED = ("vllm", "plug-in")  # every step is vLLM's own as long as no request has an objective
 FLEET, PLUG_IN = "replicas.vllm_scheduler", "serving.plug_in.vllm_scheduler"
+PLANNED = "slo"  # every step is planned, of best effort
 KEY, PROFILE = "polyslo", "h100_sxm__llama-3.1-8b"  # a fast one: no time bound cuts a batch of these sizes
 built: list[str] = []  # schedulers of ours in the test that runs
 swallowed: list[str] = []  # failures of ours in it

@@ -2,7 +2,7 @@
 
 Without objectives every step of ours must be vLLM's own, so every test that vLLM's scheduler passes here, ours must
 pass. vLLM's scheduler is run first: what fails for it, for want of a GPU or a model, is set aside. Exit status 1 where
-ours fails a test for no reason that ``by_design`` names. ``--scheduler slo`` is the planner at work on best effort.
+ours fails a test for no reason that ``by_design`` names. Policy ``slo`` is the planner at work on best effort.
 """
 
 import json
@@ -23,7 +23,7 @@ from replicas.embedded import ensure_embedded_model
 from tests.upstream.by_design import reason_for
 from tests.upstream.vllm_environment import ROOT, EnvironmentFault, make_environment, vllm_version
 from tests.upstream.vllm_source import SourceError, copy_tests
-from tests.upstream.vllm_substitute import NOT_PLANNED, STOCK, STOCK_ASYNC
+from tests.upstream.vllm_substitute import NOT_PLANNED, PLANNED, STOCK, STOCK_ASYNC
 
 TITLES = {
     STOCK: "vLLM's own",
@@ -178,7 +178,7 @@ def main(
         console.print(f"vLLM {version}, tests of {found}: {len(files)} files", markup=False)
         if missing := sorted({*(file or FILES)} - {*files}):
             console.print(f"not in this version: {', '.join(missing)}", markup=False)
-        ours = scheduler or NOT_PLANNED
+        ours = scheduler or (*NOT_PLANNED, PLANNED)
         controls = {each: run_tests(python, folder, files, each, only) for each in sorted({*map(control_of, ours)})}
         compared = {
             each: compare(each, controls[control_of(each)], run_tests(python, folder, files, each, only))

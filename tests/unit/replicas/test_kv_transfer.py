@@ -1,6 +1,7 @@
 """Hand-overs of KV caches: what vLLM is told, and that it accepts it."""
 
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -19,6 +20,7 @@ from replicas.kv_transfer import (
     from_transfer,
     missing_package,
     prefill_params,
+    saved_tokens,
     to_transfer,
 )
 from replicas.request_rows import to_extra_args
@@ -180,3 +182,22 @@ def test_every_connector_in_the_table_is_one_of_vllms() -> None:
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
     assert set(CONNECTORS) <= set(KVConnectorFactory._registry)
+
+
+@pytest.mark.parametrize(
+    ("params", "local", "saved"),
+    [
+        pytest.param(None, 96, 64, id="the window after a hit is computed again"),
+        pytest.param(None, 16, 0, id="a hit no longer than the window saves nothing"),
+        pytest.param({LOAD: True}, 96, 136, id="a prefill elsewhere brings the window along"),
+    ],
+)
+def test_tokens_that_need_no_computing(params: dict[str, object] | None, local: int, saved: int) -> None:
+    asked = []
+
+    def matched(_request: object, computed_tokens: int) -> tuple[int, bool]:
+        asked.append(computed_tokens)
+        return 40, True
+
+    assert saved_tokens(SimpleNamespace(kv_transfer_params=params), local, 32, matched) == saved
+    assert asked == ([local] if params else []), "a look-up in another store may be expensive"

@@ -21,6 +21,7 @@ SCHEDULER = (
     " prev_step_scheduled_req_ids need_mamba_block_aligned_split vllm_config schedule update_from_output add_request"
     " _free_blocks _preempt_request _request_blocks_can_be_freed requires_kv_delivery _reserve_prefill_lookahead"
     " deferred_waiting kv_holding_waiting _handle_blocked_waiting_request num_sampled_tokens_per_step pause_state"
+    " prefix_replay_tokens"
 )
 REQUEST = (
     "request_id num_computed_tokens num_output_placeholders num_prompt_tokens num_tokens max_tokens sampling_params"
