@@ -10,7 +10,7 @@ import numpy as np
 from numba import njit
 
 from planning.batch.classes import decode_s, is_decode
-from planning.batch.kv import held_kv_tokens
+from planning.batch.kv import wanted_kv_tokens
 from planning.batch.speculation import drafts_to_promise
 from planning.deadlines import effective_tpot_s, next_token_deadline_s, num_uncomputed_tokens, remaining_tokens
 from planning.engine import EngineModel
@@ -143,7 +143,7 @@ def _add_to_sums(replica: np.void, engine: EngineModel, row: np.void) -> None:
         return
     if todo <= 0:
         return
-    replica["held_tokens"] += held_kv_tokens(row, limits["block_tokens"]) + (0 if row["running"] else todo)
+    replica["held_tokens"] += wanted_kv_tokens(row, limits["block_tokens"])
     pace_s = max_pace_s(row, replica["free_at_s"]) * accepted_tokens(row["spec_tokens"], limits["acceptance"])  # a step
     if pace_s < decode_s(coef, row):
         return  # no engine is so fast: it is late, and takes part in what time is left

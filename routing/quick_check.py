@@ -7,6 +7,7 @@ from numba import njit
 
 from planning.admission.search import ADMITTED, BREAKS, KV_FULL, TTFT
 from planning.batch.classes import prefill_s
+from planning.batch.kv import wanted_kv_tokens
 from planning.batch.speculation import promised_step
 from planning.deadlines import dslo_due_s, next_token_deadline_s, num_uncomputed_tokens, remaining_tokens
 from planning.engine import EngineModel
@@ -34,7 +35,7 @@ def quick_check(engine: EngineModel, replica: np.void, row: np.void, now_s: floa
     """
     coef, limits = engine.coef, engine.limits
     todo, start_s = num_uncomputed_tokens(row), max(now_s, replica["free_at_s"])
-    if replica["held_tokens"] + todo > usable_kv_tokens(limits):
+    if replica["held_tokens"] + wanted_kv_tokens(row, limits["block_tokens"]) > usable_kv_tokens(limits):
         return KV_FULL
     if replica["count"] - replica["best_effort"] >= limits["max_running"]:
         return TTFT  # it would wait for others to leave, and when they do is a guess

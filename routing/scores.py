@@ -14,6 +14,7 @@ import math
 import numpy as np
 from numba import njit
 
+from planning.batch.kv import wanted_kv_tokens
 from planning.batch.speculation import promised_step
 from planning.deadlines import effective_tpot_s, num_uncomputed_tokens
 from planning.engine import EngineModel
@@ -48,7 +49,7 @@ def score_replica(engine: EngineModel, replica: np.void, row: np.void, now_s: fl
     before += replica["backlog_tokens"] * prompt_share
     todo = num_uncomputed_tokens(row)
     rates = (step_tokens / own_s, decode_rest_s(engine.coef, row) / own_s)
-    after = _load(engine, replica, own_s, rates, todo, weight)
+    after = _load(engine, replica, own_s, rates, wanted_kv_tokens(row, engine.limits["block_tokens"]), weight)
     after += (replica["backlog_tokens"] + todo) * prompt_share
     return float(before * before - after * after)
 
@@ -59,7 +60,7 @@ def _load(
     replica: np.void,
     own_s: float,
     rates: tuple[float, float],
-    prompt_tokens: int,
+    kv_tokens: int,
     weight: float,
 ) -> float:
     """The replica's load with one more request of this pace, or without (inf), at the pace of the tightest
@@ -71,7 +72,7 @@ def _load(
     step_s = max(SHORTEST_S, min(replica["pace_s"], own_s, limits["max_iteration_s"]))
     token_rate, rest_rate = replica["token_rate"] + rates[0], replica["rest_rate"] + rates[1]
     time_load = utilization(engine.coef, token_rate, rest_rate, step_s / max(weight, 1e-9))
-    held = (replica["held_tokens"] + prompt_tokens) / limits["kv_capacity_tokens"]
+    held = (replica["held_tokens"] + kv_tokens) / limits["kv_capacity_tokens"]
     sequences = (replica["count"] - replica["best_effort"] + is_more) / limits["max_running"]
     return float(max(time_load, held, sequences))
 

@@ -34,6 +34,14 @@ def held_kv_tokens(row: np.void, block_tokens: int) -> int:
 
 
 @njit(cache=True)
+def wanted_kv_tokens(row: np.void, block_tokens: int) -> int:
+    """KV tokens that a request occupies, or will as soon as it runs: what a prefix cache holds of it included."""
+    if row["running"]:
+        return int(held_kv_tokens(row, block_tokens))
+    return int(row["computed_tokens"] + num_uncomputed_tokens(row))
+
+
+@njit(cache=True)
 def reserve(row: np.void, tokens: int, block_tokens: int, free: np.ndarray) -> bool:
     """Take the KV and the sequence for ``tokens`` of the request out of ``free`` if they are there.
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from planning.admission.search import ADMITTED, KV_FULL
 from planning.engine import EngineModel
 from profiles.kernels import iteration_s
-from routing.fleet_state import recompute_load
+from routing.fleet_state import add_request, recompute_load
 from routing.placement import check_replica
 from routing.quick_check import quick_check
 from tests.support.examples import examples
@@ -46,6 +46,18 @@ def test_the_quick_check_knows_the_kv_cache_to_the_token() -> None:
     for capacity, reason in ((3000, ADMITTED), (2999, KV_FULL)):
         fleet.limits["kv_capacity_tokens"] = capacity
         recompute_load(fleet, 0)
+        assert quick_check(EngineModel(fleet.coefs[0], fleet.limits[0]), fleet.replicas[0], asked[0], 0.0) == reason
+
+
+def test_what_a_prefix_cache_holds_of_a_prompt_takes_room_as_well() -> None:
+    fleet, waits, asked = fleet_of([0]), new(), new()
+    fleet.limits["kv_capacity_tokens"] = 3000
+    for row, prompt_tokens, cached_tokens in ((waits, 2000, 1900), (asked, 1000, 900)):
+        row["prompt_tokens"], row["computed_tokens"], row["ttft_s"] = prompt_tokens, cached_tokens, 30.0
+    add_request(fleet, 0, waits[0])
+    assert fleet.replicas[0]["held_tokens"] == 2000
+    for more, reason in ((0, ADMITTED), (1, KV_FULL)):
+        asked["prompt_tokens"] += more
         assert quick_check(EngineModel(fleet.coefs[0], fleet.limits[0]), fleet.replicas[0], asked[0], 0.0) == reason
 
 
