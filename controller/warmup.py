@@ -10,6 +10,7 @@ from controller.disaggregation.phases import PhaseOptions
 from controller.options import FleetOptions
 from controller.scaling.tiers import Tier, TierTable
 from planning.warmup import warm_up as warm_up_planning
+from profiles.cache_filling import await_filled
 from profiles.store import load_profile
 from protocol.messages import POSITION, AdmissionRequest, Progress, Report, Slo, Step, request_uid
 
@@ -19,6 +20,7 @@ BURSTS = (1, 2, 6, 24)  # each takes another way through admission
 
 def warm_up() -> None:
     """Run reports, admissions of every kind and refusals once, in a fleet of each kind."""
+    await_filled()
     warm_up_planning()
     for phases in (None, PhaseOptions(prefill=1)):
         _run(FleetOptions(length_prior_tokens=40.0, phases=phases))

@@ -18,6 +18,7 @@ from planning.deadlines import begin_lines
 from planning.engine import EngineModel
 from planning.limits import make_limits
 from planning.tables import request_table
+from profiles.cache_filling import await_filled
 from profiles.draft_cost import DraftCost
 from profiles.kernels import K_SPEC, iteration_s
 from profiles.online import corrected, new_correction, observe, reach
@@ -98,7 +99,8 @@ class StepPlanner:
         self._adapts_cutoff = self.policy.adapts_cutoff and "group_cutoff" not in options
 
     def warm_up(self) -> None:
-        """Compile, so that no request waits for it."""
+        """Compile, so that no request waits for it; where another process does so, wait for that one."""
+        await_filled()
         table = request_table(2)
         table["id"], table["running"], table["computed_tokens"] = (1, 2), (True, False), (1, 0)
         table["emitted_tokens"], table["output_tokens"], table["output_cap_tokens"] = 1, 4, 8

@@ -54,8 +54,7 @@ def run(once: bool) -> None:
         take_port(document, console)
         compilation = stack.enter_context(compiling())
         address = stack.enter_context(local_ray(console))
-        compilation.wait(console)
-        deploy(address, document, console)
+        deploy(address, document, console, compilation=compilation)
         stack.enter_context(announced(url_of(document), address))
         show(url_of(document))
         if not once:

@@ -29,19 +29,25 @@ class Compilation:
             text=True,
         )
 
+    def progress(self) -> str:
+        """How far it is in one line, empty once it is done; raises ``LaunchError`` with its last line if it failed."""
+        if self._process.returncode == 0:
+            return ""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            _, told = self._process.communicate(timeout=POLL_S)
+            if self._process.returncode:
+                last = next(reversed([line for line in told.splitlines() if line.strip()]), "no reason given")
+                raise LaunchError(f"planning kernels could not be compiled: {last}")
+            return ""
+        if (now := compiled(self._folder)) > self._before:
+            return f"Compiling planning kernels, once after an update: {now} so far"
+        return "Loading planning kernels"
+
     def wait(self, console: Console) -> None:
-        """Show how far it is until it is done; raises ``LaunchError`` with its last line where it fails."""
+        """Show how far it is until it is done; raises as ``progress`` does."""
         with console.status("Loading planning kernels") as shown:
-            while True:
-                try:
-                    _, told = self._process.communicate(timeout=POLL_S)
-                    break
-                except subprocess.TimeoutExpired:
-                    if (now := compiled(self._folder)) > self._before:
-                        shown.update(f"Compiling planning kernels, once after an update: {now} so far")
-        if self._process.returncode:
-            last = next(reversed([line for line in told.splitlines() if line.strip()]), "no reason given")
-            raise LaunchError(f"planning kernels could not be compiled: {last}")
+            while line := self.progress():
+                shown.update(line)
 
     def stop(self) -> None:
         """End it where it still runs."""
@@ -57,7 +63,7 @@ def compiled(folder: Path) -> int:
 
 @contextlib.contextmanager
 def compiling() -> Iterator[Compilation]:
-    """Compile beside what the block does; the block waits for it where it needs the kernels."""
+    """Compile beside what the block does. Controllers and engines on this machine wait for it by themselves."""
     compilation = Compilation()
     try:
         yield compilation

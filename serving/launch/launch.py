@@ -21,7 +21,7 @@ from serving.config.serve_file import applications_of, check_apart, load_documen
 from serving.config.serve_schema import check_serve_keys
 from serving.launch.arguments import Options, to_document
 from serving.launch.dashboard import serve_client
-from serving.launch.kernels import compiling
+from serving.launch.kernels import Compilation, compiling
 from serving.launch.local_ray import LaunchError, local_ray
 from serving.launch.running import announced
 from serving.launch.status import describe_start
@@ -51,9 +51,7 @@ def up(words: Sequence[str], options: Options = NO_OPTIONS, log_level: str | Non
         if address is None:
             check_port_free(document)
             address = stack.enter_context(local_ray(console, shows_logs=log_level is not None))
-        if compilation is not None:
-            compilation.wait(console)
-        deploy(address, document, console, patience_s)
+        deploy(address, document, console, patience_s, compilation)
         for place, url in enumerate(urls := urls_of(document)):
             stack.enter_context(announced(url, address, place))
         console.print(f"Serving at [bold]{' and '.join(urls)}[/bold]; Ctrl-C stops.")
@@ -125,9 +123,16 @@ def check_port_free(document: dict[str, Any]) -> None:
 
 
 def deploy(
-    address: str, document: dict[str, Any], console: Console, patience_s: float = REPLICA.start_timeout_s
+    address: str,
+    document: dict[str, Any],
+    console: Console,
+    patience_s: float = REPLICA.start_timeout_s,
+    compilation: Compilation | None = None,
 ) -> None:
-    """Send the document to Serve as ``serve deploy`` does, and wait with a progress display until it runs."""
+    """Send the document to Serve as ``serve deploy`` does, and wait with a progress display until it runs.
+
+    What starts meanwhile waits for ``compilation``, which is shown beside it.
+    """
     client = serve_client(address)
     client.deploy_applications(document)
     waiting = {
@@ -143,7 +148,8 @@ def deploy(
             if not waiting:
                 return
             name, url = next(iter(waiting.items()))
-            progress.update(shown, description="; ".join([describe(told.get(name, {})), *starts_of(url)]))
+            lines = [describe(told.get(name, {})), *starts_of(url), compilation.progress() if compilation else ""]
+            progress.update(shown, description="; ".join(filter(None, lines)))
             time.sleep(0.25)
     raise LaunchError(f"the application did not start within {patience_s:g} s (fleet.start_timeout_s)")
 

@@ -1,10 +1,11 @@
 """Compile, or load from the cache, every kernel of a live fleet: the controller's, and those of its engines.
 
 ``python -m serving.launch.warmup`` fills the cache, so that engines which start together do not compile the same ones
-each. Takes minutes on a slow machine; a start takes a second or two after that.
+each: those on this machine wait for it. Takes a minute or two; a start takes a second or two after that.
 """
 
 from controller.warmup import warm_up as warm_up_controller
+from profiles.cache_filling import filling
 from replicas.config import EMBEDDED_PROFILE
 from replicas.request_rows import RequestRows
 from replicas.step_planner import StepPlanner, profile_coefficients
@@ -22,4 +23,5 @@ def warm_up() -> None:
 
 
 if __name__ == "__main__":
-    warm_up()
+    with filling():
+        warm_up()

@@ -56,3 +56,11 @@ def test_it_ends_with_its_caller(compiler: Path) -> None:
         process = compilation._process
         assert process.poll() is None
     assert process.poll() is not None
+
+
+def test_progress_is_empty_from_the_end_on(compiler: Path) -> None:
+    compiler.write_text("#!/bin/sh\nexit 0\n")
+    with compiling() as compilation:
+        while compilation.progress():
+            pass
+        assert compilation.progress() == ""
