@@ -8,6 +8,7 @@ continues with the same tokens.
 import math
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -113,3 +114,11 @@ class TimedDevice:
         """Tokens ``first .. first + count`` of a stream."""
         digest = self._streams[request_id][0]
         return [TEXT[(digest + STRIDE * place) % len(TEXT)] for place in range(first, first + count)]
+
+
+def check_timed(params: Any) -> None:
+    """Raise ``ValueError`` for sampling parameters (vLLM's) that a device without logits cannot follow."""
+    if params is not None and params.structured_outputs is not None:
+        raise ValueError("structured output: a timed device computes no logits")
+    if params is not None and (params.logprobs is not None or params.prompt_logprobs is not None):
+        raise ValueError("logprobs: a timed device computes none")

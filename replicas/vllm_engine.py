@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
-from vllm import SamplingParams
 from vllm.config import VllmConfig
 from vllm.utils.network_utils import get_ip
 from vllm.v1.engine import EngineCoreEventType, EngineCoreOutputs, EngineCoreRequest, FinishReason
@@ -24,6 +23,7 @@ from vllm.v1.engine.core_client import AsyncMPClient, EngineCoreClient
 from protocol.messages import Delta, Progress, Step, Submission
 from replicas.config import ReplicaConfig
 from replicas.cores import CoreClaim
+from replicas.delivery import DeliveryTime
 from replicas.engine import EngineFailure, EngineState, EngineTotals, LiveRequest, Pulse, owner_of, usable_kv_tokens
 from replicas.engine_reports import IterationReport, IterationReportReceiver
 from replicas.held_prefixes import HeldPrefixes
@@ -33,6 +33,7 @@ from replicas.logs import vllm_environment
 from replicas.request_rows import to_extra_args
 from replicas.step_planner import reported_limits
 from replicas.surroundings import environment
+from replicas.timed_device import check_timed
 from replicas.vllm_adapters import Adapters
 from replicas.vllm_codec import decode_request, encode_output, handed_over
 from replicas.vllm_executor import CORES, PARENT, THREADS
@@ -66,10 +67,10 @@ class VllmEngine:
         self._client: Any = None  # AsyncMPClient, once started
         self._receiver: IterationReportReceiver | None = None
         self._events: KvEventReader | None = None
-        self._folder = ""
         self._peer = KvPeer(config)
         self._claim = CoreClaim(0 if config.cores or config.is_timed else config.num_threads)
-        self._failure: str = ""
+        self._folder = self._failure = ""
+        self._delivery = DeliveryTime()
         # The kernel kills the engine when the thread that started it ends, so that thread is kept for it alone.
         self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-starter")
 
@@ -118,7 +119,7 @@ class VllmEngine:
         for submission in batch:
             entry = LiveRequest(submission, now_s)
             try:
-                request = self._adapters.given_to(to_request(submission, entry))
+                request = self._adapters.given_to(to_request(submission, entry, self._delivery.p99_s))
                 if self._config.is_timed:
                     check_timed(request.sampling_params)
             except ValueError as error:
@@ -154,6 +155,7 @@ class VllmEngine:
             raise EngineFailure(self._failure) from error
         if outputs.outputs:  # and not only a rejected request, which no iteration has to do with
             self._alive_s = time.monotonic()
+            self._delivery.record(self._alive_s - outputs.timestamp)
         record_stats(outputs, self._totals)
         deltas, self._rejected = self._rejected, []
         deltas += [self._to_delta(output) for output in outputs.outputs if output.request_id in self._entries]
@@ -270,8 +272,11 @@ def record_stats(outputs: EngineCoreOutputs, totals: EngineTotals) -> None:
         totals.preemptions += sum(event.type == EngineCoreEventType.PREEMPTED for event in output.events or ())
 
 
-def to_request(submission: Submission, entry: LiveRequest) -> EngineCoreRequest:
-    """vLLM's request of a submission, carrying its objective; raises ``ValueError`` when it cannot be one."""
+def to_request(submission: Submission, entry: LiveRequest, delivery_s: float = 0.0) -> EngineCoreRequest:
+    """vLLM's request of a submission, carrying its objective; raises ``ValueError`` when it cannot be one.
+
+    The engine is to finish every token ``delivery_s`` before it is due.
+    """
     request = decode_request(submission.payload)
     params = request.sampling_params
     if params is None:
@@ -279,7 +284,7 @@ def to_request(submission: Submission, entry: LiveRequest) -> EngineCoreRequest:
     request.request_id = submission.request_id
     request.arrival_time = time.time() - submission.age_s
     lengths = entry.output_tokens, submission.emitted_tokens, entry.output_bound_tokens
-    objective = to_extra_args(submission.slo, entry.arrival_s, *lengths, owner_of(submission))
+    objective = to_extra_args(submission.slo, entry.arrival_s - delivery_s, *lengths, owner_of(submission))
     asked = {name: value for name, value in (params.extra_args or {}).items() if name not in ENGINES_ONLY}
     params.extra_args = asked | objective
     if submission.prefill_only:
@@ -288,11 +293,3 @@ def to_request(submission: Submission, entry: LiveRequest) -> EngineCoreRequest:
     elif submission.transfer:
         params.extra_args[PARAMS] = from_transfer(submission.transfer)
     return request
-
-
-def check_timed(params: SamplingParams | None) -> None:
-    """Raise ``ValueError`` for what a device without logits cannot do."""
-    if params is not None and params.structured_outputs is not None:
-        raise ValueError("structured output: a timed device computes no logits")
-    if params is not None and (params.logprobs is not None or params.prompt_logprobs is not None):
-        raise ValueError("logprobs: a timed device computes none")

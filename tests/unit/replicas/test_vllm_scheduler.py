@@ -34,6 +34,7 @@ def test_vllm_still_has_everything_that_we_rely_on(make_bench: MakeBench) -> Non
     import inspect
 
     from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.engine.core import EngineCoreProc
     from vllm.v1.engine.core_client import AsyncMPClient, BackgroundResources
     from vllm.v1.executor import UniProcExecutor
@@ -55,6 +56,7 @@ def test_vllm_still_has_everything_that_we_rely_on(make_bench: MakeBench) -> Non
         (AsyncMPClient, "_ensure_output_queue_task"),  # fills outputs_queue, which the engine adapter wakes
         (BackgroundResources(None), "engine_manager engine_dead ctx"),
         (UniProcExecutor, "_init_executor"),
+        (EngineCoreOutputs(), "outputs timestamp"),
     ):
         named = what.__name__ if isinstance(what, type) else type(what).__name__
         missing += [f"{named}.{name}" for name in names.split() if not hasattr(what, name)]
