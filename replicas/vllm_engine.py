@@ -119,7 +119,7 @@ class VllmEngine:
         for submission in batch:
             entry = LiveRequest(submission, now_s)
             try:
-                request = self._adapters.given_to(to_request(submission, entry, self._delivery.p99_s))
+                request = self._adapters.given_to(to_request(submission, entry, self._delivery.most_s))
                 if self._config.is_timed:
                     check_timed(request.sampling_params)
             except ValueError as error:
