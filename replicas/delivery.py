@@ -4,7 +4,7 @@ import numpy as np
 
 WINDOW, EVERY = 2048, 64  # iterations that are remembered, and after how many the figure is taken anew
 SHARE = 0.999  # of iterations; one late token of some hundred makes a stream late
-MOST_S = 0.05  # a machine that takes longer is short of cores; margins that follow measured errors answer for that
+MOST_S = 0.02  # a machine that takes longer is short of cores; margins that follow measured errors answer for that
 
 
 class DeliveryTime:

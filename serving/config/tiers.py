@@ -18,6 +18,9 @@ from serving.request.slo import TierIndex
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 
 
+TIER = Tier("")  # what a tier is where nothing is said
+
+
 class TierConfig(Section):
     """A class of service."""
 
@@ -33,8 +36,8 @@ class TierConfig(Section):
     max_replicas: NonNegativeInt = 0  # with dynamic roles: at most so many; 0: any number
     unattainable: Literal["best_effort", "refuse"] | None = None  # empty: as the fleet does
     output_tokens: NonNegativeInt = 0  # expected output until finished requests have told; 0: the fleet's prior
-    confidence: Annotated[float, Field(ge=0.5, lt=1.0)] = 0.95  # share of its promises that must be kept
-    value: PositiveFloat = 1.0  # what one attained request is worth, where not all can be
+    confidence: Annotated[float, Field(ge=0.5, lt=1.0)] = TIER.confidence  # share of its promises that must be kept
+    value: PositiveFloat = TIER.value  # what one attained request is worth, where not all can be
     models: Annotated[tuple[str, ...], Strict(False)] = ()  # of several, those that have this tier; empty: all
 
     @model_validator(mode="after")
