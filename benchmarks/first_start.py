@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -35,16 +36,19 @@ def main() -> None:
         return
     from benchmarks.result_file import write_result
 
-    points = []
+    points: list[dict[str, Any]] = []
+    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory() as full:
         _child("before", full)  # fills it; not counted
         for turn in range(options.turns):
             for way in WAYS if turn % 2 == 0 else WAYS[::-1]:
                 with tempfile.TemporaryDirectory() as empty:
-                    points.append({"way": way, "turn": turn, **_child(way, full if way == "cached" else empty)})
+                    found = _child(way, full if way == "cached" else empty)
+                    points.append({"way": way, "turn": turn, **found})
+                    seconds[way].append(found["seconds"])
                 print(points[-1], flush=True)
-    medians = {way: statistics.median(point["seconds"] for point in points if point["way"] == way) for way in WAYS}
-    figures = {f"first_token_s_{way}": seconds for way, seconds in medians.items()}
+    medians = {way: statistics.median(each) for way, each in seconds.items()}
+    figures = {f"first_token_s_{way}": each for way, each in medians.items()}
     figures["beside_over_before"] = medians["beside"] / medians["before"]
     print(figures)
     if options.json:

@@ -1,4 +1,7 @@
-"""The whole stack on two real vLLM engines of the embedded model: exact tokens through every kind of death."""
+"""The whole stack on two vLLM engines: exact tokens through every kind of death.
+
+Over the embedded model, and over timed devices at a fifth of the speed of an H200, slow enough to die in mid-stream.
+"""
 
 import contextlib
 import json
@@ -6,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import psutil
@@ -15,18 +19,33 @@ from tests.support.stack import Stack, kill_9, running, texts, until
 
 pytestmark = pytest.mark.integration
 
-ARGS = {
-    "model": "embedded",
-    "engine": {"kind": "vllm", "num_cpus": 0.5, "kv_cache_gib": 0.1},
-    "fleet": {"num_replicas": 2, "stall_timeout_s": 20.0},
+FLEET = {"num_replicas": 2, "stall_timeout_s": 20.0}
+ARGS: dict[str, dict[str, Any]] = {
+    "cpu": {"model": "embedded", "engine": {"kind": "vllm", "num_cpus": 0.5, "kv_cache_gib": 0.1}, "fleet": FLEET},
+    "timed": {
+        "profile": "h200_sxm__llama-3.1-8b",
+        "engine": {"device": "timed", "num_cpus": 0.5, "speed": 0.2},
+        "fleet": FLEET,
+    },
 }
 PROMPTS = [f"Tell me story number {i}, please: " * (1 + i % 3) for i in range(12)]
 
 
+@pytest.fixture(scope="module", params=ARGS)
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def stack() -> Iterator[Stack]:
-    with running(ARGS) as up:
+def stack(device: str) -> Iterator[Stack]:
+    with running(ARGS[device]) as up:
         yield up
+
+
+@pytest.fixture
+def logits(device: str) -> None:
+    if device == "timed":
+        pytest.skip("a timed device computes no logits")
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +61,7 @@ def test_streams_and_whole_answers_are_the_same_text(stack: Stack, undisturbed: 
     assert len(set(undisturbed)) > 6, "the model's output depends on its prompt"
 
 
+@pytest.mark.usefixtures("logits")
 def test_logprobs_and_stop_strings_come_from_the_engine(stack: Stack, undisturbed: list[str]) -> None:
     stop = undisturbed[0][10:12]
     answer = stack.client.completions.create(
@@ -55,6 +75,7 @@ def test_logprobs_and_stop_strings_come_from_the_engine(stack: Stack, undisturbe
     assert len(choice.logprobs.token_logprobs or []) >= len(choice.text)
 
 
+@pytest.mark.usefixtures("logits")
 def test_constrained_answers_parse_and_leave_free_ones_alone(stack: Stack, undisturbed: list[str]) -> None:
     """A random model says nothing that parses unless every one of its tokens is held to the grammar."""
     order = r'\{"size":"(small|large)","express":(true|false)\}'
