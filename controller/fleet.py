@@ -157,7 +157,7 @@ class Fleet:
             if not checks and not p.is_best_effort:
                 placement.place_without_check(self.slots, p, self.affinity.strength, now_s)
         asking, together = of_groups([p for p in pending if checks and not p.is_best_effort])
-        open_fleet = placement.PlacementFleet(self.slots, self.allocation, self.replicas, self.options.max_hops)
+        open_fleet = placement.PlacementFleet(self.slots, self.allocation, self.replicas, self.options)
         self.unplaced.returns.receive(self.slots, [*asking, *(each[0] for each in together)], earlier, now_s)
         self.programs.place_at_home(asking, now_s)
         placement.place_each(open_fleet, asking, self.affinity.strength, now_s)

@@ -16,6 +16,7 @@ from controller.mirror.locations import RequestLocations
 from controller.mirror.prefix_affinity import NOTHING_CACHED
 from controller.mirror.replica_model import VirtualReplica
 from controller.mirror.slots import ReplicaSlots
+from controller.options import ARRIVAL
 from controller.placement import (
     RETRY_INTERVAL_S,
     Pending,
@@ -120,10 +121,12 @@ class HeldRequests:
         again is not asked about: the plans of its first time would only be made once more.
         """
         lost = list[Pending]()
-        for p in [p for p in asking if p.slot == NOWHERE and p.is_new] if self.pending or self.sent else ():
+        if fleet.options.selection == ARRIVAL or not (self.pending or self.sent):
+            return
+        for p in [p for p in asking if p.slot == NOWHERE and p.is_new]:
             for slot in self._slots_to_plan(fleet.slots, p):
                 if p.slot == NOWHERE:
-                    lost += self._displace_on(fleet.slots, p, slot, now_s)
+                    lost += self._displace_on(fleet, p, slot, now_s)
         place_admitted(fleet.slots, lost, now_s, fleet.max_hops)
         for p in lost:
             if p.slot != NOWHERE:
@@ -140,11 +143,11 @@ class HeldRequests:
         suited = [s for s in found if is_wanted(p, s) and tier_distance(int(state["tier"][s]), p.tier) >= 0]
         return sorted(suited, key=lambda slot: (-found[slot], slot))[:MOST_PLANS]
 
-    def _displace_on(self, slots: ReplicaSlots, p: Pending, slot: int, now_s: float) -> list[Pending]:
+    def _displace_on(self, fleet: PlacementFleet, p: Pending, slot: int, now_s: float) -> list[Pending]:
         """Put the request into the slot if the plan takes it; returns those of the held ones that must go for it."""
-        table = slots.rows(slot)
+        slots, table = fleet.slots, fleet.slots.rows(slot)
         movable = np.isin(table["id"], [*self.pending, *self.sent]) & ~has_begun(table)
-        options = AdmissionOptions(displace=True, movable=movable)
+        options = AdmissionOptions(displace=True, movable=movable, searches=fleet.options.searches)
         start_s = next_start_s(slots, slot, now_s)
         plan = plan_admission(pessimistic_engine(slots, slot), table, joining_rows(slots, slot, [p]), start_s, options)
         if not plan.accepted[0]:

@@ -8,6 +8,8 @@ from controller.programs.options import ProgramOptions
 from controller.scaling.allocation import AllocationOptions
 from protocol.messages import BLOCK_TOKENS
 
+DP, GREEDY, ARRIVAL = "dp", "greedy", "arrival"  # how the set is chosen that is promised (``FleetOptions.selection``)
+
 
 class CheckpointOptions(msgspec.Struct, frozen=True):
     """Where the controller keeps what it has learnt; empty: nowhere."""
@@ -29,6 +31,7 @@ class FleetOptions(msgspec.Struct, frozen=True):
     routing: str = "marginal_load"
     admission: bool = True  # off: the routing policy's first choice takes the request unchecked
     max_hops: int = 4  # replicas that a request may try before it waits, is served best effort or refused
+    selection: str = DP  # of those not begun; or ``greedy``: most value per work first, or ``arrival``: who was first
     pending: bool = True  # what is not attainable now waits for room until it would be too late
     unattainable: str = "best_effort"  # or "refuse", where a tier does not say
     silent_s: float = 1.5  # a replica that has not reported for so long takes no new requests
@@ -49,3 +52,8 @@ class FleetOptions(msgspec.Struct, frozen=True):
     application: str = ""  # Serve's name of it
     deployments: tuple[str, ...] = ()  # Serve's names of the replicas', the one that grows and shrinks first
     model: str = ""  # whose fleet it is, where the application has several
+
+    @property
+    def searches(self) -> bool:
+        """Whether sets are searched for, by the DP where they are large."""
+        return self.selection == DP

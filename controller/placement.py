@@ -8,8 +8,9 @@ import numpy as np
 from controller.mirror.prefix_affinity import NOTHING_CACHED
 from controller.mirror.replica_model import VirtualReplica
 from controller.mirror.slots import ReplicaSlots
+from controller.options import ARRIVAL, FleetOptions
 from controller.scaling.allocation import Allocation
-from planning.admission.plan import REASONS, AdmissionPlan, plan_admission
+from planning.admission.plan import REASONS, AdmissionOptions, AdmissionPlan, plan_admission
 from planning.engine import EngineModel
 from planning.forecast.rollout import TOLERANCE_S
 from planning.tables import to_table
@@ -31,7 +32,12 @@ class PlacementFleet:
     slots: ReplicaSlots
     allocation: Allocation
     replicas: Mapping[str, VirtualReplica]
-    max_hops: int  # exact checks per request
+    options: FleetOptions
+
+    @property
+    def max_hops(self) -> int:
+        """Exact checks per request."""
+        return self.options.max_hops
 
     def candidates(self, tier: int) -> dict[int, str]:
         """Replicas that may join the tier, in the order to be asked: slots and names."""
@@ -137,8 +143,8 @@ def place_each(fleet: PlacementFleet, asking: Sequence[Pending], affinity: float
         place_by_prefix(fleet.slots, asking, affinity, now_s)
         place_admitted(fleet.slots, asking, now_s, fleet.max_hops)
         recruit_replica(fleet, asking, now_s)
-    if len(asking) > 1:
-        reoptimize_burst(fleet.slots, asking, now_s)
+    if len(asking) > 1 and fleet.options.selection != ARRIVAL:
+        reoptimize_burst(fleet, asking, now_s)
 
 
 def place_by_prefix(slots: ReplicaSlots, asking: Sequence[Pending], affinity: float, now_s: float) -> None:
@@ -227,30 +233,33 @@ def _try_as_tier(slots: ReplicaSlots, p: Pending, candidates: Sequence[int], now
     p.scores, p.hops = scores, hops + 1 + p.hops
 
 
-def reoptimize_burst(slots: ReplicaSlots, asking: Sequence[Pending], now_s: float) -> None:
+def reoptimize_burst(fleet: PlacementFleet, asking: Sequence[Pending], now_s: float) -> None:
     """A burst that does not fit as a whole: let the DP choose the best set for each replica that took a part.
 
     It chooses among that part and what found no place, beside all earlier promises (SLOs-Serve section 3.2.1), and is
     followed where its set is worth more.
     """
+    slots = fleet.slots
     for slot in dict.fromkeys(p.slot for p in asking if p.slot != NOWHERE):
         tier = int(slots.fleet_state.replicas["tier"][slot])
         here = [p for p in asking if p.slot == slot]
         left = [p for p in asking if p.slot == NOWHERE and tier_distance(tier, p.tier) >= 0 and is_wanted(p, slot)]
         if left:
-            _choose_set(slots, slot, here, left, now_s)
+            _choose_set(fleet, slot, here, left, now_s)
 
 
 def is_wanted(p: Pending, slot: int) -> bool:
     return len(p.scores) == 0 or p.scores[slot] > -np.inf
 
 
-def _choose_set(slots: ReplicaSlots, slot: int, here: list[Pending], left: list[Pending], now_s: float) -> None:
+def _choose_set(fleet: PlacementFleet, slot: int, here: list[Pending], left: list[Pending], now_s: float) -> None:
     """Put the better set in place of ``here`` if there is one."""
+    slots = fleet.slots
     table, both = slots.rows(slot), [*here, *left]
     promised = table[~np.isin(table["id"], [int(p.row["id"]) for p in here])]
     rows = joining_rows(slots, slot, both)
-    plan = plan_admission(pessimistic_engine(slots, slot), promised, rows, next_start_s(slots, slot, now_s))
+    options = AdmissionOptions(searches=fleet.options.searches)
+    plan = plan_admission(pessimistic_engine(slots, slot), promised, rows, next_start_s(slots, slot, now_s), options)
     worth = float(rows["value"][plan.accepted].sum())
     if worth <= sum(float(p.row["value"]) for p in here) + TOLERANCE_S:
         return

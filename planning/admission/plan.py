@@ -37,6 +37,7 @@ class AdmissionOptions:
 
     displace: bool = False  # requests without a first token may lose their promise to a better set
     movable: np.ndarray | None = None  # bool, one entry per running request: only these may
+    searches: bool = True  # every set of few requests, and the DP; else most value per work goes first
 
 
 @dataclass(frozen=True)
@@ -68,13 +69,13 @@ def plan_admission(
     first = len(running)
     table = stacked(running, new)
     fixed = np.ones(first, np.bool_)
-    status, reasons, forecast = _choose(engine, table, fixed, start_s)
+    status, reasons, forecast = _choose(engine, table, fixed, start_s, options.searches)
     if options.displace and (status[first:] == REFUSED).any():
         if options.movable is not None:
             fixed = ~options.movable
         else:
             fixed = (running["emitted_tokens"] > 0) | (_prefill_tokens(running) <= 1) | running["best_effort"]
-        other = _choose(engine, table, fixed, start_s)
+        other = _choose(engine, table, fixed, start_s, options.searches)
         if _is_better(table, other[0], status):
             status, reasons, forecast = other
     is_refused = status[first:] == REFUSED
@@ -89,13 +90,13 @@ def plan_admission(
 
 
 def _choose(
-    engine: EngineModel, table: RequestTable, fixed: np.ndarray, start_s: float
+    engine: EngineModel, table: RequestTable, fixed: np.ndarray, start_s: float, searches: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Statuses, reason codes and forecast of every row; ``fixed`` ones among the first stay, the others are open."""
     status = np.full(len(table), OPEN)
     status[: len(fixed)][fixed] = PROMISED
     forecast = np.zeros(len(table), dtype=FORECAST)
-    return status, choose(engine, table, status, start_s, forecast), forecast
+    return status, choose(engine, table, status, start_s, forecast, searches), forecast
 
 
 def _is_better(table: RequestTable, status: np.ndarray, other: np.ndarray) -> bool:

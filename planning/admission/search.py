@@ -177,13 +177,19 @@ def _fill_up(
 
 @njit(cache=True)
 def choose(
-    engine: EngineModel, table: RequestTable, status: np.ndarray, start_s: float, forecast: np.ndarray
+    engine: EngineModel,
+    table: RequestTable,
+    status: np.ndarray,
+    start_s: float,
+    forecast: np.ndarray,
+    searches: bool,
 ) -> np.ndarray:
     """Mark every ``OPEN`` row of ``table`` as ``CHOSEN`` or ``REFUSED`` beside the ``PROMISED`` ones (in ``status``).
 
     The chosen set is attainable by a forecast of batch formation to every predicted end. In the steady state one
     forecast of everything settles it; up to ``EXHAUSTIVE`` requests by trying every set; beyond, the DP proposes, the
-    forecast repairs, and what still fits is added. Fills ``forecast`` (FORECAST[rows]); returns reason codes.
+    forecast repairs, and what still fits is added. Without ``searches`` what fits is added alone, most value per work
+    first. Fills ``forecast`` (FORECAST[rows]); returns reason codes.
     """
     everyone = np.ones(len(table), np.bool_)
     options = np.flatnonzero(status == OPEN)
@@ -201,9 +207,9 @@ def choose(
     ranked = _by_value_per_work(engine.coef, table, options)
     late, timely = ranked[is_late[ranked]], ranked[~is_late[ranked]]
     status[late] = REFUSED  # nothing could be promised to them
-    if 1 < len(timely) <= EXHAUSTIVE:
+    if searches and 1 < len(timely) <= EXHAUSTIVE:
         _try_every_set(engine, table, status, timely, start_s, forecast)
-    elif len(timely) > EXHAUSTIVE:
+    elif searches and len(timely) > EXHAUSTIVE:
         _take_dp_choice(engine, table, status, timely, start_s, forecast)
     status[late] = OPEN  # each is told why
     reasons = _fill_up(engine, table, status, ranked, start_s, forecast)

@@ -27,6 +27,7 @@ class FleetConfig(Section):
     routing: str = FLEET.routing
     admission: bool = FLEET.admission  # off: no request is checked, the routing policy's first choice takes it
     max_hops: PositiveInt = FLEET.max_hops  # replicas that a request may try
+    selection: Literal["dp", "greedy", "arrival"] = FLEET.selection  # which of those that have not begun is promised
     pending: bool = FLEET.pending  # what is not attainable now waits for room until it would be too late
     unattainable: Literal["best_effort", "refuse"] = FLEET.unattainable  # where a tier does not say
     prefix_affinity: NonNegativeFloat = FLEET.prefix_affinity  # what a whole cached prompt adds to the score

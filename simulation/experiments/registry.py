@@ -59,6 +59,7 @@ def experiment_names() -> list[str]:
     import simulation.experiments.ablations
     import simulation.experiments.annealing
     import simulation.experiments.concord
+    import simulation.experiments.dp_value
     import simulation.experiments.elastic
     import simulation.experiments.length_bounds
     import simulation.experiments.length_use

@@ -10,6 +10,7 @@ import numpy as np
 
 from profiles.profile import Profile
 from profiles.store import load_profile
+from simulation.experiments import dp_value
 from simulation.experiments.behaviour import behaviour
 from simulation.experiments.registry import Context, Experiment, Point, Task, register
 from simulation.experiments.slos_serve_figures import EXACT, PEERS, STOCK, headline, tables
@@ -39,6 +40,7 @@ SYSTEMS = {
         replace(PLANNER, name="planner-oracle", is_oracle=True),
     )
 }
+VALUE = "value"  # the kind of the points of ``dp_value``
 SCALED = ("ChatBot", "Coder")
 STRAYING = ("noise10", "noise20", "slow10")
 WITHOUT_NOISE = ("sarathi-shed", "edf", "sjf", "planner-oracle")  # no figure under noise is a ratio over them
@@ -55,7 +57,7 @@ def config(quick: bool) -> dict[str, Any]:
             "tolerance": 0.1, "replicas": [1, 4], "fleet_gpus": list(GPUS[:1]), "fleet_programs": 200,
             "fleet_tolerance": 0.2, "noises": list(STRAYING), "noise_scenarios": ["ChatBot"],
             "noise_systems": ["planner", "no-admission", "edf-shed", *STOCK], "noise_programs": 100,
-            "noise_replicas": [],
+            "noise_replicas": [], "value": dp_value.config(quick),
         }  # fmt: skip
     return {
         "gpus": list(GPUS), "scenarios": list(SCENARIOS), "systems": list(SYSTEMS), "programs": 1000,
@@ -63,7 +65,7 @@ def config(quick: bool) -> dict[str, Any]:
         "tolerance": 0.02, "replicas": [1, 2, 4], "fleet_gpus": list(GPUS[:1]), "fleet_programs": 500,
         "fleet_tolerance": 0.05, "noises": list(STRAYING), "noise_scenarios": list(SCENARIOS),
         "noise_systems": [name for name in SYSTEMS if name not in WITHOUT_NOISE], "noise_programs": 500,
-        "noise_replicas": [1, 4],
+        "noise_replicas": [1, 4], "value": dp_value.config(quick),
     }  # fmt: skip
 
 
@@ -86,7 +88,8 @@ def tasks(config: dict[str, Any]) -> list[Task]:
         for replicas in config["replicas"]:
             fleet = {**_measured(config, first, scenario, PEERS[0]), "kind": "fleet", "fleet": replicas}
             found.append(Task(f"{first}/{scenario}/fleet of {replicas}", fleet))
-    return [*sorted(found, key=_rank), *sorted(_straying_tasks(config), key=_rank)]
+    values = [Task(f"value/{task.key}", {**task.params, "kind": VALUE}) for task in dp_value.tasks(config["value"])]
+    return [*sorted(found, key=_rank), *sorted(_straying_tasks(config), key=_rank), *values]
 
 
 def _straying_tasks(config: dict[str, Any]) -> Iterator[Task]:
@@ -151,6 +154,8 @@ def bounds_of(profile: Profile, make: MakeJobs, seeds: Sequence[int]) -> dict[st
 
 def run(params: Mapping[str, Any], context: Context) -> Point:
     """One point; on engines that stray, a planner's promises are counted too."""
+    if params["kind"] == VALUE:
+        return {"kind": VALUE, **dp_value.run(params, context)}
     profile, make = _setting(params, context)
     bounds = bounds_of(profile, make, params["seeds"])
     bound = bounds["bound_fluid"]
@@ -185,6 +190,8 @@ def _system(params: Mapping[str, Any]) -> System:
 
 def behaves(params: Mapping[str, Any], context: Context) -> str:
     """What the task's system does now."""
+    if params["kind"] == VALUE:
+        return dp_value.behaves(params, context)
     return behaviour(_system(params), *_setting(params, context))
 
 
@@ -201,6 +208,23 @@ def _fleet_capacity(params: Mapping[str, Any], profile: Profile, make: MakeJobs,
     return found
 
 
+def _parts(points: Sequence[Point]) -> tuple[list[Point], list[Point]]:
+    """Capacities, and values attained."""
+    return [p for p in points if p["kind"] != VALUE], [p for p in points if p["kind"] == VALUE]
+
+
+def _quoted(points: Sequence[Point]) -> dict[str, float]:
+    """Capacities, and what the DP is worth."""
+    rates, values = _parts(points)
+    return {**headline(rates), **{key: x for key, x in dp_value.headline(values).items() if key != "kept_min"}}
+
+
+def _tables(points: Sequence[Point]) -> str:
+    rates, values = _parts(points)
+    parts = [tables(rates)] + (["### Value attained\n\n" + dp_value.tables(values)] if values else [])
+    return "\n\n".join(parts)
+
+
 SLOS_SERVE = register(
-    Experiment("slos-serve", "Capacity in six scenarios (SLOs-Serve)", config, tasks, run, headline, tables, behaves)
+    Experiment("slos-serve", "Capacity in six scenarios (SLOs-Serve)", config, tasks, run, _quoted, _tables, behaves)
 )

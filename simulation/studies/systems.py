@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from controller.lengths.estimate import LengthOptions
-from controller.options import FleetOptions
+from controller.options import DP, FleetOptions
 from planning.admission.plan import AdmissionOptions
 from planning.batch.registry import POLICIES, policy_code
 from planning.engine import EngineModel
@@ -164,6 +164,7 @@ class FleetOf(System):
     """Several replicas under the live controller's ``Fleet``; its capacity is that of all together."""
 
     routing: str = "sequential"
+    selection: str = DP  # which set is promised
     max_hops: int = 8  # 1: no second try, a plain load balancer before replicas that admit by themselves
     split: tuple[int, ...] = ()  # replicas per tier number of the jobs; empty: every replica serves all tiers
     prefix_affinity: float = 0.0
@@ -172,7 +173,8 @@ class FleetOf(System):
     report_s: float = 0.0  # between two reports of a replica; 0: as the controller asks for
 
     def dispatcher(self, profile: Profile, jobs: np.ndarray, seed: int = 0) -> Dispatcher:
-        options = FleetOptions(self.routing, self.admits, self.max_hops, seed=seed, lengths=self.lengths)
+        how = {"selection": self.selection, "seed": seed, "lengths": self.lengths}
+        options = FleetOptions(self.routing, self.admits, self.max_hops, **how)
         tiers = tiers_of(jobs, self.split)
         if self.trace is None or not len(self.trace.blocks):
             return ControllerDispatcher(profile, tiers, options, report_s=self.report_s)

@@ -4,7 +4,7 @@ import msgspec
 
 from controller.fleet import Fleet
 from controller.mirror.replica_model import RESERVED_S
-from controller.options import FleetOptions
+from controller.options import DP, FleetOptions
 from controller.scaling.tiers import Tier, TierTable
 from controller.status import fleet_status
 from profiles.store import load_profile
@@ -15,9 +15,9 @@ LONG, SHORT = 8000, 2000
 LOOSE = Slo(3.0, 0.1, tier="loose")
 
 
-def fleet(pending: bool) -> Fleet:
+def fleet(pending: bool, selection: str = DP) -> Fleet:
     tiers = TierTable.of(1, [Tier("loose", 3.0, 0.1), Tier("flex", best_effort=True)])
-    return Fleet(FleetOptions(length_prior_tokens=100.0, pending=pending), tiers, load_profile)
+    return Fleet(FleetOptions(length_prior_tokens=100.0, pending=pending, selection=selection), tiers, load_profile)
 
 
 def full(count: int = 30) -> tuple[Fleet, list[AdmissionRequest], list[Decision]]:

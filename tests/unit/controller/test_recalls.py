@@ -5,6 +5,7 @@ import asyncio
 import msgspec
 
 from controller.fleet import Fleet
+from controller.options import ARRIVAL, DP
 from controller.recalls import RecallBox
 from protocol.messages import AdmissionRequest, Progress, Verdict, request_uid
 from tests.support.fleet_cases import ask, report
@@ -14,9 +15,9 @@ INGRESS = "ingress"
 MANY = 40
 
 
-def sent_then_shorter(ingress: str, begun: bool = False) -> tuple[Fleet, list[AdmissionRequest]]:
+def sent_then_shorter(ingress: str, begun: bool = False, selection: str = DP) -> tuple[Fleet, list[AdmissionRequest]]:
     """One replica with as many long prompts as it can hold, all sent, and then shorter ones; the first are returned."""
-    state, asks = fleet(pending=True), [ask(LOOSE, LONG) for _ in range(MANY)]
+    state, asks = fleet(pending=True, selection=selection), [ask(LOOSE, LONG) for _ in range(MANY)]
     state.report(report("a"), 0.0)
     decisions = dict(zip((each.request_id for each in asks), state.admit(asks, 0.0, ingress), strict=True))
     for uid in list(state.held.pending):
@@ -57,6 +58,12 @@ def test_what_has_begun_stays() -> None:
 
 def test_where_the_ingress_does_not_listen_nothing_is_recalled() -> None:
     state, sent = sent_then_shorter("")
+    assert not state.held.take_recalls()
+    assert {request_uid(each.request_id) for each in sent} <= uids(state)
+
+
+def test_by_arrival_whoever_came_first_keeps_the_place() -> None:
+    state, sent = sent_then_shorter(INGRESS, selection=ARRIVAL)
     assert not state.held.take_recalls()
     assert {request_uid(each.request_id) for each in sent} <= uids(state)
 

@@ -72,6 +72,15 @@ def test_values_decide_where_they_differ() -> None:
     assert plan.accepted.tolist() == [True, False, False, False, False]
 
 
+def test_without_the_search_most_value_per_work_goes_first() -> None:
+    asked = new([9500, 1000], ttft_s=0.1)
+    asked["value"] = 5.0, 1.0
+    searched = plan_admission(EngineModel(COEF, LIMITS), NOBODY, asked, 0.0)
+    greedy = plan_admission(EngineModel(COEF, LIMITS), NOBODY, asked, 0.0, AdmissionOptions(searches=False))
+    assert searched.accepted.tolist() == [True, False]
+    assert greedy.accepted.tolist() == [False, True]
+
+
 def test_short_requests_may_displace_the_long_one_that_has_not_started() -> None:
     waiting, asked = promised(new([9000], ttft_s=0.1)), new([2000, 2000, 2000], ttft_s=0.1)
     kept = plan_admission(EngineModel(COEF, LIMITS), waiting, asked, 0.0)
