@@ -281,6 +281,7 @@ class Outputs(msgspec.Struct, frozen=True, array_like=True):
     deltas: tuple[Delta, ...] = ()
     load: float = 0.0  # live requests of all ingresses, and one more for every ``LOAD_TOKENS`` to be prefilled
     draining: bool = False
+    sent_s: float = 0.0  # on the replica's clock
 
 
 class Rejection(msgspec.Struct, frozen=True, array_like=True):
