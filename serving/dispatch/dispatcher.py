@@ -57,7 +57,7 @@ class Dispatcher:
 
     def submit(self, request: EngineRequest) -> None:
         """Take a request; raises as ``RequestRegistry.add`` does, and then has not taken it."""
-        request.transit_s = self._streams.transit.seconds(request.slo)
+        request.transit_s, request.detour_s = self.timeouts.transit_s, self._streams.detours.most_s(request.slo)
         self.registry.add(request)
         self._admissions.enqueue([request])
 

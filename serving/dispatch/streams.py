@@ -9,8 +9,8 @@ import msgspec
 
 from protocol.messages import Delta, Outputs
 from serving.dispatch.background import Tasks
+from serving.dispatch.detours import Detours
 from serving.dispatch.engine_request import Stream, Timeouts, Transport
-from serving.dispatch.transit import TransitTime
 
 logger = logging.getLogger("polyslo.dispatch")
 
@@ -66,7 +66,7 @@ class Streams:
     ) -> None:
         self._transport, self._tasks, self._timeouts = transport, tasks, timeouts
         self._receive, self._failed = receive, failed
-        self.transit = TransitTime(timeouts.transit_s)
+        self.detours = Detours()
         self._streams: dict[str, Stream] = {}
 
     def open(self, replica: str) -> None:
@@ -90,14 +90,14 @@ class Streams:
             stream.note(outputs)
         if outputs.deltas:
             self._receive(replica, outputs.deltas)
-            self.transit.arrived(replica, outputs.sent_s)
+            self.detours.arrived(replica, outputs.sent_s)
 
     def fail(self, replica: str, error: Exception) -> None:
         """Give up the channel of a replica, and tell."""
         stream = self._streams.pop(replica, None)
         if stream is None:
             return
-        self.transit.forget(replica)
+        self.detours.forget(replica)
         if stream.task is not asyncio.current_task():
             stream.task.cancel()
         self._failed(replica, error)

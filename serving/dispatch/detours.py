@@ -1,4 +1,4 @@
-"""How long tokens take from their replica to the clients of this ingress."""
+"""How much longer than at best tokens take from their replicas to the clients of this ingress."""
 
 import asyncio
 import time
@@ -29,23 +29,22 @@ class _Extremes:
         return max(self._now[1], self._before[1]) - min(self._now[0], self._before[0])
 
 
-class TransitTime:
+class Detours:
     """What the way of tokens took at most of late: in sockets, in wait for this event loop, and through it.
 
     Every token of a stream has its deadline, and one pause delays those of many streams. So it is the longest way that
-    counts. Clocks of two machines differ by what is not known: the least way of late is taken for none (as in the clock
-    filter of NTP, RFC 5905, section 10), and ``least_s`` stands for it.
+    counts, less the shortest one: clocks of two machines differ by what is not known (the clock filter of NTP, RFC
+    5905, section 10).
     """
 
-    def __init__(self, least_s: float) -> None:
-        self._least_s = least_s
+    def __init__(self) -> None:
         self._ways: dict[str, _Extremes] = {}  # by replica
         self._passing: list[tuple[str, float]] = []  # messages whose tokens are on their way through the event loop
 
-    def seconds(self, slo: Slo) -> float:
-        """By how much earlier than it is due a token of this objective should leave its engine."""
+    def most_s(self, slo: Slo) -> float:
+        """By how much earlier than it is due a token of this objective should leave its engine to be on time."""
         spread_s = max((ways.spread_s() for ways in self._ways.values()), default=0.0)
-        return self._least_s + min(spread_s, MOST_S, SHARE * min(slo.ttft_s, slo.e2e_s))
+        return min(spread_s, MOST_S, SHARE * min(slo.ttft_s, slo.e2e_s))
 
     def arrived(self, replica: str, sent_s: float) -> None:
         """A message has come that the replica's clock says it sent at ``sent_s``; to be called on the event loop."""
