@@ -22,11 +22,16 @@ def no_collections() -> Iterator[None]:
             gc.enable()
 
 
+def look_seldom() -> None:
+    """From now on look through everything seldom."""
+    gc.set_threshold(*gc.get_threshold()[:2], SELDOM)
+
+
 class Garbage:
     """Looks through everything seldom, unless the process has nothing to do."""
 
     def __init__(self) -> None:
-        gc.set_threshold(*gc.get_threshold()[:2], SELDOM)
+        look_seldom()
         self._is_clean = False
 
     def note(self, is_idle: bool) -> None:

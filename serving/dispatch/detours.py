@@ -40,6 +40,8 @@ class Detours:
     def __init__(self) -> None:
         self._ways: dict[str, _Extremes] = {}  # by replica
         self._passing: list[tuple[str, float]] = []  # messages whose tokens are on their way through the event loop
+        self._began_s = 0.0
+        self.loop_s = 0.0  # that the last ones took through it
 
     def most_s(self, slo: Slo) -> float:
         """By how much earlier than it is due a token of this objective should leave its engine to be on time."""
@@ -49,6 +51,7 @@ class Detours:
     def arrived(self, replica: str, sent_s: float) -> None:
         """A message has come that the replica's clock says it sent at ``sent_s``; to be called on the event loop."""
         if not self._passing:
+            self._began_s = time.monotonic()
             self._turn(HOPS)
         self._passing.append((replica, sent_s))
 
@@ -61,6 +64,7 @@ class Detours:
             asyncio.get_running_loop().call_soon(self._turn, left - 1)
             return
         now_s, passing, self._passing = time.monotonic(), self._passing, []
+        self.loop_s = now_s - self._began_s
         for replica, sent_s in passing:
             self.record(replica, now_s - sent_s, now_s)
 
