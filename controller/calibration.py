@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from controller.scaling.tiers import TierTable
+from planning.deadlines import make_due_earlier
 from protocol.messages import Outcome, Scope
 
 RATE = 0.05  # of the time that an objective allows, per broken promise
@@ -32,9 +33,13 @@ class Calibration:
             moved = self.margins.get(tier.name, 0.0) + RATE * ((not outcome.met) - (1.0 - tier.confidence))
             self.margins[tier.name] = min(max(moved, 0.0), MOST)
 
-    def margin_s(self, row: np.ndarray, tiers: TierTable) -> float:
-        """By how much a request (REQUEST[]) is to be planned earlier than asked; best effort by nothing."""
-        return float(self.margins_s(row[None], tiers)[0]) if any(self.margins.values()) else 0.0
+    def plan_early(self, row: np.ndarray, tiers: TierTable) -> float:
+        """Let a request (REQUEST[], in place) be due earlier than asked by its tier's margin; returns that, 0 for best
+        effort."""
+        margin_s = float(self.margins_s(row[None], tiers)[0]) if any(self.margins.values()) else 0.0
+        if margin_s:
+            make_due_earlier(row, margin_s)
+        return margin_s
 
     def margins_s(self, rows: np.ndarray, tiers: TierTable) -> np.ndarray:
         """By how much requests (REQUEST[n]) are to be planned earlier than asked, f8[n]; best effort by nothing."""

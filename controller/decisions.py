@@ -22,6 +22,7 @@ def admitted(p: Pending, replica: str, tier: str) -> Decision:
         output_bound_tokens=int(p.row["output_bound_tokens"]),
         value=float(p.row["value"]),
         ttft_s=p.request.slo.ttft_s,
+        margin_s=p.margin_s,
     )
 
 

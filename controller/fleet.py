@@ -31,7 +31,6 @@ from controller.scaling.tiers import TierTable
 from controller.slowdown import with_ttft
 from controller.tracker import Tracker
 from controller.unplaced import Unplaced
-from planning.deadlines import make_due_earlier
 from planning.tables import to_best_effort
 from profiles.profile import Profile
 from protocol.messages import AdmissionRequest, Decision, Outcome, Report, Scope, Verdict, request_uid
@@ -198,11 +197,10 @@ class Fleet:
         tier = self.tiers.of_request(request.slo)
         row = admission_row(request, tier, self.lengths, now_s)
         row["value"] = self.tiers.values[tier] * self.programs.worth(request)
-        if margin_s := self.calibration.margin_s(row, self.tiers):
-            make_due_earlier(row, margin_s)
+        margin_s = self.calibration.plan_early(row, self.tiers)
         self.turn += 1
         held, cached = self.affinity.look_up(request, row, self.replicas, self.slots.fleet_state)
-        p = Pending(request, tier, row, self._scores(row), self.policy.rule, held, cached)
+        p = Pending(request, tier, row, self._scores(row), self.policy.rule, held, cached, margin_s=margin_s)
         if excluded := self.affinity.excluded(request, self.replicas):
             p.exclude_where_others_are(self.slots, excluded, now_s)
         self.allocation.record_arrival(row, now_s)

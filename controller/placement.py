@@ -67,6 +67,7 @@ class Pending:
     begin_s: float = -np.inf  # predicted start of its first iteration
     first_s: float = np.inf  # predicted time of the first token, and seconds per token after it
     tpot_s: float = np.inf
+    margin_s: float = 0.0  # by how much earlier than asked it is planned
 
     @property
     def is_best_effort(self) -> bool:

@@ -107,6 +107,7 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
     stage: StageGiven | None = None  # of a part of a program: its deadline, in place of the one that was asked for
     value: float = 1.0  # what attaining it is worth, by its tier
     ttft_s: float = INF  # that it is decided by: as asked, or what a slowdown amounts to for its prompt
+    margin_s: float = 0.0  # by how much earlier than asked its tier's requests are planned
 
     @property
     def keeps_objective(self) -> bool:
@@ -259,6 +260,7 @@ class Submission(msgspec.Struct, frozen=True, array_like=True):
     tenant: str = ""  # as in ``AdmissionRequest``
     program: str = ""  # the task that it belongs to
     value: float = 1.0  # as in ``Decision``
+    early_s: float = 0.0  # before a token is due that the engine is to finish it
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):
@@ -281,6 +283,7 @@ class Outputs(msgspec.Struct, frozen=True, array_like=True):
     deltas: tuple[Delta, ...] = ()
     load: float = 0.0  # live requests of all ingresses, and one more for every ``LOAD_TOKENS`` to be prefilled
     draining: bool = False
+    sent_s: float = 0.0  # on the replica's clock
 
 
 class Rejection(msgspec.Struct, frozen=True, array_like=True):

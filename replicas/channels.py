@@ -139,7 +139,7 @@ class Channels:
                 if self._failure is not None:
                     raise self._failure
                 if not channel.is_over:
-                    yield Outputs(self.steps, self.busy, channel.take(), self.load, self.draining)
+                    yield Outputs(self.steps, self.busy, channel.take(), self.load, self.draining, clock_s())
         finally:
             channel.closed_s = channel.closed_s or clock_s()
 

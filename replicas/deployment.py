@@ -14,6 +14,7 @@ import msgspec
 import ray
 from ray import serve
 
+from protocol.garbage import no_collections
 from protocol.names import replica_name
 from replicas.config import controller_name, replica_config
 from replicas.hosted import HostedReplica
@@ -44,7 +45,8 @@ class Replica:
             name = replica_name(config.group, process_id, number, config.per_process)
             reporter = Reporter(controller, config.controller_namespace, config.report_interval_s)
             self._hosted[name] = HostedReplica(config, name, reporter)
-        await asyncio.gather(*(each.start() for each in self._hosted.values()))
+        with no_collections():
+            await asyncio.gather(*(each.start() for each in self._hosted.values()))
 
     def _named(self, name: str) -> HostedReplica:
         """The replica of this name; without one, any."""

@@ -189,7 +189,7 @@ def fill_row(row: np.void, entry: LiveRequest) -> None:
     """Write a newly arrived request into its row of the planning table."""
     asked, slo = entry.submission, entry.slo
     row["id"] = request_uid(asked.request_id)
-    set_objective(row, entry.arrival_s, slo.ttft_s, slo.tpot_s, slo.e2e_s)
+    set_objective(row, entry.arrival_s - asked.early_s, slo.ttft_s, slo.tpot_s, slo.e2e_s)
     row["prompt_tokens"], row["emitted_tokens"] = asked.prompt_tokens, asked.emitted_tokens
     row["output_tokens"], row["output_cap_tokens"] = min(entry.output_tokens, entry.cap_tokens), entry.cap_tokens
     row["output_bound_tokens"] = entry.output_bound_tokens

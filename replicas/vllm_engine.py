@@ -275,7 +275,7 @@ def record_stats(outputs: EngineCoreOutputs, totals: EngineTotals) -> None:
 def to_request(submission: Submission, entry: LiveRequest, delivery_s: float = 0.0) -> EngineCoreRequest:
     """vLLM's request of a submission, carrying its objective; raises ``ValueError`` when it cannot be one.
 
-    The engine is to finish every token ``delivery_s`` before it is due.
+    The engine is to finish every token ``delivery_s`` before it is due, beside what the ingress asks for.
     """
     request = decode_request(submission.payload)
     params = request.sampling_params
@@ -284,7 +284,8 @@ def to_request(submission: Submission, entry: LiveRequest, delivery_s: float = 0
     request.request_id = submission.request_id
     request.arrival_time = time.time() - submission.age_s
     lengths = entry.output_tokens, submission.emitted_tokens, entry.output_bound_tokens
-    objective = to_extra_args(submission.slo, entry.arrival_s - delivery_s, *lengths, owner_of(submission))
+    arrival_s = entry.arrival_s - submission.early_s - delivery_s
+    objective = to_extra_args(submission.slo, arrival_s, *lengths, owner_of(submission))
     asked = {name: value for name, value in (params.extra_args or {}).items() if name not in ENGINES_ONLY}
     params.extra_args = asked | objective
     if submission.prefill_only:

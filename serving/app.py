@@ -9,6 +9,7 @@ import msgspec
 import ray
 from ray import serve
 
+from protocol.garbage import no_collections
 from replicas.config import EMBEDDED_MODEL, controller_name
 from replicas.deployment import replica_deployment
 from replicas.embedded import ensure_embedded_model
@@ -40,9 +41,10 @@ class Ingress:
         self.ingress_app: Any = None
 
     async def __serve_build_asgi_app__(self) -> Any:
-        from serving.ingress.models_app import ModelsApp
+        with no_collections():
+            from serving.ingress.models_app import ModelsApp
 
-        apps = [await self._app_of(each) for each in self.config.each]
+            apps = [await self._app_of(each) for each in self.config.each]
         self.ingress_app = ModelsApp(self.config, apps) if self.config.models else apps[0]
         return self.ingress_app
 

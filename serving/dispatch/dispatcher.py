@@ -57,7 +57,7 @@ class Dispatcher:
 
     def submit(self, request: EngineRequest) -> None:
         """Take a request; raises as ``RequestRegistry.add`` does, and then has not taken it."""
-        request.transit_s = self.timeouts.transit_s
+        request.transit_s, request.detour_s = self.timeouts.transit_s, self._streams.detours.most_s(request.slo)
         self.registry.add(request)
         self._admissions.enqueue([request])
 
@@ -159,13 +159,14 @@ class Dispatcher:
     # -- from a replica ---------------------------------------------------------------------------------------------
 
     def _receive(self, replica: str, deltas: Sequence[Delta]) -> None:
-        now_s, delivered, moving, lost = time.monotonic(), list[Delta](), list[EngineRequest](), list[EngineRequest]()
+        leaves_s = time.monotonic() + self._streams.detours.loop_s  # for the client, as far as it is known yet
+        delivered, moving, lost = list[Delta](), list[EngineRequest](), list[EngineRequest]()
         for delta in deltas:
             request = self.registry.named(delta.request_id)
             if request is None or request.replica != replica:
                 continue  # aborted, or already moved elsewhere
             try:
-                self._take(request, delta, now_s, delivered, moving, lost)
+                self._take(request, delta, leaves_s, delivered, moving, lost)
             except Exception:
                 logger.exception("tokens of request %s cannot be taken", request.request_id)
                 self.registry.fail([request])
@@ -177,7 +178,7 @@ class Dispatcher:
         self,
         request: EngineRequest,
         delta: Delta,
-        now_s: float,
+        leaves_s: float,
         delivered: list[Delta],
         moving: list[EngineRequest],
         lost: list[EngineRequest],
@@ -195,7 +196,7 @@ class Dispatcher:
             request.tokens.extend(delta.token_ids)
             request.failures_without_progress, request.is_fresh = 0, False
             self._quarantine.acquit(request)
-            request.request_state.record_tokens(request.request_id, len(delta.token_ids), now_s)
+            request.request_state.record_tokens(request.request_id, len(delta.token_ids), leaves_s)
         if delta.late:
             request.request_state.sequence(request.request_id).late = True
         if delta.finish == PREFILLED:

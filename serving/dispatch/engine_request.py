@@ -92,7 +92,8 @@ class EngineRequest:
     rejections: int = 0  # by replicas that did not take it for a reason of its own
     demoted: str = ""  # why it goes best effort beside siblings that have begun: the reason of its refusal
     unplaced_since_s: float | None = None  # since when a broken stream has found no replica that takes it
-    transit_s: float = 0.0
+    transit_s: float = 0.0  # that its tokens take to the client at least
+    detour_s: float = 0.0  # that they took beyond it at most of late
 
     @property
     def slo(self) -> Slo:
@@ -162,6 +163,7 @@ class EngineRequest:
             self.request_state.tenant,
             self.request_state.program.id if self.request_state.program else "",
             decision.value,
+            min(decision.margin_s, self.detour_s),
         )
 
 

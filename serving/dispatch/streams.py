@@ -9,6 +9,7 @@ import msgspec
 
 from protocol.messages import Delta, Outputs
 from serving.dispatch.background import Tasks
+from serving.dispatch.detours import Detours
 from serving.dispatch.engine_request import Stream, Timeouts, Transport
 
 logger = logging.getLogger("polyslo.dispatch")
@@ -22,6 +23,7 @@ class _RawOutputs(msgspec.Struct, array_like=True):
     deltas: tuple[msgspec.Raw, ...] = ()
     load: float = 0.0
     draining: bool = False
+    sent_s: float = 0.0
 
 
 _outputs = msgspec.msgpack.Decoder(Outputs)
@@ -39,7 +41,7 @@ def read_outputs(message: bytes | memoryview) -> Outputs:
         return _outputs.decode(message)
     except (ValueError, msgspec.MsgspecError):
         raw = _raw_outputs.decode(message)
-        return Outputs(raw.steps, raw.busy, tuple(map(_read_delta, raw.deltas)), raw.load, raw.draining)
+        return Outputs(raw.steps, raw.busy, tuple(map(_read_delta, raw.deltas)), raw.load, raw.draining, raw.sent_s)
 
 
 def _read_delta(raw: msgspec.Raw) -> Delta:
@@ -64,6 +66,7 @@ class Streams:
     ) -> None:
         self._transport, self._tasks, self._timeouts = transport, tasks, timeouts
         self._receive, self._failed = receive, failed
+        self.detours = Detours()
         self._streams: dict[str, Stream] = {}
 
     def open(self, replica: str) -> None:
@@ -87,12 +90,14 @@ class Streams:
             stream.note(outputs)
         if outputs.deltas:
             self._receive(replica, outputs.deltas)
+            self.detours.arrived(replica, outputs.sent_s)
 
     def fail(self, replica: str, error: Exception) -> None:
         """Give up the channel of a replica, and tell."""
         stream = self._streams.pop(replica, None)
         if stream is None:
             return
+        self.detours.forget(replica)
         if stream.task is not asyncio.current_task():
             stream.task.cancel()
         self._failed(replica, error)

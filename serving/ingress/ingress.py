@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from controller.deploys import ApplicationClash
+from protocol.garbage import Garbage
 from serving.config.app import AppConfig
 from serving.config.base import ConfigError
 from serving.config.live import in_force
@@ -70,7 +71,7 @@ class IngressApp:
         self._status: dict[str, Any] = {"replicas": []}
         self._status_s = float("-inf")
         self._asking: asyncio.Task[None] | None = None
-        self._engine_failed = engine_failed
+        self._engine_failed, self._garbage = engine_failed, Garbage()
         limits = config.ingress.limits
         has_tenants = bool(getattr(getattr(server, "state", None), "checks_keys", False))
         status = config.fleet.overload_status
@@ -208,6 +209,7 @@ class IngressApp:
                     await step()
                 except Exception as error:
                     logger.warning("controller not reached: %r", error)
+            self._garbage.note(is_idle=not self.dispatcher.requests)
             await asyncio.sleep(PING_S)
 
 

@@ -16,6 +16,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from protocol.garbage import look_seldom
 from serving.loadgen.calibration_plot import plot_calibration
 from serving.loadgen.client import Call, Client, Record, Status
 from serving.loadgen.mix import SloClass, default_classes, draw_classes, read_mix, tiers_of_status, with_tier_figures
@@ -93,6 +94,7 @@ def replay(options: ReplayOptions, console: Console | None = None) -> Replay:
     Raises:
         WorkloadError: for a trace, mix, option or server that cannot be used, before anything is sent.
     """
+    look_seldom()  # what delays the client here would look like the server's
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(replay_async(options, console))
 

@@ -33,8 +33,8 @@ def test_one_message_per_ingress_and_iteration() -> None:
         await asyncio.sleep(0)
         channels.steps, channels.busy = 7, True
         channels.deliver([Delta("a", (1,)), Delta("c", (2,)), Delta("b", (3,)), Delta("unknown", (9,))])
-        assert await first == Outputs(7, True, (Delta("a", (1,)), Delta("b", (3,))))
-        assert await second == Outputs(7, True, (Delta("c", (2,)),))
+        assert await first == Outputs(7, True, (Delta("a", (1,)), Delta("b", (3,))), sent_s=now_s())
+        assert await second == Outputs(7, True, (Delta("c", (2,)),), sent_s=now_s())
         channels.deliver([Delta("a", (4,)), Delta("b", (7,))])
         channels.deliver([Delta("a", (5,), "stop")])
         assert (await following(streams["one"])).deltas == (Delta("a", (4, 5), "stop"), Delta("b", (7,)))
@@ -47,7 +47,7 @@ def test_one_message_per_ingress_and_iteration() -> None:
 def test_a_silent_stream_carries_heartbeats() -> None:
     async def scenario() -> None:
         stream = Channels(heartbeat_s=0.001).stream("one", now_s)
-        assert [await following(stream) for _ in range(2)] == [Outputs(0, False)] * 2
+        assert [await following(stream) for _ in range(2)] == [Outputs(0, False, sent_s=now_s())] * 2
 
     asyncio.run(scenario())
 
