@@ -74,11 +74,14 @@ def test_requests_are_planned_earlier_and_told_in_the_status() -> None:
     slow = ask(TIGHT, 8000)
     (before,) = state.admit([slow], 0.0)
     assert before.verdict == Verdict.ADMITTED
+    assert before.margin_s == 0.0
     for _ in range(20):
         state.on_outcome(outcome(False, request_id=slow.request_id), 0.1)
     (after,) = state.admit([ask(TIGHT, 8000)], 0.2)
     assert after.verdict == Verdict.BEST_EFFORT
     assert fleet_status(state, 0.2)["margins"] == {"tight": MOST}
+    (short,) = state.admit([ask(TIGHT, 10)], 0.2)
+    assert (short.verdict, short.margin_s) == (Verdict.ADMITTED, pytest.approx(MOST * TIGHT.ttft_s))
 
 
 def test_a_margin_makes_no_request_look_late_that_is_not() -> None:

@@ -1,10 +1,12 @@
 """Tokens are due earlier in the engine by what their way to the replica takes."""
 
+import msgspec
 import pytest
 
+from planning.tables import request_table
 from protocol.messages import Slo, Submission
 from replicas.delivery import EVERY, MOST_S, WINDOW, DeliveryTime
-from replicas.engine import LiveRequest
+from replicas.engine import LiveRequest, fill_row
 
 
 def test_it_is_what_one_iteration_in_a_thousand_exceeds_and_follows_a_change() -> None:
@@ -44,3 +46,10 @@ def test_an_engine_takes_its_requests_for_older_by_it() -> None:
         return float(params.extra_args[KEY][0])
 
     assert (arrival_s(), arrival_s(0.005)) == (100.0, pytest.approx(99.995))
+    asked = msgspec.structs.replace(asked, early_s=0.02)
+    assert (arrival_s(), arrival_s(0.005)) == (pytest.approx(99.98), pytest.approx(99.975))
+    entry = LiveRequest(asked, 100.0)
+    assert entry.to_progress(100.0).age_s == 0.0, "the controller knows the margin"
+    table = request_table(1)
+    fill_row(table[0], entry)
+    assert table[0]["arrival_s"] == pytest.approx(99.98)
