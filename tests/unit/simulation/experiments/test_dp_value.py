@@ -25,9 +25,8 @@ def test_slos_serve_quotes_it_and_shows_it() -> None:
     points, chosen = [point("dp", 0.8), point("greedy", 0.4)], experiment("slos-serve")
     assert chosen.headline(points)["dp_value_gain"] == 2.0
     assert "### Value attained" in chosen.tables(points)
-    assert {task.params["selection"] for task in chosen.tasks(chosen.config(True)) if task.key.startswith("value/")} == {
-        "dp", "greedy", "arrival",
-    }  # fmt: skip
+    tasks = [task for task in chosen.tasks(chosen.config(True)) if task.key.startswith("value/")]
+    assert {task.params["selection"] for task in tasks} == {"dp", "greedy", "arrival"}
 
 
 def test_a_program_has_one_value_and_tiers_are_told_apart() -> None:
