@@ -173,8 +173,9 @@ class FleetOf(System):
     report_s: float = 0.0  # between two reports of a replica; 0: as the controller asks for
 
     def dispatcher(self, profile: Profile, jobs: np.ndarray, seed: int = 0) -> Dispatcher:
-        how = {"selection": self.selection, "seed": seed, "lengths": self.lengths}
-        options = FleetOptions(self.routing, self.admits, self.max_hops, **how)
+        options = FleetOptions(
+            self.routing, self.admits, self.max_hops, selection=self.selection, seed=seed, lengths=self.lengths
+        )
         tiers = tiers_of(jobs, self.split)
         if self.trace is None or not len(self.trace.blocks):
             return ControllerDispatcher(profile, tiers, options, report_s=self.report_s)
