@@ -90,7 +90,8 @@ class Streams:
             stream.note(outputs)
         if outputs.deltas:
             self._receive(replica, outputs.deltas)
-            self.detours.arrived(replica, outputs.sent_s)
+            if outputs.sent_s:  # a replica of an earlier version does not say
+                self.detours.arrived(replica, outputs.sent_s)
 
     def fail(self, replica: str, error: Exception) -> None:
         """Give up the channel of a replica, and tell."""

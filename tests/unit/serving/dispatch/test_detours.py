@@ -102,3 +102,18 @@ def test_engines_are_told_no_more_than_the_tier_needs() -> None:
         assert early_s == {"x": 0.0, "y": 0.0, "z": 0.02, "w": MOST_S}
 
     play(scenario)
+
+
+def test_replicas_of_an_earlier_version_say_nothing_of_it() -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.start("x")
+        await until(lambda: len(scene.fleet.submitted) == 1)
+        for _ in range(2):
+            scene.fleet.queues["a"].put_nowait(Outputs(1, True, (Delta("x", (1,)),)))
+            await asyncio.sleep(0.03)
+        scene.fleet.decide = lambda ask: msgspec.structs.replace(scene.fleet.first_live(ask), margin_s=1.0)
+        scene.start("y", Slo(10.0, 1.0, tier="standard"))
+        await until(lambda: len(scene.fleet.submitted) == 2)
+        assert scene.fleet.submitted[1][1].early_s == 0.0
+
+    play(scenario)
