@@ -9,13 +9,6 @@ import pytest
 from protocol.garbage import SELDOM, Garbage, no_collections
 
 
-class Cycle:
-    """Garbage that only a look through everything finds, once it has grown old."""
-
-    def __init__(self) -> None:
-        self.itself = self
-
-
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
     thresholds = gc.get_threshold()

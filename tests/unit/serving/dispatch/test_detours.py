@@ -104,6 +104,19 @@ def test_engines_are_told_no_more_than_the_tier_needs() -> None:
     play(scenario)
 
 
+def test_a_token_counts_from_when_it_leaves_the_event_loop() -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.start("x")
+        await until(lambda: len(scene.fleet.submitted) == 1)
+        scene.dispatcher._streams.detours.loop_s = 30.0
+        scene.fleet.say("a", "x", [1], "stop")
+        await until(lambda: bool(scene.fleet.outcomes))
+        assert scene.fleet.outcomes[0].ttft_s > 30.0
+        assert not scene.fleet.outcomes[0].met
+
+    play(scenario)
+
+
 def test_replicas_of_an_earlier_version_say_nothing_of_it() -> None:
     async def scenario(scene: Scene) -> None:
         scene.start("x")
