@@ -17,7 +17,6 @@ from profiles.kernels import iteration_s
 from profiles.profile import Profile
 from protocol.messages import (
     INF,
-    TELL_ALL,
     AdmissionRequest,
     Decision,
     Outcome,
@@ -28,6 +27,7 @@ from protocol.messages import (
     Step,
     Verdict,
 )
+from protocol.report_answers import TELL_ALL
 from replicas.told_requests import ToldRequests
 
 REPORT_S, TICK_S, PING_S = 0.15, 0.002, 1.0

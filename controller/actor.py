@@ -37,7 +37,8 @@ from controller.starts import Starts
 from controller.status import fleet_status, replica_status
 from controller.warmup import warm_up
 from profiles.store import load_profile
-from protocol.messages import TELL_ALL, AdmissionRequest, Decision, Outcome, Report, Start, report_taken
+from protocol.messages import AdmissionRequest, Decision, Outcome, Report, Start
+from protocol.report_answers import TELL_ALL, report_taken
 
 logger = logging.getLogger("polyslo.controller")
 

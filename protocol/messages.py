@@ -29,6 +29,7 @@ class Verdict(StrEnum):
     BEST_EFFORT = "best_effort"
     REFUSED = "refused"
     PENDING = "pending"  # not attainable now but perhaps soon: ask again after ``retry_after_s``
+    ELSEWHERE = "elsewhere"  # no room in this shard: nothing is kept here, another may have some
     UNCHECKED = "unchecked"  # served with its objective, which nobody has promised: the controller was away
 
 
@@ -86,10 +87,18 @@ class AdmissionRequest(msgspec.Struct, frozen=True, array_like=True):
     traits: Traits = Traits()
     program: Program | None = None  # that it is a part of
     adapter: str = ""  # LoRA adapter by name; empty: the model itself
+    may_hop: bool = False  # another shard is asked next: ``ELSEWHERE`` instead of all that is less than a promise
+
+
+class Admission(msgspec.Struct, frozen=True, array_like=True):
+    """The answer to questions that were asked together, in their order."""
+
+    decisions: list["Decision"]
+    load: float = 0.0  # of the replicas of who answers, in the mean; inf: it has none that takes requests
 
 
 class Decision(msgspec.Struct, frozen=True, array_like=True):
-    """The controller's answer. ``replica`` is empty when refused or pending."""
+    """What is decided about one request. ``replica`` is empty when refused, pending or to be asked elsewhere."""
 
     request_id: str
     verdict: Verdict
@@ -128,25 +137,6 @@ class Progress(msgspec.Struct, frozen=True, array_like=True):
     output_cap_tokens: int
     running: bool
     output_bound_tokens: int = 0
-
-
-# Answers to a report. A controller of an earlier version answers with its incarnation alone: it reads no positions.
-POSITIONS_READ = "positions:"  # before its incarnation: the report was taken, the next one may move what it told
-TELL_ALL = ""  # the report moved requests that are not known here
-
-
-def report_taken(incarnation: str, pause_s: float) -> str:
-    """A report was taken; the next one may come after ``pause_s``."""
-    return f"{POSITIONS_READ}{pause_s:.3f}:{incarnation}"
-
-
-def pause_s(answer: str) -> float:
-    """How soon the controller wants the next report by its answer; inf where that says nothing about it."""
-    told, is_said, _ = answer.removeprefix(POSITIONS_READ).partition(":")
-    try:
-        return float(told) if is_said and answer.startswith(POSITIONS_READ) else INF
-    except ValueError:
-        return INF
 
 
 # How far a request is that an earlier report has told in full: packed, 17 bytes each, in ``Report.positions``.

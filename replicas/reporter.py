@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import ray
 
-from protocol.messages import POSITIONS_READ, TELL_ALL, Report, Start, pause_s
+from protocol.messages import Report, Start
+from protocol.report_answers import POSITIONS_READ, TELL_ALL, pause_s
 
 LEAST_PAUSE_S = 0.01  # whatever a controller asks for
 START_S = 1.0  # how often a replica that starts says so

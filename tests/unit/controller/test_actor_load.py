@@ -8,7 +8,8 @@ import pytest
 
 from controller import actor
 from controller.actor import MOST_TOGETHER, REPLICAS_TOGETHER, STATUS_S, Controller
-from protocol.messages import POSITIONS_READ, TELL_ALL, AdmissionRequest, Decision, Verdict
+from protocol.messages import AdmissionRequest, Decision, Verdict
+from protocol.report_answers import POSITIONS_READ, TELL_ALL
 from tests.support.fleet_cases import TIGHT, ask, fleet, report
 
 decisions_of = msgspec.msgpack.Decoder(list[Decision])

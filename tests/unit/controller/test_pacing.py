@@ -3,7 +3,7 @@
 import pytest
 
 from controller.pacing import CALL_S, LEAST_S, MOST_SHARE, ReportPacer
-from protocol.messages import INF, POSITIONS_READ, TELL_ALL, pause_s, report_taken
+from protocol.report_answers import INF, POSITIONS_READ, TELL_ALL, pause_s, report_taken
 
 
 def test_few_replicas_report_every_iteration_and_many_share_the_controllers_time() -> None:
