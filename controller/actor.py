@@ -37,8 +37,9 @@ from controller.starts import Starts
 from controller.status import fleet_status, replica_status
 from controller.warmup import warm_up
 from profiles.store import load_profile
-from protocol.messages import AdmissionRequest, Decision, Outcome, Report, Start
+from protocol.messages import Admission, AdmissionRequest, Decision, Outcome, Report, Start
 from protocol.report_answers import TELL_ALL, report_taken
+from protocol.shards import LEADER, shard_name
 
 logger = logging.getLogger("polyslo.controller")
 
@@ -145,7 +146,7 @@ class Controller:
             self.recalls.tell(fleet.held.take_recalls())
             self.decisions += len(part)
             self.busy_s += time.perf_counter() - started_s
-        return msgspec.msgpack.encode([decisions.get(r.request_id) or unheard(r) for r in requests])
+        return msgspec.msgpack.encode(Admission([decisions.get(r.request_id) or unheard(r) for r in requests], 0.0))
 
     async def hear_recalls(self, ingress: str) -> list[str]:
         """Attempt ids of this ingress's requests that must leave their replicas and ask anew; it waits for some."""
@@ -286,11 +287,11 @@ def log_change(change: Change) -> None:
     logger.info("%s", change)
 
 
-def start_controller(name: str, namespace: str) -> Any:
-    """The controller's handle, made if it does not live yet; planning kernels are compiled before it answers."""
+def start_controller(name: str, namespace: str, shard: int = LEADER) -> Any:
+    """A shard's handle, made if it does not live yet; planning kernels are compiled before it answers."""
     actor = ray.remote(Controller)
     return actor.options(
-        name=name,
+        name=shard_name(name, shard),
         namespace=namespace,
         lifetime="detached",
         get_if_exists=True,
