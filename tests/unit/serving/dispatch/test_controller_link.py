@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("ray")
 
 from controller.ingress_link import answer_over
-from protocol.messages import AdmissionRequest, Decision, Outcome, Slo, Verdict
+from protocol.messages import Admission, AdmissionRequest, Decision, Outcome, Slo, Verdict
 from serving.dispatch.transport import RayTransport
 
 
@@ -35,7 +35,7 @@ class Controller:
             self.ways.append(way)
             asked = msgspec.msgpack.decode(batch)
             return msgspec.msgpack.encode(
-                [Decision(each[0], Verdict.ADMITTED, "a", "chat", "attainable") for each in asked]
+                Admission([Decision(each[0], Verdict.ADMITTED, "a", "chat", "attainable") for each in asked], 0.25)
             )
 
         return answer
@@ -52,7 +52,7 @@ class Controller:
 class Transport(RayTransport):
     def __init__(self, controller: Controller) -> None:
         super().__init__({}, "ingress", "controller", "polyslo")
-        self._actor = controller
+        self.shards.leader.link._actor = controller
 
     async def ask(self) -> None:
         (decision,) = await self.admit([AdmissionRequest("r1", 10, 10, Slo(1.0, 0.1))])
