@@ -90,7 +90,12 @@ def test_an_ingress_asks_over_its_socket_as_long_as_that_is_up() -> None:
 
 def test_each_shard_is_an_actor_of_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
     found, started = list[tuple[str, str]](), list[tuple[str, str, int]]()
-    monkeypatch.setattr("ray.get_actor", lambda name, namespace: found.append((name, namespace)) or Controller())
+
+    def get_actor(name: str, namespace: str) -> Controller:
+        found.append((name, namespace))
+        return Controller()
+
+    monkeypatch.setattr("ray.get_actor", get_actor)
     monkeypatch.setattr(controller_link, "start_controller", lambda *told: started.append(told))
 
     async def run() -> float:

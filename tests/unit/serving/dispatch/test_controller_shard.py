@@ -154,7 +154,7 @@ def test_a_newborn_shard_without_a_replica_is_asked_last(monkeypatch: pytest.Mon
         async def wait_for_a_replica(_batch: list[AdmissionRequest]) -> Any:
             await asyncio.Event().wait()
 
-        scene.links[1].admit = wait_for_a_replica  # type: ignore[method-assign]
+        scene.links[1].admit = wait_for_a_replica  # type: ignore[assignment, method-assign]
         await scene.configure(2)
         await scene.admit(*(ask(f"r{i}") for i in range(10)))
         assert len(scene.links[0].batches[-1]) == 10
@@ -212,3 +212,37 @@ def test_a_status_has_everybodys_replicas_and_says_who_does_not_answer(monkeypat
             await scene.shards.status()
 
     play(script, count=3)
+
+
+def test_a_status_does_not_wait_for_who_is_known_to_be_silent() -> None:
+    async def script(scene: Scene) -> None:
+        scene.links[0].speaks.clear()
+        await scene.admit(*(ask(f"r{i}") for i in range(10)))
+        asking = asyncio.create_task(scene.shards.status())
+        done, _ = await asyncio.wait([asking], timeout=controller_shards.STATUS_S / 2)
+        assert done
+        assert [line["answers"] for line in asking.result()["shards"]] == [False, True]
+
+    play(script)
+
+
+def test_a_ping_waits_a_little_for_the_slower_ones() -> None:
+    async def script(scene: Scene) -> None:
+        slow = scene.links[1]
+        slow.speaks.clear()
+        asyncio.get_running_loop().call_later(0.05, slow.speaks.set)
+        await scene.configure(2)
+        assert sorted(scene.shards.loads()) == [0, 1]
+
+    play(script)
+
+
+def test_nothing_runs_on_when_all_is_closed() -> None:
+    async def script(scene: Scene) -> None:
+        hearing = asyncio.create_task(scene.shards.hear_recalls())
+        await until(lambda: scene.links[1].listening == scene.links[1].reached == 1)
+        scene.shards.close()
+        await until(lambda: asyncio.all_tasks() <= {asyncio.current_task()} | {hearing})
+        hearing.cancel()
+
+    play(script)

@@ -8,9 +8,10 @@ import pytest
 
 pytest.importorskip("ray")
 
-from protocol.messages import Scope, Verdict
+from protocol.messages import Admission, AdmissionRequest, Decision, Scope, Verdict
 from protocol.programs import Program
 from serving.dispatch import controller_shard, controller_shards
+from serving.dispatch.shard_choice import home_of
 from tests.support.shard_scene import Scene, ask, elsewhere, ended, fail, heal, pending, play, until
 
 
@@ -190,6 +191,46 @@ def test_what_a_shard_reserves_too_late_is_free_again() -> None:
     play(script)
 
 
+def test_what_is_reserved_for_a_question_that_nobody_waits_for_is_free_again() -> None:
+    async def script(scene: Scene) -> None:
+        await scene.load(s0=0.1, s1=0.9)
+        scene.links[0].speaks.clear()
+        asking = asyncio.create_task(scene.admit(ask("x")))
+        await until(lambda: bool(scene.links[0].batches))
+        asking.cancel()
+        scene.links[0].speaks.set()
+        await until(lambda: scene.links[0].ended == ["x"])
+
+    play(script)
+
+
+def test_a_late_answer_ends_nothing_that_the_same_shard_has_decided_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def script(scene: Scene) -> None:
+        await scene.load(s0=0.1, s1=0.9)
+        late = asyncio.Event()
+        quickly = scene.links[0].admit
+
+        async def admit(batch: list[AdmissionRequest]) -> Admission:
+            if batch and not late.is_set():
+                await late.wait()
+            return await quickly(batch)
+
+        monkeypatch.setattr(scene.links[0], "admit", admit)
+        scene.links[1].error = ConnectionError("it is gone")
+        with pytest.raises(ConnectionError):
+            await scene.admit(ask("x"))
+        monkeypatch.setattr(scene.links[0], "admit", quickly)
+        await scene.configure(2)
+        assert (await scene.admit(ask("x")))["x"] == (Verdict.ADMITTED, "replica-0")
+        asked = len(scene.links[0].batches)
+        late.set()
+        await until(lambda: len(scene.links[0].batches) > asked)
+        await asyncio.sleep(0.01)
+        assert scene.links[0].ended == []
+
+    play(script)
+
+
 def test_where_no_shard_answers_the_question_fails_and_the_first_one_that_is_back_is_found() -> None:
     async def script(scene: Scene) -> None:
         for link in scene.links.values():
@@ -208,17 +249,49 @@ def test_what_was_decided_before_all_fell_silent_is_remembered() -> None:
     """A request that is asked about once more, elsewhere, has no reservation left at the first shard."""
 
     async def script(scene: Scene) -> None:
-        await scene.load(s0=0.1, s1=0.2, s2=0.3)
-        for shard in (0, 2):
-            scene.links[shard].error = ConnectionError("it is gone")
-        questions = [ask(f"r{i}") for i in range(12)]
-        await scene.admit(*questions)
-        scene.links[1].error, scene.links[2].error = ConnectionError("it is gone"), None
+        await scene.load(s0=0.9, s1=0.1)
+        dead, last = scene.links[0], scene.links[1]
+
+        def decide_once(_: AdmissionRequest) -> Verdict:
+            last.error = ConnectionError("it is gone as well")
+            return Verdict.ADMITTED
+
+        dead.error, last.decide = ConnectionError("it is gone"), decide_once
+        scene.shards._book.note(0, Decision("y", Verdict.ADMITTED, "replica-0", "chat", ""))
         with pytest.raises(ConnectionError):
-            await scene.admit(*questions)
-        await scene.configure(3)
-        scene.links[1].error = None
-        await scene.admit(*questions)
-        await until(lambda: set(scene.links[1].ended) == {question.request_id for question in questions})
+            await scene.admit(ask("x"), ask("y"))
+        assert last.batches == [["x"], ["y"]]
+        dead.error = None
+        await scene.configure(2)
+        last.error = None
+        await scene.admit(ask("x"))
+        await until(lambda: last.ended == ["x"])
+
+    play(script)
+
+
+def test_who_fell_silent_meanwhile_is_not_asked_and_the_first_shard_has_the_last_word() -> None:
+    async def script(scene: Scene) -> None:
+        await scene.load(s0=0.1, s1=0.9)
+        scene.links[0].decide, scene.links[1].error = elsewhere, ConnectionError("it is gone")
+        scene.links[0].speaks.clear()
+        program = next(Program(name) for name in "abcdefgh" if home_of(f"\n{name}", (0, 1)) == 1)
+        asking = asyncio.create_task(scene.admit(ask("x"), msgspec.structs.replace(ask("p"), program=program)))
+        await until(lambda: bool(scene.links[1].batches))
+        scene.links[0].speaks.set()
+        assert set((await asking).values()) == {(Verdict.BEST_EFFORT, "replica-0")}
+        assert scene.links[1].batches == [["p"]]
+
+    play(script)
+
+
+def test_where_the_next_shard_is_dead_what_came_back_is_kept_by_one_that_answers() -> None:
+    async def script(scene: Scene) -> None:
+        await scene.load(s0=0.1, s1=0.2, s2=0.3)
+        scene.links[0].decide = scene.links[2].decide = elsewhere
+        scene.links[1].error = ConnectionError("it is gone")
+        verdicts = await scene.admit(*(ask(f"r{i}") for i in range(20)))
+        assert {replica for _, replica in verdicts.values()} == {"replica-0", "replica-2"}
+        assert {verdict for verdict, _ in verdicts.values()} == {Verdict.BEST_EFFORT}
 
     play(script, count=3)

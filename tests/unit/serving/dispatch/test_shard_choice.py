@@ -72,10 +72,10 @@ def test_a_program_asks_its_home_alone() -> None:
     assert firsts(plans(ask(program=PROGRAM, best_effort=True), LOADS)) == {alone[0].shard}
 
 
-@pytest.mark.parametrize("told", [{"program": SESSION}, {"traits": Traits(program="talk")}])
-def test_a_session_asks_its_home_first_and_then_the_less_loaded_of_two_others(told: dict[str, object]) -> None:
+@pytest.mark.parametrize("question", [ask(program=SESSION), ask(traits=Traits(program="talk"))])
+def test_a_session_asks_its_home_first_and_then_the_less_loaded_of_two_others(question: AdmissionRequest) -> None:
     home = home_of("\ntalk", LOADS)
-    found, others = plans(ask(**told), LOADS), sorted(LOADS.keys() - {home})
+    found, others = plans(question, LOADS), sorted(LOADS.keys() - {home})
     assert found == {(Ask(home, True), Ask(other, False)) for other in others[:2]}
 
 
