@@ -8,6 +8,7 @@ import msgspec
 from controller.disaggregation.fleet import DisaggregatedFleet
 from controller.disaggregation.phases import Phase
 from controller.fleet import Fleet
+from protocol.messages import INF
 
 
 def fleet_status(fleet: Fleet, now_s: float, replicas: list[Any] | None = None) -> dict[str, Any]:
@@ -29,6 +30,12 @@ def fleet_status(fleet: Fleet, now_s: float, replicas: list[Any] | None = None) 
         "prefixes": prefix_status(fleet),
         "programs": fleet.programs.status(),
     }
+
+
+def mean_load(fleet: Fleet) -> float:
+    """Load of the replicas that took requests last, in the mean; inf where there is none."""
+    state = fleet.slots.fleet_state.replicas
+    return float(state["load"][state["is_open"]].mean()) if state["is_open"].any() else INF
 
 
 def prefix_status(fleet: Fleet) -> dict[str, int] | None:

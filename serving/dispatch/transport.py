@@ -15,14 +15,14 @@ from ray.serve.exceptions import ReplicaUnavailableError
 
 from controller.actor import start_controller
 from protocol.links import ABORT, ADMIT, OUTCOMES, SUBMIT, AdmitCall
-from protocol.messages import AdmissionRequest, Decision, Outcome, Rejection, Submission
+from protocol.messages import Admission, AdmissionRequest, Decision, Outcome, Rejection, Submission
 from protocol.names import group_of, process_of
 from serving.dispatch.token_hub import Channel, TokenHub
 
 ANYONE_S = 3.0
 NEWBORN_S = 1.0
 
-_decisions = msgspec.msgpack.Decoder(list[Decision])
+_admission = msgspec.msgpack.Decoder(Admission)
 _rejections = msgspec.msgpack.Decoder(list[Rejection])
 
 
@@ -65,7 +65,7 @@ class RayTransport:
             answer = await channel.call(ADMIT, msgspec.msgpack.encode(call))
         else:
             answer = await self._ask("admit", call.batch, call.ingress, call.sent_s)
-        decisions = _decisions.decode(answer)
+        decisions = _admission.decode(answer).decisions
         for decision in decisions:
             if decision.replica and decision.replica not in self._known:
                 self._known = [*self._known[-31:], decision.replica]
