@@ -143,7 +143,7 @@ class Controller:
         Between parts of a long batch other messages are heard.
         """
         waited_s = self._delays.waited_s(ingress, sent_s, self.clock()) if ingress else 0.0
-        await self._ready()
+        fleet = await self._ready()
         requests, decisions = _admissions.decode(batch), dict[str, Decision]()
         gone = given_up(requests, waited_s)
         self.given_up += len(gone)
@@ -158,7 +158,8 @@ class Controller:
             self.decisions += len(part)
             self.busy_s += time.perf_counter() - started_s
         told = [decisions.get(r.request_id) or unheard(r) for r in requests]
-        return msgspec.msgpack.encode(Admission(told, 0.0 if self.fleet is None else mean_load(self.fleet)))
+        load = mean_load(fleet, self.clock()) if fleet.options.controller_shards > 1 else 0.0
+        return msgspec.msgpack.encode(Admission(told, load))
 
     async def hear_recalls(self, ingress: str) -> list[str]:
         """Attempt ids of this ingress's requests that must leave their replicas and ask anew; it waits for some."""

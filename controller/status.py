@@ -32,10 +32,10 @@ def fleet_status(fleet: Fleet, now_s: float, replicas: list[Any] | None = None) 
     }
 
 
-def mean_load(fleet: Fleet) -> float:
-    """Load of the replicas that took requests last, in the mean; inf where there is none."""
-    state = fleet.slots.fleet_state.replicas
-    return float(state["load"][state["is_open"]].mean()) if state["is_open"].any() else INF
+def mean_load(fleet: Fleet, now_s: float) -> float:
+    """Load of the replicas that take requests, in the mean; inf where there is none."""
+    is_open = fleet.open_slots(now_s)
+    return float(fleet.slots.fleet_state.replicas["load"][is_open].mean()) if is_open.any() else INF
 
 
 def prefix_status(fleet: Fleet) -> dict[str, int] | None:

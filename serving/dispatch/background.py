@@ -99,7 +99,7 @@ class BackgroundCalls:
 
     def _flush(self) -> None:
         outcomes, self._outcomes = self._outcomes, []
-        self._tasks.spawn(_quietly(self._transport.on_outcomes, outcomes))
+        self._tasks.spawn(quietly(self._transport.on_outcomes, outcomes))
 
     def abort(self, replica: str, attempt_id: str) -> None:
         """End a request on a replica, all of one event-loop tick together."""
@@ -110,14 +110,15 @@ class BackgroundCalls:
     def _flush_aborts(self) -> None:
         aborts, self._aborts = self._aborts, {}
         for replica, attempt_ids in aborts.items():
-            self._tasks.spawn(_quietly(self._transport.abort, replica, attempt_ids))
+            self._tasks.spawn(quietly(self._transport.abort, replica, attempt_ids))
 
     def failed(self, replica: str) -> None:
         """Tell the controller that a replica failed."""
-        self._tasks.spawn(_quietly(self._transport.on_failed, replica))
+        self._tasks.spawn(quietly(self._transport.on_failed, replica))
 
 
-async def _quietly(call: Callable[..., Awaitable[None]], *arguments: Any) -> None:
+async def quietly(call: Callable[..., Awaitable[None]], *arguments: Any) -> None:
+    """Make a call that may be lost, within ``NOTICE_S``."""
     try:
         await asyncio.wait_for(call(*arguments), NOTICE_S)
     except Exception as error:

@@ -73,9 +73,11 @@ class Dispatcher:
         self.registry.count(request_state)
 
     def listen(self, replicas: Sequence[str]) -> None:
-        """Open the channels of replicas that are known to live, so that a first request need not wait for it."""
-        for replica in replicas:
-            self._streams.open(replica)
+        """Open the channels of replicas that are known to live, so that a first request need not wait for it.
+
+        Of a large fleet, only those are open that this ingress has lately sent something (``Streams``).
+        """
+        self._streams.open_ahead(replicas)
 
     def check(self) -> None:
         """Raise ``RuntimeError`` where a task has ended that every request needs."""

@@ -173,6 +173,7 @@ class Stream:
     def __init__(self, replica: str, task: "asyncio.Task[None]") -> None:
         self.replica, self.task = replica, task
         self.steps, self.moved_s = -1, time.monotonic()
+        self.used_s = self.moved_s  # when this ingress last had a request there
         self.heard_s = -INF
         self.load, self.is_busy, self.is_draining = 0.0, False, False
 

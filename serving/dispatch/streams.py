@@ -14,6 +14,9 @@ from serving.dispatch.engine_request import Stream, Timeouts, Transport
 
 logger = logging.getLogger("polyslo.dispatch")
 
+MOST_AHEAD = 64  # replicas: a hundred ingresses would hold a hundred thousand channels of a thousand replicas
+IDLE_CHANNEL_S = 60.0  # without a request, where there are more channels than that
+
 
 class _RawOutputs(msgspec.Struct, array_like=True):
     """``Outputs`` whose deltas are read one by one."""
@@ -54,7 +57,11 @@ def _read_delta(raw: msgspec.Raw) -> Delta:
 
 
 class Streams:
-    """One open channel per replica; ``failed`` is told, once, when one of them breaks or stands still."""
+    """One open channel per replica; ``failed`` is told, once, when one of them breaks or stands still.
+
+    Up to ``MOST_AHEAD`` replicas, all channels are open. Of more, each opens with its first request, and closes when it
+    has had none for long.
+    """
 
     def __init__(
         self,
@@ -74,6 +81,11 @@ class Streams:
         if replica not in self._streams:
             task = self._tasks.spawn(self._listen(replica), lambda error: self.fail(replica, error))
             self._streams[replica] = Stream(replica, task)
+
+    def open_ahead(self, replicas: Sequence[str]) -> None:
+        """Listen to those that live, before there is a request for them, unless they are too many."""
+        for replica in replicas if len(replicas) <= MOST_AHEAD else ():
+            self.open(replica)
 
     async def _listen(self, replica: str) -> None:
         """Read one replica's channel until it breaks."""
@@ -95,18 +107,32 @@ class Streams:
 
     def fail(self, replica: str, error: Exception) -> None:
         """Give up the channel of a replica, and tell."""
+        if self._close(replica):
+            self._failed(replica, error)
+
+    def _close(self, replica: str) -> bool:
+        """Whether there was a channel to close."""
         stream = self._streams.pop(replica, None)
         if stream is None:
-            return
+            return False
         self.detours.forget(replica)
         if stream.task is not asyncio.current_task():
             stream.task.cancel()
-        self._failed(replica, error)
+        return True
+
+    def _close_idle(self, now_s: float) -> None:
+        """Close what has had no request for long, while there are more channels than are opened ahead."""
+        excess = len(self._streams) - MOST_AHEAD
+        if excess > 0:
+            idle = [each for each in self._streams.values() if now_s - each.used_s > IDLE_CHANNEL_S]
+            for stream in sorted(idle, key=lambda each: each.used_s)[:excess]:
+                self._close(stream.replica)
 
     def record_sent(self, replica: str, load: float) -> None:
         """A request was sent there: the load told last does not have it yet."""
         if stream := self._streams.get(replica):
             stream.load += load
+            stream.used_s = time.monotonic()
 
     def doubtful(self) -> tuple[str, ...]:
         """Replicas to which nothing new should be sent, whatever the controller has heard."""
@@ -123,7 +149,8 @@ class Streams:
         }
 
     async def watch(self, busy: Callable[[], set[str]]) -> None:
-        """Give up channels of ``busy()`` replicas that make no iteration, or send no heartbeat, for too long."""
+        """Give up channels of ``busy()`` replicas that make no iteration, or send no heartbeat, for too long; close
+        those that are not needed."""
         stall_s = self._timeouts.stall_s
         while True:
             await asyncio.sleep(min(0.5, stall_s / 4))
@@ -131,5 +158,8 @@ class Streams:
             for replica, stream in list(self._streams.items()):
                 if replica not in waited_for:
                     stream.moved_s = now_s
-                elif now_s - stream.moved_s > stall_s:
+                    continue
+                stream.used_s = now_s
+                if now_s - stream.moved_s > stall_s:
                     self.fail(replica, TimeoutError(f"no iteration for {stall_s} s"))
+            self._close_idle(now_s)

@@ -1,4 +1,4 @@
-"""``Transport`` over Ray: the named controller actor, and replicas pinned through Serve's session id.
+"""``Transport`` over Ray: the controller's named actors, and replicas pinned through Serve's session id.
 
 A replica of a named group is called ``group/id``, where id is Serve's own; a fleet of one kind has bare ids.
 """
@@ -6,23 +6,23 @@ A replica of a named group is called ``group/id``, where id is Serve's own; a fl
 import asyncio
 import random
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import ray
 from ray.serve.exceptions import ReplicaUnavailableError
 
-from controller.actor import start_controller
-from protocol.links import ABORT, ADMIT, OUTCOMES, SUBMIT, AdmitCall
-from protocol.messages import Admission, AdmissionRequest, Decision, Outcome, Rejection, Submission
+from protocol.links import ABORT, SUBMIT
+from protocol.messages import AdmissionRequest, Decision, Outcome, Rejection, Submission
 from protocol.names import group_of, process_of
+from serving.dispatch.controller_link import ControllerLink, until_ended
+from serving.dispatch.controller_shards import ControllerShards
 from serving.dispatch.token_hub import Channel, TokenHub
 
 ANYONE_S = 3.0
 NEWBORN_S = 1.0
 
-_admission = msgspec.msgpack.Decoder(Admission)
 _rejections = msgspec.msgpack.Decoder(list[Rejection])
 
 
@@ -32,40 +32,20 @@ class RayTransport:
     def __init__(self, handles: Mapping[str, Any], ingress_id: str, controller: str, namespace: str) -> None:
         """``handles``: Serve's handle of each group's deployment, by the group's name."""
         self.handles, self.ingress_id = handles, ingress_id
-        self._controller_name, self._namespace = controller, namespace
-        self._actor: Any = None
+        self.shards = ControllerShards(
+            lambda shard: ControllerLink(controller, namespace, ingress_id, self._open_hub, shard)
+        )
         self._hub: TokenHub | None = None  # made for the first channel
         self._channels: dict[str, Channel] = {}
-        self._to_controller: Channel | None = None
-        self._deploy_number = 0  # of this ingress's deploy, as the controller said (``controller.deploys``)
         self._known: list[str] = []  # replicas lately decided for, newest last
         self._heard_s: dict[str, float] = {}  # replicas with an open channel, and when they last spoke
 
-    def controller(self) -> Any:
-        """The controller's handle; it stays valid when the actor restarts."""
-        if self._actor is None:
-            self._actor = ray.get_actor(self._controller_name, namespace=self._namespace)
-        return self._actor
-
-    async def _ask(self, method: str, *arguments: Any) -> Any:
-        try:
-            return await getattr(self.controller(), method).remote(*arguments)
-        except ray.exceptions.ActorDiedError:
-            self._actor = None  # a new one may carry the name
-            raise
-
-    async def configure(self, options: bytes, tiers: bytes) -> None:
-        """Start the controller where there is none, and tell it what this ingress knows."""
-        start_controller(self._controller_name, self._namespace)
-        self._deploy_number = int(await self._ask("configure", options, tiers, self._deploy_number))
+    async def configure(self, options: bytes, tiers: bytes, shards: int = 1) -> None:
+        """Start the controller's shards where there are none, and tell them what this ingress knows."""
+        await self.shards.configure(options, tiers, shards)
 
     async def admit(self, batch: list[AdmissionRequest]) -> list[Decision]:
-        call = AdmitCall(self.ingress_id, time.monotonic(), msgspec.msgpack.encode(batch))
-        if (channel := self._to_controller) and channel.is_up:
-            answer = await channel.call(ADMIT, msgspec.msgpack.encode(call))
-        else:
-            answer = await self._ask("admit", call.batch, call.ingress, call.sent_s)
-        decisions = _admission.decode(answer).decisions
+        decisions = await self.shards.admit(batch)
         for decision in decisions:
             if decision.replica and decision.replica not in self._known:
                 self._known = [*self._known[-31:], decision.replica]
@@ -73,29 +53,21 @@ class RayTransport:
 
     async def hear_recalls(self) -> list[str]:
         """Attempt ids that must ask anew, as soon as there are some; none after a while."""
-        return list(await self._ask("hear_recalls", self.ingress_id))
+        return await self.shards.hear_recalls()
 
     async def on_outcomes(self, outcomes: list[Outcome]) -> None:
-        message = msgspec.msgpack.encode(outcomes)
-        if (channel := self._to_controller) and channel.is_up:
-            await channel.call(OUTCOMES, message)
-        else:
-            await self._ask("on_outcomes", message)
+        await self.shards.on_outcomes(outcomes)
 
     async def reach_controller(self) -> None:
         """Hold a socket to the controller, over which it is asked, until that or the controller ends."""
-        channel = self._to_controller = self._open_hub().open(lambda _message: None)
-        try:
-            await _until_ended(channel, self._ask("answer_over", msgspec.msgpack.encode(channel.link)))
-        finally:
-            self._open_hub().close_channel(channel)
+        await self.shards.reach()
 
     async def on_failed(self, replica: str) -> None:
         self._known = [name for name in self._known if name != replica]
-        await self._ask("on_failed", replica)
+        await self.shards.on_failed(replica)
 
     async def status(self) -> dict[str, Any]:
-        return dict(msgspec.json.decode(await self._ask("status")))
+        return await self.shards.status()
 
     def _pinned(self, replica: str, **options: Any) -> Any:
         """A handle whose calls go to exactly this replica."""
@@ -139,7 +111,7 @@ class RayTransport:
 
         channel = self._channels[replica] = self._open_hub().open(hear)
         try:
-            await _until_ended(channel, self._hold(replica, msgspec.msgpack.encode(channel.link)))
+            await until_ended(channel, self._hold(replica, msgspec.msgpack.encode(channel.link)))
         finally:
             self._open_hub().close_channel(channel)
             if self._channels.get(replica) is channel:
@@ -157,6 +129,7 @@ class RayTransport:
 
     def close(self) -> None:
         """Stop listening to everybody."""
+        self.shards.close()
         if self._hub is not None:
             self._hub.close()
 
@@ -180,17 +153,6 @@ class RayTransport:
     @staticmethod
     async def _anyone(handle: Any) -> dict[str, Any]:
         return dict(await handle.info.remote())
-
-
-async def _until_ended(channel: Channel, call: Coroutine[Any, Any, Any]) -> None:
-    """Wait for the end of a channel, or of the call that keeps it open; raises what ended it."""
-    holding = asyncio.ensure_future(call)
-    try:
-        done, _ = await asyncio.wait((holding, channel.broken), return_when=asyncio.FIRST_COMPLETED)
-        for ended in done:
-            ended.result()
-    finally:
-        holding.cancel()
 
 
 def encode_each(batch: Sequence[Submission]) -> tuple[list[msgspec.Raw], list[Rejection]]:

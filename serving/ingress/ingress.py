@@ -67,7 +67,7 @@ class IngressApp:
         self.table_error = ""
         self._index: TierIndex | None = None
         self._deploy = deploy
-        self._options = msgspec.msgpack.encode(config.fleet_options(*deploy))
+        self._tell(config)
         self._status: dict[str, Any] = {"replicas": []}
         self._status_s = float("-inf")
         self._asking: asyncio.Task[None] | None = None
@@ -97,7 +97,12 @@ class IngressApp:
             logger.error("tier table not applied: %s", error)
             return
         self.table, self._index, self.table_error = table, table.to_index(), ""
+        self._tell(config)
+
+    def _tell(self, config: AppConfig) -> None:
+        """Have every ping tell the controller, in so many shards, of this configuration."""
         self._options = msgspec.msgpack.encode(config.fleet_options(*self._deploy))
+        self._shards = config.fleet.controller_shards
 
     def index(self) -> TierIndex:
         """What requests are resolved with."""
@@ -192,7 +197,7 @@ class IngressApp:
     async def _configure(self, patience_s: float = PATIENCE_S) -> None:
         if self.table is not None:
             tiers = msgspec.msgpack.encode(self.table.to_table())
-            await asyncio.wait_for(self.transport.configure(self._options, tiers), patience_s)
+            await asyncio.wait_for(self.transport.configure(self._options, tiers, self._shards), patience_s)
 
     async def _look(self) -> None:
         """Gauges as the status is now, and an open channel from every replica that lives."""

@@ -101,7 +101,7 @@ class OneReplica:
     async def any_replica(self, exclude: Sequence[str]) -> str | None:
         return None if REPLICA_STATE in exclude else REPLICA_STATE
 
-    async def configure(self, options: bytes, tiers: bytes) -> str:
+    async def configure(self, options: bytes, tiers: bytes, shards: int = 1) -> str:
         return "incarnation"
 
     async def status(self) -> dict[str, Any]:

@@ -10,7 +10,8 @@ import pytest
 pytest.importorskip("ray")
 
 from controller.ingress_link import answer_over
-from protocol.messages import AdmissionRequest, Decision, Outcome, Slo, Verdict
+from protocol.messages import Admission, AdmissionRequest, Decision, Outcome, Slo, Verdict
+from serving.dispatch import controller_link
 from serving.dispatch.transport import RayTransport
 
 
@@ -35,7 +36,7 @@ class Controller:
             self.ways.append(way)
             asked = msgspec.msgpack.decode(batch)
             return msgspec.msgpack.encode(
-                [Decision(each[0], Verdict.ADMITTED, "a", "chat", "attainable") for each in asked]
+                Admission([Decision(each[0], Verdict.ADMITTED, "a", "chat", "attainable") for each in asked], 0.25)
             )
 
         return answer
@@ -52,7 +53,7 @@ class Controller:
 class Transport(RayTransport):
     def __init__(self, controller: Controller) -> None:
         super().__init__({}, "ingress", "controller", "polyslo")
-        self._actor = controller
+        self.shards.leader.link._actor = controller
 
     async def ask(self) -> None:
         (decision,) = await self.admit([AdmissionRequest("r1", 10, 10, Slo(1.0, 0.1))])
@@ -85,3 +86,21 @@ def test_an_ingress_asks_over_its_socket_as_long_as_that_is_up() -> None:
             await run()
 
     asyncio.run(bounded())
+
+
+def test_each_shard_is_an_actor_of_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, started = list[tuple[str, str]](), list[tuple[str, str, int]]()
+    monkeypatch.setattr("ray.get_actor", lambda name, namespace: found.append((name, namespace)) or Controller())
+    monkeypatch.setattr(controller_link, "start_controller", lambda *told: started.append(told))
+
+    async def run() -> float:
+        transport = RayTransport({}, "ingress", "controller", "polyslo")
+        links = [transport.shards.leader.link, transport.shards._make_link(2)]
+        for link in links:
+            link.start()
+            admission = await link.admit([AdmissionRequest("r1", 10, 10, Slo(1.0, 0.1))])
+        return admission.load
+
+    assert asyncio.run(run()) == 0.25
+    assert found == [("controller", "polyslo"), ("controller.shard-2", "polyslo")]
+    assert started == [("controller", "polyslo", 0), ("controller", "polyslo", 2)]

@@ -1,0 +1,70 @@
+"""Which shard has decided about which request: there its outcome goes. Pure."""
+
+from collections.abc import Iterable
+
+from protocol.messages import Decision, Outcome, Scope
+from protocol.programs import base_request_id
+from protocol.shards import LEADER
+from serving.dispatch.engine_request import ATTEMPT
+from serving.dispatch.shard_choice import Place, stand_of
+
+MOST_KNOWN = 200_000  # requests; beyond, the one that was decided first is forgotten and its outcome goes to the leader
+MOST_ATTEMPTS = 16  # of one request that are looked for, and its first one
+
+
+class ShardBook:
+    """The last decision about each attempt of a request that has not ended."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, Place] = {}  # by attempt id, oldest decision first
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def place(self, attempt_id: str) -> Place | None:
+        """Where this very attempt was decided."""
+        return self._places.get(attempt_id)
+
+    def note(self, shard: int, decision: Decision) -> int | None:
+        """A shard has decided; returns the one that still has something of the same attempt from before."""
+        earlier = self._places.pop(decision.request_id, None)
+        self._places[decision.request_id] = Place(shard, stand_of(decision))
+        if len(self._places) > MOST_KNOWN:
+            del self._places[next(iter(self._places))]
+        return earlier.shard if earlier is not None and earlier.shard != shard else None
+
+    def shard_of(self, outcome: Outcome) -> int:
+        """Who is told of an outcome: who decided about this attempt, or the latest one before; else the leader."""
+        for attempt_id in _attempts(outcome.request_id):
+            if place := self._places.get(attempt_id):
+                return place.shard
+        return LEADER
+
+    def sort(self, outcomes: Iterable[Outcome]) -> dict[int, list[Outcome]]:
+        """Outcomes by the shard that is told of them; what ends with them is forgotten."""
+        by_shard, outcomes = dict[int, list[Outcome]](), list(outcomes)
+        for outcome in outcomes:
+            by_shard.setdefault(self.shard_of(outcome), []).append(outcome)
+        for outcome in outcomes:
+            if outcome.scope != Scope.REQUEST:
+                self.forget(outcome.request_id)
+        return by_shard
+
+    def forget(self, attempt_id: str) -> None:
+        """This attempt and all before it are over."""
+        for earlier in _attempts(attempt_id):
+            self._places.pop(earlier, None)
+
+    def has_any_of(self, shard: int) -> bool:
+        """Whether a request that has not ended was decided by this shard."""
+        return any(place.shard == shard for place in self._places.values())
+
+
+def _attempts(attempt_id: str) -> Iterable[str]:
+    """This attempt and those before it, latest first."""
+    base = base_request_id(attempt_id)
+    yield attempt_id
+    if base != attempt_id:
+        last = int(attempt_id.rpartition(ATTEMPT)[2])
+        yield from (f"{base}{ATTEMPT}{number}" for number in range(last - 1, max(0, last - MOST_ATTEMPTS), -1))
+        yield base

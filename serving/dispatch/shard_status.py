@@ -1,0 +1,110 @@
+"""The pages of several shards as one page. Pure.
+
+Replicas and counts of all shards are pooled; what is learnt or set once for all, such as the tier table, is as the
+leader tells it, or the first shard that answers where the leader does not.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from controller.scaling.history import KEPT
+
+Page = Mapping[str, Any]
+
+OWN = ("incarnation", "pid", "uptime_s", "decisions", "given_up", "decision_us_mean")  # of a shard, as it tells them
+SUMMED = ("requests", "met", "refused", "best_effort", "errors", "abandoned", "promised", "kept")
+SHARES = {"attainment": ("met", "requests"), "kept_share": ("kept", "promised")}
+SIZES = ("target", "min_replicas", "max_replicas", "not_started", "without_room")
+
+
+def merged_status(pages: Mapping[int, Page | None], loads: Mapping[int, float]) -> dict[str, Any]:
+    """One page of those of the shards, by number.
+
+    Args:
+        pages: as ``controller.status`` made them; none for a shard that does not answer. One of them does.
+        loads: as shards told last; inf or absent: not known, or without a replica.
+    """
+    told = [page for _, page in sorted(pages.items()) if page is not None]
+    merged: dict[str, Any] = dict(told[0])
+    merged["replicas"] = sorted(_all(told, "replicas"), key=lambda replica: str(replica["replica"]))
+    merged["starting"] = _all(told, "starting")
+    merged["waiting"] = _sums(page.get("waiting") or {} for page in told)
+    merged["best_effort_waiting"] = sum(page.get("best_effort_waiting") or 0 for page in told)
+    merged["attainment"] = merged_attainment([page.get("attainment") or {} for page in told])
+    if allocations := [page["allocation"] for page in told if page.get("allocation")]:
+        merged["allocation"] = merged_allocation(allocations)
+    merged["shards"] = [_shard(number, page, loads.get(number)) for number, page in sorted(pages.items())]
+    return merged
+
+
+def _shard(number: int, page: Page | None, load: float | None) -> dict[str, Any]:
+    """A line about one shard."""
+    if page is None:
+        return {"shard": number, "answers": False}
+    own, replicas = page.get("controller") or {}, page.get("replicas") or []
+    return {
+        "shard": number,
+        "answers": True,
+        **{key: own.get(key) for key in OWN},
+        "replicas": len(replicas),
+        "live": sum(bool(replica.get("live")) for replica in replicas),
+        "load": load if load is not None and math.isfinite(load) else None,
+    }
+
+
+def merged_attainment(told: Sequence[Mapping[str, Page]]) -> dict[str, dict[str, Any]]:
+    """Per tier: counts summed, and shares of these sums.
+
+    Of the window, requests are summed and shares weighted with them; its quantiles are those of the shard that had
+    most requests in it, because quantiles of parts do not make one of the whole.
+    """
+    return {tier: _tier([page[tier] for page in told if tier in page]) for tier in sorted(set(chain(*told)))}
+
+
+def _tier(counts: Sequence[Page]) -> dict[str, Any]:
+    sums = {key: sum(each[key] for each in counts) for key in SUMMED}
+    shares = {key: sums[part] / sums[whole] if sums[whole] else None for key, (part, whole) in SHARES.items()}
+    windows = [each["window"] for each in counts]
+    busiest = max(windows, key=lambda window: window["requests"])
+    window = {**busiest, "requests": sum(each["requests"] for each in windows)}
+    window |= {key: _weighted([(each[key], each["requests"]) for each in windows]) for key in SHARES}
+    return {**counts[0], **sums, **shares, "window": window}
+
+
+def _weighted(shares: Sequence[tuple[float | None, float]]) -> float | None:
+    """The mean of what there is."""
+    known = [(share, weight) for share, weight in shares if share is not None and weight > 0]
+    return sum(share * weight for share, weight in known) / sum(weight for _, weight in known) if known else None
+
+
+def merged_allocation(told: Sequence[Page]) -> dict[str, Any]:
+    """Demand and sizes summed, changes of all in order of their ages; roles as the first tells them."""
+    tiers = sorted({tier for page in told for tier in page["demand"]})
+    demand = {tier: _sums(page["demand"][tier] for page in told if tier in page["demand"]) for tier in tiers}
+    history = sorted(chain(*(page["history"] for page in told)), key=lambda change: float(change["age_s"]))[:KEPT]
+    sizes = [page["size"] for page in told if page.get("size")]
+    return {**told[0], "size": _size(sizes) if sizes else None, "demand": demand, "history": history}
+
+
+def _size(sizes: Sequence[Page]) -> dict[str, Any]:
+    """Replicas summed, also those wanted per tier; a figure that no shard tells stays untold."""
+    merged = dict(sizes[0])
+    for key in SIZES:
+        known = [size[key] for size in sizes if size.get(key) is not None]
+        merged[key] = sum(known) if known else None
+    merged["wanted"] = _sums(size.get("wanted") or {} for size in sizes)
+    return merged
+
+
+def _sums(counts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Figures of the same name summed."""
+    sums = dict[str, float]()
+    for key, count in chain(*(each.items() for each in counts)):
+        sums[key] = sums.get(key, 0) + count
+    return sums
+
+
+def _all(pages: Iterable[Page], key: str) -> list[Any]:
+    return [each for page in pages for each in page.get(key) or ()]

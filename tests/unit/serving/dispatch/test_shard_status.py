@@ -1,0 +1,138 @@
+"""One page of those of several shards."""
+
+import copy
+import math
+from typing import Any
+
+from serving.dispatch.shard_status import merged_status
+
+
+def tier(
+    requests: int, met: int, promised: int, kept: int, recent: int, share: float | None, p50: float
+) -> dict[str, Any]:
+    window = {"requests": recent, "attainment": share, "kept_share": share, "ttft_ms": {"p50": p50}}
+    counts = dict.fromkeys(("refused", "best_effort", "errors", "abandoned"), 1)
+    told = {"requests": requests, "met": met, "promised": promised, "kept": kept, **counts}
+    return told | {"attainment": met / requests if requests else None, "kept_share": 0.0, "window": window}
+
+
+def page(shard: int, *names: str) -> dict[str, Any]:
+    size = {"target": 2, "min_replicas": 1, "max_replicas": 4, "not_started": 1, "without_room": 0, "held_s": shard}
+    change = {"what": f"shard {shard}", "before": "", "after": "", "reason": ""}
+    return {
+        "controller": {
+            "incarnation": f"i{shard}",
+            "pid": shard,
+            "uptime_s": 1.5,
+            "decisions": 7,
+            "given_up": 0,
+            "decision_us_mean": 80.0,
+        },
+        "version": 3 + shard,
+        "replicas": [{"replica": name, "live": name != "dead"} for name in names],
+        "starting": [{"replica": f"new-{shard}"}],
+        "waiting": {"chat": 2} | ({"code": 1} if shard else {}),
+        "best_effort_waiting": 5,
+        "attainment": {"chat": tier(10 + 10 * shard, 10, 4, 4 - 2 * shard, 10 + 20 * shard, 1.0 - 0.4 * shard, shard)},
+        "allocation": {
+            "roles": "dynamic",
+            "size": size | {"wanted": {"chat": 1 + shard}},
+            "demand": {"chat": {"requests_per_s": 1.0 + shard, "prefill_tokens_per_s": 10.0}},
+            "history": [change | {"age_s": 1.0 + shard}, change | {"age_s": 5.0 + shard}],
+        },
+    }
+
+
+def both() -> dict[str, Any]:
+    return merged_status({0: page(0, "b", "d"), 1: page(1, "a", "dead", "c")}, {0: 0.25, 1: math.inf})
+
+
+def test_replicas_and_what_waits_are_pooled() -> None:
+    merged = both()
+    assert [replica["replica"] for replica in merged["replicas"]] == ["a", "b", "c", "d", "dead"]
+    assert [start["replica"] for start in merged["starting"]] == ["new-0", "new-1"]
+    assert merged["waiting"] == {"chat": 4, "code": 1}
+    assert merged["best_effort_waiting"] == 10
+    assert merged["version"] == 3, "the leader's, as anything else"
+
+
+def test_attainment_is_that_of_all_requests() -> None:
+    chat = both()["attainment"]["chat"]
+    assert (chat["requests"], chat["met"], chat["attainment"]) == (30, 20, 20 / 30)
+    assert (chat["promised"], chat["kept"], chat["kept_share"]) == (8, 6, 0.75)
+    assert chat["refused"] == 2
+    assert chat["window"]["requests"] == 40
+    assert chat["window"]["attainment"] == (10 * 1.0 + 30 * 0.6) / 40
+    assert chat["window"]["ttft_ms"] == {"p50": 1}, "of the shard with most requests in the window"
+
+
+def test_a_tier_that_one_shard_knows_and_one_without_requests_are_told_as_they_are() -> None:
+    pages = {0: page(0), 1: page(1)}
+    pages[1]["attainment"] = {"code": tier(0, 0, 0, 0, 0, None, 0.0)}
+    merged = merged_status(pages, {})["attainment"]
+    assert merged["chat"]["requests"] == 10
+    assert merged["code"]["attainment"] is None
+    assert merged["code"]["window"]["attainment"] is None
+
+
+def test_demand_and_sizes_are_summed_and_changes_are_in_order_of_time() -> None:
+    allocation = both()["allocation"]
+    assert allocation["demand"] == {"chat": {"requests_per_s": 3.0, "prefill_tokens_per_s": 20.0}}
+    size = allocation["size"]
+    assert (size["target"], size["min_replicas"], size["max_replicas"], size["not_started"]) == (4, 2, 8, 2)
+    assert size["wanted"] == {"chat": 3}
+    assert size["held_s"] == 0
+    assert [(c["what"], c["age_s"]) for c in allocation["history"]] == [
+        ("shard 0", 1.0),
+        ("shard 1", 2.0),
+        ("shard 0", 5.0),
+        ("shard 1", 6.0),
+    ]
+
+
+def test_a_fleet_of_fixed_size_has_none_and_what_is_not_known_is_not_guessed() -> None:
+    pages = {0: page(0), 1: page(1)}
+    pages[0]["allocation"]["size"] = None
+    pages[1]["allocation"]["size"]["target"] = None
+    assert merged_status(pages, {})["allocation"]["size"]["target"] is None
+    pages[1]["allocation"]["size"] = None
+    assert merged_status(pages, {})["allocation"]["size"] is None
+
+
+def test_each_shard_has_a_line() -> None:
+    first, second = both()["shards"]
+    assert first == {
+        "shard": 0,
+        "answers": True,
+        "incarnation": "i0",
+        "pid": 0,
+        "uptime_s": 1.5,
+        "decisions": 7,
+        "given_up": 0,
+        "decision_us_mean": 80.0,
+        "replicas": 2,
+        "live": 2,
+        "load": 0.25,
+    }
+    assert (second["replicas"], second["live"], second["load"]) == (3, 2, None)
+
+
+def test_without_the_leader_the_page_is_of_those_that_answer() -> None:
+    merged = merged_status({0: None, 1: page(1, "a"), 2: page(2, "b")}, {})
+    assert [replica["replica"] for replica in merged["replicas"]] == ["a", "b"]
+    assert merged["version"] == 4
+    assert merged["shards"][0] == {"shard": 0, "answers": False}
+
+
+def test_a_shard_that_is_not_configured_yet_adds_what_it_has() -> None:
+    newborn = {"controller": {"pid": 9}, "tiers": [], "replicas": [], "attainment": {}, "starting": []}
+    merged = merged_status({0: page(0, "a"), 1: newborn}, {})
+    assert [replica["replica"] for replica in merged["replicas"]] == ["a"]
+    assert merged["allocation"]["size"]["target"] == 2
+
+
+def test_pages_stay_as_they_were() -> None:
+    pages = {0: page(0, "b"), 1: page(1, "a")}
+    before = copy.deepcopy(pages)
+    merged_status(pages, {})
+    assert pages == before
