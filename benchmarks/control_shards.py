@@ -9,7 +9,7 @@ import asyncio
 import gc
 import random
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -60,8 +60,12 @@ class Shards:
         self.home = defaultdict[str, int](lambda: LEADER)  # of replicas
         self.book, self._random = ShardBook(), random.Random(seed)
         self.asked = 0  # questions, those that hopped several times
+        self.synced_s = 0.0
+
+    def each(self, kind: str, method: str, *arguments: Any) -> None:
+        """The same call to all."""
         for shard in self.all:
-            shard.controller.shard._fleet = lambda own=shard.controller: own.fleet
+            shard.run(kind, method, *arguments)
 
     def at(self, now_s: float) -> None:
         """Time goes on."""
@@ -118,74 +122,91 @@ class Shards:
 
 async def play(load: Load, shards: int, seconds: float, seed: int) -> dict[str, Any]:
     """One load from the beginning; the figures are those after the warm-up."""
-    world, all_shards = World(load, load_profile(PROFILE), seed), Shards(shards, seed)
-    allocation = AllocationOptions("dynamic")
-    own = FleetOptions(length_prior_tokens=60.0, allocation=allocation, seed=seed, controller_shards=shards)
-    options, tiers = msgspec.msgpack.encode(own), msgspec.msgpack.encode(TIERS)
-    for shard in all_shards.all:
-        shard.run("configure", "configure", options, tiers)
-        shard.controller.shard.member.leader.shards = shards
+    world, fleet = World(load, load_profile(PROFILE), seed), Shards(shards, seed)
+    own = FleetOptions(
+        length_prior_tokens=60.0, allocation=AllocationOptions("dynamic"), seed=seed, controller_shards=shards
+    )
+    settings = msgspec.msgpack.encode(own), msgspec.msgpack.encode(TIERS)
+    fleet.each("configure", "configure", *settings)
+    fleet.all[LEADER].controller.shard.member.leader.shards = shards
     for _ in range(2):  # first all are heard, then each knows who is alive
-        all_shards.sync()
-    verdicts, requests, asked, synced_s, is_warm = defaultdict[str, int](int), 0, 0, 0.0, False
+        fleet.sync()
+    played, is_warm = Played(), False
     gc.collect()
     gc.freeze()
     for at_s, kind, sender in world.events(WARM_UP_S + seconds):
-        all_shards.at(at_s)
+        fleet.at(at_s)
         if not is_warm and at_s >= WARM_UP_S:
-            is_warm, requests, asked = True, 0, all_shards.asked
-            for shard in all_shards.all:
+            is_warm, played = True, Played(fleet.asked)
+            for shard in fleet.all:
                 shard.core.reset()
-        if at_s - synced_s >= SYNC_S:
-            all_shards.sync()
-            synced_s = at_s
-        if kind == "report":
-            all_shards.report(world, sender, at_s)
-        elif kind == "configure":
-            each_shard(all_shards, kind, "configure", options, tiers)
-        elif kind == "integrity":
-            each_shard(all_shards, kind, "check_integrity", REPLICAS_TOGETHER)
-        elif kind == "status":
-            each_shard(all_shards, kind, "status")
-        else:
-            for number, told in all_shards.book.sort(world.outcomes(at_s)).items():
-                all_shards.tell(number, told)
-            if asks := world.questions(at_s):
-                decisions = await all_shards.decide(asks)
-                requests += len(asks)
-                for decision in decisions:
-                    verdicts[decision.verdict] += 1
-                world.carry_out(decisions, at_s)
+        await event(world, fleet, settings, played, (at_s, kind, sender))
     gc.unfreeze()
-    told = [figures(load, shard.core, seconds, {}) for shard in all_shards.all]
-    sizes = [len(shard.controller.fleet.replicas) for shard in all_shards.all if shard.controller.fleet]
+    return point(load, fleet, played, seconds) | {"seed": seed}
+
+
+@dataclass
+class Played:
+    """What has happened since the warm-up."""
+
+    asked_before: int = 0
+    requests: int = 0
+    verdicts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+
+async def event(
+    world: World, fleet: Shards, settings: tuple[bytes, bytes], played: Played, what: tuple[float, str, str]
+) -> None:
+    """One thing that a replica or an ingress does."""
+    at_s, kind, sender = what
+    if at_s - fleet.synced_s >= SYNC_S:
+        fleet.sync()
+        fleet.synced_s = at_s
+    if kind == "report":
+        fleet.report(world, sender, at_s)
+    elif kind == "configure":
+        fleet.each(kind, "configure", *settings)
+    elif kind == "integrity":
+        fleet.each(kind, "check_integrity", REPLICAS_TOGETHER)
+    elif kind == "status":
+        fleet.each(kind, "status")
+    else:
+        for number, ended in fleet.book.sort(world.outcomes(at_s)).items():
+            fleet.tell(number, ended)
+        if asks := world.questions(at_s):
+            decisions = await fleet.decide(asks)
+            played.requests += len(asks)
+            for decision in decisions:
+                played.verdicts[decision.verdict] += 1
+            world.carry_out(decisions, at_s)
+
+
+def point(load: Load, fleet: Shards, played: Played, seconds: float) -> dict[str, Any]:
+    """The figures of one load."""
+    told = [figures(load, shard.core, seconds, {}) for shard in fleet.all]
     return {
         **load._asdict(),
-        "shards": shards,
-        "seed": seed,
+        "shards": len(fleet.all),
         "requests_per_s": load.rate_per_s / max(each["cores"] for each in told),
         "cores": [each["cores"] for each in told],
-        "replicas_by_shard": sizes,
-        "asked_per_request": (all_shards.asked - asked) / max(1, requests),
+        "replicas_by_shard": [len(s.controller.fleet.replicas) for s in fleet.all if s.controller.fleet],
+        "asked_per_request": (fleet.asked - played.asked_before) / max(1, played.requests),
         "longest_event_ms": max(each["longest_event_ms"] for each in told),
         "kinds": told[LEADER]["kinds"],
-        "verdicts": dict(verdicts),
+        "verdicts": dict(played.verdicts),
     }
-
-
-def each_shard(shards: Shards, kind: str, method: str, *arguments: Any) -> None:
-    """The same call to all."""
-    for shard in shards.all:
-        shard.run(kind, method, *arguments)
 
 
 def headline(points: list[dict[str, Any]]) -> dict[str, float]:
     """What the project quotes: the least over all loads."""
-    shards = points[0]["shards"]
-    return {
-        f"requests_per_s_{REPLICAS}_{shards}_shards": min(p["requests_per_s"] for p in points),
-        "asked_per_request_max": max(p["asked_per_request"] for p in points),
+    sizes = dict.fromkeys((p["replicas"], p["shards"]) for p in points)
+    least = {
+        f"requests_per_s_{replicas}_{shards}_shards": min(
+            p["requests_per_s"] for p in points if (p["replicas"], p["shards"]) == (replicas, shards)
+        )
+        for replicas, shards in sizes
     }
+    return least | {"asked_per_request_max": max(p["asked_per_request"] for p in points)}
 
 
 def to_rich(points: list[dict[str, Any]]) -> Table:
@@ -200,10 +221,7 @@ def to_rich(points: list[dict[str, Any]]) -> Table:
     return table
 
 
-Play = Callable[[Load, int, float, int], Awaitable[dict[str, Any]]]
-
-
-def main(
+def main(  # noqa: PLR0913
     json_path: Annotated[Path | None, typer.Option("--json", help="result file")] = None,
     replicas: Annotated[int, typer.Option(help="of the whole fleet")] = REPLICAS,
     rate: Annotated[float, typer.Option(help="requests per second")] = RATE_PER_S,

@@ -3,6 +3,7 @@
 import copy
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -77,7 +78,7 @@ def test_the_number_of_controllers_changes_while_they_serve(stack: Stack) -> Non
         changed = copy.deepcopy(stack.document)
         table = changed["applications"][0]["deployments"][0]["user_config"]
         table |= {"version": version, "fleet": {"controller_shards": count}}
-        assert texts(stack.client, PROMPTS, TOKENS, lambda changed=changed: stack.deploy(changed)) == undisturbed
+        assert texts(stack.client, PROMPTS, TOKENS, partial(stack.deploy, changed)) == undisturbed
         if count == 1:
             until(lambda: len(stack.live()) == REPLICAS and "shards" not in stack.status(), 60)
         else:
