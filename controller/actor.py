@@ -173,7 +173,7 @@ class Controller:
         """The fleet once it is configured and knows a live replica, or after ``WAKE_UP_S``."""
         while True:
             now_s = self.clock()
-            if self.fleet is not None and (self.fleet.open_slots(now_s).any() or now_s - self.born_s > WAKE_UP_S):
+            if self.fleet is not None and (now_s - self.born_s > WAKE_UP_S or self.fleet.open_slots(now_s).any()):
                 return self.fleet
             if now_s - self.born_s > 3 * WAKE_UP_S:
                 raise RuntimeError("the controller has no tier table: no ingress has configured it")
