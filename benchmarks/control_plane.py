@@ -30,7 +30,7 @@ from controller.actor import REPLICAS_TOGETHER, Controller
 from controller.options import FleetOptions
 from controller.scaling.allocation import AllocationOptions
 from profiles.store import load_profile
-from protocol.messages import Decision
+from protocol.messages import Admission
 
 PROFILE = "h200_sxm__llama-3.1-8b"
 RUNNING, UNATTAINABLE = (64, 256), (0.0, 0.5, 0.9)
@@ -38,7 +38,7 @@ RATES = {100: 5000.0, 250: 2000.0, 1000: 1000.0}  # requests/s by replicas; 250 
 WARM_UP_S, SEED = 0.5, 1
 KINDS = ("report", "admit", "outcomes", "status", "configure", "integrity")
 
-_decisions = msgspec.msgpack.Decoder(list[Decision])
+_admission = msgspec.msgpack.Decoder(Admission)
 
 
 @dataclass
@@ -114,7 +114,7 @@ async def play(load: Load, seconds: float, seed: int) -> dict[str, Any]:
                 requests += len(told)
             if asks := world.questions(at_s):
                 answer = core.run("admit", controller.admit(msgspec.msgpack.encode(asks)))
-                decisions = _decisions.decode(answer)
+                decisions = _admission.decode(answer).decisions
                 for decision in decisions:
                     verdicts[decision.verdict] += 1
                 world.carry_out(decisions, at_s)

@@ -29,16 +29,17 @@ from controller.pacing import ReportPacer
 from controller.patience import Delays, given_up, parts
 from controller.recalls import RecallBox
 from controller.scaling.history import Change
-from controller.scaling.signals import Actions
-from controller.scaling.sizing import SCALE_S, plan_size
 from controller.scaling.tiers import TierTable
-from controller.serve_scaler import ScalingError, ServeScaler
+from controller.shards.keeper import ShardKeeper
+from controller.shards.options import of_shard
+from controller.shards.share import Share
+from controller.size_keeper import SizeKeeper
 from controller.starts import Starts
-from controller.status import fleet_status, replica_status
+from controller.status import fleet_status, mean_load, replica_status
 from controller.warmup import warm_up
 from profiles.store import load_profile
 from protocol.messages import Admission, AdmissionRequest, Decision, Outcome, Report, Start
-from protocol.report_answers import TELL_ALL, report_taken
+from protocol.report_answers import TELL_ALL, go_to, report_taken
 from protocol.shards import LEADER, shard_name
 
 logger = logging.getLogger("polyslo.controller")
@@ -60,8 +61,10 @@ _start = msgspec.msgpack.Decoder(Start)
 class Controller:
     """Async methods over one ``Fleet``; nothing here awaits between reading and writing the state."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """``clock`` tells seconds that never go back; benchmarks have one of their own."""
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, shard: int = LEADER, name: str = "", namespace: str = ""
+    ) -> None:
+        """``clock`` tells seconds that never go back; benchmarks have one of their own. ``name`` is the leader's."""
         self.incarnation, self.clock = uuid.uuid4().hex[:12], clock
         self.fleet: Fleet | None = None
         self.deploys = Deploys()
@@ -76,12 +79,12 @@ class Controller:
         gc.collect()
         gc.freeze()  # what is there for good is not looked through again and again
         self.born_s = self.heard_s = clock()  # from when it can be asked: loading its kernels took some time
-        self.scaler: ServeScaler | None = None
-        self.scaling_error = ""
         self.keeper, self.checkpoints = LengthKeeper(), CheckpointKeeper()
-        loop = asyncio.get_event_loop()
-        kept = [keeper.run(lambda: self.fleet) for keeper in (self.keeper, self.checkpoints)]
-        self._tasks = [loop.create_task(each) for each in (self._leave_when_forgotten(), self._follow_load(), *kept)]
+        self.shard = ShardKeeper(shard, name, namespace, clock)
+        self.sizes = SizeKeeper(self.shard.scaler, clock)
+        works = self.keeper.run, self.checkpoints.run, self.sizes.run, self.shard.run, self.shard.follow_serve
+        kept, loop = [work(lambda: self.fleet) for work in works], asyncio.get_event_loop()
+        self._tasks = [loop.create_task(each) for each in (self._leave_when_forgotten(), *kept)]
 
     async def configure(self, options: bytes, tiers: bytes, told: int = 0) -> int:
         """An ingress's ping: its options and tier table, and what this method last answered it (0: never asked).
@@ -90,7 +93,8 @@ class Controller:
         Returns the number of the deploy. Raises ``ApplicationClash`` where another application has this controller.
         """
         now_s = self.heard_s = self.clock()
-        wanted = msgspec.msgpack.decode(options, type=FleetOptions)
+        shard = self.shard.member.shard
+        wanted = of_shard(msgspec.msgpack.decode(options, type=FleetOptions), shard)
         table = msgspec.msgpack.decode(tiers, type=TierTable)
         self._check_application(wanted.application, now_s)
         number = self.deploys.number(wanted.deploy, told)
@@ -100,6 +104,8 @@ class Controller:
             self.fleet = make_fleet(wanted, table, load_profile)
             if old is not None:
                 self.fleet.adopt_state(old, now_s)
+            elif shard < wanted.controller_shards:  # until the leader says who is alive
+                self.fleet.allocation.set_share(Share(shard, wanted.controller_shards), now_s)
             self.fleet.allocation.history.listener = log_change
             logger.info("configured: routing %s, tier table version %d", wanted.routing, table.version)
         elif is_newer and old.set_tiers(table, now_s):
@@ -118,12 +124,17 @@ class Controller:
             )
 
     async def report(self, report: bytes) -> str:
-        """A replica's state; the answer is which controller heard it, or ``TELL_ALL``."""
-        self.heard_s, begun_s = self.clock(), time.perf_counter()
-        if self.fleet is None or not self.fleet.report(_report.decode(report), self.heard_s):
+        """A replica's state; the answer is which controller heard it, ``TELL_ALL``, or another shard to report to."""
+        self.heard_s, begun_s, fleet = self.clock(), time.perf_counter(), self.fleet
+        if fleet is None:
+            return TELL_ALL
+        told = _report.decode(report)
+        if (shard := self.shard.member.next_shard(fleet, told.replica, self.heard_s)) is not None:
+            return go_to(shard)
+        if not fleet.report(told, self.heard_s):
             return TELL_ALL
         self.pacer.note(time.perf_counter() - begun_s)
-        return report_taken(self.incarnation, self.pacer.pause_s(len(self.fleet.replicas)))
+        return report_taken(self.incarnation, self.pacer.pause_s(len(fleet.replicas)), fleet.options.controller_shards)
 
     async def admit(self, batch: bytes, ingress: str = "", sent_s: float = 0.0) -> bytes:
         """Decisions for requests that arrived together, in order.
@@ -132,7 +143,7 @@ class Controller:
         Between parts of a long batch other messages are heard.
         """
         waited_s = self._delays.waited_s(ingress, sent_s, self.clock()) if ingress else 0.0
-        await self._ready()
+        fleet = await self._ready()
         requests, decisions = _admissions.decode(batch), dict[str, Decision]()
         gone = given_up(requests, waited_s)
         self.given_up += len(gone)
@@ -146,7 +157,9 @@ class Controller:
             self.recalls.tell(fleet.held.take_recalls())
             self.decisions += len(part)
             self.busy_s += time.perf_counter() - started_s
-        return msgspec.msgpack.encode(Admission([decisions.get(r.request_id) or unheard(r) for r in requests], 0.0))
+        told = [decisions.get(r.request_id) or unheard(r) for r in requests]
+        load = mean_load(fleet, self.clock()) if fleet.options.controller_shards > 1 else 0.0
+        return msgspec.msgpack.encode(Admission(told, load))
 
     async def hear_recalls(self, ingress: str) -> list[str]:
         """Attempt ids of this ingress's requests that must leave their replicas and ask anew; it waits for some."""
@@ -160,7 +173,7 @@ class Controller:
         """The fleet once it is configured and knows a live replica, or after ``WAKE_UP_S``."""
         while True:
             now_s = self.clock()
-            if self.fleet is not None and (self.fleet.open_slots(now_s).any() or now_s - self.born_s > WAKE_UP_S):
+            if self.fleet is not None and (now_s - self.born_s > WAKE_UP_S or self.fleet.open_slots(now_s).any()):
                 return self.fleet
             if now_s - self.born_s > 3 * WAKE_UP_S:
                 raise RuntimeError("the controller has no tier table: no ingress has configured it")
@@ -176,6 +189,18 @@ class Controller:
         """An ingress lost its stream from this replica."""
         if self.fleet is not None:
             self.fleet.on_failed(replica, self.clock())
+
+    async def sync_shard(self, report: bytes) -> bytes:
+        """``ShardKeeper.sync_shard``: asked of the leader."""
+        return await self.shard.sync_shard(report)
+
+    async def resize_shard(self, shard: int, replicas: int) -> None:
+        """``ShardKeeper.resize_shard``: asked of the leader."""
+        await self.shard.resize_shard(shard, replicas)
+
+    async def remove_of_shard(self, shard: int, names: list[str]) -> None:
+        """``ShardKeeper.remove_of_shard``: asked of the leader."""
+        await self.shard.remove_of_shard(shard, names)
 
     async def status(self) -> bytes:
         """Everything an operator asks for, as JSON; made anew at most every ``STATUS_S``, whoever asks."""
@@ -209,7 +234,7 @@ class Controller:
                 await asyncio.sleep(0)
             told, self._status_s = fleet_status(fleet, now_s, replicas), now_s
         told["starting"] = self.starts.status({} if fleet is None else fleet.replicas, now_s)
-        errors = {"scaling_error": self.scaling_error, "lengths_error": self.keeper.error}
+        errors = {"scaling_error": self.sizes.error, "lengths_error": self.keeper.error}
         return msgspec.json.encode({"controller": own, **told, **errors, "checkpoints": self.checkpoints.status(now_s)})
 
     async def check_integrity(self, sample: int = 0) -> str:
@@ -229,44 +254,6 @@ class Controller:
             logger.error("state contradicts itself: %s", contradiction)
             return str(contradiction)
         return ""
-
-    async def _follow_load(self) -> None:
-        """Ask Serve for more replicas, or end drained ones, as the autoscaler says."""
-        while True:
-            await asyncio.sleep(SCALE_S)
-            fleet = self.fleet
-            if fleet is None or fleet.allocation.autoscaler is None:
-                continue
-            try:
-                scaler = self._scaler(fleet.options)
-                actions = plan_size(fleet, await scaler.size(), self.clock())
-                await self._carry_out(actions, scaler)
-                self.scaling_error = ""
-            except Exception as error:  # whatever it was: ended, this task would leave the size as it is for good
-                self._note_scaling_error(error)
-
-    def _note_scaling_error(self, error: Exception) -> None:
-        """In the log once, in the status until it has passed; what became of the size is not known: look again."""
-        told = str(error) if isinstance(error, ScalingError) else f"{type(error).__name__}: {error}"
-        if told != self.scaling_error:
-            logger.error("size of the fleet: %s", told, exc_info=error)
-        self.scaling_error = told
-        if self.fleet is not None and self.fleet.allocation.autoscaler is not None:
-            self.fleet.allocation.autoscaler.target = None
-
-    def _scaler(self, options: FleetOptions) -> ServeScaler:
-        if self.scaler is None or self.scaler.application != options.application:
-            self.scaler = ServeScaler(options.application, options.deployments)
-        return self.scaler
-
-    async def _carry_out(self, actions: Actions, scaler: ServeScaler) -> None:
-        if actions.replicas is not None:
-            await scaler.resize(actions.replicas)
-        if actions.remove:
-            await scaler.remove(actions.remove)
-            for name in actions.remove:
-                if self.fleet is not None:  # perhaps another than the one that asked for it
-                    self.fleet.on_removed(name, self.clock())
 
     async def _leave_when_forgotten(self) -> None:
         while True:
@@ -288,7 +275,7 @@ def log_change(change: Change) -> None:
 
 
 def start_controller(name: str, namespace: str, shard: int = LEADER) -> Any:
-    """A shard's handle, made if it does not live yet; planning kernels are compiled before it answers."""
+    """The handle of a controller's shard, made if it does not live yet; kernels are compiled before it answers."""
     actor = ray.remote(Controller)
     return actor.options(
         name=shard_name(name, shard),
@@ -299,4 +286,4 @@ def start_controller(name: str, namespace: str, shard: int = LEADER) -> Any:
         resources={HEAD_NODE: 0.001},  # workers come and go: one on which nothing but this runs would count as idle
         max_restarts=-1,
         max_concurrency=1000,
-    ).remote()
+    ).remote(shard=shard, name=name, namespace=namespace)

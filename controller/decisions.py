@@ -3,6 +3,7 @@
 from controller.placement import RETRY_INTERVAL_S, Pending
 from protocol.messages import AdmissionRequest, Decision, Verdict
 
+NOT_HERE = Verdict.REFUSED, Verdict.ELSEWHERE  # this controller has nothing more to do with the request
 PROMISED = "program_promised"  # a round that is placed because its program was promised
 
 

@@ -122,6 +122,10 @@ class Fleet:
     def on_removed(self, replica: str, now_s: float) -> None:
         """A drained replica has been ended as the autoscaler asked: it is gone, not silent."""
         self.allocation.on_removed(replica, now_s)
+        self.hand_over(replica, now_s)
+
+    def hand_over(self, replica: str, now_s: float) -> None:
+        """Another controller has this replica from now on, or nobody."""
         self._give_up([name for name in (replica,) if name in self.replicas], now_s)
 
     def on_outcome(self, outcome: Outcome, now_s: float) -> None:
@@ -169,6 +173,7 @@ class Fleet:
 
     def _admit_or_hold(self, p: Pending, now_s: float) -> Decision:
         """Send a placed request, or keep it back while it could not begin."""
+        self.allocation.record_arrival(p.row, now_s)
         if (wait_s := self.held.wait_s(p, now_s)) > 0.0:
             self.held.hold(p, self.by_slot[p.slot], now_s)
             self.unplaced.leave(int(p.row["id"]))
@@ -203,7 +208,8 @@ class Fleet:
         p = Pending(request, tier, row, self._scores(row), self.policy.rule, held, cached, margin_s=margin_s)
         if excluded := self.affinity.excluded(request, self.replicas):
             p.exclude_where_others_are(self.slots, excluded, now_s)
-        self.allocation.record_arrival(row, now_s)
+        if not request.may_hop:  # where it finds room it is counted as well
+            self.allocation.record_arrival(row, now_s)
         return p
 
     def _scores(self, row: np.ndarray) -> np.ndarray:
@@ -224,9 +230,12 @@ class Fleet:
         """Wait for room, go best effort to the replica with the least to do, or a refusal that says when to return."""
         if self.programs.place_promised(p, now_s):
             return self._admitted(p, self.by_slot[p.slot], now_s)
+        if p.request.may_hop:
+            return self._unplaced(p, Verdict.ELSEWHERE, 0.0)
         asked_best_effort, may_wait = p.is_best_effort, p.is_new and not p.is_best_effort
         refuses = may_wait and self.tiers.refuses(p.tier, self.options.unattainable)
-        if may_wait and self.unplaced.may_wait(p, refuses) and (pause_s := self._pause_s(p, now_s)) > 0.0:
+        may_wait = may_wait and self.options.pending and self.unplaced.may_wait(p, refuses)
+        if may_wait and (pause_s := self.unplaced.pause_s(self.slots, p, now_s)) > 0.0:
             return self._unplaced(p, Verdict.PENDING, pause_s)
         if refuses:
             return self._unplaced(p, Verdict.REFUSED, self.unplaced.retry_after_s(self.slots, p, now_s))
@@ -246,12 +255,6 @@ class Fleet:
 
     def _unplaced(self, p: Pending, verdict: Verdict, wait_s: float) -> Decision:
         return decisions.unplaced(p, verdict, p.reason if self.slots.is_any_open else "no_replica", wait_s)
-
-    def _pause_s(self, p: Pending, now_s: float) -> float:
-        """How long a request that does not fit now should wait before it asks again; 0 when it is too late for that."""
-        if not self.options.pending or not self.slots.is_any_open:
-            return 0.0
-        return self.unplaced.ask(p, now_s, lambda: placement.latest_start_s(self.slots, p.row, now_s)).pause_s(now_s)
 
     def _allocate(self, now_s: float) -> None:
         self.allocation.step(self.views(now_s), now_s)
@@ -285,8 +288,6 @@ class Fleet:
         del self.by_slot[replica.slot]
         self.unplaced.returns.forget(replica.slot)
         self.held.forget(lost)
-
-    # -- what it tells ----------------------------------------------------------------------------------------------
 
     def views(self, now_s: float) -> list[ReplicaView]:
         """What roles and size are decided by, in order of names."""

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 
 from controller import placement
+from controller.decisions import NOT_HERE
 from controller.mirror.slots import ReplicaSlots
 from controller.placement import Pending, PlacementFleet
 from planning.admission.plan import AdmitReason
@@ -81,7 +82,7 @@ def _best_effort_or_refuse(
     _take_back(slots, [first])
     decision = fall_back(first)
     _take_back(slots, others)
-    if decision.verdict in (Verdict.REFUSED, Verdict.PENDING):
+    if decision.verdict in (*NOT_HERE, Verdict.PENDING):
         return [msgspec.structs.replace(decision, request_id=p.request.request_id) for p in group]
     told = dict(verdict=decision.verdict, tier=decision.tier, reason=decision.reason)
     decisions = [decision]

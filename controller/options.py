@@ -40,6 +40,7 @@ class FleetOptions(msgspec.Struct, frozen=True):
     retry_cap_s: float = 30.0  # whole seconds that a refusal tells at most
     best_effort_backlog: float = 2.0  # requests without an objective that a replica holds, per sequence it may run
     seed: int = 0
+    controller_shards: int = 1  # controllers that have the replicas between them (controller.shards)
     prefix_affinity: float = 0.0  # what a whole prompt in a prefix cache adds to the policy's preference; 0: off
     block_tokens: int = BLOCK_TOKENS  # of those caches
     adapters: AdapterOptions = AdapterOptions()

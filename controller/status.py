@@ -8,6 +8,7 @@ import msgspec
 from controller.disaggregation.fleet import DisaggregatedFleet
 from controller.disaggregation.phases import Phase
 from controller.fleet import Fleet
+from protocol.messages import INF
 
 
 def fleet_status(fleet: Fleet, now_s: float, replicas: list[Any] | None = None) -> dict[str, Any]:
@@ -29,6 +30,12 @@ def fleet_status(fleet: Fleet, now_s: float, replicas: list[Any] | None = None) 
         "prefixes": prefix_status(fleet),
         "programs": fleet.programs.status(),
     }
+
+
+def mean_load(fleet: Fleet, now_s: float) -> float:
+    """Load of the replicas that take requests, in the mean; inf where there is none."""
+    is_open = fleet.open_slots(now_s)
+    return float(fleet.slots.fleet_state.replicas["load"][is_open].mean()) if is_open.any() else INF
 
 
 def prefix_status(fleet: Fleet) -> dict[str, int] | None:

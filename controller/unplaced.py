@@ -7,7 +7,7 @@ import numpy as np
 
 from controller.best_effort_line import BestEffortLine
 from controller.mirror.slots import ReplicaSlots
-from controller.placement import RETRY_INTERVAL_S, Pending
+from controller.placement import RETRY_INTERVAL_S, Pending, latest_start_s
 from controller.returns import Returns
 
 COLD_START_S = 300.0  # best effort waits so long for the first replica of a fleet that was scaled to zero
@@ -83,6 +83,12 @@ class Unplaced:
         at_last_s = latest_s() if known is None else known.latest_s
         waiting = self.waiting[uid] = Waiting(p.tier, p.request.prompt_tokens, now_s, at_last_s)
         return waiting
+
+    def pause_s(self, slots: ReplicaSlots, p: Pending, now_s: float) -> float:
+        """How long a request that does not fit now should wait before it asks again; 0 when it is too late for that."""
+        if not slots.is_any_open:
+            return 0.0
+        return self.ask(p, now_s, lambda: latest_start_s(slots, p.row, now_s)).pause_s(now_s)
 
     def awaits_start(self, p: Pending, now_s: float) -> bool:
         """Whether a replica may still come for a request that found none: one is started where all were stopped."""

@@ -9,8 +9,7 @@ class ShardReport(msgspec.Struct, frozen=True, array_like=True):
     """What a shard tells the leader, twice a second."""
 
     shard: int
-    replicas: int  # that report to it
-    shards: int  # that there are to be, by its configuration
+    replicas: int  # that report to it, and are to stay
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):

@@ -29,7 +29,8 @@ class Scores:
 
     def __init__(self) -> None:
         self.recent: FairWindow[float] = FairWindow(WINDOW)
-        self._factor, self._new = 1.0, 0
+        self._factor: float | None = None  # as computed last
+        self._new = 0
 
     def note(self, tenant: str, score: float) -> None:
         self.recent.append(tenant, score)
@@ -37,8 +38,8 @@ class Scores:
 
     def factor(self, coverage: float) -> float:
         """The ``ceil((n + 1) * coverage)``-th smallest of n scores, within ``BOUNDS``."""
-        count = len(self.recent)
-        if self._new >= FRESH or self._factor == 1.0:
+        if self._new >= FRESH or self._factor is None:
+            count = len(self.recent)
             place = min(count, math.ceil((count + 1) * coverage))
             self._factor = min(max(sorted(self.recent)[place - 1], BOUNDS[0]), BOUNDS[1])
             self._new = 0

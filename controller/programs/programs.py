@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from controller.decisions import PROMISED
+from controller.decisions import NOT_HERE, PROMISED
 from controller.mirror.slots import ReplicaSlots
 from controller.placement import Pending, PlacementFleet, idlest_slot, place_admitted, place_on
 from controller.programs.bound import ProgramBound
@@ -226,11 +226,11 @@ class Programs:
         is_kept = decision.keeps_objective and decision.reason not in ("best_effort", "admission_off")
         if len(program.parts) == 1 and not program.is_begun:
             self._promise(program, int(program.expected_tokens / PRIOR_STAGES), is_kept)
-        program.is_begun |= decision.verdict != Verdict.REFUSED
+        program.is_begun |= decision.verdict not in NOT_HERE
         if program.refusal and not is_kept and decision.reason != "best_effort":
             decision = msgspec.structs.replace(decision, reason=program.refusal)
         given = msgspec.structs.replace(part.given, is_promised=program.is_promised)
-        if decision.verdict == Verdict.REFUSED:
+        if decision.verdict in NOT_HERE:
             if program.refusal == TOO_MANY:
                 decision = msgspec.structs.replace(decision, retry_after_s=self.bound.room_after_s(program))
             self._refuse(name, program, part, now_s)

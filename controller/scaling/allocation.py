@@ -13,6 +13,7 @@ from controller.scaling.role import ReplicaView, StaticRoles
 from controller.scaling.roles import DynamicRoles, RoleOptions
 from controller.scaling.signals import Actions, ScalingOptions, Serve, Signals
 from controller.scaling.tiers import Tier, TierTable
+from controller.shards.share import WHOLE, Share
 from routing.fleet_state import RESERVED
 
 FEW, JOIN_S = 16, 0.02  # in a fleet of more replicas, those that join within so long get their roles together
@@ -30,8 +31,12 @@ class AllocationOptions(msgspec.Struct, frozen=True):
 class Allocation:
     """Asked by the fleet for each replica's tier; told what arrives, what replicas carry, and the tier table."""
 
-    def __init__(self, options: AllocationOptions, table: TierTable, history: History | None = None) -> None:
-        self.options, self.table = options, table
+    def __init__(
+        self, options: AllocationOptions, table: TierTable, history: History | None = None, share: Share = WHOLE
+    ) -> None:
+        """``share``: of all bounds, which other controllers have the rest of."""
+        self.options, self.share, self._whole_table = options, share, table
+        self.table = table = share.of_table(table)
         self.history = History() if history is None else history
         self.demand = Demand(options.scaling.look_back_period_s if options.scaling else Demand.look_back_period_s)
         self.roles: StaticRoles | DynamicRoles = self._make_roles(table)
@@ -56,7 +61,7 @@ class Allocation:
 
     def _follow_roles(self) -> None:
         """An autoscaler drains through the roles in force."""
-        scaling = self.options.scaling
+        scaling = self.share.of_scaling(self.options.scaling)
         if scaling is not None:
             self.autoscaler = Autoscaler(scaling, self.roles, self.history)
 
@@ -64,6 +69,7 @@ class Allocation:
 
     def set_table(self, table: TierTable, now_s: float) -> None:
         """Another tier table, in place; the next ``step`` moves replicas where it wants them."""
+        self._whole_table, table = table, self.share.of_table(table)
         before, self.table = self.table, table
         for change in table_changes(before, table, now_s):
             self.history.note(change)
@@ -77,12 +83,22 @@ class Allocation:
             self.roles.set_table(table)
         self._step_s = float("-inf")
 
+    def set_share(self, share: Share, now_s: float) -> bool:
+        """Another share of all bounds, because controllers came or went; whether it is another one."""
+        if share == self.share:
+            return False
+        self.share = share
+        self.set_table(self._whole_table, now_s)
+        if self.autoscaler is not None and (scaling := share.of_scaling(self.options.scaling)):
+            self.autoscaler.options = scaling
+        return True
+
     def under(self, options: AllocationOptions, table: TierTable, now_s: float) -> "Allocation":
         """The same under other options: what they do not concern stays."""
         if options == self.options:
             self.set_table(table, now_s)
             return self
-        made = Allocation(options, table, self.history)
+        made = Allocation(options, table, self.history, self.share)
         made.demand = self.demand
         if made.autoscaler is not None and self.autoscaler is not None:
             made.autoscaler.held_until_s = self.autoscaler.held_until_s

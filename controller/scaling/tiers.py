@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from protocol.messages import INF, Slo
 from routing.fleet_state import SHARED
 
+NO_REPLICAS = -1  # as ``max_replicas``: it may have none at all, which is a shard's share of a small number
+
 
 class Tier(msgspec.Struct, frozen=True):
     """A class of service.
@@ -39,7 +41,7 @@ class Tier(msgspec.Struct, frozen=True):
     @property
     def high(self) -> float:
         """Most replicas it may have; inf without a bound."""
-        return self.num_replicas or self.max_replicas or INF
+        return max(0, self.num_replicas or self.max_replicas) if self.num_replicas or self.max_replicas else INF
 
 
 def _tightness(tier: Tier) -> tuple[bool, float, float, float, str]:

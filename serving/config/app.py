@@ -99,10 +99,6 @@ class AppConfig(Section):
         scaling, groups = self.fleet.autoscaling, [group.name for group in self.replica_groups()]
         if scaling.group and scaling.group not in groups:
             raise ValueError(f"fleet.autoscaling.group: no group {scaling.group!r}; {suggest(scaling.group, groups)}")
-        if self.is_disaggregated and any(group.engine.device == "timed" for group in self.replica_groups()):
-            raise ValueError("disaggregation: a timed device has no KV cache to hand over")
-        if scaling.max_replicas and self.is_disaggregated:
-            raise ValueError("fleet.autoscaling: a fleet that prefills and decodes apart has a fixed size")
         if scaling.max_replicas and any(group.engine.per_process > 1 for group in self.replica_groups()):
             raise ValueError("engine.per_process: must be 1 with fleet.autoscaling, which ends single replicas")
         if scaling.max_replicas and not scaling.min_replicas <= self.num_replicas <= scaling.max_replicas:
@@ -117,6 +113,12 @@ class AppConfig(Section):
             raise ValueError(f"disaggregation.prefill: {prefill} replicas, but only {bound['']} are bound to no phase")
         if self.is_disaggregated and not (prefill + bound["prefill"] and bound[""] - prefill + bound["decode"]):
             raise ValueError("disaggregation: a replica that prefills and one that decodes are needed")
+        if self.is_disaggregated and any(group.engine.device == "timed" for group in groups):
+            raise ValueError("disaggregation: a timed device has no KV cache to hand over")
+        if self.is_disaggregated and self.fleet.controller_shards > 1:
+            raise ValueError("fleet.controller_shards: must be 1 where the fleet prefills and decodes apart")
+        if self.is_disaggregated and self.fleet.autoscaling.max_replicas:
+            raise ValueError("fleet.autoscaling: a fleet that prefills and decodes apart has a fixed size")
         check_connections(groups, self.connection)
 
     @property

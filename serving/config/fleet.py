@@ -41,9 +41,9 @@ class FleetConfig(Section):
     admit_timeout_s: PositiveFloat = 2.0  # without an answer of the controller: by the last known loads
     start_timeout_s: PositiveFloat = REPLICA.start_timeout_s  # for a start until the first replica serves
     resume_timeout_s: PositiveFloat = 60.0  # a broken stream waits so long for a replica
-    controller_shards: PositiveInt = 1  # controllers that share the replicas between them
     controller_name: Name = CONTROLLER_NAME
     controller_namespace: Name = "polyslo"
+    controller_shards: PositiveInt = FLEET.controller_shards  # controllers that have the replicas between them
     seed: int = FLEET.seed
     nodes_on_demand: bool = False  # the cluster's autoscaler adds the nodes that are missing: wait for them
     roles: Literal["auto", "static", "dynamic"] = ALLOCATION.roles  # dynamic: replicas move between tiers and the pool

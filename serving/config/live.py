@@ -9,7 +9,7 @@ from serving.config.base import ConfigError, merged_section
 
 # Keys of ``fleet`` that only the controller reads. The others are read by replicas or ingresses when they start.
 LIVE = frozenset({"routing", "admission", "max_hops", "selection", "pending", "unattainable", "best_effort_backlog"})
-LIVE |= {"silent_s", "roles", "role_idle_s", "autoscaling"}
+LIVE |= {"silent_s", "roles", "role_idle_s", "autoscaling", "controller_shards"}
 
 
 def in_force(config: AppConfig, stated: Mapping[str, Any]) -> AppConfig:

@@ -1,8 +1,9 @@
 """Which shards of the controller are asked about a request, and in which order. Pure: its randomness is given.
 
-A shard knows its own part of the replicas. Two that are drawn at random are asked one after the other, the less loaded
-one first: that comes near to asking the least loaded of all, and many ingresses do not all go to the same one
-(Mitzenmacher, The power of two choices in randomized load balancing, 2001).
+A shard knows its own part of the replicas. Each request has a home among them, and another one is drawn at random; the
+less loaded of the two is asked first. That comes near to asking the least loaded of all, and many ingresses do not all
+go to the same one (Mitzenmacher, The power of two choices in randomized load balancing, 2001). The home has the last
+word: there a request waits, and there one that comes back after a refusal is known, whichever ingress it comes to.
 """
 
 import hashlib
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 from protocol.messages import AdmissionRequest, Decision, Verdict
 
-TRIED = 2  # shards that a request may be asked of
+DRAWN = 2  # shards, of which the less loaded one is taken
 
 
 class Ask(NamedTuple):
@@ -68,7 +69,8 @@ def plan_asks(
         place: where it was decided before.
 
     Returns:
-        At least one, the last and only the last without ``may_hop``. Empty where no shard answers.
+        At least one, the last and only the last without ``may_hop``; the home may be both first and last. Empty where
+        no shard answers.
     """
     usable = [shard for shard, load in loads.items() if load < math.inf] or list(loads)
     if not usable:
@@ -78,27 +80,28 @@ def plan_asks(
             return (Ask(place.shard, may_hop=False),)
         if place.stand == Stand.WAITS:
             return _keeping_line(place.shard, usable, loads, rng)
-    if key := _home_key(question):
-        home = home_of(key, usable)
-        if question.program is not None and not question.program.is_session:
-            return (Ask(home, may_hop=False),)
-        others = draw([shard for shard in usable if shard != home], loads, rng)
-        return _in_order(home, *others[:1])
-    drawn = draw(usable, loads, rng)
-    return _in_order(*drawn[:1] if question.slo.best_effort else drawn)
+    if question.slo.best_effort and not _together(question):
+        return _in_order(*draw(usable, loads, rng)[:1])
+    home = home_of(_together(question) or f"{question.prompt_digest}\n{question.prompt_tokens}", usable)
+    others = [shard for shard in usable if shard != home]
+    if not others or (question.program is not None and not question.program.is_session):
+        return (Ask(home, may_hop=False),)
+    other = rng.choice(others)
+    is_second = loads[home] <= loads[other] or bool(_together(question))
+    return _in_order(home, other, home) if is_second else _in_order(other, home)
 
 
 def draw(shards: Sequence[int], loads: Mapping[int, float], rng: random.Random) -> list[int]:
     """Two of these shards at random, the less loaded one first."""
-    return sorted(rng.sample(shards, min(TRIED, len(shards))), key=loads.__getitem__)
+    return sorted(rng.sample(shards, min(DRAWN, len(shards))), key=loads.__getitem__)
 
 
 def home_of(key: str, shards: Iterable[int]) -> int:
-    """The shard of a program or session. Where one comes or goes, only its own ones move (rendezvous hashing)."""
+    """The home of what has this key. Where a shard comes or goes, only its own ones move (rendezvous hashing)."""
     return max(shards, key=lambda shard: hashlib.blake2b(f"{key}\n{shard}".encode(), digest_size=8).digest())
 
 
-def _home_key(question: AdmissionRequest) -> str:
+def _together(question: AdmissionRequest) -> str:
     """What stays together: a program's state is at one shard, and cached prefixes are on its replicas."""
     name = question.program.id if question.program is not None else question.traits.program
     return f"{question.tenant}\n{name}" if name else ""
@@ -111,4 +114,4 @@ def _keeping_line(place: int, usable: Sequence[int], loads: Mapping[int, float],
 
 
 def _in_order(*shards: int) -> tuple[Ask, ...]:
-    return tuple(Ask(shard, may_hop=shard != shards[-1]) for shard in shards)
+    return tuple(Ask(shard, may_hop=i < len(shards) - 1) for i, shard in enumerate(shards))

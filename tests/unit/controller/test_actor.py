@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller import actor
+from controller import actor, size_keeper
 from controller.actor import ABANDONED_S, Controller
 from controller.deploys import ApplicationClash
 from controller.fleet import Fleet
@@ -63,7 +63,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 def run(scenario: Callable[[Controller], Awaitable[None]], monkeypatch: pytest.MonkeyPatch) -> None:
     """The scenario with a controller of its own, which decides about its size all the time."""
-    monkeypatch.setattr(actor, "SCALE_S", 0.0)
+    monkeypatch.setattr(size_keeper, "SCALE_S", 0.0)
     monkeypatch.setattr(actor, "warm_up", lambda: None)
 
     async def play() -> None:
@@ -84,14 +84,14 @@ def run(scenario: Callable[[Controller], Awaitable[None]], monkeypatch: pytest.M
 def test_no_error_ends_it(error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(controller: Controller) -> None:
         serve, state = FakeServe(2), fleet()
-        controller.scaler, controller.fleet, scaler = serve, state, state.allocation.autoscaler
+        controller.shard._scaler, controller.fleet, scaler = serve, state, state.allocation.autoscaler
         assert scaler is not None
         await until(lambda: scaler.target == 2)
         serve.answer = error
-        await until(lambda: bool(controller.scaling_error))
+        await until(lambda: bool(controller.sizes.error))
         assert scaler.target is None, "what Serve is asked for now is not known"
         serve.answer = 2
-        await until(lambda: not controller.scaling_error)
+        await until(lambda: not controller.sizes.error)
         assert scaler.target == 2
 
     run(scenario, monkeypatch)
@@ -104,14 +104,14 @@ def test_a_table_may_turn_roles_on_while_a_replica_is_being_removed(monkeypatch:
     async def scenario(controller: Controller) -> None:
         state = controller.fleet = fleet(downscale_delay_s=0.0, downscale_cooldown_s=0.0)
         state.allocation.roles.drain("b", 0.0, "asked")
-        serve = controller.scaler = FakeServe(2, on_remove=lambda: state.set_tiers(table(2, low=1), 0.0))
-        await controller._carry_out(Actions(remove=("b",)), serve)
+        serve = controller.shard._scaler = FakeServe(2, on_remove=lambda: state.set_tiers(table(2, low=1), 0.0))
+        await controller.sizes.carry_out(Actions(remove=("b",)), serve, lambda: state)
         assert state.allocation.is_dynamic
         assert list(state.replicas) == ["a"]
         scaler = state.allocation.autoscaler
         assert scaler is not None
         await until(lambda: scaler.target == 1)
-        assert not controller.scaling_error
+        assert not controller.sizes.error
         assert state.allocation.roles.names(Kind.DRAINING) == []
 
     run(scenario, monkeypatch)

@@ -8,15 +8,11 @@ import pytest
 
 from controller import actor
 from controller.actor import MOST_TOGETHER, REPLICAS_TOGETHER, STATUS_S, Controller
-from protocol.messages import Admission, AdmissionRequest, Decision, Verdict
+from protocol.messages import Admission, AdmissionRequest, Verdict
 from protocol.report_answers import POSITIONS_READ, TELL_ALL
 from tests.support.fleet_cases import TIGHT, ask, fleet, report
 
-
-def decisions_in(answer: bytes) -> list[Decision]:
-    return msgspec.msgpack.decode(answer, type=Admission).decisions
-
-
+admission_of = msgspec.msgpack.Decoder(Admission)
 encode = msgspec.msgpack.encode
 
 
@@ -68,7 +64,7 @@ def test_between_parts_of_a_long_batch_others_are_heard(monkeypatch: pytest.Monk
     async def scenario(controller: Controller, clock: Clock) -> None:
         asked = asks(2 * MOST_TOGETHER + 1)
         answer, pauses = await pauses_of(controller.admit(encode(asked)))
-        decisions = decisions_in(answer)
+        decisions = admission_of.decode(answer).decisions
         assert [d.request_id for d in decisions] == [r.request_id for r in asked]
         assert {d.verdict for d in decisions} == {Verdict.ADMITTED}
         assert pauses >= 2
@@ -81,7 +77,7 @@ def test_what_its_ingress_has_given_up_is_not_placed(monkeypatch: pytest.MonkeyP
         await controller.admit(encode([]), "ingress", 100.0)
         clock.now_s = 1.0
         asked = [*asks(1, patience_s=0.3), *asks(1, patience_s=0.5)]
-        gone, heard = decisions_in(await controller.admit(encode(asked), "ingress", 100.6))
+        gone, heard = admission_of.decode(await controller.admit(encode(asked), "ingress", 100.6)).decisions
         assert (gone.verdict, gone.reason) == (Verdict.PENDING, "given_up"), "it waited for 0.4 s"
         assert heard.verdict == Verdict.ADMITTED
         assert controller.given_up == 1
@@ -107,7 +103,7 @@ def test_a_replica_is_asked_to_tell_all_where_nothing_is_known(monkeypatch: pyte
     async def scenario(controller: Controller, clock: Clock) -> None:
         answer = await controller.report(encode(report("000", 2)))
         assert answer.startswith(POSITIONS_READ)
-        assert answer.endswith(controller.incarnation)
+        assert answer.endswith(f":{controller.incarnation}:1"), "the only shard"
         controller.fleet = None
         assert await controller.report(encode(report("000", 3))) == TELL_ALL
 
@@ -116,7 +112,7 @@ def test_a_replica_is_asked_to_tell_all_where_nothing_is_known(monkeypatch: pyte
 
 def test_the_sampled_check_comes_to_every_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(controller: Controller, clock: Clock) -> None:
-        (decision,) = decisions_in(await controller.admit(encode(asks(1))))
+        (decision,) = admission_of.decode(await controller.admit(encode(asks(1)))).decisions
         assert controller.fleet is not None
         controller.fleet.places._where.clear()
         told = [await controller.check_integrity(2) for _ in range(6)]

@@ -192,7 +192,7 @@ def test_defaults_of_replica_and_application_are_the_same() -> None:
 def test_fleet_options_carry_the_fleet_settings() -> None:
     fleet = {"routing": "random", "max_hops": 2, "unattainable": "refuse", "silent_s": 3.0, "seed": 7}
     fleet |= {"length_prior_tokens": 99.0, "best_effort_backlog": 0.5, "prefix_affinity": 0.5}
-    fleet |= {"admission": False, "pending": False, "selection": "greedy"}
+    fleet |= {"admission": False, "pending": False, "selection": "greedy", "controller_shards": 3}
     config = AppConfig.read({"fleet": fleet, "engine": {"block_size": 16}})
     options = config.fleet_options()
     assert isinstance(options, FleetOptions)

@@ -1,0 +1,55 @@
+"""How many of the fleet's replicas each shard answers for, where their number follows the load. Pure.
+
+Every shard has an autoscaler for its own part, which asks for more or less of it; Serve is asked for the sum. What
+Serve has been told by somebody else is divided anew.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from controller.scaling.signals import Serve
+from controller.shards.share import split
+from protocol.shards import Part
+
+
+@dataclass
+class Sizes:
+    """``parts``: replicas that each live shard wants; ``moves`` grows whenever a shard came or went."""
+
+    parts: dict[int, int] = field(default_factory=dict)
+    moves: int = 0
+    _asked: int | None = None  # of Serve, as far as is known here
+    _serve: Serve | None = None
+
+    def follow(self, serve: Serve, live: Sequence[int], configured: int) -> int | None:
+        """What Serve says now, and who is alive; returns what is to be asked of it again, where a deploy reset it."""
+        before, self._serve = self._serve, serve
+        is_deploy = before is not None and before.deployed != serve.deployed
+        if is_deploy and self._asked not in (None, serve.replicas) and serve.replicas == configured:
+            return self._asked
+        if set(live) != self.parts.keys():
+            self.parts, self.moves = dict(zip(live, split(serve.replicas, len(live)), strict=True)), self.moves + 1
+        elif serve.replicas != sum(self.parts.values()):  # somebody set it by hand
+            self.parts = dict(zip(live, split(serve.replicas, len(live)), strict=True))
+        self._asked = serve.replicas
+        return None
+
+    def ask(self, shard: int, replicas: int) -> int:
+        """A shard wants so many; returns the sum that Serve is to be asked for."""
+        self.parts[shard] = replicas
+        self._asked = sum(self.parts.values())
+        return self._asked
+
+    def removed(self, shard: int, count: int) -> None:
+        """Drained replicas of a shard have been ended, and Serve was asked for as many less."""
+        self.ask(shard, max(0, self.parts.get(shard, 0) - count))
+
+    def part(self, shard: int, replicas: Mapping[int, int]) -> Part | None:
+        """What a shard is to take for Serve's word; ``replicas``: that each live shard has. None: not known yet."""
+        if self._serve is None or shard not in self.parts:
+            return None
+        missing = {each: max(0, want - replicas.get(each, 0)) for each, want in self.parts.items()}
+        earlier = sum(count for each, count in missing.items() if each < shard)
+        unplaced = min(missing[shard], max(0, self._serve.unplaced - earlier))
+        want = self.parts[shard]
+        return Part(want, want - missing[shard], self._serve.deployed, unplaced, self.moves)

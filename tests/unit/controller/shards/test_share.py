@@ -1,0 +1,80 @@
+"""Shares of bounds: all parts together are the whole, and a part of nothing is nothing, not "no bound"."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from controller.scaling.allocation import Allocation, AllocationOptions
+from controller.scaling.role import ReplicaView
+from controller.scaling.signals import ScalingOptions
+from controller.scaling.tiers import Tier, TierTable
+from controller.shards.share import WHOLE, Share, split
+from protocol.messages import INF
+
+
+@given(st.integers(0, 1000), st.integers(1, 20))
+def test_parts_add_up_and_differ_by_one_at_most(total: int, parts: int) -> None:
+    found = split(total, parts)
+    assert (sum(found), len(found)) == (total, parts)
+    assert max(found) - min(found) <= 1
+
+
+def table(num_replicas: int = 0, min_replicas: int = 0, max_replicas: int = 0) -> TierTable:
+    bounds = dict(num_replicas=num_replicas, min_replicas=min_replicas, max_replicas=max_replicas)
+    return TierTable.of(3, [replace(Tier("tight", 0.3, 0.03), **bounds), Tier("flex", best_effort=True)])
+
+
+def test_every_bound_of_a_tier_is_divided() -> None:
+    shares = [Share(place, 3).of_table(table(min_replicas=2, max_replicas=7)).tiers[0] for place in range(3)]
+    assert [tier.low for tier in shares] == [1, 1, 0]
+    assert [tier.high for tier in shares] == [3, 2, 2]
+
+
+def test_who_has_no_part_of_a_small_maximum_may_have_none_at_all() -> None:
+    shares = [Share(place, 3).of_table(table(max_replicas=2)).tiers[0] for place in range(3)]
+    assert [tier.high for tier in shares] == [1, 1, 0]
+    own = [Share(place, 3).of_table(table(num_replicas=1)).tiers[0] for place in range(3)]
+    assert [(tier.low, tier.high) for tier in own] == [(1, 1), (0, 0), (0, 0)]
+
+
+def test_what_is_not_bounded_stays_so() -> None:
+    assert Share(1, 3).of_table(table()).tiers[0].high == INF
+    assert WHOLE.of_table(table(max_replicas=2)) == table(max_replicas=2)
+
+
+def test_bounds_of_the_fleets_size_are_divided() -> None:
+    whole = ScalingOptions(min_replicas=2, max_replicas=9, warm_spares=1, configured=4, target_utilization=0.5)
+    shares = [Share(place, 4).of_scaling(whole) for place in range(4)]
+    for name in ("min_replicas", "max_replicas", "warm_spares", "configured"):
+        assert sum(getattr(share, name) for share in shares) == getattr(whole, name)
+    assert {share.target_utilization for share in shares if share} == {0.5}
+    assert Share(0, 4).of_scaling(None) is None
+
+
+def views(names: str) -> list[ReplicaView]:
+    return [ReplicaView(name, (0,)) for name in names]
+
+
+def test_a_share_stays_when_the_table_changes_and_its_roles_follow() -> None:
+    allocation = Allocation(AllocationOptions("dynamic"), table(min_replicas=4))
+    allocation.step(views("abcd"), 0.0)
+    assert [allocation.tier(name) for name in "abcd"] == [0, 0, 0, 0]
+    assert allocation.set_share(Share(0, 2), 1.0)
+    assert not allocation.set_share(Share(0, 2), 1.0), "the same one"
+    assert allocation.table.tiers[0].low == 2
+    allocation.set_table(
+        TierTable.of(4, [Tier("tight", 0.3, 0.03, min_replicas=6), Tier("flex", best_effort=True)]), 2.0
+    )
+    assert allocation.table.tiers[0].low == 3, "its part of the new bound"
+    allocation.set_share(WHOLE, 3.0)
+    assert allocation.table.tiers[0].low == 6
+
+
+def test_an_autoscaler_keeps_to_the_share() -> None:
+    options = AllocationOptions(scaling=ScalingOptions(min_replicas=2, max_replicas=8))
+    allocation = Allocation(options, table())
+    assert allocation.autoscaler is not None
+    allocation.autoscaler.target = 3
+    allocation.set_share(Share(1, 2), 1.0)
+    assert (allocation.autoscaler.options.min_replicas, allocation.autoscaler.options.max_replicas) == (1, 4)
+    assert allocation.autoscaler.target == 3, "what it was doing goes on"
