@@ -20,6 +20,11 @@ def ask(name: str, group: str = "", best_effort: bool = False) -> AdmissionReque
     return AdmissionRequest(name, 10, 10, Slo(1.0, 0.1, best_effort=best_effort), group=group)
 
 
+def asks(count: int) -> list[AdmissionRequest]:
+    """Requests of different prompts, so that each shard is the home of some."""
+    return [msgspec.structs.replace(ask(f"r{i}"), prompt_digest=i) for i in range(count)]
+
+
 class FakeLink(ControllerLink):
     """One shard: its answers by ``decide``, its failures by ``error``, silent while ``speaks`` is not set."""
 

@@ -11,7 +11,7 @@ pytest.importorskip("ray")
 from controller.deploys import ApplicationClash
 from protocol.messages import AdmissionRequest, Verdict
 from serving.dispatch import controller_shard, controller_shards
-from tests.support.shard_scene import Scene, ask, ended, play, until
+from tests.support.shard_scene import Scene, ask, asks, ended, play, until
 
 
 def test_outcomes_of_a_dead_shard_block_nobodys() -> None:
@@ -156,7 +156,7 @@ def test_a_newborn_shard_without_a_replica_is_asked_last(monkeypatch: pytest.Mon
 
         scene.links[1].admit = wait_for_a_replica  # type: ignore[assignment, method-assign]
         await scene.configure(2)
-        await scene.admit(*(ask(f"r{i}") for i in range(10)))
+        await scene.admit(*asks(10))
         assert len(scene.links[0].batches[-1]) == 10
 
     play(script)
@@ -217,7 +217,7 @@ def test_a_status_has_everybodys_replicas_and_says_who_does_not_answer(monkeypat
 def test_a_status_does_not_wait_for_who_is_known_to_be_silent() -> None:
     async def script(scene: Scene) -> None:
         scene.links[0].speaks.clear()
-        await scene.admit(*(ask(f"r{i}") for i in range(10)))
+        await scene.admit(*asks(10))
         asking = asyncio.create_task(scene.shards.status())
         done, _ = await asyncio.wait([asking], timeout=controller_shards.STATUS_S / 2)
         assert done

@@ -12,7 +12,7 @@ from protocol.messages import Admission, AdmissionRequest, Decision, Scope, Verd
 from protocol.programs import Program
 from serving.dispatch import controller_shard, controller_shards
 from serving.dispatch.shard_choice import home_of
-from tests.support.shard_scene import Scene, ask, elsewhere, ended, fail, heal, pending, play, until
+from tests.support.shard_scene import Scene, ask, asks, elsewhere, ended, fail, heal, pending, play, until
 
 
 def test_a_single_controller_is_asked_as_it_is_and_its_errors_are_the_callers() -> None:
@@ -59,7 +59,7 @@ def test_a_single_controller_may_take_its_time(monkeypatch: pytest.MonkeyPatch) 
 def test_one_batch_is_one_question_to_each_shard_and_comes_back_in_its_order() -> None:
     async def script(scene: Scene) -> None:
         names = [f"r{i}" for i in range(40)]
-        verdicts = await scene.admit(*map(ask, names))
+        verdicts = await scene.admit(*asks(40))
         assert list(verdicts) == names
         assert {shard: len(batches) for shard, batches in scene.asked().items()} == {0: 1, 1: 1, 2: 1}
         assert sorted(name for (batch,) in scene.asked().values() for name in batch) == sorted(names)
@@ -169,7 +169,7 @@ def test_a_silent_shard_delays_nobody_who_is_asked_elsewhere(monkeypatch: pytest
         await scene.load(s0=0.1, s1=0.2, s2=0.3)
         scene.links[0].speaks.clear()
         scene.links[1].decide = elsewhere
-        asking = asyncio.create_task(scene.admit(*(ask(f"r{i}") for i in range(20))))
+        asking = asyncio.create_task(scene.admit(*asks(20)))
         await until(lambda: len(scene.links[2].batches) > 0)
         assert not asking.done()
         scene.links[0].speaks.set()
@@ -290,7 +290,7 @@ def test_where_the_next_shard_is_dead_what_came_back_is_kept_by_one_that_answers
         await scene.load(s0=0.1, s1=0.2, s2=0.3)
         scene.links[0].decide = scene.links[2].decide = elsewhere
         scene.links[1].error = ConnectionError("it is gone")
-        verdicts = await scene.admit(*(ask(f"r{i}") for i in range(20)))
+        verdicts = await scene.admit(*asks(20))
         assert {replica for _, replica in verdicts.values()} == {"replica-0", "replica-2"}
         assert {verdict for verdict, _ in verdicts.values()} == {Verdict.BEST_EFFORT}
 

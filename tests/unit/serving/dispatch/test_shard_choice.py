@@ -30,16 +30,26 @@ def firsts(found: Iterable[tuple[Ask, ...]]) -> set[int]:
     return {first.shard for first, *_ in found}
 
 
-def test_the_less_loaded_of_two_is_asked_first_and_the_other_has_the_last_word() -> None:
-    found = plans(ask(), LOADS)
-    assert {(first.shard, last.shard) for first, last in found} == {(a, b) for a in LOADS for b in LOADS if a < b}
-    assert all((first.may_hop, last.may_hop) == (True, False) for first, last in found)
+def shards_in(found: Iterable[tuple[Ask, ...]]) -> set[int]:
+    return {each.shard for asks in found for each in asks}
 
 
-def test_equal_loads_are_drawn_alike() -> None:
-    rng = random.Random(2)
-    drawn = Counter(plan_asks(ask(), dict.fromkeys(range(4), 0.5), rng)[0].shard for _ in range(4000))
-    assert min(drawn.values()) > 900
+def home_by_prompt(digest: int) -> int:
+    return home_of(f"{digest}\n10", LOADS)
+
+
+@pytest.mark.parametrize("digest", range(8))
+def test_the_less_loaded_of_home_and_another_is_asked_first_and_home_has_the_last_word(digest: int) -> None:
+    home, found = home_by_prompt(digest), plans(ask(prompt_digest=digest), LOADS)
+    last = Ask(home, False)
+    lighter = {(Ask(other, True), last) for other in LOADS if other < home}
+    assert found == lighter | {(Ask(home, True), Ask(other, True), last) for other in LOADS if other > home}
+
+
+def test_homes_of_prompts_are_spread_over_all_shards() -> None:
+    homes = Counter(home_by_prompt(digest) for digest in range(4000))
+    assert len(homes) == len(LOADS)
+    assert min(homes.values()) > 900
 
 
 def test_the_same_seed_gives_the_same_order() -> None:
@@ -59,9 +69,11 @@ def test_best_effort_asks_the_less_loaded_of_two_only() -> None:
 
 
 def test_who_has_no_replica_is_asked_only_where_nobody_has_one() -> None:
-    assert plans(ask(), {0: 0.9, 1: INF, 2: 0.1}) == {(Ask(2, True), Ask(0, False))}
+    for digest in range(8):
+        assert shards_in(plans(ask(prompt_digest=digest), {0: 0.9, 1: INF, 2: 0.1})) == {0, 2}
     assert firsts(plans(ask(program=PROGRAM), {0: INF, 1: 0.5, 2: INF})) == {1}
-    assert firsts(plans(ask(), dict.fromkeys(range(3), INF))) == {0, 1, 2}
+    assert shards_in(plans(ask(best_effort=True), dict.fromkeys(range(3), INF))) == {0, 1, 2}
+    assert shards_in(plans(ask(), dict.fromkeys(range(3), INF))) == {0, 1, 2}
 
 
 def test_a_program_asks_its_home_alone() -> None:
@@ -73,10 +85,10 @@ def test_a_program_asks_its_home_alone() -> None:
 
 
 @pytest.mark.parametrize("question", [ask(program=SESSION), ask(traits=Traits(program="talk"))])
-def test_a_session_asks_its_home_first_and_then_the_less_loaded_of_two_others(question: AdmissionRequest) -> None:
+def test_a_session_asks_its_home_first_and_last_and_any_other_between(question: AdmissionRequest) -> None:
     home = home_of("\ntalk", LOADS)
-    found, others = plans(question, LOADS), sorted(LOADS.keys() - {home})
-    assert found == {(Ask(home, True), Ask(other, False)) for other in others[:2]}
+    others = LOADS.keys() - {home}
+    assert plans(question, LOADS) == {(Ask(home, True), Ask(other, True), Ask(home, False)) for other in others}
 
 
 def test_homes_are_spread_and_only_those_of_a_shard_that_goes_move() -> None:
