@@ -32,7 +32,7 @@ ADAPTERS = {  # package -> the modules that may know it
     "torch": r"replicas\.(vllm_(executor|kv_files)|profiling|timed_(batches|executor|worker))",
     "ray": r"controller\.(actor|length_trainer|serve_scaler)"
     r"|replicas\.(deployment|pinned_router|reporter|vllm_ray_executor)"
-    r"|serving\.(app|launch\.(dashboard|launch|local_ray)|dispatch\.transport|config\.serve_schema)",
+    r"|serving\.(app|launch\.(dashboard|launch|local_ray)|dispatch\.(controller_link|transport)|config\.serve_schema)",
     "ray.serve.request_router": r"replicas\.pinned_router",  # an alpha API of Serve's
 }
 FILE_LINES, FUNCTION_LINES = 300, 60

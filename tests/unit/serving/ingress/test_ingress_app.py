@@ -14,7 +14,6 @@ from controller.options import FleetOptions
 from protocol.links import Link
 from protocol.messages import Outputs
 from protocol.token_link import TokenLink
-from serving.config import live
 from serving.config.app import AppConfig
 from serving.dispatch.dispatcher import Dispatcher
 from serving.dispatch.engine_request import Timeouts
@@ -60,7 +59,6 @@ class Transport(RayTransport):
         self.handle = Handle()
         super().__init__({"": self.handle}, "ingress", "controller", "polyslo")
         self.replicas: list[dict[str, Any]] | None = []
-        self.shards_wanted = 0
 
     async def configure(self, options: bytes, tiers: bytes, shards: int = 1) -> None:
         self.shards_wanted = shards
@@ -191,7 +189,7 @@ def test_settings_of_the_fleet_go_to_the_controller_with_the_table() -> None:
     play(script)
 
 
-def test_every_ping_says_how_many_controllers_there_are_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_ping_says_how_many_controllers_there_are_to_be() -> None:
     async def script(scene: Scene) -> None:
         await scene.begin()
         await scene.ingress_app._configure()
@@ -200,7 +198,6 @@ def test_every_ping_says_how_many_controllers_there_are_to_be(monkeypatch: pytes
         await scene.ingress_app._configure()
         assert scene.transport.shards_wanted == 5
 
-    monkeypatch.setattr(live, "LIVE", live.LIVE | {"controller_shards"})
     play(script, controller_shards=3)
 
 
