@@ -88,7 +88,9 @@ def test_a_program_asks_its_home_alone() -> None:
 def test_a_session_asks_its_home_first_and_last_and_any_other_between(question: AdmissionRequest) -> None:
     home = home_of("\ntalk", LOADS)
     others = LOADS.keys() - {home}
-    assert plans(question, LOADS) == {(Ask(home, True), Ask(other, True), Ask(home, False)) for other in others}
+    for load in (0.0, 9.0):  # its cached prefixes are worth more than an idle shard
+        asks = plans(question, LOADS | {home: load})
+        assert asks == {(Ask(home, True), Ask(other, True), Ask(home, False)) for other in others}
 
 
 def test_homes_are_spread_and_only_those_of_a_shard_that_goes_move() -> None:
