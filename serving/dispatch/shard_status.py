@@ -28,7 +28,7 @@ def merged_status(pages: Mapping[int, Page | None], loads: Mapping[int, float]) 
     """
     told = [page for _, page in sorted(pages.items()) if page is not None]
     merged: dict[str, Any] = dict(told[0])
-    merged["replicas"] = sorted(_all(told, "replicas"), key=lambda replica: str(replica["replica"]))
+    merged["replicas"] = _replicas(told)
     merged["starting"] = _all(told, "starting")
     merged["waiting"] = _sums(page.get("waiting") or {} for page in told)
     merged["best_effort_waiting"] = sum(page.get("best_effort_waiting") or 0 for page in told)
@@ -37,6 +37,12 @@ def merged_status(pages: Mapping[int, Page | None], loads: Mapping[int, float]) 
         merged["allocation"] = merged_allocation(allocations)
     merged["shards"] = [_shard(number, page, loads.get(number)) for number, page in sorted(pages.items())]
     return merged
+
+
+def _replicas(told: Sequence[Page]) -> list[Any]:
+    """All replicas by name; one that has left a shard which was blocked is as the shard knows it that heard it last."""
+    latest = sorted(_all(told, "replicas"), key=lambda replica: -float(replica["seconds_since_report"]))
+    return [replica for _, replica in sorted({str(replica["replica"]): replica for replica in latest}.items())]
 
 
 def _shard(number: int, page: Page | None, load: float | None) -> dict[str, Any]:

@@ -18,6 +18,8 @@ SHELLS = {
     "controller.checkpoint_keeper",
     "controller.length_trainer",
     "controller.serve_scaler",
+    "controller.shards.keeper",
+    "controller.size_keeper",
 }  # modules of pure rooms that are shells
 # Python runs their __init__ wherever one module is wanted.
 EMPTY_ON_IMPORT = (
@@ -30,7 +32,7 @@ ADAPTERS = {  # package -> the modules that may know it
     "vllm": r"replicas\.vllm_\w+|serving\.(config|ingress|loadgen|plug_in)\.vllm_\w+|serving\.cli\.bench"
     r"|replicas\.(profiling|timed_(batches|executor|worker))",
     "torch": r"replicas\.(vllm_(executor|kv_files)|profiling|timed_(batches|executor|worker))",
-    "ray": r"controller\.(actor|length_trainer|serve_scaler)"
+    "ray": r"controller\.(actor|length_trainer|serve_scaler|shards\.keeper)"
     r"|replicas\.(deployment|pinned_router|reporter|vllm_ray_executor)"
     r"|serving\.(app|launch\.(dashboard|launch|local_ray)|dispatch\.(controller_link|transport)|config\.serve_schema)",
     "ray.serve.request_router": r"replicas\.pinned_router",  # an alpha API of Serve's

@@ -29,7 +29,7 @@ def page(shard: int, *names: str) -> dict[str, Any]:
             "decision_us_mean": 80.0,
         },
         "version": 3 + shard,
-        "replicas": [{"replica": name, "live": name != "dead"} for name in names],
+        "replicas": [{"replica": name, "live": name != "dead", "seconds_since_report": 0.1} for name in names],
         "starting": [{"replica": f"new-{shard}"}],
         "waiting": {"chat": 2} | ({"code": 1} if shard else {}),
         "best_effort_waiting": 5,
@@ -54,6 +54,15 @@ def test_replicas_and_what_waits_are_pooled() -> None:
     assert merged["waiting"] == {"chat": 4, "code": 1}
     assert merged["best_effort_waiting"] == 10
     assert merged["version"] == 3, "the leader's, as anything else"
+
+
+def test_a_replica_that_left_a_blocked_shard_is_there_once() -> None:
+    blocked, other = page(0, "a", "b"), page(1, "c")
+    moved = blocked["replicas"][0]
+    other["replicas"].append(moved | {"seconds_since_report": 0.01, "tier": "here"})
+    for pages in ({0: blocked, 1: other}, {0: other, 1: blocked}):
+        first, *others = merged_status(pages, {})["replicas"]
+        assert (first["replica"], first.get("tier"), len(others)) == ("a", "here", 2)
 
 
 def test_attainment_is_that_of_all_requests() -> None:
