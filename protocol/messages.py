@@ -41,7 +41,7 @@ class Scope(StrEnum):
     REQUEST = "request"  # counts in the attainment, with the figures of all its sequences; nothing else
 
 
-class Slo(msgspec.Struct, frozen=True, array_like=True):
+class Slo(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A resolved objective. ``inf`` means no bound; ``e2e_s`` and ``max_wait_s`` count from arrival."""
 
     ttft_s: float = INF
@@ -56,7 +56,7 @@ class Slo(msgspec.Struct, frozen=True, array_like=True):
     ttft_slowdown: float = 0.0  # TTFT in multiples of an idle engine's, until ``Decision.ttft_s`` tells it; 0: none
 
 
-class Traits(msgspec.Struct, frozen=True, array_like=True):
+class Traits(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What the length of an output may depend on beside its prompt's length, its cap and its tenant."""
 
     app: str = ""  # application or task, as the client names it
@@ -66,7 +66,7 @@ class Traits(msgspec.Struct, frozen=True, array_like=True):
     is_structured: bool = False  # bound to a grammar
 
 
-class AdmissionRequest(msgspec.Struct, frozen=True, array_like=True):
+class AdmissionRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One request as the ingress asks the controller about it."""
 
     request_id: str
@@ -97,7 +97,7 @@ class Admission(msgspec.Struct, frozen=True, array_like=True):
     load: float = 0.0  # of the replicas of who answers, in the mean; inf: it has none that takes requests
 
 
-class Decision(msgspec.Struct, frozen=True, array_like=True):
+class Decision(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What is decided about one request. ``replica`` is empty when refused, pending or to be asked elsewhere."""
 
     request_id: str
@@ -124,7 +124,7 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
         return self.verdict in (Verdict.ADMITTED, Verdict.UNCHECKED)
 
 
-class Progress(msgspec.Struct, frozen=True, array_like=True):
+class Progress(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One request as a replica reports it: enough to rebuild the controller's state from nothing."""
 
     request_id: str
@@ -143,7 +143,7 @@ class Progress(msgspec.Struct, frozen=True, array_like=True):
 POSITION = np.dtype([("id", "<i8"), ("computed_tokens", "<i4"), ("emitted_tokens", "<i4"), ("running", "?")])
 
 
-class Step(msgspec.Struct, frozen=True, array_like=True):
+class Step(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One engine iteration: its batch composition (see ``profiles.kernels``) and how long it took."""
 
     batch_tokens: float
@@ -154,7 +154,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
     seconds: float
 
 
-class EngineCounts(msgspec.Struct, frozen=True, array_like=True):
+class EngineCounts(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An engine's requests now, and what it has done since birth; vLLM's metrics of the same meaning show them."""
 
     running: int = 0  # requests in the running batch
@@ -207,7 +207,7 @@ class Start(msgspec.Struct, frozen=True, array_like=True):
     downloaded_bytes: int  # of the model, in the node's cache of Hugging Face; 0 where there is none
 
 
-class Outcome(msgspec.Struct, frozen=True, array_like=True):
+class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How a request ended, measured at the ingress; refused and broken ones included."""
 
     request_id: str
@@ -232,7 +232,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
         return self.verdict == Verdict.ADMITTED and self.predicted_ttft_s < INF
 
 
-class Submission(msgspec.Struct, frozen=True, array_like=True):
+class Submission(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A request on its way from the ingress to the decided replica."""
 
     request_id: str
@@ -253,7 +253,7 @@ class Submission(msgspec.Struct, frozen=True, array_like=True):
     early_s: float = 0.0  # before a token is due that the engine is to finish it
 
 
-class Delta(msgspec.Struct, frozen=True, array_like=True):
+class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """New tokens of one request, coalesced per engine iteration."""
 
     request_id: str

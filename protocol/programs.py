@@ -7,7 +7,7 @@ import msgspec
 INF = math.inf
 
 
-class Program(msgspec.Struct, frozen=True, array_like=True):
+class Program(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The program of a request: a task whose sub-requests share a deadline, counted from the first one's arrival."""
 
     id: str
@@ -23,7 +23,7 @@ class Program(msgspec.Struct, frozen=True, array_like=True):
     is_promised: bool = False  # its first request was, as the ingress remembers it
 
 
-class StageGiven(msgspec.Struct, frozen=True, array_like=True):
+class StageGiven(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What the controller gave one sub-request of a program."""
 
     stage: int  # from 1

@@ -124,15 +124,20 @@ class FleetLengths:
         return int(within(mean, mean, 0, request.max_tokens).mean_tokens)
 
     def at_progress(self, seen: Progress) -> LengthEstimate:
-        """What is known of a request that a replica reports. Every 50 tokens it is put down for the next batch.
+        """What is known of a request that a replica tells in full."""
+        return self.further(seen, seen.emitted_tokens, seen.output_tokens, seen.output_bound_tokens)
+
+    def further(self, seen: Progress, emitted: int, output_tokens: int, bound_tokens: int) -> LengthEstimate:
+        """The same once it has ``emitted`` tokens, with these estimates until now. Every 50 tokens it is put down for
+        the next batch.
 
         A mean by statistics stays as it was told until the request has outlived it: engines then tell one token more.
         """
-        emitted, cap = seen.emitted_tokens, seen.output_cap_tokens
-        known, told = self.live.get(seen.request_id), min(seen.output_tokens, cap)
+        cap = seen.output_cap_tokens
+        known, told = self.live.get(seen.request_id), min(output_tokens, cap)
         if known is None:  # decided by an earlier controller
             if told > emitted + 1:
-                return LengthEstimate(told, max(told, min(cap, seen.output_bound_tokens)))
+                return LengthEstimate(told, max(told, min(cap, bound_tokens)))
             query = LengthQuery(seen.slo.tier, "", seen.prompt_tokens, cap)
             return within(*self.estimator.estimate(query, emitted, self.options.coverage), emitted, cap)
         if emitted >= known.next_ask_tokens:

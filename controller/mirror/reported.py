@@ -7,7 +7,6 @@ replica tells everything anew.
 
 from collections.abc import Sequence
 
-import msgspec
 import numpy as np
 from numba import njit
 
@@ -17,6 +16,7 @@ from controller.scaling.tiers import TierTable
 from planning.tables import BOUNDS, RequestTable, request_table, stacked
 from protocol.messages import POSITION, Progress, Report, request_uid
 
+SO_FAR = "emitted_tokens", "output_tokens", "output_bound_tokens"  # what lengths are asked by, beside what was told
 LOOK_TOKENS = ASK_EVERY_TOKENS // 2  # after so many, an answer asked for may have come
 
 
@@ -98,12 +98,12 @@ class ReportedRequests:
 
     def _look_up(self, rows: np.ndarray, due: np.ndarray, lengths: FleetLengths) -> None:
         """Write what is known now of the lengths of some of the rows."""
-        for i in due.tolist():
-            emitted, told, bound = rows[["emitted_tokens", "output_tokens", "output_bound_tokens"]][i].tolist()
-            seen = self._told[int(rows["id"][i])]
-            so_far = dict(emitted_tokens=emitted, output_tokens=told, output_bound_tokens=bound)
-            seen = msgspec.structs.replace(seen, **so_far)
-            rows["output_tokens"][i], rows["output_bound_tokens"][i] = lengths.at_progress(seen)
+        if not len(due):
+            return
+        uids, *columns = (rows[name][due].tolist() for name in ("id", *SO_FAR))
+        told = zip((self._told[uid] for uid in uids), *columns, strict=True)
+        estimates = [lengths.further(*each) for each in told]
+        rows["output_tokens"][due], rows["output_bound_tokens"][due] = np.array(estimates, dtype=np.int64).T
 
 
 def progress_rows(requests: Sequence[Progress], lengths: FleetLengths, tiers: TierTable, age_s: float) -> np.ndarray:
