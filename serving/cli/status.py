@@ -36,6 +36,8 @@ def _show_page(status: dict[str, Any], console: Console) -> None:
         console.print(_lengths_line(lengths))
     console.print(_tier_table(status))
     console.print(replica_table(status))
+    if status.get("shards"):
+        console.print(_shard_table(status["shards"]))
     if programs := status.get("programs"):
         console.print(_program_line(programs))
     for start in status.get("starting") or ():
@@ -117,6 +119,17 @@ def replica_table(status: dict[str, Any]) -> Table:
             percent(replica.get("kv_used_tokens", 0) / capacity if capacity else None),
             *(figure(replica.get(key)) for key in ("seconds_since_report", "profile")),
         )
+    return table
+
+
+def _shard_table(shards: list[dict[str, Any]]) -> Table:
+    """One row per controller, where there are several."""
+    table = plain_table("Controllers: each decides for its part of the replicas", "shard")
+    add_right(table, "state", "replicas", "live", "load", "decisions", "us per\ndecision", "up s")
+    for shard in shards:
+        keys = ("replicas", "live", "load", "decisions", "decision_us_mean", "uptime_s")
+        state = "answers" if shard.get("answers") else "silent"
+        table.add_row(str(shard["shard"]), state, *(figure(shard.get(key)) for key in keys))
     return table
 
 

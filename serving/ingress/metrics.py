@@ -73,6 +73,7 @@ class IngressMetrics:
         self.programs = gauge("polyslo_programs", "Programs with a deadline by what became of them.", ("state",))
         self.kv_tokens = gauge("polyslo_kv_tokens", "KV tokens in use.", ("replica",))
         self.decision_us = gauge("polyslo_controller_decision_seconds", "Mean seconds per decision since its birth.")
+        self.shards = gauge("polyslo_shard_replicas", "Live replicas of each of several controllers.", ("shard",))
 
     def _make_prediction_gauges(self, gauge: Callable[..., Gauge]) -> None:
         """How well lengths and times are predicted."""
@@ -162,6 +163,9 @@ class IngressMetrics:
             self.wanted.labels(tier).set(count)
         self._observe_lengths(status.get("lengths") or {})  # type: ignore[arg-type]
         self._observe_drift(status.get("drift") or {})  # type: ignore[arg-type]
+        self.shards.clear()
+        for shard in status.get("shards", []):  # type: ignore[union-attr]
+            self.shards.labels(shard["shard"]).set(shard.get("live", 0))
         mean_us = status.get("controller", {}).get("decision_us_mean")  # type: ignore[union-attr]
         if mean_us is not None:
             self.decision_us.set(mean_us / 1e6)

@@ -93,6 +93,14 @@ def test_each_of_several_models_has_its_tables(capsys: pytest.CaptureFixture[str
     assert [line.split()[1] for line in told if line.startswith("model ")] == ["chat", "code"]
 
 
+def test_several_controllers_have_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    speaks = {"shard": 0, "answers": True, "replicas": 3, "live": 2, "load": 0.25, "decisions": 70, "uptime_s": 9.5}
+    cli_status.show({**STATUS, "shards": [speaks, {"shard": 1, "answers": False}]})
+    told = [line.split() for line in lines(capsys)]
+    assert ["0", "answers", "3", "2", "0.25", "70", "-", "9.5"] in told
+    assert ["1", "silent", *"------"] in told
+
+
 def test_the_size_in_one_line() -> None:
     assert size_line({"replicas": []}, {}) == "0 of 0 replicas live   roles static   size fixed"
     held = {"size": {**ALLOCATION["size"], "held_s": 12.5}}

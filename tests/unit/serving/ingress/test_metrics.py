@@ -51,6 +51,15 @@ def test_a_replica_that_is_gone_silent_or_stale_has_no_series() -> None:
     assert set(engines(metrics)) == {"d"}
 
 
+def test_each_of_several_controllers_has_a_gauge() -> None:
+    metrics = IngressMetrics("tiny")
+    metrics.observe_status({"shards": [{"shard": 0, "live": 3}, {"shard": 1, "answers": False}]})
+    shown = [metrics.registry.get_sample_value("polyslo_shard_replicas", {"shard": name}) for name in "01"]
+    metrics.observe_status({"replicas": []})
+    assert shown == [3, 0]
+    assert metrics.registry.get_sample_value("polyslo_shard_replicas", {"shard": "0"}) is None
+
+
 def test_several_ingresses_live_in_one_process() -> None:
     first, second = IngressMetrics("tiny"), IngressMetrics("tiny")
     first.waiting.labels("chat").set(4)
