@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from controller.scaling.allocation import AllocationOptions
-from protocol.messages import Decision, Verdict
+from protocol.messages import Admission, Decision, Verdict
 from simulation.core.loop import Simulation
 from simulation.dispatchers.live_fleet import INGRESS, ControllerDispatcher
 from simulation.studies.systems import FleetOf
@@ -74,7 +74,7 @@ async def _through_the_actor(dispatcher: Recorded, monkeypatch: pytest.MonkeyPat
             await live.report(msgspec.msgpack.encode(message))
         elif name == "admit":
             answer = await live.admit(msgspec.msgpack.encode(message), INGRESS, now_s)
-            decisions += msgspec.msgpack.decode(answer, type=list[Decision])
+            decisions += msgspec.msgpack.decode(answer, type=Admission).decisions
         else:
             await live.on_outcomes(msgspec.msgpack.encode([message]))
     return decisions
