@@ -90,7 +90,8 @@ class FakeLink(ControllerLink):
 
     async def status(self) -> dict[str, Any]:
         await self._answers()
-        return {"controller": {"pid": self.shard}, "replicas": [{"replica": f"replica-{self.shard}", "live": True}]}
+        replica = {"replica": f"replica-{self.shard}", "live": True, "seconds_since_report": 0.1}
+        return {"controller": {"pid": self.shard}, "replicas": [replica]}
 
     @property
     def ended(self) -> list[str]:
