@@ -29,7 +29,7 @@ from benchmarks.local_stack import serve_document, serving_stack
 from benchmarks.result_file import write_result
 from serving.launch.local_ray import free_port, with_project
 
-ENGINE = {"kind": "simulated", "num_cpus": 0.01, "max_num_seqs": 256, "max_num_batched_tokens": 8192}
+ENGINE: dict[str, Any] = {"kind": "simulated", "num_cpus": 0.01, "max_num_seqs": 256, "max_num_batched_tokens": 8192}
 PROFILE = "h200_sxm__llama-3.1-8b"
 TIERS: list[dict[str, Any]] = [
     {"name": "standard", "ttft_ms": 20000, "tpot_ms": 500},
@@ -120,8 +120,9 @@ def _until(is_up: Callable[[], bool], process: "subprocess.Popen[bytes]") -> Non
 
 @contextlib.contextmanager
 def local_stack(replicas: int) -> Iterator[int]:
-    """The whole stack over simulated replicas; yields its HTTP port."""
-    args = {"model": "embedded", "engine": ENGINE, "profile": PROFILE, "fleet": {"num_replicas": replicas}}
+    """The whole stack over simulated replicas, all in one process; yields its HTTP port."""
+    engine = ENGINE | {"per_process": replicas}
+    args = {"model": "embedded", "engine": engine, "profile": PROFILE, "fleet": {"num_replicas": replicas}}
     document = serve_document(args, TIERS)
     with serving_stack(document, replicas, Console(stderr=True)):
         yield int(document["http_options"]["port"])

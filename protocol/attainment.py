@@ -106,11 +106,19 @@ class Tally:
             return
         if self.tokens == 0:
             self.first_s = now_s
-        base_s = self.first_s if math.isinf(self.ttft_s) else self.ttft_s
         for index in range(self.tokens, self.tokens + tokens):
-            due_s = base_s + index * self.tpot_s if index else base_s
-            self.late_tokens += now_s - due_s > EPSILON_S
+            self.late_tokens += now_s - self.due_s(index) > EPSILON_S
         self.tokens, self.last_s = self.tokens + tokens, now_s
+
+    def due_s(self, index: int) -> float:
+        """When a token is due, the first being 0; only that of a TTFT is known before there is a token."""
+        base_s = self.first_s if math.isinf(self.ttft_s) else self.ttft_s
+        return base_s + index * self.tpot_s if index else base_s
+
+    @property
+    def next_due_s(self) -> float:
+        """When the next token is due by any bound that has one."""
+        return min(self.due_s(self.tokens), self.e2e_s)
 
     @property
     def mean_gap_s(self) -> float:

@@ -16,6 +16,7 @@ from replicas.engine import EngineFailure
 from serving.dispatch.admission_queue import AdmissionQueue, Placed
 from serving.dispatch.background import BackgroundCalls, Tasks
 from serving.dispatch.deciding import Decider
+from serving.dispatch.delivery_pace import DeliveryPace
 from serving.dispatch.engine_request import EngineRequest, Timeouts, Transport
 from serving.dispatch.quarantine import Quarantine
 from serving.dispatch.registry import RequestRegistry
@@ -33,8 +34,14 @@ SUBMIT_S = 3.0  # that a replica may take to acknowledge a submission
 class Dispatcher:
     """Carries every request from the ingress to a replica, and its tokens back (``emit``: see ``RequestRegistry``)."""
 
-    def __init__(self, transport: Transport, emit: Callable[[Sequence[Delta]], None], timeouts: Timeouts) -> None:
-        self.transport, self.timeouts = transport, timeouts
+    def __init__(
+        self,
+        transport: Transport,
+        emit: Callable[[Sequence[Delta]], None],
+        timeouts: Timeouts,
+        pace: DeliveryPace | None = None,
+    ) -> None:
+        self.transport, self.timeouts, self._pace = transport, timeouts, pace or DeliveryPace()
         self._tasks = Tasks()
         self._background = BackgroundCalls(transport, self._tasks)
         self.registry = RequestRegistry(emit, self._background)
@@ -198,6 +205,7 @@ class Dispatcher:
             request.tokens.extend(delta.token_ids)
             request.failures_without_progress, request.is_fresh = 0, False
             self._quarantine.acquit(request)
+            leaves_s += self._wait_s(request, leaves_s)
             request.request_state.record_tokens(request.request_id, len(delta.token_ids), leaves_s)
         if delta.late:
             request.request_state.sequence(request.request_id).late = True
@@ -207,8 +215,18 @@ class Dispatcher:
             delta = msgspec.structs.replace(delta, finish="", transfer=b"")
         delivered.append(msgspec.structs.replace(delta, request_id=request.request_id) if request.attempt else delta)
         if delta.finish:
+            self._pace.hurry()
             request.replica = ""
             self.registry.end(request, delta.finish)
+
+    def _wait_s(self, request: EngineRequest, leaves_s: float) -> float:
+        """How long the next token waits to be delivered: not at all where it is the first one, or would be late."""
+        wait_s, tally = self._pace.wait_s(), request.request_state.sequence(request.request_id).tally
+        due_s = request.request_state.arrived_s + tally.next_due_s
+        if wait_s == 0.0 or (tally.tokens and not leaves_s <= due_s < leaves_s + wait_s):
+            return wait_s
+        self._pace.hurry()
+        return 0.0
 
     def _waited_too_long(self, request: EngineRequest, moving: list[EngineRequest]) -> None:
         """No sequence of a request may be missing: it ends as a whole, or this one is offered again."""

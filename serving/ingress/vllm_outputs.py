@@ -7,6 +7,7 @@ from vllm.v1.engine import EngineCoreOutput
 
 from protocol.messages import Delta
 from replicas.vllm_codec import decode_output
+from serving.dispatch.delivery_pace import DeliveryPace
 
 
 class PendingOutputs:
@@ -17,7 +18,8 @@ class PendingOutputs:
     it. Outputs that carry more than tokens, such as logprobs, stay as they are.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pace: DeliveryPace | None = None) -> None:
+        self._pace = pace or DeliveryPace()
         self._outputs: list[EngineCoreOutput] = []
         self._open: dict[str, EngineCoreOutput] = {}  # by request: the one that takes more tokens
         self._has_outputs = asyncio.Event()
@@ -37,8 +39,9 @@ class PendingOutputs:
         self._has_outputs.set()
 
     async def take(self) -> list[EngineCoreOutput]:
-        """All that wait, once there are any."""
+        """All that wait, once there are any and ``pace`` lets them go."""
         await self._has_outputs.wait()
+        await self._pace.turn()
         self._has_outputs.clear()
         outputs, self._outputs, self._open = self._outputs, [], {}
         return outputs

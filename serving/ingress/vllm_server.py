@@ -28,6 +28,7 @@ from vllm.v1.executor.abstract import Executor
 from protocol.messages import Slo, Traits
 from replicas.vllm_codec import encode_request, encode_value, with_emitted
 from routing.prefix_index import hash_prefix, salt_of
+from serving.dispatch.delivery_pace import DeliveryPace
 from serving.dispatch.dispatcher import Dispatcher
 from serving.dispatch.engine_request import EngineRequest, Timeouts, Transport
 from serving.ingress.lanes import Lanes
@@ -78,8 +79,9 @@ class FleetCoreClient:
         self._not_computed = not_computed
         self.adapters: set[str] | None = None  # of the command line
         self.forget: Callable[[str], None] = lambda _request_id: None  # what vLLM keeps of a request
-        self._outputs = PendingOutputs()  # of all replicas
-        self.dispatcher = Dispatcher(transport, self._outputs.add, timeouts)
+        pace = DeliveryPace()
+        self._outputs = PendingOutputs(pace)  # of all replicas
+        self.dispatcher = Dispatcher(transport, self._outputs.add, timeouts, pace)
 
     async def add_request_async(self, request: EngineCoreRequest) -> None:
         request_state = current_request_state.get() or HttpRequestState(Slo(best_effort=True))

@@ -9,6 +9,7 @@ from hypothesis import given
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 
 from protocol.messages import Delta
+from serving.dispatch.delivery_pace import DeliveryPace
 from serving.ingress.vllm_outputs import PendingOutputs
 
 
@@ -51,12 +52,33 @@ def test_unreadable_news_add_nothing() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.booleans()), max_size=40))
 def test_each_request_gets_its_tokens_in_order(news: list[tuple[str, bool, bool]]) -> None:
-    pending, sent, got = PendingOutputs(), dict[str, list[int]](), dict[str, list[int]]()
-    for token, (request_id, has_extra, is_taken) in enumerate(news):
-        sent.setdefault(request_id, []).append(token)
-        pending.add([with_more(request_id, token) if has_extra else Delta(request_id, (token,))])
-        if is_taken or token == len(news) - 1:
-            for output in taken(pending):
-                assert output.num_nans_in_logits == 0 or len(output.new_token_ids) == 1
-                got.setdefault(output.request_id, []).extend(output.new_token_ids)
+    sent, got = dict[str, list[int]](), dict[str, list[int]]()
+
+    async def play() -> None:
+        pending = PendingOutputs()
+        for token, (request_id, has_extra, is_taken) in enumerate(news):
+            sent.setdefault(request_id, []).append(token)
+            pending.add([with_more(request_id, token) if has_extra else Delta(request_id, (token,))])
+            if is_taken or token == len(news) - 1:
+                for output in await asyncio.wait_for(pending.take(), 5):
+                    assert output.num_nans_in_logits == 0 or len(output.new_token_ids) == 1
+                    got.setdefault(output.request_id, []).extend(output.new_token_ids)
+
+    asyncio.run(play())
     assert got == sent
+
+
+def test_tokens_that_come_during_the_pause_after_a_delivery_are_delivered_together() -> None:
+    async def play() -> list[list[int]]:
+        pace = DeliveryPace()
+        pending, taken = PendingOutputs(pace), list[list[int]]()
+        for turn in range(2):
+            pending.add([Delta("a", (turn,))])
+            taking = asyncio.create_task(pending.take())
+            await asyncio.sleep(0.01)
+            pending.add([Delta("a", (10 + turn,))])
+            taken.append([token for output in await taking for token in output.new_token_ids])
+            pace._free_until_s = asyncio.get_running_loop().time() + 0.05
+        return taken
+
+    assert asyncio.run(play()) == [[0], [10, 1, 11]]
