@@ -7,15 +7,17 @@ Accepting is proposed here by budgets between deadlines; whether it holds is for
 import math
 
 import numpy as np
-from numba import njit
+from numba import boolean, float64, int64, njit
 
 from planning.admission.demand import DEMAND, fill_demand, longest_iteration_s, prefill_cost_tokens
 from planning.admission.dp import ITEM, choose_set
 from planning.batch.kv import held_kv_tokens
 from planning.deadlines import effective_tpot_s, next_token_deadline_s, num_uncomputed_tokens, remaining_tokens
-from planning.engine import EngineModel
+from planning.engine import ENGINE_TYPE, EngineModel
 from planning.limits import usable_kv_tokens
-from planning.tables import TPOT_LEVEL, RequestTable
+from planning.order import distinct, order_of, place_in
+from planning.tables import TABLE_TYPE, TPOT_LEVEL, RequestTable
+from profiles.compiled_once import compiled_once
 from profiles.kernels import Coefficients
 
 PROMISED, OPEN, CHOSEN, REFUSED = range(4)  # what a row of the table is to the choice
@@ -29,16 +31,17 @@ def _levels(table: RequestTable, options: np.ndarray, start_s: float, most: int)
     pace_s = np.empty(len(options))
     for j in range(len(options)):
         pace_s[j] = min(effective_tpot_s(table[options[j]], start_s), 1e6)
-    distinct = np.unique(pace_s)
-    stride = math.ceil(len(distinct) / most)
-    levels = np.zeros(math.ceil(len(distinct) / stride), dtype=TPOT_LEVEL)
-    level_of, count = np.searchsorted(distinct, pace_s) // stride, np.zeros(len(levels))
+    paces_s = distinct(pace_s)
+    stride = math.ceil(len(paces_s) / most)
+    levels = np.zeros(math.ceil(len(paces_s) / stride), dtype=TPOT_LEVEL)
+    level_of, count = np.empty(len(options), dtype=np.int64), np.zeros(len(levels))
     for j in range(len(options)):
+        level_of[j] = place_in(paces_s, pace_s[j]) // stride
         level, row = levels[level_of[j]], table[options[j]]
         level["kv_tokens"] += row["prompt_tokens"] + row["emitted_tokens"] + 0.5 * remaining_tokens(row)
         count[level_of[j]] += 1
     for pos in range(len(levels)):
-        levels[pos]["tpot_s"] = distinct[pos * stride]
+        levels[pos]["tpot_s"] = paces_s[pos * stride]
         levels[pos]["kv_tokens"] /= count[pos]
     return levels, level_of
 
@@ -72,7 +75,7 @@ def _items(
         item["is_forced"] = status[rows[pos]] == PROMISED
         if item["is_forced"]:
             continue
-        j = np.searchsorted(options, rows[pos])
+        j = place_in(options, rows[pos])
         item["level"] = level_of[j]
         if unit_tokens > 0.0:
             peak_tokens = row["prompt_tokens"] + row["emitted_tokens"] + remaining_tokens(row)
@@ -82,7 +85,7 @@ def _items(
     return items
 
 
-@njit(cache=True)
+@compiled_once(boolean[::1](ENGINE_TYPE, TABLE_TYPE, int64[::1], int64[::1], float64))
 def propose(
     engine: EngineModel, table: RequestTable, status: np.ndarray, options: np.ndarray, start_s: float
 ) -> np.ndarray:
@@ -101,7 +104,7 @@ def propose(
         due_s[pos] = min(next_token_deadline_s(row, start_s), start_s + 1e6)
         if status[rows[pos]] == OPEN:
             longest = max(longest, min(effective_tpot_s(row, start_s), 1.0) * remaining_tokens(row))
-    order = np.argsort(due_s, kind="mergesort")
+    order = order_of(due_s)
     rows, due_s = rows[order], np.maximum(due_s[order], start_s)
     checkpoints_s = np.concatenate((due_s, due_s[-1] + longest * np.array([0.25, 0.5])))
     spans = np.zeros(len(checkpoints_s), dtype=DEMAND)
@@ -116,6 +119,6 @@ def propose(
     picked, bit = np.zeros(len(options), dtype=np.bool_), 0
     for pos in range(len(rows)):
         if status[rows[pos]] == OPEN:
-            picked[np.searchsorted(options, rows[pos])] = (bits >> bit) & 1
+            picked[place_in(options, rows[pos])] = (bits >> bit) & 1
             bit += 1
     return picked

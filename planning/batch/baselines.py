@@ -16,6 +16,7 @@ from planning.batch.ordered import run_by_bid, run_in_order, sorted_rows
 from planning.batch.worth import SHORTEST_S, decode_step_s, first_s, recompute_s
 from planning.deadlines import next_token_deadline_s, num_uncomputed_tokens, remaining_tokens
 from planning.engine import EngineModel
+from planning.order import numbers, order_of
 from planning.tables import RequestTable
 
 BEST_EFFORT_S = 1e6  # by which best effort stands behind the others
@@ -78,7 +79,7 @@ def form_whole_prompts(
     """vLLM without chunked prefill: as many whole waiting prompts as fit the budget, decodes only where none waits."""
     prompts = np.empty(len(table), dtype=np.int64)
     count, left = 0, engine.limits["max_batch_tokens"]
-    for i in np.argsort(table["arrival_s"].copy(), kind="mergesort"):
+    for i in order_of(numbers(table["arrival_s"])):
         todo = num_uncomputed_tokens(table[i])
         if todo <= 0 or is_decode(table[i]):
             continue

@@ -1,10 +1,11 @@
 """The composition of a batch in the making, and what it costs."""
 
 import numpy as np
-from numba import njit
+from numba import float64, int64, njit
 
 from planning.batch.classes import is_decode
-from planning.tables import RequestTable
+from planning.tables import TABLE_TYPE, RequestTable
+from profiles.compiled_once import compiled_once
 from profiles.kernels import Coefficients, attention_pairs, iteration_s
 
 # Composition of a batch: the arguments of iteration_s.
@@ -45,7 +46,7 @@ def remove_decode(row: np.void, tokens: int, drafts: float, composition: np.ndar
     composition[DRAFT_TOKENS] = drafts
 
 
-@njit(cache=True)
+@compiled_once(float64(float64[::1], TABLE_TYPE, float64[::1], int64[::1], float64, float64))
 def most_on_time_s(
     coef: Coefficients, table: RequestTable, slack_s: np.ndarray, rows: np.ndarray, limit_s: float, all_s: float
 ) -> float:

@@ -14,6 +14,7 @@ from planning.batch.composition import TOKENS, add_tokens, composition_s
 from planning.batch.kv import FREE_KV, FREE_SEQUENCES, PREEMPT, blocks_tokens, held_kv_tokens, reserve
 from planning.deadlines import num_uncomputed_tokens
 from planning.engine import EngineModel
+from planning.order import numbers, order_of
 from planning.tables import RequestTable
 
 
@@ -141,5 +142,5 @@ def run_in_order(
 @njit(cache=True)
 def sorted_rows(first: np.ndarray, table: RequestTable) -> np.ndarray:
     """Rows by ``first``, then by arrival, then in table order."""
-    by_arrival = np.argsort(table["arrival_s"].copy(), kind="mergesort")
-    return by_arrival[np.argsort(first[by_arrival], kind="mergesort")]
+    by_arrival = order_of(numbers(table["arrival_s"]))
+    return by_arrival[order_of(first[by_arrival])]

@@ -10,6 +10,7 @@ from planning.batch.composition import KV, SEQUENCES, TOKENS, add_tokens, compos
 from planning.batch.ordered import run_in_order
 from planning.deadlines import next_token_deadline_s, num_uncomputed_tokens
 from planning.engine import EngineModel
+from planning.order import order_of
 from planning.tables import RequestTable
 from profiles.kernels import max_prefill_tokens
 
@@ -42,8 +43,8 @@ def _run_within(
 @njit(cache=True)
 def _in_order(keys: np.ndarray, then: np.ndarray) -> np.ndarray:
     """Rows by ``keys``, equal ones by ``then``, equal ones in table order."""
-    order = np.argsort(then, kind="mergesort")
-    return order[np.argsort(keys[order], kind="mergesort")]
+    order = order_of(then)
+    return order[order_of(keys[order])]
 
 
 @njit(cache=True)

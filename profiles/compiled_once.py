@@ -1,0 +1,166 @@
+"""Kernels that are compiled once, whoever calls them.
+
+numba compiles what a kernel calls into that kernel anew, and so on downwards: what stands below ten kernels is
+optimised and written ten times. A kernel that is decorated with ``compiled_once`` is called by its address instead. That costs
+some nanoseconds per call and lets nothing be inlined: it is for what runs for a microsecond at least.
+
+The address is in a slot that callers know by a name, and it is looked up at the first call. So callers can be cached.
+A ``KernelTable`` is a row of such slots: one of several kernels, by its position.
+"""
+
+import ctypes
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import llvmlite.binding as llvm
+import numba
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.core.imputils import impl_ret_new_ref
+from numba.core.typing.templates import AbstractTemplate, Signature, infer_global
+from numba.extending import lower_builtin
+
+import profiles.jit  # noqa: F401  (tells numba where the cache is)
+
+FILL = "polyslo.fill"  # the symbol by which compiled code asks for the address that a slot lacks
+Kernel = Callable[..., Any]
+
+
+class CompiledOnce:
+    """A kernel of one signature, to be called from Python and from kernels alike."""
+
+    def __init__(self, function: Kernel, signature: Signature) -> None:
+        self.signature = signature
+        self.kernel = njit(cache=True, no_cfunc_wrapper=True)(function)
+        self.__doc__, self.__name__, self.py_func = function.__doc__, function.__name__, function
+        self._run: Kernel = self._first_run
+        slots = _Slots(f"{function.__module__}.{function.__qualname__}", signature, [self])
+
+        def accept(context: Any, args: tuple[Any, ...]) -> Signature | None:
+            self.compile()  # what is wrong with it is told where it is used
+            return _accepted(context, signature, args)
+
+        def lower(context: Any, builder: Any, sig: Signature, args: Sequence[Any]) -> Any:
+            return slots.call(context, builder, sig.args, context.get_constant(types.intp, 0), args)
+
+        _tell_numba(self, accept, lower)
+
+    def __call__(self, *args: Any) -> Any:
+        return self._run(*args)
+
+    def _first_run(self, *args: Any) -> Any:
+        self.compile()
+        self._run = self.kernel
+        return self.kernel(*args)
+
+    def compile(self) -> int:
+        """Compile it, or load it from the cache, unless that has been done; returns its address."""
+        if not self.kernel.overloads:
+            self.kernel.compile(self.signature)
+            self.kernel.disable_compile()  # what does not fit the signature is an error, not another kernel
+        compiled = self.kernel.overloads[tuple(self.signature.args)]
+        return int(compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name))
+
+
+class KernelTable:
+    """Kernels of one signature; it is called with the position of one and that one's arguments."""
+
+    def __init__(self, name: str, kernels: Sequence[CompiledOnce]) -> None:
+        self._kernels = kernels
+        signature = kernels[0].signature
+        slots = _Slots(name, signature, kernels)
+
+        taken = signature.return_type(types.intp, *signature.args)
+
+        def lower(context: Any, builder: Any, sig: Signature, args: Sequence[Any]) -> Any:
+            return slots.call(context, builder, sig.args[1:], args[0], args[1:])
+
+        _tell_numba(self, lambda context, args: _accepted(context, taken, args), lower)
+
+    def __call__(self, position: int, *args: Any) -> Any:
+        return self._kernels[position](*args)
+
+
+def compiled_once(signature: Signature) -> Callable[[Kernel], Kernel]:
+    """Decorate a kernel that several others call, or one of a ``KernelTable``; as it is where nothing is compiled."""
+    return lambda function: function if numba.config.DISABLE_JIT else CompiledOnce(function, signature)
+
+
+def kernel_table(name: str, kernels: Sequence[Kernel]) -> Kernel:
+    """A ``KernelTable`` of kernels that ``compiled_once`` made; ``name`` tells tables apart."""
+    if numba.config.DISABLE_JIT:
+        return lambda position, *args: kernels[position](*args)
+    return KernelTable(name, [kernel for kernel in kernels if isinstance(kernel, CompiledOnce)])
+
+
+def _tell_numba(callee: Any, accept: Callable[..., Signature | None], lower: Kernel) -> None:
+    """Have kernels that call ``callee`` typed by ``accept`` and their code made by ``lower``."""
+
+    class Template(AbstractTemplate):
+        key = callee
+
+        def generic(self, args: tuple[Any, ...], kws: dict[str, Any]) -> Signature | None:
+            return None if kws else accept(self.context, args)
+
+    infer_global(callee, types.Function(Template))
+    lower_builtin(callee, types.VarArg(types.Any))(lower)
+
+
+def _accepted(context: Any, signature: Signature, args: tuple[Any, ...]) -> Signature | None:
+    """The signature, if arguments of these types can be given to it."""
+    fits = len(args) == len(signature.args) and all(
+        context.can_convert(given, taken) is not None for given, taken in zip(args, signature.args, strict=True)
+    )
+    return signature if fits else None
+
+
+class _Slots:
+    """Addresses of kernels of one signature under a symbol; 0 until the first call."""
+
+    def __init__(self, name: str, signature: Signature, kernels: Sequence[CompiledOnce]) -> None:
+        self._symbol, self._signature, self._count = f"polyslo.{name}", signature, len(kernels)
+        self._addresses = (ctypes.c_int64 * len(kernels))()
+        first = ctypes.addressof(self._addresses)
+        _kernel_of.update((first + 8 * i, kernel) for i, kernel in enumerate(kernels))
+        llvm.add_symbol(self._symbol, first)
+        _kept.append(self)
+
+    def call(self, context: Any, builder: Any, args_types: Sequence[Any], position: Any, args: Sequence[Any]) -> Any:
+        """Code that calls the kernel at ``position``, and has its address looked up before the first time."""
+        returned, module = self._signature.return_type, builder.module
+        kernel_type = context.call_conv.get_function_type(returned, args_types).as_pointer()
+        table = module.globals.get(self._symbol)
+        if table is None:
+            table = ir.GlobalVariable(module, ir.ArrayType(kernel_type, self._count), self._symbol)
+        is_outside = builder.icmp_unsigned(">=", position, position.type(self._count))
+        with cgutils.if_unlikely(builder, is_outside):
+            context.call_conv.return_user_exc(builder, IndexError, ("no kernel at this position",))
+        slot = builder.gep(table, [position.type(0), position])
+        with cgutils.if_unlikely(builder, cgutils.is_null(builder, builder.load(slot))):
+            fill_type = ir.FunctionType(ir.VoidType(), [ir.IntType(64)])
+            builder.call(
+                cgutils.get_or_insert_function(module, fill_type, FILL), [builder.ptrtoint(slot, ir.IntType(64))]
+            )
+        kernel = builder.load(slot)
+        with cgutils.if_unlikely(builder, cgutils.is_null(builder, kernel)):
+            context.call_conv.return_user_exc(builder, RuntimeError, ("a kernel could not be compiled",))
+        status, found = context.call_conv.call_function(builder, kernel, returned, args_types, args)
+        with cgutils.if_unlikely(builder, status.is_error):
+            context.call_conv.return_status_propagate(builder, status)
+        return impl_ret_new_ref(context, builder, returned, found)
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_int64)
+def _fill(slot: int) -> None:
+    """Write the address of a slot's kernel into it; called by compiled code, which cannot take an exception."""
+    try:
+        ctypes.c_int64.from_address(slot).value = _kernel_of[slot].compile()
+    except Exception:  # the caller raises what kernels can raise
+        sys.excepthook(*sys.exc_info())
+
+
+_kernel_of: dict[int, CompiledOnce] = {}  # by the address of its slot
+_kept: list[_Slots] = []  # compiled code holds their addresses
+llvm.add_symbol(FILL, ctypes.cast(_fill, ctypes.c_void_p).value or 0)
