@@ -1,8 +1,8 @@
 """Kernels that are compiled once, whoever calls them.
 
 numba compiles what a kernel calls into that kernel anew, and so on downwards: what stands below ten kernels is
-optimised and written ten times. A kernel that is decorated with ``compiled_once`` is called by its address instead. That costs
-some nanoseconds per call and lets nothing be inlined: it is for what runs for a microsecond at least.
+optimised and written ten times. A kernel that is decorated with ``compiled_once`` is called by its address instead.
+That costs some nanoseconds per call and lets nothing be inlined: it is for what runs for a microsecond at least.
 
 The address is in a slot that callers know by a name, and it is looked up at the first call. So callers can be cached.
 A ``KernelTable`` is a row of such slots: one of several kernels, by its position.
@@ -117,32 +117,34 @@ def _accepted(context: Any, signature: Signature, args: tuple[Any, ...]) -> Sign
 
 
 class _Slots:
-    """Addresses of kernels of one signature under a symbol; 0 until the first call."""
+    """A symbol for kernels of one signature: how many they are, and the address of each, 0 until the first call.
+
+    Callers look up how many, so that a policy can be added to a table without compiling them anew.
+    """
 
     def __init__(self, name: str, signature: Signature, kernels: Sequence[CompiledOnce]) -> None:
-        self._symbol, self._signature, self._count = f"polyslo.{name}", signature, len(kernels)
-        self._addresses = (ctypes.c_int64 * len(kernels))()
-        first = ctypes.addressof(self._addresses)
-        _kernel_of.update((first + 8 * i, kernel) for i, kernel in enumerate(kernels))
+        self._symbol, self._signature = f"polyslo.{name}", signature
+        self._words = (ctypes.c_int64 * (1 + len(kernels)))(len(kernels))
+        first = ctypes.addressof(self._words)
+        _kernel_of.update((first + 8 * (1 + i), kernel) for i, kernel in enumerate(kernels))
         llvm.add_symbol(self._symbol, first)
         _kept.append(self)
 
     def call(self, context: Any, builder: Any, args_types: Sequence[Any], position: Any, args: Sequence[Any]) -> Any:
         """Code that calls the kernel at ``position``, and has its address looked up before the first time."""
-        returned, module = self._signature.return_type, builder.module
+        returned, module, word = self._signature.return_type, builder.module, ir.IntType(64)
         kernel_type = context.call_conv.get_function_type(returned, args_types).as_pointer()
         table = module.globals.get(self._symbol)
         if table is None:
-            table = ir.GlobalVariable(module, ir.ArrayType(kernel_type, self._count), self._symbol)
-        is_outside = builder.icmp_unsigned(">=", position, position.type(self._count))
-        with cgutils.if_unlikely(builder, is_outside):
+            table = ir.GlobalVariable(module, ir.ArrayType(word, 0), self._symbol)
+        count = builder.load(builder.gep(table, [word(0), word(0)]))
+        with cgutils.if_unlikely(builder, builder.icmp_unsigned(">=", position, count)):
             context.call_conv.return_user_exc(builder, IndexError, ("no kernel at this position",))
-        slot = builder.gep(table, [position.type(0), position])
+        at = builder.gep(table, [word(0), builder.add(position, word(1))])
+        slot = builder.bitcast(at, kernel_type.as_pointer())
         with cgutils.if_unlikely(builder, cgutils.is_null(builder, builder.load(slot))):
-            fill_type = ir.FunctionType(ir.VoidType(), [ir.IntType(64)])
-            builder.call(
-                cgutils.get_or_insert_function(module, fill_type, FILL), [builder.ptrtoint(slot, ir.IntType(64))]
-            )
+            fill = cgutils.get_or_insert_function(module, ir.FunctionType(ir.VoidType(), [word]), FILL)
+            builder.call(fill, [builder.ptrtoint(slot, word)])
         kernel = builder.load(slot)
         with cgutils.if_unlikely(builder, cgutils.is_null(builder, kernel)):
             context.call_conv.return_user_exc(builder, RuntimeError, ("a kernel could not be compiled",))

@@ -13,6 +13,7 @@ from numba import njit
 
 from planning.batch.baselines import form_arrival_order
 from planning.batch.ordered import run_by_bid
+from planning.batch.policy import policy
 from planning.batch.worth import SHORTEST_S
 from planning.deadlines import num_uncomputed_tokens, remaining_tokens
 from planning.engine import EngineModel
@@ -159,7 +160,7 @@ def anneal(jobs: Jobs, most: int, seed: int) -> tuple[np.ndarray, float]:
     return best, best_value
 
 
-@njit(cache=True)
+@policy("annealing")
 def form_annealed(
     engine: EngineModel, table: RequestTable, now_s: float, tokens_out: np.ndarray
 ) -> tuple[float, np.ndarray]:

@@ -5,9 +5,10 @@ import math
 import numpy as np
 from numba import njit
 
-from planning.batch.fair import blend
+from planning.batch.fair import FAIRNESS, blend
 from planning.batch.memory import FRAME_ITERATIONS
 from planning.batch.ordered import run_by_bid
+from planning.batch.policy import policy
 from planning.batch.tempo import interruption_costs
 from planning.batch.worth import decode_step_s, first_s, prospects, token_goodput
 from planning.engine import EngineModel
@@ -60,7 +61,7 @@ def best_group(priorities: np.ndarray, prompt_tokens: np.ndarray, places: int, c
     return chosen
 
 
-@njit(cache=True)
+@policy("calm", remembers=True, adapts_cutoff=True, options={"fairness": FAIRNESS})
 def form_grouped_margin_goodput(
     engine: EngineModel, table: RequestTable, now_s: float, tokens_out: np.ndarray
 ) -> tuple[float, np.ndarray]:

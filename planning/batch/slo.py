@@ -38,7 +38,7 @@ from planning.batch.composition import (
     remove_decode,
 )
 from planning.batch.kv import FREE_KV, blocks_tokens, reserve
-from planning.batch.policy import FORM_BATCH
+from planning.batch.policy import policy
 from planning.batch.prefill_only import chunk_budget_tokens, chunk_within
 from planning.deadlines import effective_tpot_s, num_uncomputed_tokens
 from planning.engine import EngineModel
@@ -244,7 +244,7 @@ def _ensure_progress(builder: BatchBuilder) -> None:
         add_tokens(row, tokens, builder.composition)
 
 
-@compiled_once(FORM_BATCH)
+@policy("slo", plans_drafts=True, plans_ahead=True)
 def form_batch(
     engine: EngineModel, table: RequestTable, now_s: float, tokens_out: np.ndarray
 ) -> tuple[float, np.ndarray]:
