@@ -1,5 +1,7 @@
 """Orders of arrays, for kernels: stable, and compiled once, where each use of NumPy's sorts would compile its own."""
 
+import math
+
 import numpy as np
 from numba import float64, int64, njit
 
@@ -62,6 +64,15 @@ def integers(column: np.ndarray) -> np.ndarray:
     for i in range(len(column)):
         found[i] = column[i]
     return found
+
+
+@njit(cache=True)
+def least_of(values: np.ndarray) -> float:
+    """The least of ``values`` (f8[n]); inf where there are none. NumPy's own would be compiled for each type."""
+    least = math.inf
+    for value in values:
+        least = min(least, value)
+    return least
 
 
 @compiled_once(float64[::1](float64[::1]))

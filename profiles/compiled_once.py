@@ -24,6 +24,7 @@ from numba.extending import lower_builtin
 
 import profiles.jit  # noqa: F401  (tells numba where the cache is)
 
+MOST = 64  # kernels of one table
 FILL = "polyslo.fill"  # the symbol by which compiled code asks for the address that a slot lacks
 Kernel = Callable[..., Any]
 
@@ -67,17 +68,26 @@ class CompiledOnce:
 class KernelTable:
     """Kernels of one signature; it is called with the position of one and that one's arguments."""
 
-    def __init__(self, name: str, kernels: Sequence[CompiledOnce]) -> None:
-        self._kernels = kernels
-        signature = kernels[0].signature
-        slots = _Slots(name, signature, kernels)
-
+    def __init__(self, name: str, signature: Signature, kernels: Sequence[Kernel]) -> None:
+        self._kernels: list[Kernel] = []
+        self._slots = None if numba.config.DISABLE_JIT else _Slots(name, signature, [])
+        for kernel in kernels:
+            self.add(kernel)
         taken = signature.return_type(types.intp, *signature.args)
 
         def lower(context: Any, builder: Any, sig: Signature, args: Sequence[Any]) -> Any:
-            return slots.call(context, builder, sig.args[1:], args[0], args[1:])
+            assert self._slots is not None
+            return self._slots.call(context, builder, sig.args[1:], args[0], args[1:])
 
         _tell_numba(self, lambda context, args: _accepted(context, taken, args), lower)
+
+    def add(self, kernel: Kernel) -> int:
+        """Put a kernel that ``compiled_once`` made at the end; returns its position."""
+        if self._slots is not None:
+            assert isinstance(kernel, CompiledOnce)
+            self._slots.add(kernel)
+        self._kernels.append(kernel)
+        return len(self._kernels) - 1
 
     def __call__(self, position: int, *args: Any) -> Any:
         return self._kernels[position](*args)
@@ -86,13 +96,6 @@ class KernelTable:
 def compiled_once(signature: Signature) -> Callable[[Kernel], Kernel]:
     """Decorate a kernel that several others call, or one of a ``KernelTable``; as it is where nothing is compiled."""
     return lambda function: function if numba.config.DISABLE_JIT else CompiledOnce(function, signature)
-
-
-def kernel_table(name: str, kernels: Sequence[Kernel]) -> Kernel:
-    """A ``KernelTable`` of kernels that ``compiled_once`` made; ``name`` tells tables apart."""
-    if numba.config.DISABLE_JIT:
-        return lambda position, *args: kernels[position](*args)
-    return KernelTable(name, [kernel for kernel in kernels if isinstance(kernel, CompiledOnce)])
 
 
 def _tell_numba(callee: Any, accept: Callable[..., Signature | None], lower: Kernel) -> None:
@@ -119,16 +122,23 @@ def _accepted(context: Any, signature: Signature, args: tuple[Any, ...]) -> Sign
 class _Slots:
     """A symbol for kernels of one signature: how many they are, and the address of each, 0 until the first call.
 
-    Callers look up how many, so that a policy can be added to a table without compiling them anew.
+    Callers look up how many, so one can be added to a table without compiling them anew.
     """
 
     def __init__(self, name: str, signature: Signature, kernels: Sequence[CompiledOnce]) -> None:
         self._symbol, self._signature = f"polyslo.{name}", signature
-        self._words = (ctypes.c_int64 * (1 + len(kernels)))(len(kernels))
-        first = ctypes.addressof(self._words)
-        _kernel_of.update((first + 8 * (1 + i), kernel) for i, kernel in enumerate(kernels))
-        llvm.add_symbol(self._symbol, first)
+        self._words = (ctypes.c_int64 * (1 + MOST))()
+        for kernel in kernels:
+            self.add(kernel)
+        llvm.add_symbol(self._symbol, ctypes.addressof(self._words))
         _kept.append(self)
+
+    def add(self, kernel: CompiledOnce) -> None:
+        """Open a slot for one more kernel."""
+        if self._words[0] == MOST:
+            raise ValueError(f"{self._symbol}: more than {MOST} kernels")
+        self._words[0] += 1
+        _kernel_of[ctypes.addressof(self._words) + 8 * self._words[0]] = kernel
 
     def call(self, context: Any, builder: Any, args_types: Sequence[Any], position: Any, args: Sequence[Any]) -> Any:
         """Code that calls the kernel at ``position``, and has its address looked up before the first time."""

@@ -7,7 +7,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numba import intp, njit, typeof, types
+from numba import from_dtype, intp, njit, typeof, types
 
 from planning.batch.classes import decode_s, is_decode
 from planning.batch.kv import wanted_kv_tokens
@@ -75,6 +75,7 @@ def make_fleet_state(replicas: int, slots: int) -> FleetState:
     )
 
 
+REPLICA_TYPE = from_dtype(REPLICA_STATE)
 FLEET_TYPE = typeof(make_fleet_state(1, 1))  # as kernels see it
 
 

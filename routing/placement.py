@@ -142,7 +142,7 @@ def _next_candidate(
         if len(order.scores):
             score = order.scores[0, r]
         else:
-            score = score_replica(engine_of(fleet, r), replica, row, now_s, order.rule, weight)
+            score = score_replica(order.rule, engine_of(fleet, r), replica, row, now_s, weight)
         if score == -math.inf or (group == last_group and score > bound):
             continue
         if best != NOWHERE and (group > best_group or (group == best_group and score <= best_score)):

@@ -15,7 +15,7 @@ from planning.batch.kv import held_kv_tokens
 from planning.deadlines import effective_tpot_s, next_token_deadline_s, num_uncomputed_tokens, remaining_tokens
 from planning.engine import ENGINE_TYPE, EngineModel
 from planning.limits import usable_kv_tokens
-from planning.order import distinct, order_of, place_in
+from planning.order import distinct, numbers, order_of, place_in
 from planning.tables import TABLE_TYPE, TPOT_LEVEL, RequestTable
 from profiles.compiled_once import compiled_once
 from profiles.kernels import Coefficients
@@ -58,6 +58,14 @@ def _free_kv_tokens(table: RequestTable, status: np.ndarray, limits: np.void) ->
 
 
 @njit(cache=True)
+def _are_equal(values: np.ndarray) -> bool:
+    are_equal = True
+    for value in values:
+        are_equal &= value == values[0]
+    return are_equal
+
+
+@njit(cache=True)
 def _items(
     coef: Coefficients,
     table: RequestTable,
@@ -68,7 +76,8 @@ def _items(
 ) -> np.ndarray:
     """The DP's items for ``rows``, which are sorted by prefill deadline."""
     items, options = np.zeros(len(rows), dtype=ITEM), np.flatnonzero(status == OPEN)
-    values = table["value"][options]
+    values = numbers(table["value"][options])
+    are_equal, total = _are_equal(values), values.sum()
     for pos in range(len(rows)):
         row, item = table[rows[pos]], items[pos]
         item["cost_tokens"] = prefill_cost_tokens(coef, row)
@@ -80,8 +89,8 @@ def _items(
         if unit_tokens > 0.0:
             peak_tokens = row["prompt_tokens"] + row["emitted_tokens"] + remaining_tokens(row)
             item["kv_units"] = math.ceil(0.5 * (row["prompt_tokens"] + peak_tokens) / unit_tokens)
-        if values.max() > values.min():
-            item["value_units"] = max(1, round(VALUE_UNITS * max(0.0, row["value"]) / values.sum()))
+        if not are_equal:
+            item["value_units"] = max(1, round(VALUE_UNITS * max(0.0, row["value"]) / total))
     return items
 
 
@@ -90,14 +99,15 @@ def propose(
     engine: EngineModel, table: RequestTable, status: np.ndarray, options: np.ndarray, start_s: float
 ) -> np.ndarray:
     """The DP's choice among ``options`` (sorted rows of ``table``): bool for each."""
-    values = table["value"][options]
-    is_small = len(options) <= 16 and values.max() == values.min()
+    are_equal = _are_equal(numbers(table["value"][options]))
+    is_small = len(options) <= 16 and are_equal
     levels, level_of = _levels(table, options, start_s, 4 if is_small else 2)
-    most_units = KV_UNITS if values.max() == values.min() else KV_UNITS // 2
+    most_units = KV_UNITS if are_equal else KV_UNITS // 2
     is_item = status == OPEN
     for i in range(len(table)):
         is_item[i] |= status[i] == PROMISED and not table[i]["best_effort"] and num_uncomputed_tokens(table[i]) > 1
-    rows, due_s = np.flatnonzero(is_item), np.empty(is_item.sum())
+    rows = np.flatnonzero(is_item)
+    due_s = np.empty(len(rows))
     longest = 0.0
     for pos in range(len(rows)):
         row = table[rows[pos]]
@@ -105,8 +115,10 @@ def propose(
         if status[rows[pos]] == OPEN:
             longest = max(longest, min(effective_tpot_s(row, start_s), 1.0) * remaining_tokens(row))
     order = order_of(due_s)
-    rows, due_s = rows[order], np.maximum(due_s[order], start_s)
-    checkpoints_s = np.concatenate((due_s, due_s[-1] + longest * np.array([0.25, 0.5])))
+    rows, checkpoints_s = rows[order], np.empty(len(rows) + 2)
+    for pos in range(len(rows)):
+        checkpoints_s[pos] = max(due_s[order[pos]], start_s)
+    checkpoints_s[-2], checkpoints_s[-1] = checkpoints_s[-3] + longest * 0.25, checkpoints_s[-3] + longest * 0.5
     spans = np.zeros(len(checkpoints_s), dtype=DEMAND)
     fill_demand(engine.coef, table[status == PROMISED], start_s, checkpoints_s, spans)
     free_tokens, asked_tokens = _free_kv_tokens(table, status, engine.limits), 0.0

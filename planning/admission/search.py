@@ -63,6 +63,13 @@ def mark_late(engine: EngineModel, table: RequestTable, start_s: float, forecast
         forecast[i]["unattainable"] = request_class in (LATE_DECODE, LATE_PREFILL)
 
 
+@compiled_once(types.void(int64[::1], int64[::1], int64))
+def _set(status: np.ndarray, rows: np.ndarray, code: int) -> None:
+    """``status[rows] = code``, which numba would compile with a message about shapes into each kernel."""
+    for i in rows:
+        status[i] = code
+
+
 @njit(cache=True, inline="always")
 def mark_unattainable(
     engine: EngineModel, table: RequestTable, status: np.ndarray, start_s: float, forecast: np.ndarray
@@ -135,20 +142,21 @@ def _take_dp_choice(
     forecast: np.ndarray,
 ) -> None:
     """Choose what the DP proposes, less the least preferred requests until the rest is attainable."""
-    status[ranked[MAX_CHOICES:]] = REFUSED
+    _set(status, ranked[MAX_CHOICES:], REFUSED)
     options = ranked[:MAX_CHOICES]
     options = options[order_of_integers(options)]
     picked = propose(engine, table, status, options, start_s)
     is_in = status == PROMISED
-    is_in[options[picked]] = True
+    for i in options[picked]:
+        is_in[i] = True
     dearest = len(ranked)
     while picked.any() and not _is_attainable(engine, table, is_in, start_s, forecast):
         dearest -= 1
         while not is_in[ranked[dearest]]:
             dearest -= 1
         is_in[ranked[dearest]], picked[place_in(options, ranked[dearest])] = False, False
-    status[options[picked]] = CHOSEN
-    status[ranked[MAX_CHOICES:]] = OPEN
+    _set(status, options[picked], CHOSEN)
+    _set(status, ranked[MAX_CHOICES:], OPEN)
 
 
 @njit(cache=True, inline="always")
@@ -201,20 +209,20 @@ def choose(
     for i in options:
         forecast[i]["unattainable"] = False
     if len(options) == 0 or _is_attainable(engine, table, everyone, start_s, forecast):
-        status[options] = CHOSEN
+        _set(status, options, CHOSEN)
         return np.zeros(len(table), dtype=np.int64)
     has_unattainable = mark_unattainable(engine, table, status, start_s, forecast)
     if has_unattainable and _is_attainable(engine, table, everyone, start_s, forecast):
-        status[options] = CHOSEN
+        _set(status, options, CHOSEN)
         return np.zeros(len(table), dtype=np.int64)
     ranked = _by_value_per_work(engine.coef, table, options)
     late, timely = ranked[is_late[ranked]], ranked[~is_late[ranked]]
-    status[late] = REFUSED  # nothing could be promised to them
+    _set(status, late, REFUSED)  # nothing could be promised to them
     if searches and 1 < len(timely) <= EXHAUSTIVE:
         _try_every_set(engine, table, status, timely, start_s, forecast)
     elif searches and len(timely) > EXHAUSTIVE:
         _take_dp_choice(engine, table, status, timely, start_s, forecast)
-    status[late] = OPEN  # each is told why
+    _set(status, late, OPEN)  # each is told why
     reasons = _fill_up(engine, table, status, ranked, start_s, forecast)
     if not (status == CHOSEN).any():
         forecast_subset(engine, table, status == PROMISED, start_s, forecast)

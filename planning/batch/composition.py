@@ -1,5 +1,7 @@
 """The composition of a batch in the making, and what it costs."""
 
+import math
+
 import numpy as np
 from numba import float64, int64, njit
 
@@ -67,6 +69,10 @@ def most_on_time_s(
             remove_decode(table[rows[pos]], tokens, drafts, first)
         add_tokens(table[rows[pos]], tokens, rest)
     both_s = composition_s(coef, first) + composition_s(coef, rest)
-    if np.sum(slack_s >= all_s) <= served + np.sum(slack_s[served:] >= both_s):
-        return limit_s
-    return slack_s[slack_s >= all_s].min()
+    together, one_by_one, least_s = 0, served, math.inf
+    for pos in range(len(slack_s)):
+        if slack_s[pos] >= all_s:
+            together, least_s = together + 1, min(least_s, slack_s[pos])
+        if pos >= served and slack_s[pos] >= both_s:
+            one_by_one += 1
+    return limit_s if together <= one_by_one else least_s

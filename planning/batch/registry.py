@@ -7,8 +7,8 @@ import importlib
 import pkgutil
 
 import planning.batch
-from planning.batch.policy import REGISTERED, BatchPolicy
-from profiles.compiled_once import kernel_table
+from planning.batch.policy import FORM_BATCH, REGISTERED, BatchPolicy
+from profiles.compiled_once import KernelTable
 from profiles.suggest import suggest
 
 for _module in pkgutil.iter_modules(planning.batch.__path__):
@@ -18,7 +18,7 @@ for _module in pkgutil.iter_modules(planning.batch.__path__):
 POLICIES: tuple[BatchPolicy, ...] = tuple(REGISTERED[name] for name in sorted(REGISTERED))  # by their codes
 
 # ``form(code, engine, table, now_s, tokens_out)``: one iteration by the policy of that code, in kernels too.
-form = kernel_table("planning.batch.registry.form", [policy.form for policy in POLICIES])
+form = KernelTable("planning.batch.registry.form", FORM_BATCH, [policy.form for policy in POLICIES])
 
 
 def batch_policy_names() -> list[str]:

@@ -15,7 +15,7 @@ from numba import float64, njit, types
 
 from planning.engine import ENGINE_TYPE, EngineModel
 from planning.forecast.lockstep import DECODES_TYPE
-from planning.order import numbers, order_of
+from planning.order import least_of, numbers, order_of
 from profiles.compiled_once import compiled_once
 from profiles.kernels import LINES, Coefficients, draft_s, kv_read_s, overhead_s, roofline
 
@@ -143,9 +143,9 @@ def run_edf(engine: EngineModel, decodes: np.ndarray, start_s: float) -> tuple[f
             newcomer = by_first[begun]
             _pass_time(dues[newcomer]["first_s"], steps_s[k], sums)
             _begin(coef, dues[newcomer], decodes[newcomer]["gain"], sums)
-            worst_s, begun = min(worst_s, sums.spare_s.min()), begun + 1
+            worst_s, begun = min(worst_s, least_of(sums.spare_s)), begun + 1
         _pass_time(due["last_s"], steps_s[k], sums)
-        worst_s = min(worst_s, sums.spare_s.min())
+        worst_s = min(worst_s, least_of(sums.spare_s))
         peak_tokens = max(peak_tokens, sums.kv_tokens[0] + (count - k) * (limits["block_tokens"] - 1))
         _end(coef, due, decode, sums)
         decode["margin_s"], decode["finish_s"] = worst_s, max(start_s, due["last_s"])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numba import float64, int64, njit, types
 
-from profiles.compiled_once import CompiledOnce, KernelTable, compiled_once, kernel_table
+from profiles.compiled_once import CompiledOnce, KernelTable, compiled_once
 
 NUMBERS = types.Tuple((float64, float64[::1]))(float64[::1], float64)
 compiled = pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="nothing is compiled")
@@ -33,7 +33,7 @@ def unused(values: np.ndarray, by: float) -> tuple[float, np.ndarray]:
     return 0.0, values
 
 
-table = kernel_table("tests.table", [scaled, shifted, unused])
+table = KernelTable("tests.table", NUMBERS, [scaled, shifted, unused])
 
 
 @njit
@@ -81,10 +81,21 @@ def test_a_table_calls_the_kernel_at_a_position() -> None:
 
 @compiled
 def test_a_table_compiles_what_is_asked_for() -> None:
-    assert isinstance(table, KernelTable)
     assert isinstance(unused, CompiledOnce)
     by_position(0, np.ones(2), 1.0)
     assert not unused.kernel.signatures
+
+
+def test_a_kernel_that_is_added_later_is_called_by_kernels_that_are_compiled() -> None:
+    grown = KernelTable("tests.grown", NUMBERS, [scaled])
+
+    @njit
+    def at(position: int, values: np.ndarray) -> tuple[float, np.ndarray]:
+        return grown(position, values, 1.0)
+
+    assert at(0, np.ones(2))[0] == 2.0
+    assert grown.add(shifted) == 1
+    assert at(1, np.ones(2))[0] == 3.0
 
 
 @compiled
@@ -103,7 +114,7 @@ def test_nothing_is_wrapped_where_nothing_is_compiled(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
     assert compiled_once(int64(int64))(double) is double
-    assert kernel_table("tests.interpreted", [double])(0, 4) == 8
+    assert KernelTable("tests.interpreted", int64(int64), [double])(0, 4) == 8
 
 
 @compiled
