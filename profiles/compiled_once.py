@@ -15,6 +15,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 import numba
+import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
@@ -53,8 +54,22 @@ class CompiledOnce:
 
     def _first_run(self, *args: Any) -> Any:
         self.compile()
-        self._run = self.kernel
-        return self.kernel(*args)
+        self._run = self._run_compiled
+        return self._run_compiled(*args)
+
+    def _run_compiled(self, *args: Any) -> Any:
+        try:
+            return self.kernel(*args)
+        except TypeError:
+            writable = _writable(args)
+            if writable is args:
+                raise
+            return self.kernel(*writable)
+
+    @property
+    def signatures(self) -> list[Any]:
+        """What it has been compiled for: nothing, or its one signature."""
+        return list(self.kernel.signatures)
 
     def compile(self) -> int:
         """Compile it, or load it from the cache, unless that has been done; returns its address."""
@@ -96,6 +111,18 @@ class KernelTable:
 def compiled_once(signature: Signature) -> Callable[[Kernel], Kernel]:
     """Decorate a kernel that several others call, or one of a ``KernelTable``; as it is where nothing is compiled."""
     return lambda function: function if numba.config.DISABLE_JIT else CompiledOnce(function, signature)
+
+
+def _writable(value: Any) -> Any:
+    """The value with copies of its arrays that are only to be read, which are another type; itself without any."""
+    if isinstance(value, np.ndarray):
+        return value if value.flags.writeable else value.copy()
+    if not isinstance(value, tuple):
+        return value
+    parts = [_writable(part) for part in value]
+    if all(new is old for new, old in zip(parts, value, strict=True)):
+        return value
+    return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
 
 
 def _tell_numba(callee: Any, accept: Callable[..., Signature | None], lower: Kernel) -> None:

@@ -13,6 +13,7 @@ from planning.batch.ordered import run_by_bid, sorted_rows
 from planning.batch.policy import policy
 from planning.batch.worth import own_service
 from planning.engine import EngineModel
+from planning.order import numbers
 from planning.tables import RequestTable
 
 FAIRNESS = 0.3  # weight of fairness in Tempo and CALM; without a second tenant it changes nothing
@@ -61,7 +62,7 @@ def form_virtual_token_counter(
 
     Service is weighted tokens over the request's ``value``.
     """
-    first, nobody = table["tenant_served"].copy(), np.full(len(table), math.inf)
+    first, nobody = numbers(table["tenant_served"]), np.full(len(table), math.inf)
     for i in range(len(table)):
         if table[i]["running"]:
             first[i] = -math.inf

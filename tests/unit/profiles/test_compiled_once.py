@@ -53,6 +53,12 @@ def test_kernels_and_python_get_the_same_from_it() -> None:
     assert scaled(values, 3)[1].tolist() == [3.0, 6.0]
 
 
+def test_arrays_that_are_only_to_be_read_are_taken() -> None:
+    values = np.array([1.0, 2.0])
+    values.flags.writeable = False
+    assert scaled(values, 3.0)[0] == 9.0
+
+
 @compiled
 def test_one_signature_serves_all_and_its_code_is_in_no_caller() -> None:
     assert isinstance(scaled, CompiledOnce)
