@@ -3,7 +3,9 @@
 from typing import NamedTuple
 
 import numpy as np
+from numba import float64, from_dtype, types
 
+from planning.limits import LIMITS
 from profiles.kernels import Coefficients
 
 
@@ -12,3 +14,6 @@ class EngineModel(NamedTuple):
 
     coef: Coefficients  # f8[COEFFICIENTS], of ``profiles.kernels.iteration_s``
     limits: np.void  # ``planning.limits.LIMITS``
+
+
+ENGINE_TYPE = types.NamedTuple((float64[::1], from_dtype(LIMITS)), EngineModel)  # as kernels see it

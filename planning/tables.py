@@ -8,6 +8,7 @@ or a resume on another replica, which all emit the next token when the prefill e
 from collections.abc import Sequence
 
 import numpy as np
+from numba import from_dtype
 from numba.extending import register_jitable
 
 REQUEST = np.dtype(
@@ -40,6 +41,8 @@ REQUEST = np.dtype(
 TPOT_LEVEL = np.dtype([("tpot_s", "f8"), ("kv_tokens", "f8")])
 Seconds = float | np.ndarray
 RequestTable = np.ndarray  # REQUEST[rows]
+ROW_TYPE = from_dtype(REQUEST)  # a request, and the table, as kernels see them
+TABLE_TYPE = ROW_TYPE[::1]
 BOUNDS = ("ttft_s", "tpot_s", "deadline_s")
 
 

@@ -7,7 +7,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
+from numba import from_dtype, intp, njit, typeof, types
 
 from planning.batch.classes import decode_s, is_decode
 from planning.batch.kv import wanted_kv_tokens
@@ -18,6 +18,7 @@ from planning.forecast.lockstep import accepted_tokens
 from planning.forecast.rollout import FORECAST, advance
 from planning.limits import LIMITS, usable_kv_tokens
 from planning.tables import REQUEST
+from profiles.compiled_once import compiled_once
 from profiles.kernels import COEFFICIENTS, LINES, Coefficients, iteration_s, kv_read_s, overhead_s, roofline, token_s
 
 SHARED = -1  # tier of a replica that serves every tier
@@ -72,6 +73,10 @@ def make_fleet_state(replicas: int, slots: int) -> FleetState:
         np.zeros((replicas, COEFFICIENTS)),
         np.zeros(replicas, dtype=LIMITS),
     )
+
+
+REPLICA_TYPE = from_dtype(REPLICA_STATE)
+FLEET_TYPE = typeof(make_fleet_state(1, 1))  # as kernels see it
 
 
 def resized(fleet: FleetState, replicas: int, slots: int) -> FleetState:
@@ -175,7 +180,7 @@ def _weigh(coef: Coefficients, limits: np.void, replica: np.void) -> None:
     replica["usable_tokens"] = usable_kv_tokens(limits)
 
 
-@njit(cache=True)
+@compiled_once(types.void(FLEET_TYPE, intp))
 def recompute_load(fleet: FleetState, r: int) -> None:
     """Recompute the cached sums of replica ``r`` from its rows; call it after changing them."""
     replica, engine = fleet.replicas[r], engine_of(fleet, r)

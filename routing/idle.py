@@ -7,20 +7,21 @@ from another one. The closed form, of a prefill in the largest chunks and a stea
 import math
 
 import numpy as np
-from numba import njit
+from numba import boolean, float64, intp, njit
 
 from planning.admission.search import ADMITTED, why_unattainable
 from planning.batch.classes import decode_step_s, prefill_s
 from planning.batch.speculation import drafts_to_promise, promised_step
 from planning.deadlines import remaining_tokens
 from planning.engine import EngineModel
-from planning.forecast.rollout import FORECAST, TOLERANCE_S, forecast_requests
-from planning.tables import REQUEST, RequestTable
-from routing.fleet_state import FleetState
+from planning.forecast.rollout import FORECAST, FORECASTS_TYPE, TOLERANCE_S, forecast_requests
+from planning.tables import REQUEST, ROW_TYPE, TABLE_TYPE, RequestTable
+from profiles.compiled_once import compiled_once
+from routing.fleet_state import FLEET_TYPE, FleetState
 from routing.placement import NOWHERE, tier_distance
 
 
-@njit(cache=True)
+@compiled_once(intp(FLEET_TYPE, ROW_TYPE, float64, boolean))
 def best_idle(fleet: FleetState, row: np.void, start_s: float, is_any_tier: bool) -> int:
     """The open replica on which the request would have the most time to spare if nothing else were there.
 
@@ -54,7 +55,7 @@ def idle_prefill_s(fleet: FleetState, r: int, prompt_tokens: int) -> float:
     return prefill_s(fleet.coefs[r], fleet.limits[r], alone[0])
 
 
-@njit(cache=True, inline="always")
+@compiled_once(boolean(FLEET_TYPE, intp, TABLE_TYPE, float64, FORECASTS_TYPE))
 def _forecast_alone(fleet: FleetState, r: int, alone: RequestTable, start_s: float, seen: np.ndarray) -> bool:
     """Whether replica ``r``, idle from ``start_s`` on, attains the one request (REQUEST[1]); fills its drafts in, and
     ``seen`` (FORECAST[1]).

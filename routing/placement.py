@@ -9,14 +9,17 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
+from numba import boolean, float64, int64, intp, njit, types, void
 
 from planning.admission.search import ADMITTED, BREAKS, TTFT, mark_late, why_unattainable
 from planning.deadlines import num_uncomputed_tokens
 from planning.forecast.rollout import FORECAST, TOLERANCE_S, forecast_requests
 from planning.limits import make_limits
-from planning.tables import REQUEST
+from planning.order import numbers, order_of
+from planning.tables import REQUEST, ROW_TYPE, TABLE_TYPE
+from profiles.compiled_once import compiled_once
 from routing.fleet_state import (
+    FLEET_TYPE,
     RESERVED,
     SHARED,
     FleetState,
@@ -48,6 +51,7 @@ class CandidateOrder(NamedTuple):
     cached: np.ndarray = NONE_CACHED  # i8[k, R], tokens of each prompt that are certain to be in the prefix caches
 
 
+ORDER_TYPE = types.NamedTuple((float64[:, ::1], int64, int64, int64[:, ::1]), CandidateOrder)  # as kernels see it
 PLACEMENT = np.dtype(
     [
         ("replica", "i4"),
@@ -112,7 +116,7 @@ def _max_load_after_refusal(
     return 0.5 * (least + fleet.replicas[last]["load"])
 
 
-@njit(cache=True)
+@compiled_once(types.UniTuple(intp, 2)(FLEET_TYPE, ROW_TYPE, float64, ORDER_TYPE, boolean[::1], intp))
 def _next_candidate(
     fleet: FleetState,
     row: np.void,
@@ -138,7 +142,7 @@ def _next_candidate(
         if len(order.scores):
             score = order.scores[0, r]
         else:
-            score = score_replica(engine_of(fleet, r), replica, row, now_s, order.rule, weight)
+            score = score_replica(order.rule, engine_of(fleet, r), replica, row, now_s, weight)
         if score == -math.inf or (group == last_group and score > bound):
             continue
         if best != NOWHERE and (group > best_group or (group == best_group and score <= best_score)):
@@ -180,7 +184,7 @@ def _refresh_forecast(fleet: FleetState, r: int, now_s: float) -> bool:
     return found
 
 
-@njit(cache=True)
+@compiled_once(int64(FLEET_TYPE, intp, ROW_TYPE, float64))
 def check_replica(fleet: FleetState, r: int, row: np.void, now_s: float) -> int:
     """Exact reason code for the request on replica ``r``: ``ADMITTED`` when every promise there holds with it."""
     reason = _forecast_replica(fleet, r, row, now_s)
@@ -189,7 +193,7 @@ def check_replica(fleet: FleetState, r: int, row: np.void, now_s: float) -> int:
     return reason
 
 
-@njit(cache=True)
+@compiled_once(void(FLEET_TYPE, ROW_TYPE, ORDER_TYPE, TABLE_TYPE, boolean[::1]))
 def _skip_dominated(
     fleet: FleetState, row: np.void, order: CandidateOrder, refused: np.ndarray, is_tried: np.ndarray
 ) -> None:
@@ -248,7 +252,7 @@ def place(
     The shortest prompts per value go first: in a burst they are the ones that can all be served.
     """
     refused = np.zeros(len(fleet.replicas) if len(rows) > 1 else 0, dtype=REQUEST)
-    for i in np.argsort(rows["prompt_tokens"] / rows["value"], kind="mergesort"):
+    for i in order_of(numbers(rows["prompt_tokens"] / rows["value"])):
         scores = order.scores[i : i + 1] if len(order.scores) else order.scores
         cached = order.cached[i : i + 1] if len(order.cached) else order.cached
         own = CandidateOrder(scores, order.rule, order.max_hops, cached)

@@ -90,6 +90,14 @@ def make_routing(name: str) -> RoutingPolicy:
     return _REGISTRY[name]()
 
 
+def in_turn(replicas: np.ndarray, turn: int) -> np.ndarray:
+    """Scores of the open replicas in turn."""
+    scores, usable = np.full(len(replicas), -np.inf), np.flatnonzero(replicas["is_open"])
+    if len(usable):
+        scores[usable] = -((np.arange(len(usable)) - turn) % len(usable))
+    return scores
+
+
 def best_scored(replicas: np.ndarray, scores: np.ndarray) -> int:
     """The open replica with the highest score, ties to the lower position; -1 where all scores are -inf."""
     scores = np.where(replicas["is_open"], scores, -np.inf)

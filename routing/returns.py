@@ -10,15 +10,26 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
+from numba import boolean, float64, int64, intp, njit, types
 
 from planning.batch.classes import decode_s, decode_step_s
 from planning.batch.speculation import promised_step
 from planning.deadlines import effective_tpot_s, next_token_deadline_s, num_uncomputed_tokens, remaining_tokens
 from planning.forecast.lockstep import accepted_tokens
 from planning.forecast.rollout import TOLERANCE_S
+from planning.order import order_of, order_of_integers
+from planning.tables import ROW_TYPE
+from profiles.compiled_once import compiled_once
 from profiles.kernels import attention_pairs, attention_s
-from routing.fleet_state import SHORTEST_S, FleetState, decode_rest_s, engine_of, max_pace_s, utilization
+from routing.fleet_state import (
+    FLEET_TYPE,
+    SHORTEST_S,
+    FleetState,
+    decode_rest_s,
+    engine_of,
+    max_pace_s,
+    utilization,
+)
 from routing.placement import NOWHERE, tier_distance
 
 BUCKET_S = 0.25
@@ -44,6 +55,9 @@ def make_ledger(replicas: int) -> Ledger:
     """Nothing promised, nothing told."""
     shape = (replicas, BUCKETS, COLUMNS)
     return Ledger(np.zeros(shape), np.zeros(shape))
+
+
+LEDGER_TYPE = types.NamedUniTuple(float64[:, :, ::1], 2, Ledger)  # as kernels see it
 
 
 def resized_ledger(ledger: Ledger, replicas: int) -> Ledger:
@@ -106,7 +120,10 @@ class Claim(NamedTuple):
     is_new: bool  # a newcomer, which is checked exactly; otherwise it was told to come back
 
 
-@njit(cache=True)
+CLAIM_TYPE = types.NamedTuple((float64[::1], int64, float64, float64, boolean), Claim)
+
+
+@compiled_once(CLAIM_TYPE(FLEET_TYPE, intp, ROW_TYPE, float64, boolean))
 def claim_of(fleet: FleetState, r: int, row: np.void, now_s: float, is_new: bool) -> Claim:
     """What the request would take of replica ``r``, as if it arrived now."""
     coef, todo = fleet.pessimistic_coefs[r], num_uncomputed_tokens(row)
@@ -156,7 +173,7 @@ def _is_full(fleet: FleetState, ledger: Ledger, r: int, at: int, claim: np.ndarr
     )
 
 
-@njit(cache=True)
+@compiled_once(float64(FLEET_TYPE, LEDGER_TYPE, intp, int64, float64))
 def _free_share(fleet: FleetState, ledger: Ledger, r: int, at: int, step_s: float) -> float:
     """Part of a bucket's time that decodes leave to prompts."""
     carried, reserved = ledger.carried[r, at], ledger.reserved[r, at]
@@ -177,7 +194,7 @@ def _step_s(fleet: FleetState, r: int, claim_s: float) -> float:
     return max(SHORTEST_S, min(fleet.replicas[r]["pace_s"], fleet.limits[r]["max_iteration_s"], claim_s))
 
 
-@njit(cache=True)
+@compiled_once(boolean(FLEET_TYPE, LEDGER_TYPE, intp, int64, float64, CLAIM_TYPE))
 def _fits_at(
     fleet: FleetState,
     ledger: Ledger,
@@ -232,7 +249,8 @@ def emptiest(fleet: FleetState, tier: int, most: int) -> np.ndarray:
     loads = np.empty(count)
     for i in range(count):
         loads[i] = fleet.replicas[slots[i]]["load"]
-    return np.sort(slots[np.argsort(loads, kind="mergesort")[:most]])
+    least = order_of(loads)[:most]
+    return slots[least[order_of_integers(least)]]
 
 
 @njit(cache=True)

@@ -12,15 +12,18 @@ nothing: requests spread, and each engine has the most in hand for what nobody p
 import math
 
 import numpy as np
-from numba import njit
+from numba import float64, njit
 
 from planning.batch.kv import wanted_kv_tokens
 from planning.batch.speculation import promised_step
 from planning.deadlines import effective_tpot_s, num_uncomputed_tokens
-from planning.engine import EngineModel
-from routing.fleet_state import SHORTEST_S, FleetState, decode_rest_s, engine_of, utilization
+from planning.engine import ENGINE_TYPE, EngineModel
+from planning.tables import ROW_TYPE
+from profiles.compiled_once import KernelTable, compiled_once
+from routing.fleet_state import REPLICA_TYPE, SHORTEST_S, FleetState, decode_rest_s, engine_of, utilization
 
-MOST_LOADED, LEAST_ADDED = range(2)
+MOST_LOADED, LEAST_ADDED = range(2)  # positions in ``score_replica``
+SCORE = float64(ENGINE_TYPE, REPLICA_TYPE, ROW_TYPE, float64, float64)
 PROMPTS_DUE_S = 0.5  # prompt tokens that wait count as if they were due in so long
 ROOM_UNTIL, FULL_FROM = 0.5, 0.8  # mean load of the open replicas: up to the first there is room, from the second none
 
@@ -35,12 +38,13 @@ def base_weight(fleet: FleetState) -> float:
     return min(1.0, max(0.0, (load / max(1, count) - ROOM_UNTIL) / (FULL_FROM - ROOM_UNTIL)))
 
 
-@njit(cache=True)
-def score_replica(engine: EngineModel, replica: np.void, row: np.void, now_s: float, rule: int, weight: float) -> float:
-    """Score of the replica (REPLICA_STATE) for the request (REQUEST) under ``rule``, with ``base_weight``; higher is
-    better."""
-    if rule == MOST_LOADED:
-        return float(replica["load"])
+@compiled_once(SCORE)
+def _most_loaded(engine: EngineModel, replica: np.void, row: np.void, now_s: float, weight: float) -> float:
+    return float(replica["load"])
+
+
+@compiled_once(SCORE)
+def _least_added(engine: EngineModel, replica: np.void, row: np.void, now_s: float, weight: float) -> float:
     prompt_share = replica["prompt_token_s"] / PROMPTS_DUE_S
     start_s = max(now_s, replica["free_at_s"])
     step_tokens, gain = promised_step(engine, row, start_s, replica["decodes"], replica["decode_kv_tokens"])
@@ -77,11 +81,16 @@ def _load(
     return float(max(time_load, held, sequences))
 
 
+# ``score_replica(rule, engine, replica, row, now_s, weight)``: score of the replica (REPLICA_STATE) for the request
+# (REQUEST) under a rule, with ``base_weight``; higher is better. A policy's own rule is what ``add`` returns.
+score_replica = KernelTable("routing.scores", SCORE, [_most_loaded, _least_added])
+
+
 @njit(cache=True)
 def score_replicas(fleet: FleetState, row: np.void, now_s: float, rule: int) -> np.ndarray:
     """``score_replica`` for every open replica (f8[R]); -inf for the others."""
     scores, weight = np.full(len(fleet.replicas), -math.inf), base_weight(fleet)
     for r in range(len(scores)):
         if fleet.replicas[r]["is_open"]:
-            scores[r] = score_replica(engine_of(fleet, r), fleet.replicas[r], row, now_s, rule, weight)
+            scores[r] = score_replica(rule, engine_of(fleet, r), fleet.replicas[r], row, now_s, weight)
     return scores

@@ -8,9 +8,10 @@ values the counts are the objective and the value axis has length one.
 import math
 
 import numpy as np
-from numba import njit
+from numba import float64, from_dtype, int64, njit, types
 
 from planning.admission.demand import prefill_budget_tokens
+from profiles.compiled_once import compiled_once
 from profiles.kernels import Coefficients
 
 # One request in the order of prefill deadlines.
@@ -23,6 +24,7 @@ ITEM = np.dtype(
         ("value_units", "i8"),
     ]
 )
+ITEM_TYPE = from_dtype(ITEM)
 MAX_CHOICES = 62  # optional requests per DP: bits of the set that a state remembers
 
 
@@ -79,7 +81,7 @@ def _drop_overdrawn(budget: np.ndarray) -> None:
             budget[state] = -math.inf
 
 
-@njit(cache=True)
+@compiled_once(types.void(ITEM_TYPE, int64, int64[::1], int64[::1], float64[::1], int64[::1]))
 def _accept(
     item: np.void, bit: int, sizes: np.ndarray, strides: np.ndarray, budget: np.ndarray, chosen: np.ndarray
 ) -> None:

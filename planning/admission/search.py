@@ -3,17 +3,19 @@
 import math
 
 import numpy as np
-from numba import njit
+from numba import boolean, float64, int64, njit, types
 
 from planning.admission.demand import prefill_cost_tokens
 from planning.admission.dp import MAX_CHOICES
 from planning.admission.dp_inputs import CHOSEN, OPEN, PROMISED, REFUSED, propose
 from planning.batch.classes import LATE_DECODE, LATE_PREFILL, classify
 from planning.deadlines import next_token_deadline_s, remaining_tokens
-from planning.engine import EngineModel
-from planning.forecast.rollout import FORECAST, TOLERANCE_S, forecast_requests
+from planning.engine import ENGINE_TYPE, EngineModel
+from planning.forecast.rollout import FORECAST, FORECASTS_TYPE, TOLERANCE_S, forecast_requests
 from planning.limits import usable_kv_tokens
-from planning.tables import RequestTable
+from planning.order import integers, order_of, order_of_integers, place_in
+from planning.tables import TABLE_TYPE, RequestTable
+from profiles.compiled_once import compiled_once
 from profiles.kernels import Coefficients
 
 # Reasons in kernels: positions in planning.admission.plan.REASONS.
@@ -38,7 +40,7 @@ def why_unattainable(row: np.void, row_forecast: np.void, worst_s: float, peak_t
     return ADMITTED
 
 
-@njit(cache=True)
+@compiled_once(types.UniTuple(float64, 2)(ENGINE_TYPE, TABLE_TYPE, boolean[::1], float64, FORECASTS_TYPE))
 def forecast_subset(
     engine: EngineModel, table: RequestTable, is_in: np.ndarray, start_s: float, forecast: np.ndarray
 ) -> tuple[float, float]:
@@ -61,6 +63,13 @@ def mark_late(engine: EngineModel, table: RequestTable, start_s: float, forecast
         forecast[i]["unattainable"] = request_class in (LATE_DECODE, LATE_PREFILL)
 
 
+@compiled_once(types.void(int64[::1], int64[::1], int64))
+def _set(status: np.ndarray, rows: np.ndarray, code: int) -> None:
+    """``status[rows] = code``, which numba would compile with a message about shapes into each kernel."""
+    for i in rows:
+        status[i] = code
+
+
 @njit(cache=True, inline="always")
 def mark_unattainable(
     engine: EngineModel, table: RequestTable, status: np.ndarray, start_s: float, forecast: np.ndarray
@@ -76,7 +85,7 @@ def mark_unattainable(
     return found
 
 
-@njit(cache=True, inline="always")
+@njit(cache=True)
 def _is_attainable(
     engine: EngineModel, table: RequestTable, is_in: np.ndarray, start_s: float, forecast: np.ndarray
 ) -> bool:
@@ -85,7 +94,7 @@ def _is_attainable(
     return worst_s >= -TOLERANCE_S and peak_tokens <= usable_kv_tokens(engine.limits)
 
 
-@njit(cache=True)
+@compiled_once(int64[::1](float64[::1], TABLE_TYPE, int64[::1]))
 def _by_value_per_work(coef: Coefficients, table: RequestTable, options: np.ndarray) -> np.ndarray:
     """Open requests, most value per work first (unit values: shortest first), ties by id."""
     weight = np.empty(len(options))
@@ -93,8 +102,8 @@ def _by_value_per_work(coef: Coefficients, table: RequestTable, options: np.ndar
         row = table[options[j]]
         work = prefill_cost_tokens(coef, row) + remaining_tokens(row)
         weight[j] = -row["value"] / max(1.0, work)
-    by_id = options[np.argsort(table["id"][options], kind="mergesort")]
-    return by_id[np.argsort(weight[np.searchsorted(options, by_id)], kind="mergesort")]
+    by_id = order_of_integers(integers(table["id"][options]))
+    return options[by_id[order_of(weight[by_id])]]
 
 
 @njit(cache=True, inline="always")
@@ -113,7 +122,7 @@ def _try_every_set(
         for j in range(count):
             if (bits >> j) & 1:
                 worth[bits] += table[ranked[j]]["value"] + 1e-9
-    for bits in np.argsort(-worth, kind="mergesort"):
+    for bits in order_of(-worth):
         is_in = status == PROMISED
         for j in range(count):
             is_in[ranked[j]] = (bits >> j) & 1
@@ -133,19 +142,21 @@ def _take_dp_choice(
     forecast: np.ndarray,
 ) -> None:
     """Choose what the DP proposes, less the least preferred requests until the rest is attainable."""
-    status[ranked[MAX_CHOICES:]] = REFUSED
-    options = np.sort(ranked[:MAX_CHOICES])
+    _set(status, ranked[MAX_CHOICES:], REFUSED)
+    options = ranked[:MAX_CHOICES]
+    options = options[order_of_integers(options)]
     picked = propose(engine, table, status, options, start_s)
     is_in = status == PROMISED
-    is_in[options[picked]] = True
+    for i in options[picked]:
+        is_in[i] = True
     dearest = len(ranked)
     while picked.any() and not _is_attainable(engine, table, is_in, start_s, forecast):
         dearest -= 1
         while not is_in[ranked[dearest]]:
             dearest -= 1
-        is_in[ranked[dearest]], picked[np.searchsorted(options, ranked[dearest])] = False, False
-    status[options[picked]] = CHOSEN
-    status[ranked[MAX_CHOICES:]] = OPEN
+        is_in[ranked[dearest]], picked[place_in(options, ranked[dearest])] = False, False
+    _set(status, options[picked], CHOSEN)
+    _set(status, ranked[MAX_CHOICES:], OPEN)
 
 
 @njit(cache=True, inline="always")
@@ -175,7 +186,7 @@ def _fill_up(
     return reasons
 
 
-@njit(cache=True)
+@compiled_once(int64[::1](ENGINE_TYPE, TABLE_TYPE, int64[::1], float64, FORECASTS_TYPE, boolean))
 def choose(
     engine: EngineModel,
     table: RequestTable,
@@ -198,20 +209,20 @@ def choose(
     for i in options:
         forecast[i]["unattainable"] = False
     if len(options) == 0 or _is_attainable(engine, table, everyone, start_s, forecast):
-        status[options] = CHOSEN
+        _set(status, options, CHOSEN)
         return np.zeros(len(table), dtype=np.int64)
     has_unattainable = mark_unattainable(engine, table, status, start_s, forecast)
     if has_unattainable and _is_attainable(engine, table, everyone, start_s, forecast):
-        status[options] = CHOSEN
+        _set(status, options, CHOSEN)
         return np.zeros(len(table), dtype=np.int64)
     ranked = _by_value_per_work(engine.coef, table, options)
     late, timely = ranked[is_late[ranked]], ranked[~is_late[ranked]]
-    status[late] = REFUSED  # nothing could be promised to them
+    _set(status, late, REFUSED)  # nothing could be promised to them
     if searches and 1 < len(timely) <= EXHAUSTIVE:
         _try_every_set(engine, table, status, timely, start_s, forecast)
     elif searches and len(timely) > EXHAUSTIVE:
         _take_dp_choice(engine, table, status, timely, start_s, forecast)
-    status[late] = OPEN  # each is told why
+    _set(status, late, OPEN)  # each is told why
     reasons = _fill_up(engine, table, status, ranked, start_s, forecast)
     if not (status == CHOSEN).any():
         forecast_subset(engine, table, status == PROMISED, start_s, forecast)

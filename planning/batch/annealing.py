@@ -13,9 +13,11 @@ from numba import njit
 
 from planning.batch.baselines import form_arrival_order
 from planning.batch.ordered import run_by_bid
+from planning.batch.policy import policy
 from planning.batch.worth import SHORTEST_S
 from planning.deadlines import num_uncomputed_tokens, remaining_tokens
 from planning.engine import EngineModel
+from planning.order import numbers, order_of
 from planning.tables import RequestTable
 from profiles.kernels import attention_pairs, iteration_s
 
@@ -133,7 +135,7 @@ def anneal(jobs: Jobs, most: int, seed: int) -> tuple[np.ndarray, float]:
     """
     count, scratch = len(jobs.outputs), np.zeros((2, len(jobs.outputs) + 1))
     plan = in_sequence(jobs, np.arange(count), most)
-    shortest = np.argsort(jobs.whole_s[:, min(most, jobs.places)].copy(), kind="mergesort")
+    shortest = order_of(jobs.whole_s[:, min(most, jobs.places)].copy())
     other = in_sequence(jobs, shortest, most)
     value, _met = objective(jobs, plan, scratch)
     other_value, _met = objective(jobs, other, scratch)
@@ -158,7 +160,7 @@ def anneal(jobs: Jobs, most: int, seed: int) -> tuple[np.ndarray, float]:
     return best, best_value
 
 
-@njit(cache=True)
+@policy("annealing")
 def form_annealed(
     engine: EngineModel, table: RequestTable, now_s: float, tokens_out: np.ndarray
 ) -> tuple[float, np.ndarray]:
@@ -166,8 +168,8 @@ def form_annealed(
 
     The oldest ``WINDOW`` requests that wait are planned, best effort after all others. Nobody is interrupted.
     """
-    by_arrival = np.argsort(table["arrival_s"].copy(), kind="mergesort")
-    by_arrival = by_arrival[np.argsort(table["best_effort"][by_arrival], kind="mergesort")]
+    by_arrival = order_of(numbers(table["arrival_s"]))
+    by_arrival = by_arrival[order_of(numbers(table["best_effort"][by_arrival]))]
     runs = table["running"][by_arrival]
     running, waiting = by_arrival[runs], by_arrival[~runs]
     order, most, busy = running, int(engine.limits["max_running"]), len(running)

@@ -8,20 +8,21 @@ earliest deadline first, shortest job first, highest response ratio. Same signat
 import math
 
 import numpy as np
-from numba import njit
 
 from planning.batch.classes import is_decode
 from planning.batch.composition import add_tokens, composition_s
 from planning.batch.ordered import run_by_bid, run_in_order, sorted_rows
+from planning.batch.policy import policy
 from planning.batch.worth import SHORTEST_S, decode_step_s, first_s, recompute_s
 from planning.deadlines import next_token_deadline_s, num_uncomputed_tokens, remaining_tokens
 from planning.engine import EngineModel
+from planning.order import numbers, order_of
 from planning.tables import RequestTable
 
 BEST_EFFORT_S = 1e6  # by which best effort stands behind the others
 
 
-@njit(cache=True)
+@policy("vllm")
 def form_arrival_order(
     engine: EngineModel, table: RequestTable, now_s: float, tokens_out: np.ndarray
 ) -> tuple[float, np.ndarray]:
@@ -32,7 +33,7 @@ def form_arrival_order(
     return run_in_order(engine, table, sorted_rows(first, table), True, tokens_out)
 
 
-@njit(cache=True)
+@policy("sarathi")
 def form_decode_first(
     engine: EngineModel, table: RequestTable, now_s: float, tokens_out: np.ndarray
 ) -> tuple[float, np.ndarray]:
@@ -43,7 +44,7 @@ def form_decode_first(
     return run_in_order(engine, table, sorted_rows(first, table), True, tokens_out)
 
 
-@njit(cache=True)
+@policy("edf")
 def form_earliest_deadline_first(
     engine: EngineModel, table: RequestTable, now_s: float, tokens_out: np.ndarray
 ) -> tuple[float, np.ndarray]:
@@ -54,7 +55,7 @@ def form_earliest_deadline_first(
     return run_in_order(engine, table, sorted_rows(first, table), False, tokens_out)
 
 
-@njit(cache=True)
+@policy("sjf")
 def form_shortest_job_first(
     engine: EngineModel, table: RequestTable, now_s: float, tokens_out: np.ndarray
 ) -> tuple[float, np.ndarray]:
@@ -71,14 +72,14 @@ def form_shortest_job_first(
     return run_in_order(engine, table, sorted_rows(first, table), False, tokens_out)
 
 
-@njit(cache=True)
+@policy("vllm-whole", is_live=False)
 def form_whole_prompts(
     engine: EngineModel, table: RequestTable, now_s: float, tokens_out: np.ndarray
 ) -> tuple[float, np.ndarray]:
     """vLLM without chunked prefill: as many whole waiting prompts as fit the budget, decodes only where none waits."""
     prompts = np.empty(len(table), dtype=np.int64)
     count, left = 0, engine.limits["max_batch_tokens"]
-    for i in np.argsort(table["arrival_s"].copy(), kind="mergesort"):
+    for i in order_of(numbers(table["arrival_s"])):
         todo = num_uncomputed_tokens(table[i])
         if todo <= 0 or is_decode(table[i]):
             continue
@@ -93,7 +94,7 @@ def form_whole_prompts(
     return form_arrival_order(engine, table, now_s, tokens_out)
 
 
-@njit(cache=True)
+@policy("srpt", is_live=False, needs_lengths=True)
 def form_shortest_remaining_first(
     engine: EngineModel, table: RequestTable, now_s: float, tokens_out: np.ndarray
 ) -> tuple[float, np.ndarray]:
@@ -110,7 +111,7 @@ def form_shortest_remaining_first(
     return run_by_bid(engine, table, sorted_rows(rests, table), (-rests, costs), True, tokens_out)
 
 
-@njit(cache=True)
+@policy("hrrn")
 def form_highest_response_ratio(
     engine: EngineModel, table: RequestTable, now_s: float, tokens_out: np.ndarray
 ) -> tuple[float, np.ndarray]:

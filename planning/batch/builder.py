@@ -3,13 +3,15 @@
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
+from numba import boolean, float64, int32, int64, njit, types
 
 from planning.batch.classes import IDLE, classify
 from planning.batch.kv import FREE_KV, FREE_SEQUENCES, PREEMPT, empty_engine, held_kv_tokens, reserve
 from planning.deadlines import next_token_deadline_s, num_uncomputed_tokens
-from planning.engine import EngineModel
-from planning.tables import RequestTable
+from planning.engine import ENGINE_TYPE, EngineModel
+from planning.order import integers, order_of, order_of_integers
+from planning.tables import TABLE_TYPE, RequestTable
+from profiles.compiled_once import compiled_once
 
 
 class BatchBuilder(NamedTuple):
@@ -25,6 +27,13 @@ class BatchBuilder(NamedTuple):
     composition: np.ndarray  # f8[5]
     tokens_out: np.ndarray  # i4[rows]
     chunk_budget: int  # tokens, see ``planning.batch.prefill_only``
+
+
+_INTEGERS, _NUMBERS = int64[::1], float64[::1]
+BUILDER_TYPE = types.NamedTuple(
+    (ENGINE_TYPE, TABLE_TYPE, float64, _INTEGERS, _INTEGERS, _NUMBERS, _INTEGERS, _NUMBERS, int32[::1], int64),
+    BatchBuilder,
+)
 
 
 @njit(cache=True)
@@ -87,7 +96,7 @@ def free_after_preemption(builder: BatchBuilder, rank: int) -> np.ndarray:
     return most
 
 
-@njit(cache=True)
+@compiled_once(boolean(BUILDER_TYPE, int64, int64, int64))
 def reserve_with_preemption(builder: BatchBuilder, i: int, tokens: int, rank: int) -> bool:
     """Reserve room for ``tokens`` of request ``i``; preempts class ``rank`` and less entitled ones, but never in
     vain."""
@@ -104,11 +113,11 @@ def reserve_with_preemption(builder: BatchBuilder, i: int, tokens: int, rank: in
 @njit(cache=True)
 def _by_work(table: RequestTable, rows: np.ndarray) -> np.ndarray:
     """Rows by work to do, then by id. O(n log n): both sorts are stable."""
-    by_id = rows[np.argsort(table["id"][rows], kind="mergesort")]
+    by_id = rows[order_of_integers(integers(table["id"][rows]))]
     todo = np.empty(len(rows), dtype=np.int64)
     for k in range(len(rows)):
         todo[k] = num_uncomputed_tokens(table[by_id[k]])
-    return by_id[np.argsort(todo, kind="mergesort")]
+    return by_id[order_of_integers(todo)]
 
 
 @njit(cache=True)
@@ -122,11 +131,11 @@ def rows_of(builder: BatchBuilder, request_class: int) -> np.ndarray:
     return rows
 
 
-@njit(cache=True)
+@compiled_once(int64[::1](BUILDER_TYPE, int64))
 def by_slack(builder: BatchBuilder, request_class: int) -> np.ndarray:
     """Rows of one class, least slack first; ties by work to do, then by id, so that table order decides nothing."""
     table, slack_s, rows, first = builder.table, builder.slack_s, rows_of(builder, request_class), 0
-    rows = rows[np.argsort(slack_s[rows], kind="mergesort")] if len(rows) > 1 else rows
+    rows = rows[order_of(slack_s[rows])] if len(rows) > 1 else rows
     for end in range(1, len(rows) + 1):
         if end < len(rows) and slack_s[rows[end]] == slack_s[rows[first]]:
             continue

@@ -5,12 +5,14 @@ import math
 import numpy as np
 from numba import njit
 
-from planning.batch.fair import blend
+from planning.batch.fair import FAIRNESS, blend
 from planning.batch.memory import FRAME_ITERATIONS
 from planning.batch.ordered import run_by_bid
+from planning.batch.policy import policy
 from planning.batch.tempo import interruption_costs
 from planning.batch.worth import decode_step_s, first_s, prospects, token_goodput
 from planning.engine import EngineModel
+from planning.order import integers, numbers, order_of, order_of_integers
 from planning.tables import RequestTable
 
 
@@ -40,15 +42,15 @@ def best_group(priorities: np.ndarray, prompt_tokens: np.ndarray, places: int, c
     if rows <= places:
         chosen[:] = True
         return chosen
-    least = cutoff * np.sort(priorities)[rows - places]
+    least = cutoff * priorities[order_of(priorities)[rows - places]]
     candidates = np.flatnonzero(priorities >= least)
-    lengths = prompt_tokens[candidates]
+    lengths = integers(prompt_tokens[candidates])
     # Equal lengths by priority, so that a cutoff of 1 keeps the highest priorities.
-    by_priority = np.argsort(-priorities[candidates], kind="mergesort")
+    by_priority = order_of(-priorities[candidates])
     if cutoff >= 1.0:
         chosen[candidates[by_priority[:places]]] = True
         return chosen
-    by_length = candidates[by_priority[np.argsort(lengths[by_priority], kind="mergesort")]]
+    by_length = candidates[by_priority[order_of_integers(lengths[by_priority])]]
     total = best = priorities[by_length[:places]].sum()
     first = 0
     for end in range(places, len(by_length)):
@@ -59,7 +61,7 @@ def best_group(priorities: np.ndarray, prompt_tokens: np.ndarray, places: int, c
     return chosen
 
 
-@njit(cache=True)
+@policy("calm", remembers=True, adapts_cutoff=True, options={"fairness": FAIRNESS})
 def form_grouped_margin_goodput(
     engine: EngineModel, table: RequestTable, now_s: float, tokens_out: np.ndarray
 ) -> tuple[float, np.ndarray]:
@@ -74,8 +76,8 @@ def form_grouped_margin_goodput(
     blend(table, engine.limits["fairness"], priorities, costs)
     prompts = table["prompt_tokens"].copy()
     group = best_group(priorities, prompts, engine.limits["max_running"], engine.limits["group_cutoff"])
-    by_arrival = np.argsort(table["arrival_s"].copy(), kind="mergesort")
-    order = by_arrival[np.argsort(-priorities[by_arrival], kind="mergesort")]
+    by_arrival = order_of(numbers(table["arrival_s"]))
+    order = by_arrival[order_of(-priorities[by_arrival])]
     order = np.concatenate((order[group[order]], order[~group[order]]))
     costs[group] = math.inf
     return run_by_bid(engine, table, order, (priorities, costs), True, tokens_out)

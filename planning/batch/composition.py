@@ -1,10 +1,13 @@
 """The composition of a batch in the making, and what it costs."""
 
+import math
+
 import numpy as np
-from numba import njit
+from numba import float64, int64, njit
 
 from planning.batch.classes import is_decode
-from planning.tables import RequestTable
+from planning.tables import TABLE_TYPE, RequestTable
+from profiles.compiled_once import compiled_once
 from profiles.kernels import Coefficients, attention_pairs, iteration_s
 
 # Composition of a batch: the arguments of iteration_s.
@@ -45,7 +48,7 @@ def remove_decode(row: np.void, tokens: int, drafts: float, composition: np.ndar
     composition[DRAFT_TOKENS] = drafts
 
 
-@njit(cache=True)
+@compiled_once(float64(float64[::1], TABLE_TYPE, float64[::1], int64[::1], float64, float64))
 def most_on_time_s(
     coef: Coefficients, table: RequestTable, slack_s: np.ndarray, rows: np.ndarray, limit_s: float, all_s: float
 ) -> float:
@@ -66,6 +69,10 @@ def most_on_time_s(
             remove_decode(table[rows[pos]], tokens, drafts, first)
         add_tokens(table[rows[pos]], tokens, rest)
     both_s = composition_s(coef, first) + composition_s(coef, rest)
-    if np.sum(slack_s >= all_s) <= served + np.sum(slack_s[served:] >= both_s):
-        return limit_s
-    return slack_s[slack_s >= all_s].min()
+    together, one_by_one, least_s = 0, served, math.inf
+    for pos in range(len(slack_s)):
+        if slack_s[pos] >= all_s:
+            together, least_s = together + 1, min(least_s, slack_s[pos])
+        if pos >= served and slack_s[pos] >= both_s:
+            one_by_one += 1
+    return limit_s if together <= one_by_one else least_s

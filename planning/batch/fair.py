@@ -10,10 +10,13 @@ from numba import njit
 
 from planning.batch.classes import is_decode
 from planning.batch.ordered import run_by_bid, sorted_rows
+from planning.batch.policy import policy
 from planning.batch.worth import own_service
 from planning.engine import EngineModel
+from planning.order import numbers
 from planning.tables import RequestTable
 
+FAIRNESS = 0.3  # weight of fairness in Tempo and CALM; without a second tenant it changes nothing
 FAIR_SPAN_TOKENS = 10_000.0  # weighted; tenants that are nearer to each other than this are treated nearly alike
 FIRST_LEVEL_TOKENS = 512.0  # weighted service of PLAS' highest queue; each further one is twice as long
 QUANTUM_STEPS = 20  # decoding steps between which nobody takes a request's place (Tempo section 4.2)
@@ -51,7 +54,7 @@ def blend(table: RequestTable, weight: float, priorities: np.ndarray, costs: np.
         costs[i] = scale * costs[i] + weight * fair[i]
 
 
-@njit(cache=True)
+@policy("vtc", remembers=True)
 def form_virtual_token_counter(
     engine: EngineModel, table: RequestTable, now_s: float, tokens_out: np.ndarray
 ) -> tuple[float, np.ndarray]:
@@ -59,14 +62,14 @@ def form_virtual_token_counter(
 
     Service is weighted tokens over the request's ``value``.
     """
-    first, nobody = table["tenant_served"].copy(), np.full(len(table), math.inf)
+    first, nobody = numbers(table["tenant_served"]), np.full(len(table), math.inf)
     for i in range(len(table)):
         if table[i]["running"]:
             first[i] = -math.inf
     return run_by_bid(engine, table, sorted_rows(first, table), (-nobody, nobody), True, tokens_out)
 
 
-@njit(cache=True)
+@policy("plas", remembers=True)
 def form_least_attained_service(
     engine: EngineModel, table: RequestTable, now_s: float, tokens_out: np.ndarray
 ) -> tuple[float, np.ndarray]:

@@ -7,14 +7,20 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
+from numba import boolean, float64, int32, int64, njit, types
 
 from planning.batch.classes import is_decode
 from planning.batch.composition import TOKENS, add_tokens, composition_s
 from planning.batch.kv import FREE_KV, FREE_SEQUENCES, PREEMPT, blocks_tokens, held_kv_tokens, reserve
 from planning.deadlines import num_uncomputed_tokens
-from planning.engine import EngineModel
-from planning.tables import RequestTable
+from planning.engine import ENGINE_TYPE, EngineModel
+from planning.order import numbers, order_of
+from planning.tables import TABLE_TYPE, RequestTable
+from profiles.compiled_once import compiled_once
+
+RUN_BY_BID = types.Tuple((float64, float64[::1]))(
+    ENGINE_TYPE, TABLE_TYPE, int64[::1], types.UniTuple(float64[::1], 2), boolean, int32[::1]
+)
 
 
 class Queue(NamedTuple):
@@ -77,7 +83,7 @@ def _reserve(queue: Queue, pos: int, tokens: int) -> bool:
     return False
 
 
-@njit(cache=True)
+@compiled_once(RUN_BY_BID)
 def run_by_bid(
     engine: EngineModel,
     table: RequestTable,
@@ -138,8 +144,8 @@ def run_in_order(
     return run_by_bid(engine, table, order, (bids, costs), False, tokens_out)
 
 
-@njit(cache=True)
+@compiled_once(int64[::1](float64[::1], TABLE_TYPE))
 def sorted_rows(first: np.ndarray, table: RequestTable) -> np.ndarray:
     """Rows by ``first``, then by arrival, then in table order."""
-    by_arrival = np.argsort(table["arrival_s"].copy(), kind="mergesort")
-    return by_arrival[np.argsort(first[by_arrival], kind="mergesort")]
+    by_arrival = order_of(numbers(table["arrival_s"]))
+    return by_arrival[order_of(first[by_arrival])]

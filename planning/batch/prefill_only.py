@@ -9,8 +9,10 @@ from numba import njit
 
 from planning.batch.composition import TOKENS, add_tokens, composition_s
 from planning.batch.kv import FREE_KV, FREE_SEQUENCES, empty_engine, held_kv_tokens, reserve
+from planning.batch.policy import policy
 from planning.deadlines import next_token_deadline_s, num_uncomputed_tokens
 from planning.engine import EngineModel
+from planning.order import order_of
 from planning.tables import RequestTable
 
 
@@ -43,7 +45,7 @@ def chunk_budget_tokens(table: RequestTable, limits: np.void) -> int:
     return max(1, most // 2) if prefills_only(table) else most
 
 
-@njit(cache=True)
+@policy("prefill", is_live=False)
 def form_prefill_batch(
     engine: EngineModel, table: RequestTable, now_s: float, tokens_out: np.ndarray
 ) -> tuple[float, np.ndarray]:
@@ -61,7 +63,7 @@ def form_prefill_batch(
         if table[i]["running"]:
             free[FREE_KV] -= held_kv_tokens(table[i], limits["block_tokens"])
             free[FREE_SEQUENCES] -= 1
-    for i in np.argsort(due_s, kind="mergesort"):
+    for i in order_of(due_s):
         row = table[i]
         chunk = chunk_within(max(0, num_uncomputed_tokens(row)), int(composition[TOKENS]), budget)
         if chunk > 0 and reserve(row, chunk, limits["block_tokens"], free):

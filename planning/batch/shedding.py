@@ -8,8 +8,10 @@ from numba import njit
 from planning.batch.classes import LATE_DECODE, LATE_PREFILL, classify, is_decode
 from planning.batch.composition import KV, SEQUENCES, TOKENS, add_tokens, composition_s
 from planning.batch.ordered import run_in_order
+from planning.batch.policy import policy
 from planning.deadlines import next_token_deadline_s, num_uncomputed_tokens
 from planning.engine import EngineModel
+from planning.order import order_of
 from planning.tables import RequestTable
 from profiles.kernels import max_prefill_tokens
 
@@ -42,11 +44,11 @@ def _run_within(
 @njit(cache=True)
 def _in_order(keys: np.ndarray, then: np.ndarray) -> np.ndarray:
     """Rows by ``keys``, equal ones by ``then``, equal ones in table order."""
-    order = np.argsort(then, kind="mergesort")
-    return order[np.argsort(keys[order], kind="mergesort")]
+    order = order_of(then)
+    return order[order_of(keys[order])]
 
 
-@njit(cache=True)
+@policy("sarathi-shed", sheds=True, is_live=False)
 def form_decode_first_shed(
     engine: EngineModel, table: RequestTable, now_s: float, tokens_out: np.ndarray
 ) -> tuple[float, np.ndarray]:
@@ -60,7 +62,7 @@ def form_decode_first_shed(
     return run_in_order(engine, table, _in_order(keys, then), False, tokens_out)
 
 
-@njit(cache=True)
+@policy("edf-shed", sheds=True, is_live=False)
 def form_deadline_sized(
     engine: EngineModel, table: RequestTable, now_s: float, tokens_out: np.ndarray
 ) -> tuple[float, np.ndarray]:

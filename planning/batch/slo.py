@@ -8,9 +8,10 @@ come first, then prefills by deadline, then early decodes; late and best-effort 
 import math
 
 import numpy as np
-from numba import njit
+from numba import boolean, float64, int64, njit, types
 
 from planning.batch.builder import (
+    BUILDER_TYPE,
     BatchBuilder,
     by_slack,
     classify_requests,
@@ -37,11 +38,13 @@ from planning.batch.composition import (
     remove_decode,
 )
 from planning.batch.kv import FREE_KV, blocks_tokens, reserve
+from planning.batch.policy import policy
 from planning.batch.prefill_only import chunk_budget_tokens, chunk_within
 from planning.deadlines import effective_tpot_s, num_uncomputed_tokens
 from planning.engine import EngineModel
 from planning.forecast.lockstep import DECODE_STATE, fill_decode_state, run_lockstep
 from planning.tables import RequestTable
+from profiles.compiled_once import compiled_once
 from profiles.kernels import iteration_s, max_prefill_tokens
 
 # How far the prefills of a class were served.
@@ -57,7 +60,7 @@ def _chunk_tokens(builder: BatchBuilder, row: np.void, limit_s: float) -> int:
     return min(todo, chunk, room, int(engine.limits["max_batch_tokens"] - composition[TOKENS]))
 
 
-@njit(cache=True)
+@compiled_once(types.void(BUILDER_TYPE, float64, int64, int64[::1]))
 def _take_decodes(builder: BatchBuilder, limit_s: float, rank: int, rows: np.ndarray) -> None:
     """Add those of the decodes ``rows`` that are not in the batch, in order, until one no longer fits ``limit_s``.
 
@@ -82,7 +85,7 @@ def _take_decodes(builder: BatchBuilder, limit_s: float, rank: int, rows: np.nda
             remove_decode(row, tokens, drafts, composition)
 
 
-@njit(cache=True)
+@compiled_once(types.Tuple((float64, int64))(BUILDER_TYPE, float64, int64, int64))
 def _take_prefills(builder: BatchBuilder, limit_s: float, rank: int, request_class: int) -> tuple[float, int]:
     """Add prefill chunks of one class by deadline; returns the iteration's limit after it and how far they were served.
 
@@ -117,7 +120,7 @@ def _take_prefills(builder: BatchBuilder, limit_s: float, rank: int, request_cla
     return limit_s, served
 
 
-@njit(cache=True)
+@compiled_once(float64(BUILDER_TYPE))
 def _future_margin_s(builder: BatchBuilder) -> float:
     """By how much this batch may be prolonged without ever costing an attainable request its SLO.
 
@@ -185,7 +188,7 @@ def _take_due_decodes(builder: BatchBuilder) -> float:
     return limit_s
 
 
-@njit(cache=True)
+@compiled_once(types.void(BUILDER_TYPE, float64, float64, boolean))
 def _add_late_and_best_effort(builder: BatchBuilder, limit_s: float, best_effort_s: float, is_served: bool) -> None:
     """Late and best-effort work in what is left: it may not cost an attainable request its SLO, now or later.
 
@@ -217,7 +220,7 @@ def _add_late_and_best_effort(builder: BatchBuilder, limit_s: float, best_effort
         _take_prefills(builder, limit_s, IDLE, BEST_EFFORT_PREFILL)
 
 
-@njit(cache=True)
+@compiled_once(types.void(BUILDER_TYPE))
 def _ensure_progress(builder: BatchBuilder) -> None:
     """Some request always makes progress: the most entitled one that fits the KV cache, whoever has to yield."""
     engine, table, leader = builder.engine, builder.table, -1
@@ -241,7 +244,7 @@ def _ensure_progress(builder: BatchBuilder) -> None:
         add_tokens(row, tokens, builder.composition)
 
 
-@njit(cache=True)
+@policy("slo", plans_drafts=True, plans_ahead=True)
 def form_batch(
     engine: EngineModel, table: RequestTable, now_s: float, tokens_out: np.ndarray
 ) -> tuple[float, np.ndarray]:

@@ -14,6 +14,7 @@ from planning.batch.classes import decode_s, is_decode
 from planning.deadlines import effective_tpot_s, next_token_deadline_s
 from planning.engine import EngineModel
 from planning.forecast.lockstep import accepted_tokens
+from planning.order import distinct, place_in
 from planning.tables import TPOT_LEVEL, RequestTable
 from profiles.kernels import Coefficients, iteration_s, max_prefill_tokens
 
@@ -110,17 +111,17 @@ def _fill_levels(
             pace_s = effective_tpot_s(table[i], now_s)
             is_in_reach = pace_s * (1 + max_drafts) >= decode_s(coef, table[i])
             paces[i] = pace_s if is_in_reach else math.inf
-    distinct = np.unique(paces[paces < math.inf])
-    if len(distinct) == 0:
+    known = distinct(paces[paces < math.inf])
+    if len(known) == 0:
         return 0
-    stride = math.ceil(len(distinct) / MAX_LEVELS)
+    stride = math.ceil(len(known) / MAX_LEVELS)
     for i in range(len(table)):
         if paces[i] < math.inf:
-            level = np.searchsorted(distinct, paces[i]) // stride
-            levels[level]["tpot_s"] = distinct[level * stride]
+            level = place_in(known, paces[i]) // stride
+            levels[level]["tpot_s"] = known[level * stride]
             levels[level]["kv_tokens"] += table[i]["computed_tokens"]
             counts[level] += 1
-    count = math.ceil(len(distinct) / stride)
+    count = math.ceil(len(known) / stride)
     for level in range(count):
         levels[level]["kv_tokens"] /= counts[level]
     return count

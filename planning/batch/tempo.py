@@ -5,8 +5,9 @@ import math
 import numpy as np
 from numba import njit
 
-from planning.batch.fair import QUANTUM_STEPS, at_boundary, blend
+from planning.batch.fair import FAIRNESS, QUANTUM_STEPS, at_boundary, blend
 from planning.batch.ordered import run_by_bid, sorted_rows
+from planning.batch.policy import policy
 from planning.batch.worth import decode_step_s, first_s, prospects, recompute_s, service_gain
 from planning.engine import EngineModel
 from planning.tables import RequestTable
@@ -62,7 +63,7 @@ def _reserve_places(engine: EngineModel, table: RequestTable, priorities: np.nda
             places -= 1
 
 
-@njit(cache=True)
+@policy("tempo", remembers=True, options={"best_effort_share": 0.1, "fairness": FAIRNESS})
 def form_largest_density_first(
     engine: EngineModel, table: RequestTable, now_s: float, tokens_out: np.ndarray
 ) -> tuple[float, np.ndarray]:

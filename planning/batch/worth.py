@@ -13,6 +13,7 @@ from planning.batch.composition import add_tokens, composition_s
 from planning.batch.memory import OUTPUT_WEIGHT, PROMPT_WEIGHT
 from planning.deadlines import num_uncomputed_tokens, remaining_tokens
 from planning.engine import EngineModel
+from planning.order import integers, order_of_integers
 from planning.tables import RequestTable
 from profiles.kernels import iteration_s, token_s
 
@@ -63,8 +64,8 @@ def prospects(engine: EngineModel, table: RequestTable, step_s: float) -> tuple[
     rests, before = np.empty(len(table)), np.zeros(len(table))
     for i in range(len(table)):
         rests[i] = first_s(engine, table[i], step_s) + (remaining_tokens(table[i]) - 1) * step_s
-    programs = table["program"].copy()
-    order, begin = np.argsort(programs, kind="mergesort"), 0
+    programs = integers(table["program"])
+    order, begin = order_of_integers(programs), 0
     for end in range(1, len(order) + 1):
         if end < len(order) and programs[order[end]] == programs[order[begin]]:
             continue

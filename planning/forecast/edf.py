@@ -11,9 +11,12 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
+from numba import float64, njit, types
 
-from planning.engine import EngineModel
+from planning.engine import ENGINE_TYPE, EngineModel
+from planning.forecast.lockstep import DECODES_TYPE
+from planning.order import least_of, numbers, order_of
+from profiles.compiled_once import compiled_once
 from profiles.kernels import LINES, Coefficients, draft_s, kv_read_s, overhead_s, roofline
 
 LEAST_PACE_S = 1e-6
@@ -114,7 +117,7 @@ def _at_start(engine: EngineModel, decodes: np.ndarray, start_s: float) -> Sums:
     return Sums(np.full(1, start_s), -UNEVEN * base_s, np.zeros(LINES), kv_tokens, np.zeros(1), base_s, usable)
 
 
-@njit(cache=True)
+@compiled_once(types.UniTuple(float64, 2)(ENGINE_TYPE, DECODES_TYPE, float64))
 def run_edf(engine: EngineModel, decodes: np.ndarray, start_s: float) -> tuple[float, float]:
     """Run ``decodes`` (DECODE_STATE[n]) by deadline from ``start_s``; fills margins and finish times in.
 
@@ -127,8 +130,8 @@ def run_edf(engine: EngineModel, decodes: np.ndarray, start_s: float) -> tuple[f
     dues = np.zeros(count, dtype=DUE)
     for j in range(count):
         _fill_due(coef, decodes[j], start_s, dues[j])
-    by_first = np.argsort(dues["first_s"].copy(), kind="mergesort")
-    by_last = np.argsort(dues["last_s"].copy(), kind="mergesort")
+    by_first = order_of(numbers(dues["first_s"]))
+    by_last = order_of(numbers(dues["last_s"]))
     steps_s = _tightest_s(dues, by_last, limits["max_iteration_s"])
     worst_s, peak_tokens, begun = math.inf, 0.0, 0
     for k in range(count):
@@ -140,9 +143,9 @@ def run_edf(engine: EngineModel, decodes: np.ndarray, start_s: float) -> tuple[f
             newcomer = by_first[begun]
             _pass_time(dues[newcomer]["first_s"], steps_s[k], sums)
             _begin(coef, dues[newcomer], decodes[newcomer]["gain"], sums)
-            worst_s, begun = min(worst_s, sums.spare_s.min()), begun + 1
+            worst_s, begun = min(worst_s, least_of(sums.spare_s)), begun + 1
         _pass_time(due["last_s"], steps_s[k], sums)
-        worst_s = min(worst_s, sums.spare_s.min())
+        worst_s = min(worst_s, least_of(sums.spare_s))
         peak_tokens = max(peak_tokens, sums.kv_tokens[0] + (count - k) * (limits["block_tokens"] - 1))
         _end(coef, due, decode, sums)
         decode["margin_s"], decode["finish_s"] = worst_s, max(start_s, due["last_s"])

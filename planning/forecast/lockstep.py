@@ -8,9 +8,11 @@ an end of such a segment: checking the ends is exact (SLOs-Serve section 3.2.1, 
 import math
 
 import numpy as np
-from numba import njit
+from numba import float64, from_dtype, int64, njit, types
 
 from planning.deadlines import dslo_due_s, remaining_tokens
+from planning.order import integers, order_of_integers
+from profiles.compiled_once import compiled_once
 from profiles.kernels import Coefficients, iteration_s, kv_read_s
 
 DECODE_STATE = np.dtype(
@@ -26,6 +28,7 @@ DECODE_STATE = np.dtype(
         ("finish_s", "f8"),  # result: when the last token comes
     ]
 )
+DECODES_TYPE = from_dtype(DECODE_STATE)[::1]
 SPAN = np.dtype([("step", "i8"), ("end_s", "f8")])  # an iteration, counted from 1, and when it ends
 
 
@@ -93,7 +96,7 @@ def _walk(
         tokens += decodes[i]["step_tokens"]
         kv_tokens += decodes[i]["kv_tokens"]
         growth += decodes[i]["gain"]
-    order = np.argsort(decodes["steps"].copy(), kind="mergesort")
+    order = order_of_integers(integers(decodes["steps"]))
     drafts = _most_drafts(decodes, order)
     count, done, now_s, longest_s, peak_tokens = 0, 0, start_s, 0.0, 0.0
     for i in range(len(order)):
@@ -116,7 +119,7 @@ def _walk(
     return count, longest_s, peak_tokens
 
 
-@njit(cache=True)
+@compiled_once(types.UniTuple(float64, 3)(float64[::1], DECODES_TYPE, float64, int64))
 def run_lockstep(
     coef: Coefficients, decodes: np.ndarray, start_s: float, block_tokens: int
 ) -> tuple[float, float, float]:

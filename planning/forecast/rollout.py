@@ -3,7 +3,7 @@
 import math
 
 import numpy as np
-from numba import njit
+from numba import boolean, float64, from_dtype, njit, types
 
 from planning.batch.classes import (
     BEST_EFFORT_DECODE,
@@ -19,12 +19,13 @@ from planning.batch.classes import (
 from planning.batch.kv import PREEMPT
 from planning.batch.slo import form_batch
 from planning.deadlines import dslo_due_s, next_token_deadline_s, num_uncomputed_tokens, remaining_tokens
-from planning.engine import EngineModel
+from planning.engine import ENGINE_TYPE, EngineModel
 from planning.forecast.edf import run_edf
 from planning.forecast.lockstep import DECODE_STATE, accepted_tokens, fill_decode_state, run_lockstep
 from planning.forecast.steady import run_steady
 from planning.kv_reserve import kv_reserve_tokens
-from planning.tables import RequestTable
+from planning.tables import TABLE_TYPE, RequestTable
+from profiles.compiled_once import compiled_once
 
 TOLERANCE_S = 1e-9  # lateness that is rounding
 MAX_STEPS = 20_000  # iterations of one rollout; a backlog longer than that is unattainable for every purpose
@@ -40,6 +41,7 @@ FORECAST = np.dtype(
         ("unattainable", "?"),  # set by the caller: will miss whatever is decided now, so its margin counts for nothing
     ]
 )
+FORECASTS_TYPE = from_dtype(FORECAST)[::1]
 
 
 @njit(cache=True)
@@ -85,8 +87,8 @@ def run_tokens(row: np.void, tokens: int, acceptance: float, departs: bool) -> b
     return True
 
 
-@njit(cache=True)
-def advance(engine: EngineModel, table: RequestTable, free_at_s: float, until_s: float, departs: bool = False) -> float:
+@compiled_once(float64(ENGINE_TYPE, TABLE_TYPE, float64, float64, boolean))
+def advance(engine: EngineModel, table: RequestTable, free_at_s: float, until_s: float, departs: bool) -> float:
     """Run on ``table`` (in place) each iteration that starts before ``until_s``; returns when the engine is next free.
 
     ``free_at_s`` is when it is free now. The last iteration run is the one in flight at ``until_s``: its batch was
@@ -213,7 +215,7 @@ def _worst_s(decodes: np.ndarray, rows: np.ndarray, forecast: np.ndarray) -> flo
     return worst_s
 
 
-@njit(cache=True)
+@compiled_once(types.UniTuple(float64, 2)(ENGINE_TYPE, TABLE_TYPE, float64, float64, FORECASTS_TYPE))
 def forecast_requests(
     engine: EngineModel, table: RequestTable, start_s: float, least_s: float, forecast: np.ndarray
 ) -> tuple[float, float]:

@@ -13,6 +13,7 @@ from numba import njit
 from planning.batch.classes import prefill_s
 from planning.deadlines import next_token_deadline_s, num_uncomputed_tokens
 from planning.engine import EngineModel
+from planning.order import order_of
 from planning.splitmix import GAMMA, mixed
 from planning.tables import to_best_effort
 from profiles.kernels import iteration_s
@@ -218,7 +219,7 @@ def _promised_prefill(fleet: SimFleetState, job: int) -> int:
         if fleet.sides[r] == PREFILL:
             backlogs[r] = _promised_tokens(fleet, r)
     window_s = next_token_deadline_s(row, now_s) - now_s
-    for r in np.argsort(backlogs, kind="mergesort"):
+    for r in order_of(backlogs):
         if backlogs[r] < 0.0:
             continue
         seconds = (backlogs[r] + row["prompt_tokens"]) * fleet.fleet_state.replicas[r]["prompt_token_s"]

@@ -195,12 +195,8 @@ BASELINES = (
     System("edf-shed", "edf-shed"),
     System("sjf", "sjf", token_budget=2048),
 )
-POLICY_SYSTEMS = (
-    System("tempo", "tempo", token_budget=2048),
-    System("calm", "calm", token_budget=2048),
-    System("annealing", "annealing", token_budget=2048),
-    System("plas", "plas", token_budget=2048),
-    System("vtc", "vtc", token_budget=2048),
-    System("hrrn", "hrrn", token_budget=2048),
-    System("srpt", "srpt", token_budget=2048),
+# Every other policy of engines as it comes; ``prefill`` serves half of each request only.
+_KNOWN = {"slo", "prefill", *(system.policy for system in BASELINES)}
+POLICY_SYSTEMS = tuple(
+    System(policy.name, policy.name, token_budget=2048) for policy in POLICIES if policy.name not in _KNOWN
 )

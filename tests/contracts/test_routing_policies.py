@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from routing.fleet_state import REPLICA_STATE, RESERVED, SHARED
 from routing.placement import tier_distance
-from routing.policies import COPIES
+from routing.policies.unchecked import COPIES
 from routing.policy import RoutingRequest, best_scored, idlest, make_routing, register, routing_names
 
 PARTIAL = ("silos",)  # leave requests alone that others could serve

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from planning.batch.kv import PREEMPT
-from planning.batch.registry import SLO, form
+from planning.batch.registry import form, policy_code
 from planning.engine import EngineModel
 from protocol.messages import Slo, request_uid
 from replicas.request_rows import RequestRows, to_extra_args
@@ -76,7 +76,8 @@ def _same_step(simulation: Simulation) -> int:
     planner.limits = limits
     live, seconds, _mix = planner.plan(rows.gather(running, waiting, drafts=False), now_s)
     modelled = np.zeros(len(table), dtype=np.int32)
-    expected_s, _ = form(SLO, EngineModel(simulation.engines.planner_coefs[0], limits), table, now_s, modelled)
+    model = EngineModel(simulation.engines.planner_coefs[0], limits)
+    expected_s, _ = form(policy_code("slo"), model, table, now_s, modelled)
     assert seconds == expected_s
     uids = {request_uid(request.request_id): int(row["id"]) for request, row in zip(requests, table, strict=True)}
     by_id = {int(row["id"]): int(tokens) for row, tokens in zip(table, modelled, strict=True)}

@@ -15,6 +15,7 @@ from controller.disaggregation.fleet import make_fleet
 from controller.options import FleetOptions
 from controller.scaling.tiers import Tier, TierTable
 from controller.warmup import PROFILE, warm_up
+from profiles.compiled_once import CompiledOnce
 from profiles.store import load_profile
 from protocol.messages import POSITION, AdmissionRequest, Progress, Report, Slo, request_uid
 
@@ -40,7 +41,9 @@ def compiled() -> Iterator[str]:
     """What kernels of ours have been compiled for, or loaded from the cache."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in ("controller", "planning", "profiles", "routing"):
-            kernels = [(key, each) for key, each in vars(module).items() if isinstance(each, CPUDispatcher)]
+            kernels = [
+                (key, each) for key, each in vars(module).items() if isinstance(each, (CPUDispatcher, CompiledOnce))
+            ]
             yield from (f"{name}.{key}{signature}" for key, each in kernels for signature in each.signatures)
 
 

@@ -70,7 +70,7 @@ def test_the_least_added_load_is_by_how_much_congestion_grows(
     for r in range(len(paces_s)):
         fleet = fleet_of(*paces_s)
         engine = EngineModel(fleet.pessimistic_coefs[r], fleet.limits[r])
-        score = score_replica(engine, fleet.replicas[r], row[0], 0.0, LEAST_ADDED, 1.0)
+        score = score_replica(LEAST_ADDED, engine, fleet.replicas[r], row[0], 0.0, 1.0)
         before = congestion(fleet)
         add_request(fleet, r, row[0])
         assert before - congestion(fleet) == pytest.approx(score, rel=0.02, abs=1e-3)

@@ -65,17 +65,17 @@ def test_drafts_gain_their_expectation_without_drift(gain: float) -> None:
 
 def test_the_mirror_stops_at_the_end_of_the_iteration_in_flight() -> None:
     table = one(prompt=1000, output=50, cap=50)
-    assert advance(EngineModel(COEF, LIMITS), table, 0.0, 0.0005) == pytest.approx(
+    assert advance(EngineModel(COEF, LIMITS), table, 0.0, 0.0005, False) == pytest.approx(
         0.011
     )  # 1000 tokens, under way at 0.5 ms
     assert table["emitted_tokens"][0] == 1
-    assert advance(EngineModel(COEF, LIMITS), table, 0.011, 0.011) == 0.011
-    assert advance(EngineModel(COEF, LIMITS), table, 0.011, 0.0125) == pytest.approx(0.011 + 2 * 1.01e-3)
+    assert advance(EngineModel(COEF, LIMITS), table, 0.011, 0.011, False) == 0.011
+    assert advance(EngineModel(COEF, LIMITS), table, 0.011, 0.0125, False) == pytest.approx(0.011 + 2 * 1.01e-3)
     assert table["emitted_tokens"][0] == 3
 
 
 def test_an_idle_mirror_is_free_at_once() -> None:
-    assert advance(EngineModel(COEF, LIMITS), request_table(0), 3.0, 7.0) == 7.0
+    assert advance(EngineModel(COEF, LIMITS), request_table(0), 3.0, 7.0, False) == 7.0
 
 
 def test_the_outlook_of_a_lone_request() -> None:

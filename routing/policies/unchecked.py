@@ -1,71 +1,11 @@
-"""The routing policies. Ties go to the lower position, so that equal inputs give equal answers."""
+"""Policies that take a replica as it comes: the field's balancers, for comparison."""
 
 import numpy as np
 
-from routing.fleet_state import SHARED, SHORTEST_S
-from routing.policy import Checked, RoutingRequest, Unchecked, register
-from routing.scores import LEAST_ADDED
+from routing.fleet_state import SHORTEST_S
+from routing.policy import RoutingRequest, Unchecked, in_turn, register
 
 COPIES = 4  # K of ``power_of_k``
-
-
-def in_turn(replicas: np.ndarray, turn: int) -> np.ndarray:
-    """Scores of the open replicas in turn."""
-    scores, usable = np.full(len(replicas), -np.inf), np.flatnonzero(replicas["is_open"])
-    if len(usable):
-        scores[usable] = -((np.arange(len(usable)) - turn) % len(usable))
-    return scores
-
-
-@register("load_gradient")
-class LoadGradient(Checked):
-    """PolyServe section 4.2: the most loaded replica that attains the SLO, so that others stay free for tight ones."""
-
-    def score(self, request: RoutingRequest, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
-        return np.zeros(0)
-
-
-@register("marginal_load")
-class MarginalLoad(Checked):
-    """The replica whose squared load grows least, of those that attain the SLO (``routing.scores``)."""
-
-    rule = LEAST_ADDED
-
-    def score(self, request: RoutingRequest, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
-        return np.zeros(0)
-
-
-@register("balanced")
-class Balanced(Checked):
-    """The least loaded replica that attains the SLO: the most room for what predictions miss, and none left empty."""
-
-    def score(self, request: RoutingRequest, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
-        return -replicas["load"]
-
-
-@register("silos")
-class Silos(Checked):
-    """A static fleet per tier, the baseline of PolyServe section 5.2: no promotion to tighter tiers, nothing shared.
-
-    Inside a silo the fewest requests first. A tier without replicas of its own has those that are no tier's; best
-    effort without either fills all silos.
-    """
-
-    def score(self, request: RoutingRequest, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
-        silo = replicas["tier"] == request.tier
-        if not silo.any():
-            silo = (replicas["tier"] == SHARED) & replicas["is_open"]
-        if request.best_effort and not silo.any():
-            silo[:] = True
-        return np.where(silo, -replicas["count"].astype(np.float64), -np.inf)
-
-
-@register("sequential")
-class SequentialRouting(Checked):
-    """SLOs-Serve section 4.2: a round-robin first replica, then the next one sequentially."""
-
-    def score(self, request: RoutingRequest, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
-        return in_turn(replicas, turn)
 
 
 @register("round_robin")
