@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from controller.binning import in_tiers
 from controller.disaggregation.decode_room import DecodeRoom, Reservation
 from controller.disaggregation.phases import Phase, PhaseOptions, Phases, PhaseView
 from controller.disaggregation.split import decode_slot, has_kv_room, prefill_part, ready_row
@@ -22,12 +21,11 @@ from controller.mirror.replica_model import VirtualReplica, admission_row
 from controller.options import FleetOptions
 from controller.placement import Pending
 from controller.scaling.history import Change
+from controller.scaling.role import ReplicaView
 from controller.scaling.tiers import TierTable
-from controller.slowdown import with_ttft
 from planning.deadlines import make_due_earlier
 from profiles.profile import Profile
 from protocol.messages import AdmissionRequest, Decision, Outcome, Report, Scope, Verdict, request_uid
-from routing.fleet_state import SHARED, advance_fleet
 from routing.placement import NOWHERE, tier_distance
 from routing.policy import best_scored, idlest
 
@@ -42,7 +40,6 @@ class DisaggregatedFleet(Fleet):
         super().__post_init__()
         self.phases = Phases(self.options.phases or PhaseOptions())
         self.room = DecodeRoom()
-        self._phase: Phase | None = None  # of the requests being decided
         self._silent: set[str] = set()  # replicas that have not reported lately
         self._balanced_s = float("-inf")
 
@@ -67,24 +64,29 @@ class DisaggregatedFleet(Fleet):
 
     # -- replicas ---------------------------------------------------------------------------------------------------
 
-    def open_slots(self, now_s: float) -> np.ndarray:
-        """Slots of the phase in question; all where that phase has none, and where none is in question."""
+    def open_slots(self, now_s: float, phase: Phase | None = None) -> np.ndarray:
+        """Slots of the phase; all where that phase has none."""
         alive, own = super().open_slots(now_s), np.zeros(len(self.slots.liveness), dtype=bool)
-        if self._phase is not None:
-            own[[self.replicas[name].slot for name in self.phases.on(self._phase) if name in self.replicas]] = True
+        if phase is not None:
+            own[[self.replicas[name].slot for name in self.phases.on(phase) if name in self.replicas]] = True
         mine = alive & own
         return mine if mine.any() else alive
 
-    def _tiered(self) -> list[str]:
-        """Tiers are of the decode replicas."""
-        return self.phases.on(Phase.DECODE)
-
     def _allocate(self, now_s: float) -> None:
         self.phases.set_replicas({name: replica.phase for name, replica in self.replicas.items()}, self._silent)
-        for name in self.phases.on(Phase.PREFILL):
-            self.replicas[name].state["tier"] = SHARED
-        self._has_joined = True  # or has changed its phase
         super()._allocate(now_s)
+
+    def views(self, now_s: float) -> list[ReplicaView]:
+        """With each replica's phase; what is reserved counts as there."""
+        reserved = self.room.counts(self.tiers.pool)
+        return [self._with_phase(view, reserved.get(view.name, ())) for view in super().views(now_s)]
+
+    def _with_phase(self, view: ReplicaView, reserved: Sequence[int]) -> ReplicaView:
+        name, requests = view.name, view.slo_requests
+        if reserved:
+            requests = tuple(a + b for a, b in zip(requests, reserved, strict=True))
+        is_bound = self.phases.is_bound(name)
+        return view._replace(slo_requests=requests, phase=self.phases.of(name), is_bound=is_bound)
 
     def report(self, report: Report, now_s: float) -> bool:
         are_live = self.slots.are_live(now_s, self.options.silent_s)
@@ -113,9 +115,7 @@ class DisaggregatedFleet(Fleet):
 
     def admit(self, batch: Sequence[AdmissionRequest], now_s: float, ingress: str = "") -> list[Decision]:
         """First those whose room is reserved, then others that decode, then prompts; all count what is reserved."""
-        self._open(now_s)
-        batch = in_tiers(self.programs.give_stages(with_ttft(batch, self.replicas), now_s), self.tiers, self.lengths)
-        advance_fleet(self.slots.fleet_state, now_s)
+        batch = self._prepare(batch, now_s)
         decoding = [r.name for r in self.live(now_s) if self.phases.of(r.name) == Phase.DECODE]
         self.room.expire(decoding, self.places.__contains__, now_s)
         with self.room.counted(self.slots):
@@ -158,18 +158,15 @@ class DisaggregatedFleet(Fleet):
         return decision
 
     def _on(self, phase: Phase, batch: Sequence[AdmissionRequest], now_s: float) -> list[Decision]:
-        self._phase = phase
-        try:
-            return super().admit(batch, now_s) if batch else []
-        finally:
-            self._phase = None
+        self._open(now_s, phase)
+        return self._decide(batch, now_s, "", phase) if batch else []
 
     def _transfer_s(self, request: AdmissionRequest) -> float:
         """How long the KV cache of a request has still to travel before its second token."""
         return max(0.0, self.phases.options.transfer_s_per_token * request.prompt_tokens - request.travelled_s)
 
-    def _to_pending(self, request: AdmissionRequest, now_s: float) -> Pending:
-        p = super()._to_pending(request, now_s)
+    def _to_pending(self, request: AdmissionRequest, now_s: float, phase: Phase | None = None) -> Pending:
+        p = super()._to_pending(request, now_s, phase)
         if request.transferred_kv_tokens and not p.is_best_effort:
             make_due_earlier(p.row, self._transfer_s(request))
         return p
@@ -182,11 +179,11 @@ class DisaggregatedFleet(Fleet):
         tpot_s = decision.predicted_tpot_s + self._transfer_s(p.request) / gaps
         return msgspec.structs.replace(decision, predicted_tpot_s=tpot_s)
 
-    def _scores(self, row: np.ndarray) -> np.ndarray:
+    def _scores(self, row: np.ndarray, phase: Phase | None) -> np.ndarray:
         """For prefills the idlest instead of what a rule of loads says, which counts decodes: prompts of all
         tiers are served there by deadline, and a first token that comes early is slack for the decode."""
-        scores = super()._scores(row)
-        goes_by_rule = self._phase == Phase.PREFILL and not len(scores)
+        scores = super()._scores(row, phase)
+        goes_by_rule = phase == Phase.PREFILL and not len(scores)
         return idlest(self.slots.fleet_state.replicas) if goes_by_rule else scores
 
     def _that_prefill(self, batch: Sequence[AdmissionRequest], now_s: float) -> dict[str, tuple[AdmissionRequest, int]]:

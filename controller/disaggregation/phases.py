@@ -75,6 +75,10 @@ class Phases:
         """The phase of a replica; ``None`` for one that is not known."""
         return self._phase_of.get(name)
 
+    def is_bound(self, name: str) -> bool:
+        """Whether its group binds a replica to its phase."""
+        return name in self._bound
+
     def on(self, phase: Phase) -> list[str]:
         """Replicas of one phase, by name."""
         return sorted(name for name, own in self._phase_of.items() if own == phase)

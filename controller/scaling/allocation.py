@@ -9,12 +9,12 @@ import numpy as np
 from controller.scaling.autoscaler import Autoscaler
 from controller.scaling.demand import Demand, Hardware
 from controller.scaling.history import Change, History
-from controller.scaling.role import ReplicaView, StaticRoles
+from controller.scaling.role import Kind, ReplicaView, StaticRoles
 from controller.scaling.roles import DynamicRoles, RoleOptions
 from controller.scaling.signals import Actions, ScalingOptions, Serve, Signals
 from controller.scaling.tiers import Tier, TierTable
 from controller.shards.share import WHOLE, Share
-from routing.fleet_state import RESERVED
+from routing.fleet_state import RESERVED, SHARED
 
 FEW, JOIN_S = 16, 0.02  # in a fleet of more replicas, those that join within so long get their roles together
 
@@ -163,6 +163,8 @@ class Allocation:
 
     def tier(self, name: str) -> int:
         """What placement reads: the position of a replica's tier, ``SHARED``, or ``RESERVED`` for best effort only."""
+        if self.roles.role(name).kind == Kind.PREFILL:
+            return SHARED
         position = self.roles.position(name)
         return RESERVED if self.is_dynamic and position == self.table.pool else position
 
