@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from controller.disaggregation.decode_room import DecodeRoom, Reservation
-from controller.disaggregation.phases import Phase, PhaseOptions, Phases, PhaseView
+from controller.disaggregation.phases import HAND_OVER_S, Phase, PhaseOptions, Phases, PhaseView
 from controller.disaggregation.split import decode_slot, has_kv_room, prefill_part, ready_row
 from controller.fleet import Fleet
 from controller.mirror.replica_model import VirtualReplica, admission_row
@@ -30,7 +30,6 @@ from routing.placement import NOWHERE, tier_distance
 from routing.policy import best_scored, idlest
 
 BALANCE_S = 0.5  # between two looks at the sizes of the phases
-HAND_OVER_S = 10.0  # a computed prompt waits so long for KV room; connectors hold it for longer
 
 
 class DisaggregatedFleet(Fleet):
@@ -73,7 +72,8 @@ class DisaggregatedFleet(Fleet):
         return mine if mine.any() else alive
 
     def _allocate(self, now_s: float) -> None:
-        self.phases.set_replicas({name: replica.phase for name, replica in self.replicas.items()}, self._silent)
+        bound = {name: replica.phase for name, replica in self.replicas.items()}
+        self.phases.set_replicas(bound, self._silent.union(self.allocation.draining), self.allocation.phase_needs)
         super()._allocate(now_s)
 
     def views(self, now_s: float) -> list[ReplicaView]:
@@ -99,7 +99,10 @@ class DisaggregatedFleet(Fleet):
 
     def _balance(self, now_s: float) -> None:
         """Let a replica change its phase where one is short; the requests that it holds stay with it."""
-        views = [PhaseView(r.name, self._busy(r), r.name not in self._silent) for r in self.replicas.values()]
+        views = [
+            PhaseView(r.name, self._busy(r), r.name not in self._silent, self.allocation.is_open(r.name))
+            for r in self.replicas.values()
+        ]
         if move := self.phases.step(views, now_s):
             self.allocation.history.note(Change(now_s, move.name, move.to.other, move.to, move.reason))
             self._allocate(now_s)
@@ -116,9 +119,11 @@ class DisaggregatedFleet(Fleet):
     def admit(self, batch: Sequence[AdmissionRequest], now_s: float, ingress: str = "") -> list[Decision]:
         """First those whose room is reserved, then others that decode, then prompts; all count what is reserved."""
         batch = self._prepare(batch, now_s)
-        decoding = [r.name for r in self.live(now_s) if self.phases.of(r.name) == Phase.DECODE]
-        self.room.expire(decoding, self.places.__contains__, now_s)
+        usable = self.slots.usable([], now_s, self.options.silent_s, self.options.forget_s)
+        names = [name for name, replica in self.replicas.items() if usable[replica.slot]]
+        self.room.expire(names, self.places.__contains__, now_s)
         with self.room.counted(self.slots):
+            self._move_reservations(now_s)
             decisions = self._decide_apart(batch, now_s)
         return self.programs.told([_of_whole(decisions[request.request_id], request) for request in batch], now_s)
 
@@ -151,11 +156,35 @@ class DisaggregatedFleet(Fleet):
     def _hand_over(self, request: AdmissionRequest, uid: int, now_s: float) -> Decision:
         """Who decodes a request whose room was reserved: it finds all reservations but its own."""
         reservation = self.room.release(self.slots, uid)
+        if reservation is not None and reservation.slot not in self._open_on(Phase.DECODE, now_s):
+            return self._decode_on(reservation.slot, request, now_s)
         (decision,) = self._on(Phase.DECODE, [request], now_s)
         if decision.verdict == Verdict.PENDING and reservation is not None:
             reservation.needed_s = now_s
             self.room.reserve(self.slots, uid, reservation)
         return decision
+
+    def _decode_on(self, slot: int, request: AdmissionRequest, now_s: float) -> Decision:
+        """What has room on a replica that takes nothing new is decoded there."""
+        self.slots.allocate(1)
+        p = self._to_pending(request, now_s, Phase.DECODE)
+        p.slot, p.is_checked = slot, True
+        self.slots.add(slot, p.row)
+        return self._admitted(p, self.by_slot[slot], now_s)
+
+    def _move_reservations(self, now_s: float) -> None:
+        """Of replicas that leave, or that prefill now, to others with room; where there is none, room stays kept."""
+        decoding = self._open_on(Phase.DECODE, now_s)
+        for uid, before in [(uid, r) for uid, r in self.room.held.items() if r.slot not in decoding]:
+            self.room.release(self.slots, uid)
+            if self._reserve(before.row, decoding, now_s):
+                self.room.held[uid].needed_s = before.needed_s
+            else:
+                self.room.reserve(self.slots, uid, before)
+
+    def _open_on(self, phase: Phase, now_s: float) -> dict[int, str]:
+        """Replicas of a phase that may take requests: their slots and names."""
+        return {r.slot: r.name for r in self.live(now_s) if self.phases.of(r.name) == phase}
 
     def _on(self, phase: Phase, batch: Sequence[AdmissionRequest], now_s: float) -> list[Decision]:
         self._open(now_s, phase)
@@ -191,8 +220,7 @@ class DisaggregatedFleet(Fleet):
 
         Room to decode each of them is reserved; best effort needs none.
         """
-        alive = self.live(now_s)
-        by_phase = {phase: {r.slot: r.name for r in alive if self.phases.of(r.name) == phase} for phase in Phase}
+        by_phase = {phase: self._open_on(phase, now_s) for phase in Phase}
         if not all(by_phase.values()):
             return {}
         found = {}
