@@ -12,6 +12,7 @@ import numpy as np
 from controller import decisions, placement
 from controller.binning import in_tiers
 from controller.calibration import Calibration
+from controller.disaggregation.phases import Phase
 from controller.drift import note_drift
 from controller.groups import decide_together, of_groups
 from controller.held import HeldRequests
@@ -75,14 +76,11 @@ class Fleet:
         self.allocation = other.allocation.under(self.options.allocation, self.tiers, now_s)
         self._allocate(now_s)
 
-    # -- inputs -----------------------------------------------------------------------------------------------------
-
     def report(self, report: Report, now_s: float) -> bool:
         """A replica told its state; an unknown or reborn one joins. Whether all that it refers to is known."""
         self._forget(now_s)
         known = self.replicas.get(report.replica)
-        is_new = known is None or known.incarnation != report.incarnation
-        if is_new:
+        if is_new := known is None or known.incarnation != report.incarnation:
             if known is not None:
                 self._drop(known)
             born = VirtualReplica(report, self.load_profile(report.profile), self.slots, now_s)
@@ -109,8 +107,7 @@ class Fleet:
     def _remap_tiers(self, tier_remap: np.ndarray) -> None:
         """Tell requests their tiers in another table (``TierTable.tier_remap``), and have replicas tell them anew."""
         for replica in self.replicas.values():
-            replica.table["tier"] = tier_remap[replica.table["tier"]]
-            replica.reported.forget()
+            replica.remap_tiers(tier_remap)
         self.held.remap_tiers(tier_remap)
         self.unplaced.remap_tiers(tier_remap)
 
@@ -141,22 +138,28 @@ class Fleet:
             self.unplaced.leave(uid)
             self.held.free(uid)
 
-    # -- decisions --------------------------------------------------------------------------------------------------
-
     def admit(self, batch: Sequence[AdmissionRequest], now_s: float, ingress: str = "") -> list[Decision]:
         """Decide requests that arrived together: the fleet places what it can promise, up to ``max_hops`` exact checks
         each (SLOs-Serve sections 3.1 and 4.2); the rest waits for room, is served best effort, or is refused.
         ``ingress``: who asks, where it hears of recalls (``HeldRequests.take_recalls``)."""
+        return self.programs.told(self._decide(self._prepare(batch, now_s), now_s, ingress, None), now_s)
+
+    def _prepare(self, batch: Sequence[AdmissionRequest], now_s: float) -> list[AdmissionRequest]:
+        """The questions with all settled that they leave open; roles and mirrors as of now."""
         self._open(now_s)
-        batch = in_tiers(self.programs.give_stages(with_ttft(batch, self.replicas), now_s), self.tiers, self.lengths)
+        settled = in_tiers(self.programs.give_stages(with_ttft(batch, self.replicas), now_s), self.tiers, self.lengths)
         advance_fleet(self.slots.fleet_state, now_s)
+        return settled
+
+    def _decide(self, batch: Sequence[AdmissionRequest], now_s: float, by: str, phase: Phase | None) -> list[Decision]:
+        """Decide among the replicas that are open what ``by`` asks; ``phase``: the part of the requests in question."""
         self.slots.allocate(len(batch))
-        uids = [request_uid(request.request_id) for request in batch]
+        uids = {request_uid(request.request_id) for request in batch}
         earlier = {uid for uid in uids if uid in self.unplaced.waiting or uid in self.held}
         checks, pending = self.options.admission and self.policy.checks_admission, []
         for request in batch:
-            pending.append(p := self._to_pending(request, now_s))
-            p.ingress = ingress
+            pending.append(p := self._to_pending(request, now_s, phase))
+            p.ingress = by
             if not checks and not p.is_best_effort:
                 placement.place_without_check(self.slots, p, self.affinity.strength, now_s)
         asking, together = of_groups([p for p in pending if checks and not p.is_best_effort])
@@ -169,7 +172,7 @@ class Fleet:
         fall_back = partial(self._best_effort_or_refuse, now_s=now_s)
         known = decide_together(open_fleet, together, now_s, fall_back)
         known |= {p.request.request_id: self._admit_or_hold(p, now_s) for p in pending if p.slot >= 0}
-        return self.programs.told([known.get(p.request.request_id) or fall_back(p) for p in pending], now_s)
+        return [known.get(p.request.request_id) or fall_back(p) for p in pending]
 
     def _admit_or_hold(self, p: Pending, now_s: float) -> Decision:
         """Send a placed request, or keep it back while it could not begin."""
@@ -186,17 +189,17 @@ class Fleet:
         is_open = self.open_slots(now_s)
         return [replica for replica in self.replicas.values() if is_open[replica.slot]]
 
-    def open_slots(self, now_s: float) -> np.ndarray:
-        """Slots that may take requests (bool[R], ``ReplicaSlots.usable``)."""
+    def open_slots(self, now_s: float, phase: Phase | None = None) -> np.ndarray:
+        """Slots that may take requests (bool[R], ``ReplicaSlots.usable``), or this phase of them."""
         closed = [self.replicas[name].slot for name in self.allocation.draining if name in self.replicas]
         return self.slots.usable(closed, now_s, self.options.silent_s, self.options.forget_s)
 
-    def _open(self, now_s: float) -> None:
+    def _open(self, now_s: float, phase: Phase | None = None) -> None:
         if self._has_joined:
             self._allocate(now_s)
-        self.slots.fleet_state.replicas["is_open"] = self.open_slots(now_s)
+        self.slots.fleet_state.replicas["is_open"] = self.open_slots(now_s, phase)
 
-    def _to_pending(self, request: AdmissionRequest, now_s: float) -> Pending:
+    def _to_pending(self, request: AdmissionRequest, now_s: float, phase: Phase | None = None) -> Pending:
         """The request as a row with its scores; its earlier place is freed, as of a resumed stream or a retry."""
         self.held.free(request_uid(request.request_id))
         tier = self.tiers.of_request(request.slo)
@@ -205,14 +208,15 @@ class Fleet:
         margin_s = self.calibration.plan_early(row, self.tiers)
         self.turn += 1
         held, cached = self.affinity.look_up(request, row, self.replicas, self.slots.fleet_state)
-        p = Pending(request, tier, row, self._scores(row), self.policy.rule, held, cached, margin_s=margin_s)
+        scores = self._scores(row, phase)
+        p = Pending(request, tier, row, scores, self.policy.rule, held, cached, margin_s=margin_s, phase=phase)
         if excluded := self.affinity.excluded(request, self.replicas):
             p.exclude_where_others_are(self.slots, excluded, now_s)
         if not request.may_hop:  # where it finds room it is counted as well
             self.allocation.record_arrival(row, now_s)
         return p
 
-    def _scores(self, row: np.ndarray) -> np.ndarray:
+    def _scores(self, row: np.ndarray, phase: Phase | None) -> np.ndarray:
         return self.policy.score(to_routing_request(row), self.slots.fleet_state.replicas, self.turn, self._rng)
 
     def _settle(self, p: Pending, replica: VirtualReplica, now_s: float) -> None:
@@ -264,11 +268,8 @@ class Fleet:
     def write_roles(self, anew: bool = False) -> None:
         """Put the roles in force where placement reads them, where they have changed (``anew``: in any case)."""
         if self.allocation.has_changed() or anew:
-            for name in self._tiered():
-                self.replicas[name].state["tier"] = self.allocation.tier(name)
-
-    def _tiered(self) -> list[str]:
-        return sorted(self.replicas)
+            for name, replica in self.replicas.items():
+                replica.state["tier"] = self.allocation.tier(name)
 
     def _forget(self, now_s: float) -> None:
         """Give up replicas that have been silent for long, and pending requests that ask no more."""
@@ -291,8 +292,7 @@ class Fleet:
 
     def views(self, now_s: float) -> list[ReplicaView]:
         """What roles and size are decided by, in order of names."""
-        are_live = self.slots.are_live(now_s, self.options.silent_s)
-        return views_of(self._tiered(), self.replicas, self.slots, self.tiers.pool, are_live)
+        return views_of(self.replicas, self.slots, self.tiers.pool, self.slots.are_live(now_s, self.options.silent_s))
 
     def check_integrity(self) -> None:
         """Every request is where it was noted, and every replica's table is sound."""

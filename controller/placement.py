@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from controller.disaggregation.phases import Phase
 from controller.mirror.prefix_affinity import NOTHING_CACHED
 from controller.mirror.replica_model import VirtualReplica
 from controller.mirror.slots import ReplicaSlots
@@ -68,6 +69,7 @@ class Pending:
     first_s: float = np.inf  # predicted time of the first token, and seconds per token after it
     tpot_s: float = np.inf
     margin_s: float = 0.0  # by how much earlier than asked it is planned
+    phase: Phase | None = None  # the part of it that is asked about, in a disaggregated fleet
 
     @property
     def is_best_effort(self) -> bool:

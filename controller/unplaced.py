@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from controller.best_effort_line import BestEffortLine
+from controller.disaggregation.phases import Phase
 from controller.mirror.slots import ReplicaSlots
 from controller.placement import RETRY_INTERVAL_S, Pending, latest_start_s
 from controller.returns import Returns
@@ -23,6 +24,7 @@ class Waiting:
     prompt_tokens: int
     asked_s: float  # when it asked last
     latest_s: float  # when it must start at the latest; -inf: no idle replica could do it
+    phase: Phase | None = None  # that it waits for, in a disaggregated fleet
 
     def pause_s(self, now_s: float) -> float:
         """How long to wait until it asks again; 0 when it is too late for that."""
@@ -81,7 +83,7 @@ class Unplaced:
         uid = int(p.row["id"])
         known = self.waiting.pop(uid, None)
         at_last_s = latest_s() if known is None else known.latest_s
-        waiting = self.waiting[uid] = Waiting(p.tier, p.request.prompt_tokens, now_s, at_last_s)
+        waiting = self.waiting[uid] = Waiting(p.tier, p.request.prompt_tokens, now_s, at_last_s, p.phase)
         return waiting
 
     def pause_s(self, slots: ReplicaSlots, p: Pending, now_s: float) -> float:

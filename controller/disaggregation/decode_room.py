@@ -70,6 +70,14 @@ class DecodeRoom:
             reservation.needed_s = now_s
         self.held = {uid: r for uid, r in self.held.items() if r.replica in usable and now_s - r.needed_s <= GRACE_S}
 
+    def counts(self, tiers: int) -> dict[str, list[int]]:
+        """Reservations of each replica that has any, by position of the first ``tiers`` tiers."""
+        counts = dict[str, list[int]]()
+        for reservation in self.held.values():
+            if reservation.row["tier"] < tiers:
+                counts.setdefault(reservation.replica, [0] * tiers)[max(0, int(reservation.row["tier"]))] += 1
+        return counts
+
     def remap_tiers(self, tier_remap: np.ndarray) -> None:
         """Tell requests their tiers in another table (``TierTable.tier_remap``)."""
         for reservation in self.held.values():

@@ -13,26 +13,23 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from controller.binning import in_tiers
 from controller.disaggregation.decode_room import DecodeRoom, Reservation
-from controller.disaggregation.phases import Phase, PhaseOptions, Phases, PhaseView
+from controller.disaggregation.phases import HAND_OVER_S, Phase, PhaseOptions, Phases, PhaseView
 from controller.disaggregation.split import decode_slot, has_kv_room, prefill_part, ready_row
 from controller.fleet import Fleet
 from controller.mirror.replica_model import VirtualReplica, admission_row
 from controller.options import FleetOptions
 from controller.placement import Pending
 from controller.scaling.history import Change
+from controller.scaling.role import ReplicaView
 from controller.scaling.tiers import TierTable
-from controller.slowdown import with_ttft
 from planning.deadlines import make_due_earlier
 from profiles.profile import Profile
 from protocol.messages import AdmissionRequest, Decision, Outcome, Report, Scope, Verdict, request_uid
-from routing.fleet_state import SHARED, advance_fleet
 from routing.placement import NOWHERE, tier_distance
 from routing.policy import best_scored, idlest
 
 BALANCE_S = 0.5  # between two looks at the sizes of the phases
-HAND_OVER_S = 10.0  # a computed prompt waits so long for KV room; connectors hold it for longer
 
 
 class DisaggregatedFleet(Fleet):
@@ -42,7 +39,6 @@ class DisaggregatedFleet(Fleet):
         super().__post_init__()
         self.phases = Phases(self.options.phases or PhaseOptions())
         self.room = DecodeRoom()
-        self._phase: Phase | None = None  # of the requests being decided
         self._silent: set[str] = set()  # replicas that have not reported lately
         self._balanced_s = float("-inf")
 
@@ -67,24 +63,30 @@ class DisaggregatedFleet(Fleet):
 
     # -- replicas ---------------------------------------------------------------------------------------------------
 
-    def open_slots(self, now_s: float) -> np.ndarray:
-        """Slots of the phase in question; all where that phase has none, and where none is in question."""
+    def open_slots(self, now_s: float, phase: Phase | None = None) -> np.ndarray:
+        """Slots of the phase; all where that phase has none."""
         alive, own = super().open_slots(now_s), np.zeros(len(self.slots.liveness), dtype=bool)
-        if self._phase is not None:
-            own[[self.replicas[name].slot for name in self.phases.on(self._phase) if name in self.replicas]] = True
+        if phase is not None:
+            own[[self.replicas[name].slot for name in self.phases.on(phase) if name in self.replicas]] = True
         mine = alive & own
         return mine if mine.any() else alive
 
-    def _tiered(self) -> list[str]:
-        """Tiers are of the decode replicas."""
-        return self.phases.on(Phase.DECODE)
-
     def _allocate(self, now_s: float) -> None:
-        self.phases.set_replicas({name: replica.phase for name, replica in self.replicas.items()}, self._silent)
-        for name in self.phases.on(Phase.PREFILL):
-            self.replicas[name].state["tier"] = SHARED
-        self._has_joined = True  # or has changed its phase
+        bound = {name: replica.phase for name, replica in self.replicas.items()}
+        self.phases.set_replicas(bound, self._silent.union(self.allocation.draining), self.allocation.phase_needs)
         super()._allocate(now_s)
+
+    def views(self, now_s: float) -> list[ReplicaView]:
+        """With each replica's phase; what is reserved counts as there."""
+        reserved = self.room.counts(self.tiers.pool)
+        return [self._with_phase(view, reserved.get(view.name, ())) for view in super().views(now_s)]
+
+    def _with_phase(self, view: ReplicaView, reserved: Sequence[int]) -> ReplicaView:
+        name, requests = view.name, view.slo_requests
+        if reserved:
+            requests = tuple(a + b for a, b in zip(requests, reserved, strict=True))
+        is_bound = self.phases.is_bound(name)
+        return view._replace(slo_requests=requests, phase=self.phases.of(name), is_bound=is_bound)
 
     def report(self, report: Report, now_s: float) -> bool:
         are_live = self.slots.are_live(now_s, self.options.silent_s)
@@ -97,7 +99,10 @@ class DisaggregatedFleet(Fleet):
 
     def _balance(self, now_s: float) -> None:
         """Let a replica change its phase where one is short; the requests that it holds stay with it."""
-        views = [PhaseView(r.name, self._busy(r), r.name not in self._silent) for r in self.replicas.values()]
+        views = [
+            PhaseView(r.name, self._busy(r), r.name not in self._silent, self.allocation.is_open(r.name))
+            for r in self.replicas.values()
+        ]
         if move := self.phases.step(views, now_s):
             self.allocation.history.note(Change(now_s, move.name, move.to.other, move.to, move.reason))
             self._allocate(now_s)
@@ -113,12 +118,12 @@ class DisaggregatedFleet(Fleet):
 
     def admit(self, batch: Sequence[AdmissionRequest], now_s: float, ingress: str = "") -> list[Decision]:
         """First those whose room is reserved, then others that decode, then prompts; all count what is reserved."""
-        self._open(now_s)
-        batch = in_tiers(self.programs.give_stages(with_ttft(batch, self.replicas), now_s), self.tiers, self.lengths)
-        advance_fleet(self.slots.fleet_state, now_s)
-        decoding = [r.name for r in self.live(now_s) if self.phases.of(r.name) == Phase.DECODE]
-        self.room.expire(decoding, self.places.__contains__, now_s)
+        batch = self._prepare(batch, now_s)
+        usable = self.slots.usable([], now_s, self.options.silent_s, self.options.forget_s)
+        names = [name for name, replica in self.replicas.items() if usable[replica.slot]]
+        self.room.expire(names, self.places.__contains__, now_s)
         with self.room.counted(self.slots):
+            self._move_reservations(now_s)
             decisions = self._decide_apart(batch, now_s)
         return self.programs.told([_of_whole(decisions[request.request_id], request) for request in batch], now_s)
 
@@ -151,25 +156,46 @@ class DisaggregatedFleet(Fleet):
     def _hand_over(self, request: AdmissionRequest, uid: int, now_s: float) -> Decision:
         """Who decodes a request whose room was reserved: it finds all reservations but its own."""
         reservation = self.room.release(self.slots, uid)
+        if reservation is not None and reservation.slot not in self._open_on(Phase.DECODE, now_s):
+            return self._decode_on(reservation.slot, request, now_s)
         (decision,) = self._on(Phase.DECODE, [request], now_s)
         if decision.verdict == Verdict.PENDING and reservation is not None:
             reservation.needed_s = now_s
             self.room.reserve(self.slots, uid, reservation)
         return decision
 
+    def _decode_on(self, slot: int, request: AdmissionRequest, now_s: float) -> Decision:
+        """What has room on a replica that takes nothing new is decoded there."""
+        self.slots.allocate(1)
+        p = self._to_pending(request, now_s, Phase.DECODE)
+        p.slot, p.is_checked = slot, True
+        self.slots.add(slot, p.row)
+        return self._admitted(p, self.by_slot[slot], now_s)
+
+    def _move_reservations(self, now_s: float) -> None:
+        """Of replicas that leave, or that prefill now, to others with room; where there is none, room stays kept."""
+        decoding = self._open_on(Phase.DECODE, now_s)
+        for uid, before in [(uid, r) for uid, r in self.room.held.items() if r.slot not in decoding]:
+            self.room.release(self.slots, uid)
+            if self._reserve(before.row, decoding, now_s):
+                self.room.held[uid].needed_s = before.needed_s
+            else:
+                self.room.reserve(self.slots, uid, before)
+
+    def _open_on(self, phase: Phase, now_s: float) -> dict[int, str]:
+        """Replicas of a phase that may take requests: their slots and names."""
+        return {r.slot: r.name for r in self.live(now_s) if self.phases.of(r.name) == phase}
+
     def _on(self, phase: Phase, batch: Sequence[AdmissionRequest], now_s: float) -> list[Decision]:
-        self._phase = phase
-        try:
-            return super().admit(batch, now_s) if batch else []
-        finally:
-            self._phase = None
+        self._open(now_s, phase)
+        return self._decide(batch, now_s, "", phase) if batch else []
 
     def _transfer_s(self, request: AdmissionRequest) -> float:
         """How long the KV cache of a request has still to travel before its second token."""
         return max(0.0, self.phases.options.transfer_s_per_token * request.prompt_tokens - request.travelled_s)
 
-    def _to_pending(self, request: AdmissionRequest, now_s: float) -> Pending:
-        p = super()._to_pending(request, now_s)
+    def _to_pending(self, request: AdmissionRequest, now_s: float, phase: Phase | None = None) -> Pending:
+        p = super()._to_pending(request, now_s, phase)
         if request.transferred_kv_tokens and not p.is_best_effort:
             make_due_earlier(p.row, self._transfer_s(request))
         return p
@@ -182,11 +208,11 @@ class DisaggregatedFleet(Fleet):
         tpot_s = decision.predicted_tpot_s + self._transfer_s(p.request) / gaps
         return msgspec.structs.replace(decision, predicted_tpot_s=tpot_s)
 
-    def _scores(self, row: np.ndarray) -> np.ndarray:
+    def _scores(self, row: np.ndarray, phase: Phase | None) -> np.ndarray:
         """For prefills the idlest instead of what a rule of loads says, which counts decodes: prompts of all
         tiers are served there by deadline, and a first token that comes early is slack for the decode."""
-        scores = super()._scores(row)
-        goes_by_rule = self._phase == Phase.PREFILL and not len(scores)
+        scores = super()._scores(row, phase)
+        goes_by_rule = phase == Phase.PREFILL and not len(scores)
         return idlest(self.slots.fleet_state.replicas) if goes_by_rule else scores
 
     def _that_prefill(self, batch: Sequence[AdmissionRequest], now_s: float) -> dict[str, tuple[AdmissionRequest, int]]:
@@ -194,8 +220,7 @@ class DisaggregatedFleet(Fleet):
 
         Room to decode each of them is reserved; best effort needs none.
         """
-        alive = self.live(now_s)
-        by_phase = {phase: {r.slot: r.name for r in alive if self.phases.of(r.name) == phase} for phase in Phase}
+        by_phase = {phase: self._open_on(phase, now_s) for phase in Phase}
         if not all(by_phase.values()):
             return {}
         found = {}

@@ -7,9 +7,12 @@ requests follow its phase. Replicas that a group binds to a phase keep it.
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from math import exp
+from math import exp, inf
 
 import msgspec
+
+HAND_OVER_S = 10.0  # a computed prompt waits so long for KV room; connectors hold it for longer
+LINGER_S = 1.5 * HAND_OVER_S  # after its last request: until then others may fetch KV caches from a replica
 
 # A KV cache's way between replicas: Llama-3.1-8B's 131,072 bytes per token over one 400 Gbit/s port (50 GB/s) per GPU.
 TRANSFER_S_PER_TOKEN = 131072 / 50e9
@@ -45,6 +48,7 @@ class PhaseView:
     name: str
     busy: float  # share of its time or KV cache that is taken now
     is_reporting: bool = True
+    is_staying: bool = True  # not to leave the fleet
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,7 @@ class Phases:
         self._bound: dict[str, Phase] = {}
         self._phase_of: dict[str, Phase] = {}
         self._busy: dict[Phase, float] = {}  # running averages
+        self._needs: Mapping[Phase, float] = {}  # replicas that demand takes, where the size follows it
         self._stepped_s = self._moved_s = float("-inf")  # of the latest step and of the latest move
 
     def adopt_state(self, other: "Phases") -> None:
@@ -75,18 +80,35 @@ class Phases:
         """The phase of a replica; ``None`` for one that is not known."""
         return self._phase_of.get(name)
 
+    def is_bound(self, name: str) -> bool:
+        """Whether its group binds a replica to its phase."""
+        return name in self._bound
+
     def on(self, phase: Phase) -> list[str]:
         """Replicas of one phase, by name."""
         return sorted(name for name, own in self._phase_of.items() if own == phase)
 
-    def set_replicas(self, bound: Mapping[str, str], silent: Collection[str] = ()) -> None:
-        """All replicas, each with the phase that it is bound to or ``""``. Known ones keep theirs; newcomers
-        fill up prefill first, by name, and take the place of ``silent`` ones."""
+    def set_replicas(
+        self, bound: Mapping[str, str], absent: Collection[str] = (), needs: Mapping[Phase, float] | None = None
+    ) -> None:
+        """All replicas, each with the phase that it is bound to or ``""``. Known ones keep theirs; newcomers take the
+        place of ``absent`` ones: where there are ``needs`` in the phase that is shortest of them, else they fill up
+        prefill first, by name."""
+        self._needs = needs or {}
         self._bound = {name: Phase(phase) for name, phase in bound.items() if phase}
         self._phase_of = {name: phase for name, phase in self._phase_of.items() if name in bound} | self._bound
         for name in sorted(bound.keys() - self._phase_of.keys()):
-            present = [n for n in self._free(Phase.PREFILL) if n not in silent]
-            self._phase_of[name] = Phase.PREFILL if len(present) < self._prefill else Phase.DECODE
+            self._phase_of[name] = self._shortest(absent)
+        if self._needs:
+            self._prefill = len([name for name in self._free(Phase.PREFILL) if name not in absent])
+
+    def _shortest(self, absent: Collection[str]) -> Phase:
+        """The phase that a newcomer joins."""
+        if any(self._needs.values()):
+            present = {phase: len([n for n in self.on(phase) if n not in absent]) for phase in Phase}
+            return max(Phase, key=lambda phase: self._needs[phase] / present[phase] if present[phase] else inf)
+        prefilling = [name for name in self._free(Phase.PREFILL) if name not in absent]
+        return Phase.PREFILL if len(prefilling) < self._prefill else Phase.DECODE
 
     def _free(self, phase: Phase) -> list[str]:
         """Replicas of one phase that no group binds to it."""
@@ -95,15 +117,16 @@ class Phases:
     def step(self, views: Iterable[PhaseView], now_s: float) -> Move | None:
         """Average the utilization, and move one replica from a phase that can spare it to one that is short. No replica
         moves while one is silent."""
-        known = {view.name: view for view in views if view.name in self._phase_of}
+        seen = {view.name: view for view in views if view.name in self._phase_of}
+        known = {name: view for name, view in seen.items() if view.is_staying}
         self._average(known, now_s)
-        silent = [name for name in self._phase_of if name not in known or not known[name].is_reporting]
-        if silent:
+        if any(name not in seen or not seen[name].is_reporting for name in self._phase_of):
             return None
-        if surplus := len(self._free(Phase.PREFILL)) - self._prefill:
+        surplus = len(self._idlest(Phase.PREFILL, known)) - self._prefill
+        if surplus and not self._needs:
             phase = Phase.DECODE if surplus > 0 else Phase.PREFILL
-            name = min(self._free(phase.other), key=lambda name: (known[name].busy, name), default="")
-            return self._move(name, phase, f"{self._prefill} are to prefill") if name else None
+            free = self._idlest(phase.other, known)
+            return self._move(free[0], phase, f"{self._prefill} are to prefill") if free else None
         if not self.options.adapt or now_s - self._moved_s < self.options.cooldown_s:
             return None
         for phase in Phase:
@@ -130,7 +153,11 @@ class Phases:
 
     def _gives(self, phase: Phase, known: Mapping[str, PhaseView]) -> str:
         """The least busy replica that ``phase`` can do without; empty when there is none."""
-        mine = self.on(phase)
+        mine = [name for name in self.on(phase) if name in known]
         if len(mine) < 2 or self._busy.get(phase, 0.0) * len(mine) / (len(mine) - 1) >= self.options.spare:
             return ""
-        return min(self._free(phase), key=lambda name: (known[name].busy, name), default="")
+        return next(iter(self._idlest(phase, known)), "")
+
+    def _idlest(self, phase: Phase, known: Mapping[str, PhaseView]) -> list[str]:
+        """Replicas of a phase that may change it, the least busy first."""
+        return sorted((n for n in self._free(phase) if n in known), key=lambda name: (known[name].busy, name))

@@ -182,6 +182,11 @@ class VirtualReplica:
             self.slots.fleet_state.pessimistic_coefs[self.slot] = coefficients * (1.0 + min(seen.error, MOST_CAUTION))
             self.limits["slack_margin"] = seen.reach  # as in the engine's own planner
 
+    def remap_tiers(self, tier_remap: np.ndarray) -> None:
+        """Requests have their tiers in another table (``TierTable.tier_remap``); the replica is to tell them anew."""
+        self.table["tier"] = tier_remap[self.table["tier"]]
+        self.reported.forget()
+
     def record_reserved(self, uid: int, now_s: float) -> None:
         """A request was added to its rows before the replica has reported it."""
         self._reserved_s[uid] = now_s

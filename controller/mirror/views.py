@@ -1,6 +1,6 @@
 """What roles and sizes of the fleet are decided by, read from all mirrors at once. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from numba import njit
@@ -24,9 +24,10 @@ def count_by_tier(fleet: FleetState, tiers: int) -> np.ndarray:
 
 
 def views_of(
-    names: Sequence[str], replicas: Mapping[str, VirtualReplica], slots: ReplicaSlots, tiers: int, are_live: np.ndarray
+    replicas: Mapping[str, VirtualReplica], slots: ReplicaSlots, tiers: int, are_live: np.ndarray
 ) -> list[ReplicaView]:
-    """Views of the replicas of these names; the first ``tiers`` have an objective, ``are_live`` is by slot."""
+    """Views in order of names; the first ``tiers`` have an objective, ``are_live`` is by slot."""
+    names = sorted(replicas)
     where = [replicas[name].slot for name in names]
     state = slots.fleet_state.replicas[where]
     requests = map(tuple, count_by_tier(slots.fleet_state, tiers)[where].tolist())

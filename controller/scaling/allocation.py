@@ -6,15 +6,17 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from controller.disaggregation.phases import Phase
 from controller.scaling.autoscaler import Autoscaler
 from controller.scaling.demand import Demand, Hardware
 from controller.scaling.history import Change, History
-from controller.scaling.role import ReplicaView, StaticRoles
+from controller.scaling.needs import Queued
+from controller.scaling.role import Kind, ReplicaView, StaticRoles
 from controller.scaling.roles import DynamicRoles, RoleOptions
 from controller.scaling.signals import Actions, ScalingOptions, Serve, Signals
 from controller.scaling.tiers import Tier, TierTable
 from controller.shards.share import WHOLE, Share
-from routing.fleet_state import RESERVED
+from routing.fleet_state import RESERVED, SHARED
 
 FEW, JOIN_S = 16, 0.02  # in a fleet of more replicas, those that join within so long get their roles together
 
@@ -128,7 +130,7 @@ class Allocation:
         self,
         serve: Serve | None,
         views: Sequence[ReplicaView],
-        waiting_tokens: Mapping[str, float],
+        queues: Queued,
         hardware: Hardware | None,
         now_s: float,
     ) -> Actions:
@@ -137,7 +139,7 @@ class Allocation:
         if self.autoscaler is None:
             return Actions()
         self._hardware = self._hardware if hardware is None else hardware
-        signals = Signals(serve, views, self.demand.loads(now_s), waiting_tokens, self._hardware)
+        signals = Signals(serve, views, self.demand.loads(now_s), queues[0], self._hardware, queues[1])
         return self.autoscaler.step(signals, now_s)
 
     def on_removed(self, name: str, now_s: float) -> None:
@@ -163,8 +165,15 @@ class Allocation:
 
     def tier(self, name: str) -> int:
         """What placement reads: the position of a replica's tier, ``SHARED``, or ``RESERVED`` for best effort only."""
+        if self.roles.role(name).kind == Kind.PREFILL:
+            return SHARED
         position = self.roles.position(name)
         return RESERVED if self.is_dynamic and position == self.table.pool else position
+
+    @property
+    def phase_needs(self) -> Mapping[Phase, float]:
+        """Replicas that demand takes of each phase, as fractions; empty where the size does not follow it."""
+        return {} if self.autoscaler is None else self.autoscaler.phase_needs
 
     @property
     def draining(self) -> Collection[str]:
@@ -185,6 +194,7 @@ class Allocation:
                 "min_replicas": scaling.min_replicas,
                 "max_replicas": scaling.max_replicas,
                 "wanted": scaler.wanted,
+                "phases": {phase: round(need, 2) for phase, need in scaler.phase_needs.items()},
                 "shares": self.autoscaler.roles.shares,
                 "not_started": scaler.not_started,
                 "without_room": scaler.without_room,

@@ -16,11 +16,15 @@ shell (``controller.serve_scaler``) carries it out through Serve. What other aut
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from controller.scaling.demand import plan_needs, share_budget
+from controller.disaggregation.phases import Phase
+from controller.scaling.demand import share_budget
+from controller.scaling.draining import Drained
 from controller.scaling.history import Change, History
+from controller.scaling.needs import Needs, Queued, Queues, apart_size, needs_of, spare_replicas
 from controller.scaling.role import Kind, ReplicaView, StaticRoles
 from controller.scaling.roles import DynamicRoles
 from controller.scaling.signals import Actions, ScalingOptions, Serve, Signals
@@ -40,6 +44,7 @@ class Autoscaler:
     history: History
     target: int | None = None  # what Serve was last asked for
     wanted: dict[str, float] = field(default_factory=dict)  # per tier by demand and bounds; parts of shared ones
+    phase_needs: dict[Phase, float] = field(default_factory=dict)  # in a disaggregated fleet, as fractions
     held_until_s: float = -math.inf
     not_started: int = 0  # replicas that Serve was asked for and that do not run yet
     without_room: int = 0  # of these, the ones for which no node has had room yet
@@ -50,10 +55,12 @@ class Autoscaler:
     _starting: tuple[int, float] = (0, -math.inf)  # replicas that Serve has not started, and since when so many
     _deployed: float | None = None  # the deploy that the target is of
     _needs: deque[tuple[float, int]] = field(default_factory=deque)  # what it may shrink to at each time, lately
-    _queues: deque[tuple[float, Mapping[str, float]]] = field(default_factory=deque)  # prompt tokens per tier, lately
     _since_s: float | None = None
     _patience: float = 1.0  # times ``downscale_delay_s``, grown by shrinks that were taken back
-    _drained_s: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._drained = Drained(self.options.drain_timeout_s)
+        self._queues, self._decode_queues = (Queues(self.options.upscale_cooldown_s) for _ in range(2))
 
     # -- one step ---------------------------------------------------------------------------------------------------
 
@@ -98,14 +105,15 @@ class Autoscaler:
 
     def on_removed(self, name: str, now_s: float) -> None:
         """The drained replica is gone, and Serve was asked for one less; one that came to be meanwhile asks Serve."""
-        self._drained_s.pop(name, None)
+        self._drained.forget(name)
         if self.target is not None:
             self._set(self.target - 1, now_s, f"{name} was drained and removed")
 
     @property
     def _low(self) -> int:
-        """Fewest replicas: the fleet's minimum and every tier's."""
-        return max(self.options.min_replicas, sum(tier.low for tier in self.roles.table.tiers))
+        """Fewest replicas: the fleet's minimum and every tier's; one of each phase where these are apart."""
+        low = sum(tier.low for tier in self.roles.table.tiers)
+        return max(self.options.min_replicas, max(low, 1) + 1 if self.options.phases else low)
 
     @property
     def _high(self) -> int:
@@ -150,13 +158,12 @@ class Autoscaler:
         assert self.target is not None
         need = enough = 0
         if signals.hardware is not None:
-            target_utilization, queues = self.options.target_utilization, self._queued(signals.waiting_tokens, now_s)
-            needed = self._replicas_needed(signals, queues, target_utilization)
-            enough = self._total(
-                self._replicas_needed(signals, queues, target_utilization * (1.0 - self.options.downscale_margin))
-            )
-            need = self._total(needed)
-            self._share(needed)
+            queues = self._queued(signals, now_s)
+            needs_at = partial(needs_of, self.roles, signals, queues, is_apart=bool(self.options.phases))
+            needs = needs_at(self.options.target_utilization)
+            lasting = needs_at(self.options.target_utilization * (1.0 - self.options.downscale_margin))
+            need, enough = self._total(needs, signals), self._total(lasting, signals)
+            self._share(needs)
         if not any(map(self._is_own, self._alive(signals))):
             others = 0 if signals.hardware is not None else len(self._alive(signals))
             first = min(others + int(bool(signals.loads)), self._high)
@@ -166,36 +173,31 @@ class Autoscaler:
             self._needs.popleft()
         return need
 
-    def _queued(self, waiting_tokens: Mapping[str, float], now_s: float) -> dict[str, float]:
-        """Mean prompt tokens in queue over ``upscale_cooldown_s``, by tier: what is served before a replica could have
-        started asks for none. Queues count once everything asked for has had time to help."""
-        self._queues.append((now_s, waiting_tokens))
-        while len(self._queues) > 1 and self._queues[0][0] <= now_s - self.options.upscale_cooldown_s:
-            self._queues.popleft()
+    def _queued(self, signals: Signals, now_s: float) -> Queued:
+        """Mean prompt tokens in queue, by tier, and of those that wait to decode. Queues count once everything asked
+        for has had time to help."""
+        self._queues.note(signals.waiting_tokens, now_s)
+        self._decode_queues.note(signals.decode_waiting_tokens, now_s)
         if now_s - self._complete_s < self.options.upscale_cooldown_s:
-            return {}
-        names = {name for _, queue in self._queues for name in queue}
-        return {name: sum(queue.get(name, 0.0) for _, queue in self._queues) / len(self._queues) for name in names}
+            return {}, {}
+        return self._queues.mean(), self._decode_queues.mean()
 
-    def _replicas_needed(self, signals: Signals, queues: Mapping[str, float], target_utilization: float) -> list[float]:
-        """Replicas per tier by demand and bounds."""
-        assert signals.hardware is not None
-        table = self.roles.table
-        return self.roles.replicas_needed(
-            plan_needs(table, signals.loads, queues, signals.hardware, target_utilization)
-        )
+    def _total(self, needs: Needs, signals: Signals) -> int:
+        size = math.ceil(sum(needs.tiers) - 1e-9)
+        if self.options.phases:
+            size = apart_size(needs, self._alive(signals), self.options.group, self.options.phases)
+        return min(max(size + self.options.warm_spares, self._low), self._high)
 
-    def _total(self, needed: list[float]) -> int:
-        return min(max(math.ceil(sum(needed) - 1e-9) + self.options.warm_spares, self._low), self._high)
-
-    def _share(self, needed: list[float]) -> None:
+    def _share(self, needs: Needs) -> None:
         """Where tiers with replicas of their own want more than there may be, each gets a share."""
-        tiers = self.roles.table.tiers
+        tiers, needed, most = self.roles.table.tiers, needs.tiers, self._high
+        if self.options.phases:
+            self.phase_needs, most = needs.by_phase, most - needs.prefill_share(most)
         names = [tier.name for tier in tiers]
         told = [int(count) if count == int(count) else round(count, 2) for count in needed]
         self.wanted, self.roles.shares = dict(zip(names, told, strict=True)), {}
-        if isinstance(self.roles, DynamicRoles) and sum(needed) > self._high:
-            shares = share_budget([tier.low for tier in tiers], [int(count) for count in needed], self._high)
+        if isinstance(self.roles, DynamicRoles) and sum(needed) > most:
+            shares = share_budget([tier.low for tier in tiers], [int(count) for count in needed], most)
             self.roles.shares = dict(zip(names, shares, strict=True))
 
     @property
@@ -217,12 +219,17 @@ class Autoscaler:
         return Actions()
 
     def _take_back(self, most: int, signals: Signals, now_s: float, reason: str) -> int:
-        """Draining replicas serve again, ``most`` at most; how many do."""
-        names = self.roles.names(Kind.DRAINING)[: max(0, most)]
-        back = [name for name in names if self.roles.restore(name, signals.views, now_s, reason)]
+        """Draining replicas serve again, ``most`` at most, of the phase with the least to spare first; how many do."""
+        spare, phases = self._spare(signals), {view.name: view.phase for view in signals.views}
+        names = sorted(self.roles.names(Kind.DRAINING), key=lambda name: spare.get(phases.get(name), 0.0))
+        back = [name for name in names[: max(0, most)] if self.roles.restore(name, signals.views, now_s, reason)]
         for name in back:
-            self._drained_s.pop(name, None)
+            self._drained.forget(name)
         return len(back)
+
+    def _spare(self, signals: Signals) -> dict[Phase | None, float]:
+        """Replicas of each phase beyond its need; -inf where it has only one."""
+        return spare_replicas([v for v in self._alive(signals) if self.roles.is_open(v.name)], self.phase_needs)
 
     def _ask(self, replicas: int, now_s: float, reason: str) -> Actions:
         self._set(replicas, now_s, reason)
@@ -234,7 +241,9 @@ class Autoscaler:
         self.target = replicas
 
     def _told(self) -> str:
-        return ", ".join(f"{tier} {count}" for tier, count in self.wanted.items() if count) or "none"
+        told = [f"{tier} {count}" for tier, count in self.wanted.items() if count]
+        told += [f"{phase} {need:.2g}" for phase, need in self.phase_needs.items() if need]
+        return ", ".join(told) or "none"
 
     # -- less -------------------------------------------------------------------------------------------------------
 
@@ -260,32 +269,31 @@ class Autoscaler:
         return max(0, min(unplaced, surplus)), f"found no room within {room_s:g} s"
 
     def _shrink(self, signals: Signals, surplus: int, now_s: float, reason: str) -> None:
-        """Drain half of the surplus, one at least and ``MOST_DRAINED`` of the fleet at most: from the pool, those with
-        the least to do first; then the least loaded above a minimum."""
+        """Drain half of the surplus, one at least and ``MOST_DRAINED`` of the fleet at most: of the phase with the most
+        to spare, from the pool, those with the least to do first; then the least loaded above a minimum."""
         assert self.target is not None
-        left = max(1, min(surplus // 2, int(MOST_DRAINED * self.target)))
-        kinds = {Kind.POOL: 0, Kind.PENDING: 1, Kind.SERVES: 2}
+        for _ in range(max(1, min(surplus // 2, int(MOST_DRAINED * self.target)))):
+            if (name := self._dispensable(signals)) is None:
+                return
+            if now_s - max(self._grown_s, self._shrunk_s) > 4.0 * self._downscale_delay_s:
+                self._patience = max(1.0, 0.5 * self._patience)
+            self._shrunk_s = now_s
+            self._drained.begin(name, now_s)
+            self.roles.drain(name, now_s, f"{reason}: {self._told()}")
 
-        def rank(view: ReplicaView) -> tuple[int, float, int, str]:
-            return kinds[self.roles.role(view.name).kind], view.load, view.best_effort, view.name
+    def _dispensable(self, signals: Signals) -> str | None:
+        """Whom the fleet can do without most easily."""
+        kinds, spare = {Kind.POOL: 0, Kind.PENDING: 1}, self._spare(signals)
+
+        def rank(view: ReplicaView) -> tuple[float, int, float, int, str]:
+            kind = kinds.get(self.roles.role(view.name).kind, len(kinds))
+            return -spare.get(view.phase, -math.inf), kind, view.load, view.best_effort, view.name
 
         own = [view for view in signals.views if self._is_own(view) and self.roles.is_open(view.name)]
-        for view in sorted(own, key=rank):
-            if left and self.roles.may_leave(view.name):
-                if now_s - max(self._grown_s, self._shrunk_s) > 4.0 * self._downscale_delay_s:
-                    self._patience = max(1.0, 0.5 * self._patience)
-                self._shrunk_s = self._drained_s[view.name] = now_s
-                self.roles.drain(view.name, now_s, f"{reason}: {self._told()}")
-                left -= 1
+        may_leave = [v for v in own if self.roles.may_leave(v.name) and spare.get(v.phase, 0.0) > -math.inf]
+        return min(may_leave, key=rank).name if may_leave else None
 
     def _remove(self, signals: Signals, now_s: float) -> Actions:
-        """Drained replicas that are empty; after ``drain_timeout_s`` also those with only best-effort work left."""
-        views, ended = {view.name: view for view in signals.views}, []
-        for name in self.roles.names(Kind.DRAINING):
-            view, since_s = views.get(name), self._drained_s.setdefault(name, now_s)
-            waited = now_s - since_s >= self.options.drain_timeout_s
-            if view is None or not view.is_reporting:
-                continue
-            if view.is_empty or (waited and not any(view.slo_requests)):
-                ended.append(name)
-        return Actions(remove=tuple(ended))
+        """End drained replicas that may go."""
+        views = {view.name: view for view in signals.views}
+        return Actions(remove=self._drained.ended(self.roles.names(Kind.DRAINING), views, now_s))

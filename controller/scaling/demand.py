@@ -24,13 +24,15 @@ class Load(NamedTuple):
     requests_per_s: float = 0.0
     prefill_tokens_per_s: float = 0.0
     decode_tokens_per_s: float = 0.0
+    moved_tokens_per_s: float = 0.0  # of prompts that come with their KV caches
 
     @property
     def context_tokens(self) -> float:
         """KV tokens that a decode step reads in the mean: the prompt and half of the output."""
         if self.requests_per_s <= 0.0:
             return 0.0
-        return (self.prefill_tokens_per_s + 0.5 * self.decode_tokens_per_s) / self.requests_per_s
+        prompts_per_s = self.prefill_tokens_per_s + self.moved_tokens_per_s
+        return (prompts_per_s + 0.5 * self.decode_tokens_per_s) / self.requests_per_s
 
 
 @dataclass
@@ -186,6 +188,39 @@ def plan_needs(
         spare_pace_s = min(spare_pace_s, pace_s)
         needs.append(Need(replicas, busy))
     return needs
+
+
+def after_prefill(load: Load) -> Load:
+    """The load of those that decode only."""
+    return load._replace(prefill_tokens_per_s=0.0, moved_tokens_per_s=load.prefill_tokens_per_s)
+
+
+def with_backlog(load: Load, waiting_tokens: float, pace_s: float) -> Load:
+    """The load as if requests with so many prompt tokens, which wait to decode, ran at once at this pace as well."""
+    if not waiting_tokens or not load.prefill_tokens_per_s or not load.decode_tokens_per_s or pace_s == math.inf:
+        return load
+    sequences = waiting_tokens * load.requests_per_s / load.prefill_tokens_per_s
+    factor = 1.0 + sequences / (pace_s * load.decode_tokens_per_s)
+    return Load(*(factor * each for each in load))
+
+
+def prefill_replicas(
+    table: TierTable,
+    loads: Mapping[str, Load],
+    waiting_tokens: Mapping[str, float],
+    hardware: Hardware,
+    target_utilization: float,
+) -> float:
+    """Replicas, as a fraction, that compute the prompts of all tiers and are busy for ``target_utilization`` of the
+    time, in iterations that a TTFT has room for. ``waiting_tokens`` as of ``plan_needs``."""
+    replicas = 0.0
+    for tier in table.tiers:
+        load = loads.get(tier.name, Load())
+        due_s = queue_s(tier, load, hardware)
+        prompts = load._replace(decode_tokens_per_s=0.0)
+        busy = hardware.replicas_for(prompts, due_s, waiting_tokens.get(tier.name, 0.0) / due_s)
+        replicas += busy / (1.0 if tier.best_effort else target_utilization) if busy < math.inf else 0.0
+    return replicas
 
 
 def share_budget(lows: list[int], needed: list[int], budget: int) -> list[int]:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
+from controller.disaggregation.phases import Phase
 from controller.scaling.demand import Need
 from controller.scaling.history import Change, History
 from controller.scaling.tiers import TierTable
@@ -17,6 +18,7 @@ class Kind(StrEnum):
     PENDING = "pending"  # lost the last request of its tier; ends what it carries, takes no SLO request
     POOL = "pool"  # best effort, until a tier needs it
     DRAINING = "draining"  # takes nothing, leaves when empty
+    PREFILL = "prefill"  # computes prompts of all tiers, in a disaggregated fleet; the others there decode
 
 
 class Role(NamedTuple):
@@ -37,6 +39,8 @@ class ReplicaView(NamedTuple):
     best_effort: int = 0
     load: float = 0.0
     is_reporting: bool = True  # a silent one keeps its role: missing news are no news
+    phase: Phase | None = None  # in a disaggregated fleet
+    is_bound: bool = False  # to its phase, by its group
 
     @property
     def tightest(self) -> float:
@@ -56,20 +60,27 @@ class StaticRoles:
         self.shares: dict[str, int] = {}  # nobody competes: what is there is shared
         self._history = History() if history is None else history
         self._assigned: dict[str, int] = {}
+        self._prefills: set[str] = set()
         self.draining: set[str] = set()
         self.version = 0  # grows with every change of a role or of the table
 
     def set_table(self, table: TierTable) -> None:
         self.table = table
-        self._assigned = table.assign(list(self._assigned))
-        self.version += 1
+        self._assign(list(self._assigned))
 
     def step(self, views: Sequence[ReplicaView], now_s: float) -> None:
-        """Follow the replicas that there are."""
-        if self._assigned.keys() != {view.name for view in views}:
-            self._assigned = self.table.assign([view.name for view in views])
+        """Follow the replicas that there are, and their phases."""
+        prefills = {view.name for view in views if view.phase == Phase.PREFILL}
+        if self._assigned.keys() != {view.name for view in views} or prefills != self._prefills:
+            self._prefills = prefills
+            self._assign([view.name for view in views])
             self.draining &= self._assigned.keys()
-            self.version += 1
+
+    def _assign(self, names: Sequence[str]) -> None:
+        """Tiers are of the replicas that decode; prompts of all tiers are computed by the others."""
+        assigned = self.table.assign([name for name in names if name not in self._prefills])
+        self._assigned = dict.fromkeys(names, SHARED) | assigned
+        self.version += 1
 
     def position(self, name: str) -> int:
         return self._assigned.get(name, SHARED)
@@ -83,7 +94,8 @@ class StaticRoles:
     # -- size -------------------------------------------------------------------------------------------------------
 
     def role(self, name: str) -> Role:
-        return Role(Kind.SERVES if self.is_open(name) else Kind.DRAINING)
+        serves = Kind.PREFILL if name in self._prefills else Kind.SERVES
+        return Role(serves if self.is_open(name) else Kind.DRAINING)
 
     def is_open(self, name: str) -> bool:
         """Whether it takes anything at all."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from controller.disaggregation.phases import Phase
 from controller.scaling.demand import Need
 from controller.scaling.history import Change, History
 from controller.scaling.role import Kind, ReplicaView, Role
@@ -178,7 +179,9 @@ class DynamicRoles:
         return before
 
     def _natural(self, view: ReplicaView) -> Role:
-        """The role by what it carries: the tightest of its tiers, else the pool."""
+        """The role by its phase, else by what it carries: the tightest of its tiers, else the pool."""
+        if view.phase == Phase.PREFILL:
+            return Role(Kind.PREFILL)
         if view.tightest < self.table.pool:
             position = int(view.tightest)
             tier = self.table.tiers[position]
@@ -194,6 +197,13 @@ class DynamicRoles:
         for view in views:
             if view.name not in self._roles:
                 self._set(view.name, self._natural(view), now_s, "joined")
+            elif self._has_changed_phase(view):  # its phase is in the history already
+                self._put(view.name, self._natural(view))
+                self._idle_since_s.pop(view.name, None)
+
+    def _has_changed_phase(self, view: ReplicaView) -> bool:
+        kind = self.role(view.name).kind
+        return kind != Kind.DRAINING and (kind == Kind.PREFILL) != (view.phase == Phase.PREFILL)
 
     def _settle(self, view: ReplicaView, now_s: float) -> None:
         """Leave the tier without a request of its own; leave the pending list when empty of SLO requests."""

@@ -1,7 +1,7 @@
 """What the fleet's size is decided by, and what is to be done about it. Pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
@@ -28,6 +28,7 @@ class ScalingOptions(msgspec.Struct, frozen=True):
     drain_timeout_s: float = 300.0  # best-effort work on a draining replica moves elsewhere after so long
     start_timeout_s: float = 900.0  # a replica that has not started by then is cancelled, where demand allows it
     configured: int = 0  # replicas that a deploy begins with; 0: not known
+    phases: tuple[str, ...] = ()  # of a disaggregated fleet, that the group's replicas may take
 
 
 class Serve(NamedTuple):
@@ -48,6 +49,7 @@ class Signals:
     loads: Mapping[str, Load]  # per tier
     waiting_tokens: Mapping[str, float]  # prompt tokens in queue, per tier
     hardware: Hardware | None  # of the group that grows, as last seen; none while none of it has ever reported
+    decode_waiting_tokens: Mapping[str, float] = field(default_factory=dict)  # of those that wait for room to decode
 
 
 @dataclass(frozen=True)

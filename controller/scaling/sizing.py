@@ -4,6 +4,7 @@ from collections import Counter
 
 import numpy as np
 
+from controller.disaggregation.phases import Phase
 from controller.fleet import Fleet
 from controller.scaling.demand import Hardware
 from controller.scaling.signals import Actions, Serve
@@ -15,18 +16,19 @@ SCALE_S = 1.0  # how often the fleet's size is decided about
 def plan_size(fleet: Fleet, serve: Serve | None, now_s: float) -> Actions:
     """What to do about the size, by what Serve says of it at present (none: it does not answer)."""
     group = fleet.options.allocation.scaling.group if fleet.options.allocation.scaling else ""
-    waiting = {tier: float(tokens) for tier, tokens in waiting_tokens(fleet).items()}
-    actions = fleet.allocation.scale(serve, fleet.views(now_s), waiting, hardware_of(fleet, group, now_s), now_s)
+    queues = waiting_tokens(fleet, decodes=False), waiting_tokens(fleet, decodes=True)
+    actions = fleet.allocation.scale(serve, fleet.views(now_s), queues, hardware_of(fleet, group, now_s), now_s)
     fleet.write_roles()
     return actions
 
 
-def waiting_tokens(fleet: Fleet) -> Counter[str]:
-    """Prompt tokens of pending requests, per tier."""
+def waiting_tokens(fleet: Fleet, decodes: bool) -> dict[str, float]:
+    """Prompt tokens of pending requests, per tier: of those that wait for room to decode, or of all others."""
     tokens: Counter[str] = Counter()
     for waiting in fleet.unplaced.waiting.values():
-        tokens[fleet.tiers.tiers[waiting.tier].name] += waiting.prompt_tokens
-    return tokens
+        if (waiting.phase == Phase.DECODE) == decodes:
+            tokens[fleet.tiers.tiers[waiting.tier].name] += waiting.prompt_tokens
+    return {tier: float(count) for tier, count in tokens.items()}
 
 
 def hardware_of(fleet: Fleet, group: str, now_s: float) -> Hardware | None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
+from controller.disaggregation.phases import Phase
 from controller.options import FleetOptions
 from controller.scaling.allocation import AllocationOptions
 from profiles.suggest import suggest
@@ -117,8 +118,6 @@ class AppConfig(Section):
             raise ValueError("disaggregation: a timed device has no KV cache to hand over")
         if self.is_disaggregated and self.fleet.controller_shards > 1:
             raise ValueError("fleet.controller_shards: must be 1 where the fleet prefills and decodes apart")
-        if self.is_disaggregated and self.fleet.autoscaling.max_replicas:
-            raise ValueError("fleet.autoscaling: a fleet that prefills and decodes apart has a fixed size")
         check_connections(groups, self.connection)
 
     @property
@@ -256,7 +255,8 @@ class AppConfig(Section):
         """What the controller needs to know; ``application`` is Serve's name of this one, ``deploy`` its deploy."""
         phases = self.disaggregation.options() if self.is_disaggregated else None
         groups = sorted(self.replica_groups(), key=lambda group: group.name != self.fleet.autoscaling.group)
-        scaling = self.fleet.autoscaling.options(groups[0].name, self.num_replicas)
+        taken = (groups[0].phase,) if groups[0].phase else tuple(Phase)
+        scaling = self.fleet.autoscaling.options(groups[0].name, self.num_replicas, taken if phases else ())
         allocation = AllocationOptions(self.fleet.roles, self.fleet.role_idle_s, scaling=scaling)
         return FleetOptions(
             **same_names(self.fleet, FleetOptions),

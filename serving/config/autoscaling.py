@@ -1,5 +1,6 @@
 """The section ``fleet.autoscaling``: how many replicas there are."""
 
+from collections.abc import Sequence
 from typing import Annotated, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
@@ -43,7 +44,8 @@ class AutoscalingConfig(Section):
         """Whether a fleet that nobody asks may have no replica."""
         return self.max_replicas > 0 and self.min_replicas == 0
 
-    def options(self, group: str, replicas: int) -> ScalingOptions | None:
-        """As the controller takes it; ``group`` grows and shrinks, and the fleet begins with ``replicas``."""
-        stated = self.model_dump() | {"group": group, "configured": replicas}
+    def options(self, group: str, replicas: int, phases: Sequence[str] = ()) -> ScalingOptions | None:
+        """As the controller takes it; ``group`` grows and shrinks, and takes these phases of a disaggregated fleet.
+        The fleet begins with ``replicas``."""
+        stated = self.model_dump() | {"group": group, "configured": replicas, "phases": tuple(map(str, phases))}
         return ScalingOptions(**stated) if self.max_replicas else None

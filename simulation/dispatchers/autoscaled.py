@@ -188,7 +188,8 @@ class AutoscaledDispatcher(ControllerDispatcher):
             if not simulation.records[job]["promised"]:
                 request = msgspec.structs.replace(request, slo=msgspec.structs.replace(request.slo, best_effort=True))
             emitted_tokens = int(simulation.records[job]["emitted_tokens"])
-            requests.append(msgspec.structs.replace(request, emitted_tokens=emitted_tokens, exclude=(name,)))
+            there = dict(emitted_tokens=emitted_tokens, transferred_kv_tokens=0, exclude=(name,))
+            requests.append(msgspec.structs.replace(request, **there))
         for job, decision in zip(jobs, self.fleet.admit(requests, simulation.now_s), strict=True):
             self._carry_out(simulation, int(job), decision)
 

@@ -16,6 +16,7 @@ from planning.tables import to_best_effort
 from protocol.messages import AdmissionRequest, Decision
 from simulation.core.jobs import NEVER
 from simulation.core.loop import Simulation
+from simulation.dispatchers.autoscaled import AutoscaledDispatcher
 from simulation.dispatchers.distserve import continue_line
 from simulation.dispatchers.live_fleet import ControllerDispatcher
 
@@ -85,3 +86,8 @@ class DisaggregatedDispatcher(ControllerDispatcher):
         if not simulation.records[job - 1]["promised"]:
             to_best_effort(row)
         return row
+
+
+@dataclass
+class AutoscaledPhasesDispatcher(DisaggregatedDispatcher, AutoscaledDispatcher):
+    """The same over as many replicas as there are at the time."""

@@ -14,6 +14,7 @@ from simulation.core.metrics import Window, attained
 from simulation.dispatchers.disaggregated import DisaggregatedDispatcher
 from simulation.dispatchers.live_fleet import tiers_of
 from simulation.experiments.registry import Context, Experiment, Point, Task, markdown_table, register
+from simulation.experiments.sides_sized import Sized, figures, simulate, swinging_jobs
 from simulation.experiments.what_if import mixed_jobs
 from simulation.studies.capacity import median_and_spread
 from simulation.studies.systems import FleetOf
@@ -23,34 +24,58 @@ from simulation.workloads.traces import read_trace
 
 GPU = "a100_sxm__llama-3.1-8b"
 HALVES = ("azure_2023_code", "azure_2023_conv")  # 2048 prompt and 28 output tokens in the mean, then 1155 and 211
+AS_GOOD = 0.99  # of what the fleet attains whose size follows the load
 CUT = 0.05  # of the time at both ends that is not judged
+SMALL_SWING = {"rates": [6.0, 6.0], "half_s": 40.0, "cold_s": 5.0}
 SMALL = {"replicas": 3, "prefill": 1, "rates": (14.0, 14.0), "half_s": 8.0}  # shows a change of behaviour
+
+
+SWINGS = {"rates": [8.0, 8.0], "half_s": 480.0, "cold_s": 20.0}
+SPLITS = ["2:1", "2:2", "3:1", "3:2"]  # prefill to decode, of fixed fleets under the load that swings
 
 
 def config(quick: bool) -> dict[str, Any]:
     if quick:
-        return {"replicas": 4, "prefills": [2], "adapted": [2], "rates": [16.0, 16.0], "half_s": 30.0, "seeds": [1]}
+        return {"replicas": 4, "prefills": [2], "adapted": [2], "rates": [16.0, 16.0], "half_s": 30.0, "seeds": [1],
+                "swings": {**SWINGS, "half_s": 60.0}, "splits": [], "sized": ["1:1"], "swing_seeds": [1]}  # fmt: skip
     return {"replicas": 6, "prefills": [2, 3, 4, 5], "adapted": [2, 3, 4], "rates": [30.0, 29.0], "half_s": 120.0,
-            "seeds": [1, 2, 3]}  # fmt: skip
+            "seeds": [1, 2, 3], "swings": SWINGS, "splits": SPLITS, "sized": ["2:1"], "swing_seeds": [1]}  # fmt: skip
 
 
 def tasks(config: dict[str, Any]) -> list[Task]:
-    """One task per ratio that a fleet begins with, and keeps or adapts."""
+    """One task per ratio that a fleet begins with, and keeps or adapts; and per fleet under the load that swings."""
     settings = {name: config[name] for name in ("replicas", "rates", "half_s", "seeds")}
     wanted = [("fixed", False, prefill) for prefill in config["prefills"]]
     wanted += [("adapted from", True, prefill) for prefill in config["adapted"]]
-    return [Task(f"{name} {n}", {**settings, "adapts": adapts, "prefill": n}) for name, adapts, n in wanted]
+    flips = [Task(f"{name} {n}", {**settings, "adapts": adapts, "prefill": n}) for name, adapts, n in wanted]
+    swings = {**config["swings"], "seeds": config["swing_seeds"]}
+    fleets = [("sized from", True, split) for split in config["sized"]]
+    fleets += [("swing fixed", False, split) for split in config["splits"]]
+    return flips + [Task(f"{name} {split}", {**swings, "grows": g, "split": split}) for name, g, split in fleets]
 
 
 def run(params: Mapping[str, Any], context: Context) -> Point:
     """Attainment before and after the flip, over seeds."""
-    runs = [_figures(_simulate(params, context, seed)) for seed in params["seeds"]]
+    swings = "split" in params
+    runs = [
+        figures(_swing(params, context, seed)) if swings else flip_figures(_simulate(params, context, seed))
+        for seed in params["seeds"]
+    ]
     found = {
         name: {**median_and_spread(values), "seeds": values}
         for name in runs[0]
-        for values in [[float(figures[name]) for figures in runs]]
+        for values in [[float(each[name]) for each in runs]]
     }
+    if swings:
+        return {"grows": params["grows"], "split": params["split"], **found}
     return {"adapts": params["adapts"], "prefill": params["prefill"], "replicas": params["replicas"], **found}
+
+
+def _swing(params: Mapping[str, Any], context: Context, seed: int) -> Simulation:
+    """Both halves of the load that swings: the size and the ratio follow it, or neither does."""
+    prefill, decode = map(int, params["split"].split(":"))
+    sized = Sized(prefill, prefill + decode, params["grows"], params["grows"], params["cold_s"])
+    return simulate(sized, swinging_jobs(params, context, HALVES, seed), GPU, seed)
 
 
 def _simulate(params: Mapping[str, Any], context: Context, seed: int) -> Simulation:
@@ -71,7 +96,7 @@ def _simulate(params: Mapping[str, Any], context: Context, seed: int) -> Simulat
     return simulation
 
 
-def _figures(simulation: Simulation) -> dict[str, float]:
+def flip_figures(simulation: Simulation) -> dict[str, float]:
     jobs, dispatcher = simulation.jobs, simulation.dispatcher
     assert isinstance(dispatcher, DisaggregatedDispatcher)
     whole = jobs[jobs["prefilled"] == 0]
@@ -92,19 +117,56 @@ def _figures(simulation: Simulation) -> dict[str, float]:
 
 def behaves(params: Mapping[str, Any], context: Context) -> str:
     """Digest of what a small fleet of this kind does."""
-    records = _simulate({**SMALL, "adapts": params["adapts"]}, context, 1).records
+    if "split" in params:
+        records = _swing({**params, **SMALL_SWING}, context, 1).records
+    else:
+        records = _simulate({**SMALL, "adapts": params["adapts"]}, context, 1).records
     return hashlib.blake2b(records.tobytes(), digest_size=8).hexdigest()
 
 
 def headline(points: Sequence[Point]) -> dict[str, float]:
-    """Share attained over both halves: adapted, from its worst beginning, and in the best and the worst fixed ratio."""
-    adapted, fixed = ([p["overall"]["median"] for p in points if p["adapts"] == adapts] for adapts in (True, False))
-    figures = {"adapted_worst": min(adapted), "adapted_best": max(adapted)} if adapted else {}
-    figures |= {"fixed_best": max(fixed), "fixed_worst": min(fixed)} if fixed else {}
-    return {name: round(value, 4) for name, value in figures.items()}
+    """Share attained over both halves: adapted, from its worst beginning, and in the best and the worst fixed ratio.
+
+    Under the load that swings: cost of the size that follows it over the cheapest fixed fleet that attains as much.
+    """
+    flips, swings = [p for p in points if "split" not in p], [p for p in points if "split" in p]
+    adapted, fixed = ([p["overall"]["median"] for p in flips if p["adapts"] == adapts] for adapts in (True, False))
+    told = {"adapted_worst": min(adapted), "adapted_best": max(adapted)} if adapted else {}
+    told |= {"fixed_best": max(fixed), "fixed_worst": min(fixed)} if fixed else {}
+    for sized in (p for p in swings if p["grows"]):
+        as_good = [
+            p["cost_s"]["median"]
+            for p in swings
+            if not p["grows"] and p["overall"]["median"] >= AS_GOOD * sized["overall"]["median"]
+        ]
+        told["sized_attained"] = sized["overall"]["median"]
+        if as_good:
+            told["sized_over_best_fixed"] = sized["cost_s"]["median"] / min(as_good)
+    return {name: round(value, 4) for name, value in told.items()}
 
 
 def tables(points: Sequence[Point]) -> str:
+    """Of the load that flips, then of the one that swings too."""
+    flips, swings = [p for p in points if "split" not in p], [p for p in points if "split" in p]
+    return "\n\n".join(table(part) for table, part in ((_flip_table, flips), (_swing_table, swings)) if part)
+
+
+def _swing_table(points: Sequence[Point]) -> str:
+    rows = [
+        [
+            f"{'sized from ' if p['grows'] else ''}{p['split']}",
+            p["replicas_paid"]["median"],
+            f"{1e3 * p['cost_s']['median']:.0f}",
+            *(f"{p[name]['median']:.3f}" for name in ("first", "second", "overall", "worst_tier")),
+            *(int(p[name]["median"]) for name in ("resizes", "moves")),
+        ]
+        for p in points
+    ]
+    header = ("prefill:decode", "replicas", "replica-ms per attained request", "long prompts", "long outputs", "both")
+    return markdown_table((*header, "worst tier", "resizes", "moves"), rows)
+
+
+def _flip_table(points: Sequence[Point]) -> str:
     def cell(figure: Mapping[str, float]) -> str:
         return f"{figure['median']:.3f} ({figure['low']:.3f} to {figure['high']:.3f})"
 

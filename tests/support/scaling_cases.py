@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from controller.disaggregation.phases import Phase, PhaseOptions, Phases, PhaseView
 from controller.scaling.autoscaler import Autoscaler
 from controller.scaling.demand import Demand, Hardware
 from controller.scaling.history import History
@@ -100,3 +101,39 @@ class World:
 
     def sizes(self) -> list[int]:
         return [int(change.after) for change in self.history if change.what == "fleet"]
+
+
+@dataclass
+class PhaseWorld(World):
+    """The same with prefill and decode apart: each phase is as busy as its need makes it."""
+
+    prefill: int = 1  # to begin with
+    moved: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.phases = Phases(PhaseOptions(self.prefill))
+
+    def views(self) -> list[ReplicaView]:
+        views = super().views()
+        self.phases.set_replicas({v.name: "" for v in views}, self.roles.draining, self.scaler.phase_needs)
+        return [view._replace(phase=self.phases.of(view.name)) for view in views]
+
+    def step(self) -> Actions:
+        actions = super().step()
+        seen = [
+            PhaseView(v.name, self.busy(v.phase), v.is_reporting, self.roles.is_open(v.name))
+            for v in self.views()
+            if v.phase is not None
+        ]
+        if move := self.phases.step(seen, self.now_s):
+            self.moved.append(move.name)
+        return actions
+
+    def busy(self, phase: Phase | None) -> float:
+        need = self.scaler.phase_needs.get(phase, 0.0) if phase else 0.0
+        return self.options.target_utilization * need / max(1, self.count(phase))
+
+    def count(self, phase: Phase | None) -> int:
+        """Replicas of a phase that are to stay."""
+        return sum(self.phases.of(name) == phase and self.roles.is_open(name) for name in self.names)

@@ -6,9 +6,11 @@ import pytest
 
 from controller.disaggregation.decode_room import GRACE_S, DecodeRoom, Reservation
 from controller.disaggregation.fleet import HAND_OVER_S, DisaggregatedFleet, make_fleet
-from controller.disaggregation.phases import PhaseOptions
+from controller.disaggregation.phases import Phase, PhaseOptions
 from controller.mirror.replica_model import RESERVED_S
 from controller.options import FleetOptions
+from controller.scaling.allocation import AllocationOptions
+from controller.scaling.signals import ScalingOptions
 from planning.tables import REQUEST
 from profiles.store import load_profile
 from protocol.messages import Progress, Slo, Verdict, request_uid
@@ -168,3 +170,29 @@ def test_room_on_a_replica_that_is_of_no_use_is_given_up() -> None:
     room = DecodeRoom({1: Reservation("d", 0, row, 0.0), 2: Reservation("e", 1, row, 0.0)})
     room.expire(["e"], lambda _: True, 0.0)
     assert list(room.held) == [2]
+
+
+def test_what_is_reserved_on_a_replica_that_leaves_moves_or_is_used_there() -> None:
+    state = fleet("pqde", allocation=AllocationOptions(scaling=ScalingOptions(max_replicas=4, phases=tuple(Phase))))
+    full(state, "e", 0.0)
+    asked = ask(LOOSE, 9000)
+    assert one(state, asked).prefill_only
+    uid = request_uid(asked.request_id)
+    state.allocation.roles.drain("d", 0.0, "demand takes less")
+    state.admit([], 0.01)
+    assert state.room.held[uid].replica == "d", "nowhere else is room"
+    (leaving,) = [view for view in state.views(0.01) if view.name == "d"]
+    assert not leaving.is_empty, "so it is not ended"
+    assert not one(state, ask(LOOSE, 9000), 0.02).prefill_only, "it takes nothing new"
+    then = one(state, second(asked), 0.1)
+    assert (then.verdict, then.replica, then.reason) == (Verdict.ADMITTED, "d", "attainable")
+    state.report(report("e", 200), 0.2)
+    other = ask(LOOSE, 9000)
+    state.allocation.roles.restore("d", state.views(0.2), 0.2, "demand came back")
+    state.report(report("d", 200), 0.2)
+    assert one(state, other, 0.2).prefill_only
+    where = state.room.held[request_uid(other.request_id)].replica
+    state.allocation.roles.drain(where, 0.2, "demand takes less")
+    state.admit([], 0.21)
+    assert state.room.held[request_uid(other.request_id)].replica == ({"d", "e"} - {where}).pop()
+    state.check_integrity()

@@ -45,7 +45,7 @@ def test_a_replacement_takes_the_side_of_the_one_that_left() -> None:
 def test_a_newcomer_takes_the_side_of_one_that_is_silent() -> None:
     phases = fleet(4, PhaseOptions(prefill=1, adapt=False))
     known = dict.fromkeys(("r0", "r1", "r2", "r3"), "")
-    phases.set_replicas(known | {"x": ""}, silent={"r0"})
+    phases.set_replicas(known | {"x": ""}, absent={"r0"})
     assert phases.on(Phase.PREFILL) == ["r0", "x"]
     views = [PhaseView(name, 0.5, name != "r0") for name in ("r0", "r1", "r2", "r3", "x")]
     assert phases.step(views, 0.0) is None, "nobody knows yet whether it comes back"
@@ -109,3 +109,22 @@ def test_a_cooldown_is_in_seconds() -> None:
 
 def test_switched_off_it_never_moves() -> None:
     assert run(fleet(options=PhaseOptions(prefill=2, adapt=False)), 1.0, 0.1, 0.0, 60.0) == []
+
+
+def test_a_newcomer_joins_the_phase_that_lacks_most_of_its_need() -> None:
+    phases, needs = fleet(4), {Phase.PREFILL: 2.2, Phase.DECODE: 3.1}
+    known = dict.fromkeys(("r0", "r1", "r2", "r3"), "")
+    phases.set_replicas(known | {"x": ""}, needs=needs)
+    assert phases.of("x") == Phase.DECODE
+    phases.set_replicas(known | {"x": "", "y": ""}, absent={"r0"}, needs=needs)
+    assert phases.of("y") == Phase.PREFILL, "one is to leave"
+    views = [PhaseView(name, 0.5, is_staying=name != "r0") for name in (*known, "x", "y")]
+    assert phases.step(views, 0.0) is None, "no number is to be kept where the size follows the load"
+
+
+def test_what_leaves_neither_moves_nor_counts() -> None:
+    phases = fleet(3)
+    phases.set_replicas(dict.fromkeys(("r0", "r1", "r2"), ""), absent={"r0"}, needs={Phase.PREFILL: 1.0})
+    for tick in range(60):
+        views = [PhaseView("r0", 0.0, is_staying=False), PhaseView("r1", 0.1), PhaseView("r2", 2.0)]
+        assert phases.step(views, tick / 2) is None, "r1 is the last that prefills"

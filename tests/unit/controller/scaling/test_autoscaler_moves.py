@@ -97,8 +97,8 @@ def test_a_size_held_by_hand_outlives_other_options() -> None:
     before, after = (AllocationOptions(scaling=ScalingOptions(max_replicas=most)) for most in (8, 9))
     held = Allocation(before, table())
     views = [ReplicaView("a", (0, 0))]
-    held.scale(Serve(1), views, {}, H100, 0.0)
-    held.scale(Serve(3), views, {}, H100, 1.0)
+    held.scale(Serve(1), views, ({}, {}), H100, 0.0)
+    held.scale(Serve(3), views, ({}, {}), H100, 1.0)
     held.demand.note(1, "tight", 100, 10, 1.0)
     made = held.under(after, table(), 2.0)
     assert made.autoscaler is not None

@@ -22,10 +22,6 @@ from serving.config.serve_file import read_serve_file
         ({"fleet": {"autoscaling": {"max_replicas": 4, "group": "a"}}}, "fleet.autoscaling.group: no group 'a'"),
         ({"fleet": {"autoscaling": {"max_replicas": 1}}}, "fleet.autoscaling: 2 replicas to begin with are"),
         (
-            {"disaggregation": {"prefill": 1}, "fleet": {"autoscaling": {"max_replicas": 4}}},
-            "fleet.autoscaling: a fleet that prefills and decodes apart has a fixed size",
-        ),
-        (
             {"fleet": {"routing": "silos", "autoscaling": {"max_replicas": 4}}},
             "fleet.routing: silos have a fixed size, because replicas that come would belong to no tier",
         ),
@@ -60,6 +56,19 @@ def test_fleet_options_carry_roles_and_scaling() -> None:
     assert options.deployments == ("Replica-b", "Replica-a"), "the one that grows and shrinks first"
     assert options.allocation.idle_s == 9.0
     assert options.allocation.scaling == ScalingOptions(max_replicas=5, group="b", warm_spares=1, configured=3)
+
+
+def test_a_disaggregated_fleet_may_follow_the_load() -> None:
+    """Replicas that no group binds take both phases, others the one that they are bound to."""
+    scaled = {"autoscaling": {"max_replicas": 5}}
+    free = AppConfig.read({"disaggregation": {"prefill": 1}, "fleet": scaled}).fleet_options().allocation.scaling
+    assert free is not None
+    assert free.phases == ("prefill", "decode")
+    groups = [{"name": "p", "phase": "prefill"}, {"name": "d", "phase": "decode"}]
+    bound = AppConfig.read({"groups": groups, "fleet": {"autoscaling": {"max_replicas": 5, "group": "d"}}})
+    scaling = bound.fleet_options().allocation.scaling
+    assert scaling is not None
+    assert (scaling.group, scaling.phases) == ("d", ("decode",))
 
 
 def test_defaults_of_scaling_are_the_controllers() -> None:

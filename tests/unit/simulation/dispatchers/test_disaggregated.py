@@ -5,11 +5,15 @@ import pytest
 
 from controller.disaggregation.phases import Phase, PhaseOptions
 from controller.options import FleetOptions
+from controller.scaling.allocation import AllocationOptions
+from controller.scaling.signals import ScalingOptions
 from simulation.core.jobs import NEVER
 from simulation.core.loop import Simulation
-from simulation.dispatchers.disaggregated import DisaggregatedDispatcher
+from simulation.dispatchers.autoscaled import LiveSizer
+from simulation.dispatchers.disaggregated import AutoscaledPhasesDispatcher, DisaggregatedDispatcher
 from simulation.dispatchers.live_fleet import replica_name, tiers_of
 from simulation.studies.systems import FleetOf
+from simulation.workloads.settings import join
 from simulation.workloads.split import split_jobs_over_link
 from tests.support.simulation_cases import a100, jobs_at, random_jobs
 
@@ -83,3 +87,28 @@ def test_a_side_that_is_short_is_given_replicas() -> None:
     assert moves
     fixed, _ = simulate(jobs, 5, PhaseOptions(prefill=1, adapt=False))
     assert simulation.records["missed"].sum() < fixed.records["missed"].sum()
+
+
+def test_the_size_of_both_phases_follows_the_load_and_nobody_is_lost() -> None:
+    """Long prompts with short outputs, then a little of everything: the fleet grows, and prefill gives back."""
+    busy = jobs_at(np.arange(0.0, 60.0, 0.12).tolist(), prompt=3000, output=10, ttft_s=2.0)
+    quiet = jobs_at(np.arange(60.0, 200.0, 2.0).tolist(), prompt=500, output=50)
+    jobs = join([busy, quiet])
+    scaling = ScalingOptions(
+        min_replicas=2, max_replicas=5, phases=("prefill", "decode"), downscale_delay_s=30.0, downscale_cooldown_s=5.0
+    )
+    options = FleetOptions(phases=PhaseOptions(prefill=1), allocation=AllocationOptions(scaling=scaling))
+    told = dict(sizer=LiveSizer(), begin=2, cold_start_s=5.0, report_s=0.15)
+    dispatcher = AutoscaledPhasesDispatcher(a100(), tiers_of(jobs), options, **told)  # type: ignore[arg-type]
+    simulation = Simulation(split_jobs_over_link(jobs), FleetOf("apart", replicas=8).engines(a100()), dispatcher)
+    simulation.run()
+    records = simulation.records
+    assert records["ended"].all()
+    assert (records["emitted_tokens"] == np.maximum(simulation.jobs["output_tokens"], 1)).all()
+    dispatcher.fleet.check_integrity()
+    assert dispatcher.replica_seconds(30.0, 60.0) > 3.0 * 30.0
+    late = simulation.jobs["arrival_s"] > 20.0
+    assert records["missed"][late].mean() < 0.05, "draining replicas keep what they promised"
+    ended = [life for life in dispatcher.lives if life.ended_s < np.inf]
+    assert ended
+    assert min(len(dispatcher.phases.on(phase)) for phase in Phase) >= 1, "never the last of a phase"

@@ -1,0 +1,92 @@
+"""Prefill and decode apart under a load that swings and flips: a size that follows it, and fixed sizes and ratios."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from controller.disaggregation.phases import Phase, PhaseOptions
+from controller.options import FleetOptions
+from controller.scaling.allocation import AllocationOptions
+from controller.scaling.signals import ScalingOptions
+from profiles.store import load_profile
+from simulation.core.loop import Simulation
+from simulation.core.metrics import Window, attained
+from simulation.dispatchers.autoscaled import FixedSize, LiveSizer
+from simulation.dispatchers.disaggregated import AutoscaledPhasesDispatcher
+from simulation.dispatchers.live_fleet import tiers_of
+from simulation.experiments.registry import Context
+from simulation.experiments.what_if import mixed_jobs
+from simulation.studies.systems import FleetOf
+from simulation.workloads.arrivals import daily_s
+from simulation.workloads.settings import join
+from simulation.workloads.split import split_jobs_over_link
+from simulation.workloads.traces import Trace, read_trace
+
+SWING = 0.6  # of the mean rate, by which each half is busier in its middle
+MOST, CLOSING = 8, 3  # replicas there may be, and engines for those that end meanwhile
+CUT = 0.05  # of the time at both ends that is not judged
+
+
+@dataclass(frozen=True)
+class Sized:
+    """How a fleet begins, and whether its size and its ratio follow the load."""
+
+    prefill: int
+    replicas: int
+    grows: bool
+    adapts: bool
+    cold_s: float  # from asking for a replica until it serves
+
+    @property
+    def options(self) -> FleetOptions:
+        phases = tuple(map(str, Phase))
+        scaling = ScalingOptions(min_replicas=2, max_replicas=MOST, phases=phases) if self.grows else None
+        return FleetOptions(
+            phases=PhaseOptions(self.prefill, adapt=self.adapts), allocation=AllocationOptions(scaling=scaling)
+        )
+
+
+def swinging_jobs(params: Mapping[str, Any], context: Context, halves: tuple[str, ...], seed: int) -> np.ndarray:
+    """One half after the other, each with the lengths of its trace, from quiet to busy and back."""
+    parts, half_s = [], params["half_s"]
+    for half, (name, rate) in enumerate(zip(halves, params["rates"], strict=True)):
+        trace: Trace = read_trace(context.traces / f"{name}.parquet")
+        jobs, rng = mixed_jobs(trace, round(rate * half_s), rate, 10 * seed + half), np.random.default_rng((seed, half))
+        jobs["arrival_s"] = half * half_s + daily_s(rng, trace.arrival_s, len(jobs), half_s, SWING)
+        parts.append(jobs)
+    return join(parts)
+
+
+def simulate(sized: Sized, jobs: np.ndarray, gpu: str, seed: int) -> Simulation:
+    """Run the jobs to their end."""
+    profile, sizer = load_profile(gpu), LiveSizer() if sized.grows else FixedSize()
+    dispatcher = AutoscaledPhasesDispatcher(
+        profile, tiers_of(jobs), sized.options, sizer=sizer, begin=sized.replicas, cold_start_s=sized.cold_s
+    )
+    engines = FleetOf("sides", replicas=MOST + CLOSING).engines(profile, seed)
+    simulation = Simulation(split_jobs_over_link(jobs), engines, dispatcher)
+    simulation.run()
+    return simulation
+
+
+def figures(simulation: Simulation) -> dict[str, float]:
+    """Attainment and what it costs."""
+    jobs, dispatcher = simulation.jobs, simulation.dispatcher
+    assert isinstance(dispatcher, AutoscaledPhasesDispatcher)
+    whole = jobs[jobs["prefilled"] == 0]
+    window, middle_s = Window.of(whole, CUT), 0.5 * float(whole["arrival_s"].max())
+    heads = window.first_requests(jobs)
+    met, is_first = attained(jobs, simulation.records)["dslo"][heads], jobs["arrival_s"][heads] < middle_s
+    tiers, paid_s = jobs["tier"][heads], dispatcher.replica_seconds(window.start_s, window.end_s)
+    return {
+        "first": met[is_first].mean(),
+        "second": met[~is_first].mean(),
+        "overall": met.mean(),
+        "worst_tier": min(met[tiers == tier].mean() for tier in np.unique(tiers)),
+        "replicas_paid": paid_s / (window.end_s - window.start_s),
+        "cost_s": paid_s / max(1, met.sum()),
+        "resizes": dispatcher.resizes,
+        "moves": sum(change.after in list(Phase) for change in dispatcher.fleet.allocation.history),
+    }
