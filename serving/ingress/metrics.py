@@ -59,6 +59,9 @@ class IngressMetrics:
         self.rejected = counter("polyslo_rejected_total", "Requests refused.", ("tier", "reason"))
         self.downgraded = counter("polyslo_downgraded_total", "Requests made best effort.", ("tier", "reason"))
         self.resumed = counter("polyslo_resumed_total", "Streams continued on another replica.", ("tier",))
+        self._streams_resumed = counter(
+            "polyslo_streams_resumed_total", "Streams that clients took up again, and how that went.", ("how",)
+        )
         self.queue = histogram("polyslo_queue_seconds", "Arrival to decision.", ("tier", "outcome"), buckets=SECONDS)
         self.replicas = gauge("polyslo_replicas", "Replicas by tier and state.", ("tier", "state"))
         self.target = gauge(
@@ -98,6 +101,10 @@ class IngressMetrics:
         whole.register(self.registry)
         app: App = make_asgi_app(whole)
         return app
+
+    def streams_resumed(self, how: str) -> None:
+        """Count a client that wanted the rest of a stream."""
+        self._streams_resumed.labels(how).inc()
 
     def observe(self, request_state: HttpRequestState) -> None:
         """Count one finished response; a request whose client left counts in nothing but the counters of its fate."""
