@@ -21,7 +21,5 @@ def prepare(request: EngineRequest, kept: KeptStream, had: int) -> None:
     sequence.resumed += 1
     for seconds in kept.times_s[:had]:
         sequence.tally.note(seconds)
-    now_s = time.monotonic()
-    request_state.record_tokens(name, len(kept.tokens) - had, now_s)
-    decision = Decision(name, Verdict.UNCHECKED, "", request_state.slo.tier, RESUMED)
-    request_state.record_decision(name, decision, now_s)
+    request_state.record_tokens(name, len(kept.tokens) - had, time.monotonic())
+    sequence.decision = Decision(name, Verdict.UNCHECKED, "", request_state.slo.tier, RESUMED)

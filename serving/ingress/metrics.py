@@ -115,7 +115,8 @@ class IngressMetrics:
         if not decisions or any(s.finish in ("", "abort") for s in request_state.sequences.values()):
             return
         verdict = max((d.verdict for d in decisions), key=lambda v: (v == Verdict.REFUSED, v == Verdict.BEST_EFFORT))
-        self.queue.labels(tier, verdict.value).observe(request_state.decided_s)
+        if request_state.trail is None or request_state.trail.kept is None:  # else it was decided at another ingress
+            self.queue.labels(tier, verdict.value).observe(request_state.decided_s)
         (self.met if request_state.met else self.missed).labels(tier, "all").inc()
         if verdict == Verdict.REFUSED:
             self.rejected.labels(tier, decisions[0].reason).inc()
