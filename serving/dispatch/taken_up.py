@@ -16,7 +16,7 @@ def prepare(request: EngineRequest, kept: KeptStream, had: int) -> None:
     ingress is not known here, so no promise is counted.
     """
     request_state, name = request.request_state, request.request_id
-    request.tokens, request.is_moved = list(kept.tokens), True
+    request.tokens = list(kept.tokens)
     sequence = request_state.sequence(name)
     sequence.resumed += 1
     for seconds in kept.times_s[:had]:

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from protocol.kept_streams import KeptStream
+from protocol.kept_streams import KEEP_S, KeptStream
 from protocol.messages import Delta, Slo, Submission
 from replicas.channels import Channels
 from replicas.kept_streams import KeptStreams
@@ -123,6 +123,13 @@ def test_who_has_a_stream_that_is_taken_hears_that_it_ends() -> None:
         deltas = (await asyncio.wait_for(anext(stream), 5)).deltas
         assert deltas == (Delta("a", (1,)), Delta("b", (2,)), Delta("a", (), "abort"))
         assert channels.take("unknown", 2.0) == ("", None)
+        channels.forget(["b"], 4.0)
+        channels.orphans(4.0 + KEEP_S, 5.0)
+        assert channels.take("l", 4.0 + KEEP_S)[0] == "b"
+        channels.add("one", [submission("c", "m")], 5.0)
+        channels.forget(["c"], 5.0)
+        channels.orphans(5.1 + KEEP_S, 5.0)
+        assert channels.take("m", 5.1 + KEEP_S) == ("", None), "it was kept for long enough"
 
     asyncio.run(scenario())
 

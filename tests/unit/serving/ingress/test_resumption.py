@@ -160,6 +160,17 @@ def test_another_request_gets_nothing_of_a_stream(ingress: Ingress, others: dict
     assert resume(ingress, path, told[0][0]).status_code == 410, "given away once"
 
 
+def test_another_key_gets_nothing_of_a_stream(ingress: Ingress, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ingress.ingress_app.middleware, "has_tenants", True)
+    path, own = PATHS[0], ("authorization", "Bearer own")
+    told = events(ingress.post(path, body_of(path), [ASKED, own]))
+    keep(ingress, 6)
+    last_id = ("last-event-id", told[0][0])
+    for headers in ([last_id, ("authorization", "Bearer other")], [last_id]):
+        assert ingress.post(path, body_of(path), headers).status_code == 410
+    assert ingress.post(path, body_of(path), [last_id, own]).status_code == 200
+
+
 def edited(place: int, word: str) -> Callable[[str], str]:
     def edit(event_id: str) -> str:
         parts = event_id.split(":")
