@@ -39,10 +39,15 @@ def read_position(word: str) -> Position:
     """The place that an id tells; raises ``SloError`` for what no ingress has sent."""
     parts = word.split(":", 5) if len(word) <= LONGEST_ID else []
     if len(parts) == 6 and _is_hex(parts[0], NAME_BYTES) and _is_hex(parts[4], DIGEST_BYTES):
-        counts = [int(part) if part.isascii() and part.isdigit() and len(part) < 11 else _MOST for part in parts[1:4]]
-        if counts[0] <= counts[1] < _MOST and 0 < counts[2] < _MOST:
-            return Position(parts[0], *counts, parts[4], parts[5])
+        start, end, event = map(_count, parts[1:4])
+        if start <= end < _MOST and 0 < event < _MOST:
+            return Position(parts[0], start, end, event, parts[4], parts[5])
     raise SloError(LAST_EVENT_ID, f"is not the id of an event of a stream: {shown(word)}")
+
+
+def _count(word: str) -> int:
+    """The number that a word is; ``_MOST`` where it is none."""
+    return int(word) if word.isascii() and word.isdigit() and len(word) < 11 else _MOST
 
 
 def _is_hex(word: str, size: int) -> bool:
