@@ -251,6 +251,8 @@ class Submission(msgspec.Struct, frozen=True, array_like=True, gc=False):
     program: str = ""  # the task that it belongs to
     value: float = 1.0  # as in ``Decision``
     early_s: float = 0.0  # before a token is due that the engine is to finish it
+    resume_key: str = ""  # by which a client may take up its stream elsewhere (``protocol.kept_streams``); empty: none
+    sent_tokens: tuple[int, ...] = ()  # with it, the ``emitted_tokens``
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):

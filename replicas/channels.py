@@ -9,7 +9,9 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 
 import msgspec
 
+from protocol.kept_streams import KeptStream
 from protocol.messages import Delta, Outputs, Submission
+from replicas.kept_streams import KeptStreams
 
 ENDS_WITHOUT_TOKENS = ("error", "abort")
 
@@ -83,6 +85,7 @@ class Channels:
         self._emitted: dict[str, int] = {}  # live request -> output tokens so far
         self._finished: list[tuple[str, int]] = []
         self._failure: BaseException | None = None
+        self._kept = KeptStreams()
         self.steps = 0
         self.busy = False
         self.load = 0.0
@@ -96,18 +99,20 @@ class Channels:
         for submission in batch:
             self._routes[submission.request_id] = ingress_id
             self._emitted[submission.request_id] = submission.emitted_tokens
+            self._kept.open(submission, now_s)
 
     def has(self, request_id: str) -> bool:
         """Whether a live request has this name."""
         return request_id in self._routes
 
-    def forget(self, request_ids: Iterable[str]) -> None:
+    def forget(self, request_ids: Iterable[str], now_s: float) -> None:
         """Drop requests that were aborted."""
         for request_id in request_ids:
             if self._routes.pop(request_id, None) is not None:
                 self._finished.append((request_id, self._emitted.pop(request_id)))
+                self._kept.end(request_id, now_s)
 
-    def deliver(self, deltas: Sequence[Delta]) -> None:
+    def deliver(self, deltas: Sequence[Delta], now_s: float) -> None:
         """Queue the deltas of one iteration for their readers; those of unknown requests are dropped."""
         for delta in deltas:
             ingress_id = self._routes.get(delta.request_id)
@@ -115,8 +120,18 @@ class Channels:
                 continue
             self._channels[ingress_id].add(delta)
             self._emitted[delta.request_id] += len(delta.token_ids)
+            self._kept.note(delta, now_s)
             if delta.finish:
-                self.forget([delta.request_id])
+                self.forget([delta.request_id], now_s)
+
+    def take(self, key: str, now_s: float) -> tuple[str, KeptStream | None]:
+        """Give away the stream of this key: its request, for the engine to end, and its tokens. An ingress that has
+        the request still hears that it ends here."""
+        request_id, kept = self._kept.request_of(key), self._kept.take(key, now_s)
+        if self.has(request_id):
+            self._channels[self._routes[request_id]].add(Delta(request_id, (), "abort"))
+            self.forget([request_id], now_s)
+        return request_id, kept
 
     def fail(self, error: BaseException) -> None:
         """End every stream with ``error``, now and in future."""
@@ -150,6 +165,7 @@ class Channels:
 
     def orphans(self, now_s: float, grace_s: float) -> list[str]:
         """Requests whose ingress has had no open stream for ``grace_s``."""
+        self._kept.expire(now_s)
         gone = {
             ingress_id
             for ingress_id, channel in self._channels.items()

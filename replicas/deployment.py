@@ -70,6 +70,10 @@ class Replica:
         """End requests; unknown ones are ignored."""
         await self._named(replica).abort(request_ids)
 
+    async def take(self, key: str, replica: str = "") -> bytes:
+        """``HostedReplica.take``."""
+        return await self._named(replica).take(key)
+
     async def info(self, replica: str = "") -> dict[str, Any]:
         """Who this is."""
         return self._named(replica).info()

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from protocol.kept_streams import TAKE
 from protocol.links import ABORT, SUBMIT, Link
 from protocol.messages import INF, Delta, Outputs, Rejection, Report, Submission
 from protocol.token_link import TokenLink
@@ -82,7 +83,7 @@ class HostedReplica:
             while True:
                 deltas = await self._engine.next_outputs()
                 self._note_state()
-                self._channels.deliver(deltas)
+                self._channels.deliver(deltas, time.monotonic())
         except EngineFailure as failure:
             self._channels.fail(failure)
 
@@ -104,7 +105,8 @@ class HostedReplica:
         self._impatient = {request_id for request_id in self._impatient if self._channels.has(request_id)}
         if self._impatient and (expired := waited_too_long(self._engine.state().requests)):
             await self._engine.abort(expired)
-            self._channels.deliver([Delta(request_id, (), "abort", MAX_WAIT) for request_id in expired])
+            ended = [Delta(request_id, (), "abort", MAX_WAIT) for request_id in expired]
+            self._channels.deliver(ended, time.monotonic())
 
     async def _report(self) -> None:
         await self._reporter.run(self._build_report, self._note_sent, self._tell_all)
@@ -182,6 +184,8 @@ class HostedReplica:
         if method == ABORT:
             await self.abort(_request_ids.decode(body))
             return b""
+        if method == TAKE:
+            return await self.take(body.decode())
         raise ValueError(f"unknown method {method!r}")
 
     async def submit(self, ingress_id: str, batch: bytes) -> bytes:
@@ -198,8 +202,16 @@ class HostedReplica:
 
     async def abort(self, request_ids: list[str]) -> None:
         """End requests; unknown ones are ignored."""
-        self._channels.forget(request_ids)
+        self._channels.forget(request_ids, time.monotonic())
         await self._engine.abort(request_ids)
+
+    async def take(self, key: str) -> bytes:
+        """End a stream here and give it away: a msgpack ``KeptStream | None``."""
+        request_id, kept = self._channels.take(key, time.monotonic())
+        if kept is not None:
+            await self._engine.abort([request_id])
+            self._reporter.wake()
+        return msgspec.msgpack.encode(kept)
 
     def info(self) -> dict[str, Any]:
         """Who this is."""
@@ -255,6 +267,6 @@ async def take_each(
             raise
         except Exception as error:
             logger.exception("request %s was not taken", request_id)
-            channels.forget([request_id])
+            channels.forget([request_id], time.monotonic())
             rejections.append(Rejection(request_id, repr(error)[:300]))
     return taken, rejections

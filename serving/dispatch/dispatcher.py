@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from protocol.kept_streams import KeptStream
 from protocol.messages import PREFILLED, Delta
 from replicas.engine import EngineFailure
 from serving.dispatch.admission_queue import AdmissionQueue, Placed
@@ -21,6 +22,7 @@ from serving.dispatch.engine_request import EngineRequest, Timeouts, Transport
 from serving.dispatch.quarantine import Quarantine
 from serving.dispatch.registry import RequestRegistry
 from serving.dispatch.streams import Streams
+from serving.dispatch.taken_up import prepare
 from serving.request.state import HttpRequestState
 
 logger = logging.getLogger("polyslo.dispatch")
@@ -67,6 +69,21 @@ class Dispatcher:
         request.transit_s, request.detour_s = self.timeouts.transit_s, self._streams.detours.most_s(request.slo)
         self.registry.add(request)
         self._admissions.enqueue([request])
+
+    def take_up(self, request: EngineRequest, kept: KeptStream, had: int) -> None:
+        """Take a request that another ingress began; its client has the first ``had`` of its tokens.
+
+        Its earlier tokens are emitted like new ones. As of ``submit``, and the request must be ``resumable`` where it
+        is not complete.
+        """
+        prepare(request, kept, had)
+        if kept.finish:
+            self.registry.add(request)
+        else:
+            self.submit(request)
+        self.registry.tell([Delta(request.request_id, kept.tokens, kept.finish, kept.stop_reason)])
+        if kept.finish:
+            self.registry.end(request, kept.finish)
 
     def abort(self, request_ids: Sequence[str], finish: str = "abort") -> None:
         """Forget requests whose client went away ("abort") or whose stop string appeared; their replica frees them."""

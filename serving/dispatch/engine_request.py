@@ -94,6 +94,7 @@ class EngineRequest:
     unplaced_since_s: float | None = None  # since when a broken stream has found no replica that takes it
     transit_s: float = 0.0  # that its tokens take to the client at least
     detour_s: float = 0.0  # that they took beyond it at most of late
+    resume_key: str = ""  # by which its client may take it up at another ingress
 
     @property
     def slo(self) -> Slo:
@@ -164,6 +165,8 @@ class EngineRequest:
             self.request_state.program.id if self.request_state.program else "",
             decision.value,
             min(decision.margin_s, self.detour_s),
+            self.resume_key,
+            tuple(self.tokens) if self.resume_key else (),
         )
 
 

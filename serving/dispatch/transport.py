@@ -13,6 +13,7 @@ import msgspec
 import ray
 from ray.serve.exceptions import ReplicaUnavailableError
 
+from protocol.kept_streams import TAKE, KeptStream
 from protocol.links import ABORT, SUBMIT
 from protocol.messages import AdmissionRequest, Decision, Outcome, Rejection, Submission
 from protocol.names import group_of, process_of
@@ -24,6 +25,7 @@ ANYONE_S = 3.0
 NEWBORN_S = 1.0
 
 _rejections = msgspec.msgpack.Decoder(list[Rejection])
+_kept = msgspec.msgpack.Decoder(KeptStream | None)
 
 
 class RayTransport:
@@ -98,6 +100,12 @@ class RayTransport:
             await channel.call(ABORT, msgspec.msgpack.encode(request_ids))
         else:
             await self._pinned(replica).abort.remote(request_ids, replica)
+
+    async def take_stream(self, replica: str, key: str) -> KeptStream | None:
+        """Have a replica give away a stream that it keeps; None: it has none of this key."""
+        if (channel := self._channels.get(replica)) and channel.is_up:
+            return _kept.decode(await channel.call(TAKE, key.encode()))
+        return _kept.decode(bytes(await self._pinned(replica).take.remote(key, replica)))
 
     async def listen(self, replica: str, receive: Callable[[memoryview], None]) -> None:
         """Have a replica send its messages over a socket, as long as its call goes on: Ray carries nothing but the end.

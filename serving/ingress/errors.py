@@ -6,6 +6,7 @@ from http import HTTPStatus
 from typing import Any
 
 from protocol.messages import Decision
+from serving.request.trail import LAST_EVENT_ID
 
 RETRY_AFTER_CAP_S = 30
 ANTHROPIC = "/v1/messages"  # this path, and what is below it
@@ -69,6 +70,12 @@ def overloaded(status: int, reason: str, message: str) -> ApiError:
     """The ingress itself has no room (503), or none for this client (429)."""
     kind = "rate_limit_error" if status == HTTPStatus.TOO_MANY_REQUESTS else "service_unavailable_error"
     return ApiError(status, message, kind, None, reason, {"x-slo-reason": reason, "retry-after": "1"})
+
+
+def not_resumed(code: str, why: str) -> ApiError:
+    """410: the rest of a stream cannot be had. Clients of OpenAI do not repeat a 410 by themselves."""
+    message = f"This stream cannot be resumed: {why} Send the request again without last-event-id."
+    return ApiError(HTTPStatus.GONE, message, "invalid_request_error", LAST_EVENT_ID, code)
 
 
 def refused(decision: Decision, overload_status: int = HTTPStatus.TOO_MANY_REQUESTS) -> ApiError:

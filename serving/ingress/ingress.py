@@ -26,6 +26,7 @@ from serving.ingress.metrics import IngressMetrics
 from serving.ingress.middleware import SloMiddleware
 from serving.ingress.other_tasks import refusal_of
 from serving.ingress.replica_status import with_stale
+from serving.ingress.resumption import Resumption
 from serving.request.slo import TierIndex
 from serving.request.state import HttpRequestState
 
@@ -76,6 +77,7 @@ class IngressApp:
         has_tenants = bool(getattr(getattr(server, "state", None), "checks_keys", False))
         status = config.fleet.overload_status
         self.middleware = SloMiddleware(Disconnects(server), self.index, self.done, status, limits, has_tenants)
+        self.middleware.resumption = Resumption(transport.take_stream, self._known, self.metrics.streams_resumed)
         self._generate = Guard(self.middleware, config.ingress.guard)
         self._pinging = asyncio.get_running_loop().create_task(self._ping())
 
@@ -113,6 +115,7 @@ class IngressApp:
     def done(self, request_state: HttpRequestState, status: int) -> None:
         self.dispatcher.close_request(request_state)
         self.metrics.observe(request_state)
+        self.middleware.resumption.done(request_state)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         scope = within_prefix(scope)
@@ -177,6 +180,10 @@ class IngressApp:
     def _heard(self) -> set[str]:
         """Replicas that speak to this ingress, whether or not the controller knows of them."""
         return self.transport.heard(self.config.fleet.stall_timeout_s)
+
+    def _known(self) -> set[str]:
+        """Replicas that this ingress has heard from or of."""
+        return self._heard() | {replica["replica"] for replica in self._status["replicas"]}
 
     async def forward_table(self) -> None:
         """Wait until the controller is up and has the tier table, so that no request is served without it.

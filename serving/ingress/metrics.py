@@ -59,6 +59,9 @@ class IngressMetrics:
         self.rejected = counter("polyslo_rejected_total", "Requests refused.", ("tier", "reason"))
         self.downgraded = counter("polyslo_downgraded_total", "Requests made best effort.", ("tier", "reason"))
         self.resumed = counter("polyslo_resumed_total", "Streams continued on another replica.", ("tier",))
+        self._streams_resumed = counter(
+            "polyslo_streams_resumed_total", "Streams that clients took up again, and how that went.", ("how",)
+        )
         self.queue = histogram("polyslo_queue_seconds", "Arrival to decision.", ("tier", "outcome"), buckets=SECONDS)
         self.replicas = gauge("polyslo_replicas", "Replicas by tier and state.", ("tier", "state"))
         self.target = gauge(
@@ -99,6 +102,10 @@ class IngressMetrics:
         app: App = make_asgi_app(whole)
         return app
 
+    def streams_resumed(self, how: str) -> None:
+        """Count a client that wanted the rest of a stream."""
+        self._streams_resumed.labels(how).inc()
+
     def observe(self, request_state: HttpRequestState) -> None:
         """Count one finished response; a request whose client left counts in nothing but the counters of its fate."""
         tier = request_state.slo.tier
@@ -108,7 +115,8 @@ class IngressMetrics:
         if not decisions or any(s.finish in ("", "abort") for s in request_state.sequences.values()):
             return
         verdict = max((d.verdict for d in decisions), key=lambda v: (v == Verdict.REFUSED, v == Verdict.BEST_EFFORT))
-        self.queue.labels(tier, verdict.value).observe(request_state.decided_s)
+        if request_state.trail is None or request_state.trail.kept is None:  # else it was decided at another ingress
+            self.queue.labels(tier, verdict.value).observe(request_state.decided_s)
         (self.met if request_state.met else self.missed).labels(tier, "all").inc()
         if verdict == Verdict.REFUSED:
             self.rejected.labels(tier, decisions[0].reason).inc()

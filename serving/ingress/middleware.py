@@ -12,12 +12,13 @@ import msgspec
 
 from protocol.programs import INF
 from serving.config.limits import LimitsConfig
-from serving.ingress.annotate import StreamAnnotator, annotate_json, mend_error, only_error
+from serving.ingress.annotate import annotate_json, mend_error, only_error
 from serving.ingress.asgi import App, ClientGone, Message, Receive, Send, read_body, replayed, send_error, with_length
 from serving.ingress.errors import ApiError, bad_request, refused
 from serving.ingress.guard import ARRIVED
 from serving.ingress.json_body import read_json
 from serving.ingress.limits import Refusal, check_document
+from serving.ingress.resumption import Events, Resumption, events_of, resume_header
 from serving.ingress.sequences import expected_sequences
 from serving.ingress.tenant import tenant_of
 from serving.request.program import read_program
@@ -57,6 +58,7 @@ class SloMiddleware:
         self.app, self.tiers, self.done, self.overload_status = app, tiers, done, overload_status
         self.limits, self.has_tenants = limits or LimitsConfig(), has_tenants
         self.programs = ProgramMemory()
+        self.resumption = Resumption()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -75,8 +77,12 @@ class SloMiddleware:
                 await self.app(scope, replayed(body, receive), MendedErrors(send, path))
                 return
             request_state, body = self._open(scope, document, body)
+            await self.resumption.prepare(request_state, path, scope["headers"], document)
         except SloError as error:
             await send_error(send, bad_request(str(error), error.field), path)
+            return
+        except Refusal as refusal:
+            await send_error(send, refusal.error, path)
             return
         except ClientGone:
             return
@@ -146,7 +152,7 @@ class Response:
         self.request_state, self.send, self.path = request_state, send, path
         self.overload_status, self.status = overload_status, 0
         self._start: Message | None = None
-        self._stream: StreamAnnotator | None = None
+        self._stream: Events | None = None
         self._json: list[bytes] | None = None
         self._replaced = False
         self._held = b""
@@ -155,8 +161,8 @@ class Response:
         if self._replaced:
             return
         if self._stream is not None and message.get("more_body", False):
-            data = self._stream.feed(bytes(message["body"]), False)
-            await self.send({"type": "http.response.body", "body": data, "more_body": True})
+            if data := self._stream.feed(bytes(message["body"]), False):
+                await self.send({"type": "http.response.body", "body": data, "more_body": True})
         elif message["type"] == "http.response.start":
             self._start = message
         elif message["type"] == "http.response.body":
@@ -204,7 +210,7 @@ class Response:
             return True
         self.status = int(self._start["status"])
         if is_stream(self._start):
-            self._stream = StreamAnnotator(self.request_state)
+            self._stream = events_of(self.request_state, self.path)
             await self._send_start(None)
         elif is_json(self._start):
             self._json = []
@@ -222,7 +228,8 @@ class Response:
         start = self._start if length is None else resized(self._start, length)
         if self.status < 400:
             tier = (b"x-slo-tier", self.request_state.tier.encode("latin-1", "replace"))
-            start = {**start, "headers": [*start.get("headers", []), tier, *self._stage_header()]}
+            more = [tier, *self._stage_header(), *resume_header(self.request_state)]
+            start = {**start, "headers": [*start.get("headers", []), *more]}
         await self.send(start)
 
     def _stage_header(self) -> list[tuple[bytes, bytes]]:

@@ -21,7 +21,6 @@ from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
-from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.executor.abstract import Executor
 
@@ -31,17 +30,15 @@ from routing.prefix_index import hash_prefix, salt_of
 from serving.dispatch.delivery_pace import DeliveryPace
 from serving.dispatch.dispatcher import Dispatcher
 from serving.dispatch.engine_request import EngineRequest, Timeouts, Transport
-from serving.ingress.lanes import Lanes
 from serving.ingress.other_tasks import RUN_TIME_ADAPTERS
-from serving.ingress.turns import Turns
+from serving.ingress.replays import Replays
 from serving.ingress.vllm_checks import check_computed, check_prompt_logprobs
-from serving.ingress.vllm_grammar import says_nothing
+from serving.ingress.vllm_front_end import FleetLLM
 from serving.ingress.vllm_mistakes import ClientMistakes
 from serving.ingress.vllm_outputs import PendingOutputs
 from serving.request.state import HttpRequestState, current_request_state
 
 TASKS = ("generate",)
-GRAMMAR_THREADS, GRAMMARS_PER_CLIENT = 4, 2  # checks of grammars at a time, in all and of one API key
 # Routes of vLLM that mean something over a fleet; the rest concerns one engine in one process.
 ROUTES = frozenset(
     {
@@ -81,18 +78,22 @@ class FleetCoreClient:
         self.forget: Callable[[str], None] = lambda _request_id: None  # what vLLM keeps of a request
         pace = DeliveryPace()
         self._outputs = PendingOutputs(pace)  # of all replicas
-        self.dispatcher = Dispatcher(transport, self._outputs.add, timeouts, pace)
+        self.replays = Replays(self._outputs.add)
+        self.dispatcher = Dispatcher(transport, self.replays.add, timeouts, pace)
 
     async def add_request_async(self, request: EngineCoreRequest) -> None:
         request_state = current_request_state.get() or HttpRequestState(Slo(best_effort=True))
         try:
             check_computed(request, self._not_computed)
             check_prompt_logprobs(request, self._most_prompt_logprobs)
-            request = to_engine_request(request, request_state, self._block_tokens)
+            engine_request = to_engine_request(request, request_state, self._block_tokens)
         except VLLMValidationError:
             self.forget(request.request_id)
             raise
-        self.dispatcher.submit(request)
+        if request_state.trail is None:
+            self.dispatcher.submit(engine_request)
+        else:
+            self.replays.submit(engine_request, request_state.trail, self.dispatcher)
 
     async def get_output_async(self) -> EngineCoreOutputs:
         return EngineCoreOutputs(outputs=await self._outputs.take())
@@ -261,34 +262,3 @@ def lora_config(args: AsyncEngineArgs) -> LoRAConfig | None:
     if not args.enable_lora:
         return None
     return LoRAConfig(max_lora_rank=args.max_lora_rank, max_loras=args.max_loras, max_cpu_loras=args.max_cpu_loras)
-
-
-class FleetLLM(AsyncLLM):
-    """vLLM's front end, with grammars checked in threads: that may take seconds, for which no other client waits."""
-
-    def __init__(self, config: VllmConfig, **options: Any) -> None:
-        super().__init__(config, **options)
-        self.input_processor.structured_outputs_config = None  # checked before; see ``add_request``
-        self.renderer._executor._inner = Lanes()
-        self._grammars = Turns(GRAMMAR_THREADS, GRAMMARS_PER_CLIENT, "grammar")
-
-    async def add_request(self, request_id: str, prompt: Any, params: Any, *rest: Any, **named: Any) -> Any:
-        if getattr(params, "structured_outputs", None) is not None:
-            request_state = current_request_state.get()
-            await self._grammars.run(request_state.tenant if request_state else "", self._check_grammar, params)
-        return await super().add_request(request_id, prompt, params, *rest, **named)
-
-    def _check_grammar(self, params: SamplingParams) -> None:
-        """vLLM's own check, and that the grammar lets anything be said; raises ``VLLMValidationError``."""
-        config = self.vllm_config.structured_outputs_config
-        try:
-            params._validate_structured_outputs(self.model_config, config, self.input_processor.tokenizer)
-            is_dead = says_nothing(params.structured_outputs)
-        except VLLMValidationError:
-            raise
-        except Exception as error:
-            message = f"structured_outputs: {error}"
-            raise VLLMValidationError(message, parameter="structured_outputs") from error
-        if is_dead:
-            message = "structured_outputs: nothing satisfies this grammar (does a rule or $ref begin with itself?)"
-            raise VLLMValidationError(message, parameter="structured_outputs")

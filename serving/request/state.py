@@ -12,6 +12,7 @@ import msgspec
 from protocol.attainment import Tally
 from protocol.messages import Decision, Slo, Traits, Verdict
 from protocol.programs import Program, StageGiven
+from serving.request.trail import StreamTrail
 
 WORST_FIRST = ("error", "refused", "abort", "length", "stop")
 
@@ -42,6 +43,7 @@ class HttpRequestState:
     is_counted: bool = False  # its outcome has been reported
     sequences: dict[str, Sequence] = field(default_factory=dict)
     traits: Traits = field(default_factory=Traits)  # what the length of its output may depend on
+    trail: StreamTrail | None = None  # of a stream that its client may take up again
 
     def sequence(self, request_id: str) -> Sequence:
         """The sequence of an engine request, made at its first mention."""

@@ -1,9 +1,11 @@
 """Two ingresses over one controller, and simulated replicas that share processes: who dies takes only his own along."""
 
+import json
 import threading
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import openai
 import psutil
 import pytest
@@ -116,3 +118,65 @@ def test_an_ingress_that_dies_ends_its_streams_clearly_and_leaves_nothing(stack:
     stack.settle()
     until(lambda: len([p for p in ingresses() if p.pid != before[0].pid]) == 2, 90)
     assert texts(stack.client, PROMPTS, TOKENS) == undisturbed
+
+
+class Resumable:
+    """One prompt as a stream with ids, read in a thread until it ends or its connection breaks."""
+
+    def __init__(self, url: str, prompt: str) -> None:
+        self._url, self._prompt = url, prompt
+        self.text, self.last_id, self.is_whole = "", "", False
+        self.resumed = -1  # as the last event tells
+        self.begun = threading.Event()
+        self._thread = threading.Thread(target=self._read, args=({"x-stream-resume": "1"},))
+        self._thread.start()
+
+    def _read(self, headers: dict[str, str]) -> int:
+        """Status of the answer; 0: the connection broke. Sampled without a seed: it cannot be computed again."""
+        body = {"model": "embedded", "prompt": self._prompt, "max_tokens": TOKENS, "temperature": 1, "stream": True}
+        try:
+            with httpx.stream("POST", f"{self._url}/v1/completions", json=body, headers=headers, timeout=120) as answer:
+                for line in answer.iter_lines() if answer.status_code == 200 else ():
+                    self._take(line)
+                return answer.status_code
+        except httpx.TransportError:
+            return 0
+
+    def _take(self, line: str) -> None:
+        if line.startswith("id: "):
+            self._next_id = line.removeprefix("id: ")
+        elif line.startswith("data: {"):
+            document = json.loads(line.removeprefix("data: "))
+            assert "error" not in document, document
+            self.text += document["choices"][0]["text"]
+            self.resumed = document.get("slo", {}).get("resumed", self.resumed)
+            self.last_id = self._next_id
+            self.begun.set()
+        self.is_whole |= line == "data: [DONE]"
+
+    def join(self) -> None:
+        self._thread.join(180)
+        assert not self._thread.is_alive()
+
+    def go_on(self) -> bool:
+        """Whether an ingress has taken the rest; while Serve has not seen that one is dead, it sends us there."""
+        return self._read({"last-event-id": self.last_id}) not in (0, 500, 502, 503)
+
+
+def test_streams_of_an_ingress_that_dies_go_on_at_the_other(stack: Stack, undisturbed: list[str]) -> None:
+    stack.settle()
+    until(lambda: len(ingresses()) == 2, 90)
+    streams = [Resumable(stack.url, prompt) for prompt in PROMPTS]
+    assert all(stream.begun.wait(90) for stream in streams)
+    kill_9(ingresses()[0].pid)
+    for stream in streams:
+        stream.join()
+    broken = [stream for stream in streams if not stream.is_whole]
+    assert 0 < len(broken) < len(streams)
+    for stream in broken:
+        assert 0 < len(stream.text) < TOKENS
+        until(stream.go_on, 30)
+    assert [stream.text for stream in streams] == undisturbed
+    assert all(stream.is_whole for stream in streams)
+    assert {stream.resumed for stream in broken} == {1}, "from the tokens that a replica had kept"
+    stack.settle()

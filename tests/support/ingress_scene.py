@@ -12,6 +12,7 @@ from typing import Any, Self
 import httpx
 import msgspec
 
+from protocol.kept_streams import KeptStream
 from protocol.messages import AdmissionRequest, Decision, Delta, Outcome, Outputs, Rejection, Submission, Verdict
 from replicas.embedded import ensure_embedded_model
 from replicas.vllm_codec import decode_request
@@ -46,16 +47,18 @@ class OneReplica:
     """``Transport`` to a controller that decides by ``decide`` and one replica that answers at once, ``step`` tokens
     each.
 
-    ``holds`` True: the replica takes requests and does not answer. ``submitted`` has what an engine would see.
+    ``holds`` True: the replica takes requests and does not answer. ``pause_s``: between its messages. ``submitted`` has
+    what an engine would see.
     """
 
     def __init__(self) -> None:
         self.decide: Callable[[AdmissionRequest], Decision] = admitted
-        self.holds, self.step = False, 4
+        self.holds, self.step, self.pause_s = False, 4, 0.0
         self.admissions: list[AdmissionRequest] = []
         self.submitted: list[Submission] = []
         self.aborted: list[str] = []
         self.outcomes: list[Outcome] = []
+        self.kept: dict[str, KeptStream] = {}  # streams that the replica gives away, by key
         self.recalls: asyncio.Queue[list[str]] = asyncio.Queue()
         self._queue: asyncio.Queue[Outputs] = asyncio.Queue()
 
@@ -74,7 +77,7 @@ class OneReplica:
     def answer(self, submission: Submission) -> None:
         """All tokens of one request, in messages of ``step``."""
         tokens = [ord("a") + i % 26 for i in range(submission.max_tokens)]
-        for start in range(0, len(tokens), self.step):
+        for start in range(submission.emitted_tokens, len(tokens), self.step):
             part = tuple(tokens[start : start + self.step])
             finish = "length" if start + self.step >= len(tokens) else ""
             self._queue.put_nowait(Outputs(start, True, (Delta(submission.request_id, part, finish),)))
@@ -85,6 +88,8 @@ class OneReplica:
     async def listen(self, replica: str, receive: Callable[[memoryview], None]) -> None:
         while True:
             receive(memoryview(msgspec.msgpack.encode(await self._queue.get())))
+            if self.pause_s:
+                await asyncio.sleep(self.pause_s)
 
     async def reach_controller(self) -> None:
         await asyncio.Event().wait()
@@ -112,6 +117,10 @@ class OneReplica:
 
     def heard(self, within_s: float) -> set[str]:
         return {REPLICA_STATE}
+
+    async def take_stream(self, replica: str, key: str) -> KeptStream | None:
+        assert replica == REPLICA_STATE
+        return self.kept.pop(key, None)
 
 
 class Ingress:
@@ -147,6 +156,7 @@ class Ingress:
         """Forget what an earlier test left in the fake fleet."""
         transport = self.transport
         transport.decide, transport.holds = admitted, False
+        transport.kept.clear()
         for told in (transport.admissions, transport.submitted, transport.aborted, transport.outcomes):
             told.clear()
 

@@ -32,11 +32,11 @@ def test_one_message_per_ingress_and_iteration() -> None:
         second = asyncio.create_task(following(streams["two"]))
         await asyncio.sleep(0)
         channels.steps, channels.busy = 7, True
-        channels.deliver([Delta("a", (1,)), Delta("c", (2,)), Delta("b", (3,)), Delta("unknown", (9,))])
+        channels.deliver([Delta("a", (1,)), Delta("c", (2,)), Delta("b", (3,)), Delta("unknown", (9,))], 0.0)
         assert await first == Outputs(7, True, (Delta("a", (1,)), Delta("b", (3,))), sent_s=now_s())
         assert await second == Outputs(7, True, (Delta("c", (2,)),), sent_s=now_s())
-        channels.deliver([Delta("a", (4,)), Delta("b", (7,))])
-        channels.deliver([Delta("a", (5,), "stop")])
+        channels.deliver([Delta("a", (4,)), Delta("b", (7,))], 0.0)
+        channels.deliver([Delta("a", (5,), "stop")], 0.0)
         assert (await following(streams["one"])).deltas == (Delta("a", (4, 5), "stop"), Delta("b", (7,)))
         assert channels.take_finished() == (("a", 3),)
         assert channels.take_finished() == ()
@@ -58,7 +58,7 @@ def test_a_newer_stream_takes_over_what_waits() -> None:
         older = channels.stream("one", now_s)
         await following(older)
         channels.add("one", [submission("a")], 0.0)
-        channels.deliver([Delta("a", (1,))])
+        channels.deliver([Delta("a", (1,))], 0.0)
         newer = channels.stream("one", now_s)
         assert (await following(newer)).deltas == (Delta("a", (1,)),)
         with pytest.raises(StopAsyncIteration):
@@ -79,7 +79,7 @@ def test_requests_without_a_reader_become_orphans_after_the_grace() -> None:
         await stream.aclose()
         assert channels.orphans(104.0, 5.0) == []
         assert sorted(channels.orphans(106.0, 5.0)) == ["a", "early bird"]
-        channels.forget(["a", "early bird"])
+        channels.forget(["a", "early bird"], 0.0)
         assert channels.take_finished() == (("a", 4), ("early bird", 0))
         assert channels.orphans(106.0, 5.0) == []
 
@@ -93,18 +93,22 @@ def test_what_a_slow_reader_has_not_taken_is_merged_but_for_what_is_more_than_to
         channels.add("one", [submission(name) for name in "abc"], 0.0)
         first = asyncio.create_task(following(stream))
         await asyncio.sleep(0)
-        channels.deliver([Delta("a", (0,))])
+        channels.deliver([Delta("a", (0,))], 0.0)
         await first
         for token in range(1, 1000):
-            channels.deliver([Delta("a", (token,), late=token == 7), Delta("b", (token,), extra=b"x" * (token == 5))])
-        channels.deliver([Delta("b", (), "error"), Delta("c", (1,)), Delta("a", (1000,), "length", transfer=b"kv")])
+            channels.deliver(
+                [Delta("a", (token,), late=token == 7), Delta("b", (token,), extra=b"x" * (token == 5))], 0.0
+            )
+        channels.deliver(
+            [Delta("b", (), "error"), Delta("c", (1,)), Delta("a", (1000,), "length", transfer=b"kv")], 0.0
+        )
         a, before, extra, after, error, c = (await following(stream)).deltas
         assert a == Delta("a", tuple(range(1, 1001)), "length", transfer=b"kv", late=True)
         assert before.token_ids == (1, 2, 3, 4)
         assert extra == Delta("b", (5,), extra=b"x")
         assert after.token_ids == tuple(range(6, 1000))
         assert (error, c) == (Delta("b", (), "error"), Delta("c", (1,)))
-        channels.deliver([Delta("c", (2,))])
+        channels.deliver([Delta("c", (2,))], 0.0)
         assert (await following(stream)).deltas == (Delta("c", (2,)),)
 
     asyncio.run(scenario())

@@ -14,7 +14,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response
 
 from protocol.messages import Verdict
-from serving.ingress import vllm_server
+from serving.ingress import vllm_front_end
 from serving.ingress.guard import ARRIVED
 from tests.support.ingress_scene import MODEL, Ingress, admitted, refused
 
@@ -251,7 +251,7 @@ async def others_meanwhile(ingress: Ingress, slow: dict[str, Any], goes: threadi
 
 
 def test_nobody_waits_for_the_check_of_anothers_grammar(ingress: Ingress, monkeypatch: pytest.MonkeyPatch) -> None:
-    goes = held_up(vllm_server, monkeypatch, "says_nothing")
+    goes = held_up(vllm_front_end, monkeypatch, "says_nothing")
     slow = sound(structured_outputs={"regex": "a+"})
     ingress.run(others_meanwhile(ingress, slow, goes))
 
@@ -259,7 +259,7 @@ def test_nobody_waits_for_the_check_of_anothers_grammar(ingress: Ingress, monkey
 def test_nobody_waits_for_a_slow_grammar_to_have_his_own_checked(
     ingress: Ingress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sound_check, goes = vllm_server.says_nothing, threading.Event()
+    sound_check, goes = vllm_front_end.says_nothing, threading.Event()
 
     def check(constraint: Any) -> bool:
         assert constraint.regex != "slow" or goes.wait(60)
@@ -274,7 +274,7 @@ def test_nobody_waits_for_a_slow_grammar_to_have_his_own_checked(
         goes.set()
         assert (await slow).status_code == 200
 
-    monkeypatch.setattr(vllm_server, "says_nothing", check)
+    monkeypatch.setattr(vllm_front_end, "says_nothing", check)
     ingress.run(scenario())
 
 
