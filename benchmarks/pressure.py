@@ -3,7 +3,8 @@
 ``python -m benchmarks.pressure [SCENE ...] [--quick] [--json OUT]``. The live controller's ``Fleet`` decides in virtual
 time over modelled engines. *memory* has half of an A100's requests without an objective, and a KV cache so small that
 they hold most of it. *overload* asks 1.5 times the capacity of a fleet whose engines stray: what is not promised is
-served best effort. In *stalls* its engines are slow for seconds, so that promises fall behind. Run it before and after a change of batch formation.
+served best effort. In *stalls* its engines are slow for seconds, so that promises fall behind. Run it before and after
+a change of batch formation.
 """
 
 import statistics
@@ -27,7 +28,7 @@ from simulation.studies.systems import System
 from simulation.workloads.settings import ServiceClass
 
 SEEDS = (1, 2, 3)
-SECONDS, QUICK_S = 120.0, 30.0  # of arrivals
+SECONDS, QUICK_S = 60.0, 30.0  # of arrivals
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,31 @@
 """A batch in the making: the state that the steps of batch formation share, and how a request gets room in it."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
-from planning.batch.classes import IDLE, classify
-from planning.batch.kv import FREE_KV, FREE_SEQUENCES, PREEMPT, empty_engine, held_kv_tokens, reserve
+from planning.batch.classes import BEST_EFFORT_DECODE, IDLE, LATE_DECODE, classify
+from planning.batch.kv import FREE_KV, FREE_SEQUENCES, PREEMPT, empty_engine, held_kv_tokens, needed, reserve
+from planning.batch.preemption import (
+    BEST_EFFORT,
+    BEST_EFFORT_HELD,
+    LATE,
+    LATE_HELD,
+    NEVER,
+    ON_TIME_STILL,
+    WOULD_MISS,
+    choose_victims,
+    is_held,
+    recompute_s,
+)
 from planning.deadlines import next_token_deadline_s, num_uncomputed_tokens
 from planning.engine import EngineModel
 from planning.tables import RequestTable
+from profiles.kernels import iteration_s
+
+KEPT_SHARE = 0.2  # of the KV cache, see ``tokens_kept_free``
 
 
 class BatchBuilder(NamedTuple):
@@ -58,21 +74,44 @@ def _may_yield(builder: BatchBuilder, i: int, rank: int) -> bool:
 
 
 @njit(cache=True)
-def _preempt_one(builder: BatchBuilder, rank: int) -> None:
-    """Take the KV cache of the least entitled, latest arrived request that may yield."""
-    table, block_tokens, victim = builder.table, builder.engine.limits["block_tokens"], -1
+def _level(builder: BatchBuilder, i: int) -> int:
+    """Before whom request ``i``, which may yield, gives up its KV cache: see ``planning.batch.preemption``."""
+    row, request_class = builder.table[i], builder.class_of[i]
+    if request_class >= BEST_EFFORT_DECODE:
+        return BEST_EFFORT_HELD if is_held(row) else BEST_EFFORT
+    if request_class >= LATE_DECODE:
+        return LATE_HELD if is_held(row) else LATE
+    coef = builder.engine.coef
+    stays = builder.slack_s[i] >= recompute_s(coef, row) + iteration_s(coef, 1.0, 0.0, 0.0, 1.0, 0.0)
+    return ON_TIME_STILL if stays else WOULD_MISS
+
+
+@njit(cache=True)
+def _preempt(builder: BatchBuilder, rank: int, kv_tokens: int, sequences: int) -> None:
+    """Take the KV cache of requests that may yield until so much more is free."""
+    table, block_tokens = builder.table, builder.engine.limits["block_tokens"]
+    levels = np.full(len(table), NEVER)
     for i in range(len(table)):
         if _may_yield(builder, i, rank):
-            row, worst = table[i], table[victim]
-            if victim < 0 or (builder.class_of[i], row["arrival_s"], row["id"]) > (
-                builder.class_of[victim],
-                worst["arrival_s"],
-                worst["id"],
-            ):
-                victim = i
-    builder.free[FREE_KV] += held_kv_tokens(table[victim], block_tokens)
-    builder.free[FREE_SEQUENCES] += 1
-    builder.tokens_out[victim] = PREEMPT
+            levels[i] = _level(builder, i)
+    for victim in choose_victims(builder.engine.coef, table, levels, block_tokens, kv_tokens, sequences):
+        builder.free[FREE_KV] += held_kv_tokens(table[victim], block_tokens)
+        builder.free[FREE_SEQUENCES] += 1
+        builder.tokens_out[victim] = PREEMPT
+
+
+@njit(cache=True)
+def tokens_kept_free(builder: BatchBuilder) -> float:
+    """KV tokens that best effort leaves free when it begins or resumes, so that the next request with an objective does
+    not preempt it at once: by how much the room that those hold varies when they come and go by chance (the root of
+    their summed squares), at most ``KEPT_SHARE`` of the KV cache."""
+    table, squares = builder.table, 0.0
+    for i in range(len(table)):
+        is_in = builder.tokens_out[i] > 0 or (table[i]["running"] and builder.tokens_out[i] == 0)
+        if is_in and builder.class_of[i] < BEST_EFFORT_DECODE:
+            held = float(table[i]["computed_tokens"] + num_uncomputed_tokens(table[i]))
+            squares += held * held
+    return min(math.sqrt(squares), KEPT_SHARE * builder.engine.limits["kv_capacity_tokens"])
 
 
 @njit(cache=True)
@@ -96,8 +135,10 @@ def reserve_with_preemption(builder: BatchBuilder, i: int, tokens: int, rank: in
     if not reserve(table[i], tokens, block_tokens, free_after_preemption(builder, rank)):
         builder.tokens_out[i] = 0
         return False
-    while not reserve(table[i], tokens, block_tokens, builder.free):
-        _preempt_one(builder, rank)
+    if not reserve(table[i], tokens, block_tokens, builder.free):
+        kv_tokens, sequences = needed(table[i], tokens, block_tokens)
+        _preempt(builder, rank, kv_tokens - builder.free[FREE_KV], sequences - builder.free[FREE_SEQUENCES])
+        reserve(table[i], tokens, block_tokens, builder.free)
     return True
 
 

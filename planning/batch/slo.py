@@ -17,6 +17,7 @@ from planning.batch.builder import (
     free_after_preemption,
     reserve_with_preemption,
     rows_of,
+    tokens_kept_free,
 )
 from planning.batch.classes import (
     BEST_EFFORT_DECODE,
@@ -36,7 +37,7 @@ from planning.batch.composition import (
     most_on_time_s,
     remove_decode,
 )
-from planning.batch.kv import FREE_KV, blocks_tokens, reserve
+from planning.batch.kv import FREE_KV, blocks_tokens, needed, reserve
 from planning.batch.prefill_only import chunk_budget_tokens, chunk_within
 from planning.deadlines import effective_tpot_s, num_uncomputed_tokens
 from planning.engine import EngineModel
@@ -87,11 +88,12 @@ def _take_prefills(builder: BatchBuilder, limit_s: float, rank: int, request_cla
     """Add prefill chunks of one class by deadline; returns the iteration's limit after it and how far they were served.
 
     A first token must not wait for what is placed behind it beyond its own deadline less the slack margin: the limit
-    falls to that.
+    falls to that. Best effort begins and resumes only where it leaves ``tokens_kept_free``.
     """
     engine, table, composition, tokens_out = builder.engine, builder.table, builder.composition, builder.tokens_out
     served, block_tokens, free = ALL_SERVED, engine.limits["block_tokens"], builder.free
     most = free[:0]  # what preemption could yield; empty: not known
+    kept_tokens = tokens_kept_free(builder) if request_class == BEST_EFFORT_PREFILL else -math.inf
     for i in by_slack(builder, request_class):
         row = table[i]
         if tokens_out[i] != 0:
@@ -99,6 +101,13 @@ def _take_prefills(builder: BatchBuilder, limit_s: float, rank: int, request_cla
         chunk = _chunk_tokens(builder, row, limit_s)
         if chunk <= 0:
             return limit_s, OUT_OF_TIME
+        if (
+            kept_tokens > 0.0
+            and not row["running"]
+            and free[FREE_KV] - needed(row, chunk, block_tokens)[0] < kept_tokens
+        ):
+            served = OUT_OF_ROOM
+            continue
         has_room = reserve(row, chunk, block_tokens, free)
         if not has_room and len(most) == 0:
             most = free_after_preemption(builder, rank)

@@ -17,6 +17,7 @@ from planning.batch.classes import (
     prefill_s,
 )
 from planning.batch.kv import PREEMPT
+from planning.batch.preemption import note_preempted
 from planning.batch.slo import form_batch
 from planning.deadlines import dslo_due_s, next_token_deadline_s, num_uncomputed_tokens, remaining_tokens
 from planning.engine import EngineModel
@@ -64,8 +65,7 @@ def run_tokens(row: np.void, tokens: int, acceptance: float, departs: bool) -> b
     At its predicted length it leaves if it ``departs``; otherwise the prediction grows up to ``output_cap_tokens``.
     """
     if tokens == PREEMPT:
-        row["running"] = False
-        row["computed_tokens"] = 0
+        note_preempted(row)
         return False
     emitted = row["emitted_tokens"] + 1
     if is_decode(row) and row["spec_tokens"] > 0:
