@@ -27,7 +27,7 @@ from planning.engine import EngineModel
 from planning.tables import RequestTable
 from profiles.kernels import iteration_s, max_prefill_tokens
 
-KEPT_SHARE = 0.2  # of the KV cache, see ``tokens_kept_free``
+KEPT_DEVIATIONS, KEPT_SHARE = 0.5, 0.2  # see ``tokens_kept_free``
 
 
 class BatchBuilder(NamedTuple):
@@ -105,15 +105,16 @@ def _preempt(builder: BatchBuilder, rank: int, kv_tokens: int, sequences: int) -
 @njit(cache=True)
 def tokens_kept_free(builder: BatchBuilder) -> float:
     """KV tokens that best effort leaves free when it begins or resumes, so that the next request with an objective does
-    not preempt it at once: by how much the room that those hold varies when they come and go by chance (the root of
-    their summed squares), at most ``KEPT_SHARE`` of the KV cache."""
+    not preempt it at once: ``KEPT_DEVIATIONS`` of the room that those hold as they come and go by chance (a deviation
+    is the root of their summed squares), at most ``KEPT_SHARE`` of the KV cache."""
     table, squares = builder.table, 0.0
     for i in range(len(table)):
-        is_in = builder.tokens_out[i] > 0 or (table[i]["running"] and builder.tokens_out[i] == 0)
-        if is_in and builder.class_of[i] < BEST_EFFORT_DECODE:
+        if builder.class_of[i] >= BEST_EFFORT_DECODE:
+            continue
+        if builder.tokens_out[i] > 0 or (table[i]["running"] and builder.tokens_out[i] == 0):
             held = float(table[i]["computed_tokens"] + num_uncomputed_tokens(table[i]))
             squares += held * held
-    return min(math.sqrt(squares), KEPT_SHARE * builder.engine.limits["kv_capacity_tokens"])
+    return min(KEPT_DEVIATIONS * math.sqrt(squares), KEPT_SHARE * builder.engine.limits["kv_capacity_tokens"])
 
 
 @njit(cache=True)

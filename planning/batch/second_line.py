@@ -42,30 +42,32 @@ def second_due_s(row: np.void) -> float:
 
 
 @njit(cache=True)
-def is_behind(row: np.void, request_class: int, now_s: float) -> bool:
-    """Whether a request of that class is behind its second line; nobody is who can attain."""
-    return LATE_DECODE <= request_class < IDLE and second_due_s(row) < now_s
+def room_wanted(row: np.void, limits: np.void) -> int:
+    """KV tokens that the request holds or wants, to its predicted end; 0 where that is too much for a claim."""
+    block_tokens = limits["block_tokens"]
+    wanted = wanted_kv_tokens(row, block_tokens)
+    if wanted > LARGEST_SHARE * limits["kv_capacity_tokens"]:
+        return 0
+    return blocks_tokens(wanted + remaining_tokens(row), block_tokens)
 
 
 @njit(cache=True)
-def has_claim(row: np.void, request_class: int, limits: np.void, now_s: float) -> bool:
-    """Whether a request of that class has waited long enough, and is small enough, to have a claim on room."""
-    is_old = LATE_DECODE <= request_class < IDLE and claims_from_s(row) < now_s
-    return is_old and wanted_kv_tokens(row, limits["block_tokens"]) <= LARGEST_SHARE * limits["kv_capacity_tokens"]
-
-
-@njit(cache=True)
-def room_claimed(row: np.void, block_tokens: int) -> int:
-    """KV tokens that promises leave to the eldest, up to its predicted end."""
-    return blocks_tokens(wanted_kv_tokens(row, block_tokens) + remaining_tokens(row), block_tokens)
-
-
-@njit(cache=True)
-def eldest_row(table: RequestTable, class_of: np.ndarray, limits: np.void, now_s: float) -> int:
-    """The row whose claim is the eldest, ties by id; it keeps it until it ends."""
-    eldest = NOBODY
+def old_rows(table: RequestTable, class_of: np.ndarray, now_s: float) -> np.ndarray:
+    """Rows of those without a line of their own whose first token was due by their second one (i8[n])."""
+    rows, count = np.empty(len(table), dtype=np.int64), 0
     for i in range(len(table)):
-        if not has_claim(table[i], class_of[i], limits, now_s):
+        if LATE_DECODE <= class_of[i] < IDLE and claims_from_s(table[i]) < now_s:
+            rows[count] = i
+            count += 1
+    return rows[:count]
+
+
+@njit(cache=True)
+def eldest_row(table: RequestTable, old: np.ndarray, limits: np.void) -> int:
+    """The row of ``old`` whose claim is the eldest, ties by id; it keeps it until it ends."""
+    eldest = NOBODY
+    for i in old:
+        if room_wanted(table[i], limits) == 0:
             continue
         own = claims_from_s(table[i]), table[i]["id"]
         if eldest == NOBODY or own < (claims_from_s(table[eldest]), table[eldest]["id"]):
@@ -74,12 +76,13 @@ def eldest_row(table: RequestTable, class_of: np.ndarray, limits: np.void, now_s
 
 
 @njit(cache=True)
-def behind_rows(table: RequestTable, class_of: np.ndarray, eldest: int, now_s: float) -> np.ndarray:
-    """Rows of those behind their second line (i8[n]): the ``eldest``, then who is furthest behind, ties by id."""
-    rows, due_s, count = np.empty(len(table), dtype=np.int64), np.empty(len(table)), 0
-    for i in range(len(table)):
-        if is_behind(table[i], class_of[i], now_s):
-            rows[count], due_s[count] = i, second_due_s(table[i]) if i != eldest else -math.inf
+def behind_rows(table: RequestTable, old: np.ndarray, eldest: int, now_s: float) -> np.ndarray:
+    """Those of ``old`` that are behind their second line: the ``eldest``, then who is furthest behind, ties by id."""
+    rows, due_s, count = np.empty(len(old), dtype=np.int64), np.empty(len(old)), 0
+    for i in old:
+        own_s = second_due_s(table[i])
+        if own_s < now_s:
+            rows[count], due_s[count] = i, own_s if i != eldest else -math.inf
             count += 1
     rows, due_s = rows[:count], due_s[:count]
     by_id = np.argsort(table["id"][rows], kind="mergesort")

@@ -39,7 +39,7 @@ from planning.batch.composition import (
 )
 from planning.batch.kv import FREE_KV, blocks_tokens, needed, reserve
 from planning.batch.prefill_only import chunk_budget_tokens
-from planning.batch.second_line import BEHIND_SHARE, NOBODY, behind_rows, eldest_row, room_kept, take_behind
+from planning.batch.second_line import BEHIND_SHARE, NOBODY, behind_rows, eldest_row, old_rows, room_kept, take_behind
 from planning.deadlines import effective_tpot_s, num_uncomputed_tokens
 from planning.engine import EngineModel
 from planning.forecast.lockstep import DECODE_STATE, fill_decode_state, run_lockstep
@@ -60,7 +60,8 @@ def _take_prefills(builder: BatchBuilder, limit_s: float, rank: int, request_cla
     engine, table, composition, tokens_out = builder.engine, builder.table, builder.composition, builder.tokens_out
     served, block_tokens, free = ALL_SERVED, engine.limits["block_tokens"], builder.free
     most = free[:0]  # what preemption could yield; empty: not known
-    kept_tokens = tokens_kept_free(builder) if request_class == BEST_EFFORT_PREFILL else -math.inf
+    is_spare = request_class == BEST_EFFORT_PREFILL and builder.counts[request_class] > 0
+    kept_tokens = tokens_kept_free(builder) if is_spare else -math.inf
     for i in by_slack(builder, request_class):
         row = table[i]
         if tokens_out[i] != 0:
@@ -255,8 +256,9 @@ def form_batch(
     has_spare = count[BEST_EFFORT_DECODE] + count[BEST_EFFORT_PREFILL] > 0
     has_late = count[LATE_DECODE] + count[LATE_PREFILL] > 0
     best_effort_s = limit_s * engine.limits["best_effort_share"] if has_spare else 0.0
-    eldest = eldest_row(table, class_of, engine.limits, now_s) if has_spare or has_late else NOBODY
-    behind = behind_rows(table, class_of, eldest, now_s) if has_spare or has_late else np.empty(0, np.int64)
+    old = old_rows(table, class_of, now_s) if has_spare or has_late else np.empty(0, np.int64)
+    eldest = eldest_row(table, old, engine.limits)
+    behind = behind_rows(table, old, eldest, now_s) if len(old) > 0 else old
     behind_s = limit_s * BEHIND_SHARE if len(behind) > 0 else 0.0
     limit_s, served = _take_prefills_beside(builder, limit_s - max(best_effort_s, behind_s), eldest, behind)
     if served != OUT_OF_TIME and count[PREFILL] > 0:

@@ -18,7 +18,7 @@ from planning.batch.classes import (
 )
 from planning.batch.kv import PREEMPT
 from planning.batch.preemption import note_preempted
-from planning.batch.second_line import BEHIND_SHARE, claims_from_s, has_claim, is_behind, room_claimed
+from planning.batch.second_line import BEHIND_SHARE, NOBODY, behind_rows, eldest_row, old_rows, room_wanted
 from planning.batch.slo import form_batch
 from planning.deadlines import dslo_due_s, next_token_deadline_s, num_uncomputed_tokens, remaining_tokens
 from planning.engine import EngineModel
@@ -229,7 +229,7 @@ def forecast_requests(
     """
     coef, limits = engine.coef, engine.limits
     copy, late_s = table.copy(), math.inf
-    is_shared, eldest_s, eldest_tokens = False, math.inf, 0
+    class_of = np.empty(len(table), dtype=np.int64)
     for i in range(len(copy)):
         row, row_forecast = copy[i], forecast[i]
         row_forecast["first_s"], row_forecast["finish_s"], row_forecast["margin_s"] = math.inf, math.inf, math.inf
@@ -241,15 +241,17 @@ def forecast_requests(
             row_forecast["margin_s"] = -math.inf
             if not row_forecast["unattainable"]:
                 late_s = -math.inf
-        is_shared |= is_behind(row, request_class, start_s)
-        if has_claim(row, request_class, limits, start_s) and claims_from_s(row) < eldest_s:
-            eldest_s, eldest_tokens = claims_from_s(row), room_claimed(row, limits["block_tokens"])
+        class_of[i] = request_class
         if is_late or is_free or request_class == IDLE:
             mark_finished(row)
-    if is_shared:
-        engine = EngineModel(coef / (1.0 - BEHIND_SHARE), limits)
-    capacity_tokens, sequences = limits["kv_capacity_tokens"], limits["max_running"]
-    if eldest_s < math.inf:  # a kernel cannot copy a record: it is put back
+    old, eldest_tokens = old_rows(table, class_of, start_s), 0
+    capacity_tokens, sequences, eldest = limits["kv_capacity_tokens"], limits["max_running"], NOBODY
+    if len(old) > 0:
+        eldest = eldest_row(table, old, limits)
+        if len(behind_rows(table, old, eldest, start_s)) > 0:
+            engine = EngineModel(coef / (1.0 - BEHIND_SHARE), limits)
+    if eldest != NOBODY:  # a kernel cannot copy a record: it is put back
+        eldest_tokens = room_wanted(table[eldest], limits)
         limits["kv_capacity_tokens"], limits["max_running"] = capacity_tokens - eldest_tokens, max(1, sequences - 1)
     now_s, worst_s = _forecast_prefills(engine, copy, start_s, least_s, MAX_STEPS, forecast)
     limits["kv_capacity_tokens"], limits["max_running"] = capacity_tokens, sequences

@@ -284,10 +284,13 @@ def test_a_decode_that_stays_on_time_yields_before_one_that_would_miss() -> None
 
 def test_best_effort_resumes_only_where_the_next_promise_finds_room_beside_it() -> None:
     limits, held = make_limits(1000, block_tokens=1), decodes([0.5, 0.5])
-    held["prompt_tokens"] = held["computed_tokens"] = [59, 79]  # with a token more: 100 by the root of their squares
-    assert form(held, spare(prompts([760], [math.inf], 200)), limits=limits)[1][2] > 0
-    assert form(held, spare(prompts([761], [math.inf], 200)), limits=limits)[1] == [1, 1, 0]
+    held["prompt_tokens"] = held["computed_tokens"] = [
+        59,
+        79,
+    ]  # 60 and 80 of them: 50 are kept
+    assert form(held, spare(prompts([810], [math.inf], 200)), limits=limits)[1][2] > 0
+    assert form(held, spare(prompts([811], [math.inf], 200)), limits=limits)[1] == [1, 1, 0]
     assert form(spare(prompts([1000], [math.inf], 200)), limits=limits)[1][0] > 0, "alone it leaves nothing"
-    held["prompt_tokens"] = held["computed_tokens"] = 389  # a fifth of all, not the 551 of their squares
+    held["prompt_tokens"] = held["computed_tokens"] = 389  # a fifth of all, not the 275 of their squares
     assert form(held, spare(prompts([20], [math.inf], 200)), limits=limits)[1][2] > 0
     assert form(held, spare(prompts([21], [math.inf], 200)), limits=limits)[1] == [1, 1, 0]
