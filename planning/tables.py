@@ -28,6 +28,7 @@ REQUEST = np.dtype(
         ("tier", "i2"),  # position in the tier table, -1: none
         ("best_effort", "?"),
         ("running", "?"),  # holds KV in the engine; otherwise it waits
+        ("preempted_at", "i4"),  # output tokens it had, plus one, when it last lost its KV cache; 0: it never did
         ("value", "f8"),  # what attaining it is worth (1: count requests)
         ("tenant", "i8"),  # whose it is; 0: not known
         ("program", "i8"),  # requests of one task; 0: it is one by itself

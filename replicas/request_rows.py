@@ -131,7 +131,7 @@ class RequestRows:
         row["tenant"], row["program"], row["value"] = fields[8:]
         row["prompt_tokens"] = request.num_prompt_tokens - row["emitted_tokens"]
         row["output_cap_tokens"] = request.max_tokens + row["emitted_tokens"]
-        row["id"], row["computed_tokens"] = request_uid(request.request_id), 0
+        row["id"], row["computed_tokens"], row["preempted_at"] = request_uid(request.request_id), 0, 0
         self._elsewhere[place] = row["emitted_tokens"]
         self._states[place] = FRESH
         self._quotas[place] = self._by_row[place] = UNLIMITED
@@ -157,7 +157,8 @@ class RequestRows:
         """Tokens of a waiting request that the prefix cache would serve now; it may just have been preempted."""
         row = self._row_of[request]
         self._table["computed_tokens"][row] = cached_tokens
-        if self._states[row] == FOLLOWED:
+        if self._states[row] != FRESH:
+            self._table["preempted_at"][row] = self._table["emitted_tokens"][row] + 1
             self._states[row] = UNKNOWN
 
     def record_step(self, scheduled: Mapping[str, int], requests: Mapping[str, Any]) -> None:

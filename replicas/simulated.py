@@ -147,6 +147,7 @@ class SimulatedEngine:
         table["running"] = (table["running"] & ~preempted) | (tokens > 0)
         table["computed_tokens"] += np.maximum(tokens, 0)
         table["computed_tokens"][preempted] = 0
+        table["preempted_at"][preempted] = table["emitted_tokens"][preempted] + 1
         emits = (tokens > 0) & (table["computed_tokens"] == table["prompt_tokens"] + table["emitted_tokens"])
         table["emitted_tokens"] += emits
         table["output_tokens"] = np.maximum(table["output_tokens"], table["emitted_tokens"] + 1)

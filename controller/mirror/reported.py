@@ -41,6 +41,8 @@ def _move_on(known: RequestTable, positions: np.ndarray, rows: RequestTable, is_
         at, rows[i] = found + 1, known[found]
         row, emitted = rows[i], position["emitted_tokens"]
         is_due[i] = emitted >= row["output_tokens"] or emitted // LOOK_TOKENS > row["emitted_tokens"] // LOOK_TOKENS
+        if row["running"] and not position["running"]:
+            row["preempted_at"] = emitted + 1
         row["computed_tokens"], row["emitted_tokens"] = position["computed_tokens"], position["emitted_tokens"]
         row["running"] = position["running"]
         row["output_tokens"] = max(row["output_tokens"], emitted + 1)

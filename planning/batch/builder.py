@@ -1,17 +1,35 @@
 """A batch in the making: the state that the steps of batch formation share, and how a request gets room in it."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 from numba import boolean, float64, int32, int64, njit, types
 
-from planning.batch.classes import IDLE, classify
-from planning.batch.kv import FREE_KV, FREE_SEQUENCES, PREEMPT, empty_engine, held_kv_tokens, reserve
+from planning.batch.classes import BEST_EFFORT_DECODE, IDLE, LATE_DECODE, classify
+from planning.batch.composition import DRAFT_TOKENS, TOKENS, add_tokens, composition_s, remove_decode
+from planning.batch.kv import FREE_KV, FREE_SEQUENCES, PREEMPT, empty_engine, held_kv_tokens, needed, reserve
+from planning.batch.preemption import (
+    BEST_EFFORT,
+    BEST_EFFORT_HELD,
+    LATE,
+    LATE_HELD,
+    NEVER,
+    ON_TIME_STILL,
+    WOULD_MISS,
+    choose_victims,
+    is_held,
+    recompute_s,
+)
+from planning.batch.prefill_only import chunk_within
 from planning.deadlines import next_token_deadline_s, num_uncomputed_tokens
 from planning.engine import ENGINE_TYPE, EngineModel
 from planning.order import integers, order_of, order_of_integers
 from planning.tables import TABLE_TYPE, RequestTable
 from profiles.compiled_once import compiled_once
+from profiles.kernels import iteration_s, max_prefill_tokens
+
+KEPT_DEVIATIONS, KEPT_SHARE = 0.5, 0.2  # see ``tokens_kept_free``
 
 
 class BatchBuilder(NamedTuple):
@@ -67,21 +85,45 @@ def _may_yield(builder: BatchBuilder, i: int, rank: int) -> bool:
 
 
 @njit(cache=True)
-def _preempt_one(builder: BatchBuilder, rank: int) -> None:
-    """Take the KV cache of the least entitled, latest arrived request that may yield."""
-    table, block_tokens, victim = builder.table, builder.engine.limits["block_tokens"], -1
+def _level(builder: BatchBuilder, i: int) -> int:
+    """Before whom request ``i``, which may yield, gives up its KV cache: see ``planning.batch.preemption``."""
+    row, request_class = builder.table[i], builder.class_of[i]
+    if request_class >= BEST_EFFORT_DECODE:
+        return BEST_EFFORT_HELD if is_held(row) else BEST_EFFORT
+    if request_class >= LATE_DECODE:
+        return LATE_HELD if is_held(row) else LATE
+    coef = builder.engine.coef
+    stays = builder.slack_s[i] >= recompute_s(coef, row) + iteration_s(coef, 1.0, 0.0, 0.0, 1.0, 0.0)
+    return ON_TIME_STILL if stays else WOULD_MISS
+
+
+@njit(cache=True)
+def _preempt(builder: BatchBuilder, rank: int, kv_tokens: int, sequences: int) -> None:
+    """Take the KV cache of requests that may yield until so much more is free."""
+    table, block_tokens = builder.table, builder.engine.limits["block_tokens"]
+    levels = np.full(len(table), NEVER)
     for i in range(len(table)):
         if _may_yield(builder, i, rank):
-            row, worst = table[i], table[victim]
-            if victim < 0 or (builder.class_of[i], row["arrival_s"], row["id"]) > (
-                builder.class_of[victim],
-                worst["arrival_s"],
-                worst["id"],
-            ):
-                victim = i
-    builder.free[FREE_KV] += held_kv_tokens(table[victim], block_tokens)
-    builder.free[FREE_SEQUENCES] += 1
-    builder.tokens_out[victim] = PREEMPT
+            levels[i] = _level(builder, i)
+    for victim in choose_victims(builder.engine.coef, table, levels, block_tokens, kv_tokens, sequences):
+        builder.free[FREE_KV] += held_kv_tokens(table[victim], block_tokens)
+        builder.free[FREE_SEQUENCES] += 1
+        builder.tokens_out[victim] = PREEMPT
+
+
+@njit(cache=True)
+def tokens_kept_free(builder: BatchBuilder) -> float:
+    """KV tokens that best effort leaves free when it begins or resumes, so that the next request with an objective does
+    not preempt it at once: ``KEPT_DEVIATIONS`` of the room that those hold as they come and go by chance (a deviation
+    is the root of their summed squares), at most ``KEPT_SHARE`` of the KV cache."""
+    table, squares = builder.table, 0.0
+    for i in range(len(table)):
+        if builder.class_of[i] >= BEST_EFFORT_DECODE:
+            continue
+        if builder.tokens_out[i] > 0 or (table[i]["running"] and builder.tokens_out[i] == 0):
+            held = float(table[i]["computed_tokens"] + num_uncomputed_tokens(table[i]))
+            squares += held * held
+    return min(KEPT_DEVIATIONS * math.sqrt(squares), KEPT_SHARE * builder.engine.limits["kv_capacity_tokens"])
 
 
 @njit(cache=True)
@@ -105,8 +147,10 @@ def reserve_with_preemption(builder: BatchBuilder, i: int, tokens: int, rank: in
     if not reserve(table[i], tokens, block_tokens, free_after_preemption(builder, rank)):
         builder.tokens_out[i] = 0
         return False
-    while not reserve(table[i], tokens, block_tokens, builder.free):
-        _preempt_one(builder, rank)
+    if not reserve(table[i], tokens, block_tokens, builder.free):
+        kv_tokens, sequences = needed(table[i], tokens, block_tokens)
+        _preempt(builder, rank, kv_tokens - builder.free[FREE_KV], sequences - builder.free[FREE_SEQUENCES])
+        reserve(table[i], tokens, block_tokens, builder.free)
     return True
 
 
@@ -143,3 +187,37 @@ def by_slack(builder: BatchBuilder, request_class: int) -> np.ndarray:
             rows[first:end] = _by_work(table, rows[first:end])
         first = end
     return rows
+
+
+@njit(cache=True)
+def chunk_tokens(builder: BatchBuilder, row: np.void, limit_s: float) -> int:
+    """Largest prefill chunk of the request that keeps the batch within ``limit_s`` and the engine's token limit."""
+    engine, composition, todo = builder.engine, builder.composition, num_uncomputed_tokens(row)
+    room = max_prefill_tokens(engine.coef, limit_s, composition, row["computed_tokens"])
+    chunk = chunk_within(todo, int(composition[TOKENS]), builder.chunk_budget)
+    return min(todo, chunk, room, int(engine.limits["max_batch_tokens"] - composition[TOKENS]))
+
+
+@compiled_once(types.void(BUILDER_TYPE, float64, int64, int64[::1]))
+def take_decodes(builder: BatchBuilder, limit_s: float, rank: int, rows: np.ndarray) -> None:
+    """Add those of the decodes ``rows`` that are not in the batch, in order, until one no longer fits ``limit_s``.
+
+    The first decode of a batch is taken whatever it costs: nothing shorter would serve it.
+    """
+    engine, table, composition, tokens_out = builder.engine, builder.table, builder.composition, builder.tokens_out
+    coef, limits, free = engine.coef, engine.limits, builder.free
+    for i in rows:
+        row = table[i]
+        if tokens_out[i] != 0:
+            continue
+        tokens = 1 + row["spec_tokens"]
+        drafts, is_first = composition[DRAFT_TOKENS], composition[TOKENS] == 0
+        add_tokens(row, tokens, composition)
+        is_over = composition[TOKENS] > limits["max_batch_tokens"] or composition_s(coef, composition) > limit_s
+        if is_over and not is_first:
+            remove_decode(row, tokens, drafts, composition)
+            return
+        if reserve(row, tokens, limits["block_tokens"], free):
+            tokens_out[i] = tokens
+        elif rank == IDLE or not reserve_with_preemption(builder, i, tokens, rank):
+            remove_decode(row, tokens, drafts, composition)

@@ -42,14 +42,20 @@ def wanted_kv_tokens(row: np.void, block_tokens: int) -> int:
 
 
 @njit(cache=True)
-def reserve(row: np.void, tokens: int, block_tokens: int, free: np.ndarray) -> bool:
-    """Take the KV and the sequence for ``tokens`` of the request out of ``free`` if they are there.
+def needed(row: np.void, tokens: int, block_tokens: int) -> tuple[int, int]:
+    """KV tokens and sequences that the request needs beyond what it has, to run ``tokens``.
 
     A prefill reserves its whole prompt, so that prompts under way never wait for one another's blocks.
     """
     total = row["computed_tokens"] + max(tokens, num_uncomputed_tokens(row))
     kv_tokens = blocks_tokens(total, block_tokens) - held_kv_tokens(row, block_tokens)
-    sequences = 0 if row["running"] else 1
+    return kv_tokens, 0 if row["running"] else 1
+
+
+@njit(cache=True)
+def reserve(row: np.void, tokens: int, block_tokens: int, free: np.ndarray) -> bool:
+    """Take the KV and the sequence that the request needs out of ``free`` if they are there."""
+    kv_tokens, sequences = needed(row, tokens, block_tokens)
     if free[FREE_KV] < kv_tokens or free[FREE_SEQUENCES] < sequences:
         return False
     free[FREE_KV] -= kv_tokens

@@ -51,6 +51,7 @@ RECORD = np.dtype(
         ("ended", "?"),
         ("missed", "?"),  # can no longer attain
         ("gain", "f8"),  # service gain of its tokens so far, each by its line (Tempo equation 3)
+        ("gap_s", "f8"),  # longest time between two of its tokens
     ]
 )
 
@@ -126,7 +127,9 @@ def change_stage(job: np.void, row: np.void) -> None:
 @njit(cache=True)
 def record_tokens(job: np.void, record: np.void, tokens: int, now_s: float) -> None:
     """Count ``tokens`` that came together at ``now_s`` (the simulator's twin of ``protocol.attainment.Tally``)."""
-    if record["emitted_tokens"] == 0:
+    if record["emitted_tokens"] > 0:
+        record["gap_s"] = max(record["gap_s"], now_s - record["last_s"])
+    else:
         record["first_s"] = now_s
         record["gain"] += PROMPT_WEIGHT * job["prompt_tokens"] * decay(job["ttft_s"], now_s - job["arrival_s"])
     base_s = record["first_s"] - job["arrival_s"] if job["ttft_s"] == math.inf else job["ttft_s"]

@@ -5,6 +5,7 @@ from numba import njit
 
 from planning.batch.classes import is_decode
 from planning.batch.kv import PREEMPT
+from planning.batch.preemption import note_preempted
 from planning.deadlines import num_uncomputed_tokens
 from planning.forecast.rollout import mark_finished
 from simulation.core.jobs import change_stage, record_tokens
@@ -24,7 +25,7 @@ def accepted_drafts(row: np.void, acceptance: float, seed: int) -> int:
 def run_row(row: np.void, tokens: int, acceptance: float, seed: int) -> int:
     """Move a request on by its share of an iteration; returns how many tokens it emits."""
     if tokens == PREEMPT:
-        row["running"], row["computed_tokens"] = False, 0
+        note_preempted(row)
         return 0
     decodes, is_last = is_decode(row), tokens >= num_uncomputed_tokens(row)
     row["running"] = True

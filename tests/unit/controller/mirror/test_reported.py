@@ -81,3 +81,20 @@ def test_only_in_is_the_difference_in_any_order(ids: list[int], others: list[int
     for each, numbers in zip(tables, (ids, others), strict=True):
         each["id"] = numbers
     assert only_in(*tables).tolist() == left
+
+
+def test_a_request_that_no_longer_runs_was_preempted() -> None:
+    state, told = fleet(), ToldRequests()
+    running = request(0, 20, 0.5)
+    first = report("a", 1, (running,))
+    told.record(first)
+    state.report(first, 1.0)
+    assert table(state)["preempted_at"].tolist() == [0]
+    waits = msgspec.structs.replace(running, computed_tokens=0, running=False, age_s=0.65)
+    new, positions = told.split((waits,))
+    state.report(report("a", 2, new, positions=positions), 1.15)
+    assert table(state)["preempted_at"].tolist() == [21]
+    resumed = msgspec.structs.replace(running, emitted_tokens=22, computed_tokens=521, age_s=0.8)
+    new, positions = told.split((resumed,))
+    state.report(report("a", 3, new, positions=positions), 1.3)
+    assert table(state)["preempted_at"].tolist() == [21]

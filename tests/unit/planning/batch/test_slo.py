@@ -10,6 +10,7 @@ from numba import config
 from planning.batch.builder import BatchBuilder, by_slack
 from planning.batch.classes import BEST_EFFORT_PREFILL, DECODE, IDLE
 from planning.batch.kv import PREEMPT
+from planning.batch.preemption import HOLD_TOKENS
 from planning.batch.slo import form_batch
 from planning.engine import EngineModel
 from planning.limits import make_limits
@@ -241,3 +242,55 @@ def test_no_decode_is_preempted_for_one_that_does_not_fit_anyway() -> None:
     large["spec_tokens"], small["id"] = 15, 2
     small["prompt_tokens"] = small["computed_tokens"] = 5
     assert form(large, small, limits=limits)[1] == [0, 1]
+
+
+def holding(tokens: list[int], preempted_at: int = 0, first_id: int = 2) -> np.ndarray:
+    """Best effort that decodes with so many tokens in the KV cache."""
+    table = spare(decodes([1.0] * len(tokens)))
+    table["id"] = first_id + np.arange(len(tokens))
+    table["prompt_tokens"] = table["computed_tokens"] = tokens
+    table["preempted_at"] = preempted_at
+    return table
+
+
+def test_who_yields_holds_no_more_than_is_wanted() -> None:
+    limits = make_limits(300, block_tokens=1)
+    assert form(holding([40, 200]), prompts([90], [1.0]), limits=limits)[1] == [PREEMPT, 1, 90]
+    assert form(holding([40, 200]), prompts([110], [1.0]), limits=limits)[1] == [1, PREEMPT, 110]
+
+
+def test_who_is_worth_more_keeps_its_place() -> None:
+    limits, table = make_limits(300, block_tokens=1), holding([100, 150])
+    assert form(table, prompts([90], [1.0]), limits=limits)[1] == [PREEMPT, 1, 90]
+    table["value"][0] = 2.0
+    assert form(table, prompts([90], [1.0]), limits=limits)[1] == [1, PREEMPT, 90]
+
+
+def test_who_has_just_resumed_is_not_preempted_again_at_once() -> None:
+    limits = make_limits(300, block_tokens=1)
+    resumed = holding([100], preempted_at=2)
+    resumed["emitted_tokens"] = HOLD_TOKENS
+    resumed["prompt_tokens"] -= HOLD_TOKENS - 1
+    assert form(resumed, holding([150], first_id=3), prompts([90], [1.0]), limits=limits)[1] == [1, PREEMPT, 90]
+    resumed["preempted_at"] = 1
+    assert form(resumed, holding([150], first_id=3), prompts([90], [1.0]), limits=limits)[1] == [PREEMPT, 1, 90]
+
+
+def test_a_decode_that_stays_on_time_yields_before_one_that_would_miss() -> None:
+    limits, table = make_limits(200, block_tokens=1), decodes([0.0011, 0.0015, 0.9])
+    table["prompt_tokens"], table["computed_tokens"] = [20, 60, 120], [20, 60, 120]
+    assert form(table, limits=limits)[1] == [1, 0, PREEMPT]
+
+
+def test_best_effort_resumes_only_where_the_next_promise_finds_room_beside_it() -> None:
+    limits, held = make_limits(1000, block_tokens=1), decodes([0.5, 0.5])
+    held["prompt_tokens"] = held["computed_tokens"] = [
+        59,
+        79,
+    ]  # 60 and 80 of them: 50 are kept
+    assert form(held, spare(prompts([810], [math.inf], 200)), limits=limits)[1][2] > 0
+    assert form(held, spare(prompts([811], [math.inf], 200)), limits=limits)[1] == [1, 1, 0]
+    assert form(spare(prompts([1000], [math.inf], 200)), limits=limits)[1][0] > 0, "alone it leaves nothing"
+    held["prompt_tokens"] = held["computed_tokens"] = 389  # a fifth of all, not the 275 of their squares
+    assert form(held, spare(prompts([20], [math.inf], 200)), limits=limits)[1][2] > 0
+    assert form(held, spare(prompts([21], [math.inf], 200)), limits=limits)[1] == [1, 1, 0]
