@@ -34,6 +34,7 @@ from controller.unplaced import Unplaced
 from planning.tables import to_best_effort
 from profiles.profile import Profile
 from protocol.messages import AdmissionRequest, Decision, Outcome, Report, Scope, Verdict, request_uid
+from routing.best_effort import best_effort_places
 from routing.fleet_state import advance_fleet
 from routing.policy import RoutingPolicy, make_routing, to_routing_request
 
@@ -201,7 +202,7 @@ class Fleet:
         self.held.free(request_uid(request.request_id))
         tier = self.tiers.of_request(request.slo)
         row = admission_row(request, tier, self.lengths, now_s)
-        row["value"] = self.tiers.values[tier] * self.programs.worth(request)
+        row["value"] = self.tiers.value(tier) * self.programs.worth(request)
         margin_s = self.calibration.plan_early(row, self.tiers)
         self.turn += 1
         held, cached = self.affinity.look_up(request, row, self.replicas, self.slots.fleet_state)
@@ -239,7 +240,7 @@ class Fleet:
             return self._unplaced(p, Verdict.PENDING, pause_s)
         if refuses:
             return self._unplaced(p, Verdict.REFUSED, self.unplaced.retry_after_s(self.slots, p, now_s))
-        places = placement.best_effort_places(self.slots, self.options.best_effort_backlog)
+        places = best_effort_places(self.slots.fleet_state, self.options.best_effort_backlog)
         if p.is_new and self.slots.is_any_open and (wait_s := self.unplaced.line_s(p, int(places.sum()), now_s)) > 0.0:
             return self._unplaced(p, Verdict.PENDING, wait_s)
         slot = placement.idlest_slot(self.slots, p, places > 0 if p.is_new else places >= 0)

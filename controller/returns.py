@@ -15,6 +15,7 @@ import numpy as np
 
 from controller.mirror.slots import ReplicaSlots
 from controller.placement import Pending, place_on
+from planning.tables import copied
 from routing.idle import can_ever
 from routing.placement import NOWHERE
 from routing.returns import (
@@ -232,7 +233,7 @@ def _key(p: Pending) -> Key:
 
 def _whole(p: Pending) -> np.ndarray:
     """The request as one row, with the prompts of all its sequences."""
-    whole = p.row.copy()
+    whole = copied(p.row)
     for sequence in p.siblings:
         whole["prompt_tokens"] += sequence.row["prompt_tokens"]
         whole["computed_tokens"] += sequence.row["computed_tokens"]

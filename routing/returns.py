@@ -199,6 +199,9 @@ def _fits_at(
         if j >= lasts and queue_s <= 0.0:
             return True
         queue_s += reserved[PREFILL] + (terms[PREFILL] if j == 0 else 0.0)
+        if queue_s <= 0.0 and j > 0:  # no prompt waits: how fast prompts are computed does not matter
+            queue_s = 0.0
+            continue
         free = _free_share(fleet, ledger, r, at, step_s)
         prompts_come = reserved[PREFILL] > TOLERANCE_S or (j == 0 and not is_new)
         if prompts_come and queue_s > window_s * free:
@@ -254,8 +257,9 @@ def first_room(
         for i in range(count):
             r = slots[i]
             for j in range(begins - PER_S, begins):
-                free = _free_share(fleet, ledger, r, j % BUCKETS, steps_s[i])
-                queues_s[i] = max(0.0, queues_s[i] + ledger.reserved[r, j % BUCKETS, PREFILL] - free * BUCKET_S)
+                queue_s = queues_s[i] + ledger.reserved[r, j % BUCKETS, PREFILL]
+                free = _free_share(fleet, ledger, r, j % BUCKETS, steps_s[i]) if queue_s > 0.0 else 1.0
+                queues_s[i] = max(0.0, queue_s - free * BUCKET_S)
             claim = Claim(terms[i], lasts[i], windows_s[i], claims_s[i], False)
             if _fits_at(fleet, ledger, r, begins, queues_s[i], claim):
                 busy = -_free_share(fleet, ledger, r, begins % BUCKETS, steps_s[i])

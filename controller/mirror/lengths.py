@@ -91,17 +91,22 @@ class CapClass:
     """Requests of one tier whose caps are of one magnitude, by tenant; ``ANYBODY`` is whoever is not known."""
 
     samples: OrderedDict[str, deque[Observation]] = field(default_factory=OrderedDict)
+    size: int = 0  # observations that are kept
     _new: dict[str, int] = field(default_factory=dict)  # observations since the curve was drawn
     _curves: dict[str, Drawn] = field(default_factory=dict)
 
     def note(self, tenant: str, observation: Observation) -> None:
         """One more observation; the tenant that has been silent for longest is forgotten where there are too many."""
-        self.samples.setdefault(tenant, deque(maxlen=WINDOW)).append(observation)
+        if (sample := self.samples.get(tenant)) is None:
+            sample = self.samples[tenant] = deque(maxlen=WINDOW)
+        self.size += len(sample) < WINDOW
+        sample.append(observation)
         self.samples.move_to_end(tenant)
         for key in (tenant, EVERYBODY):
             self._new[key] = self._new.get(key, 0) + 1
         if len(self.samples) > MOST_TENANTS:
-            forgotten, _ = self.samples.popitem(last=False)
+            forgotten, lost = self.samples.popitem(last=False)
+            self.size -= len(lost)
             self._curves.pop(forgotten, None)
             self._new.pop(forgotten, None)
 
@@ -111,11 +116,6 @@ class CapClass:
         if tenant == ANYBODY or tenant not in self.samples:
             return everybody
         return self._drawn(tenant, lambda: self.samples[tenant], everybody.mean_tokens(math.inf), prior_tokens)
-
-    @property
-    def size(self) -> int:
-        """Observations that are kept."""
-        return sum(map(len, self.samples.values()))
 
     def _of_everybody(self) -> Sequence[Observation]:
         """All that is not known by tenant, and of each tenant no more than ``SHARED_OF_TENANT``."""
@@ -145,7 +145,9 @@ class LengthEstimator:
 
     def note(self, tier: str, output_tokens: int, cap_tokens: int, is_cut: bool = False, tenant: str = "") -> None:
         """A request of ``tier`` finished after ``output_tokens``, by itself or (``is_cut``) at its cap."""
-        known = self.classes.setdefault((tier, cap_tokens.bit_length() // CAP_BITS), CapClass())
+        key = tier, cap_tokens.bit_length() // CAP_BITS
+        if (known := self.classes.get(key)) is None:
+            known = self.classes[key] = CapClass()
         known.note(tenant, (output_tokens, is_cut))
 
     def learn(self, outcome: Outcome) -> None:
@@ -155,21 +157,24 @@ class LengthEstimator:
             is_cut = outcome.finish == "length"
             self.note(outcome.tier_asked, outcome.output_tokens, cap_tokens, is_cut, outcome.tenant)
 
-    def quantile_tokens(self, tier: str, emitted_tokens: int, cap_tokens: int, tenant: str, coverage: float) -> float:
-        """Upper bound of an output; inf where too few requests of such caps have finished to tell one."""
-        known = self.classes.get((tier, cap_tokens.bit_length() // CAP_BITS))
-        if known is None or known.size < LEAST_BOUND:
-            return math.inf
+    def estimate(
+        self, tier: str, emitted_tokens: int, cap_tokens: int, tenant: str, coverage: float
+    ) -> tuple[int, float]:
+        """``predict``, and the upper bound of the output; inf where too few requests of such caps have finished to tell
+        one."""
         prior = self.tier_priors.get(tier, self.prior_tokens)
-        return known.curve(tenant, prior).quantile_tokens(coverage, emitted_tokens)
+        known = self.classes.get((tier, cap_tokens.bit_length() // CAP_BITS))
+        curve = None if known is None else known.curve(tenant, prior)
+        mean = min(prior, cap_tokens) if curve is None else curve.mean_tokens(cap_tokens)
+        longer = mean if emitted_tokens < mean else emitted_tokens + max(1.0, mean / 2)
+        predicted = max(emitted_tokens + 1, min(cap_tokens, round(longer)))
+        if curve is None or known is None or known.size < LEAST_BOUND:
+            return predicted, math.inf
+        return predicted, curve.quantile_tokens(coverage, emitted_tokens)
 
     def predict(self, tier: str, emitted_tokens: int, cap_tokens: int, tenant: str = "") -> int:
         """Predicted length of the whole output: more than what was emitted, at most ``cap_tokens``.
 
         A request that outlives the mean is taken to have half of it still ahead.
         """
-        prior = self.tier_priors.get(tier, self.prior_tokens)
-        known = self.classes.get((tier, cap_tokens.bit_length() // CAP_BITS))
-        mean = min(prior, cap_tokens) if known is None else known.curve(tenant, prior).mean_tokens(cap_tokens)
-        longer = mean if emitted_tokens < mean else emitted_tokens + max(1.0, mean / 2)
-        return max(emitted_tokens + 1, min(cap_tokens, round(longer)))
+        return self.estimate(tier, emitted_tokens, cap_tokens, tenant, 0.0)[0]

@@ -13,7 +13,7 @@ from numba import njit
 from controller.lengths.estimate import ASK_EVERY_TOKENS
 from controller.lengths.fleet_lengths import FleetLengths
 from controller.scaling.tiers import TierTable
-from planning.tables import BOUNDS, RequestTable, request_table, stacked
+from planning.tables import BOUNDS, RequestTable, copied, request_table, stacked
 from protocol.messages import POSITION, Progress, Report, request_uid
 
 SO_FAR = "emitted_tokens", "output_tokens", "output_bound_tokens"  # what lengths are asked by, beside what was told
@@ -91,7 +91,7 @@ class ReportedRequests:
         self._known = rows
         if len(self._told) > 2 * len(rows) + 16:
             self._told = {uid: self._told[uid] for uid in rows["id"].tolist()}
-        rows = rows.copy()
+        rows = copied(rows)
         rows["arrival_s"] += now_s - report.age_s
         rows["deadline_s"] += rows["arrival_s"]
         return rows

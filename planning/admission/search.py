@@ -13,7 +13,7 @@ from planning.deadlines import next_token_deadline_s, remaining_tokens
 from planning.engine import EngineModel
 from planning.forecast.rollout import FORECAST, TOLERANCE_S, forecast_requests
 from planning.limits import usable_kv_tokens
-from planning.tables import RequestTable
+from planning.tables import REQUEST, RequestTable
 from profiles.kernels import Coefficients
 
 # Reasons in kernels: positions in planning.admission.plan.REASONS.
@@ -59,6 +59,19 @@ def mark_late(engine: EngineModel, table: RequestTable, start_s: float, forecast
         slack_s = next_token_deadline_s(table[i], start_s) - start_s
         request_class = classify(coef, limits, table[i], slack_s)
         forecast[i]["unattainable"] = request_class in (LATE_DECODE, LATE_PREFILL)
+
+
+@njit(cache=True)
+def is_late_beside(engine: EngineModel, table: RequestTable, stays: np.ndarray, row: np.void, start_s: float) -> bool:
+    """Whether a new request (REQUEST[]) is late beside those rows of ``table`` alone that must stay (bool[rows]): then
+    no set with more of them admits it. Ends with the first iteration that leaves too little time for it."""
+    count = stays.sum()
+    together, forecast = np.empty(count + 1, dtype=REQUEST), np.zeros(count + 1, dtype=FORECAST)
+    together[:count] = table[stays]
+    together[count] = row
+    mark_late(engine, together[:count], start_s, forecast)
+    forecast_requests(engine, together, start_s, -TOLERANCE_S, forecast)
+    return bool(forecast[count]["margin_s"] < -TOLERANCE_S)
 
 
 @njit(cache=True, inline="always")
