@@ -6,6 +6,7 @@ replica tells everything anew.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numba import njit
@@ -13,10 +14,11 @@ from numba import njit
 from controller.lengths.estimate import ASK_EVERY_TOKENS
 from controller.lengths.fleet_lengths import FleetLengths
 from controller.scaling.tiers import TierTable
-from planning.tables import BOUNDS, RequestTable, copied, request_table, stacked
-from protocol.messages import POSITION, Progress, Report, request_uid
+from planning.tables import REQUEST, RequestTable, copied, request_table, stacked
+from protocol.messages import INF, POSITION, Progress, Report, request_uid
 
 SO_FAR = "emitted_tokens", "output_tokens", "output_bound_tokens"  # what lengths are asked by, beside what was told
+NO_BOUNDS = INF, INF, INF
 LOOK_TOKENS = ASK_EVERY_TOKENS // 2  # after so many, an answer asked for may have come
 
 
@@ -86,8 +88,9 @@ class ReportedRequests:
             return None
         self._look_up(rows, np.flatnonzero(is_due), lengths)
         if report.requests:
-            self._told |= {request_uid(seen.request_id): seen for seen in report.requests}
-            rows = stacked(rows, progress_rows(report.requests, lengths, tiers, report.age_s))
+            new = progress_rows(report.requests, lengths, tiers, report.age_s)
+            self._told.update(zip(new["id"].tolist(), report.requests, strict=True))
+            rows = stacked(rows, new)
         self._known = rows
         if len(self._told) > 2 * len(rows) + 16:
             self._told = {uid: self._told[uid] for uid in rows["id"].tolist()}
@@ -109,17 +112,14 @@ class ReportedRequests:
 def progress_rows(requests: Sequence[Progress], lengths: FleetLengths, tiers: TierTable, age_s: float) -> np.ndarray:
     """Requests told in full as a planning table; ``arrival_s`` counts from when the replica's ``age_s`` was 0,
     ``deadline_s`` from there."""
-    table, slos = request_table(len(requests)), [seen.slo for seen in requests]
-    for name in ("prompt_tokens", "computed_tokens", "emitted_tokens", "output_cap_tokens", "running"):
-        table[name] = [getattr(seen, name) for seen in requests]
-    table["id"] = [request_uid(seen.request_id) for seen in requests]
-    table["tier"] = [tiers.of_request(slo) for slo in slos]
-    table["value"] = tiers.values[table["tier"]]
-    table["best_effort"] = [slo.best_effort for slo in slos]
-    table["arrival_s"] = age_s - np.array([seen.age_s for seen in requests])
-    table["ttft_s"], table["tpot_s"], table["deadline_s"] = np.array([(s.ttft_s, s.tpot_s, s.e2e_s) for s in slos]).T
-    for name in BOUNDS:
-        table[name][table["best_effort"]] = np.inf
-    estimates = np.array([lengths.at_progress(seen) for seen in requests], dtype=np.int64).reshape(-1, 2)
-    table["output_tokens"], table["output_bound_tokens"] = estimates.T
-    return table
+    return np.array([_progress_row(seen, lengths, tiers, age_s) for seen in requests], dtype=REQUEST)
+
+
+def _progress_row(seen: Progress, lengths: FleetLengths, tiers: TierTable, age_s: float) -> tuple[Any, ...]:
+    """The fields of REQUEST in their order: filled in one by one they would cost more."""
+    slo, tier = seen.slo, tiers.of_request(seen.slo)
+    bounds = NO_BOUNDS if slo.best_effort else (slo.ttft_s, slo.tpot_s, slo.e2e_s)
+    so_far = seen.prompt_tokens, seen.computed_tokens, seen.emitted_tokens
+    sizes = *so_far, *lengths.at_progress(seen), seen.output_cap_tokens, 0
+    kind = tier, slo.best_effort, seen.running, tiers.value(tier)
+    return request_uid(seen.request_id), age_s - seen.age_s, *bounds, *sizes, *kind, 0, 0, 0.0, 0.0
