@@ -150,7 +150,7 @@ class Fleet:
         ``ingress``: who asks, where it hears of recalls (``HeldRequests.take_recalls``)."""
         self._open(now_s)
         batch = in_tiers(self.programs.give_stages(with_ttft(batch, self.replicas), now_s), self.tiers, self.lengths)
-        advance_fleet(self.slots.fleet_state, now_s)
+        advance_fleet(self.slots.fleet_state, now_s, False, self.slots.lag_s)
         self.slots.allocate(len(batch))
         uids = [request_uid(request.request_id) for request in batch]
         earlier = {uid for uid in uids if uid in self.unplaced.waiting or uid in self.held}

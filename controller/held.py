@@ -79,6 +79,8 @@ class HeldRequests:
 
     def follow(self, replica: VirtualReplica, now_s: float) -> set[int]:
         """A replica has reported: what it has begun stays there. What was recalled does not count, and is returned."""
+        if not (self.sent or self.recalled_s):
+            return set()
         table, begun = replica.table, has_begun(replica.table)
         for uid in table["id"][begun].tolist() if self.sent else ():
             self.sent.pop(uid, None)

@@ -167,7 +167,8 @@ def place_admitted(slots: ReplicaSlots, asking: Sequence[Pending], now_s: float,
     if not asking:
         return
     rows, placements = to_table([p.row for p in asking]), np.zeros(len(asking), dtype=PLACEMENT)
-    order = CandidateOrder(_all_scores(slots, asking, now_s), asking[0].rule, max_hops, _all_cached(slots, asking))
+    scores, cached = _all_scores(slots, asking, now_s), _all_cached(slots, asking)
+    order = CandidateOrder(scores, asking[0].rule, max_hops, cached, slots.lag_s > 0.0)
     place(slots.fleet_state, rows, now_s, order, placements)
     is_any_open = slots.is_any_open
     for p, (slot, reason, hops, *predicted) in zip(asking, placements.tolist(), strict=True):

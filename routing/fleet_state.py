@@ -207,22 +207,27 @@ def compact(fleet: FleetState, r: int) -> None:
 
 
 @njit(cache=True)
-def advance_fleet(fleet: FleetState, now_s: float, departs: bool = False) -> None:
-    """Run every open replica's mirror up to the end of its iteration in flight at ``now_s``.
+def advance_replica(fleet: FleetState, r: int, now_s: float, departs: bool = False) -> None:
+    """Run the mirror of replica ``r`` up to the end of its iteration in flight at ``now_s``.
 
     With ``departs`` requests leave at their predicted lengths; without, when they are known to have left.
     """
+    replica = fleet.replicas[r]
+    table = fleet.tables[r, : replica["count"]]
+    replica["free_at_s"] = advance(
+        EngineModel(fleet.coefs[r], fleet.limits[r]), table, replica["free_at_s"], now_s, departs
+    )
+    if departs:
+        compact(fleet, r)
+    recompute_load(fleet, r)
+
+
+@njit(cache=True)
+def advance_fleet(fleet: FleetState, now_s: float, departs: bool = False, lag_s: float = 0.0) -> None:
+    """``advance_replica`` for every open replica that is more than ``lag_s`` behind."""
     for r in range(len(fleet.replicas)):
-        replica = fleet.replicas[r]
-        if not replica["is_open"] or replica["free_at_s"] >= now_s:
-            continue
-        table = fleet.tables[r, : replica["count"]]
-        replica["free_at_s"] = advance(
-            EngineModel(fleet.coefs[r], fleet.limits[r]), table, replica["free_at_s"], now_s, departs
-        )
-        if departs:
-            compact(fleet, r)
-        recompute_load(fleet, r)
+        if fleet.replicas[r]["is_open"] and fleet.replicas[r]["free_at_s"] < now_s - lag_s:
+            advance_replica(fleet, r, now_s, departs)
 
 
 @njit(cache=True)

@@ -115,7 +115,7 @@ class DisaggregatedFleet(Fleet):
         """First those whose room is reserved, then others that decode, then prompts; all count what is reserved."""
         self._open(now_s)
         batch = in_tiers(self.programs.give_stages(with_ttft(batch, self.replicas), now_s), self.tiers, self.lengths)
-        advance_fleet(self.slots.fleet_state, now_s)
+        advance_fleet(self.slots.fleet_state, now_s, False, 0.0)
         decoding = [r.name for r in self.live(now_s) if self.phases.of(r.name) == Phase.DECODE]
         self.room.expire(decoding, self.places.__contains__, now_s)
         with self.room.counted(self.slots):

@@ -23,12 +23,16 @@ LOOK_TOKENS = ASK_EVERY_TOKENS // 2  # after so many, an answer asked for may ha
 
 
 @njit(cache=True)
-def _move_on(known: RequestTable, positions: np.ndarray, rows: RequestTable, is_due: np.ndarray) -> int:
+def _move_on(
+    known: RequestTable, is_live: np.ndarray, positions: np.ndarray, rows: RequestTable, is_due: np.ndarray
+) -> tuple[np.ndarray, int]:
     """Copy the known request of every position (POSITION[n]) into ``rows`` (REQUEST[n]), as far as it is now.
 
-    Both are mostly in the same order. ``is_due`` (bool[n]) tells whose length is to be looked up again. Returns how
-    many are not known.
+    Both are mostly in the same order. ``is_due`` (bool[n]) tells whose length is to be looked up again: of those that
+    were decided here (``is_live``, one per known request) now and then, of others when they have outlived it. Returns
+    ``is_live`` of the positions, and how many are not known.
     """
+    still_live = np.zeros(len(positions), dtype=np.bool_)
     at, unknown = 0, 0
     for i in range(len(positions)):
         position, found = positions[i], -1
@@ -42,12 +46,14 @@ def _move_on(known: RequestTable, positions: np.ndarray, rows: RequestTable, is_
             continue
         at, rows[i] = found + 1, known[found]
         row, emitted = rows[i], position["emitted_tokens"]
-        is_due[i] = emitted >= row["output_tokens"] or emitted // LOOK_TOKENS > row["emitted_tokens"] // LOOK_TOKENS
+        still_live[i] = is_live[found]
+        comes_by = is_live[found] and emitted // LOOK_TOKENS > row["emitted_tokens"] // LOOK_TOKENS
+        is_due[i] = comes_by or emitted >= row["output_tokens"]
         row["computed_tokens"], row["emitted_tokens"] = position["computed_tokens"], position["emitted_tokens"]
         row["running"] = position["running"]
         row["output_tokens"] = max(row["output_tokens"], emitted + 1)
         row["output_bound_tokens"] = max(row["output_bound_tokens"], row["output_tokens"])
-    return unknown
+    return still_live, unknown
 
 
 @njit(cache=True)
@@ -72,11 +78,12 @@ class ReportedRequests:
 
     def __init__(self) -> None:
         self._known = request_table(0)  # ``arrival_s`` from the replica's birth, ``deadline_s`` from arrival
+        self._is_live = np.zeros(0, dtype=np.bool_)  # of each known one, whether it was decided here
         self._told: dict[int, Progress] = {}  # as they were told in full, by uid
 
     def forget(self) -> None:
         """Have everything told anew: what was made of it holds no more, as the tiers of another table."""
-        self._known = request_table(0)
+        self._known, self._is_live = request_table(0), np.zeros(0, dtype=np.bool_)
 
     def take(self, report: Report, lengths: FleetLengths, tiers: TierTable, now_s: float) -> np.ndarray | None:
         """All that it holds, as planning rows (REQUEST[n]) on this clock; none where a request is moved that was never
@@ -84,14 +91,16 @@ class ReportedRequests:
         positions = np.frombuffer(report.positions, dtype=POSITION)
         rows = np.empty(len(positions), dtype=self._known.dtype)
         is_due = np.zeros(len(positions), dtype=np.bool_)
-        if len(positions) and _move_on(self._known, positions, rows, is_due):
+        is_live, unknown = _move_on(self._known, self._is_live, positions, rows, is_due)
+        if unknown:
             return None
         self._look_up(rows, np.flatnonzero(is_due), lengths)
         if report.requests:
             new = progress_rows(report.requests, lengths, tiers, report.age_s)
             self._told.update(zip(new["id"].tolist(), report.requests, strict=True))
             rows = stacked(rows, new)
-        self._known = rows
+            is_live = np.append(is_live, [seen.request_id in lengths.live for seen in report.requests])
+        self._known, self._is_live = rows, is_live
         if len(self._told) > 2 * len(rows) + 16:
             self._told = {uid: self._told[uid] for uid in rows["id"].tolist()}
         rows = copied(rows)

@@ -27,9 +27,8 @@ def views_of(
     names: Sequence[str], replicas: Mapping[str, VirtualReplica], slots: ReplicaSlots, tiers: int, are_live: np.ndarray
 ) -> list[ReplicaView]:
     """Views of the replicas of these names; the first ``tiers`` have an objective, ``are_live`` is by slot."""
-    where = [replicas[name].slot for name in names]
-    state = slots.fleet_state.replicas[where]
+    where, state = np.array([replicas[name].slot for name in names], dtype=np.int64), slots.fleet_state.replicas
     requests = map(tuple, count_by_tier(slots.fleet_state, tiers)[where].tolist())
     reporting = are_live[where] & ~slots.liveness["draining"][where]
-    columns = state["best_effort"].tolist(), state["load"].tolist(), reporting.tolist()
+    columns = state["best_effort"][where].tolist(), state["load"][where].tolist(), reporting.tolist()
     return list(map(ReplicaView, names, requests, *columns))
