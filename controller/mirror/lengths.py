@@ -15,6 +15,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
+import numpy as np
+from numba import njit
+
 from protocol.messages import Outcome
 
 WINDOW = 200  # latest requests of a tenant that count; after so many the prior is forgotten
@@ -70,20 +73,34 @@ def draw_curve(sample: Iterable[Observation], prior_tokens: float) -> Curve:
     At every length the prior fades by the observations that were not cut before: short caps tell nothing about long
     outputs.
     """
-    observed = [(float(tokens), is_cut, False) for tokens, is_cut in sample]
-    reached = uncut = len(observed)
-    least = TRUSTED_SHARE * max(float(reached), PRIOR_WEIGHT)
-    lengths, areas, shares = [0.0], [0.0], [1.0]
-    for tokens, is_cut, is_prior in sorted([*observed, (prior_tokens, False, True)]):
-        prior = PRIOR_WEIGHT * max(0.0, 1.0 - uncut / WINDOW) if tokens <= prior_tokens else 0.0
+    observed = [*sample]
+    tokens = np.array([each for each, _is_cut in observed] + [prior_tokens], dtype=np.float64)
+    is_cut = np.array([cut for _tokens, cut in observed] + [False], dtype=np.bool_)
+    is_prior = np.zeros(len(tokens), dtype=np.bool_)
+    is_prior[-1] = True
+    order = np.lexsort((is_prior, is_cut, tokens))
+    points = _points(tokens[order], is_cut[order], is_prior[order], prior_tokens)
+    return Curve(*(tuple(column.tolist()) for column in points))
+
+
+@njit(cache=True)
+def _points(
+    tokens: np.ndarray, is_cut: np.ndarray, is_prior: np.ndarray, prior_tokens: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Lengths, areas and shares of ``Curve``: of observations in order (f8[n], bool[n]), of which one is the prior."""
+    reached = uncut = len(tokens) - 1
+    least, last = TRUSTED_SHARE * max(float(reached), PRIOR_WEIGHT), 0
+    lengths, areas, shares = np.zeros(len(tokens) + 1), np.zeros(len(tokens) + 1), np.ones(len(tokens) + 1)
+    for i in range(len(tokens)):
+        prior = PRIOR_WEIGHT * max(0.0, 1.0 - uncut / WINDOW) if tokens[i] <= prior_tokens else 0.0
         weight = reached + prior
-        if shares[-1] <= 0.0 or (weight < least and tokens > lengths[-1]):
+        if shares[last] <= 0.0 or (weight < least and tokens[i] > lengths[last]):
             break
-        areas.append(areas[-1] + shares[-1] * (tokens - lengths[-1]))
-        lengths.append(tokens)
-        shares.append(shares[-1] * max(0.0, 1.0 - (prior if is_prior else float(not is_cut)) / weight))
-        reached, uncut = reached - (not is_prior), uncut - is_cut
-    return Curve(tuple(lengths), tuple(areas), tuple(shares))
+        left = prior if is_prior[i] else (0.0 if is_cut[i] else 1.0)
+        areas[last + 1] = areas[last] + shares[last] * (tokens[i] - lengths[last])
+        lengths[last + 1], shares[last + 1] = tokens[i], shares[last] * max(0.0, 1.0 - left / weight)
+        last, reached, uncut = last + 1, reached - (0 if is_prior[i] else 1), uncut - (1 if is_cut[i] else 0)
+    return lengths[: last + 1], areas[: last + 1], shares[: last + 1]
 
 
 @dataclass

@@ -153,7 +153,7 @@ class ReplicaSlots:
 
     def add(self, slot: int, row: np.ndarray) -> None:
         """Add one request."""
-        self.allocate(1)
+        self._make_room(int(self.fleet_state.replicas["count"][slot]) + 1)
         add_request(self.fleet_state, slot, np.atleast_1d(row)[0])
 
     def remove(self, slot: int, uid: int) -> bool:
