@@ -150,8 +150,8 @@ class Controller:
         for i, part in enumerate(parts([r for r in requests if r.request_id not in gone], MOST_TOGETHER)):
             if i:
                 await asyncio.sleep(0)
-            started_s = time.perf_counter()
-            fleet, now_s = await self._ready(), self.clock()
+                fleet = await self._ready()
+            started_s, now_s = time.perf_counter(), self.clock()
             heard_by = ingress if self.recalls.is_listening(ingress, now_s) else ""
             decisions |= {d.request_id: d for d in fleet.admit(part, now_s, heard_by)}
             self.recalls.tell(fleet.held.take_recalls())

@@ -5,11 +5,10 @@ clear excess to begin and ends below a smaller one, so that it does not flap. Fa
 """
 
 import math
+from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from controller.scaling.history import Change, History
 from protocol.messages import Outcome, Scope
@@ -51,12 +50,21 @@ def note_drift(
 
 @dataclass
 class _Series:
-    ratios: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    ratios: deque[float] = field(default_factory=deque)  # the latest ``WINDOW``, of logarithms
     new: int = 0
     since_s: float = math.inf  # when its alarm began; inf: there is none
+    _sorted: list[float] = field(default_factory=list)  # the same, ascending
+
+    def append(self, ratio: float) -> None:
+        if len(self.ratios) >= WINDOW:
+            del self._sorted[bisect_left(self._sorted, self.ratios.popleft())]
+        self.ratios.append(ratio)
+        insort(self._sorted, ratio)
+        self.new += 1
 
     def median(self) -> float:
-        return math.exp(float(np.median(self.ratios)))
+        count = len(self._sorted)
+        return math.exp(0.5 * (self._sorted[(count - 1) // 2] + self._sorted[count // 2]))
 
 
 @dataclass
@@ -81,9 +89,10 @@ class DriftWatch:
     def _add(self, tier: str, figure: str, measured: float, predicted: float, now_s: float) -> Alarm | None:
         if not (0.0 <= measured < math.inf and 0.0 <= predicted < math.inf):
             return None
-        series, least = self.series.setdefault((tier, figure), _Series()), LEAST_FIGURE[figure]
-        series.ratios.append(math.log((measured + least) / (predicted + least)))
-        series.new += 1
+        if (series := self.series.get((tier, figure))) is None:
+            series = self.series[tier, figure] = _Series()
+        least = LEAST_FIGURE[figure]
+        series.append(math.log((measured + least) / (predicted + least)))
         if series.new < CHECK_EVERY or len(series.ratios) < LEAST:
             return None
         series.new, ratio = 0, series.median()

@@ -35,6 +35,7 @@ from controller.unplaced import Unplaced
 from planning.tables import to_best_effort
 from profiles.profile import Profile
 from protocol.messages import AdmissionRequest, Decision, Outcome, Report, Scope, Verdict, request_uid
+from routing.best_effort import best_effort_places
 from routing.fleet_state import advance_fleet
 from routing.policy import RoutingPolicy, make_routing, to_routing_request
 
@@ -139,16 +140,16 @@ class Fleet:
             self.held.free(uid)
 
     def admit(self, batch: Sequence[AdmissionRequest], now_s: float, ingress: str = "") -> list[Decision]:
-        """Decide requests that arrived together: the fleet places what it can promise, up to ``max_hops`` exact checks
-        each (SLOs-Serve sections 3.1 and 4.2); the rest waits for room, is served best effort, or is refused.
-        ``ingress``: who asks, where it hears of recalls (``HeldRequests.take_recalls``)."""
-        return self.programs.told(self._decide(self._prepare(batch, now_s), now_s, ingress, None), now_s)
+        """Place what the fleet can promise, by at most ``max_hops`` exact checks each (SLOs-Serve sections 3.1, 4.2);
+        the rest waits, is served best effort, or is refused. ``ingress`` asks, and hears of recalls (``held``)."""
+        batch = self._prepare(batch, now_s, self.slots.lag_s)
+        return self.programs.told(self._decide(batch, now_s, ingress, None), now_s)
 
-    def _prepare(self, batch: Sequence[AdmissionRequest], now_s: float) -> list[AdmissionRequest]:
-        """The questions with all settled that they leave open; roles and mirrors as of now."""
+    def _prepare(self, batch: Sequence[AdmissionRequest], now_s: float, lag_s: float) -> list[AdmissionRequest]:
+        """The questions with all settled that they leave open; roles as of now, mirrors at most ``lag_s`` behind."""
         self._open(now_s)
         settled = in_tiers(self.programs.give_stages(with_ttft(batch, self.replicas), now_s), self.tiers, self.lengths)
-        advance_fleet(self.slots.fleet_state, now_s)
+        advance_fleet(self.slots.fleet_state, now_s, False, lag_s)
         return settled
 
     def _decide(self, batch: Sequence[AdmissionRequest], now_s: float, by: str, phase: Phase | None) -> list[Decision]:
@@ -204,7 +205,7 @@ class Fleet:
         self.held.free(request_uid(request.request_id))
         tier = self.tiers.of_request(request.slo)
         row = admission_row(request, tier, self.lengths, now_s)
-        row["value"] = self.tiers.values[tier] * self.programs.worth(request)
+        row["value"] = self.tiers.value(tier) * self.programs.worth(request)
         margin_s = self.calibration.plan_early(row, self.tiers)
         self.turn += 1
         held, cached = self.affinity.look_up(request, row, self.replicas, self.slots.fleet_state)
@@ -243,7 +244,7 @@ class Fleet:
             return self._unplaced(p, Verdict.PENDING, pause_s)
         if refuses:
             return self._unplaced(p, Verdict.REFUSED, self.unplaced.retry_after_s(self.slots, p, now_s))
-        places = placement.best_effort_places(self.slots, self.options.best_effort_backlog)
+        places = best_effort_places(self.slots.fleet_state, self.options.best_effort_backlog)
         if p.is_new and self.slots.is_any_open and (wait_s := self.unplaced.line_s(p, int(places.sum()), now_s)) > 0.0:
             return self._unplaced(p, Verdict.PENDING, wait_s)
         slot = placement.idlest_slot(self.slots, p, places > 0 if p.is_new else places >= 0)

@@ -29,6 +29,7 @@ from controller.placement import (
     place_admitted,
 )
 from planning.admission.plan import AdmissionOptions, plan_admission
+from planning.admission.search import is_late_beside
 from planning.tables import has_begun
 from routing.placement import NOWHERE, tier_distance
 
@@ -78,6 +79,8 @@ class HeldRequests:
 
     def follow(self, replica: VirtualReplica, now_s: float) -> set[int]:
         """A replica has reported: what it has begun stays there. What was recalled does not count, and is returned."""
+        if not (self.sent or self.recalled_s):
+            return set()
         table, begun = replica.table, has_begun(replica.table)
         for uid in table["id"][begun].tolist() if self.sent else ():
             self.sent.pop(uid, None)
@@ -146,10 +149,17 @@ class HeldRequests:
     def _displace_on(self, fleet: PlacementFleet, p: Pending, slot: int, now_s: float) -> list[Pending]:
         """Put the request into the slot if the plan takes it; returns those of the held ones that must go for it."""
         slots, table = fleet.slots, fleet.slots.rows(slot)
-        movable = np.isin(table["id"], [*self.pending, *self.sent]) & ~has_begun(table)
+        known = [uid in self.pending or uid in self.sent for uid in table["id"].tolist()]
+        movable = np.array(known, dtype=np.bool_) & ~has_begun(table)
         options = AdmissionOptions(displace=True, movable=movable, searches=fleet.options.searches)
-        start_s = next_start_s(slots, slot, now_s)
-        plan = plan_admission(pessimistic_engine(slots, slot), table, joining_rows(slots, slot, [p]), start_s, options)
+        start_s, engine, rows = (
+            next_start_s(slots, slot, now_s),
+            pessimistic_engine(slots, slot),
+            joining_rows(slots, slot, [p]),
+        )
+        if is_late_beside(engine, table, ~movable, rows[0], start_s):
+            return []
+        plan = plan_admission(engine, table, rows, start_s, options)
         if not plan.accepted[0]:
             return []
         note_plan(p, plan, 0, slot)

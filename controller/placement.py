@@ -12,14 +12,16 @@ from controller.mirror.slots import ReplicaSlots
 from controller.options import ARRIVAL, FleetOptions
 from controller.scaling.allocation import Allocation
 from planning.admission.plan import REASONS, AdmissionOptions, AdmissionPlan, plan_admission
+from planning.admission.search import is_late_beside
 from planning.engine import EngineModel
 from planning.forecast.rollout import TOLERANCE_S
-from planning.tables import to_table
+from planning.tables import copied, to_table
 from protocol.messages import AdmissionRequest
 from routing import idle
+from routing.best_effort import idlest_open
 from routing.fleet_state import set_all_drafts
 from routing.placement import NO_SCORES, NONE_CACHED, NOWHERE, PLACEMENT, CandidateOrder, place, tier_distance
-from routing.policy import best_scored, idlest
+from routing.policy import best_scored
 from routing.scores import score_replicas
 
 RETRY_INTERVAL_S = (0.02, 0.25)  # least and most between two questions about a pending request
@@ -81,7 +83,7 @@ class Pending:
 
     def row_at(self, slot: int) -> np.ndarray:
         """The request as it is on this slot (REQUEST[])."""
-        row = self.row.copy()
+        row = copied(self.row)
         row["computed_tokens"] = self.computed_tokens_at(slot)
         return row
 
@@ -117,21 +119,10 @@ def place_without_check(slots: ReplicaSlots, p: Pending, affinity: float, now_s:
         slots.add(p.slot, p.row_at(p.slot))
 
 
-def best_effort_places(slots: ReplicaSlots, backlog: float) -> np.ndarray:
-    """How many more requests without an objective each slot takes (i8[R]): it holds ``backlog`` per sequence."""
-    state, most = slots.fleet_state.replicas, np.ceil(backlog * slots.fleet_state.limits["max_running"])
-    places: np.ndarray = np.where(state["is_open"], np.maximum(most - state["best_effort"], 0), 0).astype(np.int64)
-    return places
-
-
 def idlest_slot(slots: ReplicaSlots, p: Pending, is_usable: np.ndarray) -> int:
     """Of the usable slots (bool[R]) the one where best effort has the least to compute before its first token;
     ``NOWHERE`` where none is open."""
-    state = slots.fleet_state.replicas
-    scores = np.where(is_usable, idlest(state, p.held), -np.inf)
-    if len(p.scores):
-        scores[p.scores == -np.inf] = -np.inf
-    return best_scored(state, scores)
+    return int(idlest_open(slots.fleet_state, p.held, p.scores, is_usable))
 
 
 def _with_affinity(slots: ReplicaSlots, p: Pending, affinity: float, now_s: float) -> np.ndarray:
@@ -178,14 +169,15 @@ def place_admitted(slots: ReplicaSlots, asking: Sequence[Pending], now_s: float,
     if not asking:
         return
     rows, placements = to_table([p.row for p in asking]), np.zeros(len(asking), dtype=PLACEMENT)
-    order = CandidateOrder(_all_scores(slots, asking, now_s), asking[0].rule, max_hops, _all_cached(slots, asking))
+    scores, cached = _all_scores(slots, asking, now_s), _all_cached(slots, asking)
+    order = CandidateOrder(scores, asking[0].rule, max_hops, cached, slots.lag_s > 0.0)
     place(slots.fleet_state, rows, now_s, order, placements)
-    for p, placed in zip(asking, placements, strict=True):
-        p.slot, p.is_checked = int(placed["replica"]), True
-        p.hops = max(0, int(placed["hops"]) - 1)
-        p.begin_s, p.first_s, p.tpot_s = (float(placed[name]) for name in ("begin_s", "first_s", "tpot_s"))
-        if slots.fleet_state.replicas["is_open"].any():
-            p.reason = REASONS[placed["reason"]].value
+    is_any_open = slots.is_any_open
+    for p, (slot, reason, hops, *predicted) in zip(asking, placements.tolist(), strict=True):
+        p.slot, p.is_checked, p.hops = slot, True, max(0, hops - 1)
+        p.begin_s, p.first_s, p.tpot_s = predicted
+        if is_any_open:
+            p.reason = REASONS[reason].value
 
 
 def _all_scores(slots: ReplicaSlots, asking: Sequence[Pending], now_s: float) -> np.ndarray:
@@ -259,10 +251,17 @@ def _choose_set(fleet: PlacementFleet, slot: int, here: list[Pending], left: lis
     """Put the better set in place of ``here`` if there is one."""
     slots = fleet.slots
     table, both = slots.rows(slot), [*here, *left]
-    promised = table[~np.isin(table["id"], [int(p.row["id"]) for p in here])]
-    rows = joining_rows(slots, slot, both)
-    options = AdmissionOptions(searches=fleet.options.searches)
-    plan = plan_admission(pessimistic_engine(slots, slot), promised, rows, next_start_s(slots, slot, now_s), options)
+    own = {int(p.row["id"]) for p in here}
+    stays = np.array([uid not in own for uid in table["id"].tolist()], dtype=np.bool_)
+    rows, engine, start_s = (
+        joining_rows(slots, slot, both),
+        pessimistic_engine(slots, slot),
+        next_start_s(slots, slot, now_s),
+    )
+    if all(is_late_beside(engine, table, stays, row, start_s) for row in rows[len(here) :]):
+        return
+    promised, options = table[stays], AdmissionOptions(searches=fleet.options.searches)
+    plan = plan_admission(engine, promised, rows, start_s, options)
     worth = float(rows["value"][plan.accepted].sum())
     if worth <= sum(float(p.row["value"]) for p in here) + TOLERANCE_S:
         return

@@ -15,6 +15,7 @@ import numpy as np
 
 from controller.mirror.slots import ReplicaSlots
 from controller.placement import Pending, place_on
+from planning.tables import copied
 from routing.idle import can_ever
 from routing.placement import NOWHERE
 from routing.returns import (
@@ -76,6 +77,7 @@ class Returns:
         """A replica is gone, and with it the room that was kept there."""
         if slot < len(self._ledger.reserved):
             self._ledger.reserved[slot] = self._ledger.carried[slot] = 0.0
+            self._ledger.entered[slot] = -1
             self._kept_on.pop(slot, None)
         for reserved in self._returns_by_key.values():
             for each in reserved:
@@ -232,7 +234,7 @@ def _key(p: Pending) -> Key:
 
 def _whole(p: Pending) -> np.ndarray:
     """The request as one row, with the prompts of all its sequences."""
-    whole = p.row.copy()
+    whole = copied(p.row)
     for sequence in p.siblings:
         whole["prompt_tokens"] += sequence.row["prompt_tokens"]
         whole["computed_tokens"] += sequence.row["computed_tokens"]

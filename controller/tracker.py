@@ -65,23 +65,22 @@ class Tracker:
         """Count a request; one of several sequences comes once as a whole, and those by themselves do not count."""
         if outcome.scope == Scope.SEQUENCE:
             return
-        tier, recent = outcome.tier_asked, self._recent
+        tier, noted = outcome.tier_asked, list[tuple[tuple[str, str], int]]()
         self.total[tier].add(outcome)
         if outcome.finish != "abort":
-            for name, is_so in (
-                ("requests", True),
-                ("met", outcome.met),
-                ("promised", outcome.is_promised),
-                ("kept", outcome.is_promised and outcome.met),
-            ):
-                if is_so:
-                    recent.note((tier, name), 1, now_s)
-        times_s = {"ttft_ms": outcome.ttft_s, "ttft_error_ms": outcome.ttft_s - outcome.predicted_ttft_s}
+            noted.append(((tier, "requests"), 1))
+            if outcome.met:
+                noted.append(((tier, "met"), 1))
+            if outcome.is_promised:
+                noted.append(((tier, "promised"), 1))
+                if outcome.met:
+                    noted.append(((tier, "kept"), 1))
+        times_s = [("ttft_ms", outcome.ttft_s), ("ttft_error_ms", outcome.ttft_s - outcome.predicted_ttft_s)]
         if outcome.output_tokens > 1:
-            times_s |= {"tpot_ms": outcome.tpot_s, "tpot_error_ms": outcome.tpot_s - outcome.predicted_tpot_s}
-        for name, time_s in times_s.items():
-            if math.isfinite(time_s):
-                recent.note((tier, name), bin_of(time_s), now_s)
+            error_s = outcome.tpot_s - outcome.predicted_tpot_s
+            times_s += [("tpot_ms", outcome.tpot_s), ("tpot_error_ms", error_s)]
+        noted += [((tier, name), bin_of(time_s)) for name, time_s in times_s if math.isfinite(time_s)]
+        self._recent.note_all(noted, now_s)
 
     def summary(self, now_s: float) -> dict[str, dict[str, Any]]:
         """Per tier: totals, and over the window the attainment, latencies and prediction errors (milliseconds)."""

@@ -7,6 +7,7 @@ import numpy as np
 
 from controller.disaggregation.fleet import make_fleet
 from controller.disaggregation.phases import PhaseOptions
+from controller.mirror.lengths import draw_curve
 from controller.options import FleetOptions
 from controller.scaling.tiers import Tier, TierTable
 from planning.warmup import warm_up as warm_up_planning
@@ -22,6 +23,7 @@ def warm_up() -> None:
     """Run reports, admissions of every kind and refusals once, in a fleet of each kind."""
     await_filled()
     warm_up_planning()
+    draw_curve([(40, False)], 40.0)
     for phases in (None, PhaseOptions(prefill=1)):
         _run(FleetOptions(length_prior_tokens=40.0, phases=phases))
 

@@ -5,7 +5,7 @@ Values fall into bins 1 % apart; what leaves the window is taken out a second at
 
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
 BIN = math.log(1.01)
@@ -37,12 +37,18 @@ class SlidingCounts:
 
     def note(self, family: Key, number: int, now_s: float, times: int = 1) -> None:
         """Count ``number`` once more in its family."""
+        self.note_all([(family, number)], now_s, times)
+
+    def note_all(self, noted: Iterable[tuple[Key, int]], now_s: float, times: int = 1) -> None:
+        """Count numbers once more, each in its family."""
         second = int(now_s)
         if not self._seconds or self._seconds[-1][0] != second:
             self.expire(now_s)
             self._seconds.append((second, defaultdict(Counter)))
-        self.counts[family][number] += times
-        self._seconds[-1][1][family][number] += times
+        counts, latest = self.counts, self._seconds[-1][1]
+        for family, number in noted:
+            counts[family][number] += times
+            latest[family][number] += times
 
     def expire(self, now_s: float) -> None:
         """Take out the seconds that have left the window, some at a time."""

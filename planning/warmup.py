@@ -3,6 +3,7 @@
 import numpy as np
 
 from planning.admission.plan import plan_admission
+from planning.admission.search import is_late_beside
 from planning.batch.slo import form_batch
 from planning.engine import EngineModel
 from planning.forecast.rollout import advance
@@ -20,4 +21,5 @@ def warm_up() -> None:
     table["output_tokens"], table["output_cap_tokens"] = 2, 4
     form_batch(EngineModel(coef, limits), table, 0.0, np.zeros(2, dtype=np.int32))
     plan_admission(EngineModel(coef, limits), table[:1], table[1:], 0.0)
+    is_late_beside(EngineModel(coef, limits), table[:1], np.ones(1, dtype=np.bool_), table[1], 0.0)
     advance(EngineModel(coef, limits), table, 0.0, 1.0, True)

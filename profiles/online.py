@@ -210,6 +210,13 @@ def corrected(coef: Floats, state: Floats) -> Floats:
     return new
 
 
+@njit(cache=True)
+def follow_steps(state: Floats, coef: Floats, steps: Floats) -> tuple[Floats, Floats, float]:
+    """``observe_steps``, the coefficients ``corrected`` by that, and its ``reach``, in one call."""
+    state = observe_steps(state, coef, steps)
+    return state, corrected(coef, state), reach(state)
+
+
 def drift(state: Floats, coef: Floats) -> Drift:
     """How far the replica is from its profile ``coef``, for reports and alerts."""
     return Drift(

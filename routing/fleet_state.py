@@ -45,6 +45,7 @@ REPLICA_STATE = np.dtype(
         ("step_s", "f8"),  # and the time it takes
         ("prompt_token_s", "f8"),  # seconds per prompt token in large batches
         ("usable_tokens", "f8"),  # KV cache less its headroom
+        ("changes", "i8"),  # how often the sums have changed
         ("forecast_is_fresh", "?"),  # the unattainable marks of its forecast are up to date
     ]
 )
@@ -170,6 +171,7 @@ def utilization(coef: Coefficients, token_rate: float, rest_rate: float, step_s:
 @njit(cache=True)
 def _weigh(coef: Coefficients, limits: np.void, replica: np.void) -> None:
     """Load, speeds and room from the cached sums."""
+    replica["changes"] += 1
     step_s = max(SHORTEST_S, min(replica["pace_s"], limits["max_iteration_s"]))
     time_load = utilization(coef, replica["token_rate"], replica["rest_rate"], step_s)
     sequence_load = (replica["count"] - replica["best_effort"]) / limits["max_running"]
@@ -210,22 +212,27 @@ def compact(fleet: FleetState, r: int) -> None:
 
 
 @njit(cache=True)
-def advance_fleet(fleet: FleetState, now_s: float, departs: bool = False) -> None:
-    """Run every open replica's mirror up to the end of its iteration in flight at ``now_s``.
+def advance_replica(fleet: FleetState, r: int, now_s: float, departs: bool = False) -> None:
+    """Run the mirror of replica ``r`` up to the end of its iteration in flight at ``now_s``.
 
     With ``departs`` requests leave at their predicted lengths; without, when they are known to have left.
     """
+    replica = fleet.replicas[r]
+    table = fleet.tables[r, : replica["count"]]
+    replica["free_at_s"] = advance(
+        EngineModel(fleet.coefs[r], fleet.limits[r]), table, replica["free_at_s"], now_s, departs
+    )
+    if departs:
+        compact(fleet, r)
+    recompute_load(fleet, r)
+
+
+@njit(cache=True)
+def advance_fleet(fleet: FleetState, now_s: float, departs: bool = False, lag_s: float = 0.0) -> None:
+    """``advance_replica`` for every open replica that is more than ``lag_s`` behind."""
     for r in range(len(fleet.replicas)):
-        replica = fleet.replicas[r]
-        if not replica["is_open"] or replica["free_at_s"] >= now_s:
-            continue
-        table = fleet.tables[r, : replica["count"]]
-        replica["free_at_s"] = advance(
-            EngineModel(fleet.coefs[r], fleet.limits[r]), table, replica["free_at_s"], now_s, departs
-        )
-        if departs:
-            compact(fleet, r)
-        recompute_load(fleet, r)
+        if fleet.replicas[r]["is_open"] and fleet.replicas[r]["free_at_s"] < now_s - lag_s:
+            advance_replica(fleet, r, now_s, departs)
 
 
 @njit(cache=True)

@@ -25,6 +25,7 @@ from routing.fleet_state import (
     FleetState,
     add_request,
     advance_fleet,
+    advance_replica,
     engine_of,
     make_fleet_state,
     recompute_load,
@@ -49,9 +50,10 @@ class CandidateOrder(NamedTuple):
     rule: int  # of ``routing.scores``, at the moment of placement
     max_hops: int  # exact checks
     cached: np.ndarray = NONE_CACHED  # i8[k, R], tokens of each prompt that are certain to be in the prefix caches
+    is_lagging: bool = False  # mirrors may be behind: who is checked exactly is moved on to now before
 
 
-ORDER_TYPE = types.NamedTuple((float64[:, ::1], int64, int64, int64[:, ::1]), CandidateOrder)  # as kernels see it
+ORDER_TYPE = types.NamedTuple((float64[:, ::1], int64, int64, int64[:, ::1], boolean), CandidateOrder)  # as kernels see it
 PLACEMENT = np.dtype(
     [
         ("replica", "i4"),
@@ -227,6 +229,8 @@ def _place_one(
         is_tried[r] = True
         placement["hops"] += 1
         _note_cached(row, order, r)
+        if order.is_lagging and fleet.replicas[r]["free_at_s"] < now_s:
+            advance_replica(fleet, r, now_s)
         placement["reason"] = check_replica(fleet, r, row, now_s)
         if placement["reason"] == ADMITTED:
             row_forecast = fleet.forecasts[r, fleet.replicas[r]["count"]]
@@ -255,7 +259,7 @@ def place(
     for i in order_of(numbers(rows["prompt_tokens"] / rows["value"])):
         scores = order.scores[i : i + 1] if len(order.scores) else order.scores
         cached = order.cached[i : i + 1] if len(order.cached) else order.cached
-        own = CandidateOrder(scores, order.rule, order.max_hops, cached)
+        own = CandidateOrder(scores, order.rule, order.max_hops, cached, order.is_lagging)
         _place_one(fleet, rows[i], now_s, own, refused, placements[i])
 
 

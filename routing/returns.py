@@ -49,12 +49,13 @@ class Ledger(NamedTuple):
 
     carried: np.ndarray  # f8[R, BUCKETS, COLUMNS], what is promised; PREFILL in the present bucket only
     reserved: np.ndarray  # f8[R, BUCKETS, COLUMNS], what was told to come back
+    entered: np.ndarray  # i8[R, 2], the bucket in which each was entered, and the changes of its sums until then
 
 
 def make_ledger(replicas: int) -> Ledger:
     """Nothing promised, nothing told."""
     shape = (replicas, BUCKETS, COLUMNS)
-    return Ledger(np.zeros(shape), np.zeros(shape))
+    return Ledger(np.zeros(shape), np.zeros(shape), np.full((replicas, 2), -1, dtype=np.int64))
 
 
 LEDGER_TYPE = types.NamedUniTuple(float64[:, :, ::1], 2, Ledger)  # as kernels see it
@@ -76,13 +77,18 @@ def bucket_of(at_s: float) -> int:
 
 @njit(cache=True)
 def carry(fleet: FleetState, now_s: float, ledger: Ledger, slots: np.ndarray) -> None:
-    """Enter what the open ones of these replicas (i8[k]) have promised, until each request's predicted end."""
+    """Enter what the open ones of these replicas (i8[k]) have promised, until each request's predicted end.
+
+    One that was entered in this bucket and has not changed since, as between two of its iterations, stays as it is.
+    """
     first, carried = bucket_of(now_s), ledger.carried
     changes, amounts = np.zeros((HORIZON + 1, COLUMNS)), np.zeros(COLUMNS)
     for r in slots:
         replica, coef = fleet.replicas[r], fleet.pessimistic_coefs[r]
-        if not replica["is_open"]:
+        entered = ledger.entered[r]
+        if not replica["is_open"] or (entered[0] == first and entered[1] == replica["changes"]):
             continue
+        entered[0], entered[1] = first, replica["changes"]
         changes[:] = 0.0
         start_s, waits_s = max(now_s, replica["free_at_s"]), 0.0
         for i in range(replica["count"]):
@@ -216,6 +222,9 @@ def _fits_at(
         if j >= lasts and queue_s <= 0.0:
             return True
         queue_s += reserved[PREFILL] + (terms[PREFILL] if j == 0 else 0.0)
+        if queue_s <= 0.0 and j > 0:  # no prompt waits: how fast prompts are computed does not matter
+            queue_s = 0.0
+            continue
         free = _free_share(fleet, ledger, r, at, step_s)
         prompts_come = reserved[PREFILL] > TOLERANCE_S or (j == 0 and not is_new)
         if prompts_come and queue_s > window_s * free:
@@ -272,8 +281,9 @@ def first_room(
         for i in range(count):
             r = slots[i]
             for j in range(begins - PER_S, begins):
-                free = _free_share(fleet, ledger, r, j % BUCKETS, steps_s[i])
-                queues_s[i] = max(0.0, queues_s[i] + ledger.reserved[r, j % BUCKETS, PREFILL] - free * BUCKET_S)
+                queue_s = queues_s[i] + ledger.reserved[r, j % BUCKETS, PREFILL]
+                free = _free_share(fleet, ledger, r, j % BUCKETS, steps_s[i]) if queue_s > 0.0 else 1.0
+                queues_s[i] = max(0.0, queue_s - free * BUCKET_S)
             claim = Claim(terms[i], lasts[i], windows_s[i], claims_s[i], False)
             if _fits_at(fleet, ledger, r, begins, queues_s[i], claim):
                 busy = -_free_share(fleet, ledger, r, begins % BUCKETS, steps_s[i])

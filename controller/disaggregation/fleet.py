@@ -118,7 +118,7 @@ class DisaggregatedFleet(Fleet):
 
     def admit(self, batch: Sequence[AdmissionRequest], now_s: float, ingress: str = "") -> list[Decision]:
         """First those whose room is reserved, then others that decode, then prompts; all count what is reserved."""
-        batch = self._prepare(batch, now_s)
+        batch = self._prepare(batch, now_s, 0.0)
         usable = self.slots.usable([], now_s, self.options.silent_s, self.options.forget_s)
         names = [name for name, replica in self.replicas.items() if usable[replica.slot]]
         self.room.expire(names, self.places.__contains__, now_s)

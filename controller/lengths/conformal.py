@@ -6,6 +6,7 @@ Every score comes from an answer that was given before its request had finished,
 """
 
 import math
+from bisect import bisect_left, insort
 
 from controller.lengths.estimate import ASK_EVERY_TOKENS
 from controller.lengths.fair_window import FairWindow
@@ -29,11 +30,14 @@ class Scores:
 
     def __init__(self) -> None:
         self.recent: FairWindow[float] = FairWindow(WINDOW)
+        self._sorted: list[float] = []  # the same, ascending
         self._factor: float | None = None  # as computed last
         self._new = 0
 
     def note(self, tenant: str, score: float) -> None:
-        self.recent.append(tenant, score)
+        if (left := self.recent.append(tenant, score)) is not None:
+            del self._sorted[bisect_left(self._sorted, left)]
+        insort(self._sorted, score)
         self._new += 1
 
     def factor(self, coverage: float) -> float:
@@ -41,7 +45,7 @@ class Scores:
         if self._new >= FRESH or self._factor is None:
             count = len(self.recent)
             place = min(count, math.ceil((count + 1) * coverage))
-            self._factor = min(max(sorted(self.recent)[place - 1], BOUNDS[0]), BOUNDS[1])
+            self._factor = min(max(self._sorted[place - 1], BOUNDS[0]), BOUNDS[1])
             self._new = 0
         return self._factor
 
@@ -54,9 +58,12 @@ class Conformal:
 
     def bound_tokens(self, source: str, emitted_tokens: int, raw_tokens: float, coverage: float) -> float:
         """The calibrated bound of a raw one."""
-        groups = range(group_of(emitted_tokens), -1, -1)  # where few have come so far, as those shortly before
-        known = (self.scores.get((source, group)) for group in groups)
-        factor = next((scores.factor(coverage) for scores in known if scores and len(scores.recent) >= LEAST), 1.0)
+        factor = 1.0
+        for group in range(group_of(emitted_tokens), -1, -1):  # where few have come so far, as those shortly before
+            scores = self.scores.get((source, group))
+            if scores is not None and len(scores.recent) >= LEAST:
+                factor = scores.factor(coverage)
+                break
         return emitted_tokens + factor * (raw_tokens - emitted_tokens)
 
     def note(self, source: str, emitted_tokens: int, raw_tokens: float, output_tokens: int, tenant: str) -> None:

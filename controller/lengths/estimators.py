@@ -30,8 +30,7 @@ class TierMean:
     name: str = "tier_mean"
 
     def estimate(self, query: LengthQuery, emitted_tokens: int, coverage: float) -> LengthEstimate:
-        mean = self.tiers.predict(query.tier, emitted_tokens, query.cap_tokens, query.tenant)
-        bound = self.tiers.quantile_tokens(query.tier, emitted_tokens, query.cap_tokens, query.tenant, coverage)
+        mean, bound = self.tiers.estimate(query.tier, emitted_tokens, query.cap_tokens, query.tenant, coverage)
         if bound == math.inf:
             prior = self.tiers.tier_priors.get(query.tier, self.tiers.prior_tokens)
             bound = max(COLD_FACTOR * prior, 2.0 * emitted_tokens)

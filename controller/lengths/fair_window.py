@@ -18,19 +18,22 @@ class FairWindow(Generic[Item]):
         self._items: OrderedDict[int, tuple[str, Item]] = OrderedDict()
         self._places: dict[str, deque[int]] = {}
 
-    def append(self, tenant: str, item: Item) -> None:
-        """Add an item; the oldest of this tenant or, where the window is full, of all makes room."""
-        places = self._places.setdefault(tenant, deque())
+    def append(self, tenant: str, item: Item) -> Item | None:
+        """Add an item; the oldest of this tenant or, where the window is full, of all makes room, and is returned."""
+        left: Item | None = None
+        if (places := self._places.get(tenant)) is None:
+            places = self._places[tenant] = deque()
         if tenant != ANYBODY and len(places) >= max(1, self.size // SHARES):
-            del self._items[places.popleft()]
+            _tenant, left = self._items.pop(places.popleft())
         elif len(self._items) >= self.size:
-            _place, (owner, _item) = self._items.popitem(last=False)
+            _place, (owner, left) = self._items.popitem(last=False)
             self._places[owner].popleft()
             if not self._places[owner] and owner != tenant:
                 del self._places[owner]
         self._items[self._next] = tenant, item
         places.append(self._next)
         self._next += 1
+        return left
 
     def __iter__(self) -> Iterator[Item]:
         return (item for _tenant, item in self._items.values())

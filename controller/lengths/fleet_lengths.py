@@ -133,8 +133,8 @@ class FleetLengths:
 
         A mean by statistics stays as it was told until the request has outlived it: engines then tell one token more.
         """
-        cap = seen.output_cap_tokens
-        known, told = self.live.get(seen.request_id), min(output_tokens, cap)
+        known, cap = self.live.get(seen.request_id), seen.output_cap_tokens
+        told = output_tokens if output_tokens < cap else cap
         if known is None:  # decided by an earlier controller
             if told > emitted + 1:
                 return LengthEstimate(told, max(told, min(cap, bound_tokens)))
@@ -149,7 +149,9 @@ class FleetLengths:
         if told <= emitted + 1:
             mean = self.estimator.estimate(known.query, emitted, self.options.coverage).mean_tokens
             return within(mean, latest.bound_tokens, emitted, cap)
-        return LengthEstimate(told, max(told, min(cap, round(min(latest.bound_tokens, MOST_TOKENS)))))
+        bound = latest.bound_tokens
+        bound = cap if bound >= cap else round(min(bound, MOST_TOKENS))
+        return LengthEstimate(told, bound if bound > told else told)
 
     def refresh(self, most: int = BATCH) -> int:
         """Answer up to ``most`` of the questions that wait, in one batch; returns how many."""

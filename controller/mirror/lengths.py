@@ -15,6 +15,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
+import numpy as np
+from numba import njit
+
 from protocol.messages import Outcome
 
 WINDOW = 200  # latest requests of a tenant that count; after so many the prior is forgotten
@@ -70,20 +73,34 @@ def draw_curve(sample: Iterable[Observation], prior_tokens: float) -> Curve:
     At every length the prior fades by the observations that were not cut before: short caps tell nothing about long
     outputs.
     """
-    observed = [(float(tokens), is_cut, False) for tokens, is_cut in sample]
-    reached = uncut = len(observed)
-    least = TRUSTED_SHARE * max(float(reached), PRIOR_WEIGHT)
-    lengths, areas, shares = [0.0], [0.0], [1.0]
-    for tokens, is_cut, is_prior in sorted([*observed, (prior_tokens, False, True)]):
-        prior = PRIOR_WEIGHT * max(0.0, 1.0 - uncut / WINDOW) if tokens <= prior_tokens else 0.0
+    observed = [*sample]
+    tokens = np.array([each for each, _is_cut in observed] + [prior_tokens], dtype=np.float64)
+    is_cut = np.array([cut for _tokens, cut in observed] + [False], dtype=np.bool_)
+    is_prior = np.zeros(len(tokens), dtype=np.bool_)
+    is_prior[-1] = True
+    order = np.lexsort((is_prior, is_cut, tokens))
+    points = _points(tokens[order], is_cut[order], is_prior[order], prior_tokens)
+    return Curve(*(tuple(column.tolist()) for column in points))
+
+
+@njit(cache=True)
+def _points(
+    tokens: np.ndarray, is_cut: np.ndarray, is_prior: np.ndarray, prior_tokens: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Lengths, areas and shares of ``Curve``: of observations in order (f8[n], bool[n]), of which one is the prior."""
+    reached = uncut = len(tokens) - 1
+    least, last = TRUSTED_SHARE * max(float(reached), PRIOR_WEIGHT), 0
+    lengths, areas, shares = np.zeros(len(tokens) + 1), np.zeros(len(tokens) + 1), np.ones(len(tokens) + 1)
+    for i in range(len(tokens)):
+        prior = PRIOR_WEIGHT * max(0.0, 1.0 - uncut / WINDOW) if tokens[i] <= prior_tokens else 0.0
         weight = reached + prior
-        if shares[-1] <= 0.0 or (weight < least and tokens > lengths[-1]):
+        if shares[last] <= 0.0 or (weight < least and tokens[i] > lengths[last]):
             break
-        areas.append(areas[-1] + shares[-1] * (tokens - lengths[-1]))
-        lengths.append(tokens)
-        shares.append(shares[-1] * max(0.0, 1.0 - (prior if is_prior else float(not is_cut)) / weight))
-        reached, uncut = reached - (not is_prior), uncut - is_cut
-    return Curve(tuple(lengths), tuple(areas), tuple(shares))
+        left = prior if is_prior[i] else (0.0 if is_cut[i] else 1.0)
+        areas[last + 1] = areas[last] + shares[last] * (tokens[i] - lengths[last])
+        lengths[last + 1], shares[last + 1] = tokens[i], shares[last] * max(0.0, 1.0 - left / weight)
+        last, reached, uncut = last + 1, reached - (0 if is_prior[i] else 1), uncut - (1 if is_cut[i] else 0)
+    return lengths[: last + 1], areas[: last + 1], shares[: last + 1]
 
 
 @dataclass
@@ -91,17 +108,22 @@ class CapClass:
     """Requests of one tier whose caps are of one magnitude, by tenant; ``ANYBODY`` is whoever is not known."""
 
     samples: OrderedDict[str, deque[Observation]] = field(default_factory=OrderedDict)
+    size: int = 0  # observations that are kept
     _new: dict[str, int] = field(default_factory=dict)  # observations since the curve was drawn
     _curves: dict[str, Drawn] = field(default_factory=dict)
 
     def note(self, tenant: str, observation: Observation) -> None:
         """One more observation; the tenant that has been silent for longest is forgotten where there are too many."""
-        self.samples.setdefault(tenant, deque(maxlen=WINDOW)).append(observation)
+        if (sample := self.samples.get(tenant)) is None:
+            sample = self.samples[tenant] = deque(maxlen=WINDOW)
+        self.size += len(sample) < WINDOW
+        sample.append(observation)
         self.samples.move_to_end(tenant)
         for key in (tenant, EVERYBODY):
             self._new[key] = self._new.get(key, 0) + 1
         if len(self.samples) > MOST_TENANTS:
-            forgotten, _ = self.samples.popitem(last=False)
+            forgotten, lost = self.samples.popitem(last=False)
+            self.size -= len(lost)
             self._curves.pop(forgotten, None)
             self._new.pop(forgotten, None)
 
@@ -111,11 +133,6 @@ class CapClass:
         if tenant == ANYBODY or tenant not in self.samples:
             return everybody
         return self._drawn(tenant, lambda: self.samples[tenant], everybody.mean_tokens(math.inf), prior_tokens)
-
-    @property
-    def size(self) -> int:
-        """Observations that are kept."""
-        return sum(map(len, self.samples.values()))
 
     def _of_everybody(self) -> Sequence[Observation]:
         """All that is not known by tenant, and of each tenant no more than ``SHARED_OF_TENANT``."""
@@ -145,7 +162,9 @@ class LengthEstimator:
 
     def note(self, tier: str, output_tokens: int, cap_tokens: int, is_cut: bool = False, tenant: str = "") -> None:
         """A request of ``tier`` finished after ``output_tokens``, by itself or (``is_cut``) at its cap."""
-        known = self.classes.setdefault((tier, cap_tokens.bit_length() // CAP_BITS), CapClass())
+        key = tier, cap_tokens.bit_length() // CAP_BITS
+        if (known := self.classes.get(key)) is None:
+            known = self.classes[key] = CapClass()
         known.note(tenant, (output_tokens, is_cut))
 
     def learn(self, outcome: Outcome) -> None:
@@ -155,21 +174,24 @@ class LengthEstimator:
             is_cut = outcome.finish == "length"
             self.note(outcome.tier_asked, outcome.output_tokens, cap_tokens, is_cut, outcome.tenant)
 
-    def quantile_tokens(self, tier: str, emitted_tokens: int, cap_tokens: int, tenant: str, coverage: float) -> float:
-        """Upper bound of an output; inf where too few requests of such caps have finished to tell one."""
-        known = self.classes.get((tier, cap_tokens.bit_length() // CAP_BITS))
-        if known is None or known.size < LEAST_BOUND:
-            return math.inf
+    def estimate(
+        self, tier: str, emitted_tokens: int, cap_tokens: int, tenant: str, coverage: float
+    ) -> tuple[int, float]:
+        """``predict``, and the upper bound of the output; inf where too few requests of such caps have finished to tell
+        one."""
         prior = self.tier_priors.get(tier, self.prior_tokens)
-        return known.curve(tenant, prior).quantile_tokens(coverage, emitted_tokens)
+        known = self.classes.get((tier, cap_tokens.bit_length() // CAP_BITS))
+        curve = None if known is None else known.curve(tenant, prior)
+        mean = min(prior, cap_tokens) if curve is None else curve.mean_tokens(cap_tokens)
+        longer = mean if emitted_tokens < mean else emitted_tokens + max(1.0, mean / 2)
+        predicted = max(emitted_tokens + 1, min(cap_tokens, round(longer)))
+        if curve is None or known is None or known.size < LEAST_BOUND:
+            return predicted, math.inf
+        return predicted, curve.quantile_tokens(coverage, emitted_tokens)
 
     def predict(self, tier: str, emitted_tokens: int, cap_tokens: int, tenant: str = "") -> int:
         """Predicted length of the whole output: more than what was emitted, at most ``cap_tokens``.
 
         A request that outlives the mean is taken to have half of it still ahead.
         """
-        prior = self.tier_priors.get(tier, self.prior_tokens)
-        known = self.classes.get((tier, cap_tokens.bit_length() // CAP_BITS))
-        mean = min(prior, cap_tokens) if known is None else known.curve(tenant, prior).mean_tokens(cap_tokens)
-        longer = mean if emitted_tokens < mean else emitted_tokens + max(1.0, mean / 2)
-        return max(emitted_tokens + 1, min(cap_tokens, round(longer)))
+        return self.estimate(tier, emitted_tokens, cap_tokens, tenant, 0.0)[0]

@@ -1,6 +1,7 @@
 """The mirror of one replica: reports become planning rows, and the performance model advances them in between."""
 
 from collections.abc import Collection, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,7 +21,7 @@ from planning.limits import LIMITS, make_limits
 from planning.tables import REQUEST, has_begun, set_objective, stacked, to_best_effort
 from profiles.draft_cost import DraftCost
 from profiles.kernels import K_SPEC
-from profiles.online import corrected, drift, new_correction, observe_steps
+from profiles.online import ERROR, drift, follow_steps, new_correction
 from profiles.profile import Profile
 from protocol.messages import AdmissionRequest, Report, Slo, Step, request_uid
 from routing.prefix_index import PrefixIndex
@@ -30,6 +31,7 @@ RESERVED_S = 3.0  # a reservation that no report confirms by then was lost on it
 STUCK_S, STUCK_TIMES = 1.0, 4.0  # an iteration so long, and so many times the longest lately, does not go on
 LONGEST_FADES = 0.99  # from one report to the next
 REPORTED_LIMITS = tuple(name for name in LIMITS.names or () if name in Report.__struct_fields__)
+_reported_limits = attrgetter(*REPORTED_LIMITS)
 LONGEST_S = 1.5  # an iteration that takes longer stands still: nothing else is imagined to have run meanwhile
 
 
@@ -143,7 +145,8 @@ class VirtualReplica:
             }
             waiting = [i for i, uid in enumerate(before["id"].tolist()) if uid in self._reserved_s]
             told = stacked(rows, before[waiting]) if waiting else rows
-        gone = only_in(before, told)
+        is_same = not len(came) and len(told) == len(before)  # ids are unique: nothing has gone either
+        gone = came if is_same else only_in(before, told)
         self._note_released(gone)
         self.slots.put(self.slot, told)
         return Synced(gone.tolist(), came.tolist())
@@ -162,7 +165,7 @@ class VirtualReplica:
 
     def _limit(self, report: Report) -> None:
         """Follow the engine where it is told to keep to other limits; the slack margin is learnt here."""
-        told = tuple(getattr(report, name) for name in REPORTED_LIMITS)
+        told = _reported_limits(report)
         if told != self._told_limits:
             limits, self._told_limits = limits_of(report), told
             limits["slack_margin"] = self.limits["slack_margin"]
@@ -171,16 +174,15 @@ class VirtualReplica:
     def _correct(self, steps: Sequence[Step]) -> None:
         """Move the coefficients by measured iterations (slope and intercept apart)."""
         if steps:
-            measured = np.array([msgspec.structs.astuple(step) for step in steps], dtype=np.float64)
+            measured = np.array(list(map(msgspec.structs.astuple, steps)), dtype=np.float64)
             if self.limits["drafts"]:
                 measured = self._draft_cost.without(self.slots.fleet_state.coefs[self.slot], measured)
-            self._correction = observe_steps(self._correction, self.profile.coefficients, measured)
-            coefficients = corrected(self.profile.coefficients, self._correction)
+            self._correction, coefficients, reach = follow_steps(self._correction, self.profile.coefficients, measured)
             coefficients[K_SPEC] += self._draft_cost.draft_s
-            seen = drift(self._correction, self.profile.coefficients)
             self.slots.fleet_state.coefs[self.slot] = coefficients
-            self.slots.fleet_state.pessimistic_coefs[self.slot] = coefficients * (1.0 + min(seen.error, MOST_CAUTION))
-            self.limits["slack_margin"] = seen.reach  # as in the engine's own planner
+            error = min(float(self._correction[ERROR]), MOST_CAUTION)
+            self.slots.fleet_state.pessimistic_coefs[self.slot] = coefficients * (1.0 + error)
+            self.limits["slack_margin"] = reach  # as in the engine's own planner
 
     def remap_tiers(self, tier_remap: np.ndarray) -> None:
         """Requests have their tiers in another table (``TierTable.tier_remap``); the replica is to tell them anew."""

@@ -6,6 +6,7 @@ replica tells everything anew.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numba import njit
@@ -13,20 +14,25 @@ from numba import njit
 from controller.lengths.estimate import ASK_EVERY_TOKENS
 from controller.lengths.fleet_lengths import FleetLengths
 from controller.scaling.tiers import TierTable
-from planning.tables import BOUNDS, RequestTable, request_table, stacked
-from protocol.messages import POSITION, Progress, Report, request_uid
+from planning.tables import REQUEST, RequestTable, copied, request_table, stacked
+from protocol.messages import INF, POSITION, Progress, Report, request_uid
 
 SO_FAR = "emitted_tokens", "output_tokens", "output_bound_tokens"  # what lengths are asked by, beside what was told
+NO_BOUNDS = INF, INF, INF
 LOOK_TOKENS = ASK_EVERY_TOKENS // 2  # after so many, an answer asked for may have come
 
 
 @njit(cache=True)
-def _move_on(known: RequestTable, positions: np.ndarray, rows: RequestTable, is_due: np.ndarray) -> int:
+def _move_on(
+    known: RequestTable, is_live: np.ndarray, positions: np.ndarray, rows: RequestTable, is_due: np.ndarray
+) -> tuple[np.ndarray, int]:
     """Copy the known request of every position (POSITION[n]) into ``rows`` (REQUEST[n]), as far as it is now.
 
-    Both are mostly in the same order. ``is_due`` (bool[n]) tells whose length is to be looked up again. Returns how
-    many are not known.
+    Both are mostly in the same order. ``is_due`` (bool[n]) tells whose length is to be looked up again: of those that
+    were decided here (``is_live``, one per known request) now and then, of others when they have outlived it. Returns
+    ``is_live`` of the positions, and how many are not known.
     """
+    still_live = np.zeros(len(positions), dtype=np.bool_)
     at, unknown = 0, 0
     for i in range(len(positions)):
         position, found = positions[i], -1
@@ -40,14 +46,16 @@ def _move_on(known: RequestTable, positions: np.ndarray, rows: RequestTable, is_
             continue
         at, rows[i] = found + 1, known[found]
         row, emitted = rows[i], position["emitted_tokens"]
-        is_due[i] = emitted >= row["output_tokens"] or emitted // LOOK_TOKENS > row["emitted_tokens"] // LOOK_TOKENS
+        still_live[i] = is_live[found]
+        comes_by = is_live[found] and emitted // LOOK_TOKENS > row["emitted_tokens"] // LOOK_TOKENS
+        is_due[i] = comes_by or emitted >= row["output_tokens"]
         if row["running"] and not position["running"]:
             row["preempted_at"] = emitted + 1
         row["computed_tokens"], row["emitted_tokens"] = position["computed_tokens"], position["emitted_tokens"]
         row["running"] = position["running"]
         row["output_tokens"] = max(row["output_tokens"], emitted + 1)
         row["output_bound_tokens"] = max(row["output_bound_tokens"], row["output_tokens"])
-    return unknown
+    return still_live, unknown
 
 
 @njit(cache=True)
@@ -72,11 +80,12 @@ class ReportedRequests:
 
     def __init__(self) -> None:
         self._known = request_table(0)  # ``arrival_s`` from the replica's birth, ``deadline_s`` from arrival
+        self._is_live = np.zeros(0, dtype=np.bool_)  # of each known one, whether it was decided here
         self._told: dict[int, Progress] = {}  # as they were told in full, by uid
 
     def forget(self) -> None:
         """Have everything told anew: what was made of it holds no more, as the tiers of another table."""
-        self._known = request_table(0)
+        self._known, self._is_live = request_table(0), np.zeros(0, dtype=np.bool_)
 
     def take(self, report: Report, lengths: FleetLengths, tiers: TierTable, now_s: float) -> np.ndarray | None:
         """All that it holds, as planning rows (REQUEST[n]) on this clock; none where a request is moved that was never
@@ -84,16 +93,19 @@ class ReportedRequests:
         positions = np.frombuffer(report.positions, dtype=POSITION)
         rows = np.empty(len(positions), dtype=self._known.dtype)
         is_due = np.zeros(len(positions), dtype=np.bool_)
-        if len(positions) and _move_on(self._known, positions, rows, is_due):
+        is_live, unknown = _move_on(self._known, self._is_live, positions, rows, is_due)
+        if unknown:
             return None
         self._look_up(rows, np.flatnonzero(is_due), lengths)
         if report.requests:
-            self._told |= {request_uid(seen.request_id): seen for seen in report.requests}
-            rows = stacked(rows, progress_rows(report.requests, lengths, tiers, report.age_s))
-        self._known = rows
+            new = progress_rows(report.requests, lengths, tiers, report.age_s)
+            self._told.update(zip(new["id"].tolist(), report.requests, strict=True))
+            rows = stacked(rows, new)
+            is_live = np.append(is_live, [seen.request_id in lengths.live for seen in report.requests])
+        self._known, self._is_live = rows, is_live
         if len(self._told) > 2 * len(rows) + 16:
             self._told = {uid: self._told[uid] for uid in rows["id"].tolist()}
-        rows = rows.copy()
+        rows = copied(rows)
         rows["arrival_s"] += now_s - report.age_s
         rows["deadline_s"] += rows["arrival_s"]
         return rows
@@ -111,17 +123,14 @@ class ReportedRequests:
 def progress_rows(requests: Sequence[Progress], lengths: FleetLengths, tiers: TierTable, age_s: float) -> np.ndarray:
     """Requests told in full as a planning table; ``arrival_s`` counts from when the replica's ``age_s`` was 0,
     ``deadline_s`` from there."""
-    table, slos = request_table(len(requests)), [seen.slo for seen in requests]
-    for name in ("prompt_tokens", "computed_tokens", "emitted_tokens", "output_cap_tokens", "running"):
-        table[name] = [getattr(seen, name) for seen in requests]
-    table["id"] = [request_uid(seen.request_id) for seen in requests]
-    table["tier"] = [tiers.of_request(slo) for slo in slos]
-    table["value"] = tiers.values[table["tier"]]
-    table["best_effort"] = [slo.best_effort for slo in slos]
-    table["arrival_s"] = age_s - np.array([seen.age_s for seen in requests])
-    table["ttft_s"], table["tpot_s"], table["deadline_s"] = np.array([(s.ttft_s, s.tpot_s, s.e2e_s) for s in slos]).T
-    for name in BOUNDS:
-        table[name][table["best_effort"]] = np.inf
-    estimates = np.array([lengths.at_progress(seen) for seen in requests], dtype=np.int64).reshape(-1, 2)
-    table["output_tokens"], table["output_bound_tokens"] = estimates.T
-    return table
+    return np.array([_progress_row(seen, lengths, tiers, age_s) for seen in requests], dtype=REQUEST)
+
+
+def _progress_row(seen: Progress, lengths: FleetLengths, tiers: TierTable, age_s: float) -> tuple[Any, ...]:
+    """The fields of REQUEST in their order: filled in one by one they would cost more."""
+    slo, tier = seen.slo, tiers.of_request(seen.slo)
+    bounds = NO_BOUNDS if slo.best_effort else (slo.ttft_s, slo.tpot_s, slo.e2e_s)
+    so_far = seen.prompt_tokens, seen.computed_tokens, seen.emitted_tokens
+    sizes = *so_far, *lengths.at_progress(seen), seen.output_cap_tokens, 0
+    kind = tier, slo.best_effort, seen.running, 0, tiers.value(tier)
+    return request_uid(seen.request_id), age_s - seen.age_s, *bounds, *sizes, *kind, 0, 0, 0.0, 0.0

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+from numba import njit
 
 from routing.fleet_state import (
     SHARED,
@@ -14,6 +15,7 @@ from routing.fleet_state import (
     resized,
 )
 
+PUNCTUAL, LAG_S = 128, 0.03  # replicas whose mirrors are moved on together at every question; of more, those so late
 DOUBT_S = 1.5  # a report that comes so soon after a failure was seen may be older than the failure
 # One record per slot tells whether its replica lives. All times are on the controller's clock.
 LIVENESS = np.dtype(
@@ -26,6 +28,52 @@ LIVENESS = np.dtype(
         ("suspect_s", "f8"),  # of when an ingress last saw it fail
     ]
 )
+
+
+@njit(cache=True)
+def are_live(told: np.ndarray, now_s: float, silent_s: float) -> np.ndarray:
+    """``ReplicaSlots.are_live`` of LIVENESS[R]."""
+    live = np.empty(len(told), dtype=np.bool_)
+    for r in range(len(told)):
+        is_heard = told[r]["is_used"] and now_s - told[r]["seen_s"] <= silent_s
+        live[r] = is_heard and told[r]["moved_s"] - told[r]["suspect_s"] > DOUBT_S
+    return live
+
+
+@njit(cache=True)
+def silent(told: np.ndarray, now_s: float, forget_s: float) -> np.ndarray:
+    """``ReplicaSlots.silent`` of LIVENESS[R] (i8[k])."""
+    found, count = np.empty(len(told), dtype=np.int64), 0
+    for r in range(len(told)):
+        if told[r]["is_used"] and now_s - told[r]["seen_s"] > forget_s:
+            found[count] = r
+            count += 1
+    return found[:count]
+
+
+@njit(cache=True)
+def _without(told: np.ndarray, live: np.ndarray, takes_stuck: bool) -> np.ndarray:
+    """Of the live slots (bool[R]) those that do not drain and, unless it ``takes_stuck``, do not stand still."""
+    left = np.empty(len(told), dtype=np.bool_)
+    for r in range(len(told)):
+        left[r] = live[r] and not told[r]["draining"] and (takes_stuck or not told[r]["is_stuck"])
+    return left
+
+
+@njit(cache=True)
+def usable(told: np.ndarray, closed: np.ndarray, now_s: float, silent_s: float, forget_s: float) -> np.ndarray:
+    """``ReplicaSlots.usable`` of LIVENESS[R]; ``closed`` are slots (i8[k])."""
+    live = are_live(told, now_s, silent_s)
+    live[closed] = False
+    moving = _without(told, live, False)
+    if moving.any():
+        return moving
+    alive = _without(told, live, True)
+    if alive.any():
+        return alive
+    known = are_live(told, now_s, forget_s)
+    known[closed] = False
+    return _without(told, known, True)
 
 
 class ReplicaSlots:
@@ -62,28 +110,30 @@ class ReplicaSlots:
         An iteration may take long; but where an ingress has given up, only one that began later says that the
         engine does not stand still, however punctual the reports are.
         """
-        told = self.liveness
-        are: np.ndarray = told["is_used"] & (now_s - told["seen_s"] <= silent_s)
-        return are & (told["moved_s"] - told["suspect_s"] > DOUBT_S)
+        found: np.ndarray = are_live(self.liveness, now_s, silent_s)
+        return found
 
     def usable(self, closed: Sequence[int], now_s: float, silent_s: float, forget_s: float) -> np.ndarray:
         """Which slots may take requests (bool[R]): those whose replicas are live and move, and are not ``closed``.
 
         Where all stand still, those as well; where none has reported lately, those that have within ``forget_s``.
         """
-        told = self.liveness
-        usable = told["is_used"] & ~told["draining"]
-        usable[closed] = False
-        alive: np.ndarray = usable & self.are_live(now_s, silent_s)
-        moving: np.ndarray = alive & ~told["is_stuck"]
-        if moving.any():
-            return moving
-        return alive if alive.any() else usable & self.are_live(now_s, forget_s)
+        found: np.ndarray = usable(self.liveness, np.array(closed, dtype=np.int64), now_s, silent_s, forget_s)
+        return found
 
     def silent(self, now_s: float, forget_s: float) -> list[int]:
         """Slots whose replicas have not reported for longer than ``forget_s``."""
-        silent = self.liveness["is_used"] & (now_s - self.liveness["seen_s"] > forget_s)
-        return [int(slot) for slot in np.flatnonzero(silent)]
+        found: list[int] = silent(self.liveness, now_s, forget_s).tolist()
+        return found
+
+    @property
+    def lag_s(self) -> float:
+        """How far mirrors may be behind when a question is answered; who is checked exactly is moved on before.
+
+        Moving all of a large fleet on at every question costs more than the questions do, and a mirror's sums, by
+        which replicas are only put in order, hardly change within two or three iterations.
+        """
+        return LAG_S if len(self.liveness) - len(self._free) > PUNCTUAL else 0.0
 
     @property
     def is_any_open(self) -> bool:
@@ -97,13 +147,13 @@ class ReplicaSlots:
     def put(self, slot: int, table: np.ndarray) -> None:
         """Replace the requests of a slot."""
         self._make_room(len(table))
-        self.fleet_state.tables[slot, : len(table)] = table
+        self.fleet_state.tables[slot, : len(table)].view(np.uint8)[:] = np.ascontiguousarray(table).view(np.uint8)
         self.fleet_state.replicas["count"][slot] = len(table)
         recompute_load(self.fleet_state, slot)
 
     def add(self, slot: int, row: np.ndarray) -> None:
         """Add one request."""
-        self.allocate(1)
+        self._make_room(int(self.fleet_state.replicas["count"][slot]) + 1)
         add_request(self.fleet_state, slot, np.atleast_1d(row)[0])
 
     def remove(self, slot: int, uid: int) -> bool:

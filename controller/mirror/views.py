@@ -27,10 +27,9 @@ def views_of(
     replicas: Mapping[str, VirtualReplica], slots: ReplicaSlots, tiers: int, are_live: np.ndarray
 ) -> list[ReplicaView]:
     """Views in order of names; the first ``tiers`` have an objective, ``are_live`` is by slot."""
-    names = sorted(replicas)
-    where = [replicas[name].slot for name in names]
-    state = slots.fleet_state.replicas[where]
+    names, state = sorted(replicas), slots.fleet_state.replicas
+    where = np.array([replicas[name].slot for name in names], dtype=np.int64)
     requests = map(tuple, count_by_tier(slots.fleet_state, tiers)[where].tolist())
     reporting = are_live[where] & ~slots.liveness["draining"][where]
-    columns = state["best_effort"].tolist(), state["load"].tolist(), reporting.tolist()
+    columns = state["best_effort"][where].tolist(), state["load"][where].tolist(), reporting.tolist()
     return list(map(ReplicaView, names, requests, *columns))

@@ -178,7 +178,7 @@ class Programs:
     def place_late(self, fleet: PlacementFleet, asking: Sequence[Pending], now_s: float) -> None:
         """Try those that found no place by their stages' deadlines again by the latest ones."""
         again = list[Pending]()
-        for p in asking:
+        for p in asking if self._keys else ():
             part = self._part(p.request.request_id)
             if p.slot != NOWHERE or part is None or part.latest_s - part.due_s < LEAST_S:
                 continue
@@ -215,7 +215,7 @@ class Programs:
 
     def told(self, decisions: Sequence[Decision], now_s: float) -> list[Decision]:
         """The decisions with what each stage was given; a first one decides about the program."""
-        return [self._told(decision, now_s) for decision in decisions]
+        return [self._told(decision, now_s) for decision in decisions] if self._keys else list(decisions)
 
     def _told(self, decision: Decision, now_s: float) -> Decision:
         name = base_request_id(decision.request_id)
@@ -262,7 +262,7 @@ class Programs:
             self._close(self._keys[name], now_s)
 
     def _of(self, request_id: str) -> OpenProgram | None:
-        key = self._keys.get(base_request_id(request_id))
+        key = self._keys.get(base_request_id(request_id)) if self._keys else None
         return self.open.get(key) if key is not None else None
 
     # -- how they end -----------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from controller.disaggregation.phases import Phase
 from controller.scaling.demand import Need
 from controller.scaling.history import Change, History
 from controller.scaling.tiers import TierTable
+from protocol.messages import INF
 from routing.fleet_state import SHARED
 
 
@@ -45,7 +46,10 @@ class ReplicaView(NamedTuple):
     @property
     def tightest(self) -> float:
         """Position of the tightest tier whose requests it carries; inf without any."""
-        return next((float(i) for i, count in enumerate(self.slo_requests) if count), float("inf"))
+        for i, count in enumerate(self.slo_requests):
+            if count:
+                return float(i)
+        return INF
 
     @property
     def is_empty(self) -> bool:

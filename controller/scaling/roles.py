@@ -16,6 +16,9 @@ from controller.scaling.demand import Need
 from controller.scaling.history import Change, History
 from controller.scaling.role import Kind, ReplicaView, Role
 from controller.scaling.tiers import TierTable
+from protocol.messages import INF
+
+IN_POOL = Role(Kind.POOL)
 
 
 class RoleOptions(msgspec.Struct, frozen=True):
@@ -48,7 +51,7 @@ class DynamicRoles:
 
     def role(self, name: str) -> Role:
         """The role of a replica; of an unknown one, that of the pool."""
-        return self._roles.get(name, Role(Kind.POOL))
+        return self._roles.get(name, IN_POOL)
 
     def position(self, name: str) -> int:
         """Position of the tier whose requests it takes; ``TierTable.pool`` when it takes best effort only."""
@@ -207,13 +210,13 @@ class DynamicRoles:
 
     def _settle(self, view: ReplicaView, now_s: float) -> None:
         """Leave the tier without a request of its own; leave the pending list when empty of SLO requests."""
-        role = self.role(view.name)
-        if role.kind == Kind.PENDING and view.tightest == float("inf"):
-            self._set(view.name, Role(Kind.POOL), now_s, "its last SLO request ended")
+        role, tightest = self.role(view.name), view.tightest
+        if role.kind == Kind.PENDING and tightest == INF:
+            self._set(view.name, IN_POOL, now_s, "its last SLO request ended")
         if role.kind != Kind.SERVES:
             return
         position = self.position(view.name)
-        if view.tightest <= position:
+        if tightest <= position:
             self._idle_since_s.pop(view.name, None)
             return
         since_s = self._idle_since_s.setdefault(view.name, now_s)

@@ -84,6 +84,10 @@ class TierTable(msgspec.Struct, frozen=True):
         """What one attained request of each tier is worth, and of none (the last entry)."""
         return np.array([*(tier.value for tier in self.tiers), 1.0])
 
+    def value(self, position: int) -> float:
+        """One of ``values``."""
+        return self.tiers[position].value if 0 <= position < len(self.tiers) else 1.0
+
     @property
     def asks_for_roles(self) -> bool:
         """Whether a tier bounds its replicas, which only moving them can keep."""
@@ -96,7 +100,10 @@ class TierTable(msgspec.Struct, frozen=True):
 
     def find(self, name: str) -> int | None:
         """Position of the tier called ``name``, if there is one."""
-        return next((i for i, tier in enumerate(self.tiers) if tier.name == name), None)
+        for i, tier in enumerate(self.tiers):
+            if tier.name == name:
+                return i
+        return None
 
     def bin(self, tpot_s: float) -> int:
         """Position of the loosest tier not looser than ``tpot_s``; the tightest where all are (PolyServe section 4.2).

@@ -14,7 +14,7 @@ from planning.engine import ENGINE_TYPE, EngineModel
 from planning.forecast.rollout import FORECAST, FORECASTS_TYPE, TOLERANCE_S, forecast_requests
 from planning.limits import usable_kv_tokens
 from planning.order import integers, order_of, order_of_integers, place_in
-from planning.tables import TABLE_TYPE, RequestTable
+from planning.tables import REQUEST, TABLE_TYPE, RequestTable
 from profiles.compiled_once import compiled_once
 from profiles.kernels import Coefficients
 
@@ -68,6 +68,19 @@ def _set(status: np.ndarray, rows: np.ndarray, code: int) -> None:
     """``status[rows] = code``, which numba would compile with a message about shapes into each kernel."""
     for i in rows:
         status[i] = code
+
+
+@njit(cache=True)
+def is_late_beside(engine: EngineModel, table: RequestTable, stays: np.ndarray, row: np.void, start_s: float) -> bool:
+    """Whether a new request (REQUEST[]) is late beside those rows of ``table`` alone that must stay (bool[rows]): then
+    no set with more of them admits it. Ends with the first iteration that leaves too little time for it."""
+    count = stays.sum()
+    together, forecast = np.empty(count + 1, dtype=REQUEST), np.zeros(count + 1, dtype=FORECAST)
+    together[:count] = table[stays]
+    together[count] = row
+    mark_late(engine, together[:count], start_s, forecast)
+    forecast_requests(engine, together, start_s, -TOLERANCE_S, forecast)
+    return bool(forecast[count]["margin_s"] < -TOLERANCE_S)
 
 
 @njit(cache=True, inline="always")

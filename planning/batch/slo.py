@@ -53,7 +53,6 @@ from profiles.kernels import iteration_s
 ALL_SERVED, OUT_OF_ROOM, OUT_OF_TIME = range(3)
 
 
-@njit(cache=True)
 @compiled_once(types.Tuple((float64, int64))(BUILDER_TYPE, float64, int64, int64))
 def _take_prefills(builder: BatchBuilder, limit_s: float, rank: int, request_class: int) -> tuple[float, int]:
     """Add prefill chunks of one class by deadline; returns the iteration's limit after it and how far they were served.

@@ -202,7 +202,7 @@ def _promised(fleet: SimFleetState, job: int) -> int:
         scores = np.empty((1, len(fleet.sides)))
         for r in range(len(fleet.sides)):
             scores[0, r] = _score(fleet, r)
-    order = CandidateOrder(scores, LEAST_ADDED, state["max_hops"], np.empty((0, 0), dtype=np.int64))
+    order = CandidateOrder(scores, LEAST_ADDED, state["max_hops"], np.empty((0, 0), dtype=np.int64), False)
     place(fleet.fleet_state, row, state["now_s"], order, placement)
     return placement[0]["replica"]
 

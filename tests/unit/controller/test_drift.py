@@ -1,9 +1,10 @@
 """Drift alarms: when they begin, when they end, and what they set going."""
 
 import msgspec
+import numpy as np
 import pytest
 
-from controller.drift import BEGINS, LEAST, WINDOW, DriftWatch
+from controller.drift import BEGINS, LEAST, LEAST_FIGURE, WINDOW, DriftWatch
 from controller.lengths.estimate import LengthOptions
 from controller.status import fleet_status
 from protocol.messages import INF, Outcome, Verdict
@@ -65,3 +66,13 @@ def test_lengths_that_drift_are_in_the_status_and_have_a_forest_grown_anew() -> 
     assert alarm["ratio"] > BEGINS
     assert state.lengths.training_set() is not None
     assert "length" in [change.reason for change in state.allocation.history][-1]
+
+
+def test_the_ratio_is_the_median_of_the_latest_requests() -> None:
+    watch, rng, ttfts_s = DriftWatch(), np.random.default_rng(1), []
+    for _ in range(2 * WINDOW + 7):
+        ttfts_s.append(float(rng.lognormal()))
+        watch.note(outcome(ttfts_s[-1]), None, 0.0)
+    latest = (np.array(ttfts_s[-WINDOW:]) + LEAST_FIGURE["ttft"]) / (1.0 + LEAST_FIGURE["ttft"])
+    told = watch.summary(0.0)["measured_over_predicted"]["gold"]["ttft"]
+    assert told == round(float(np.exp(np.median(np.log(latest)))), 3)

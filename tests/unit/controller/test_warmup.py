@@ -17,7 +17,7 @@ from controller.scaling.tiers import Tier, TierTable
 from controller.warmup import PROFILE, warm_up
 from profiles.compiled_once import CompiledOnce
 from profiles.store import load_profile
-from protocol.messages import POSITION, AdmissionRequest, Progress, Report, Slo, request_uid
+from protocol.messages import POSITION, AdmissionRequest, Outcome, Progress, Report, Slo, Verdict, request_uid
 
 
 def test_warm_up_runs_as_plain_python_without_a_warning() -> None:
@@ -62,6 +62,8 @@ def compiled_for_requests() -> list[str]:
     for kind, asked in enumerate(KINDS):
         ask = {"slo": Slo(0.3, 0.03, 60.0, "tight")} | asked
         fleet.admit([AdmissionRequest(f"{kind}-{i}", 30, 40, **ask) for i in range(2)], 0.1)
+        name, tier = f"{kind}-0", ask["slo"].tier
+        fleet.on_outcome(Outcome(name, tier, tier, "stop", True, 0.1, 0.01, 0.2, 0.1, 0.01, 9, Verdict.ADMITTED), 0.1)
     return sorted(set(compiled()) - before)
 
 

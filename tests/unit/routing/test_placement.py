@@ -255,3 +255,17 @@ def test_a_promise_that_will_be_lost_anyway_closes_its_replica_to_nobody() -> No
     row["arrival_s"] = 0.04 - row["ttft_s"] - row["emitted_tokens"] * row["tpot_s"]
     recompute_load(fleet, 0)
     assert check_replica(fleet, 0, new()[0], 0.0) == ADMITTED
+
+
+def test_a_mirror_that_lags_is_moved_on_before_it_is_checked_and_not_else() -> None:
+    fleet = fleet_of([20, 5])
+    before = fleet.tables["emitted_tokens"][:, 0].copy()
+    advance_fleet(fleet, 0.2, False, 0.5)
+    assert fleet.replicas["free_at_s"].tolist() == [0.0, 0.0], "both are less behind than they may be"
+    placements = np.zeros(1, dtype=PLACEMENT)
+    place(fleet, new(), 0.2, CandidateOrder(NO_SCORES, MOST_LOADED, 1, is_lagging=True), placements)
+    assert placements[0]["replica"] == 0
+    assert (fleet.replicas["free_at_s"] >= 0.2).tolist() == [True, False]
+    assert (fleet.tables["emitted_tokens"][:, 0] > before).tolist() == [True, False]
+    advance_fleet(fleet, 0.6, False, 0.5)
+    assert (fleet.replicas["free_at_s"] >= 0.2).all()

@@ -1,9 +1,11 @@
 """Calibration of bounds, and the windows that no client fills alone."""
 
+import math
+
 import numpy as np
 import pytest
 
-from controller.lengths.conformal import BOUNDS, LEAST, Conformal, group_of
+from controller.lengths.conformal import BOUNDS, FRESH, LEAST, WINDOW, Conformal, Scores, group_of
 from controller.lengths.fair_window import FairWindow
 
 
@@ -59,3 +61,13 @@ def test_a_group_without_scores_is_corrected_as_the_one_before() -> None:
     for _ in range(LEAST):
         conformal.note("raw", 100, 200.0, 150, "")
     assert conformal.bound_tokens("raw", 5000, 6000.0, 0.9) == pytest.approx(5500.0)
+
+
+def test_the_factor_is_that_of_the_scores_in_the_window() -> None:
+    scores, rng = Scores(), np.random.default_rng(1)
+    for i in range(3 * WINDOW):
+        scores.note("loud" if i % 3 else "", float(rng.lognormal()))
+        if i > LEAST and i % FRESH == 0:
+            scores._new = FRESH
+            place = min(len(scores.recent), math.ceil((len(scores.recent) + 1) * 0.9))
+            assert scores.factor(0.9) == min(max(sorted(scores.recent)[place - 1], BOUNDS[0]), BOUNDS[1])

@@ -7,7 +7,7 @@ import pytest
 from controller.fleet import Fleet
 from controller.mirror.reported import only_in
 from planning.tables import request_table
-from protocol.messages import Progress
+from protocol.messages import AdmissionRequest, Progress
 from replicas.told_requests import ToldRequests
 from tests.support.fleet_cases import FLEX, LOOSE, TIERS, TIGHT, fleet, report
 
@@ -98,3 +98,18 @@ def test_a_request_that_no_longer_runs_was_preempted() -> None:
     new, positions = told.split((resumed,))
     state.report(report("a", 3, new, positions=positions), 1.3)
     assert table(state)["preempted_at"].tolist() == [21]
+
+
+def test_lengths_are_looked_up_of_those_decided_here_and_of_others_that_outlive_them() -> None:
+    state, told, asked = fleet(), ToldRequests(), list[str]()
+    state.report(report("a", 1), 0.0)
+    state.admit([AdmissionRequest("r1", 500, 200, LOOSE)], 0.9)
+    further = state.lengths.further
+    state.lengths.further = lambda seen, *so_far: asked.append(seen.request_id) or further(seen, *so_far)
+    for sequence, now_s in enumerate((1.1, 1.2, 2.1, 4.2), 2):
+        asked.clear()
+        new, positions = told.split(at(now_s, range(3)))
+        message = msgspec.structs.replace(report("a", sequence, new, positions=positions), age_s=now_s)
+        assert state.report(message, now_s)
+        told.record(message)
+        assert asked == {1.1: ["r0", "r1", "r2"], 1.2: [], 2.1: ["r1"], 4.2: ["r0", "r1", "r2"]}[now_s], now_s

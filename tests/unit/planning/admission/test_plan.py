@@ -1,6 +1,7 @@
 import numpy as np
 
 from planning.admission.plan import AdmissionOptions, AdmitReason, plan_admission
+from planning.admission.search import is_late_beside
 from planning.engine import EngineModel
 from planning.limits import make_limits
 from planning.tables import request_table
@@ -141,3 +142,19 @@ def test_more_requests_than_the_programme_takes_are_still_decided() -> None:
     plan = plan_admission(EngineModel(COEF, LIMITS), NOBODY, new([1000] * 80, ttft_s=0.5), 0.0)
     assert 40 <= plan.accepted.sum() < 80
     assert plan.reasons.count(AdmitReason.ADMITTED) == plan.accepted.sum()
+
+
+def test_who_is_late_beside_what_must_stay_is_in_no_plan() -> None:
+    """The same with and without the running ones that could go; who is not late alone is not late beside nothing."""
+    running = promised(new([300] * 60, output=400))
+    start_decoding(np.random.default_rng(1), running)
+    running["arrival_s"] = 0.02 - running["ttft_s"] - running["emitted_tokens"] * running["tpot_s"]
+    engine, none, every = EngineModel(COEFS[0], LIMITS), np.zeros(60, np.bool_), np.ones(60, np.bool_)
+    alone = plan_admission(engine, running[:0], new([4000], 10.0), 0.0).predicted_ttft_s[0]
+    for ttft_s in (0.5 * alone, 1.001 * alone, 20.0 * alone):
+        asked = new([4000], ttft_s)
+        plans = [plan_admission(engine, running[stays], asked, 0.0).accepted[0] for stays in (none, every)]
+        late = [is_late_beside(engine, running, stays, asked[0], 0.0) for stays in (none, every)]
+        assert [not is_in for is_in in plans] == late
+    assert not is_late_beside(engine, running, none, new([4000], 1.001 * alone)[0], 0.0)
+    assert is_late_beside(engine, running, every, new([4000], 1.001 * alone)[0], 0.0)
