@@ -3,10 +3,12 @@
 ``python -m benchmarks.pressure [SCENE ...] [--quick] [--json OUT]``. The live controller's ``Fleet`` decides in virtual
 time over modelled engines. *memory* has half of an A100's requests without an objective, and a KV cache so small that
 they hold most of it. *overload* asks 1.5 times the capacity of a fleet whose engines stray: what is not promised is
-served best effort. In *stalls* its engines are slow for seconds, so that promises fall behind. Run it before and after
-a change of batch formation.
+served best effort. In *stalls* its engines are slow for seconds, so that promises fall behind. *engine* scenes are one
+engine that is sent everything, quick enough to run without the compiler. Run it before and after a change of batch
+formation.
 """
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +24,7 @@ from controller.options import FleetOptions
 from controller.scaling.tiers import Tier, TierTable
 from profiles.store import load_profile
 from simulation.core.engine import learn_from
-from simulation.core.loop import Simulation
+from simulation.core.loop import Dispatcher, Simulation
 from simulation.dispatchers.live_fleet import ControllerDispatcher
 from simulation.studies.systems import System
 from simulation.workloads.settings import ServiceClass
@@ -40,16 +42,35 @@ class Pressure:
     kv_capacity_tokens: int = 0  # 0: the profile's
     sigma: float = 0.0  # of the engines' noise, which the planner learns
     correlation: float = 0.0  # of one iteration's noise with the next one's
+    is_admitted: bool = True  # by a fleet; otherwise an engine takes all that comes
+    most_s: float = 60.0  # of arrivals
 
 
 BATCH = ServiceClass("batch", 1.0, best_effort=True)
 LONG = Scene(replicas=2, prompt_tokens=(600, 4000), output_tokens=(200, 1500), classes=(*CLASSES, BATCH))
+ENGINE = replace(LONG, replicas=1)
 PRESSURES = {
     "memory": Pressure(LONG, 14.0, kv_capacity_tokens=24_000),
     "memory, noise": Pressure(LONG, 14.0, kv_capacity_tokens=24_000, sigma=0.1),
     "overload": Pressure(Scene(), 87.0, sigma=0.1),
+    "engine, memory": Pressure(ENGINE, 4.0, kv_capacity_tokens=14_000, is_admitted=False, most_s=30.0),
+    "engine, overload": Pressure(ENGINE, 22.0, is_admitted=False, most_s=20.0),
     "stalls": Pressure(Scene(), 87.0, sigma=0.4, correlation=0.98),
 }
+
+
+class TakeAll:
+    """One engine that is sent everything, with the objective that it asks for."""
+
+    def dispatch(self, simulation: Simulation, which: np.ndarray) -> None:
+        for row in simulation.rows(which):
+            simulation.place(row, 0)
+
+    def on_ended(self, simulation: Simulation, which: np.ndarray) -> None:
+        """Nothing to learn."""
+
+    def next_wake_s(self) -> float:
+        return math.inf
 
 
 def run(pressure: Pressure, seconds: float, seed: int) -> tuple[Simulation, int]:
@@ -63,7 +84,9 @@ def run(pressure: Pressure, seconds: float, seed: int) -> tuple[Simulation, int]
         Tier(f"tier {i}", c.ttft_s, c.tpot_s, best_effort=c.best_effort, output_tokens=output_tokens)
         for i, c in enumerate(scene.classes)
     ]
-    dispatch = ControllerDispatcher(profile, TierTable.of(1, tiers), FleetOptions(seed=seed))
+    dispatch: Dispatcher = TakeAll()
+    if pressure.is_admitted:
+        dispatch = ControllerDispatcher(profile, TierTable.of(1, tiers), FleetOptions(seed=seed))
     engines = System("pressure", max_running=scene.max_running, replicas=scene.replicas).engines(profile, seed)
     if pressure.sigma:
         engines.state["sigma"], engines.state["correlation"] = pressure.sigma, pressure.correlation
@@ -145,8 +168,9 @@ def main(
     points: list[dict[str, Any]] = []
     for name in names or PRESSURES:
         for seed in seeds:
-            simulation, spare_tokens = run(PRESSURES[name], seconds, seed)
-            points.append({"scene": name, "seed": seed} | figures(simulation, spare_tokens, seconds))
+            lasts_s = min(seconds, PRESSURES[name].most_s)
+            simulation, spare_tokens = run(PRESSURES[name], lasts_s, seed)
+            points.append({"scene": name, "seed": seed} | figures(simulation, spare_tokens, lasts_s))
             print(points[-1], flush=True)
     headline = headline_of(points)
     print(headline)

@@ -13,8 +13,8 @@ import math
 import numpy as np
 from numba import njit
 
-from planning.batch.builder import BatchBuilder, chunk_tokens, reserve_with_preemption, take_decodes
-from planning.batch.classes import BEST_EFFORT_DECODE, IDLE, LATE_DECODE, LATE_PREFILL, is_decode
+from planning.batch.builder import BatchBuilder, chunk_tokens, reserve_with_preemption, take_decodes, tokens_kept_free
+from planning.batch.classes import BEST_EFFORT_DECODE, BEST_EFFORT_PREFILL, IDLE, LATE_DECODE, LATE_PREFILL, is_decode
 from planning.batch.composition import add_tokens, composition_s
 from planning.batch.kv import FREE_KV, FREE_SEQUENCES, blocks_tokens, needed, reserve, wanted_kv_tokens
 from planning.deadlines import remaining_tokens
@@ -101,19 +101,24 @@ def room_kept(builder: BatchBuilder, eldest: int) -> np.ndarray:
 
 
 @njit(cache=True)
-def take_behind(builder: BatchBuilder, behind: np.ndarray, behind_s: float) -> None:
+def take_behind(builder: BatchBuilder, behind: np.ndarray, eldest: int, behind_s: float) -> None:
     """Add those of ``behind`` to the batch, in order, that prolong it by ``behind_s`` together.
 
-    Late requests may take the KV cache of best effort, as always; best effort that begins takes only what is free.
+    Late requests may take the KV cache of best effort, as always. Best effort that begins takes only what is free and,
+    but for the eldest, leaves ``tokens_kept_free``.
     """
     engine, table, composition = builder.engine, builder.table, builder.composition
     limit_s = composition_s(engine.coef, composition) + behind_s
+    kept_tokens = tokens_kept_free(builder) if len(behind) > 0 else 0.0
     for i in behind:
         row = table[i]
         if is_decode(row):
             take_decodes(builder, limit_s, BEST_EFFORT_DECODE, np.full(1, i))
             continue
         chunk = chunk_tokens(builder, row, limit_s) if builder.tokens_out[i] == 0 else 0
+        begins = builder.class_of[i] == BEST_EFFORT_PREFILL and not row["running"] and i != eldest
+        if begins and builder.free[FREE_KV] - needed(row, chunk, engine.limits["block_tokens"])[0] < kept_tokens:
+            continue
         if chunk <= 0:
             continue
         has_room = reserve(row, chunk, engine.limits["block_tokens"], builder.free)

@@ -266,7 +266,7 @@ def form_batch(
     limit_s, served = _take_prefills_beside(builder, limit_s - max(best_effort_s, behind_s), eldest, behind)
     if served != OUT_OF_TIME and count[PREFILL] > 0:
         take_decodes(builder, limit_s, LATE_DECODE, by_slack(builder, DECODE))
-    take_behind(builder, behind, behind_s)
+    take_behind(builder, behind, eldest, behind_s)
     if has_spare or has_late:
         _add_late_and_best_effort(builder, limit_s, best_effort_s, served == ALL_SERVED)
     if builder.composition[TOKENS] == 0 and count[IDLE] < rows:
