@@ -9,7 +9,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numba import boolean, float64, int64, intp, njit, types, void
+from numba import boolean, float64, int64, intp, njit, typeof, types, void
 
 from planning.admission.search import ADMITTED, BREAKS, TTFT, mark_late, why_unattainable
 from planning.deadlines import num_uncomputed_tokens
@@ -53,7 +53,7 @@ class CandidateOrder(NamedTuple):
     is_lagging: bool = False  # mirrors may be behind: who is checked exactly is moved on to now before
 
 
-ORDER_TYPE = types.NamedTuple((float64[:, ::1], int64, int64, int64[:, ::1], boolean), CandidateOrder)  # as kernels see it
+ORDER_TYPE = typeof(CandidateOrder(np.empty((0, 0)), 0, 0))  # as kernels see it
 PLACEMENT = np.dtype(
     [
         ("replica", "i4"),

@@ -10,7 +10,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numba import boolean, float64, int64, intp, njit, types
+from numba import boolean, float64, int64, intp, njit, typeof, types
 
 from planning.batch.classes import decode_s, decode_step_s
 from planning.batch.speculation import promised_step
@@ -58,7 +58,7 @@ def make_ledger(replicas: int) -> Ledger:
     return Ledger(np.zeros(shape), np.zeros(shape), np.full((replicas, 2), -1, dtype=np.int64))
 
 
-LEDGER_TYPE = types.NamedUniTuple(float64[:, :, ::1], 2, Ledger)  # as kernels see it
+LEDGER_TYPE = typeof(make_ledger(1))  # as kernels see it
 
 
 def resized_ledger(ledger: Ledger, replicas: int) -> Ledger:
