@@ -13,7 +13,7 @@ from controller.scaling.signals import ScalingOptions
 from profiles.store import load_profile
 from simulation.core.loop import Simulation
 from simulation.core.metrics import Window, attained
-from simulation.dispatchers.autoscaled import FixedSize, LiveSizer
+from simulation.dispatchers.autoscaled import FixedSize, LiveSizer, Sizer
 from simulation.dispatchers.disaggregated import AutoscaledPhasesDispatcher
 from simulation.dispatchers.live_fleet import tiers_of
 from simulation.experiments.registry import Context
@@ -61,7 +61,8 @@ def swinging_jobs(params: Mapping[str, Any], context: Context, halves: tuple[str
 
 def simulate(sized: Sized, jobs: np.ndarray, gpu: str, seed: int) -> Simulation:
     """Run the jobs to their end."""
-    profile, sizer = load_profile(gpu), LiveSizer() if sized.grows else FixedSize()
+    profile = load_profile(gpu)
+    sizer: Sizer = LiveSizer() if sized.grows else FixedSize()
     dispatcher = AutoscaledPhasesDispatcher(
         profile, tiers_of(jobs), sized.options, sizer=sizer, begin=sized.replicas, cold_start_s=sized.cold_s
     )

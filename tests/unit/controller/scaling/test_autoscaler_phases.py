@@ -82,7 +82,7 @@ def test_the_maximum_is_of_both_phases_and_neither_starves() -> None:
 
 
 def view(name: str, phase: Phase, **told: bool) -> ReplicaView:
-    return ReplicaView(name, (0, 0), phase=phase, **told)  # type: ignore[arg-type]
+    return ReplicaView(name, (0, 0), phase=phase, **told)
 
 
 def test_a_group_that_is_bound_to_a_phase_grows_for_that_alone() -> None:
