@@ -35,7 +35,7 @@ class CompiledOnce:
 
     def __init__(self, function: Kernel, signature: Signature) -> None:
         self.signature = signature
-        self.kernel = njit(cache=True, no_cfunc_wrapper=True)(function)
+        self.kernel: Any = njit(cache=True, no_cfunc_wrapper=True)(function)
         self.__doc__, self.__name__, self.py_func = function.__doc__, function.__name__, function
         self._run: Kernel = self._first_run
         slots = _Slots(f"{function.__module__}.{function.__qualname__}", signature, [self])
@@ -191,7 +191,7 @@ class _Slots:
         return impl_ret_new_ref(context, builder, returned, found)
 
 
-@ctypes.CFUNCTYPE(None, ctypes.c_int64)
+@ctypes.CFUNCTYPE(None, ctypes.c_int64)  # type: ignore[untyped-decorator]
 def _fill(slot: int) -> None:
     """Write the address of a slot's kernel into it; called by compiled code, which cannot take an exception."""
     try:

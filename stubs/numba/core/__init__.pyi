@@ -1,0 +1,4 @@
+from typing import Any
+
+cgutils: Any
+event: Any

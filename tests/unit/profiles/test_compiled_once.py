@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numba
 import numpy as np
@@ -64,7 +65,8 @@ def test_one_signature_serves_all_and_its_code_is_in_no_caller() -> None:
     assert isinstance(scaled, CompiledOnce)
     by_integers(np.ones(2), 3)
     assert len(scaled.kernel.signatures) == 1
-    (code,) = by_integers.inspect_llvm().values()
+    caller: Any = by_integers
+    (code,) = caller.inspect_llvm().values()
     assert scaled.kernel.overloads[tuple(NUMBERS.args)].fndesc.llvm_func_name not in code
     with pytest.raises(TypeError, match="No matching definition"):
         scaled(np.ones((2, 2)), 3.0)

@@ -1,0 +1,3 @@
+from typing import Any
+
+def impl_ret_new_ref(context: Any, builder: Any, returned: Any, value: Any) -> Any: ...
