@@ -296,6 +296,5 @@ def test_best_effort_resumes_only_where_the_next_promise_finds_room_beside_it() 
     assert form(held, spare(prompts([835], [math.inf], 200)), limits=limits)[1][2] > 0
     assert form(held, spare(prompts([836], [math.inf], 200)), limits=limits)[1] == [1, 1, 0]
     assert form(spare(prompts([1000], [math.inf], 200)), limits=limits)[1][0] > 0, "alone it leaves nothing"
-    alone = decodes([0.5])  # a fifth of all, not the 225 of its size
-    alone["prompt_tokens"] = alone["computed_tokens"] = 899 - 200
-    assert form(alone, spare(prompts([100], [math.inf], 200)), limits=limits)[1][1] > 0
+    held["prompt_tokens"] = held["computed_tokens"] = [0, 699]  # a fifth of all at most
+    assert form(held[1:], spare(prompts([100], [math.inf], 200)), limits=limits)[1][1] > 0
