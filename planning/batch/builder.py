@@ -29,7 +29,7 @@ from planning.tables import TABLE_TYPE, RequestTable
 from profiles.compiled_once import compiled_once
 from profiles.kernels import iteration_s, max_prefill_tokens
 
-KEPT_DEVIATIONS, KEPT_SHARE = 0.5, 0.2  # see ``tokens_kept_free``
+KEPT_DEVIATIONS, KEPT_SHARE = 0.25, 0.2  # see ``tokens_kept_free``
 
 
 class BatchBuilder(NamedTuple):

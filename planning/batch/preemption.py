@@ -2,7 +2,8 @@
 
 Classes keep their order: best effort yields first, then late requests, then those that stay on time all the same. Who
 was preempted before and has not made ``HOLD_TOKENS`` since comes after the others of its class. Among equals, those
-are chosen that together hold enough and have least to compute again, weighted by what they are worth.
+are chosen that together hold enough and have least to compute again, weighted by what they are worth, for the time that
+they would go on to hold it.
 """
 
 import math
@@ -11,6 +12,7 @@ import numpy as np
 from numba import njit
 
 from planning.batch.kv import held_kv_tokens
+from planning.deadlines import remaining_tokens
 from planning.tables import RequestTable
 from profiles.kernels import Coefficients, attention_pairs, attention_s, token_s
 
@@ -26,6 +28,12 @@ def recompute_s(coef: Coefficients, row: np.void) -> float:
     """Seconds by which large batches grow when the request's tokens have to be computed once more."""
     tokens = row["computed_tokens"]
     return token_s(coef) * tokens + attention_s(coef, attention_pairs(tokens, 0.0))
+
+
+@njit(cache=True)
+def loss(coef: Coefficients, row: np.void) -> float:
+    """What it costs that the request yields, per token it has left: who ends soon gives its room back by itself."""
+    return max(row["value"], LEAST_VALUE) * recompute_s(coef, row) / remaining_tokens(row)
 
 
 @njit(cache=True)
@@ -95,7 +103,7 @@ def choose_victims(
         for k in range(len(rows)):
             row = table[rows[k]]
             sizes[k] = held_kv_tokens(row, block_tokens)
-            losses[k] = max(row["value"], LEAST_VALUE) * recompute_s(coef, row)
+            losses[k] = loss(coef, row)
         chosen = np.ones(len(rows), dtype=np.bool_)
         if sizes.sum() >= kv_tokens and len(rows) >= sequences:
             chosen = cover(_by_price(table, rows, sizes, losses), sizes, losses, max(1, kv_tokens))

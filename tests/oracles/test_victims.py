@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planning.batch.kv import held_kv_tokens
-from planning.batch.preemption import BEST_EFFORT, LEAST_VALUE, NEVER, choose_victims, recompute_s
+from planning.batch.preemption import BEST_EFFORT, NEVER, choose_victims, loss
 from planning.tables import RequestTable
 from tests.support.examples import examples
 from tests.support.planning_cases import COEFS, draw_requests, start_decoding
@@ -36,7 +36,7 @@ def sizes_of(table: RequestTable) -> np.ndarray:
 
 
 def losses_of(table: RequestTable) -> np.ndarray:
-    return np.array([max(row["value"], LEAST_VALUE) * recompute_s(COEF, row) for row in table])
+    return np.array([loss(COEF, row) for row in table])
 
 
 def least_loss(sizes: np.ndarray, losses: np.ndarray, need: int) -> float:

@@ -18,6 +18,7 @@ from planning.tables import request_table
 
 COEF = np.array([1e-5, 1e-3, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
 LIMITS = make_limits(10_000, block_tokens=1, max_iteration_s=0.2)
+SMALL = make_limits(300, block_tokens=1)
 
 
 def decodes(slack_s: list[float], tpot_s: float = 0.05) -> np.ndarray:
@@ -254,26 +255,30 @@ def holding(tokens: list[int], preempted_at: int = 0, first_id: int = 2) -> np.n
 
 
 def test_who_yields_holds_no_more_than_is_wanted() -> None:
-    limits = make_limits(300, block_tokens=1)
-    assert form(holding([40, 200]), prompts([90], [1.0]), limits=limits)[1] == [PREEMPT, 1, 90]
-    assert form(holding([40, 200]), prompts([110], [1.0]), limits=limits)[1] == [1, PREEMPT, 110]
+    assert form(holding([40, 200]), prompts([90], [1.0]), limits=SMALL)[1] == [PREEMPT, 1, 90]
+    assert form(holding([40, 200]), prompts([110], [1.0]), limits=SMALL)[1] == [1, PREEMPT, 110]
 
 
 def test_who_is_worth_more_keeps_its_place() -> None:
-    limits, table = make_limits(300, block_tokens=1), holding([100, 150])
-    assert form(table, prompts([90], [1.0]), limits=limits)[1] == [PREEMPT, 1, 90]
+    table = holding([100, 150])
+    assert form(table, prompts([90], [1.0]), limits=SMALL)[1] == [PREEMPT, 1, 90]
     table["value"][0] = 2.0
-    assert form(table, prompts([90], [1.0]), limits=limits)[1] == [1, PREEMPT, 90]
+    assert form(table, prompts([90], [1.0]), limits=SMALL)[1] == [1, PREEMPT, 90]
+
+
+def test_who_ends_soon_keeps_its_place() -> None:
+    table = holding([100, 150])
+    table["output_tokens"][0] = 10
+    assert form(table, prompts([90], [1.0]), limits=SMALL)[1] == [1, PREEMPT, 90]
 
 
 def test_who_has_just_resumed_is_not_preempted_again_at_once() -> None:
-    limits = make_limits(300, block_tokens=1)
     resumed = holding([100], preempted_at=2)
-    resumed["emitted_tokens"] = HOLD_TOKENS
+    resumed["emitted_tokens"], resumed["output_tokens"] = HOLD_TOKENS, HOLD_TOKENS + 49  # as many left as the other
     resumed["prompt_tokens"] -= HOLD_TOKENS - 1
-    assert form(resumed, holding([150], first_id=3), prompts([90], [1.0]), limits=limits)[1] == [1, PREEMPT, 90]
+    assert form(resumed, holding([150], first_id=3), prompts([90], [1.0]), limits=SMALL)[1] == [1, PREEMPT, 90]
     resumed["preempted_at"] = 1
-    assert form(resumed, holding([150], first_id=3), prompts([90], [1.0]), limits=limits)[1] == [PREEMPT, 1, 90]
+    assert form(resumed, holding([150], first_id=3), prompts([90], [1.0]), limits=SMALL)[1] == [PREEMPT, 1, 90]
 
 
 def test_a_decode_that_stays_on_time_yields_before_one_that_would_miss() -> None:
@@ -287,10 +292,9 @@ def test_best_effort_resumes_only_where_the_next_promise_finds_room_beside_it() 
     held["prompt_tokens"] = held["computed_tokens"] = [
         59,
         79,
-    ]  # 60 and 80 of them: 50 are kept
-    assert form(held, spare(prompts([810], [math.inf], 200)), limits=limits)[1][2] > 0
-    assert form(held, spare(prompts([811], [math.inf], 200)), limits=limits)[1] == [1, 1, 0]
+    ]  # 60 and 80 of them: 25 are kept
+    assert form(held, spare(prompts([835], [math.inf], 200)), limits=limits)[1][2] > 0
+    assert form(held, spare(prompts([836], [math.inf], 200)), limits=limits)[1] == [1, 1, 0]
     assert form(spare(prompts([1000], [math.inf], 200)), limits=limits)[1][0] > 0, "alone it leaves nothing"
-    held["prompt_tokens"] = held["computed_tokens"] = 389  # a fifth of all, not the 275 of their squares
-    assert form(held, spare(prompts([20], [math.inf], 200)), limits=limits)[1][2] > 0
-    assert form(held, spare(prompts([21], [math.inf], 200)), limits=limits)[1] == [1, 1, 0]
+    held["prompt_tokens"] = held["computed_tokens"] = [0, 699]  # a fifth of all at most
+    assert form(held[1:], spare(prompts([100], [math.inf], 200)), limits=limits)[1][1] > 0
