@@ -82,7 +82,7 @@ def has_begun(table: RequestTable) -> np.ndarray:
 
 def stacked(*tables: RequestTable) -> RequestTable:
     """One table after the other; ``numpy.concatenate`` compares the fields of records first, which costs more."""
-    return np.frombuffer(bytearray().join(map(np.ascontiguousarray, tables)), dtype=REQUEST)
+    return np.frombuffer(bytearray().join(table.tobytes() for table in tables), dtype=REQUEST)
 
 
 def copied(table: np.ndarray) -> np.ndarray:
@@ -92,4 +92,4 @@ def copied(table: np.ndarray) -> np.ndarray:
 
 def to_table(rows: Sequence[np.ndarray]) -> RequestTable:
     """Single requests (REQUEST[] each) as a table."""
-    return np.frombuffer(bytearray().join(rows), dtype=REQUEST)
+    return np.frombuffer(bytearray().join(row.tobytes() for row in rows), dtype=REQUEST)

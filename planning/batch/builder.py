@@ -7,7 +7,6 @@ import numpy as np
 from numba import boolean, float64, int32, int64, njit, types
 
 from planning.batch.classes import BEST_EFFORT_DECODE, IDLE, LATE_DECODE, classify
-from planning.batch.composition import DRAFT_TOKENS, TOKENS, add_tokens, composition_s, remove_decode
 from planning.batch.kv import FREE_KV, FREE_SEQUENCES, PREEMPT, empty_engine, held_kv_tokens, needed, reserve
 from planning.batch.preemption import (
     BEST_EFFORT,
@@ -21,13 +20,12 @@ from planning.batch.preemption import (
     is_held,
     recompute_s,
 )
-from planning.batch.prefill_only import chunk_within
 from planning.deadlines import next_token_deadline_s, num_uncomputed_tokens
 from planning.engine import ENGINE_TYPE, EngineModel
 from planning.order import integers, order_of, order_of_integers
 from planning.tables import TABLE_TYPE, RequestTable
 from profiles.compiled_once import compiled_once
-from profiles.kernels import iteration_s, max_prefill_tokens
+from profiles.kernels import iteration_s
 
 KEPT_DEVIATIONS, KEPT_SHARE = 0.25, 0.2  # see ``tokens_kept_free``
 
@@ -187,37 +185,3 @@ def by_slack(builder: BatchBuilder, request_class: int) -> np.ndarray:
             rows[first:end] = _by_work(table, rows[first:end])
         first = end
     return rows
-
-
-@njit(cache=True)
-def chunk_tokens(builder: BatchBuilder, row: np.void, limit_s: float) -> int:
-    """Largest prefill chunk of the request that keeps the batch within ``limit_s`` and the engine's token limit."""
-    engine, composition, todo = builder.engine, builder.composition, num_uncomputed_tokens(row)
-    room = max_prefill_tokens(engine.coef, limit_s, composition, row["computed_tokens"])
-    chunk = chunk_within(todo, int(composition[TOKENS]), builder.chunk_budget)
-    return min(todo, chunk, room, int(engine.limits["max_batch_tokens"] - composition[TOKENS]))
-
-
-@compiled_once(types.void(BUILDER_TYPE, float64, int64, int64[::1]))
-def take_decodes(builder: BatchBuilder, limit_s: float, rank: int, rows: np.ndarray) -> None:
-    """Add those of the decodes ``rows`` that are not in the batch, in order, until one no longer fits ``limit_s``.
-
-    The first decode of a batch is taken whatever it costs: nothing shorter would serve it.
-    """
-    engine, table, composition, tokens_out = builder.engine, builder.table, builder.composition, builder.tokens_out
-    coef, limits, free = engine.coef, engine.limits, builder.free
-    for i in rows:
-        row = table[i]
-        if tokens_out[i] != 0:
-            continue
-        tokens = 1 + row["spec_tokens"]
-        drafts, is_first = composition[DRAFT_TOKENS], composition[TOKENS] == 0
-        add_tokens(row, tokens, composition)
-        is_over = composition[TOKENS] > limits["max_batch_tokens"] or composition_s(coef, composition) > limit_s
-        if is_over and not is_first:
-            remove_decode(row, tokens, drafts, composition)
-            return
-        if reserve(row, tokens, limits["block_tokens"], free):
-            tokens_out[i] = tokens
-        elif rank == IDLE or not reserve_with_preemption(builder, i, tokens, rank):
-            remove_decode(row, tokens, drafts, composition)

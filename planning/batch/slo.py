@@ -14,12 +14,10 @@ from planning.batch.builder import (
     BUILDER_TYPE,
     BatchBuilder,
     by_slack,
-    chunk_tokens,
     classify_requests,
     free_after_preemption,
     reserve_with_preemption,
     rows_of,
-    take_decodes,
     tokens_kept_free,
 )
 from planning.batch.classes import (
@@ -33,24 +31,59 @@ from planning.batch.classes import (
     is_decode,
 )
 from planning.batch.composition import (
+    DRAFT_TOKENS,
     TOKENS,
     add_tokens,
     composition_s,
     most_on_time_s,
+    remove_decode,
 )
 from planning.batch.kv import FREE_KV, blocks_tokens, needed, reserve
 from planning.batch.policy import policy
-from planning.batch.prefill_only import chunk_budget_tokens
-from planning.batch.second_line import BEHIND_SHARE, NOBODY, behind_rows, eldest_row, old_rows, room_kept, take_behind
+from planning.batch.prefill_only import chunk_budget_tokens, chunk_within
 from planning.deadlines import effective_tpot_s, num_uncomputed_tokens
 from planning.engine import EngineModel
 from planning.forecast.lockstep import DECODE_STATE, fill_decode_state, run_lockstep
 from planning.tables import RequestTable
 from profiles.compiled_once import compiled_once
-from profiles.kernels import iteration_s
+from profiles.kernels import iteration_s, max_prefill_tokens
 
 # How far the prefills of a class were served.
 ALL_SERVED, OUT_OF_ROOM, OUT_OF_TIME = range(3)
+
+
+@njit(cache=True)
+def _chunk_tokens(builder: BatchBuilder, row: np.void, limit_s: float) -> int:
+    """Largest prefill chunk of the request that keeps the batch within ``limit_s`` and the engine's token limit."""
+    engine, composition, todo = builder.engine, builder.composition, num_uncomputed_tokens(row)
+    room = max_prefill_tokens(engine.coef, limit_s, composition, row["computed_tokens"])
+    chunk = chunk_within(todo, int(composition[TOKENS]), builder.chunk_budget)
+    return min(todo, chunk, room, int(engine.limits["max_batch_tokens"] - composition[TOKENS]))
+
+
+@compiled_once(types.void(BUILDER_TYPE, float64, int64, int64[::1]))
+def _take_decodes(builder: BatchBuilder, limit_s: float, rank: int, rows: np.ndarray) -> None:
+    """Add those of the decodes ``rows`` that are not in the batch, in order, until one no longer fits ``limit_s``.
+
+    The first decode of a batch is taken whatever it costs: nothing shorter would serve it.
+    """
+    engine, table, composition, tokens_out = builder.engine, builder.table, builder.composition, builder.tokens_out
+    coef, limits, free = engine.coef, engine.limits, builder.free
+    for i in rows:
+        row = table[i]
+        if tokens_out[i] != 0:
+            continue
+        tokens = 1 + row["spec_tokens"]
+        drafts, is_first = composition[DRAFT_TOKENS], composition[TOKENS] == 0
+        add_tokens(row, tokens, composition)
+        is_over = composition[TOKENS] > limits["max_batch_tokens"] or composition_s(coef, composition) > limit_s
+        if is_over and not is_first:
+            remove_decode(row, tokens, drafts, composition)
+            return
+        if reserve(row, tokens, limits["block_tokens"], free):
+            tokens_out[i] = tokens
+        elif rank == IDLE or not reserve_with_preemption(builder, i, tokens, rank):
+            remove_decode(row, tokens, drafts, composition)
 
 
 @compiled_once(types.Tuple((float64, int64))(BUILDER_TYPE, float64, int64, int64))
@@ -69,7 +102,7 @@ def _take_prefills(builder: BatchBuilder, limit_s: float, rank: int, request_cla
         row = table[i]
         if tokens_out[i] != 0:
             continue
-        chunk = chunk_tokens(builder, row, limit_s)
+        chunk = _chunk_tokens(builder, row, limit_s)
         if chunk <= 0:
             return limit_s, OUT_OF_TIME
         if (
@@ -94,24 +127,6 @@ def _take_prefills(builder: BatchBuilder, limit_s: float, rank: int, request_cla
         if request_class == PREFILL:
             least_s = builder.slack_s[i] / (1.0 + engine.limits["slack_margin"])
             limit_s = min(limit_s, max(least_s, composition_s(engine.coef, composition)))
-    return limit_s, served
-
-
-@njit(cache=True)
-def _take_prefills_beside(builder: BatchBuilder, limit_s: float, eldest: int, behind: np.ndarray) -> tuple[float, int]:
-    """``_take_prefills`` of those that can attain; they leave their part to those ``behind`` and room to the eldest."""
-    limits, class_of = builder.engine.limits, builder.class_of
-    kept, budget_tokens, eldest_class = room_kept(builder, eldest), limits["max_batch_tokens"], IDLE
-    if len(behind) > 0:  # a kernel cannot copy a record: it is put back
-        limits["max_batch_tokens"] = max(1, int(budget_tokens * (1.0 - BEHIND_SHARE)))
-    if eldest != NOBODY:  # nobody's victim meanwhile
-        eldest_class, class_of[eldest] = class_of[eldest], IDLE
-    builder.free[:] -= kept
-    limit_s, served = _take_prefills(builder, limit_s, LATE_DECODE, PREFILL)
-    builder.free[:] += kept
-    if eldest != NOBODY:
-        class_of[eldest] = eldest_class
-    limits["max_batch_tokens"] = budget_tokens
     return limit_s, served
 
 
@@ -179,7 +194,7 @@ def _take_due_decodes(builder: BatchBuilder) -> float:
         )
         horizon_s = max(horizon_s, limit_s + all_s)
     due = rows[builder.slack_s[rows] < horizon_s] if horizon_s < math.inf else rows
-    take_decodes(builder, limit_s, LATE_DECODE, due)
+    _take_decodes(builder, limit_s, LATE_DECODE, due)
     return limit_s
 
 
@@ -198,7 +213,7 @@ def _add_late_and_best_effort(builder: BatchBuilder, limit_s: float, best_effort
     limit_s = min(limit_s + best_effort_s, used_s + max(best_effort_s, margin_s))
     stretch_s = engine.limits["best_effort_stretch"] * empty_s
     decode_limit_s = min(limit_s, max(used_s, empty_s) + max(best_effort_s, stretch_s))
-    take_decodes(builder, decode_limit_s, BEST_EFFORT_DECODE, by_slack(builder, LATE_DECODE))
+    _take_decodes(builder, decode_limit_s, BEST_EFFORT_DECODE, by_slack(builder, LATE_DECODE))
     pace_s = math.inf
     for i in range(len(table)):
         if builder.class_of[i] == LATE_DECODE and builder.tokens_out[i] > 0:
@@ -210,7 +225,7 @@ def _add_late_and_best_effort(builder: BatchBuilder, limit_s: float, best_effort
         max(empty_s + stretch_s, used_s + best_effort_s),
     )
     _limit_s, served = _take_prefills(builder, limit_s, BEST_EFFORT_DECODE, LATE_PREFILL)
-    take_decodes(builder, decode_limit_s, IDLE, rows_of(builder, BEST_EFFORT_DECODE))
+    _take_decodes(builder, decode_limit_s, IDLE, rows_of(builder, BEST_EFFORT_DECODE))
     if served == ALL_SERVED:
         _take_prefills(builder, limit_s, IDLE, BEST_EFFORT_PREFILL)
 
@@ -234,7 +249,7 @@ def _ensure_progress(builder: BatchBuilder) -> None:
     row = table[leader]
     tokens = 1 + row["spec_tokens"]
     if not is_decode(row):
-        tokens = max(1, chunk_tokens(builder, row, engine.limits["max_iteration_s"]))
+        tokens = max(1, _chunk_tokens(builder, row, engine.limits["max_iteration_s"]))
     if reserve_with_preemption(builder, leader, tokens, DECODE):
         add_tokens(row, tokens, builder.composition)
 
@@ -259,14 +274,9 @@ def form_batch(
     has_spare = count[BEST_EFFORT_DECODE] + count[BEST_EFFORT_PREFILL] > 0
     has_late = count[LATE_DECODE] + count[LATE_PREFILL] > 0
     best_effort_s = limit_s * engine.limits["best_effort_share"] if has_spare else 0.0
-    old = old_rows(table, class_of, now_s) if has_spare or has_late else np.empty(0, np.int64)
-    eldest = eldest_row(table, old, engine.limits)
-    behind = behind_rows(table, old, eldest, now_s) if len(old) > 0 else old
-    behind_s = limit_s * BEHIND_SHARE if len(behind) > 0 else 0.0
-    limit_s, served = _take_prefills_beside(builder, limit_s - max(best_effort_s, behind_s), eldest, behind)
+    limit_s, served = _take_prefills(builder, limit_s - best_effort_s, LATE_DECODE, PREFILL)
     if served != OUT_OF_TIME and count[PREFILL] > 0:
-        take_decodes(builder, limit_s, LATE_DECODE, by_slack(builder, DECODE))
-    take_behind(builder, behind, eldest, behind_s)
+        _take_decodes(builder, limit_s, LATE_DECODE, by_slack(builder, DECODE))
     if has_spare or has_late:
         _add_late_and_best_effort(builder, limit_s, best_effort_s, served == ALL_SERVED)
     if builder.composition[TOKENS] == 0 and count[IDLE] < rows:

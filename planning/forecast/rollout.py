@@ -18,7 +18,6 @@ from planning.batch.classes import (
 )
 from planning.batch.kv import PREEMPT
 from planning.batch.preemption import note_preempted
-from planning.batch.second_line import BEHIND_SHARE, NOBODY, behind_rows, eldest_row, old_rows, room_wanted
 from planning.batch.slo import form_batch
 from planning.deadlines import dslo_due_s, next_token_deadline_s, num_uncomputed_tokens, remaining_tokens
 from planning.engine import ENGINE_TYPE, EngineModel
@@ -225,13 +224,11 @@ def forecast_requests(
 
     Iterations are formed one by one until no prefill is left, then decoding runs in lockstep to the predicted lengths.
     Work that may not cost anyone an SLO (late, and best effort unless it has a share) is left out and forecast nothing.
-    Where some of it is behind its second line, its share of the time and the KV cache of the eldest are not counted on.
     Stops early once a margin is below ``least_s``. Returns the worst margin of all that are not marked as unattainable,
     and the peak of KV tokens in lockstep, with what ``kv_reserve`` keeps for outputs longer than expected.
     """
     coef, limits = engine.coef, engine.limits
     copy, late_s = table.copy(), math.inf
-    class_of = np.empty(len(table), dtype=np.int64)
     for i in range(len(copy)):
         row, row_forecast = copy[i], forecast[i]
         row_forecast["first_s"], row_forecast["finish_s"], row_forecast["margin_s"] = math.inf, math.inf, math.inf
@@ -243,24 +240,13 @@ def forecast_requests(
             row_forecast["margin_s"] = -math.inf
             if not row_forecast["unattainable"]:
                 late_s = -math.inf
-        class_of[i] = request_class
         if is_late or is_free or request_class == IDLE:
             mark_finished(row)
-    old, eldest_tokens = old_rows(table, class_of, start_s), 0
-    capacity_tokens, sequences, eldest = limits["kv_capacity_tokens"], limits["max_running"], NOBODY
-    if len(old) > 0:
-        eldest = eldest_row(table, old, limits)
-        if len(behind_rows(table, old, eldest, start_s)) > 0:
-            engine = EngineModel(coef / (1.0 - BEHIND_SHARE), limits)
-    if eldest != NOBODY:  # a kernel cannot copy a record: it is put back
-        eldest_tokens = room_wanted(table[eldest], limits)
-        limits["kv_capacity_tokens"], limits["max_running"] = capacity_tokens - eldest_tokens, max(1, sequences - 1)
     now_s, worst_s = _forecast_prefills(engine, copy, start_s, least_s, MAX_STEPS, forecast)
-    limits["kv_capacity_tokens"], limits["max_running"] = capacity_tokens, sequences
     worst_s, peak_tokens = min(worst_s, late_s), 0.0
     if worst_s >= least_s:
         decode_worst_s, peak_tokens = _forecast_decodes(engine, copy, now_s, forecast)
-        worst_s, peak_tokens = min(worst_s, decode_worst_s), peak_tokens + eldest_tokens
+        worst_s = min(worst_s, decode_worst_s)
     for i in range(len(table)):
         tokens = max(1, remaining_tokens(table[i]) - 1)
         row_forecast = forecast[i]

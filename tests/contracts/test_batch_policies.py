@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planning.batch.kv import PREEMPT, blocks_tokens, held_kv_tokens
-from planning.batch.registry import POLICIES, BatchPolicy, batch_policy, batch_policy_names, form, policy_code
+from planning.batch.policy import BatchPolicy
+from planning.batch.registry import POLICIES, batch_policy, batch_policy_names, form, policy_code
 from planning.deadlines import num_uncomputed_tokens
 from planning.engine import EngineModel
 from planning.limits import make_limits

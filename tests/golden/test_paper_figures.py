@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from planning.admission.plan import AdmitReason, plan_admission
-from planning.batch.registry import FormBatch, batch_policy
+from planning.batch.policy import FormBatch
+from planning.batch.registry import batch_policy
 from planning.batch.slo import form_batch
 from planning.deadlines import due_s, num_uncomputed_tokens
 from planning.engine import EngineModel

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from controller.disaggregation.decode_room import GRACE_S, DecodeRoom, Reservation
-from controller.disaggregation.fleet import HAND_OVER_S, DisaggregatedFleet, make_fleet
-from controller.disaggregation.phases import Phase, PhaseOptions
+from controller.disaggregation.fleet import DisaggregatedFleet, make_fleet
+from controller.disaggregation.phases import HAND_OVER_S, Phase, PhaseOptions
 from controller.mirror.replica_model import RESERVED_S
 from controller.options import FleetOptions
 from controller.scaling.allocation import AllocationOptions

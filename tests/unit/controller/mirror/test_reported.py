@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from controller.fleet import Fleet
+from controller.lengths.estimate import LengthEstimate
 from controller.mirror.reported import only_in
 from planning.tables import request_table
 from protocol.messages import AdmissionRequest, Progress
@@ -100,12 +101,19 @@ def test_a_request_that_no_longer_runs_was_preempted() -> None:
     assert table(state)["preempted_at"].tolist() == [21]
 
 
-def test_lengths_are_looked_up_of_those_decided_here_and_of_others_that_outlive_them() -> None:
+def test_lengths_are_looked_up_of_those_decided_here_and_of_others_that_outlive_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     state, told, asked = fleet(), ToldRequests(), list[str]()
     state.report(report("a", 1), 0.0)
     state.admit([AdmissionRequest("r1", 500, 200, LOOSE)], 0.9)
     further = state.lengths.further
-    state.lengths.further = lambda seen, *so_far: asked.append(seen.request_id) or further(seen, *so_far)
+
+    def noted(seen: Progress, *so_far: int) -> LengthEstimate:
+        asked.append(seen.request_id)
+        return further(seen, *so_far)
+
+    monkeypatch.setattr(state.lengths, "further", noted)
     for sequence, now_s in enumerate((1.1, 1.2, 2.1, 4.2), 2):
         asked.clear()
         new, positions = told.split(at(now_s, range(3)))
