@@ -77,7 +77,6 @@ class Returns:
         """A replica is gone, and with it the room that was kept there."""
         if slot < len(self._ledger.reserved):
             self._ledger.reserved[slot] = self._ledger.carried[slot] = 0.0
-            self._ledger.entered[slot] = -1
             self._kept_on.pop(slot, None)
         for reserved in self._returns_by_key.values():
             for each in reserved:

@@ -45,7 +45,6 @@ REPLICA_STATE = np.dtype(
         ("step_s", "f8"),  # and the time it takes
         ("prompt_token_s", "f8"),  # seconds per prompt token in large batches
         ("usable_tokens", "f8"),  # KV cache less its headroom
-        ("changes", "i8"),  # how often the sums have changed
         ("forecast_is_fresh", "?"),  # the unattainable marks of its forecast are up to date
     ]
 )
@@ -171,7 +170,6 @@ def utilization(coef: Coefficients, token_rate: float, rest_rate: float, step_s:
 @njit(cache=True)
 def _weigh(coef: Coefficients, limits: np.void, replica: np.void) -> None:
     """Load, speeds and room from the cached sums."""
-    replica["changes"] += 1
     step_s = max(SHORTEST_S, min(replica["pace_s"], limits["max_iteration_s"]))
     time_load = utilization(coef, replica["token_rate"], replica["rest_rate"], step_s)
     sequence_load = (replica["count"] - replica["best_effort"]) / limits["max_running"]

@@ -49,13 +49,12 @@ class Ledger(NamedTuple):
 
     carried: np.ndarray  # f8[R, BUCKETS, COLUMNS], what is promised; PREFILL in the present bucket only
     reserved: np.ndarray  # f8[R, BUCKETS, COLUMNS], what was told to come back
-    entered: np.ndarray  # i8[R, 2], the bucket in which each was entered, and the changes of its sums until then
 
 
 def make_ledger(replicas: int) -> Ledger:
     """Nothing promised, nothing told."""
     shape = (replicas, BUCKETS, COLUMNS)
-    return Ledger(np.zeros(shape), np.zeros(shape), np.full((replicas, 2), -1, dtype=np.int64))
+    return Ledger(np.zeros(shape), np.zeros(shape))
 
 
 LEDGER_TYPE = typeof(make_ledger(1))  # as kernels see it
@@ -77,18 +76,13 @@ def bucket_of(at_s: float) -> int:
 
 @njit(cache=True)
 def carry(fleet: FleetState, now_s: float, ledger: Ledger, slots: np.ndarray) -> None:
-    """Enter what the open ones of these replicas (i8[k]) have promised, until each request's predicted end.
-
-    One that was entered in this bucket and has not changed since, as between two of its iterations, stays as it is.
-    """
+    """Enter what the open ones of these replicas (i8[k]) have promised, until each request's predicted end."""
     first, carried = bucket_of(now_s), ledger.carried
     changes, amounts = np.zeros((HORIZON + 1, COLUMNS)), np.zeros(COLUMNS)
     for r in slots:
         replica, coef = fleet.replicas[r], fleet.pessimistic_coefs[r]
-        entered = ledger.entered[r]
-        if not replica["is_open"] or (entered[0] == first and entered[1] == replica["changes"]):
+        if not replica["is_open"]:
             continue
-        entered[0], entered[1] = first, replica["changes"]
         changes[:] = 0.0
         start_s, waits_s = max(now_s, replica["free_at_s"]), 0.0
         for i in range(replica["count"]):

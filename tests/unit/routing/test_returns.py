@@ -118,16 +118,3 @@ def test_the_emptiest_are_asked_in_order_of_slots(most: int, told: list[int]) ->
     assert emptiest(fleet, 0, most).tolist() == told
     fleet.replicas["is_open"][1] = False
     assert 1 not in emptiest(fleet, 0, most)
-
-
-def test_a_replica_is_entered_anew_when_it_has_changed_or_a_bucket_has_ended() -> None:
-    fleet, ledger = replicas([2])
-    ledger.carried[:] = 0.0
-    carry(fleet, 0.01, ledger, np.arange(1))
-    assert not ledger.carried.any(), "nothing has changed within the bucket"
-    carry(fleet, 0.3, ledger, np.arange(1))
-    assert ledger.carried[0, bucket_of(0.3), SEQUENCES] == 2.0
-    ledger.carried[:] = 0.0
-    recompute_load(fleet, 0)
-    carry(fleet, 0.3, ledger, np.arange(1))
-    assert ledger.carried[0, bucket_of(0.3), SEQUENCES] == 2.0
