@@ -97,9 +97,10 @@ class KernelTable:
         _tell_numba(self, lambda context, args: _accepted(context, taken, args), lower)
 
     def add(self, kernel: Kernel) -> int:
-        """Put a kernel that ``compiled_once`` made at the end; returns its position."""
+        """Put a kernel that ``compiled_once`` made at the end; returns its position. ``TypeError`` for others."""
         if self._slots is not None:
-            assert isinstance(kernel, CompiledOnce)
+            if not isinstance(kernel, CompiledOnce):
+                raise TypeError(f"{kernel!r}: a kernel of a table is decorated with compiled_once and its signature")
             self._slots.add(kernel)
         self._kernels.append(kernel)
         return len(self._kernels) - 1

@@ -132,3 +132,11 @@ class StaticRoles:
         """Replicas per tier: its own, or the part of the shared ones that its demand takes."""
         tiers = self.table.tiers
         return [float(tier.num_replicas or need.busy) for tier, need in zip(tiers, needs, strict=True)]
+
+
+IN_POOL = Role(Kind.POOL)
+
+
+def has_changed_phase(role: Role, view: ReplicaView) -> bool:
+    """Whether a replica that takes requests is in another phase than its role says."""
+    return role.kind != Kind.DRAINING and (role.kind == Kind.PREFILL) != (view.phase == Phase.PREFILL)

@@ -14,11 +14,9 @@ import msgspec
 from controller.disaggregation.phases import Phase
 from controller.scaling.demand import Need
 from controller.scaling.history import Change, History
-from controller.scaling.role import Kind, ReplicaView, Role
+from controller.scaling.role import IN_POOL, Kind, ReplicaView, Role, has_changed_phase
 from controller.scaling.tiers import TierTable
 from protocol.messages import INF
-
-IN_POOL = Role(Kind.POOL)
 
 
 class RoleOptions(msgspec.Struct, frozen=True):
@@ -200,13 +198,9 @@ class DynamicRoles:
         for view in views:
             if view.name not in self._roles:
                 self._set(view.name, self._natural(view), now_s, "joined")
-            elif self._has_changed_phase(view):  # its phase is in the history already
+            elif has_changed_phase(self.role(view.name), view):  # its phase is in the history already
                 self._put(view.name, self._natural(view))
                 self._idle_since_s.pop(view.name, None)
-
-    def _has_changed_phase(self, view: ReplicaView) -> bool:
-        kind = self.role(view.name).kind
-        return kind != Kind.DRAINING and (kind == Kind.PREFILL) != (view.phase == Phase.PREFILL)
 
     def _settle(self, view: ReplicaView, now_s: float) -> None:
         """Leave the tier without a request of its own; leave the pending list when empty of SLO requests."""

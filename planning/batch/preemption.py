@@ -13,6 +13,7 @@ from numba import njit
 
 from planning.batch.kv import held_kv_tokens
 from planning.deadlines import remaining_tokens
+from planning.order import integers, numbers, order_of, order_of_integers
 from planning.tables import RequestTable
 from profiles.kernels import Coefficients, attention_pairs, attention_s, token_s
 
@@ -52,9 +53,10 @@ def note_preempted(row: np.void) -> None:
 @njit(cache=True)
 def _by_price(table: RequestTable, rows: np.ndarray, sizes: np.ndarray, losses: np.ndarray) -> np.ndarray:
     """Places in ``rows``, cheapest per KV token first; ties by latest arrival, then by id."""
-    order = np.argsort(-table["id"][rows], kind="mergesort")
-    order = order[np.argsort(-table["arrival_s"][rows[order]], kind="mergesort")]
-    return order[np.argsort((losses / sizes)[order], kind="mergesort")]
+    arrivals, ids, prices = numbers(table["arrival_s"][rows]), integers(table["id"][rows]), losses / sizes
+    order = order_of_integers(-ids)
+    order = order[order_of(-arrivals[order])]
+    return order[order_of(prices[order])]
 
 
 @njit(cache=True)

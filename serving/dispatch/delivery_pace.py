@@ -1,6 +1,7 @@
 """When tokens that have come are delivered: at once, or a little later, together, to give new requests their turns."""
 
 import asyncio
+import math
 
 MOST_S = 0.01  # that tokens wait at most
 HOPS = 4  # turns of the event loop that a delivery takes: output handler, stream, response, connection
@@ -21,6 +22,14 @@ class DeliveryPace:
     def wait_s(self) -> float:
         """How long a token that comes now would wait, unless it is hurried."""
         return max(0.0, self._free_until_s - asyncio.get_running_loop().time())
+
+    def delay_s(self, leaves_s: float, due_s: float) -> float:
+        """How long a token waits that could leave at ``leaves_s``; not at all where it would be late for that."""
+        wait_s = self.wait_s()
+        if not leaves_s <= due_s < leaves_s + wait_s and due_s != -math.inf:
+            return wait_s
+        self.hurry()
+        return 0.0
 
     def hurry(self) -> None:
         """Deliver at once all that has come; called before it is added."""

@@ -222,7 +222,7 @@ class Dispatcher:
             request.tokens.extend(delta.token_ids)
             request.failures_without_progress, request.is_fresh = 0, False
             self._quarantine.acquit(request)
-            leaves_s += self._wait_s(request, leaves_s)
+            leaves_s += self._pace.delay_s(leaves_s, request.request_state.due_s(request.request_id))
             request.request_state.record_tokens(request.request_id, len(delta.token_ids), leaves_s)
         if delta.late:
             request.request_state.sequence(request.request_id).late = True
@@ -235,15 +235,6 @@ class Dispatcher:
             self._pace.hurry()
             request.replica = ""
             self.registry.end(request, delta.finish)
-
-    def _wait_s(self, request: EngineRequest, leaves_s: float) -> float:
-        """How long the next token waits to be delivered: not at all where it is the first one, or would be late."""
-        wait_s, tally = self._pace.wait_s(), request.request_state.sequence(request.request_id).tally
-        due_s = request.request_state.arrived_s + tally.next_due_s
-        if wait_s == 0.0 or (tally.tokens and not leaves_s <= due_s < leaves_s + wait_s):
-            return wait_s
-        self._pace.hurry()
-        return 0.0
 
     def _waited_too_long(self, request: EngineRequest, moving: list[EngineRequest]) -> None:
         """No sequence of a request may be missing: it ends as a whole, or this one is offered again."""
@@ -301,12 +292,7 @@ class Dispatcher:
 
     def _is_settled(self) -> bool:
         """Whether no stream is on its way from one replica to another."""
-        moving = (
-            request
-            for request in self.requests.values()
-            if request.is_moved and not (request.replica and request.is_acknowledged)
-        )
-        return all(self._quarantine.is_held(request) for request in moving)
+        return all(self._quarantine.is_held(request) for request in self.registry.moving())
 
     def _busy(self) -> set[str]:
         return {request.replica for request in self.requests.values()}

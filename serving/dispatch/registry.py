@@ -64,6 +64,11 @@ class RequestRegistry:
         """The requests that a replica has."""
         return [request for request in self.requests.values() if request.replica == replica]
 
+    def moving(self) -> list[EngineRequest]:
+        """The requests that are on their way from one replica to another."""
+        live = self.requests.values()
+        return [request for request in live if request.is_moved and not (request.replica and request.is_acknowledged)]
+
     # -- how they end -----------------------------------------------------------------------------------------------
 
     def end(self, request: EngineRequest, finish: str) -> None:

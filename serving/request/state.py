@@ -78,6 +78,11 @@ class HttpRequestState:
         """Record ``count`` tokens that arrived together."""
         self.sequence(request_id).tally.note(now_s - self.arrived_s, count)
 
+    def due_s(self, request_id: str) -> float:
+        """When a sequence's next token is due on this process's clock; -inf, which is at once, for a first one."""
+        tally = self.sequence(request_id).tally
+        return self.arrived_s + tally.next_due_s if tally.tokens else -math.inf
+
     @property
     def is_started(self) -> bool:
         """Whether some sequence has a token: from then on the request is never refused."""

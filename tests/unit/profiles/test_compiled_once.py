@@ -143,3 +143,10 @@ def test_another_process_finds_caller_and_kernel_in_the_cache(tmp_path: Path) ->
         for _ in range(2)
     ]
     assert told == ["[1.0, 3.0] 0 0\n", "[1.0, 3.0] 1 1\n"]
+
+
+@compiled
+def test_a_table_takes_only_kernels_of_a_signature() -> None:
+    grown = KernelTable("tests.refuses", NUMBERS, [scaled])
+    with pytest.raises(TypeError, match="compiled_once"):
+        grown.add(njit(lambda values, by: (by, values)))

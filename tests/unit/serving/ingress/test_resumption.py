@@ -9,6 +9,7 @@ import pytest
 
 from protocol.kept_streams import KeptStream
 from protocol.messages import Verdict
+from serving.dispatch import delivery_pace
 from tests.support.ingress_scene import Ingress, refused
 from tests.unit.serving.ingress.test_requests import sound
 
@@ -21,8 +22,9 @@ Event = tuple[str, str]  # id and the rest
 
 
 @pytest.fixture
-def ingress(ingress: Ingress) -> Iterator[Ingress]:
-    """One whose replica makes some tokens at a time."""
+def ingress(ingress: Ingress, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ingress]:
+    """One whose replica makes some tokens at a time, which are delivered at once."""
+    monkeypatch.setattr(delivery_pace, "MOST_S", 0.0)
     ingress.transport.pause_s = 0.003
     yield ingress
     ingress.transport.pause_s = 0.0
