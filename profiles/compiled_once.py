@@ -19,6 +19,7 @@ import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.imputils import impl_ret_new_ref
 from numba.core.typing.templates import AbstractTemplate, Signature, infer_global
 from numba.extending import lower_builtin
@@ -72,10 +73,11 @@ class CompiledOnce:
         return list(self.kernel.signatures)
 
     def compile(self) -> int:
-        """Compile it, or load it from the cache, unless that has been done; returns its address."""
-        if not self.kernel.overloads:
-            self.kernel.compile(self.signature)
-            self.kernel.disable_compile()  # what does not fit the signature is an error, not another kernel
+        """Compile it, or load it from the cache, unless that has been done; returns its address. Any thread may ask."""
+        with global_compiler_lock:  # numba's own and reentrant: kernels are compiled while others are
+            if not self.kernel.overloads:
+                self.kernel.compile(self.signature)
+                self.kernel.disable_compile()  # what does not fit the signature is an error, not another kernel
         compiled = self.kernel.overloads[tuple(self.signature.args)]
         return int(compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name))
 

@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -150,3 +152,21 @@ def test_a_table_takes_only_kernels_of_a_signature() -> None:
     grown = KernelTable("tests.refuses", NUMBERS, [scaled])
     with pytest.raises(TypeError, match="compiled_once"):
         grown.add(njit(lambda values, by: (by, values)))
+
+
+@compiled
+def test_threads_may_call_it_for_the_first_time_together() -> None:
+    """As engines that share a process do."""
+
+    def many(values: np.ndarray, by: float) -> tuple[float, np.ndarray]:
+        return values.sum() - by, np.sort(values) - by
+
+    kernel = compiled_once(NUMBERS)(many)
+    gate = threading.Barrier(8)
+
+    def call(_: int) -> float:
+        gate.wait()
+        return float(kernel(np.ones(3), 1.0)[0])
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(call, range(8))) == [2.0] * 8
