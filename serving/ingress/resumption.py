@@ -34,6 +34,7 @@ RESUMABLE = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages"
 RESUME = b"x-stream-resume"
 ON, OFF = ("1", "true"), ("0", "false")
 TAKE_S = 2.0  # that a replica may take to say what it keeps
+KNOWN_S, POLL_S = 3.0, 0.05  # that a replica may be unknown, and between two looks
 GONE, DIVERGED = "stream_gone", "stream_diverged"
 
 logger = logging.getLogger("polyslo.ingress")
@@ -94,13 +95,22 @@ class Resumption:
             raise Refusal(not_resumed(GONE, "its tokens are not kept any more, and sampling would make others."))
 
     async def _taken(self, replica: str, key: str) -> KeptStream | None:
-        if replica not in self._known():
+        if not await self._is_known(replica):
             return None
         try:
             return await asyncio.wait_for(self._take(replica, key), TAKE_S)
         except Exception as error:
             logger.warning("replica %s does not say what it keeps of a stream: %r", replica, error)
             return None
+
+    async def _is_known(self, replica: str) -> bool:
+        """Whether a replica lives; an ingress that has just started hears of its replicas first."""
+        give_up_s = time.monotonic() + KNOWN_S
+        while replica not in self._known():
+            if time.monotonic() > give_up_s:
+                return False
+            await asyncio.sleep(POLL_S)
+        return True
 
     def done(self, request_state: HttpRequestState) -> None:
         """The response of a request has ended."""
