@@ -1,6 +1,5 @@
 """Streams that a client takes up again: from the tokens that a replica has kept, or made once more."""
 
-import asyncio
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 from protocol.kept_streams import KeptStream
 from protocol.messages import Verdict
 from serving.dispatch import delivery_pace
-from serving.ingress import resumption
 from tests.support.ingress_scene import Ingress, refused
 from tests.unit.serving.ingress.test_requests import sound
 
@@ -284,26 +282,3 @@ def test_a_stream_that_goes_on_is_never_refused_but_one_that_is_made_again_may_b
 def test_a_wrong_header_is_a_mistake(ingress: Ingress) -> None:
     answer = ingress.post(PATHS[0], body_of(PATHS[0]), [("x-stream-resume", "perhaps")])
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-stream-resume")
-
-
-@pytest.mark.parametrize("is_told", [True, False])
-def test_an_ingress_that_has_just_started_hears_of_its_replicas_first(
-    is_told: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    replicas, asked = set[str](), list[str]()
-    monkeypatch.setattr(resumption, "KNOWN_S", 60.0 if is_told else 0.02)
-
-    async def take(replica: str, _key: str) -> KeptStream | None:
-        asked.append(replica)
-        return None
-
-    async def play() -> None:
-        finding = asyncio.create_task(resumption.Resumption(take, lambda: replicas)._taken("a", "key"))
-        await asyncio.sleep(0.01)
-        assert not asked
-        if is_told:
-            replicas.add("a")
-        await asyncio.wait_for(finding, 30)
-
-    asyncio.run(play())
-    assert asked == (["a"] if is_told else [])
