@@ -38,6 +38,7 @@ from controller.starts import Starts
 from controller.status import fleet_status, mean_load, replica_status
 from controller.warmup import warm_up
 from profiles.store import load_profile
+from protocol.garbage import Garbage
 from protocol.messages import Admission, AdmissionRequest, Decision, Outcome, Report, Start
 from protocol.report_answers import TELL_ALL, go_to, report_taken
 from protocol.shards import LEADER, shard_name
@@ -78,6 +79,7 @@ class Controller:
         warm_up()
         gc.collect()
         gc.freeze()  # what is there for good is not looked through again and again
+        self._garbage = Garbage()
         self.born_s = self.heard_s = clock()  # from when it can be asked: loading its kernels took some time
         self.keeper, self.checkpoints = LengthKeeper(), CheckpointKeeper()
         self.shard = ShardKeeper(shard, name, namespace, clock)
@@ -93,6 +95,7 @@ class Controller:
         Returns the number of the deploy. Raises ``ApplicationClash`` where another application has this controller.
         """
         now_s = self.heard_s = self.clock()
+        self._garbage.note(is_idle=self.fleet is None or not self.fleet.places)
         shard = self.shard.member.shard
         wanted = of_shard(msgspec.msgpack.decode(options, type=FleetOptions), shard)
         table = msgspec.msgpack.decode(tiers, type=TierTable)

@@ -1,6 +1,7 @@
 """When a process looks for cycles of garbage: not while it starts, and seldom through everything while it serves.
 
 A look through all objects takes a tenth of a second where a hundred requests run, and delays a token of each of them.
+In a controller of a hundred replicas it takes 10 ms and more, and delays decisions.
 """
 
 import contextlib

@@ -19,6 +19,9 @@ class RequestLocations:
     def __contains__(self, uid: int) -> bool:
         return uid in self._where
 
+    def __len__(self) -> int:
+        return len(self._where)
+
     def reconcile(self, uid: int, replica: VirtualReplica, now_s: float) -> None:
         """A request was given to a replica, which will hear of it."""
         replica.record_reserved(uid, now_s)

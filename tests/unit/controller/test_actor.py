@@ -1,6 +1,7 @@
 """The controller's loop that follows the load: whatever goes wrong, it goes on and says so."""
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from controller.scaling.signals import Actions, ScalingOptions, Serve
 from controller.scaling.tiers import Tier, TierTable
 from controller.serve_scaler import ScalingError, ServeScaler
 from profiles.store import load_profile
-from protocol.messages import Report
+from protocol.messages import AdmissionRequest, Report, Slo, request_uid
 
 H200 = "h200_sxm__llama-3.1-8b"
 
@@ -184,3 +185,25 @@ def test_another_application_is_told_that_the_controller_is_taken(monkeypatch: p
         assert controller.fleet.options.application == "other", "the first one is gone"
 
     run(scenario, monkeypatch)
+
+
+def test_garbage_is_looked_for_when_no_request_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    def collected() -> int:
+        return int(gc.get_stats()[2]["collections"])
+
+    async def scenario(controller: Controller) -> None:
+        controller.fleet, controller.clock = fleet(), lambda: 0.0
+        asked = AdmissionRequest("a", 100, 20, Slo(tier="flex", best_effort=True))
+        await controller.admit(msgspec.msgpack.encode([asked]))
+        before = collected()
+        await controller.configure(*ping("", ""))
+        assert collected() == before, "it has a place"
+        controller.fleet.places.free(request_uid("a"))
+        await controller.configure(*ping("", ""))
+        assert collected() == before + 1
+
+    thresholds = gc.get_threshold()
+    try:
+        run(scenario, monkeypatch)
+    finally:
+        gc.set_threshold(*thresholds)
