@@ -3,13 +3,14 @@
     python -m benchmarks.front_path [--quick] [--json OUT]
 
 *Server*: vLLM's OpenAI server over engines in its process that only keep the time of the same profile. *Stack*:
-HAProxy, one ingress, controller, simulated replicas. Both get the same requests in a closed loop. The server side
+HAProxy, ingresses, controller, simulated replicas. Both get the same requests in a closed loop. The server side
 (server; or proxy, ingress, controller) is pinned to core 0, the client and the simulated replicas to core 1. Processor
 seconds are those of all threads of a kind of process within the measured window.
 """
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import statistics
@@ -56,6 +57,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64, 256])
     parser.add_argument("--replicas", type=int, nargs="+", default=[2, 16])
+    parser.add_argument(
+        "--ingresses", type=int, nargs="+", default=[1], help="of the stack; all but the first with the smallest fleet"
+    )
     parser.add_argument("--seconds", type=float, default=8.0, help="of each measured window")
     parser.add_argument("--rounds", type=int, default=3, help="turns of server and stack")
     parser.add_argument(
@@ -66,15 +70,14 @@ def main() -> None:
     if options.quick:
         options.rounds, options.seconds = 1, 4.0
     points: list[dict[str, Any]] = []
-    for replicas in options.replicas:
-        with local_server(replicas) as server_port, local_stack(replicas) as stack_port:
-            for turn in range(options.rounds):
-                for streams in streams_of(options, replicas):
-                    for side, port in (("server", server_port), ("stack", stack_port)):
-                        known = {"side": side, "replicas": replicas, "streams": streams, "round": turn}
-                        point = known | measured(port, streams, options.seconds)
-                        print(json.dumps(point), flush=True)
-                        points.append(point)
+    for replicas, ingresses in fleets_of(options):
+        with local_server(replicas) as server_port, local_stack(replicas, ingresses) as stack_port:
+            for turn, streams in itertools.product(range(options.rounds), streams_of(options, replicas)):
+                for side, port in (("server", server_port), ("stack", stack_port)):
+                    known = {"side": side, "replicas": replicas, "ingresses": ingresses, "streams": streams}
+                    point = known | {"round": turn} | measured(port, streams, options.seconds)
+                    print(json.dumps(point), flush=True)
+                    points.append(point)
     headline = headline_of(points)
     print(json.dumps(headline))
     if options.json:
@@ -87,6 +90,12 @@ def main() -> None:
             "rounds": options.rounds,
         }
         write_result(options.json, "front_path", config=config, seeds=[0], headline=headline, points=points)
+
+
+def fleets_of(options: argparse.Namespace) -> list[tuple[int, int]]:
+    """(replicas, ingresses) of every stack that is measured."""
+    first, *more = options.ingresses
+    return [(replicas, first) for replicas in options.replicas] + [(min(options.replicas), count) for count in more]
 
 
 def streams_of(options: argparse.Namespace, replicas: int) -> list[int]:
@@ -119,10 +128,11 @@ def _until(is_up: Callable[[], bool], process: "subprocess.Popen[bytes]") -> Non
 
 
 @contextlib.contextmanager
-def local_stack(replicas: int) -> Iterator[int]:
+def local_stack(replicas: int, ingresses: int = 1) -> Iterator[int]:
     """The whole stack over simulated replicas, all in one process; yields its HTTP port."""
     engine = ENGINE | {"per_process": replicas}
     args = {"model": "embedded", "engine": engine, "profile": PROFILE, "fleet": {"num_replicas": replicas}}
+    args["ingress"] = {"num_replicas": ingresses, "num_cpus": 0.2}
     document = serve_document(args, TIERS)
     with serving_stack(document, replicas, Console(stderr=True)):
         yield int(document["http_options"]["port"])
@@ -197,7 +207,10 @@ def waited_seconds(found: list[tuple[str, psutil.Process]]) -> dict[str, float]:
 
 
 def headline_of(points: list[dict[str, Any]]) -> dict[str, float]:
-    """Medians over the rounds, stack against server of the same turn."""
+    """Medians over the rounds, stack against server of the same turn; of one ingress where nothing else is said."""
+    fewest = min(p.get("ingresses", 1) for p in points)
+    several = [p for p in points if p.get("ingresses", 1) > fewest]
+    points = [p for p in points if p.get("ingresses", 1) == fewest]
     few, many = min(p["replicas"] for p in points), max(p["replicas"] for p in points)
     streams = sorted({p["streams"] for p in points})
     busy = streams[-1]
@@ -217,6 +230,10 @@ def headline_of(points: list[dict[str, Any]]) -> dict[str, float]:
     if many > few:
         name = f"tokens_per_s_{many}_over_{few}_replicas"
         headline[name] = median_rate(points, many, busy) / median_rate(points, few, busy)
+    for count in sorted({p["ingresses"] for p in several}):
+        own = [p for p in several if p["ingresses"] == count]
+        name = f"tokens_per_s_{count}_over_{fewest}_ingresses"
+        headline[name] = median_rate(own, few, busy) / median_rate(points, few, busy)
     return headline
 
 

@@ -67,7 +67,14 @@ def test_front_path() -> None:
         "added_ttft_ms_p50_64": 0.0,
         "tokens_per_s_16_over_2_replicas": 1.25,
     }
-    asked = argparse.Namespace(quick=True, streams=[1, 64, 256], replicas=[2, 16])
+    two = [front_point(side, 2, 256, 40.0) | {"ingresses": 2} for side in ("server", "stack")]
+    known = front_path.headline_of([point | {"ingresses": 1} for point in points])
+    assert front_path.headline_of([point | {"ingresses": 1} for point in points] + two) == {
+        **known,
+        "tokens_per_s_2_over_1_ingresses": 0.5,
+    }
+    asked = argparse.Namespace(quick=True, streams=[1, 64, 256], replicas=[2, 16], ingresses=[1, 2])
+    assert front_path.fleets_of(asked) == [(2, 1), (16, 1), (2, 2)]
     assert [front_path.streams_of(asked, replicas) for replicas in asked.replicas] == [[1, 64, 256], [256]]
 
 
