@@ -1,8 +1,11 @@
-"""Two ingresses over one controller, and simulated replicas that share processes: who dies takes only his own along."""
+"""Two ingresses, replicas that share processes, one controller and then several: who dies takes only his own along."""
 
+import copy
 import json
 import threading
+import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import httpx
@@ -10,7 +13,7 @@ import openai
 import psutil
 import pytest
 
-from tests.support.stack import Stack, kill_9, running, texts, until
+from tests.support.stack import Stack, kill_9, running, texts, until, verdict
 
 pytestmark = pytest.mark.integration
 
@@ -183,3 +186,70 @@ def test_streams_of_an_ingress_that_dies_go_on_at_the_other(stack: Stack, undist
     assert all(stream.is_whole for stream in streams)
     assert {stream.resumed for stream in broken} == {1}, "from the tokens that a replica had kept"
     stack.settle()
+
+
+def shards(stack: Stack) -> list[dict[str, Any]]:
+    return list(stack.status().get("shards", []))
+
+
+def sizes(stack: Stack) -> list[int | None]:
+    """Live replicas of each shard; none of one that does not answer."""
+    return [shard.get("live") for shard in shards(stack)]
+
+
+def sharded(stack: Stack, count: int) -> dict[str, Any]:
+    """The document with so many controllers."""
+    changed = copy.deepcopy(stack.document)
+    table = changed["applications"][0]["deployments"][0]["user_config"]
+    table |= {"version": table["version"] + 1, "fleet": {"controller_shards": count}}
+    return changed
+
+
+def ask(stack: Stack, text: str) -> dict[str, Any]:
+    """What becomes of a short request."""
+    headers = {"x-slo-tier": "interactive"}
+    return verdict(stack.client.completions.create(model="embedded", prompt=text, max_tokens=2, extra_headers=headers))
+
+
+@pytest.fixture(scope="module")
+def two_shards(stack: Stack) -> Stack:
+    """From here on two controllers, in place."""
+    stack.deploy(sharded(stack, 2))
+    until(lambda: sizes(stack) == [3, 3], 90, lambda: sizes(stack))
+    return stack
+
+
+def test_every_replica_serves_and_both_controllers_decide(two_shards: Stack) -> None:
+    before = [shard["decisions"] for shard in shards(two_shards)]
+    told = [ask(two_shards, f"number {i}") for i in range(8 * REPLICAS)]
+    assert all(each["admitted"] and each["predicted_ttft_ms"] > 0 for each in told)
+    assert len({each["replica"] for each in told}) == REPLICAS
+    until(lambda: all(now["decisions"] > old for now, old in zip(shards(two_shards), before, strict=True)), 10)
+    until(lambda: two_shards.status()["attainment"]["interactive"]["requests"] >= len(told), 10)
+    two_shards.settle()
+
+
+@pytest.mark.parametrize("dead", [1, 0])
+def test_replicas_of_a_dead_controller_are_adopted(two_shards: Stack, undisturbed: list[str], dead: int) -> None:
+    stack, victim = two_shards, shards(two_shards)[dead]["pid"]
+    assert texts(stack.client, PROMPTS, TOKENS, lambda: kill_9(victim)) == undisturbed
+    until(lambda: sizes(stack) == [3, 3], 90, lambda: sizes(stack))
+    victim, killed_s = shards(stack)[dead]["pid"], time.monotonic()
+    kill_9(victim)
+    until(lambda: any(size == REPLICAS for size in sizes(stack)), 30, lambda: sizes(stack))
+    print(f"adopted after {time.monotonic() - killed_s:.1f} s")
+    assert ask(stack, "in between")["admitted"]
+    until(lambda: sizes(stack) == [3, 3], 90, lambda: sizes(stack))
+    assert shards(stack)[dead]["pid"] != victim
+
+
+def test_the_number_of_controllers_changes_while_they_serve(two_shards: Stack, undisturbed: list[str]) -> None:
+    stack = two_shards
+    for count in (1, 3):
+        changed = partial(stack.deploy, sharded(stack, count))
+        assert texts(stack.client, PROMPTS, TOKENS, changed) == undisturbed
+        if count == 1:
+            until(lambda: len(stack.live()) == REPLICAS and "shards" not in stack.status(), 60)
+        else:
+            until(lambda: sizes(stack) == [2, 2, 2], 90, lambda: sizes(stack))
+        assert ask(stack, f"with {count}")["admitted"]

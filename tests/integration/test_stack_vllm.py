@@ -1,6 +1,7 @@
 """The whole stack on two vLLM engines: exact tokens through every kind of death.
 
 Over the embedded model, and over timed devices at a fifth of the speed of an H200, slow enough to die in mid-stream.
+What has to do with tokens alone runs on both, the others on one of them: replacing an engine takes half a minute.
 """
 
 import contextlib
@@ -42,10 +43,7 @@ def stack(device: str) -> Iterator[Stack]:
         yield up
 
 
-@pytest.fixture
-def logits(device: str) -> None:
-    if device == "timed":
-        pytest.skip("a timed device computes no logits")
+ON_CPU, ON_TIMED = (pytest.mark.parametrize("device", [name], indirect=True, scope="module") for name in ARGS)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +59,7 @@ def test_streams_and_whole_answers_are_the_same_text(stack: Stack, undisturbed: 
     assert len(set(undisturbed)) > 6, "the model's output depends on its prompt"
 
 
-@pytest.mark.usefixtures("logits")
+@ON_CPU  # a timed device computes no logits
 def test_logprobs_and_stop_strings_come_from_the_engine(stack: Stack, undisturbed: list[str]) -> None:
     stop = undisturbed[0][10:12]
     answer = stack.client.completions.create(
@@ -75,7 +73,7 @@ def test_logprobs_and_stop_strings_come_from_the_engine(stack: Stack, undisturbe
     assert len(choice.logprobs.token_logprobs or []) >= len(choice.text)
 
 
-@pytest.mark.usefixtures("logits")
+@ON_CPU  # a timed device computes no logits
 def test_constrained_answers_parse_and_leave_free_ones_alone(stack: Stack, undisturbed: list[str]) -> None:
     """A random model says nothing that parses unless every one of its tokens is held to the grammar."""
     order = r'\{"size":"(small|large)","express":(true|false)\}'
@@ -101,6 +99,7 @@ def test_constrained_answers_parse_and_leave_free_ones_alone(stack: Stack, undis
     assert all(isinstance(answer["express"], bool) for answer in answers)
 
 
+@ON_CPU
 def test_killing_a_replica_and_the_controller_changes_no_token(stack: Stack, undisturbed: list[str]) -> None:
     """Both at once, in the middle of 12 streams; the replica's engine process goes with it."""
     status = stack.status()
@@ -127,6 +126,7 @@ def engines(stack: Stack) -> list[psutil.Process]:
     return found
 
 
+@ON_TIMED
 def test_killing_an_engine_alone_changes_no_token(stack: Stack, undisturbed: list[str]) -> None:
     """The actor lives on, its engine does not: the health check has it replaced."""
     # a replica may have been replaced since the last test
@@ -137,6 +137,7 @@ def test_killing_an_engine_alone_changes_no_token(stack: Stack, undisturbed: lis
     until(lambda: len(stack.live()) == 2 and {r["pid"] for r in stack.live()} != before, 150)
 
 
+@ON_TIMED
 def test_vllms_own_benchmark_runs_against_it_unchanged(stack: Stack) -> None:
     model = httpx.get(f"{stack.url}/v1/models", timeout=10).json()["data"][0]
     command = "serve --backend openai-chat --endpoint /v1/chat/completions --dataset-name random --num-prompts 6"
