@@ -28,6 +28,7 @@ from controller.options import FleetOptions
 from controller.pacing import ReportPacer
 from controller.patience import Delays, given_up, parts
 from controller.recalls import RecallBox
+from controller.report_hub import ReportHub
 from controller.scaling.history import Change
 from controller.scaling.tiers import TierTable
 from controller.shards.keeper import ShardKeeper
@@ -73,6 +74,7 @@ class Controller:
         self.configured_s = float("-inf")
         self.decisions = self.given_up = self._checked = 0
         self.recalls, self.pacer = RecallBox(), ReportPacer()
+        self.reports = ReportHub(self._report, ray.util.get_node_ip_address, clock)
         self.busy_s = 0.0
         self._delays = Delays()
         self._status, self._status_s, self._is_telling = b"", -math.inf, False
@@ -126,8 +128,15 @@ class Controller:
                 f"give {application!r} another name"
             )
 
+    async def hear_reports(self, replica: str) -> bytes:
+        """A msgpack ``Link`` over which this replica may ``report``, which costs both sides less than through Ray."""
+        return self.reports.open(replica)
+
     async def report(self, report: bytes) -> str:
         """A replica's state; the answer is which controller heard it, ``TELL_ALL``, or another shard to report to."""
+        return self._report(report)
+
+    def _report(self, report: bytes) -> str:
         self.heard_s, begun_s, fleet = self.clock(), time.perf_counter(), self.fleet
         if fleet is None:
             return TELL_ALL
@@ -241,10 +250,7 @@ class Controller:
         return msgspec.json.encode({"controller": own, **told, **errors, "checkpoints": self.checkpoints.status(now_s)})
 
     async def check_integrity(self, sample: int = 0) -> str:
-        """What in the state contradicts itself, and a line in the log; empty when nothing does.
-
-        ``sample``: of so many replicas only, others with every call.
-        """
+        """What in the state contradicts itself, logged too; ``sample``: of so many replicas, others with every call."""
         try:
             if self.fleet is not None and sample:
                 names = sorted(self.fleet.replicas)
@@ -263,6 +269,7 @@ class Controller:
             await asyncio.sleep(5.0)
             await self.check_integrity(REPLICAS_TOGETHER)
             self.recalls.forget(self.clock())
+            self.reports.sweep()
             if self.clock() - self.heard_s > IDLE_EXIT_S:
                 ray.get_runtime_context().current_actor.leave.remote()
 

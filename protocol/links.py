@@ -1,9 +1,9 @@
 """How tokens travel beside Ray: a replica connects to the ingress that listens to it. Structs and bytes, no socket.
 
-A link is told through Ray, which only the application's own processes can call. Whoever does not know its key and name
-cannot speak to the ingress. What a replica sends is numbered, so that a lost message is noticed. On the same connection
-the ingress calls the replica, which spares each request a call through Ray. The controller answers over such a link
-as well.
+Reports travel alike, from a replica to its controller. A link is told through Ray, which only the application's own
+processes can call. Whoever does not know its key and name cannot speak to the ingress. What a replica sends is
+numbered, so that a lost message is noticed. On the same connection the ingress calls the replica, which spares each
+request a call through Ray. The controller answers over such a link as well.
 """
 
 import secrets
@@ -14,6 +14,8 @@ import msgspec
 
 SUBMIT, ABORT = "submit", "abort"  # what a replica answers
 ADMIT, OUTCOMES = "admit", "outcomes"  # what the controller answers
+HEARD = "heard"  # what a replica is told: the controller's answer to its last report
+NO_ANSWER = 0  # number of a call that is not answered
 CHANNEL_BYTES = 16  # of a channel's name
 HEARTBEAT_MS, SILENT_MS = 1000, 3000  # of a connection: how often its ends ping each other, and when one is gone
 CONNECT_MS = 3000
@@ -41,7 +43,7 @@ class Kind(IntEnum):
 class Call(msgspec.Struct, frozen=True, array_like=True):
     """What an ingress asks the other end to do."""
 
-    number: int
+    number: int  # from 1; ``NO_ANSWER``
     method: str
     body: bytes
 

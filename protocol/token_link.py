@@ -1,4 +1,4 @@
-"""The end of a link that a replica or the controller holds: sends messages to an ingress and answers its calls."""
+"""The end of a link that connects: sends messages to an ingress or a controller, and answers its calls."""
 
 import asyncio
 import logging
@@ -14,6 +14,7 @@ from protocol.links import (
     HEARTBEAT_MS,
     MOST_CALLS,
     MOST_QUEUED,
+    NO_ANSWER,
     SILENT_MS,
     Answer,
     Call,
@@ -65,7 +66,7 @@ class TokenLink:
             self._socket.connect(link.address)
         except (zmq.ZMQError, ValueError) as error:
             self._close()
-            raise ConnectionError(f"the ingress at {link.address} cannot be reached: {error}") from None
+            raise ConnectionError(f"{link.address} cannot be reached: {error}") from None
         self._offer(Kind.HELLO, b"")
         for socket, read in ((self._socket, self._read), (self._monitor, self._watch)):
             self._loop.add_reader(socket.fileno(), read)
@@ -143,6 +144,8 @@ class TokenLink:
             answer = Answer(call.number, await self._serve(call.method, call.body))
         except Exception as error:
             answer = Answer(call.number, b"", repr(error)[:MOST_ERROR])
+        if call.number == NO_ANSWER:
+            return
         try:
             await self.send(msgspec.msgpack.encode(answer), Kind.ANSWER)
         except ConnectionError as error:

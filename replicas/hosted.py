@@ -241,6 +241,7 @@ class HostedReplica:
     async def stop(self) -> None:
         """End the engine and all that is done about it."""
         await cancel(self._tasks)
+        self._reporter.close()
         if engine := vars(self).get("_engine"):  # none where the start failed
             await engine.stop()
 

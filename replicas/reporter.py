@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import logging
 import random
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,17 +14,24 @@ import ray
 from protocol.messages import Report, Start
 from protocol.report_answers import POSITIONS_READ, TELL_ALL, next_shard, pause_s, shards
 from protocol.shards import LEADER, shard_name
+from replicas.report_link import ReportLink
 
 LEAST_PAUSE_S = 0.01  # whatever a controller asks for
 START_S = 1.0  # how often a replica that starts says so
 ANSWER_S = 2.0  # a controller that does not answer by then is looked up again
 SHARD_ANSWER_S = 1.0  # the same where another shard may take the replica
 MOVED_S = 0.1  # until the next report, after one that its shard did not take
+BY_RAY_S = 60.0  # how long reports go through Ray where a controller cannot be reached over a socket
+
+UNANSWERED = (ValueError, ConnectionError, TimeoutError, ray.exceptions.RayError)
+
+logger = logging.getLogger("polyslo.replica")
 
 
 class Reporter:
     """Sends one report at a time, so that none pile up while the controller is away or slow.
 
+    They go over a socket, whose address the controller tells; through Ray where that cannot be.
     Where there are several shards, the leader says which one to report to. A replica whose shard does not answer
     reports to the leader, or without that to any other.
     """
@@ -33,6 +42,8 @@ class Reporter:
         self._interval_s = interval_s
         self._shard, self._shards = LEADER, 1
         self._actor: Any = None  # of the shard
+        self._link: ReportLink | None = None  # to the shard
+        self._by_ray_until_s = 0.0
         self._has_work = asyncio.Event()
 
     def wake(self) -> None:
@@ -50,7 +61,7 @@ class Reporter:
         while True:
             self._has_work.clear()
             report, shard = build(), self._shard
-            answer = await self._send("report", msgspec.msgpack.encode(report)) if self._name else None
+            answer = await self._report(report) if self._name else None
             if answer is not None and (other := next_shard(answer)) is not None:
                 self._go_to(other)
             elif answer == TELL_ALL:
@@ -74,24 +85,56 @@ class Reporter:
         while True:
             start = await asyncio.to_thread(build)
             if self._name:
-                await self._send("on_start", msgspec.msgpack.encode(start))
+                with contextlib.suppress(*UNANSWERED):
+                    await self._ask("on_start", msgspec.msgpack.encode(start))
             await asyncio.sleep(START_S)
 
     def _go_to(self, shard: int) -> None:
+        self.close()
         self._shard, self._actor = shard, None
 
-    async def _send(self, method: str, message: bytes) -> str | None:
+    def close(self) -> None:
+        """End the connection to the controller."""
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    async def _report(self, report: Report) -> str | None:
         """The controller's answer; none where it gave none."""
+        message = msgspec.msgpack.encode(report)
         try:
-            if self._actor is None:
-                name = shard_name(self._name, self._shard)
-                self._actor = await asyncio.to_thread(ray.get_actor, name, self._namespace or None)
-            answer = asyncio.wrap_future(getattr(self._actor, method).remote(message).future())
-            patience_s = ANSWER_S if self._shards == 1 else SHARD_ANSWER_S
-            return str(await asyncio.wait_for(answer, patience_s))
-        except (ValueError, TimeoutError, ray.exceptions.RayError):
+            if (link := await self._reach(report.replica)) is None:
+                return str(await self._ask("report", message))
+            async with asyncio.timeout(self._patience_s):
+                return await link.report(message)
+        except UNANSWERED as error:
+            if self._link is not None and not self._link.has_answered:
+                logger.warning("reports go through Ray: the controller's socket does not answer: %r", error)
+                self._by_ray_until_s = time.monotonic() + BY_RAY_S
             self._go_to(self._next())  # not born yet, reborn under the same name, or busy
             return None
+
+    async def _reach(self, replica: str) -> ReportLink | None:
+        """The socket to the shard; none where reports go through Ray."""
+        if self._link is None and time.monotonic() >= self._by_ray_until_s:
+            try:
+                self._link = ReportLink(await self._ask("hear_reports", replica))
+            except AttributeError:  # a controller of an earlier version
+                self._by_ray_until_s = time.monotonic() + BY_RAY_S
+        return self._link
+
+    async def _ask(self, method: str, argument: Any) -> Any:
+        """What the shard answers through Ray; raises one of ``UNANSWERED`` where it does not."""
+        if self._actor is None:
+            name = shard_name(self._name, self._shard)
+            self._actor = await asyncio.to_thread(ray.get_actor, name, self._namespace or None)
+        answer = asyncio.wrap_future(getattr(self._actor, method).remote(argument).future())
+        async with asyncio.timeout(self._patience_s):
+            return await answer
+
+    @property
+    def _patience_s(self) -> float:
+        return ANSWER_S if self._shards == 1 else SHARD_ANSWER_S
 
     def _next(self) -> int:
         """Who to report to where one's own shard does not answer."""

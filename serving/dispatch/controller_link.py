@@ -12,7 +12,7 @@ from controller.actor import start_controller
 from protocol.links import ADMIT, OUTCOMES, AdmitCall
 from protocol.messages import Admission, AdmissionRequest, Outcome
 from protocol.shards import LEADER, shard_name
-from serving.dispatch.token_hub import Channel, TokenHub
+from protocol.token_hub import Channel, TokenHub
 
 _admission = msgspec.msgpack.Decoder(Admission)
 

@@ -17,9 +17,9 @@ from protocol.kept_streams import TAKE, KeptStream
 from protocol.links import ABORT, SUBMIT
 from protocol.messages import AdmissionRequest, Decision, Outcome, Rejection, Submission
 from protocol.names import group_of, process_of
+from protocol.token_hub import Channel, TokenHub
 from serving.dispatch.controller_link import ControllerLink, until_ended
 from serving.dispatch.controller_shards import ControllerShards
-from serving.dispatch.token_hub import Channel, TokenHub
 
 ANYONE_S = 3.0
 NEWBORN_S = 1.0

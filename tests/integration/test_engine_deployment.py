@@ -16,8 +16,8 @@ from ray import serve
 from rich.console import Console
 
 from protocol.messages import Outputs, Report, Slo, Submission
+from protocol.token_hub import TokenHub
 from replicas.deployment import replica_deployment
-from serving.dispatch.token_hub import TokenHub
 from serving.launch.local_ray import local_ray
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]

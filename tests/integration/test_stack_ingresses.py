@@ -213,9 +213,10 @@ def ask(stack: Stack, text: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def two_shards(stack: Stack) -> Stack:
-    """From here on two controllers, in place."""
+    """From here on two controllers, in place, once both ingresses ask them."""
     stack.deploy(sharded(stack, 2))
     until(lambda: sizes(stack) == [3, 3], 90, lambda: sizes(stack))
+    until(lambda: all(ask(stack, f"early {i}")["predicted_ttft_ms"] for i in range(12)), 30)
     return stack
 
 

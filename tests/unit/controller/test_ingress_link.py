@@ -8,7 +8,7 @@ import pytest
 
 from controller.ingress_link import answer_over
 from protocol.links import ADMIT, OUTCOMES, SUBMIT, AdmitCall
-from serving.dispatch.token_hub import Channel, TokenHub
+from protocol.token_hub import Channel, TokenHub
 
 
 class Controller:

@@ -9,8 +9,8 @@ import pytest
 import zmq
 
 from protocol.links import MOST_QUEUED, Kind, Link, enveloped
+from protocol.token_hub import Channel, TokenHub
 from protocol.token_link import TokenLink
-from serving.dispatch.token_hub import Channel, TokenHub
 
 
 class Ear:

@@ -1,6 +1,7 @@
-"""The ingress's end of all token sockets: one address, one channel for each replica that is listened to. No ray here.
+"""The end of all sockets that listens: one address, one channel for each process that is listened to. No ray here.
 
-All messages that have come are taken together, at most ``MOST_AT_ONCE`` in one event-loop tick.
+An ingress hears tokens of replicas and asks the controller; a controller hears reports. All messages that have come are
+taken together, at most ``MOST_AT_ONCE`` in one event-loop tick.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from protocol.links import (
     HEARTBEAT_MS,
     MOST_CALLS,
     MOST_QUEUED,
+    NO_ANSWER,
     SILENT_MS,
     Answer,
     Call,
@@ -59,6 +61,10 @@ class Channel:
         finally:
             self._calls.pop(number, None)
 
+    def tell(self, method: str, body: bytes) -> None:
+        """``call`` without an answer; raises ``ConnectionError`` where nobody is connected."""
+        self._post(self.link.channel, msgspec.msgpack.encode(Call(NO_ANSWER, method, body)))
+
     def close(self) -> None:
         """Take nothing more; open calls fail."""
         self.broken.cancel()
@@ -95,9 +101,10 @@ class Channel:
 class TokenHub:
     """Listens on a port of ``host`` that the system chooses; must be made on a running event loop."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, most_at_once: int = MOST_AT_ONCE) -> None:
         """Raises ``zmq.ZMQError`` where ``host`` is not an address of this machine."""
         self._channels: dict[bytes, Channel] = {}
+        self._most_at_once = most_at_once
         self._loop = asyncio.get_running_loop()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -139,14 +146,14 @@ class TokenHub:
         try:
             self._socket.send_multipart((channel, message), zmq.NOBLOCK)
         except zmq.ZMQError as error:
-            raise ConnectionError(f"the replica cannot be called: {error}") from None
+            raise ConnectionError(f"the other end cannot be called: {error}") from None
         self._loop.call_soon(self._read)  # sending may have taken the signal of what has come
 
     def _read(self) -> None:
         """Take what has come. The socket tells of new messages once, so it is read until it is empty."""
         if self._socket.closed:
             return
-        for _ in range(MOST_AT_ONCE):
+        for _ in range(self._most_at_once):
             try:
                 sender, *parts = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
