@@ -211,7 +211,7 @@ def headline_of(points: list[dict[str, Any]]) -> dict[str, float]:
     fewest = min(p.get("ingresses", 1) for p in points)
     several = [p for p in points if p.get("ingresses", 1) > fewest]
     points = [p for p in points if p.get("ingresses", 1) == fewest]
-    few, many = min(p["replicas"] for p in points), max(p["replicas"] for p in points)
+    few, *more = sorted({p["replicas"] for p in points})
     streams = sorted({p["streams"] for p in points})
     busy = streams[-1]
 
@@ -227,7 +227,7 @@ def headline_of(points: list[dict[str, Any]]) -> dict[str, float]:
     for at in (1, 64):
         if at in streams:
             headline[f"added_ttft_ms_p50_{at}"] = ratio(lambda a, b: a["ttft_ms_p50"] - b["ttft_ms_p50"], few, at)
-    if many > few:
+    for many in more:
         name = f"tokens_per_s_{many}_over_{few}_replicas"
         headline[name] = median_rate(points, many, busy) / median_rate(points, few, busy)
     for count in sorted({p["ingresses"] for p in several}):
