@@ -4,17 +4,14 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from controller.disaggregation.phases import Phase, PhaseOptions
+from controller.disaggregation.phases import PhaseOptions
 from controller.options import FleetOptions
 from profiles.store import load_profile
 from simulation.core.loop import Simulation
-from simulation.core.metrics import Window, attained
 from simulation.dispatchers.disaggregated import DisaggregatedDispatcher
 from simulation.dispatchers.live_fleet import tiers_of
 from simulation.experiments.registry import Context, Experiment, Point, Task, markdown_table, register
-from simulation.experiments.sides_sized import Sized, figures, simulate, swinging_jobs
+from simulation.experiments.sides_sized import Sized, attained_by_half, figures, moves, simulate, swinging_jobs
 from simulation.experiments.what_if import mixed_jobs
 from simulation.studies.capacity import median_and_spread
 from simulation.studies.systems import FleetOf
@@ -25,7 +22,6 @@ from simulation.workloads.traces import read_trace
 GPU = "a100_sxm__llama-3.1-8b"
 HALVES = ("azure_2023_code", "azure_2023_conv")  # 2048 prompt and 28 output tokens in the mean, then 1155 and 211
 AS_GOOD = 0.99  # of what the fleet attains whose size follows the load
-CUT = 0.05  # of the time at both ends that is not judged
 SMALL_SWING = {"rates": [6.0, 6.0], "half_s": 40.0, "cold_s": 5.0}
 SMALL = {"replicas": 3, "prefill": 1, "rates": (14.0, 14.0), "half_s": 8.0}  # shows a change of behaviour
 
@@ -97,22 +93,11 @@ def _simulate(params: Mapping[str, Any], context: Context, seed: int) -> Simulat
 
 
 def flip_figures(simulation: Simulation) -> dict[str, float]:
-    jobs, dispatcher = simulation.jobs, simulation.dispatcher
+    dispatcher = simulation.dispatcher
     assert isinstance(dispatcher, DisaggregatedDispatcher)
-    whole = jobs[jobs["prefilled"] == 0]
-    window, middle_s = Window.of(whole, CUT), 0.5 * float(whole["arrival_s"].max())
-    heads = window.first_requests(jobs)
-    met, is_first = attained(jobs, simulation.records)["dslo"][heads], jobs["arrival_s"][heads] < middle_s
-    tiers = jobs["tier"][heads]
-    moves = [change for change in dispatcher.fleet.allocation.history if change.after in list(Phase)]
-    return {
-        "first": met[is_first].mean(),
-        "second": met[~is_first].mean(),
-        "overall": met.mean(),
-        "worst_tier": min(met[tiers == tier].mean() for tier in np.unique(tiers)),
-        "apart": dispatcher.moved / len(whole),
-        "moves": len(moves),
-    }
+    requests = (simulation.jobs["prefilled"] == 0).sum()
+    _, told = attained_by_half(simulation)
+    return {**told, "apart": dispatcher.moved / requests, "moves": moves(dispatcher.fleet)}
 
 
 def behaves(params: Mapping[str, Any], context: Context) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from controller.disaggregation.phases import Phase, PhaseOptions
+from controller.fleet import Fleet
 from controller.options import FleetOptions
 from controller.scaling.allocation import AllocationOptions
 from controller.scaling.signals import ScalingOptions
@@ -72,22 +73,39 @@ def simulate(sized: Sized, jobs: np.ndarray, gpu: str, seed: int) -> Simulation:
     return simulation
 
 
-def figures(simulation: Simulation) -> dict[str, float]:
-    """Attainment and what it costs."""
-    jobs, dispatcher = simulation.jobs, simulation.dispatcher
-    assert isinstance(dispatcher, AutoscaledPhasesDispatcher)
+def attained_by_half(simulation: Simulation) -> tuple[Window, dict[str, float]]:
+    """What is judged, and the shares that attained: in the ``first`` and ``second`` half of the arrivals, ``overall``,
+    and of the ``worst_tier``. A request that prefills and decodes apart counts once."""
+    jobs = simulation.jobs
     whole = jobs[jobs["prefilled"] == 0]
     window, middle_s = Window.of(whole, CUT), 0.5 * float(whole["arrival_s"].max())
     heads = window.first_requests(jobs)
     met, is_first = attained(jobs, simulation.records)["dslo"][heads], jobs["arrival_s"][heads] < middle_s
-    tiers, paid_s = jobs["tier"][heads], dispatcher.replica_seconds(window.start_s, window.end_s)
-    return {
+    tiers = jobs["tier"][heads]
+    return window, {
         "first": met[is_first].mean(),
         "second": met[~is_first].mean(),
         "overall": met.mean(),
         "worst_tier": min(met[tiers == tier].mean() for tier in np.unique(tiers)),
+        "met": met.sum(),
+    }
+
+
+def moves(fleet: Fleet) -> int:
+    """How often a replica was given another phase."""
+    return sum(change.after in list(Phase) for change in fleet.allocation.history)
+
+
+def figures(simulation: Simulation) -> dict[str, float]:
+    """Attainment and what it costs."""
+    dispatcher = simulation.dispatcher
+    assert isinstance(dispatcher, AutoscaledPhasesDispatcher)
+    window, told = attained_by_half(simulation)
+    paid_s = dispatcher.replica_seconds(window.start_s, window.end_s)
+    return {
+        **told,
         "replicas_paid": paid_s / (window.end_s - window.start_s),
-        "cost_s": paid_s / max(1, met.sum()),
+        "cost_s": paid_s / max(1, told["met"]),
         "resizes": dispatcher.resizes,
-        "moves": sum(change.after in list(Phase) for change in dispatcher.fleet.allocation.history),
+        "moves": moves(dispatcher.fleet),
     }

@@ -8,6 +8,7 @@ import contextlib
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -97,6 +98,45 @@ def test_constrained_answers_parse_and_leave_free_ones_alone(stack: Stack, undis
     assert free == undisturbed
     assert all(answer["size"] in ("small", "large") for answer in answers)
     assert all(isinstance(answer["express"], bool) for answer in answers)
+
+
+@ON_CPU
+def test_a_client_that_lost_its_connection_gets_the_rest(stack: Stack, undisturbed: list[str]) -> None:
+    """Sampled output, which cannot be computed again: the engine goes on, and its replica keeps the tokens."""
+    body = {"model": "embedded", "prompt": PROMPTS[0], "max_tokens": 120, "temperature": 1, "stream": True}
+    body |= {"ignore_eos": True}
+    first, last_id = broken_off(stack, body, events=10)
+    time.sleep(1.0)  # tokens that nobody reads
+    rest, resumed = "", None
+    with httpx.stream(
+        "POST", f"{stack.url}/v1/completions", json=body, headers={"last-event-id": last_id}, timeout=60
+    ) as answer:
+        assert answer.status_code == 200
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                event = json.loads(line.removeprefix("data: "))
+                rest += event["choices"][0]["text"] if event["choices"] else ""
+                resumed = event.get("slo", {}).get("resumed", resumed)
+    assert first
+    assert len(first + rest) == 120
+    assert resumed == 1
+
+
+def broken_off(stack: Stack, body: dict[str, Any], events: int) -> tuple[str, str]:
+    """Text and id of the last of so many events of a stream whose client then leaves."""
+    text, last_id = "", ""
+    with httpx.stream(
+        "POST", f"{stack.url}/v1/completions", json=body, headers={"x-stream-resume": "1"}, timeout=60
+    ) as answer:
+        lines = answer.iter_lines()
+        while events:
+            line = next(lines)
+            if line.startswith("id: "):
+                next_id = line.removeprefix("id: ")
+            elif line.startswith("data: {"):
+                text += json.loads(line.removeprefix("data: "))["choices"][0]["text"]
+                last_id, events = next_id, events - 1
+    return text, last_id
 
 
 @ON_CPU
