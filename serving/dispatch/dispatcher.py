@@ -21,7 +21,7 @@ from serving.dispatch.delivery_pace import DeliveryPace
 from serving.dispatch.engine_request import EngineRequest, Timeouts, Transport
 from serving.dispatch.quarantine import Quarantine
 from serving.dispatch.registry import RequestRegistry
-from serving.dispatch.streams import Streams
+from serving.dispatch.replica_channels import ReplicaChannels
 from serving.dispatch.taken_up import prepare
 from serving.request.state import HttpRequestState
 
@@ -47,14 +47,14 @@ class Dispatcher:
         self._tasks = Tasks()
         self._background = BackgroundCalls(transport, self._tasks)
         self.registry = RequestRegistry(emit, self._background)
-        self._streams = Streams(transport, self._tasks, timeouts, self._receive, self._replica_failed)
-        decider = Decider(transport, timeouts, self._tasks, self._streams.loads, self.registry.release)
+        self._channels = ReplicaChannels(transport, self._tasks, timeouts, self._receive, self._replica_failed)
+        decider = Decider(transport, timeouts, self._tasks, self._channels.loads, self.registry.release)
         self._quarantine = Quarantine(lambda requests: self._admissions.enqueue(requests), self._is_settled)
         self.registry.ended = self._quarantine.acquit
         self._admissions = AdmissionQueue(
-            self.registry, decider, self._quarantine, self._tasks, self._streams.doubtful, self._send
+            self.registry, decider, self._quarantine, self._tasks, self._channels.doubtful, self._send
         )
-        self._tasks.keep(lambda: self._streams.watch(self._busy))
+        self._tasks.keep(lambda: self._channels.watch(self._busy))
         self._tasks.keep(self._hear_recalls)
         self._tasks.keep(self._reach_controller)
 
@@ -66,7 +66,7 @@ class Dispatcher:
 
     def submit(self, request: EngineRequest) -> None:
         """Take a request; raises as ``RequestRegistry.add`` does, and then has not taken it."""
-        request.transit_s, request.detour_s = self.timeouts.transit_s, self._streams.detours.most_s(request.slo)
+        request.transit_s, request.detour_s = self.timeouts.transit_s, self._channels.detours.most_s(request.slo)
         self.registry.add(request)
         self._admissions.enqueue([request])
 
@@ -99,9 +99,9 @@ class Dispatcher:
     def listen(self, replicas: Sequence[str]) -> None:
         """Open the channels of replicas that are known to live, so that a first request need not wait for it.
 
-        Of a large fleet, only those are open that this ingress has lately sent something (``Streams``).
+        Of a large fleet, only those are open that this ingress has lately sent something (``ReplicaChannels``).
         """
-        self._streams.open_ahead(replicas)
+        self._channels.open_ahead(replicas)
 
     def check(self) -> None:
         """Raise ``RuntimeError`` where a task has ended that every request needs."""
@@ -114,14 +114,14 @@ class Dispatcher:
 
     def _send(self, replica: str, sent: Placed) -> None:
         for request, _ in sent:
-            self._streams.record_sent(replica, request.load)
+            self._channels.record_sent(replica, request.load)
         self._tasks.spawn(
             self._submit(replica, sent),
             lambda _: self.registry.fail(request for request, _ in sent if not request.is_acknowledged),
         )
 
     async def _submit(self, replica: str, sent: Placed) -> None:
-        self._streams.open(replica)
+        self._channels.open(replica)
         try:
             submitting = self.transport.submit(replica, [submission for _, submission in sent])
             rejections = await asyncio.wait_for(submitting, min(SUBMIT_S, self.timeouts.stall_s))
@@ -185,7 +185,7 @@ class Dispatcher:
     # -- from a replica ---------------------------------------------------------------------------------------------
 
     def _receive(self, replica: str, deltas: Sequence[Delta]) -> None:
-        leaves_s = time.monotonic() + self._streams.detours.loop_s  # for the client, as far as it is known yet
+        leaves_s = time.monotonic() + self._channels.detours.loop_s  # for the client, as far as it is known yet
         delivered, moving, lost = list[Delta](), list[EngineRequest](), list[EngineRequest]()
         for delta in deltas:
             request = self.registry.named(delta.request_id)

@@ -170,7 +170,7 @@ class EngineRequest:
         )
 
 
-class Stream:
+class ReplicaChannel:
     """The open channel from one replica: when it spoke last, when its engine last moved, and how loaded it is."""
 
     def __init__(self, replica: str, task: "asyncio.Task[None]") -> None:

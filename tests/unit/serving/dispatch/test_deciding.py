@@ -188,8 +188,8 @@ def test_a_patient_request_of_the_same_tick_still_gets_its_answer() -> None:
 def test_replicas_that_stand_still_or_are_silent_are_avoided() -> None:
     async def scenario(scene: Scene) -> None:
         await hear(scene, a=0.0, b=0.0)
-        stream = scene.dispatcher._streams._streams["a"]
-        stream.is_busy, stream.moved_s = True, stream.moved_s - 2.0
+        channel = scene.dispatcher._channels._channels["a"]
+        channel.is_busy, channel.moved_s = True, channel.moved_s - 2.0
         scene.fleet.decide = lambda ask: scene.fleet.first_live(ask)
         scene.start("asked")
         await until(lambda: len(scene.fleet.submitted) == 1)

@@ -108,7 +108,7 @@ def test_a_token_counts_from_when_it_leaves_the_event_loop() -> None:
     async def scenario(scene: Scene) -> None:
         scene.start("x")
         await until(lambda: len(scene.fleet.submitted) == 1)
-        scene.dispatcher._streams.detours.loop_s = 30.0
+        scene.dispatcher._channels.detours.loop_s = 30.0
         scene.fleet.say("a", "x", [1], "stop")
         await until(lambda: bool(scene.fleet.outcomes))
         assert scene.fleet.outcomes[0].ttft_s > 30.0

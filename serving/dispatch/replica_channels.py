@@ -10,7 +10,7 @@ import msgspec
 from protocol.messages import Delta, Outputs
 from serving.dispatch.background import Tasks
 from serving.dispatch.detours import Detours
-from serving.dispatch.engine_request import Stream, Timeouts, Transport
+from serving.dispatch.engine_request import ReplicaChannel, Timeouts, Transport
 
 logger = logging.getLogger("polyslo.dispatch")
 
@@ -56,7 +56,7 @@ def _read_delta(raw: msgspec.Raw) -> Delta:
         return Delta(request_id, (), "error")
 
 
-class Streams:
+class ReplicaChannels:
     """One open channel per replica; ``failed`` is told, once, when one of them breaks or stands still.
 
     Up to ``MOST_AHEAD`` replicas, all channels are open. Of more, each opens with its first request, and closes when it
@@ -74,13 +74,13 @@ class Streams:
         self._transport, self._tasks, self._timeouts = transport, tasks, timeouts
         self._receive, self._failed = receive, failed
         self.detours = Detours()
-        self._streams: dict[str, Stream] = {}
+        self._channels: dict[str, ReplicaChannel] = {}
 
     def open(self, replica: str) -> None:
         """Listen to a replica, unless this is done already."""
-        if replica not in self._streams:
+        if replica not in self._channels:
             task = self._tasks.spawn(self._listen(replica), lambda error: self.fail(replica, error))
-            self._streams[replica] = Stream(replica, task)
+            self._channels[replica] = ReplicaChannel(replica, task)
 
     def open_ahead(self, replicas: Sequence[str]) -> None:
         """Listen to those that live, before there is a request for them, unless they are too many."""
@@ -98,8 +98,8 @@ class Streams:
 
     def _take(self, replica: str, message: bytes | memoryview) -> None:
         outputs = read_outputs(message)
-        if stream := self._streams.get(replica):
-            stream.note(outputs)
+        if channel := self._channels.get(replica):
+            channel.note(outputs)
         if outputs.deltas:
             self._receive(replica, outputs.deltas)
             if outputs.sent_s:  # a replica of an earlier version does not say
@@ -112,40 +112,40 @@ class Streams:
 
     def _close(self, replica: str) -> bool:
         """Whether there was a channel to close."""
-        stream = self._streams.pop(replica, None)
-        if stream is None:
+        channel = self._channels.pop(replica, None)
+        if channel is None:
             return False
         self.detours.forget(replica)
-        if stream.task is not asyncio.current_task():
-            stream.task.cancel()
+        if channel.task is not asyncio.current_task():
+            channel.task.cancel()
         return True
 
     def _close_idle(self, now_s: float) -> None:
         """Close what has had no request for long, while there are more channels than are opened ahead."""
-        excess = len(self._streams) - MOST_AHEAD
+        excess = len(self._channels) - MOST_AHEAD
         if excess > 0:
-            idle = [each for each in self._streams.values() if now_s - each.used_s > IDLE_CHANNEL_S]
-            for stream in sorted(idle, key=lambda each: each.used_s)[:excess]:
-                self._close(stream.replica)
+            idle = [each for each in self._channels.values() if now_s - each.used_s > IDLE_CHANNEL_S]
+            for channel in sorted(idle, key=lambda each: each.used_s)[:excess]:
+                self._close(channel.replica)
 
     def record_sent(self, replica: str, load: float) -> None:
         """A request was sent there: the load told last does not have it yet."""
-        if stream := self._streams.get(replica):
-            stream.load += load
-            stream.used_s = time.monotonic()
+        if channel := self._channels.get(replica):
+            channel.load += load
+            channel.used_s = time.monotonic()
 
     def doubtful(self) -> tuple[str, ...]:
         """Replicas to which nothing new should be sent, whatever the controller has heard."""
         now_s = time.monotonic()
-        return tuple(name for name, stream in self._streams.items() if stream.is_doubtful(now_s))
+        return tuple(name for name, channel in self._channels.items() if channel.is_doubtful(now_s))
 
     def loads(self) -> dict[str, float]:
         """The load of each replica that speaks and takes requests, as last told."""
         now_s = time.monotonic()
         return {
-            name: stream.load
-            for name, stream in self._streams.items()
-            if stream.heard_s > float("-inf") and not stream.is_draining and not stream.is_doubtful(now_s)
+            name: channel.load
+            for name, channel in self._channels.items()
+            if channel.heard_s > float("-inf") and not channel.is_draining and not channel.is_doubtful(now_s)
         }
 
     async def watch(self, busy: Callable[[], set[str]]) -> None:
@@ -155,11 +155,11 @@ class Streams:
         while True:
             await asyncio.sleep(min(0.5, stall_s / 4))
             waited_for, now_s = busy(), time.monotonic()
-            for replica, stream in list(self._streams.items()):
+            for replica, channel in list(self._channels.items()):
                 if replica not in waited_for:
-                    stream.moved_s = now_s
+                    channel.moved_s = now_s
                     continue
-                stream.used_s = now_s
-                if now_s - stream.moved_s > stall_s:
+                channel.used_s = now_s
+                if now_s - channel.moved_s > stall_s:
                     self.fail(replica, TimeoutError(f"no iteration for {stall_s} s"))
             self._close_idle(now_s)

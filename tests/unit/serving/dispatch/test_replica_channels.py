@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from serving.dispatch import streams
+from serving.dispatch import replica_channels
 from tests.support.dispatch_scene import STEADY, Scene, play, until
 
 MANY = tuple(f"r{i}" for i in range(6))
@@ -13,13 +13,13 @@ MANY = tuple(f"r{i}" for i in range(6))
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "MOST_AHEAD", 4)
-    monkeypatch.setattr(streams, "IDLE_CHANNEL_S", 0.2)
+    monkeypatch.setattr(replica_channels, "MOST_AHEAD", 4)
+    monkeypatch.setattr(replica_channels, "IDLE_CHANNEL_S", 0.2)
 
 
 def channels(scene: Scene) -> set[str]:
     """Names of the replicas that are listened to."""
-    return set(scene.dispatcher._streams._streams)
+    return set(scene.dispatcher._channels._channels)
 
 
 def send_to(scene: Scene, replica: str, name: str) -> None:
@@ -94,8 +94,8 @@ def test_what_has_been_idle_longest_is_closed_quietly_and_opens_anew() -> None:
 def test_what_was_used_last_is_closed_last() -> None:
     async def scenario(scene: Scene) -> None:
         for replica in MANY:
-            scene.dispatcher._streams.open(replica)
-        open_now = scene.dispatcher._streams._streams
+            scene.dispatcher._channels.open(replica)
+        open_now = scene.dispatcher._channels._channels
         for age_s, replica in enumerate(MANY):
             open_now[replica].used_s = -float(age_s)
         await until(lambda: len(channels(scene)) == 4)
@@ -107,11 +107,11 @@ def test_what_was_used_last_is_closed_last() -> None:
 def test_a_channel_is_kept_for_a_while_after_its_last_request() -> None:
     async def scenario(scene: Scene) -> None:
         for replica in MANY[:5]:
-            scene.dispatcher._streams.open(replica)
-        open_now = scene.dispatcher._streams._streams
+            scene.dispatcher._channels.open(replica)
+        open_now = scene.dispatcher._channels._channels
         for stream in open_now.values():
             stream.used_s = float("inf")
-        scene.dispatcher._streams.record_sent("r3", 1.0)
+        scene.dispatcher._channels.record_sent("r3", 1.0)
         assert open_now["r3"].used_s < float("inf")
         await until(lambda: "r3" not in channels(scene))
         assert len(channels(scene)) == 4
