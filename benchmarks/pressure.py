@@ -4,8 +4,9 @@
 time over modelled engines. *memory* has half of an A100's requests without an objective, and a KV cache so small that
 they hold most of it. *overload* asks 1.5 times the capacity of a fleet whose engines stray: what is not promised is
 served best effort. In *stalls* its engines are slow for seconds, so that promises fall behind. *engine* scenes are one
-engine that is sent everything, quick enough to run without the compiler. Run it before and after a change of batch
-formation.
+engine that is sent everything, quick enough to run without the compiler. In *starved* it is sent nearly twice the
+promises that it can keep, for two minutes, beside a few requests without an objective.
+Run it before and after a change of batch formation.
 """
 
 import math
@@ -30,7 +31,7 @@ from simulation.studies.systems import System
 from simulation.workloads.settings import ServiceClass
 
 SEEDS = (1, 2, 3)
-SECONDS, QUICK_S = 60.0, 30.0  # of arrivals
+SECONDS, QUICK_S = 120.0, 30.0  # of arrivals, at most
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,14 @@ class Pressure:
 BATCH = ServiceClass("batch", 1.0, best_effort=True)
 LONG = Scene(replicas=2, prompt_tokens=(600, 4000), output_tokens=(200, 1500), classes=(*CLASSES, BATCH))
 ENGINE = replace(LONG, replicas=1)
+RARE = replace(ENGINE, classes=(*CLASSES, replace(BATCH, share=0.005)))
 PRESSURES = {
     "memory": Pressure(LONG, 14.0, kv_capacity_tokens=24_000),
     "memory, noise": Pressure(LONG, 14.0, kv_capacity_tokens=24_000, sigma=0.1),
     "overload": Pressure(Scene(), 87.0, sigma=0.1),
     "engine, memory": Pressure(ENGINE, 4.0, kv_capacity_tokens=14_000, is_admitted=False, most_s=30.0),
     "engine, overload": Pressure(ENGINE, 22.0, is_admitted=False, most_s=20.0),
+    "engine, starved": Pressure(RARE, 20.0, is_admitted=False, most_s=120.0),
     "stalls": Pressure(Scene(), 87.0, sigma=0.4, correlation=0.98),
 }
 
@@ -117,6 +120,9 @@ def figures(simulation: Simulation, spare_tokens: int, seconds: float) -> dict[s
         "most_preemptions": int(records["preemptions"].max()),
         "spare_tokens_per_s": spare_tokens / seconds,
         "unfinished": int((~ended).sum()),
+        "spare_in_time": int(
+            (records["first_s"] <= seconds)[~promised].sum()
+        ),  # with a first token by the last arrival
     }
     for name, who in (("late", late), ("spare", ended & ~promised)):
         found |= {name: int(who.sum())} | {f"{name}_{k}": v for k, v in waits(jobs[who], records[who]).items()}

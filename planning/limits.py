@@ -16,6 +16,7 @@ LIMITS = np.dtype(
         # How far late and best-effort work may go beyond an empty iteration, as part of one: newcomers wait for it.
         ("best_effort_stretch", "f8"),
         ("best_effort_share", "f8"),  # part of every iteration kept for best effort, against starvation
+        ("aging_s", "f8"),  # late prompts and best effort that wait longer come first (``planning.batch.aging``)
         ("acceptance", "f8"),  # probability that a draft token is accepted
         # By how much of its prediction an iteration may take longer without making a token late: ``reach`` of
         # ``profiles.online``, 0 where predictions are exact.
@@ -47,6 +48,7 @@ class LimitOptions(TypedDict, total=False):
     max_iteration_s: float
     best_effort_stretch: float
     best_effort_share: float
+    aging_s: float
     acceptance: float
     slack_margin: float
     kv_reserve: int
@@ -63,6 +65,7 @@ DEFAULTS = LimitOptions(
     max_iteration_s=0.2,
     best_effort_stretch=0.5,
     best_effort_share=0.0,
+    aging_s=20.0,
     acceptance=0.0,
     slack_margin=0.0,
     kv_reserve=NO_RESERVE,

@@ -196,6 +196,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     drafts: int = 0  # draft tokens that a decode may verify per step
     acceptance: float = 0.0  # chance that one is accepted, that promises may count on
     prefixes: PrefixNews | None = None  # where it knows by its engine's own word what the prefix cache holds
+    aging_s: float = 20.0
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True):

@@ -25,6 +25,7 @@ class PlanLimits(msgspec.Struct, frozen=True):
     best_effort_share: float
     drafts: int = 0
     acceptance: float = 0.0
+    aging_s: float = 20.0
 
 
 class EngineState(msgspec.Struct, frozen=True):

@@ -28,7 +28,15 @@ from replicas.engine import PlanLimits
 from replicas.stream_acceptance import StreamAcceptance
 
 VLLM_DEFAULT = "vllm"  # inside vLLM: its own scheduler, untouched
-OPTIONS = ("max_iteration_s", "best_effort_stretch", "best_effort_share", "token_budget", "fairness", "group_cutoff")
+OPTIONS = (
+    "max_iteration_s",
+    "best_effort_stretch",
+    "best_effort_share",
+    "aging_s",
+    "token_budget",
+    "fairness",
+    "group_cutoff",
+)
 ACCEPTANCE_PRIOR = 0.5  # chance that a draft token is accepted, as long as nobody has seen any
 ACCEPTANCE_WEIGHT = 0.005  # of one more draft token in the running rate
 # Each decode drafts so many tokens, wanted or not, once in so many steps, so that acceptance is known and stays so.

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import boolean, float64, int32, int64, njit, types
 
+from planning.batch.aging import second_slack_s
 from planning.batch.classes import BEST_EFFORT_DECODE, IDLE, LATE_DECODE, classify
 from planning.batch.kv import FREE_KV, FREE_SEQUENCES, PREEMPT, empty_engine, held_kv_tokens, needed, reserve
 from planning.batch.preemption import (
@@ -38,7 +39,7 @@ class BatchBuilder(NamedTuple):
     now_s: float  # start of the iteration
     class_of: np.ndarray  # i8[rows], class of each request
     counts: np.ndarray  # i8[IDLE + 1], rows of each class
-    slack_s: np.ndarray  # f8[rows]
+    slack_s: np.ndarray  # f8[rows], by the second line for late requests and best effort
     free: np.ndarray  # i8[2]
     composition: np.ndarray  # f8[5]
     tokens_out: np.ndarray  # i4[rows]
@@ -54,7 +55,8 @@ BUILDER_TYPE = types.NamedTuple(
 
 @njit(cache=True)
 def classify_requests(builder: BatchBuilder) -> None:
-    """Classify the requests, measure their slack and what the engine has left; empties the batch."""
+    """Classify the requests, measure their slack (by the second line where they have no other) and what the engine has
+    left; empties the batch."""
     engine, table, now_s = builder.engine, builder.table, builder.now_s
     coef, limits, class_of, counts, slack_s = (
         engine.coef,
@@ -69,6 +71,8 @@ def classify_requests(builder: BatchBuilder) -> None:
         row = table[i]
         slack_s[i] = next_token_deadline_s(row, now_s) - now_s
         class_of[i] = classify(coef, limits, row, slack_s[i])
+        if LATE_DECODE <= class_of[i] < IDLE:
+            slack_s[i] = second_slack_s(row, limits, class_of[i], now_s)
         counts[class_of[i]] += 1
         tokens_out[i] = 0
         if row["running"]:

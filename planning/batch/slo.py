@@ -225,7 +225,7 @@ def _add_late_and_best_effort(builder: BatchBuilder, limit_s: float, best_effort
         max(empty_s + stretch_s, used_s + best_effort_s),
     )
     _limit_s, served = _take_prefills(builder, limit_s, BEST_EFFORT_DECODE, LATE_PREFILL)
-    _take_decodes(builder, decode_limit_s, IDLE, rows_of(builder, BEST_EFFORT_DECODE))
+    _take_decodes(builder, decode_limit_s, IDLE, by_slack(builder, BEST_EFFORT_DECODE))
     if served == ALL_SERVED:
         _take_prefills(builder, limit_s, IDLE, BEST_EFFORT_PREFILL)
 

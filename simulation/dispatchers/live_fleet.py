@@ -258,6 +258,7 @@ class ControllerDispatcher:
             block_tokens=int(limits["block_tokens"]),
             max_iteration_s=float(limits["max_iteration_s"]),
             best_effort_share=float(limits["best_effort_share"]),
+            aging_s=float(limits["aging_s"]),
         )
 
     def _prefixes(self, simulation: Simulation, r: int) -> PrefixNews | None:

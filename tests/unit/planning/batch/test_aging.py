@@ -1,0 +1,78 @@
+"""Who has no line of their own left goes by a second one. T = 1 ms + 10 us per token."""
+
+import numpy as np
+import pytest
+
+from planning.batch.aging import READING_S, second_due_s
+from planning.batch.slo import form_batch
+from planning.engine import EngineModel
+from planning.limits import make_limits
+from planning.tables import RequestTable, request_table, to_best_effort
+
+COEF = np.array([1e-5, 1e-3, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+AGING_S = 10.0
+LONG_AGO_S = -2.0 * AGING_S
+LIMITS = make_limits(100_000, block_tokens=1, aging_s=AGING_S)
+
+
+def prompt(tokens: int, uid: int, arrival_s: float = 0.0) -> RequestTable:
+    """A prompt that waits, due 1 s after it came."""
+    table = request_table(1)
+    table["id"], table["best_effort"], table["arrival_s"], table["prompt_tokens"] = uid, False, arrival_s, tokens
+    table["ttft_s"], table["tpot_s"], table["output_tokens"], table["output_cap_tokens"] = 1.0, 0.05, 200, 200
+    return table
+
+
+def decode(uid: int, arrival_s: float = -0.9, emitted_tokens: int = 1) -> RequestTable:
+    """One that decodes; with the defaults its next token is due 0.15 s from now."""
+    table = prompt(10, uid, arrival_s)
+    table["running"], table["emitted_tokens"], table["computed_tokens"] = True, emitted_tokens, 9 + emitted_tokens
+    return table
+
+
+def spare(table: RequestTable) -> RequestTable:
+    to_best_effort(table)
+    return table
+
+
+def form(*parts: RequestTable, limits: np.void = LIMITS) -> list[int]:
+    table = np.concatenate(parts)
+    tokens = np.zeros(len(table), dtype=np.int32)
+    form_batch(EngineModel(COEF, limits), table, 0.0, tokens)
+    return tokens.tolist()
+
+
+def test_the_second_line_is_as_slow_as_people_read() -> None:
+    late, slow = decode(1, 0.0), decode(2, 0.0)
+    slow["tpot_s"] = 1.0
+    assert second_due_s(late[0], LIMITS) == pytest.approx(1.0 + READING_S)
+    assert second_due_s(slow[0], LIMITS) == pytest.approx(1.0 + 1.0)
+    assert second_due_s(prompt(10, 3)[0], LIMITS) == pytest.approx(1.0 + AGING_S)
+    assert second_due_s(spare(decode(4, 0.0))[0], LIMITS) == pytest.approx(AGING_S)
+
+
+def test_best_effort_goes_by_work_until_it_has_waited_too_long() -> None:
+    small, large = spare(prompt(40, 2)), spare(prompt(5000, 3, -0.9 * AGING_S))
+    assert form(decode(1), small, large)[1:] == [40, 10], "half of an empty iteration is theirs"
+    large["arrival_s"] = LONG_AGO_S
+    assert form(decode(1), small, large)[1:] == [0, 50]
+    small["arrival_s"] = 2.0 * LONG_AGO_S
+    assert form(decode(1), small, large)[1:] == [40, 10], "the eldest first"
+
+
+def test_best_effort_that_lost_its_cache_goes_on_before_younger_one_however_much_it_has_made() -> None:
+    lost, younger = spare(prompt(4000, 2, 2.0 * LONG_AGO_S)), spare(prompt(40, 3, LONG_AGO_S))
+    lost["emitted_tokens"] = 150
+    assert form(decode(1), lost, younger)[1:] == [50, 0]
+
+
+def test_of_late_streams_those_that_a_reader_waits_for_come_first() -> None:
+    """By the first line the one that has made much is further behind; by the second it is ahead."""
+    limits = make_limits(100_000, block_tokens=1, max_batch_tokens=2, aging_s=AGING_S)
+    much, little = decode(2, -20.0, 150), decode(3, -19.0, 20)
+    assert form(decode(1), much, little, limits=limits) == [1, 0, 1]
+
+
+def test_late_prompts_still_come_before_best_effort_that_waits_longer() -> None:
+    late, old = prompt(5000, 2, -2.0), spare(prompt(40, 3, 9.0 * LONG_AGO_S))
+    assert form(decode(1), late, old)[2] == 0
