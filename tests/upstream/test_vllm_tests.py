@@ -8,6 +8,7 @@ from types import ModuleType
 import pytest
 
 from tests.upstream import vllm_source
+from tests.upstream.by_design import INTENDED
 from tests.upstream.vllm_source import NEEDED, SourceError, copy_tests, tag_of
 from tests.upstream.vllm_tests import FILES, Result, compare
 
@@ -80,6 +81,15 @@ def test_only_what_vllm_passes_counts() -> None:
     compared = compare("vllm", stock, results(a="passed", b="failed", c="failed", d="failed", e="skipped"))
     assert compared.faults == {"d": "failed: failed", "e": "skipped: skipped", "f": "failed: did not run"}
     assert not compared.intended
+
+
+def test_a_test_that_differs_by_design_is_a_fault_where_it_fails_otherwise() -> None:
+    name = "tests/v1/core/test_scheduler.py::test_schedule_order[True]"
+    stock = {name: Result(name, "passed", "", 0)}
+    for why, is_fault in (("assert 3 == 2 + where", False), ("our scheduler failed and went on: KeyError", True)):
+        compared = compare("slo", stock, {name: Result(name, "failed", why, 1)})
+        assert (name in compared.faults, name in compared.intended) == (is_fault, not is_fault)
+    assert all(error for intended in INTENDED for error in intended.tests.values())
 
 
 def test_files_are_named_once() -> None:
