@@ -23,7 +23,7 @@ from simulation.core.loop import Simulation
 from simulation.dispatchers.live_fleet import ControllerDispatcher
 from simulation.studies.systems import System
 
-FIRST, SEEDS = 200, tuple(range(1, 13))
+FIRST, SEEDS = 200, tuple(range(1, 9))
 REPLICAS, RATE_PER_S, SECONDS = 4, 70.0, 12.0
 SAMPLES = 20_000
 
@@ -44,9 +44,8 @@ class Machine(NamedTuple):
 
 
 MACHINES = {
-    "noise10": Machine(0.1),
     "noise20": Machine(0.2),
-    "noise30": Machine(0.3),
+    "pauses": Machine(0.1, 0.03, 2.0),
     "stalls": Machine(0.05, 0.03, 4.0),
 }
 STARTS = ("nothing", "spread")

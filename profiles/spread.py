@@ -1,7 +1,7 @@
 """How far iterations stray from a profile: quantiles of measured over predicted seconds, by kind of batch.
 
-Between the quantiles, and beyond the outermost ones, the logarithm of the ratio is linear in the standard normal
-deviate. Log-normal noise is that exactly; stalls show in a steeper last piece.
+Between the quantiles the logarithm of the ratio is linear in the standard normal deviate. Log-normal noise is that
+exactly; stalls show in a steeper last piece.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ KINDS = ("decode", "prefill")  # decodes only; with a prefill chunk
 LEAST_SAMPLES = 100  # of a kind: fewer say nothing about its 99th percentile
 FURTHEST = 3.5  # standard deviations beyond which nothing is drawn: one iteration in 4,000
 _DEVIATES = tuple(NormalDist().inv_cdf(level) for level in LEVELS.values())
+_MEDIAN = [*LEVELS].index("p50")
 KNOTS = (-FURTHEST, *_DEVIATES, FURTHEST)
 
 
@@ -92,11 +93,13 @@ def _quantiles(ratios: Floats) -> RatioQuantiles:
 
 
 def _with_ends(logs: Floats) -> Floats:
-    """``logs`` (f8[..., levels]) at ``KNOTS``: the outermost pieces go on to ``FURTHEST``."""
-    slopes = np.diff(logs) / np.diff(_DEVIATES)
-    low = logs[..., :1] - slopes[..., :1] * (FURTHEST + _DEVIATES[0])
-    high = logs[..., -1:] + slopes[..., -1:] * (FURTHEST - _DEVIATES[-1])
-    return np.concatenate([low, logs, high], axis=-1)
+    """``logs`` (f8[kinds, levels]) at ``KNOTS``: beyond the outermost level with the slope from the median to it.
+
+    The slope of the outermost piece alone would make stalls many times as long as any that was measured.
+    """
+    middle = logs[:, [_MEDIAN]]
+    low, high = (middle + (logs[:, [at]] - middle) * FURTHEST / abs(_DEVIATES[at]) for at in (0, -1))
+    return np.hstack([low, logs, high])
 
 
 @njit(cache=True)

@@ -23,17 +23,9 @@ from profiles.spread import (
     stray_factor,
 )
 from profiles.store import load_profile, profile_text, save_profile
-from tests.support.planted_profile import PROFILE, planted_table
+from tests.support.planted_profile import PROFILE, SPREAD, lognormal, planted_table
 
 DEVIATES = np.array(KNOTS[1:-1])
-
-
-def lognormal(sigma: float, samples: int = 1000) -> RatioQuantiles:
-    """The exact quantiles of log-normal noise with median 1."""
-    return RatioQuantiles(samples, tuple(np.exp(sigma * DEVIATES).tolist()))
-
-
-SPREAD = IterationSpread(lognormal(0.05), lognormal(0.2))
 
 
 @given(st.floats(0.005, 0.5), st.floats(1e-4, 1.0), st.integers(0, 10_000))
