@@ -82,6 +82,7 @@ def replica_status(fleet: Fleet, name: str, now_s: float) -> dict[str, Any]:
         "engine": msgspec.structs.asdict(replica.counts),
         "seconds_since_report": round(now_s - replica.seen_s, 3),
         "drift": replica.drift(),
+        "iteration_spread": replica.iteration_spread(),
         "drafts": int(replica.limits["drafts"]),
         "draft_acceptance": round(float(replica.limits["acceptance"]), 4),
     }

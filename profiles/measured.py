@@ -11,6 +11,7 @@ from profiles.fit import fit_roofline, quality_of
 from profiles.grid import Stage
 from profiles.profile import Profile, Provenance
 from profiles.quality import FitQuality, fit_quality
+from profiles.spread import spread_of
 
 
 class Sample(NamedTuple):
@@ -63,7 +64,10 @@ def medians(samples: Table) -> tuple[Table, Floats]:
 
 
 def profile_of(name: str, samples: Table, kv_capacity_tokens: int, source: str, notes: tuple[str, ...] = ()) -> Profile:
-    """Fit the shipped form to the samples' medians; ``fit_off_grid`` is from points left out of the fit in turn."""
+    """Fit the shipped form to the samples' medians; ``fit_off_grid`` is from points left out of the fit in turn.
+
+    The spread is that of all samples around the fit: what the form cannot say, and what differs from time to time.
+    """
     rows, spread = medians(samples)
     model = fit_roofline(rows)
     fastest_s, slowest_s = rows["seconds"].min(), rows["seconds"].max()
@@ -80,6 +84,7 @@ def profile_of(name: str, samples: Table, kv_capacity_tokens: int, source: str, 
         fit=quality_of(model, rows, "every measured composition"),
         provenance=Provenance(source, notes=(taken, *notes)),
         fit_off_grid=held_out_quality(rows),
+        spread=spread_of(samples["seconds"], model.iterations_s(samples), samples["prefill_seqs"] > 0),
     )
 
 

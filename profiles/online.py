@@ -9,6 +9,7 @@ machine that changed, and the past is forgotten faster; a ridge keeps what the i
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -17,11 +18,17 @@ from numba import njit
 
 from profiles import kernels
 from profiles.batch import Floats
+from profiles.residuals import HISTOGRAMS, note_residual
+from profiles.spread import IterationSpread, draw_ratios
 
 # Positions in the state vector, float64[STATE].
 SLOPE, INTERCEPT_S, A_SS, A_SI, A_II, C_S, C_I, SPREAD, RAW_ERROR, ERROR, STREAK, COUNT = range(12)
 BEHIND, MOST_BEHIND, SCALE = range(12, 15)  # of the run of iterations going on, see ``reach``
-STATE = 15
+PRIOR = 15  # iterations that the errors known from a profile's spread weigh as much as
+RESIDUALS = 16  # from here on the counts of ``profiles.residuals``
+STATE = RESIDUALS + HISTOGRAMS
+PRIOR_ITERATIONS = 20.0
+PRIOR_RUNS = 500  # drawn to see how far behind runs of such a spread fall
 RUN = 40  # iterations over which a stream that falls behind is not yet given time to recover
 
 
@@ -61,11 +68,33 @@ LEAST_INTERCEPT_S = 1e-3  # unit of the intercept where the profile has none
 LEAST_SPREAD = 0.01
 
 
-def new_correction(coef: Floats) -> Floats:
-    """The state that leaves ``coef`` as it is."""
+def new_correction(coef: Floats, spread: IterationSpread | None = None) -> Floats:
+    """The state that leaves ``coef`` as it is; errors and ``reach`` begin as the profile's spread makes them."""
     state = np.zeros(STATE)
     state[SLOPE], state[INTERCEPT_S], state[SPREAD], state[SCALE] = 1.0, kernels.gemm_s(coef, 0.0), 0.1, 1.0
+    if spread is not None and spread.is_known:
+        _expect(state, spread)
     return state
+
+
+def _expect(state: Floats, spread: IterationSpread) -> None:
+    """Set the errors, and how far behind runs fall, to those of the kind of batch that strays more."""
+    state[SPREAD], state[ERROR], behind = _expected(spread)
+    state[RAW_ERROR] = state[ERROR]
+    state[PRIOR] = PRIOR_ITERATIONS
+    state[SCALE] = min(max(behind / float(reach(state)), DEFAULT.least_scale), DEFAULT.most_scale)
+
+
+@functools.lru_cache(maxsize=64)
+def _expected(spread: IterationSpread) -> tuple[float, float, float]:
+    """Mean absolute error over the prediction and over the measured time, and how far behind a run falls at most."""
+    found = []
+    for ratios in draw_ratios(spread, PRIOR_RUNS, RUN):
+        off = ratios / np.median(ratios) - 1.0
+        most = np.maximum(np.cumsum(off, axis=1), 0.0).max(axis=1)
+        errors = max(LEAST_SPREAD, float(np.abs(off).mean())), max(1e-6, float(np.abs(off / (1.0 + off)).mean()))
+        found.append((*errors, float(np.quantile(most, DEFAULT.confidence))))
+    return max(found, key=lambda each: each[2])
 
 
 @njit(cache=True)
@@ -99,11 +128,12 @@ def observe(
     _accumulate(new, slope_part, intercept_part, ratio, weight, forgetting)
     _solve(new, base_s, unit_s, tuning)
     new[SPREAD] = max(LEAST_SPREAD, _mean(state[SPREAD], min(error, 5.0 * state[SPREAD]), tuning.averaging))
-    rate = max(tuning.averaging, 1.0 / (1.0 + state[COUNT]))
+    rate = max(tuning.averaging, 1.0 / (1.0 + state[COUNT] + state[PRIOR]))
     new[ERROR] = _mean(state[ERROR], min(1.0, error / ratio), rate)  # a stall shortens what is measured after it
     new[RAW_ERROR] = _mean(state[RAW_ERROR], min(1.0, abs(ratio - 1.0) / ratio), rate)
     new[COUNT] = state[COUNT] + 1
     _follow_run(new, (ratio - expected) / max(expected, tuning.lowest), tuning)
+    note_residual(new[RESIDUALS:], composition[2] > 0.0, ratio / max(expected, tuning.lowest))
     return new
 
 

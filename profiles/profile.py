@@ -15,9 +15,11 @@ from profiles import kernels
 from profiles.batch import Floats, MeasuredRange
 from profiles.model import RooflineModel
 from profiles.quality import FitQuality
+from profiles.spread import KINDS, LEVELS, IterationSpread, RatioQuantiles
 from profiles.suggest import suggest
 
 SCHEMA = "polyslo.profile/1"
+OPTIONAL = ("spread",)  # fields that files of earlier versions do not have
 COEFFICIENT_NAMES = ("k1_1", "b_1", "k1_2", "b_2", "k_kv", "k_att", "k_seq", "k_spec")  # kernels' order, seconds
 
 
@@ -41,6 +43,7 @@ class Profile:
     ``overhead_intercept_s`` and ``overhead_per_sequence_s`` say how much of the coefficients is an estimate of engine
     overhead that was added to kernel times; both are 0 where the engine itself was measured. ``fit`` is against the
     measurements (kernel times in the first case), ``fit_off_grid`` against points that took no part in the fit.
+    ``spread`` is None where single iterations of an engine were not measured.
     """
 
     name: str
@@ -53,6 +56,7 @@ class Profile:
     overhead_intercept_s: float = 0.0
     overhead_per_sequence_s: float = 0.0
     fit_off_grid: FitQuality | None = None
+    spread: IterationSpread | None = None
 
     def __post_init__(self) -> None:
         coefficients = np.array(self.coefficients, dtype=np.float64)
@@ -78,6 +82,8 @@ class Profile:
         self._require_finite("overhead_per_sequence_s", self.overhead_per_sequence_s)
         if (self.kernel_coefficients < -1e-12).any():
             raise self.error("overhead_intercept_s", "with overhead_per_sequence_s exceeds the coefficients")
+        for field, problem in self.spread.problems() if self.spread is not None else ():
+            raise self.error(f"spread.{field}", problem)
 
     def _require_finite(self, field: str, value: float) -> None:
         if not (math.isfinite(value) and value >= 0):
@@ -101,17 +107,21 @@ class Profile:
         """Plain JSON types, one key per fact."""
         document: dict[str, object] = {"schema": SCHEMA, **asdict(self)}
         document["coefficients"] = dict(zip(COEFFICIENT_NAMES, self.coefficients.tolist(), strict=True))
-        return document
+        del document["spread"]
+        return document if self.spread is None else document | {"spread": self.spread.to_dict()}
 
     @staticmethod
     def from_dict(document: Mapping[str, object]) -> Profile:
         """Inverse of ``to_dict``; raises ProfileError naming the missing, unknown or malformed field."""
         name = document.get("name")
         reader = _Reader(name if isinstance(name, str) else "?")
-        reader.check_keys(document, "", ("schema", *(f.name for f in fields(Profile))))
+        stated = tuple(name for name in OPTIONAL if name in document)
+        reader.check_keys(
+            document, "", ("schema", *(f.name for f in fields(Profile) if f.name not in OPTIONAL), *stated)
+        )
         if document["schema"] != SCHEMA:
             raise reader.error("schema", f"must be {SCHEMA!r}, got {document['schema']!r}")
-        off_grid = document["fit_off_grid"]
+        off_grid, spread = document["fit_off_grid"], document.get("spread")
         return Profile(
             name=reader.text(document, "name"),
             coefficients=reader.coefficients(document["coefficients"]),
@@ -123,6 +133,7 @@ class Profile:
             overhead_intercept_s=reader.number(document, "overhead_intercept_s"),
             overhead_per_sequence_s=reader.number(document, "overhead_per_sequence_s"),
             fit_off_grid=None if off_grid is None else reader.quality(off_grid, "fit_off_grid"),
+            spread=None if spread is None else reader.spread(spread),
         )
 
 
@@ -204,6 +215,18 @@ class _Reader:
         )
         points, region = self.integer(document, "points", f"{path}."), self.text(document, "region", f"{path}.")
         return FitQuality(r2, mape, p95, worst, points, region)
+
+    def spread(self, value: object) -> IterationSpread:
+        document = self.check_keys(value, "spread", KINDS)
+        return IterationSpread(*(self._ratios(document[kind], f"spread.{kind}") for kind in KINDS))
+
+    def _ratios(self, value: object, path: str) -> RatioQuantiles:
+        document = self.check_keys(value, path, ("samples", "ratios"))
+        stated, samples = document["ratios"], self.integer(document, "samples", f"{path}.")
+        if stated == {}:
+            return RatioQuantiles(samples)
+        ratios = self.check_keys(stated, f"{path}.ratios", tuple(LEVELS))
+        return RatioQuantiles(samples, tuple(self.number(ratios, name, f"{path}.ratios.") for name in LEVELS))
 
     def provenance(self, value: object) -> Provenance:
         document = self.check_keys(value, "provenance", tuple(f.name for f in fields(Provenance)))

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from profiles.profile import Profile
 from profiles.store import load_profile
 from protocol.messages import BLOCK_TOKENS
 from replicas.step_planner import planner_limits
@@ -71,9 +72,11 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     speed: float = 1.0  # 2.0 runs twice as fast as the profile
     per_process: int = 1  # simulated engines, each a replica of its own, that one process hosts
 
+    # sigma of the log-normal factor of mean 1 by which iterations differ from the profile; None: the profile's spread
+    iteration_spread: float | None = None
+
     # timed device only
     steps_in_flight: int = 2  # batches that vLLM forms before it waits for the first; 1: synchronous scheduling
-    iteration_spread: float = 0.0  # sigma of the log-normal factor by which iterations differ from the profile
     draft_acceptance: float = 0.7  # chance that a draft token is accepted
 
     # links
@@ -122,6 +125,8 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         for name in not_negative.split():
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}: must not be negative, got {getattr(self, name)}")
+        if self.iteration_spread is not None and not self.iteration_spread >= 0:
+            raise ValueError(f"iteration_spread: must not be negative, got {self.iteration_spread}")
         if 0 < self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError("max_num_batched_tokens: must be at least max_num_seqs")
 
@@ -134,14 +139,19 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError("kv_connector: a timed device has no KV cache to hand over")
         if not 1 <= self.steps_in_flight <= MOST_IN_FLIGHT:
             raise ValueError(f"steps_in_flight: must be 1 to {MOST_IN_FLIGHT}, got {self.steps_in_flight}")
-        if not self.iteration_spread >= 0:
-            raise ValueError(f"iteration_spread: must not be negative, got {self.iteration_spread}")
         if not 0 <= self.draft_acceptance <= 1:
             raise ValueError(f"draft_acceptance: must be 0 to 1, got {self.draft_acceptance}")
 
     @property
     def is_timed(self) -> bool:
         return self.device == "timed"
+
+    def strays(self, profile: Profile) -> list[list[float]]:
+        """``IterationSpread.logs`` by which an engine over a profile differs from it; empty: a sigma says it."""
+        if self.iteration_spread is not None or profile.spread is None or not profile.spread.is_known:
+            return []
+        logs: list[list[float]] = profile.spread.logs().tolist()
+        return logs
 
     @property
     def stages(self) -> int:

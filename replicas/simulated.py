@@ -11,14 +11,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from planning.batch.composition import PAIRS
 from planning.batch.kv import PREEMPT
 from planning.deadlines import begin_lines
 from planning.splitmix import GAMMA, mixed
 from planning.tables import REQUEST
+from profiles.kernels import iteration_s
+from profiles.store import load_profile
 from protocol.messages import PREFILLED, Delta, Step, Submission
 from replicas.config import ReplicaConfig
 from replicas.engine import EngineFailure, EngineState, EngineTotals, LiveRequest, Pulse, fill_row, to_step
 from replicas.step_planner import StepPlanner, profile_coefficients, reported_limits
+from replicas.straying import Straying
 
 LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz      ", dtype=np.uint8)  # byte-level token ids
 TRANSFER = b"simulated"  # stands for the KV cache of a prompt
@@ -41,20 +45,24 @@ def next_tokens(prompt_digests: Sequence[int], emitted_tokens: Sequence[int]) ->
 class SimulatedEngine:
     """One modelled engine; ``next_outputs`` is what drives it."""
 
-    def __init__(self, config: ReplicaConfig) -> None:
+    def __init__(self, config: ReplicaConfig, random: np.random.Generator | None = None) -> None:
         self.pids: tuple[int, ...] = ()
         self.held_prefixes = None  # it has no prefix cache
-        coefficients, capacity = profile_coefficients(config.profile_name, config.speed)
+        self._coefficients, capacity = profile_coefficients(config.profile_name, config.speed)
+        strays = config.strays(load_profile(config.profile_name))
+        self._straying = Straying(config.iteration_spread or 0.0, strays, random or np.random.default_rng())
         self._config = config
         self._capacity_tokens = config.kv_capacity_tokens or capacity
         self._planner = StepPlanner(
-            coefficients,
+            self._coefficients,
             kv_capacity_tokens=self._capacity_tokens,
             block_tokens=config.block_size,
             max_running=config.max_num_seqs,
             max_batch_tokens=config.max_num_batched_tokens,
-            learn=False,
+            learn=bool(self._straying),
         )
+        if self._straying:
+            self._planner.expect(config.profile_name)
         self._configure(config.policy, config.policy_options)
         self._arriving: list[tuple[float, LiveRequest]] = []
         self._rows: list[LiveRequest] = []  # parallel to _table
@@ -130,6 +138,9 @@ class SimulatedEngine:
         started_s = self._schedule_s
         begin_lines(self._table, started_s)
         tokens, seconds, mix = self._planner.plan(self._table, started_s)
+        if seconds and self._straying:
+            seconds = float(iteration_s(self._coefficients, *mix)) * self._straying.factor(mix[PAIRS] > 0)
+            self._planner.observe(mix, seconds)
         for i in np.flatnonzero(self._planner.late(self._table, started_s)):
             self._rows[i].late = True
         self._schedule_s = started_s + (seconds or IDLE_S)

@@ -99,6 +99,11 @@ class StepPlanner:
         self.coefficients = self._profile
         self.configure("slo", {})
 
+    def expect(self, profile_name: str) -> None:
+        """Begin with the margin that the profile's spread asks for, before anything was measured."""
+        self._correction = new_correction(self._profile, load_profile(profile_name).spread)
+        self.limits["slack_margin"] = reach(self._correction)
+
     def configure(self, policy: str, options: dict[str, float]) -> None:
         """Choose the policy by name; raises ``ValueError`` for an unknown policy or option."""
         limits = planner_limits(policy, options, **self._bounds)

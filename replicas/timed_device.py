@@ -15,6 +15,7 @@ import numpy as np
 
 from profiles.kernels import iteration_s
 from replicas.simulated import simulated_tokens
+from replicas.straying import Straying
 
 TEXT = simulated_tokens(0, 0, 1 << 12)  # byte-level token ids; every stream walks through them in its own order
 STRIDE = 2_467  # odd, so that a stream of as many tokens repeats none of the places
@@ -27,6 +28,7 @@ class TimedSettings(msgspec.Struct, frozen=True):
     kv_capacity_tokens: int
     steps_in_flight: int = 2
     spread: float = 0.0  # sigma of the log-normal factor, of mean 1, by which an iteration differs from the profile
+    strays: list[list[float]] = []  # in place of that: ``IterationSpread.logs``
     acceptance: float = 0.7  # chance that a draft token is accepted
     stages: int = 1  # of a pipeline, each with the same part of the profile's time
 
@@ -64,6 +66,7 @@ class TimedDevice:
     def __init__(self, settings: TimedSettings, random: np.random.Generator) -> None:
         self._settings, self._random = settings, random
         self._coefficients = np.array(settings.coefficients)
+        self._straying = Straying(settings.spread, settings.strays, random)
         self._free_s = [-math.inf] * settings.stages  # when each stage is done with its batches
         self._out_s: dict[str, float] = {}  # when a stream's last token is out, which its next one needs
         self._streams: dict[str, list[int]] = {}  # digest of the prompt, tokens made, of them elsewhere
@@ -86,9 +89,8 @@ class TimedDevice:
 
     def run_s(self, shares: Sequence[Share], now_s: float) -> float:
         """Queue a batch; returns when it will be done."""
-        seconds = float(iteration_s(self._coefficients, *composition(shares)))
-        if (sigma := self._settings.spread) > 0:
-            seconds *= math.exp(self._random.normal(-sigma * sigma / 2, sigma))
+        mix = composition(shares)
+        seconds = float(iteration_s(self._coefficients, *mix)) * self._straying.factor(mix[2] > 0)
         done_s = max([now_s, *(self._out_s.get(share.request_id, now_s) for share in shares)])
         for stage, free_s in enumerate(self._free_s):
             done_s = self._free_s[stage] = max(done_s, free_s) + seconds / len(self._free_s)

@@ -46,6 +46,7 @@ class SloScheduler(AsyncScheduler):
             max_batch_tokens=self.max_num_scheduled_tokens,
         )
         self._planner.configure(settings["policy"], settings["options"])
+        self._planner.expect(settings["profile"])
         self._planner.warm_up()
         if self.connector is not None:
             self.connector.get_num_new_matched_tokens = clipped_to_prompt(self.connector.get_num_new_matched_tokens)

@@ -96,7 +96,8 @@ def _for_the_device(config: ReplicaConfig) -> dict[str, Any]:
         coefficients=(profile.coefficients / config.speed).tolist(),
         kv_capacity_tokens=config.kv_capacity_tokens or profile.kv_capacity_tokens,
         steps_in_flight=config.depth,
-        spread=config.iteration_spread,
+        spread=config.iteration_spread or 0.0,
+        strays=config.strays(profile),
         acceptance=config.draft_acceptance,
         stages=config.stages,
     )

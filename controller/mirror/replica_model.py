@@ -21,8 +21,9 @@ from planning.limits import LIMITS, make_limits
 from planning.tables import REQUEST, has_begun, set_objective, stacked, to_best_effort
 from profiles.draft_cost import DraftCost
 from profiles.kernels import K_SPEC
-from profiles.online import ERROR, drift, follow_steps, new_correction
+from profiles.online import ERROR, RESIDUALS, drift, follow_steps, new_correction, reach
 from profiles.profile import Profile
+from profiles.residuals import told_quantiles
 from protocol.messages import AdmissionRequest, Report, Slo, Step, request_uid
 from routing.prefix_index import PrefixIndex
 
@@ -68,7 +69,8 @@ class VirtualReplica:
     def __init__(self, report: Report, profile: Profile, slots: ReplicaSlots, now_s: float) -> None:
         self.name, self.incarnation, self.profile = report.replica, report.incarnation, profile
         self.slots, self.slot = slots, slots.take()
-        self._correction, self._draft_cost = new_correction(np.array(profile.coefficients)), DraftCost()
+        self._correction = new_correction(np.array(profile.coefficients), profile.spread)
+        self._draft_cost = DraftCost()
         self.sequence, self._longest_s, self.pid = -1, report.max_iteration_s, report.pid
         self.seen_s = self.moved_s = now_s
         self.draining = report.draining
@@ -76,9 +78,9 @@ class VirtualReplica:
         self.kv_used_tokens, self.planner_failures = report.kv_used_tokens, report.planner_failures
         self.counts = report.counts
         fleet_state = slots.fleet_state
-        fleet_state.coefs[self.slot] = fleet_state.pessimistic_coefs[self.slot] = profile.coefficients
         fleet_state.replicas["free_at_s"][self.slot] = now_s
         fleet_state.limits[self.slot] = limits_of(report)
+        self._predict_by(np.array(profile.coefficients), float(reach(self._correction)))
         self.prefixes, self.reported = PrefixIndex(report.kv_capacity_tokens), ReportedRequests()
         self.told_prefixes = ToldPrefixes()
         self.adapters = HeldAdapters()
@@ -177,12 +179,16 @@ class VirtualReplica:
             measured = np.array(list(map(msgspec.structs.astuple, steps)), dtype=np.float64)
             if self.limits["drafts"]:
                 measured = self._draft_cost.without(self.slots.fleet_state.coefs[self.slot], measured)
-            self._correction, coefficients, reach = follow_steps(self._correction, self.profile.coefficients, measured)
+            self._correction, coefficients, behind = follow_steps(self._correction, self.profile.coefficients, measured)
             coefficients[K_SPEC] += self._draft_cost.draft_s
-            self.slots.fleet_state.coefs[self.slot] = coefficients
-            error = min(float(self._correction[ERROR]), MOST_CAUTION)
-            self.slots.fleet_state.pessimistic_coefs[self.slot] = coefficients * (1.0 + error)
-            self.limits["slack_margin"] = reach  # as in the engine's own planner
+            self._predict_by(coefficients, behind)
+
+    def _predict_by(self, coefficients: np.ndarray, behind: float) -> None:
+        """Forecast by these coefficients from now on, and keep the slack margin of the engine's own planner."""
+        error = min(float(self._correction[ERROR]), MOST_CAUTION)
+        self.slots.fleet_state.coefs[self.slot] = coefficients
+        self.slots.fleet_state.pessimistic_coefs[self.slot] = coefficients * (1.0 + error)
+        self.limits["slack_margin"] = behind
 
     def remap_tiers(self, tier_remap: np.ndarray) -> None:
         """Requests have their tiers in another table (``TierTable.tier_remap``); the replica is to tell them anew."""
@@ -242,6 +248,10 @@ class VirtualReplica:
     def drift(self) -> dict[str, float]:
         """How far the measured iterations have moved from the profile."""
         return {k: float(v) for k, v in drift(self._correction, self.profile.coefficients)._asdict().items()}
+
+    def iteration_spread(self) -> dict[str, dict[str, Any]]:
+        """Quantiles of measured over predicted iteration time by kind of batch, of the latest iterations."""
+        return told_quantiles(self._correction[RESIDUALS:])
 
     def check_integrity(self) -> None:
         """Every request once; every reservation a row of the table."""

@@ -11,6 +11,7 @@ from rich.table import Table as RichTable
 from profiles.batch import Table
 from profiles.fit import kinds
 from profiles.profile import COEFFICIENT_NAMES, Profile
+from profiles.spread import KINDS, LEVELS
 
 UNITS = ("ms/token", "ms", "ms/token", "ms", "ns/KV token", "ns/token pair", "us/sequence", "us/step")
 FACTORS = (1e3, 1e3, 1e3, 1e3, 1e9, 1e9, 1e6, 1e6)
@@ -26,6 +27,8 @@ def profile_tables(profile: Profile) -> RenderableType:
     if profile.fit_off_grid:
         facts.add_row("off the grid", f"{profile.fit_off_grid} ({profile.fit_off_grid.region})")
     facts.add_row("engine overhead", _overhead(profile))
+    for kind, told in spread_lines(profile).items():
+        facts.add_row(f"spread, {kind}", told)
     for name, (low, high) in vars(profile.measured).items():
         facts.add_row(f"measured {name}", f"{low:,.0f} to {high:,.0f}")
     facts.add_row("source", profile.provenance.source)
@@ -37,6 +40,18 @@ def profile_tables(profile: Profile) -> RenderableType:
     for name, value, kernel, factor, unit in values:
         terms.add_row(name, f"{value * factor:.5g}", unit, f"{kernel * factor:.5g}")
     return Group(facts, terms)
+
+
+def spread_lines(profile: Profile) -> dict[str, str]:
+    """By kind of batch the quantiles of measured over predicted iteration time, in words."""
+    if profile.spread is None:
+        return {"all batches": "not known: iterations are taken for exact"}
+    labels, told = {"decode": "decodes only", "prefill": "with prefill"}, {}
+    for kind in KINDS:
+        found = getattr(profile.spread, kind)
+        quantiles = ", ".join(f"{name} {ratio:.3f}" for name, ratio in zip(LEVELS, found.ratios, strict=False))
+        told[labels[kind]] = f"{quantiles or 'too few'} ({found.samples:,} iterations; measured over predicted)"
+    return told
 
 
 def _overhead(profile: Profile) -> str:

@@ -94,7 +94,8 @@ class TimedConfig(Section):
     """A device that computes nothing and takes as long as the profile says."""
 
     steps_in_flight: Annotated[int, Field(ge=1, le=MOST_IN_FLIGHT)] = REPLICA.steps_in_flight  # 1: synchronous
-    spread: NonNegativeFloat = REPLICA.iteration_spread  # sigma of the log-normal factor on the profile's times
+    # sigma of the log-normal factor on the profile's times; None: as the profile's own spread says
+    spread: NonNegativeFloat | None = REPLICA.iteration_spread
     acceptance: Annotated[float, Field(ge=0, le=1)] = REPLICA.draft_acceptance  # chance that a draft token is accepted
 
 

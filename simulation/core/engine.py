@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit
 
 from planning.batch.classes import is_decode
-from planning.batch.composition import KV, SEQUENCES, TOKENS
+from planning.batch.composition import KV, PAIRS, SEQUENCES, TOKENS
 from planning.batch.kv import PREEMPT, held_kv_tokens
 from planning.batch.memory import ACCOUNT, ACCOUNTS, CUTOFFS, PolicyMemory, cutoff, recall, record
 from planning.batch.registry import form
@@ -23,6 +23,7 @@ from planning.limits import LIMITS
 from planning.tables import REQUEST
 from profiles.kernels import COEFFICIENTS, iteration_s
 from profiles.online import STATE, corrected, new_correction, observe, reach
+from profiles.spread import IterationSpread
 from simulation.core.jobs import NEVER
 from simulation.core.noise import next_noise
 from simulation.core.progress import emit, run_row
@@ -40,6 +41,7 @@ ENGINE = np.dtype(
         ("drafts", "i8"),  # draft tokens per decode step, or the most of them
         ("adapts_drafts", "?"),  # as many as objectives need (SLOs-Serve section 3.2.3), else always ``drafts``
         ("sigma", "f8"),  # iterations take the model's time times lognormal noise of this sigma and mean 1
+        ("strays", "?"),  # without a sigma, by the noise of its profile's spread
         ("correlation", "f8"),  # of the noise of an iteration with that of the one before
         ("deviation", "f8"),  # of the last iteration, in sigmas
         ("learns", "?"),  # corrects its planner's model by measured iterations, as live engines do
@@ -67,6 +69,7 @@ class Engines(NamedTuple):
     corrections: np.ndarray  # f8[R, STATE], what it has learnt (``profiles.online``)
     steps: np.ndarray  # f8[R, STEPS, 6], a ring of compositions and seconds of engines that learn
     limits: np.ndarray  # LIMITS[R]
+    spread: np.ndarray  # f8[kinds, knots], ``profiles.spread.IterationSpread.logs`` of engines that stray by it
     memories: PolicyMemory  # each of its tables with a first axis of replicas
     seed: int  # of draft acceptance and noise
 
@@ -84,6 +87,7 @@ def make_engines(replicas: int, slots: int, seed: int = 0) -> Engines:
         np.zeros((replicas, STATE)),
         np.zeros((replicas, STEPS, 6)),
         np.zeros(replicas, dtype=LIMITS),
+        IterationSpread().logs(),
         PolicyMemory(
             np.zeros((replicas, ACCOUNTS), dtype=ACCOUNT),
             np.full((replicas, len(CUTOFFS)), -1.0),
@@ -93,11 +97,18 @@ def make_engines(replicas: int, slots: int, seed: int = 0) -> Engines:
     )
 
 
-def learn_from(engines: Engines, profile_coefs: np.ndarray) -> None:
+def learn_from(engines: Engines, profile_coefs: np.ndarray, spread: IterationSpread | None = None) -> None:
     """Let the engines' planners begin with this profile (f8[COEFFICIENTS]) and correct it by what they measure."""
     engines.profile_coefs[:] = engines.planner_coefs[:] = profile_coefs
-    engines.corrections[:] = new_correction(profile_coefs)
+    engines.corrections[:] = new_correction(profile_coefs, spread)
     engines.state["learns"] = True
+    if spread is not None:
+        engines.limits["slack_margin"][engines.state["guards"]] = reach(engines.corrections[0])
+
+
+def stray_by(engines: Engines, spread: IterationSpread) -> None:
+    """Let iterations differ from the model's time as this spread says."""
+    engines.spread[:], engines.state["strays"] = spread.logs(), True
 
 
 def with_slots(engines: Engines, slots: int) -> Engines:
@@ -188,8 +199,8 @@ def iterate(engines: Engines, r: int, jobs: np.ndarray, records: np.ndarray, end
     if seconds <= 0.0:
         engine["free_at_s"] = math.inf
         return count
-    seconds = iteration_s(engines.coefs[r], mix[TOKENS], mix[KV], mix[2], mix[SEQUENCES], mix[4])
-    seconds *= next_noise(engine, engines.seed, r)
+    seconds = iteration_s(engines.coefs[r], mix[TOKENS], mix[KV], mix[PAIRS], mix[SEQUENCES], mix[4])
+    seconds *= next_noise(engine, engines.spread[1 if mix[PAIRS] > 0.0 else 0], engines.seed, r)
     if engine["learns"]:
         _learn(engines, r, mix, seconds)
     engine["free_at_s"] += seconds

@@ -6,7 +6,7 @@ from typing import Any
 
 from profiles.profile import Profile
 from simulation.studies.capacity import MakeJobs, Search, median_and_spread
-from simulation.studies.systems import EXACT, DistServe, System
+from simulation.studies.systems import EXACT, PROFILED, DistServe, System
 
 TUNING_SEED = 1000
 TUNING_TOLERANCE = 0.05
@@ -23,7 +23,7 @@ def variants(system: System, budgets: Sequence[int], drafts: Sequence[int]) -> d
         return {f"{how}{d} drafts": replace(system, drafts=d) for d in drafts}
     if system.policy in ("sarathi", "sarathi-shed", "edf", "sjf"):
         return {f"budget {b}": system.with_budget(b) for b in budgets}
-    if system.policy == "edf-shed" and system.straying != EXACT:
+    if system.policy == "edf-shed" and system.straying not in (EXACT, PROFILED):
         return {"guarded": system, "unguarded": replace(system, guards=False)}
     return {"as it is": system}
 

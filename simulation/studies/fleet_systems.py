@@ -13,7 +13,7 @@ from simulation.core.engine import make_engines
 from simulation.core.metrics import Window, attained
 from simulation.dispatchers.fleet_balance import DECODE, PREFILL
 from simulation.dispatchers.fleet_run import Run, RunRouting, advance_run, enlarge_if_full, make_run
-from simulation.studies.systems import EXACT, Straying
+from simulation.studies.systems import EXACT, PROFILED, Straying
 from simulation.workloads.polyserve import TPOT_S
 from simulation.workloads.split import split_jobs_over_link
 
@@ -44,7 +44,7 @@ class FleetSystem:
     prefill_comfort: float = 0.0
     tier_budgets: tuple[int, ...] = ()
     replicas: int = 20
-    straying: Straying = EXACT  # of its engines
+    straying: Straying = PROFILED  # of its engines
     guards: bool = True  # where engines stray, its batches keep the slack margin that their errors ask for
 
     def run(self, profile: Profile, jobs: np.ndarray) -> Run:
@@ -59,8 +59,8 @@ class FleetSystem:
         )
         code = policy_code(self.policy)
         engines.state["policy"], engines.state["sheds"] = code, POLICIES[code].sheds
-        engines.state["guards"] = self.guards and self.straying != EXACT
-        self.straying.apply(engines, profile.coefficients)
+        engines.state["guards"] = self.guards and self.straying.on(profile) != EXACT
+        self.straying.apply(engines, profile, profile.coefficients)
         sides, tiers = np.zeros(self.replicas, dtype=np.int8), None
         if self.prefills:
             first = slice(0, self.prefills)

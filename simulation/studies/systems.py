@@ -12,7 +12,7 @@ from planning.batch.registry import POLICIES, policy_code
 from planning.engine import EngineModel
 from planning.limits import make_limits
 from profiles.profile import Profile
-from simulation.core.engine import Engines, learn_from, make_engines
+from simulation.core.engine import Engines, learn_from, make_engines, stray_by
 from simulation.core.loop import Dispatcher
 from simulation.dispatchers.distserve import DistServeDispatcher
 from simulation.dispatchers.live_fleet import ControllerDispatcher, tiers_of
@@ -37,16 +37,29 @@ class Straying:
     sigma: float = 0.0  # of lognormal noise
     correlation: float = 0.0  # of one iteration's noise with the next one's
     slowdown: float = 1.0  # the hardware takes so many times as long
+    is_profiled: bool = False  # the noise is that of the profile's spread; without one, iterations are exact
 
-    def apply(self, engines: Engines, profile_coefs: np.ndarray) -> None:
-        """Make fresh engines stray."""
-        if self != EXACT:
+    def on(self, profile: Profile) -> "Straying":
+        """What this comes to on engines of a profile."""
+        is_known = profile.spread is not None and profile.spread.is_known
+        return replace(self, is_profiled=False) if self.is_profiled and not is_known else self
+
+    def known(self, profile: Profile) -> Profile:
+        """What planners know of the profile: nothing of a spread that the engines do not have."""
+        return profile if self.on(profile).is_profiled or profile.spread is None else replace(profile, spread=None)
+
+    def apply(self, engines: Engines, profile: Profile, believed: np.ndarray) -> None:
+        """Make fresh engines stray, whose planners believe in the coefficients ``believed`` (f8[COEFFICIENTS])."""
+        found = self.on(profile)
+        if found != EXACT:
             engines.coefs[:] *= self.slowdown
             engines.state["sigma"], engines.state["correlation"] = self.sigma, self.correlation
-            learn_from(engines, profile_coefs)
+            if found.is_profiled and profile.spread is not None:
+                stray_by(engines, profile.spread)
+            learn_from(engines, believed, self.known(profile).spread)
 
 
-EXACT = Straying()
+EXACT, PROFILED = Straying(), Straying(is_profiled=True)
 NOISES = {
     "exact": EXACT,
     "noise10": Straying(sigma=0.1),
@@ -79,7 +92,7 @@ class System:
     slack_margin: float = 0.0  # see planning.limits
     fairness: float | None = None  # None: the policy's own
     group_cutoff: float = 0.0  # 0: CALM adapts it
-    straying: Straying = EXACT  # of its engines
+    straying: Straying = PROFILED  # of its engines
     guards: bool = True  # where engines stray, its batches keep the slack margin that their errors ask for
     replicas: int = 1
 
@@ -116,7 +129,7 @@ class System:
         engines.state["adapts_cutoff"] = policy.adapts_cutoff and not self.group_cutoff
         engines.state["drafts"], engines.state["adapts_drafts"] = self.drafts, self.adapts_drafts
         engines.state["guards"] = self.guards
-        self.straying.apply(engines, coefficients / self.believed_speed)
+        self.straying.apply(engines, profile, coefficients / self.believed_speed)
         return engines
 
     def dispatcher(self, profile: Profile, jobs: np.ndarray, seed: int = 0) -> Dispatcher:
@@ -176,7 +189,7 @@ class FleetOf(System):
         options = FleetOptions(
             self.routing, self.admits, self.max_hops, selection=self.selection, seed=seed, lengths=self.lengths
         )
-        tiers = tiers_of(jobs, self.split)
+        tiers, profile = tiers_of(jobs, self.split), self.straying.known(profile)
         if self.trace is None or not len(self.trace.blocks):
             return ControllerDispatcher(profile, tiers, options, report_s=self.report_s)
         known = msgspec.structs.replace(

@@ -6,6 +6,7 @@ from profiles.batch import Floats, MeasuredRange, Table, compositions, measureme
 from profiles.model import RooflineModel
 from profiles.profile import Profile, Provenance
 from profiles.quality import FitQuality
+from profiles.spread import KNOTS, IterationSpread, RatioQuantiles
 
 COEFFICIENTS = np.array([1.2e-5, 5e-3, 2.0e-5, 2e-3, 3e-8, 7.5e-10, 4e-5, 0.0])
 WIDE = MeasuredRange((0, 1e9), (0, 1e12), (0, 1e15), (0, 1e6), (0, 100))
@@ -40,3 +41,11 @@ PROFILE = Profile(
     fit=FitQuality(0.99, 1.0, 2.0, 3.0, 10, "everywhere"),
     provenance=Provenance("a test", "nobody", ("one", "two")),
 )
+
+
+def lognormal(sigma: float, samples: int = 1000) -> RatioQuantiles:
+    """The exact quantiles of log-normal noise with median 1."""
+    return RatioQuantiles(samples, tuple(np.exp(sigma * np.array(KNOTS[1:-1])).tolist()))
+
+
+SPREAD = IterationSpread(lognormal(0.05), lognormal(0.2))

@@ -11,6 +11,7 @@ from profiles.online import (
     DEFAULT,
     ERROR,
     INTERCEPT_S,
+    PRIOR_ITERATIONS,
     RUN,
     SLOPE,
     corrected,
@@ -20,7 +21,8 @@ from profiles.online import (
     observe_steps,
     reach,
 )
-from tests.support.planted_profile import COEFFICIENTS
+from profiles.spread import IterationSpread, RatioQuantiles, stray_factor
+from tests.support.planted_profile import COEFFICIENTS, lognormal
 
 BASE_S = float(kernels.gemm_s(COEFFICIENTS, 0.0))
 
@@ -180,3 +182,31 @@ def test_the_reach_of_exact_predictions_is_nothing_and_that_of_useless_ones_is_b
     exact, useless = learn(machine(1, 1, 200, noise=0)), learn(machine(1, 1, 400, noise=0.9, seed=3))
     assert reach(exact) == pytest.approx(0.0, abs=0.05)
     assert reach(useless) <= DEFAULT.furthest
+
+
+STALLS = IterationSpread(lognormal(0.02), RatioQuantiles(1000, (0.95, 0.98, 1.0, 1.02, 1.06, 2.0)))
+
+
+@pytest.mark.parametrize("spread", [IterationSpread(lognormal(0.1), lognormal(0.2)), STALLS], ids=["noise", "stalls"])
+def test_as_many_runs_as_asked_stay_within_the_reach_that_the_profile_s_spread_gives(spread: IterationSpread) -> None:
+    known, random, within = reach(new_correction(COEFFICIENTS, spread)), np.random.default_rng(7), []
+    logs = spread.logs()[1]
+    for _ in range(1000):
+        ratios = np.array([stray_factor(logs, deviate) for deviate in random.standard_normal(RUN)])
+        within.append(np.cumsum(ratios - 1.0).max() <= known)
+    assert np.mean(within) == pytest.approx(DEFAULT.confidence, abs=0.03)
+
+
+def test_what_is_measured_overrules_the_spread_within_a_few_times_its_weight() -> None:
+    spread = IterationSpread(lognormal(0.3), lognormal(0.3))
+    state = new_correction(COEFFICIENTS, spread)
+    assert state[ERROR] == pytest.approx(0.3 * np.sqrt(2 / np.pi), rel=0.1)
+    one = learn(machine(1, 1, 1, noise=0), state)
+    assert one[ERROR] > 0.9 * state[ERROR]
+    assert learn(machine(1, 1, int(5 * PRIOR_ITERATIONS), noise=0), state)[ERROR] < 0.01 * state[ERROR] + 0.01
+
+
+def test_a_spread_changes_no_coefficient_and_one_without_quantiles_changes_nothing() -> None:
+    state = new_correction(COEFFICIENTS, STALLS)
+    assert corrected(COEFFICIENTS, state) == pytest.approx(COEFFICIENTS)
+    np.testing.assert_array_equal(new_correction(COEFFICIENTS, IterationSpread()), new_correction(COEFFICIENTS))

@@ -2,16 +2,22 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from planning.batch.registry import batch_policy_names
+from profiles.kernels import iteration_s
+from profiles.store import load_profile, save_profile
 from protocol.messages import LIVE_STRETCH, LOAD_TOKENS, PREFILLED, Delta, EngineCounts, Slo, Submission, request_uid
 from replicas.config import ReplicaConfig
 from replicas.engine import EngineFailure, PlanLimits, Pulse
 from replicas.simulated import SimulatedEngine, simulated_tokens
+from tests.support.planted_profile import SPREAD
 
 LOOSE = Slo(ttft_s=60.0, tpot_s=1.0)
 
@@ -232,3 +238,25 @@ def test_what_it_has_done_is_counted_as_vllm_counts() -> None:
         assert engine.state().counts == EngineCounts(prompt_tokens=158, generation_tokens=32)
 
     play(scenario)
+
+
+@pytest.mark.parametrize(("sigma", "is_exact"), [(None, False), (0.0, True), (0.1, False)])
+def test_iterations_take_what_the_profile_and_its_spread_say(
+    sigma: float | None, is_exact: bool, tmp_path: Path
+) -> None:
+    """A sigma stands in for the spread; exact engines neither draw nor learn."""
+    profile = load_profile("h200_sxm__llama-3.1-8b")
+    save_profile(replace(profile, spread=SPREAD), path := tmp_path / "spread.json")
+
+    async def scenario(engine: SimulatedEngine) -> None:
+        await engine.submit([submission("x", max_tokens=200)])
+        await collect(engine, {"x"})
+        steps = [msgspec.structs.astuple(step) for step in engine.take_steps()]
+        ratios = [step[5] / iteration_s(profile.coefficients / 200.0, *step[:5]) for step in steps]
+        assert len(ratios) == 200
+        if is_exact:
+            assert ratios == pytest.approx([1.0] * 200)
+        else:
+            assert 0.02 < np.log(ratios).std() < 0.2
+
+    play(scenario, profile=str(path), iteration_spread=sigma)

@@ -1,21 +1,25 @@
 """The device that only keeps time: when batches are done, and what they emit."""
 
 import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from profiles.kernels import iteration_s
-from profiles.store import load_profile
+from profiles.store import load_profile, save_profile
 from replicas.config import ReplicaConfig
 from replicas.timed_device import Share, TimedDevice, TimedSettings, composition
+from tests.support.planted_profile import SPREAD
 
 H200 = "h200_sxm__llama-3.1-8b"
 COEFFICIENTS = load_profile(H200).coefficients.tolist()
 
 
-def device(**options: float) -> TimedDevice:
-    return TimedDevice(TimedSettings(COEFFICIENTS, 1000, **options), np.random.default_rng(1))  # type: ignore[arg-type]
+def device(**options: Any) -> TimedDevice:
+    return TimedDevice(TimedSettings(COEFFICIENTS, 1000, **options), np.random.default_rng(1))
 
 
 DECODE = Share("d", 1, 99, 100)
@@ -92,6 +96,47 @@ def test_results_come_when_they_are_due() -> None:
     assert result.result() is EMPTY_MODEL_RUNNER_OUTPUT
     assert time.monotonic() >= due_s
     assert result.done()
+
+
+def durations(timed: TimedDevice, share: Share, count: int) -> np.ndarray:
+    """Of batches one after the other, in the profile's times."""
+    exact_s = float(iteration_s(np.array(COEFFICIENTS), *composition([share])))
+    return np.diff([timed.run_s([share], 0.0) for _ in range(count + 1)]) / exact_s
+
+
+def test_a_device_strays_by_the_spread_of_its_profile_each_kind_of_batch_by_its_own() -> None:
+    timed = device(strays=SPREAD.logs().tolist())
+    for share, sigma in ((DECODE, 0.05), (CHUNK, 0.2)):
+        logs = np.log(durations(timed, share, 3000))
+        assert np.quantile(logs, 0.95) == pytest.approx(1.645 * sigma, rel=0.1)
+        assert np.quantile(logs, 0.5) == pytest.approx(0.0, abs=0.1 * sigma)
+    again, other = (device(strays=SPREAD.logs().tolist()) for _ in range(2))
+    np.testing.assert_array_equal(durations(again, DECODE, 20), durations(other, DECODE, 20))
+
+
+def test_a_stated_sigma_stands_in_for_the_spread_of_the_profile_and_zero_is_exact(tmp_path: Path) -> None:
+    save_profile(replace(load_profile(H200), spread=SPREAD), path := tmp_path / "spread.json")
+    config = ReplicaConfig(device="timed", profile=str(path))
+    np.testing.assert_allclose(config.strays(load_profile(path)), SPREAD.logs())
+    for sigma in (0.0, 0.1):
+        stated = ReplicaConfig(device="timed", profile=str(path), iteration_spread=sigma)
+        assert stated.strays(load_profile(path)) == []
+    assert ReplicaConfig(device="timed", profile=H200).strays(load_profile(H200)) == []
+    np.testing.assert_allclose(durations(device(), DECODE, 20), 1.0)
+
+
+def test_the_device_in_the_engine_s_process_is_told_how_it_strays(tmp_path: Path) -> None:
+    from replicas.request_rows import KEY
+    from replicas.vllm_settings import engine_config
+
+    save_profile(replace(load_profile(H200), spread=SPREAD), path := tmp_path / "spread.json")
+    told = {
+        sigma: engine_config(
+            ReplicaConfig(device="timed", profile=str(path), iteration_spread=sigma), ""
+        ).additional_config[KEY]["timed"]
+        for sigma in (None, 0.0, 0.1)
+    }
+    assert [(each["spread"], bool(each["strays"])) for each in told.values()] == [(0, True), (0, False), (0.1, False)]
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])

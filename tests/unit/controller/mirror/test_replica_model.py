@@ -1,15 +1,23 @@
 """The mirror of one replica."""
 
+from dataclasses import replace
+
 import msgspec
+import numpy as np
+import pytest
 
 from controller.calibration import Calibration
+from controller.fleet import Fleet
 from controller.lengths.estimate import LengthOptions
 from controller.lengths.fleet_lengths import FleetLengths
 from controller.mirror.replica_model import VirtualReplica
 from controller.mirror.slots import ReplicaSlots
+from controller.options import FleetOptions
+from controller.status import fleet_status
 from profiles.store import load_profile
 from protocol.messages import LIVE_STRETCH, Step
 from tests.support.fleet_cases import H200, TIERS, report
+from tests.support.planted_profile import SPREAD
 
 LENGTHS = FleetLengths(LengthOptions(), 100.0, {})
 
@@ -25,3 +33,26 @@ def test_limits_follow_the_reports_and_the_slack_margin_stays() -> None:
     replica.sync(msgspec.structs.replace(report("a", 3), **told), LENGTHS, TIERS, Calibration(), 0.2)
     assert {name: replica.limits[name] for name in told} == told
     assert replica.limits["slack_margin"] == margin
+
+
+def test_forecasts_begin_as_careful_as_the_spread_of_the_profile_asks_for() -> None:
+    exact, spread = load_profile(H200), replace(load_profile(H200), spread=SPREAD)
+    plain, careful = (VirtualReplica(report("a"), each, ReplicaSlots(), 0.0) for each in (exact, spread))
+    np.testing.assert_array_equal(plain.pessimistic_coefs, exact.coefficients)
+    assert plain.limits["slack_margin"] == 0.0
+    ratio = careful.pessimistic_coefs[:6] / exact.coefficients[:6]
+    assert ratio == pytest.approx(1.16, abs=0.02)  # the mean of |normal| at sigma 0.2, of the kind that strays more
+    assert careful.limits["slack_margin"] > 1.0
+
+
+def test_the_status_tells_how_far_iterations_stray_by_kind_of_batch() -> None:
+    state = Fleet(FleetOptions(), TIERS, load_profile)
+    state.report(report("a"), 0.0)
+    (row,) = fleet_status(state, 0.0)["replicas"]
+    assert row["iteration_spread"] == {"decode": {"iterations": 0}, "prefill": {"iterations": 0}}
+    steps = tuple(Step(100.0, 1e4, 0.0, 100.0, 0.0, 0.01 if k % 10 else 0.02) for k in range(400))
+    state.report(report("a", 2, steps=steps), 0.1)
+    (row,) = fleet_status(state, 0.1)["replicas"]
+    told = row["iteration_spread"]["decode"]
+    assert told["iterations"] == 400
+    assert told["p50"] < 1.1 < 1.5 < told["p95"] <= told["p99"]

@@ -2,13 +2,16 @@
 
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from profiles.store import builtin_names, load_profile
+from profiles.spread import IterationSpread, RatioQuantiles
+from profiles.store import builtin_names, load_profile, save_profile
 from serving.cli.profile import app
+from tests.support.planted_profile import lognormal
 
 RUNNER = CliRunner()
 no_extra = pytest.mark.skipif(
@@ -27,6 +30,15 @@ def test_show_tells_coefficients_quality_and_origin() -> None:
     assert result.exit_code == 0
     for part in ("444,403 tokens", "k_att", "MAPE", "Apache-2.0", "without overhead", "0.95 ms + 0.0354 ms"):
         assert part in result.stdout
+
+
+def test_show_tells_the_spread_by_kind_of_batch_or_that_there_is_none(tmp_path: Path) -> None:
+    path, spread = tmp_path / "spread.json", IterationSpread(lognormal(0.1, 3400), RatioQuantiles(12))
+    save_profile(replace(load_profile("embedded-cpu"), spread=spread), path)
+    shown = " ".join(RUNNER.invoke(app, ["show", str(path)]).stdout.replace("│", " ").split())
+    for part in ("spread, decodes only", "p95 1.179", "(3,400 iterations", "spread, with prefill", "too few (12 iter"):
+        assert part in shown
+    assert "not known: iterations are taken for exact" in RUNNER.invoke(app, ["show", "embedded-cpu"]).stdout
 
 
 def test_show_as_json_is_the_profile_itself() -> None:

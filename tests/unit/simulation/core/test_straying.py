@@ -8,8 +8,13 @@ import pytest
 from profiles.online import drift
 from simulation.core.loop import Simulation
 from simulation.dispatchers.live_fleet import ControllerDispatcher
-from simulation.studies.systems import EXACT, NOISES, PLANNER, FleetOf, Straying, System
-from tests.support.simulation_cases import STOCK, jobs_at, random_jobs, run
+from simulation.studies.fleet_systems import FleetSystem
+from simulation.studies.systems import EXACT, NOISES, PLANNER, PROFILED, FleetOf, Straying, System
+from tests.support.planted_profile import SPREAD
+from tests.support.simulation_cases import STOCK, a100, jobs_at, random_jobs, run
+
+PROFILE = a100()
+STRAYING = replace(PROFILE, spread=SPREAD)
 
 
 def alone(straying: Straying, count: int = 400, system: System = STOCK) -> Simulation:
@@ -70,3 +75,45 @@ def test_exact_engines_are_left_as_they_are() -> None:
     plain, named = run(jobs, PLANNER), run(jobs, replace(PLANNER, straying=NOISES["exact"]))
     assert plain.records.tobytes() == named.records.tobytes()
     assert not named.engines.state["learns"].any()
+
+
+def alone_on_a_profile(system: System = STOCK, seed: int = 0) -> Simulation:
+    jobs = jobs_at([float(k) for k in range(2000)], output=2)
+    return run(jobs, system, profile=STRAYING, seed=seed)
+
+
+def test_engines_stray_by_the_spread_of_their_profile_each_kind_of_batch_by_its_own() -> None:
+    exact, strays = alone_on_a_profile(replace(STOCK, straying=EXACT)), alone_on_a_profile()
+    for name, sigma in (("decode", 0.05), ("prefill", 0.2)):
+        took = {
+            "prefill": [s.records["first_s"] - s.jobs["arrival_s"] for s in (exact, strays)],
+            "decode": [s.records["last_s"] - s.records["first_s"] for s in (exact, strays)],
+        }[name]
+        logs = np.log(took[1] / took[0])
+        assert np.quantile(logs, [0.05, 0.5, 0.95]) == pytest.approx(
+            np.array([-1.645, 0.0, 1.645]) * sigma, abs=0.1 * sigma
+        )
+    np.testing.assert_array_equal(iterations(strays), iterations(alone_on_a_profile()))
+    assert (iterations(strays) != iterations(alone_on_a_profile(seed=1))).any()
+
+
+def test_without_a_spread_engines_are_exact_and_a_stated_noise_stands_in_for_one() -> None:
+    assert (PROFILED.on(PROFILE), PROFILED.on(STRAYING)) == (EXACT, PROFILED)
+    jobs = random_jobs(60, 3.0, seed=2)
+    plain, named = run(jobs, PLANNER), run(jobs, replace(PLANNER, straying=EXACT), profile=STRAYING)
+    assert plain.records.tobytes() == named.records.tobytes()
+    stated = replace(STOCK, straying=NOISES["noise10"])
+    with_spread, without = (run(jobs, stated, profile=profile) for profile in (STRAYING, PROFILE))
+    assert with_spread.records.tobytes() == without.records.tobytes()
+
+
+def test_planners_and_the_controller_begin_with_the_spread_of_the_profile() -> None:
+    system = FleetOf("live", admits=True, replicas=1)
+    engines = system.engines(STRAYING)
+    assert engines.limits["slack_margin"][0] > 0.5
+    assert FleetSystem("fleet", replicas=1).run(STRAYING, random_jobs(5, 3.0, seed=1)).engines.state["strays"].all()
+    jobs = random_jobs(60, 3.0, seed=2)
+    for straying, knows in ((PROFILED, True), (EXACT, False)):
+        dispatcher = replace(system, straying=straying).dispatcher(STRAYING, jobs)
+        assert isinstance(dispatcher, ControllerDispatcher)
+        assert (dispatcher.profile.spread is not None) == knows
