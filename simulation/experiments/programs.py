@@ -92,6 +92,16 @@ def make_load(params: Mapping[str, Any], context: Context, seed: int, is_history
 
 def simulate(system: Rival, load: ProgramLoad, past: ProgramLoad, scale: float, run: Mapping[str, Any]) -> Simulation:
     """A finished run under deadlines of this scale; ``run``: profile, trace blocks, replicas and seed."""
+    simulation = prepared(system, load, past, scale, run)
+    judged = [scale] if system.knows_programs else run["scales"]
+    heads = load.deadlines_s(run["profile"].coefficients, max(judged))
+    last_s = max(float(load.jobs["arrival_s"][head]) + due_s for head, due_s in heads.items())
+    simulation.run(lambda running: running.now_s > last_s)  # what ends later is late
+    return simulation
+
+
+def prepared(system: Rival, load: ProgramLoad, past: ProgramLoad, scale: float, run: Mapping[str, Any]) -> Simulation:
+    """The same before it begins."""
     profile: Profile = run["profile"]
     options = FleetOptions(
         routing=system.routing, admission=system.admits, seed=run["seed"], prefix_affinity=system.affinity,
@@ -104,15 +114,10 @@ def simulate(system: Rival, load: ProgramLoad, past: ProgramLoad, scale: float, 
     engines = System(
         "", system.policy, token_budget=system.budget, replicas=run["replicas"], straying=NOISES["noise10"]
     )
-    simulation = Simulation(
+    return Simulation(
         load.jobs, engines.engines(profile, run["seed"]), dispatcher,
         prefixes=PrefixCache(run["blocks"], run["block_tokens"], load.jobs, run["replicas"]), edges=load.edges,
     )  # fmt: skip
-    judged = [scale] if system.knows_programs else run["scales"]
-    heads = load.deadlines_s(profile.coefficients, max(judged))
-    last_s = max(float(load.jobs["arrival_s"][head]) + due_s for head, due_s in heads.items())
-    simulation.run(lambda running: running.now_s > last_s)  # what ends later is late
-    return simulation
 
 
 def on_time(
@@ -131,7 +136,7 @@ def on_time(
     )
 
 
-def _setting(params: Mapping[str, Any], context: Context, seed: int) -> dict[str, Any]:
+def setting_of(params: Mapping[str, Any], context: Context, seed: int) -> dict[str, Any]:
     """What all runs on one load share, beside its programs."""
     trace = None if params["load"].startswith("research") else _trace(context.traces / f"{TRACE}.parquet")[0]
     return {
@@ -141,7 +146,7 @@ def _setting(params: Mapping[str, Any], context: Context, seed: int) -> dict[str
     }  # fmt: skip
 
 
-def _verdicts(system: Rival, simulation: Simulation) -> dict[int, str]:
+def verdicts_of(system: Rival, simulation: Simulation) -> dict[int, str]:
     """By job, where a system admits."""
     decisions = simulation.dispatcher.decisions if system.admits else []  # type: ignore[attr-defined]
     return {int(d.request_id): d.verdict.value for d in decisions}
@@ -162,7 +167,7 @@ def _best_budget(system: Rival, known: tuple[tuple[str, Any], ...], context: Con
     params = dict(known)
     params["programs"] = round(TUNING_PART * params["programs"])
     load, past = (make_load(params, context, TUNING_SEED, is_history) for is_history in (False, True))
-    setting, scale, shares = _setting(params, context, TUNING_SEED), params["reference"], {}
+    setting, scale, shares = setting_of(params, context, TUNING_SEED), params["reference"], {}
     for budget in params["budgets"]:
         simulation = simulate(replace(system, budget=budget), load, past, scale, setting)
         met = on_time(simulation, load, load.deadlines_s(setting["profile"].coefficients, scale), {})
@@ -173,13 +178,13 @@ def _best_budget(system: Rival, known: tuple[tuple[str, Any], ...], context: Con
 def run(params: Mapping[str, Any], context: Context) -> Point:
     system, seed = tuned(SYSTEMS[params["system"]], params, context), params["seed"]
     load, past = make_load(params, context, seed), make_load(params, context, seed, is_history=True)
-    setting, simulation, heads = _setting(params, context, seed), None, np.unique(load.jobs["program"])
+    setting, simulation, heads = setting_of(params, context, seed), None, np.unique(load.jobs["program"])
     told: dict[str, list[float]] = {name: [] for name in ("on_time", "refused", "kept", "cached")}
     point = {name: params[name] for name in ("load", "system", "seed", "scales", "reference")}
     for scale in params["scales"]:
         if simulation is None or system.knows_programs:
             simulation = simulate(system, load, past, scale, setting)
-        verdicts = _verdicts(system, simulation)
+        verdicts = verdicts_of(system, simulation)
         met = on_time(simulation, load, load.deadlines_s(setting["profile"].coefficients, scale), verdicts).mean()
         refused = float(np.mean([verdicts.get(int(head), "admitted") != "admitted" for head in heads]))
         told["on_time"].append(float(met))
