@@ -15,7 +15,7 @@ import numpy as np
 from planning.tables import has_begun
 from simulation.core.engine import Engines, advance_engines, submit, with_slots
 from simulation.core.jobs import NEVER, NO_EDGES, all_edges, make_records, to_rows
-from simulation.core.prefix_cache import PrefixCache, held_kv_tokens
+from simulation.core.prefix_cache import PrefixCache
 
 Watch = Callable[["Simulation"], bool]  # called after every dispatch; True stops the run
 
@@ -102,6 +102,8 @@ class Simulation:
         table[i:-1] = table[i + 1 :].copy()
         state["count"] -= 1
         self.records[job]["promised"] = False
+        if self.prefixes is not None:
+            self.prefixes.release(job)
         return True
 
     def _find_prefix(self, row: np.void, replica: int) -> None:
@@ -110,11 +112,30 @@ class Simulation:
         job, free_tokens = int(row["id"]) - 1, self._free_kv_tokens(replica)
         self.prefixes.shrink(replica, free_tokens)
         if self.jobs[job]["blocks"]:
-            row["computed_tokens"] = self.prefixes.hit_tokens(replica, job, int(row["prompt_tokens"]))
+            row["computed_tokens"] = self.prefixes.take(replica, job, int(row["prompt_tokens"]))
             self.records[job]["cached_tokens"] = row["computed_tokens"]
 
     def _free_kv_tokens(self, replica: int) -> int:
-        return int(self.engines.limits[replica]["kv_capacity_tokens"]) - held_kv_tokens(self.table(replica))
+        """Beside placed requests: prompts under way count whole, waiting ones with what they found."""
+        assert self.prefixes is not None
+        table = self.table(replica)
+        running = table[table["running"]]
+        used = int(np.maximum(running["computed_tokens"], running["prompt_tokens"]).sum(dtype=np.int64))
+        used += sum(self.prefixes.found_tokens(int(row) - 1) for row in table["id"][~table["running"]])
+        return int(self.engines.limits[replica]["kv_capacity_tokens"]) - used
+
+    def _keep_prefixes(self, ended: np.ndarray) -> None:
+        """Blocks of ended requests join those that nobody uses, of which there is room for what they leave free."""
+        assert self.prefixes is not None
+        replicas = self.records["replica"][ended]
+        for replica in np.unique(replicas).tolist():
+            own = ended[replicas == replica]
+            last_tokens = int((self.jobs["prompt_tokens"][own] + self.records["emitted_tokens"][own]).sum())
+            free_tokens = self._free_kv_tokens(replica)
+            self.prefixes.shrink(replica, free_tokens - last_tokens)  # as long as they ran
+            for job in own.tolist():
+                self.prefixes.keep(replica, job)
+            self.prefixes.shrink(replica, free_tokens)
 
     def refuse(self, job: int) -> None:
         """Turn a job away for good."""
@@ -157,8 +178,7 @@ class Simulation:
             for job in ended[self.jobs["follower"][ended] != NEVER]:
                 self._release_followers(job)
             if self.prefixes is not None:
-                for job, replica in zip(ended.tolist(), self.records["replica"][ended].tolist(), strict=True):
-                    self.prefixes.keep(replica, job, self._free_kv_tokens(replica))
+                self._keep_prefixes(ended)
             self.dispatcher.on_ended(self, ended)
         return float(reached_s)
 

@@ -265,7 +265,7 @@ class ControllerDispatcher:
         """What an engine that tells its KV events would say of its prefix cache."""
         if simulation.prefixes is None or not self.options.prefix_affinity:
             return None
-        known, held = self._told_blocks.get(r), set(simulation.prefixes.held[r])
+        known, held = self._told_blocks.get(r), simulation.prefixes.known(r)
         self._told_blocks[r] = held
         if known is None:
             return PrefixNews(EVERYTHING, packed_marks(held))

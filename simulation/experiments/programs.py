@@ -6,7 +6,7 @@ system knows output lengths, how many calls follow, or how long a tool takes. En
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -21,8 +21,9 @@ from routing.policy import routing_names
 from simulation.core.loop import Simulation
 from simulation.core.prefix_cache import PrefixCache
 from simulation.dispatchers.live_fleet import ControllerDispatcher, tiers_of
-from simulation.experiments.program_systems import ABLATIONS, OURS, SYSTEMS, VLLM, Rival
-from simulation.experiments.registry import Context, Experiment, Point, Task, markdown_table, register
+from simulation.experiments.program_figures import headline, tables
+from simulation.experiments.program_systems import ABLATIONS, SYSTEMS, Rival
+from simulation.experiments.registry import Context, Experiment, Point, Task, register
 from simulation.studies.systems import NOISES, System
 from simulation.workloads.arrivals import poisson_s
 from simulation.workloads.programs import ProgramLoad, chosen_sessions, research, sessions_of, together
@@ -31,7 +32,6 @@ from simulation.workloads.traces import Trace, read_trace
 
 GPU, TRACE = "h200_sxm__llama-3.1-8b", "agentic_coding_a"
 CALLS, LONGEST_PROMPT = (3, 40), 150_000
-TARGETS = (0.95, 0.99)
 REPORT_S = 0.15  # between two reports of a replica, the longest of live ones
 BUDGETS, TUNING_SEED, TUNING_PART = [2048, 8192], 1000, 0.5  # tokens per iteration that rivals choose from
 
@@ -48,19 +48,22 @@ def config(quick: bool) -> dict[str, Any]:
 
 
 def tasks(config: dict[str, Any]) -> list[Task]:
-    """One task per load, system and seed, and ablations with the first seed alone; systems that know no deadline run
-    once for all scales."""
+    """One task per load, seed and system, and ablations with the first seed alone; systems that know no deadline run
+    once for all scales. The first load with all its seeds comes before the next: a run may end early."""
     common = {name: config[name] for name in ("programs", "replicas", "reference", "scales", "budgets")}
-    rivals = [system for system in config["systems"] if system not in ABLATIONS]
-    ablations = [system for system in config["systems"] if system in ABLATIONS]
-    runs = [(seed, load, system) for seed in config["seeds"] for load in config["loads"] for system in rivals]
-    runs += [(config["seeds"][0], load, system) for load in config["loads"] for system in ablations]
+    runs = [
+        (load, seed, system)
+        for load in config["loads"]
+        for seed in config["seeds"]
+        for system in config["systems"]
+        if system not in ABLATIONS or seed == config["seeds"][0]
+    ]
     return [
         Task(
             f"{load}/{system}/seed {seed}",
             {**common, "load": load, "per_s": config["loads"][load], "system": system, "seed": seed},
         )
-        for seed, load, system in runs
+        for load, seed, system in runs
     ]
 
 
@@ -89,6 +92,16 @@ def make_load(params: Mapping[str, Any], context: Context, seed: int, is_history
 
 def simulate(system: Rival, load: ProgramLoad, past: ProgramLoad, scale: float, run: Mapping[str, Any]) -> Simulation:
     """A finished run under deadlines of this scale; ``run``: profile, trace blocks, replicas and seed."""
+    simulation = prepared(system, load, past, scale, run)
+    judged = [scale] if system.knows_programs else run["scales"]
+    heads = load.deadlines_s(run["profile"].coefficients, max(judged))
+    last_s = max(float(load.jobs["arrival_s"][head]) + due_s for head, due_s in heads.items())
+    simulation.run(lambda running: running.now_s > last_s)  # what ends later is late
+    return simulation
+
+
+def prepared(system: Rival, load: ProgramLoad, past: ProgramLoad, scale: float, run: Mapping[str, Any]) -> Simulation:
+    """The same before it begins."""
     profile: Profile = run["profile"]
     options = FleetOptions(
         routing=system.routing, admission=system.admits, seed=run["seed"], prefix_affinity=system.affinity,
@@ -101,15 +114,10 @@ def simulate(system: Rival, load: ProgramLoad, past: ProgramLoad, scale: float, 
     engines = System(
         "", system.policy, token_budget=system.budget, replicas=run["replicas"], straying=NOISES["noise10"]
     )
-    simulation = Simulation(
+    return Simulation(
         load.jobs, engines.engines(profile, run["seed"]), dispatcher,
         prefixes=PrefixCache(run["blocks"], run["block_tokens"], load.jobs, run["replicas"]), edges=load.edges,
     )  # fmt: skip
-    judged = [scale] if system.knows_programs else run["scales"]
-    heads = load.deadlines_s(profile.coefficients, max(judged))
-    last_s = max(float(load.jobs["arrival_s"][head]) + due_s for head, due_s in heads.items())
-    simulation.run(lambda running: running.now_s > last_s)  # what ends later is late
-    return simulation
 
 
 def on_time(
@@ -128,7 +136,7 @@ def on_time(
     )
 
 
-def _setting(params: Mapping[str, Any], context: Context, seed: int) -> dict[str, Any]:
+def setting_of(params: Mapping[str, Any], context: Context, seed: int) -> dict[str, Any]:
     """What all runs on one load share, beside its programs."""
     trace = None if params["load"].startswith("research") else _trace(context.traces / f"{TRACE}.parquet")[0]
     return {
@@ -138,7 +146,7 @@ def _setting(params: Mapping[str, Any], context: Context, seed: int) -> dict[str
     }  # fmt: skip
 
 
-def _verdicts(system: Rival, simulation: Simulation) -> dict[int, str]:
+def verdicts_of(system: Rival, simulation: Simulation) -> dict[int, str]:
     """By job, where a system admits."""
     decisions = simulation.dispatcher.decisions if system.admits else []  # type: ignore[attr-defined]
     return {int(d.request_id): d.verdict.value for d in decisions}
@@ -148,31 +156,49 @@ def tuned(system: Rival, params: Mapping[str, Any], context: Context) -> Rival:
     """A rival with the budget that ends most programs in time, on fewer programs of a seed of its own."""
     if system.admits or len(params["budgets"]) == 1:
         return system
-    fewer = {**params, "programs": round(TUNING_PART * params["programs"])}
-    load, past = (make_load(fewer, context, TUNING_SEED, is_history) for is_history in (False, True))
-    setting, scale, shares = _setting(params, context, TUNING_SEED), params["reference"], {}
+    known = {**params, "scales": tuple(params["scales"]), "budgets": tuple(params["budgets"])}
+    del known["seed"], known["system"]
+    return replace(system, budget=_best_budget(system, tuple(sorted(known.items())), context))
+
+
+@lru_cache(maxsize=64)
+def _best_budget(system: Rival, known: tuple[tuple[str, Any], ...], context: Context) -> int:
+    """Tokens per iteration, for all seeds of a load (``known``: a task's parameters without its seed and system)."""
+    params = dict(known)
+    params["programs"] = round(TUNING_PART * params["programs"])
+    load, past = (make_load(params, context, TUNING_SEED, is_history) for is_history in (False, True))
+    setting, scale, shares = setting_of(params, context, TUNING_SEED), params["reference"], {}
     for budget in params["budgets"]:
         simulation = simulate(replace(system, budget=budget), load, past, scale, setting)
         met = on_time(simulation, load, load.deadlines_s(setting["profile"].coefficients, scale), {})
         shares[budget] = float(met.mean())
-    return replace(system, budget=max(shares, key=lambda budget: shares[budget]))
+    return max(shares, key=lambda budget: shares[budget])
 
 
 def run(params: Mapping[str, Any], context: Context) -> Point:
     system, seed = tuned(SYSTEMS[params["system"]], params, context), params["seed"]
     load, past = make_load(params, context, seed), make_load(params, context, seed, is_history=True)
-    setting, shares, refused, kept = _setting(params, context, seed), list[float](), list[float](), list[float]()
-    simulation, heads = None, np.unique(load.jobs["program"])
+    setting, simulation, heads = setting_of(params, context, seed), None, np.unique(load.jobs["program"])
+    told: dict[str, list[float]] = {name: [] for name in ("on_time", "refused", "kept", "cached")}
     point = {name: params[name] for name in ("load", "system", "seed", "scales", "reference")}
     for scale in params["scales"]:
         if simulation is None or system.knows_programs:
             simulation = simulate(system, load, past, scale, setting)
-        verdicts = _verdicts(system, simulation)
-        met = on_time(simulation, load, load.deadlines_s(setting["profile"].coefficients, scale), verdicts)
-        shares.append(float(met.mean()))
-        refused.append(float(np.mean([verdicts.get(int(head), "admitted") != "admitted" for head in heads])))
-        kept.append(float(met.mean() / (1.0 - refused[-1])) if refused[-1] < 1.0 else 1.0)
-    return {**point, "budget": system.budget, "on_time": shares, "refused": refused, "kept": kept}
+        verdicts = verdicts_of(system, simulation)
+        met = on_time(simulation, load, load.deadlines_s(setting["profile"].coefficients, scale), verdicts).mean()
+        refused = float(np.mean([verdicts.get(int(head), "admitted") != "admitted" for head in heads]))
+        told["on_time"].append(float(met))
+        told["refused"].append(refused)
+        told["kept"].append(float(met / (1.0 - refused)) if refused < 1.0 else 1.0)
+        told["cached"].append(cached_share(simulation))
+    return {**point, "budget": system.budget, **told}
+
+
+def cached_share(simulation: Simulation) -> float:
+    """Share of the prompt tokens of served calls that a prefix cache held."""
+    served = simulation.records["emitted_tokens"] > 0
+    prompt_tokens = int(simulation.jobs["prompt_tokens"][served].sum())
+    return float(simulation.records["cached_tokens"][served].sum() / max(1, prompt_tokens))
 
 
 def behaves(params: Mapping[str, Any], context: Context) -> str:
@@ -183,97 +209,6 @@ def behaves(params: Mapping[str, Any], context: Context) -> str:
                "replicas": 1, "seed": 7, "scales": [2.0]}  # fmt: skip
     simulation = simulate(system, load, make_load(small, context, 7, is_history=True), 2.0, setting)
     return hashlib.blake2b(simulation.records.tobytes(), digest_size=8).hexdigest()
-
-
-def _median_share(points: Sequence[Point], load: str, system: str) -> dict[float, float]:
-    """Share on time per scale, the median over seeds."""
-    own = [p for p in points if (p["load"], p["system"]) == (load, system)]
-    if not own:
-        return {}
-    return dict(zip(own[0]["scales"], np.median([p["on_time"] for p in own], axis=0).tolist(), strict=True))
-
-
-def least_scale(shares: Mapping[float, float], target: float) -> float:
-    """Least scale from which on the share on time stays at the target; inf where it does at none."""
-    least = np.inf
-    for scale in sorted(shares, reverse=True):
-        if shares[scale] < target:
-            break
-        least = scale
-    return float(least)
-
-
-def scale_ratio(
-    own: Mapping[float, float], rivals: Sequence[Mapping[float, float]], target: float
-) -> tuple[float, str]:
-    """The least scale that holds over that of the best rival, and of what kind a bound it is, if one: whoever holds at
-    no scale that was run would need more than the greatest. nan where that is both."""
-    ours, greatest = least_scale(own, target), max(own, default=np.nan)
-    best = min((least_scale(shares, target) for shares in rivals), default=np.inf)
-    if ours == best == np.inf:
-        return np.nan, ""
-    bound = "upper" if best == np.inf else "lower" if ours == np.inf else ""
-    return min(ours, greatest) / min(best, greatest), bound
-
-
-def headline(points: Sequence[Point]) -> dict[str, float]:
-    """Programs on time over those of vLLM with affinity, means over all scales, and the least scale that holds 95 and
-    99 % over that of the best rival (below 1: tighter deadlines; a bound where one of both holds at no scale that was
-    run); geometric means and per load."""
-    loads = list(dict.fromkeys(p["load"] for p in points))
-    figures, bounds, ratios = dict[str, float](), dict[str, float](), dict[str, list[float]]()
-    for load in loads:
-        systems = [s for s in dict.fromkeys(p["system"] for p in points if p["load"] == load) if s not in ABLATIONS]
-        shares = {system: _median_share(points, load, system) for system in systems}
-        if OURS not in shares:
-            continue
-        means_of = {name: float(np.mean(list(shares[name].values()))) for name in systems}
-        others = max((mean for name, mean in means_of.items() if name != OURS), default=0.0)
-        own, stock = means_of[OURS], means_of.get(VLLM, 0.0)
-        found = {
-            "programs_on_time_ratio": own / stock if stock else np.nan,
-            "programs_on_time_ratio_best_rival": own / others if others else np.nan,
-        }
-        for target in TARGETS:
-            name, rivals = f"deadline_scale_at_{100 * target:.0f}", [shares[name] for name in systems if name != OURS]
-            found[name], bound = scale_ratio(shares[OURS], rivals, target)
-            if bound:
-                bounds[f"{name}_is_{bound}_bound"] = 1.0
-        for name, value in found.items():
-            figures[f"{name} {load}"] = value
-            ratios.setdefault(name, []).append(value)
-    means = {
-        name: float(np.exp(np.mean(np.log(known))))
-        for name, all_ in ratios.items()
-        if (known := [v for v in all_ if 0.0 < v < np.inf])
-    }
-    return {name: round(float(value), 4) for name, value in (means | bounds | figures).items() if np.isfinite(value)}
-
-
-def tables(points: Sequence[Point]) -> str:
-    """Per load: share of programs on time by scale and system."""
-    parts = []
-    for load in dict.fromkeys(p["load"] for p in points):
-        own = [p for p in points if p["load"] == load]
-        rows = []
-        for system in dict.fromkeys(p["system"] for p in own):
-            mine = [p for p in own if p["system"] == system]
-            shares = np.array([p["on_time"] for p in mine])
-            cells = [_spread(column) for column in shares.T]
-            at = mine[0]["scales"].index(mine[0]["reference"])
-            told = [float(np.median([p[name][at] for p in mine])) for name in ("refused", "kept")]
-            budgets = "/".join(str(budget) for budget in dict.fromkeys(p["budget"] for p in mine))
-            rows.append([system, *cells, *(f"{share:.2f}" for share in told), budgets, len(mine)])
-        scales = [f"scale {scale:g}" for scale in own[0]["scales"]]
-        at = f"at {own[0]['reference']:g}"
-        header = ("system", *scales, f"not promised {at}", f"kept of promised {at}", "tokens an iteration", "seeds")
-        parts.append(f"### {load}\n\n" + markdown_table(header, rows))
-    return "\n\n".join(parts)
-
-
-def _spread(shares: np.ndarray) -> str:
-    told = f"{np.median(shares):.2f}"
-    return told if len(shares) == 1 else f"{told} ({shares.min():.2f} to {shares.max():.2f})"
 
 
 PROGRAMS = register(

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulation.experiments.program_systems import OURS, SYSTEMS, VLLM
-from simulation.experiments.programs import config, headline, least_scale, run, scale_ratio, tables
+from simulation.experiments.program_figures import headline, least_scale, scale_ratio, tables
+from simulation.experiments.program_systems import ABLATIONS, OURS, SYSTEMS, VLLM
+from simulation.experiments.programs import config, run, tasks
 from simulation.experiments.registry import Context
 
 NOWHERE = Context(Path("nowhere"), time.perf_counter)
@@ -16,7 +17,7 @@ NOWHERE = Context(Path("nowhere"), time.perf_counter)
 
 def point(system: str, shares: list[float], seed: int = 1) -> dict[str, Any]:
     return {"load": "coding", "system": system, "seed": seed, "scales": [2.0, 3.0, 4.0], "on_time": shares,
-            "reference": 2.0, "refused": [0.0] * 3, "kept": shares, "budget": 2048}  # fmt: skip
+            "reference": 2.0, "refused": [0.0] * 3, "kept": shares, "cached": shares, "budget": 2048}  # fmt: skip
 
 
 def test_a_scale_holds_only_if_all_looser_ones_do() -> None:
@@ -63,3 +64,12 @@ def test_a_few_programs_end_in_time_with_lax_deadlines_and_not_with_impossible_o
 def test_systems_of_a_config_are_known() -> None:
     for quick in (True, False):
         assert set(config(quick)["systems"]) <= set(SYSTEMS)
+
+
+def test_a_load_with_all_its_seeds_comes_before_the_next_and_ablations_once() -> None:
+    full = config(quick=False)
+    loads = [task.params["load"] for task in tasks(full)]
+    assert list(dict.fromkeys(loads)) == list(full["loads"])
+    assert loads == sorted(loads, key=list(full["loads"]).index), "a run that ends early has whole loads"
+    seeds = [task.params["seed"] for task in tasks(full) if task.params["system"] in ABLATIONS]
+    assert set(seeds) == {full["seeds"][0]}
