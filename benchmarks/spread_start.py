@@ -87,7 +87,8 @@ def main(
     machines: Annotated[list[str] | None, typer.Option("--machine")] = None,
 ) -> None:
     """Run every machine from every start with every seed, print and write."""
-    points, headline, chosen = [], {}, tuple(seeds or SEEDS)
+    points, chosen = list[dict[str, Any]](), tuple(seeds or SEEDS)
+    headline: dict[str, float] = {}
     for name in machines or MACHINES:
         by_start: dict[str, list[dict[str, Any]]] = {start: [] for start in STARTS}
         for seed in chosen:
