@@ -23,7 +23,7 @@ from simulation.core.loop import Simulation
 from simulation.dispatchers.live_fleet import ControllerDispatcher
 from simulation.studies.systems import System
 
-FIRST, SEEDS = 200, tuple(range(1, 9))
+FIRST, SEEDS = 200, tuple(range(1, 5))
 REPLICAS, RATE_PER_S, SECONDS = 4, 70.0, 12.0
 SAMPLES = 20_000
 
