@@ -198,10 +198,10 @@ def sizes(stack: Stack) -> list[int | None]:
 
 
 def sharded(stack: Stack, count: int) -> dict[str, Any]:
-    """The document with so many controllers."""
+    """The document with so many controllers, whose routing predicts."""
     changed = copy.deepcopy(stack.document)
     table = changed["applications"][0]["deployments"][0]["user_config"]
-    table |= {"version": table["version"] + 1, "fleet": {"controller_shards": count}}
+    table |= {"version": table["version"] + 1, "fleet": {"controller_shards": count, "routing": "marginal_load"}}
     return changed
 
 
