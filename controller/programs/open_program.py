@@ -38,7 +38,6 @@ class OpenProgram:
     is_promised: bool = False
     is_begun: bool = False  # something of it was not refused
     refusal: str = ""  # why its deadline was not promised at its first request, if that is why
-    is_hopeless: bool = False  # as its latest sub-request began, it could not end in time any more
     is_last: bool = False  # nothing follows
     has_failed: bool = False  # what ended last was an error, or its client had left
     expected_tokens: float = 0.0  # prompt tokens of all its sub-requests
@@ -68,8 +67,8 @@ class OpenProgram:
         return self.started_s + self.deadline_s
 
     def is_late(self, now_s: float) -> bool:
-        """Whether it will miss its deadline, as far as is known."""
-        return self.is_hopeless or now_s >= self.due_s
+        """Whether it has missed its deadline."""
+        return now_s >= self.due_s
 
     def arrive(self, request_id: str, told: Program, prompt_tokens: int, arrived_s: float) -> int:
         """A new sub-request; its node, or -1 where there are too many."""

@@ -11,5 +11,5 @@ class ProgramOptions(msgspec.Struct, frozen=True):
     stages: str = "latest"
     keeps_promises: bool = True  # later rounds of a promised program go before others
     idle_s: float = 120.0  # without a sub-request for so long, a program has ended
-    # A program that comes while too many are open is not promised, and one that cannot end in time any more yields.
+    # A program that comes while too many are open is not promised.
     bounded: bool = True

@@ -122,8 +122,7 @@ class Programs:
         return Part(node, given, due_s, latest_s)
 
     def _due_s(self, program: OpenProgram, seen: Outlook, stage: int, arrived_s: float) -> tuple[float, float]:
-        """When a new sub-request is due, and the latest that it may be. What must yield is due at once, so that
-        admission finds it unattainable: of a program that has no promise by the bound, or cannot end in time."""
+        """When a new sub-request is due, and the latest that it may be. What must yield is due at once."""
         clock = StageClock(program.deadline_s, arrived_s - program.started_s, program.gaps_s())
         if self._must_yield(program, seen, clock, arrived_s):
             return arrived_s + LEAST_S, arrived_s + LEAST_S
@@ -135,18 +134,18 @@ class Programs:
         return program.started_s + due_s, program.started_s + max(due_s, latest_s)
 
     def _must_yield(self, program: OpenProgram, seen: Outlook, clock: StageClock, arrived_s: float) -> bool:
-        """Whether a new sub-request goes after those of programs that can end in time; a first one decides."""
-        is_first, is_bounded = len(program.nodes) == 1, self.options.bounded and self.is_checked
+        """Whether a new sub-request goes after those of promised programs; the first one of its program decides. What
+        is predicted later takes no promise back: most programs that seem to be late are not."""
+        is_first = len(program.nodes) == 1
         if program.deadline_s == INF:
             return False
-        is_possible = self.options.stages == "whole" or can_end_in_time(seen, clock)
         if is_first and not program.is_promised:
+            is_possible = self.options.stages == "whole" or can_end_in_time(seen, clock)
             program.refusal = "" if is_possible else UNATTAINABLE
-            if is_bounded and is_possible:
+            if is_possible and self.options.bounded and self.is_checked:
                 program.load = self.bound.load(program, self.open.values(), arrived_s)
                 program.refusal = TOO_MANY if program.load > 1.0 else ""
-        program.is_hopeless = is_bounded and not is_first and not is_possible
-        return program.is_hopeless or (is_first and bool(program.refusal)) or program.refusal == TOO_MANY
+        return (is_first and bool(program.refusal)) or program.refusal == TOO_MANY
 
     def _history(self, tenant: str, app: str) -> History:
         history = self.histories.setdefault((tenant, app), History())

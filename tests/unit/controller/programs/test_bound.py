@@ -88,10 +88,10 @@ def test_programs_that_have_ended_make_room() -> None:
     assert decision.stage.is_promised
 
 
-def test_a_program_that_cannot_end_in_time_any_more_yields() -> None:
-    """Eight known programs of two calls whose second one takes a second; half of one is left."""
-    for bounded, verdict in ((True, Verdict.BEST_EFFORT), (False, Verdict.ADMITTED)):
-        state = fleet(programs=ProgramOptions(bounded=bounded))
+def test_a_program_that_seems_to_be_late_keeps_its_promise_until_its_deadline() -> None:
+    """Eight known programs of two calls whose second one takes a second; half of one is left, or nothing."""
+    for left_s, verdict in ((0.5, Verdict.ADMITTED), (-0.5, Verdict.BEST_EFFORT)):
+        state = fleet()
         for k in range(8):
             for number in range(2):
                 one(state, call(f"k{k}", number, 500), 100.0 * k + 20.0 * number)
@@ -100,7 +100,7 @@ def test_a_program_that_cannot_end_in_time_any_more_yields() -> None:
                 state.on_outcome(outcome, 100.0 * k + 20.0 * number + 1.0)
         one(state, call("late", 0, 500), 2000.0)
         end(state, "late-0", 2001.0)
-        assert one(state, call("late", 1, 500), 2000.0 + DEADLINE_S - 0.5).verdict == verdict
+        assert one(state, call("late", 1, 500), 2000.0 + DEADLINE_S - left_s).verdict == verdict
 
 
 def test_limits_follow_how_promised_programs_end() -> None:
