@@ -16,7 +16,7 @@ from planning.programs.load import demand
 from protocol.programs import INF
 
 DEMAND = 0.5  # of what the replicas serve, that may be due until a deadline before anything is learnt
-CONTEXTS = 0.7  # of their KV tokens, that contexts of open programs may have
+CONTEXTS = 1.0  # of their KV tokens, that contexts of open programs may have
 LEAST, MOST = 0.25, 2.0  # times those that the limits may become
 KEPT = 0.95  # share of promises that is aimed at
 STEP = 0.2  # of the logarithm of the limits that an end moves them by at most
