@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from planning.batch.composition import PAIRS
 from profiles.kernels import iteration_s
 from replicas.simulated import simulated_tokens
 from replicas.straying import Straying
@@ -90,7 +91,7 @@ class TimedDevice:
     def run_s(self, shares: Sequence[Share], now_s: float) -> float:
         """Queue a batch; returns when it will be done."""
         mix = composition(shares)
-        seconds = float(iteration_s(self._coefficients, *mix)) * self._straying.factor(mix[2] > 0)
+        seconds = float(iteration_s(self._coefficients, *mix)) * self._straying.factor(mix[PAIRS] > 0)
         done_s = max([now_s, *(self._out_s.get(share.request_id, now_s) for share in shares)])
         for stage, free_s in enumerate(self._free_s):
             done_s = self._free_s[stage] = max(done_s, free_s) + seconds / len(self._free_s)
