@@ -135,7 +135,7 @@ class Programs:
 
     def _must_yield(self, program: OpenProgram, seen: Outlook, clock: StageClock, arrived_s: float) -> bool:
         """Whether a new sub-request goes after those of promised programs; the first one of its program decides. What
-        is predicted later takes no promise back: most programs that seem to be late are not."""
+        is predicted later takes no promise back."""
         is_first = len(program.nodes) == 1
         if program.deadline_s == INF:
             return False
