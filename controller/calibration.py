@@ -26,9 +26,10 @@ class Calibration:
     margins: dict[str, float] = field(default_factory=dict)
 
     def note(self, outcome: Outcome, tiers: TierTable) -> None:
-        """A request has ended; one of several sequences counts once, as a whole."""
-        is_promise = outcome.is_promised and outcome.finish != "abort" and outcome.scope != Scope.SEQUENCE
-        if is_promise and (position := tiers.find(outcome.tier_asked)) is not None:
+        """A request has ended; one of several sequences counts once, as a whole. No margin helps where one moved."""
+        if outcome.scope == Scope.SEQUENCE or not outcome.tests_prediction:
+            return
+        if (position := tiers.find(outcome.tier_asked)) is not None:
             tier = tiers.tiers[position]
             moved = self.margins.get(tier.name, 0.0) + RATE * ((not outcome.met) - (1.0 - tier.confidence))
             self.margins[tier.name] = min(max(moved, 0.0), MOST)

@@ -78,7 +78,7 @@ class DriftWatch:
         if outcome.finish not in ("stop", "length"):
             return []
         tier, found = outcome.tier_asked, list[Alarm | None]()
-        if outcome.is_promised and outcome.scope != Scope.SEQUENCE:
+        if outcome.tests_prediction and outcome.scope != Scope.SEQUENCE:
             found.append(self._add(tier, "ttft", outcome.ttft_s, outcome.predicted_ttft_s, now_s))
             if outcome.output_tokens > 1:
                 found.append(self._add(tier, "tpot", outcome.tpot_s, outcome.predicted_tpot_s, now_s))

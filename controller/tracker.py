@@ -75,10 +75,13 @@ class Tracker:
                 noted.append(((tier, "promised"), 1))
                 if outcome.met:
                     noted.append(((tier, "kept"), 1))
-        times_s = [("ttft_ms", outcome.ttft_s), ("ttft_error_ms", outcome.ttft_s - outcome.predicted_ttft_s)]
+        times_s = [("ttft_ms", outcome.ttft_s)]
+        errors_s = [("ttft_error_ms", outcome.ttft_s - outcome.predicted_ttft_s)]
         if outcome.output_tokens > 1:
-            error_s = outcome.tpot_s - outcome.predicted_tpot_s
-            times_s += [("tpot_ms", outcome.tpot_s), ("tpot_error_ms", error_s)]
+            times_s.append(("tpot_ms", outcome.tpot_s))
+            errors_s.append(("tpot_error_ms", outcome.tpot_s - outcome.predicted_tpot_s))
+        if not outcome.has_moved:  # else they are about the death of a replica
+            times_s += errors_s
         noted += [((tier, name), bin_of(time_s)) for name, time_s in times_s if math.isfinite(time_s)]
         self._recent.note_all(noted, now_s)
 

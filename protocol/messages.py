@@ -50,9 +50,7 @@ class Slo(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tier: str = ""
     best_effort: bool = False
     max_wait_s: float = INF
-    is_tier_open: bool = (
-        False  # nobody named ``tier``, and the deadline may need a tighter one (``controller.binning``)
-    )
+    is_tier_open: bool = False  # nobody named ``tier``: the deadline may need a tighter one (``controller.binning``)
     ttft_slowdown: float = 0.0  # TTFT in multiples of an idle engine's, until ``Decision.ttft_s`` tells it; 0: none
 
 
@@ -226,11 +224,19 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
     scope: Scope = Scope.WHOLE
     output_cap_tokens: int = 0  # ``max_tokens`` of the request; 0: not said
     tenant: str = ""  # as in ``AdmissionRequest``
+    was_promised: bool = False  # its objective, whatever the last decision says
+    has_moved: bool = False  # a replica lost it on its way
 
     @property
     def is_promised(self) -> bool:
         """Whether an objective was promised: admitted with a prediction, which best effort and unchecked ones lack."""
-        return self.verdict == Verdict.ADMITTED and self.predicted_ttft_s < INF
+        return self.was_promised or (self.verdict == Verdict.ADMITTED and self.predicted_ttft_s < INF)
+
+    @property
+    def tests_prediction(self) -> bool:
+        """Whether what came can be compared with what was predicted: served to its end as and where promised."""
+        is_served = self.finish in ("stop", "length") and self.verdict == Verdict.ADMITTED
+        return is_served and self.predicted_ttft_s < INF and not self.has_moved
 
 
 class Submission(msgspec.Struct, frozen=True, array_like=True, gc=False):

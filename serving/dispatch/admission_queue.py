@@ -13,6 +13,7 @@ from serving.dispatch.engine_request import EngineRequest
 from serving.dispatch.groups import Group
 from serving.dispatch.quarantine import Quarantine
 from serving.dispatch.registry import RequestRegistry
+from serving.request.state import is_promise
 
 logger = logging.getLogger("polyslo.dispatch")
 
@@ -137,9 +138,10 @@ class AdmissionQueue:
 
     @staticmethod
     def _note(request: EngineRequest, decision: Decision) -> None:
-        """Of a request that goes on elsewhere, what was said about its first token stands."""
-        earlier = request.request_state.sequence(request.request_id).decision
-        if request.tokens and earlier is not None:
+        """Of a request that goes on elsewhere, what was said about its first token stands; so does a broken promise."""
+        sequence = request.request_state.sequence(request.request_id)
+        earlier, is_broken = sequence.decision, sequence.was_promised and not is_promise(decision)
+        if earlier is not None and (request.tokens or is_broken):
             decision = msgspec.structs.replace(decision, predicted_ttft_s=earlier.predicted_ttft_s)
         request.request_state.record_decision(request.request_id, decision, time.monotonic())
 

@@ -272,7 +272,7 @@ class Dispatcher:
                 self.registry.fail([request])
                 continue
             request.exclude = (*request.exclude, replica)[-4:]
-            request.request_state.sequence(request.request_id).resumed += 1
+            request.request_state.record_loss(request.request_id)
             request.attempt += 1
             request.is_moved = True
             if self._quarantine.is_held(request):

@@ -214,6 +214,8 @@ def outcome(request: "EngineRequest", finish: str, scope: Scope) -> Outcome:
         scope,
         request.max_tokens,
         request_state.tenant,
+        sequence.is_promised,
+        sequence.resumed > 0,
     )
 
 
@@ -242,4 +244,6 @@ def whole_outcome(request_state: HttpRequestState) -> Outcome:
         max((tally.tokens for tally in request_state.tallies), default=0),
         worst,
         Scope.REQUEST,
+        was_promised=request_state.is_promised,
+        has_moved=request_state.has_moved,
     )

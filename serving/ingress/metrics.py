@@ -54,7 +54,7 @@ class IngressMetrics:
         self.missed = counter(
             "polyslo_slo_missed_total", "Requests that did not; refused ones included.", ("tier", "dimension")
         )
-        self.promised = counter("polyslo_promises_total", "Requests admitted with a predicted TTFT.", ("tier",))
+        self.promised = counter("polyslo_promises_total", "Requests whose objective was promised.", ("tier",))
         self.kept = counter("polyslo_promises_kept_total", "Of those, the ones that were met.", ("tier",))
         self.rejected = counter("polyslo_rejected_total", "Requests refused.", ("tier", "reason"))
         self.downgraded = counter("polyslo_downgraded_total", "Requests made best effort.", ("tier", "reason"))
@@ -118,12 +118,12 @@ class IngressMetrics:
         if request_state.trail is None or request_state.trail.kept is None:  # else it was decided at another ingress
             self.queue.labels(tier, verdict.value).observe(request_state.decided_s)
         (self.met if request_state.met else self.missed).labels(tier, "all").inc()
+        if request_state.is_promised:
+            self.promised.labels(tier).inc()
+            self.kept.labels(tier).inc(request_state.met)
         if verdict == Verdict.REFUSED:
             self.rejected.labels(tier, decisions[0].reason).inc()
             return
-        if verdict == Verdict.ADMITTED and any(math.isfinite(d.predicted_ttft_s) for d in decisions):
-            self.promised.labels(tier).inc()
-            self.kept.labels(tier).inc(request_state.met)
         if verdict == Verdict.BEST_EFFORT:
             self.downgraded.labels(tier, decisions[0].reason).inc()
         self._latencies(request_state, tier)
@@ -144,9 +144,13 @@ class IngressMetrics:
         self.e2e.labels(*labels).observe(request_state.e2e_s)
         if math.isfinite(predicted_ttft_s):
             self.predicted_ttft.labels(*labels).observe(predicted_ttft_s)
-            self.ttft_error.labels(*labels).observe(request_state.ttft_s - predicted_ttft_s)
         if math.isfinite(predicted_tpot_s):
             self.predicted_tpot.labels(*labels).observe(predicted_tpot_s)
+        if request_state.has_moved:  # what came is about the death of a replica
+            return
+        if math.isfinite(predicted_ttft_s):
+            self.ttft_error.labels(*labels).observe(request_state.ttft_s - predicted_ttft_s)
+        if math.isfinite(predicted_tpot_s):
             self.tpot_error.labels(*labels).observe(request_state.tpot_s - predicted_tpot_s)
 
     def observe_status(self, status: dict[str, object] | dict[str, Any]) -> None:

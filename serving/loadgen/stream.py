@@ -15,6 +15,7 @@ class SloEcho(msgspec.Struct, frozen=True):
     """The ``slo`` object that the server attaches before usage."""
 
     admitted: bool | None = None
+    promised: bool | None = None  # whatever came later
     tier: str | None = None
     replica: str | None = None
     hops: int | None = None
@@ -26,6 +27,7 @@ class SloEcho(msgspec.Struct, frozen=True):
     e2e_ms: float | None = None
     met: bool | None = None
     reason: str | None = None
+    resumed: int = 0  # how often a replica has lost it
 
 
 class _Usage(msgspec.Struct):

@@ -167,8 +167,10 @@ def _is_downgraded(record: Record, asked: SloClass) -> bool:
 
 
 def _is_promised(record: Record, asked: SloClass) -> bool:
-    """Admitted with a prediction: what the server says its clients may count on."""
+    """What the server says its clients may count on; older ones tell it as admitted with a prediction."""
     slo = record.slo
+    if slo is not None and slo.promised is not None:
+        return asked.is_bounded and slo.promised
     return asked.is_bounded and slo is not None and slo.admitted is True and slo.predicted_ttft_ms is not None
 
 
@@ -196,8 +198,12 @@ def _spread(values: Floats) -> dict[str, float | int | None]:
 
 
 def _prediction_error(records: Sequence[Record], side: str) -> dict[str, float | int | None]:
-    """Predicted against measured by the server, over admitted and finished requests; positive bias: too pessimistic."""
-    echoes = [r.slo for r in records if r.slo and r.slo.admitted and r.status == Status.FINISHED]
+    """Predicted against measured by the server, over admitted and finished requests that no replica has lost.
+
+    A positive bias is too pessimistic.
+    """
+    told = [r.slo for r in records if r.slo and r.status == Status.FINISHED]
+    echoes = [slo for slo in told if slo.admitted and not slo.resumed]
     pairs = [(getattr(echo, f"predicted_{side}_ms"), getattr(echo, f"{side}_ms")) for echo in echoes]
     known = np.array([pair for pair in pairs if None not in pair and pair[1] > 0], dtype=np.float64).reshape(-1, 2)
     if not len(known):

@@ -26,6 +26,12 @@ class Sequence:
     finish: str = ""  # "", then "stop", "length", "abort", "refused" or "error"
     resumed: int = 0
     late: bool = False  # an engine could no longer serve it on time
+    was_promised: bool = False  # by an earlier decision, which stands: its client knows it, or a replica broke it
+
+    @property
+    def is_promised(self) -> bool:
+        """Whether its objective was promised: admitted with a prediction at some time, whatever came later."""
+        return self.was_promised or (self.decision is not None and is_promise(self.decision))
 
 
 @dataclass
@@ -58,8 +64,16 @@ class HttpRequestState:
         self.take_ttft(decision)
         if decision.stage is not None and decision.stage.e2e_s < self.slo.e2e_s and decision.keeps_objective:
             self._take_deadline(decision.stage.e2e_s)
-        self.sequence(request_id).decision = decision
+        sequence = self.sequence(request_id)
+        sequence.was_promised |= sequence.is_promised and self.is_started
+        sequence.decision = decision
         self.decided_s = now_s - self.arrived_s
+
+    def record_loss(self, request_id: str) -> None:
+        """Record that a replica has lost a sequence: what was promised for it stays promised."""
+        sequence = self.sequence(request_id)
+        sequence.resumed += 1
+        sequence.was_promised = sequence.is_promised
 
     def take_ttft(self, decision: Decision) -> None:
         """A slowdown as the first answer of the controller tells it in seconds: by that it is served and judged."""
@@ -87,6 +101,16 @@ class HttpRequestState:
     def is_started(self) -> bool:
         """Whether some sequence has a token: from then on the request is never refused."""
         return any(tally.tokens for tally in self.tallies)
+
+    @property
+    def is_promised(self) -> bool:
+        """Whether the objective was promised for every sequence, whatever came later."""
+        return bool(self.sequences) and all(sequence.is_promised for sequence in self.sequences.values())
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether a replica has lost some sequence."""
+        return any(sequence.resumed for sequence in self.sequences.values())
 
     @property
     def is_over(self) -> bool:
@@ -172,6 +196,7 @@ class HttpRequestState:
         first = decisions[0] if decisions else None
         return {
             "admitted": bool(decisions) and all(d.verdict == Verdict.ADMITTED for d in decisions),
+            "promised": self.is_promised,
             "tier": self.tier,
             "replica": first.replica if first else None,
             "hops": max((d.hops for d in decisions), default=0),
@@ -187,6 +212,11 @@ class HttpRequestState:
             "resumed": sum(s.resumed for s in self.sequences.values()),
             **self._program_object(),
         }
+
+
+def is_promise(decision: Decision) -> bool:
+    """Whether a decision promises an objective, which it does where it foretells the first token."""
+    return decision.verdict == Verdict.ADMITTED and decision.predicted_ttft_s < math.inf
 
 
 def _reason(decisions: Iterable[Decision]) -> str | None:

@@ -47,6 +47,8 @@ def test_no_promise_moves_a_margin_far_and_it_stays_within_its_bounds() -> None:
     "changes",
     [
         {"finish": "abort"},
+        {"finish": "error"},
+        {"was_promised": True, "has_moved": True},
         {"verdict": Verdict.BEST_EFFORT},
         {"predicted_ttft_s": float("inf")},
         {"scope": Scope.SEQUENCE},
@@ -54,7 +56,7 @@ def test_no_promise_moves_a_margin_far_and_it_stays_within_its_bounds() -> None:
     ],
     ids=str,
 )
-def test_only_promises_count(changes: dict[str, object]) -> None:
+def test_only_promises_count_that_no_failure_broke(changes: dict[str, object]) -> None:
     calibration = Calibration()
     calibration.note(outcome(False, **changes), TIERS)
     assert not calibration.margins

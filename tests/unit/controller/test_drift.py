@@ -39,11 +39,12 @@ def test_lengths_drift_both_ways(predicted_tokens: float) -> None:
     assert [(alarm.figure, alarm.is_on) for alarm in told] == [("length", True)]
 
 
-def test_what_was_never_promised_says_nothing_about_time() -> None:
+def test_what_was_never_promised_or_has_moved_says_nothing_about_time() -> None:
     watch = DriftWatch()
     for _ in range(100):
         watch.note(msgspec.structs.replace(outcome(9.0), predicted_ttft_s=INF), None, 0.0)
         watch.note(msgspec.structs.replace(outcome(9.0), finish="abort"), 1.0, 0.0)
+        watch.note(msgspec.structs.replace(outcome(9.0), was_promised=True, has_moved=True), None, 0.0)
     assert watch.summary(0.0) == {"measured_over_predicted": {}, "alarms": []}
 
 

@@ -1,5 +1,7 @@
 """Attainment counts what was asked for; lengths are learnt from what finished."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -38,6 +40,38 @@ def test_promises_are_what_was_admitted_with_a_prediction() -> None:
     gold = tracker.summary(1.0)["gold"]
     assert (gold["promised"], gold["kept"], gold["kept_share"]) == (3, 1, 1 / 3)
     assert gold["window"]["kept_share"] == 1 / 3
+
+
+def test_a_promise_that_a_replica_broke_counts_as_made_and_its_times_test_no_prediction() -> None:
+    tracker = Tracker()
+    moved = msgspec.structs.replace(outcome("stop", False, Verdict.BEST_EFFORT), was_promised=True, has_moved=True)
+    lost = msgspec.structs.replace(outcome("error", False), was_promised=True, has_moved=True)
+    for each in (outcome("stop", True), moved, lost):
+        tracker.note(each, 0.0)
+    gold = tracker.summary(1.0)["gold"]
+    assert (gold["promised"], gold["kept"], gold["best_effort"]) == (3, 1, 1)
+    assert gold["window"]["kept_share"] == 1 / 3
+    recent = tracker._recent.counts
+    assert [recent["gold", name].total() for name in ("ttft_ms", "ttft_error_ms", "tpot_error_ms")] == [3, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, (True, True)),
+        ({"was_promised": True, "has_moved": True}, (True, False)),
+        ({"was_promised": True, "verdict": Verdict.BEST_EFFORT}, (True, False)),
+        ({"finish": "error"}, (True, False)),
+        ({"finish": "abort"}, (True, False)),
+        ({"verdict": Verdict.BEST_EFFORT}, (False, False)),
+        ({"verdict": Verdict.UNCHECKED}, (False, False)),
+        ({"predicted_ttft_s": INF}, (False, False)),
+    ],
+    ids=str,
+)
+def test_what_was_promised_and_what_tests_a_prediction(changes: dict[str, Any], told: tuple[bool, bool]) -> None:
+    changed = msgspec.structs.replace(outcome("stop", True), **changes)
+    assert (changed.is_promised, changed.tests_prediction) == told
 
 
 def test_the_window_forgets_and_the_total_does_not() -> None:

@@ -57,6 +57,25 @@ def test_the_first_token_comes_from_one_replica_and_the_others_from_the_next() -
     assert second.prompt_tokens == first.prompt_tokens
 
 
+def test_a_promise_whose_decode_goes_best_effort_is_one_that_was_not_kept() -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.fleet.decide = apart
+        request_state = scene.start("x")
+        await until(lambda: bool(scene.fleet.submitted))
+        worse = {"verdict": Verdict.BEST_EFFORT, "predicted_ttft_s": INF, "predicted_tpot_s": INF}
+        scene.fleet.decide = lambda ask: msgspec.structs.replace(apart(ask), **worse)
+        prefilled(scene, "x", 1)
+        await until(lambda: len(scene.fleet.submitted) == 2)
+        scene.fleet.say("d", "x", [2], "length")
+        await until(lambda: bool(scene.fleet.outcomes))
+        told = request_state.slo_object()
+        assert (told["promised"], told["admitted"], told["met"]) == (True, False, False)
+        assert told["predicted_ttft_ms"] == 100.0
+
+    (outcome,) = play(scenario, "p", "d", "whole").fleet.outcomes
+    assert (outcome.is_promised, outcome.met, outcome.tests_prediction) == (True, False, False)
+
+
 def test_a_decoding_replica_that_dies_is_replaced_by_one_that_computes_anew() -> None:
     async def scenario(scene: Scene) -> None:
         await to_the_second(scene)

@@ -5,8 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from protocol.messages import EngineCounts
+from protocol.messages import Decision, EngineCounts, Slo, Verdict
 from serving.ingress.metrics import IngressMetrics
+from serving.request.state import HttpRequestState
 from tests.support.ingress_scene import MODEL, REPLICA_STATE, Ingress
 
 COUNTS = EngineCounts(3, 2, 1, 900, 70, 800, 640)
@@ -58,6 +59,27 @@ def test_each_of_several_controllers_has_a_gauge() -> None:
     metrics.observe_status({"replicas": []})
     assert shown == [3, 0]
     assert metrics.registry.get_sample_value("polyslo_shard_replicas", {"shard": "0"}) is None
+
+
+@pytest.mark.parametrize(("later", "kept"), [(Verdict.ADMITTED, 1), (Verdict.BEST_EFFORT, 0)])
+def test_a_promise_whose_replica_died_is_counted_and_its_times_are_no_error_of_prediction(
+    later: Verdict, kept: int
+) -> None:
+    metrics, request_state = IngressMetrics("tiny"), HttpRequestState(Slo(1.0, 0.1, tier="chat"))
+    for verdict, replica in ((Verdict.ADMITTED, "a"), (later, "b")):
+        request_state.record_decision("x", Decision("x", verdict, replica, "chat", "", 0.1, 0.01), 0.0)
+        if replica == "a":
+            request_state.record_loss("x")
+    request_state.record_tokens("x", 2, request_state.arrived_s + 0.2)
+    request_state.sequence("x").finish = "stop"
+    metrics.observe(request_state)
+
+    def value(series: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(f"polyslo_{series}", {"tier": "chat", **labels})
+
+    assert (value("promises_total"), value("promises_kept_total")) == (1, kept)
+    assert value("request_ttft_seconds_count", model="tiny") == 1
+    assert not value("ttft_prediction_error_seconds_count", model="tiny")
 
 
 def test_several_ingresses_live_in_one_process() -> None:

@@ -5,6 +5,7 @@ from array import array
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from serving.loadgen.client import Record, Status
@@ -56,6 +57,16 @@ def test_refused_downgraded_failed_and_unfinished_are_misses() -> None:
     assert whole["tokens_per_s"] == pytest.approx(4 * 11 / 10.0)
     assert whole["retry_after_s"] == {"count": 1, "min": 3.0, "mean": 3.0, "max": 3.0}
     assert whole["reasons"] == {"ttft_unattainable": 1, "kv": 1, "HTTP 500: x": 1}
+
+
+def test_a_promise_that_a_dead_replica_broke_is_one_and_its_times_are_not_compared() -> None:
+    moved = SloEcho(admitted=False, promised=True, predicted_ttft_ms=110.0, ttft_ms=9000.0, resumed=1)
+    moved_in_time = msgspec.structs.replace(ECHO, promised=True, ttft_ms=450.0, resumed=1)
+    unpromised = msgspec.structs.replace(ECHO, promised=False)
+    records = [replace(finished(), slo=slo) for slo in (ECHO, moved, moved_in_time, unpromised)]
+    whole, _ = summarize(records, [CHAT] * 4, elapsed_s=5.0)
+    assert (whole["promised"], whole["kept_share"]) == (3, pytest.approx(2 / 3))
+    assert (whole["prediction"]["ttft"]["count"], whole["prediction"]["ttft"]["bias_ms"]) == (2, pytest.approx(10.0))
 
 
 def test_best_effort_requests_are_counted_but_not_judged() -> None:
