@@ -18,7 +18,7 @@ def fleet_status(fleet: Fleet, now_s: float, replicas: list[Any] | None = None) 
     return {
         "version": fleet.tiers.version,
         "routing": fleet.options.routing,
-        "tiers": [msgspec.to_builtins(tier) for tier in fleet.tiers.tiers],
+        "tiers": [tier_status(fleet, position) for position in range(len(fleet.tiers.tiers))],
         "replicas": replicas,
         "waiting": waiting_per_tier(fleet),
         "best_effort_waiting": len(fleet.unplaced.line),
@@ -30,6 +30,14 @@ def fleet_status(fleet: Fleet, now_s: float, replicas: list[Any] | None = None) 
         "prefixes": prefix_status(fleet),
         "programs": fleet.programs.status(),
     }
+
+
+def tier_status(fleet: Fleet, position: int) -> dict[str, Any]:
+    """One row of the tier table, with what is done in force where the row says nothing; best effort has no objective
+    that could be unattainable."""
+    tier = fleet.tiers.tiers[position]
+    told = "" if tier.best_effort else fleet.tiers.unattainable(position, fleet.options.unattainable)
+    return {**msgspec.to_builtins(tier), "unattainable": told}
 
 
 def mean_load(fleet: Fleet, now_s: float) -> float:

@@ -93,10 +93,13 @@ class TierTable(msgspec.Struct, frozen=True):
         """Whether a tier bounds its replicas, which only moving them can keep."""
         return any(tier.min_replicas or tier.max_replicas for tier in self.tiers)
 
+    def unattainable(self, position: int, otherwise: str) -> str:
+        """What a tier does with what it cannot attain; ``otherwise``: what is done where it says nothing."""
+        return (self.tiers[position].unattainable if self.tiers else "") or otherwise
+
     def refuses(self, position: int, otherwise: str) -> bool:
-        """Whether a tier refuses what it cannot attain; ``otherwise``: what is done where it says nothing."""
-        named = self.tiers[position].unattainable if self.tiers else ""
-        return (named or otherwise) == "refuse"
+        """Whether a tier refuses what it cannot attain."""
+        return self.unattainable(position, otherwise) == "refuse"
 
     def find(self, name: str) -> int | None:
         """Position of the tier called ``name``, if there is one."""

@@ -43,9 +43,9 @@ def set_tier(
 
 @tiers.command("remove")
 def remove_tier(
-    name: Annotated[str, typer.Argument(help="The tier.")], url: Url = None, address: Address = None
+    name: Annotated[str, typer.Argument(help="The tier, or an alias of one.")], url: Url = None, address: Address = None
 ) -> None:
-    """Remove a tier; its requests and replicas move to the next tighter one."""
+    """Remove a tier, whose requests and replicas move to the next tighter one; or an alias."""
     from serving.launch import tier_edit
 
     _change(url, address, lambda table: tier_edit.remove_tier(table, name))

@@ -88,7 +88,7 @@ def _tier_table(status: dict[str, Any], allocation: dict[str, Any]) -> Table:
     table = plain_table(f"Tiers, version {status.get('version')}", "tier")
     add_right(
         table,
-        *("TTFT\nms", "TPOT\nms", "E2E\nms", "replicas", "min", "max", "wanted"),
+        *("TTFT\nms", "TPOT\nms", "E2E\nms", "unattainable", "replicas", "min", "max", "wanted"),
         *("requests\n/s", "tokens in\n/s", "tokens out\n/s", "attained\n%", "recent\n%"),
     )
     size, demand = allocation.get("size") or {}, allocation.get("demand") or {}
@@ -101,6 +101,7 @@ def _tier_table(status: dict[str, Any], allocation: dict[str, Any]) -> Table:
             escape(str(name)),
             first_token(tier),
             *(milliseconds(tier.get(key)) for key in ("tpot_s", "e2e_s")),
+            tier.get("unattainable") or "-",
             str(serving[name]) if serving[name] else "-",
             *(figure(exact or tier.get(key) or None) for key in ("min_replicas", "max_replicas")),
             figure((size.get("wanted") or {}).get(name)),

@@ -106,12 +106,18 @@ class TierTableConfig(Section):
         if len(names) == 1:
             raise ValueError("tiers: besides the best-effort tier, one with an objective is needed")
         if self.default_tier not in names:
-            raise ValueError(f"default_tier: no tier {self.default_tier!r}; {suggest(self.default_tier, names)}")
+            raise ValueError(f"default_tier: {self._no_tier(self.default_tier, names)}")
         for alias, name in self.aliases.items():
             if alias in names:
                 raise ValueError(f"aliases.{alias}: is the name of a tier")
             if name not in names:
-                raise ValueError(f"aliases.{alias}: no tier {name!r}; {suggest(name, names)}")
+                raise ValueError(f"aliases.{alias}: {self._no_tier(name, names)}")
+
+    def _no_tier(self, name: str, names: Sequence[str]) -> str:
+        """What is wrong with a name that is no tier's."""
+        if (meant := self.aliases.get(name)) in names:
+            return f"{name!r} is an alias; name its tier, {meant!r}"
+        return f"no tier {name!r}; {suggest(name, names)}"
 
     def of_models(self, names: Sequence[str]) -> "dict[str, TierTableConfig]":
         """The table of each of several models.

@@ -40,6 +40,8 @@ def set_tier(table: Mapping[str, Any], name: str, settings: Mapping[str, Any]) -
         ConfigError: naming the field that makes no sense.
     """
     changed = _next(table)
+    if (tier_name := _aliases(changed).get(name)) is not None:
+        raise ConfigError(f"{name}: is an alias of tier {tier_name!r}; change that one, or remove the alias first")
     tier = next(iter(_rows(changed, name)), None)
     if tier is None:
         changed["tiers"].append(tier := {"name": name})
@@ -51,13 +53,18 @@ def set_tier(table: Mapping[str, Any], name: str, settings: Mapping[str, Any]) -
 
 
 def remove_tier(table: Mapping[str, Any], name: str) -> Table:
-    """The next version of a table without this tier; its requests move to the next tighter one."""
+    """The next version of a table without this tier, or alias; a tier's requests move to the next tighter one."""
     changed = _next(table)
-    _rows(changed, name)
-    kept = [tier for tier in changed["tiers"] if tier.get("name") != name]
-    if len(kept) == len(changed["tiers"]):
-        raise ConfigError(f"{name}: no such tier; known: {', '.join(tier['name'] for tier in kept)}")
-    changed["tiers"] = kept
+    aliases, is_tier = _aliases(changed), bool(_rows(changed, name))
+    if not is_tier and name not in aliases:
+        known = ", ".join([*(tier["name"] for tier in changed["tiers"]), *(f"{alias} (an alias)" for alias in aliases)])
+        raise ConfigError(f"{name}: no such tier; known: {known}")
+    if meaning := [alias for alias, tier in aliases.items() if is_tier and tier == name]:
+        raise ConfigError(f"{name}: is the tier of alias {meaning[0]!r}; remove the alias first")
+    if is_tier:
+        changed["tiers"] = [tier for tier in changed["tiers"] if tier.get("name") != name]
+    else:
+        changed["aliases"] = {alias: tier for alias, tier in aliases.items() if alias != name}
     TierTableConfig.read(changed)
     return changed
 
@@ -79,6 +86,11 @@ def set_fleet(table: Mapping[str, Any], settings: Mapping[str, Any]) -> Table:
         else:
             section[last] = value
     return changed
+
+
+def _aliases(table: Mapping[str, Any]) -> dict[str, str]:
+    """Further names of tiers, and the tiers they mean."""
+    return dict(table.get("aliases") or {})
 
 
 def _rows(table: Mapping[str, Any], name: str) -> list[dict[str, Any]]:

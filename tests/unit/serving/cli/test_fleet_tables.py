@@ -21,9 +21,9 @@ ALLOCATION: dict[str, Any] = {
 STATUS: dict[str, Any] = {
     "version": 7,
     "tiers": [
-        {"name": "chat", "ttft_s": 0.5, "tpot_s": 0.05, "min_replicas": 1, "max_replicas": 5, "num_replicas": 0},
-        {"name": "exact", "ttft_s": None, "tpot_s": 0.2, "min_replicas": 0, "max_replicas": 0, "num_replicas": 2},
-        {"name": "batch", "best_effort": True, "min_replicas": 0, "max_replicas": 0, "num_replicas": 0},
+        {"name": "chat", "ttft_s": 0.5, "tpot_s": 0.05, "min_replicas": 1, "max_replicas": 5, "unattainable": "refuse"},
+        {"name": "exact", "tpot_s": 0.2, "num_replicas": 2, "unattainable": "best_effort"},
+        {"name": "batch", "best_effort": True, "min_replicas": 0, "max_replicas": 0, "unattainable": ""},
     ],
     "replicas": [
         {"replica": "r1", "tier": "chat", "live": True, "requests": 3},
@@ -43,9 +43,10 @@ def test_tiers_with_bounds_demand_and_outcomes(capsys: pytest.CaptureFixture[str
     show_tiers(STATUS, as_json=False)
     told = lines(capsys)
     rows = {name: next(line.split() for line in told if line.startswith(name)) for name in ("chat", "exact", "batch")}
-    assert rows["chat"] == ["chat", "500", "50", "-", "2", "1", "5", "3", "2.5", "900", "120", "97.5", "100.0"]
-    assert rows["exact"] == ["exact", "-", "200", "-", "-", "2", "2", "-", "-", "-", "-", "-", "-"]
-    assert rows["batch"] == ["batch", "-", "-", "-", "-", "-", "-", "0", "-", "-", "-", "-", "-"]
+    assert rows["chat"][:9] == ["chat", "500", "50", "-", "refuse", "2", "1", "5", "3"]
+    assert rows["chat"][9:] == ["2.5", "900", "120", "97.5", "100.0"]
+    assert rows["exact"] == ["exact", "-", "200", "-", "best_effort", "-", "2", "2", "-", "-", "-", "-", "-", "-"]
+    assert rows["batch"] == ["batch", "-", "-", "-", "-", "-", "-", "-", "0", "-", "-", "-", "-", "-"]
 
 
 def test_fleet_with_size_roles_and_the_latest_changes(capsys: pytest.CaptureFixture[str]) -> None:

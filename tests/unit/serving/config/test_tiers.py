@@ -62,6 +62,14 @@ def table(**changes: Any) -> TierTableConfig:
         ),
         ({"aliases": {"gold": "interactve"}}, "aliases.gold: no tier 'interactve'; did you mean 'interactive'?"),
         ({"aliases": {"batch": "report"}}, "aliases.batch: is the name of a tier"),
+        (
+            {"aliases": {"gold": "interactive"}, "default_tier": "gold"},
+            "default_tier: 'gold' is an alias; name its tier, 'interactive'",
+        ),
+        (
+            {"aliases": {"gold": "interactive", "best": "gold"}},
+            "aliases.best: 'gold' is an alias; name its tier, 'interactive'",
+        ),
     ],
 )
 def test_mistake_names_the_field(changes: dict[str, Any], told: str) -> None:

@@ -14,6 +14,7 @@ TABLE: dict[str, Any] = {
     "default_tier": "chat",
     "tiers": [{"name": "chat", "tpot_ms": 50.0, "min_replicas": 1}, {"name": "batch", "best_effort": True}],
 }
+ALIASED = {**TABLE, "aliases": {"gold": "chat", "bulk": "batch"}}
 
 
 def test_settings_are_yaml() -> None:
@@ -41,6 +42,13 @@ def test_a_tier_is_removed() -> None:
     assert [tier["name"] for tier in remove_tier(two, "gold")["tiers"]] == ["chat", "batch"]
 
 
+def test_an_alias_is_removed_and_its_tier_stays() -> None:
+    changed = remove_tier(ALIASED, "gold")
+    assert (changed["version"], changed["tiers"], changed["aliases"]) == (4, TABLE["tiers"], {"bulk": "batch"})
+    assert ALIASED["aliases"] == {"gold": "chat", "bulk": "batch"}
+    assert [tier["name"] for tier in set_tier(changed, "gold", {"tpot_ms": 20.0})["tiers"]] == ["chat", "batch", "gold"]
+
+
 def test_settings_of_the_fleet_are_added_and_taken_away() -> None:
     changed = set_fleet(TABLE, {"routing": "round_robin", "autoscaling.max_replicas": 4})
     assert (changed["version"], changed["fleet"]) == (4, {"routing": "round_robin", "autoscaling": {"max_replicas": 4}})
@@ -56,6 +64,9 @@ def test_settings_of_the_fleet_are_added_and_taken_away() -> None:
         (lambda: set_tier(TABLE, "chat", {"max_replicas": -1}), "tiers.0.max_replicas: input should be greater"),
         (lambda: set_tier(TABLE, "gold", {}), "tiers.2.best_effort: set it, or state"),
         (lambda: remove_tier(TABLE, "gold"), "gold: no such tier; known: chat, batch"),
+        (lambda: set_tier(ALIASED, "gold", {"tpot_ms": 20.0}), "gold: is an alias of tier 'chat'; change that one, or"),
+        (lambda: remove_tier(ALIASED, "chat"), "chat: is the tier of alias 'gold'; remove the alias first"),
+        (lambda: remove_tier(ALIASED, "god"), "god: no such tier; known: chat, batch, gold (an alias), bulk"),
         (lambda: remove_tier(TABLE, "batch"), "tiers: exactly one must be best_effort"),
         (lambda: remove_tier(TABLE, "chat"), "tiers: besides the best-effort tier"),
     ],
