@@ -15,15 +15,21 @@ KERNEL_TESTS := tests/properties tests/oracles tests/golden tests/unit/planning 
 NO_KERNELS := tests/properties/test_role_invariants.py tests/unit/routing/test_prefix_index.py
 
 help:
-	@echo "make demo [ONCE=1]   two real vLLM replicas on this machine, a mixed workload, a table of who got what"
-	@echo "make test            lint, types, unit, property and integration tests"
+	@echo "make demo [ONCE=1]     two real vLLM replicas on this machine, a mixed workload, a table of who got what"
+	@echo "make setup             .venv from requirements/*.lock; LOCKS='gpu.lock dev.lock' for GPUs, PYTHON=... to choose"
+	@echo "make test              lint, types, unit, property and integration tests"
+	@echo "make test-fast         the same without the integration tests"
+	@echo "make test-units        all tests that start neither Ray nor an engine (part of make test)"
+	@echo "make test-integration  real Ray, real vLLM (part of make test)"
 	@echo "make test-interpreted  the tests of the planning kernels with the compiler off (part of make test)"
-	@echo "make test-fast       the same without the integration tests"
-	@echo "make test-cluster    tests on a two-node Ray cluster on this machine (needs sshd)"
-	@echo "make test-vllm       vLLM's own scheduler tests with our scheduler; ARGS='--source PATH' where its sources are"
-	@echo "make hostile         10,000 hostile requests to the ingress, in one process"
-	@echo "make bench-NAME      one of benchmarks/NAME.py, ARGS=... passed on"
-	@echo "make setup           .venv from requirements/*.lock    make lock   write those lists anew"
+	@echo "make test-cluster      tests on a two-node Ray cluster on this machine (needs sshd)"
+	@echo "make test-vllm         vLLM's own scheduler tests with our scheduler; ARGS='--source PATH' where its sources are"
+	@echo "make hostile           10,000 hostile requests to the ingress, in one process"
+	@echo "make bench-NAME        one of benchmarks/NAME.py, ARGS=... passed on"
+	@echo "make lint              ruff and mypy (part of make test)"
+	@echo "make format            ruff's formatter and fixes"
+	@echo "make lock              write requirements/*.lock anew"
+	@echo "make clean             remove .venv, builds and the caches of tools"
 
 setup: .venv/.ready
 
