@@ -22,7 +22,12 @@ from serving.launch.log_follower import logs_shown
 DASHBOARD_PORT = 8265
 PORTS = range(30000, 32700, 100)  # first ports of blocks, below those that Linux gives to connections
 FREE_PORTS = range(20000, PORTS.start)
-PAGES = 2  # of HAProxy's own: statistics, metrics
+SINGLE_PORTS = (  # one port each: HAProxy's pages, and the proxy in Python that it falls back on
+    "RAY_SERVE_HAPROXY_STATS_PORT",
+    "RAY_SERVE_HAPROXY_METRICS_PORT",
+    "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT",
+    "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT",
+)
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "1",
@@ -40,10 +45,12 @@ class LaunchError(ValueError):
 
 
 @contextlib.contextmanager
-def local_ray(console: Console, cpus: int | None = None, shows_logs: bool = False) -> Iterator[str]:
+def local_ray(
+    console: Console, cpus: int | None = None, shows_logs: bool = False, dashboard_port: int = DASHBOARD_PORT
+) -> Iterator[str]:
     """A Ray of our own for the duration; yields its dashboard's address and leaves no process behind.
 
-    ``shows_logs``: what replicas and ingresses log goes to stderr too.
+    ``shows_logs``: what replicas and ingresses log goes to stderr too. ``dashboard_port``: where that is free; 0: any.
     """
     before = set(psutil.Process().children(recursive=True))
     os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
@@ -55,7 +62,7 @@ def local_ray(console: Console, cpus: int | None = None, shows_logs: bool = Fals
         first_port = stack.enter_context(block_of_ports())
         stack.enter_context(no_process_but(before))
         with console.status("Starting Ray"), _environment(CLUSTER_ONLY | proxy_settings(sockets, first_port)):
-            port = _start_ray(str(folder), cpus)
+            port = _start_ray(str(folder), cpus, dashboard_port)
         if shows_logs:
             stack.enter_context(logs_shown(folder))
         yield f"http://127.0.0.1:{port}"
@@ -68,17 +75,19 @@ def with_project(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def proxy_settings(folder: Path, first_port: int) -> dict[str, str]:
-    """What tells Ray where its HAProxy and its ingresses keep out of those of another fleet."""
+    """What tells Ray where its HAProxy and its ingresses keep out of those of another fleet.
+
+    The fallback proxy above all: two of them would share one port, and each answer half of the other fleet's requests.
+    """
     return {
+        **{name: str(first_port + position) for position, name in enumerate(SINGLE_PORTS)},
         SETTING: str(write_launcher(folder)),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(first_port),
-        "RAY_SERVE_HAPROXY_METRICS_PORT": str(first_port + 1),
-        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(first_port + PAGES),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(first_port + len(SINGLE_PORTS)),
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(first_port + PORTS.step - 2),
     }
 
@@ -94,7 +103,7 @@ def free_port(preferred: int = 0) -> int:
 
 @contextlib.contextmanager
 def block_of_ports() -> Iterator[int]:
-    """A block of ports for HAProxy's pages and for ingresses that no other fleet of ours takes; yields its first port.
+    """A block of ports for Serve's proxies and for ingresses that no other fleet of ours takes; yields its first port.
 
     Fleets must not share a range: a proxy whose ingress is gone would find another fleet's on its port, healthy.
     Nor may HAProxy's ports be any free ones: it binds them a minute later, and by then a connection may have them.
@@ -105,7 +114,8 @@ def block_of_ports() -> Iterator[int]:
                 claim.bind(("127.0.0.1", claimed))
             except OSError:
                 continue
-            if all(free_port(claimed + 1 + page) == claimed + 1 + page for page in range(PAGES)):
+            singles = range(claimed + 1, claimed + 1 + len(SINGLE_PORTS))
+            if all(free_port(port) == port for port in singles):
                 yield claimed + 1
                 return
     raise LaunchError(f"no free block of ports from {PORTS.start} to {PORTS.stop} on 127.0.0.1")
@@ -145,9 +155,9 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
             del os.environ[name]
 
 
-def _start_ray(folder: str, cpus: int | None) -> int:
+def _start_ray(folder: str, cpus: int | None, dashboard_port: int) -> int:
     """Start Ray with its dashboard; the dashboard's port, another one where somebody was faster."""
-    for preferred in (DASHBOARD_PORT, 0, 0):
+    for preferred in (dashboard_port, 0, 0):
         port = free_port(preferred)
         try:
             ray.init(

@@ -83,7 +83,7 @@ class Ingress:
 @pytest.fixture(scope="module")
 def app() -> Iterator[tuple[Any, list[str]]]:
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    with local_ray(Console(quiet=True), cpus=4):
+    with local_ray(Console(quiet=True), cpus=4, dashboard_port=0):
         replicas = replica_deployment(SETTINGS, num_replicas=2, ray_actor_options={"num_cpus": 0.1})
         ingress = serve.deployment(Ingress, ray_actor_options={"num_cpus": 0}).bind(replicas)
         listen()

@@ -124,7 +124,7 @@ def test_one_tier_is_changed_from_the_command_line(stack: Stack, capsys: pytest.
     told = capsys.readouterr().out
     assert "is in force" in told
     row = next(line.split() for line in told.splitlines() if line.strip().startswith("standard"))
-    assert row[4:7] == ["1", "1", "1"], "replicas, minimum, maximum"
+    assert row[5:8] == ["1", "1", "1"], "replicas, minimum, maximum"
     assert cli.main(["tiers", "set", "standard", "max_replicas=no", *places]) == 2
     assert "tiers.1.max_replicas" in capsys.readouterr().err
     assert cli.main(["tiers", "set", "standard", "min_replicas=9", "max_replicas=9", *places]) == 2

@@ -66,7 +66,7 @@ class Stack:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120)
 
     def status(self) -> dict[str, Any]:
-        return dict(httpx.get(f"{self.url}/polyslo/status", timeout=10).json())
+        return dict(httpx.get(f"{self.url}/polyslo/status", timeout=30).json())
 
     def live(self) -> list[dict[str, Any]]:
         return [replica for replica in self.status()["replicas"] if replica["live"] and not replica.get("stale")]
@@ -98,7 +98,7 @@ def running(
     """The application under ``args``; asserts at the end that no process is left."""
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     started: set[psutil.Process] = set()
-    with local_ray(Console(quiet=True), cpus=cpus) as address:
+    with local_ray(Console(quiet=True), cpus=cpus, dashboard_port=0) as address:  # other stacks start at the same time
         nodes = contextlib.ExitStack()
         if second_node_cpus:
             nodes.enter_context(second_node(second_node_cpus))

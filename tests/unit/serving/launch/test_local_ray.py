@@ -1,6 +1,8 @@
 """What keeps two fleets on one machine apart, and ends with its process."""
 
+import inspect
 import os
+import re
 import signal
 import socket
 from pathlib import Path
@@ -10,13 +12,24 @@ from rich.console import Console
 
 pytest.importorskip("ray")
 
+from ray.serve._private import constants
+
 from serving.cli.demo import take_port
 from serving.launch.launch import check_port_free
 from serving.launch.local_ray import LaunchError, block_of_ports, free_port, proxy_settings, terminable
 
 
 def pages_of(settings: dict[str, str]) -> list[int]:
-    return [int(settings[f"RAY_SERVE_HAPROXY_{page}_PORT"]) for page in ("STATS", "METRICS")]
+    proxies = ("HAPROXY_STATS", "HAPROXY_METRICS", "FALLBACK_PROXY_HTTP", "FALLBACK_PROXY_GRPC")
+    return [int(settings[f"RAY_SERVE_{proxy}_PORT"]) for proxy in proxies]
+
+
+def test_every_port_that_serve_fixes_is_set(tmp_path: Path) -> None:
+    """A port that Ray gives to every fleet alike is shared by two of them, and so are their requests."""
+    fixed = {f"RAY_SERVE_{name}" for name in re.findall(r'"RAY_SERVE_(\w+_PORT)", "?\d', inspect.getsource(constants))}
+    of_grpc = {"RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT", "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT"}  # no gRPC service
+    assert "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT" in fixed
+    assert fixed - of_grpc <= proxy_settings(tmp_path, 30001).keys()
 
 
 def ports_of(settings: dict[str, str]) -> list[int]:
