@@ -11,6 +11,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	&& { echo $$python; break; }; done)
 LOCKS ?= cpu.lock dev.lock
 ONCE ?=
+WORKERS ?= 2
 KERNEL_TESTS := tests/properties tests/oracles tests/golden tests/unit/planning tests/unit/routing
 NO_KERNELS := tests/properties/test_role_invariants.py tests/unit/routing/test_prefix_index.py
 
@@ -50,7 +51,7 @@ test-units: .venv/.ready
 	nice -n 10 $(PY) -m pytest -m "not integration"
 
 test-integration: .venv/.ready
-	$(PY) -m pytest -m integration --durations=20 --durations-min=5
+	$(PY) -m pytest -m integration -n $(WORKERS) --dist loadfile --durations=20 --durations-min=5 tests/integration
 
 # The kernels once more as plain Python: invariants, brute-force twins and unit tests of the planning core.
 test-interpreted: .venv/.ready

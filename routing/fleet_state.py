@@ -34,7 +34,7 @@ REPLICA_STATE = np.dtype(
         # Sums over its rows, kept by ``recompute_load``.
         ("token_rate", "f8"),  # decode tokens per second that its SLO requests are due, earned slack spread out
         ("rest_rate", "f8"),  # seconds per second of their KV reads and per-sequence overhead
-        ("held_tokens", "f8"),  # KV held by SLO requests, and asked for by those that wait
+        ("held_tokens", "f8"),  # KV that SLO requests hold, or need to begin; best effort counts nothing
         ("pace_s", "f8"),  # mean iteration time that the tightest of them can bear to its predicted end
         ("load", "f8"),  # part of its time, its KV or its sequences that is taken, whichever is most
         ("best_effort", "i4"),  # requests without objective

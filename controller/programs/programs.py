@@ -166,8 +166,9 @@ class Programs:
     def place_at_home(self, asking: Sequence[Pending], now_s: float) -> None:
         """Place later rounds where their KV cache presumably is, counting it as computed, if that promises them."""
         for p in asking:
-            if not len(p.held) or self._of(p.request.request_id) is None:
-                continue
+            program = self._of(p.request.request_id)
+            if program is None or len(program.nodes) < 2 or not len(p.held) or p.request.adapter:
+                continue  # ``held`` counts an adapter as tokens, too
             slot = int(np.argmax(np.where(self.slots.fleet_state.replicas["is_open"], p.held, -1.0)))
             p.row["computed_tokens"] = int(p.held[slot])
             place_on(self.slots, p, slot, now_s)

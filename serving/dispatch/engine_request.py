@@ -83,7 +83,7 @@ class EngineRequest:
     exclude: tuple[str, ...] = ()
     is_acknowledged: bool = False  # by the replica it was sent to
     attempt: int = 0  # how often it was offered anew under another name
-    is_moved: bool = False  # has lost a replica: it is never refused, it waits for another
+    is_moved: bool = False  # has lost a replica: for lack of one it waits, and is not refused
     is_fresh: bool = True  # no token yet from the replica that has it
     on_trial: bool = False  # perhaps it is what ended an engine (``serving.dispatch.quarantine``)
     placed_s: float = -INF  # when it was sent to the replica that has it

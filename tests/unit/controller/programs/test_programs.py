@@ -153,6 +153,22 @@ def test_precedence_ends_where_a_program_needs_more_than_it_was_expected_to() ->
     assert verdicts == [Verdict.ADMITTED] * 2 + [Verdict.REFUSED] * 2
 
 
+@pytest.mark.parametrize(("earlier", "adapter", "is_promised"), [(1, "", True), (0, "", False), (1, "lora", False)])
+def test_what_a_replica_presumably_holds_counts_for_later_rounds_only(
+    earlier: int, adapter: str, is_promised: bool
+) -> None:
+    """Not for the first round, whose prefix may be anybody's, nor where a held adapter is part of the preference."""
+    state = fleet(prefix_affinity=1.0, block_tokens=32, programs=ProgramOptions(keeps_promises=False))
+    marks = tuple(range(1, 126))
+    told = dict(prefix=marks, adapter=adapter)
+    ran = sub("p-0", agent() if earlier else agent("other"), 4000, **told)
+    assert one(state, ran, 0.0).verdict == Verdict.ADMITTED
+    end(state, "p-0", 1.0)
+    hasty = msgspec.structs.replace(OPEN, ttft_s=0.05)
+    decision = one(state, sub("p-1", agent(), 4000, hasty, **told), 2.0)
+    assert (decision.verdict == Verdict.ADMITTED) == is_promised
+
+
 def test_precedence_can_be_off() -> None:
     state = fleet(programs=ProgramOptions(keeps_promises=False))
     one(state, sub("p-0", agent()), 0.0)
