@@ -3,15 +3,18 @@
 import argparse
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
+from pydantic import TypeAdapter, ValidationError
 from vllm import AsyncEngineArgs
+from vllm.config import CacheConfig, LoRAConfig, ParallelConfig, SchedulerConfig
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from profiles.suggest import suggest_near
 
 ENGINE_FIELD = "engine_kwargs"
 UNRECOGNIZED = "unrecognized arguments: "
+BOUNDED = (CacheConfig, LoRAConfig, ParallelConfig, SchedulerConfig)  # their fields bound the arguments of these names
 
 
 class Parser(FlexibleArgumentParser):
@@ -46,7 +49,23 @@ def engine_arguments(named: Mapping[str, Any]) -> dict[str, Any]:
     parser = AsyncEngineArgs.add_cli_args(Parser())
     given = {name: value for name, value in named.items() if value is not None}
     read = vars(only_given(parser).parse_args(words_of(parser, given)))
+    check_bounds(read)
     return dict.fromkeys(named) | read
+
+
+def check_bounds(read: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` for a value outside the bounds that vLLM checks when an engine starts, its parser not."""
+    for config in BOUNDED:
+        fields = config.__pydantic_fields__
+        for name in [name for name in fields.keys() & read.keys() if read[name] is not None]:
+            bounds = [bound for bound in fields[name].metadata if type(bound).__module__ == "annotated_types"]
+            bounded: Any = Annotated[(fields[name].annotation, *bounds)] if bounds else Any
+            try:
+                TypeAdapter(bounded).validate_python(read[name])
+            except ValidationError as error:
+                told = error.errors(include_url=False)[0]["msg"]
+                field = f"{ENGINE_FIELD}.{name}"
+                raise ValueError(f"{field}: {told[:1].lower()}{told[1:]}, got {read[name]!r}") from None
 
 
 def only_given(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

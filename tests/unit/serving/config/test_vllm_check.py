@@ -50,6 +50,18 @@ def test_a_model_alone_takes_the_gpus_of_the_machine() -> None:
     assert fleet(gpus=0) == (None, 1)
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "bound"),
+    [
+        ("--tensor-parallel-size", "0", "greater than or equal to 1, got 0"),
+        ("--gpu-memory-utilization", "1.7", "less than or equal to 1, got 1.7"),
+        ("--stream-interval", "-2", "greater than or equal to 1, got -2"),
+    ],
+)
+def test_a_value_that_vllm_would_refuse_when_an_engine_starts(flag: str, value: str, bound: str) -> None:
+    assert ask(["embedded", flag, value]) == {"error": f"{flag}: input should be {bound}"}
+
+
 def test_flags_and_options_of_ours_replace_what_a_file_says() -> None:
     file = {"model": "other", "fleet": {"num_replicas": 5, "seed": 3}, "engine": {"max_num_seqs": 1}}
     ours = {"fleet": {"num_replicas": 4}}
