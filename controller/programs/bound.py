@@ -42,8 +42,9 @@ class ProgramBound:
         work_s, idle_s, gaps_s, again_s, contexts, all_idle_s, all_gaps_s = np.array([p.left for p in counted]).T
         evicted = evicted_share(float(contexts.sum()), float(state.limits["kv_capacity_tokens"][is_open].sum()))
         asked_s = reachable_work_s(work_s + evicted * again_s, idle_s + evicted * again_s + gaps_s, left_s)
-        share = usable_share(stretch(left_s, all_idle_s, all_gaps_s))
-        return demand(left_s, asked_s, 0.0, int(is_open.sum()) * share * DEMAND * self.scale)
+        replicas = int(is_open.sum())
+        share = usable_share(stretch(left_s, all_idle_s, all_gaps_s), len(counted) / replicas)
+        return demand(left_s, asked_s, 0.0, replicas * share * DEMAND * self.scale)
 
     @staticmethod
     def room_after_s(newcomer: OpenProgram) -> float:

@@ -66,10 +66,16 @@ def stretch(left_s: np.ndarray, idle_s: np.ndarray, gaps_s: np.ndarray) -> float
     return (float((left_s - gaps_s).sum()) + PRIOR_STRETCH * prior_s) / total_s if total_s > 0.0 else PRIOR_STRETCH
 
 
-def usable_share(stretched: float) -> float:
+def usable_share(stretched: float, side_by_side: float) -> float:
     """Part of the capacity that may be due, where calls may take so many times as long as on an idle engine.
 
     With processor sharing, a load ``u`` makes a call ``1 / (1 - u)`` times as long as alone; alone on a busy replica it
-    takes ``BUSY_PACE`` times as long as on an idle one.
+    takes ``BUSY_PACE`` times as long as on an idle one. All of it is usable where calls may take as long as if those of
+    all programs always ran together.
+
+    Args:
+        side_by_side: programs per replica.
     """
+    if stretched >= side_by_side:
+        return 1.0
     return max(LEAST_SHARE, 1.0 - BUSY_PACE / stretched) if stretched > 0.0 else LEAST_SHARE
