@@ -2,8 +2,8 @@
 
 ``--order`` says in which order conversations are evicted: ``lru`` is vLLM's. ``promised`` gives those of promised
 programs up last. ``predicted`` also gives the latest return up first, as known programs predict it. ``known`` gives
-the latest true return up first, which no system can know. The bound's limits can be set:
-``python -m benchmarks.prefix_losses programs 4 --load coding --order promised --demand 1 --contexts 1.2``.
+the latest true return up first, which no system can know. The bound's limit can be set:
+``python -m benchmarks.prefix_losses programs 4 --load coding --order promised --demand 1``.
 """
 
 import argparse
@@ -108,10 +108,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--order", choices=ORDERS, default="lru")
     parser.add_argument("--demand", type=float, default=bound.DEMAND)
-    parser.add_argument("--contexts", type=float, default=bound.CONTEXTS)
     parser.add_argument("--traces", type=Path, default=Path("../shared/traces"))
     asked = parser.parse_args()
-    bound.DEMAND, bound.CONTEXTS = asked.demand, asked.contexts
+    bound.DEMAND = asked.demand
     full, system = config(quick=False), SYSTEMS[asked.system]
     context, scales = Context(asked.traces, time.perf_counter), [asked.scale]
     params = {**full, "load": asked.load, "per_s": full["loads"][asked.load], "scales": scales}

@@ -3,29 +3,62 @@
 import numpy as np
 
 from controller.programs.history import History, Match
-from controller.programs.open_program import OpenProgram
-from planning.programs.deadlines import PRIOR_STAGES
-from planning.programs.load import WorkCosts, stage_work_s
+from controller.programs.open_program import Left, OpenProgram
+from planning.programs.deadlines import PRIOR_STAGES, Outlook, StageClock
+from planning.programs.graph import Stages
+from planning.programs.load import WorkCosts, again_s, stage_work_s
 
 
-def expect(program: OpenProgram, history: History, match: Match, costs: WorkCosts) -> None:
+def expect(program: OpenProgram, history: History, match: Match, costs: WorkCosts, seen: Outlook) -> None:
     """Note the prompt tokens and the work that a program has left, as its latest sub-request begins.
 
-    The work is a mean: what many programs need together is close to the sum of their means. An unknown program has
-    ``PRIOR_STAGES`` stages like its latest one.
+    The work is a mean: what many programs need together is close to the sum of their means. Graphs that could not end
+    by the deadline are left out where others can: a client sets a deadline by the size of its task. An unknown program
+    has ``PRIOR_STAGES`` stages like its latest one.
+
+    Args:
+        seen: what the matched graphs say of it from its latest stage on.
     """
     stages, prompt_tokens = program.stages(), float(program.nodes["input_tokens"][-1])
     at = int(program.nodes["stage"][-1])
     own_s = float(stage_work_s(stages[at : at + 1], costs)[0])
     known = history.table.stages[match.rows]
     if len(known) and match.similarity.sum() > 0.0:
-        weights = match.similarity / match.similarity.sum()
-        seconds = weights @ stage_work_s(known[:, at:], costs)
-        program.expected_tokens = float(np.median(known["input_tokens"].sum(axis=1)))
-        this_s, program.later_work_s = max(own_s, float(seconds[:1].sum())), float(seconds[1:].sum())
+        left, later = _as_known(program, known[:, at:], costs, seen)
+        expected_tokens = float(np.median(known["input_tokens"].sum(axis=1)))
     else:
-        this_s, program.later_work_s = own_s, max(0.0, PRIOR_STAGES - at - 1.0) * own_s
-        program.expected_tokens = 0.0
-    program.expected_tokens = max(PRIOR_STAGES * prompt_tokens, program.expected_tokens)
-    program.work_s = this_s + program.later_work_s
-    program.context_tokens = max(program.context_tokens, prompt_tokens)
+        later_s, expected_tokens = max(0.0, PRIOR_STAGES - at - 1.0) * own_s, 0.0
+        later = Left(later_s, later_s, all_idle_s=later_s)
+        left = Left(own_s + later_s, own_s + later_s, all_idle_s=own_s + later_s)
+    work_s, context_tokens = max(left.work_s, own_s + later.work_s), max(left.context_tokens, prompt_tokens)
+    program.left = left._replace(work_s=work_s, context_tokens=context_tokens)
+    program.later = later._replace(context_tokens=context_tokens)
+    program.expected_tokens = max(PRIOR_STAGES * prompt_tokens, expected_tokens)
+
+
+def _as_known(program: OpenProgram, known: Stages, costs: WorkCosts, seen: Outlook) -> tuple[Left, Left]:
+    """What is left from this stage on, and after it, by known graphs from this stage on (STAGE[k, S])."""
+    clock = StageClock(program.deadline_s, float(program.nodes["begin_s"][-1]), program.gaps_s())
+    every = _normed(seen.weights[:-1], seen.weights[:-1])  # the last one is the prior
+    weights = _normed(seen.within(clock).weights[:-1], every)
+    this_s, later_s, gaps_s = seen.this_s[:-1], seen.later_s[:-1], seen.later_gaps_s[:-1]
+    work_s = weights @ stage_work_s(known, costs)
+    context = known["input_tokens"].sum(axis=1) / np.maximum(known["requests"].sum(axis=1), 1.0)
+    left = Left(
+        work_s=float(work_s.sum()),
+        idle_s=float(weights @ (this_s + later_s)),
+        gaps_s=float(weights @ gaps_s),
+        again_s=float(weights @ again_s(known[:, 1:], costs).sum(axis=1)),
+        context_tokens=float(weights @ context),
+        all_idle_s=float(every @ (this_s + later_s)),
+        all_gaps_s=float(every @ gaps_s),
+    )
+    return left, left._replace(
+        work_s=float(work_s[1:].sum()), idle_s=float(weights @ later_s), all_idle_s=float(every @ later_s)
+    )
+
+
+def _normed(weights: np.ndarray, otherwise: np.ndarray) -> np.ndarray:
+    """Weights with sum 1; ``otherwise`` where all are 0."""
+    total = float(weights.sum())
+    return weights / total if total > 0.0 else otherwise

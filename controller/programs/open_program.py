@@ -7,6 +7,7 @@ sibling, and one that arrives while none runs begins the next stage.
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,6 +29,21 @@ class Part:
     is_running: bool = True
 
 
+class Left(NamedTuple):
+    """What a program presumably has left from its latest sub-request on; means of what it was matched with."""
+
+    work_s: float = 0.0  # replica-seconds
+    idle_s: float = 0.0  # that its sub-requests take on idle engines
+    gaps_s: float = 0.0  # tool time
+    again_s: float = 0.0  # replica-seconds more, if nothing of it stays in a KV cache
+    context_tokens: float = 0.0  # of a sub-request
+    all_idle_s: float = 0.0  # ``idle_s`` and ``gaps_s`` with those graphs that could not end in time
+    all_gaps_s: float = 0.0
+
+
+NOTHING = Left()
+
+
 @dataclass
 class OpenProgram:
     """A program of which not all is known yet; times on the controller's clock."""
@@ -41,10 +57,10 @@ class OpenProgram:
     is_last: bool = False  # nothing follows
     has_failed: bool = False  # what ended last was an error, or its client had left
     expected_tokens: float = 0.0  # prompt tokens of all its sub-requests
-    work_s: float = 0.0  # replica-seconds that it presumably has left
-    later_work_s: float = 0.0  # of them, after its latest stage
-    context_tokens: float = 0.0  # of its longest prompt so far
+    left: Left = NOTHING
+    later: Left = NOTHING  # of that, after its latest stage
     load: float = 0.0  # of the fleet's programs when it came, itself included, in what may be open
+    is_noted: bool = False  # it broke its promise, which the bound knows
     precedence_tokens: float = 0.0  # prompt tokens that may still be admitted before others
     parts: dict[str, Part] = field(default_factory=dict)  # by request id
     last_s: float = 0.0  # when something of it was heard last
@@ -88,7 +104,7 @@ class OpenProgram:
         """A sub-request has ended, served or not."""
         part.is_running, self.last_s, self.ended_s = False, now_s, max(self.ended_s, now_s)
         if not self.is_running:
-            self.work_s = self.later_work_s
+            self.left = self.later
         if part.node >= 0:
             row = self._nodes[part.node]
             row["end_s"], row["output_tokens"] = now_s - self.started_s, output_tokens

@@ -114,7 +114,7 @@ class Programs:
         match = history.match(program.nodes, program.prefix())
         history.on_match(match)
         seen = history.outlook(match, stage, *self.speed.paces(arrived_s))
-        expect(program, history, match, self.speed.costs(arrived_s))
+        expect(program, history, match, self.speed.costs(arrived_s), seen)
         due_s, latest_s = self._due_s(program, seen, stage, arrived_s)
         expected = float(np.median(history.table.lengths[match.rows])) if len(match.rows) else PRIOR_STAGES
         nearest = float(match.similarity[0]) if len(match.rows) else 0.0
@@ -143,6 +143,7 @@ class Programs:
             is_possible = self.options.stages == "whole" or can_end_in_time(seen, clock)
             program.refusal = "" if is_possible else UNATTAINABLE
             if is_possible and self.options.bounded and self.is_checked:
+                self.bound.note_late(self.open.values(), arrived_s)
                 program.load = self.bound.load(program, self.open.values(), arrived_s)
                 program.refusal = TOO_MANY if program.load > 1.0 else ""
         return (is_first and bool(program.refusal)) or program.refusal == TOO_MANY

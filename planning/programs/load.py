@@ -1,8 +1,4 @@
-"""Whether the programs that are open can all end in time: their work until each deadline against what replicas serve.
-
-Earliest deadline first is feasible where, until each deadline, no more work is due than can be served (the demand bound
-of Liu and Layland's EDF). Work is in replica-seconds of a busy replica, where decodes share each iteration.
-"""
+"""The work of programs, in replica-seconds of a busy replica, where decodes share each iteration."""
 
 from typing import NamedTuple
 
@@ -39,16 +35,9 @@ def stage_work_s(stages: Stages, costs: WorkCosts) -> np.ndarray:
     return seconds
 
 
-def demand(due_s: np.ndarray, work_s: np.ndarray, now_s: float, replicas: int) -> float:
-    """Work due until a deadline, in what so many replicas serve until then; of the deadline where that is most.
-
-    Args:
-        due_s: deadlines of programs (f8[n]); those that are over are not counted.
-        work_s: replica-seconds left of each (f8[n]).
-    """
-    left_s = due_s - now_s
-    open_ = np.flatnonzero(left_s > 0.0)
-    if not len(open_) or replicas < 1:
-        return np.inf if len(work_s) and replicas < 1 else 0.0
-    order = open_[np.argsort(left_s[open_], kind="stable")]
-    return float((np.cumsum(work_s[order]) / (replicas * left_s[order])).max())
+def again_s(stages: Stages, costs: WorkCosts) -> np.ndarray:
+    """Replica-seconds that each stage takes more (f8, the shape of ``stages``) if the cache lost its conversations."""
+    context = stages["input_tokens"] / np.maximum(stages["requests"], 1.0)
+    held_tokens = np.maximum(0.0, stages["input_tokens"] - stages["fresh_tokens"])
+    seconds: np.ndarray = held_tokens * (costs.prompt_token_s + 0.5 * costs.pair_s * context)
+    return seconds

@@ -1,15 +1,15 @@
-"""The bound on open programs: who is promised, who yields, and how the limits follow how programs end."""
+"""The bound on open programs: who is promised, who yields, and how the limit follows how programs end."""
 
 import msgspec
 import pytest
 
 from controller.fleet import Fleet
 from controller.programs.bound import KEPT, LEAST, MOST, ProgramBound
-from controller.programs.open_program import OpenProgram
+from controller.programs.open_program import Left, OpenProgram, Part
 from controller.programs.options import ProgramOptions
 from controller.programs.programs import TOO_MANY
 from protocol.messages import AdmissionRequest, Decision, Outcome, Slo, Verdict
-from protocol.programs import Program
+from protocol.programs import Program, StageGiven
 from tests.support.fleet_cases import fleet, report
 
 DEADLINE_S = 60.0
@@ -103,7 +103,7 @@ def test_a_program_that_seems_to_be_late_keeps_its_promise_until_its_deadline() 
         assert one(state, call("late", 1, 500), 2000.0 + DEADLINE_S - left_s).verdict == verdict
 
 
-def test_limits_follow_how_promised_programs_end() -> None:
+def test_the_limit_follows_how_promised_programs_end() -> None:
     bound = ProgramBound(fleet().slots)
     kept, late, idle = (
         OpenProgram(0.0, 10.0, "a", is_promised=True, load=load, ended_s=end_s)
@@ -135,8 +135,46 @@ def test_a_fleet_without_admission_turns_nobody_away() -> None:
     assert all(not program.refusal for program in state.programs.open.values())
 
 
-def test_a_new_fleet_takes_the_limits_over() -> None:
+def test_a_new_fleet_takes_the_limit_over() -> None:
     old, new = fleet(), fleet()
     old.programs.bound.scale = 0.5
     new.adopt_state(old, 1.0)
     assert new.programs.bound.scale == 0.5
+
+
+def test_a_promise_is_broken_at_its_deadline_and_once() -> None:
+    bound = ProgramBound(fleet().slots)
+    given = StageGiven(1, 10.0, 10.0, 4.0, 0.0, True)
+    runs, waits = OpenProgram(0.0, 10.0, "a", is_promised=True), OpenProgram(0.0, 10.0, "a", is_promised=True)
+    runs.parts["r"] = Part(-1, given, 10.0, 10.0)
+    bound.note_late([runs, waits], 9.0)
+    assert bound.scale == 1.0
+    bound.note_late([runs, waits], 10.0)
+    tightened = bound.scale
+    assert tightened < 1.0
+    runs.ended_s = 20.0
+    bound.note_late([runs], 11.0)
+    bound.note_end(runs)
+    assert bound.scale == tightened
+
+
+def loads(left: Left, deadline_s: float, count: int = 4) -> float:
+    """Load with a newcomer beside programs like it on one replica of 400,000 KV tokens."""
+    state = fleet()
+    one(state, call("first"), 0.0)
+    programs = [OpenProgram(0.0, deadline_s, "a", is_promised=True, left=left) for _ in range(count)]
+    return state.programs.bound.load(programs[0], programs, 0.0)
+
+
+def test_contexts_beyond_the_cache_cost_work_and_are_no_reason_by_themselves() -> None:
+    within, beyond = (
+        Left(5.0, 4.0, 10.0, 20.0, context_tokens=tokens, all_idle_s=4.0, all_gaps_s=10.0)
+        for tokens in (90_000.0, 200_000.0)
+    )
+    assert loads(within, 100.0) < loads(beyond, 100.0)
+    assert loads(beyond, 60.0) > 1.0 > loads(beyond, 2000.0)
+
+
+def test_the_same_work_is_more_where_calls_have_less_time() -> None:
+    short, long = (Left(4.0, idle_s, 10.0, all_idle_s=idle_s, all_gaps_s=10.0) for idle_s in (5.0, 30.0))
+    assert loads(short, 60.0, 12) < loads(long, 60.0, 12)

@@ -1,12 +1,10 @@
-"""Work of programs, and whether it can all be served in time."""
-
-import itertools
+"""Work of programs."""
 
 import numpy as np
 import pytest
 
 from planning.programs.graph import to_stages
-from planning.programs.load import WorkCosts, demand, stage_work_s, work_costs
+from planning.programs.load import WorkCosts, again_s, stage_work_s, work_costs
 from profiles.store import load_profile
 from tests.support.program_cases import graph
 
@@ -31,26 +29,9 @@ def test_longer_contexts_cost_more_on_a_measured_engine() -> None:
     assert long > 100 * short
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_demand_is_that_of_the_worst_deadline(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    due_s, work_s, replicas = rng.uniform(-2.0, 30.0, 9), rng.uniform(0.0, 9.0, 9), int(rng.integers(1, 4))
-    worst = 0.0
-    for end_s in due_s[due_s > 5.0]:
-        until = (due_s <= end_s) & (due_s > 5.0)
-        worst = max(worst, float(work_s[until].sum()) / (replicas * (end_s - 5.0)))
-    assert demand(due_s, work_s, 5.0, replicas) == pytest.approx(worst)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_demand_of_one_says_that_earliest_deadline_first_keeps_all(seed: int) -> None:
-    """The exact schedule of one replica, by every order of service."""
-    rng = np.random.default_rng(seed)
-    due_s, work_s = rng.uniform(1.0, 12.0, 5), rng.uniform(0.1, 4.0, 5)
-    fits = any((np.cumsum(work_s[list(o)]) <= due_s[list(o)]).all() for o in itertools.permutations(range(5)))
-    assert (demand(due_s, work_s, 0.0, 1) <= 1.0) == fits
-
-
-def test_nothing_open_and_no_replica() -> None:
-    assert demand(np.zeros(0), np.zeros(0), 0.0, 2) == 0.0
-    assert demand(np.array([9.0]), np.array([1.0]), 0.0, 0) == np.inf
+def test_lost_conversations_are_computed_anew() -> None:
+    stages = to_stages(graph((0, 1000.0, 1000.0, 0.0, 1.0, 0), (1, 3000.0, 20.0, 2.0, 3.0, 0)))
+    stages["fresh_tokens"] = 1000.0, 500.0
+    first, second = again_s(stages, COSTS)
+    assert first == 0.0
+    assert second == pytest.approx(2500 * (1e-3 + 0.5e-6 * 3000)), "half of the pairs: a prompt sees what came before"

@@ -1,0 +1,108 @@
+"""The demand bound of programs beside a brute force and a fluid schedule."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planning.programs.demand_bound import (
+    LEAST_SHARE,
+    PRIOR_STRETCH,
+    demand,
+    evicted_share,
+    fits,
+    reachable_work_s,
+    stretch,
+    usable_share,
+)
+
+SECONDS = st.floats(0.1, 50.0)
+PROGRAMS = st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=7)
+RATE = st.floats(0.5, 4.0)
+
+
+def lateness_of_fluid_edf_s(due_s: np.ndarray, work_s: np.ndarray, rate: float) -> float:
+    """How late the latest program ends if all capacity goes to the earliest deadline that has work left."""
+    now_s, latest_s, left_s = 0.0, -np.inf, work_s.copy()
+    while (left_s > 0.0).any():
+        first = int(np.argmin(np.where(left_s > 0.0, due_s, np.inf)))
+        now_s += left_s[first] / rate
+        left_s[first] = 0.0
+        latest_s = max(latest_s, now_s - due_s[first])
+    return latest_s
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_demand_is_that_of_the_worst_deadline(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    due_s, work_s, rate = rng.uniform(-2.0, 30.0, 9), rng.uniform(0.0, 9.0, 9), float(rng.uniform(0.5, 4.0))
+    worst = 0.0
+    for end_s in due_s[due_s > 5.0]:
+        until = (due_s <= end_s) & (due_s > 5.0)
+        worst = max(worst, float(work_s[until].sum()) / (rate * (end_s - 5.0)))
+    assert demand(due_s, work_s, 5.0, rate) == pytest.approx(worst)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_programs_fit_where_some_order_of_service_keeps_all(seed: int) -> None:
+    """The exact schedule of one replica, by every order of service."""
+    rng = np.random.default_rng(seed)
+    due_s, work_s = rng.uniform(1.0, 12.0, 5), rng.uniform(0.1, 4.0, 5)
+    can = any((np.cumsum(work_s[list(o)]) <= due_s[list(o)]).all() for o in itertools.permutations(range(5)))
+    assert fits(due_s, work_s, 0.0, 1.0) == can
+
+
+@given(PROGRAMS, RATE)
+def test_a_set_fits_exactly_where_a_fluid_schedule_keeps_all(programs: list[tuple[float, float]], rate: float) -> None:
+    due_s, work_s = np.array(programs).T
+    late_s = lateness_of_fluid_edf_s(due_s, work_s, rate)
+    if abs(late_s) > 1e-6:
+        assert fits(due_s, work_s, 0.0, rate) == (late_s < 0.0)
+
+
+@given(PROGRAMS, RATE, st.data())
+def test_less_work_or_a_later_deadline_never_makes_it_unfit(
+    programs: list[tuple[float, float]], rate: float, data: st.DataObject
+) -> None:
+    due_s, work_s = np.array(programs).T
+    which, part = data.draw(st.integers(0, len(programs) - 1)), data.draw(st.floats(0.0, 1.0))
+    less_s, later_s = work_s.copy(), due_s.copy()
+    less_s[which] *= part
+    later_s[which] += 10.0 * part
+    most = demand(due_s, work_s, 0.0, rate) * (1.0 + 1e-9)
+    assert demand(due_s, less_s, 0.0, rate) <= most
+    assert demand(later_s, work_s, 0.0, rate) <= most
+    assert demand(np.delete(due_s, which), np.delete(work_s, which), 0.0, rate) <= most
+
+
+def test_nothing_open_and_no_replica() -> None:
+    assert demand(np.zeros(0), np.zeros(0), 0.0, 2.0) == 0.0
+    assert demand(np.array([9.0]), np.array([1.0]), 0.0, 0.0) == np.inf
+
+
+def test_a_program_that_cannot_end_asks_for_what_can_be_done() -> None:
+    asked_s = reachable_work_s(np.array([8.0, 8.0, 8.0]), np.array([10.0, 40.0, 0.0]), np.array([20.0, 10.0, 5.0]))
+    assert asked_s.tolist() == [8.0, 2.0, 5.0], "all of it, a quarter, and what one replica does until the deadline"
+
+
+def test_conversations_beyond_the_cache_are_evicted() -> None:
+    assert evicted_share(0.0, 100.0) == evicted_share(100.0, 100.0) == 0.0
+    assert evicted_share(200.0, 100.0) == 0.5
+
+
+def test_calls_may_take_as_long_as_deadlines_leave_beside_tools() -> None:
+    left_s, idle_s, gaps_s = np.array([90.0, 110.0]), np.array([10.0, 10.0]), np.array([20.0, 20.0])
+    alone = stretch(left_s, idle_s, gaps_s)
+    many = stretch(np.tile(left_s, 100), np.tile(idle_s, 100), np.tile(gaps_s, 100))
+    assert PRIOR_STRETCH < alone < many < 8.0, "160 s for 20 s, drawn to the prior"
+    assert many == pytest.approx(8.0, rel=0.05)
+    assert stretch(left_s, np.zeros(2), gaps_s) == PRIOR_STRETCH
+
+
+def test_tight_deadlines_leave_less_capacity_to_promise() -> None:
+    shares = [usable_share(stretched, 9.0) for stretched in (-1.0, 1.0, 2.5, 4.0, 8.0)]
+    assert shares[:2] == [LEAST_SHARE] * 2
+    assert shares[2:] == pytest.approx([0.2, 0.5, 0.75])
+    assert usable_share(2.5, 2.0) == 1.0, "two programs that may both take as long as if they always ran together"
