@@ -22,7 +22,7 @@ ALONE_RUNS = 5
 CAPACITY_SEED = 20_000
 CROWD = 256  # requests running while the cost of planning is measured
 BURSTS = {"auto": (180, 3), "timed": (720, 1)}  # requests of the capacity measurement, and how often
-QUICK_BURSTS, QUICK_CHUNKS = {"auto": (120, 1), "timed": (360, 1)}, {"auto": (256,), "timed": (1024,)}
+QUICK_BURSTS, QUICK_CHUNKS = {"auto": (120, 1), "timed": (720, 1)}, {"auto": (256,), "timed": (1024,)}
 
 
 def submission(name: str, job: Job, age_s: float) -> Submission:

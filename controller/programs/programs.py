@@ -37,8 +37,7 @@ from routing.placement import NOWHERE
 
 MOST_OPEN = 20_000  # programs that are followed at a time; beyond, the one that began first is taken to have ended
 MOST_HISTORIES = 64  # applications of tenants
-LOST_S = 3600.0  # a sub-request whose end has not been told for so long has ended
-SWEEP_S = 5.0
+LOST_S, SWEEP_S = 3600.0, 5.0  # a sub-request whose end has not been told for so long has ended; looked at so often
 PRECEDENCE = 2.0  # times the prompt tokens that a program was expected to have may go before others
 MOST_WORTH = 8.0  # of a later round, in first ones
 UNATTAINABLE, TOO_MANY = "program_unattainable", "too_many_programs"
