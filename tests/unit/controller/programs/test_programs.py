@@ -160,7 +160,7 @@ def test_what_a_replica_presumably_holds_counts_for_later_rounds_only(
     """Not for the first round, whose prefix may be anybody's, nor where a held adapter is part of the preference."""
     state = fleet(prefix_affinity=1.0, block_tokens=32, programs=ProgramOptions(keeps_promises=False))
     marks = tuple(range(1, 126))
-    told = dict(prefix=marks, adapter=adapter)
+    told: dict[str, Any] = dict(prefix=marks, adapter=adapter)
     ran = sub("p-0", agent() if earlier else agent("other"), 4000, **told)
     assert one(state, ran, 0.0).verdict == Verdict.ADMITTED
     end(state, "p-0", 1.0)
