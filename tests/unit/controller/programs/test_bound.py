@@ -178,3 +178,10 @@ def test_contexts_beyond_the_cache_cost_work_and_are_no_reason_by_themselves() -
 def test_the_same_work_is_more_where_calls_have_less_time() -> None:
     short, long = (Left(4.0, idle_s, 10.0, all_idle_s=idle_s, all_gaps_s=10.0) for idle_s in (5.0, 30.0))
     assert loads(short, 60.0, 12) < loads(long, 60.0, 12)
+
+
+def test_a_newcomer_hears_of_promises_that_are_broken_by_programs_that_still_run() -> None:
+    state = fleet()
+    one(state, call("late", 0, 500), 0.0)
+    one(state, call("new", 0, 500), DEADLINE_S + 1.0)
+    assert state.programs.bound.scale < 1.0
