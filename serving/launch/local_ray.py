@@ -63,6 +63,7 @@ def local_ray(
         stack.enter_context(no_process_but(before))
         with console.status("Starting Ray"), _environment(CLUSTER_ONLY | proxy_settings(sockets, first_port)):
             port = _start_ray(str(folder), cpus, dashboard_port)
+        stack.enter_context(terminable())  # Ray has put a handler of its own in place of ours
         if shows_logs:
             stack.enter_context(logs_shown(folder))
         yield f"http://127.0.0.1:{port}"
