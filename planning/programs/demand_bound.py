@@ -27,11 +27,6 @@ def demand(due_s: np.ndarray, work_s: np.ndarray, now_s: float, rate: float) -> 
     return float((np.cumsum(work_s[order]) / (rate * left_s[order])).max())
 
 
-def fits(due_s: np.ndarray, work_s: np.ndarray, now_s: float, rate: float) -> bool:
-    """Whether earliest deadline first keeps all deadlines that are not over; arguments as of ``demand``."""
-    return demand(due_s, work_s, now_s, rate) <= 1.0
-
-
 def reachable_work_s(work_s: np.ndarray, takes_s: np.ndarray, left_s: np.ndarray) -> np.ndarray:
     """What programs can ask for until their deadlines (f8[n]): the part of their work that then can be done at all.
 

@@ -12,7 +12,6 @@ from planning.programs.demand_bound import (
     PRIOR_STRETCH,
     demand,
     evicted_share,
-    fits,
     reachable_work_s,
     stretch,
     usable_share,
@@ -21,6 +20,11 @@ from planning.programs.demand_bound import (
 SECONDS = st.floats(0.1, 50.0)
 PROGRAMS = st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=7)
 RATE = st.floats(0.5, 4.0)
+
+
+def fits(due_s: np.ndarray, work_s: np.ndarray, now_s: float, rate: float) -> bool:
+    """Whether earliest deadline first keeps all deadlines that are not over."""
+    return demand(due_s, work_s, now_s, rate) <= 1.0
 
 
 def lateness_of_fluid_edf_s(due_s: np.ndarray, work_s: np.ndarray, rate: float) -> float:
