@@ -77,7 +77,8 @@ class History:
         """What the matched graphs say from this stage on, on engines of this speed (``planning.programs.graph``)."""
         stages = self.table.stages[match.rows]
         longest = int(self.table.lengths[match.rows].max(initial=stage + 1))
-        chosen = stages[:, : max(longest, stage + 1)]
+        chosen = np.zeros((len(stages), longest), dtype=stages.dtype)  # this stage may be beyond all that is known
+        chosen[:, : stages.shape[1]] = stages[:, :longest]
         return outlook(match.similarity, execution_s(chosen, token_s, prompt_token_s), chosen["gap_s"], stage)
 
     def on_match(self, match: Match) -> None:

@@ -73,4 +73,5 @@ def test_an_empty_history_has_only_the_prior() -> None:
     history, own = History(), chain((100, 10))
     match = history.match(own, Prefix(to_stages(own), 1))
     assert len(match.rows) == 0
-    assert history.outlook(match, 3, 0.1, 0.01).weights.tolist() == [1.0]
+    for stage in (3, 4, 100):
+        assert history.outlook(match, stage, 0.1, 0.01).weights.tolist() == [1.0]

@@ -72,6 +72,13 @@ def test_stages_of_an_unknown_program_are_due_by_the_prior_and_then_by_what_was_
     assert given[2].e2e_s == pytest.approx(DEADLINE_S - 6.0), "the last one has until the deadline"
 
 
+def test_a_program_may_have_more_stages_than_any_known_one() -> None:
+    state = fleet()
+    for start_s, rounds in ((0.0, 9), (100.0, 2), (200.0, 40)):
+        told = [d.stage for d in play(state, f"program of {rounds}", start_s, rounds) if d.stage]
+        assert [given.stage for given in told] == list(range(1, rounds + 1))
+
+
 def test_by_default_a_stage_is_due_so_early_that_the_rest_can_end_in_time() -> None:
     state = fleet()
     first = play(state, "p0", 0.0)[0].stage
