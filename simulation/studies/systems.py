@@ -12,7 +12,9 @@ from planning.batch.registry import POLICIES, policy_code
 from planning.engine import EngineModel
 from planning.limits import make_limits
 from profiles.profile import Profile
+from protocol.programs import Program
 from simulation.core.engine import Engines, learn_from, make_engines, stray_by
+from simulation.core.jobs import NEVER
 from simulation.core.loop import Dispatcher
 from simulation.dispatchers.distserve import DistServeDispatcher
 from simulation.dispatchers.live_fleet import ControllerDispatcher, tiers_of
@@ -184,18 +186,27 @@ class FleetOf(System):
     lengths: LengthOptions = BY_TIER
     trace: Trace | None = None  # where its jobs' prefix blocks are from
     report_s: float = 0.0  # between two reports of a replica; 0: as the controller asks for
+    names_sessions: bool = False  # clients name the session (``x-session-id``) that the rounds of a program are of
 
     def dispatcher(self, profile: Profile, jobs: np.ndarray, seed: int = 0) -> Dispatcher:
         options = FleetOptions(
             self.routing, self.admits, self.max_hops, selection=self.selection, seed=seed, lengths=self.lengths
         )
         tiers, profile = tiers_of(jobs, self.split), self.straying.known(profile)
+        sessions = sessions_of(jobs) if self.names_sessions else {}
         if self.trace is None or not len(self.trace.blocks):
-            return ControllerDispatcher(profile, tiers, options, report_s=self.report_s)
+            return ControllerDispatcher(profile, tiers, options, programs=sessions, report_s=self.report_s)
         known = msgspec.structs.replace(
             options, prefix_affinity=self.prefix_affinity, block_tokens=self.trace.block_tokens
         )
-        return ControllerDispatcher(profile, tiers, known, self.trace.blocks, report_s=self.report_s)
+        return ControllerDispatcher(profile, tiers, known, self.trace.blocks, sessions, report_s=self.report_s)
+
+
+def sessions_of(jobs: np.ndarray) -> dict[int, Program]:
+    """What each job's client says of its session; those of tiers whose programs have one round each say nothing."""
+    has_rounds = np.isin(jobs["tier"], jobs["tier"][jobs["follower"] != NEVER])
+    named = np.flatnonzero(has_rounds)
+    return {int(j): Program(str(jobs["program"][j]), is_session=True) for j in named}
 
 
 PLANNER = System("planner", admits=True)
