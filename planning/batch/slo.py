@@ -50,6 +50,8 @@ from profiles.kernels import iteration_s, max_prefill_tokens
 
 # How far the prefills of a class were served.
 ALL_SERVED, OUT_OF_ROOM, OUT_OF_TIME = range(3)
+LEAST_STRETCH = 0.5  # of an empty iteration, that late and best-effort work may add however tight a TTFT is
+NEWCOMER_SHARE = 0.5  # of the tightest TTFT, that an iteration with late and best-effort work may take
 
 
 @njit(cache=True)
@@ -198,6 +200,18 @@ def _take_due_decodes(builder: BatchBuilder) -> float:
     return limit_s
 
 
+@njit(cache=True)
+def _stretch_s(builder: BatchBuilder, used_s: float, empty_s: float) -> float:
+    """How far late and best-effort work may go beyond an empty iteration: ``limits["best_effort_stretch"]`` of one, as
+    far as the iteration keeps to ``NEWCOMER_SHARE`` of the tightest TTFT here. Whoever comes may ask for as much."""
+    longest_s, tightest_s = builder.engine.limits["best_effort_stretch"] * empty_s, math.inf
+    for i in range(len(builder.table)):
+        row = builder.table[i]
+        if not row["best_effort"] and 0.0 < row["ttft_s"] < tightest_s:
+            tightest_s = row["ttft_s"]
+    return min(longest_s, max(LEAST_STRETCH * empty_s, NEWCOMER_SHARE * tightest_s - max(used_s, empty_s)))
+
+
 @compiled_once(types.void(BUILDER_TYPE, float64, float64, boolean))
 def _add_late_and_best_effort(builder: BatchBuilder, limit_s: float, best_effort_s: float, is_served: bool) -> None:
     """Late and best-effort work in what is left: it may not cost an attainable request its SLO, now or later.
@@ -211,7 +225,7 @@ def _add_late_and_best_effort(builder: BatchBuilder, limit_s: float, best_effort
     margin_s = _future_margin_s(builder) if is_served else 0.0
     margin_s = max(0.0, (margin_s - engine.limits["slack_margin"] * used_s) / (1.0 + engine.limits["slack_margin"]))
     limit_s = min(limit_s + best_effort_s, used_s + max(best_effort_s, margin_s))
-    stretch_s = engine.limits["best_effort_stretch"] * empty_s
+    stretch_s = _stretch_s(builder, used_s, empty_s)
     decode_limit_s = min(limit_s, max(used_s, empty_s) + max(best_effort_s, stretch_s))
     _take_decodes(builder, decode_limit_s, BEST_EFFORT_DECODE, by_slack(builder, LATE_DECODE))
     pace_s = math.inf

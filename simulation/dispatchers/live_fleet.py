@@ -258,6 +258,7 @@ class ControllerDispatcher:
             block_tokens=int(limits["block_tokens"]),
             max_iteration_s=float(limits["max_iteration_s"]),
             best_effort_share=float(limits["best_effort_share"]),
+            best_effort_stretch=float(limits["best_effort_stretch"]),
             aging_s=float(limits["aging_s"]),
         )
 

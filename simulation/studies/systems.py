@@ -12,6 +12,7 @@ from planning.batch.registry import POLICIES, policy_code
 from planning.engine import EngineModel
 from planning.limits import make_limits
 from profiles.profile import Profile
+from protocol.messages import LIVE_STRETCH
 from protocol.programs import Program
 from simulation.core.engine import Engines, learn_from, make_engines, stray_by
 from simulation.core.jobs import NEVER
@@ -187,6 +188,11 @@ class FleetOf(System):
     trace: Trace | None = None  # where its jobs' prefix blocks are from
     report_s: float = 0.0  # between two reports of a replica; 0: as the controller asks for
     names_sessions: bool = False  # clients name the session (``x-session-id``) that the rounds of a program are of
+
+    def engines(self, profile: Profile, seed: int = 0) -> Engines:
+        engines = super().engines(profile, seed)
+        engines.limits["best_effort_stretch"] = LIVE_STRETCH
+        return engines
 
     def dispatcher(self, profile: Profile, jobs: np.ndarray, seed: int = 0) -> Dispatcher:
         options = FleetOptions(

@@ -1,0 +1,19 @@
+"""How far best effort prolongs an iteration, by hand: the cost model of ``test_slo``."""
+
+import math
+
+import pytest
+
+from planning.limits import make_limits
+from tests.unit.planning.batch.test_slo import decodes, form, prompts, spare
+
+
+@pytest.mark.parametrize(("ttft_s", "longest_s"), [(1.0, 0.00909), (0.01, 0.005), (0.001, 0.001515), (-3.0, 0.00909)])
+def test_best_effort_leaves_newcomers_half_of_the_tightest_ttft(ttft_s: float, longest_s: float) -> None:
+    """An empty iteration takes 1.01 ms, and best effort may add 8 of them, or half of one where a TTFT is tight."""
+    limits = make_limits(10_000, block_tokens=1, max_iteration_s=0.2, best_effort_stretch=8.0)
+    loose, tight = decodes([0.05, 0.05]), decodes([0.05])
+    tight["ttft_s"], tight["arrival_s"] = ttft_s, tight["arrival_s"] + 1.0 - ttft_s
+    seconds, tokens = form(loose, tight, spare(prompts([3000], [math.inf])), limits=limits)
+    assert seconds == pytest.approx(longest_s, abs=5e-5)
+    assert tokens[-1] > 0
