@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.simulated]
 
 ROOT = Path(__file__).resolve().parents[2]
 TERMINATED = """
