@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from controller.mirror.lengths import LengthEstimator
+from controller.mirror.replica_model import REPORTED_LIMITS
 from controller.options import FleetOptions
 from planning.admission.plan import AdmissionOptions
 from planning.batch.registry import POLICIES, policy_code
@@ -123,6 +124,18 @@ def test_the_controllers_fleet_runs_in_virtual_time() -> None:
     assert sorted(simulation.dispatcher.fleet.replicas) == [replica_name(r) for r in range(3)]
     assert set(simulation.records["replica"]) == {0, 1, 2}
     assert len({decision.request_id for decision in simulation.dispatcher.decisions}) == 250, "some are recalled"
+
+
+def test_mirrors_know_the_limits_of_their_engines() -> None:
+    """One that they do not hear of has a default, and forecasts follow another engine."""
+    jobs, engines = random_jobs(20, 40.0, 8), FleetOf("fleet", admits=True, replicas=1).engines(a100())
+    told = {"block_tokens": 8, "max_running": 100, "max_batch_tokens": 1000, "max_iteration_s": 0.15}
+    for name, value in (told | {"best_effort_share": 0.1, "best_effort_stretch": 3.0, "aging_s": 7.0}).items():
+        engines.limits[name] = value
+    dispatcher = ControllerDispatcher(a100(), tiers_of(jobs), FleetOptions())
+    Simulation(jobs, engines, dispatcher).run()
+    mirror, known = dispatcher.fleet.replicas[replica_name(0)].limits, list(REPORTED_LIMITS)
+    assert mirror[known].tolist() == engines.limits[0][known].tolist()
 
 
 def test_a_program_keeps_its_age_and_promise_while_a_tool_runs_for_long() -> None:
