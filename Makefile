@@ -11,7 +11,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	&& { echo $$python; break; }; done)
 LOCKS ?= cpu.lock dev.lock
 ONCE ?=
-WORKERS ?= 2
+WORKERS ?= 0
 SLOWEST := --durations=20 --durations-min=5
 KERNEL_TESTS := tests/properties tests/oracles tests/golden tests/unit/planning tests/unit/routing
 NO_KERNELS := tests/properties/test_role_invariants.py tests/unit/routing/test_prefix_index.py

@@ -1,0 +1,72 @@
+"""What admission costs or gains near the capacity: the live controller's ``Fleet`` beside the same batches without it.
+
+``python -m benchmarks.admission_gain --json OUT``. One simulated A100 in scenarios of SLOs-Serve, at rates near the
+capacity of ``no-admission``, which sheds what can no longer attain and promises nothing. With ``sessions``, clients
+name the session that a round is of. Every system sees the same arrivals, and forms batches by the same policy.
+"""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.result_file import write_result
+from simulation.core.metrics import Window
+from simulation.experiments.registry import Context
+from simulation.experiments.slos_serve import DRAFT_S, GPUS, SYSTEMS, setting
+from simulation.studies.capacity import attainment_of, run_system
+from simulation.studies.promised import tally
+from simulation.studies.systems import NOISES, FleetOf
+
+NO_ADMISSION = "no-admission"
+LIVE = FleetOf("live", admits=True, replicas=1)
+TRIED = {"live": LIVE, "live, sessions": replace(LIVE, names_sessions=True), NO_ADMISSION: SYSTEMS[NO_ADMISSION]}
+CASES = (  # scenario, programs, rate per second, seeds; 4,410 arrivals are half of the coding trace
+    ("Reasoning", 400, 0.40, (1, 2, 3)),
+    ("ToolLLM", 4410, 0.46, (1,)),
+    ("Coder", 4410, 2.4, (1,)),
+)
+
+
+def play(context: Context, case: tuple[str, int, float, tuple[int, ...]], noise: str) -> list[dict[str, Any]]:
+    """Every system in one scenario under one noise."""
+    scenario, programs, rate, seeds = case
+    profile, make = setting(context.traces, GPUS[0], scenario, programs)
+    points = []
+    for name, system in TRIED.items():
+        if name == "live, sessions" and scenario != "ToolLLM":
+            continue  # one request is a whole task there
+        straying = replace(system, straying=NOISES[noise], draft_s=DRAFT_S[GPUS[0]])
+        for seed in seeds:
+            simulation = run_system(straying, profile, make(rate, seed), seed)
+            window = Window.of(simulation.jobs)
+            asked, promised, kept = tally(simulation.jobs, simulation.records, window)
+            points.append({"scenario": scenario, "noise": noise, "rate": rate, "system": name, "seed": seed,
+                           "attained": attainment_of(simulation, window).worst_tier,
+                           "asked": asked, "promised": promised, "kept": kept})  # fmt: skip
+            print(points[-1], flush=True)
+    return points
+
+
+def main(
+    traces: Annotated[Path, typer.Option(help="Folder with the traces.")] = Path("../shared/traces"),
+    json: Annotated[Path | None, typer.Option(help="Result file.")] = None,
+) -> None:
+    """Play every case on exact engines and on ones that stray by 10 %, print and write."""
+    if not traces.is_dir():
+        raise typer.BadParameter(f"no folder {traces}: the scenarios need the Azure traces", param_hint="--traces")
+    context = Context(traces, time.perf_counter)
+    points = [point for noise in ("exact", "noise10") for case in CASES for point in play(context, case, noise)]
+    if json is not None:
+        headline = {}
+        for point in points:
+            key = f"{point['scenario']}, {point['noise']}, {point['system']}"
+            own = [p for p in points if all(p[name] == point[name] for name in ("scenario", "noise", "system"))]
+            headline[key] = round(sum(p["attained"] for p in own) / len(own), 4)
+        write_result(json, "admission_gain", config={"cases": CASES}, seeds=(1, 2, 3), headline=headline, points=points)
+
+
+if __name__ == "__main__":
+    typer.run(main)
