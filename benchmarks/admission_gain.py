@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.admission_gain --json OUT``. One simulated A100 in scenarios of SLOs-Serve, at rates near the
 capacity of ``no-admission``, which sheds what can no longer attain and promises nothing. With ``sessions``, clients
-name the session that a round is of. Every system sees the same arrivals, and forms batches by the same policy.
+name the session that a round is of. Every system sees the same arrivals, and forms batches by the same policy. Best
+effort may prolong iterations as on live engines under the controller, and by half an empty one without it.
 """
 
 import time
