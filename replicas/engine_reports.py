@@ -7,6 +7,7 @@ import asyncio
 import os
 import select
 import socket
+import threading
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -16,7 +17,7 @@ from protocol.messages import Step
 RECEIVE_BYTES = 1 << 20
 PART_BYTES = 1 << 16  # of requests in one datagram; the kernel takes about 200 KB of a sender at a time
 POSITION_BYTES = 32  # of a request beside its name, at most
-IDLE_WAIT_S = 0.1  # for room in the queue, where an engine has nothing else to do
+LATE_POLL_S = 0.1  # between two looks at whether what waits for room has been overtaken
 MAX_PENDING_STEPS = 1024  # kept while the replica does not read; older ones are dropped
 
 
@@ -45,15 +46,15 @@ class IterationReport(msgspec.Struct, frozen=True, array_like=True):
 
 class IterationReportSender:
     """The engine's end. A tick that finds the queue full is merged into the next one; the last one before the engine
-    idles, which none follows, waits a little."""
+    idles, which none follows, waits for room in a thread of its own."""
 
     def __init__(self, path: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, RECEIVE_BYTES)
         self._socket.connect(path)
-        self._room = select.poll()
-        self._room.register(self._socket, select.POLLOUT)
+        self._lock = threading.Lock()
+        self._told = 0  # ticks
         self._encoder = msgspec.msgpack.Encoder()
         self._pending: list[Step] = []
         self._behind: dict[str, int] = {}  # requests whose last position found the queue full, in order
@@ -64,23 +65,46 @@ class IterationReportSender:
 
         ``requests`` is not kept back: the next ones are fresher.
         """
-        if step is not None:
-            self._pending.append(step)
+        with self._lock:
+            self._told += 1
+            if step is not None:
+                self._pending.append(step)
+            return self._send(tick, requests)
+
+    def _send(self, tick: IterationReport, requests: list[RequestState] | None) -> bool:
         parts = [None] if requests is None else split(sorted(requests, key=self._turn))
         for i, part in enumerate(parts):
-            whole = msgspec.structs.replace(tick, recent=tuple(self._pending), requests=part)
-            if requests == []:
-                self._room.poll(IDLE_WAIT_S * 1e3)
+            message = self._encoder.encode(msgspec.structs.replace(tick, recent=tuple(self._pending), requests=part))
             try:
-                self._socket.send(self._encoder.encode(whole))
+                self._socket.send(message)
             except OSError:  # queue full, or the replica is gone
                 del self._pending[:-MAX_PENDING_STEPS]
                 left = [at.request_id for part in parts[i:] for at in part or ()]
                 self._behind = {name: turn for turn, name in enumerate(left)} or self._behind
+                if requests == []:
+                    threading.Thread(target=self._send_late, args=(message, self._told), daemon=True).start()
                 return False
             self._pending.clear()
         self._behind = self._behind if requests is None else {}
         return True
+
+    def _send_late(self, message: bytes, told: int) -> None:
+        """Send the last tick of an idle engine once there is room, unless a newer one has been told meanwhile."""
+        room = select.poll()
+        room.register(self._socket, select.POLLOUT)
+        while True:
+            room.poll(LATE_POLL_S * 1e3)
+            with self._lock:
+                if self._told != told:
+                    return
+                try:
+                    self._socket.send(message)
+                except BlockingIOError:
+                    continue
+                except OSError:  # the replica is gone
+                    return
+                self._pending.clear()
+                return
 
     def _turn(self, at: RequestState) -> int:
         """What did not get through last time goes first, so that everything gets its turn."""
@@ -88,7 +112,9 @@ class IterationReportSender:
 
     def close(self) -> None:
         """Stop sending."""
-        self._socket.close()
+        with self._lock:
+            self._told += 1
+            self._socket.close()
 
 
 class NoReports:

@@ -1,6 +1,7 @@
 """Ticks from an engine process to its replica."""
 
 import asyncio
+import time
 from pathlib import Path
 
 from protocol.messages import Step
@@ -54,10 +55,32 @@ def test_the_last_tick_before_the_engine_idles_waits_for_room(tmp_path: Path) ->
         sender = IterationReportSender(receiver.path)
         while sender.send(IterationReport(1, 0.0, 500), step(1), None):
             pass
-        assert await asyncio.to_thread(sender.send, IterationReport(2, 0.0, 0), None, [])
+        assert not sender.send(IterationReport(2, 0.0, 0), None, [])
+        time.sleep(1.0)  # the replica stands still, as when it compiles
         async with asyncio.timeout(5):
             while not ticks or ticks[-1].kv_used_tokens:
                 await asyncio.sleep(0.001)
+        assert len(ticks[-1].recent) == 1, "the step that found the queue full"
+        sender.close()
+        receiver.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_tick_that_waits_for_room_is_dropped_when_a_newer_one_is_told(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        ticks: list[IterationReport] = []
+        receiver = IterationReportReceiver(str(tmp_path / "ticks"), ticks.append)
+        sender = IterationReportSender(receiver.path)
+        while sender.send(IterationReport(1, 0.0, 500), step(1), None):
+            pass
+        sender.send(IterationReport(2, 0.0, 0), None, [])
+        sender.send(IterationReport(3, 0.0, 700), step(2), [RequestState("new", 0, True)])
+        await asyncio.sleep(0.3)  # all is read, and a late sender would have had its turn
+        assert {tick.steps for tick in ticks} == {1}
+        assert sender.send(IterationReport(4, 0.0, 700), step(3), [RequestState("new", 1, True)])
+        await asyncio.sleep(0.01)
+        assert [at.batch_tokens for at in ticks[-1].recent] == [1, 2, 3]
         sender.close()
         receiver.close()
 
