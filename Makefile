@@ -11,7 +11,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	&& { echo $$python; break; }; done)
 LOCKS ?= cpu.lock dev.lock
 ONCE ?=
-WORKERS ?= 0
+WORKERS ?= 2
 SLOWEST := --durations=20 --durations-min=5
 KERNEL_TESTS := tests/properties tests/oracles tests/golden tests/unit/planning tests/unit/routing
 NO_KERNELS := tests/properties/test_role_invariants.py tests/unit/routing/test_prefix_index.py
@@ -51,10 +51,10 @@ test: .venv/.ready
 test-units: .venv/.ready
 	nice -n 10 $(PY) -m pytest -m "not integration"
 
-# Engines that compute nothing leave room for a second module beside them.
+# Most modules wait for processes to start, and leave room for a second one beside them.
 test-integration: .venv/.ready
-	$(PY) -m pytest -m "integration and not simulated" $(SLOWEST) tests/integration
-	$(PY) -m pytest -m simulated -n $(WORKERS) --dist loadfile $(SLOWEST) tests/integration
+	$(PY) -m pytest -m "integration and alone" $(SLOWEST) tests/integration
+	$(PY) -m pytest -m "integration and not alone" -n $(WORKERS) --dist loadfile $(SLOWEST) tests/integration
 
 # The kernels once more as plain Python: invariants, brute-force twins and unit tests of the planning core.
 test-interpreted: .venv/.ready

@@ -12,7 +12,7 @@ from replicas.auto_profile import with_profile
 from replicas.config import ReplicaConfig
 from replicas.embedded import ensure_embedded_model
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.timeout(600)]
 
 
 def test_an_unknown_model_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from serving.cli import commands as cli
 from serving.launch.dashboard import serve_client
 from tests.support.stack import Stack, running, texts, until
 
-pytestmark = [pytest.mark.integration, pytest.mark.simulated]
+pytestmark = pytest.mark.integration
 
 TIERS = [
     {"name": "interactive", "ttft_ms": 1500, "tpot_ms": 40, "min_replicas": 1},

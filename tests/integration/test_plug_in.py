@@ -1,6 +1,8 @@
 """vLLM's own server with the plug-in and without: the order follows the objectives, the tokens are the same."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -10,7 +12,7 @@ from benchmarks.vllm_alone import HEADERS, PLUG_IN, server
 from tests.support.stack import until
 from tests.support.vllm_alone import Crowd
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.timeout(1800)]
 
 TIERS = '[{"name": "soon", "ttft_ms": 60000, "tpot_ms": 5000}]'
 SIZES = ("--max-num-seqs", "2", "--max-num-batched-tokens", "256", "--enable-server-load-tracking")
@@ -43,12 +45,13 @@ def until_taken(url: str, requests: int) -> None:
 
 
 def test_order_follows_objectives_and_tokens_are_the_same(tmp_path: Path) -> None:
-    with server(*SIZES, env=PAUSES) as url:
-        stock = crowd(url)
     tiers = tmp_path / "tiers.yaml"
     tiers.write_text(TIERS)
-    with server(*SIZES, *PLUG_IN, *HEADERS, env={**PAUSES, "POLYSLO_TIERS": str(tiers)}) as url:
-        ours = crowd(url)
+    plugged = server(*SIZES, *PLUG_IN, *HEADERS, env={**PAUSES, "POLYSLO_TIERS": str(tiers)})
+    with ExitStack() as kept:
+        with ThreadPoolExecutor() as starts:
+            stock_url, url = starts.map(kept.enter_context, [server(*SIZES, env=PAUSES), plugged])
+        stock, ours = crowd(stock_url), crowd(url)
         wrong = httpx.post(f"{url}/v1/completions", json={"prompt": "a", "vllm_xargs": {"slo_tier": "sun"}}, timeout=20)
     assert set(stock.ended[-4:]) >= {"patient", "urgent"}, f"vLLM serves by arrival: {stock.ended}"
     places = {name: ours.ended.index(name) for name in ours.ended}

@@ -10,7 +10,7 @@ import pytest
 from profiles.batch import Batch
 from profiles.store import load_profile
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = "from serving.cli.profile import app; app()"
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.stack import Stack, kill_9, running, texts, until, verdict
 
-pytestmark = [pytest.mark.integration, pytest.mark.simulated, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 SIMULATED = {
     "model": "embedded",

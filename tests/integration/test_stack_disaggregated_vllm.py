@@ -7,7 +7,7 @@ import pytest
 from tests.integration.test_stack_disaggregated import PROMPTS, sides
 from tests.support.stack import Stack, kill_9, running, texts, until
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.timeout(600)]
 
 ARGS = {
     "model": "embedded",

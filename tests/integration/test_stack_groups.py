@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.stack import Stack, kill_9, running, texts, until
 
-pytestmark = [pytest.mark.integration, pytest.mark.simulated]
+pytestmark = pytest.mark.integration
 
 ARGS: dict[str, Any] = {
     "model": "embedded",

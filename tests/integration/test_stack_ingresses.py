@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.stack import Stack, kill_9, running, texts, until, verdict
 
-pytestmark = [pytest.mark.integration, pytest.mark.simulated]
+pytestmark = pytest.mark.integration
 
 PROCESSES, PER_PROCESS = 2, 3
 REPLICAS = PROCESSES * PER_PROCESS

@@ -20,7 +20,7 @@ from serving.config.vllm_check import check
 from tests.support.adapters import write_adapter
 from tests.support.stack import Stack, kill_9, running, texts, until, verdict
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.timeout(900)]
 
 PROMPT = "once upon a time there was a small model " * 3
 TIERS: list[dict[str, Any]] = [

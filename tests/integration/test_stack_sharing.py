@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.stack import Stack, running, until, verdict
 
-pytestmark = [pytest.mark.integration, pytest.mark.simulated, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 SCALING: dict[str, Any] = {
     "max_replicas": 2,

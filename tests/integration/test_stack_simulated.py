@@ -14,7 +14,7 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from tests.support.stack import TIERS, Stack, kill_9, running, texts, until, verdict
 
-pytestmark = [pytest.mark.integration, pytest.mark.simulated]
+pytestmark = pytest.mark.integration
 
 ARGS: dict[str, Any] = {
     "model": "embedded",

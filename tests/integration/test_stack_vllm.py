@@ -19,7 +19,7 @@ import pytest
 
 from tests.support.stack import Stack, kill_9, running, texts, until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.alone]
 
 FLEET = {"num_replicas": 2, "stall_timeout_s": 20.0}
 ARGS: dict[str, dict[str, Any]] = {

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.fleet_cases import H200
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.timeout(300)]
 
 
 def test_both_costs_of_a_step_are_measured() -> None:

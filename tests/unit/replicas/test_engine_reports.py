@@ -56,7 +56,7 @@ def test_the_last_tick_before_the_engine_idles_waits_for_room(tmp_path: Path) ->
         while sender.send(IterationReport(1, 0.0, 500), step(1), None):
             pass
         assert not sender.send(IterationReport(2, 0.0, 0), None, [])
-        time.sleep(1.0)  # the replica stands still, as when it compiles
+        time.sleep(1.0)  # noqa: ASYNC251 the replica stands still, as when it compiles
         async with asyncio.timeout(5):
             while not ticks or ticks[-1].kv_used_tokens:
                 await asyncio.sleep(0.001)
