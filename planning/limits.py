@@ -15,6 +15,7 @@ LIMITS = np.dtype(
         ("max_iteration_s", "f8"),  # the executor's own cap: planning and execution must use the same
         # How far late and best-effort work may go beyond an empty iteration, as part of one: newcomers wait for it.
         ("best_effort_stretch", "f8"),
+        ("newcomer_share", "f8"),  # of the tightest TTFT, that an iteration with such work may take
         ("best_effort_share", "f8"),  # part of every iteration kept for best effort, against starvation
         ("aging_s", "f8"),  # late prompts and best effort that wait longer come first (``planning.batch.aging``)
         ("acceptance", "f8"),  # probability that a draft token is accepted
@@ -47,6 +48,7 @@ class LimitOptions(TypedDict, total=False):
     max_batch_tokens: int
     max_iteration_s: float
     best_effort_stretch: float
+    newcomer_share: float
     best_effort_share: float
     aging_s: float
     acceptance: float
@@ -64,6 +66,7 @@ DEFAULTS = LimitOptions(
     max_batch_tokens=8192,
     max_iteration_s=0.2,
     best_effort_stretch=0.5,
+    newcomer_share=0.5,
     best_effort_share=0.0,
     aging_s=20.0,
     acceptance=0.0,
@@ -100,9 +103,9 @@ def _check(name: str, value: float) -> None:
     elif name == "fairness":
         if not 0.0 <= value <= 1.0:
             raise ValueError(f"fairness must lie in [0, 1], not {value}")
-    elif name == "group_cutoff":
+    elif name in ("group_cutoff", "newcomer_share"):
         if not 0.0 < value <= 1.0:
-            raise ValueError(f"group_cutoff must lie in (0, 1], not {value}")
+            raise ValueError(f"{name} must lie in (0, 1], not {value}")
     elif name in ("slack_margin", "drafts"):
         if not 0.0 <= value < math.inf:
             raise ValueError(f"{name} must be finite and not negative, not {value}")

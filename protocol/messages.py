@@ -195,6 +195,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     acceptance: float = 0.0  # chance that one is accepted, that promises may count on
     prefixes: PrefixNews | None = None  # where it knows by its engine's own word what the prefix cache holds
     aging_s: float = 20.0
+    newcomer_share: float = 0.5
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True):

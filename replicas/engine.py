@@ -26,6 +26,7 @@ class PlanLimits(msgspec.Struct, frozen=True):
     drafts: int = 0
     acceptance: float = 0.0
     aging_s: float = 20.0
+    newcomer_share: float = 0.5
 
 
 class EngineState(msgspec.Struct, frozen=True):

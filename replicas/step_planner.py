@@ -31,12 +31,14 @@ VLLM_DEFAULT = "vllm"  # inside vLLM: its own scheduler, untouched
 OPTIONS = (
     "max_iteration_s",
     "best_effort_stretch",
+    "newcomer_share",
     "best_effort_share",
     "aging_s",
     "token_budget",
     "fairness",
     "group_cutoff",
 )
+ASYNCHRONOUS_SHARE = 1 / 3  # ``newcomer_share`` where two iterations begin before that of a newcomer
 ACCEPTANCE_PRIOR = 0.5  # chance that a draft token is accepted, as long as nobody has seen any
 ACCEPTANCE_WEIGHT = 0.005  # of one more draft token in the running rate
 # Each decode drafts so many tokens, wanted or not, once in so many steps, so that acceptance is known and stays so.
@@ -58,6 +60,11 @@ def planner_limits(policy: str, options: dict[str, float], **bounds: int) -> np.
         else:
             chosen[name] = value
     return make_limits(**chosen)
+
+
+def options_of(options: Mapping[str, float], is_asynchronous: bool) -> dict[str, float]:
+    """The options of a policy inside an engine of vLLM, beside what its way of scheduling asks for."""
+    return {**({"newcomer_share": ASYNCHRONOUS_SHARE} if is_asynchronous else {}), **options}
 
 
 def reported_limits(policy: str, options: dict[str, float], *, block_tokens: int, max_batch_tokens: int) -> PlanLimits:

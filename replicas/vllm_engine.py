@@ -31,7 +31,7 @@ from replicas.kv_peer import KvPeer
 from replicas.kv_transfer import ENGINES_ONLY, PARAMS, from_transfer, prefill_params
 from replicas.logs import vllm_environment
 from replicas.request_rows import to_extra_args
-from replicas.step_planner import reported_limits
+from replicas.step_planner import options_of, reported_limits
 from replicas.surroundings import environment
 from replicas.timed_device import check_timed
 from replicas.vllm_adapters import Adapters
@@ -58,7 +58,7 @@ class VllmEngine:
         self._kv_used_tokens = self._kv_capacity_tokens = 0
         self._drafting: dict[str, float] = {}  # as the engine told
         self._adapters = Adapters(config.lora_modules)
-        self._block_tokens = config.block_size
+        self._block_tokens, self._is_asynchronous = config.block_size, False
         self._max_running, self._max_batch_tokens = config.max_num_seqs, config.max_num_batched_tokens
         sizes = dict(block_tokens=config.block_size, max_batch_tokens=config.max_num_batched_tokens)
         self._limits = reported_limits(config.policy, config.policy_options, **sizes)
@@ -220,7 +220,7 @@ class VllmEngine:
     def _note_sizes(self, made: VllmConfig) -> None:
         """What the started engine has, as its scheduler counts it."""
         cache, batches = made.cache_config, made.scheduler_config
-        self._block_tokens = cache.block_size
+        self._block_tokens, self._is_asynchronous = cache.block_size, batches.async_scheduling
         self._max_running, self._max_batch_tokens = batches.max_num_seqs, batches.max_num_batched_tokens
         self._kv_capacity_tokens = usable_kv_tokens(cache.num_gpu_blocks or 0, cache.block_size)
         self._note_policy(self._config.policy, self._config.policy_options)
@@ -228,7 +228,8 @@ class VllmEngine:
     def _note_policy(self, policy: str, options: dict[str, float]) -> None:
         """What the planner, which lives in the engine's process, keeps to from now on."""
         own = dict(block_tokens=self._block_tokens, max_batch_tokens=self._max_batch_tokens)
-        self._limits = msgspec.structs.replace(reported_limits(policy, options, **own), **self._drafting)
+        chosen = options_of(options, self._is_asynchronous)
+        self._limits = msgspec.structs.replace(reported_limits(policy, chosen, **own), **self._drafting)
 
     def check(self) -> None:
         if self._failure:

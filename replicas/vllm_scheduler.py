@@ -25,7 +25,7 @@ from replicas.kv_transfer import clipped_to_prompt, saved_tokens
 from replicas.positions import accepted_drafts, composition_of, position_of
 from replicas.request_rows import KEY, RequestRows
 from replicas.step_clock import StepClock
-from replicas.step_planner import VLLM_DEFAULT, StepPlanner, profile_coefficients
+from replicas.step_planner import VLLM_DEFAULT, StepPlanner, options_of, profile_coefficients
 
 REQUESTS_EVERY_S = 0.1  # how often a tick tells where every request is
 
@@ -45,7 +45,7 @@ class SloScheduler(AsyncScheduler):
             max_running=self.max_num_active_reqs,
             max_batch_tokens=self.max_num_scheduled_tokens,
         )
-        self._planner.configure(settings["policy"], settings["options"])
+        self.polyslo_configure(settings["policy"], settings["options"])
         self._planner.expect(settings["profile"])
         self._planner.warm_up()
         if self.connector is not None:
@@ -67,7 +67,7 @@ class SloScheduler(AsyncScheduler):
 
     def polyslo_configure(self, policy: str, options: dict[str, float]) -> None:
         """Change policy and its options while running."""
-        self._planner.configure(policy, options)
+        self._planner.configure(policy, options_of(options, self.scheduler_config.async_scheduling))
 
     # What vLLM asks us about its requests.
 

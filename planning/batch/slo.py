@@ -51,7 +51,6 @@ from profiles.kernels import iteration_s, max_prefill_tokens
 # How far the prefills of a class were served.
 ALL_SERVED, OUT_OF_ROOM, OUT_OF_TIME = range(3)
 LEAST_STRETCH = 0.5  # of an empty iteration, that late and best-effort work may add however tight a TTFT is
-NEWCOMER_SHARE = 0.5  # of the tightest TTFT, that an iteration with late and best-effort work may take
 
 
 @njit(cache=True)
@@ -203,13 +202,14 @@ def _take_due_decodes(builder: BatchBuilder) -> float:
 @njit(cache=True)
 def _stretch_s(builder: BatchBuilder, used_s: float, empty_s: float) -> float:
     """How far late and best-effort work may go beyond an empty iteration: ``limits["best_effort_stretch"]`` of one, as
-    far as the iteration keeps to ``NEWCOMER_SHARE`` of the tightest TTFT here. Whoever comes may ask for as much."""
-    longest_s, tightest_s = builder.engine.limits["best_effort_stretch"] * empty_s, math.inf
+    far as the iteration keeps to ``newcomer_share`` of the tightest TTFT here. Whoever comes may ask for as much."""
+    limits, tightest_s = builder.engine.limits, math.inf
     for i in range(len(builder.table)):
         row = builder.table[i]
         if not row["best_effort"] and 0.0 < row["ttft_s"] < tightest_s:
             tightest_s = row["ttft_s"]
-    return min(longest_s, max(LEAST_STRETCH * empty_s, NEWCOMER_SHARE * tightest_s - max(used_s, empty_s)))
+    left_s = limits["newcomer_share"] * tightest_s - max(used_s, empty_s)
+    return min(limits["best_effort_stretch"] * empty_s, max(LEAST_STRETCH * empty_s, left_s))
 
 
 @compiled_once(types.void(BUILDER_TYPE, float64, float64, boolean))

@@ -260,6 +260,7 @@ class ControllerDispatcher:
             best_effort_share=float(limits["best_effort_share"]),
             best_effort_stretch=float(limits["best_effort_stretch"]),
             aging_s=float(limits["aging_s"]),
+            newcomer_share=float(limits["newcomer_share"]),
         )
 
     def _prefixes(self, simulation: Simulation, r: int) -> PrefixNews | None:

@@ -56,6 +56,11 @@ def mirrored(driver: Driver) -> Fleet:
     return told
 
 
+def test_newcomers_wait_for_as_many_iterations_as_are_in_flight(engine: Driver) -> None:
+    depth = engine.engine._config.depth
+    assert engine.engine.state().limits.newcomer_share == (1 / 2 if depth == 1 else 1 / 3)
+
+
 def test_running_decodes_are_seen_to_go_on_and_what_does_not_fit_is_refused(engine: Driver) -> None:
     """The decodes hold half of the cache now, and nearly all of it at their ends."""
     names = {f"d{i}" for i in range(DECODES)}

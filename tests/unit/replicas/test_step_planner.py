@@ -8,7 +8,7 @@ from planning.tables import request_table
 from profiles.kernels import iteration_s
 from protocol.messages import LIVE_STRETCH, Report
 from replicas.engine import PlanLimits
-from replicas.step_planner import SPEED_STEPS, StepPlanner, reported_limits
+from replicas.step_planner import SPEED_STEPS, StepPlanner, options_of, planner_limits, reported_limits
 
 COEF = np.array([1e-5, 1e-3, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
 
@@ -187,3 +187,10 @@ def test_a_decode_that_was_left_out_of_the_last_batch_was_refused_nothing() -> N
         other["id"] = 100 + step % 20
         own.plan_drafts(other, 1.0, 3)
     assert own.promised_acceptance == 0.98
+
+
+@pytest.mark.parametrize(("is_asynchronous", "share"), [(False, 1 / 2), (True, 1 / 3)])
+def test_newcomers_wait_for_two_iterations_of_an_asynchronous_engine(is_asynchronous: bool, share: float) -> None:
+    assert planner_limits("slo", options_of({}, is_asynchronous), kv_capacity_tokens=1)["newcomer_share"] == share
+    told = options_of({"newcomer_share": 0.25}, is_asynchronous)
+    assert planner_limits("slo", told, kv_capacity_tokens=1)["newcomer_share"] == 0.25

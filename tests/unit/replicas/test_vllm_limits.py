@@ -44,10 +44,11 @@ def test_the_controller_is_told_as_much_kv_cache_as_the_engine_plans_with(make_b
 
     bench = make_bench(blocks=40)
     engine = VllmEngine(ReplicaConfig(cores=(0,)))
-    batches = SimpleNamespace(max_num_seqs=7, max_num_batched_tokens=99)
+    batches = SimpleNamespace(max_num_seqs=7, max_num_batched_tokens=99, async_scheduling=True)
     engine._note_sizes(SimpleNamespace(cache_config=bench.scheduler.cache_config, scheduler_config=batches))
     assert engine.state().kv_capacity_tokens == bench.scheduler._planner.limits["kv_capacity_tokens"] == 39 * 32
     assert (engine.state().max_running, engine.state().limits.max_batch_tokens) == (7, 99)
+    assert engine.state().limits.newcomer_share == 1 / 3
 
 
 def test_a_rejected_request_is_no_iteration() -> None:
