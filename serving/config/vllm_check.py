@@ -119,6 +119,8 @@ def _check_model(config: AppConfig) -> None:
         raise ConfigError(_of_model(error)) from None
     if made.runner_type != "generate":
         raise ConfigError(f"model.id: {config.model.id} does not generate text; only that is served")
+    if arguments.get("enable_expert_parallel") and not made.is_moe:
+        raise ConfigError(f"engine.engine_kwargs.enable_expert_parallel: {config.model.id} has no experts; remove it")
 
 
 def _of_model(error: Exception) -> str:

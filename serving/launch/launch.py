@@ -187,11 +187,14 @@ def starts_of(url: str) -> list[str]:
 
 
 def last_line(details: dict[str, Any]) -> str:
-    """What a person needs of Serve's message, which holds a whole traceback."""
+    """What a person needs of Serve's message, which holds a whole traceback; of pydantic's errors, the first."""
     told = [details.get("message", "")] + [d.get("message", "") for d in details.get("deployments", {}).values()]
     lines = [line.strip() for text in told for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if "Error: " in line or "Exception: " in line]
-    return (errors or lines or ["no reason given"])[-1]
+    errors = [i for i, line in enumerate(lines) if "Error: " in line or "Exception: " in line]
+    if errors and "validation error" in lines[errors[-1]]:
+        reason = [line for line in lines[errors[-1] + 1 :] if "[type=" in line]
+        return reason[0].partition(" [type=")[0].removeprefix("Value error, ") if reason else lines[errors[-1]]
+    return lines[errors[-1]] if errors else (lines or ["no reason given"])[-1]
 
 
 def wait_for_interrupt() -> None:

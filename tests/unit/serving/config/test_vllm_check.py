@@ -96,6 +96,7 @@ def test_secrets_go_to_the_environment_and_not_into_the_application() -> None:
         (["--ssl-keyfile", "x"], "--ssl-keyfile: has no effect, because Ray Serve listens"),
         (["--scheduler-cls", "a.B"], "--scheduler-cls: is how this project's scheduler"),
         (["--headless"], "--headless: has no effect"),
+        (["--enable-expert-parallel"], "--enable-expert-parallel: embedded has no experts; remove it"),
         (["--max-num-seqs", "0"], "--max-num-seqs: input should be greater than 0"),
         (["extra"], "extra: unknown argument"),
     ],
