@@ -85,6 +85,8 @@ async def host(count: int, streams: int, seconds: float) -> dict[str, float]:
     config = ReplicaConfig(engine="simulated", profile=PROFILE, speed=SPEED, per_process=count)
     replicas = [HostedReplica(config, replica_name("", "x", k, count), Reporter("", "", 0.15)) for k in range(count)]
     await asyncio.gather(*(replica.start() for replica in replicas))
+    for replica in replicas:
+        replica.begin()
     tokens = [0]
     readers = [asyncio.create_task(read(replica, tokens)) for replica in replicas]
     await asyncio.sleep(WARM_S)

@@ -5,7 +5,6 @@ the replicas' reports, which come several times a second; requests wait a second
 """
 
 import asyncio
-import gc
 import logging
 import math
 import os
@@ -39,7 +38,7 @@ from controller.starts import Starts
 from controller.status import fleet_status, mean_load, replica_status
 from controller.warmup import warm_up
 from profiles.store import load_profile
-from protocol.garbage import Garbage
+from protocol.garbage import Garbage, settle
 from protocol.messages import Admission, AdmissionRequest, Decision, Outcome, Report, Start
 from protocol.report_answers import TELL_ALL, go_to, report_taken
 from protocol.shards import LEADER, shard_name
@@ -79,8 +78,7 @@ class Controller:
         self._delays = Delays()
         self._status, self._status_s, self._is_telling = b"", -math.inf, False
         warm_up()
-        gc.collect()
-        gc.freeze()  # what is there for good is not looked through again and again
+        settle()
         self._garbage = Garbage()
         self.born_s = self.heard_s = clock()  # from when it can be asked: loading its kernels took some time
         self.keeper, self.checkpoints = LengthKeeper(), CheckpointKeeper()

@@ -23,6 +23,13 @@ def no_collections() -> Iterator[None]:
             gc.enable()
 
 
+def settle() -> None:
+    """What is there now stays, and is not looked through again: Serve does so when a start has ended, which holds up
+    whoever is served by then."""
+    gc.collect()
+    gc.freeze()
+
+
 def look_seldom() -> None:
     """From now on look through everything seldom."""
     gc.set_threshold(*gc.get_threshold()[:2], SELDOM)

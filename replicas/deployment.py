@@ -14,7 +14,7 @@ import msgspec
 import ray
 from ray import serve
 
-from protocol.garbage import no_collections
+from protocol.garbage import no_collections, settle
 from protocol.names import replica_name
 from replicas.config import controller_name, replica_config
 from replicas.hosted import HostedReplica
@@ -47,6 +47,9 @@ class Replica:
             self._hosted[name] = HostedReplica(config, name, reporter)
         with no_collections():
             await asyncio.gather(*(each.start() for each in self._hosted.values()))
+        settle()
+        for each in self._hosted.values():
+            each.begin()
 
     def _named(self, name: str) -> HostedReplica:
         """The replica of this name; without one, any."""

@@ -64,7 +64,7 @@ class HostedReplica:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Bring the engine up, and tell the controller meanwhile how far that is."""
+        """Bring the engine up, and tell the controller meanwhile how far that is. ``begin`` follows."""
         starting = Starting(self.name, self._config)
         telling = asyncio.create_task(self._reporter.tell_start(starting.to_message))
         try:
@@ -74,6 +74,9 @@ class HostedReplica:
             await self._engine.start()
         finally:
             await cancel([telling])
+
+    def begin(self) -> None:
+        """Serve: from its first report on it gets requests."""
         works = (self._pump(), self._sweep(), self._report(), self._log_load())
         self._tasks = [asyncio.create_task(work) for work in works]
 

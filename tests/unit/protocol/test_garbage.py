@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from protocol.garbage import SELDOM, Garbage, no_collections
+from protocol.garbage import SELDOM, Garbage, no_collections, settle
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +34,17 @@ def test_a_start_that_fails_leaves_collections_on() -> None:
     with pytest.raises(RuntimeError), no_collections():
         raise RuntimeError
     assert gc.isenabled()
+
+
+def test_what_a_start_has_made_is_not_looked_through_again() -> None:
+    made, before = [], gc.get_freeze_count()
+    made.append(made)
+    settle()
+    try:
+        assert gc.get_freeze_count() > before
+        assert not any(each is made for each in gc.get_objects())
+    finally:
+        gc.unfreeze()
 
 
 def test_everything_is_looked_through_seldom_and_once_when_work_has_ended() -> None:
