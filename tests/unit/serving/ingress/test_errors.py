@@ -43,7 +43,10 @@ def test_refusal_carries_reason_and_wait() -> None:
 
 def test_a_refusal_for_a_moment_tells_a_second_and_one_for_good_tells_no_time() -> None:
     assert refused(refusal(after_s=0.1)).headers["retry-after"] == "1"
-    assert "retry-after" not in refused(refusal(after_s=0.0)).headers
+    assert "Try again in 1 s." in refused(refusal(after_s=0.1)).message
+    never = refused(refusal(after_s=0.0))
+    assert "retry-after" not in never.headers
+    assert "Not even an idle replica" in never.message
 
 
 def test_overload_status_is_configurable_but_no_replica_is_503() -> None:
