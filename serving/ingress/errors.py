@@ -85,7 +85,7 @@ def refused(decision: Decision, overload_status: int = HTTPStatus.TOO_MANY_REQUE
     headers = {"x-slo-reason": decision.reason, "x-slo-tier": decision.tier}
     wait_s = retry_after_s(decision.retry_after_s)
     if wait_s is None:
-        told = "Not even an idle replica could keep this request's objective in tier {} ({}). Allow more time or send less."
+        told = "Not even an idle replica could keep this objective in tier {} ({}). Allow more time or send less."
     else:
         headers["retry-after"] = str(wait_s)
         told = "Tier {} cannot hold this request's objective now ({}). " + f"Try again in {wait_s} s."
