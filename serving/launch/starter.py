@@ -25,9 +25,9 @@ def copy_starter(folder: Path) -> None:
     taken = sorted(path.name for path in STARTER.iterdir() if (folder / path.name).exists())
     if taken:
         raise ValueError(f"{folder}: has {', '.join(taken)} already; nothing was written")
-    shutil.copytree(STARTER, folder, dirs_exist_ok=True, ignore=_dangling)
+    shutil.copytree(STARTER, folder, dirs_exist_ok=True, ignore=_left_out)
 
 
-def _dangling(folder: str, names: list[str]) -> list[str]:
-    """Links that lead nowhere, on a node that has only a part of the repository."""
-    return [name for name in names if not Path(folder, name).exists()]
+def _left_out(folder: str, names: list[str]) -> list[str]:
+    """Links that lead nowhere, on a node that has only a part of the repository, and what pip compiled."""
+    return [name for name in names if name == "__pycache__" or not Path(folder, name).exists()]

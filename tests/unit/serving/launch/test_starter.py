@@ -1,11 +1,12 @@
 """The packaged files: which serve.yaml is served without a name, and copying them out."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from serving.cli import commands as cli
-from serving.launch import launch
+from serving.launch import launch, starter
 from serving.launch.arguments import Options, to_document
 from serving.launch.starter import STARTER, serve_file
 
@@ -39,6 +40,15 @@ def test_init_copies_files_rather_than_links(here: Path) -> None:
     assert not any(path.is_symlink() for path in copied.values())
     for name, path in copied.items():
         assert path.is_dir() or path.read_bytes() == (STARTER / name).read_bytes()
+
+
+def test_init_leaves_out_what_pip_compiled(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(STARTER, here / "installed")
+    (here / "installed" / "examples" / "__pycache__").mkdir(exist_ok=True)
+    monkeypatch.setattr(starter, "STARTER", here / "installed")
+    starter.copy_starter(here / "mine")
+    assert (here / "mine" / "examples" / "agent.py").exists()
+    assert not (here / "mine" / "examples" / "__pycache__").exists()
 
 
 def test_init_overwrites_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
