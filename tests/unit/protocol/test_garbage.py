@@ -37,7 +37,8 @@ def test_a_start_that_fails_leaves_collections_on() -> None:
 
 
 def test_what_a_start_has_made_is_not_looked_through_again() -> None:
-    made, before = [], gc.get_freeze_count()
+    made: list[object] = []
+    before = gc.get_freeze_count()
     made.append(made)
     settle()
     try:
