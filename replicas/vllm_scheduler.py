@@ -45,7 +45,8 @@ class SloScheduler(AsyncScheduler):
             max_running=self.max_num_active_reqs,
             max_batch_tokens=self.max_num_scheduled_tokens,
         )
-        self.polyslo_configure(settings["policy"], settings["options"])
+        own = options_of(settings["options"], self.scheduler_config.async_scheduling)
+        self._planner.configure(settings["policy"], own)
         self._planner.expect(settings["profile"])
         self._planner.warm_up()
         if self.connector is not None:
@@ -54,8 +55,7 @@ class SloScheduler(AsyncScheduler):
         self._rows.warm_up()
         self._clock = StepClock(self.parallel_config.pipeline_parallel_size)
         self._link = report_sender(settings["link"])
-        self._iterations, self._planning_s = 0, 0.0
-        self._requests_due_s = self._late_due_s = 0.0
+        self._iterations, self._planning_s, self._requests_due_s, self._late_due_s = 0, 0.0, 0.0, 0.0
         self._late: set[str] = set()
         self._stale: set[Request] = set()  # preempted in flight: vLLM runs them again when that has been delivered
         self._preempted: set[Request] = set()  # since the last tick
