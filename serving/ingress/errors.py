@@ -83,13 +83,13 @@ def refused(decision: Decision, overload_status: int = HTTPStatus.TOO_MANY_REQUE
     if decision.reason == NO_REPLICA:
         return unavailable("No replica is alive to serve this request.")
     headers = {"x-slo-reason": decision.reason, "x-slo-tier": decision.tier}
+    message = f"Tier {decision.tier!r} cannot hold this request's objective ({decision.reason})."
     wait_s = retry_after_s(decision.retry_after_s)
     if wait_s is None:
-        told = "Not even an idle replica could keep this objective in tier {} ({}). Allow more time or send less."
+        message += " No time is known at which it could: allow more time or send less."
     else:
         headers["retry-after"] = str(wait_s)
-        told = "Tier {} cannot hold this request's objective now ({}). " + f"Try again in {wait_s} s."
-    message = told.format(repr(decision.tier), decision.reason)
+        message += f" Try again in {wait_s} s."
     return ApiError(overload_status, message, "rate_limit_error", None, decision.reason, headers)
 
 

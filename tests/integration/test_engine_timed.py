@@ -56,7 +56,7 @@ def mirrored(driver: Driver) -> Fleet:
     return told
 
 
-def test_newcomers_wait_for_as_many_iterations_as_are_in_flight(engine: Driver) -> None:
+def test_newcomers_are_left_more_under_asynchronous_scheduling(engine: Driver) -> None:
     depth = engine.engine._config.depth
     assert engine.engine.state().limits.newcomer_share == (1 / 2 if depth == 1 else 1 / 3)
 

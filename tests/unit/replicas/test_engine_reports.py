@@ -12,6 +12,16 @@ def step(tokens: int) -> Step:
     return Step(tokens, 0.0, 0.0, 1, 0.0, 0.01)
 
 
+def full_link(folder: Path) -> tuple[list[IterationReport], IterationReportReceiver, IterationReportSender]:
+    """A link whose queue has no room; what is read from it, and both of its ends."""
+    ticks: list[IterationReport] = []
+    receiver = IterationReportReceiver(str(folder / "ticks"), ticks.append)
+    sender = IterationReportSender(receiver.path)
+    while sender.send(IterationReport(1, 0.0, 500), step(1), None):
+        pass
+    return ticks, receiver, sender
+
+
 def test_nothing_is_lost_while_the_replica_does_not_read(tmp_path: Path) -> None:
     async def scenario() -> None:
         ticks: list[IterationReport] = []
@@ -50,11 +60,7 @@ def test_the_last_tick_before_the_engine_idles_waits_for_room(tmp_path: Path) ->
     """None follows that could tell how much of its KV cache is free again."""
 
     async def scenario() -> None:
-        ticks: list[IterationReport] = []
-        receiver = IterationReportReceiver(str(tmp_path / "ticks"), ticks.append)
-        sender = IterationReportSender(receiver.path)
-        while sender.send(IterationReport(1, 0.0, 500), step(1), None):
-            pass
+        ticks, receiver, sender = full_link(tmp_path)
         assert not sender.send(IterationReport(2, 0.0, 0), None, [])
         time.sleep(1.0)  # noqa: ASYNC251 the replica stands still, as when it compiles
         async with asyncio.timeout(5):
@@ -69,11 +75,7 @@ def test_the_last_tick_before_the_engine_idles_waits_for_room(tmp_path: Path) ->
 
 def test_a_tick_that_waits_for_room_is_dropped_when_a_newer_one_is_told(tmp_path: Path) -> None:
     async def scenario() -> None:
-        ticks: list[IterationReport] = []
-        receiver = IterationReportReceiver(str(tmp_path / "ticks"), ticks.append)
-        sender = IterationReportSender(receiver.path)
-        while sender.send(IterationReport(1, 0.0, 500), step(1), None):
-            pass
+        ticks, receiver, sender = full_link(tmp_path)
         sender.send(IterationReport(2, 0.0, 0), None, [])
         sender.send(IterationReport(3, 0.0, 700), step(2), [RequestState("new", 0, True)])
         await asyncio.sleep(0.3)  # all is read, and a late sender would have had its turn

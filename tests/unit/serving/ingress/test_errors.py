@@ -46,7 +46,7 @@ def test_a_refusal_for_a_moment_tells_a_second_and_one_for_good_tells_no_time() 
     assert "Try again in 1 s." in refused(refusal(after_s=0.1)).message
     never = refused(refusal(after_s=0.0))
     assert "retry-after" not in never.headers
-    assert "Not even an idle replica" in never.message
+    assert "No time is known" in never.message
 
 
 def test_overload_status_is_configurable_but_no_replica_is_503() -> None:
