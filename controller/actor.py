@@ -20,6 +20,7 @@ from controller.checkpoint_keeper import CheckpointKeeper
 from controller.decisions import unheard
 from controller.deploys import ApplicationClash, Deploys
 from controller.disaggregation.fleet import make_fleet
+from controller.faults import admit_each
 from controller.fleet import Fleet
 from controller.ingress_link import answer_over
 from controller.length_trainer import LengthKeeper
@@ -163,7 +164,7 @@ class Controller:
                 fleet = await self._ready()
             started_s, now_s = time.perf_counter(), self.clock()
             heard_by = ingress if self.recalls.is_listening(ingress, now_s) else ""
-            decisions |= {d.request_id: d for d in fleet.admit(part, now_s, heard_by)}
+            decisions |= {d.request_id: d for d in admit_each(fleet, part, now_s, heard_by)}
             self.recalls.tell(fleet.held.take_recalls())
             self.decisions += len(part)
             self.busy_s += time.perf_counter() - started_s

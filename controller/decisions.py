@@ -4,6 +4,7 @@ from controller.placement import RETRY_INTERVAL_S, Pending
 from protocol.messages import AdmissionRequest, Decision, Verdict
 
 NOT_HERE = Verdict.REFUSED, Verdict.ELSEWHERE  # this controller has nothing more to do with the request
+UNDECIDED = "controller_error"  # the decision failed
 PROMISED = "program_promised"  # a round that is placed because its program was promised
 
 
@@ -54,3 +55,8 @@ def unheard(request: AdmissionRequest) -> Decision:
     """Nothing was decided, because its ingress had given the question up; should it wait after all, it asks again."""
     name, tier = request.request_id, request.slo.tier
     return Decision(name, Verdict.PENDING, "", tier, "given_up", retry_after_s=RETRY_INTERVAL_S[0])
+
+
+def undecided(request: AdmissionRequest) -> Decision:
+    """Deciding failed: its ingress chooses a replica and keeps the objective (``serving.dispatch.deciding``)."""
+    return Decision(request.request_id, Verdict.UNCHECKED, "", request.slo.tier, UNDECIDED)

@@ -58,6 +58,13 @@ class RequestLocations:
             self._where.pop(uid, None)
         return lost
 
+    def release_unnoted(self) -> None:
+        """Rows that are not noted go: a decision that failed half-way had put them there."""
+        for name, replica in self.replicas.items():
+            for uid in replica.table["id"].tolist():
+                if self._where.get(uid) != name:
+                    replica.release(uid)
+
     def check_sample(self, names: Iterable[str]) -> None:
         """``check_integrity`` of these replicas alone, whose cost the others do not raise."""
         for replica in (self.replicas[name] for name in names):

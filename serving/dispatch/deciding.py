@@ -25,7 +25,7 @@ PROBE_S = 0.25  # between two probes of a controller that is away
 PROBE_ANSWER_S = 1.0
 ANSWER_S = 60.0  # an answer that comes later is not heard: the controller has forgotten what it reserved
 TYPICAL_TOKENS = 256  # output of a tier of which the controller has never said anything
-AWAY, NO_REPLICA = "controller_away", "no_replica"
+AWAY, UNDECIDED, NO_REPLICA = "controller_away", "controller_error", "no_replica"
 
 Decided = list[tuple[EngineRequest, Decision]]
 
@@ -70,7 +70,10 @@ class Decider:
                 logger.info("the controller did not answer: %r", error)
                 await asyncio.sleep(RETRY_S)
             else:
-                yield self._take(asked.result(), waiting)
+                decided = self._take(asked.result(), waiting)
+                yield [each for each in decided if not _is_left_open(each[1])]
+                if left_open := [request for request, decision in decided if _is_left_open(decision)]:
+                    yield await self._without_controller(left_open, UNDECIDED)
                 return
         if waiting:
             self._probe()
@@ -150,7 +153,7 @@ class Decider:
 
     # -- without it -------------------------------------------------------------------------------------------------
 
-    async def _without_controller(self, requests: Sequence[EngineRequest]) -> Decided:
+    async def _without_controller(self, requests: Sequence[EngineRequest], reason: str = AWAY) -> Decided:
         """Spread requests over the replicas by their last known loads; each keeps its objective."""
         loads, decided = dict(self._loads()), []
         for request in requests:
@@ -158,7 +161,7 @@ class Decider:
             replica = self._pick(loads, request) or await self._transport.any_replica(request.exclude)
             if replica:
                 loads[replica] = loads.get(replica, 0.0) + request.load
-            decided.append((request, self._unchecked(request, replica or "")))
+            decided.append((request, self._unchecked(request, replica or "", reason)))
         return decided
 
     def _pick(self, loads: Mapping[str, float], request: EngineRequest) -> str:
@@ -166,13 +169,13 @@ class Decider:
         usable = [name for name in loads if name not in request.exclude]
         return min(self._random.sample(usable, min(2, len(usable))), key=loads.__getitem__, default="")
 
-    def _unchecked(self, request: EngineRequest, replica: str) -> Decision:
+    def _unchecked(self, request: EngineRequest, replica: str, reason: str) -> Decision:
         if not replica:
             return Decision(request.attempt_id, Verdict.REFUSED, "", request.slo.tier, NO_REPLICA)
         output_tokens = min(request.max_tokens, self._output_tokens.get(request.slo.tier, TYPICAL_TOKENS))
         tier, ttft_s = request.slo.tier, self._usual_ttft_s(request)
         return Decision(
-            request.attempt_id, Verdict.UNCHECKED, replica, tier, AWAY, output_tokens=output_tokens, ttft_s=ttft_s
+            request.attempt_id, Verdict.UNCHECKED, replica, tier, reason, output_tokens=output_tokens, ttft_s=ttft_s
         )
 
     def _usual_ttft_s(self, request: EngineRequest) -> float:
@@ -181,3 +184,8 @@ class Decider:
             return request.slo.ttft_s
         prompt_tokens, ttft_s = self._ttft_s.get(request.slo.tier, (1, INF))
         return ttft_s * max(1.0, request.prompt_tokens / prompt_tokens)
+
+
+def _is_left_open(decision: Decision) -> bool:
+    """The controller's decision about this request failed (``controller.faults``)."""
+    return decision.verdict == Verdict.UNCHECKED and not decision.replica

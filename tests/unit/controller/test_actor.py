@@ -19,7 +19,7 @@ from controller.scaling.signals import Actions, ScalingOptions, Serve
 from controller.scaling.tiers import Tier, TierTable
 from controller.serve_scaler import ScalingError, ServeScaler
 from profiles.store import load_profile
-from protocol.messages import AdmissionRequest, Report, Slo, request_uid
+from protocol.messages import Admission, AdmissionRequest, Report, Slo, Verdict, request_uid
 
 H200 = "h200_sxm__llama-3.1-8b"
 
@@ -207,3 +207,18 @@ def test_garbage_is_looked_for_when_no_request_is_left(monkeypatch: pytest.Monke
         run(scenario, monkeypatch)
     finally:
         gc.set_threshold(*thresholds)
+
+
+def test_a_decision_that_fails_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise ZeroDivisionError("a fault of ours")
+
+    async def scenario(controller: Controller) -> None:
+        controller.fleet, controller.born_s = fleet(), 0.0
+        monkeypatch.setattr(controller.fleet, "admit", fails)
+        asked = [AdmissionRequest(name, 100, 10, Slo(0.3, 0.03, tier="tight")) for name in ("x", "y")]
+        answer = await controller.admit(msgspec.msgpack.encode(asked))
+        decided = msgspec.msgpack.decode(answer, type=Admission).decisions
+        assert [(d.request_id, d.verdict) for d in decided] == [("x", Verdict.UNCHECKED), ("y", Verdict.UNCHECKED)]
+
+    run(scenario, monkeypatch)

@@ -185,6 +185,23 @@ def test_a_patient_request_of_the_same_tick_still_gets_its_answer() -> None:
     play(scenario)
 
 
+def test_what_the_controller_could_not_decide_is_placed_here_and_it_is_not_away() -> None:
+    async def scenario(scene: Scene) -> None:
+        def decide(request: AdmissionRequest) -> Decision:
+            if request.request_id.startswith("odd"):
+                return Decision(request.request_id, Verdict.UNCHECKED, "", request.slo.tier, "controller_error")
+            return scene.fleet.first_live(request)
+
+        scene.fleet.decide = decide
+        odd, sound = scene.start("odd", BRISK), scene.start("sound", BRISK)
+        await until(lambda: len(scene.fleet.submitted) == 2)
+        assert [d.verdict for d in sound.decisions] == [Verdict.ADMITTED]
+        assert [(d.verdict, d.reason) for d in odd.decisions] == [(Verdict.UNCHECKED, "controller_error")]
+        assert scene.fleet.batches == [2], "asked once"
+
+    play(scenario, "a")
+
+
 def test_replicas_that_stand_still_or_are_silent_are_avoided() -> None:
     async def scenario(scene: Scene) -> None:
         await hear(scene, a=0.0, b=0.0)

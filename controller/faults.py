@@ -1,0 +1,39 @@
+"""A fault in the decision about one request takes no other request's decision with it. Pure.
+
+Requests that arrived together are decided together. Where that raises, each is decided by itself, after everything
+that the failed attempt had put into the mirrors is gone. What still raises is left to its ingress, which chooses a
+replica as it does without the controller and keeps the objective.
+"""
+
+import logging
+from collections.abc import Sequence
+
+from controller.decisions import undecided
+from controller.fleet import Fleet
+from controller.patience import parts
+from protocol.messages import AdmissionRequest, Decision, request_uid
+
+logger = logging.getLogger("polyslo.controller")
+
+
+def admit_each(fleet: Fleet, batch: Sequence[AdmissionRequest], now_s: float, ingress: str) -> list[Decision]:
+    """``Fleet.admit``, which raises for nobody; sequences of one request share its fate."""
+    try:
+        return fleet.admit(batch, now_s, ingress)
+    except Exception:
+        _take_back(fleet, batch)
+        single = parts(batch, 1)
+        if len(single) == 1:
+            logger.exception("no decision about %s: its ingress chooses a replica", batch[0].request_id)
+            return [undecided(request) for request in batch]
+        logger.exception("no decision about %d requests together: each is decided by itself", len(batch))
+    return [decision for alone in single for decision in admit_each(fleet, alone, now_s, ingress)]
+
+
+def _take_back(fleet: Fleet, batch: Sequence[AdmissionRequest]) -> None:
+    """These requests have no place, and no row is left that nobody has noted."""
+    for request in batch:
+        uid = request_uid(request.request_id)
+        fleet.unplaced.leave(uid)
+        fleet.held.free(uid)
+    fleet.places.release_unnoted()
