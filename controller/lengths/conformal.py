@@ -11,7 +11,7 @@ from bisect import bisect_left, insort
 from controller.lengths.estimate import ASK_EVERY_TOKENS
 from controller.lengths.fair_window import FairWindow
 
-WINDOW = 1000  # scores that count
+WINDOW = 400  # scores that count: those of earlier forests, which knew less, are soon gone
 LEAST = 40  # scores of a group, before which another one stands for it
 FRESH = 10  # scores after which the factor is computed anew
 BOUNDS = (0.02, 20.0)  # of the factor

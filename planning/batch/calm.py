@@ -10,7 +10,7 @@ from planning.batch.memory import FRAME_ITERATIONS
 from planning.batch.ordered import run_by_bid
 from planning.batch.policy import policy
 from planning.batch.tempo import interruption_costs
-from planning.batch.worth import decode_step_s, first_s, prospects, token_goodput
+from planning.batch.worth import chances_in_time, decode_step_s, first_s, prospects, token_goodput
 from planning.engine import EngineModel
 from planning.order import integers, numbers, order_of, order_of_integers
 from planning.tables import RequestTable
@@ -20,14 +20,17 @@ from planning.tables import RequestTable
 def margin_goodput(
     engine: EngineModel, table: RequestTable, now_s: float, step_s: float, expected: tuple[np.ndarray, np.ndarray]
 ) -> np.ndarray:
-    """Token goodput per second of generating (f8[rows], Concord equation 4.1).
+    """Expected token goodput per second of generating (f8[rows], Concord equation 4.1).
+
+    The paper counts a request whose upper bound fits; here it counts by its chance, so lengths need not be known well.
 
     ``expected`` is what ``planning.batch.worth.prospects`` says.
     """
     found, (rests, before) = np.empty(len(table)), expected
+    chances = chances_in_time(engine, table, now_s, step_s)
     for i in range(len(table)):
         next_s = first_s(engine, table[i], step_s)
-        found[i] = token_goodput(table[i], now_s, next_s, rests[i], before[i]) / rests[i]
+        found[i] = token_goodput(table[i], now_s, next_s, rests[i], before[i], chances[i]) / rests[i]
     return found
 
 
@@ -42,7 +45,8 @@ def best_group(priorities: np.ndarray, prompt_tokens: np.ndarray, places: int, c
     if rows <= places:
         chosen[:] = True
         return chosen
-    least = cutoff * priorities[order_of(priorities)[rows - places]]
+    last = priorities[order_of(priorities)[rows - places]]
+    least = cutoff * last if last > 0.0 else last
     candidates = np.flatnonzero(priorities >= least)
     lengths = integers(prompt_tokens[candidates])
     # Equal lengths by priority, so that a cutoff of 1 keeps the highest priorities.

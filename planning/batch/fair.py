@@ -42,16 +42,17 @@ def fairness(table: RequestTable) -> np.ndarray:
 
 @njit(cache=True)
 def blend(table: RequestTable, weight: float, priorities: np.ndarray, costs: np.ndarray) -> None:
-    """Replace priorities by ``(1 - f) priority + f Fair`` in place, and costs alike (Tempo 4.3, Concord 4.3).
+    """Replace priorities by ``(1 - f) priority + f (Fair - 1)`` in place, and costs alike (Tempo 4.3, Concord 4.3).
 
-    Priorities are taken as parts of the highest one, so that both terms lie between 0 and 1.
+    Priorities are taken as parts of the highest one. The papers add ``f Fair``: a constant more, which would bring all
+    priorities of a single tenant within CALM's cutoff.
     """
     if weight <= 0.0 or len(table) == 0:
         return
     scale, fair = (1.0 - weight) / max(priorities.max(), 1e-12), fairness(table)
     for i in range(len(table)):
-        priorities[i] = scale * priorities[i] + weight * fair[i]
-        costs[i] = scale * costs[i] + weight * fair[i]
+        priorities[i] = scale * priorities[i] + weight * (fair[i] - 1.0)
+        costs[i] = scale * costs[i] + weight * (fair[i] - 1.0)
 
 
 @policy("vtc", remembers=True)

@@ -21,6 +21,7 @@ DEFAULT_DEADLINE_S = 120.0  # of requests without objective under CALM
 WAITING_BONUS_TOKENS = 0.02  # that a request is worth more for each frame since its arrival (CALM's delta)
 FRAME_S = 0.3  # of that bonus: 50 decoding steps
 SHORTEST_S = 1e-6
+BOUND_Z = 1.2815515655446004  # standard deviations above the mean of the upper bound of a length (coverage 0.9)
 
 
 @njit(cache=True)
@@ -55,6 +56,16 @@ def own_service(row: np.void) -> float:
 
 
 @njit(cache=True)
+def sibling_groups(table: RequestTable) -> tuple[np.ndarray, np.ndarray]:
+    """Rows so ordered that those of one program are together, and where each program's begin (i8 each, and the end);
+    those without a program come first, as one group."""
+    programs = integers(table["program"])
+    order = order_of_integers(programs)
+    begins = np.flatnonzero(np.diff(programs[order])) + 1
+    return order, np.concatenate((np.zeros(1, np.int64), begins, np.array([len(order)])))
+
+
+@njit(cache=True)
 def prospects(engine: EngineModel, table: RequestTable, step_s: float) -> tuple[np.ndarray, np.ndarray]:
     """Seconds that each request still takes, and its part of what its program was given before (f8[rows] each).
 
@@ -64,14 +75,10 @@ def prospects(engine: EngineModel, table: RequestTable, step_s: float) -> tuple[
     rests, before = np.empty(len(table)), np.zeros(len(table))
     for i in range(len(table)):
         rests[i] = first_s(engine, table[i], step_s) + (remaining_tokens(table[i]) - 1) * step_s
-    programs = integers(table["program"])
-    order, begin = order_of_integers(programs), 0
-    for end in range(1, len(order) + 1):
-        if end < len(order) and programs[order[end]] == programs[order[begin]]:
-            continue
-        siblings = order[begin:end]
-        begin = end
-        if programs[siblings[0]] == 0:
+    order, begins = sibling_groups(table)
+    for group in range(len(begins) - 1):
+        siblings = order[begins[group] : begins[group + 1]]
+        if len(siblings) == 0 or table[siblings[0]]["program"] == 0:
             continue
         rests[siblings] = rests[siblings].max()
         given = table[siblings[0]]["program_served"]
@@ -112,18 +119,68 @@ def service_gain(row: np.void, now_s: float, next_s: float, rest_s: float, befor
 
 
 @njit(cache=True)
-def token_goodput(row: np.void, now_s: float, next_s: float, rest_s: float, before: float) -> float:
-    """Tokens on time still to be had (Concord chapter 3), and the bonus of those that wait.
+def _normal_cdf(z: float) -> float:
+    return 0.5 * math.erfc(-z / math.sqrt(2.0))
 
-    With a deadline all tokens, and those of its program ``before``, if it will be met, or none. Otherwise those that
-    come before their line. Without an objective the deadline is ``DEFAULT_DEADLINE_S``.
+
+@njit(cache=True)
+def finish_chance(row: np.void, tokens: float) -> float:
+    """Chance (0 to 1) that at most so many output tokens are still to come.
+
+    The length is taken to be log-normal, with its predicted mean and its upper bound as P90; what was emitted is known.
+    Where the bound does not exceed the mean, the prediction is taken to be exact.
+    """
+    mean, emitted = float(row["output_tokens"]), float(row["emitted_tokens"])
+    bound = float(min(row["output_bound_tokens"], row["output_cap_tokens"]))
+    if bound <= mean:
+        return 1.0 if remaining_tokens(row) <= tokens else 0.0
+    if tokens < 1.0:
+        return 0.0
+    if emitted + tokens >= row["output_cap_tokens"]:
+        return 1.0
+    sigma = BOUND_Z - math.sqrt(max(0.0, BOUND_Z * BOUND_Z - 2.0 * math.log(bound / mean)))
+    mu = math.log(mean) - 0.5 * sigma * sigma
+    gone = _normal_cdf((math.log(emitted) - mu) / sigma) if emitted > 0.0 else 0.0
+    return (_normal_cdf((math.log(emitted + tokens) - mu) / sigma) - gone) / max(SHORTEST_S, 1.0 - gone)
+
+
+@njit(cache=True)
+def goodput_deadline_s(row: np.void) -> float:
+    """When all of the request is due under CALM; ``inf`` where every token has its own line."""
+    return float(row["arrival_s"] + DEFAULT_DEADLINE_S if row["best_effort"] else row["deadline_s"])
+
+
+@njit(cache=True)
+def chances_in_time(engine: EngineModel, table: RequestTable, now_s: float, step_s: float) -> np.ndarray:
+    """Chance of each request to end by its deadline if it is served from now on (f8[rows]); 1 without one.
+
+    Siblings of a program's stage all have to: each has the product.
+    """
+    chances = np.ones(len(table))
+    for i in range(len(table)):
+        left_s = goodput_deadline_s(table[i]) - now_s - first_s(engine, table[i], step_s)
+        if left_s < math.inf:
+            chances[i] = finish_chance(table[i], math.floor(left_s / step_s + 1.0 + 1e-9))
+    order, begins = sibling_groups(table)
+    for group in range(len(begins) - 1):
+        siblings = order[begins[group] : begins[group + 1]]
+        if len(siblings) and table[siblings[0]]["program"] != 0:
+            chances[siblings] = chances[siblings].prod()
+    return chances
+
+
+@njit(cache=True)
+def token_goodput(row: np.void, now_s: float, next_s: float, rest_s: float, before: float, chance: float) -> float:
+    """Tokens on time that are still to be expected (Concord chapter 3), and the bonus of those that wait.
+
+    With a deadline all tokens, and those of its program ``before``, times the ``chance`` that it is met. Otherwise
+    those that come before their line. Without an objective the deadline is ``DEFAULT_DEADLINE_S``.
     """
     age_s, left = now_s - row["arrival_s"], remaining_tokens(row)
     bonus = WAITING_BONUS_TOKENS * age_s / FRAME_S
-    deadline_s = row["arrival_s"] + DEFAULT_DEADLINE_S if row["best_effort"] else row["deadline_s"]
-    if deadline_s < math.inf:
+    if goodput_deadline_s(row) < math.inf:
         whole = before / OUTPUT_WEIGHT + row["prompt_tokens"] + row["emitted_tokens"] + left
-        return float(row["value"] * ((whole if now_s + rest_s <= deadline_s else 0.0) + bonus))
+        return float(row["value"] * (whole * chance + bonus))
     if row["ttft_s"] == math.inf or (row["tpot_s"] == math.inf and row["emitted_tokens"] > 0):
         return float(row["value"] * (left + bonus))
     late_s = age_s + next_s - row["ttft_s"] - (row["emitted_tokens"] * row["tpot_s"] if row["emitted_tokens"] else 0.0)

@@ -22,6 +22,7 @@ JOB = np.dtype(
         ("prompt_tokens", "i4"),
         ("output_tokens", "i4"),  # the truth, which no policy sees
         ("predicted_tokens", "i4"),  # what policies are told
+        ("bound_tokens", "i4"),  # upper bound that policies are told; 0: ``cap_tokens``
         ("cap_tokens", "i4"),  # max_tokens of the request
         ("tier", "i2"),
         ("best_effort", "?"),
@@ -97,7 +98,7 @@ def to_rows(jobs: np.ndarray, which: np.ndarray) -> np.ndarray:
         rows[name] = asked[name]
     rows["program"] = asked["program"] + 1
     rows["output_tokens"], rows["output_cap_tokens"] = asked["predicted_tokens"], asked["cap_tokens"]
-    rows["output_bound_tokens"] = asked["cap_tokens"]  # all that is known without an estimator
+    rows["output_bound_tokens"] = np.where(asked["bound_tokens"] > 0, asked["bound_tokens"], asked["cap_tokens"])
     rows["emitted_tokens"] = asked["prefilled"]
     rows["computed_tokens"] = np.where(asked["prefilled"] > 0, asked["prompt_tokens"] + asked["prefilled"] - 1, 0)
     return rows

@@ -104,26 +104,33 @@ class KernelDispatcher(StatelessDispatcher):
 
 @dataclass
 class BalancerDispatcher(StatelessDispatcher):
-    """No admission: a routing policy's first choice takes the request as it asked."""
+    """No admission: a routing policy's first choice takes the request as it asked. Calls of a program follow its
+    first one where ``keeps_programs``."""
 
     policy: str = "round_robin"
     seed: int = 0
     turn: int = 0
+    keeps_programs: bool = False
     router: RoutingPolicy = field(init=False)
 
     def __post_init__(self) -> None:
         self.router, self._rng = make_routing(self.policy), np.random.default_rng(self.seed)
-        self._fleet_state = EngineMirrors()
+        self._fleet_state, self._homes = EngineMirrors(), dict[int, int]()
 
     def dispatch(self, simulation: Simulation, which: np.ndarray) -> None:
         for row in simulation.rows(which):
-            target = 0
-            if len(simulation.engines.state) > 1:
-                self.turn += 1
-                replicas = self._fleet_state.at(simulation).replicas
-                scores = self.router.score(to_routing_request(row), replicas, self.turn, self._rng)
-                if not len(scores):
-                    fleet_state = self._fleet_state.at(simulation)
-                    scores = score_replicas(fleet_state, row, simulation.now_s, self.router.rule)
-                target = best_scored(replicas, scores)
+            target = self._homes.get(int(row["program"])) if self.keeps_programs else None
+            if target is None:
+                target = self._choose(simulation, row)
+                self._homes[int(row["program"])] = target
             simulation.place(row, target)
+
+    def _choose(self, simulation: Simulation, row: np.void) -> int:
+        if len(simulation.engines.state) == 1:
+            return 0
+        self.turn += 1
+        replicas = self._fleet_state.at(simulation).replicas
+        scores = self.router.score(to_routing_request(row), replicas, self.turn, self._rng)
+        if not len(scores):
+            scores = score_replicas(self._fleet_state.at(simulation), row, simulation.now_s, self.router.rule)
+        return int(best_scored(replicas, scores))

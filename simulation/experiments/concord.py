@@ -33,7 +33,7 @@ def config(quick: bool) -> dict[str, Any]:
         return {**common, "contenders": [OURS, ORACLE, "vllm", "sjf"], "settings": SETTINGS[1:2], "rates": [6.0],
                 "programs": 250, "seeds": [1], "replicas": [1]}  # fmt: skip
     return {**common, "contenders": list(CONTENDERS), "settings": SETTINGS, "rates": [4.0, 6.0],
-            "programs": 900, "seeds": [1, 2, 3], "replicas": [1, 2]}  # fmt: skip
+            "programs": 2000, "seeds": [1, 2, 3], "replicas": [1, 2]}  # fmt: skip
 
 
 def tasks(config: dict[str, Any]) -> list[Task]:

@@ -77,7 +77,7 @@ def _lengths(params: Mapping[str, Any]) -> FleetLengths:
 def behaves(params: Mapping[str, Any], context: Context) -> str:
     """What the estimator answers now about requests that are the same for ever."""
     rng = np.random.default_rng(0)
-    drawn = zip(range(300), np.rint(rng.lognormal(5.0, 0.8, 300)).astype(int).tolist(), strict=True)
+    drawn = zip(range(700), np.rint(rng.lognormal(5.0, 0.8, 700)).astype(int).tolist(), strict=True)
     requests = [(0.3 * i, AdmissionRequest(str(i), 10 + output // 4, 4096, SLO), output) for i, output in drawn]
     told = [(answer.source, answer.bound_tokens) for answer, _output in _play(_lengths(params), requests, 100)]
     return hashlib.blake2b(repr(told).encode(), digest_size=8).hexdigest()

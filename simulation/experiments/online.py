@@ -1,7 +1,7 @@
 """Systems serving mixed applications online: shared by the experiments ``tempo`` and ``concord``.
 
 Settings are tuned on runs of half the length, at the highest rate. A run ends with the last arrival: what has not ended
-by then is a miss, and tokens that have not come earn nothing.
+by then is a miss, and tokens that have not come earn nothing. Of several replicas, one serves all calls of a program.
 """
 
 import hashlib
@@ -118,7 +118,7 @@ def _run(
     jobs = PREDICTIONS[contender.lengths](jobs)
     begun_s = jobs["arrival_s"][np.isfinite(jobs["arrival_s"])]
     profile, system = load_profile(params["gpu"]), contender.system(*setting, replicas)
-    dispatcher = BalancerDispatcher(contender.routing, seed)
+    dispatcher = BalancerDispatcher(contender.routing, seed, keeps_programs=True)
     simulation = Simulation(system.jobs(jobs), system.engines(profile, seed), dispatcher, edges=edges)
     last_s = float(begun_s.max())
     simulation.run(lambda running: running.now_s >= last_s)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from planning.batch.calm import best_group
-from planning.batch.fair import QUANTUM_STEPS, at_boundary
+from planning.batch.fair import QUANTUM_STEPS, at_boundary, blend
 from planning.batch.kv import PREEMPT
 from planning.batch.registry import batch_policy
 from planning.batch.tempo import interruption_costs
-from planning.batch.worth import prospects, service_gain, token_goodput
+from planning.batch.worth import chances_in_time, finish_chance, prospects, service_gain, token_goodput
 from planning.engine import EngineModel
 from planning.limits import make_limits
 from planning.tables import request_table
@@ -56,18 +56,62 @@ def test_equation_3_counts_tokens_by_their_line() -> None:
 
 def test_goodput_is_all_or_nothing_by_deadline_and_token_by_token_by_line() -> None:
     (deadline,) = rows(1, deadline_s=10.0)
-    assert token_goodput(deadline, 2.0, 0.1, 7.9, 0.0) == pytest.approx(150, abs=1)
-    assert token_goodput(deadline, 2.0, 0.1, 8.1, 0.0) < 1
+    assert token_goodput(deadline, 2.0, 0.1, 7.9, 0.0, 1.0) == pytest.approx(150, abs=1)
+    assert token_goodput(deadline, 2.0, 0.1, 7.9, 0.0, 0.5) == pytest.approx(75, abs=1)
+    assert token_goodput(deadline, 2.0, 0.1, 8.1, 0.0, 0.0) < 1
     (line,) = rows(1, ttft_s=1.0, tpot_s=0.1)
     # 1.1 s late and 0.05 s faster than its line with each token: the first 22 tokens are late.
-    assert token_goodput(line, 2.0, 0.1, 0.1 + 49 * 0.05, 0.0) == pytest.approx(50 - 22, abs=1)
+    assert token_goodput(line, 2.0, 0.1, 0.1 + 49 * 0.05, 0.0, 1.0) == pytest.approx(50 - 22, abs=1)
     (free,) = rows(1, best_effort=True)
-    assert token_goodput(free, 2.0, 0.1, 4.0, 0.0) == pytest.approx(150, abs=1), "a default deadline"
+    assert token_goodput(free, 2.0, 0.1, 4.0, 0.0, 1.0) == pytest.approx(150, abs=1), "a default deadline"
+
+
+@pytest.mark.parametrize(("emitted", "tokens"), [(0, 100), (0, 800), (300, 50), (300, 500), (1500, 200)])
+def test_the_chance_to_finish_is_that_of_log_normal_lengths(emitted: int, tokens: int) -> None:
+    """Against a million drawn lengths of this mean and P90, of which those count that got so far."""
+    mean, sigma = 400.0, 0.9
+    drawn = np.random.default_rng(1).lognormal(np.log(mean) - 0.5 * sigma**2, sigma, 1_000_000)
+    (row,) = rows(1, output_tokens=400, output_cap_tokens=100_000, emitted_tokens=emitted)
+    row["output_bound_tokens"] = round(float(np.quantile(drawn, 0.9)))
+    counted = drawn[drawn > emitted]
+    assert finish_chance(row, tokens) == pytest.approx((counted <= emitted + tokens).mean(), abs=0.01)
+
+
+def test_a_bound_that_is_the_mean_leaves_no_doubt_and_a_cap_none_beyond_it() -> None:
+    (row,) = rows(1, output_tokens=400, output_cap_tokens=1000, emitted_tokens=100, output_bound_tokens=400)
+    assert (finish_chance(row, 299), finish_chance(row, 300)) == (0.0, 1.0)
+    row["output_bound_tokens"] = 2000
+    assert 0.0 < finish_chance(row, 899) < finish_chance(row, 900) == 1.0
+    assert finish_chance(row, 0) == 0.0
+
+
+def test_a_stage_is_in_time_if_all_siblings_are() -> None:
+    engine = EngineModel(COEF, make_limits(100_000))
+    table = rows(3, program=[4, 4, 0], output_tokens=[50, 200, 50], deadline_s=4.0)
+    table["output_cap_tokens"], table["output_bound_tokens"] = 4000, [100, 500, 100]
+    first, second, alone = chances_in_time(engine, table, 0.0, 0.02)
+    assert first == second
+    table["program"] = 0
+    apart = chances_in_time(engine, table, 0.0, 0.02)
+    assert first == pytest.approx(apart[0] * apart[1])
+    assert alone == apart[2]
+    table["deadline_s"] = np.inf
+    assert chances_in_time(engine, table, 0.0, 0.02).tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_tenant_alone_does_not_bring_priorities_nearer_to_each_other() -> None:
+    table, priorities, costs = rows(3), np.array([8.0, 4.0, 1.0]), np.full(3, 2.0)
+    blend(table, 0.3, priorities, costs)
+    assert (priorities / priorities[0]).tolist() == pytest.approx([1.0, 0.5, 0.125])
+    table["tenant_served"] = [1e6, 0.0, 0.0]
+    priorities = np.array([8.0, 7.0, 1.0])
+    blend(table, 0.3, priorities, costs)
+    assert priorities[1] > priorities[0], "the other tenant was served less"
 
 
 def test_waiting_raises_what_nothing_else_is_worth() -> None:
     (row,) = rows(1, deadline_s=1.0)
-    assert token_goodput(row, 300.0, 0.1, 4.0, 0.0) > token_goodput(row, 3.0, 0.1, 4.0, 0.0) > 0.0
+    assert token_goodput(row, 300.0, 0.1, 4.0, 0.0, 0.0) > token_goodput(row, 3.0, 0.1, 4.0, 0.0, 0.0) > 0.0
 
 
 def test_siblings_take_as_long_as_the_slowest_and_share_what_was_given_before() -> None:
