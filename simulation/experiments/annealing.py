@@ -28,7 +28,7 @@ CHAT, CODE = range(2)
 def config(quick: bool) -> dict[str, Any]:
     if quick:
         return {"gpu": GPU, "counts": [5, 10], "limits": [1, 4], "draws": 4, "seeds": [1]}
-    return {"gpu": GPU, "counts": [4, 6, 10], "limits": [1, 2, 4], "draws": 2, "seeds": [1, 2, 3]}
+    return {"gpu": GPU, "counts": [4, 6, 10, 20, 40], "limits": [1, 2, 4], "draws": 2, "seeds": [1, 2, 3]}
 
 
 def tasks(config: dict[str, Any]) -> list[Task]:

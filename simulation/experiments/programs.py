@@ -120,20 +120,12 @@ def prepared(system: Rival, load: ProgramLoad, past: ProgramLoad, scale: float, 
     )  # fmt: skip
 
 
-def on_time(
-    simulation: Simulation, load: ProgramLoad, deadlines_s: Mapping[int, float], told: Mapping[int, str]
-) -> Any:
-    """Whether each program ended in time, in order of first jobs (bool[p]). One that was refused its deadline at its
-    first request (``told``, verdict by first job) has not, however fast it was served."""
+def in_time(simulation: Simulation, deadlines_s: Mapping[int, float]) -> Any:
+    """Whether the last token of each program came by its deadline, in order of first jobs (bool[p])."""
     heads, ended = simulation.jobs["program"], simulation.records["ended"]
     latest = np.zeros(len(heads))
     np.maximum.at(latest, heads, np.where(ended, simulation.records["last_s"], np.inf))
-    return np.array(
-        [
-            latest[head] <= simulation.jobs["arrival_s"][head] + due_s and told.get(head, "admitted") == "admitted"
-            for head, due_s in deadlines_s.items()
-        ]
-    )
+    return np.array([latest[head] <= simulation.jobs["arrival_s"][head] + due_s for head, due_s in deadlines_s.items()])
 
 
 def setting_of(params: Mapping[str, Any], context: Context, seed: int) -> dict[str, Any]:
@@ -170,7 +162,7 @@ def _best_budget(system: Rival, known: tuple[tuple[str, Any], ...], context: Con
     setting, scale, shares = setting_of(params, context, TUNING_SEED), params["reference"], {}
     for budget in params["budgets"]:
         simulation = simulate(replace(system, budget=budget), load, past, scale, setting)
-        met = on_time(simulation, load, load.deadlines_s(setting["profile"].coefficients, scale), {})
+        met = in_time(simulation, load.deadlines_s(setting["profile"].coefficients, scale))
         shares[budget] = float(met.mean())
     return max(shares, key=lambda budget: shares[budget])
 
@@ -179,17 +171,19 @@ def run(params: Mapping[str, Any], context: Context) -> Point:
     system, seed = tuned(SYSTEMS[params["system"]], params, context), params["seed"]
     load, past = make_load(params, context, seed), make_load(params, context, seed, is_history=True)
     setting, simulation, heads = setting_of(params, context, seed), None, np.unique(load.jobs["program"])
-    told: dict[str, list[float]] = {name: [] for name in ("on_time", "refused", "kept", "cached")}
+    told: dict[str, list[float]] = {name: [] for name in ("on_time", "in_time", "refused", "kept", "cached")}
     point = {name: params[name] for name in ("load", "system", "seed", "scales", "reference")}
     for scale in params["scales"]:
         if simulation is None or system.knows_programs:
             simulation = simulate(system, load, past, scale, setting)
         verdicts = verdicts_of(system, simulation)
-        met = on_time(simulation, load, load.deadlines_s(setting["profile"].coefficients, scale), verdicts).mean()
-        refused = float(np.mean([verdicts.get(int(head), "admitted") != "admitted" for head in heads]))
-        told["on_time"].append(float(met))
+        met = in_time(simulation, load.deadlines_s(setting["profile"].coefficients, scale))
+        promised = np.array([verdicts.get(int(head), "admitted") == "admitted" for head in heads])
+        kept, refused = float((met & promised).mean()), float((~promised).mean())
+        told["on_time"].append(kept)
+        told["in_time"].append(float(met.mean()))
         told["refused"].append(refused)
-        told["kept"].append(float(met / (1.0 - refused)) if refused < 1.0 else 1.0)
+        told["kept"].append(kept / (1.0 - refused) if refused < 1.0 else 1.0)
         told["cached"].append(cached_share(simulation))
     return {**point, "budget": system.budget, **told}
 
