@@ -1,4 +1,4 @@
-"""How many programs may be open: a newcomer that would make others late is told so at its first request. Pure.
+"""How many programs may be open: one that would make others late is told so at its first request. Pure.
 
 A test of demand by deadlines (``planning.programs.demand_bound``): work due until each deadline, in what replicas serve
 until then. Conversations beyond the KV cache count as prompts that are computed anew. How much may be due follows from
@@ -6,13 +6,12 @@ how long calls may take, and from how promised programs end: kept promises loose
 such that 95 % are kept in balance.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from controller.mirror.slots import ReplicaSlots
-from controller.programs.open_program import OpenProgram
+from controller.programs.open_program import NO_ROW, Left, OpenProgram
 from planning.programs.demand_bound import demand, evicted_share, reachable_work_s, stretch, usable_share
 from protocol.programs import INF
 
@@ -21,40 +20,73 @@ LEAST, MOST = 0.25, 2.0  # times that the limit may become
 KEPT = 0.95  # share of promises that is aimed at
 STEP = 0.2  # of the logarithm of the limit that an end moves it by at most
 BINDING = 0.5  # load at admission from which on a kept promise says that more could be open
+COLUMNS = 1 + len(Left._fields)  # deadline on the controller's clock, and what is left
 
 
 @dataclass
 class ProgramBound:
-    """What may be open on a fleet's replicas."""
+    """What may be open on a fleet's replicas. Promised programs are rows of a table: a newcomer walks no objects."""
 
     slots: ReplicaSlots
     scale: float = 1.0  # of the limit
+    promised: list[OpenProgram] = field(default_factory=list)  # of each row
 
-    def load(self, newcomer: OpenProgram, programs: Iterable[OpenProgram], now_s: float) -> float:
-        """Promised programs and the newcomer in what may be open; above 1 is too much. A newcomer alone never is."""
-        state = self.slots.fleet_state
+    def __post_init__(self) -> None:
+        self._rows = np.zeros((16, COLUMNS))
+
+    def note(self, program: OpenProgram) -> None:
+        """Take in a promised program with a deadline, or what has changed of it."""
+        if not program.is_promised or program.deadline_s == INF:
+            return
+        if program.row == NO_ROW:
+            program.row = len(self.promised)
+            self.promised.append(program)
+            if program.row == len(self._rows):
+                self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
+        self._rows[program.row] = program.due_s, *program.left
+
+    def forget(self, program: OpenProgram) -> None:
+        """It is open no more."""
+        if program.row == NO_ROW:
+            return
+        last = self.promised.pop()
+        self._rows[program.row], last.row = self._rows[len(self.promised)], program.row
+        if last is not program:
+            self.promised[last.row] = last
+        program.row = NO_ROW
+
+    def load(self, newcomer: OpenProgram, now_s: float) -> float:
+        """Promised programs and one without a promise in what may be open; above 1 is too much. One alone never is."""
+        state, rows = self.slots.fleet_state, self._rows[: len(self.promised)]
         is_open = state.replicas["is_open"]
-        counted = [p for p in programs if p is not newcomer and p.is_promised and p.due_s > now_s]
-        if not counted or not is_open.any():
+        counted = rows[rows[:, 0] > now_s]
+        if not len(counted) or not is_open.any():
             return 0.0
-        counted.append(newcomer)
-        left_s = np.array([p.due_s for p in counted]) - now_s
-        work_s, idle_s, gaps_s, again_s, contexts, all_idle_s, all_gaps_s = np.array([p.left for p in counted]).T
+        counted = np.vstack([counted, (newcomer.due_s, *newcomer.left)])
+        due_s, work_s, idle_s, gaps_s, again_s, contexts, all_idle_s, all_gaps_s = counted.T
+        left_s = due_s - now_s
         evicted = evicted_share(float(contexts.sum()), float(state.limits["kv_capacity_tokens"][is_open].sum()))
         asked_s = reachable_work_s(work_s + evicted * again_s, idle_s + evicted * again_s + gaps_s, left_s)
         replicas = int(is_open.sum())
         share = usable_share(stretch(left_s, all_idle_s, all_gaps_s), len(counted) / replicas)
         return demand(left_s, asked_s, 0.0, replicas * share * DEMAND * self.scale)
 
+    def is_too_much(self, program: OpenProgram, now_s: float) -> bool:
+        """Whether a program without a promise cannot be given one now; its load is noted."""
+        self.note_late(now_s)
+        program.load = self.load(program, now_s)
+        return program.load > 1.0
+
     @staticmethod
     def room_after_s(newcomer: OpenProgram) -> float:
         """About when one that was too much would fit: what is over has been served, at the pace that was assumed."""
         return newcomer.left.work_s * max(0.0, 1.0 - 1.0 / newcomer.load) if newcomer.load > 1.0 else 0.0
 
-    def note_late(self, programs: Iterable[OpenProgram], now_s: float) -> None:
+    def note_late(self, now_s: float) -> None:
         """A promised program that still runs at its deadline says so at once, not when it ends."""
-        for program in programs:
-            if program.is_promised and program.due_s <= now_s and program.is_running and not program.is_noted:
+        rows = self._rows[: len(self.promised)]
+        for program in [self.promised[at] for at in np.flatnonzero(rows[:, 0] <= now_s)]:
+            if program.is_running and not program.is_noted:
                 program.is_noted = True
                 self._move(is_kept=False)
 

@@ -15,6 +15,7 @@ from planning.programs.graph import NODE, Nodes, Stages, complete_stages, to_sta
 from planning.programs.matching import Prefix
 from protocol.programs import INF, Program, StageGiven
 
+NO_ROW = -1
 MOST_NODES = 2048  # sub-requests of a program that its graph has; later ones are counted in none
 
 
@@ -53,13 +54,15 @@ class OpenProgram:
     app: str
     is_promised: bool = False
     is_begun: bool = False  # something of it was not refused
-    refusal: str = ""  # why its deadline was not promised at its first request, if that is why
+    refusal: str = ""  # why its deadline was not promised when it last asked for that, if that is why
+    waits: bool = False  # too much was open at its first request: it asks again with each later one
     is_last: bool = False  # nothing follows
     has_failed: bool = False  # what ended last was an error, or its client had left
     expected_tokens: float = 0.0  # prompt tokens of all its sub-requests
     left: Left = NOTHING
     later: Left = NOTHING  # of that, after its latest stage
-    load: float = 0.0  # of the fleet's programs when it came, itself included, in what may be open
+    load: float = 0.0  # of the fleet's programs when it last asked, itself included, in what may be open
+    row: int = NO_ROW  # in the bound's table
     is_noted: bool = False  # it broke its promise, which the bound knows
     precedence_tokens: float = 0.0  # prompt tokens that may still be admitted before others
     parts: dict[str, Part] = field(default_factory=dict)  # by request id

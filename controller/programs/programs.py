@@ -62,9 +62,8 @@ class Programs:
 
     def adopt_state(self, other: "Programs") -> None:
         """Take over what another knows; the options are one's own."""
-        self.bound, self.speed = other.bound, other.speed
+        self.bound, self.speed, self._keys, self.slots = other.bound, other.speed, other._keys, other.slots
         self.open, self.histories, self.counts = other.open, other.histories, other.counts
-        self._keys, self.slots = other._keys, other.slots
 
     # -- before a decision ------------------------------------------------------------------------------------------
 
@@ -83,6 +82,7 @@ class Programs:
             part = program.parts[name] = self._begin(program, request, told, arrived_s)
             self._keys[name] = (request.tenant, told.id)
         program.resume(part, now_s)
+        self.bound.note(program)
         if part.due_s == INF or request.slo.best_effort:
             return request
         slo = msgspec.structs.replace(request.slo, e2e_s=min(request.slo.e2e_s, part.due_s - arrived_s))
@@ -133,19 +133,19 @@ class Programs:
         return program.started_s + due_s, program.started_s + max(due_s, latest_s)
 
     def _must_yield(self, program: OpenProgram, seen: Outlook, clock: StageClock, arrived_s: float) -> bool:
-        """Whether a new sub-request goes after those of promised programs; the first one of its program decides. What
-        is predicted later takes no promise back."""
+        """Whether a new sub-request goes after those of promised programs. The first one of its program decides; where
+        too much was open then, each later one asks again. What is predicted later takes no promise back."""
         is_first = len(program.nodes) == 1
-        if program.deadline_s == INF:
+        if program.deadline_s == INF or program.is_promised:
             return False
-        if is_first and not program.is_promised:
+        if is_first or program.waits:
             is_possible = self.options.stages == "whole" or can_end_in_time(seen, clock)
-            program.refusal = "" if is_possible else UNATTAINABLE
-            if is_possible and self.options.bounded and self.is_checked:
-                self.bound.note_late(self.open.values(), arrived_s)
-                program.load = self.bound.load(program, self.open.values(), arrived_s)
-                program.refusal = TOO_MANY if program.load > 1.0 else ""
-        return (is_first and bool(program.refusal)) or program.refusal == TOO_MANY
+            is_bounded = self.options.bounded and self.is_checked
+            program.refusal = TOO_MANY if program.waits else UNATTAINABLE
+            if is_possible:
+                program.refusal = TOO_MANY if is_bounded and self.bound.is_too_much(program, arrived_s) else ""
+            program.waits |= program.refusal == TOO_MANY
+        return (is_first or program.waits) and bool(program.refusal)
 
     def _history(self, tenant: str, app: str) -> History:
         history = self.histories.setdefault((tenant, app), History())
@@ -224,7 +224,7 @@ class Programs:
             return decision
         part = program.parts[name]
         is_kept = decision.keeps_objective and decision.reason not in ("best_effort", "admission_off")
-        if len(program.parts) == 1 and not program.is_begun:
+        if (len(program.parts) == 1 and not program.is_begun) or (program.waits and not program.refusal):
             self._promise(program, int(program.expected_tokens / PRIOR_STAGES), is_kept)
         program.is_begun |= decision.verdict not in NOT_HERE
         if program.refusal and not is_kept and decision.reason != "best_effort":
@@ -236,12 +236,11 @@ class Programs:
             self._refuse(name, program, part, now_s)
         return msgspec.structs.replace(decision, stage=given)
 
-    @staticmethod
-    def _promise(program: OpenProgram, prompt_tokens: int, is_promised: bool) -> None:
+    def _promise(self, program: OpenProgram, prompt_tokens: int, is_promised: bool) -> None:
         if is_promised:
-            program.is_promised = True
-            expected = max(program.expected_tokens, PRIOR_STAGES * prompt_tokens)
-            program.precedence_tokens = PRECEDENCE * expected
+            program.is_promised, program.waits = True, False
+            program.precedence_tokens = PRECEDENCE * max(program.expected_tokens, PRIOR_STAGES * prompt_tokens)
+            self.bound.note(program)
 
     def _refuse(self, name: str, program: OpenProgram, part: Part, now_s: float) -> None:
         """A refused sub-request has ended; a program whose first one is refused has not begun."""
@@ -257,6 +256,7 @@ class Programs:
         if program is None or outcome.scope == Scope.REQUEST or not program.parts[name].is_running:
             return
         program.end(program.parts[name], outcome.output_tokens, now_s)
+        self.bound.note(program)
         program.has_failed = outcome.finish in ("error", "abort")
         if program.is_last and not program.is_running and not program.has_failed:
             self._close(self._keys[name], now_s)
@@ -290,11 +290,11 @@ class Programs:
 
     def _drop(self, key: Key) -> OpenProgram:
         program = self.open.pop(key)
+        self.bound.forget(program)
         for name in program.parts:
             self._keys.pop(name, None)
         return program
 
     def status(self) -> dict[str, Any]:
         """Programs with a deadline that have ended, those under way, and known graphs."""
-        graphs = sum(len(history) for history in self.histories.values())
-        return {"open": len(self.open), "known_graphs": graphs, **self.counts.status()}
+        return {"open": len(self.open), "known_graphs": sum(map(len, self.histories.values())), **self.counts.status()}

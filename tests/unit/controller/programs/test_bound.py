@@ -9,7 +9,7 @@ from controller.programs.open_program import Left, OpenProgram, Part
 from controller.programs.options import ProgramOptions
 from controller.programs.programs import TOO_MANY
 from protocol.messages import AdmissionRequest, Decision, Outcome, Slo, Verdict
-from protocol.programs import Program, StageGiven
+from protocol.programs import INF, Program, StageGiven
 from tests.support.fleet_cases import fleet, report
 
 DEADLINE_S = 60.0
@@ -88,6 +88,40 @@ def test_programs_that_have_ended_make_room() -> None:
     assert decision.stage.is_promised
 
 
+def test_a_program_that_was_one_too_many_is_promised_with_its_next_call_when_there_is_room() -> None:
+    state = fleet()
+    count, _ = open_until_full(state)
+    assert not state.programs.open["", f"p{count}"].is_promised
+    for k in range(count):
+        last = msgspec.structs.replace(Program(f"p{k}", DEADLINE_S, app="a"), is_last=True)
+        one(state, msgspec.structs.replace(call(f"p{k}", 1), program=last), 8.0)
+        end(state, f"p{k}-1", 8.5)
+    joins = one(state, call(f"p{count}", 1), 9.0)
+    assert joins.verdict == Verdict.ADMITTED
+    assert joins.stage
+    assert joins.stage.is_promised
+    assert len(state.programs.bound.promised) == 1, "it counts for those who come after it"
+    end(state, f"p{count}-1", 9.5)
+    assert state.programs.open["", f"p{count}"].precedence_tokens > 0.0
+
+
+def test_the_table_of_promised_programs_holds_what_is_open() -> None:
+    """Forgetting moves the last row to the place of the one that goes."""
+    bound = ProgramBound(fleet().slots)
+    programs = [OpenProgram(0.0, 10.0 + k, "a", is_promised=True, left=Left(float(k))) for k in range(40)]
+    programs.append(OpenProgram(0.0, INF, "a", is_promised=True))
+    for program in programs:
+        bound.note(program)
+    for gone in (0, 39, 17, 17, 40):
+        bound.forget(programs[gone])
+    kept = [program for k, program in enumerate(programs[:40]) if k not in (0, 17, 39)]
+    assert sorted(bound.promised, key=lambda p: p.due_s) == kept
+    for program in kept:
+        program.left = Left(2.0 * program.left.work_s)
+        bound.note(program)
+        assert tuple(bound._rows[program.row, :2]) == (program.due_s, program.left.work_s)
+
+
 def test_a_program_that_seems_to_be_late_keeps_its_promise_until_its_deadline() -> None:
     """Eight known programs of two calls whose second one takes a second; half of one is left, or nothing."""
     for left_s, verdict in ((0.5, Verdict.ADMITTED), (-0.5, Verdict.BEST_EFFORT)):
@@ -147,13 +181,15 @@ def test_a_promise_is_broken_at_its_deadline_and_once() -> None:
     given = StageGiven(1, 10.0, 10.0, 4.0, 0.0, True)
     runs, waits = OpenProgram(0.0, 10.0, "a", is_promised=True), OpenProgram(0.0, 10.0, "a", is_promised=True)
     runs.parts["r"] = Part(-1, given, 10.0, 10.0)
-    bound.note_late([runs, waits], 9.0)
+    for program in (runs, waits):
+        bound.note(program)
+    bound.note_late(9.0)
     assert bound.scale == 1.0
-    bound.note_late([runs, waits], 10.0)
+    bound.note_late(10.0)
     tightened = bound.scale
     assert tightened < 1.0
     runs.ended_s = 20.0
-    bound.note_late([runs], 11.0)
+    bound.note_late(11.0)
     bound.note_end(runs)
     assert bound.scale == tightened
 
@@ -162,8 +198,10 @@ def loads(left: Left, deadline_s: float, count: int = 4) -> float:
     """Load with a newcomer beside programs like it on one replica of 400,000 KV tokens."""
     state = fleet()
     one(state, call("first"), 0.0)
-    programs = [OpenProgram(0.0, deadline_s, "a", is_promised=True, left=left) for _ in range(count)]
-    return state.programs.bound.load(programs[0], programs, 0.0)
+    bound = ProgramBound(state.slots)
+    for _ in range(count - 1):
+        bound.note(OpenProgram(0.0, deadline_s, "a", is_promised=True, left=left))
+    return bound.load(OpenProgram(0.0, deadline_s, "a", left=left), 0.0)
 
 
 def test_contexts_beyond_the_cache_cost_work_and_are_no_reason_by_themselves() -> None:
