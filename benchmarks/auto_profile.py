@@ -88,8 +88,9 @@ def profiles() -> dict[str, int]:
 def poisson(requests: int, rate_per_s: float, seed: int) -> Trace:
     """Requests of uniform lengths."""
     rng = np.random.default_rng(seed)
-    lengths = [rng.integers(*each, size=requests) for each in (PROMPT_TOKENS, OUTPUT_TOKENS)]
-    return Trace("poisson", np.cumsum(rng.exponential(1.0 / rate_per_s, requests)), *lengths, ["standard"] * requests)
+    prompts, outputs = (rng.integers(*each, size=requests) for each in (PROMPT_TOKENS, OUTPUT_TOKENS))
+    arrivals_s = np.cumsum(rng.exponential(1.0 / rate_per_s, requests))
+    return Trace("poisson", arrivals_s, prompts, outputs, ["standard"] * requests)
 
 
 if __name__ == "__main__":
