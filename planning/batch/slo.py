@@ -245,7 +245,7 @@ def _add_late_and_best_effort(builder: BatchBuilder, limit_s: float, best_effort
 
 
 @compiled_once(types.void(BUILDER_TYPE))
-def _ensure_progress(builder: BatchBuilder) -> None:
+def ensure_progress(builder: BatchBuilder) -> None:
     """Some request always makes progress: the most entitled one that fits the KV cache, whoever has to yield."""
     engine, table, leader = builder.engine, builder.table, -1
     for i in range(len(table)):
@@ -294,5 +294,5 @@ def form_batch(
     if has_spare or has_late:
         _add_late_and_best_effort(builder, limit_s, best_effort_s, served == ALL_SERVED)
     if builder.composition[TOKENS] == 0 and count[IDLE] < rows:
-        _ensure_progress(builder)
+        ensure_progress(builder)
     return composition_s(engine.coef, builder.composition), builder.composition

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from protocol.garbage import SELDOM, Garbage, no_collections, settle
+from protocol.garbage import OFTEN, SELDOM, Garbage, no_collections, settle
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ def test_what_a_start_has_made_is_not_looked_through_again() -> None:
 
 def test_everything_is_looked_through_seldom_and_once_when_work_has_ended() -> None:
     garbage, before = Garbage(), collected()
-    assert gc.get_threshold()[2] == SELDOM
+    assert gc.get_threshold()[1:] == (OFTEN, SELDOM)
     garbage.note(is_idle=False)
     assert collected() == before
     garbage.note(is_idle=True)
