@@ -6,9 +6,7 @@ The engine runs in its own process (and process group), started by a thread that
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +29,7 @@ from replicas.kv_peer import KvPeer
 from replicas.kv_transfer import ENGINES_ONLY, PARAMS, from_transfer, prefill_params
 from replicas.logs import vllm_environment
 from replicas.request_rows import to_extra_args
+from replicas.scratch import ScratchFolder
 from replicas.step_planner import options_of, reported_limits
 from replicas.surroundings import environment
 from replicas.timed_device import check_timed
@@ -69,7 +68,8 @@ class VllmEngine:
         self._events: KvEventReader | None = None
         self._peer = KvPeer(config)
         self._claim = CoreClaim(0 if config.cores or config.is_timed else config.num_threads)
-        self._folder = self._failure = ""
+        self._folder: ScratchFolder | None = None
+        self._failure = ""
         self._delivery = DeliveryTime()
         # The kernel kills the engine when the thread that started it ends, so that thread is kept for it alone.
         self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-starter")
@@ -82,10 +82,11 @@ class VllmEngine:
             raise
 
     async def _start(self) -> None:
-        self._folder = tempfile.mkdtemp(prefix="polyslo-engine-")
-        self._receiver = IterationReportReceiver(os.path.join(self._folder, "ticks"), self._on_tick)
+        self._folder = ScratchFolder()
+        ticks = os.path.join(self._folder.path, "ticks")
+        self._receiver = IterationReportReceiver(ticks, self._on_tick)
         loop = asyncio.get_running_loop()
-        self._client = await loop.run_in_executor(self._starter, self._launch)
+        self._client = await loop.run_in_executor(self._starter, self._launch, ticks)
         self.pids = tuple(process.pid for process in self._client.resources.engine_manager.processes)
         await self._adapters.load(self._client)
         self._note_sizes(self._client.vllm_config)
@@ -93,7 +94,7 @@ class VllmEngine:
             self._events = KvEventReader(self._client.vllm_config.kv_events_config, self._block_tokens)
         self._alive_s = time.monotonic()
 
-    def _launch(self) -> AsyncMPClient:
+    def _launch(self, ticks: str) -> AsyncMPClient:
         self._peer.open(get_ip())
         surroundings = {
             PARENT: str(os.getpid()),
@@ -105,7 +106,7 @@ class VllmEngine:
             **self._peer.environment,
         }
         with environment(surroundings):
-            vllm_config = engine_config(self._peer.config, os.path.join(self._folder, "ticks"))
+            vllm_config = engine_config(self._peer.config, ticks)
             return EngineCoreClient.make_async_mp_client(
                 vllm_config=vllm_config,
                 executor_class=engine_executor(self._config, vllm_config),
@@ -257,7 +258,8 @@ class VllmEngine:
         if self._receiver is not None:
             self._receiver.close()
             self._receiver = None
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder is not None:
+            self._folder.remove()
         self._claim.release()
         self._peer.close()
         self._starter.shutdown(wait=False)
