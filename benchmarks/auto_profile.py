@@ -3,8 +3,8 @@
     python -m benchmarks.auto_profile [--requests N] [--json OUT]
 
 A copy of the embedded model under another path is unknown, so its first start measures it, with an empty cache. Half of
-the requests come, then the other half; the second half says how wrong the replica's corrected model and the told TPOT
-still are. Then the stack starts once more.
+the requests come, then the other half; after each the replica says how wrong its corrected model is, and the requests
+of that half how wrong the told TPOT was. Then the stack starts once more.
 """
 
 import argparse
@@ -68,13 +68,14 @@ def start(model: str, requests: int, options: argparse.Namespace, console: Conso
             played = replay(ReplayOptions(trace, url=url, slo_mix=(SloClass("standard", 1.0, "standard"),)), console)
             told = httpx.get(f"{url}/polyslo/status", timeout=10).json()["replicas"][0]["drift"]
             errors = played.points[0]["prediction"]
-            found |= {
+            figures = {
                 "iteration_error": told["error"],
                 "iteration_error_uncorrected": told["uncorrected_error"],
                 "slope": told["slope"],
                 "tpot_error": errors["tpot"]["mape_pct"] / 100.0,
                 "ttft_error_ms_p50": errors["ttft"]["abs_p50_ms"],
             }
+            found |= {f"{name}_half_{half + 1}": value for name, value in figures.items()}
             console.print(half, found)
     return found
 

@@ -13,3 +13,4 @@ class ProgramOptions(msgspec.Struct, frozen=True):
     idle_s: float = 120.0  # without a sub-request for so long, a program has ended
     # A program that comes while too many are open is not promised.
     bounded: bool = True
+    asks_again: bool = True  # with each later call, until it is

@@ -144,8 +144,8 @@ class Programs:
             program.refusal = TOO_MANY if program.waits else UNATTAINABLE
             if is_possible:
                 program.refusal = TOO_MANY if is_bounded and self.bound.is_too_much(program, arrived_s) else ""
-            program.waits |= program.refusal == TOO_MANY
-        return (is_first or program.waits) and bool(program.refusal)
+            program.waits |= program.refusal == TOO_MANY and self.options.asks_again
+        return program.refusal == TOO_MANY or (is_first and bool(program.refusal))
 
     def _history(self, tenant: str, app: str) -> History:
         history = self.histories.setdefault((tenant, app), History())
