@@ -9,13 +9,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
+from planning.programs.deadlines import LEAST_S
 from planning.programs.graph import NODE, Nodes, Stages, complete_stages, to_stages
 from planning.programs.matching import Prefix
+from protocol.messages import Slo
 from protocol.programs import INF, Program, StageGiven
 
 NO_ROW = -1
+AT_ONCE_S = 2 * LEAST_S
 MOST_NODES = 2048  # sub-requests of a program that its graph has; later ones are counted in none
 
 
@@ -28,6 +32,12 @@ class Part:
     due_s: float  # on the controller's clock
     latest_s: float  # what it may be given where nobody can promise that
     is_running: bool = True
+
+    def objective(self, slo: Slo, arrived_s: float) -> Slo:
+        """What its request asks for, with its stage's deadline. What is due at once has no pace that would say its
+        tier: its own figures do."""
+        e2e_s = min(slo.e2e_s, self.due_s - arrived_s)
+        return msgspec.structs.replace(slo, e2e_s=e2e_s, is_tier_open=slo.is_tier_open and e2e_s > AT_ONCE_S)
 
 
 class Left(NamedTuple):

@@ -85,8 +85,7 @@ class Programs:
         self.bound.note(program)
         if part.due_s == INF or request.slo.best_effort:
             return request
-        slo = msgspec.structs.replace(request.slo, e2e_s=min(request.slo.e2e_s, part.due_s - arrived_s))
-        return msgspec.structs.replace(request, slo=slo)
+        return msgspec.structs.replace(request, slo=part.objective(request.slo, arrived_s))
 
     def _program(self, request: AdmissionRequest, told: Program, arrived_s: float) -> OpenProgram:
         key = (request.tenant, told.id)

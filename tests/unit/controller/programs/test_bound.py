@@ -4,10 +4,13 @@ import msgspec
 import pytest
 
 from controller.fleet import Fleet
+from controller.options import FleetOptions
 from controller.programs.bound import KEPT, LEAST, MOST, ProgramBound
 from controller.programs.open_program import Left, OpenProgram, Part
 from controller.programs.options import ProgramOptions
 from controller.programs.programs import TOO_MANY
+from controller.scaling.tiers import Tier, TierTable
+from profiles.store import load_profile
 from protocol.messages import AdmissionRequest, Decision, Outcome, Slo, Verdict
 from protocol.programs import INF, Program, StageGiven
 from tests.support.fleet_cases import fleet, report
@@ -74,6 +77,21 @@ def test_later_calls_keep_the_promise_or_yield_as_the_first_call_was_told() -> N
     assert promised.verdict == Verdict.ADMITTED
     assert (turned_away.verdict, turned_away.reason) == (Verdict.BEST_EFFORT, TOO_MANY)
     state.check_integrity()
+
+
+def test_the_tightest_tier_refuses_no_program_that_did_not_ask_for_it() -> None:
+    """A call that must yield is due at once: no tier has that pace."""
+    tight, loose = Tier("tight", 0.3, 0.03, unattainable="refuse"), Tier("loose", 3.0, 0.1)
+    state = Fleet(FleetOptions(length_prior_tokens=100.0, pending=False), TierTable.of(1, [tight, loose]), load_profile)
+    slo = msgspec.structs.replace(OPEN, tier="loose")
+    decision = None
+    for k in range(50):
+        if decision and decision.reason == TOO_MANY:
+            break
+        decision = one(state, call(f"p{k}", slo=slo), 0.1 * k)
+        end(state, f"p{k}-0", 0.1 * k + 0.05)
+    assert decision
+    assert (decision.verdict, decision.reason) == (Verdict.BEST_EFFORT, TOO_MANY)
 
 
 def test_programs_that_have_ended_make_room() -> None:
