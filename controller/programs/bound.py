@@ -2,8 +2,8 @@
 
 A test of demand by deadlines (``planning.programs.demand_bound``): work due until each deadline, in what replicas serve
 until then. Conversations beyond the KV cache count as prompts that are computed anew. How much may be due follows from
-how long calls may take, and from how promised programs end: kept promises loosen the limit and broken ones tighten it,
-such that 95 % are kept in balance.
+how long calls may take, and from how programs end: kept promises loosen the limit and broken ones tighten it, such that
+95 % are kept in balance. A program that was too much and ends in time loosens it as well.
 """
 
 from dataclasses import dataclass, field
@@ -18,6 +18,7 @@ from protocol.programs import INF
 DEMAND = 0.65  # of what is usable, that may be due until a deadline before anything is learnt
 LEAST, MOST = 0.25, 2.0  # times that the limit may become
 KEPT = 0.95  # share of promises that is aimed at
+NEEDLESS = 0.1  # by which the logarithm of the limit grows when a program ends in time that was too much
 STEP = 0.2  # of the logarithm of the limit that an end moves it by at most
 BINDING = 0.5  # load at admission from which on a kept promise says that more could be open
 COLUMNS = 1 + len(Left._fields)  # deadline on the controller's clock, and what is left
@@ -75,6 +76,7 @@ class ProgramBound:
         """Whether a program without a promise cannot be given one now; its load is noted."""
         self.note_late(now_s)
         program.load = self.load(program, now_s)
+        program.was_too_much |= program.load > 1.0
         return program.load > 1.0
 
     @staticmethod
@@ -88,16 +90,19 @@ class ProgramBound:
         for program in [self.promised[at] for at in np.flatnonzero(rows[:, 0] <= now_s)]:
             if program.is_running and not program.is_noted:
                 program.is_noted = True
-                self._move(is_kept=False)
+                self._move(-STEP * KEPT)
 
     def note_end(self, program: OpenProgram) -> None:
-        """A program has ended; it says something if it was promised a deadline and did not fail."""
-        if program.has_failed or not program.is_promised or program.deadline_s == INF or program.is_noted:
+        """A program with a deadline has ended; it says something if it did not fail. One that was too much and ends in
+        time, promised by then or not, could have been promised at once."""
+        if program.has_failed or program.deadline_s == INF or program.is_noted:
             return
         is_kept = program.ended_s <= program.due_s
-        if not is_kept or program.load >= BINDING:
-            self._move(is_kept)
+        if is_kept and program.was_too_much:
+            self._move(NEEDLESS)
+        elif program.is_promised and (not is_kept or program.load >= BINDING):
+            self._move(STEP * ((1.0 - KEPT) if is_kept else -KEPT))
 
-    def _move(self, is_kept: bool) -> None:
-        moved = self.scale * np.exp(STEP * ((1.0 - KEPT) if is_kept else -KEPT))
-        self.scale = float(np.clip(moved, LEAST, MOST))
+    def _move(self, by: float) -> None:
+        """By so much on the scale of logarithms."""
+        self.scale = float(np.clip(self.scale * np.exp(by), LEAST, MOST))

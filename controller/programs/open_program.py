@@ -72,6 +72,7 @@ class OpenProgram:
     left: Left = NOTHING
     later: Left = NOTHING  # of that, after its latest stage
     load: float = 0.0  # of the fleet's programs when it last asked, itself included, in what may be open
+    was_too_much: bool = False  # when it asked at some time
     row: int = NO_ROW  # in the bound's table
     is_noted: bool = False  # it broke its promise, which the bound knows
     precedence_tokens: float = 0.0  # prompt tokens that may still be admitted before others

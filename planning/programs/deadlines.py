@@ -14,6 +14,7 @@ PRIOR_STAGES = 4.0  # equal ones that a program of an unknown kind is taken to h
 PRIOR_WEIGHT = 1.0  # of that, in known graphs that are wholly similar
 CAUTION = 0.25  # quantile of the graphs' deadlines that a stage is given: engines use the time that they are left
 FOLLOWS = 0.25  # quantile of what follows a stage: engines put late requests last, so a stage is not due too early
+FOLLOWS_PACE = 1.5  # times as long as on idle engines that what follows is taken to take
 CERTAIN = 0.8  # of the weight that must say that a program cannot end in time
 LEAST_S = 1e-3  # what a stage is given at least
 LEAST_LEFT = 0.25  # of the time left that a stage and later ones share, however long the tools are expected to take
@@ -112,12 +113,12 @@ def stage_deadline_s(seen: Outlook, clock: StageClock, slowest_s: float = 0.0) -
 
 
 def latest_end_s(seen: Outlook, clock: StageClock) -> float:
-    """When the stage must end at the latest, since the program's first arrival: what follows then takes as long as on
-    idle engines. Never before ``stage_deadline_s`` may say, nor after the program's deadline."""
+    """When the stage must end at the latest, since the program's first arrival: what follows then takes not much longer
+    than on idle engines. Never before ``stage_deadline_s`` may say, nor after the program's deadline."""
     if clock.deadline_s == np.inf:
         return np.inf
     seen = seen.within(clock)
-    follows_s = seen.quantile(seen.later_s + seen.later_gaps_s, FOLLOWS)
+    follows_s = seen.quantile(FOLLOWS_PACE * seen.later_s + seen.later_gaps_s, FOLLOWS)
     return max(clock.deadline_s - follows_s, clock.now_s + LEAST_S)
 
 

@@ -50,13 +50,13 @@ class ProgramLoad:
         """When each job ends, since its program's first arrival, if calls take so long (f8[n])."""
         ends = np.zeros(len(self.jobs))
         before = self.calls_before()
-        for job in self._in_order(before):
+        for job in self.in_order(before):
             ends[job] = call_s[job] + max((ends[other] + think_s for other, think_s in before[job]), default=0.0)
         return ends
 
     @staticmethod
-    def _in_order(before: Sequence[Sequence[tuple[int, float]]]) -> list[int]:
-        """Jobs such that each comes after those that it waits for."""
+    def in_order(before: Sequence[Sequence[tuple[int, float]]]) -> list[int]:
+        """Jobs such that each comes after those that it waits for (``before``: of ``calls_before``)."""
         order, state = list[int](), np.zeros(len(before), dtype=np.int8)
         for job in range(len(before)):
             stack = [job]
@@ -73,9 +73,12 @@ class ProgramLoad:
     def deadlines_s(self, coef: np.ndarray, scale: float) -> dict[int, float]:
         """Deadline of each program by its first job: its critical path with calls ``scale`` times as long as on an idle
         engine, tools as they are."""
-        ends, heads = self.end_s(scale * self.call_s(coef)), self.jobs["program"]
-        latest = np.zeros(len(self.jobs))
-        np.maximum.at(latest, heads, ends)
+        return self.path_s(scale * self.call_s(coef))
+
+    def path_s(self, call_s: np.ndarray) -> dict[int, float]:
+        """Critical path of each program by its first job, if calls (f8[n]) take so long."""
+        heads, latest = self.jobs["program"], np.zeros(len(self.jobs))
+        np.maximum.at(latest, heads, self.end_s(call_s))
         return {int(head): float(latest[head]) for head in np.unique(heads)}
 
     def told(self, deadlines_s: Mapping[int, float]) -> dict[int, Program]:
@@ -92,7 +95,7 @@ class ProgramLoad:
         """Application and pattern graph of each program, as it would be on an idle engine."""
         call_s, fresh, before = self.call_s(coef), self.fresh_tokens(), self.calls_before()
         ends, depth = self.end_s(call_s), np.zeros(len(self.jobs), dtype=np.int64)
-        for job in self._in_order(before):
+        for job in self.in_order(before):
             depth[job] = max((depth[other] + 1 for other, _ in before[job]), default=0)
         found = []
         for head in np.unique(self.jobs["program"]):

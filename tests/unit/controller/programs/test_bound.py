@@ -1,11 +1,12 @@
 """The bound on open programs: who is promised, who yields, and how the limit follows how programs end."""
 
 import msgspec
+import numpy as np
 import pytest
 
 from controller.fleet import Fleet
 from controller.options import FleetOptions
-from controller.programs.bound import KEPT, LEAST, MOST, ProgramBound
+from controller.programs.bound import KEPT, LEAST, MOST, NEEDLESS, ProgramBound
 from controller.programs.open_program import Left, OpenProgram, Part
 from controller.programs.options import ProgramOptions
 from controller.programs.programs import TOO_MANY
@@ -178,6 +179,19 @@ def test_the_limit_follows_how_promised_programs_end() -> None:
     for _ in range(999):
         bound.note_end(kept)
     assert bound.scale == MOST
+
+
+@pytest.mark.parametrize("is_promised", [False, True])
+def test_what_was_too_much_and_ends_in_time_loosens_the_limit(is_promised: bool) -> None:
+    """It could have been promised at once, also where a later call was."""
+    bound = ProgramBound(fleet().slots)
+    turned_away = OpenProgram(0.0, 10.0, "a", is_promised, load=0.9, was_too_much=True)
+    turned_away.ended_s = 11.0
+    bound.note_end(turned_away)
+    assert bound.scale < 1.0 if is_promised else bound.scale == 1.0, "late, it breaks what it was promised, if anything"
+    tight, turned_away.ended_s = bound.scale, 9.0
+    bound.note_end(turned_away)
+    assert bound.scale == pytest.approx(tight * np.exp(NEEDLESS))
 
 
 def test_a_fleet_without_admission_turns_nobody_away() -> None:

@@ -5,7 +5,16 @@ import math
 import numpy as np
 import pytest
 
-from planning.programs.deadlines import LEAST_S, Outlook, StageClock, can_end_in_time, outlook, stage_deadline_s
+from planning.programs.deadlines import (
+    FOLLOWS_PACE,
+    LEAST_S,
+    Outlook,
+    StageClock,
+    can_end_in_time,
+    latest_end_s,
+    outlook,
+    stage_deadline_s,
+)
 
 ONE = np.array([[1.0, 3.0, 6.0]])  # execution of one graph of three stages
 GAPS = np.array([[0.0, 2.0, 2.0]])
@@ -40,6 +49,13 @@ def test_siblings_of_a_slow_sub_request_yield_until_it_ends_but_not_beyond_the_d
 def test_after_the_deadline_and_without_one() -> None:
     assert stage_deadline_s(seen(1), StageClock(24.0, 30.0, 2.0)) == 30.0 + LEAST_S
     assert stage_deadline_s(seen(1), StageClock(math.inf, 3.0, 2.0)) == math.inf
+
+
+def test_the_latest_end_leaves_what_follows_a_busy_engines_pace() -> None:
+    """D = 24; 9 of execution and 4 of tools follow the first stage, and nothing the last."""
+    assert latest_end_s(seen(0), StageClock(24.0, 0.0, 0.0)) == pytest.approx(24.0 - 9.0 * FOLLOWS_PACE - 4.0)
+    assert latest_end_s(seen(2), StageClock(24.0, 11.0, 4.0)) == pytest.approx(24.0)
+    assert latest_end_s(seen(0), StageClock(24.0, 9.0, 0.0)) == 9.0 + LEAST_S
 
 
 def test_an_unknown_program_starts_from_the_prior() -> None:
