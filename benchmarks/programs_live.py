@@ -62,7 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", type=Path, default=ROOT.parent / "shared/traces/agentic_coding_a.parquet")
     parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
-    parser.add_argument("--loads", type=float, nargs="+", default=[0.7, 1.5], help="of the capacity")
+    parser.add_argument("--loads", type=float, nargs="+", default=[0.7, 1.0], help="of the capacity")
     parser.add_argument("--scales", type=float, nargs="+", default=[4.0], help="of deadlines")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--programs", type=int, default=30, help="in each run; as many are known, or what is left")
@@ -70,11 +70,11 @@ def main() -> None:
     parser.add_argument("--tool-scale", type=float, default=1 / 16, help="as much as calls are faster than on an H200")
     parser.add_argument("--longest-s", type=float, default=45.0, help="critical path of a session on idle engines")
     parser.add_argument("--device", choices=("auto", "timed"), default="auto", help="timed: engines keep time only")
-    parser.add_argument("--quick", action="store_true", help="one seed, 15 programs at load 1.5, two systems")
+    parser.add_argument("--quick", action="store_true", help="one seed, 15 programs at load 0.7, two systems")
     parser.add_argument("--json", type=Path, help="result file")
     options = parser.parse_args()
     if options.quick:
-        options.seeds, options.loads, options.programs, options.systems = [1], [1.5], 15, [OURS, VLLM]
+        options.seeds, options.loads, options.programs, options.systems = [1], [0.7], 15, [OURS, VLLM]
     if not options.trace.exists():
         parser.exit(2, f"--trace: no file {options.trace}; it comes with the project's data, not with a clone\n")
     console, points = Console(stderr=True), list[dict[str, Any]]()
