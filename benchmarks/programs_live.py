@@ -38,7 +38,10 @@ CALLS, LONGEST_PROMPT = (3, 40), 150_000  # of sessions, before they are scaled
 HISTORY_LOAD = 0.7  # of what systems learn from
 LEARN = (OURS, "tempo", "concord")  # from programs that have ended
 AT_ONCE = 12  # programs open where the capacity is measured: about as many as the KV caches hold
-FEW_SEATS = {"num_cpus": 0.5, "kv_cache_gib": 0.15}  # of KV tokens about 1/32 of an H200's, as of the lengths
+FEW_SEATS = {  # by device: of KV tokens about 1/32 of an H200's, as of the lengths
+    "auto": {"num_cpus": 0.5, "kv_cache_gib": 0.15},
+    "timed": {"num_cpus": 0.5, "kv_capacity_tokens": 26_000, "max_num_batched_tokens": 2048, "max_num_seqs": 64},
+}
 
 
 def rival(scheduler: str, routing: str = "least_loaded", affinity: float = AFFINITY) -> dict[str, dict[str, Any]]:
@@ -126,7 +129,7 @@ def stack(system: str, options: argparse.Namespace, console: Console) -> Iterato
     document["http_options"]["port"] = free_port()
     application = document["applications"][0]
     change(application, SYSTEMS[system], options.device)
-    application["args"]["engine"] |= FEW_SEATS
+    application["args"]["engine"] |= FEW_SEATS[options.device]
     application["args"]["model"] = {"max_model_len": 8192, "server_kwargs": {"enable_prompt_tokens_details": True}}
     with local_ray(console) as address:
         deploy(address, document, console)
