@@ -23,6 +23,7 @@ Position = tuple[float, int]  # arrival, and a number that tells apart those of 
 class BestEffortLine:
     """Who waits, by arrival, and how fast the line moves. A request keeps its position by its age alone."""
 
+    ask_s_each: float = float("inf")  # a request asks again after so long per request ahead of it, at the latest
     _line: list[Position] = field(default_factory=list)  # sorted
     _where: dict[int, Position] = field(default_factory=dict)  # by uid
     _asks_s: dict[int, float] = field(default_factory=dict)  # when each should ask again
@@ -51,7 +52,9 @@ class BestEffortLine:
             self._where[uid] = position
             self._entries += 1
         shift = 1.0 + SPREAD * ((uid % FRACTIONS) / FRACTIONS - 0.5)
-        pause_s = min(max(OF_WAIT * (ahead - free + 1) / self._rate_per_s(now_s), ASK_S[0]), ASK_S[1]) * shift
+        before = ahead - free + 1
+        pause_s = min(max(OF_WAIT * before / self._rate_per_s(now_s), ASK_S[0]), ASK_S[1], before * self.ask_s_each)
+        pause_s *= shift
         self._asks_s[uid] = now_s + pause_s
         return pause_s
 

@@ -135,8 +135,7 @@ class Fleet:
         if note_drift(self.tracker.drift, outcome, told, self.allocation.history, now_s):
             self.lengths.learn_anew()
         if outcome.scope != Scope.REQUEST:
-            uid = request_uid(outcome.request_id)
-            self.unplaced.leave(uid)
+            self.unplaced.leave(uid := request_uid(outcome.request_id))
             self.held.free(uid)
 
     def admit(self, batch: Sequence[AdmissionRequest], now_s: float, ingress: str = "") -> list[Decision]:
@@ -244,10 +243,10 @@ class Fleet:
             return self._unplaced(p, Verdict.PENDING, pause_s)
         if refuses:
             return self._unplaced(p, Verdict.REFUSED, self.unplaced.retry_after_s(self.slots, p, now_s))
-        places = best_effort_places(self.slots.fleet_state, self.options.best_effort_backlog)
-        if p.is_new and self.slots.is_any_open and (wait_s := self.unplaced.line_s(p, int(places.sum()), now_s)) > 0.0:
+        free = best_effort_places(self.slots.fleet_state, self.options.best_effort_backlog)
+        if p.is_new and self.slots.is_any_open and (wait_s := self.unplaced.line_s(p, free, self.programs, now_s)) > 0:
             return self._unplaced(p, Verdict.PENDING, wait_s)
-        slot = placement.idlest_slot(self.slots, p, places > 0 if p.is_new else places >= 0)
+        slot = placement.idlest_slot(self.slots, p, free > 0 if p.is_new else free >= 0)
         if slot < 0 and asked_best_effort and self.allocation.autoscaler and self.unplaced.awaits_start(p, now_s):
             return self._unplaced(p, Verdict.PENDING, RETRY_INTERVAL_S[1])
         self.unplaced.leave(int(p.row["id"]))
@@ -285,11 +284,10 @@ class Fleet:
 
     def _drop(self, replica: VirtualReplica) -> None:
         """Forget what a replica held: it is gone or reborn."""
-        lost = self.places.forget(replica)
+        self.held.forget(self.places.forget(replica))
         self.slots.release(replica.slot)
         del self.by_slot[replica.slot]
         self.unplaced.returns.forget(replica.slot)
-        self.held.forget(lost)
 
     def views(self, now_s: float) -> list[ReplicaView]:
         """What roles and size are decided by, in order of names."""

@@ -9,6 +9,7 @@ from controller.best_effort_line import BestEffortLine
 from controller.disaggregation.phases import Phase
 from controller.mirror.slots import ReplicaSlots
 from controller.placement import RETRY_INTERVAL_S, Pending, latest_start_s
+from controller.programs.programs import Programs
 from controller.returns import Returns
 
 COLD_START_S = 300.0  # best effort waits so long for the first replica of a fleet that was scaled to zero
@@ -96,11 +97,11 @@ class Unplaced:
         """Whether a replica may still come for a request that found none: one is started where all were stopped."""
         return now_s < self.ask(p, now_s, lambda: now_s + COLD_START_S).latest_s
 
-    def line_s(self, p: Pending, places: int, now_s: float) -> float:
-        """How long best effort waits before it asks again, while replicas hold as much of it as they may; 0: it is its
-        turn."""
-        uid = int(p.row["id"])
-        wait_s = self.line.wait_s(uid, float(p.row["arrival_s"]), places, now_s)
+    def line_s(self, p: Pending, places: np.ndarray, programs: Programs, now_s: float) -> float:
+        """How long best effort waits before it asks again, while replicas hold as much of it as they may (``places``
+        are free on each, i8[R]), or its program has to wait; 0: it is its turn."""
+        uid, wait_s = int(p.row["id"]), programs.place_wait_s(p, now_s)
+        wait_s = wait_s or self.line.wait_s(uid, float(p.row["arrival_s"]), int(places.sum()), now_s)
         if wait_s > 0.0:
             self.waiting.pop(uid, None)
         return wait_s

@@ -7,6 +7,7 @@ from controller.programs.open_program import Left, OpenProgram
 from planning.programs.deadlines import PRIOR_STAGES, Outlook, StageClock
 from planning.programs.graph import Stages
 from planning.programs.load import WorkCosts, again_s, stage_work_s
+from protocol.programs import INF
 
 
 def expect(program: OpenProgram, history: History, match: Match, costs: WorkCosts, seen: Outlook) -> None:
@@ -33,7 +34,20 @@ def expect(program: OpenProgram, history: History, match: Match, costs: WorkCost
     work_s, context_tokens = max(left.work_s, own_s + later.work_s), max(left.context_tokens, prompt_tokens)
     program.left = left._replace(work_s=work_s, context_tokens=context_tokens)
     program.later = later._replace(context_tokens=context_tokens)
+    program.patience_s = patience_s(known)
     program.expected_tokens = max(PRIOR_STAGES * prompt_tokens, expected_tokens)
+
+
+def patience_s(known: Stages) -> float:
+    """After how long without a call a program like these (STAGE[k, S]) has more likely ended than not.
+
+    One of ``n`` calls is the last. A gap of which one in ``n`` others is longer says as much for an end as against it.
+    """
+    gaps_s = known["gap_s"][:, 1:][known["requests"][:, 1:] > 0.0]
+    if not len(gaps_s):
+        return INF
+    calls = 1.0 + len(gaps_s) / len(known)
+    return float(np.quantile(gaps_s, 1.0 - 1.0 / calls))
 
 
 def _as_known(program: OpenProgram, known: Stages, costs: WorkCosts, seen: Outlook) -> tuple[Left, Left]:

@@ -74,6 +74,9 @@ class OpenProgram:
     load: float = 0.0  # of the fleet's programs when it last asked, itself included, in what may be open
     was_too_much: bool = False  # when it asked at some time
     row: int = NO_ROW  # in the bound's table
+    held_tokens: float = 0.0  # of its place (``controller.programs.places``); 0: it has none
+    check_s: float = INF  # when it is looked at next
+    patience_s: float = INF  # without a call for so long, it has more likely ended than not
     is_noted: bool = False  # it broke its promise, which the bound knows
     precedence_tokens: float = 0.0  # prompt tokens that may still be admitted before others
     parts: dict[str, Part] = field(default_factory=dict)  # by request id

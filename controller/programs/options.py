@@ -14,3 +14,4 @@ class ProgramOptions(msgspec.Struct, frozen=True):
     # A program that comes while too many are open is not promised.
     bounded: bool = True
     asks_again: bool = True  # with each later call, until it is
+    has_places: bool = True  # without a promise it runs only where the KV caches have room for its conversation

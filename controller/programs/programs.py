@@ -3,24 +3,17 @@
 Soft state. What must outlive the controller comes with each request: the program's age and whether it was promised.
 """
 
-from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
 from controller.decisions import NOT_HERE, PROMISED
-from controller.mirror.slots import ReplicaSlots
 from controller.placement import Pending, PlacementFleet, idlest_slot, place_admitted, place_on
-from controller.programs.bound import ProgramBound
-from controller.programs.counts import ProgramCounts
 from controller.programs.expected import expect
-from controller.programs.history import History
 from controller.programs.open_program import OpenProgram, Part
-from controller.programs.options import ProgramOptions
-from controller.programs.speed import FleetSpeed
+from controller.programs.under_way import ProgramsUnderWay
 from planning.programs.deadlines import (
     LEAST_S,
     PRIOR_STAGES,
@@ -30,47 +23,25 @@ from planning.programs.deadlines import (
     latest_end_s,
     stage_deadline_s,
 )
-from planning.programs.graph import Nodes
-from protocol.messages import AdmissionRequest, Decision, Outcome, Scope, Verdict
+from protocol.messages import AdmissionRequest, Decision, Verdict, request_uid
 from protocol.programs import INF, Program, StageGiven, base_request_id
 from routing.placement import NOWHERE
 
 MOST_OPEN = 20_000  # programs that are followed at a time; beyond, the one that began first is taken to have ended
-MOST_HISTORIES = 64  # applications of tenants
-LOST_S, SWEEP_S = 3600.0, 5.0  # a sub-request whose end has not been told for so long has ended; looked at so often
 PRECEDENCE = 2.0  # times the prompt tokens that a program was expected to have may go before others
 MOST_WORTH = 8.0  # of a later round, in first ones
 UNATTAINABLE, TOO_MANY = "program_unattainable", "too_many_programs"
-Key = tuple[str, str]  # tenant, and id or application
 
 
 @dataclass
-class Programs:
-    """Programs under way and histories of applications, each tenant's own."""
-
-    options: ProgramOptions
-    slots: ReplicaSlots
-    is_checked: bool = True  # admission is on
-    open: OrderedDict[Key, OpenProgram] = field(default_factory=OrderedDict)
-    histories: OrderedDict[Key, History] = field(default_factory=OrderedDict)
-    counts: ProgramCounts = field(default_factory=ProgramCounts)
-    _keys: dict[str, Key] = field(default_factory=dict)  # of sub-requests, by base id
-    _swept_s: float = -INF
-
-    def __post_init__(self) -> None:
-        self.bound, self.speed = ProgramBound(self.slots), FleetSpeed(self.slots)
-
-    def adopt_state(self, other: "Programs") -> None:
-        """Take over what another knows; the options are one's own."""
-        self.bound, self.speed, self._keys, self.slots = other.bound, other.speed, other._keys, other.slots
-        self.open, self.histories, self.counts = other.open, other.histories, other.counts
+class Programs(ProgramsUnderWay):
+    """Decides about the programs under way."""
 
     # -- before a decision ------------------------------------------------------------------------------------------
 
     def give_stages(self, batch: Sequence[AdmissionRequest], now_s: float) -> list[AdmissionRequest]:
         """The questions with deadlines of stages in place of the programs'."""
-        if now_s - self._swept_s > SWEEP_S:
-            self._sweep(now_s)
+        self._check(now_s)
         return [self._staged(request, now_s) if request.program else request for request in batch]
 
     def _staged(self, request: AdmissionRequest, now_s: float) -> AdmissionRequest:
@@ -82,7 +53,7 @@ class Programs:
             part = program.parts[name] = self._begin(program, request, told, arrived_s)
             self._keys[name] = (request.tenant, told.id)
         program.resume(part, now_s)
-        self.bound.note(program)
+        self._follow(program)
         if part.due_s == INF or request.slo.best_effort:
             return request
         return msgspec.structs.replace(request, slo=part.objective(request.slo, arrived_s))
@@ -94,6 +65,7 @@ class Programs:
             app = told.app or ("session" if told.is_session else "")
             program = self.open[key] = OpenProgram(arrived_s - told.age_s, told.deadline_s, app)
             self._promise(program, request.prompt_tokens, told.is_promised)
+            self.checks.at(arrived_s + self.options.idle_s, key, program)
             if len(self.open) > MOST_OPEN:
                 self._close(next(iter(self.open)), arrived_s)
         program.started_s = min(program.started_s, arrived_s - told.age_s)
@@ -145,13 +117,6 @@ class Programs:
                 program.refusal = TOO_MANY if is_bounded and self.bound.is_too_much(program, arrived_s) else ""
             program.waits |= program.refusal == TOO_MANY and self.options.asks_again
         return program.refusal == TOO_MANY or (is_first and bool(program.refusal))
-
-    def _history(self, tenant: str, app: str) -> History:
-        history = self.histories.setdefault((tenant, app), History())
-        self.histories.move_to_end((tenant, app))
-        if len(self.histories) > MOST_HISTORIES:
-            self.histories.popitem(last=False)
-        return history
 
     # -- while it is decided ----------------------------------------------------------------------------------------
 
@@ -205,6 +170,15 @@ class Programs:
         self.slots.add(slot, p.row_at(slot))
         return True
 
+    def place_wait_s(self, p: Pending, now_s: float) -> float:
+        """Seconds until a call of a program that is not promised asks for a place again; 0: it may run."""
+        program = self._of(p.request.request_id)
+        if program is None or program.deadline_s == INF or program.is_promised or program.held_tokens > 0.0:
+            return 0.0
+        if not self.options.has_places:
+            return 0.0
+        return self.places.wait_s(program, int(p.row["id"]), now_s)
+
     def _has_precedence(self, program: OpenProgram, p: Pending, now_s: float) -> bool:
         is_later = program.is_promised and len(program.nodes) > 1 and not p.is_best_effort and not p.request.group
         is_kept = self.options.keeps_promises and not program.is_late(now_s)
@@ -222,6 +196,7 @@ class Programs:
         if program is None or decision.verdict == Verdict.PENDING:
             return decision
         part = program.parts[name]
+        self.places.line.leave(request_uid(decision.request_id))
         is_kept = decision.keeps_objective and decision.reason not in ("best_effort", "admission_off")
         if (len(program.parts) == 1 and not program.is_begun) or (program.waits and not program.refusal):
             self._promise(program, int(program.expected_tokens / PRIOR_STAGES), is_kept)
@@ -239,7 +214,7 @@ class Programs:
         if is_promised:
             program.is_promised, program.waits = True, False
             program.precedence_tokens = PRECEDENCE * max(program.expected_tokens, PRIOR_STAGES * prompt_tokens)
-            self.bound.note(program)
+            self._follow(program)
 
     def _refuse(self, name: str, program: OpenProgram, part: Part, now_s: float) -> None:
         """A refused sub-request has ended; a program whose first one is refused has not begun."""
@@ -247,53 +222,3 @@ class Programs:
         if not program.is_begun and not program.is_running:
             self.counts.refused += program.deadline_s < INF
             self._drop(self._keys[name])
-
-    def on_outcome(self, outcome: Outcome, now_s: float) -> None:
-        """A sub-request ended."""
-        name = base_request_id(outcome.request_id)
-        program = self._of(name)
-        if program is None or outcome.scope == Scope.REQUEST or not program.parts[name].is_running:
-            return
-        program.end(program.parts[name], outcome.output_tokens, now_s)
-        self.bound.note(program)
-        program.has_failed = outcome.finish in ("error", "abort")
-        if program.is_last and not program.is_running and not program.has_failed:
-            self._close(self._keys[name], now_s)
-
-    def _of(self, request_id: str) -> OpenProgram | None:
-        key = self._keys.get(base_request_id(request_id)) if self._keys else None
-        return self.open.get(key) if key is not None else None
-
-    # -- how they end -----------------------------------------------------------------------------------------------
-
-    def _sweep(self, now_s: float) -> None:
-        """Programs of which nothing has been heard for long have ended."""
-        self._swept_s = now_s
-        for key, program in list(self.open.items()):
-            idle_s = now_s - program.last_s
-            if idle_s > LOST_S or (idle_s > self.options.idle_s and not program.is_running):
-                self._close(key, now_s)
-
-    def _close(self, key: Key, now_s: float) -> None:
-        """Count a program, and learn its graph if it was served."""
-        program = self._drop(key)
-        self.counts.add(program)
-        self.bound.note_end(program)
-        nodes = program.nodes
-        if not program.has_failed and len(nodes) and np.isfinite(nodes["end_s"]).all():
-            self.learn(key[0], program.app, nodes, now_s)
-
-    def learn(self, tenant: str, app: str, nodes: Nodes, now_s: float) -> None:
-        """Take in the graph of a program that has ended."""
-        self._history(tenant, app).learn(nodes, now_s)
-
-    def _drop(self, key: Key) -> OpenProgram:
-        program = self.open.pop(key)
-        self.bound.forget(program)
-        for name in program.parts:
-            self._keys.pop(name, None)
-        return program
-
-    def status(self) -> dict[str, Any]:
-        """Programs with a deadline that have ended, those under way, and known graphs."""
-        return {"open": len(self.open), "known_graphs": sum(map(len, self.histories.values())), **self.counts.status()}

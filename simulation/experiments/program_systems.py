@@ -34,6 +34,7 @@ SYSTEMS = {
     ),
     "no-graphs": Rival("slo", "marginal_load", True, ProgramOptions(stages="whole"), affinity=1.0, budget=8192),
     "asks-once": Rival("slo", "marginal_load", True, ProgramOptions(asks_again=False), affinity=1.0, budget=8192),
+    "no-places": Rival("slo", "marginal_load", True, ProgramOptions(has_places=False), affinity=1.0, budget=8192),
     "no-precedence": Rival(
         "slo", "marginal_load", True, ProgramOptions(keeps_promises=False), affinity=1.0, budget=8192
     ),
@@ -44,4 +45,4 @@ SYSTEMS = {
     "tempo": Rival("tempo", "least_loaded", programs=SHARED),
     "concord": Rival("calm", "least_loaded", programs=SHARED),
 }
-ABLATIONS = ("no-bound", "accumulated-share", "no-graphs", "asks-once", "no-precedence")
+ABLATIONS = ("no-bound", "accumulated-share", "no-graphs", "asks-once", "no-places", "no-precedence")

@@ -24,7 +24,7 @@ from simulation.dispatchers.live_fleet import ControllerDispatcher, tiers_of
 from simulation.experiments.program_figures import headline, tables
 from simulation.experiments.program_systems import ABLATIONS, SYSTEMS, Rival
 from simulation.experiments.registry import Context, Experiment, Point, Task, register
-from simulation.studies.systems import NOISES, System
+from simulation.studies.systems import NOISES, FleetOf
 from simulation.workloads.arrivals import poisson_s
 from simulation.workloads.programs import ProgramLoad, chosen_sessions, research, sessions_of, together
 from simulation.workloads.settings import Calls, read_calls
@@ -111,7 +111,7 @@ def prepared(system: Rival, load: ProgramLoad, past: ProgramLoad, scale: float, 
     dispatcher = ControllerDispatcher(profile, tiers_of(load.jobs), options, run["blocks"], told, report_s=REPORT_S)
     for app, nodes in past.graphs(profile.coefficients):
         dispatcher.fleet.programs.learn("", app, nodes, 0.0)
-    engines = System(
+    engines = FleetOf(
         "", system.policy, token_budget=system.budget, replicas=run["replicas"], straying=NOISES["noise10"]
     )
     return Simulation(

@@ -2,11 +2,11 @@
 
 import pytest
 
-from controller.programs.expected import expect
+from controller.programs.expected import expect, patience_s
 from controller.programs.history import History
 from controller.programs.open_program import OpenProgram
 from planning.programs.load import WorkCosts
-from protocol.programs import Program
+from protocol.programs import INF, Program
 from tests.support.program_cases import chain
 
 COSTS = WorkCosts(prompt_token_s=1e-3, pair_s=0.0, output_token_s=1e-2, kv_token_s=0.0)
@@ -44,6 +44,14 @@ def test_what_is_later_is_all_but_the_latest_stage(history: History) -> None:
     program = begun(1000.0, history)
     assert program.later.work_s == pytest.approx(program.left.work_s - CALL_S)
     assert program.later.idle_s == pytest.approx(program.left.idle_s - CALL_S)
+
+
+def test_a_program_has_more_likely_ended_than_not_after_a_gap_that_one_in_as_many_as_its_calls_exceeds() -> None:
+    known = History()
+    for gap_s in (1.0, 2.0, 3.0, 4.0) * 4:
+        known.learn(chain(*((1000.0, 100.0),) * 4, gap_s=gap_s), 0.0)
+    assert 3.0 <= patience_s(known.table.stages[:16]) <= 4.0
+    assert begun(1000.0, History()).patience_s == INF
 
 
 def test_an_unknown_program_has_four_calls_like_its_first() -> None:

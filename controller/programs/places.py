@@ -1,0 +1,43 @@
+"""Which programs without a promise run: as many as the KV caches hold the conversations of. Pure.
+
+Beyond that each call computes a conversation anew that another call displaced, and all programs become slower together:
+thrashing, which a working set avoids (Denning 1968). Promised programs are in. Others wait in line for a place, first
+come, first served, and keep it from call to call.
+"""
+
+from dataclasses import dataclass, field
+
+from controller.best_effort_line import ASK_S, BestEffortLine
+from controller.mirror.slots import ReplicaSlots
+from controller.programs.open_program import OpenProgram
+
+USABLE = 0.9  # of the KV caches, that conversations are expected to fill
+
+
+@dataclass
+class ProgramPlaces:
+    """Conversations that are expected in the fleet's KV caches, and who waits."""
+
+    slots: ReplicaSlots
+    tokens: float = 0.0  # of all programs that have a place
+    line: BestEffortLine = field(default_factory=lambda: BestEffortLine(ask_s_each=ASK_S[0]))
+
+    def take(self, program: OpenProgram) -> None:
+        """The program has a place, of the size that its conversation is expected to have now."""
+        self.tokens += program.left.context_tokens - program.held_tokens
+        program.held_tokens = program.left.context_tokens
+
+    def give_up(self, program: OpenProgram) -> None:
+        """It is gone, or so it seems."""
+        self.tokens -= program.held_tokens
+        program.held_tokens = 0.0
+
+    def wait_s(self, program: OpenProgram, uid: int, now_s: float) -> float:
+        """Seconds until a program without a place should ask for one again; 0: it has it. ``uid``: of its request."""
+        state = self.slots.fleet_state
+        room = USABLE * float(state.limits["kv_capacity_tokens"][state.replicas["is_open"]].sum())
+        is_free = not self.tokens > 0.0 or self.tokens + program.left.context_tokens <= room
+        wait_s = self.line.wait_s(uid, program.started_s, int(is_free), now_s)
+        if not wait_s > 0.0:
+            self.take(program)
+        return wait_s

@@ -1,0 +1,129 @@
+"""The programs under way and the histories of applications: how they are followed, and how they end. Pure."""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from controller.mirror.slots import ReplicaSlots
+from controller.programs.bound import ProgramBound
+from controller.programs.checks import Checks, Key
+from controller.programs.counts import ProgramCounts
+from controller.programs.history import History
+from controller.programs.open_program import OpenProgram
+from controller.programs.options import ProgramOptions
+from controller.programs.places import ProgramPlaces
+from controller.programs.speed import FleetSpeed
+from planning.programs.graph import Nodes
+from protocol.messages import Outcome, Scope
+from protocol.programs import base_request_id
+
+MOST_HISTORIES = 64  # applications of tenants
+LOST_S = 3600.0  # a sub-request whose end has not been told for so long has ended
+
+
+@dataclass
+class ProgramsUnderWay:
+    """Each tenant's own."""
+
+    options: ProgramOptions
+    slots: ReplicaSlots
+    is_checked: bool = True  # admission is on
+    open: OrderedDict[Key, OpenProgram] = field(default_factory=OrderedDict)
+    histories: OrderedDict[Key, History] = field(default_factory=OrderedDict)
+    counts: ProgramCounts = field(default_factory=ProgramCounts)
+    checks: Checks = field(default_factory=Checks)
+    _keys: dict[str, Key] = field(default_factory=dict)  # of sub-requests, by base id
+
+    def __post_init__(self) -> None:
+        self.bound, self.speed, self.places = (
+            ProgramBound(self.slots),
+            FleetSpeed(self.slots),
+            ProgramPlaces(self.slots),
+        )
+
+    def adopt_state(self, other: "ProgramsUnderWay") -> None:
+        """Take over what another knows; the options are one's own."""
+        self.bound, self.speed, self._keys, self.slots = other.bound, other.speed, other._keys, other.slots
+        self.open, self.histories, self.counts = other.open, other.histories, other.counts
+        self.checks, self.places = other.checks, other.places
+
+    def learn(self, tenant: str, app: str, nodes: Nodes, now_s: float) -> None:
+        """Take in the graph of a program that has ended."""
+        self._history(tenant, app).learn(nodes, now_s)
+
+    def on_outcome(self, outcome: Outcome, now_s: float) -> None:
+        """A sub-request ended."""
+        name = base_request_id(outcome.request_id)
+        program = self._of(name)
+        if program is None or outcome.scope == Scope.REQUEST or not program.parts[name].is_running:
+            return
+        key = self._keys[name]
+        program.end(program.parts[name], outcome.output_tokens, now_s)
+        self._follow(program)
+        program.has_failed = outcome.finish in ("error", "abort")
+        if program.is_running:
+            return
+        if program.is_last and not program.has_failed:
+            self._close(key, now_s)
+        else:
+            self.checks.at(now_s + min(program.patience_s, self.options.idle_s), key, program)
+
+    def status(self) -> dict[str, Any]:
+        """Programs with a deadline that have ended, those under way, those that wait for a place, and known graphs."""
+        known = sum(map(len, self.histories.values()))
+        return {"open": len(self.open), "waiting": len(self.places.line), "known_graphs": known, **self.counts.status()}
+
+    def _of(self, request_id: str) -> OpenProgram | None:
+        key = self._keys.get(base_request_id(request_id)) if self._keys else None
+        return self.open.get(key) if key is not None else None
+
+    def _history(self, tenant: str, app: str) -> History:
+        history = self.histories.setdefault((tenant, app), History())
+        self.histories.move_to_end((tenant, app))
+        if len(self.histories) > MOST_HISTORIES:
+            self.histories.popitem(last=False)
+        return history
+
+    def _follow(self, program: OpenProgram) -> None:
+        """What is left of a program has changed."""
+        self.bound.note(program)
+        if program.held_tokens > 0.0 or (program.is_promised and program.deadline_s < float("inf")):
+            self.places.take(program)
+
+    def _check(self, now_s: float) -> None:
+        """Programs of which nothing has been heard for some time seem to have ended, and after ``idle_s`` they have.
+
+        What seems to have ended counts neither as demand nor as a conversation to keep; its next call undoes that.
+        """
+        for key, program in self.checks.due(now_s):
+            if self.open.get(key) is not program:
+                continue
+            idle_s, end_s = now_s - program.last_s, LOST_S if program.is_running else self.options.idle_s
+            if idle_s >= end_s:
+                self._close(key, now_s)
+                continue
+            if not program.is_running and idle_s >= program.patience_s:
+                self._set_aside(program)
+            self.checks.at(now_s + self.options.idle_s if program.is_running else program.last_s + end_s, key, program)
+
+    def _set_aside(self, program: OpenProgram) -> None:
+        self.bound.forget(program)
+        self.places.give_up(program)
+
+    def _close(self, key: Key, now_s: float) -> None:
+        """Count a program, and learn its graph if it was served."""
+        program = self._drop(key)
+        self.counts.add(program)
+        self.bound.note_end(program)
+        nodes = program.nodes
+        if not program.has_failed and len(nodes) and np.isfinite(nodes["end_s"]).all():
+            self.learn(key[0], program.app, nodes, now_s)
+
+    def _drop(self, key: Key) -> OpenProgram:
+        program = self.open.pop(key)
+        self._set_aside(program)
+        for name in program.parts:
+            self._keys.pop(name, None)
+        return program
