@@ -46,7 +46,7 @@ def _show_page(status: dict[str, Any], console: Console) -> None:
 
 def _program_line(programs: dict[str, Any]) -> str:
     """Programs with a deadline; on time and kept in percent of those that have ended."""
-    counts = ("open", "on_time", "late", "failed", "refused")
+    counts = ("open", "waiting", "on_time", "late", "failed", "refused")
     facts = [f"{name.replace('_', ' ')} {programs.get(name, 0)}" for name in counts]
     shares = f"on time {percent(programs.get('on_time_share'))} %   kept {percent(programs.get('kept_share'))} %"
     return f"Programs: {'   '.join(facts)}   {shares}   known graphs {programs.get('known_graphs', 0)}"

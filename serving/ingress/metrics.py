@@ -20,7 +20,7 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 
 TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)
 ERROR_SECONDS = (-5.0, -1.0, -0.25, -0.1, -0.025, -0.01, 0.0, 0.01, 0.025, 0.1, 0.25, 1.0, 5.0)
 LABELS = ("tier", "model")
-PROGRAM_STATES = ("open", "on_time", "late", "failed", "refused", "promised", "kept")
+PROGRAM_STATES = ("open", "waiting", "on_time", "late", "failed", "refused", "promised", "kept")
 
 
 class IngressMetrics:
