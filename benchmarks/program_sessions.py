@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import openai
@@ -18,7 +18,27 @@ from simulation.core.jobs import NEVER
 from simulation.workloads.programs import ProgramLoad
 
 VOCABULARY = (32, 127)  # token ids of the embedded model that are printable characters
-PROBES = ((64, 1), (512, 1), (2048, 1), (64, 16), (512, 16), (64, 64))  # new prompt tokens and output tokens
+SIZES = ((64, 1), (512, 1), (1536, 1), (64, 16), (512, 16), (64, 64))  # new prompt tokens and output tokens
+PROBES = tuple((held, *sizes) for held in (0, 1024, 4096) for sizes in SIZES)  # after a conversation of so many tokens
+
+
+class IdleSpeed(NamedTuple):
+    """Seconds that the parts of a call take on idle engines that hold its conversation, front end included."""
+
+    call_s: float
+    new_token_s: float  # of the prompt
+    prompt_token_s: float
+    pair_s: float  # new prompt token and one before it
+    output_token_s: float
+    output_pair_s: float  # output token and one of the prompt
+
+    @staticmethod
+    def parts(new_tokens: np.ndarray, prompt_tokens: np.ndarray, output_tokens: np.ndarray) -> np.ndarray:
+        """How often calls have each of these (f8[n, 6])."""
+        more = np.maximum(0, output_tokens - 1)
+        pairs = new_tokens * (prompt_tokens - 0.5 * new_tokens)
+        columns = (np.ones(len(more)), new_tokens, prompt_tokens, pairs, more, more * prompt_tokens)
+        return np.column_stack(columns).astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -156,33 +176,37 @@ class Player:
         own.cached_tokens += (details.cached_tokens or 0) if details else 0
 
 
-def seconds_alone(url: str, rounds: int = 5) -> tuple[float, float, float]:
-    """Seconds of a call, of a new prompt token and of an output token on idle engines, front end included.
-
-    Non-negative least squares over the medians of a few calls of fixed sizes.
-    """
+def seconds_alone(url: str, rounds: int = 3) -> IdleSpeed:
+    """How fast idle engines serve calls that continue a conversation: non-negative least squares over the medians of
+    calls of fixed sizes."""
     from scipy.optimize import nnls
 
     client, choose = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0), np.random.default_rng(0)
-    took: dict[tuple[int, int], list[float]] = {sizes: [] for sizes in PROBES}
+
+    def ask(prompt: list[int], output_tokens: int) -> float:
+        begun_s = time.monotonic()
+        client.completions.create(
+            model="embedded", prompt=prompt, max_tokens=output_tokens, temperature=0, extra_body={"ignore_eos": True}
+        )
+        return time.monotonic() - begun_s
+
+    took: dict[tuple[int, int, int], list[float]] = {sizes: [] for sizes in PROBES}
     for _ in range(rounds + 1):
-        for (prompt, output), seconds in took.items():
-            begun_s = time.monotonic()
-            client.completions.create(
-                model="embedded", prompt=choose.integers(*VOCABULARY, prompt).tolist(), max_tokens=output,
-                temperature=0, extra_body={"ignore_eos": True},
-            )  # fmt: skip
-            seconds.append(time.monotonic() - begun_s)
-    rows = np.array([(1.0, prompt, output - 1) for prompt, output in took])
+        for (held, new, output), seconds in took.items():
+            prompt = choose.integers(*VOCABULARY, held + new).tolist()
+            if held:
+                ask(prompt[:held], 1)
+            seconds.append(ask(prompt, output))
+    held, new, output = np.array(list(took)).T
     medians = np.array([np.median(seconds[1:]) for seconds in took.values()])  # the first warms up
-    call_s, prompt_s, output_s = nnls(rows / medians[:, None], np.ones(len(rows)))[0]  # relative errors count
-    return float(call_s), float(prompt_s), float(output_s)
+    rows = IdleSpeed.parts(new, held + new, output) / medians[:, None]  # relative errors count
+    return IdleSpeed(*nnls(rows, np.ones(len(rows)))[0].tolist())
 
 
-def alone_s(live: LiveLoad, seconds: tuple[float, float, float]) -> np.ndarray:
-    """Seconds of each call on an idle engine that holds its conversation (f8[n]), by ``seconds_alone``."""
-    call_s, prompt_s, output_s = seconds
-    took: np.ndarray = call_s + prompt_s * live.fresh_tokens() + output_s * (live.load.jobs["output_tokens"] - 1)
+def alone_s(live: LiveLoad, speed: IdleSpeed) -> np.ndarray:
+    """Seconds of each call on an idle engine that holds its conversation (f8[n])."""
+    jobs = live.load.jobs
+    took: np.ndarray = IdleSpeed.parts(live.fresh_tokens(), jobs["prompt_tokens"], jobs["output_tokens"]) @ speed
     return took
 
 

@@ -23,7 +23,7 @@ from rich.console import Console
 from benchmarks.engine_traffic import middle_rate
 from benchmarks.local_stack import wait_for_replicas
 from benchmarks.main_job import ROOT, change
-from benchmarks.program_sessions import LiveLoad, Player, alone_s, scaled_down, seconds_alone, summary
+from benchmarks.program_sessions import IdleSpeed, LiveLoad, Player, alone_s, scaled_down, seconds_alone, summary
 from benchmarks.result_file import write_result
 from serving.launch.launch import deploy, read_document, url_of
 from serving.launch.local_ray import free_port, local_ray
@@ -37,7 +37,7 @@ AFFINITY, LMETRIC_AFFINITY = 4.0, 3e5  # as in the simulated experiment
 CALLS, LONGEST_PROMPT = (3, 40), 150_000  # of sessions, before they are scaled
 HISTORY_LOAD = 0.7  # of what systems learn from
 LEARN = (OURS, "tempo", "concord")  # from programs that have ended
-AT_ONCE = 12  # programs open where the capacity is measured: about as many as the KV caches hold
+AT_ONCE = 20  # programs open where the capacity is measured: about as many as the KV caches hold
 FEW_SEATS = {  # by device: of KV tokens about 1/32 of an H200's, as of the lengths
     "auto": {"num_cpus": 0.5, "kv_cache_gib": 0.15},
     "timed": {"num_cpus": 0.5, "kv_capacity_tokens": 26_000, "max_num_batched_tokens": 2048, "max_num_seqs": 64},
@@ -108,7 +108,7 @@ class Sessions:
         load: ProgramLoad = sessions_of(self._trace, self._calls, names, arrivals_s, "coding")
         return scaled_down(load, self.options.length_scale, self.options.tool_scale)
 
-    def keep_short(self, seconds: tuple[float, float, float]) -> None:
+    def keep_short(self, seconds: IdleSpeed) -> None:
         """Drop the sessions that take longer than is asked for."""
         names = np.sort(self.names)
         live = self.load_of(names, np.zeros(len(names)))
@@ -149,8 +149,8 @@ def measure(sessions: Sessions, options: argparse.Namespace, console: Console) -
         calls_per_program = len(live.load.jobs) / len(player.played)
         capacity = middle_rate(player.call_ends_s) / calls_per_program
     busy_s = float(alone_s(live, seconds).sum()) / len(player.played)
-    told = dict(zip(("call_s", "prompt_token_s", "output_token_s"), seconds, strict=True))
-    return {**told, "capacity_per_s": capacity, "alone_s_per_program": busy_s, "sessions": len(sessions.names)}
+    found = {"capacity_per_s": capacity, "alone_s_per_program": busy_s, "sessions": len(sessions.names)}
+    return {**seconds._asdict(), **found}
 
 
 def run(
@@ -158,7 +158,7 @@ def run(
 ) -> list[dict[str, Any]]:
     """One system under one seed: a point per load and scale."""
     options, points = sessions.options, list[dict[str, Any]]()
-    seconds = machine["call_s"], machine["prompt_token_s"], machine["output_token_s"]
+    seconds = IdleSpeed(*(machine[name] for name in IdleSpeed._fields))
     with stack(system, options, console) as url:
         if system in LEARN:
             play(url, sessions.programs(seed, HISTORY_LOAD * machine["capacity_per_s"], True), (seed, 0), 4.0, seconds)
@@ -171,9 +171,7 @@ def run(
     return points
 
 
-def play(
-    url: str, live: LiveLoad, seed: tuple[int, int], scale: float, seconds: tuple[float, float, float]
-) -> dict[str, Any]:
+def play(url: str, live: LiveLoad, seed: tuple[int, int], scale: float, seconds: IdleSpeed) -> dict[str, Any]:
     """Programs until the last deadline: what ends later is late."""
     deadlines_s = live.load.path_s(scale * alone_s(live, seconds))
     player = Player(url, live, seed, deadlines_s, f"{seed[0]}-{seed[1]}-{scale:g}")

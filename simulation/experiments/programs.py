@@ -91,7 +91,7 @@ def make_load(params: Mapping[str, Any], context: Context, seed: int, is_history
 
 
 def simulate(system: Rival, load: ProgramLoad, past: ProgramLoad, scale: float, run: Mapping[str, Any]) -> Simulation:
-    """A finished run under deadlines of this scale; ``run``: profile, trace blocks, replicas and seed."""
+    """A finished run under deadlines of this scale; ``run``: profile, trace blocks, replicas, seed, and straying."""
     simulation = prepared(system, load, past, scale, run)
     judged = [scale] if system.knows_programs else run["scales"]
     heads = load.deadlines_s(run["profile"].coefficients, max(judged))
@@ -111,9 +111,8 @@ def prepared(system: Rival, load: ProgramLoad, past: ProgramLoad, scale: float, 
     dispatcher = ControllerDispatcher(profile, tiers_of(load.jobs), options, run["blocks"], told, report_s=REPORT_S)
     for app, nodes in past.graphs(profile.coefficients):
         dispatcher.fleet.programs.learn("", app, nodes, 0.0)
-    engines = FleetOf(
-        "", system.policy, token_budget=system.budget, replicas=run["replicas"], straying=NOISES["noise10"]
-    )
+    straying = run.get("straying", NOISES["noise10"])
+    engines = FleetOf("", system.policy, token_budget=system.budget, replicas=run["replicas"], straying=straying)
     return Simulation(
         load.jobs, engines.engines(profile, run["seed"]), dispatcher,
         prefixes=PrefixCache(run["blocks"], run["block_tokens"], load.jobs, run["replicas"]), edges=load.edges,
