@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from controller.best_effort_line import ASK_S, BestEffortLine
 from controller.mirror.slots import ReplicaSlots
 from controller.programs.open_program import OpenProgram
+from planning.programs.demand_bound import BUSY_PACE
 
 USABLE = 0.9  # of the KV caches, that conversations are expected to fill
+CROWDED = 1.5  # times that, from which on no program is promised: part of them is in its tools at any time
 
 
 @dataclass
@@ -32,11 +34,27 @@ class ProgramPlaces:
         self.tokens -= program.held_tokens
         program.held_tokens = 0.0
 
+    def is_crowded(self, program: OpenProgram) -> bool:
+        """Whether too many conversations are expected in the caches to promise one more; one alone never is."""
+        return self.tokens > 0.0 and self._excess_tokens(program) > 0.0
+
+    def room_after_s(self, program: OpenProgram) -> float:
+        """About when it is not: as programs like this one end, each of the time that it takes on busy engines."""
+        if not self.is_crowded(program):
+            return 0.0
+        takes_s = BUSY_PACE * program.left.all_idle_s + program.left.all_gaps_s
+        return takes_s * min(1.0, self._excess_tokens(program) / self.tokens)
+
+    def _excess_tokens(self, program: OpenProgram) -> float:
+        return self.tokens - program.held_tokens + program.left.context_tokens - CROWDED * self._room_tokens()
+
+    def _room_tokens(self) -> float:
+        state = self.slots.fleet_state
+        return USABLE * float(state.limits["kv_capacity_tokens"][state.replicas["is_open"]].sum())
+
     def wait_s(self, program: OpenProgram, uid: int, now_s: float) -> float:
         """Seconds until a program without a place should ask for one again; 0: it has it. ``uid``: of its request."""
-        state = self.slots.fleet_state
-        room = USABLE * float(state.limits["kv_capacity_tokens"][state.replicas["is_open"]].sum())
-        is_free = not self.tokens > 0.0 or self.tokens + program.left.context_tokens <= room
+        is_free = not self.tokens > 0.0 or self.tokens + program.left.context_tokens <= self._room_tokens()
         wait_s = self.line.wait_s(uid, program.started_s, int(is_free), now_s)
         if not wait_s > 0.0:
             self.take(program)

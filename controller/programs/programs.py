@@ -114,9 +114,14 @@ class Programs(ProgramsUnderWay):
             is_bounded = self.options.bounded and self.is_checked
             program.refusal = TOO_MANY if program.waits else UNATTAINABLE
             if is_possible:
-                program.refusal = TOO_MANY if is_bounded and self.bound.is_too_much(program, arrived_s) else ""
+                program.refusal = TOO_MANY if is_bounded and self._is_too_much(program, arrived_s) else ""
             program.waits |= program.refusal == TOO_MANY and self.options.asks_again
         return program.refusal == TOO_MANY or (is_first and bool(program.refusal))
+
+    def _is_too_much(self, program: OpenProgram, now_s: float) -> bool:
+        """More work than can be done in time, or more conversations than the KV caches hold."""
+        is_crowded = self.options.has_places and self.places.is_crowded(program)
+        return self.bound.is_too_much(program, now_s) or is_crowded
 
     # -- while it is decided ----------------------------------------------------------------------------------------
 
@@ -206,7 +211,8 @@ class Programs(ProgramsUnderWay):
         given = msgspec.structs.replace(part.given, is_promised=program.is_promised)
         if decision.verdict in NOT_HERE:
             if program.refusal == TOO_MANY:
-                decision = msgspec.structs.replace(decision, retry_after_s=self.bound.room_after_s(program))
+                after_s = max(self.bound.room_after_s(program), self.places.room_after_s(program))
+                decision = msgspec.structs.replace(decision, retry_after_s=after_s)
             self._refuse(name, program, part, now_s)
         return msgspec.structs.replace(decision, stage=given)
 

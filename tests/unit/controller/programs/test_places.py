@@ -74,6 +74,21 @@ def test_whoever_is_next_asks_again_at_once_however_slowly_the_line_moves(places
     assert places.wait_s(program(3.0, ROOM), 3, 200.0) < 0.5
 
 
+def test_nobody_is_promised_where_conversations_crowd_the_caches(places: ProgramPlaces) -> None:
+    newcomer = program(0.0, 0.2 * ROOM)
+    newcomer.left = newcomer.left._replace(all_idle_s=10.0, all_gaps_s=30.0)
+    assert not places.is_crowded(program(0.0, 9 * ROOM)), "one alone"
+    places.take(program(0.0, 1.2 * ROOM))
+    assert not places.is_crowded(newcomer)
+    assert places.room_after_s(newcomer) == 0.0
+    places.take(program(0.0, 0.3 * ROOM))
+    assert places.is_crowded(newcomer)
+    assert places.room_after_s(newcomer) == pytest.approx(50.0 * 0.2 / 1.5), "a part of them, as each takes 50 s"
+    places.take(newcomer)
+    assert places.is_crowded(newcomer), "its place counts once"
+    assert places._excess_tokens(newcomer) == pytest.approx(0.2 * ROOM)
+
+
 def one(state: Fleet, name: str, now_s: float, number: int = 0, slo: Slo = OPEN) -> Decision:
     state.report(report("a", int(now_s * 1000) + 1), now_s)
     return state.admit([call(name, number, slo=slo)], now_s)[0]
