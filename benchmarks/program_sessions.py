@@ -7,6 +7,7 @@ becomes, nor how many calls follow.
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -85,6 +86,7 @@ class Played:
 
     promised_first: bool = False  # by the answer to its first call
     promised: bool = False  # by the answer to any
+    reason: str = ""  # of the decision about its first call
     calls: int = 0
     ended_s: float = float("inf")  # since its arrival
     prompt_tokens: int = 0
@@ -167,6 +169,7 @@ class Player:
         self._made[job] = prompt + list((answer.choices[0].model_extra or {})["token_ids"])
         verdict = (answer.model_extra or {}).get("slo") or {}
         is_promised = bool((verdict.get("program") or {}).get("promised"))
+        own.reason = own.reason or verdict.get("reason", "")
         own.promised_first, own.promised = (
             own.promised_first or (not own.calls and is_promised),
             own.promised or is_promised,
@@ -224,6 +227,7 @@ def summary(player: Player, deadlines_s: Mapping[int, float]) -> dict[str, Any]:
         "on_time": sum(met[head] and first[head] for head in met) / count,
         "promised_first": sum(first.values()) / count,
         "promised": sum(ever.values()) / count,
+        "reasons": dict(Counter(each.reason for each in played.values())),  # empty: no call was answered
         "kept": kept / sum(ever.values()) if any(ever.values()) else None,
         "cached": sum(each.cached_tokens for each in played.values()) / max(1, prompt),
         "calls": sum(each.calls for each in played.values()),

@@ -13,10 +13,12 @@ end.
 import argparse
 import contextlib
 import statistics
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 from rich.console import Console
 
@@ -37,6 +39,7 @@ AFFINITY, LMETRIC_AFFINITY = 4.0, 3e5  # as in the simulated experiment
 CALLS, LONGEST_PROMPT = (3, 40), 150_000  # of sessions, before they are scaled
 HISTORY_LOAD = 0.7  # of what systems learn from
 LEARN = (OURS, "tempo", "concord")  # from programs that have ended
+LEARNT_S = 300.0  # from the last deadline of the programs that systems learn from
 AT_ONCE = 20  # programs open where the capacity is measured: about as many as the KV caches hold
 FEW_SEATS = {  # by device: of KV tokens about 1/32 of an H200's, as of the lengths
     "auto": {"num_cpus": 0.5, "kv_cache_gib": 0.15},
@@ -162,6 +165,7 @@ def run(
     with stack(system, options, console) as url:
         if system in LEARN:
             play(url, sessions.programs(seed, HISTORY_LOAD * machine["capacity_per_s"], True), (seed, 0), 4.0, seconds)
+            wait_until_learnt(url)
         for number, load in enumerate(options.loads, 1):
             live = sessions.programs(seed, load * machine["capacity_per_s"])
             for scale in options.scales:
@@ -169,6 +173,15 @@ def run(
                 points.append({"system": system, "seed": seed, "load": load, "scale": scale, **told})
                 console.print(points[-1])
     return points
+
+
+def wait_until_learnt(url: str) -> None:
+    """Programs that do not say that they have ended are learnt when nothing has been heard of them for long enough."""
+    give_up_s = time.monotonic() + LEARNT_S
+    while httpx.get(f"{url}/polyslo/status").raise_for_status().json()["programs"]["open"]:
+        if time.monotonic() > give_up_s:
+            raise RuntimeError(f"programs are still open after {LEARNT_S:g} s")
+        time.sleep(1.0)
 
 
 def play(url: str, live: LiveLoad, seed: tuple[int, int], scale: float, seconds: IdleSpeed) -> dict[str, Any]:

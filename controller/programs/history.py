@@ -3,6 +3,7 @@
 Concord section 4.1: patterns are clustered, and those of low reuse are evicted, with use decayed by 0.9 every hour.
 """
 
+from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,11 +20,13 @@ from planning.programs.matching import (
     node_similarity,
     similarities,
 )
+from protocol.programs import INF
 
 MOST_GRAPHS = 512  # of an application; then they are reduced to
 MEDOIDS = 256
 MOST_STAGES = 512  # longer programs are not remembered
 DECAY, DECAY_S = 0.9, 3600.0
+GAPS, FEW_GAPS = 256, 4  # tool times that are kept, and that say something
 LEAST_USE = 0.05  # a pattern used less is forgotten when patterns are reduced
 
 
@@ -43,6 +46,7 @@ class History:
     nodes: list[Nodes] = field(default_factory=list)  # of each graph
     uses: np.ndarray = field(default_factory=lambda: np.zeros(0))  # programs that each stands for, and its matches
     decayed_s: float = -np.inf
+    gaps_s: deque[float] = field(default_factory=lambda: deque(maxlen=GAPS))  # tool times lately, ended or not
     _apart: np.ndarray = field(default_factory=lambda: np.zeros((MOST_GRAPHS, MOST_GRAPHS)))  # distances
 
     def __len__(self) -> int:
@@ -80,6 +84,16 @@ class History:
         chosen = np.zeros((len(stages), longest), dtype=stages.dtype)  # this stage may be beyond all that is known
         chosen[:, : stages.shape[1]] = stages[:, :longest]
         return outlook(match.similarity, execution_s(chosen, token_s, prompt_token_s), chosen["gap_s"], stage)
+
+    def execution_s(self, token_s: float, prompt_token_s: float) -> np.ndarray:
+        """What the calls of each known program take on idle engines of this speed (f8[g])."""
+        return execution_s(self.table.sums[: self.table.count], token_s, prompt_token_s)
+
+    def patience_s(self, calls: int) -> float:
+        """After how long without a call a program that made ``calls`` has more likely ended than not, while no known
+        graph resembles it: by the tool times of all programs, as if the next call were as likely as each one so far to
+        be the last."""
+        return float(np.quantile(self.gaps_s, calls / (calls + 1.0))) if len(self.gaps_s) >= FEW_GAPS else INF
 
     def on_match(self, match: Match) -> None:
         """The nearest graph was of use."""

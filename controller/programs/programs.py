@@ -12,6 +12,7 @@ import numpy as np
 from controller.decisions import NOT_HERE, PROMISED
 from controller.placement import Pending, PlacementFleet, idlest_slot, place_admitted, place_on
 from controller.programs.expected import expect
+from controller.programs.history import History
 from controller.programs.open_program import OpenProgram, Part
 from controller.programs.under_way import ProgramsUnderWay
 from planning.programs.deadlines import (
@@ -81,42 +82,51 @@ class Programs(ProgramsUnderWay):
             given = StageGiven(0, left_s, left_s, 0.0, 0.0, program.is_promised)
             return Part(node, given, program.due_s, program.due_s)
         stage, history = int(program.nodes["stage"][node]), self._history(request.tenant, program.app)
+        if stage > 0 and program.nodes["stage"][:-1].max() < stage:
+            history.gaps_s.append(float(program.stages()["gap_s"][stage]))
         match = history.match(program.nodes, program.prefix())
         history.on_match(match)
         seen = history.outlook(match, stage, *self.speed.paces(arrived_s))
         expect(program, history, match, self.speed.costs(arrived_s), seen)
-        due_s, latest_s = self._due_s(program, seen, stage, arrived_s)
+        if self._must_yield(program, history, arrived_s):
+            due_s = latest_s = arrived_s + LEAST_S
+        else:
+            due_s, latest_s = self._due_s(program, seen, stage, arrived_s)
         expected = float(np.median(history.table.lengths[match.rows])) if len(match.rows) else PRIOR_STAGES
         nearest = float(match.similarity[0]) if len(match.rows) else 0.0
         given = StageGiven(stage + 1, due_s - arrived_s, left_s, expected, nearest, program.is_promised)
         return Part(node, given, due_s, latest_s)
 
     def _due_s(self, program: OpenProgram, seen: Outlook, stage: int, arrived_s: float) -> tuple[float, float]:
-        """When a new sub-request is due, and the latest that it may be. What must yield is due at once."""
-        clock = StageClock(program.deadline_s, arrived_s - program.started_s, program.gaps_s())
-        if self._must_yield(program, seen, clock, arrived_s):
-            return arrived_s + LEAST_S, arrived_s + LEAST_S
+        """When a new sub-request is due, and the latest that it may be."""
         if self.options.stages == "whole":
             return program.due_s, program.due_s
+        clock = StageClock(program.deadline_s, arrived_s - program.started_s, program.gaps_s())
         latest_s = latest_end_s(seen, clock)
         due_s = stage_deadline_s(seen, clock, program.slowest_s(stage))
         due_s = latest_s if self.options.stages == "latest" else due_s
         return program.started_s + due_s, program.started_s + max(due_s, latest_s)
 
-    def _must_yield(self, program: OpenProgram, seen: Outlook, clock: StageClock, arrived_s: float) -> bool:
-        """Whether a new sub-request goes after those of promised programs. The first one of its program decides; where
-        too much was open then, each later one asks again. What is predicted later takes no promise back."""
+    def _must_yield(self, program: OpenProgram, history: History, arrived_s: float) -> bool:
+        """Whether a new sub-request is due at once: it goes after those of promised programs. The first one of its
+        program decides; where too much was open then, each later one asks again. What is predicted later takes no
+        promise back."""
         is_first = len(program.nodes) == 1
         if program.deadline_s == INF or program.is_promised:
             return False
         if is_first or program.waits:
-            is_possible = self.options.stages == "whole" or can_end_in_time(seen, clock)
-            is_bounded = self.options.bounded and self.is_checked
-            program.refusal = TOO_MANY if program.waits else UNATTAINABLE
-            if is_possible:
-                program.refusal = TOO_MANY if is_bounded and self._is_too_much(program, arrived_s) else ""
+            program.refusal = self._refusal(program, history, arrived_s)
             program.waits |= program.refusal == TOO_MANY and self.options.asks_again
         return program.refusal == TOO_MANY or (is_first and bool(program.refusal))
+
+    def _refusal(self, program: OpenProgram, history: History, now_s: float) -> str:
+        """Why a program cannot be promised now; empty where it can."""
+        known_s = history.execution_s(*self.speed.paces(now_s))
+        if not program.waits and not can_end_in_time(known_s, program.due_s - now_s):
+            return UNATTAINABLE
+        is_bounded = self.options.bounded and self.is_checked
+        is_too_much = program.is_late(now_s) or (is_bounded and self._is_too_much(program, now_s))
+        return TOO_MANY if is_too_much else ""
 
     def _is_too_much(self, program: OpenProgram, now_s: float) -> bool:
         """More work than can be done in time, or more conversations than the KV caches hold."""

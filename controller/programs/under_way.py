@@ -17,7 +17,7 @@ from controller.programs.places import ProgramPlaces
 from controller.programs.speed import FleetSpeed
 from planning.programs.graph import Nodes
 from protocol.messages import Outcome, Scope
-from protocol.programs import base_request_id
+from protocol.programs import INF, base_request_id
 
 MOST_HISTORIES = 64  # applications of tenants
 LOST_S = 3600.0  # a sub-request whose end has not been told for so long has ended
@@ -68,6 +68,8 @@ class ProgramsUnderWay:
         if program.is_last and not program.has_failed:
             self._close(key, now_s)
         else:
+            if program.patience_s == INF:
+                program.patience_s = self._history(key[0], program.app).patience_s(len(program.nodes))
             self.checks.at(now_s + min(program.patience_s, self.options.idle_s), key, program)
 
     def status(self) -> dict[str, Any]:

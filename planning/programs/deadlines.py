@@ -15,7 +15,7 @@ PRIOR_WEIGHT = 1.0  # of that, in known graphs that are wholly similar
 CAUTION = 0.25  # quantile of the graphs' deadlines that a stage is given: engines use the time that they are left
 FOLLOWS = 0.25  # quantile of what follows a stage: engines put late requests last, so a stage is not due too early
 FOLLOWS_PACE = 1.5  # times as long as on idle engines that what follows is taken to take
-CERTAIN = 0.8  # of the weight that must say that a program cannot end in time
+CERTAIN = 0.95  # of all known graphs that must say that a program cannot end in time
 LEAST_S = 1e-3  # what a stage is given at least
 LEAST_LEFT = 0.25  # of the time left that a stage and later ones share, however long the tools are expected to take
 
@@ -122,8 +122,13 @@ def latest_end_s(seen: Outlook, clock: StageClock) -> float:
     return max(clock.deadline_s - follows_s, clock.now_s + LEAST_S)
 
 
-def can_end_in_time(seen: Outlook, clock: StageClock) -> bool:
-    """Whether some program like this one can end by the deadline on idle engines: the prior, or a known graph, unless
-    those that cannot weigh ``CERTAIN`` of all."""
-    cannot = float(seen.weights[seen.end_s(clock) > clock.deadline_s].sum())
-    return clock.now_s < clock.deadline_s and cannot < CERTAIN
+def can_end_in_time(known_s: np.ndarray, left_s: float) -> bool:
+    """Whether a program of this kind can end within ``left_s`` seconds on idle engines: the prior, or a known graph,
+    unless those that cannot are ``CERTAIN`` of all. The graphs nearest to a first sub-request do not decide it: a
+    client sets a deadline by the size of its task, of which that one says little. Tools may take any time.
+
+    Args:
+        known_s: what the calls of each known graph take on idle engines (f8[k]).
+    """
+    cannot = int(np.count_nonzero(known_s > left_s))
+    return left_s > 0.0 and cannot < CERTAIN * (len(known_s) + PRIOR_WEIGHT)

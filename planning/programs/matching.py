@@ -17,6 +17,7 @@ COMPARED = 32  # latest stages of a prefix that count: beyond, another stage tel
 REFINED = 16  # graphs that are compared node by node
 NEIGHBOURS = 8  # known graphs that an outlook is made of
 WEIGHED = ("input_tokens", "output_tokens", "gap_s")
+SUMMED = tuple(name for name in STAGE.names or () if name != "label")
 
 
 @dataclass
@@ -27,6 +28,7 @@ class PatternTable:
     stages: np.ndarray = field(default_factory=lambda: np.zeros((4, 4), dtype=STAGE))  # STAGE[G, S]
     logs: np.ndarray = field(default_factory=lambda: np.zeros((3, 4, 4)))  # of WEIGHED, per graph and stage
     lengths: np.ndarray = field(default_factory=lambda: np.zeros(4, dtype=np.int64))  # stages of each
+    sums: np.ndarray = field(default_factory=lambda: np.zeros(4, dtype=STAGE))  # of each one's stages, without labels
 
     def put(self, row: int, stages: Stages) -> None:
         """Write a graph into a row in use, or the one after those; the table grows as needed."""
@@ -36,11 +38,13 @@ class PatternTable:
         self.stages[row], self.logs[:, row], self.lengths[row] = 0, 0.0, len(stages)
         self.stages[row, : len(stages)] = stages
         self.logs[:, row, : len(stages)] = logarithms(stages)
+        for name in SUMMED:
+            self.sums[name][row] = stages[name].sum()
         self.count = max(self.count, row + 1)
 
     def keep(self, rows: np.ndarray) -> None:
         """Keep these rows only, in this order."""
-        for array in (self.stages, self.lengths):
+        for array in (self.stages, self.lengths, self.sums):
             array[: len(rows)] = array[rows]
         self.logs[:, : len(rows)] = self.logs[:, rows]
         self.count = len(rows)
@@ -51,6 +55,7 @@ class PatternTable:
         stages[:known, :used], logs[:, :known, :used] = self.stages, self.logs
         self.stages, self.logs = stages, logs
         self.lengths = np.concatenate([self.lengths, np.zeros(rows - known, dtype=np.int64)])
+        self.sums = np.concatenate([self.sums, np.zeros(rows - known, dtype=STAGE)])
 
 
 class Prefix(NamedTuple):

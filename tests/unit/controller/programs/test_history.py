@@ -5,7 +5,7 @@ import pytest
 
 from controller.programs import history as module
 from controller.programs.history import History
-from planning.programs.graph import complete_stages, to_stages
+from planning.programs.graph import complete_stages, execution_s, to_stages
 from planning.programs.matching import Prefix
 from tests.support.program_cases import chain, drawn
 
@@ -37,6 +37,15 @@ def test_distances_follow_the_rows(small: History) -> None:
         fresh.learn(nodes, 0.0)
     count = len(small)
     np.testing.assert_allclose(small._apart[:count, :count], fresh._apart[:count, :count])
+
+
+def test_what_programs_took_follows_the_rows(small: History) -> None:
+    rng = np.random.default_rng(2)
+    for k in range(20):
+        small.learn(drawn(rng), float(k))
+        each = [small.table.stages[row, : small.table.lengths[row]] for row in range(len(small))]
+        expected_s = [execution_s(stages, 0.1, 0.01).sum() for stages in each]
+        assert small.execution_s(0.1, 0.01).tolist() == pytest.approx(expected_s)
 
 
 def test_use_decays_by_the_hour_and_what_is_not_used_goes(small: History) -> None:

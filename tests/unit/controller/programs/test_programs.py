@@ -38,12 +38,14 @@ def end(state: Fleet, name: str, now_s: float, finish: str = "stop", tokens: int
     state.on_outcome(Outcome(name, "loose", "loose", finish, *told), now_s)
 
 
-def play(state: Fleet, name: str, start_s: float, rounds: int = 3, **more: Any) -> list[Decision]:
-    """A program of equal rounds, each of a second, with two seconds of tools between."""
+def play(
+    state: Fleet, name: str, start_s: float, rounds: int = 3, is_open: bool = False, **more: Any
+) -> list[Decision]:
+    """A program of equal rounds, each of a second, with two seconds of tools between; it says when it has ended."""
     decisions = []
     for k in range(rounds):
         now_s = start_s + 3.0 * k
-        told = agent(name, is_last=k == rounds - 1, **more)
+        told = agent(name, is_last=k == rounds - 1 and not is_open, **more)
         decisions.append(one(state, sub(f"{name}-{k}", told), now_s))
         end(state, f"{name}-{k}", now_s + 1.0)
     return decisions
@@ -127,13 +129,24 @@ def test_a_program_without_a_sign_of_life_has_ended() -> None:
 
 def test_a_program_that_cannot_end_in_time_is_told_so_at_its_first_request() -> None:
     state = fleet(unattainable="refuse")
-    for k in range(4):
+    for k in range(20):
         play(state, f"p{k}", 100.0 * k)
-    short = msgspec.structs.replace(agent("short"), deadline_s=4.0)
-    decision = one(state, sub("short-0", short, slo=msgspec.structs.replace(OPEN, e2e_s=4.0)), 500.0)
+    short = msgspec.structs.replace(agent("short"), deadline_s=1.5)
+    decision = one(state, sub("short-0", short, slo=msgspec.structs.replace(OPEN, e2e_s=1.5)), 2500.0)
     assert (decision.verdict, decision.reason) == (Verdict.REFUSED, UNATTAINABLE)
     assert ("", "short") not in state.programs.open, "refused, it has not begun"
     assert state.programs.status()["refused"] == 1
+
+
+def test_a_new_kind_of_program_is_taken_to_have_ended_by_the_tool_times_of_those_under_way() -> None:
+    """Eight of them made two rounds each, with two seconds of tools between, and say no more."""
+    state = fleet()
+    for k in range(8):
+        play(state, f"p{k}", 10.0 * k, rounds=2, is_open=True)
+    assert state.programs.places.tokens > 0.0
+    one(state, sub("other-0", Program("other", DEADLINE_S, app="another")), 80.0)
+    held = {key[1] for key, program in state.programs.open.items() if program.held_tokens > 0.0}
+    assert held == {"p0", "p1", "p2", "other"}, "when theirs ended, too few tool times were known"
 
 
 def test_a_later_round_of_a_promised_program_is_admitted_where_a_new_request_is_not() -> None:
