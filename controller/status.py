@@ -28,7 +28,7 @@ def fleet_status(fleet: Fleet, now_s: float, replicas: list[Any] | None = None) 
         "drift": fleet.tracker.drift.summary(now_s),
         "allocation": fleet.allocation.status(now_s),
         "prefixes": prefix_status(fleet),
-        "programs": fleet.programs.status(),
+        "programs": fleet.programs.status(now_s),
     }
 
 

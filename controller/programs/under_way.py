@@ -72,8 +72,10 @@ class ProgramsUnderWay:
                 program.patience_s = self._history(key[0], program.app).patience_s(len(program.nodes))
             self.checks.at(now_s + min(program.patience_s, self.options.idle_s), key, program)
 
-    def status(self) -> dict[str, Any]:
-        """Programs with a deadline that have ended, those under way, those that wait for a place, and known graphs."""
+    def status(self, now_s: float) -> dict[str, Any]:
+        """Programs with a deadline that have ended by now, those under way, those that wait for a place, and known
+        graphs."""
+        self._check(now_s)
         known = sum(map(len, self.histories.values()))
         return {"open": len(self.open), "waiting": len(self.places.line), "known_graphs": known, **self.counts.status()}
 

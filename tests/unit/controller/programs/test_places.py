@@ -104,14 +104,14 @@ def test_a_program_that_is_not_promised_waits_for_a_place_and_keeps_it() -> None
         decision = one(state, name, now_s)
     assert (decision.verdict, decision.retry_after_s > 0.0) == (Verdict.PENDING, True)
     waiting = turned_away.pop()
-    assert state.programs.status()["waiting"] == 1
+    assert state.programs.status(now_s)["waiting"] == 1
     end(state, f"{turned_away[0]}-0", now_s)
     again = one(state, turned_away[0], now_s + 0.1, 1)
     assert (again.verdict, again.reason) == (Verdict.BEST_EFFORT, TOO_MANY), "it has its place from its first call on"
     assert one(state, waiting, now_s + 0.2).verdict == Verdict.PENDING
     state.programs._close(("", turned_away[0]), now_s + 0.2)
     assert one(state, waiting, now_s + 0.3).verdict == Verdict.BEST_EFFORT
-    assert state.programs.status()["waiting"] == 0
+    assert state.programs.status(now_s)["waiting"] == 0
     state.check_integrity()
 
 

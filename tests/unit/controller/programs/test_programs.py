@@ -125,6 +125,10 @@ def test_a_program_without_a_sign_of_life_has_ended() -> None:
     one(state, sub("b-1", agent("b")), 40.0)
     assert [key[1] for key in state.programs.open] == ["b"]
     assert state.programs.counts.on_time == 1
+    end(state, "b-0", 41.0)
+    end(state, "b-1", 41.0)
+    told = [fleet_status(state, now_s)["programs"]["open"] for now_s in (70.0, 72.0)]
+    assert told == [1, 0], "the status says so where nobody asks for anything"
 
 
 def test_a_program_that_cannot_end_in_time_is_told_so_at_its_first_request() -> None:
@@ -135,7 +139,7 @@ def test_a_program_that_cannot_end_in_time_is_told_so_at_its_first_request() -> 
     decision = one(state, sub("short-0", short, slo=msgspec.structs.replace(OPEN, e2e_s=1.5)), 2500.0)
     assert (decision.verdict, decision.reason) == (Verdict.REFUSED, UNATTAINABLE)
     assert ("", "short") not in state.programs.open, "refused, it has not begun"
-    assert state.programs.status()["refused"] == 1
+    assert state.programs.status(2500.0)["refused"] == 1
 
 
 def test_a_new_kind_of_program_is_taken_to_have_ended_by_the_tool_times_of_those_under_way() -> None:
