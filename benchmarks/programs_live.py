@@ -12,6 +12,7 @@ end.
 
 import argparse
 import contextlib
+import json
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -77,15 +78,15 @@ def main() -> None:
     parser.add_argument("--longest-s", type=float, default=45.0, help="critical path of a session on idle engines")
     parser.add_argument("--device", choices=("auto", "timed"), default="auto", help="timed: engines keep time only")
     parser.add_argument("--quick", action="store_true", help="one seed, 15 programs at load 0.7, two systems")
+    parser.add_argument("--beside", type=Path, help="result file whose systems are not played again, nor the machine")
     parser.add_argument("--json", type=Path, help="result file")
     options = parser.parse_args()
     if options.quick:
         options.seeds, options.loads, options.programs, options.systems = [1], [0.7], 15, [OURS, VLLM]
     if not options.trace.exists():
         parser.exit(2, f"--trace: no file {options.trace}; it comes with the project's data, not with a clone\n")
-    console, points = Console(stderr=True), list[dict[str, Any]]()
-    sessions = Sessions(options)
-    machine = measure(sessions, options, console)
+    console, sessions = Console(stderr=True), Sessions(options)
+    machine, points = earlier(sessions) if options.beside else (measure(sessions, options, console), [])
     console.print(machine)
     for seed in options.seeds:
         for system in options.systems:
@@ -154,6 +155,15 @@ def measure(sessions: Sessions, options: argparse.Namespace, console: Console) -
     busy_s = float(alone_s(live, seconds).sum()) / len(player.played)
     found = {"capacity_per_s": capacity, "alone_s_per_program": busy_s, "sessions": len(sessions.names)}
     return {**seconds._asdict(), **found}
+
+
+def earlier(sessions: Sessions) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What an earlier run found of the machine, and its points of other systems, so that rates and deadlines are its;
+    leaves the same sessions."""
+    told = json.loads(sessions.options.beside.read_text())
+    machine = told["config"]["machine"]
+    sessions.keep_short(IdleSpeed(*(machine[name] for name in IdleSpeed._fields)))
+    return machine, [point for point in told["points"] if point["system"] not in sessions.options.systems]
 
 
 def run(
@@ -239,7 +249,7 @@ def write(options: argparse.Namespace, machine: Mapping[str, Any], points: list[
     """The result file, rewritten after every system."""
     config = {key: value.name if isinstance(value, Path) else value for key, value in vars(options).items()}
     seeds = sorted({point["seed"] for point in points})
-    told = {**config, "machine": dict(machine)}
+    told = {**config, "systems": sorted({point["system"] for point in points}), "machine": dict(machine)}
     write_result(options.json, "programs_live", config=told, seeds=seeds, headline=headline(points), points=points)
 
 
