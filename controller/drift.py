@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from controller.scaling.history import Change, History
-from protocol.messages import Outcome, Scope
+from protocol.messages import FINISHED, Outcome, Scope
 
 WINDOW, LEAST = 200, 30  # latest requests that count, and how many an alarm takes
 BEGINS, ENDS = 1.5, 1.25  # ratio at which an alarm begins, and below which it ends
@@ -75,7 +75,7 @@ class DriftWatch:
 
     def note(self, outcome: Outcome, predicted_tokens: float | None, now_s: float) -> list[Alarm]:
         """A request ended; ``predicted_tokens`` is the mean told at its arrival, None where that is not known."""
-        if outcome.finish not in ("stop", "length"):
+        if outcome.finish not in FINISHED:
             return []
         tier, found = outcome.tier_asked, list[Alarm | None]()
         if outcome.tests_prediction and outcome.scope != Scope.SEQUENCE:

@@ -18,6 +18,7 @@ INF = float("inf")
 # Live engines' ``best_effort_stretch``: with a smaller one, work without objectives is half as fast.
 LIVE_STRETCH = 8.0
 BLOCK_TOKENS = 32  # KV tokens per block, where nothing else is configured; vLLM on a CPU wants multiples of 32
+FINISHED = ("stop", "length", "repetition")  # how a whole output ends
 PREFILLED = "prefilled"  # how a request ends on a replica that only prefills it
 LOAD_TOKENS = 512  # of a prompt, that weigh as much as one more request in ``Outputs.load``
 
@@ -213,7 +214,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
     request_id: str
     tier_asked: str
     tier_served: str
-    finish: str  # "stop", "length", "abort" (the client left), "refused", "error"
+    finish: str  # one of ``FINISHED``, "abort" (the client left), "refused", "error"
     met: bool
     ttft_s: float
     tpot_s: float
@@ -236,7 +237,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def tests_prediction(self) -> bool:
         """Whether what came can be compared with what was predicted: served to its end as and where promised."""
-        is_served = self.finish in ("stop", "length") and self.verdict == Verdict.ADMITTED
+        is_served = self.finish in FINISHED and self.verdict == Verdict.ADMITTED
         return is_served and self.predicted_ttft_s < INF and not self.has_moved
 
 
@@ -268,7 +269,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     request_id: str
     token_ids: tuple[int, ...]
-    finish: str = ""  # "", "stop", "length", "abort", "error", PREFILLED
+    finish: str = ""  # "", one of ``FINISHED``, "abort", "error", PREFILLED
     stop_reason: int | str | None = None
     extra: bytes = b""  # the engine's own output (msgpack) when it carries more than tokens, such as logprobs
     transfer: bytes = b""  # with PREFILLED: where the KV cache of the prompt is to be had

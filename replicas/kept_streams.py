@@ -8,9 +8,7 @@ from array import array
 from dataclasses import dataclass, field
 
 from protocol.kept_streams import KEEP_S, MOST_TOKENS, KeptStream
-from protocol.messages import Delta, Submission
-
-COMPLETE = ("stop", "length")
+from protocol.messages import FINISHED, Delta, Submission
 
 
 @dataclass
@@ -56,7 +54,7 @@ class KeptStreams:
         """Keep the news of a request, if its stream is kept."""
         if (stream := self._live.get(delta.request_id)) is not None:
             stream.add(delta.token_ids, now_s)
-            if delta.finish in COMPLETE:
+            if delta.finish in FINISHED:
                 stream.finish, stream.stop_reason = delta.finish, delta.stop_reason
 
     def end(self, request_id: str, now_s: float) -> None:

@@ -62,8 +62,8 @@ class Ingress:
         transit_s = config.ingress.transit_s
         timeouts = Timeouts(fleet.admit_timeout_s, fleet.resume_timeout_s, fleet.stall_timeout_s, transit_s)
         arguments, marked = command_line(model, config.server_arguments), config.marked_block_tokens
-        most = config.ingress.limits.prompt_logprobs
-        server, client = await make_server(arguments, transport, timeouts, marked, most, config.not_computed)
+        limits = config.ingress.limits
+        server, client = await make_server(arguments, transport, timeouts, marked, limits, config.not_computed)
         return IngressApp(
             config,
             transport,

@@ -28,7 +28,7 @@ from controller.lengths.forest import Floats, Forest
 from controller.lengths.training import LEAST_REQUESTS, Finished, TrainingSet, ask
 from controller.mirror.lengths import LengthEstimator as TierLengths
 from planning.limits import KV_RESERVES
-from protocol.messages import AdmissionRequest, Outcome, Progress
+from protocol.messages import FINISHED, AdmissionRequest, Outcome, Progress
 
 FOREST, STALE = "forest", "forest, stale"  # sources of answers: of the request itself, of one like it
 BATCH = 64  # requests that a forest is asked about at a time
@@ -224,7 +224,7 @@ class FleetLengths:
         """
         known = self.live.pop(outcome.request_id, None)
         self._pending.pop(outcome.request_id, None)
-        if outcome.output_tokens <= 0 or outcome.finish not in ("stop", "length"):
+        if outcome.output_tokens <= 0 or outcome.finish not in FINISHED:
             return None
         output, cap = outcome.output_tokens, max(outcome.output_cap_tokens, outcome.output_tokens)
         query = LengthQuery(outcome.tier_asked, outcome.tenant, 0, cap) if known is None else known.query

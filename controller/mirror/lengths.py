@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from protocol.messages import Outcome
+from protocol.messages import FINISHED, Outcome
 
 WINDOW = 200  # latest requests of a tenant that count; after so many the prior is forgotten
 PRIOR_WEIGHT = 100.0  # requests that a prior counts for, before any has finished
@@ -169,7 +169,7 @@ class LengthEstimator:
 
     def learn(self, outcome: Outcome) -> None:
         """Note how long a request became that ended by itself or at its cap; others tell nothing."""
-        if outcome.output_tokens > 0 and outcome.finish in ("stop", "length"):
+        if outcome.output_tokens > 0 and outcome.finish in FINISHED:
             cap_tokens = max(outcome.output_cap_tokens, outcome.output_tokens)
             is_cut = outcome.finish == "length"
             self.note(outcome.tier_asked, outcome.output_tokens, cap_tokens, is_cut, outcome.tenant)

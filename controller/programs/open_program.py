@@ -20,18 +20,19 @@ from protocol.programs import INF, Program, StageGiven
 
 NO_ROW = -1
 AT_ONCE_S = 2 * LEAST_S
-MOST_NODES = 2048  # sub-requests of a program that its graph has; later ones are counted in none
+MOST_NODES = 2048  # sub-requests of a program that are followed; the others are requests like any
+CUTS = 4  # parts that an engine request's id may have behind its response's
 
 
 @dataclass
 class Part:
     """One sub-request, whatever the number of its attempts."""
 
-    node: int  # in the program's graph; -1: beyond ``MOST_NODES``
+    node: int  # in the program's graph
     given: StageGiven
     due_s: float  # on the controller's clock
     latest_s: float  # what it may be given where nobody can promise that
-    is_running: bool = True
+    is_running: bool = False
 
     def objective(self, slo: Slo, arrived_s: float) -> Slo:
         """What its request asks for, with its stage's deadline. What is due at once has no pace that would say its
@@ -80,10 +81,12 @@ class OpenProgram:
     is_noted: bool = False  # it broke its promise, which the bound knows
     precedence_tokens: float = 0.0  # prompt tokens that may still be admitted before others
     parts: dict[str, Part] = field(default_factory=dict)  # by request id
+    running: int = 0  # of them
     last_s: float = 0.0  # when something of it was heard last
     ended_s: float = 0.0  # end of the sub-request that ended last
     _nodes: np.ndarray = field(default_factory=lambda: np.zeros(8, dtype=NODE))
     _names: list[tuple[str, str]] = field(default_factory=list)  # request id and told stage of each node
+    _called: dict[str, list[int]] = field(default_factory=dict)  # nodes by what clients may call them
 
     @property
     def nodes(self) -> Nodes:
@@ -92,7 +95,12 @@ class OpenProgram:
 
     @property
     def is_running(self) -> bool:
-        return any(part.is_running for part in self.parts.values())
+        return self.running > 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more of its sub-requests are followed."""
+        return len(self._names) == MOST_NODES
 
     @property
     def due_s(self) -> float:
@@ -104,9 +112,7 @@ class OpenProgram:
         return now_s >= self.due_s
 
     def arrive(self, request_id: str, told: Program, prompt_tokens: int, arrived_s: float) -> int:
-        """A new sub-request; its node, or -1 where there are too many."""
-        if len(self._names) == MOST_NODES:
-            return -1
+        """A new sub-request of a program that is not full; its node."""
         node = len(self._names)
         if node == len(self._nodes):
             self._nodes = np.concatenate([self._nodes, np.zeros_like(self._nodes)])
@@ -115,22 +121,29 @@ class OpenProgram:
         row["begin_s"], row["end_s"], row["output_tokens"] = arrived_s - self.started_s, INF, 0
         row["label"] = label_of(told.model, told.tools)
         self._names.append((request_id, told.stage))
+        for name in called(request_id, told.stage):
+            self._called.setdefault(name, []).append(node)
         return node
+
+    def begin(self, request_id: str, part: Part, now_s: float) -> None:
+        """What has arrived asks for the first time."""
+        self.parts[request_id] = part
+        self.resume(part, now_s)
 
     def end(self, part: Part, output_tokens: int, now_s: float) -> None:
         """A sub-request has ended, served or not."""
+        self.running -= part.is_running
         part.is_running, self.last_s, self.ended_s = False, now_s, max(self.ended_s, now_s)
         if not self.is_running:
             self.left = self.later
-        if part.node >= 0:
-            row = self._nodes[part.node]
-            row["end_s"], row["output_tokens"] = now_s - self.started_s, output_tokens
+        row = self._nodes[part.node]
+        row["end_s"], row["output_tokens"] = now_s - self.started_s, output_tokens
 
     def resume(self, part: Part, now_s: float) -> None:
         """A sub-request asks, perhaps again after it was thought to have ended."""
+        self.running += not part.is_running
         part.is_running, self.last_s = True, now_s
-        if part.node >= 0:
-            self._nodes[part.node]["end_s"] = INF
+        self._nodes[part.node]["end_s"] = INF
 
     def prefix(self) -> Prefix:
         """Its graph by super-nodes."""
@@ -148,7 +161,7 @@ class OpenProgram:
         due = [
             part.due_s - self.started_s
             for part in self.parts.values()
-            if part.is_running and part.node >= 0 and self._nodes[part.node]["stage"] == stage
+            if part.is_running and self._nodes[part.node]["stage"] == stage
         ]
         return max(due, default=0.0)
 
@@ -168,11 +181,9 @@ class OpenProgram:
         return {name for (_, name), stage in zip(self._names, self.nodes["stage"], strict=True) if stage in stages}
 
     def _named(self, names: Iterable[str]) -> Iterable[int]:
-        """Nodes that these names of stages or requests mean. A response's id begins its engine request's id."""
-        for name in names:
-            for node, (request_id, stage) in enumerate(self._names):
-                if name in (stage, request_id) or request_id.startswith((f"{name}-", f"{name}_")):
-                    yield node
+        """Nodes that these names of stages or requests mean."""
+        for name in dict.fromkeys(names):
+            yield from self._called.get(name, ())
 
     def _fresh_tokens(self, told: Program, prompt_tokens: int) -> float:
         """Tokens of a prompt beyond the longest conversation so far that it can continue."""
@@ -181,6 +192,17 @@ class OpenProgram:
             nodes = self.nodes[parents]
         known = nodes["input_tokens"] + nodes["output_tokens"]
         return prompt_tokens - float(known[known <= prompt_tokens].max(initial=0.0))
+
+
+def called(request_id: str, stage: str) -> set[str]:
+    """What clients may call a sub-request: its stage, its id, or the response's id, with which that begins."""
+    names, name = {request_id, stage} - {""}, request_id
+    for _ in range(CUTS):
+        if (end := max(name.rfind("-"), name.rfind("_"))) <= 0:
+            break
+        name = name[:end]
+        names.add(name)
+    return names
 
 
 def label_of(model: str, tools: Iterable[str]) -> int:

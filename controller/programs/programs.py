@@ -50,10 +50,15 @@ class Programs(ProgramsUnderWay):
         assert told is not None
         arrived_s = now_s - request.age_s
         program = self._program(request, told, arrived_s)
-        if (part := program.parts.get(name)) is None:
-            part = program.parts[name] = self._begin(program, request, told, arrived_s)
+        if part := program.parts.get(name):
+            program.resume(part, now_s)
+        elif program.is_full:
+            program.last_s = now_s
+            return request
+        else:
+            part = self._begin(program, request, told, arrived_s)
+            program.begin(name, part, now_s)
             self._keys[name] = (request.tenant, told.id)
-        program.resume(part, now_s)
         self._follow(program)
         if part.due_s == INF or request.slo.best_effort:
             return request
@@ -78,9 +83,6 @@ class Programs(ProgramsUnderWay):
         """A new sub-request, with what its stage is given."""
         node = program.arrive(base_request_id(request.request_id), told, request.prompt_tokens, arrived_s)
         left_s = program.due_s - arrived_s
-        if node < 0:
-            given = StageGiven(0, left_s, left_s, 0.0, 0.0, program.is_promised)
-            return Part(node, given, program.due_s, program.due_s)
         stage, history = int(program.nodes["stage"][node]), self._history(request.tenant, program.app)
         if stage > 0 and program.nodes["stage"][:-1].max() < stage:
             history.gaps_s.append(float(program.stages()["gap_s"][stage]))

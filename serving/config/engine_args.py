@@ -35,6 +35,8 @@ REFUSED = {
     "enable_scale_out": "the ingress serves text",
     "max_num_queued_reqs": "has no effect behind the dispatcher",
     "max_num_queued_tokens": "has no effect behind the dispatcher",
+    "sse_keep_alive_interval": "a stream begins when its request is admitted, which nothing may come before",
+    "mm_processor_cache_type": "an ingress has no memory in common with engines",
     "_api_process_count": "is vLLM's own business",
     "_api_process_rank": "is vLLM's own business",
 }
@@ -72,6 +74,7 @@ HARMLESS: dict[str, tuple[Any, ...]] = {  # values that say what is so anyway
     "data_parallel_size": (1,),
     "data_parallel_size_local": (1,),
     "data_parallel_backend": ("mp",),
+    "mm_processor_cache_type": ("lru",),
     "nnodes": (1,),
     "node_rank": (0,),
     "scheduling_policy": ("fcfs",),
@@ -87,7 +90,7 @@ SERVES_OWN = (  # where vLLM's own HTTP server would listen, and how many proces
 ENGINES_ONLY = (  # sizes of an engine, of which the ingress has none
     "tensor_parallel_size pipeline_parallel_size gpu_memory_utilization num_gpu_blocks_override enable_chunked_prefill"
     " scheduling_policy async_scheduling kv_transfer_config speculative_config long_prefill_token_threshold"
-    " kv_cache_dtype"
+    " kv_cache_dtype mm_processor_cache_gb"
 ).split()
 
 

@@ -3,15 +3,17 @@
 import asyncio
 import contextvars
 import logging
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from protocol.messages import Outcome
+from protocol.messages import Delta, Outcome
 from serving.dispatch.engine_request import Transport
 
 logger = logging.getLogger("polyslo.dispatch")
 
 NOTICE_S = 5.0  # that a notice may take
+AGAIN_S, MOST_STRAYS = 1.0, 4096  # between two aborts of one attempt; attempts that are watched for that
 RESTART_S = 0.1  # before work that failed begins anew
 
 
@@ -84,12 +86,13 @@ def _guarded(callback: Callable[..., None], *arguments: Any) -> None:
 
 
 class BackgroundCalls:
-    """Sent in the background; one may be lost, for the replicas' own reports repeat what they say."""
+    """Sent in the background; one may be lost, for the replicas' own reports and tokens repeat what they say."""
 
     def __init__(self, transport: Transport, tasks: Tasks) -> None:
         self._transport, self._tasks = transport, tasks
         self._outcomes: list[Outcome] = []
         self._aborts: dict[str, list[str]] = {}
+        self._strays_s: dict[tuple[str, str], float] = {}  # by replica and attempt: when tokens of it came, or an abort
 
     def ended(self, outcome: Outcome) -> None:
         """Tell the controller, all of one event-loop tick together."""
@@ -106,6 +109,18 @@ class BackgroundCalls:
         if not self._aborts:
             self._tasks.soon(self._flush_aborts)
         self._aborts.setdefault(replica, []).append(attempt_id)
+
+    def note_stray(self, replica: str, delta: Delta) -> None:
+        """Tokens came of an attempt that nobody wants any more: where they go on for ``AGAIN_S`` its abort was lost."""
+        name, now_s = (replica, delta.request_id), time.monotonic()
+        seen_s = self._strays_s.setdefault(name, now_s)
+        if delta.finish:
+            del self._strays_s[name]
+        elif now_s - seen_s > AGAIN_S:
+            self._strays_s[name] = now_s
+            self.abort(*name)
+        if len(self._strays_s) > MOST_STRAYS:
+            del self._strays_s[next(iter(self._strays_s))]
 
     def _flush_aborts(self) -> None:
         aborts, self._aborts = self._aborts, {}

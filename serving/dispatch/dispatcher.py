@@ -190,7 +190,8 @@ class Dispatcher:
         for delta in deltas:
             request = self.registry.named(delta.request_id)
             if request is None or request.replica != replica:
-                continue  # aborted, or already moved elsewhere
+                self._background.note_stray(replica, delta)  # aborted, or already moved elsewhere
+                continue
             try:
                 self._take(request, delta, leaves_s, delivered, moving, lost)
             except Exception:
@@ -265,7 +266,7 @@ class Dispatcher:
         So does what went from replica to replica without a token: perhaps it is what fails them. What none takes tries
         again after a pause, for as long as a stream may wait for a replica.
         """
-        for request in requests:
+        for request in filter(self.registry.is_live, requests):
             self._background.abort(replica, request.attempt_id)  # it may live on, and only be out of reach
             request.replica, request.transfer = "", b""  # a hand-over is read once: it is computed anew
             if self._is_hopeless(request) or (request.tokens and not request.resumable):

@@ -10,6 +10,7 @@ import msgspec
 
 from controller.disaggregation.split import prefill_slo
 from protocol.messages import (
+    FINISHED,
     INF,
     LOAD_TOKENS,
     AdmissionRequest,
@@ -203,7 +204,7 @@ def outcome(request: "EngineRequest", finish: str, scope: Scope) -> Outcome:
         request_state.slo.tier,
         decision.tier if decision else "",
         finish,
-        request_state.meets(sequence) and finish in ("stop", "length"),
+        request_state.meets(sequence) and finish in FINISHED,
         tally.first_s,
         tally.mean_gap_s,
         tally.last_s,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
+from starlette.middleware.cors import CORSMiddleware
 
 from controller.deploys import ApplicationClash
 from protocol.garbage import Garbage
@@ -18,7 +19,7 @@ from serving.config.model_tables import tables_of
 from serving.config.tiers import TierTableConfig
 from serving.dispatch.dispatcher import Dispatcher
 from serving.dispatch.transport import RayTransport
-from serving.ingress.asgi import Message, Receive, Send, send_error, send_json
+from serving.ingress.asgi import App, Message, Receive, Send, send_error, send_json
 from serving.ingress.disconnects import Disconnects
 from serving.ingress.errors import ApiError, unavailable
 from serving.ingress.guard import Guard
@@ -35,6 +36,7 @@ logger = logging.getLogger("polyslo.ingress")
 PING_S = 1.0
 CONFIGURE_TRIES, CONFIGURE_S = 5, 30.0
 PATIENCE_S = 5.0  # with the controller, once it has been up
+EXPOSED = ("retry-after", "x-request-id", "x-slo-reason", "x-slo-tier", "x-slo-stage-deadline-ms", "x-stream-resume")
 STATUS_AGE_S = 0.5  # health and status answers may be so old
 
 
@@ -79,6 +81,8 @@ class IngressApp:
         self.middleware = SloMiddleware(Disconnects(server), self.index, self.done, status, limits, has_tenants)
         self.middleware.resumption = Resumption(transport.take_stream, self._known, self.metrics.streams_resumed)
         self._generate = Guard(self.middleware, config.ingress.guard)
+        cors = getattr(getattr(server, "state", None), "cors", None)
+        self._answered: App = CORSMiddleware(self._choose, expose_headers=EXPOSED, **cors) if cors else self._choose
         self._pinging = asyncio.get_running_loop().create_task(self._ping())
 
     def set_table(self, settings: Any) -> None:
@@ -118,6 +122,9 @@ class IngressApp:
         self.middleware.resumption.done(request_state)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        await self._answered(scope, receive, send)
+
+    async def _choose(self, scope: Message, receive: Receive, send: Send) -> None:
         scope = within_prefix(scope)
         reads = scope["type"] == "http" and scope["method"] in ("GET", "HEAD")
         if reads and scope["path"] in ("/health", "/polyslo/status"):

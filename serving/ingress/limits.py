@@ -111,6 +111,10 @@ def check_document(document: Mapping[str, Any], limits: LimitsConfig) -> None:
         if isinstance(value, str) and not is_sound_id(value):
             message = f"must be 1 to {LONGEST_ID} printable ASCII characters, got {shown(value)}"
             raise SloError(field, message)
+    if document.get("background") is True:
+        raise SloError(
+            "background", "is not supported: nobody would hear a refusal; stream the response, or wait for it"
+        )
     _check_grammars(document, limits.grammar_bytes)
     biases = document.get("logit_bias")
     if isinstance(biases, Mapping) and len(biases) > MOST_BIASES:

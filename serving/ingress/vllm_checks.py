@@ -4,7 +4,9 @@ import math
 from collections.abc import Collection
 
 from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.structured_output.request import get_structured_output_key
 
 
 def check_computed(request: EngineCoreRequest, not_computed: Collection[str]) -> None:
@@ -13,6 +15,16 @@ def check_computed(request: EngineCoreRequest, not_computed: Collection[str]) ->
         if getattr(request.sampling_params, field, None) is not None:
             message = f"{field}: needs logits, which engines of this fleet do not compute"
             raise VLLMValidationError(message, parameter=field)
+
+
+def check_grammar_size(constraint: StructuredOutputsParams, most: int) -> None:
+    """Raise ``VLLMValidationError`` for a grammar of more than ``most`` bytes, such as vLLM makes of tools."""
+    if constraint.all_constraints_none():
+        return
+    _, text = get_structured_output_key(constraint)
+    if (size := len(text.encode())) > most:
+        message = f"structured_outputs: has {size} bytes; at most {most} are compiled"
+        raise VLLMValidationError(message, parameter="structured_outputs")
 
 
 def check_prompt_logprobs(request: EngineCoreRequest, most: float) -> None:

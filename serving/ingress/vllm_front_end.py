@@ -10,21 +10,24 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from protocol.messages import FINISHED
 from serving.ingress.lanes import Lanes
 from serving.ingress.turns import Turns
+from serving.ingress.vllm_checks import check_grammar_size
 from serving.ingress.vllm_grammar import says_nothing
 from serving.request.state import current_request_state
 from serving.request.trail import StreamTrail
 
 GRAMMAR_THREADS, GRAMMARS_PER_CLIENT = 4, 2  # checks of grammars at a time, in all and of one API key
-COMPLETE = ("stop", "length")
 
 
 class FleetLLM(AsyncLLM):
     """vLLM's front end, with grammars checked in threads: that may take seconds, for which no other client waits."""
 
-    def __init__(self, config: VllmConfig, **options: Any) -> None:
+    def __init__(self, config: VllmConfig, grammar_bytes: int, **options: Any) -> None:
+        """``grammar_bytes``: of a grammar at most, by whichever field of whichever route it comes."""
         super().__init__(config, **options)
+        self._grammar_bytes = grammar_bytes
         self.input_processor.structured_outputs_config = None  # checked before; see ``add_request``
         self.renderer._executor._inner = Lanes()
         self._grammars = Turns(GRAMMAR_THREADS, GRAMMARS_PER_CLIENT, "grammar")
@@ -39,6 +42,7 @@ class FleetLLM(AsyncLLM):
         """vLLM's own check, and that the grammar lets anything be said; raises ``VLLMValidationError``."""
         config = self.vllm_config.structured_outputs_config
         try:
+            check_grammar_size(params.structured_outputs, self._grammar_bytes)
             params._validate_structured_outputs(self.model_config, config, self.input_processor.tokenizer)
             is_dead = says_nothing(params.structured_outputs)
         except VLLMValidationError:
@@ -66,7 +70,7 @@ class FleetLLM(AsyncLLM):
             try:
                 async for output in outputs:
                     sequence = output.outputs[0]
-                    trail.note(sequence.token_ids, sequence.finish_reason in COMPLETE)
+                    trail.note(sequence.token_ids, sequence.finish_reason in FINISHED)
                     if trail.is_diverged:
                         raise GenerationError("the stream has become another one")
                     yield output

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import msgspec
+from starlette.middleware.cors import CORSMiddleware
 from vllm import AsyncEngineArgs, envs
 from vllm.config import LoRAConfig, VllmConfig
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
@@ -27,6 +28,7 @@ from vllm.v1.executor.abstract import Executor
 from protocol.messages import Slo, Traits
 from replicas.vllm_codec import encode_request, encode_value, with_emitted
 from routing.prefix_index import hash_prefix, salt_of
+from serving.config.limits import LimitsConfig
 from serving.dispatch.delivery_pace import DeliveryPace
 from serving.dispatch.dispatcher import Dispatcher
 from serving.dispatch.engine_request import EngineRequest, Timeouts, Transport
@@ -222,39 +224,50 @@ async def make_server(
     transport: Transport,
     timeouts: Timeouts,
     block_tokens: int = 0,
-    most_prompt_logprobs: float = math.inf,
+    limits: LimitsConfig | None = None,
     not_computed: Collection[str] = (),
 ) -> tuple[Any, FleetCoreClient]:
     """vLLM's FastAPI application and the fleet client below it.
 
-    ``arguments`` are those of ``vllm serve`` (model first): parsers, templates, names, limits; the rest is as of
-    ``FleetCoreClient``. The application's ``state.checks_keys`` tells whether it asks clients for a key.
+    ``arguments`` are those of ``vllm serve`` (model first): parsers, templates, names; ``limits`` are an ingress's own;
+    the rest is as of ``FleetCoreClient``. The application's ``state`` tells whether it asks clients for a key
+    (``checks_keys``), and what browsers may do (``cors``: for Starlette's middleware, which is the caller's to add).
     """
     args = make_arg_parser(FlexibleArgumentParser()).parse_args(arguments)
     args.model = getattr(args, "model_tag", None) or args.model
+    limits = limits or LimitsConfig()
     engine_args = AsyncEngineArgs.from_cli_args(args)
+    engine_args.mm_processor_cache_gb = 0.0  # it would leave out images that one engine has seen, and others have not
     config = VllmConfig(
         model_config=engine_args.create_model_config(),
         logging_config=engine_args.create_logging_config(),
         structured_outputs_config=engine_args.create_structured_outputs_config(),
         lora_config=lora_config(engine_args),
     )
-    client = FleetCoreClient(transport, timeouts, block_tokens, most_prompt_logprobs, not_computed)
+    client = FleetCoreClient(transport, timeouts, block_tokens, limits.prompt_logprobs, not_computed)
     original = EngineCoreClient.make_async_mp_client
     EngineCoreClient.make_async_mp_client = staticmethod(lambda **_: client)
     try:
-        engine = FleetLLM(config, executor_class=Executor.get_class(config), log_stats=False, log_requests=False)
+        options = {"executor_class": Executor.get_class(config), "log_stats": False, "log_requests": False}
+        engine = FleetLLM(config, limits.grammar_bytes, **options)
     finally:
         EngineCoreClient.make_async_mp_client = original
     client.adapters = {adapter.name for adapter in args.lora_modules or ()}
     client.forget = lambda request_id: engine.output_processor.abort_requests([request_id], internal=True)
     args.middleware = [*args.middleware, f"{ClientMistakes.__module__}.{ClientMistakes.__name__}"]
     app = build_app(args, TASKS, config.model_config)
-    app.state.checks_keys = bool(args.api_key or envs.VLLM_API_KEY)
+    app.state.checks_keys, app.state.cors = bool(args.api_key or envs.VLLM_API_KEY), without_cors(app)
     app.router.routes[:] = [route for route in app.router.routes if getattr(route, "path", "") in ROUTES]
     await init_app_state(engine, app.state, args, TASKS)
     app.state.server = types.SimpleNamespace(should_exit=False)  # vLLM's handler of unexpected errors looks at it
     return app, client
+
+
+def without_cors(app: Any) -> dict[str, Any]:
+    """Take the layer that answers browsers off vLLM's application, for the ingress puts it around refusals as well."""
+    layers = [layer for layer in app.user_middleware if layer.cls is CORSMiddleware]
+    app.user_middleware[:] = [layer for layer in app.user_middleware if layer.cls is not CORSMiddleware]
+    return dict(layers[0].kwargs)
 
 
 def lora_config(args: AsyncEngineArgs) -> LoRAConfig | None:

@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 
 from protocol.attainment import Tally
-from protocol.messages import Decision, Slo, Traits, Verdict
+from protocol.messages import FINISHED, Decision, Slo, Traits, Verdict
 from protocol.programs import Program, StageGiven
 from serving.request.trail import StreamTrail
 
-WORST_FIRST = ("error", "refused", "abort", "length", "stop")
+WORST_FIRST = ("error", "refused", "abort", *reversed(FINISHED))
 
 
 @dataclass
@@ -23,7 +23,7 @@ class Sequence:
 
     tally: Tally
     decision: Decision | None = None
-    finish: str = ""  # "", then "stop", "length", "abort", "refused" or "error"
+    finish: str = ""  # "", then one of ``FINISHED``, "abort", "refused" or "error"
     resumed: int = 0
     late: bool = False  # an engine could no longer serve it on time
     was_promised: bool = False  # by an earlier decision, which stands: its client knows it, or a replica broke it
@@ -167,7 +167,7 @@ class HttpRequestState:
         """The same of one of its sequences."""
         decision = sequence.decision
         served = decision is None or decision.keeps_objective or self.slo.best_effort
-        return served and sequence.tally.judge(finished=sequence.finish in ("stop", "length")).strict
+        return served and sequence.tally.judge(finished=sequence.finish in FINISHED).strict
 
     @property
     def stage(self) -> StageGiven | None:

@@ -4,6 +4,7 @@ The application or task comes from ``x-slo-app``, ``slo.app`` or ``slo.program.a
 from ``x-slo-output-tokens`` or ``slo.output_tokens``. The first present counts, all must be well formed.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from serving.request.program import Program, text
 from serving.request.slo import Asked, Headers, SloError, shown
 
 MOST_TOKENS = 10_000_000  # more than any model's context
+NUMBER = re.compile(r"[0-9]{1,12}")
 
 
 def read_traits(headers: Headers, body: Mapping[str, Any], program: Program | None) -> Traits:
@@ -22,7 +24,7 @@ def read_traits(headers: Headers, body: Mapping[str, Any], program: Program | No
     named += [program.app] if program is not None and program.app else []
     header = asked.header("x-slo-output-tokens")
     hints = {
-        "x-slo-output-tokens": int(header) if header and header.isascii() and header.isdigit() else header,
+        "x-slo-output-tokens": int(header) if header and NUMBER.fullmatch(header) else header,
         "slo.output_tokens": asked.slo.get("output_tokens"),
     }
     hinted = [_tokens(value, field) for field, value in hints.items() if value is not None]

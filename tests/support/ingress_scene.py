@@ -180,8 +180,10 @@ class Ingress:
         fleet, named = self.config.fleet, self.config.server_arguments
         arguments = command_line(str(ensure_embedded_model()), named)
         timeouts = Timeouts(fleet.admit_timeout_s, fleet.resume_timeout_s, fleet.stall_timeout_s)
-        most = self.config.ingress.limits.prompt_logprobs
-        server, self.client = await make_server(arguments, self.transport, timeouts, 0, most, self.config.not_computed)
+        limits = self.config.ingress.limits
+        server, self.client = await make_server(
+            arguments, self.transport, timeouts, 0, limits, self.config.not_computed
+        )
         self.server_state = server.state  # of vLLM's application
         self.ingress_app = IngressApp(self.config, self.transport, server, self.client.dispatcher)  # type: ignore[arg-type]
         self.ingress_app.set_table(TABLE)

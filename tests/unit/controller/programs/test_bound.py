@@ -212,7 +212,7 @@ def test_a_promise_is_broken_at_its_deadline_and_once() -> None:
     bound = ProgramBound(fleet().slots)
     given = StageGiven(1, 10.0, 10.0, 4.0, 0.0, True)
     runs, waits = OpenProgram(0.0, 10.0, "a", is_promised=True), OpenProgram(0.0, 10.0, "a", is_promised=True)
-    runs.parts["r"] = Part(-1, given, 10.0, 10.0)
+    runs.begin("r", Part(runs.arrive("r", Program("p"), 10, 0.0), given, 10.0, 10.0), 0.0)
     for program in (runs, waits):
         bound.note(program)
     bound.note_late(9.0)

@@ -1,6 +1,6 @@
 """The graph of a program under way."""
 
-from controller.programs.open_program import MOST_NODES, OpenProgram, Part, label_of
+from controller.programs.open_program import CUTS, MOST_NODES, OpenProgram, Part, called, label_of
 from protocol.programs import Program, StageGiven, base_request_id
 
 GIVEN = StageGiven(1, 1.0, 1.0, 1.0, 0.0, False)
@@ -14,7 +14,7 @@ class Play:
 
     def begin(self, name: str, now_s: float, tokens: int = 100, stage: str = "", parents: tuple[str, ...] = ()) -> int:
         node = self.program.arrive(name, Program("p", stage=stage, parents=parents), tokens, now_s)
-        self.program.parts[name] = Part(node, GIVEN, now_s + 1.0, now_s + 2.0)
+        self.program.begin(name, Part(node, GIVEN, now_s + 1.0, now_s + 2.0), now_s)
         return int(self.program.nodes["stage"][node])
 
     def end(self, name: str, now_s: float, tokens: int = 10) -> None:
@@ -86,8 +86,31 @@ def test_the_slowest_sibling_is_the_one_due_last() -> None:
 def test_there_are_bounds() -> None:
     play = Play()
     for k in range(MOST_NODES):
+        assert not play.program.is_full
         play.program.arrive(f"{k}", Program("p"), 10, 0.0)
-    assert play.program.arrive("one more", Program("p"), 10, 0.0) == -1
+    assert play.program.is_full
+
+
+def test_a_response_is_called_by_what_its_engine_request_begins_with() -> None:
+    assert called("cmpl-a1-0-f3", "plan") == {"plan", "cmpl-a1-0-f3", "cmpl-a1-0", "cmpl-a1", "cmpl"}
+    assert called("chatcmpl-a1_2", "") == {"chatcmpl-a1_2", "chatcmpl-a1", "chatcmpl"}
+    assert len(called("-".join(100 * "a"), "")) == 1 + CUTS
+    assert called("a", "") == {"a"}
+
+
+def test_what_runs_is_counted_once_however_often_it_asks() -> None:
+    play = Play()
+    play.begin("a", 0.0)
+    play.program.resume(play.program.parts["a"], 0.5)
+    play.begin("b", 0.0)
+    play.end("a", 1.0)
+    play.end("a", 1.0)
+    assert play.program.running == 1
+    play.program.resume(play.program.parts["a"], 1.5)
+    play.end("b", 2.0)
+    assert play.program.is_running
+    play.end("a", 3.0)
+    assert not play.program.is_running
 
 
 def test_labels_are_sets_and_silence_is_zero() -> None:

@@ -131,6 +131,20 @@ def test_a_program_without_a_sign_of_life_has_ended() -> None:
     assert told == [1, 0], "the status says so where nobody asks for anything"
 
 
+def test_calls_beyond_what_is_followed_are_requests_like_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as those of all users who send the same session id."""
+    monkeypatch.setattr("controller.programs.open_program.MOST_NODES", 3)
+    state = fleet(programs=ProgramOptions(idle_s=30.0))
+    for k in range(5):
+        decision = one(state, sub(f"a-{k}", agent("a")), float(k))
+        assert (decision.verdict, decision.stage is not None) == (Verdict.ADMITTED, k < 3)
+        end(state, f"a-{k}", k + 0.5)
+    program = state.programs.open["", "a"]
+    assert (len(program.parts), len(state.programs._keys), program.running) == (3, 3, 0)
+    assert [state.programs.status(now_s)["open"] for now_s in (33.0, 35.0)] == [1, 0], "they say that it lives"
+    state.check_integrity()
+
+
 def test_a_program_that_cannot_end_in_time_is_told_so_at_its_first_request() -> None:
     state = fleet(unattainable="refuse")
     for k in range(20):

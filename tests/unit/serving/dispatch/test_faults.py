@@ -2,7 +2,10 @@
 
 import asyncio
 
-from protocol.messages import Decision, Delta, Outputs, Verdict
+import pytest
+
+from protocol.messages import Decision, Delta, Outputs, Rejection, Verdict
+from serving.dispatch import background
 from serving.dispatch.dispatcher import MAX_FAILURES_WITHOUT_PROGRESS, PAUSE_S
 from serving.dispatch.engine_request import EngineRequest
 from tests.support.dispatch_scene import QUICK, Scene, play, until
@@ -133,3 +136,42 @@ def test_a_stream_waits_for_a_replica_and_fails_only_after_its_patience() -> Non
         await until(lambda: scene.finish("x") == "error")
 
     assert play(scenario, "a").fleet.outcomes[0].finish == "error"
+
+
+def test_an_abort_that_was_lost_is_said_again_while_tokens_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "AGAIN_S", 0.05)
+
+    async def scenario(scene: Scene) -> None:
+        scene.start("x")
+        await until(lambda: bool(scene.fleet.submitted))
+        scene.dispatcher.abort(["x"])
+        await until(lambda: len(scene.fleet.aborted) == 1)
+        scene.fleet.say("a", "x", [1])
+        await asyncio.sleep(0.02)
+        assert len(scene.fleet.aborted) == 1, "it is on its way"
+        await asyncio.sleep(0.05)
+        scene.fleet.say("a", "x", [2])
+        await until(lambda: len(scene.fleet.aborted) == 2)
+        scene.fleet.say("a", "x", [3], "length")
+        await until(lambda: not scene.dispatcher._background._strays_s)
+
+    assert play(scenario).fleet.aborted == 2 * [("a", "x")]
+
+
+def test_what_ended_while_its_submission_failed_leaves_nothing_behind() -> None:
+    async def scenario(scene: Scene) -> None:
+        asked = asyncio.Event()
+
+        async def fails_late(replica: str, batch: object) -> list[Rejection]:
+            asked.set()
+            await asyncio.sleep(0.02)
+            raise ConnectionError("gone")
+
+        scene.fleet.submit = fails_late  # type: ignore[method-assign,assignment]
+        scene.start("x")
+        await asked.wait()
+        scene.dispatcher.abort(["x"])
+        await asyncio.sleep(0.05)
+        assert not scene.dispatcher.registry._groups
+
+    play(scenario)

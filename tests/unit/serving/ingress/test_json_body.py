@@ -92,3 +92,10 @@ def test_limits_hold_for_values_and_not_for_text() -> None:
     assert read_json(text, VALUES, DEPTH)
     digits = {"prompt": LONG, "seed": 2**63 - 1, "salt": 2**64 - 1, "small": -(2**63)}
     assert read_json(json.dumps(digits).encode(), VALUES, DEPTH) == digits
+
+
+@pytest.mark.parametrize("tail", [b'\\"' * 300_000, b'\\"' * 300_000 + b"\\", b"a" * 600_000])
+def test_a_string_without_an_end_is_read_once(tail: bytes) -> None:
+    """Read again from each of its quotes, it would take minutes, in which an ingress serves nobody."""
+    with pytest.raises(SloError, match=r"is not JSON|more than"):
+        read_json(b"," * (VALUES + 1) + b'"' + tail, VALUES, DEPTH)

@@ -7,10 +7,12 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 
 from serving.config.limits import LimitsConfig
 from serving.ingress.limits import check_document
+from serving.ingress.vllm_checks import check_grammar_size
 from serving.ingress.vllm_grammar import may_recur, says_nothing
 from serving.request.slo import SloError
 
@@ -66,3 +68,29 @@ def test_long_grammar_is_refused(field: str) -> None:
 def test_structured_outputs_are_an_object(value: Any) -> None:
     with pytest.raises(SloError, match="structured_outputs: must be an object"):
         check_document({"structured_outputs": value}, LimitsConfig())
+
+
+def test_a_comment_hides_no_rule() -> None:
+    assert may_recur('# 12" wide\nroot ::= root "a"')
+    assert may_recur('# "\nroot ::= root "a"')
+    assert not may_recur('# 12" wide\nroot ::= "a"')
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'root ::= "a"' + "\n" * 300_000,
+        'root ::= # "' + '\\"' * 300_000,
+        "root ::= " + "a" * 300_000 + "\n" + "b" * 300_000,
+    ],
+    ids=["lines", "literal", "names"],
+)
+def test_a_long_grammar_is_read_once(text: str) -> None:
+    """Read again from each of its lines or quotes, it would take minutes, in which an ingress serves nobody."""
+    assert not may_recur(text)
+
+
+def test_what_vllm_makes_a_grammar_of_is_measured() -> None:
+    check_grammar_size(StructuredOutputsParams(choice=["a"]), 100)
+    with pytest.raises(VLLMValidationError, match="at most 100 are compiled"):
+        check_grammar_size(StructuredOutputsParams(json={"enum": ["a" * 100]}), 100)

@@ -1,9 +1,12 @@
 """What the ingress tells of vLLM's requests."""
 
+import asyncio
+
 import pytest
 
 pytest.importorskip("vllm")
 
+from vllm import AsyncEngineArgs
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.lora.request import LoRARequest
@@ -12,8 +15,9 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine import EngineCoreRequest
 
 from protocol.messages import Slo
+from serving.dispatch.engine_request import Timeouts
 from serving.ingress.middleware import GENERATING
-from serving.ingress.vllm_server import ROUTES, TASKS, to_engine_request
+from serving.ingress.vllm_server import ROUTES, TASKS, make_server, to_engine_request
 from serving.request.state import HttpRequestState
 
 
@@ -73,3 +77,17 @@ def test_objectives_count_wherever_vllm_generates_text() -> None:
         *("/inference/v1/generate", "/inference/v1/abort_requests"),  # scale-out: off without vLLM's own option
     }
     assert {path for path in routes - others if not path.endswith(("/render", "/derender"))} == GENERATING
+
+
+def test_an_ingress_leaves_no_image_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of what was sent assumes a single engine."""
+    asked: list[float] = []
+
+    def stop(args: AsyncEngineArgs) -> None:
+        asked.append(args.mm_processor_cache_gb)
+        raise InterruptedError
+
+    monkeypatch.setattr(AsyncEngineArgs, "create_model_config", stop)
+    with pytest.raises(InterruptedError):
+        asyncio.run(make_server(["embedded"], None, Timeouts()))  # type: ignore[arg-type]
+    assert asked == [0.0]

@@ -45,3 +45,12 @@ def test_a_slowdown_is_judged_by_what_the_first_decision_makes_of_it() -> None:
     request_state.sequence("r").finish = "stop"
     assert request_state.slo_object()["target_ttft_ms"] == 250.0
     assert not request_state.met
+
+
+def test_an_output_that_ends_for_its_repetition_is_complete() -> None:
+    request_state = HttpRequestState(Slo(ttft_s=1.0, tpot_s=1.0, tier="standard"))
+    for name, finish in (("r-0", "stop"), ("r-1", "repetition")):
+        request_state.record_tokens(name, 3, request_state.arrived_s + 0.1)
+        request_state.sequence(name).finish = finish
+    assert request_state.met
+    assert request_state.finish == "repetition"

@@ -38,3 +38,10 @@ def test_a_hint_that_is_no_number_of_tokens_is_refused(value: str) -> None:
 def test_the_same_in_the_body(value: object) -> None:
     with pytest.raises(SloError, match=r"slo\.output_tokens"):
         read_traits({}, {"slo": {"output_tokens": value}}, None)
+
+
+@pytest.mark.parametrize("told", ["9" * 13, "9" * 5000, "-1", "1.5", "\u00b2", ""])
+def test_a_length_that_is_no_number_of_tokens_is_named(told: str) -> None:
+    """Python converts no more than 4,300 digits."""
+    with pytest.raises(SloError, match="whole number of tokens"):
+        read_traits({"x-slo-output-tokens": told}, {}, None)
