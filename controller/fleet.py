@@ -177,7 +177,7 @@ class Fleet:
     def _admit_or_hold(self, p: Pending, now_s: float) -> Decision:
         """Send a placed request, or keep it back while it could not begin."""
         self.allocation.record_arrival(p.row, now_s)
-        if (wait_s := self.held.wait_s(p, now_s)) > 0.0:
+        if (wait_s := self.held.wait_s(p, self.by_slot[p.slot], now_s)) > 0.0:
             self.held.hold(p, self.by_slot[p.slot], now_s)
             self.unplaced.leave(int(p.row["id"]))
             return self._unplaced(p, Verdict.PENDING, wait_s)

@@ -197,6 +197,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     prefixes: PrefixNews | None = None  # where it knows by its engine's own word what the prefix cache holds
     aging_s: float = 20.0
     newcomer_share: float = 0.5
+    steps_in_flight: int = 1  # iterations that its engine has formed, at most, when one of them runs
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True):

@@ -143,6 +143,7 @@ class HostedReplica:
             counts=state.counts,
             prefixes=held.news() if held is not None else None,
             pid=os.getpid(),
+            steps_in_flight=state.steps_in_flight,
             **msgspec.structs.asdict(state.limits),
         )
 

@@ -72,6 +72,7 @@ class VirtualReplica:
         self._correction = new_correction(np.array(profile.coefficients), profile.spread)
         self._draft_cost = DraftCost()
         self.sequence, self._longest_s, self.pid = -1, report.max_iteration_s, report.pid
+        self.steps_in_flight = report.steps_in_flight
         self.seen_s = self.moved_s = now_s
         self.draining = report.draining
         self.phase = report.phase
@@ -103,6 +104,7 @@ class VirtualReplica:
         self._note_standstill(report)
         self.kv_used_tokens, self.planner_failures = report.kv_used_tokens, report.planner_failures
         self.counts = report.counts
+        self.steps_in_flight = report.steps_in_flight
         self._limit(report)
         self.limits["kv_reserve"] = lengths.kv_reserve
         self._correct(report.steps)
@@ -164,6 +166,11 @@ class VirtualReplica:
         usual_s = [self._longest_s * LONGEST_FADES, *(step.seconds for step in report.steps)]
         self._longest_s = max(usual_s)
         self.is_stuck = report.iteration_age_s > max(STUCK_S, STUCK_TIMES * self._longest_s)
+
+    @property
+    def formed_ahead_s(self) -> float:
+        """About how long before an iteration begins its engine forms it, going by the longest of late."""
+        return (self.steps_in_flight - 1) * self._longest_s
 
     def _limit(self, report: Report) -> None:
         """Follow the engine where it is told to keep to other limits; the slack margin is learnt here."""

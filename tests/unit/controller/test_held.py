@@ -103,3 +103,16 @@ def test_a_replica_that_is_gone_holds_nothing() -> None:
     assert not held(state, asks)
     state.admit([ask(LOOSE, SHORT)], 0.1)
     state.check_integrity()
+
+
+def test_an_engine_that_forms_iterations_ahead_gets_what_it_will_need_earlier() -> None:
+    """By as long as one of its iterations takes; it would begin one iteration too late otherwise."""
+    counts = []
+    for steps in (1, 2):
+        state, asks = fleet(pending=True), [ask(LOOSE, LONG) for _ in range(30)]
+        state.report(msgspec.structs.replace(report("a"), steps_in_flight=steps, max_iteration_s=0.5), 0.0)
+        decisions = state.admit(asks, 0.0)
+        counts.append((len(held(state, asks)), sum(d.verdict == Verdict.ADMITTED for d in decisions)))
+    (first, sent), (fewer, more) = counts
+    assert 0 < fewer < first
+    assert more - sent == first - fewer
