@@ -15,8 +15,7 @@ from protocol.prefixes import PrefixNews
 from protocol.programs import Program, StageGiven
 
 INF = float("inf")
-# Live engines' ``best_effort_stretch``: with a smaller one, work without objectives is half as fast.
-LIVE_STRETCH = 8.0
+LIVE_STRETCH = 8.0  # live engines' ``best_effort_stretch``; with a smaller one best effort is half as fast
 BLOCK_TOKENS = 32  # KV tokens per block, where nothing else is configured; vLLM on a CPU wants multiples of 32
 FINISHED = ("stop", "length", "repetition")  # how a whole output ends
 PREFILLED = "prefilled"  # how a request ends on a replica that only prefills it
