@@ -41,8 +41,8 @@ class EngineState(msgspec.Struct, frozen=True):
     limits: PlanLimits
     requests: tuple[Progress, ...]
     planner_failures: int = 0  # steps since birth in which planning failed and the engine's own order stood in
-    steps_in_flight: int = 1
     counts: EngineCounts = EngineCounts()
+    steps_in_flight: int = 1  # iterations that are formed, at most, when one of them runs
 
 
 class Pulse(msgspec.Struct, frozen=True):

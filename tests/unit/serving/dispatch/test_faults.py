@@ -167,7 +167,7 @@ def test_what_ended_while_its_submission_failed_leaves_nothing_behind() -> None:
             await asyncio.sleep(0.02)
             raise ConnectionError("gone")
 
-        scene.fleet.submit = fails_late  # type: ignore[method-assign,assignment]
+        scene.fleet.submit = fails_late  # type: ignore[method-assign]
         scene.start("x")
         await asked.wait()
         scene.dispatcher.abort(["x"])
