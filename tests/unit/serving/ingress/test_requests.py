@@ -247,20 +247,20 @@ def held_up(what: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> threading.
     return goes
 
 
-async def others_meanwhile(ingress: Ingress, slow: dict[str, Any], goes: threading.Event) -> None:
-    """While ``slow`` stands still, twenty others are answered; afterwards it is, too."""
-    first = asyncio.create_task(ingress.ask("/v1/completions", slow))
-    for _ in range(20):
-        assert (await ingress.ask("/v1/completions", sound())).status_code == 200
-    assert not first.done()
-    goes.set()
-    assert (await first).status_code == 200
-
-
 def test_nobody_waits_for_the_check_of_anothers_grammar(ingress: Ingress, monkeypatch: pytest.MonkeyPatch) -> None:
     goes = held_up(vllm_front_end, monkeypatch, "says_nothing")
-    slow = sound(structured_outputs={"regex": "a+"})
-    ingress.run(others_meanwhile(ingress, slow, goes))
+
+    async def scenario() -> tuple[list[int], bool, int]:
+        first = asyncio.create_task(ingress.ask("/v1/completions", sound(structured_outputs={"regex": "a+"})))
+        others = [(await ingress.ask("/v1/completions", sound())).status_code for _ in range(20)]
+        still_checked = not first.done()
+        goes.set()
+        return others, still_checked, (await first).status_code
+
+    others, still_checked, status = ingress.run(scenario())
+    assert others == 20 * [200]
+    assert still_checked
+    assert status == 200
 
 
 def test_nobody_waits_for_a_slow_grammar_to_have_his_own_checked(
