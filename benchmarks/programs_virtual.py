@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=4.0, help="of deadlines")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--programs", type=int, default=30)
+    parser.add_argument("--steps-in-flight", type=int, choices=[1, 2], default=1, help="of the modelled engines")
     parser.add_argument("--length-scale", type=float, default=1 / 32)
     parser.add_argument("--tool-scale", type=float, default=1 / 16)
     parser.add_argument("--longest-s", type=float, default=45.0, help="critical path of a session on idle engines")
@@ -71,9 +72,10 @@ def play(system: str, seed: int, per_s: float, slowdown: float, sessions: Sessio
     live, blocks = with_blocks(sessions.programs(seed, per_s), BLOCK_TOKENS)
     past = sessions.programs(seed, HISTORY_LOAD * per_s, True).load
     profile, scale = engine(), sessions.options.scale
+    straying = replace(NOISES["noise10"], slowdown=slowdown, steps_in_flight=sessions.options.steps_in_flight)
     simulation = simulate(known, live.load, past, scale, {
         "profile": profile, "replicas": 2, "seed": seed, "scales": [scale], "blocks": blocks,
-        "block_tokens": BLOCK_TOKENS, "straying": replace(NOISES["noise10"], slowdown=slowdown),
+        "block_tokens": BLOCK_TOKENS, "straying": straying,
     })  # fmt: skip
     met = in_time(simulation, live.load.deadlines_s(profile.coefficients, scale))
     verdicts = verdicts_of(known, simulation)

@@ -27,6 +27,7 @@ LIMITS = np.dtype(
         ("fairness", "f8"),  # weight of fairness between tenants in a priority (Tempo section 4.3)
         ("group_cutoff", "f8"),  # least priority of a candidate as part of the last one chosen by it (CALM's p)
         ("drafts", "i4"),  # draft tokens per decode, at most, that promises may count on; 0: what each row says
+        ("steps_in_flight", "i4"),  # iterations that are formed, at most, when one of them runs
     ]
 )
 # Nothing; the root of the summed squares of (bound - mean), as independent lengths add up; the sum of them.
@@ -58,6 +59,7 @@ class LimitOptions(TypedDict, total=False):
     fairness: float
     group_cutoff: float
     drafts: int
+    steps_in_flight: int
 
 
 DEFAULTS = LimitOptions(
@@ -76,6 +78,7 @@ DEFAULTS = LimitOptions(
     fairness=0.0,
     group_cutoff=1.0,
     drafts=0,
+    steps_in_flight=1,
 )
 SHARES = ("best_effort_share", "acceptance", "kv_headroom")
 

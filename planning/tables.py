@@ -36,6 +36,7 @@ REQUEST = np.dtype(
         # by ``planning.batch.memory`` for policies that remember.
         ("tenant_served", "f8"),
         ("program_served", "f8"),
+        ("joined_s", "f8"),  # when it came to this engine, on the caller's clock; 0: long ago
     ]
 )
 # Decodes of about the same pace, as one: the tightest TPOT among them, the mean of their KV tokens.

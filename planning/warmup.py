@@ -31,4 +31,4 @@ def warm_up() -> None:
     form_batch(EngineModel(coef, limits), table, 0.0, np.zeros(2, dtype=np.int32))
     plan_admission(EngineModel(coef, limits), table[:1], table[1:], 0.0)
     is_late_beside(EngineModel(coef, limits), table[:1], np.ones(1, dtype=np.bool_), table[1], 0.0)
-    advance(EngineModel(coef, limits), table, 0.0, 1.0, True)
+    advance(EngineModel(coef, limits), table, 0.0, 0.0, 1.0, True)

@@ -30,7 +30,8 @@ REPLICA_STATE = np.dtype(
         ("is_open", "?"),  # live, takes new requests
         ("tier", "i4"),  # position in the tier table, tightest first, SHARED or RESERVED
         ("count", "i4"),  # rows of its table in use
-        ("free_at_s", "f8"),  # end of the iteration in flight; its rows are as they will be then
+        ("free_at_s", "f8"),  # end of the iterations in flight; its rows are as they will be then
+        ("ahead_s", "f8"),  # how long before that the next iteration is formed (``planning.forecast.rollout``)
         # Sums over its rows, kept by ``recompute_load``.
         ("token_rate", "f8"),  # decode tokens per second that its SLO requests are due, earned slack spread out
         ("rest_rate", "f8"),  # seconds per second of their KV reads and per-sequence overhead
@@ -210,15 +211,21 @@ def compact(fleet: FleetState, r: int) -> None:
 
 
 @njit(cache=True)
+def formed_s(replica: np.void) -> float:
+    """When the next iteration of a replica (REPLICA_STATE[]) is formed: who comes later is not part of it."""
+    return float(replica["free_at_s"] - replica["ahead_s"])
+
+
+@njit(cache=True)
 def advance_replica(fleet: FleetState, r: int, now_s: float, departs: bool = False) -> None:
-    """Run the mirror of replica ``r`` up to the end of its iteration in flight at ``now_s``.
+    """Run the mirror of replica ``r`` up to the end of its iterations in flight at ``now_s``.
 
     With ``departs`` requests leave at their predicted lengths; without, when they are known to have left.
     """
     replica = fleet.replicas[r]
     table = fleet.tables[r, : replica["count"]]
-    replica["free_at_s"] = advance(
-        EngineModel(fleet.coefs[r], fleet.limits[r]), table, replica["free_at_s"], now_s, departs
+    replica["free_at_s"], replica["ahead_s"] = advance(
+        EngineModel(fleet.coefs[r], fleet.limits[r]), table, replica["free_at_s"], replica["ahead_s"], now_s, departs
     )
     if departs:
         compact(fleet, r)
@@ -229,7 +236,7 @@ def advance_replica(fleet: FleetState, r: int, now_s: float, departs: bool = Fal
 def advance_fleet(fleet: FleetState, now_s: float, departs: bool = False, lag_s: float = 0.0) -> None:
     """``advance_replica`` for every open replica that is more than ``lag_s`` behind."""
     for r in range(len(fleet.replicas)):
-        if fleet.replicas[r]["is_open"] and fleet.replicas[r]["free_at_s"] < now_s - lag_s:
+        if fleet.replicas[r]["is_open"] and formed_s(fleet.replicas[r]) < now_s - lag_s:
             advance_replica(fleet, r, now_s, departs)
 
 

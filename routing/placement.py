@@ -27,6 +27,7 @@ from routing.fleet_state import (
     advance_fleet,
     advance_replica,
     engine_of,
+    formed_s,
     make_fleet_state,
     recompute_load,
     remove_request,
@@ -229,7 +230,7 @@ def _place_one(
         is_tried[r] = True
         placement["hops"] += 1
         _note_cached(row, order, r)
-        if order.is_lagging and fleet.replicas[r]["free_at_s"] < now_s:
+        if order.is_lagging and formed_s(fleet.replicas[r]) < now_s:
             advance_replica(fleet, r, now_s)
         placement["reason"] = check_replica(fleet, r, row, now_s)
         if placement["reason"] == ADMITTED:

@@ -72,7 +72,7 @@ class VirtualReplica:
         self._correction = new_correction(np.array(profile.coefficients), profile.spread)
         self._draft_cost = DraftCost()
         self.sequence, self._longest_s, self.pid = -1, report.max_iteration_s, report.pid
-        self.steps_in_flight = report.steps_in_flight
+        self._last_s = 0.0  # of the last iteration that it told
         self.seen_s = self.moved_s = now_s
         self.draining = report.draining
         self.phase = report.phase
@@ -104,17 +104,17 @@ class VirtualReplica:
         self._note_standstill(report)
         self.kv_used_tokens, self.planner_failures = report.kv_used_tokens, report.planner_failures
         self.counts = report.counts
-        self.steps_in_flight = report.steps_in_flight
         self._limit(report)
         self.limits["kv_reserve"] = lengths.kv_reserve
         self._correct(report.steps)
         knows_prefixes = self._follow_prefixes(report)
-        rows = self.reported.take(report, lengths, tiers, now_s)
+        rows = self.reported.take(report, lengths, tiers, now_s, self._reserved_s)
         if rows is None:
             return Synced(is_whole=False)
         if any(calibration.margins.values()):
             self._keep_margins(rows, calibration.margins_s(rows, tiers), now_s)
         self.state["free_at_s"] = now_s - min(report.iteration_age_s, LONGEST_S)
+        self.state["ahead_s"] = (report.steps_in_flight - 1) * self._last_s if report.iteration_age_s else 0.0
         ended = [request_uid(request_id) for request_id, _ in report.finished]
         return self._replace_rows(rows, ended, now_s)._replace(is_whole=knows_prefixes)
 
@@ -163,14 +163,15 @@ class VirtualReplica:
 
     def _note_standstill(self, report: Report) -> None:
         """An iteration that takes far longer than those before it: the engine is frozen, or compiles something."""
-        usual_s = [self._longest_s * LONGEST_FADES, *(step.seconds for step in report.steps)]
+        told_s = [step.seconds for step in report.steps]
+        usual_s, self._last_s = [self._longest_s * LONGEST_FADES, *told_s], (told_s or [self._last_s])[-1]
         self._longest_s = max(usual_s)
         self.is_stuck = report.iteration_age_s > max(STUCK_S, STUCK_TIMES * self._longest_s)
 
     @property
     def formed_ahead_s(self) -> float:
         """About how long before an iteration begins its engine forms it, going by the longest of late."""
-        return (self.steps_in_flight - 1) * self._longest_s
+        return float((self.limits["steps_in_flight"] - 1) * self._longest_s)
 
     def _limit(self, report: Report) -> None:
         """Follow the engine where it is told to keep to other limits; the slack margin is learnt here."""
@@ -278,7 +279,7 @@ def admission_row(request: AdmissionRequest, tier: int, lengths: FleetLengths, n
     """A new request of value 1 as a planning row (0-d structured array of dtype REQUEST)."""
     slo, row = request.slo, np.zeros((), dtype=REQUEST)
     _fill_slo(row, slo, request.age_s, now_s)
-    row["id"], row["tier"], row["value"] = request_uid(request.request_id), tier, 1.0
+    row["id"], row["tier"], row["value"], row["joined_s"] = request_uid(request.request_id), tier, 1.0, now_s
     row["prompt_tokens"], row["emitted_tokens"] = request.prompt_tokens, request.emitted_tokens
     row["output_cap_tokens"] = request.max_tokens
     row["output_tokens"], row["output_bound_tokens"] = lengths.at_arrival(request)

@@ -5,7 +5,7 @@ A report names what it holds: new requests in full (``protocol.messages.Progress
 replica tells everything anew.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from protocol.messages import INF, POSITION, Progress, Report, request_uid
 
 SO_FAR = "emitted_tokens", "output_tokens", "output_bound_tokens"  # what lengths are asked by, beside what was told
 NO_BOUNDS = INF, INF, INF
+NO_RESERVATIONS: Mapping[int, float] = {}
 LOOK_TOKENS = ASK_EVERY_TOKENS // 2  # after so many, an answer asked for may have come
 
 
@@ -87,9 +88,16 @@ class ReportedRequests:
         """Have everything told anew: what was made of it holds no more, as the tiers of another table."""
         self._known, self._is_live = request_table(0), np.zeros(0, dtype=np.bool_)
 
-    def take(self, report: Report, lengths: FleetLengths, tiers: TierTable, now_s: float) -> np.ndarray | None:
+    def take(
+        self,
+        report: Report,
+        lengths: FleetLengths,
+        tiers: TierTable,
+        now_s: float,
+        reserved_s: Mapping[int, float] = NO_RESERVATIONS,
+    ) -> np.ndarray | None:
         """All that it holds, as planning rows (REQUEST[n]) on this clock; none where a request is moved that was never
-        told."""
+        told. Those told for the first time came when they were decided (``reserved_s``, by uid), if they were here."""
         positions = np.frombuffer(report.positions, dtype=POSITION)
         rows = np.empty(len(positions), dtype=self._known.dtype)
         is_due = np.zeros(len(positions), dtype=np.bool_)
@@ -100,6 +108,8 @@ class ReportedRequests:
         if report.requests:
             new = progress_rows(report.requests, lengths, tiers, report.age_s)
             self._told.update(zip(new["id"].tolist(), report.requests, strict=True))
+            came_s = [reserved_s.get(uid, 0.0) for uid in new["id"].tolist()]
+            new["joined_s"] = np.maximum(new["joined_s"], np.array(came_s) - (now_s - report.age_s))
             rows = stacked(rows, new)
             is_live = np.append(is_live, [seen.request_id in lengths.live for seen in report.requests])
         self._known, self._is_live = rows, is_live
@@ -107,6 +117,7 @@ class ReportedRequests:
             self._told = {uid: self._told[uid] for uid in rows["id"].tolist()}
         rows = copied(rows)
         rows["arrival_s"] += now_s - report.age_s
+        rows["joined_s"] += now_s - report.age_s
         rows["deadline_s"] += rows["arrival_s"]
         return rows
 
@@ -133,4 +144,4 @@ def _progress_row(seen: Progress, lengths: FleetLengths, tiers: TierTable, age_s
     so_far = seen.prompt_tokens, seen.computed_tokens, seen.emitted_tokens
     sizes = *so_far, *lengths.at_progress(seen), seen.output_cap_tokens, 0
     kind = tier, slo.best_effort, seen.running, 0, tiers.value(tier)
-    return request_uid(seen.request_id), age_s - seen.age_s, *bounds, *sizes, *kind, 0, 0, 0.0, 0.0
+    return request_uid(seen.request_id), age_s - seen.age_s, *bounds, *sizes, *kind, 0, 0, 0.0, 0.0, age_s - seen.age_s

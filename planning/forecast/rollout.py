@@ -87,29 +87,45 @@ def run_tokens(row: np.void, tokens: int, acceptance: float, departs: bool) -> b
     return True
 
 
-@compiled_once(float64(ENGINE_TYPE, TABLE_TYPE, float64, float64, boolean))
-def advance(engine: EngineModel, table: RequestTable, free_at_s: float, until_s: float, departs: bool) -> float:
-    """Run on ``table`` (in place) each iteration that starts before ``until_s``; returns when the engine is next free.
+@njit(cache=True)
+def _next_to_join(table: RequestTable, formed_s: float) -> int:
+    """How many requests, in the order in which they came, an iteration may contain that is formed then."""
+    for i in range(len(table)):
+        if table[i]["joined_s"] > formed_s:
+            return i
+    return len(table)
 
-    ``free_at_s`` is when it is free now. The last iteration run is the one in flight at ``until_s``: its batch was
-    fixed when it started, so the table is left as it will be at its end, which is the time returned. An idle engine is
-    free at ``until_s``.
+
+@compiled_once(types.UniTuple(float64, 2)(ENGINE_TYPE, TABLE_TYPE, float64, float64, float64, boolean))
+def advance(
+    engine: EngineModel, table: RequestTable, free_at_s: float, ahead_s: float, until_s: float, departs: bool
+) -> tuple[float, float]:
+    """Run on ``table`` (in place) each iteration that is formed before ``until_s``, of those who had come by then.
+
+    Returns when the engine is free after the last of them, and how long before that the next one is formed: its batch
+    is fixed then. That is when the one before it begins where ``steps_in_flight`` is 2, and 0 where it is 1.
+    ``free_at_s`` and ``ahead_s`` are both as of now. The table is left as it will be when the engine is free. An idle
+    engine is free at ``until_s``.
     """
     limits = engine.limits
     tokens = np.zeros(len(table), dtype=np.int32)
-    while free_at_s < until_s:
-        steady_until_s = free_at_s if departs else run_steady(engine, table, free_at_s, until_s)
-        if steady_until_s > free_at_s:
-            free_at_s = steady_until_s
-            continue
-        seconds, _composition = form_batch(engine, table, free_at_s, tokens)
+    while free_at_s - ahead_s < until_s:
+        count = _next_to_join(table, free_at_s - ahead_s)
+        rows, next_s = table[:count], until_s if count == len(table) else min(until_s, table[count]["joined_s"])
+        if not departs:
+            steady_until_s, steady_ahead_s = run_steady(engine, rows, free_at_s, ahead_s, next_s)
+            if steady_until_s > free_at_s:
+                free_at_s, ahead_s = steady_until_s, steady_ahead_s
+                continue
+        seconds, _composition = form_batch(engine, rows, free_at_s, tokens[:count])
         if seconds <= 0.0:
-            return until_s
-        free_at_s += seconds
-        for i in range(len(table)):
+            free_at_s, ahead_s = max(free_at_s, next_s), 0.0
+            continue
+        free_at_s, ahead_s = free_at_s + seconds, (limits["steps_in_flight"] - 1) * seconds
+        for i in range(count):
             if tokens[i] != 0:
-                run_tokens(table[i], tokens[i], limits["acceptance"], departs)
-    return free_at_s
+                run_tokens(rows[i], tokens[i], limits["acceptance"], departs)
+    return free_at_s, ahead_s
 
 
 @njit(cache=True)

@@ -56,19 +56,22 @@ def _measure(engine: EngineModel, table: RequestTable, now_s: float, found: np.n
 
 
 @njit(cache=True)
-def run_steady(engine: EngineModel, table: RequestTable, free_at_s: float, until_s: float) -> float:
-    """Run on ``table`` (in place) the iterations from ``free_at_s`` that are steady and start before ``until_s``;
-    returns the end of the last one, or ``free_at_s`` where not even the next one is steady."""
+def run_steady(
+    engine: EngineModel, table: RequestTable, free_at_s: float, ahead_s: float, until_s: float
+) -> tuple[float, float]:
+    """Run on ``table`` (in place) the iterations from ``free_at_s`` that are steady and formed before ``until_s``, the
+    first of them ``ahead_s`` before it begins; returns both as of after the last one."""
     found = np.empty(7)
     if not _measure(engine, table, free_at_s, found):
-        return free_at_s
+        return free_at_s, ahead_s
     decodes, steps = found[DECODES], 0
-    while free_at_s < until_s and steps < found[MOST_STEPS]:
+    while free_at_s - ahead_s < until_s and steps < found[MOST_STEPS]:
         seconds = iteration_s(engine.coef, decodes, found[KV_TOKENS], 0.0, decodes, 0.0)
         least_s = min(found[RATE_S], found[LINE_S], found[PACE_S], engine.limits["max_iteration_s"])
         if seconds <= 0.0 or seconds * SAFETY > least_s:
             break
         free_at_s += seconds
+        ahead_s = (engine.limits["steps_in_flight"] - 1) * seconds
         found[KV_TOKENS] += decodes
         found[LINE_S] += found[LINE_TPOT_S] - seconds if found[LINE_S] < math.inf else 0.0
         steps += 1
@@ -78,4 +81,4 @@ def run_steady(engine: EngineModel, table: RequestTable, free_at_s: float, until
             row["emitted_tokens"] += steps
             row["computed_tokens"] += steps
             row["output_tokens"] = max(row["output_tokens"], row["emitted_tokens"] + 1)
-    return free_at_s
+    return free_at_s, ahead_s

@@ -33,7 +33,11 @@ STEPS = 512  # iterations remembered for reports, several times what runs betwee
 ENGINE = np.dtype(
     [
         ("count", "i8"),  # rows of its table in use
-        ("free_at_s", "f8"),  # end of the last iteration; rows are as they are then. inf: nothing can run
+        ("free_at_s", "f8"),  # end of the last iteration formed; rows are as they are then. inf: nothing can run
+        (
+            "ahead_s",
+            "f8",
+        ),  # how long before that the next one is formed: when the one before begins, if 2 are in flight
         ("policy", "i8"),
         ("sheds", "?"),  # hopeless requests become best effort before every iteration
         ("remembers", "?"),  # its policy reads ``planning.batch.memory``
@@ -125,6 +129,7 @@ def submit(engines: Engines, r: int, row: np.void, now_s: float) -> None:
     engine = engines.state[r]
     if engine["count"] == 0 or engine["free_at_s"] == math.inf:
         engine["free_at_s"] = max(now_s, engine["free_at_s"]) if engine["free_at_s"] < math.inf else now_s
+        engine["ahead_s"] = 0.0
     engines.tables[r, engine["count"]] = row
     engine["count"] += 1
 
@@ -197,13 +202,14 @@ def iterate(engines: Engines, r: int, jobs: np.ndarray, records: np.ndarray, end
     _set_drafts(engines, r, table, tokens)
     seconds, mix = _form(engines, r, table, tokens)
     if seconds <= 0.0:
-        engine["free_at_s"] = math.inf
+        engine["free_at_s"], engine["ahead_s"] = math.inf, 0.0
         return count
     seconds = iteration_s(engines.coefs[r], mix[TOKENS], mix[KV], mix[PAIRS], mix[SEQUENCES], mix[4])
     seconds *= next_noise(engine, engines.spread[1 if mix[PAIRS] > 0.0 else 0], engines.seed, r)
     if engine["learns"]:
         _learn(engines, r, mix, seconds)
     engine["free_at_s"] += seconds
+    engine["ahead_s"] = (limits["steps_in_flight"] - 1) * seconds
     engine["busy_s"] += seconds
     engine["iterations"] += 1
     before = count
@@ -246,12 +252,18 @@ def _note_kv(engine: np.void, table: np.ndarray, block_tokens: int) -> None:
 
 
 @njit(cache=True)
-def _next_to_start(engines: Engines, until_s: float) -> int:
-    """The replica whose next iteration starts first and before ``until_s``; ties to the lower index, NEVER: none."""
+def formed_s(engine: np.void) -> float:
+    """When the next iteration of an engine (ENGINE[]) is formed."""
+    return float(engine["free_at_s"] - engine["ahead_s"])
+
+
+@njit(cache=True)
+def _next_to_form(engines: Engines, until_s: float) -> int:
+    """The replica whose next iteration is formed first and before ``until_s``; ties to the lower index, NEVER: none."""
     first, first_s = NEVER, until_s
     for r in range(len(engines.state)):
-        if engines.state[r]["count"] > 0 and engines.state[r]["free_at_s"] < first_s:
-            first, first_s = r, engines.state[r]["free_at_s"]
+        if engines.state[r]["count"] > 0 and formed_s(engines.state[r]) < first_s:
+            first, first_s = r, formed_s(engines.state[r])
     return first
 
 
@@ -259,14 +271,14 @@ def _next_to_start(engines: Engines, until_s: float) -> int:
 def advance_engines(
     engines: Engines, jobs: np.ndarray, records: np.ndarray, until_s: float, ended: np.ndarray
 ) -> tuple[float, int]:
-    """Run every iteration that starts before ``until_s``, in order of start; fills ``ended`` with jobs.
+    """Run every iteration that is formed before ``until_s``, in that order; fills ``ended`` with jobs.
 
     A job that ends and has a follower brings ``until_s`` forward to its end: only the caller knows who arrives when.
     Returns the time reached and how many jobs ended (fewer than ``len(ended)``, or the call returns early).
     """
     count, margin = 0, engines.tables.shape[1]
     while count + margin <= len(ended):
-        r = _next_to_start(engines, until_s)
+        r = _next_to_form(engines, until_s)
         if r == NEVER:
             return until_s, count
         before = count
@@ -274,5 +286,5 @@ def advance_engines(
         for k in range(before, count):
             if jobs[ended[k]]["follower"] != NEVER:
                 until_s = min(until_s, records[ended[k]]["last_s"])
-    r = _next_to_start(engines, until_s)
-    return (until_s if r == NEVER else engines.state[r]["free_at_s"]), count
+    r = _next_to_form(engines, until_s)
+    return (until_s if r == NEVER else formed_s(engines.state[r])), count

@@ -78,7 +78,7 @@ class ControllerDispatcher:
         self._sequence, self._report_s = 0, 0.0
         self._again: list[tuple[float, int]] = []  # pending jobs and when they ask again
         self._finished: dict[int, list[tuple[str, int]]] = {}
-        self._predicted_s: dict[int, float] = {}  # TTFT of placed jobs
+        self.predicted_ttft_s: dict[int, float] = {}  # TTFT of placed jobs
         self._seen_steps: dict[int, int] = {}  # by replica, told in reports
         self._told_blocks: dict[int, set[int]] = {}  # in prefix caches, as last told
         self._slos: dict[tuple[int, bool], Slo] = {}  # of placed jobs, with and without a promise
@@ -124,7 +124,7 @@ class ControllerDispatcher:
                 ttft_s=float(record["first_s"] - asked["arrival_s"]),
                 tpot_s=float(record["last_s"] - record["first_s"]) / gaps,
                 e2e_s=float(record["last_s"] - asked["arrival_s"]),
-                predicted_ttft_s=self._predicted_s.get(request, math.inf),
+                predicted_ttft_s=self.predicted_ttft_s.get(request, math.inf),
                 predicted_tpot_s=math.inf,
                 output_tokens=int(record["emitted_tokens"]),
                 verdict=verdict,
@@ -188,7 +188,7 @@ class ControllerDispatcher:
             heapq.heappush(self._again, (simulation.now_s + decision.retry_after_s, job))
             return
         self.decisions.append(decision)
-        self._predicted_s[job] = decision.predicted_ttft_s
+        self.predicted_ttft_s[job] = decision.predicted_ttft_s
         if decision.stage is not None:
             self._due_s[job] = decision.stage.e2e_s
             told = self.programs[job]
@@ -261,6 +261,7 @@ class ControllerDispatcher:
             best_effort_stretch=float(limits["best_effort_stretch"]),
             aging_s=float(limits["aging_s"]),
             newcomer_share=float(limits["newcomer_share"]),
+            steps_in_flight=int(limits["steps_in_flight"]),
         )
 
     def _prefixes(self, simulation: Simulation, r: int) -> PrefixNews | None:

@@ -41,6 +41,7 @@ class Straying:
     correlation: float = 0.0  # of one iteration's noise with the next one's
     slowdown: float = 1.0  # the hardware takes so many times as long
     is_profiled: bool = False  # the noise is that of the profile's spread; without one, iterations are exact
+    steps_in_flight: int = 1  # iterations that are formed, at most, when one of them runs: 2 as vLLM does on GPUs
 
     def on(self, profile: Profile) -> "Straying":
         """What this comes to on engines of a profile."""
@@ -56,6 +57,7 @@ class Straying:
         found = self.on(profile)
         if found != EXACT:
             engines.coefs[:] *= self.slowdown
+            engines.limits["steps_in_flight"] = self.steps_in_flight
             engines.state["sigma"], engines.state["correlation"] = self.sigma, self.correlation
             if found.is_profiled and profile.spread is not None:
                 stray_by(engines, profile.spread)
@@ -67,6 +69,7 @@ NOISES = {
     "exact": EXACT,
     "noise10": Straying(sigma=0.1),
     "noise20": Straying(sigma=0.2),
+    "ahead": Straying(sigma=0.1, steps_in_flight=2),
     "slow10": Straying(sigma=0.1, slowdown=1.1),
     "stalls": Straying(sigma=0.2, correlation=0.9),
 }

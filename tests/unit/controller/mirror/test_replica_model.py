@@ -14,9 +14,10 @@ from controller.mirror.replica_model import VirtualReplica
 from controller.mirror.slots import ReplicaSlots
 from controller.options import FleetOptions
 from controller.status import fleet_status
+from planning.tables import has_begun
 from profiles.store import load_profile
-from protocol.messages import LIVE_STRETCH, Step
-from tests.support.fleet_cases import H200, TIERS, report
+from protocol.messages import LIVE_STRETCH, Step, Verdict, request_uid
+from tests.support.fleet_cases import H200, LOOSE, TIERS, ask, fleet, in_progress, report
 from tests.support.planted_profile import SPREAD
 
 LENGTHS = FleetLengths(LengthOptions(), 100.0, {})
@@ -56,3 +57,17 @@ def test_the_status_tells_how_far_iterations_stray_by_kind_of_batch() -> None:
     told = row["iteration_spread"]["decode"]
     assert told["iterations"] == 400
     assert told["p50"] < 1.1 < 1.5 < told["p95"] <= told["p99"]
+
+
+def test_what_came_during_an_iteration_is_no_part_of_it() -> None:
+    """Reports tell requests as they were when it began, and who has come since; the controller knows when."""
+    state, long, late = fleet(), ask(LOOSE, 6000), ask(LOOSE, 500)
+    state.report(report("a", 1, in_progress(long)), 10.0)
+    assert state.admit([late], 10.02)[0].verdict == Verdict.ADMITTED
+    state.report(report("a", 2, in_progress(long) + in_progress(late), age_s=0.05), 10.05)
+    (replica,) = state.replicas.values()
+    state.admit([ask(LOOSE)], 10.06)
+    begun = dict(zip(replica.table["id"].tolist(), has_begun(replica.table).tolist(), strict=True))
+    assert begun[request_uid(long.request_id)]
+    assert not begun[request_uid(late.request_id)]
+    assert replica.state["free_at_s"][0] > 10.1

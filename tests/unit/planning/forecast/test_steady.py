@@ -29,7 +29,7 @@ def test_what_is_steady_runs_as_formed(seed: int) -> None:
     table = draw_requests(rng, int(rng.integers(1, 12)), 1)
     start_decoding(rng, table)
     by_rule = table.copy()
-    end_s = run_steady(case.engine, table, 0.0, UNTIL_S)
+    end_s, _ = run_steady(case.engine, table, 0.0, 0.0, UNTIL_S)
     assert formed(case, by_rule, end_s) == end_s
     assert np.array_equal(table, by_rule)
 
@@ -41,7 +41,7 @@ def test_a_fleet_of_decodes_in_time_is_steady() -> None:
     start_decoding(rng, table)
     table["deadline_s"], table["ttft_s"], table["tpot_s"] = np.inf, 2.0, 0.1
     table["arrival_s"] = -table["emitted_tokens"] * 0.1 - 1.0
-    assert run_steady(case.engine, table, 0.0, UNTIL_S) >= UNTIL_S
+    assert run_steady(case.engine, table, 0.0, 0.0, UNTIL_S)[0] >= UNTIL_S
 
 
 @pytest.mark.parametrize("field", ["best_effort", "spec_tokens"])
@@ -50,7 +50,7 @@ def test_other_work_is_left_to_batch_formation(field: str) -> None:
     table = draw_requests(rng, 3, 1)
     start_decoding(rng, table)
     table[field][1] = 1
-    assert run_steady(case.engine, table, 0.0, UNTIL_S) == 0.0
-    assert run_steady(case.engine, request_table(0), 0.0, UNTIL_S) == 0.0
+    assert run_steady(case.engine, table, 0.0, 0.0, UNTIL_S)[0] == 0.0
+    assert run_steady(case.engine, request_table(0), 0.0, 0.0, UNTIL_S)[0] == 0.0
     prompts = draw_requests(rng, 1, 9)
-    assert run_steady(case.engine, prompts, 0.0, UNTIL_S) == 0.0
+    assert run_steady(case.engine, prompts, 0.0, 0.0, UNTIL_S)[0] == 0.0

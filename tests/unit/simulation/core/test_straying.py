@@ -117,3 +117,24 @@ def test_planners_and_the_controller_begin_with_the_spread_of_the_profile() -> N
         dispatcher = replace(system, straying=straying).dispatcher(STRAYING, jobs)
         assert isinstance(dispatcher, ControllerDispatcher)
         assert (dispatcher.profile.spread is not None) == knows
+
+
+def test_a_newcomer_waits_for_iterations_formed_ahead() -> None:
+    first_s = [
+        run(jobs_at([0.0, 0.001], output=50), replace(STOCK, straying=Straying(steps_in_flight=steps))).records
+        for steps in (1, 2)
+    ]
+    (alone_s, next_s), (same_s, later_s) = (records["first_s"] for records in first_s)
+    assert same_s == alone_s
+    step_s = (run(jobs_at([0.0], output=50)).records["last_s"][0] - alone_s) / 49  # of the first one's decodes
+    assert later_s - next_s == pytest.approx(step_s, rel=0.05)
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2])
+def test_forecasts_know_when_a_newcomer_begins(steps_in_flight: int) -> None:
+    system = FleetOf("live", admits=True, replicas=1, straying=Straying(steps_in_flight=steps_in_flight))
+    simulation = run(jobs_at([0.05 * k for k in range(200)], prompt=100, output=30), system)
+    assert isinstance(simulation.dispatcher, ControllerDispatcher)
+    told_s = np.array([simulation.dispatcher.predicted_ttft_s[job] for job in range(200)])
+    assert simulation.records["promised"].all()
+    assert np.abs(iterations(simulation) - told_s).max() < 2e-3  # an iteration takes four times as long
