@@ -35,7 +35,6 @@ from controller.unplaced import Unplaced
 from planning.tables import to_best_effort
 from profiles.profile import Profile
 from protocol.messages import AdmissionRequest, Decision, Outcome, Report, Scope, Verdict, request_uid
-from routing.best_effort import best_effort_places
 from routing.fleet_state import advance_fleet
 from routing.policy import RoutingPolicy, make_routing, to_routing_request
 
@@ -63,6 +62,7 @@ class Fleet:
         self.held = HeldRequests(self.places, self.options.pending and self.options.phases is None)
         self.calibration, self._has_joined = Calibration(), False  # whether a replica is without a role
         self.programs = Programs(self.options.programs, self.slots, self.options.admission)
+        self.programs.is_anywhere = lambda uid: uid in self.places or uid in self.unplaced
 
     def adopt_state(self, other: "Fleet", now_s: float) -> None:
         """Take over what another fleet knows: the options have changed, perhaps the tier table too."""
@@ -82,9 +82,10 @@ class Fleet:
         self._forget(now_s)
         known = self.replicas.get(report.replica)
         if is_new := known is None or known.incarnation != report.incarnation:
+            profile = self.load_profile(report.profile)  # what fails here changes nothing
             if known is not None:
                 self._drop(known)
-            born = VirtualReplica(report, self.load_profile(report.profile), self.slots, now_s)
+            born = VirtualReplica(report, profile, self.slots, now_s)
             self.replicas[report.replica] = self.by_slot[born.slot] = born
         replica = self.replicas[report.replica]
         synced = replica.sync(report, self.lengths, self.tiers, self.calibration, now_s)
@@ -243,7 +244,7 @@ class Fleet:
             return self._unplaced(p, Verdict.PENDING, pause_s)
         if refuses:
             return self._unplaced(p, Verdict.REFUSED, self.unplaced.retry_after_s(self.slots, p, now_s))
-        free = best_effort_places(self.slots.fleet_state, self.options.best_effort_backlog)
+        free = self.unplaced.places(self.slots, p, self.options.best_effort_backlog)
         if p.is_new and self.slots.is_any_open and (wait_s := self.unplaced.line_s(p, free, self.programs, now_s)) > 0:
             return self._unplaced(p, Verdict.PENDING, wait_s)
         slot = placement.idlest_slot(self.slots, p, free > 0 if p.is_new else free >= 0)

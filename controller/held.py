@@ -16,6 +16,7 @@ from controller.mirror.locations import RequestLocations
 from controller.mirror.prefix_affinity import NOTHING_CACHED
 from controller.mirror.replica_model import VirtualReplica
 from controller.mirror.slots import ReplicaSlots
+from controller.movable import Movable
 from controller.options import ARRIVAL
 from controller.placement import (
     RETRY_INTERVAL_S,
@@ -53,8 +54,14 @@ class HeldRequests:
     recalled_s: dict[int, float] = field(default_factory=dict)  # when they were
     recalls: list[tuple[str, str]] = field(default_factory=list)  # ingresses to be told, and attempt ids
 
+    def __post_init__(self) -> None:
+        self._movable = Movable(self._find)
+
     def __contains__(self, uid: int) -> bool:
         return uid in self.pending
+
+    def _find(self, uid: int) -> Pending | None:
+        return self.pending.get(uid) or self.sent.get(uid)
 
     def _may_lose_its_place(self, p: Pending) -> bool:
         """Whether the request stands for itself, and nobody has been told anything about it."""
@@ -71,6 +78,7 @@ class HeldRequests:
         """The request goes to its replica; it may be recalled where its ingress listens."""
         if p.ingress and self._may_lose_its_place(p):
             self.sent[int(p.row["id"])] = p
+            self._movable.add(p)
 
     def take_recalls(self) -> list[tuple[str, str]]:
         """Requests that were sent and must ask anew, since the last call: ingress and attempt id of each."""
@@ -94,6 +102,7 @@ class HeldRequests:
         """Keep back a request that has a place on this replica."""
         self.places.reconcile(int(p.row["id"]), replica, now_s)
         self.pending[int(p.row["id"])] = p
+        self._movable.add(p)
 
     def free(self, uid: int) -> None:
         """The request, held or not, has ended or asks again: it has no place any more."""
@@ -126,25 +135,21 @@ class HeldRequests:
         lost = list[Pending]()
         if fleet.options.selection == ARRIVAL or not (self.pending or self.sent):
             return
-        for p in [p for p in asking if p.slot == NOWHERE and p.is_new]:
-            for slot in self._slots_to_plan(fleet.slots, p):
+        newcomers = [p for p in asking if p.slot == NOWHERE and p.is_new]
+        movable = self._by_slot() if newcomers else []
+        for p in newcomers:
+            for slot in _slots_to_plan(fleet.slots, movable, p):
                 if p.slot == NOWHERE:
                     lost += self._displace_on(fleet, p, slot, now_s)
+            if p.slot != NOWHERE:
+                movable = self._by_slot()
         place_admitted(fleet.slots, lost, now_s, fleet.max_hops)
         for p in lost:
             if p.slot != NOWHERE:
                 self.hold(p, at[p.slot], now_s)
 
-    def _slots_to_plan(self, slots: ReplicaSlots, p: Pending) -> list[int]:
-        """Replicas of the request's tier with a place for a longer prompt or one worth less, the longest first."""
-        state, found = slots.fleet_state.replicas, dict[int, int]()
-        value, prompt_tokens = float(p.row["value"]), p.request.prompt_tokens
-        for q in (*self.pending.values(), *self.sent.values()):
-            is_better = q.request.prompt_tokens > prompt_tokens or q.row["value"] < value
-            if is_better and q.slot != NOWHERE and state["is_open"][q.slot]:
-                found[q.slot] = max(found.get(q.slot, 0), q.request.prompt_tokens)
-        suited = [s for s in found if is_wanted(p, s) and tier_distance(int(state["tier"][s]), p.tier) >= 0]
-        return sorted(suited, key=lambda slot: (-found[slot], slot))[:MOST_PLANS]
+    def _by_slot(self) -> list[tuple[int, float, float]]:
+        return self._movable.by_slot(len(self.pending) + len(self.sent))
 
     def _displace_on(self, fleet: PlacementFleet, p: Pending, slot: int, now_s: float) -> list[Pending]:
         """Put the request into the slot if the plan takes it; returns those of the held ones that must go for it."""
@@ -184,3 +189,15 @@ class HeldRequests:
         self.free(uid)
         self.recalled_s[uid] = now_s
         self.recalls.append((p.ingress, p.request.request_id))
+
+
+def _slots_to_plan(slots: ReplicaSlots, movable: Sequence[tuple[int, float, float]], p: Pending) -> list[int]:
+    """Replicas of the request's tier with a place for a longer prompt or one worth less, the longest first."""
+    state, value, prompt_tokens = slots.fleet_state.replicas, float(p.row["value"]), p.request.prompt_tokens
+    found = {slot: longest for slot, longest, least in movable if longest > prompt_tokens or least < value}
+    suited = [
+        slot
+        for slot in found
+        if state["is_open"][slot] and is_wanted(p, slot) and tier_distance(int(state["tier"][slot]), p.tier) >= 0
+    ]
+    return sorted(suited, key=lambda slot: (-found[slot], slot))[:MOST_PLANS]

@@ -55,22 +55,24 @@ class LengthKeeper:
                     continue
                 try:
                     known.lengths.refresh()
-                    self._train(known.lengths)
+                    self._train(known.lengths, fleet)
                 except Exception as error:  # whatever it was: without this loop every bound would stay as it is
                     self._note(error)
         finally:
             if self._growing is not None:
                 self._growing.cancel()
 
-    def _train(self, lengths: FleetLengths) -> None:
+    def _train(self, lengths: FleetLengths, fleet: Callable[[], Fleet | None]) -> None:
         if (self._growing is None or self._growing.done()) and (known := lengths.training_set()) is not None:
-            self._growing = asyncio.get_running_loop().create_task(self._train_once(lengths, known))
+            self._growing = asyncio.get_running_loop().create_task(self._train_once(lengths, known, fleet))
 
-    async def _train_once(self, lengths: FleetLengths, known: TrainingSet) -> None:
+    async def _train_once(self, lengths: FleetLengths, known: TrainingSet, fleet: Callable[[], Fleet | None]) -> None:
         version = lengths.next_version
         try:
             grown = self._grow(known, version, lengths.options.seed)
-            lengths.set_forest(await asyncio.wait_for(grown, PATIENCE_S))
+            forest = await asyncio.wait_for(grown, PATIENCE_S)
+            present = fleet()  # perhaps another one by now
+            (lengths if present is None else present.lengths).set_forest(forest)
             self.error = ""
             logger.info("forest %d of %d finished requests", version, len(known.rows))
         except Exception as error:

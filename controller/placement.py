@@ -72,6 +72,7 @@ class Pending:
     tpot_s: float = np.inf
     margin_s: float = 0.0  # by how much earlier than asked it is planned
     phase: Phase | None = None  # the part of it that is asked about, in a disaggregated fleet
+    scores_as_best_effort: np.ndarray | None = None  # where room kept for others takes slots off it while promised
 
     @property
     def is_best_effort(self) -> bool:

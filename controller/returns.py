@@ -106,6 +106,7 @@ class Returns:
         for p in newcomers if len(where) else ():
             kept = where[is_kept(slots.fleet_state, self._ledger, _whole(p)[None][0], now_s, where)]
             for sequence in (p, *p.siblings):
+                sequence.scores_as_best_effort = sequence.scores
                 sequence.exclude_slots(slots, kept.tolist(), now_s)
         self._is_current[:] = False
 

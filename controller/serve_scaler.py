@@ -62,7 +62,6 @@ class ServeScaler:
         own_ids, known = [name.rpartition("/")[2] for name in replicas], await self._known()
         if unknown := [name for name, own_id in zip(replicas, own_ids, strict=True) if own_id not in known]:
             raise ScalingError(f"Serve knows no replica {', '.join(unknown)}")
-        before = (await self.size()).replicas
         for own_id in own_ids:
             self._end(known[own_id]["actor_name"])
         give_up_s = time.monotonic() + NOTICE_S
@@ -71,7 +70,7 @@ class ServeScaler:
                 raise ScalingError(f"Serve did not notice within {NOTICE_S:g} s that {', '.join(left)} has ended")
             await asyncio.sleep(POLL_S)
             known = await self._known()
-        await self.resize(before - len(own_ids))
+        await self.resize((await self.size()).replicas - len(own_ids))
 
     @staticmethod
     def _end(actor_name: str) -> None:

@@ -11,6 +11,7 @@ from controller.mirror.slots import ReplicaSlots
 from controller.placement import RETRY_INTERVAL_S, Pending, latest_start_s
 from controller.programs.programs import Programs
 from controller.returns import Returns
+from routing.best_effort import best_effort_places
 
 COLD_START_S = 300.0  # best effort waits so long for the first replica of a fleet that was scaled to zero
 RETRIES_LEFT = 4  # parts of the time that is left until the next question
@@ -59,6 +60,9 @@ class Unplaced:
         other.returns.cap_s = self.returns.cap_s
         self.returns, self.waiting, self.line = other.returns, other.waiting, other.line
 
+    def __contains__(self, uid: int) -> bool:
+        return uid in self.waiting or uid in self.line
+
     def leave(self, uid: int) -> None:
         """The request has a place, or has ended."""
         self.waiting.pop(uid, None)
@@ -96,6 +100,15 @@ class Unplaced:
     def awaits_start(self, p: Pending, now_s: float) -> bool:
         """Whether a replica may still come for a request that found none: one is started where all were stopped."""
         return now_s < self.ask(p, now_s, lambda: now_s + COLD_START_S).latest_s
+
+    @staticmethod
+    def places(slots: ReplicaSlots, p: Pending, backlog: float) -> np.ndarray:
+        """How many requests more as best effort each replica takes that may serve this one (i8[R], by
+        ``routing.best_effort``)."""
+        if p.scores_as_best_effort is not None:
+            p.scores = p.scores_as_best_effort
+        places: np.ndarray = best_effort_places(slots.fleet_state, backlog)
+        return np.where(p.scores > -np.inf, places, 0) if len(p.scores) else places
 
     def line_s(self, p: Pending, places: np.ndarray, programs: Programs, now_s: float) -> float:
         """How long best effort waits before it asks again, while replicas hold as much of it as they may (``places``

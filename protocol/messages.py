@@ -214,7 +214,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
     request_id: str
     tier_asked: str
     tier_served: str
-    finish: str  # one of ``FINISHED``, "abort" (the client left), "refused", "error"
+    finish: str  # one of ``FINISHED``, "abort" (the client left), "refused", "error", ``RELEASED``
     met: bool
     ttft_s: float
     tpot_s: float

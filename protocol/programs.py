@@ -5,6 +5,7 @@ import math
 import msgspec
 
 INF = math.inf
+RELEASED = "released"  # how a decision ends that is not followed; its request goes on, or has ended by itself
 
 
 class Program(msgspec.Struct, frozen=True, array_like=True, gc=False):

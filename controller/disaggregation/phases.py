@@ -73,8 +73,11 @@ class Phases:
         self._stepped_s = self._moved_s = float("-inf")  # of the latest step and of the latest move
 
     def adopt_state(self, other: "Phases") -> None:
-        """Take over the phase of every replica, when only the options have changed."""
-        self._phase_of, self._prefill = dict(other._phase_of), other._prefill
+        """Take over the phase of every replica, when only the options have changed: also how many moves made prefill,
+        where as many are asked for as before."""
+        self._phase_of = dict(other._phase_of)
+        if other.options.prefill == self.options.prefill:
+            self._prefill = other._prefill
 
     def of(self, name: str) -> Phase | None:
         """The phase of a replica; ``None`` for one that is not known."""

@@ -4,6 +4,7 @@ Tables are made on the controller's event loop, so their rows are bounded: a sta
 """
 
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from controller.mirror.lengths import CapClass
 Table = dict[str, np.ndarray]  # columns of one length: numbers, or strings (object)
 
 MOST_TOKENS = 10_000_000
-MOST_LENGTHS = 10_000  # of tiers, the latest of each tenant
+MOST_LENGTHS = 10_000  # of tiers, as many of each tenant there: its latest
 MOST_SCORES = 200  # of a group, the latest
 KEPT_KINDS = ("tier", "app", "tenant")  # programs end soon; their names are their clients' own
 
@@ -49,12 +50,17 @@ def _finished(lengths: FleetLengths) -> Table:
 
 
 def _tier_lengths(lengths: FleetLengths) -> Table:
-    rows = [
-        (tier, magnitude, tenant, tokens, is_cut)
+    samples = [
+        (tier, magnitude, tenant, sample)
         for (tier, magnitude), known in lengths.tiers.classes.items()
         for tenant, sample in known.samples.items()
-        for tokens, is_cut in sample
     ][-MOST_LENGTHS:]
+    each = MOST_LENGTHS // max(1, len(samples))
+    rows = [
+        (tier, magnitude, tenant, tokens, is_cut)
+        for tier, magnitude, tenant, sample in samples
+        for tokens, is_cut in islice(sample, max(0, len(sample) - each), None)
+    ]
     return _columns(rows, tier="O", magnitude="i8", tenant="O", output_tokens="i8", is_cut="?")
 
 

@@ -2,10 +2,11 @@
 
 A test of demand by deadlines (``planning.programs.demand_bound``): work due until each deadline, in what replicas serve
 until then. Conversations beyond the KV cache count as prompts that are computed anew. How much may be due follows from
-how long calls may take, and from how programs end: kept promises loosen the limit and broken ones tighten it, such that
-95 % are kept in balance. A program that was too much and ends in time loosens it as well.
+how long calls may take, and from how a tenant's programs end: kept promises loosen its limit and broken ones tighten
+it, such that 95 % are kept in balance. A program that was too much and ends in time loosens it as well.
 """
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,6 +22,7 @@ KEPT = 0.95  # share of promises that is aimed at
 NEEDLESS = 0.1  # by which the logarithm of the limit grows when a program ends in time that was too much
 STEP = 0.2  # of the logarithm of the limit that an end moves it by at most
 BINDING = 0.5  # load at admission from which on a kept promise says that more could be open
+MOST_TENANTS = 1024  # whose limits are remembered
 COLUMNS = 1 + len(Left._fields)  # deadline on the controller's clock, and what is left
 
 
@@ -29,7 +31,7 @@ class ProgramBound:
     """What may be open on a fleet's replicas. Promised programs are rows of a table: a newcomer walks no objects."""
 
     slots: ReplicaSlots
-    scale: float = 1.0  # of the limit
+    scales: OrderedDict[str, float] = field(default_factory=OrderedDict)  # of the limit, by tenant; others have 1
     promised: list[OpenProgram] = field(default_factory=list)  # of each row
 
     def __post_init__(self) -> None:
@@ -70,7 +72,7 @@ class ProgramBound:
         asked_s = reachable_work_s(work_s + evicted * again_s, idle_s + evicted * again_s + gaps_s, left_s)
         replicas = int(is_open.sum())
         share = usable_share(stretch(left_s, all_idle_s, all_gaps_s), len(counted) / replicas)
-        return demand(left_s, asked_s, 0.0, replicas * share * DEMAND * self.scale)
+        return demand(left_s, asked_s, 0.0, replicas * share * DEMAND * self.scales.get(newcomer.tenant, 1.0))
 
     def is_too_much(self, program: OpenProgram, now_s: float) -> bool:
         """Whether a program without a promise cannot be given one now; its load is noted."""
@@ -90,7 +92,7 @@ class ProgramBound:
         for program in [self.promised[at] for at in np.flatnonzero(rows[:, 0] <= now_s)]:
             if program.is_running and not program.is_noted:
                 program.is_noted = True
-                self._move(-STEP * KEPT)
+                self._move(program.tenant, -STEP * KEPT)
 
     def note_end(self, program: OpenProgram) -> None:
         """A program with a deadline has ended; it says something if it did not fail. One that was too much and ends in
@@ -99,10 +101,13 @@ class ProgramBound:
             return
         is_kept = program.ended_s <= program.due_s
         if is_kept and program.was_too_much:
-            self._move(NEEDLESS)
+            self._move(program.tenant, NEEDLESS)
         elif program.is_promised and (not is_kept or program.load >= BINDING):
-            self._move(STEP * ((1.0 - KEPT) if is_kept else -KEPT))
+            self._move(program.tenant, STEP * ((1.0 - KEPT) if is_kept else -KEPT))
 
-    def _move(self, by: float) -> None:
-        """By so much on the scale of logarithms."""
-        self.scale = float(np.clip(self.scale * np.exp(by), LEAST, MOST))
+    def _move(self, tenant: str, by: float) -> None:
+        """By so much on the scale of logarithms: what a client does to its own promises costs no other."""
+        self.scales[tenant] = float(np.clip(self.scales.get(tenant, 1.0) * np.exp(by), LEAST, MOST))
+        self.scales.move_to_end(tenant)
+        if len(self.scales) > MOST_TENANTS:
+            self.scales.popitem(last=False)

@@ -63,6 +63,7 @@ class OpenProgram:
     started_s: float
     deadline_s: float  # since its start
     app: str
+    tenant: str = ""
     is_promised: bool = False
     is_begun: bool = False  # something of it was not refused
     refusal: str = ""  # why its deadline was not promised when it last asked for that, if that is why
@@ -187,9 +188,11 @@ class OpenProgram:
 
     def _fresh_tokens(self, told: Program, prompt_tokens: int) -> float:
         """Tokens of a prompt beyond the longest conversation so far that it can continue."""
-        nodes = self.nodes[np.isfinite(self.nodes["end_s"])]
-        if parents := [node for node in self._named(told.parents) if np.isfinite(self.nodes["end_s"][node])]:
-            nodes = self.nodes[parents]
+        has_ended, nodes = np.isfinite(self.nodes["end_s"]), self.nodes
+        is_parent = np.zeros(len(nodes), dtype=np.bool_)
+        is_parent[list(set(self._named(told.parents)))] = True
+        is_known = has_ended & is_parent
+        nodes = nodes[is_known if is_known.any() else has_ended]
         known = nodes["input_tokens"] + nodes["output_tokens"]
         return prompt_tokens - float(known[known <= prompt_tokens].max(initial=0.0))
 

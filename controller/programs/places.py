@@ -13,6 +13,7 @@ from controller.programs.open_program import OpenProgram
 from planning.programs.demand_bound import BUSY_PACE
 
 USABLE = 0.9  # of the KV caches, that conversations are expected to fill
+ROUNDING = 0.5  # tokens: what is left of sums when nobody is in
 CROWDED = 1.5  # times that, from which on no program is promised: part of them is in its tools at any time
 
 
@@ -36,7 +37,7 @@ class ProgramPlaces:
 
     def is_crowded(self, program: OpenProgram) -> bool:
         """Whether too many conversations are expected in the caches to promise one more; one alone never is."""
-        return self.tokens > 0.0 and self._excess_tokens(program) > 0.0
+        return self.tokens > ROUNDING and self._excess_tokens(program) > 0.0
 
     def room_after_s(self, program: OpenProgram) -> float:
         """About when it is not: as programs like this one end, each of the time that it takes on busy engines."""
@@ -54,7 +55,7 @@ class ProgramPlaces:
 
     def wait_s(self, program: OpenProgram, uid: int, now_s: float) -> float:
         """Seconds until a program without a place should ask for one again; 0: it has it. ``uid``: of its request."""
-        is_free = not self.tokens > 0.0 or self.tokens + program.left.context_tokens <= self._room_tokens()
+        is_free = not self.tokens > ROUNDING or self.tokens + program.left.context_tokens <= self._room_tokens()
         wait_s = self.line.wait_s(uid, program.started_s, int(is_free), now_s)
         if not wait_s > 0.0:
             self.take(program)

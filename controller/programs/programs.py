@@ -69,7 +69,7 @@ class Programs(ProgramsUnderWay):
         program = self.open.get(key)
         if program is None:
             app = told.app or ("session" if told.is_session else "")
-            program = self.open[key] = OpenProgram(arrived_s - told.age_s, told.deadline_s, app)
+            program = self.open[key] = OpenProgram(arrived_s - told.age_s, told.deadline_s, app, request.tenant)
             self._promise(program, request.prompt_tokens, told.is_promised)
             self.checks.at(arrived_s + self.options.idle_s, key, program)
             if len(self.open) > MOST_OPEN:
@@ -225,7 +225,7 @@ class Programs(ProgramsUnderWay):
             if program.refusal == TOO_MANY:
                 after_s = max(self.bound.room_after_s(program), self.places.room_after_s(program))
                 decision = msgspec.structs.replace(decision, retry_after_s=after_s)
-            self._refuse(name, program, part, now_s)
+            self._refuse(name, program, part, decision.verdict == Verdict.REFUSED, now_s)
         return msgspec.structs.replace(decision, stage=given)
 
     def _promise(self, program: OpenProgram, prompt_tokens: int, is_promised: bool) -> None:
@@ -234,9 +234,10 @@ class Programs(ProgramsUnderWay):
             program.precedence_tokens = PRECEDENCE * max(program.expected_tokens, PRIOR_STAGES * prompt_tokens)
             self._follow(program)
 
-    def _refuse(self, name: str, program: OpenProgram, part: Part, now_s: float) -> None:
-        """A refused sub-request has ended; a program whose first one is refused has not begun."""
+    def _refuse(self, name: str, program: OpenProgram, part: Part, is_final: bool, now_s: float) -> None:
+        """A refused sub-request has ended here (``is_final``: anywhere); a program whose first one is refused has not
+        begun."""
         program.end(part, 0, now_s)
         if not program.is_begun and not program.is_running:
-            self.counts.refused += program.deadline_s < INF
+            self.counts.refused += is_final and program.deadline_s < INF
             self._drop(self._keys[name])

@@ -1,6 +1,7 @@
 """The programs under way and the histories of applications: how they are followed, and how they end. Pure."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,11 +17,12 @@ from controller.programs.options import ProgramOptions
 from controller.programs.places import ProgramPlaces
 from controller.programs.speed import FleetSpeed
 from planning.programs.graph import Nodes
-from protocol.messages import Outcome, Scope
-from protocol.programs import INF, base_request_id
+from protocol.messages import Outcome, Scope, request_uid
+from protocol.programs import INF, RELEASED, base_request_id
 
-MOST_HISTORIES = 64  # applications of tenants
+MOST_HISTORIES = 256  # applications of tenants
 LOST_S = 3600.0  # a sub-request whose end has not been told for so long has ended
+MOST_ATTEMPTS = 8  # names of a sub-request that are looked for
 
 
 @dataclass
@@ -34,6 +36,7 @@ class ProgramsUnderWay:
     histories: OrderedDict[Key, History] = field(default_factory=OrderedDict)
     counts: ProgramCounts = field(default_factory=ProgramCounts)
     checks: Checks = field(default_factory=Checks)
+    is_anywhere: Callable[[int], bool] = lambda _uid: True  # whether a replica has a request, or it waits
     _keys: dict[str, Key] = field(default_factory=dict)  # of sub-requests, by base id
 
     def __post_init__(self) -> None:
@@ -58,6 +61,8 @@ class ProgramsUnderWay:
         name = base_request_id(outcome.request_id)
         program = self._of(name)
         if program is None or outcome.scope == Scope.REQUEST or not program.parts[name].is_running:
+            return
+        if outcome.finish == RELEASED:
             return
         key = self._keys[name]
         program.end(program.parts[name], outcome.output_tokens, now_s)
@@ -87,7 +92,8 @@ class ProgramsUnderWay:
         history = self.histories.setdefault((tenant, app), History())
         self.histories.move_to_end((tenant, app))
         if len(self.histories) > MOST_HISTORIES:
-            self.histories.popitem(last=False)
+            counts = Counter(tenant for tenant, _ in self.histories)  # whoever names ever new ones loses own ones
+            del self.histories[next(key for key in self.histories if counts[key[0]] == max(counts.values()))]
         return history
 
     def _follow(self, program: OpenProgram) -> None:
@@ -104,6 +110,8 @@ class ProgramsUnderWay:
         for key, program in self.checks.due(now_s):
             if self.open.get(key) is not program:
                 continue
+            if program.is_running and now_s - program.last_s >= self.options.idle_s:
+                self._end_lost(program, now_s)
             idle_s, end_s = now_s - program.last_s, LOST_S if program.is_running else self.options.idle_s
             if idle_s >= end_s:
                 self._close(key, now_s)
@@ -112,6 +120,14 @@ class ProgramsUnderWay:
                 self._set_aside(program)
             self.checks.at(now_s + self.options.idle_s if program.is_running else program.last_s + end_s, key, program)
 
+    def _end_lost(self, program: OpenProgram, now_s: float) -> None:
+        """Sub-requests that no replica has and that ask no more have lost their ingress."""
+        for name, part in program.parts.items():
+            names = (name, *(f"{name}~{attempt}" for attempt in range(1, MOST_ATTEMPTS)))
+            if part.is_running and not any(self.is_anywhere(request_uid(each)) for each in names):
+                program.end(part, 0, now_s)
+                program.has_failed = True
+
     def _set_aside(self, program: OpenProgram) -> None:
         self.bound.forget(program)
         self.places.give_up(program)
@@ -119,6 +135,7 @@ class ProgramsUnderWay:
     def _close(self, key: Key, now_s: float) -> None:
         """Count a program, and learn its graph if it was served."""
         program = self._drop(key)
+        program.has_failed |= program.is_running  # nobody knows what became of it
         self.counts.add(program)
         self.bound.note_end(program)
         nodes = program.nodes

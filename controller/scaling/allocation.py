@@ -1,6 +1,7 @@
 """Which replica serves which tier, and how many there are: roles, demand, size and history behind one object. Pure."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -47,7 +48,8 @@ class Allocation:
         self._views: Sequence[ReplicaView] = ()  # of the last step
         self._seen: tuple[object, int] = (None, 0)  # roles, and their version
         self._hardware: Hardware | None = None  # of the group that grows, as last seen
-        self._follow_roles()
+        if (scaling := share.of_scaling(options.scaling)) is not None:
+            self.autoscaler = Autoscaler(scaling, self.roles, self.history)
 
     @property
     def is_dynamic(self) -> bool:
@@ -61,11 +63,18 @@ class Allocation:
             return StaticRoles(table, self.history)
         return DynamicRoles(table, RoleOptions(self.options.idle_s), self.history)
 
-    def _follow_roles(self) -> None:
-        """An autoscaler drains through the roles in force."""
-        scaling = self.share.of_scaling(self.options.scaling)
-        if scaling is not None:
-            self.autoscaler = Autoscaler(scaling, self.roles, self.history)
+    def _take_over(self, before: StaticRoles | DynamicRoles, scaler: Autoscaler | None, now_s: float) -> None:
+        """Under new roles or options: what drains goes on draining, and the size is what it was, unless the configured
+        one has changed."""
+        if before.draining and before is not self.roles:
+            self.step(self._views, now_s)
+            for name in sorted(before.draining):
+                self.roles.drain(name, now_s, "was draining")
+        if self.autoscaler is not None and scaler is not None:
+            options = self.autoscaler.options
+            is_same_size = options.configured == scaler.options.configured
+            target = scaler.target if is_same_size else None
+            self.autoscaler = replace(scaler, options=options, roles=self.roles, target=target)
 
     # -- what it is told --------------------------------------------------------------------------------------------
 
@@ -77,8 +86,8 @@ class Allocation:
             self.history.note(change)
         made = self._make_roles(table)
         if type(made) is not type(self.roles):
-            self.roles = made
-            self._follow_roles()
+            roles, self.roles = self.roles, made
+            self._take_over(roles, self.autoscaler, now_s)
         elif isinstance(self.roles, DynamicRoles):
             self.roles.set_table(table, now_s)
         else:
@@ -101,9 +110,8 @@ class Allocation:
             self.set_table(table, now_s)
             return self
         made = Allocation(options, table, self.history, self.share)
-        made.demand = self.demand
-        if made.autoscaler is not None and self.autoscaler is not None:
-            made.autoscaler.held_until_s = self.autoscaler.held_until_s
+        made.demand, made._hardware, made._views = self.demand, self._hardware, self._views
+        made._take_over(self.roles, self.autoscaler, now_s)
         return made
 
     def record_arrival(self, row: np.ndarray, now_s: float) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 
 BUSY_PACE = 2.0  # times as long as on an idle engine that a call takes on a busy one that it need not wait for
 PRIOR_STRETCH, PRIOR_PROGRAMS = 3.0, 4.0  # times as long as on idle engines that calls may take, and what that weighs
+MOST_STRETCH = 12.0  # times, that one program counts for at most: who has a day for a minute's work is no measure
 LEAST_SHARE = 0.1  # of the capacity, that is usable however little time calls have
 
 
@@ -58,7 +59,8 @@ def stretch(left_s: np.ndarray, idle_s: np.ndarray, gaps_s: np.ndarray) -> float
     """
     prior_s = PRIOR_PROGRAMS * float(idle_s.mean()) if len(idle_s) else 0.0
     total_s = float(idle_s.sum()) + prior_s
-    return (float((left_s - gaps_s).sum()) + PRIOR_STRETCH * prior_s) / total_s if total_s > 0.0 else PRIOR_STRETCH
+    may_take_s = float(np.minimum(left_s - gaps_s, MOST_STRETCH * idle_s).sum())
+    return (may_take_s + PRIOR_STRETCH * prior_s) / total_s if total_s > 0.0 else PRIOR_STRETCH
 
 
 def usable_share(stretched: float, side_by_side: float) -> float:

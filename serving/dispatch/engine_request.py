@@ -220,11 +220,11 @@ def outcome(request: "EngineRequest", finish: str, scope: Scope) -> Outcome:
     )
 
 
-def released(decision: Decision) -> Outcome:
-    """A decision that is not followed: the controller frees its reservation."""
+def released(decision: Decision, finish: str = "abort") -> Outcome:
+    """A decision that is not followed: the controller frees its reservation. ``RELEASED``: nothing else has changed."""
     never, tier = INF, decision.tier
     name, verdict = decision.request_id, decision.verdict
-    return Outcome(name, tier, tier, "abort", False, never, 0.0, never, never, never, 0, verdict, Scope.SEQUENCE)
+    return Outcome(name, tier, tier, finish, False, never, 0.0, never, never, never, 0, verdict, Scope.SEQUENCE)
 
 
 def whole_outcome(request_state: HttpRequestState) -> Outcome:

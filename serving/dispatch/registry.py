@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from protocol.messages import Decision, Delta, Scope, Verdict
+from protocol.programs import RELEASED
 from serving.dispatch.background import BackgroundCalls
 from serving.dispatch.engine_request import ATTEMPT, EngineRequest, outcome, released, whole_outcome
 from serving.dispatch.groups import Group
@@ -127,7 +128,7 @@ class RequestRegistry:
         """Free what the controller has reserved for decisions that are not followed."""
         for decision in decisions:
             if decision.replica:
-                self._background.ended(released(decision))
+                self._background.ended(released(decision, RELEASED))
 
     # -- what the ingress hears -------------------------------------------------------------------------------------
 

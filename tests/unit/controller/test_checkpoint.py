@@ -16,6 +16,7 @@ from controller.actor import Controller
 from controller.checkpoint import restore, to_tables
 from controller.checkpoint_store import COMPLETE, KEPT, CheckpointStore, shown_uri, without_secrets
 from controller.fleet import Fleet
+from controller.lengths import snapshot
 from controller.lengths.estimate import LengthOptions, LengthQuery
 from controller.lengths.training import grow_from
 from controller.options import CheckpointOptions, FleetOptions
@@ -244,3 +245,17 @@ def test_a_storage_that_fails_is_told_and_loses_no_checkpoint(
     asyncio.run(play())
     assert kept.is_file()
     shutil.rmtree(tmp_path / "app")
+
+
+def test_lengths_of_every_tenant_are_kept_where_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "MOST_LENGTHS", 40)
+    state, tenants = fleet(), ["t1", "t2", "t3", "t4"]
+    state.report(report("a"), 0.0)
+    for tenant in tenants:
+        for tokens in range(20, 50):
+            state.admit([asked := ask(TIGHT, tenant=tenant)], 0.0)
+            state.on_outcome(msgspec.structs.replace(ended(asked, "stop", tokens), tenant=tenant), 0.0)
+    table = snapshot.to_tables(state.lengths)["tier_lengths"]
+    assert len(table["tenant"]) == 40
+    assert sorted(set(table["tenant"])) == tenants
+    assert table["output_tokens"][table["tenant"] == "t1"].tolist() == list(range(40, 50)), "the latest"

@@ -1,8 +1,12 @@
 """What the fleet makes of replicas that fail and of messages that are lost."""
 
+import msgspec
+import pytest
+
 from controller.status import fleet_status
-from protocol.messages import Progress, Step
-from tests.support.fleet_cases import FLEX, TIGHT, ask, fleet, in_progress, report
+from profiles.profile import ProfileError
+from protocol.messages import Progress, Step, Verdict
+from tests.support.fleet_cases import FLEX, TIGHT, ask, ended, fleet, in_progress, report
 
 
 def test_a_replica_that_an_ingress_saw_fail_takes_nothing_until_its_engine_goes_on() -> None:
@@ -107,3 +111,33 @@ def test_where_all_engines_stand_still_they_are_still_used() -> None:
     served = fleet()
     served.report(report("a", age_s=5.0), 0.0)
     assert served.admit([ask(TIGHT)], 0.0)[0].replica == "a"
+
+
+def test_best_effort_waits_for_a_place_where_it_may_run() -> None:
+    """Another replica has free places, but has failed the request: that is no reason to say that none is alive."""
+    state = fleet(best_effort_backlog=1.0)
+    for name in "ab":
+        state.report(msgspec.structs.replace(report(name), max_running=2), 0.0)
+    held = [ask(FLEX, 100) for _ in range(4)]
+    where = {request.request_id: state.admit([request], 0.0)[0].replica for request in held}
+    for request in held:
+        if where[request.request_id] == "a":
+            state.on_outcome(ended(request, "stop", 5), 0.1)
+    assert state.admit([ask(FLEX, 100)], 0.2)[0].replica == "a"
+    decision = state.admit([ask(FLEX, 100, exclude=("a",))], 0.2)[0]
+    assert decision.verdict == Verdict.PENDING
+    assert decision.retry_after_s > 0.0
+
+
+def test_a_profile_that_cannot_be_loaded_costs_no_replica_its_slot() -> None:
+    state = fleet()
+    for name in "ab":
+        state.report(report(name), 0.0)
+    reborn = msgspec.structs.replace(report("a", incarnation="2"), profile="no such profile")
+    for _ in range(2):
+        with pytest.raises(ProfileError):
+            state.report(reborn, 0.1)
+    assert sorted(state.by_slot) == [0, 1]
+    state.report(report("a", incarnation="2"), 0.2)
+    assert {replica.slot for replica in state.replicas.values()} == {0, 1}
+    state.check_integrity()

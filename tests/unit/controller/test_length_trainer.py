@@ -33,8 +33,8 @@ def play(
     scenario: Callable[[], Fleet], grow: length_trainer.Grow | None, is_done: Callable[[LengthKeeper], bool]
 ) -> None:
     async def run() -> None:
-        state, keeper = scenario(), LengthKeeper(grow)
-        task = asyncio.create_task(keeper.run(lambda: state))
+        keeper = LengthKeeper(grow)
+        task = asyncio.create_task(keeper.run(scenario))
         for _ in range(5000):
             if is_done(keeper):
                 break
@@ -91,3 +91,15 @@ def test_a_forest_that_fails_is_told_and_the_next_one_clears_it() -> None:
 
     play(lambda: state, fails_once, has_failed)
     assert tries[:2] == [1, 1]
+
+
+def test_a_forest_goes_to_the_fleet_that_there_is_when_it_has_grown() -> None:
+    """A deploy may have put another one in place meanwhile."""
+    old, new = trained(LEAST_REQUESTS), fleet(lengths=LengthOptions("forest"))
+    present = [old]
+
+    async def grows_while_deployed(known: TrainingSet, version: int, seed: int) -> Forest:
+        present[0] = new
+        return grow_from(known, version, seed)
+
+    play(lambda: present[0], grows_while_deployed, lambda keeper: new.lengths.forest is not None)

@@ -13,6 +13,7 @@ from controller.fleet import Fleet
 from controller.options import FleetOptions
 from controller.returns import GRACE_S, LEAST_SHARE, MEMORY
 from controller.scaling.tiers import Tier, TierTable
+from profiles.store import load_profile
 from protocol.messages import AdmissionRequest, Decision, Progress, Slo, Verdict
 from routing.returns import PREFILL, SEQUENCES
 from serving.ingress.errors import retry_after_s
@@ -223,3 +224,17 @@ def test_a_replica_that_is_gone_takes_the_room_of_several_sequences_with_it() ->
     assert "a" not in state.replicas
     state.admit([ask(LOOSE)], 40.0)
     assert np.abs(state.unplaced.returns._ledger.reserved).max() < 1e-6
+
+
+def test_room_kept_for_returns_turns_no_best_effort_away() -> None:
+    """What no promise can be given to is served as best effort, which takes none of that room."""
+    tiers = TierTable.of(
+        1, [Tier("ref", 0.5, 0.05, unattainable="refuse"), Tier("be", 0.6, 0.06), Tier("flex", best_effort=True)]
+    )
+    state = Fleet(FleetOptions(length_prior_tokens=40.0), tiers, load_profile)
+    state.report(report("a"), 0.0)
+    refused = Slo(0.5, 0.05, tier="ref")
+    state.admit([msgspec.structs.replace(ask(refused, 6000), prompt_digest=k + 1) for k in range(60)], 0.0)
+    assert len(state.unplaced.returns) > 10
+    (decision,) = state.admit([ask(Slo(0.6, 0.06, tier="be"), 60_000)], 0.1)
+    assert (decision.verdict, decision.replica) == (Verdict.BEST_EFFORT, "a")

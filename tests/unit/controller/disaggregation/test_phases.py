@@ -128,3 +128,15 @@ def test_what_leaves_neither_moves_nor_counts() -> None:
     for tick in range(60):
         views = [PhaseView("r0", 0.0, is_staying=False), PhaseView("r1", 0.1), PhaseView("r2", 2.0)]
         assert phases.step(views, tick / 2) is None, "r1 is the last that prefills"
+
+
+@pytest.mark.parametrize(("before", "now", "prefilling"), [(1, 1, 1), (1, 2, 2), (2, 1, 1)])
+def test_a_deploy_changes_how_many_prefill(before: int, now: int, prefilling: int) -> None:
+    old = Phases(PhaseOptions(prefill=before, adapt=False))
+    old.set_replicas(dict.fromkeys("abcd", ""))
+    new = Phases(PhaseOptions(prefill=now, adapt=False))
+    new.adopt_state(old)
+    new.set_replicas(dict.fromkeys("abcd", ""))
+    for k in range(10):
+        new.step([PhaseView(name, 0.1) for name in "abcd"], 0.5 * k)
+    assert len(new.on(Phase.PREFILL)) == prefilling

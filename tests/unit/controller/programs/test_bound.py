@@ -38,6 +38,10 @@ def end(state: Fleet, name: str, now_s: float) -> None:
     state.on_outcome(Outcome(name, "tight", "tight", "stop", *told), now_s)
 
 
+def scale(bound: ProgramBound, tenant: str = "") -> float:
+    return bound.scales.get(tenant, 1.0)
+
+
 def open_until_full(state: Fleet) -> tuple[int, Decision]:
     """How many programs are promised whose first calls end at once, and what the next one is told."""
     for k in range(50):
@@ -165,33 +169,35 @@ def test_the_limit_follows_how_promised_programs_end() -> None:
     bound.note_end(idle)
     bound.note_end(OpenProgram(0.0, 10.0, "a", load=0.9, ended_s=11.0))
     bound.note_end(OpenProgram(0.0, 10.0, "a", is_promised=True, has_failed=True, load=0.9, ended_s=11.0))
-    assert bound.scale == 1.0, (
+    assert scale(bound) == 1.0, (
         "nothing is said by a kept promise on an idle fleet, one that was not given, or a failure"
     )
     for _ in range(19):
         bound.note_end(kept)
-    assert bound.scale > 1.0
+    assert scale(bound) > 1.0
     bound.note_end(late)
-    assert bound.scale == pytest.approx(1.0), f"{KEPT} kept is the balance"
+    assert scale(bound) == pytest.approx(1.0), f"{KEPT} kept is the balance"
     for _ in range(99):
         bound.note_end(late)
-    assert bound.scale == LEAST
+    assert scale(bound) == LEAST
     for _ in range(999):
         bound.note_end(kept)
-    assert bound.scale == MOST
+    assert scale(bound) == MOST
 
 
 @pytest.mark.parametrize("is_promised", [False, True])
 def test_what_was_too_much_and_ends_in_time_loosens_the_limit(is_promised: bool) -> None:
     """It could have been promised at once, also where a later call was."""
     bound = ProgramBound(fleet().slots)
-    turned_away = OpenProgram(0.0, 10.0, "a", is_promised, load=0.9, was_too_much=True)
+    turned_away = OpenProgram(0.0, 10.0, "a", is_promised=is_promised, load=0.9, was_too_much=True)
     turned_away.ended_s = 11.0
     bound.note_end(turned_away)
-    assert bound.scale < 1.0 if is_promised else bound.scale == 1.0, "late, it breaks what it was promised, if anything"
-    tight, turned_away.ended_s = bound.scale, 9.0
+    assert scale(bound) < 1.0 if is_promised else scale(bound) == 1.0, (
+        "late, it breaks what it was promised, if anything"
+    )
+    tight, turned_away.ended_s = scale(bound), 9.0
     bound.note_end(turned_away)
-    assert bound.scale == pytest.approx(tight * np.exp(NEEDLESS))
+    assert scale(bound) == pytest.approx(tight * np.exp(NEEDLESS))
 
 
 def test_a_fleet_without_admission_turns_nobody_away() -> None:
@@ -203,9 +209,9 @@ def test_a_fleet_without_admission_turns_nobody_away() -> None:
 
 def test_a_new_fleet_takes_the_limit_over() -> None:
     old, new = fleet(), fleet()
-    old.programs.bound.scale = 0.5
+    old.programs.bound.scales[""] = 0.5
     new.adopt_state(old, 1.0)
-    assert new.programs.bound.scale == 0.5
+    assert scale(new.programs.bound) == 0.5
 
 
 def test_a_promise_is_broken_at_its_deadline_and_once() -> None:
@@ -216,14 +222,14 @@ def test_a_promise_is_broken_at_its_deadline_and_once() -> None:
     for program in (runs, waits):
         bound.note(program)
     bound.note_late(9.0)
-    assert bound.scale == 1.0
+    assert scale(bound) == 1.0
     bound.note_late(10.0)
-    tightened = bound.scale
+    tightened = scale(bound)
     assert tightened < 1.0
     runs.ended_s = 20.0
     bound.note_late(11.0)
     bound.note_end(runs)
-    assert bound.scale == tightened
+    assert scale(bound) == tightened
 
 
 def loads(left: Left, deadline_s: float, count: int = 4) -> float:
@@ -254,4 +260,11 @@ def test_a_newcomer_hears_of_promises_that_are_broken_by_programs_that_still_run
     state = fleet()
     one(state, call("late", 0, 500), 0.0)
     one(state, call("new", 0, 500), DEADLINE_S + 1.0)
-    assert state.programs.bound.scale < 1.0
+    assert scale(state.programs.bound) < 1.0
+
+
+def test_a_tenant_that_breaks_its_own_promises_tightens_its_own_limit_alone() -> None:
+    bound = ProgramBound(fleet().slots)
+    for _ in range(99):
+        bound.note_end(OpenProgram(0.0, 10.0, "a", "mallory", is_promised=True, load=0.9, ended_s=11.0))
+    assert (scale(bound, "mallory"), scale(bound, "alice")) == (LEAST, 1.0)

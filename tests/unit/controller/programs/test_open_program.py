@@ -122,3 +122,13 @@ def test_attempts_of_a_request_are_the_same_request() -> None:
     assert base_request_id("a~b~12") == "a~b"
     assert base_request_id("a~b") == "a~b"
     assert base_request_id("a") == "a"
+
+
+def test_a_prompt_continues_the_conversation_of_its_parents() -> None:
+    play = Play()
+    for name, tokens in (("long", 400), ("short", 100)):
+        play.begin(name, 0.0, tokens)
+        play.end(name, 1.0)
+    play.begin("by-name", 2.0, 500, parents=("short",))
+    play.begin("by-size", 2.0, 500)
+    assert play.program.nodes["fresh_tokens"][2:].tolist() == [500 - 110, 500 - 410]

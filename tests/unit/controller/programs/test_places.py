@@ -155,3 +155,10 @@ def test_of_a_programs_checks_the_latest_counts() -> None:
     assert list(checks.due(1.5)) == []
     assert list(checks.due(9.0)) == [(("", "p"), own)]
     assert list(checks.due(9.0)) == []
+
+
+def test_rounding_is_nobody(places: ProgramPlaces) -> None:
+    """Sums of fractions do not come back to nought."""
+    places.tokens = 1e-9
+    assert not places.is_crowded(program(0.0, 9 * ROOM))
+    assert places.wait_s(program(0.0, 9 * ROOM), 1, 0.0) == 0.0

@@ -1,12 +1,19 @@
 """Which roles are in force: what the configuration and the tier table together say."""
 
+import msgspec
+import numpy as np
 import pytest
 
 from controller.scaling.allocation import Allocation, AllocationOptions
-from controller.scaling.signals import ScalingOptions
+from controller.scaling.demand import Hardware
+from controller.scaling.role import ReplicaView
+from controller.scaling.signals import ScalingOptions, Serve
 from controller.scaling.tiers import Tier, TierTable
+from profiles.store import load_profile
+from tests.support.fleet_cases import H200
 
 PLAIN = TierTable.of(1, [Tier("tight", 1.0, 0.02), Tier("loose", 1.0, 0.1)])
+HARDWARE = Hardware(np.array(load_profile(H200).coefficients), 400_000, 0.2)
 BOUNDED = TierTable.of(2, [Tier("tight", 1.0, 0.02, min_replicas=1), Tier("loose", 1.0, 0.1)])
 
 
@@ -23,3 +30,56 @@ def test_a_bound_turns_roles_on_in_place_and_its_end_turns_them_off(scaling: Sca
 def test_roles_that_are_stated_stay(roles: str) -> None:
     for table in (PLAIN, BOUNDED):
         assert Allocation(AllocationOptions(roles), table).is_dynamic == (roles == "dynamic")
+
+
+def sized(options: AllocationOptions) -> Allocation:
+    """A fleet whose size was set by hand, from 2 to 6."""
+    allocation = Allocation(options, PLAIN)
+    for now_s, count in ((0.0, 2), (1.0, 6)):
+        views = [ReplicaView(f"g/{k}", (0, 0)) for k in range(count)]
+        allocation.scale(Serve(count, count, 1.0), views, ({}, {}), HARDWARE, now_s)
+    assert allocation.autoscaler is not None
+    assert allocation.autoscaler.target == 6
+    return allocation
+
+
+@pytest.mark.parametrize("delay_s", [100.0, 200.0])
+def test_a_deploy_of_other_options_resets_neither_the_size_nor_the_hold(delay_s: float) -> None:
+    scaling = ScalingOptions(1, 40, "g", configured=2, downscale_delay_s=100.0)
+    allocation = sized(AllocationOptions(scaling=scaling))
+    changed = AllocationOptions(scaling=msgspec.structs.replace(scaling, downscale_delay_s=delay_s))
+    held_until_s = allocation.autoscaler.held_until_s if allocation.autoscaler else 0.0
+    deployed = allocation.under(changed, PLAIN, 2.0)
+    actions = deployed.scale(Serve(2, 2, 2.0), [ReplicaView("g/0", (0, 0))], ({}, {}), HARDWARE, 3.0)
+    assert actions.replicas == 6
+    assert deployed.autoscaler is not None
+    assert (deployed.autoscaler.held_until_s, deployed.autoscaler.options.downscale_delay_s) == (held_until_s, delay_s)
+
+
+def test_a_deploy_that_states_another_size_gets_that() -> None:
+    scaling = ScalingOptions(1, 40, "g", configured=2)
+    allocation = sized(AllocationOptions(scaling=scaling))
+    deployed = allocation.under(AllocationOptions(scaling=msgspec.structs.replace(scaling, configured=3)), PLAIN, 2.0)
+    views = [ReplicaView(f"g/{k}", (0, 0)) for k in range(3)]
+    assert deployed.scale(Serve(3, 3, 2.0), views, ({}, {}), HARDWARE, 3.0).replicas is None
+    assert deployed.autoscaler is not None
+    assert deployed.autoscaler.target == 3
+
+
+@pytest.mark.parametrize("is_deploy", [True, False])
+def test_what_drains_goes_on_draining_under_other_roles(is_deploy: bool) -> None:
+    allocation = sized(AllocationOptions(scaling=ScalingOptions(1, 40, "g", configured=2)))
+    assert allocation.autoscaler is not None
+    held_until_s = allocation.autoscaler.held_until_s
+    allocation.step([ReplicaView(f"g/{k}", (0, 0)) for k in range(6)], 1.0)
+    allocation.roles.drain("g/3", 1.0, "a test")
+    if is_deploy:
+        options = AllocationOptions(idle_s=9.0, scaling=allocation.options.scaling)
+        allocation = allocation.under(options, BOUNDED, 2.0)
+    else:
+        allocation.set_table(BOUNDED, 2.0)
+    assert allocation.is_dynamic
+    assert set(allocation.draining) == {"g/3"}
+    assert allocation.autoscaler is not None
+    assert (allocation.autoscaler.held_until_s, allocation.autoscaler.target) == (held_until_s, 6)
+    assert allocation.autoscaler.roles is allocation.roles

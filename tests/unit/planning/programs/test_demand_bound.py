@@ -110,3 +110,11 @@ def test_tight_deadlines_leave_less_capacity_to_promise() -> None:
     assert shares[:2] == [LEAST_SHARE] * 2
     assert shares[2:] == pytest.approx([0.2, 0.5, 0.75])
     assert usable_share(2.5, 2.0) == 1.0, "two programs that may both take as long as if they always ran together"
+
+
+def test_one_program_with_all_the_time_there_is_says_little() -> None:
+    idle_s, gaps_s = np.full(21, 10.0), np.zeros(21)
+    many = stretch(np.full(20, 30.0), idle_s[:20], gaps_s[:20])
+    a_day = stretch(np.append(np.full(20, 30.0), 86_400.0), idle_s, gaps_s)
+    assert many == pytest.approx(3.0)
+    assert many < a_day < 1.2 * many

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from protocol.messages import AdmissionRequest, Decision, Outputs, Slo, Verdict
+from protocol.programs import RELEASED
 from serving.dispatch.deciding import AWAY_S
 from serving.dispatch.engine_request import Timeouts
 from tests.support.dispatch_scene import Scene, play, until
@@ -166,7 +167,7 @@ def test_a_late_answer_leaves_no_reservation() -> None:
         scene.start("x", BRISK)
         await until(lambda: bool(scene.fleet.submitted))
         answer.set()
-        await until(lambda: [o.request_id for o in scene.fleet.outcomes] == ["x"])
+        await until(lambda: [(o.request_id, o.finish) for o in scene.fleet.outcomes] == [("x", RELEASED)])
         assert [each.request_id for _, each in scene.fleet.submitted] == ["x~1"], "sent under another name"
         assert scene.dispatcher.requests
 

@@ -1,0 +1,49 @@
+"""How programs are followed and end, whatever becomes of the messages about them and whoever sends them."""
+
+from controller.programs.under_way import MOST_HISTORIES
+from protocol.messages import Verdict
+from protocol.programs import RELEASED, Program
+from tests.support.fleet_cases import TIGHT, fleet, report
+from tests.unit.controller.programs.test_programs import DEADLINE_S, agent, end, fill, one, play, sub
+
+
+def test_a_decision_that_is_not_followed_ends_no_part_of_a_program() -> None:
+    """It came too late for its ingress, which sends the request under another name."""
+    state = fleet()
+    one(state, sub("p-0", agent(is_last=True)), 0.0)
+    end(state, "p-0", 0.3, RELEASED, 0)
+    assert state.programs.status(0.4)["open"] == 1
+    end(state, "p-0~1", 1.2)
+    told = state.programs.status(1.3)
+    assert (told["open"], told["failed"], told["on_time"], told["kept"]) == (0, 0, 1, 1)
+
+
+def test_a_call_whose_ingress_is_gone_ends_once_no_replica_has_it() -> None:
+    state = fleet()
+    one(state, sub("p-0", agent()), 0.0)
+    assert state.programs.places.tokens > 0.0
+    idle_s = state.options.programs.idle_s
+    for k in range(1, 4):
+        state.report(report("a", 10_000 + k), k * idle_s)
+        state.programs.status(k * idle_s + 1.0)
+    told = state.programs.status(3.0 * idle_s + 2.0)
+    assert (told["open"], told["failed"], told["on_time"], told["kept"]) == (0, 1, 0, 0)
+    assert state.programs.places.tokens == 0.0
+
+
+def test_whoever_names_ever_new_applications_loses_own_graphs_alone() -> None:
+    state = fleet()
+    play(state, "known", 0.0)
+    (known,) = state.programs.histories
+    for k in range(MOST_HISTORIES + 5):
+        told = Program(f"m{k}", DEADLINE_S, app=f"app {k}")
+        one(state, sub(f"m{k}-0", told, tenant="mallory"), 20.0 + 0.01 * k)
+    assert len(state.programs.histories) == MOST_HISTORIES
+    assert known in state.programs.histories
+
+
+def test_a_call_that_another_controller_is_asked_for_is_not_refused_here() -> None:
+    state = fleet()
+    fill(state, 0.0)
+    decision = one(state, sub("p-0", agent(), 4000, TIGHT, may_hop=True), 0.0, is_full=True)
+    assert (decision.verdict, state.programs.counts.refused) == (Verdict.ELSEWHERE, 0)
