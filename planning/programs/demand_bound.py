@@ -8,7 +8,7 @@ import numpy as np
 
 BUSY_PACE = 2.0  # times as long as on an idle engine that a call takes on a busy one that it need not wait for
 PRIOR_STRETCH, PRIOR_PROGRAMS = 3.0, 4.0  # times as long as on idle engines that calls may take, and what that weighs
-MOST_STRETCH = 12.0  # times, that one program counts for at most: who has a day for a minute's work is no measure
+MOST_STRETCH = 30.0  # times, that one program counts for at most: who has a day for a minute's work is no measure
 LEAST_SHARE = 0.1  # of the capacity, that is usable however little time calls have
 
 

@@ -117,4 +117,4 @@ def test_one_program_with_all_the_time_there_is_says_little() -> None:
     many = stretch(np.full(20, 30.0), idle_s[:20], gaps_s[:20])
     a_day = stretch(np.append(np.full(20, 30.0), 86_400.0), idle_s, gaps_s)
     assert many == pytest.approx(3.0)
-    assert many < a_day < 1.2 * many
+    assert many < a_day < 1.5 * many
