@@ -163,3 +163,19 @@ def test_warm_up_and_cool_down_are_cut_by_time() -> None:
     heads = Window.of(jobs, cut=0.15).first_requests(jobs)
     assert jobs["arrival_s"][heads].min() >= 15.0
     assert jobs["arrival_s"][heads].max() <= 85.0
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_what_a_system_is_judged_by_does_not_depend_on_how_it_ran(apart: bool) -> None:
+    jobs = steady(40.0, 1)
+    jobs["program"] //= 2
+    jobs["program"] *= 2
+    jobs["follower"][::2] = np.arange(1, len(jobs), 2)
+    jobs["arrival_s"][1::2] = np.inf
+    system = DistServe("apart", "vllm") if apart else STOCK
+    simulation = Simulation(system.jobs(jobs), system.engines(a100()), system.dispatcher(a100(), jobs))
+    before = Window.of(simulation.jobs)
+    simulation.run()
+    assert np.isfinite(simulation.jobs["arrival_s"]).all()
+    assert simulation.jobs["arrival_s"].max() > before.end_s * 2  # the last follower comes long after
+    assert before == Window.of(simulation.jobs) == Window.of(jobs)
