@@ -56,6 +56,31 @@ def test_giving_up_stops_a_hopeless_run() -> None:
     assert simulation.left > 0
 
 
+def test_giving_up_counts_what_can_no_longer_be_promised() -> None:
+    jobs = steady(40.0, 1)
+    simulation = Simulation(jobs, PLANNER.engines(a100()), PLANNER.dispatcher(a100(), jobs))
+    gives_up, records = GiveUp(jobs, Window.of(jobs), 0.9, every=1), simulation.records
+    records["missed"], records["replica"] = True, 0  # refused, and waiting best effort
+    assert not gives_up(simulation)
+    records["emitted_tokens"] = 1
+    assert gives_up(simulation)
+    records["emitted_tokens"], records["replica"] = 0, -1  # turned away
+    assert gives_up(simulation)
+    records["replica"], simulation.now_s = 0, float(jobs["arrival_s"].max()) + 0.5  # first tokens were due
+    assert gives_up(simulation)
+
+
+def test_a_run_that_reaches_the_target_exactly_is_not_given_up() -> None:
+    jobs = jobs_at(np.linspace(0.0, 1.0, 220).tolist())
+    simulation = Simulation(jobs, STOCK.engines(a100()), STOCK.dispatcher(a100(), jobs))
+    gives_up = GiveUp(jobs, Window(0.0, 1.0), 0.9, every=1)
+    simulation.records["missed"][:22] = True
+    assert (~simulation.records["missed"]).mean() >= 0.9
+    assert not gives_up(simulation)
+    simulation.records["missed"][22] = True
+    assert gives_up(simulation)
+
+
 def test_tuning_takes_the_best_setting_on_seeds_of_its_own() -> None:
     seen: list[int] = []
 
