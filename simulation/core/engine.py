@@ -50,6 +50,7 @@ ENGINE = np.dtype(
         ("deviation", "f8"),  # of the last iteration, in sigmas
         ("learns", "?"),  # corrects its planner's model by measured iterations, as live engines do
         ("guards", "?"),  # and keeps the slack margin that those ask for
+        ("is_controlled", "?"),  # a controller estimates the lengths of its requests, not jobs' predictions
         ("iterations", "i8"),
         ("busy_s", "f8"),
         ("prefill_tokens", "i8"),  # computed, recomputes included
@@ -238,8 +239,9 @@ def _apply(engines: Engines, r: int, i: int, jobs: np.ndarray, records: np.ndarr
     emitted = run_row(row, tokens, engines.limits[r]["acceptance"], engines.seed)
     if emitted == 0:
         return False
-    engine["decode_tokens"] += emit(row, jobs[place], records[place], emitted, engine["free_at_s"])
-    return bool(records[place]["ended"])
+    job, record = jobs[place], records[place]
+    engine["decode_tokens"] += emit(row, job, record, emitted, engine["free_at_s"], engine["is_controlled"])
+    return bool(record["ended"])
 
 
 @njit(cache=True)

@@ -68,6 +68,24 @@ def test_outlived_predictions_grow_by_half_as_the_live_estimator_has_them() -> N
     assert seen == {emitted: estimator.predict("any", emitted, 4096) for emitted in seen}
 
 
+def test_under_a_controller_outlived_lengths_grow_by_a_token_as_live_engines_have_them() -> None:
+    """Whatever jobs were predicted: what the rows say is the controller's estimate."""
+    jobs = jobs_at([0.0], output=180)
+    jobs["predicted_tokens"] = 40
+    system = FleetOf("fleet", admits=True)
+    for told, expected in ((180, {180}), (150, {150, *range(151, 181)})):
+        simulation = Simulation(jobs, system.engines(a100()), system.dispatcher(a100(), jobs))
+        row = simulation.rows(np.array([0]))[0]
+        row["output_tokens"] = told
+        simulation.place(row, 0)
+        seen = set()
+        for k in range(1, 1000):
+            simulation._advance(0.005 * k)
+            seen |= set(simulation.table(0)["output_tokens"].tolist())
+        assert seen == expected
+        assert simulation.records["ended"].all()
+
+
 def test_unknown_policies_are_named_with_the_known_ones() -> None:
     assert [policy_code(policy.name) for policy in POLICIES] == list(range(len(POLICIES)))
     with pytest.raises(ValueError, match="known: "):
