@@ -271,11 +271,12 @@ def _next_to_form(engines: Engines, until_s: float) -> int:
 
 @njit(cache=True)
 def advance_engines(
-    engines: Engines, jobs: np.ndarray, records: np.ndarray, until_s: float, ended: np.ndarray
+    engines: Engines, jobs: np.ndarray, records: np.ndarray, until_s: float, ended: np.ndarray, stops: bool = False
 ) -> tuple[float, int]:
     """Run every iteration that is formed before ``until_s``, in that order; fills ``ended`` with jobs.
 
-    A job that ends and has a follower brings ``until_s`` forward to its end: only the caller knows who arrives when.
+    A job that ends brings ``until_s`` forward to its end where it ``stops`` the caller, or has a follower: only the
+    caller knows who arrives when.
     Returns the time reached and how many jobs ended (fewer than ``len(ended)``, or the call returns early).
     """
     count, margin = 0, engines.tables.shape[1]
@@ -286,7 +287,7 @@ def advance_engines(
         before = count
         count = iterate(engines, r, jobs, records, ended, count)
         for k in range(before, count):
-            if jobs[ended[k]]["follower"] != NEVER:
+            if stops or jobs[ended[k]]["follower"] != NEVER:
                 until_s = min(until_s, records[ended[k]]["last_s"])
     r = _next_to_form(engines, until_s)
     return (until_s if r == NEVER else formed_s(engines.state[r])), count
