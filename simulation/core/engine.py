@@ -128,6 +128,8 @@ def with_slots(engines: Engines, slots: int) -> Engines:
 def submit(engines: Engines, r: int, row: np.void, now_s: float) -> None:
     """Queue a request at replica ``r``; the caller sees to it that there is a free row."""
     engine = engines.state[r]
+    if engine["count"] >= engines.tables.shape[1]:
+        raise IndexError("the table of a replica is full")
     if engine["count"] == 0 or engine["free_at_s"] == math.inf:
         engine["free_at_s"] = max(now_s, engine["free_at_s"]) if engine["free_at_s"] < math.inf else now_s
         engine["ahead_s"] = 0.0
