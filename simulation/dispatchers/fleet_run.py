@@ -130,7 +130,9 @@ def _continue_line(fleet: SimFleetState, job: int) -> None:
     """Put a decode job on the line of its prompt: token i is due when it always was."""
     asked, row, prompt, seen = fleet.jobs[job], fleet.rows[job], fleet.jobs[job - 1], fleet.records[job - 1]
     asked["ttft_s"] = prompt["arrival_s"] + prompt["ttft_s"] - asked["arrival_s"]
+    asked["e2e_s"] = prompt["arrival_s"] + prompt["e2e_s"] - asked["arrival_s"]
     row["arrival_s"], row["ttft_s"] = asked["arrival_s"], asked["ttft_s"]
+    row["deadline_s"] = fleet.rows[job - 1]["deadline_s"]
     row["best_effort"] = fleet.rows[job - 1]["best_effort"]
     record = fleet.records[job]
     record["emitted_tokens"], record["first_s"], record["missed"] = 1, seen["first_s"], seen["missed"]
