@@ -9,7 +9,6 @@ promises that it can keep, for two minutes, beside a few requests without an obj
 Run it before and after a change of batch formation.
 """
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from profiles.store import load_profile
 from simulation.core.engine import learn_from
 from simulation.core.loop import Dispatcher, Simulation
 from simulation.dispatchers.live_fleet import ControllerDispatcher
+from simulation.dispatchers.planner import StatelessDispatcher
 from simulation.studies.systems import System
 from simulation.workloads.settings import ServiceClass
 
@@ -62,18 +62,12 @@ PRESSURES = {
 }
 
 
-class TakeAll:
+class TakeAll(StatelessDispatcher):
     """One engine that is sent everything, with the objective that it asks for."""
 
     def dispatch(self, simulation: Simulation, which: np.ndarray) -> None:
         for row in simulation.rows(which):
             simulation.place(row, 0)
-
-    def on_ended(self, simulation: Simulation, which: np.ndarray) -> None:
-        """Nothing to learn."""
-
-    def next_wake_s(self) -> float:
-        return math.inf
 
 
 def run(pressure: Pressure, seconds: float, seed: int) -> tuple[Simulation, int]:

@@ -208,7 +208,7 @@ class FleetLengths:
         return self._by_kind.get(kind_of(query, query.traits.program)) or self._by_kind.get(kind_of(query, ""))
 
     def _remember(self, query: LengthQuery, told: tuple[float, float]) -> None:
-        for program in {query.traits.program, ""}:
+        for program in dict.fromkeys((query.traits.program, "")):  # in this order: the oldest goes first
             kind = kind_of(query, program)
             self._by_kind[kind] = told
             self._by_kind.move_to_end(kind)

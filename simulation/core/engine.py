@@ -50,6 +50,7 @@ ENGINE = np.dtype(
         ("deviation", "f8"),  # of the last iteration, in sigmas
         ("learns", "?"),  # corrects its planner's model by measured iterations, as live engines do
         ("guards", "?"),  # and keeps the slack margin that those ask for
+        ("is_controlled", "?"),  # a controller estimates the lengths of its requests, not jobs' predictions
         ("iterations", "i8"),
         ("busy_s", "f8"),
         ("prefill_tokens", "i8"),  # computed, recomputes included
@@ -127,6 +128,8 @@ def with_slots(engines: Engines, slots: int) -> Engines:
 def submit(engines: Engines, r: int, row: np.void, now_s: float) -> None:
     """Queue a request at replica ``r``; the caller sees to it that there is a free row."""
     engine = engines.state[r]
+    if engine["count"] >= engines.tables.shape[1]:
+        raise IndexError("the table of a replica is full")
     if engine["count"] == 0 or engine["free_at_s"] == math.inf:
         engine["free_at_s"] = max(now_s, engine["free_at_s"]) if engine["free_at_s"] < math.inf else now_s
         engine["ahead_s"] = 0.0
@@ -238,8 +241,9 @@ def _apply(engines: Engines, r: int, i: int, jobs: np.ndarray, records: np.ndarr
     emitted = run_row(row, tokens, engines.limits[r]["acceptance"], engines.seed)
     if emitted == 0:
         return False
-    engine["decode_tokens"] += emit(row, jobs[place], records[place], emitted, engine["free_at_s"])
-    return bool(records[place]["ended"])
+    job, record = jobs[place], records[place]
+    engine["decode_tokens"] += emit(row, job, record, emitted, engine["free_at_s"], engine["is_controlled"])
+    return bool(record["ended"])
 
 
 @njit(cache=True)
@@ -269,11 +273,12 @@ def _next_to_form(engines: Engines, until_s: float) -> int:
 
 @njit(cache=True)
 def advance_engines(
-    engines: Engines, jobs: np.ndarray, records: np.ndarray, until_s: float, ended: np.ndarray
+    engines: Engines, jobs: np.ndarray, records: np.ndarray, until_s: float, ended: np.ndarray, stops: bool = False
 ) -> tuple[float, int]:
     """Run every iteration that is formed before ``until_s``, in that order; fills ``ended`` with jobs.
 
-    A job that ends and has a follower brings ``until_s`` forward to its end: only the caller knows who arrives when.
+    A job that ends brings ``until_s`` forward to its end where it ``stops`` the caller, or has a follower: only the
+    caller knows who arrives when.
     Returns the time reached and how many jobs ended (fewer than ``len(ended)``, or the call returns early).
     """
     count, margin = 0, engines.tables.shape[1]
@@ -284,7 +289,7 @@ def advance_engines(
         before = count
         count = iterate(engines, r, jobs, records, ended, count)
         for k in range(before, count):
-            if jobs[ended[k]]["follower"] != NEVER:
+            if stops or jobs[ended[k]]["follower"] != NEVER:
                 until_s = min(until_s, records[ended[k]]["last_s"])
     r = _next_to_form(engines, until_s)
     return (until_s if r == NEVER else formed_s(engines.state[r])), count

@@ -23,12 +23,18 @@ Watch = Callable[["Simulation"], bool]  # called after every dispatch; True stop
 class Dispatcher(Protocol):
     """Decides where arriving jobs go, by the objects that decide in the live system."""
 
+    hears_ends: bool  # whether it does anything on ``on_ended``
+
     def dispatch(self, simulation: "Simulation", which: np.ndarray) -> None:
         """Place (``Simulation.place``) or refuse the jobs ``which``, which arrive together now."""
         ...
 
     def on_ended(self, simulation: "Simulation", which: np.ndarray) -> None:
-        """The jobs ``which`` ended."""
+        """The jobs ``which`` end now."""
+        ...
+
+    def on_left(self, simulation: "Simulation", which: np.ndarray) -> None:
+        """The jobs ``which`` are in the tables of their replicas no longer: they end with the iteration in flight."""
         ...
 
     def next_wake_s(self) -> float:
@@ -58,6 +64,7 @@ class Simulation:
         self._place = 0
         self._program_missed = np.zeros(len(self.jobs), dtype=np.bool_)
         self._followers: list[tuple[float, int]] = []  # those that are ready, by arrival
+        self._ends: list[tuple[float, int]] = []  # that the dispatcher has not heard of yet, by time
         self.edges = all_edges(self.jobs, self.edges)
         self._first_edge = np.searchsorted(self.edges["job"], np.arange(len(self.jobs) + 1))
         self._waits_for = np.bincount(self.edges["follower"], minlength=len(self.jobs))
@@ -65,13 +72,17 @@ class Simulation:
 
     def run(self, watch: Watch | None = None) -> None:
         """Run until every job has ended, nothing can move any more, or ``watch`` says stop."""
-        while self.left:
+        while self.left or self._ends:
             arrival_s = self._next_arrival_s()
             wake_s = min(arrival_s, self.dispatcher.next_wake_s())
-            if self._advance(wake_s) < wake_s:
-                continue  # followers came first, or the buffer of ended jobs was full
-            if wake_s == math.inf:
+            event_s = min(wake_s, self._ends[0][0]) if self._ends else wake_s
+            if self._advance(event_s) < event_s:
+                continue  # followers or ends came first, or the buffer of ended jobs was full
+            if event_s == math.inf:
                 return
+            self._tell_ends()
+            if event_s < wake_s:
+                continue
             which = self._pop_arrivals() if arrival_s <= wake_s else np.zeros(0, dtype=np.int64)
             self.dispatcher.dispatch(self, which)
             if watch is not None and watch(self):
@@ -167,7 +178,8 @@ class Simulation:
 
     def _advance(self, until_s: float) -> float:
         """Run what starts before ``until_s``; returns the time reached."""
-        reached_s, count = advance_engines(self.engines, self.jobs, self.records, until_s, self._ended)
+        hears = self.dispatcher.hears_ends
+        reached_s, count = advance_engines(self.engines, self.jobs, self.records, until_s, self._ended, hears)
         if reached_s < math.inf:
             self.now_s = reached_s
         if count:
@@ -179,8 +191,19 @@ class Simulation:
                 self._release_followers(job)
             if self.prefixes is not None:
                 self._keep_prefixes(ended)
-            self.dispatcher.on_ended(self, ended)
+            if hears:
+                self.dispatcher.on_left(self, ended)
+                for job in ended.tolist():
+                    heapq.heappush(self._ends, (float(self.records["last_s"][job]), job))
         return float(reached_s)
+
+    def _tell_ends(self) -> None:
+        """Let the dispatcher hear of the jobs that have ended by now."""
+        ended = []
+        while self._ends and self._ends[0][0] <= self.now_s:
+            ended.append(heapq.heappop(self._ends)[1])
+        if ended:
+            self.dispatcher.on_ended(self, np.array(ended))
 
     def _release_followers(self, job: int) -> None:
         """Let those arrive that waited for this job last."""

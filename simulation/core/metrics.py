@@ -18,8 +18,9 @@ class Window:
 
     @classmethod
     def of(cls, jobs: np.ndarray, cut: float = 0.15) -> "Window":
-        """All but the first and last ``cut`` of the time over which programs arrive."""
-        times_s = jobs["arrival_s"][np.isfinite(jobs["arrival_s"])]
+        """All but the first and last ``cut`` of the time over which programs arrive, the same before and after a run:
+        followers arrive when a system is done with those before them."""
+        times_s = jobs["arrival_s"][jobs["program"] == np.arange(len(jobs))]
         first_s, last_s = float(times_s.min()), float(times_s.max())
         return cls(first_s + cut * (last_s - first_s), last_s - cut * (last_s - first_s))
 

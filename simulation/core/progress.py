@@ -36,8 +36,11 @@ def run_row(row: np.void, tokens: int, acceptance: float, seed: int) -> int:
 
 
 @njit(cache=True)
-def emit(row: np.void, job: np.void, record: np.void, tokens: int, now_s: float) -> int:
-    """Hand out ``tokens`` of the request, fewer at its end, which only the job knows; returns how many."""
+def emit(row: np.void, job: np.void, record: np.void, tokens: int, now_s: float, is_controlled: bool) -> int:
+    """Hand out ``tokens`` of the request, fewer at its end, which only the job knows; returns how many.
+
+    Under a controller an outlived estimate is one token more, as in live engines: the controller estimates anew.
+    """
     tokens = min(tokens, job["output_tokens"] - row["emitted_tokens"])
     record_tokens(job, record, tokens, now_s)
     row["emitted_tokens"] += tokens
@@ -46,7 +49,9 @@ def emit(row: np.void, job: np.void, record: np.void, tokens: int, now_s: float)
         record["ended"] = True
         mark_finished(row)
         return tokens
-    if row["emitted_tokens"] >= row["output_tokens"] or row["emitted_tokens"] >= job["predicted_tokens"]:
+    if is_controlled:
+        row["output_tokens"] = max(row["output_tokens"], row["emitted_tokens"] + 1)
+    elif row["emitted_tokens"] >= row["output_tokens"] or row["emitted_tokens"] >= job["predicted_tokens"]:
         _outlive(row, job["predicted_tokens"])
     change_stage(job, row)
     return tokens

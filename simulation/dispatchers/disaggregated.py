@@ -43,13 +43,14 @@ class DisaggregatedDispatcher(ControllerDispatcher):
                 asking.append(job)
         super().dispatch(simulation, np.array(asking, dtype=np.int64))
 
+    def on_left(self, simulation: Simulation, which: np.ndarray) -> None:
+        """A request that is served whole is not finished with its prompt."""
+        stays = np.array([job + 1 in self._stays for job in which.tolist()])
+        super().on_left(simulation, which[~stays])
+
     def on_ended(self, simulation: Simulation, which: np.ndarray) -> None:
         """A prompt's end is the replica's own affair: its request goes on."""
-        is_prompt = simulation.jobs["follower"][which] != NEVER
-        for job in which[is_prompt].tolist():
-            if job + 1 not in self._stays:
-                self._note_finished(job, simulation.records[job])
-        super().on_ended(simulation, which[~is_prompt])
+        super().on_ended(simulation, which[simulation.jobs["follower"][which] == NEVER])
 
     def requests(self, simulation: Simulation, jobs: np.ndarray) -> np.ndarray:
         first: np.ndarray = jobs - (simulation.jobs["prefilled"][jobs] > 0)

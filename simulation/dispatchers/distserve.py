@@ -18,7 +18,8 @@ def continue_line(simulation: Simulation, job: int) -> None:
     """Put a decode job on the line of its prompt: token i is due when it always was, and the first one is out."""
     asked, record = simulation.jobs[job], simulation.records[job]
     prompt, seen = simulation.jobs[job - 1], simulation.records[job - 1]
-    asked["ttft_s"] = prompt["arrival_s"] + prompt["ttft_s"] - asked["arrival_s"]
+    for name in ("ttft_s", "e2e_s"):
+        asked[name] = prompt["arrival_s"] + prompt[name] - asked["arrival_s"]
     record["emitted_tokens"], record["first_s"], record["missed"] = 1, seen["first_s"], seen["missed"]
 
 

@@ -95,10 +95,16 @@ def make_run(
 
 def enlarge_if_full(run: Run) -> Run:
     """The same run, with room for twice as many requests at every replica where one is nearly full."""
-    slots = run.engines.tables.shape[1]
-    if run.engines.state["count"].max() + SPARE_ROWS < slots:
+    if not is_nearly_full(run):
         return run
-    return _with_engines(run, with_slots(run.engines, 2 * slots))
+    return _with_engines(run, with_slots(run.engines, 2 * run.fleet.engines.tables.shape[1]))
+
+
+@njit(cache=True)
+def is_nearly_full(run: Run) -> bool:
+    """Whether a replica's table has to be enlarged before anything more is placed."""
+    engines = run.fleet.engines
+    return bool(engines.state["count"].max() + SPARE_ROWS >= engines.tables.shape[1])
 
 
 def _with_engines(run: Run, engines: Engines) -> Run:
@@ -124,7 +130,9 @@ def _continue_line(fleet: SimFleetState, job: int) -> None:
     """Put a decode job on the line of its prompt: token i is due when it always was."""
     asked, row, prompt, seen = fleet.jobs[job], fleet.rows[job], fleet.jobs[job - 1], fleet.records[job - 1]
     asked["ttft_s"] = prompt["arrival_s"] + prompt["ttft_s"] - asked["arrival_s"]
+    asked["e2e_s"] = prompt["arrival_s"] + prompt["e2e_s"] - asked["arrival_s"]
     row["arrival_s"], row["ttft_s"] = asked["arrival_s"], asked["ttft_s"]
+    row["deadline_s"] = fleet.rows[job - 1]["deadline_s"]
     row["best_effort"] = fleet.rows[job - 1]["best_effort"]
     record = fleet.records[job]
     record["emitted_tokens"], record["first_s"], record["missed"] = 1, seen["first_s"], seen["missed"]
@@ -148,20 +156,27 @@ def _wait(run: Run, job: int) -> bool:
 
 @njit(cache=True)
 def _retry(run: Run, tiers: int) -> None:
-    """Ask again about what waits; a tier that has no room for its first ones is not asked about the others."""
+    """Ask again about what waits; a tier that has no room for its first ones is not asked about the others.
+
+    What is left when a table is nearly full is asked about once it has been enlarged.
+    """
     state, kept = run.fleet.state[0], 0
-    failed = np.zeros(tiers, dtype=np.int64)
+    failed, is_full = np.zeros(tiers, dtype=np.int64), False
     for k in range(state["waiting"]):
         job = run.queue[k]
         tier = run.fleet.jobs[job]["tier"]
-        if latest_start_s(run.fleet, job) <= state["now_s"]:
+        is_full = is_full or is_nearly_full(run)
+        if is_full:
+            run.queue[kept] = job
+            kept += 1
+        elif latest_start_s(run.fleet, job) <= state["now_s"]:
             refuse(run.fleet, job)
         elif failed[tier] >= ASKED_PER_TIER or not put(run.fleet, job):
             failed[tier] += 1
             run.queue[kept] = job
             kept += 1
     state["waiting"] = kept
-    state["retry_at_s"] = state["now_s"] + state["retry_s"] if kept else math.inf
+    state["retry_at_s"] = state["now_s"] + (0.0 if is_full else state["retry_s"]) if kept else math.inf
 
 
 @njit(cache=True)
@@ -197,7 +212,7 @@ def advance_run(run: Run, until_s: float, tiers: int, arrivals: int) -> bool:
     Returns early when a replica's table is nearly full: see ``enlarge_if_full``.
     """
     fleet = run.fleet
-    state, slots = fleet.state[0], fleet.engines.tables.shape[1]
+    state = fleet.state[0]
     while state["left"] > 0 and arrivals > 0:
         event_s = min(until_s, _next_event_s(run))
         reached_s, count = advance_engines(fleet.engines, fleet.jobs, fleet.records, event_s, run.ended)
@@ -209,28 +224,32 @@ def advance_run(run: Run, until_s: float, tiers: int, arrivals: int) -> bool:
             return False
         if _next_event_s(run) <= event_s:
             arrivals -= _take_events(run, tiers)
-        if event_s >= until_s or fleet.engines.state["count"].max() + SPARE_ROWS >= slots:
+        if event_s >= until_s or is_nearly_full(run):
             return True
     return state["left"] > 0
 
 
 @njit(cache=True)
 def _take_events(run: Run, tiers: int) -> int:
-    """Everything that is due now; returns the number of arrivals."""
+    """Everything that is due now, as far as tables have room; returns the number of arrivals."""
     state, jobs, arrived, kept = run.fleet.state[0], run.fleet.jobs, 0, 0
-    while state["next"] < len(run.order) and jobs[run.order[state["next"]]]["arrival_s"] <= state["now_s"]:
+    while (
+        state["next"] < len(run.order)
+        and jobs[run.order[state["next"]]]["arrival_s"] <= state["now_s"]
+        and not is_nearly_full(run)
+    ):
         state["next"] += 1
         arrived += 1
         _arrive(run, run.order[state["next"] - 1])
     for k in range(state["handed"]):
         job = run.transfers[k]
-        if jobs[job]["arrival_s"] <= state["now_s"]:
+        if jobs[job]["arrival_s"] <= state["now_s"] and not is_nearly_full(run):
             _arrive(run, job)
         else:
             run.transfers[kept] = job
             kept += 1
     state["handed"] = kept
-    if state["retry_at_s"] <= state["now_s"]:
+    if state["retry_at_s"] <= state["now_s"] and not is_nearly_full(run):
         look(run.fleet)
         _retry(run, tiers)
     return arrived

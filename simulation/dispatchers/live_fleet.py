@@ -65,6 +65,7 @@ def replica_name(position: int) -> str:
 class ControllerDispatcher:
     """Carries out what a ``controller.fleet.Fleet`` decides, and tells it what a live system would."""
 
+    hears_ends = True
     profile: Profile
     tiers: TierTable
     options: FleetOptions
@@ -109,11 +110,14 @@ class ControllerDispatcher:
         while self._again and self._again[0][0] <= now_s:
             yield heapq.heappop(self._again)[1]
 
+    def on_left(self, simulation: Simulation, which: np.ndarray) -> None:
+        for job, request in zip(which, self.requests(simulation, which).tolist(), strict=True):
+            record = simulation.records[job]  # told with the next report, whose table is without it too
+            self._finished.setdefault(int(record["replica"]), []).append((str(request), int(record["emitted_tokens"])))
+
     def on_ended(self, simulation: Simulation, which: np.ndarray) -> None:
         for job, request in zip(which, self.requests(simulation, which).tolist(), strict=True):
             record, asked = simulation.records[job], simulation.jobs[request]
-            self._note_finished(request, record)
-            verdict = Verdict.ADMITTED if record["promised"] else Verdict.BEST_EFFORT
             gaps = max(1, int(record["emitted_tokens"]) - 1)
             outcome = Outcome(
                 str(request),
@@ -127,14 +131,10 @@ class ControllerDispatcher:
                 predicted_ttft_s=self.predicted_ttft_s.get(request, math.inf),
                 predicted_tpot_s=math.inf,
                 output_tokens=int(record["emitted_tokens"]),
-                verdict=verdict,
+                verdict=Verdict.ADMITTED if record["promised"] else Verdict.BEST_EFFORT,
                 output_cap_tokens=int(asked["cap_tokens"]),
             )
             self.fleet.on_outcome(outcome, simulation.now_s)
-
-    def _note_finished(self, request: int, record: np.void) -> None:
-        """For the replica's next report."""
-        self._finished.setdefault(int(record["replica"]), []).append((str(request), int(record["emitted_tokens"])))
 
     def requests(self, simulation: Simulation, jobs: np.ndarray) -> np.ndarray:
         """The requests that jobs are of, by their first jobs."""
@@ -275,12 +275,15 @@ class ControllerDispatcher:
         return PrefixNews(self._sequence - 1, packed_marks(held - known), packed_marks(known - held))
 
     def _steps(self, simulation: Simulation, r: int) -> tuple[Step, ...]:
-        """Iterations since its last report, where engines stray: as the profile says, they tell nothing."""
-        engine, seen = simulation.engines.state[r], self._seen_steps.get(r, 0)
+        """Iterations since its last report, where engines stray: as the profile says, they tell nothing. Of two in
+        flight also those ahead: mirrors take the last one told for the last that the rows contain."""
+        engine, limits = simulation.engines.state[r], simulation.engines.limits[r]
         if not engine["learns"]:
             return ()
-        self._seen_steps[r] = done = int(engine["iterations"])
-        rows = simulation.engines.steps[r, np.arange(max(seen, done - STEPS), done) % STEPS]
+        is_ahead = limits["steps_in_flight"] == 1 and simulation.now_s < engine["free_at_s"] < math.inf
+        seen, done = self._seen_steps.get(r, 0), int(engine["iterations"]) - is_ahead
+        self._seen_steps[r] = done
+        rows = simulation.engines.steps[r, np.arange(max(seen, done - STEPS + 1), done) % STEPS]
         return tuple(Step(*row) for row in rows.tolist())
 
     def _progress(self, simulation: Simulation, table: np.ndarray) -> tuple[Progress, ...]:

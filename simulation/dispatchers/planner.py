@@ -17,8 +17,13 @@ from simulation.core.loop import Simulation
 class StatelessDispatcher:
     """What dispatchers that keep no state of their own have in common."""
 
+    hears_ends = False
+
     def on_ended(self, simulation: Simulation, which: np.ndarray) -> None:
         """Nothing to learn from it."""
+
+    def on_left(self, simulation: Simulation, which: np.ndarray) -> None:
+        """Nor from this."""
 
     def next_wake_s(self) -> float:
         return math.inf

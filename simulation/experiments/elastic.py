@@ -17,7 +17,7 @@ from simulation.dispatchers.autoscaled import AutoscaledDispatcher, FixedSize, L
 from simulation.dispatchers.live_fleet import tiers_of
 from simulation.experiments.registry import Context, Experiment, Point, Task, markdown_table, register
 from simulation.experiments.what_if import TPOT_S, TRACE, mixed_jobs
-from simulation.studies.capacity import median_and_spread
+from simulation.studies.capacity import may_miss, median_and_spread
 from simulation.studies.systems import FleetOf
 from simulation.workloads.arrivals import daily_s
 from simulation.workloads.traces import read_trace
@@ -162,7 +162,7 @@ class EarlyStop:
             False,
         )
         self.tiers = jobs["tier"][self.heads]
-        self.allowed = (1.0 - TARGET) * np.bincount(self.tiers)
+        self.allowed = may_miss(np.bincount(self.tiers), TARGET)
 
     def __call__(self, simulation: Simulation) -> bool:
         self.calls += 1

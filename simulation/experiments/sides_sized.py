@@ -77,8 +77,7 @@ def attained_by_half(simulation: Simulation) -> tuple[Window, dict[str, float]]:
     """What is judged, and the shares that attained: in the ``first`` and ``second`` half of the arrivals, ``overall``,
     and of the ``worst_tier``. A request that prefills and decodes apart counts once."""
     jobs = simulation.jobs
-    whole = jobs[jobs["prefilled"] == 0]
-    window, middle_s = Window.of(whole, CUT), 0.5 * float(whole["arrival_s"].max())
+    window, middle_s = Window.of(jobs, CUT), 0.5 * float(jobs["arrival_s"][jobs["prefilled"] == 0].max())
     heads = window.first_requests(jobs)
     met, is_first = attained(jobs, simulation.records)["dslo"][heads], jobs["arrival_s"][heads] < middle_s
     tiers = jobs["tier"][heads]

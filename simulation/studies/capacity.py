@@ -7,10 +7,12 @@ by what they decide and rates only by the scale of time.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from profiles.profile import Profile
+from simulation.core.jobs import NEVER
 from simulation.core.loop import Simulation
 from simulation.core.metrics import Window, attained
 from simulation.studies.systems import System
@@ -36,20 +38,32 @@ def attainment_of(simulation: Simulation, window: Window) -> Attained:
     return Attained(float(met.mean()), min(float(met[tiers == t].mean()) for t in np.unique(tiers)))
 
 
+def may_miss(judged: Any, target: float) -> Any:
+    """How many of so many programs may miss (a number or an array of them) while the others reach the target."""
+    return (1 - target) * judged + 1e-9  # a share that is the target exactly reaches it
+
+
 class GiveUp:
     """Stops a run once so many programs of every kind have missed that no figure can reach the target."""
 
     def __init__(self, jobs: np.ndarray, window: Window, target: float, every: int = 64) -> None:
         heads = window.first_requests(jobs)
-        self.forecast_is_fresh = np.isin(jobs["program"], heads)
-        self.program, self.allowed, self.every, self.calls = jobs["program"], (1 - target) * len(heads), every, 0
+        self.is_judged = np.isin(jobs["program"], heads)
+        self.program, self.allowed, self.every, self.calls = jobs["program"], may_miss(len(heads), target), every, 0
 
     def __call__(self, simulation: Simulation) -> bool:
         self.calls += 1
         if self.calls % self.every:
             return False
-        missed = self.program[simulation.records["missed"] & self.forecast_is_fresh]
+        missed = self.program[self._is_lost(simulation) & self.is_judged]
         return len(np.unique(missed)) > self.allowed
+
+    def _is_lost(self, simulation: Simulation) -> np.ndarray:
+        """Jobs that have missed for good: one that waits best effort may be promised again until its first token."""
+        jobs, records = simulation.jobs, simulation.records
+        waits = (records["emitted_tokens"] == 0) & (records["replica"] != NEVER)
+        lost: np.ndarray = records["missed"] & ~(waits & (jobs["arrival_s"] + jobs["ttft_s"] > simulation.now_s))
+        return lost
 
 
 def run_system(

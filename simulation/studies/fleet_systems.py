@@ -13,6 +13,7 @@ from simulation.core.engine import make_engines
 from simulation.core.metrics import Window, attained
 from simulation.dispatchers.fleet_balance import DECODE, PREFILL
 from simulation.dispatchers.fleet_run import Run, RunRouting, advance_run, enlarge_if_full, make_run
+from simulation.studies.capacity import may_miss
 from simulation.studies.systems import EXACT, PROFILED, Straying
 from simulation.workloads.polyserve import TPOT_S
 from simulation.workloads.split import split_jobs_over_link
@@ -115,8 +116,8 @@ class EarlyStop:
         missed[run.jobs["program"][run.records["missed"]]] = True
         lost = np.bincount(self.tiers[missed[self.heads]], minlength=len(TPOT_S))
         if self.figure == "overall":
-            return bool(lost.sum() > (1 - self.target) * self.counts.sum())
-        return bool((lost > (1 - self.target) * self.counts).any())
+            return bool(lost.sum() > may_miss(self.counts.sum(), self.target))
+        return bool((lost > may_miss(self.counts, self.target)).any())
 
 
 def run_through(run: Run, gives_up: Callable[[Run], bool] | None = None) -> Run:

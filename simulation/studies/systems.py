@@ -195,6 +195,7 @@ class FleetOf(System):
     def engines(self, profile: Profile, seed: int = 0) -> Engines:
         engines = super().engines(profile, seed)
         engines.limits["best_effort_stretch"] = LIVE_STRETCH
+        engines.state["is_controlled"] = True
         return engines
 
     def dispatcher(self, profile: Profile, jobs: np.ndarray, seed: int = 0) -> Dispatcher:

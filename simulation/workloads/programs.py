@@ -125,7 +125,7 @@ PLAN, SEARCH, WRITE = (
     (CappedLogNormal(3500, 2000, 10_000), CappedLogNormal(220, 120, 600)),
     (CappedLogNormal(2500, 1000, 6000), CappedLogNormal(700, 300, 1600)),
 )
-BRANCHES, SEARCH_S = (2, 7), 4.0  # least and most side by side; mean tool time before each
+BRANCHES, SEARCH_S = (2, 7), 4.0  # side by side: from 2 to 6 are drawn; mean tool time before each
 
 
 def chosen_sessions(trace: Trace, calls: tuple[int, int], most_prompt_tokens: int) -> np.ndarray:

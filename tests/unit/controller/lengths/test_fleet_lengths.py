@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from controller.lengths.estimate import ESTIMATORS, ORACLE, LengthOptions
+from controller.lengths.estimate import ESTIMATORS, ORACLE, LengthOptions, LengthQuery
 from controller.lengths.fleet_lengths import BATCH, FOREST, STALE, FleetLengths
 from controller.lengths.training import grow_from
 from protocol.messages import AdmissionRequest, Outcome, Progress, Slo, Traits, Verdict
@@ -169,3 +169,11 @@ def test_a_controller_that_was_away_keeps_what_requests_were_told() -> None:
     assert state.at_progress(seen(asked("old"), 40, (90, 120))) == (90, 120)
     mean, bound = state.at_progress(seen(asked("old"), 95, (90, 120)))
     assert 95 < mean <= bound
+
+
+def test_which_kinds_are_forgotten_first_does_not_depend_on_the_hash_seed() -> None:
+    state = lengths(FOREST)
+    for program in [f"program {k}" for k in range(24)]:
+        state._by_kind.clear()
+        state._remember(LengthQuery("t", "", 10, 100, Traits(program=program)), (1.0, 2.0))
+        assert [kind[3] for kind in state._by_kind] == [program, ""]

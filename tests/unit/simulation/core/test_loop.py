@@ -3,6 +3,7 @@ from dataclasses import replace
 import numpy as np
 
 from simulation.core.loop import Simulation
+from simulation.dispatchers.placement import BalancerDispatcher
 from tests.support.simulation_cases import STOCK, a100, jobs_at, random_jobs, run
 
 
@@ -18,6 +19,44 @@ def test_a_follower_arrives_when_its_predecessor_has_ended_and_thought() -> None
     ends_s, arrivals_s = simulation.records["last_s"], simulation.jobs["arrival_s"]
     np.testing.assert_allclose(arrivals_s[1:], ends_s[:-1] + 0.25)
     assert simulation.records["ended"].all()
+
+
+class Hears(BalancerDispatcher):
+    """Notes when it hears of ends, and of arrivals in between."""
+
+    hears_ends = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.told: list[tuple[float, int]] = []
+        self.left: list[float] = []
+
+    def on_left(self, simulation: Simulation, which: np.ndarray) -> None:
+        self.left += (simulation.records["last_s"][which] - simulation.now_s).tolist()
+
+    def on_ended(self, simulation: Simulation, which: np.ndarray) -> None:
+        self.told += [(simulation.now_s, job) for job in which.tolist()]
+
+    def dispatch(self, simulation: Simulation, which: np.ndarray) -> None:
+        assert len(which), "an end is no reason to be asked"
+        super().dispatch(simulation, which)
+        ended = simulation.records["ended"] & (simulation.records["last_s"] <= simulation.now_s)
+        assert ended.sum() == len(self.told), "all ends until now, and no later ones"
+
+
+def test_dispatchers_hear_of_ends_when_they_come_to_pass() -> None:
+    jobs, system = random_jobs(200, 15.0, 2), replace(STOCK, replicas=2)
+    chain = jobs_at([1.0] + [np.inf] * 4, output=5)
+    chain["program"], chain["follower"] = 200, [201, 202, 203, 204, -1]
+    jobs = np.concatenate((jobs, chain))
+    dispatcher = Hears()
+    simulation = Simulation(jobs, system.engines(a100()), dispatcher)
+    simulation.run()
+    records = simulation.records
+    assert dispatcher.told == sorted(zip(records["last_s"].tolist(), range(len(jobs)), strict=True))
+    assert len(dispatcher.left) == len(jobs)
+    assert min(dispatcher.left) == 0.0 < max(dispatcher.left)
+    assert records.tobytes() == run(jobs, system).records.tobytes(), "hearing changes nothing"
 
 
 def test_followers_come_in_time_order_among_other_arrivals() -> None:

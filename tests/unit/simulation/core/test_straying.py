@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from profiles.online import drift
+from protocol.messages import Outcome, Report
 from simulation.core.loop import Simulation
 from simulation.dispatchers.live_fleet import ControllerDispatcher
 from simulation.studies.fleet_systems import FleetSystem
@@ -68,6 +69,34 @@ def test_the_controller_learns_from_reports_what_the_engine_learns() -> None:
     told, seen = replica.drift(), drift(simulation.engines.corrections[0], simulation.engines.profile_coefs[0])
     assert told["observations"] > 0.9 * seen.observations
     assert told["slope"] == pytest.approx(seen.slope, rel=0.05)
+
+
+def test_the_controller_hears_of_iterations_and_ends_that_have_been(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every one once, and of none before it is over."""
+    ended_s, told = [0.0], 0
+    original = ControllerDispatcher.report
+
+    def report(self: ControllerDispatcher, simulation: Simulation, r: int) -> Report:
+        nonlocal told
+        found = original(self, simulation, r)
+        engine, told = simulation.engines.state[r], told + len(found.steps)
+        assert told == engine["iterations"] - (simulation.now_s < engine["free_at_s"] < np.inf)
+        return found
+
+    def on_outcome(outcome: Outcome, now_s: float) -> None:
+        assert now_s == simulation.records["last_s"][int(outcome.request_id)]
+        ended_s.append(now_s)
+
+    monkeypatch.setattr(ControllerDispatcher, "report", report)
+    system = FleetOf("live", admits=True, replicas=1, straying=Straying(sigma=0.2))
+    jobs = random_jobs(100, 3.0, seed=1)
+    dispatcher = system.dispatcher(PROFILE, jobs)
+    assert isinstance(dispatcher, ControllerDispatcher)
+    monkeypatch.setattr(dispatcher.fleet, "on_outcome", on_outcome)
+    simulation = Simulation(jobs, system.engines(PROFILE), dispatcher)
+    simulation.run()
+    assert len(ended_s) == 101
+    assert ended_s == sorted(ended_s)
 
 
 def test_exact_engines_are_left_as_they_are() -> None:

@@ -12,10 +12,12 @@ from protocol.programs import Program
 from routing.scores import MOST_LOADED
 from simulation.core.jobs import make_jobs
 from simulation.core.loop import Simulation
+from simulation.core.metrics import attained
 from simulation.core.prefix_cache import PrefixCache
 from simulation.dispatchers.live_fleet import ControllerDispatcher, replica_name, tiers_of
 from simulation.dispatchers.placement import EngineMirrors, KernelDispatcher
 from simulation.dispatchers.planner import AdmissionDispatcher
+from simulation.studies.fleet_systems import FleetSystem, run_through
 from simulation.studies.sizing import replicas_needed
 from simulation.studies.systems import PLANNER, DistServe, FleetOf
 from simulation.workloads.split import split_jobs
@@ -68,6 +70,24 @@ def test_outlived_predictions_grow_by_half_as_the_live_estimator_has_them() -> N
     assert seen == {emitted: estimator.predict("any", emitted, 4096) for emitted in seen}
 
 
+def test_under_a_controller_outlived_lengths_grow_by_a_token_as_live_engines_have_them() -> None:
+    """Whatever jobs were predicted: what the rows say is the controller's estimate."""
+    jobs = jobs_at([0.0], output=180)
+    jobs["predicted_tokens"] = 40
+    system = FleetOf("fleet", admits=True)
+    for told, expected in ((180, {180}), (150, {150, *range(151, 181)})):
+        simulation = Simulation(jobs, system.engines(a100()), system.dispatcher(a100(), jobs))
+        row = simulation.rows(np.array([0]))[0]
+        row["output_tokens"] = told
+        simulation.place(row, 0)
+        seen = set()
+        for k in range(1, 1000):
+            simulation._advance(0.005 * k)
+            seen |= set(simulation.table(0)["output_tokens"].tolist())
+        assert seen == expected
+        assert simulation.records["ended"].all()
+
+
 def test_unknown_policies_are_named_with_the_known_ones() -> None:
     assert [policy_code(policy.name) for policy in POLICIES] == list(range(len(POLICIES)))
     with pytest.raises(ValueError, match="known: "):
@@ -105,6 +125,19 @@ def test_rounds_survive_the_split() -> None:
     split = split_jobs(jobs)
     assert split["follower"].tolist() == [1, 2, -1]
     assert split["program"].tolist() == [0, 0, 0]
+
+
+def test_a_deadline_of_the_last_token_counts_from_arrival_on_both_sides() -> None:
+    jobs = jobs_at([2.0], prompt=4000, output=200, ttft_s=np.inf, tpot_s=np.inf)
+    whole_s = float(run(jobs, DistServe("distserve", "vllm")).records["last_s"][1] - 2.0)
+    for e2e_s, met in ((whole_s - 0.01, False), (whole_s + 0.01, True)):
+        jobs["e2e_s"] = e2e_s
+        general = run(jobs, DistServe("distserve", "vllm"))
+        compiled = run_through(FleetSystem("apart", "vllm", "least_loaded", prefills=1, replicas=2).run(a100(), jobs))
+        assert attained(general.jobs, general.records)["dslo"][0] == met
+        assert general.rows(np.array([1]))["deadline_s"] == pytest.approx(2.0 + e2e_s)
+        assert compiled.fleet.rows["deadline_s"] == pytest.approx(2.0 + e2e_s)
+        assert (compiled.jobs["arrival_s"] + compiled.jobs["e2e_s"]) == pytest.approx(2.0 + e2e_s)
 
 
 def fleet_run(replicas: int = 3, **options: object) -> Simulation:

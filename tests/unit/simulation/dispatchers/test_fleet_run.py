@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from profiles.store import load_profile
+from simulation.core.engine import submit
 from simulation.core.loop import Simulation
 from simulation.dispatchers.fleet_run import Run
 from simulation.dispatchers.placement import BalancerDispatcher
@@ -42,6 +43,17 @@ def test_tables_grow_where_they_are_full() -> None:
     run = done(replace(BALANCED, replicas=2), jobs)
     assert run.engines.tables.shape[1] > 1024
     assert run.records["ended"].all()
+
+
+def test_however_many_come_at_one_instant_tables_hold_them() -> None:
+    jobs = jobs_at(3000.0, 1800)
+    jobs["arrival_s"], jobs["ttft_s"], jobs["prompt_tokens"] = 0.0, 60.0, 100
+    run = done(replace(BALANCED, replicas=1), jobs)
+    assert run.records["ended"].all()
+    assert (run.records["replica"] == 0).all()
+    run.engines.state["count"] = run.engines.tables.shape[1]
+    with pytest.raises(IndexError, match="full"):
+        submit(run.engines, 0, run.fleet.rows[0], 0.0)
 
 
 @pytest.mark.parametrize("routing", ["promise", "promise_added"])

@@ -56,6 +56,31 @@ def test_giving_up_stops_a_hopeless_run() -> None:
     assert simulation.left > 0
 
 
+def test_giving_up_counts_what_can_no_longer_be_promised() -> None:
+    jobs = steady(40.0, 1)
+    simulation = Simulation(jobs, PLANNER.engines(a100()), PLANNER.dispatcher(a100(), jobs))
+    gives_up, records = GiveUp(jobs, Window.of(jobs), 0.9, every=1), simulation.records
+    records["missed"], records["replica"] = True, 0  # refused, and waiting best effort
+    assert not gives_up(simulation)
+    records["emitted_tokens"] = 1
+    assert gives_up(simulation)
+    records["emitted_tokens"], records["replica"] = 0, -1  # turned away
+    assert gives_up(simulation)
+    records["replica"], simulation.now_s = 0, float(jobs["arrival_s"].max()) + 0.5  # first tokens were due
+    assert gives_up(simulation)
+
+
+def test_a_run_that_reaches_the_target_exactly_is_not_given_up() -> None:
+    jobs = jobs_at(np.linspace(0.0, 1.0, 220).tolist())
+    simulation = Simulation(jobs, STOCK.engines(a100()), STOCK.dispatcher(a100(), jobs))
+    gives_up = GiveUp(jobs, Window(0.0, 1.0), 0.9, every=1)
+    simulation.records["missed"][:22] = True
+    assert (~simulation.records["missed"]).mean() >= 0.9
+    assert not gives_up(simulation)
+    simulation.records["missed"][22] = True
+    assert gives_up(simulation)
+
+
 def test_tuning_takes_the_best_setting_on_seeds_of_its_own() -> None:
     seen: list[int] = []
 
@@ -163,3 +188,19 @@ def test_warm_up_and_cool_down_are_cut_by_time() -> None:
     heads = Window.of(jobs, cut=0.15).first_requests(jobs)
     assert jobs["arrival_s"][heads].min() >= 15.0
     assert jobs["arrival_s"][heads].max() <= 85.0
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_what_a_system_is_judged_by_does_not_depend_on_how_it_ran(apart: bool) -> None:
+    jobs = steady(40.0, 1)
+    jobs["program"] //= 2
+    jobs["program"] *= 2
+    jobs["follower"][::2] = np.arange(1, len(jobs), 2)
+    jobs["arrival_s"][1::2] = np.inf
+    system = DistServe("apart", "vllm") if apart else STOCK
+    simulation = Simulation(system.jobs(jobs), system.engines(a100()), system.dispatcher(a100(), jobs))
+    before = Window.of(simulation.jobs)
+    simulation.run()
+    assert np.isfinite(simulation.jobs["arrival_s"]).all()
+    assert simulation.jobs["arrival_s"].max() > before.end_s * 2  # the last follower comes long after
+    assert before == Window.of(simulation.jobs) == Window.of(jobs)
