@@ -170,6 +170,12 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return 1 if is_synchronous else self.steps_in_flight
 
     @property
+    def told_depth(self) -> int:
+        """Iterations in flight as forecasts imagine them, one after the other: in a pipeline they overlap, and a
+        newcomer enters the first stage within the time that one iteration takes through all of them."""
+        return 1 if self.stages > 1 else self.depth
+
+    @property
     def profile_name(self) -> str:
         """The profile to plan with, or to run at; the embedded model on vLLM brings its own."""
         is_known = self.model == EMBEDDED_MODEL and self.engine == "vllm"

@@ -198,7 +198,7 @@ class VllmEngine:
             requests=requests,
             counts=self._totals.to_counts(requests),
             planner_failures=self._planner_failures,
-            steps_in_flight=self._config.depth if self._is_asynchronous else 1,
+            steps_in_flight=self._config.told_depth if self._is_asynchronous else 1,
         )
 
     def _progress(self, now_s: float) -> tuple[Progress, ...]:

@@ -33,3 +33,12 @@ def test_defaults_make_an_embedded_vllm_replica() -> None:
 def test_a_bad_value_names_its_key(settings: dict[str, object], field: str) -> None:
     with pytest.raises((ValueError, msgspec.ValidationError), match=field):
         replica_config(settings)
+
+
+@pytest.mark.parametrize(
+    ("engine_kwargs", "told"),
+    [({}, 2), ({"async_scheduling": False}, 1), ({"pipeline_parallel_size": 2}, 1)],
+)
+def test_forecasts_are_told_how_many_iterations_follow_each_other(engine_kwargs: dict[str, object], told: int) -> None:
+    """Those of a pipeline overlap: a newcomer enters it sooner than three of them take."""
+    assert replica_config({"engine_kwargs": engine_kwargs}).told_depth == told
