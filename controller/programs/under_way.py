@@ -122,9 +122,9 @@ class ProgramsUnderWay:
 
     def _end_lost(self, program: OpenProgram, now_s: float) -> None:
         """Sub-requests that no replica has and that ask no more have lost their ingress."""
-        for name, part in program.parts.items():
+        for name, part in [each for each in program.parts.items() if each[1].is_running]:
             names = (name, *(f"{name}~{attempt}" for attempt in range(1, MOST_ATTEMPTS)))
-            if part.is_running and not any(self.is_anywhere(request_uid(each)) for each in names):
+            if not any(self.is_anywhere(request_uid(each)) for each in names):
                 program.end(part, 0, now_s)
                 program.has_failed = True
 
