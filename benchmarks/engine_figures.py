@@ -33,10 +33,15 @@ def mean_of(points: Points, policy: str, load: float, what: str) -> float:
     return statistics.fmean(p[what] for p in points if p["policy"] == policy and p["load"] == load and what in p)
 
 
-def goodput(points: Points, policy: str, capacity: float) -> float:
-    """Highest rate of requests at which the mean attainment is ``TARGET``, between the loads that were run."""
+def tiers_of(points: Points) -> list[str]:
+    return sorted({name.removeprefix(TIER) for point in points for name in point if name.startswith(TIER)})
+
+
+def goodput(points: Points, policy: str, capacity: float, whats: Sequence[str] = ("attained",)) -> float:
+    """Highest rate of requests at which the mean attainment is ``TARGET``, the least of several figures (as of tiers),
+    between the loads that were run."""
     loads = loads_of(points)
-    means = [mean_of(points, policy, load, "attained") for load in loads]
+    means = [min(mean_of(points, policy, load, what) for what in whats) for load in loads]
     if means[0] < TARGET:
         return 0.0
     for low, high, above, below in zip(loads, loads[1:], means, means[1:], strict=False):
@@ -59,6 +64,11 @@ def _goodputs(points: Points, capacity: float) -> dict[str, float]:
     figures = {f"goodput90_{policy}_per_s": rate for policy, rate in rates.items()}
     for name, rival in RIVALS.items():
         figures[f"goodput90_ratio_vs_{name}"] = rates[OURS] / (rates[rival] or capacity * loads[0])
+    if tiers := [TIER + tier for tier in tiers_of(points)]:
+        own = goodput(points, OURS, capacity, tiers)
+        for name, rival in RIVALS.items():
+            theirs = goodput(points, rival, capacity, tiers) or capacity * loads[0]
+            figures[f"goodput90_worst_tier_ratio_vs_{name}"] = own / theirs
     figures["goodput90_is_lower_bound"] = float(not all(rates[rival] for rival in RIVALS.values()))
     for policy in POLICIES:
         at_most = mean_of(points, policy, loads[-1], "attained") >= TARGET
@@ -69,7 +79,7 @@ def _goodputs(points: Points, capacity: float) -> dict[str, float]:
 def _attainment(points: Points) -> dict[str, float]:
     """Attainment less vLLM's by load, and of every tier."""
     loads = loads_of(points)
-    tiers = sorted({name.removeprefix(TIER) for point in points for name in point if name.startswith(TIER)})
+    tiers = tiers_of(points)
     gains = {load: _gain(points, load, "attained") for load in loads}
     figures = {"attainment_gain_worst": min(gains.values())}
     for load in loads:

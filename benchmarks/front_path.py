@@ -218,10 +218,18 @@ def headline_of(points: list[dict[str, Any]]) -> dict[str, float]:
     def ratio(of: Callable[[dict[str, Any], dict[str, Any]], float], replicas: int, at: int) -> float:
         return statistics.median(of(stack, server) for stack, server in pairs(points, replicas, at))
 
+    def cpu_ratio(*kinds: str) -> float:
+        return ratio(
+            lambda stack, server: (
+                sum(stack["cpu_us_per_token"][kind] for kind in kinds) / server["cpu_us_per_token"]["server"]
+            ),
+            few,
+            busy,
+        )
+
     headline = {
-        "cpu_per_token_ratio_ingress": ratio(
-            lambda stack, server: stack["cpu_us_per_token"]["ingress"] / server["cpu_us_per_token"]["server"], few, busy
-        ),
+        "cpu_per_token_ratio_ingress": cpu_ratio("ingress"),
+        "cpu_per_token_ratio_stack": cpu_ratio("ingress", "proxy", "controller"),
         "tokens_per_s_ratio_saturated": ratio(lambda a, b: a["tokens_per_s"] / b["tokens_per_s"], few, busy),
     }
     for at in (1, 64):

@@ -157,22 +157,37 @@ def over_plain(points: list[dict[str, Any]], system: str) -> dict[str, float]:
             figures.setdefault("kept_worst_load", []).append(held / promised)
         if (load, "round-robin") in by_load:
             own, plain = medians(runs), medians(by_load[load, "round-robin"])
-            tiers = [own[label][0] / max(plain[label][0], 1e-9) for label in own if label != "all" and own[label][0]]
+            ratios = {label: figure[0] / max(plain[label][0], 1e-9) for label, figure in own.items()}
+            tiers = [ratio for label, ratio in ratios.items() if label != "all" and makes_promises(runs, label)]
             figures.setdefault("attained_ratio_worst_tier", []).append(min(tiers))
-            figures.setdefault("attained_ratio", []).append(own["all"][0] / max(plain["all"][0], 1e-9))
+            figures.setdefault("attained_ratio", []).append(ratios["all"])
             figures.setdefault("tokens_per_s_ratio", []).append(own["all"][1] / plain["all"][1])
     return {name: min(values) for name, values in figures.items()}
 
 
 def medians(runs: list[list[dict[str, Any]]]) -> dict[str, tuple[float, float]]:
-    """Attainment (0 without a promise) and tokens per second of each class, medians over seeds."""
+    """Attainment (0 without a promise) and tokens per second of each class, medians over seeds. The order of classes is
+    that in which their first requests came, another one with each seed."""
     return {
-        entry["label"]: (
-            statistics.median(classes[k]["attainment"] or 0.0 for classes in runs),
-            statistics.median(classes[k]["tokens_per_s"] for classes in runs),
+        label: (
+            statistics.median(entry["attainment"] or 0.0 for entry in entries),
+            statistics.median(entry["tokens_per_s"] for entry in entries),
         )
-        for k, entry in enumerate(runs[0])
+        for label, entries in by_label(runs).items()
     }
+
+
+def by_label(runs: list[list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+    """The entries of each class, one per seed in which it occurs."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for entry in (entry for classes in runs for entry in classes):
+        found.setdefault(entry["label"], []).append(entry)
+    return found
+
+
+def makes_promises(runs: list[list[dict[str, Any]]], label: str) -> bool:
+    """Whether requests of the class have an objective."""
+    return any(entry["attainment"] is not None for entry in by_label(runs)[label])
 
 
 def write(path: Path, options: argparse.Namespace, points: list[dict[str, Any]]) -> None:

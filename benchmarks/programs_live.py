@@ -173,8 +173,8 @@ def run(
     options, points = sessions.options, list[dict[str, Any]]()
     seconds = IdleSpeed(*(machine[name] for name in IdleSpeed._fields))
     with stack(system, options, console) as url:
+        play(url, sessions.programs(seed, HISTORY_LOAD * machine["capacity_per_s"], True), (seed, 0), 4.0, seconds)
         if system in LEARN:
-            play(url, sessions.programs(seed, HISTORY_LOAD * machine["capacity_per_s"], True), (seed, 0), 4.0, seconds)
             wait_until_learnt(url)
         for number, load in enumerate(options.loads, 1):
             live = sessions.programs(seed, load * machine["capacity_per_s"])
@@ -228,9 +228,16 @@ def _median(points: Sequence[Mapping[str, Any]], name: str) -> str:
     return f"{statistics.median(known):.2f}" if is_told else ""
 
 
+def _setting(point: Mapping[str, Any]) -> tuple[Any, ...]:
+    return point["load"], point["scale"], point["seed"]
+
+
 def headline(points: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Programs in time over those of vLLM with affinity and of the best rival, by means over all runs, and by load."""
-    figures = dict[str, float]()
+    """Programs in time over those of vLLM with affinity and of the best rival, by means over all runs, and by load: of
+    loads, scales and seeds that every system has played."""
+    figures, systems = dict[str, float](), {point["system"] for point in points}
+    played = {each: {point["system"] for point in points if _setting(point) == each} for each in map(_setting, points)}
+    points = [point for point in points if played[_setting(point)] == systems]
     for name, loads in [("", None), *((f" load {load:g}", load) for load in sorted({p["load"] for p in points}))]:
         here = [point for point in points if loads is None or point["load"] == loads]
         means = {

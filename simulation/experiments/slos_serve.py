@@ -117,7 +117,7 @@ def _rank(task: Task) -> int:
 def _measured(config: dict[str, Any], gpu: str, scenario: str, system: str) -> dict[str, Any]:
     """What a task on a GPU, scenario and system is told."""
     common = {name: config[name] for name in ("seeds", "budgets", "drafts", "target", "tolerance", "programs")}
-    if isinstance(SYSTEMS[system], FleetOf):
+    if isinstance(SYSTEMS[system], FleetOf | DistServe):  # the same arrivals: they are compared
         common |= {"tolerance": config["fleet_tolerance"], "programs": config["fleet_programs"]}
     return {**common, "gpu": gpu, "scenario": scenario, "system": system}
 

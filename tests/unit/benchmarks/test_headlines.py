@@ -15,6 +15,7 @@ from benchmarks import (
     perf_model,
     plug_in,
     programs,
+    programs_live,
     retry,
 )
 
@@ -51,7 +52,7 @@ def test_e2e_overhead() -> None:
 
 def front_point(side: str, replicas: int, streams: int, tokens_per_s: float) -> dict[str, Any]:
     """A window in which the kinds of process of one side took 2 us a token."""
-    spent = {"ingress": 2.0} if side == "stack" else {"server": 4.0}
+    spent = {"ingress": 2.0, "proxy": 1.0, "controller": 2.0} if side == "stack" else {"server": 4.0}
     point = {"side": side, "replicas": replicas, "streams": streams, "round": 0}
     return {**point, "cpu_us_per_token": spent, "ttft_ms_p50": 5.0, "tokens_per_s": tokens_per_s}
 
@@ -62,6 +63,7 @@ def test_front_path() -> None:
     points = [front_point(side, *place, rate) for place, rate in rates.items() for side in ("server", "stack")]
     assert front_path.headline_of(points) == {
         "cpu_per_token_ratio_ingress": 0.5,
+        "cpu_per_token_ratio_stack": 1.25,
         "tokens_per_s_ratio_saturated": 1.0,
         "added_ttft_ms_p50_1": 0.0,
         "added_ttft_ms_p50_64": 0.0,
@@ -100,6 +102,35 @@ def test_main_job() -> None:
         "attained_ratio": pytest.approx(1.5),
         "tokens_per_s_ratio": 1.0,
     }
+
+
+def test_main_job_finds_tiers_by_their_labels() -> None:
+    """Classes come in the order of their first requests, which is another one with each seed."""
+    shares = {"polyslo": {"tight": 0.2, "loose": 0.8}, "round-robin": {"tight": 0.1, "loose": 0.8}}
+    points = [main_job_point(1.0, system, 0.5) for system in shares for _ in range(3)]
+    for k, point in enumerate(points):
+        row = point["classes"].pop()
+        labels = ("tight", "loose") if k % 3 else ("loose", "tight")
+        own = shares[point["system"]]
+        point["classes"] += [{**row, "label": label, "attainment": own[label]} for label in labels]
+        point["classes"].append({**row, "label": "free", "attainment": None, "promised": 0})
+    assert main_job.headline(points)["attained_ratio_worst_tier"] == pytest.approx(1.0)
+    for point in points:
+        for row in point["classes"]:
+            if (point["system"], row["label"]) == ("polyslo", "loose"):
+                row["attainment"] = 0.0
+    assert main_job.headline(points)["attained_ratio_worst_tier"] == 0.0, "a tier that nobody attains counts"
+
+
+def live_point(system: str, load: float, seed: int, in_time: float) -> dict[str, Any]:
+    return {"system": system, "load": load, "scale": 4.0, "seed": seed, "in_time": in_time}
+
+
+def test_live_programs_are_compared_where_every_system_has_played() -> None:
+    both = [live_point("polyslo", 2.0, 1, 0.6), live_point("vllm-affinity", 2.0, 1, 0.3)]
+    alone = [live_point("vllm-affinity", 2.0, 2, 0.9), live_point("vllm-affinity", 3.0, 1, 0.1)]
+    assert programs_live.headline(both + alone) == programs_live.headline(both)
+    assert programs_live.headline(both)["programs_in_time_ratio"] == 2.0
 
 
 def retry_point(overload: float, share: float | None) -> dict[str, Any]:
