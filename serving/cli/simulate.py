@@ -163,6 +163,9 @@ def plan(  # noqa: PLR0913  (a command: its options)
 ) -> None:
     """How many replicas a workload needs, of which GPU, at what cost per attained request."""
     asked = scenarios.read_scenario(path)
+    for number, section in enumerate(asked.classes):
+        if section.ttft_slowdown:
+            raise ValueError(f"{path}: classes.{number}.ttft_slowdown: only simulate knows it; state ttft_ms to plan")
     trace, points = scenarios.trace_of(asked, traces), []
     kinds = profile or [asked.profile]
     prices = price or [1.0] * len(kinds)
@@ -202,12 +205,14 @@ def _groups(asked: scenarios.Scenario, apart: bool) -> list[tuple[str, int]]:
 
 
 def _needed(found: list[tuple[int, float, float]]) -> dict[str, Any]:
-    """Replicas, attainment and cost, median and spread over seeds."""
+    """Replicas, attainment and cost, median and spread over seeds; 0 replicas where not even the most were enough for
+    every seed, and no cost then."""
     replicas, attainments, costs = zip(*found, strict=True)
+    is_enough = all(replicas)
     return {
-        "replicas": median_and_spread([float(count) for count in replicas]),
+        "replicas": median_and_spread([float(count) if is_enough else 0.0 for count in replicas]),
         "attainment": median_and_spread(list(attainments)),
-        "cost_per_request": median_and_spread(list(costs)),
+        "cost_per_request": median_and_spread(list(costs)) if is_enough else None,
     }
 
 
@@ -223,10 +228,11 @@ def _plan_table(points: list[dict[str, Any]], target: float) -> Table:
     for column in ("profile", "class", "req/s", "replicas (over seeds)", "attainment", "cost per attained request"):
         table.add_column(column)
     for p in points:
-        count, cost = p["replicas"], p["cost_per_request"]["median"]
+        count, cost = p["replicas"], p["cost_per_request"]
         seen = f"{count['median']:.0f} ({count['low']:.0f} to {count['high']:.0f})" if count["median"] else "none"
         share = f"{p['attainment']['median']:.3f}"
-        table.add_row(p["profile"], p["class"], f"{p['rate_per_s']:g}", seen, share, f"{cost:.3g}")
+        told = f"{cost['median']:.3g}" if cost else ""
+        table.add_row(p["profile"], p["class"], f"{p['rate_per_s']:g}", seen, share, told)
     return table
 
 

@@ -15,7 +15,7 @@ from profiles.suggest import suggest
 from replicas.config import AUTO, ReplicaConfig
 from replicas.kv_transfer import FILES
 from serving.config.adapters import adapter_options, adapters_of
-from serving.config.base import ConfigError, Section, same_names
+from serving.config.base import ConfigError, Section, merged_section, same_names
 from serving.config.devices import OWN_MODEL_LEN
 from serving.config.engine import (
     FLEETS_OPTION,
@@ -175,7 +175,7 @@ class AppConfig(Section):
     def _resolve(self, position: int, group: GroupConfig) -> Group:
         path, own = f"groups.{position}", "engine."
         try:
-            engine = EngineConfig.read(self.engine.model_dump(exclude_unset=True) | group.engine)
+            engine = EngineConfig.read(merged_section(self.engine.model_dump(exclude_unset=True), group.engine))
             for name, value in self.shared_arguments(engine.engine_kwargs).items():
                 if self.engine.engine_kwargs.get(name) != value:
                     raise ValueError(

@@ -13,7 +13,7 @@ from profiles.store import load_profile
 from profiles.suggest import suggest
 from replicas.config import AUTO, EMBEDDED_MODEL, EMBEDDED_PROFILE, MOST_IN_FLIGHT, ReplicaConfig
 from replicas.kv_transfer import FILES
-from replicas.step_planner import OPTIONS, VLLM_DEFAULT
+from replicas.step_planner import OPTIONS, VLLM_DEFAULT, planner_limits
 from serving.config.base import Section, defaults
 from serving.config.devices import SIZES, Device, device_of
 from serving.config.engine_args import HARMLESS, ONLY_FOR_STOCK, SPECULATES, python_name, why_not, why_not_in_server
@@ -138,6 +138,10 @@ class EngineConfig(Section):
                 raise ValueError(f"scheduler_options.{key}: set fleet.{key} instead")
             if key not in options:
                 raise ValueError(f"scheduler_options.{key}: unknown key; {suggest(key, options)}")
+        try:
+            planner_limits(self.scheduler, self.scheduler_options, kv_capacity_tokens=1)
+        except ValueError as error:
+            raise ValueError(f"scheduler_options.{error}") from None
         self._check_device()
         sizes = self.sizes
         if 0 < sizes["max_num_batched_tokens"] < sizes["max_num_seqs"]:

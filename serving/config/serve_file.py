@@ -42,7 +42,10 @@ def read_application(document: dict[str, Any], source: str, place: int = 0) -> t
     """Configuration and raw ``user_config`` of our application number ``place``; ``source`` names it in errors."""
     apps = applications_of(document)
     app = apps[place]
-    deployments = {each.get("name"): each for each in app.get("deployments") or []}
+    stated = app.get("deployments") or []
+    if not isinstance(stated, list) or not all(isinstance(each, dict) for each in stated):
+        raise ConfigError(f"{source}: {which(app)}deployments: must be a list of sections with a name, got {stated!r}")
+    deployments = {each.get("name"): each for each in stated}
     try:
         config = AppConfig.read(app.get("args"))
         is_scaled = any(each.fleet.autoscaling.max_replicas for each in config.each)

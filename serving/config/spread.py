@@ -11,7 +11,8 @@ from serving.config.engine_args import ONLY_SERVER, SERVES_OWN, python_name
 
 KEY = "engine_kwargs"
 GIB = 1 << 30
-SHORT = {"model": "id", "engine": "kind"}  # sections for which a plain string may stand
+# Sections for which a plain string may stand, and the key that it means.
+SHORT = {"model": "id", "engine": "kind", "lengths": "estimator", "checkpoints": "uri"}
 HOMES = {  # an argument of vLLM -> the section and key of ours
     "model": ("model", "id"),
     "model_tag": ("model", "id"),

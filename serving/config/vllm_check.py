@@ -10,6 +10,7 @@ import json
 import math
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from serving.config import adapters
 from serving.config.adapters import adapters_of
 from serving.config.app import AppConfig
 from serving.config.base import ConfigError
+from serving.config.engine_args import python_name
 from serving.config.kv import CONNECTION, FIELD, stated_transfer, why_not_connector
 from serving.config.parallel import parallel_sizes
 from serving.config.spread import SHORT, spread
@@ -140,7 +142,10 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
         with_whole_paths(named)
         secrets = take_secrets(named) if question["is_local"] else {}
         is_fresh = any(name in named for name in ("model_tag", "model")) and not question["has_file"]
-        args = told(fresh_args(named, question["gpus"]) if is_fresh else question["args"], named, question["ours"])
+        fresh = fresh_args(named, question["gpus"], question["ours"]) if is_fresh else question["args"]
+        args = told(fresh, named, question["ours"])
+        if "VLLM_API_KEY" in secrets:
+            forget_keys(args)  # vLLM takes those of its arguments only, if there are any
         check(AppConfig.read(args))
         return {"args": args, "secrets": secrets}
     except ConfigError as error:
@@ -156,9 +161,26 @@ def told(args: dict[str, Any] | None, named: dict[str, Any], ours: dict[str, Any
     return merged(spread(args, named) or {}, ours)
 
 
-def fresh_args(named: dict[str, Any], gpus: int) -> dict[str, Any]:
-    """An application of a model that was named alone: on all GPUs of this machine, else one replica on the CPU."""
+def forget_keys(args: dict[str, Any]) -> None:
+    """Take the API keys of an application, or of each of its models, away."""
+    for entry in args.get("models") or [args]:
+        model = entry.get("model") if isinstance(entry, dict) else None
+        server = model.get("server_kwargs") if isinstance(model, dict) else None
+        for key in [key for key in server or () if python_name(str(key)) == "api_key"]:
+            del server[key]  # type: ignore[index]
+
+
+def fresh_args(named: dict[str, Any], gpus: int, ours: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """An application of a model that was named alone: on all GPUs of this machine, else one replica on the CPU.
+
+    Raises:
+        ConfigError: a replica needs more GPUs than there are.
+    """
     each = math.prod(parallel_sizes(named))
+    if ((ours or {}).get("engine") or {}).get("num_gpus") == 0:
+        gpus = 0
+    if 0 < gpus < each:
+        raise ConfigError(f"engine.engine_kwargs: a replica needs {each} GPUs, and this machine has {gpus}")
     if gpus < each:
         return {"fleet": {"num_replicas": 1}}
     return {"engine": {"num_gpus": each}, "fleet": {"num_replicas": gpus // each}}

@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,9 @@ def to_document(words: Sequence[str], options: Options) -> tuple[dict[str, Any],
     """
     path = Path(words[0]) if words and is_file(words[0]) else None
     flags = list(words[1:] if path else words)
+    for before, word in pairwise(words):
+        if word.endswith((".yaml", ".yml")) and not before.startswith("-"):
+            raise ConfigError(f"{word}: name the Serve file before the flags")
     is_model = bool(flags) and not flags[0].startswith("-")
     source = path or (packaged_serve_file() if is_model else serve_file())
     document = load_document(source)
@@ -63,7 +68,10 @@ def to_document(words: Sequence[str], options: Options) -> tuple[dict[str, Any],
     for place, app in enumerate(apps):
         if flags or options.ours or _says_to_vllm(document, source, place):
             app["args"] = _judged(app.get("args") or {}, flags, options, path is not None)
-    document["http_options"] = (document.get("http_options") or {}) | options.http_options
+    http_options = document.get("http_options") or {}
+    if not isinstance(http_options, dict):
+        raise ConfigError(f"{source}: http_options: must be a section, got {http_options!r}")
+    document["http_options"] = http_options | options.http_options
     return document, str(source)
 
 
@@ -90,7 +98,7 @@ def _judged(args: dict[str, Any], flags: list[str], options: Options, has_file: 
     quiet = {"VLLM_TARGET_DEVICE": "cpu", "VLLM_LOGGING_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore"}
     ended = subprocess.run(
         [sys.executable, "-m", "serving.config.vllm_check"],
-        input=json.dumps(question),
+        input=_as_json(question),
         capture_output=True,
         text=True,
         env=with_project(os.environ) | quiet,
@@ -113,3 +121,14 @@ def gpus_here() -> int:
     if visible is not None:
         return len([each for each in visible.split(",") if each.strip() and each.strip() != "-1"])
     return sum(path.name.removeprefix("nvidia").isdigit() for path in DEVICES.glob("nvidia*"))
+
+
+def _as_json(question: dict[str, Any]) -> str:
+    """For the process that judges it; raises ``ConfigError`` for a value of YAML's own, as a date that is no string."""
+    try:
+        return json.dumps(question)
+    except TypeError:
+        dates = re.findall(r"datetime\.date(?:time)?\([^)]*\)", repr(question["args"]))
+        raise ConfigError(
+            f"a value is no string, number, list or section: {', '.join(dates)}; put it in quotes"
+        ) from None

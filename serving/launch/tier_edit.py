@@ -29,7 +29,10 @@ def read_settings(words: list[str]) -> dict[str, Any]:
         key, equals, value = word.partition("=")
         if not equals or not key:
             raise ConfigError(f"{word}: must be KEY=VALUE, such as min_replicas=2")
-        settings[key] = yaml.safe_load(value)
+        try:
+            settings[key] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{word}: not YAML: {str(error).splitlines()[0]}") from None
     return settings
 
 
@@ -75,12 +78,14 @@ def set_fleet(table: Mapping[str, Any], settings: Mapping[str, Any]) -> Table:
     A setting of None is taken away: that of ``args`` is in force again.
     """
     changed = _next(table)
-    fleet = changed.setdefault("fleet", {})
+    fleet = changed["fleet"] = changed.get("fleet") or {}
     for key, value in settings.items():
         *path, last = key.split(".")
         section = fleet
         for part in path:
             section = section.setdefault(part, {})
+            if not isinstance(section, dict):
+                raise ConfigError(f"{key}: {part} is {section!r} in the table, and has no keys; set {part} itself")
         if value is None:
             section.pop(last, None)
         else:

@@ -123,7 +123,7 @@ class Client:
 
     async def _send(self, session: aiohttp.ClientSession, call: Call, body: bytes) -> None:
         record, due_s, returns = await self._send_once(session, call, body, call.due_s, 0), math.nan, 0
-        while record.status == Status.REFUSED and record.retry_after_s <= self._return_within_s:
+        while record.status == Status.REFUSED and 0 < record.retry_after_s <= self._return_within_s:
             due_s, returns = record.end_s + record.retry_after_s, returns + 1
             await asyncio.sleep(due_s - self.now_s())
             record = await self._send_once(session, call, body, due_s, returns)

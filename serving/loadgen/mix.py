@@ -107,6 +107,13 @@ def with_tier_figures(classes: Sequence[SloClass], tiers: dict[str, SloClass], w
     return tuple(_with_figures(each, tiers, where) if each.tier else each for each in classes)
 
 
+def page_of_model(status: Any, model: str) -> Any:
+    """The part of the server's status page that tells of this model, where it serves several."""
+    pages = status.get("models") if isinstance(status, dict) else None
+    own = (page for page in pages or () if isinstance(page, dict) and page.get("model") == model)
+    return next(own, status)
+
+
 def tiers_of_status(status: Any) -> dict[str, SloClass]:
     """The tier table in the server's status page, by name."""
     rows = status.get("tiers", []) if isinstance(status, dict) else []

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from protocol.garbage import look_seldom
+from serving.loadgen import mix as slo_mix
 from serving.loadgen.calibration_plot import plot_calibration
 from serving.loadgen.client import Call, Client, Record, Status
 from serving.loadgen.mix import SloClass, default_classes, draw_classes, read_mix, tiers_of_status, with_tier_figures
@@ -67,8 +68,8 @@ class ReplayOptions:
             ("--temperature", self.temperature),
             ("--return-within", self.return_within_s),
         ):
-            if not value >= 0:
-                raise WorkloadError(f"{option}: must be from 0, got {value}")
+            if not 0 <= value < math.inf:
+                raise WorkloadError(f"{option}: must be from 0 and finite, got {value}")
         if not 0 <= self.vocabulary[0] < self.vocabulary[1]:
             raise WorkloadError(f"--vocab: must be LOW:HIGH with 0 <= LOW < HIGH, got {self.vocabulary}")
 
@@ -104,7 +105,7 @@ async def replay_async(options: ReplayOptions, console: Console | None = None) -
     trace, classes = load_workload(options)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30.0)) as session:
         model, max_model_tokens = await _served_model(session, options)
-        status = await _status(session, options.url)
+        status = slo_mix.page_of_model(await _status(session, options.url), model)
         classes = with_tier_figures(classes or default_classes(status), tiers_of_status(status), options.url)
     trace, cut = trace.fitted(max_model_tokens) if max_model_tokens else (trace, 0)
     drawn = draw_classes(classes, trace, options.seed)

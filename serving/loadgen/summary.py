@@ -17,6 +17,7 @@ from protocol.attainment import AttainmentFlags, judge_many
 from serving.loadgen.client import Record, Status
 from serving.loadgen.mix import BEST_EFFORT_TIER, SloClass
 
+UNDECIDED = ("controller_away", "controller_error")  # reasons: served by its objective, and nothing promised
 Floats = NDArray[np.float64]
 Point = dict[str, Any]
 
@@ -160,6 +161,8 @@ def _edges_s(records: Sequence[Record]) -> tuple[Floats, Floats]:
 def _is_downgraded(record: Record, asked: SloClass) -> bool:
     """Served best effort although an objective was asked for."""
     if asked.best_effort or not asked.is_bounded:
+        return False
+    if record.slo is not None and record.slo.reason in UNDECIDED:
         return False
     if record.slo is not None and record.slo.admitted is not None:
         return not record.slo.admitted

@@ -130,5 +130,10 @@ def _prefix_blocks(path: Path, table: Any) -> tuple[list[tuple[int, ...]] | None
     sessions = [0] * len(lists)
     if told.get("prefix_scope") == "session" and "session_id" in table.column_names:
         sessions = table.column("session_id").to_pylist()
-    rows = zip(sessions, lists, strict=True)
-    return [tuple((session << 32) + block for block in row or ()) for session, row in rows], int(size)
+    ids: dict[tuple[Any, int], int] = {}  # hashes may be negative, sessions anything: what counts is which are the same
+    found = list[tuple[int, ...]]()
+    for number, (session, row) in enumerate(zip(sessions, lists, strict=True)):
+        if not all(isinstance(block, int) for block in row or ()):
+            raise WorkloadError(f"{path}: column {column!r}, row {number}: must hold integers, got {row}")
+        found.append(tuple(ids.setdefault((session, block), len(ids)) for block in row or ()))
+    return found, int(size)

@@ -107,3 +107,8 @@ def test_measurement_files_with_a_fault_are_named(tmp_path: Path) -> None:
         load_columns(garbage)
     with pytest.raises(ProfileError, match=r"cannot read measurements"):
         load_columns(tmp_path / "absent.parquet")
+
+
+def test_a_profile_in_one_line_that_is_not_json_is_told() -> None:
+    with pytest.raises(ProfileError, match="not JSON"):
+        load_profile("{broken")

@@ -1,10 +1,12 @@
 import json
+import math
 from pathlib import Path
 
 import pytest
 
 from serving.cli.commands import main
 from serving.cli.scenario import read_scenario
+from serving.cli.simulate import _needed
 from serving.config.base import ConfigError
 
 EXAMPLES = Path(__file__).parents[4] / "examples" / "scenarios"
@@ -96,3 +98,16 @@ def test_errors_are_one_line(tmp_path: Path, capsys) -> None:
     error = capsys.readouterr().err
     assert "experiment: unknown 'slo-serve'; did you mean 'slos-serve'" in error
     assert error.count("\n") == 2
+
+
+def test_plan_knows_no_slowdowns_and_says_so(tmp_path: Path, capsys) -> None:
+    path = write(tmp_path, routing="controller")
+    path.write_text(path.read_text().replace("ttft_ms: 500", "ttft_slowdown: 3"))
+    assert main(["plan", str(path)]) == 2
+    assert "classes.0.ttft_slowdown: only simulate knows it" in capsys.readouterr().err
+
+
+def test_a_plan_that_is_not_enough_for_every_seed_is_none() -> None:
+    assert _needed([(200, 0.96, 1.0), (0, 0.9, math.inf), (220, 0.95, 1.0)])["replicas"]["median"] == 0
+    told = _needed([(2, 0.96, 1.0), (0, 0.9, math.inf)])
+    assert json.loads(json.dumps(told, allow_nan=False))["cost_per_request"] is None

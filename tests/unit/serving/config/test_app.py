@@ -284,3 +284,18 @@ def test_what_the_cluster_lacks_is_said_at_once(cluster: dict[str, float], told:
         check_cluster(AppConfig.read(settings), cluster)
     check_cluster(AppConfig.read(settings), {"CPU": 3, "GPU": 2, "accelerator_type:H100": 1, "disk": 4})
     check_cluster(AppConfig.read(settings | {"fleet": {"nodes_on_demand": True}}), cluster)
+
+
+def test_a_group_changes_single_keys_of_a_section_and_keeps_the_others() -> None:
+    engine = {"engine_kwargs": {"revision": "abc", "seed": 1}, "scheduler_options": {"aging_s": 9.0}}
+    own = {"engine_kwargs": {"seed": 2}, "scheduler_options": {"fairness": 0.5}}
+    config = AppConfig.read({"engine": engine, "groups": [{"name": "a"}, {"name": "b", "engine": own}]})
+    first, second = (group.engine for group in config.replica_groups())
+    assert first.engine_kwargs == {"revision": "abc", "seed": 1}
+    assert second.engine_kwargs == {"revision": "abc", "seed": 2}
+    assert second.scheduler_options == {"aging_s": 9.0, "fairness": 0.5}
+
+
+def test_a_value_of_the_scheduler_that_makes_no_sense_is_named() -> None:
+    told = mistake({"engine": {"scheduler_options": {"newcomer_share": 5}}})
+    assert told.startswith("engine.scheduler_options.newcomer_share must lie in (0, 1]")

@@ -198,3 +198,10 @@ def test_the_packaged_example_is_sound() -> None:
     document = load_document(ROOT / "examples" / "serve-models.yaml")
     (config,) = check_documents(document, "example")
     assert [each.entry for each in config.each] == ["chat", "code"]
+
+
+def test_a_plain_string_stands_for_its_key_among_several_models_too() -> None:
+    shared = {"lengths": {"estimator": "forest", "window": 8000}, "checkpoints": "/data"}
+    chat, code = read(CHAT | {"checkpoints": {"period_s": 10.0}}, CODE | {"lengths": "gaussian"}, **shared).each
+    assert (chat.checkpoints.uri, chat.checkpoints.period_s) == ("/data", 10.0)
+    assert (code.lengths.estimator, code.lengths.window) == ("gaussian", 8000)

@@ -48,6 +48,9 @@ def test_a_model_alone_takes_the_gpus_of_the_machine() -> None:
     assert fleet("-tp", "2", gpus=8) == (2, 4)
     assert fleet("-tp", "2", "-pp", "2", gpus=8) == (4, 2)
     assert fleet(gpus=0) == (None, 1)
+    assert ask(["embedded", "-tp", "4"], gpus=2)["error"].endswith("a replica needs 4 GPUs, and this machine has 2")
+    on_cpu = ask(["embedded"], gpus=8, ours={"engine": {"num_gpus": 0}})["args"]
+    assert (on_cpu["fleet"]["num_replicas"], on_cpu["engine"]["num_gpus"]) == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +81,10 @@ def test_secrets_go_to_the_environment_and_not_into_the_application() -> None:
     assert told["secrets"] == {"HF_TOKEN": "t0ken", "VLLM_API_KEY": "k3y"}
     assert "t0ken" not in json.dumps(told["args"])
     assert "k3y" not in json.dumps(told["args"])
+    file = {"model": {"id": "embedded", "server_kwargs": {"api_key": ["0ld"]}}}
+    replaced = ask(["--api-key", "k3y"], args=file, has_file=True)
+    assert replaced["secrets"] == {"VLLM_API_KEY": "k3y"}
+    assert "0ld" not in json.dumps(replaced["args"]), "vLLM would take that one, and no other"
     remote = ask(["embedded", "--hf-token", "t0ken"], is_local=False)
     assert remote["error"].startswith("--hf-token: put it into HF_TOKEN")
     assert "t0ken" not in remote["error"]

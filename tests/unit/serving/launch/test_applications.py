@@ -1,6 +1,7 @@
 """Several applications of ours in one Serve file: each is checked, found by its prefix, and has a controller."""
 
 import copy
+import datetime
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import yaml
 
 from serving.config.base import ConfigError
+from serving.config.serve_file import load_document, read_application
 from serving.launch.arguments import Options, to_document
 from serving.launch.launch import check_documents, urls_of
 from serving.launch.local_ray import LaunchError
@@ -82,3 +84,20 @@ def test_all_applications_of_a_process_are_found(tmp_path: Path, monkeypatch: py
         assert [each.url for each in running()] == ["http://x", "http://x/lab"]
         assert dashboard_or(None, "http://x/lab") == "http://d"
     assert running() == []
+
+
+def test_mistakes_before_anything_is_judged_are_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text(yaml.safe_dump(document(application("shop", "/"))))
+    with pytest.raises(ConfigError, match=r"serve\.yaml: name the Serve file before the flags"):
+        to_document(["--max-num-seqs", "8", str(path)], Options())
+    path.write_text(yaml.safe_dump(document(application("shop", "/")) | {"http_options": [8000]}))
+    with pytest.raises(ConfigError, match=r"http_options: must be a section, got \[8000\]"):
+        to_document([str(path)], Options(port=9100))
+    path.write_text(yaml.safe_dump(document(application("shop", "/") | {"deployments": ["Ingress"]})))
+    with pytest.raises(ConfigError, match="deployments: must be a list of sections"):
+        read_application(load_document(path), str(path))
+    dated = application("shop", "/", engine={"engine_kwargs": {"revision": datetime.date(2024, 8, 6)}})
+    path.write_text(yaml.safe_dump(document(dated)))
+    with pytest.raises(ConfigError, match=r"datetime.date\(2024, 8, 6\); put it in quotes"):
+        to_document([str(path), "--max-num-seqs", "8"], Options())

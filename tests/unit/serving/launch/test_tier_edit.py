@@ -55,6 +55,7 @@ def test_settings_of_the_fleet_are_added_and_taken_away() -> None:
     again = set_fleet(changed, {"routing": None, "autoscaling.max_replicas": 5})
     assert (again["version"], again["fleet"]) == (5, {"autoscaling": {"max_replicas": 5}})
     assert "fleet" not in TABLE
+    assert set_fleet({**TABLE, "fleet": None}, {"routing": "round_robin"})["fleet"] == {"routing": "round_robin"}
 
 
 @pytest.mark.parametrize(
@@ -69,6 +70,8 @@ def test_settings_of_the_fleet_are_added_and_taken_away() -> None:
         (lambda: remove_tier(ALIASED, "god"), "god: no such tier; known: chat, batch, gold (an alias), bulk"),
         (lambda: remove_tier(TABLE, "batch"), "tiers: exactly one must be best_effort"),
         (lambda: remove_tier(TABLE, "chat"), "tiers: besides the best-effort tier"),
+        (lambda: read_settings(["models=[chat"]), "models=[chat: not YAML"),
+        (lambda: set_fleet({**TABLE, "fleet": {"routing": "r"}}, {"routing.x": 1}), "routing.x: routing is 'r' in the"),
     ],
 )
 def test_what_makes_no_sense_is_named(change: Any, told: str) -> None:

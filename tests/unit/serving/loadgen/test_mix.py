@@ -12,6 +12,7 @@ from serving.loadgen.mix import (
     SloClass,
     default_classes,
     draw_classes,
+    page_of_model,
     parse_mix,
     read_mix,
     tiers_of_status,
@@ -137,3 +138,11 @@ def test_shipped_mixes_are_sound_and_accept_every_request(path: Path) -> None:
     drawn = draw_classes(classes, synthetic_trace(200, 1.0, 400, 10, sigma=3.0), seed=0)
     assert len(drawn) == 200
     assert set(drawn.tolist()) <= set(range(len(classes)))
+
+
+def test_of_several_models_the_page_of_the_one_that_is_asked_counts() -> None:
+    several = {"models": [{"model": "other", "tiers": []}, {"model": "mine", **STATUS}], "version": "1"}
+    assert default_classes(page_of_model(several, "mine")) == default_classes(STATUS)
+    assert tiers_of_status(page_of_model(several, "mine")) == tiers_of_status(STATUS)
+    assert page_of_model(STATUS, "mine") is STATUS
+    assert page_of_model(None, "mine") is None

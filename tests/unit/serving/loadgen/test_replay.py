@@ -253,3 +253,25 @@ def test_interrupt_reports_what_was_seen(
 def test_all_errors_is_a_failure(server: FakeServer, tmp_path: Path) -> None:
     server.script = dict.fromkeys(range(6), fail_with_500)
     assert cli.main(["replay", str(write_csv(tmp_path / "trace.csv")), "--url", server.url]) == 1
+
+
+def refuse_for_now(handler: Handler) -> None:
+    error = {"message": "no", "type": "rate_limit_error", "param": None, "code": "slo_unattainable"}
+    handler.reply(429, {"error": error}, retry_after="0")
+
+
+@pytest.mark.parametrize("return_within_s", [0.0, 2.0])
+def test_nobody_returns_at_once_for_ever(server: FakeServer, return_within_s: float) -> None:
+    """As other servers' refusals may ask for."""
+    server.script = {0: refuse_for_now}
+    played = replay.replay(
+        ReplayOptions(small_trace(1), server.url, slo_mix=GENEROUS, return_within_s=return_within_s, grace_s=1.0)
+    )
+    assert [record.status for record in played.records] == [Status.REFUSED]
+
+
+@pytest.mark.parametrize("name", ["grace_s", "return_within_s"])
+def test_a_time_without_end_is_refused_before_anything_is_sent(name: str) -> None:
+    """No result file could hold it."""
+    with pytest.raises(WorkloadError, match="finite"):
+        ReplayOptions(small_trace(1), **{name: math.inf})

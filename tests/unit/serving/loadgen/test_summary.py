@@ -140,3 +140,10 @@ def test_a_slowdown_is_judged_by_what_the_verdict_says_it_amounts_to() -> None:
 
 def replace_echo(target_ttft_ms: float | None) -> SloEcho:
     return SloEcho(admitted=True, replica="r0", target_ttft_ms=target_ttft_ms)
+
+
+@pytest.mark.parametrize(("reason", "downgraded"), [("controller_away", 0), ("ttft_unattainable", 1)])
+def test_what_nobody_decided_is_served_by_its_objective_and_no_downgrade(reason: str, downgraded: int) -> None:
+    record = replace(finished(), slo=SloEcho(admitted=False, reason=reason))
+    (whole, _) = summarize([record], [CHAT], elapsed_s=10.0)
+    assert (whole["downgraded"], whole["attained"], whole["promised"]) == (downgraded, 1 - downgraded, 0)

@@ -50,6 +50,7 @@ def test_parquet_and_csv_read_the_same(tmp_path: Path) -> None:
         ({"output_tokens": [1, 2, 10**9]}, "column 'output_tokens', row 2: 1e"),
         ({name: [] for name in GOOD}, "the trace is empty"),
         ({"prefix_block_hashes": ["a", "b", "c"]}, "column 'prefix_block_hashes' must hold lists"),
+        ({"prefix_block_hashes": [["a"], ["b"], []]}, "column 'prefix_block_hashes', row 0: must hold integers"),
     ],
 )
 def test_broken_columns_are_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -96,13 +97,14 @@ def test_poisson_arrivals_have_their_rate() -> None:
 
 
 def test_blocks_of_different_sessions_differ_where_the_source_numbers_them_apart(tmp_path: Path) -> None:
-    table = pa.table(GOOD | {"session_id": [1, 1, 2], "prefix_block_hashes": [[0, 1], [0, 2], [0]]})
+    table = pa.table(GOOD | {"session_id": ["u", "u", None], "prefix_block_hashes": [[-9, 1], [-9, 2], [-9]]})
     path = tmp_path / "trace.parquet"
     pq.write_table(table.replace_schema_metadata({"prefix_scope": "session", "prefix_block_size_tokens": "16"}), path)
     trace = read_trace(path)
     assert trace.prefix_blocks is not None
     first, second, third = (row[0] for row in trace.prefix_blocks)
     assert first == second != third
+    assert min(map(min, trace.prefix_blocks)) >= 0, "prompts are drawn by them"
     assert trace.prefix_block_tokens == 16
 
 
