@@ -165,9 +165,9 @@ def forget_keys(args: dict[str, Any]) -> None:
     """Take the API keys of an application, or of each of its models, away."""
     for entry in args.get("models") or [args]:
         model = entry.get("model") if isinstance(entry, dict) else None
-        server = model.get("server_kwargs") if isinstance(model, dict) else None
-        for key in [key for key in server or () if python_name(str(key)) == "api_key"]:
-            del server[key]  # type: ignore[index]
+        server = (model.get("server_kwargs") if isinstance(model, dict) else None) or {}
+        for key in [key for key in server if python_name(str(key)) == "api_key"]:
+            del server[key]
 
 
 def fresh_args(named: dict[str, Any], gpus: int, ours: Mapping[str, Any] | None = None) -> dict[str, Any]:
