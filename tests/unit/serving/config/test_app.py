@@ -92,6 +92,10 @@ def test_a_model_without_a_profile_finds_its_own() -> None:
             "engine.per_process: must be 1 with fleet.autoscaling",
         ),
         ({"model": {"id": ""}}, "model.id: string should have at least 1 character"),
+        (
+            {"engine": {"scheduler_options": {"newcomer_share": 5}}},
+            "engine.scheduler_options.newcomer_share must lie in (0, 1]",
+        ),
         ({"groups": [{"name": "a", "replica": 2}]}, "groups.0.replica: unknown key; did you mean 'num_replicas'?"),
         ({"groups": [{"name": "A 1"}]}, "groups.0.name: string should match pattern"),
         ({"groups": [{"name": "a"}, {"name": "a"}]}, "groups.1.name: 'a' is used twice"),
@@ -294,8 +298,3 @@ def test_a_group_changes_single_keys_of_a_section_and_keeps_the_others() -> None
     assert first.engine_kwargs == {"revision": "abc", "seed": 1}
     assert second.engine_kwargs == {"revision": "abc", "seed": 2}
     assert second.scheduler_options == {"aging_s": 9.0, "fairness": 0.5}
-
-
-def test_a_value_of_the_scheduler_that_makes_no_sense_is_named() -> None:
-    told = mistake({"engine": {"scheduler_options": {"newcomer_share": 5}}})
-    assert told.startswith("engine.scheduler_options.newcomer_share must lie in (0, 1]")
