@@ -10,7 +10,7 @@ import yaml
 
 from serving.config.base import ConfigError
 from serving.config.serve_file import load_document, read_application
-from serving.launch.arguments import Options, to_document
+from serving.launch.arguments import Options, _as_json, to_document
 from serving.launch.launch import check_documents, urls_of
 from serving.launch.local_ray import LaunchError
 from serving.launch.running import announced, dashboard_or, running
@@ -97,7 +97,5 @@ def test_mistakes_before_anything_is_judged_are_one_line(tmp_path: Path) -> None
     path.write_text(yaml.safe_dump(document(application("shop", "/") | {"deployments": ["Ingress"]})))
     with pytest.raises(ConfigError, match="deployments: must be a list of sections"):
         read_application(load_document(path), str(path))
-    dated = application("shop", "/", engine={"engine_kwargs": {"revision": datetime.date(2024, 8, 6)}})
-    path.write_text(yaml.safe_dump(document(dated)))
     with pytest.raises(ConfigError, match=r"datetime.date\(2024, 8, 6\); put it in quotes"):
-        to_document([str(path), "--max-num-seqs", "8"], Options())
+        _as_json({"args": {"engine": {"engine_kwargs": {"revision": datetime.date(2024, 8, 6)}}}})
