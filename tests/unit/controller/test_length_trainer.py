@@ -103,3 +103,5 @@ def test_a_forest_goes_to_the_fleet_that_there_is_when_it_has_grown() -> None:
         return grow_from(known, version, seed)
 
     play(lambda: present[0], grows_while_deployed, lambda keeper: new.lengths.forest is not None)
+    assert new.lengths.forest is not None
+    assert old.lengths.forest is None, "nobody asks it any more"
