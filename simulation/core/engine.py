@@ -34,10 +34,7 @@ ENGINE = np.dtype(
     [
         ("count", "i8"),  # rows of its table in use
         ("free_at_s", "f8"),  # end of the last iteration formed; rows are as they are then. inf: nothing can run
-        (
-            "ahead_s",
-            "f8",
-        ),  # how long before that the next one is formed: when the one before begins, if 2 are in flight
+        ("ahead_s", "f8"),  # how long before that the next one is formed; above 0 where 2 are in flight
         ("policy", "i8"),
         ("sheds", "?"),  # hopeless requests become best effort before every iteration
         ("remembers", "?"),  # its policy reads ``planning.batch.memory``
