@@ -64,7 +64,7 @@ def run(  # noqa: PLR0913  (a command: its options)
     ] = None,
 ) -> None:
     """Measure a live vLLM engine over a grid within its KV cache, and fit a profile. Run again to go on."""
-    from serving.cli.profile_run import RunError, fit, measure
+    from serving.cli.profile_run import fit, measure
 
     settings: dict[str, Any] = {"model": model, "cores": core or [], **dict(map(_setting, replica or []))}
     name = name or Path(model).name.lower()
@@ -78,7 +78,7 @@ def run(  # noqa: PLR0913  (a command: its options)
 
             measure(out, settings, repeats, grid, report)
         profile, samples = fit(out, name, _source(model, settings))
-    except (RunError, ProfileError, RuntimeError, ValueError, ImportError) as error:
+    except (ProfileError, RuntimeError, ValueError, ImportError) as error:
         raise _failure(error) from error
     except KeyboardInterrupt:
         raise _failure("interrupted; the same command goes on from here") from None
