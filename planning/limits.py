@@ -35,6 +35,11 @@ KV_RESERVES = ("mean", "pooled", "bound")
 NO_RESERVE, POOLED_RESERVE, FULL_RESERVE = range(len(KV_RESERVES))
 
 
+def newcomer_share(steps_in_flight: int) -> float:
+    """The part of a TTFT that an iteration may take so that those in flight and the newcomer's own fit into it."""
+    return 1.0 / (1 + steps_in_flight)
+
+
 @register_jitable
 def usable_kv_tokens(limits: Any) -> Any:
     """KV tokens that admission may promise (of one ``LIMITS`` record, or of an array of them)."""
@@ -68,7 +73,7 @@ DEFAULTS = LimitOptions(
     max_batch_tokens=8192,
     max_iteration_s=0.2,
     best_effort_stretch=0.5,
-    newcomer_share=0.5,
+    newcomer_share=newcomer_share(1),
     best_effort_share=0.0,
     aging_s=20.0,
     acceptance=0.0,

@@ -16,7 +16,7 @@ from planning.batch.registry import batch_policy
 from planning.batch.speculation import fastest_depth, plan_drafts
 from planning.deadlines import begin_lines
 from planning.engine import EngineModel
-from planning.limits import make_limits
+from planning.limits import make_limits, newcomer_share
 from planning.tables import request_table
 from profiles.cache_filling import await_filled
 from profiles.draft_cost import DraftCost
@@ -38,7 +38,6 @@ OPTIONS = (
     "fairness",
     "group_cutoff",
 )
-ASYNCHRONOUS_SHARE = 1 / 3  # ``newcomer_share`` where two iterations begin before that of a newcomer
 ACCEPTANCE_PRIOR = 0.5  # chance that a draft token is accepted, as long as nobody has seen any
 ACCEPTANCE_WEIGHT = 0.005  # of one more draft token in the running rate
 # Each decode drafts so many tokens, wanted or not, once in so many steps, so that acceptance is known and stays so.
@@ -64,7 +63,7 @@ def planner_limits(policy: str, options: dict[str, float], **bounds: int) -> np.
 
 def options_of(options: Mapping[str, float], is_asynchronous: bool) -> dict[str, float]:
     """The options of a policy inside an engine of vLLM, beside what its way of scheduling asks for."""
-    return {**({"newcomer_share": ASYNCHRONOUS_SHARE} if is_asynchronous else {}), **options}
+    return {**({"newcomer_share": newcomer_share(2)} if is_asynchronous else {}), **options}
 
 
 def reported_limits(policy: str, options: dict[str, float], *, block_tokens: int, max_batch_tokens: int) -> PlanLimits:

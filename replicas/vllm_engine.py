@@ -39,7 +39,7 @@ from replicas.vllm_executor import CORES, PARENT, THREADS
 from replicas.vllm_kv_events import KvEventReader
 from replicas.vllm_settings import engine_config, engine_executor
 
-STOP_S = 1.0  # time an engine gets to end by itself before its group is killed
+STOP_S, KILLED_S = 1.0, 10.0  # an engine gets to end by itself before its group is killed, and then to be gone
 
 
 class VllmEngine:
@@ -253,7 +253,7 @@ class VllmEngine:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGKILL)
             for process in self._client.resources.engine_manager.processes:
-                await asyncio.to_thread(process.join, STOP_S)
+                await asyncio.to_thread(process.join, KILLED_S)
         if self._events is not None:
             self._events.stop()
         if self._receiver is not None:

@@ -10,7 +10,7 @@ from controller.options import DP, FleetOptions
 from planning.admission.plan import AdmissionOptions
 from planning.batch.registry import POLICIES, policy_code
 from planning.engine import EngineModel
-from planning.limits import make_limits
+from planning.limits import make_limits, newcomer_share
 from profiles.profile import Profile
 from protocol.messages import LIVE_STRETCH
 from protocol.programs import Program
@@ -58,6 +58,7 @@ class Straying:
         if found != EXACT:
             engines.coefs[:] *= self.slowdown
             engines.limits["steps_in_flight"] = self.steps_in_flight
+            engines.limits["newcomer_share"] = newcomer_share(self.steps_in_flight)
             engines.state["sigma"], engines.state["correlation"] = self.sigma, self.correlation
             if found.is_profiled and profile.spread is not None:
                 stray_by(engines, profile.spread)

@@ -7,6 +7,7 @@ import pytest
 
 from profiles.online import drift
 from protocol.messages import Outcome, Report
+from replicas.step_planner import options_of, planner_limits
 from simulation.core.loop import Simulation
 from simulation.dispatchers.live_fleet import ControllerDispatcher
 from simulation.studies.fleet_systems import FleetSystem
@@ -157,6 +158,13 @@ def test_a_newcomer_waits_for_iterations_formed_ahead() -> None:
     assert same_s == alone_s
     step_s = (run(jobs_at([0.0], output=50)).records["last_s"][0] - alone_s) / 49  # of the first one's decodes
     assert later_s - next_s == pytest.approx(step_s, rel=0.05)
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2])
+def test_best_effort_leaves_newcomers_what_live_engines_leave_them(steps_in_flight: int) -> None:
+    modelled = replace(STOCK, straying=Straying(steps_in_flight=steps_in_flight)).engines(STRAYING).limits[0]
+    live = planner_limits("slo", options_of({}, is_asynchronous=steps_in_flight == 2), kv_capacity_tokens=1)
+    assert modelled["newcomer_share"] == live["newcomer_share"]
 
 
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
