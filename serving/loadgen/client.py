@@ -6,6 +6,7 @@ far each send was behind is recorded.
 
 import asyncio
 import math
+import os
 import time
 from array import array
 from collections import deque
@@ -21,6 +22,12 @@ from serving.loadgen.stream import SloEcho, StreamReader
 
 PREPARED_AHEAD = 64  # request bodies built while waiting, so that sending costs little
 KEEP_ALIVE_S = 2.0  # shorter than servers' own, so that no request goes out on a connection being closed
+
+
+def authorization() -> dict[str, str]:
+    """Headers with the key that ``VLLM_API_KEY`` names, as vLLM's server asks for it; none without one."""
+    key = os.environ.get("VLLM_API_KEY", "")
+    return {"authorization": f"Bearer {key}"} if key else {}
 
 
 class Status(StrEnum):
@@ -88,7 +95,9 @@ class Client:
         """
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=30.0)
-        async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as session:
+        async with aiohttp.ClientSession(
+            connector=connector, timeout=timeout, auto_decompress=False, headers=authorization()
+        ) as session:
             self._start_s = time.perf_counter()
             try:
                 await self._send_all(session, calls)
@@ -125,8 +134,16 @@ class Client:
         record, due_s, returns = await self._send_once(session, call, body, call.due_s, 0), math.nan, 0
         while record.status == Status.REFUSED and 0 < record.retry_after_s <= self._return_within_s:
             due_s, returns = record.end_s + record.retry_after_s, returns + 1
-            await asyncio.sleep(due_s - self.now_s())
+            await self._away(due_s)
             record = await self._send_once(session, call, body, due_s, returns)
+
+    async def _away(self, until_s: float) -> None:
+        """Nothing is in flight until then: others have the place."""
+        if self._slots:
+            self._slots.release()
+        await asyncio.sleep(until_s - self.now_s())
+        if self._slots:
+            await self._slots.acquire()
 
     async def _send_once(
         self, session: aiohttp.ClientSession, call: Call, body: bytes, due_s: float, returns: int

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from protocol.garbage import look_seldom
 from serving.loadgen import mix as slo_mix
 from serving.loadgen.calibration_plot import plot_calibration
-from serving.loadgen.client import Call, Client, Record, Status
+from serving.loadgen.client import Call, Client, Record, Status, authorization
 from serving.loadgen.mix import SloClass, default_classes, draw_classes, read_mix, tiers_of_status, with_tier_figures
 from serving.loadgen.prompts import prompt_maker
 from serving.loadgen.report import print_report, result_json, write_json, write_records
@@ -103,7 +103,7 @@ def replay(options: ReplayOptions, console: Console | None = None) -> Replay:
 async def replay_async(options: ReplayOptions, console: Console | None = None) -> Replay:
     """``replay`` inside a running event loop."""
     trace, classes = load_workload(options)
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30.0)) as session:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30.0), headers=authorization()) as session:
         model, max_model_tokens = await _served_model(session, options)
         status = slo_mix.page_of_model(await _status(session, options.url), model)
         classes = with_tier_figures(classes or default_classes(status), tiers_of_status(status), options.url)

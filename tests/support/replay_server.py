@@ -35,6 +35,7 @@ class FakeServer(ThreadingHTTPServer):
             "/v1/models": {"data": [{"id": "tiny", "max_model_len": 128}]},
             "/polyslo/status": {"tiers": TIERS, "replicas": [], "default_tier": "chat"},
         }
+        self.key = ""  # that clients need
         self.seen_again: Counter[int] = Counter()  # for scripts that answer a request's return in another way
         self.seen: dict[int, tuple[dict[str, str], dict[str, Any]]] = {}
         self.release = threading.Event()
@@ -52,13 +53,20 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         page = self.server.pages.get(self.path)
-        self.reply(200 if page else 404, page or {})
+        self.reply(401 if self.is_foreign() else 200 if page else 404, page or {})
 
     def do_POST(self) -> None:
         self.body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.request_number = int(self.headers["x-request-id"].rsplit("-", 1)[1])
         self.server.seen[self.request_number] = ({k.lower(): v for k, v in self.headers.items()}, self.body)
-        self.server.script.get(self.request_number, stream_all)(self)
+        if self.is_foreign():
+            self.reply(401, {})
+        else:
+            self.server.script.get(self.request_number, stream_all)(self)
+
+    def is_foreign(self) -> bool:
+        """Whether it needs a key that the client has not sent."""
+        return bool(self.server.key) and self.headers.get("authorization") != f"Bearer {self.server.key}"
 
     def reply(self, status: int, body: Any, **headers: str) -> None:
         data = json.dumps(body).encode()

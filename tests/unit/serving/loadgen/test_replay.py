@@ -143,6 +143,31 @@ def test_a_concurrency_limit_shows_as_late_sends(server: FakeServer) -> None:
     assert played.points[0]["finished"] == 20
 
 
+def test_who_waits_to_return_is_not_in_flight(server: FakeServer) -> None:
+    def refuse_once(handler: Handler) -> None:
+        server.script = {}
+        handler.reply(429, {"error": {"message": "no"}}, retry_after="1", x_slo_reason="ttft_unattainable")
+
+    server.script = {0: refuse_once}
+    options = ReplayOptions(small_trace(3), server.url, slo_mix=GENEROUS, concurrency_limit=1, return_within_s=2.0)
+    played = replay.replay(options)
+    assert [(r.request, r.returns) for r in played.records] == [(0, 0), (1, 0), (2, 0), (0, 1)]
+    assert [r.status for r in played.records] == [Status.REFUSED] + 3 * [Status.FINISHED]
+
+
+def test_a_server_with_keys_is_told_that_of_the_environment(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.key = "sk-7"
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    with pytest.raises(WorkloadError, match="HTTP 401"):
+        replay.replay(ReplayOptions(small_trace(2), server.url, slo_mix=GENEROUS))
+    monkeypatch.setenv("VLLM_API_KEY", server.key)
+    played = replay.replay(ReplayOptions(small_trace(2), server.url, slo_mix=GENEROUS))
+    assert [r.status for r in played.records] == [Status.FINISHED] * 2
+    assert server.key not in json.dumps(played.to_json())
+
+
 def test_tier_classes_are_judged_by_the_servers_figures(server: FakeServer) -> None:
     mix = parse_mix([{"tier": "chat", "app": "synthetic"}, {"tier": "batch", "weight": 0.2}])
     played = replay.replay(ReplayOptions(small_trace(30), server.url, slo_mix=mix))
