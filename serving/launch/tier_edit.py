@@ -18,6 +18,7 @@ from serving.launch.local_ray import LaunchError
 from serving.launch.status import fetch
 
 APPLIED_S = 30.0
+KEPT = "proxy_location", "http_options", "target_capacity"  # of what a Serve file says beside its applications
 
 Table = dict[str, Any]  # the ingress's user_config
 
@@ -149,14 +150,14 @@ def deployed_document(details: Mapping[str, Any]) -> dict[str, Any]:
     applications = [copy.deepcopy(config) for config in configs if config]
     if not any(config.get("import_path") == IMPORT_PATH for config in applications):
         raise LaunchError(f"--address: no application with import_path {IMPORT_PATH} is deployed there")
-    document = {key: details[key] for key in ("proxy_location", "http_options") if details.get(key)}
+    document = {key: details[key] for key in KEPT if details.get(key) is not None}
     return {**document, "applications": applications}
 
 
 def wait_applied(url: str, version: int) -> None:
     """Return when the server at ``url`` tells this version; raises ``LaunchError`` with what it says instead."""
     give_up_s = time.monotonic() + APPLIED_S
-    while (status := fetch(url)).get("version") != version:
+    while ((status := fetch(url)).get("version") or 0) < version:  # a later one holds it, or was meant to replace it
         if time.monotonic() > give_up_s:
             why = status.get("tier_table_error") or f"it still tells version {status.get('version')}"
             raise LaunchError(f"--url: version {version} was deployed, but not applied: {why}")

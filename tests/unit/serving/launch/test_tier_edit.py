@@ -6,6 +6,7 @@ import pytest
 
 from serving.config.app import IMPORT_PATH
 from serving.config.base import ConfigError
+from serving.launch import tier_edit
 from serving.launch.local_ray import LaunchError
 from serving.launch.tier_edit import deployed_document, read_settings, remove_tier, set_fleet, set_tier
 
@@ -85,10 +86,26 @@ def test_what_is_deployed_as_a_serve_file() -> None:
     details = {
         "proxy_location": "HeadOnly",
         "http_options": {"port": 8000},
+        "target_capacity": 0.0,
         "controller_info": {"pid": 1},
         "applications": {"polyslo": {"deployed_app_config": ours}, "x": {"deployed_app_config": None}},
     }
     document = deployed_document(details)
-    assert document == {"proxy_location": "HeadOnly", "http_options": {"port": 8000}, "applications": [ours]}
+    kept = {"proxy_location": "HeadOnly", "http_options": {"port": 8000}, "target_capacity": 0.0}
+    assert document == {**kept, "applications": [ours]}
+    unset = deployed_document({**details, "target_capacity": None})
+    assert "target_capacity" not in unset
     with pytest.raises(LaunchError, match="no application with import_path"):
         deployed_document({"applications": {}})
+
+
+def test_a_later_version_than_the_one_deployed_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = iter([{"version": None}, {"version": 6}, {"version": 8}])
+    monkeypatch.setattr(tier_edit, "fetch", lambda _url: next(told))
+    monkeypatch.setattr(tier_edit.time, "sleep", lambda _s: None)
+    tier_edit.wait_applied("http://127.0.0.1:8000", 7)
+    assert list(told) == []
+    monkeypatch.setattr(tier_edit, "fetch", lambda _url: {"version": 6, "tier_table_error": "too old"})
+    monkeypatch.setattr(tier_edit, "APPLIED_S", 0.0)
+    with pytest.raises(LaunchError, match="version 7 was deployed, but not applied: too old"):
+        tier_edit.wait_applied("http://127.0.0.1:8000", 7)
