@@ -155,7 +155,7 @@ def deployed_document(details: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def wait_applied(url: str, version: int) -> None:
-    """Return when the server at ``url`` tells this version; raises ``LaunchError`` with what it says instead."""
+    """Return when the server at ``url`` tells this version or a later; raises ``LaunchError`` with what it says."""
     give_up_s = time.monotonic() + APPLIED_S
     while ((status := fetch(url)).get("version") or 0) < version:  # a later one holds it, or was meant to replace it
         if time.monotonic() > give_up_s:
