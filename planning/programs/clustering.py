@@ -20,7 +20,7 @@ def k_medoids(distances: np.ndarray, weights: np.ndarray, k: int) -> tuple[np.nd
     medoids = _seeds(distances, weights, k)
     for _ in range(MOST_ROUNDS):
         owner = np.argmin(distances[:, medoids], axis=1)
-        better = np.array([_center(distances, weights, np.flatnonzero(owner == c), medoids[c]) for c in range(k)])
+        better = _centers(distances, weights, owner, medoids)
         if np.array_equal(better, medoids):
             break
         medoids = better
@@ -29,18 +29,22 @@ def k_medoids(distances: np.ndarray, weights: np.ndarray, k: int) -> tuple[np.nd
 
 
 def _seeds(distances: np.ndarray, weights: np.ndarray, k: int) -> np.ndarray:
-    seeds = [int(np.argmin(distances @ weights))]
-    away = distances[seeds[0]].copy()
-    away[seeds[0]] = -1.0
-    while len(seeds) < k:
-        seeds.append(int(np.argmax(np.where(away < 0.0, -1.0, away * weights))))
-        away = np.where(away < 0.0, away, np.minimum(away, distances[seeds[-1]]))
-        away[seeds[-1]] = -1.0
-    return np.array(seeds)
+    seeds = np.empty(k, dtype=np.int64)
+    seeds[0] = np.argmin(distances @ weights)
+    away = distances[seeds[0]].copy()  # from the nearest seed; below 0: is one
+    for c in range(1, k):
+        away[seeds[c - 1]] = -1.0
+        seeds[c] = np.argmax(away * weights)
+        np.minimum(away, distances[seeds[c]], out=away)
+    return seeds
 
 
-def _center(distances: np.ndarray, weights: np.ndarray, members: np.ndarray, now: int) -> int:
-    """The member of least weighted distance to the others."""
-    if not len(members):
-        return now
-    return int(members[np.argmin(distances[np.ix_(members, members)] @ weights[members])])
+def _centers(distances: np.ndarray, weights: np.ndarray, owner: np.ndarray, medoids: np.ndarray) -> np.ndarray:
+    """Of each cluster the member of least weighted distance to the others, all clusters at once; of an empty one the
+    present medoid."""
+    costs = (distances * (owner[:, None] == owner)) @ weights
+    order = np.lexsort((costs, owner))
+    best = order[np.flatnonzero(np.diff(owner[order], prepend=-1))]
+    centers = medoids.copy()
+    centers[owner[best]] = best
+    return centers

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from planning.programs.clustering import k_medoids
+from planning.programs.clustering import MOST_ROUNDS, k_medoids
 from planning.programs.graph import complete_stages, to_stages
 from planning.programs.matching import COMPARED, WIDTH, PatternTable, Prefix, similarities
 from tests.support.program_cases import drawn
@@ -54,3 +54,33 @@ def test_medoids_cost_little_more_than_the_best_of_all_choices(seed: int) -> Non
     assert (owner == np.argmin(apart[:, medoids], axis=1)).all()
     best = min(cost(chosen) for chosen in itertools.combinations(range(12), 4))
     assert cost(tuple(medoids.tolist())) <= 1.5 * best
+
+
+def slow_medoids(apart: np.ndarray, weights: np.ndarray, k: int) -> list[int]:
+    """Seed by seed, cluster by cluster, member by member."""
+    n = range(len(weights))
+    medoids = [min(n, key=lambda i: apart[i] @ weights)]
+    while len(medoids) < k:
+        away = {i: weights[i] * min(apart[i][m] for m in medoids) for i in n if i not in medoids}
+        medoids.append(max(away, key=lambda i: away[i]))
+    for _ in range(MOST_ROUNDS):
+        owner = [min(range(k), key=lambda c: apart[i][medoids[c]]) for i in n]
+        clusters = [[i for i in n if owner[i] == c] for c in range(k)]
+        better = [
+            min(own, key=lambda i: sum(apart[i][j] * weights[j] for j in own)) if own else now
+            for own, now in zip(clusters, medoids, strict=True)
+        ]
+        if better == medoids:
+            break
+        medoids = better
+    return sorted(medoids)
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("copies", [1, 4])
+def test_medoids_are_those_of_the_twin(seed: int, copies: int) -> None:
+    """Also where graphs are alike, and clusters empty."""
+    rng = np.random.default_rng(seed)
+    points, weights = np.repeat(rng.normal(size=(40 // copies, 2)), copies, axis=0), rng.uniform(0.5, 2.0, 40)
+    apart = np.linalg.norm(points[:, None] - points[None], axis=2)
+    assert k_medoids(apart, weights, 13)[0].tolist() == slow_medoids(apart, weights, 13)
