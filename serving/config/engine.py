@@ -164,6 +164,10 @@ class EngineConfig(Section):
             raise ValueError(f"per_process: an engine of kind {self.kind} has a process of its own")
         if self.device != "timed" and "timed" in self.model_fields_set and self.timed != TimedConfig():
             raise ValueError("timed: has no effect without device: timed")
+        if self.kind == "vllm" and self.device != "timed":
+            for key in ("speed", "kv_capacity_tokens"):
+                if getattr(self, key) != (usual := getattr(REPLICA, key)):
+                    raise ValueError(f"{key}: must be {usual:g} for a real engine, which does not follow it")
 
     @property
     def runs_on(self) -> Device:

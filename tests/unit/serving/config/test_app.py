@@ -146,6 +146,7 @@ def test_replica_config_carries_every_engine_setting() -> None:
         "enforce_eager": False,
         "hang_s": 9.0,
         "engine_kwargs": {"gpu_memory_utilization": 0.8},
+        "device": "timed",
         "kv_capacity_tokens": 4096,
         "speed": 2.0,
         "scheduler_options": {"max_iteration_s": 0.5},

@@ -32,6 +32,8 @@ def test_devices_may_differ_by_group() -> None:
         ({"engine": TIMED | {"kind": "simulated"}, "profile": H200}, "engine.device: timed is a device of kind vllm"),
         ({"engine": {"timed": {"spread": 0.1}}}, "engine.timed: has no effect without device: timed"),
         ({"engine": TIMED | {"timed": {"steps_in_flight": 4}}, "profile": H200}, "engine.timed.steps_in_flight"),
+        ({"engine": {"speed": 2.0}}, "engine.speed: must be 1 for a real engine"),
+        ({"engine": {"kv_capacity_tokens": 500}}, "engine.kv_capacity_tokens: must be 0 for a real engine"),
         ({"engine": TIMED, "profile": H200, "disaggregation": {"prefill": 1}}, "disaggregation: a timed device"),
     ],
 )
