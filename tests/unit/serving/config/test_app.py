@@ -175,14 +175,9 @@ def test_replica_config_carries_every_engine_setting() -> None:
     for name in type(config.engine).model_fields.keys() - renamed:
         assert getattr(replica, name) == getattr(config.engine, name), name
     assert (replica.engine, replica.policy, replica.policy_options["max_iteration_s"]) == ("vllm", "vllm", 0.5)
-    assert (replica.model, replica.max_model_len, replica.dtype, replica.load_format) == (
-        "a/b",
-        1024,
-        "bfloat16",
-        "dummy",
-    )
+    assert (replica.model, replica.max_model_len, replica.dtype) == ("a/b", 1024, "bfloat16")
     assert (replica.num_speculative_tokens, replica.prompt_lookup_min, replica.prompt_lookup_max) == (3, 1, 2)
-    assert (replica.profile, replica.report_interval_s) == ("h200_sxm__llama-3.1-8b", 0.2)
+    assert (replica.load_format, replica.profile, replica.report_interval_s) == ("dummy", "h200_sxm__llama-3.1-8b", 0.2)
     assert (replica.controller_name, replica.controller_namespace) == ("c", "n")
 
 
