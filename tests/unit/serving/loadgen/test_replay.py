@@ -149,15 +149,12 @@ def test_who_waits_to_return_is_not_in_flight(server: FakeServer) -> None:
         handler.reply(429, {"error": {"message": "no"}}, retry_after="1", x_slo_reason="ttft_unattainable")
 
     server.script = {0: refuse_once}
-    options = ReplayOptions(small_trace(3), server.url, slo_mix=GENEROUS, concurrency_limit=1, return_within_s=2.0)
-    played = replay.replay(options)
+    played = replay.replay(ReplayOptions(small_trace(3), server.url, concurrency_limit=1, return_within_s=2.0))
     assert [(r.request, r.returns) for r in played.records] == [(0, 0), (1, 0), (2, 0), (0, 1)]
     assert [r.status for r in played.records] == [Status.REFUSED] + 3 * [Status.FINISHED]
 
 
-def test_a_server_with_keys_is_told_that_of_the_environment(
-    server: FakeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_with_keys_is_told_it(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     server.key = "sk-7"
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
     with pytest.raises(WorkloadError, match="HTTP 401"):
