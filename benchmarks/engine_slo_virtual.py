@@ -51,8 +51,8 @@ class Engine:
     def run(self, policy: str, jobs: list[Job], until_s: float, seed: int) -> Simulation:
         """Play ``jobs`` until ``until_s``."""
         budget = TOKEN_BUDGETS.get(policy, 8192)
-        engines = System(policy, policy=policy, token_budget=budget).engines(self.profile, seed)
-        engines.limits["best_effort_stretch"] = LIVE_STRETCH
+        system = System(policy, policy=policy, token_budget=budget, best_effort_stretch=LIVE_STRETCH)
+        engines = system.engines(self.profile, seed)
         for name, value in self.options.items() if policy == "slo" else ():
             engines.limits[name] = value
         if self.spread:

@@ -7,7 +7,7 @@ system sees the same arrivals.
 """
 
 import time
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +18,6 @@ import typer
 from benchmarks.result_file import write_result
 from profiles.profile import Profile
 from protocol.messages import LIVE_STRETCH, Report
-from simulation.core.engine import Engines
 from simulation.core.loop import Simulation
 from simulation.core.metrics import Window
 from simulation.dispatchers.live_fleet import ControllerDispatcher
@@ -56,28 +55,17 @@ class UnawareFleet(FleetOf):
         return Unaware(made.profile, made.tiers, made.options, programs=made.programs, report_s=made.report_s)
 
 
-@dataclass(frozen=True)
-class Stretched(System):
-    """A system whose engines serve best effort as live ones do."""
-
-    def engines(self, profile: Profile, seed: int = 0) -> Engines:
-        engines = super().engines(profile, seed)
-        engines.limits["best_effort_stretch"] = LIVE_STRETCH
-        return engines
-
-
 def systems() -> dict[str, System]:
     """What is compared, by name."""
     ahead = NOISES["ahead"]
     stock = SYSTEMS["no-admission"]
-    stretched = Stretched(**{field.name: getattr(stock, field.name) for field in fields(stock)})
     return {
         SYNCHRONOUS: LIVE,
         AHEAD: replace(LIVE, straying=ahead),
         UNAWARE: UnawareFleet("live", admits=True, replicas=1, straying=ahead),
         f"no-admission, {SYNCHRONOUS}": replace(stock, straying=NOISES["noise10"]),
         f"no-admission, {AHEAD}": replace(stock, straying=ahead),
-        f"no-admission as live engines, {AHEAD}": replace(stretched, straying=ahead),
+        f"no-admission as live engines, {AHEAD}": replace(stock, straying=ahead, best_effort_stretch=LIVE_STRETCH),
     }
 
 

@@ -134,11 +134,11 @@ class Client:
         record, due_s, returns = await self._send_once(session, call, body, call.due_s, 0), math.nan, 0
         while record.status == Status.REFUSED and 0 < record.retry_after_s <= self._return_within_s:
             due_s, returns = record.end_s + record.retry_after_s, returns + 1
-            await self._away(due_s)
+            await self._wait_without_slot(due_s)
             record = await self._send_once(session, call, body, due_s, returns)
 
-    async def _away(self, until_s: float) -> None:
-        """Nothing is in flight until then: others have the place."""
+    async def _wait_without_slot(self, until_s: float) -> None:
+        """Nothing is in flight until then: another request may have the slot."""
         if self._slots:
             self._slots.release()
         await asyncio.sleep(until_s - self.now_s())

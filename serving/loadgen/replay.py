@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import math
-import signal
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -26,7 +25,6 @@ from serving.loadgen.report import print_report, result_json, write_json, write_
 from serving.loadgen.summary import Point, outcomes, summarize
 from serving.loadgen.trace import Trace, WorkloadError, read_trace
 
-NO_SIGNALS = (NotImplementedError, RuntimeError, ValueError)  # outside the main thread, or on Windows: no Ctrl-C here
 PROGRESS_INTERVAL_S = 0.25
 _POSITIVE = {
     "rate_scale": "--rate-scale",
@@ -193,18 +191,13 @@ def make_calls(trace: Trace, asked: list[SloClass], model: str, options: ReplayO
 
 
 async def _run(client: Client, calls: Iterator[Call], grace_s: float) -> bool:
-    """Run to the end or to the first SIGINT; whether it was interrupted."""
-    loop = asyncio.get_running_loop()
-    running = asyncio.ensure_future(client.run(calls, grace_s))
-    with contextlib.suppress(*NO_SIGNALS):
-        loop.add_signal_handler(signal.SIGINT, running.cancel)
+    """Run to the end or to the first Ctrl-C, which the runner makes a cancellation; whether it was interrupted."""
     try:
-        await running
+        await client.run(calls, grace_s)
     except asyncio.CancelledError:
+        if (task := asyncio.current_task()) is not None:
+            task.uncancel()
         return True
-    finally:
-        with contextlib.suppress(*NO_SIGNALS):
-            loop.remove_signal_handler(signal.SIGINT)
     return False
 
 

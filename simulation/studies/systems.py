@@ -10,7 +10,7 @@ from controller.options import DP, FleetOptions
 from planning.admission.plan import AdmissionOptions
 from planning.batch.registry import POLICIES, policy_code
 from planning.engine import EngineModel
-from planning.limits import make_limits, newcomer_share
+from planning.limits import DEFAULTS, make_limits, newcomer_share
 from profiles.profile import Profile
 from protocol.messages import LIVE_STRETCH
 from protocol.programs import Program
@@ -96,6 +96,7 @@ class System:
     drops_refused: bool = False  # no best-effort tier: what is refused is gone
     believed_speed: float = 1.0  # of the hardware as the planner sees it; 1.1: it thinks iterations 10 % shorter
     best_effort_share: float = 0.0
+    best_effort_stretch: float = DEFAULTS["best_effort_stretch"]
     slack_margin: float = 0.0  # see planning.limits
     fairness: float | None = None  # None: the policy's own
     group_cutoff: float = 0.0  # 0: CALM adapts it
@@ -127,6 +128,7 @@ class System:
             max_iteration_s=MAX_ITERATION_S,
             best_effort_share=self.best_effort_share or policy.options.get("best_effort_share", 0.0),
             acceptance=self.acceptance,
+            best_effort_stretch=self.best_effort_stretch,
             slack_margin=self.slack_margin,
             fairness=policy.options.get("fairness", 0.0) if self.fairness is None else self.fairness,
             group_cutoff=self.group_cutoff or 1.0,
@@ -183,6 +185,7 @@ BY_TIER = LengthOptions()
 class FleetOf(System):
     """Several replicas under the live controller's ``Fleet``; its capacity is that of all together."""
 
+    best_effort_stretch: float = LIVE_STRETCH
     routing: str = "sequential"
     selection: str = DP  # which set is promised
     max_hops: int = 8  # 1: no second try, a plain load balancer before replicas that admit by themselves
@@ -195,7 +198,6 @@ class FleetOf(System):
 
     def engines(self, profile: Profile, seed: int = 0) -> Engines:
         engines = super().engines(profile, seed)
-        engines.limits["best_effort_stretch"] = LIVE_STRETCH
         engines.state["is_controlled"] = True
         return engines
 

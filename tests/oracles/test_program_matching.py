@@ -79,8 +79,9 @@ def slow_medoids(apart: np.ndarray, weights: np.ndarray, k: int) -> list[int]:
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("copies", [1, 4])
 def test_medoids_are_those_of_the_twin(seed: int, copies: int) -> None:
-    """Also where graphs are alike, and clusters empty."""
+    """Also where graphs are alike and clusters empty: which of those that are alike is left open."""
     rng = np.random.default_rng(seed)
     points, weights = np.repeat(rng.normal(size=(40 // copies, 2)), copies, axis=0), rng.uniform(0.5, 2.0, 40)
     apart = np.linalg.norm(points[:, None] - points[None], axis=2)
-    assert k_medoids(apart, weights, 13)[0].tolist() == slow_medoids(apart, weights, 13)
+    found = k_medoids(apart, weights, 13)[0] // copies
+    assert sorted(found.tolist()) == sorted(medoid // copies for medoid in slow_medoids(apart, weights, 13))

@@ -53,18 +53,18 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         page = self.server.pages.get(self.path)
-        self.reply(401 if self.is_foreign() else 200 if page else 404, page or {})
+        self.reply(401 if self.is_unauthorized() else 200 if page else 404, page or {})
 
     def do_POST(self) -> None:
         self.body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.request_number = int(self.headers["x-request-id"].rsplit("-", 1)[1])
         self.server.seen[self.request_number] = ({k.lower(): v for k, v in self.headers.items()}, self.body)
-        if self.is_foreign():
+        if self.is_unauthorized():
             self.reply(401, {})
         else:
             self.server.script.get(self.request_number, stream_all)(self)
 
-    def is_foreign(self) -> bool:
+    def is_unauthorized(self) -> bool:
         """Whether it needs a key that the client has not sent."""
         return bool(self.server.key) and self.headers.get("authorization") != f"Bearer {self.server.key}"
 
