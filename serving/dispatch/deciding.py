@@ -155,14 +155,16 @@ class Decider:
 
     async def _without_controller(self, requests: Sequence[EngineRequest], reason: str = AWAY) -> Decided:
         """Spread requests over the replicas by their last known loads; each keeps its objective."""
-        loads, decided = dict(self._loads()), []
+        loads, picked = dict(self._loads()), dict[int, str]()
         for request in requests:
             request.attempt += 1  # what the controller may still say is about another name
-            replica = self._pick(loads, request) or await self._transport.any_replica(request.exclude)
-            if replica:
+            if replica := self._pick(loads, request):
                 loads[replica] = loads.get(replica, 0.0) + request.load
-            decided.append((request, self._unchecked(request, replica or "", reason)))
-        return decided
+                picked[id(request)] = replica
+        left = [request for request in requests if id(request) not in picked]
+        found = await asyncio.gather(*(self._transport.any_replica(request.exclude) for request in left))
+        picked |= {id(request): replica for request, replica in zip(left, found, strict=True) if replica}
+        return [(request, self._unchecked(request, picked.get(id(request), ""), reason)) for request in requests]
 
     def _pick(self, loads: Mapping[str, float], request: EngineRequest) -> str:
         """The less loaded of two replicas drawn at random, so that many ingresses do not all go to the same one."""

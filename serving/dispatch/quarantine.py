@@ -8,7 +8,7 @@ A token acquits. Streams wait for their trial for ``STREAMS_S`` at most: a fleet
 
 import asyncio
 import time
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
 from serving.dispatch.background import Tasks
@@ -27,7 +27,7 @@ class Quarantine:
 
     def __init__(self, enqueue: Callable[[list[EngineRequest]], None], is_settled: Callable[[], bool]) -> None:
         self._enqueue, self._is_settled = enqueue, is_settled
-        self._held: deque[EngineRequest] = deque()
+        self._held: OrderedDict[int, EngineRequest] = OrderedDict()  # by identity, in the order of their trials
         self._trials: dict[str, EngineRequest] = {}  # by the request's id
         self._settle_until_s = self._streams_until_s = 0.0
         self._look_at: asyncio.TimerHandle | None = None
@@ -46,12 +46,17 @@ class Quarantine:
         if not requests:
             return
         now_s = time.monotonic()
-        self._held = deque(sorted((*self._held, *requests), key=lambda request: request.is_fresh))
+        for request in requests:
+            request.unplaced_since_s = request.unplaced_since_s or now_s  # all wait for a replica, not the first alone
+        self._hold_in_order(sorted((*self._held.values(), *requests), key=lambda request: request.is_fresh))
         self._settle_until_s, self._streams_until_s = now_s + SETTLE_S, now_s + STREAMS_S
         self._look_in(0.0)
 
+    def _hold_in_order(self, requests: Iterable[EngineRequest]) -> None:
+        self._held = OrderedDict((id(request), request) for request in requests)
+
     def is_held(self, request: EngineRequest) -> bool:
-        return any(held is request for held in self._held)
+        return id(request) in self._held
 
     def busy_replicas(self) -> tuple[str, ...]:
         """Replicas on which a trial goes on: no other one begins there."""
@@ -60,15 +65,19 @@ class Quarantine:
     def postpone(self, request: EngineRequest) -> None:
         """Its trial finds no replica without another trial now."""
         self._trials.pop(request.request_id, None)
-        self._held.appendleft(request)
+        self._held[id(request)] = request
+        self._held.move_to_end(id(request), last=False)
         self._look_in(LOOK_S)
 
     def acquit(self, request: EngineRequest) -> None:
         """It has a token, or has ended."""
         request.on_trial = False
-        if self._held:
-            self._held = deque(held for held in self._held if held is not request)
+        self._held.pop(id(request), None)
         if self._trials.pop(request.request_id, None) is not None:
+            if request.replica:  # there is one: the time without begins anew for those that wait behind this trial
+                now_s = time.monotonic()
+                for held in self._held.values():
+                    held.unplaced_since_s = now_s
             self._look_in(0.0)
 
     def _look_in(self, delay_s: float) -> None:
@@ -82,15 +91,15 @@ class Quarantine:
         now_s = time.monotonic()
         if now_s < self._settle_until_s and not self._is_settled():
             self._look_in(LOOK_S)
-        elif now_s > self._streams_until_s and (streams := [request for request in self._held if not request.is_fresh]):
-            self._held = deque(request for request in self._held if request.is_fresh)
+        elif now_s > self._streams_until_s and (streams := [held for held in self._held.values() if not held.is_fresh]):
+            self._hold_in_order([request for request in self._held.values() if request.is_fresh])
             self._settle_until_s = now_s + SETTLE_S
             for request in streams:
                 request.on_trial = False
             self._enqueue(streams)
             self._look_in(LOOK_S)
         elif self._held:
-            request = self._held.popleft()
+            _, request = self._held.popitem(last=False)
             request.on_trial = True
             self._trials[request.request_id] = request
             self._enqueue([request])

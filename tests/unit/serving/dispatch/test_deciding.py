@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -101,6 +102,29 @@ def test_the_less_loaded_replica_takes_more() -> None:
         for k in range(20):
             scene.start(f"x{k}", BRISK)
         await until(lambda: len(scene.fleet.submitted) == 20)
+
+    assert {name for name, _ in play(scenario).fleet.submitted} == {"b"}
+
+
+def test_whom_no_load_is_known_for_look_for_a_replica_at_the_same_time() -> None:
+    """Three hundred streams asked Serve one after the other, three seconds each."""
+
+    async def scenario(scene: Scene) -> None:
+        asked = list[tuple[str, ...]]()
+        together = asyncio.Event()
+
+        async def slow(exclude: Sequence[str]) -> str | None:
+            asked.append(tuple(exclude))
+            if len(asked) == 5:
+                together.set()
+            await together.wait()
+            return "b"
+
+        scene.fleet.admit = away  # type: ignore[method-assign]
+        scene.fleet.any_replica = slow  # type: ignore[method-assign]
+        for k in range(5):
+            scene.start(f"x{k}", BRISK)
+        await until(lambda: len(scene.fleet.submitted) == 5)
 
     assert {name for name, _ in play(scenario).fleet.submitted} == {"b"}
 

@@ -1,6 +1,7 @@
 """Requests that end engines: each is tried once more, alone, and those that died with it do not notice."""
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import pytest
@@ -194,6 +195,52 @@ def test_trials_begin_once_the_others_have_moved() -> None:
         assert [each.request_id for _, each in scene.fleet.submitted[1:]] == ["other~1", "suspect~1"]
 
     play(scenario, *REPLICAS, timeouts=STEADY)
+
+
+def test_without_a_replica_all_suspects_end_together() -> None:
+    """Each waited for a replica on its own, one after the other."""
+
+    async def scenario(scene: Scene) -> None:
+        names = [f"x{k}" for k in range(5)]
+        for name in names:
+            scene.start(name)
+        await until(lambda: len(scene.fleet.submitted) == 5)
+        scene.fleet.down |= {"a", "b"}
+        begun_s = time.monotonic()
+        scene.fleet.queues["a"].put_nowait(EngineFailure("engine died"))
+        await until(lambda: all(scene.finish(name) == "error" for name in names))
+        waited_s = time.monotonic() - begun_s
+        assert STEADY.resume_s < waited_s < 3 * STEADY.resume_s, "five times as long, one by one"
+
+    play(scenario, timeouts=STEADY)
+
+
+def test_a_trial_that_is_served_gives_the_others_their_time_again() -> None:
+    one, other = (
+        EngineRequest(name, 10, 100, 7, bytes, HttpRequestState(Slo()), is_acknowledged=True)
+        for name in ("one", "other")
+    )
+
+    async def scenario() -> None:
+        tried = list[EngineRequest]()
+        held = quarantine.Quarantine(tried.extend, lambda: True)
+        held.hold([one, other])
+        await until(lambda: tried == [one, other])
+        held.postpone(other)
+        other.unplaced_since_s = -1000.0
+        held.acquit(one)
+        assert other.unplaced_since_s == -1000.0, "one had no replica"
+        held.postpone(one)
+        await until(lambda: len(tried) > 2)
+        tried[-1].replica = "a"
+        waits = other if tried[-1] is one else one
+        held.postpone(waits)
+        waits.unplaced_since_s = -1000.0
+        held.acquit(tried[-1])
+        assert waits.unplaced_since_s > 0.0
+        held.acquit(waits)
+
+    asyncio.run(scenario())
 
 
 def test_where_one_is_guilty_the_others_are_no_suspects() -> None:
