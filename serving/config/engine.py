@@ -1,7 +1,5 @@
 """The configuration of models and engines, and of the groups of replicas that a fleet consists of."""
 
-import os
-import tempfile
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
@@ -12,7 +10,7 @@ from profiles.profile import ProfileError
 from profiles.store import load_profile
 from profiles.suggest import suggest
 from replicas.config import AUTO, EMBEDDED_MODEL, EMBEDDED_PROFILE, MOST_IN_FLIGHT, ReplicaConfig
-from replicas.kv_transfer import FILES
+from replicas.kv_transfer import FILES, default_storage
 from replicas.step_planner import OPTIONS, VLLM_DEFAULT, planner_limits
 from serving.config.base import Section, defaults
 from serving.config.devices import SIZES, Device, device_of
@@ -239,7 +237,7 @@ class DisaggregationConfig(Section):
 
     def connection(self) -> dict[str, Any]:
         """The part of a replica's settings that is about it."""
-        ours = {"shared_storage_path": os.path.join(tempfile.gettempdir(), f"polyslo-kv-{os.getuid()}")}
+        ours = {"shared_storage_path": default_storage()}
         options = (ours if self.kv_connector == FILES else {}) | self.kv_connector_extra_config
         return {"kv_connector": self.kv_connector, "kv_connector_extra_config": options}
 

@@ -191,18 +191,29 @@ class Bench:
 @pytest.fixture
 def make_bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
     """Benches by policy, KV blocks and engine settings; their link ends in a socket that is emptied after each step."""
+    from replicas.config import ReplicaConfig
     from replicas.embedded import ensure_embedded_model
 
     model = ensure_embedded_model()
     sockets, benches = list[socket.socket](), list[Bench]()
 
-    def make(policy: str = "slo", blocks: int = 512, options: dict[str, float] | None = None, **settings: Any) -> Bench:
+    def make(
+        policy: str = "slo",
+        blocks: int = 512,
+        options: dict[str, float] | None = None,
+        windows: int = 0,
+        is_chunked: bool = True,
+        **settings: Any,
+    ) -> Bench:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         path = str(tmp_path / f"ticks-{len(sockets)}")
         listener.bind(path)
         listener.setblocking(False)
         sockets.append(listener)
-        benches.append(Bench(_scheduler(str(model), path, policy, blocks, options or {}, settings)))
+        replica = ReplicaConfig(
+            model=str(model), profile="embedded-cpu", policy=policy, policy_options=options or {}, **settings
+        )
+        benches.append(Bench(_scheduler(replica, path, blocks, windows, is_chunked)))
         benches[-1].link = listener
         return benches[-1]
 
@@ -213,27 +224,25 @@ def make_bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
         listener.close()
 
 
-def _scheduler(
-    model: str, path: str, policy: str, blocks: int, options: dict[str, float], settings: dict[str, Any]
-) -> Any:
+def _scheduler(replica: Any, path: str, blocks: int, windows: int, is_chunked: bool) -> Any:
+    """Of a model with ``windows`` groups of layers with a sliding window beside its full ones."""
     import torch
     from vllm.utils.hashing import sha256
     from vllm.v1.core.kv_cache_utils import init_none_hash
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
     from vllm.v1.structured_output import StructuredOutputManager
 
-    from replicas.config import ReplicaConfig
     from replicas.vllm_scheduler import SloScheduler
     from replicas.vllm_settings import engine_config
 
-    replica = ReplicaConfig(model=model, profile="embedded-cpu", policy=policy, policy_options=options, **settings)
     config = engine_config(replica, path)
+    config.scheduler_config.enable_chunked_prefill = is_chunked
     config.cache_config.num_gpu_blocks = blocks
     init_none_hash(sha256)
-    spec = FullAttentionSpec(block_size=replica.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32)
-    kv_cache = KVCacheConfig(
-        num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
-    )
+    sizes: dict[str, Any] = dict(block_size=replica.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32)
+    groups = [KVCacheGroupSpec(["layer"], FullAttentionSpec(**sizes))]
+    groups += [KVCacheGroupSpec([f"w{i}"], SlidingWindowSpec(**sizes, sliding_window=1024)) for i in range(windows)]
+    kv_cache = KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=groups)
     return SloScheduler(
         vllm_config=config,
         kv_cache_config=kv_cache,

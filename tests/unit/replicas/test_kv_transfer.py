@@ -1,6 +1,9 @@
 """Hand-overs of KV caches: what vLLM is told, and that it accepts it."""
 
+import os
+import tempfile
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -17,7 +20,9 @@ from replicas.kv_transfer import (
     STORE,
     clipped_to_prompt,
     connector_config,
+    default_storage,
     from_transfer,
+    make_storage,
     missing_package,
     prefill_params,
     saved_tokens,
@@ -47,14 +52,14 @@ def test_a_connector_of_vllms_is_taken_by_name() -> None:
     assert config.kv_connector_extra_config == {"backends": ["UCX"]}
 
 
-def submission(said: dict[str, object] | None = None, **more: object) -> Submission:
+def submission(said: dict[str, object] | None = None, min_tokens: int = 0, **more: object) -> Submission:
     """``said``: what the client has put among the extra arguments."""
     from vllm import SamplingParams
     from vllm.v1.engine import EngineCoreRequest
 
     from replicas.vllm_codec import encode_request
 
-    sampling = SamplingParams(max_tokens=20, extra_args={"mine": 1} | (said or {}))
+    sampling = SamplingParams(max_tokens=20, min_tokens=min_tokens, extra_args={"mine": 1} | (said or {}))
     request = EngineCoreRequest("r", [1, 2, 3], None, sampling, None, 0.0, None, None, None)
     return Submission("r", 3, 0, 20, Slo(), 0.0, 20, 0, encode_request(request), **more)  # type: ignore[arg-type]
 
@@ -68,6 +73,34 @@ def test_a_prefill_asks_for_one_token_and_says_that_it_goes_on_elsewhere() -> No
     told = params.extra_args[PARAMS]
     assert (told[STORE], told[LOAD], told[HAND_OVER]) == (True, False, "r")
     assert {"remote_engine_id", "remote_block_ids", "remote_host", "remote_port"} <= told.keys(), "NIXL reads these"
+
+
+def test_a_prefill_of_a_request_with_least_tokens_is_one_that_vllm_can_read() -> None:
+    """vLLM's engine checks parameters as it decodes them, and its input thread ended there."""
+    from vllm.v1.engine import EngineCoreRequest
+    from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+    from replicas.vllm_engine import to_request
+
+    asked = submission(prefill_only=True, min_tokens=10)
+    sent = MsgpackEncoder().encode(to_request(asked, LiveRequest(asked, 0.0)))
+    params = MsgpackDecoder(EngineCoreRequest).decode(sent).sampling_params
+    assert (params.max_tokens, params.min_tokens) == (1, 1)
+
+
+def test_nobody_else_reads_what_lies_in_a_folder_that_nobody_chose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    storage = Path(make_storage(default_storage()))
+    assert storage.parent == Path(default_storage())
+    assert storage.parent.stat().st_mode & 0o777 == 0o700
+    chosen = Path(make_storage(str(tmp_path / "chosen")))
+    assert chosen.parent.stat().st_mode & 0o055, "engines of other users may share it"
+    monkeypatch.setattr("os.getuid", lambda: os.geteuid() + 1)
+    storage.parent.rename(default_storage())  # of the user whom it is taken for now
+    with pytest.raises(PermissionError, match="another user"):
+        make_storage(default_storage())
 
 
 @pytest.mark.parametrize("said", [{STORE: True}, {LOAD: True}, {LOAD: True, HAND_OVER: "another"}, "text"])
@@ -140,7 +173,12 @@ def test_what_was_not_prefilled_elsewhere_takes_what_the_connector_offers() -> N
     from vllm import SamplingParams
     from vllm.v1.request import Request
 
-    request = Request("r", [1] * 65, SamplingParams(max_tokens=20, extra_args=to_extra_args(Slo(), 0.0, 20, 1)), None)
+    request = Request(
+        "r",
+        [1] * 65,
+        SamplingParams(max_tokens=20, extra_args=to_extra_args(Slo(), 0.0, 20, 1)),
+        None,
+    )
     assert clipped_to_prompt(lambda _request, _computed: (65, True))(request, 0) == (65, True)
 
 

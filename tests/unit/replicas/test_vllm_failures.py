@@ -20,7 +20,8 @@ STEPS = (  # of ours inside schedule() and update_from_output()
     "_rows.set_quotas",
     "_rows.record_step",
     "_rows.record_cached",
-    "_is_short_of_blocks",
+    "_kv.is_short",
+    "_kv.planned_capacity",
     "_preempt",
     "_push",
 )

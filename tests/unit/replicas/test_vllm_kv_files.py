@@ -1,6 +1,7 @@
 """The folder in which hand-overs lie: what is removed from it, and that it is the same for both engines."""
 
 import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,11 +11,12 @@ pytest.importorskip("vllm")
 
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import ExampleConnector, ExampleConnectorMetadata
 
-from replicas.kv_transfer import FILES, SUBFOLDER, connector_config
+from replicas.kv_transfer import FILES, HAND_OVER, LOAD, SUBFOLDER, connector_config
 from replicas.vllm_kv_files import KEPT_S, FilesConnector
 
 NOW_S = 1e9
@@ -80,3 +82,37 @@ def test_a_full_disk_is_no_transfer_and_not_the_end_of_the_engine(
     writer.save_kv_layer("layer 1", torch.zeros(1), None)
     assert not folder.exists(), "the half of a hand-over only takes room"
     assert not reader._is_whole(str(folder)), "so its reader computes the prompt"
+
+
+def test_a_hand_over_that_is_removed_while_its_reader_waits_is_no_hand_over(tmp_path: Path) -> None:
+    reader = connector(tmp_path)
+    folder = Path(reader._folder(PROMPT[:-1], "r1"))
+    folder.mkdir(parents=True)
+    for layer in range(2):
+        save_file({"kv_cache": torch.zeros(1)}, folder / f"layer {layer}.safetensors")
+    request = SimpleNamespace(
+        request_id="r1~1", prompt_token_ids=PROMPT, num_preemptions=0, kv_transfer_params={LOAD: True, HAND_OVER: "r1"}
+    )
+    assert reader.get_num_new_matched_tokens(request, 32) == (64, False)
+    shutil.rmtree(folder)
+    assert reader.get_num_new_matched_tokens(request, 32) == (0, False)
+
+
+def test_files_that_are_gone_when_they_are_read_do_not_end_the_engine(tmp_path: Path) -> None:
+    reader = connector(tmp_path, KVConnectorRole.WORKER)
+    kept, gone = [7] * 65, [8] * 65
+    meta = ExampleConnectorMetadata()
+    meta.add_request(gone, [2, 3], 32, False, ["gone"])
+    meta.add_request(kept, [0, 1], 32, False, ["kept"])
+    reader.bind_connector_metadata(meta)
+    folder = Path(reader._folder(kept, "kept"))
+    folder.mkdir(parents=True)
+    save_file({"kv_cache": torch.ones(64, 1, 4)}, folder / "layer.safetensors")
+    layer = SimpleNamespace(kv_cache=torch.zeros(4, 1, 32, 4))
+    reader.start_load_kv(SimpleNamespace(attn_metadata={"layer": None}, no_compile_layers={"layer": layer}))
+    assert reader.get_block_ids_with_load_errors() == {2, 3}
+    assert reader.get_block_ids_with_load_errors() == set(), "told once"
+    assert layer.kv_cache[:2].min() == 1.0
+    assert layer.kv_cache[2:].max() == 0.0
+    assert reader._get_connector_metadata() is meta
+    assert not folder.exists()

@@ -21,7 +21,7 @@ SCHEDULER = (
     " prev_step_scheduled_req_ids need_mamba_block_aligned_split vllm_config schedule update_from_output add_request"
     " _free_blocks _preempt_request _request_blocks_can_be_freed requires_kv_delivery _reserve_prefill_lookahead"
     " deferred_waiting kv_holding_waiting _handle_blocked_waiting_request num_sampled_tokens_per_step pause_state"
-    " prefix_replay_tokens"
+    " prefix_replay_tokens kv_cache_config policy"
 )
 REQUEST = (
     "request_id num_computed_tokens num_output_placeholders num_prompt_tokens num_tokens max_tokens sampling_params"
@@ -46,12 +46,12 @@ def test_vllm_still_has_everything_that_we_rely_on(make_bench: MakeBench) -> Non
     missing = []
     for what, names in (
         (bench.scheduler, SCHEDULER),
-        (bench.scheduler.kv_cache_manager, "block_pool get_computed_blocks"),
+        (bench.scheduler.kv_cache_manager, "block_pool get_computed_blocks watermark_blocks"),
         (bench.scheduler.kv_cache_manager.block_pool, "num_gpu_blocks get_num_free_blocks"),
         (request, REQUEST),
         (scheduled, "num_scheduled_tokens total_num_scheduled_tokens scheduled_spec_decode_tokens"),
         (ModelRunnerOutput([], {}), "sampled_token_ids req_id_to_index kv_connector_output"),
-        (EngineCoreProc, "_handle_client_request"),  # looks utility methods up by name
+        (EngineCoreProc, "_handle_client_request get_kv_cache_group_metadata"),  # looks utility methods up by name
         (AsyncMPClient, "get_output_async add_request_async abort_requests_async call_utility_async shutdown"),
         (AsyncMPClient, "_ensure_output_queue_task"),  # fills outputs_queue, which the engine adapter wakes
         (BackgroundResources(None), "engine_manager engine_dead ctx"),
