@@ -105,6 +105,7 @@ def build(args: dict[str, Any]) -> serve.Application:
             "runtime_env": {"env_vars": CPU_ONLY | logged(most_talkative(config)) | guarded(ingress.guard)},
         },
         health_check_period_s=2,
+        graceful_shutdown_timeout_s=ingress.drain_s,
     )
     return deployment.bind(
         config, replicas, uuid.uuid4().hex

@@ -70,6 +70,7 @@ class IngressConfig(Section):
     num_cpus: NonNegativeFloat = 0.5  # CPU cores that each reserves in Ray
     max_ongoing_requests: PositiveInt = 1000
     max_queued_requests: NonNegativeInt = 1000  # that wait for one of those places; 503 beyond
+    drain_s: NonNegativeFloat = 600.0  # that streams have to end once another ingress takes the place of theirs
     limits: LimitsConfig = Field(default_factory=LimitsConfig)
     transit_s: NonNegativeFloat = 0.005  # that a token takes from its iteration to the client; promises leave it that
 
