@@ -163,11 +163,17 @@ class HttpRequestState:
         """Every token on time, by the deadline, and served in the class that was asked for."""
         return bool(self.sequences) and all(self.meets(sequence) for sequence in self.sequences.values())
 
-    def meets(self, sequence: Sequence) -> bool:
-        """The same of one of its sequences."""
+    @property
+    def is_met_so_far(self) -> bool:
+        """The same where sequences still run, judged as if they ended well now; one without a token is left out."""
+        begun = [s for s in self.sequences.values() if s.finish or s.tally.tokens]
+        return bool(begun) and all(self.meets(sequence, assumed="stop") for sequence in begun)
+
+    def meets(self, sequence: Sequence, assumed: str = "") -> bool:
+        """The same of one of its sequences; ``assumed``: how it ends where it has not ended."""
         decision = sequence.decision
         served = decision is None or decision.keeps_objective or self.slo.best_effort
-        return served and sequence.tally.judge(finished=sequence.finish in FINISHED).strict
+        return served and sequence.tally.judge(finished=(sequence.finish or assumed) in FINISHED).strict
 
     @property
     def stage(self) -> StageGiven | None:
@@ -191,7 +197,10 @@ class HttpRequestState:
         return {"program": told}
 
     def slo_object(self) -> dict[str, Any]:
-        """What the client is told, in milliseconds; figures that do not exist are null."""
+        """What a client is told at the end of an answer or of one choice, in milliseconds; what does not exist is null.
+
+        vLLM sends a last chunk before it aborts what met a stop string, and while other choices of the request run.
+        """
         decisions = self.decisions
         first = decisions[0] if decisions else None
         return {
@@ -206,7 +215,7 @@ class HttpRequestState:
             "ttft_ms": _ms(self.ttft_s),
             "tpot_ms": _ms(self.tpot_s),
             "e2e_ms": _ms(self.e2e_s),
-            "met": self.met,
+            "met": self.is_met_so_far,
             "reason": _reason(decisions),
             "late": any(s.late for s in self.sequences.values()),
             "resumed": sum(s.resumed for s in self.sequences.values()),
