@@ -13,6 +13,7 @@ from serving.request.state import HttpRequestState
 _CODES = {401: "invalid_api_key"}
 EVENT = b"data: {"
 MIDDLE = EVENT + b'"id"'  # how those of completions and chats begin, errors not
+CONVERTER_ERROR = "internal_error"  # of vLLM's messages API, which cannot read an error of the chat API below it
 _FINAL_RESPONSE_EVENTS = (b"response.completed", b"response.incomplete", b"response.failed")
 
 
@@ -142,6 +143,11 @@ class StreamAnnotator:
             return _prepend(
                 {"service_tier": openai_tier(self.request_state), "slo": self.request_state.slo_object()}, payload
             )
+        if (
+            head.startswith(b"event: error")
+            and (_object(payload) or {}).get("error", {}).get("type") == CONVERTER_ERROR
+        ):
+            return _encoded(anthropic_error(500, "Internal server error"))
         return payload
 
 

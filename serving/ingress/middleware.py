@@ -226,8 +226,11 @@ class Response:
         request_state = self.request_state
         if (refusal := request_state.refusal) is not None:
             return refused(refusal, self.overload_status)
-        is_failed = request_state.finish == "error" and not request_state.is_started
-        return engine_failed() if is_failed else None
+        if request_state.is_started:
+            return None
+        if request_state.mistake is not None and self._start is not None and is_stream(self._start):
+            return bad_request(*request_state.mistake)
+        return engine_failed() if request_state.finish == "error" else None
 
     async def refuse(self, error: ApiError) -> None:
         """Answer with an error in place of the response, of which nothing has been sent."""

@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -15,6 +15,13 @@ from protocol.programs import Program, StageGiven
 from serving.request.trail import StreamTrail
 
 WORST_FIRST = ("error", "refused", "abort", *reversed(FINISHED))
+
+
+class Mistake(NamedTuple):
+    """What is wrong with a request, and in which field."""
+
+    message: str
+    field: str | None = None
 
 
 @dataclass
@@ -49,6 +56,7 @@ class HttpRequestState:
     is_counted: bool = False  # its outcome has been reported
     sequences: dict[str, Sequence] = field(default_factory=dict)
     traits: Traits = field(default_factory=Traits)  # what the length of its output may depend on
+    mistake: Mistake | None = None  # of the client, which the engine's front end found
     trail: StreamTrail | None = None  # of a stream that its client may take up again
 
     def sequence(self, request_id: str) -> Sequence:

@@ -24,15 +24,21 @@ from tests.unit.serving.ingress.test_requests import BODIES, schema, sound, writ
             {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"$ref": "#"}}}},
             "structured_outputs",
         ),
+        ("/v1/messages", {"output_config": {"format": {"type": "json_schema", "schema": {"$ref": "#"}}}}, None),
     ],
 )
 def test_a_mistake_that_is_found_after_a_stream_has_begun_is_a_400_as_well(
-    ingress: Ingress, path: str, more: dict[str, Any], field: str
+    ingress: Ingress, path: str, more: dict[str, Any], field: str | None
 ) -> None:
-    """It was 200 with an error event, and 500 without a body where the stream announces itself before."""
+    """It was 200 with an error event, and 500 without a body where the stream announces itself before.
+
+    Errors of ``/v1/messages`` have no place for the field.
+    """
     answer = ingress.post(path, written(sound(path, stream=True, **more)))
     assert (answer.status_code, answer.headers["content-type"]) == (400, "application/json")
-    assert answer.json()["error"]["param"] == field
+    error = answer.json()["error"]
+    assert error.get("param") == field
+    assert (field or "structured_outputs") in error["message"]
     assert not ingress.client.dispatcher.requests
 
 
@@ -98,3 +104,12 @@ def test_a_response_that_fails_after_tokens_ends_with_an_event_that_says_so(ingr
     told = {"type": "error", "code": "server_error", "message": "The request failed.", "param": None}
     assert (name, json.loads(data.removeprefix("data: "))) == ("event: error", {**told, "sequence_number": len(events)})
     assert json.loads(events[-1].partition("data: ")[2])["sequence_number"] == len(events) - 1
+
+
+def test_a_message_that_fails_after_tokens_ends_with_an_error_of_anthropics(ingress: Ingress) -> None:
+    """It was pydantic's text about a chunk of another API."""
+    answer = ingress.run(failed(ingress, "/v1/messages", True, tokens=2))
+    assert "content_block_delta" in answer.text
+    name, _, data = answer.text.removesuffix("\n\n").rpartition("\n\n")[2].partition("\n")
+    told = {"type": "error", "error": {"type": "api_error", "message": "Internal server error"}}
+    assert (name, json.loads(data.removeprefix("data: "))) == ("event: error", told)
