@@ -103,6 +103,9 @@ class Places:
 
 def check_document(document: Mapping[str, Any], limits: LimitsConfig) -> None:
     """Raise ``SloError`` for a generating request that asks for too much, or for what is the fleet's own."""
+    n = document.get("n")
+    if n is not None and (isinstance(n, bool) or not isinstance(n, int)):  # vLLM would convert it, uncounted
+        raise SloError("n", f"must be a whole number, got {shown(n)}")
     sequences = expected_sequences({**document, "use_beam_search": False})  # beams count, too
     if sequences > limits.sequences:
         raise SloError("n", f"asks for {sequences} sequences (prompts times n); at most {limits.sequences}")
@@ -111,7 +114,7 @@ def check_document(document: Mapping[str, Any], limits: LimitsConfig) -> None:
         if isinstance(value, str) and not is_sound_id(value):
             message = f"must be 1 to {LONGEST_ID} printable ASCII characters, got {shown(value)}"
             raise SloError(field, message)
-    if document.get("background") is True:
+    if document.get("background") not in (None, False):  # vLLM takes "true" and 1 as well
         raise SloError(
             "background", "is not supported: nobody would hear a refusal; stream the response, or wait for it"
         )
