@@ -66,8 +66,13 @@ def too_slow(message: str) -> ApiError:
 
 
 def client_of(headers: RawHeaders, client_header: str) -> bytes:
-    """A digest of who asks, by the API key or else by a proxy's header; empty where nothing says so."""
-    told = dict(headers)
+    """A digest of who asks, by the API key or else by a proxy's header; empty where nothing says so.
+
+    The first header of a name counts, as where vLLM checks the key.
+    """
+    told: dict[bytes, bytes] = {}
+    for name, value in headers:
+        told.setdefault(name, value)
     own = client_header.lower().encode()
     identity = told.get(b"authorization") or told.get(b"x-api-key") or (told.get(own) if own else None)
     return hashlib.blake2b(identity, digest_size=16).digest() if identity else b""
