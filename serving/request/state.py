@@ -51,6 +51,7 @@ class HttpRequestState:
     service_tier: str = ""  # OpenAI's field as the client wrote it
     tenant: str = ""  # digest of the API key; empty where keys are not checked
     decided_s: float = math.inf  # arrival to the latest decision
+    queued_s: float = math.inf  # arrival to the first one
     expected: int = 1  # sequences that the request will have; 0: as many as come (beam search)
     is_open: bool = False  # its HTTP response goes on, so that more sequences may come
     is_counted: bool = False  # its outcome has been reported
@@ -76,6 +77,7 @@ class HttpRequestState:
         sequence.was_promised |= sequence.is_promised and self.is_started
         sequence.decision = decision
         self.decided_s = now_s - self.arrived_s
+        self.queued_s = min(self.queued_s, self.decided_s)
 
     def record_loss(self, request_id: str) -> None:
         """Record that a replica has lost a sequence: what was promised for it stays promised."""
@@ -161,6 +163,11 @@ class HttpRequestState:
     def tpot_s(self) -> float:
         """Mean seconds per token after the first, of the slowest sequence."""
         return max((tally.mean_gap_s for tally in self.tallies), default=0.0)
+
+    @property
+    def has_tpot(self) -> bool:
+        """Whether some sequence has a token after its first."""
+        return any(tally.tokens > 1 for tally in self.tallies)
 
     @property
     def e2e_s(self) -> float:
