@@ -18,7 +18,8 @@ REQUEST_ID = b"x-request-id"
 READ_BY_SERVE = frozenset({b"x-session-id", b"x-request-timeout-seconds", b"x-request-disconnect-disabled"})
 READ_BY_SERVE |= {b"serve-multiplexed-model-id"}  # headers that Serve decodes as UTF-8, or else fails
 OWN_XARGS = frozenset({"kv_transfer_params", "ec_transfer_params", "polyslo"})  # by which ingress and engines speak
-_TEXT_ROUTES = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
+SCORING = "/generative_scoring"  # vLLM makes a request of one token of each item
+_TEXT_ROUTES = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens", SCORING})
 
 
 class Refusal(Exception):
@@ -130,6 +131,13 @@ def check_document(document: Mapping[str, Any], limits: LimitsConfig) -> None:
     xargs = document.get("vllm_xargs")
     if isinstance(xargs, Mapping) and (reserved := OWN_XARGS.intersection(xargs)):
         raise SloError(f"vllm_xargs.{min(reserved)}", "is reserved: ingress and engines speak to each other by it")
+
+
+def check_scoring(document: Mapping[str, Any], limits: LimitsConfig) -> None:
+    """Raise ``SloError`` for a request for scores that asks for too many."""
+    items = document.get("items")
+    if isinstance(items, list) and len(items) > limits.sequences:
+        raise SloError("items", f"has {len(items)} items, each a sequence; at most {limits.sequences}")
 
 
 def _check_grammars(document: Mapping[str, Any], most: int) -> None:

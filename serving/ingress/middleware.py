@@ -18,7 +18,7 @@ from serving.ingress.asgi import App, ClientGone, Message, Receive, Send, read_b
 from serving.ingress.errors import ApiError, bad_request, engine_failed, refused
 from serving.ingress.guard import ARRIVED
 from serving.ingress.json_body import read_json
-from serving.ingress.limits import Refusal, check_document
+from serving.ingress.limits import SCORING, Refusal, check_document, check_scoring
 from serving.ingress.resumption import Events, Resumption, events_of, resume_header
 from serving.ingress.sequences import expected_sequences
 from serving.ingress.tenant import tenant_of
@@ -74,6 +74,8 @@ class SloMiddleware:
         try:
             body = await read_body(receive) or b""
             document = self._read(body)
+            if path == SCORING:
+                check_scoring(document, self.limits)
             if path not in GENERATING or UNKNOWN_MODEL in scope:
                 await self.app(scope, replayed(body, receive), MendedErrors(send, path))
                 return

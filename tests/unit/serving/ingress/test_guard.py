@@ -116,6 +116,7 @@ def test_headers_are_bounded_and_readable(headers: Any, status: int, param: str 
         ("/tokenize", 100, 200),
         ("/tokenize", 101, 413),
         ("/v1/messages/count_tokens", 101, 413),
+        ("/generative_scoring", 101, 413),
     ],
 )
 @pytest.mark.parametrize("stated", [True, False])

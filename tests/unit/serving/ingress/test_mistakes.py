@@ -9,7 +9,7 @@ import pytest
 
 from protocol.messages import Delta, Outputs
 from serving.config.app import AppConfig
-from tests.support.ingress_scene import Ingress
+from tests.support.ingress_scene import MODEL, Ingress
 from tests.unit.serving.ingress.test_requests import BODIES, schema, sound, written
 
 
@@ -113,3 +113,13 @@ def test_a_message_that_fails_after_tokens_ends_with_an_error_of_anthropics(ingr
     name, _, data = answer.text.removesuffix("\n\n").rpartition("\n\n")[2].partition("\n")
     told = {"type": "error", "error": {"type": "api_error", "message": "Internal server error"}}
     assert (name, json.loads(data.removeprefix("data: "))) == ("event: error", told)
+
+
+def test_as_many_items_as_the_limit_are_scored_and_no_more(ingress: Ingress) -> None:
+    """Each is a request of an engine."""
+    body = {"model": MODEL, "query": "a", "label_token_ids": [70], "items": ["b"] * 129}
+    answer = ingress.post("/generative_scoring", body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "items")
+    assert not ingress.transport.submitted
+    ingress.post("/generative_scoring", body | {"items": ["b"] * 3})
+    assert len(ingress.transport.submitted) == 3
