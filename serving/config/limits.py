@@ -11,13 +11,13 @@ class LimitsConfig(Section):
     """Of each ingress. What is beyond a limit is refused before anything else is done with it."""
 
     body_bytes: PositiveInt = 4 << 20  # 413 beyond
-    text_bytes: PositiveInt = 1 << 18  # the same of routes that only count or convert tokens
+    text_bytes: PositiveInt = 1 << 18  # the same of routes that only count or convert tokens, or score
     header_bytes: PositiveInt = 16 << 10  # names and values together; 431 beyond
     body_s: PositiveFloat = 20.0  # for a whole body to arrive; 408 beyond
     open_bodies: PositiveInt = 256  # bodies on their way at a time; beyond, the one that takes longest: 408
     json_values: PositiveInt = 150_000
     json_depth: Annotated[int, Field(ge=8, le=200)] = 64
-    sequences: PositiveInt = 128  # prompts times n
+    sequences: PositiveInt = 128  # prompts times n, or items to score
     grammar_bytes: PositiveInt = 1 << 16  # of one JSON schema, grammar, regex or list of choices
     prompt_logprobs: NonNegativeInt = 20_000  # prompt tokens times figures for each
     requests_per_client: PositiveInt = 800  # at a time, of one API key; 429 beyond

@@ -7,12 +7,13 @@ import json
 from typing import Any
 
 from protocol.messages import Verdict
-from serving.ingress.errors import anthropic_error, is_anthropic
+from serving.ingress.errors import ApiError, anthropic_error, is_anthropic
 from serving.request.state import HttpRequestState
 
 _CODES = {401: "invalid_api_key"}
 EVENT = b"data: {"
 MIDDLE = EVENT + b'"id"'  # how those of completions and chats begin, errors not
+CONVERTER_ERROR = "internal_error"  # of vLLM's messages API, which cannot read an error of the chat API below it
 _FINAL_RESPONSE_EVENTS = (b"response.completed", b"response.incomplete", b"response.failed")
 
 
@@ -95,6 +96,7 @@ class StreamAnnotator:
     def __init__(self, request_state: HttpRequestState) -> None:
         self.request_state, self._rest = request_state, b""
         self._front, self._decided_s = b"", -1.0  # of a middle chunk, and as of which decision
+        self._named = 0  # events of the Responses API so far, which numbers its events
 
     def feed(self, data: bytes, last: bool) -> bytes:
         """Complete events of ``data``, annotated; the remainder waits for its end (or passes when ``last``)."""
@@ -109,6 +111,10 @@ class StreamAnnotator:
         done = [self._annotate(event) for event in events]
         return b"\n\n".join(done) + (b"\n\n" if done and not last else b"")
 
+    def failure(self, error: ApiError) -> bytes:
+        """The last event of a stream of the Responses API that breaks off."""
+        return b"event: error\ndata: " + _encoded(error.event(self._named)) + b"\n\n"
+
     def _annotate(self, event: bytes) -> bytes:
         head, mark, payload = event.partition(b"data: ")  # the first: the text in the payload may say it again
         if not mark or not payload.startswith(b"{"):
@@ -117,6 +123,7 @@ class StreamAnnotator:
             document = json.loads(payload)
             return head + mark + json.dumps({"error": openai_error(document["error"])}).encode()
         if head.startswith(b"event: "):
+            self._named += 1
             return head + mark + self._named_event(head, payload)
         extra: dict[str, Any] = {"service_tier": openai_tier(self.request_state)}
         if b'"finish_reason":"' in payload:
@@ -136,6 +143,11 @@ class StreamAnnotator:
             return _prepend(
                 {"service_tier": openai_tier(self.request_state), "slo": self.request_state.slo_object()}, payload
             )
+        if (
+            head.startswith(b"event: error")
+            and (_object(payload) or {}).get("error", {}).get("type") == CONVERTER_ERROR
+        ):
+            return _encoded(anthropic_error(500, "Internal server error"))
         return payload
 
 

@@ -39,6 +39,11 @@ class ApiError:
     def body(self) -> dict[str, Any]:
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
+    def event(self, number: int) -> dict[str, Any]:
+        """The same as the event ``error`` of a stream of the Responses API, of which it is the event ``number``."""
+        told = {"code": self.type, "message": self.message, "param": self.param}
+        return {"type": "error", **told, "sequence_number": number}
+
     def body_for(self, path: str) -> dict[str, Any]:
         """The body as clients of ``path`` read it."""
         return anthropic_error(self.status, self.message) if is_anthropic(path) else self.body
@@ -64,6 +69,11 @@ def unavailable(message: str, reason: str = NO_REPLICA) -> ApiError:
     """503: no live replica, or shutting down."""
     headers = {"x-slo-reason": reason}
     return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, "service_unavailable_error", None, reason, headers)
+
+
+def engine_failed(message: str = "The request failed before its first token.") -> ApiError:
+    """500: an engine failed with the request, and no other could go on."""
+    return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message, "server_error", code="engine_error")
 
 
 def overloaded(status: int, reason: str, message: str) -> ApiError:

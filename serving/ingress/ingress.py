@@ -106,7 +106,8 @@ class IngressApp:
         self._tell(config)
 
     def _tell(self, config: AppConfig) -> None:
-        """Have every ping tell the controller, in so many shards, of this configuration."""
+        """Go by this configuration, and have every ping tell the controller of it, in so many shards."""
+        self._may_be_empty = config.fleet.autoscaling.may_be_empty
         self._options = msgspec.msgpack.encode(config.fleet_options(*self._deploy))
         self._shards = config.fleet.controller_shards
 
@@ -153,11 +154,13 @@ class IngressApp:
             await send_json(send, 200, {"status": "ok"} if path == "/health" else await self.status())
 
     async def trouble(self) -> ApiError | None:
-        """Why no request can be served, if that is so."""
+        """Why no request can be served, if that is so; a fleet that may be empty starts a replica for a request."""
         try:
             self.check()
         except RuntimeError as error:
             return unavailable(f"This ingress has failed: {error}.", "ingress_failed")
+        if self._may_be_empty:
+            return None
         status = await self.status()
         if self._heard() or any(replica["live"] for replica in status["replicas"]):
             return None

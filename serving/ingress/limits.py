@@ -18,7 +18,8 @@ REQUEST_ID = b"x-request-id"
 READ_BY_SERVE = frozenset({b"x-session-id", b"x-request-timeout-seconds", b"x-request-disconnect-disabled"})
 READ_BY_SERVE |= {b"serve-multiplexed-model-id"}  # headers that Serve decodes as UTF-8, or else fails
 OWN_XARGS = frozenset({"kv_transfer_params", "ec_transfer_params", "polyslo"})  # by which ingress and engines speak
-_TEXT_ROUTES = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
+SCORING = "/generative_scoring"  # vLLM makes a request of one token of each item
+_TEXT_ROUTES = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens", SCORING})
 
 
 class Refusal(Exception):
@@ -66,8 +67,13 @@ def too_slow(message: str) -> ApiError:
 
 
 def client_of(headers: RawHeaders, client_header: str) -> bytes:
-    """A digest of who asks, by the API key or else by a proxy's header; empty where nothing says so."""
-    told = dict(headers)
+    """A digest of who asks, by the API key or else by a proxy's header; empty where nothing says so.
+
+    The first header of a name counts, as where vLLM checks the key.
+    """
+    told: dict[bytes, bytes] = {}
+    for name, value in headers:
+        told.setdefault(name, value)
     own = client_header.lower().encode()
     identity = told.get(b"authorization") or told.get(b"x-api-key") or (told.get(own) if own else None)
     return hashlib.blake2b(identity, digest_size=16).digest() if identity else b""
@@ -103,6 +109,9 @@ class Places:
 
 def check_document(document: Mapping[str, Any], limits: LimitsConfig) -> None:
     """Raise ``SloError`` for a generating request that asks for too much, or for what is the fleet's own."""
+    n = document.get("n")
+    if n is not None and (isinstance(n, bool) or not isinstance(n, int)):  # vLLM would convert it, uncounted
+        raise SloError("n", f"must be a whole number, got {shown(n)}")
     sequences = expected_sequences({**document, "use_beam_search": False})  # beams count, too
     if sequences > limits.sequences:
         raise SloError("n", f"asks for {sequences} sequences (prompts times n); at most {limits.sequences}")
@@ -111,7 +120,7 @@ def check_document(document: Mapping[str, Any], limits: LimitsConfig) -> None:
         if isinstance(value, str) and not is_sound_id(value):
             message = f"must be 1 to {LONGEST_ID} printable ASCII characters, got {shown(value)}"
             raise SloError(field, message)
-    if document.get("background") is True:
+    if document.get("background") not in (None, False):  # vLLM takes "true" and 1 as well
         raise SloError(
             "background", "is not supported: nobody would hear a refusal; stream the response, or wait for it"
         )
@@ -122,6 +131,13 @@ def check_document(document: Mapping[str, Any], limits: LimitsConfig) -> None:
     xargs = document.get("vllm_xargs")
     if isinstance(xargs, Mapping) and (reserved := OWN_XARGS.intersection(xargs)):
         raise SloError(f"vllm_xargs.{min(reserved)}", "is reserved: ingress and engines speak to each other by it")
+
+
+def check_scoring(document: Mapping[str, Any], limits: LimitsConfig) -> None:
+    """Raise ``SloError`` for a request for scores that asks for too many."""
+    items = document.get("items")
+    if isinstance(items, list) and len(items) > limits.sequences:
+        raise SloError("items", f"has {len(items)} items, each a sequence; at most {limits.sequences}")
 
 
 def _check_grammars(document: Mapping[str, Any], most: int) -> None:

@@ -62,7 +62,9 @@ class IngressMetrics:
         self._streams_resumed = counter(
             "polyslo_streams_resumed_total", "Streams that clients took up again, and how that went.", ("how",)
         )
-        self.queue = histogram("polyslo_queue_seconds", "Arrival to decision.", ("tier", "outcome"), buckets=SECONDS)
+        self.queue = histogram(
+            "polyslo_queue_seconds", "Arrival to first decision.", ("tier", "outcome"), buckets=SECONDS
+        )
         self.replicas = gauge("polyslo_replicas", "Replicas by tier and state.", ("tier", "state"))
         self.target = gauge(
             "polyslo_replicas_target", "Replicas that Serve is asked for, where the number follows load."
@@ -116,7 +118,7 @@ class IngressMetrics:
             return
         verdict = max((d.verdict for d in decisions), key=lambda v: (v == Verdict.REFUSED, v == Verdict.BEST_EFFORT))
         if request_state.trail is None or request_state.trail.kept is None:  # else it was decided at another ingress
-            self.queue.labels(tier, verdict.value).observe(request_state.decided_s)
+            self.queue.labels(tier, verdict.value).observe(request_state.queued_s)
         (self.met if request_state.met else self.missed).labels(tier, "all").inc()
         if request_state.is_promised:
             self.promised.labels(tier).inc()
@@ -139,18 +141,20 @@ class IngressMetrics:
         ):
             if math.isfinite(bound):
                 (self.met if measured <= bound else self.missed).labels(tier, dimension).inc()
-        self.ttft.labels(*labels).observe(request_state.ttft_s)
-        self.tpot.labels(*labels).observe(request_state.tpot_s)
-        self.e2e.labels(*labels).observe(request_state.e2e_s)
+        if math.isfinite(request_state.ttft_s):
+            self.ttft.labels(*labels).observe(request_state.ttft_s)
+            self.e2e.labels(*labels).observe(request_state.e2e_s)
+        if request_state.has_tpot:
+            self.tpot.labels(*labels).observe(request_state.tpot_s)
         if math.isfinite(predicted_ttft_s):
             self.predicted_ttft.labels(*labels).observe(predicted_ttft_s)
         if math.isfinite(predicted_tpot_s):
             self.predicted_tpot.labels(*labels).observe(predicted_tpot_s)
         if request_state.has_moved:  # what came is about the death of a replica
             return
-        if math.isfinite(predicted_ttft_s):
+        if math.isfinite(predicted_ttft_s) and math.isfinite(request_state.ttft_s):
             self.ttft_error.labels(*labels).observe(request_state.ttft_s - predicted_ttft_s)
-        if math.isfinite(predicted_tpot_s):
+        if math.isfinite(predicted_tpot_s) and request_state.has_tpot:
             self.tpot_error.labels(*labels).observe(request_state.tpot_s - predicted_tpot_s)
 
     def observe_status(self, status: dict[str, object] | dict[str, Any]) -> None:

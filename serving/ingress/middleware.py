@@ -1,7 +1,8 @@
 """ASGI middleware around vLLM's OpenAI server: SLO in, verdict out. Never touches a prompt; Serve echoes request ids.
 
 The response of a generating endpoint is held until its admission decision is known (the responses API announces itself
-before): a refusal replaces it with 429 (or 503); anything else gains ``service_tier`` and the ``slo`` object.
+before): a refusal replaces it with 429 (or 503), a failure before any token with 500; anything else gains
+``service_tier`` and the ``slo`` object.
 """
 
 import time
@@ -12,12 +13,12 @@ import msgspec
 
 from protocol.programs import INF
 from serving.config.limits import LimitsConfig
-from serving.ingress.annotate import annotate_json, mend_error, only_error
+from serving.ingress.annotate import StreamAnnotator, annotate_json, mend_error, only_error
 from serving.ingress.asgi import App, ClientGone, Message, Receive, Send, read_body, replayed, send_error, with_length
-from serving.ingress.errors import ApiError, bad_request, refused
+from serving.ingress.errors import ApiError, bad_request, engine_failed, refused
 from serving.ingress.guard import ARRIVED
 from serving.ingress.json_body import read_json
-from serving.ingress.limits import Refusal, check_document
+from serving.ingress.limits import SCORING, Refusal, check_document, check_scoring
 from serving.ingress.resumption import Events, Resumption, events_of, resume_header
 from serving.ingress.sequences import expected_sequences
 from serving.ingress.tenant import tenant_of
@@ -73,6 +74,8 @@ class SloMiddleware:
         try:
             body = await read_body(receive) or b""
             document = self._read(body)
+            if path == SCORING:
+                check_scoring(document, self.limits)
             if path not in GENERATING or UNKNOWN_MODEL in scope:
                 await self.app(scope, replayed(body, receive), MendedErrors(send, path))
                 return
@@ -98,6 +101,9 @@ class SloMiddleware:
             if response.status:
                 raise RuntimeError("refused in the middle of its answer") from refusal
             await response.refuse(refusal.error)
+        except Exception:  # vLLM's responses API cannot say that an engine failed
+            if request_state.finish != "error" or not await response.break_off():
+                raise
         finally:
             current_request_state.reset(token)
             self.programs.note(request_state)
@@ -204,9 +210,8 @@ class Response:
     async def _begin(self) -> bool:
         """At the first body chunk; whether a refusal took the response's place."""
         assert self._start is not None
-        refusal = self.request_state.refusal
-        if refusal is not None:
-            await self.refuse(refused(refusal, self.overload_status))
+        if (error := self._error_instead()) is not None:
+            await self.refuse(error)
             return True
         self.status = int(self._start["status"])
         if is_stream(self._start):
@@ -218,10 +223,32 @@ class Response:
             await self._send_start(None)
         return False
 
+    def _error_instead(self) -> ApiError | None:
+        """What takes the place of a response that vLLM's server begins although there is nothing to answer."""
+        request_state = self.request_state
+        if (refusal := request_state.refusal) is not None:
+            return refused(refusal, self.overload_status)
+        if request_state.is_started:
+            return None
+        if request_state.mistake is not None and self._start is not None and is_stream(self._start):
+            return bad_request(*request_state.mistake)
+        return engine_failed() if request_state.finish == "error" else None
+
     async def refuse(self, error: ApiError) -> None:
         """Answer with an error in place of the response, of which nothing has been sent."""
         self._replaced, self.status = True, error.status
         await send_error(self.send, error, self.path)
+
+    async def break_off(self) -> bool:
+        """End a response that will not go on with an error of its own, or of its stream; whether that could be."""
+        if self.status == 0:
+            await self.refuse(engine_failed())
+        elif isinstance(self._stream, StreamAnnotator):
+            data = self._stream.failure(engine_failed("The request failed."))
+            await self.send({"type": "http.response.body", "body": data, "more_body": False})
+        else:
+            return False
+        return True
 
     async def _send_start(self, length: int | None) -> None:
         assert self._start is not None

@@ -29,7 +29,6 @@ from serving.ingress.asgi import (
     send_error,
     send_json,
 )
-from serving.ingress.errors import NO_REPLICA
 from serving.ingress.guard import Guard
 from serving.ingress.ingress import IngressApp, within_prefix
 from serving.ingress.middleware import UNKNOWN_MODEL, resized
@@ -95,8 +94,7 @@ class ModelsApp:
     async def _tell_health(self, send: Send) -> None:
         """Healthy is an ingress that hears a replica of every model, but for those that may have none."""
         for app, trouble in zip(self.apps, await asyncio.gather(*(app.trouble() for app in self.apps)), strict=True):
-            is_empty = app.config.fleet.autoscaling.may_be_empty and getattr(trouble, "code", "") == NO_REPLICA
-            if trouble is not None and not is_empty:
+            if trouble is not None:
                 told = f"Model {app.config.model.name!r}: {trouble.message}"
                 await send_error(send, dataclasses.replace(trouble, message=told))
                 return

@@ -34,7 +34,7 @@ RESUMABLE = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages"
 RESUME = b"x-stream-resume"
 ON, OFF = ("1", "true"), ("0", "false")
 TAKE_S = 2.0  # that a replica may take to say what it keeps
-KNOWN_S, POLL_S = 3.0, 0.05  # that a replica may be unknown, and between two looks
+KNOWN_S, POLL_S = 3.0, 0.05  # of an ingress, in which a replica may be unknown, and between two looks
 GONE, DIVERGED = "stream_gone", "stream_diverged"
 
 logger = logging.getLogger("polyslo.ingress")
@@ -56,6 +56,7 @@ class Resumption:
         count: Callable[[str], None] = lambda _how: None,
     ) -> None:
         self._take, self._known, self._count = take, known, count
+        self._born_s = time.monotonic()
 
     async def prepare(
         self, request_state: HttpRequestState, path: str, headers: RawHeaders, document: Mapping[str, Any]
@@ -105,7 +106,7 @@ class Resumption:
 
     async def _is_known(self, replica: str) -> bool:
         """Whether a replica lives; an ingress that has just started hears of its replicas first."""
-        give_up_s = time.monotonic() + KNOWN_S
+        give_up_s = self._born_s + KNOWN_S
         while replica not in self._known():
             if time.monotonic() > give_up_s:
                 return False

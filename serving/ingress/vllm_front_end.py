@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from vllm.config import VllmConfig
-from vllm.exceptions import GenerationError, VLLMValidationError
+from vllm.exceptions import GenerationError, VLLMClientError, VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -15,7 +15,7 @@ from serving.ingress.lanes import Lanes
 from serving.ingress.turns import Turns
 from serving.ingress.vllm_checks import check_grammar_size
 from serving.ingress.vllm_grammar import says_nothing
-from serving.request.state import current_request_state
+from serving.request.state import Mistake, current_request_state
 from serving.request.trail import StreamTrail
 
 GRAMMAR_THREADS, GRAMMARS_PER_CLIENT = 4, 2  # checks of grammars at a time, in all and of one API key
@@ -33,10 +33,16 @@ class FleetLLM(AsyncLLM):
         self._grammars = Turns(GRAMMAR_THREADS, GRAMMARS_PER_CLIENT, "grammar")
 
     async def add_request(self, request_id: str, prompt: Any, params: Any, *rest: Any, **named: Any) -> Any:
-        if getattr(params, "structured_outputs", None) is not None:
-            request_state = current_request_state.get()
-            await self._grammars.run(request_state.tenant if request_state else "", self._check_grammar, params)
-        return await super().add_request(request_id, prompt, params, *rest, **named)
+        """As of vLLM's. The request's state keeps what is wrong with it: vLLM's messages API forgets that."""
+        request_state = current_request_state.get()
+        try:
+            if getattr(params, "structured_outputs", None) is not None:
+                await self._grammars.run(request_state.tenant if request_state else "", self._check_grammar, params)
+            return await super().add_request(request_id, prompt, params, *rest, **named)
+        except VLLMClientError as error:
+            if request_state is not None:
+                request_state.mistake = Mistake(str(error), getattr(error, "parameter", None))
+            raise
 
     def _check_grammar(self, params: SamplingParams) -> None:
         """vLLM's own check, and that the grammar lets anything be said; raises ``VLLMValidationError``."""

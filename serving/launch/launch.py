@@ -13,7 +13,7 @@ import httpx
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from serving.config.app import AppConfig
+from serving.config.app import INGRESS, AppConfig
 from serving.config.base import ConfigError
 from serving.config.engine import REPLICA
 from serving.config.model_tables import tables_of
@@ -158,14 +158,29 @@ def is_up(name: str, details: dict[str, Any], url: str) -> bool:
     """Whether an application serves; ``details`` are Serve's. Raises ``LaunchError`` where it never will."""
     if details.get("status") in ("DEPLOY_FAILED", "UNHEALTHY"):
         raise LaunchError(f"the application {name!r} did not start: {last_line(details)}")
-    return details.get("status") == "RUNNING" and is_healthy(url)
+    return details.get("status") == "RUNNING" and is_healthy(url) and (is_empty(details) or has_replica(url))
 
 
 def is_healthy(url: str) -> bool:
-    """Whether the ingress answers and at least one replica lives."""
+    """Whether the ingress answers, and a replica lives of every model that may not be without."""
     try:
         return httpx.get(f"{url}/health", timeout=5.0).status_code == 200
     except httpx.HTTPError:
+        return False
+
+
+def is_empty(details: dict[str, Any]) -> bool:
+    """Whether Serve is asked for no replica, because the fleet is scaled to zero."""
+    deployments = details.get("deployments", {}).items()
+    return all(told.get("target_num_replicas") == 0 for name, told in deployments if name != INGRESS)
+
+
+def has_replica(url: str) -> bool:
+    """Whether a replica lives. ``/health`` does not tell of a fleet that may be empty."""
+    try:
+        told = httpx.get(f"{url}/polyslo/status", timeout=5.0).json()
+        return any(replica.get("live") for replica in told["replicas"])
+    except (httpx.HTTPError, ValueError, KeyError):
         return False
 
 

@@ -26,14 +26,15 @@ class ObjectiveMiddleware:
         self._tiers: TierIndex | None = None
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in GENERATING:
+        path = scope["path"].removeprefix(scope.get("root_path", "")) if scope["type"] == "http" else ""
+        if path not in GENERATING or scope["method"] != "POST":
             await self.app(scope, receive, send)
             return
         try:
             body = await read_body(receive) or b""
             body = self._with_objective(scope, body)
         except SloError as error:
-            await send_error(send, bad_request(str(error), error.field), scope["path"])
+            await send_error(send, bad_request(str(error), error.field), path)
             return
         except ClientGone:
             return

@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -15,6 +15,13 @@ from protocol.programs import Program, StageGiven
 from serving.request.trail import StreamTrail
 
 WORST_FIRST = ("error", "refused", "abort", *reversed(FINISHED))
+
+
+class Mistake(NamedTuple):
+    """What is wrong with a request, and in which field."""
+
+    message: str
+    field: str | None = None
 
 
 @dataclass
@@ -44,11 +51,13 @@ class HttpRequestState:
     service_tier: str = ""  # OpenAI's field as the client wrote it
     tenant: str = ""  # digest of the API key; empty where keys are not checked
     decided_s: float = math.inf  # arrival to the latest decision
+    queued_s: float = math.inf  # arrival to the first one
     expected: int = 1  # sequences that the request will have; 0: as many as come (beam search)
     is_open: bool = False  # its HTTP response goes on, so that more sequences may come
     is_counted: bool = False  # its outcome has been reported
     sequences: dict[str, Sequence] = field(default_factory=dict)
     traits: Traits = field(default_factory=Traits)  # what the length of its output may depend on
+    mistake: Mistake | None = None  # of the client, which the engine's front end found
     trail: StreamTrail | None = None  # of a stream that its client may take up again
 
     def sequence(self, request_id: str) -> Sequence:
@@ -68,6 +77,7 @@ class HttpRequestState:
         sequence.was_promised |= sequence.is_promised and self.is_started
         sequence.decision = decision
         self.decided_s = now_s - self.arrived_s
+        self.queued_s = min(self.queued_s, self.decided_s)
 
     def record_loss(self, request_id: str) -> None:
         """Record that a replica has lost a sequence: what was promised for it stays promised."""
@@ -155,6 +165,11 @@ class HttpRequestState:
         return max((tally.mean_gap_s for tally in self.tallies), default=0.0)
 
     @property
+    def has_tpot(self) -> bool:
+        """Whether some sequence has a token after its first."""
+        return any(tally.tokens > 1 for tally in self.tallies)
+
+    @property
     def e2e_s(self) -> float:
         return max((tally.last_s for tally in self.tallies), default=math.inf)
 
@@ -163,11 +178,17 @@ class HttpRequestState:
         """Every token on time, by the deadline, and served in the class that was asked for."""
         return bool(self.sequences) and all(self.meets(sequence) for sequence in self.sequences.values())
 
-    def meets(self, sequence: Sequence) -> bool:
-        """The same of one of its sequences."""
+    @property
+    def is_met_so_far(self) -> bool:
+        """The same where sequences still run, judged as if they ended well now; one without a token is left out."""
+        begun = [s for s in self.sequences.values() if s.finish or s.tally.tokens]
+        return bool(begun) and all(self.meets(sequence, assumed="stop") for sequence in begun)
+
+    def meets(self, sequence: Sequence, assumed: str = "") -> bool:
+        """The same of one of its sequences; ``assumed``: how it ends where it has not ended."""
         decision = sequence.decision
         served = decision is None or decision.keeps_objective or self.slo.best_effort
-        return served and sequence.tally.judge(finished=sequence.finish in FINISHED).strict
+        return served and sequence.tally.judge(finished=(sequence.finish or assumed) in FINISHED).strict
 
     @property
     def stage(self) -> StageGiven | None:
@@ -191,7 +212,10 @@ class HttpRequestState:
         return {"program": told}
 
     def slo_object(self) -> dict[str, Any]:
-        """What the client is told, in milliseconds; figures that do not exist are null."""
+        """What a client is told at the end of an answer or of one choice, in milliseconds; what does not exist is null.
+
+        vLLM sends a last chunk before it aborts what met a stop string, and while other choices of the request run.
+        """
         decisions = self.decisions
         first = decisions[0] if decisions else None
         return {
@@ -206,7 +230,7 @@ class HttpRequestState:
             "ttft_ms": _ms(self.ttft_s),
             "tpot_ms": _ms(self.tpot_s),
             "e2e_ms": _ms(self.e2e_s),
-            "met": self.met,
+            "met": self.is_met_so_far,
             "reason": _reason(decisions),
             "late": any(s.late for s in self.sequences.values()),
             "resumed": sum(s.resumed for s in self.sequences.values()),

@@ -120,6 +120,28 @@ def test_text_of_named_events_is_text(text: str) -> None:
     assert (third["service_tier"], third["delta"]) == ("default", stop["delta"])
 
 
+@pytest.mark.parametrize(
+    ("others", "met"),
+    [((), True), ((("y", 2, 0.3),), True), ((("y", 0, 0.0),), True), ((("y", 1, 11.0),), False)],
+    ids=["stop-string", "sibling-on-time", "sibling-not-begun", "sibling-late"],
+)
+def test_a_last_chunk_is_judged_by_what_came_although_sequences_are_still_open(
+    others: tuple[tuple[str, int, float], ...], met: bool
+) -> None:
+    """A stop string ends a sequence after its last chunk, and other choices run on."""
+    request_state = served()
+    request_state.sequence("x").finish = ""
+    for name, tokens, at_s in others:
+        request_state.sequence(name)
+        request_state.record_tokens(name, tokens, request_state.arrived_s + at_s)
+    chunk = stream_of({"id": "1", "choices": [{"index": 0, "text": "b", "finish_reason": "stop"}]})
+    (event,) = events(StreamAnnotator(request_state).feed(chunk, last=False))
+    assert event["slo"]["met"] is met  # type: ignore[index]
+    assert not request_state.met
+    request_state.sequence("x").finish = "abort"
+    assert not request_state.slo_object()["met"]
+
+
 def test_anthropic_stop_event_carries_the_verdict() -> None:
     stream = b'event: message_delta\ndata: {"type":"message_delta","delta":{"stop_reason":"end_turn"}}\n\n'
     (event,) = events(StreamAnnotator(served()).feed(stream, last=False))

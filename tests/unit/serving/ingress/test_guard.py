@@ -116,6 +116,7 @@ def test_headers_are_bounded_and_readable(headers: Any, status: int, param: str 
         ("/tokenize", 100, 200),
         ("/tokenize", 101, 413),
         ("/v1/messages/count_tokens", 101, 413),
+        ("/generative_scoring", 101, 413),
     ],
 )
 @pytest.mark.parametrize("stated", [True, False])
@@ -177,6 +178,20 @@ def test_one_client_has_so_many_requests_at_a_time_and_others_theirs() -> None:
         assert await Client(guard, headers=[(b"authorization", b"Bearer a")]).say(b"{}").status() == 200
 
     play(scenario, requests_per_client=2)
+
+
+def test_a_second_key_makes_no_other_client() -> None:
+    async def scenario(guard: Guard, server: Server) -> None:
+        server.goes.clear()
+        key = (b"authorization", b"Bearer a")
+        first, second = (
+            Client(guard, headers=[key, (b"authorization", other)]).say(b"{}") for other in (b"Bearer b", b"Bearer c")
+        )
+        assert await second.status() == 429
+        server.goes.set()
+        assert await first.status() == 200
+
+    play(scenario, requests_per_client=1)
 
 
 def test_a_proxy_may_name_the_client() -> None:

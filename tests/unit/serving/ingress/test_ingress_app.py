@@ -205,15 +205,6 @@ def _sent(scene: Scene) -> FleetOptions:
     return msgspec.msgpack.decode(scene.ingress_app._options, type=FleetOptions)
 
 
-@pytest.mark.parametrize("controller", [None, [], [told("a", live=False)]])
-def test_a_fleet_without_replicas_is_unhealthy(controller: list[Any] | None) -> None:
-    async def script(scene: Scene) -> None:
-        scene.transport.replicas = controller
-        assert (await scene.get("/health"))[0] == 503
-
-    play(script)
-
-
 def test_who_has_not_spoken_for_long_is_not_heard() -> None:
     async def script(scene: Scene) -> None:
         await scene.begin()

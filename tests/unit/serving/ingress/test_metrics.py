@@ -82,6 +82,34 @@ def test_a_promise_whose_replica_died_is_counted_and_its_times_are_no_error_of_p
     assert not value("ttft_prediction_error_seconds_count", model="tiny")
 
 
+@pytest.mark.parametrize(
+    ("tokens", "finish", "shown"), [(0, "error", (0, 0)), (1, "length", (1, 0)), (2, "stop", (1, 1))]
+)
+def test_only_times_that_there_are_are_observed(tokens: int, finish: str, shown: tuple[int, int]) -> None:
+    """A failure without a token made sums infinite; one token, and none, counted as a TPOT of 0."""
+    metrics, request_state = IngressMetrics("tiny"), HttpRequestState(Slo(1.0, 0.1, tier="chat"))
+    for decided_s in (0.05, 7.0):  # the second where the stream moves on
+        decision = Decision("x", Verdict.ADMITTED, "a", "chat", "", 0.1, 0.01)
+        request_state.record_decision("x", decision, request_state.arrived_s + decided_s)
+    for at_s in (0.2, 0.25)[:tokens]:
+        request_state.record_tokens("x", 1, request_state.arrived_s + at_s)
+    request_state.sequence("x").finish = finish
+    metrics.observe(request_state)
+
+    def values(series: str, **labels: str) -> list[float]:
+        names = [f"polyslo_{series}_seconds_{kind}" for kind in ("count", "sum")]
+        return [metrics.registry.get_sample_value(name, {"tier": "chat", **labels}) or 0.0 for name in names]
+
+    ttft, tpot = shown
+    model = {"model": "tiny"}
+    assert values("request_ttft", **model) == pytest.approx([ttft, ttft * 0.2])
+    assert values("request_e2e", **model) == pytest.approx([ttft, (0.0, 0.2, 0.25)[tokens]])
+    assert values("ttft_prediction_error", **model) == [ttft, 0.0]  # with buckets below 0 there is no sum
+    assert values("request_tpot", **model) == pytest.approx([tpot, tpot * 0.05])
+    assert values("tpot_prediction_error", **model) == [tpot, 0.0]
+    assert values("queue", outcome="admitted") == pytest.approx([1, 0.05])
+
+
 def test_several_ingresses_live_in_one_process() -> None:
     first, second = IngressMetrics("tiny"), IngressMetrics("tiny")
     first.waiting.labels("chat").set(4)

@@ -29,3 +29,17 @@ def test_an_ingress_that_has_just_started_hears_of_its_replicas_first(
 
     asyncio.run(play())
     assert asked == (["a"] if is_told else [])
+
+
+def test_an_ingress_that_has_long_run_does_not_wait_for_a_replica_that_nobody_knows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client could have made every request wait."""
+    monkeypatch.setattr(resumption, "KNOWN_S", 1000.0)
+
+    async def play() -> None:
+        resumed = resumption.Resumption(known=lambda: {"a"})
+        resumed._born_s -= 1001.0
+        assert await asyncio.wait_for(resumed._taken("b", "key"), 10) is None
+
+    asyncio.run(play())

@@ -1,8 +1,11 @@
-"""Why an application did not start, in one line."""
+"""Whether an application has started, and in one line why not."""
 
+from typing import Any
+
+import httpx
 import pytest
 
-from serving.launch.launch import last_line
+from serving.launch.launch import is_up, last_line
 
 TRACEBACK = "Traceback (most recent call last):\n  File a, line 1, in b\n"
 VALIDATION = """pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig
@@ -23,3 +26,26 @@ VALIDATION = """pydantic_core._pydantic_core.ValidationError: 1 validation error
 )
 def test_the_reason_is_the_last_error_of_a_traceback(message: str, told: str) -> None:
     assert last_line({"message": "", "deployments": {"Replica": {"message": message}}}) == told
+
+
+@pytest.mark.parametrize(
+    ("health", "live", "targets", "is_ready"),
+    [
+        (503, [], [2], False),
+        (200, [False], [2], False),  # a fleet that may be empty, and starts
+        (200, [False, True], [2], True),
+        (200, [], [0, 0], True),  # it is empty
+        (200, [], [0, 1], False),
+    ],
+)
+def test_an_application_is_up_once_a_replica_lives_that_it_is_to_have(
+    health: int, live: list[bool], targets: list[int], is_ready: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def get(url: str, **_options: Any) -> httpx.Response:
+        status = {"replicas": [{"live": each} for each in live]}
+        return httpx.Response(health) if url.endswith("/health") else httpx.Response(200, json=status)
+
+    monkeypatch.setattr(httpx, "get", get)
+    groups = {f"Replica{place}": {"target_num_replicas": target} for place, target in enumerate(targets)}
+    details = {"status": "RUNNING", "deployments": {"Ingress": {"target_num_replicas": 1}, **groups}}
+    assert is_up("default", details, "http://host") is is_ready

@@ -30,11 +30,13 @@ class Echo:
         await send({"type": "http.response.body", "body": body})
 
 
-def post(body: Any, headers: dict[str, str] | None = None, path: str = "/v1/completions") -> httpx.Response:
+def post(
+    body: Any, headers: dict[str, str] | None = None, path: str = "/v1/completions", root_path: str = ""
+) -> httpx.Response:
     content = body if isinstance(body, bytes) else msgspec.json.encode(body)
 
     async def ask() -> httpx.Response:
-        transport = httpx.ASGITransport(Echo(CONFIG))
+        transport = httpx.ASGITransport(Echo(CONFIG), root_path=root_path)
         async with httpx.AsyncClient(transport=transport, base_url="http://vllm") as client:
             return await client.post(path, content=content, headers=headers)
 
@@ -58,3 +60,11 @@ def test_a_mistake_is_400_with_its_field() -> None:
     answer = post({"prompt": "a", "vllm_xargs": {"slo_tier": "gold"}})
     assert answer.json()["error"]["message"].startswith("vllm_xargs.slo_tier: no tier 'gold'")
     assert post({"prompt": "a"}, {"x-slo-ttft-ms": "soon"}, path="/tokenize").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/llm/v1/messages", "/v1/messages"], ids=["kept", "stripped by the proxy"])
+def test_objectives_count_behind_a_root_path(path: str) -> None:
+    """As with vLLM's own check of keys, the proxy may have stripped it."""
+    told = post({"prompt": "a"}, {"x-slo-ttft-ms": "300"}, path, "/llm").json()
+    assert told["vllm_xargs"] == {"slo_ttft_ms": 300.0}
+    assert post({"prompt": "a"}, {"x-slo-ttft-ms": "soon"}, path, "/llm").json()["type"] == "error"
