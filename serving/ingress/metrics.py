@@ -136,7 +136,7 @@ class IngressMetrics:
         predicted_tpot_s = max(d.predicted_tpot_s for d in told)
         for dimension, measured, bound in (
             ("ttft", request_state.ttft_s, request_state.slo.ttft_s),
-            ("tpot", request_state.tpot_s, request_state.slo.tpot_s),
+            ("tpot", request_state.tpot_s if request_state.is_started else math.inf, request_state.slo.tpot_s),
             ("e2e", request_state.e2e_s, request_state.slo.e2e_s),
         ):
             if math.isfinite(bound):

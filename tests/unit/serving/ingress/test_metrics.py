@@ -108,6 +108,8 @@ def test_only_times_that_there_are_are_observed(tokens: int, finish: str, shown:
     assert values("request_tpot", **model) == pytest.approx([tpot, tpot * 0.05])
     assert values("tpot_prediction_error", **model) == [tpot, 0.0]
     assert values("queue", outcome="admitted") == pytest.approx([1, 0.05])
+    missed = metrics.registry.get_sample_value("polyslo_slo_missed_total", {"tier": "chat", "dimension": "tpot"})
+    assert bool(missed) == (tokens == 0), "a failure has no pace, and keeps none"
 
 
 def test_several_ingresses_live_in_one_process() -> None:
