@@ -106,6 +106,7 @@ def build(args: dict[str, Any]) -> serve.Application:
         },
         health_check_period_s=2,
         graceful_shutdown_timeout_s=ingress.drain_s,
+        max_surge_percent=100,  # the new ones serve before the old ones drain, which keep their cores for so long
     )
     return deployment.bind(
         config, replicas, uuid.uuid4().hex

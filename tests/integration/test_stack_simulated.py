@@ -4,6 +4,7 @@ import copy
 import json
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -240,7 +241,14 @@ def test_changed_args_reach_the_controller_whatever_the_tables_version(stack: St
     application = changed["applications"][0]
     application["args"]["fleet"]["routing"] = "sequential"
     application["deployments"][0]["user_config"] |= {"version": 1, "tiers": TIERS[1:], "default_tier": "standard"}
-    stack.deploy(changed)
+    with ThreadPoolExecutor(1) as pool:
+        deployed = pool.submit(stack.deploy, changed)
+        answers = [post(stack, {"prompt": "hi", "max_tokens": 2}).status_code]
+        while not deployed.done():
+            answers.append(post(stack, {"prompt": "hi", "max_tokens": 2}).status_code)
+            time.sleep(0.1)
+        deployed.result()
+    assert set(answers) == {200}, "the new ingress takes requests before the old one takes none"
     until(lambda: stack.status()["routing"] == "sequential", 90)
     assert [tier["name"] for tier in stack.status()["tiers"]] == ["standard", "batch"]
     until(lambda: len(stack.live()) == ARGS["fleet"]["num_replicas"], 90)
