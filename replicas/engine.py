@@ -212,15 +212,6 @@ def owner_of(asked: Submission) -> tuple[int, int, float]:
     return tenant, program, asked.value
 
 
-def usable_kv_tokens(blocks: int, block_tokens: int, groups: int = 1, watermark: float = 0.0) -> int:
-    """KV tokens that requests can have of ``blocks`` blocks; vLLM keeps the first one as a placeholder.
-
-    Each of the ``groups`` of layers that a model's KV cache has takes blocks of its own for the same token. Nothing is
-    started that would leave less than a share of ``watermark``.
-    """
-    return (blocks - int(watermark * blocks) - 1) // groups * block_tokens
-
-
 def to_step(mix: np.ndarray, seconds: float) -> Step:
     """An iteration of this composition (the arguments of ``profiles.kernels.iteration_s``) as reports tell it."""
     tokens, kv_tokens, pairs, sequences, drafts = mix.tolist()

@@ -5,6 +5,7 @@ elsewhere"; what it says of the finished request is sent along with the one that
 """
 
 import os
+import stat
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -62,10 +63,12 @@ def make_storage(path: str) -> str:
     Raises:
         PermissionError: somebody else has made the default one.
     """
-    is_ours = path == default_storage()
-    os.makedirs(path, mode=0o700 if is_ours else 0o777, exist_ok=True)
-    if is_ours and os.stat(path).st_uid != os.getuid():
-        raise PermissionError(f"kv_connector_extra_config.shared_storage_path: {path} belongs to another user")
+    os.makedirs(path, exist_ok=True)
+    if path == default_storage():
+        found = os.lstat(path)
+        if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
+            raise PermissionError(f"kv_connector_extra_config.shared_storage_path: {path} belongs to another user")
+        os.chmod(path, 0o700)
     storage = os.path.join(path, SUBFOLDER)
     os.makedirs(storage, exist_ok=True)
     return storage

@@ -26,7 +26,7 @@ from profiles.batch import Batch
 from profiles.grid import DECODE_STEPS, TRIES, EngineLimits, Stage
 from profiles.measured import Sample
 from replicas.config import ReplicaConfig
-from replicas.engine import usable_kv_tokens
+from replicas.kv_room import to_groups, told_capacity
 from replicas.vllm_settings import engine_config
 
 # vLLM looks at __dict__ of everything in every module; llvmlite's library object takes that for a C function's name.
@@ -53,12 +53,14 @@ class ProfilingEngine:
         self._vocabulary = vllm_config.model_config.get_vocab_size()
         self._random = np.random.default_rng(0)
         self._serial = 0
-        cache, groups = vllm_config.cache_config, len(self._core.scheduler.kv_cache_config.kv_cache_groups)
+        cache, max_model_tokens = vllm_config.cache_config, vllm_config.model_config.max_model_len
+        batches = vllm_config.scheduler_config
+        groups = to_groups(self._core.get_kv_cache_group_metadata(), batches.max_num_batched_tokens)
         self.limits = EngineLimits(
-            kv_capacity_tokens=usable_kv_tokens(cache.num_gpu_blocks, cache.block_size, groups),
-            max_model_tokens=vllm_config.model_config.max_model_len,
-            max_batch_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
-            max_sequences=vllm_config.scheduler_config.max_num_seqs,
+            kv_capacity_tokens=told_capacity(cache.num_gpu_blocks, 0.0, groups, max_model_tokens),
+            max_model_tokens=max_model_tokens,
+            max_batch_tokens=batches.max_num_batched_tokens,
+            max_sequences=batches.max_num_seqs,
             block_tokens=cache.block_size,
         )
 

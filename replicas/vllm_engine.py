@@ -22,10 +22,11 @@ from protocol.messages import Delta, Progress, Step, Submission
 from replicas.config import ReplicaConfig
 from replicas.cores import CoreClaim
 from replicas.delivery import DeliveryTime
-from replicas.engine import EngineFailure, EngineState, EngineTotals, LiveRequest, Pulse, owner_of, usable_kv_tokens
+from replicas.engine import EngineFailure, EngineState, EngineTotals, LiveRequest, Pulse, owner_of
 from replicas.engine_reports import IterationReport, IterationReportReceiver
 from replicas.held_prefixes import HeldPrefixes
 from replicas.kv_peer import KvPeer
+from replicas.kv_room import METADATA, to_groups, told_capacity
 from replicas.kv_transfer import ENGINES_ONLY, PARAMS, from_transfer, prefill_params
 from replicas.logs import vllm_environment
 from replicas.request_rows import to_extra_args
@@ -53,8 +54,7 @@ class VllmEngine:
         self._steps: list[Step] = []
         self._totals = EngineTotals()
         self.planning_s = 0.0  # spent on planning its iterations, since birth
-        self._iterations = self._planner_failures = 0
-        self._kv_used_tokens = self._kv_capacity_tokens = 0
+        self._iterations = self._planner_failures = self._kv_used_tokens = self._kv_capacity_tokens = 0
         self._drafting: dict[str, float] = {}  # as the engine told
         self._adapters = Adapters(config.lora_modules)
         self._block_tokens, self._is_asynchronous = config.block_size, False
@@ -88,8 +88,7 @@ class VllmEngine:
         self._client = await asyncio.get_running_loop().run_in_executor(self._starter, self._launch, ticks)
         self.pids = tuple(process.pid for process in self._client.resources.engine_manager.processes)
         await self._adapters.load(self._client)
-        groups = await self._client.call_utility_async("get_kv_cache_group_metadata")
-        self._note_sizes(self._client.vllm_config, len(groups))
+        self._note_sizes(self._client.vllm_config, await self._client.call_utility_async(METADATA))
         if self._config.tells_prefixes:
             self._events = KvEventReader(self._client.vllm_config.kv_events_config, self._block_tokens)
         self._alive_s = time.monotonic()
@@ -219,12 +218,13 @@ class VllmEngine:
         await self._client.call_utility_async("polyslo_configure", policy, options)
         self._note_policy(policy, options)
 
-    def _note_sizes(self, made: VllmConfig, groups: int) -> None:
+    def _note_sizes(self, made: VllmConfig, told: list[dict[str, Any]]) -> None:
         """What the started engine has, as its scheduler counts it."""
         cache, batches, blocks = made.cache_config, made.scheduler_config, made.cache_config.num_gpu_blocks or 0
         self._block_tokens, self._is_asynchronous = cache.block_size, batches.async_scheduling
         self._max_running, self._max_batch_tokens = batches.max_num_seqs, batches.max_num_batched_tokens
-        self._kv_capacity_tokens = usable_kv_tokens(blocks, cache.block_size, groups, batches.watermark)
+        groups = to_groups(told, self._max_batch_tokens)
+        self._kv_capacity_tokens = told_capacity(blocks, batches.watermark, groups, made.model_config.max_model_len)
         self._note_policy(self._config.policy, self._config.policy_options)
 
     def _note_policy(self, policy: str, options: dict[str, float]) -> None:

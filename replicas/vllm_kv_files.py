@@ -56,9 +56,8 @@ class FilesConnector(ExampleConnector):
         self._storage_path: str = make_storage(self._storage_path)
         self._storing: dict[str, tuple[list[int], str]] = {}  # prompt under way -> its tokens and hand-over
         self._readable: dict[str, str] = {}  # request that continues here -> folder of its files; "": not all there
-        self._unread: set[int] = set()  # blocks that were to be filled from files which are gone
         self._layers = vllm_config.model_config.get_num_layers_by_block_type(vllm_config.parallel_config)
-        self._swept_s = 0.0
+        self._swept_s = self._kept_s = 0.0
         self._cache: Any = None  # the scheduler's KV cache manager
 
     # -- in the scheduler -------------------------------------------------------------------------------------------
@@ -128,7 +127,17 @@ class FilesConnector(ExampleConnector):
             self._storing.pop(request_id, None)
             self._readable.pop(request_id, None)
         self._requests_need_load.clear()
+        self._keep_waited_for(time.time())
         return meta
+
+    def _keep_waited_for(self, now_s: float) -> None:
+        """Make hand-overs young that requests wait to read, which may take longer than others keep them."""
+        if now_s - self._kept_s < KEPT_S / 4:
+            return
+        self._kept_s = now_s
+        for folder in filter(None, self._readable.values()):
+            with contextlib.suppress(OSError):  # it was read
+                os.utime(folder)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """What the engine that goes on needs to know; the blocks themselves may be freed at once."""
@@ -156,23 +165,9 @@ class FilesConnector(ExampleConnector):
                     shutil.rmtree(folder, ignore_errors=True)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Fill the blocks of every request that continues here; what was read is removed.
-
-        Files may be gone by now. Then vLLM is told which blocks were not filled, and computes them.
-        """
-        whole = self._get_connector_metadata()
-        for request in whole.requests:
-            if request.is_store:
-                continue
-            self.bind_connector_metadata(ExampleConnectorMetadata(requests=[request]))
-            try:
-                super().start_load_kv(forward_context, **kwargs)
-            except (OSError, SafetensorError) as error:
-                logger.error("a hand-over cannot be read, its prompt is computed: %s", error)
-                self._unread.update((request.slot_mapping // self._block_size).tolist())
-            shutil.rmtree(self._generate_foldername_debug(request.token_ids, request.mm_hashes), ignore_errors=True)
-        self.bind_connector_metadata(whole)
-
-    def get_block_ids_with_load_errors(self) -> set[int]:
-        unread, self._unread = self._unread, set()
-        return unread
+        """Fill the blocks of every request that continues here; what was read is removed."""
+        super().start_load_kv(forward_context, **kwargs)
+        for request in self._get_connector_metadata().requests:
+            if not request.is_store:
+                folder = self._generate_foldername_debug(request.token_ids, request.mm_hashes)
+                shutil.rmtree(folder, ignore_errors=True)

@@ -17,17 +17,17 @@ from vllm.v1.request import Request, RequestStatus
 
 from planning.batch.composition import TOKENS
 from protocol.messages import Step
-from replicas import vllm_core  # noqa: F401  (adds to vLLM's EngineCore)
 from replicas.adapters import AdapterRoom
 from replicas.engine import to_step
 from replicas.engine_reports import IterationReport, report_sender
 from replicas.failures import Failures
-from replicas.kv_room import KvRoom
+from replicas.kv_room import KvRoom, block_tokens_of, told_capacity
 from replicas.kv_transfer import clipped_to_prompt, saved_tokens
 from replicas.positions import accepted_drafts, composition_of, position_of
 from replicas.request_rows import KEY, RequestRows
 from replicas.step_clock import StepClock
 from replicas.step_planner import VLLM_DEFAULT, StepPlanner, options_of, profile_coefficients
+from replicas.vllm_core import groups_of  # which adds to vLLM's EngineCore
 
 REQUESTS_EVERY_S = 0.1  # how often a tick tells where every request is
 
@@ -39,11 +39,13 @@ class SloScheduler(AsyncScheduler):
         super().__init__(*args, **kwargs)
         settings = self.vllm_config.additional_config[KEY]
         coefficients, _ = profile_coefficients(settings["profile"])
-        self._kv = KvRoom(self.kv_cache_manager, len(self.kv_cache_config.kv_cache_groups), self.block_size)
+        groups, blocks = groups_of(self), self.kv_cache_manager.block_pool.num_gpu_blocks
+        told_tokens = told_capacity(blocks, self.scheduler_config.watermark, groups, self.max_model_len)
+        self._kv = KvRoom(self.kv_cache_manager, groups, told_tokens)
         self._planner = StepPlanner(
             coefficients,
             kv_capacity_tokens=self._kv.capacity_tokens,
-            block_tokens=self.block_size,
+            block_tokens=block_tokens_of(groups),
             max_running=self.max_num_active_reqs,
             max_batch_tokens=self.max_num_scheduled_tokens,
         )
@@ -178,7 +180,9 @@ class SloScheduler(AsyncScheduler):
         running, waiting = self.running, self._ready_waiting()
         table = self._rows.gather(running, waiting, self.num_spec_tokens > 0)
         self._rows.begin_lines(table, start_s)
-        self._planner.limits["kv_capacity_tokens"] = self._kv.planned_capacity(table[: len(running)])
+        self._planner.limits["kv_capacity_tokens"] = self._kv.planned_capacity(
+            table["computed_tokens"][: len(running)], table["prompt_tokens"][len(running) :]
+        )
         if self.num_spec_tokens > 0:
             self._planner.plan_drafts(table, start_s, self.num_spec_tokens)
         tokens, predicted_s, composition = self._planner.plan(table, start_s)
@@ -283,7 +287,7 @@ class SloScheduler(AsyncScheduler):
         running, late = RequestStatus.RUNNING, self._late
         requests = [position_of(each, each.status == running, each.request_id in late) for each in told]
         self._preempted.clear()
-        used_tokens, news = self._kv.used_tokens, requests if is_due or requests else None
+        used_tokens, news = self._kv.told_used_tokens, requests if is_due or requests else None
         drafts = self.num_spec_tokens, self._planner.promised_acceptance
         tick = IterationReport(self._iterations, self._planning_s, used_tokens, self._failures.count, *drafts)
         if not self._link.send(tick, step, news):

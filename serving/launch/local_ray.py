@@ -38,6 +38,8 @@ QUIET = {
 
 # For the cluster, never for a driver: tokens go from the ingress straight to HAProxy, calls by gRPC.
 CLUSTER_ONLY = {"RAY_SERVE_THROUGHPUT_OPTIMIZED": "1", "RAY_SERVE_ENABLE_HA_PROXY": "1"}
+# HAProxy ends an older process of its own with its streams after so long: not before ``ingress.drain_s`` is over.
+CLUSTER_ONLY |= {"RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "630"}
 
 
 class LaunchError(ValueError):

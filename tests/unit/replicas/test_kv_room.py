@@ -8,51 +8,89 @@ import numpy as np
 import pytest
 
 from protocol.messages import Slo
-from replicas.kv_room import KvRoom
+from replicas.kv_room import KvGroup, KvRoom, block_tokens_of, blocks_of, to_groups, told_capacity
 
 BEST_EFFORT, TIGHT = Slo(best_effort=True), Slo(ttft_s=1.0, tpot_s=0.2)
 MakeBench = Callable[..., Any]
 
 
-def room(groups: int, free: int, watermark: int = 0, is_caching: bool = True) -> KvRoom:
+FULL, WINDOW, STATE = KvGroup(32), KvGroup(32, 320), KvGroup(32, 32)
+NOBODY = np.zeros(0, dtype=np.int64)
+
+
+def room(*groups: KvGroup, free: int, watermark: int = 0, is_caching: bool = True) -> KvRoom:
     pool = SimpleNamespace(num_gpu_blocks=101, get_num_free_blocks=lambda: free)
     manager = SimpleNamespace(block_pool=pool, watermark_blocks=watermark, enable_caching=is_caching)
-    return KvRoom(manager, groups, 32)
+    return KvRoom(manager, groups, 25 * 32)
 
 
-def rows(*computed_tokens: int) -> np.ndarray:
-    return np.array([(tokens,) for tokens in computed_tokens], dtype=[("computed_tokens", np.int64)])
+def tokens(*each: int) -> np.ndarray:
+    return np.array(each, dtype=np.int64)
+
+
+def test_groups_keep_all_or_a_window_or_one_block() -> None:
+    told = [
+        {"kind": "full_attention", "block_size": 32, "sliding_window": 320},  # kept in full by vLLM without groups
+        {"kind": "sliding_window", "block_size": 32, "sliding_window": 320},
+        {"kind": "mamba", "block_size": 32, "sliding_window": None},
+    ]
+    assert to_groups(told, 512) == (FULL, KvGroup(32, 320 + 512 + 32), STATE)
+    assert block_tokens_of((KvGroup(4096, 4096), FULL, WINDOW)) == 32, "and not of the states"
+    assert blocks_of((FULL, WINDOW, STATE), tokens(32, 33, 320, 3200)).tolist() == [3, 5, 21, 111]
 
 
 @pytest.mark.parametrize(
-    ("groups", "watermark", "capacity_tokens", "used_tokens"),
-    [(1, 0, 100 * 32, 40 * 32), (4, 0, 25 * 32, 10 * 32), (3, 0, 33 * 32, 14 * 32), (1, 5, 95 * 32, 40 * 32)],
+    ("groups", "watermark", "longest", "capacity_tokens"),
+    [
+        ((FULL,), 0.0, 10**6, 100 * 32),
+        ((FULL,), 0.05, 10**6, 95 * 32),
+        ((FULL, FULL), 0.0, 10**6, 50 * 32),
+        ((FULL, WINDOW, WINDOW), 0.0, 10**6, 80 * 32),  # two windows of ten blocks leave eighty
+        ((FULL, WINDOW, WINDOW), 0.0, 50 * 32, 50 * 32),
+        ((FULL, WINDOW, WINDOW), 0.0, 10, 100 * 32 // 3),
+        ((WINDOW, STATE), 0.0, 5000, 5000),
+    ],
 )
-def test_each_group_takes_blocks_for_the_same_token(
-    groups: int, watermark: int, capacity_tokens: int, used_tokens: int
+def test_the_controller_knows_what_short_requests_find_and_the_longest_that_fits(
+    groups: tuple[KvGroup, ...], watermark: float, longest: int, capacity_tokens: int
 ) -> None:
-    kv = room(groups, free=60, watermark=watermark)
-    assert (kv.capacity_tokens, kv.used_tokens) == (capacity_tokens, used_tokens)
+    assert told_capacity(101, watermark, groups, longest) == capacity_tokens
+
+
+def test_what_is_used_is_told_as_a_part_of_the_capacity_that_was_told() -> None:
+    kv = room(FULL, free=60, watermark=20)
+    assert (kv.capacity_tokens, kv.used_tokens, kv.told_used_tokens) == (80 * 32, 40 * 32, 25 * 32 // 2)
 
 
 def test_what_windows_and_common_prefixes_give_back_is_room() -> None:
-    assert room(1, free=60).planned_capacity(rows(20 * 32, 19 * 32 + 1)) == 100 * 32, "40 blocks, and 40 are taken"
-    assert room(1, free=60).planned_capacity(rows(30 * 32, 30 * 32)) == 120 * 32, "a prefix of 20 blocks in common"
-    assert room(1, free=60, is_caching=False).planned_capacity(rows(60 * 32)) == 100 * 32, "it gives nothing back"
-    assert room(2, free=60, is_caching=False).planned_capacity(rows(25 * 32)) == 55 * 32, "a window gave 5 back"
+    assert room(FULL, free=60).planned_capacity(tokens(20 * 32, 19 * 32 + 1), NOBODY) == 100 * 32, (
+        "40, and 40 are taken"
+    )
+    assert room(FULL, free=60).planned_capacity(tokens(30 * 32, 30 * 32), NOBODY) == 120 * 32, "20 are in common"
+    alone = room(FULL, free=60, is_caching=False)
+    assert alone.planned_capacity(tokens(60 * 32), NOBODY) == 100 * 32, "it gives nothing back"
+    assert room(FULL, WINDOW, free=60, is_caching=False).planned_capacity(tokens(55 * 32), NOBODY) == 115 * 32
 
 
 def test_what_others_hold_is_no_room() -> None:
     for is_caching in (True, False):
-        assert room(1, free=60, is_caching=is_caching).planned_capacity(rows(10 * 32, 8 * 32)) == 80 * 32
-    assert room(1, free=60).planned_capacity(rows(20 * 32, 18 * 32)) == 100 * 32, "one each is under way"
+        kv = room(FULL, free=60, is_caching=is_caching)
+        assert kv.planned_capacity(tokens(10 * 32, 8 * 32), NOBODY) == 80 * 32
+        assert kv.planned_capacity(tokens(20 * 32, 18 * 32), NOBODY) == 100 * 32, "one each is under way"
+
+
+def test_what_a_newcomer_takes_in_other_groups_is_no_room() -> None:
+    kv = room(FULL, WINDOW, free=100)
+    assert kv.planned_capacity(NOBODY, tokens(5 * 32)) == 95 * 32
+    assert kv.planned_capacity(NOBODY, tokens(5 * 32, 90 * 32)) == 90 * 32, "a long one takes no more than its windows"
+    assert room(FULL, free=100).planned_capacity(NOBODY, tokens(90 * 32)) == 100 * 32
 
 
 def test_a_batch_is_short_of_blocks_where_its_groups_may_take_more() -> None:
-    assert not room(1, free=10).is_short(4, 6 * 32)
-    assert room(1, free=9).is_short(4, 6 * 32)
-    assert room(1, free=10, watermark=1).is_short(4, 6 * 32)
-    assert room(2, free=19).is_short(4, 6 * 32)
+    assert not room(FULL, free=10).is_short(4, 6 * 32)
+    assert room(FULL, free=9).is_short(4, 6 * 32)
+    assert room(FULL, free=10, watermark=1).is_short(4, 6 * 32)
+    assert room(FULL, WINDOW, free=19).is_short(4, 6 * 32)
 
 
 def standstill(bench: Any, steps: int) -> int:
@@ -79,6 +117,16 @@ def test_what_is_promised_gets_its_blocks_beside_sliding_windows(make_bench: Mak
     assert "promised" in bench.finished
 
 
+def test_a_long_prompt_is_not_left_out_for_what_short_ones_take_beside_windows(make_bench: MakeBench) -> None:
+    """It takes no more than its windows of all groups but one."""
+    bench = make_bench(blocks=256, windows=3, max_num_seqs=16, max_num_batched_tokens=512)
+    bench.add("short", [1] * 100, 300, TIGHT)
+    bench.add("long", [2] * 2500, 5, BEST_EFFORT, age_s=1000.0)
+    for _ in range(100):
+        bench.step()
+    assert bench.finished == {"long"}
+
+
 def test_an_engine_never_stands_still_behind_a_plan_that_vllm_has_no_blocks_for(make_bench: MakeBench) -> None:
     """Whoever the plan leaves out would have freed some."""
     bench = make_bench(blocks=64, max_num_seqs=16, max_num_batched_tokens=2048)
@@ -95,7 +143,7 @@ def test_an_engine_never_stands_still_behind_a_plan_that_vllm_has_no_blocks_for(
             tokens[:] = np.where(table["running"], 0, table["prompt_tokens"])
         return tokens, predicted_s, composition
 
-    scheduler._planner.plan, scheduler._kv.planned_capacity = for_newcomers_alone, lambda running: 1_000_000
+    scheduler._planner.plan, scheduler._kv.planned_capacity = for_newcomers_alone, lambda *_: 1_000_000
     bench.add("promised", [99] * 600, 5, TIGHT)
     assert standstill(bench, 400) <= 1
     assert len(bench.finished) == 5

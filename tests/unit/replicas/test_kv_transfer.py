@@ -92,6 +92,7 @@ def test_nobody_else_reads_what_lies_in_a_folder_that_nobody_chose(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    Path(default_storage()).mkdir(mode=0o755)  # as an earlier version made it
     storage = Path(make_storage(default_storage()))
     assert storage.parent == Path(default_storage())
     assert storage.parent.stat().st_mode & 0o777 == 0o700

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from safetensors.torch import save_file
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import ExampleConnector, ExampleConnectorMetadata
+from vllm.v1.core.sched.output import SchedulerOutput
 
 from replicas.kv_transfer import FILES, HAND_OVER, LOAD, SUBFOLDER, connector_config
 from replicas.vllm_kv_files import KEPT_S, FilesConnector
@@ -98,21 +100,17 @@ def test_a_hand_over_that_is_removed_while_its_reader_waits_is_no_hand_over(tmp_
     assert reader.get_num_new_matched_tokens(request, 32) == (0, False)
 
 
-def test_files_that_are_gone_when_they_are_read_do_not_end_the_engine(tmp_path: Path) -> None:
-    reader = connector(tmp_path, KVConnectorRole.WORKER)
-    kept, gone = [7] * 65, [8] * 65
-    meta = ExampleConnectorMetadata()
-    meta.add_request(gone, [2, 3], 32, False, ["gone"])
-    meta.add_request(kept, [0, 1], 32, False, ["kept"])
-    reader.bind_connector_metadata(meta)
-    folder = Path(reader._folder(kept, "kept"))
-    folder.mkdir(parents=True)
-    save_file({"kv_cache": torch.ones(64, 1, 4)}, folder / "layer.safetensors")
-    layer = SimpleNamespace(kv_cache=torch.zeros(4, 1, 32, 4))
-    reader.start_load_kv(SimpleNamespace(attn_metadata={"layer": None}, no_compile_layers={"layer": layer}))
-    assert reader.get_block_ids_with_load_errors() == {2, 3}
-    assert reader.get_block_ids_with_load_errors() == set(), "told once"
-    assert layer.kv_cache[:2].min() == 1.0
-    assert layer.kv_cache[2:].max() == 0.0
-    assert reader._get_connector_metadata() is meta
-    assert not folder.exists()
+def test_what_a_request_waits_to_read_is_kept_for_it(tmp_path: Path) -> None:
+    reader, other = connector(tmp_path), connector(tmp_path)
+    waited_for, left = (Path(reader._folder(PROMPT[:-1], name)) for name in ("r1", "r2"))
+    for folder in (waited_for, left):
+        folder.mkdir(parents=True)
+        for layer in range(2):
+            save_file({"kv_cache": torch.zeros(1)}, folder / f"layer {layer}.safetensors")
+        os.utime(folder, (1.0, 1.0))
+    params = {LOAD: True, HAND_OVER: "r1"}
+    request = SimpleNamespace(request_id="r1~1", prompt_token_ids=PROMPT, num_preemptions=0, kv_transfer_params=params)
+    assert reader.get_num_new_matched_tokens(request, 32) == (64, False)
+    reader.build_connector_meta(SchedulerOutput.make_empty())
+    other._sweep(time.time())
+    assert (waited_for.exists(), left.exists()) == (True, False)

@@ -43,14 +43,21 @@ def test_the_controller_is_told_as_much_kv_cache_as_the_engine_plans_with(
     make_bench: Callable[..., Any], windows: int, tokens: int
 ) -> None:
     """vLLM keeps the first block for itself, and takes blocks of every group of layers for the same token."""
+    from vllm.v1.engine.core import EngineCore
+
     from replicas.vllm_engine import VllmEngine
 
     bench = make_bench(blocks=40, windows=windows)
     engine = VllmEngine(ReplicaConfig(cores=(0,)))
     batches = SimpleNamespace(max_num_seqs=7, max_num_batched_tokens=99, async_scheduling=True, watermark=0.0)
-    made = SimpleNamespace(cache_config=bench.scheduler.cache_config, scheduler_config=batches)
-    engine._note_sizes(made, windows + 1)
-    assert engine.state().kv_capacity_tokens == bench.scheduler._planner.limits["kv_capacity_tokens"] == tokens
+    made = SimpleNamespace(
+        cache_config=bench.scheduler.cache_config,
+        scheduler_config=batches,
+        model_config=SimpleNamespace(max_model_len=500),
+    )
+    engine._note_sizes(made, EngineCore.get_kv_cache_group_metadata(SimpleNamespace(scheduler=bench.scheduler)))
+    assert engine.state().kv_capacity_tokens == tokens
+    assert bench.scheduler._planner.limits["kv_capacity_tokens"] == 39 * 32, "less what other groups take, each time"
     assert (engine.state().max_running, engine.state().limits.max_batch_tokens) == (7, 99)
     assert engine.state().limits.newcomer_share == 1 / 3
 
