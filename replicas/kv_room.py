@@ -53,8 +53,8 @@ def usable_blocks(blocks: int, watermark: float) -> int:
     return blocks - int(watermark * blocks) - 1
 
 
-def told_capacity(blocks: int, watermark: float, groups: Sequence[KvGroup], max_model_tokens: int) -> int:
-    """KV tokens to plan requests with: as if every group kept all, or the longest request that fits alone."""
+def told_capacity(blocks: int, watermark: float, groups: Sequence[KvGroup], max_model_tokens: int = 0) -> int:
+    """KV tokens to plan requests with: as if every group kept all, or the longest of the model that fits alone."""
     usable = usable_blocks(blocks, watermark)
     if len(groups) <= 1:
         return usable * block_tokens_of(groups)

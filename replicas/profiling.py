@@ -53,12 +53,11 @@ class ProfilingEngine:
         self._vocabulary = vllm_config.model_config.get_vocab_size()
         self._random = np.random.default_rng(0)
         self._serial = 0
-        cache, max_model_tokens = vllm_config.cache_config, vllm_config.model_config.max_model_len
-        batches = vllm_config.scheduler_config
+        cache, batches = vllm_config.cache_config, vllm_config.scheduler_config
         groups = to_groups(self._core.get_kv_cache_group_metadata(), batches.max_num_batched_tokens)
         self.limits = EngineLimits(
-            kv_capacity_tokens=told_capacity(cache.num_gpu_blocks, 0.0, groups, max_model_tokens),
-            max_model_tokens=max_model_tokens,
+            kv_capacity_tokens=told_capacity(cache.num_gpu_blocks, batches.watermark, groups),
+            max_model_tokens=vllm_config.model_config.max_model_len,
             max_batch_tokens=batches.max_num_batched_tokens,
             max_sequences=batches.max_num_seqs,
             block_tokens=cache.block_size,
