@@ -50,7 +50,7 @@ def test_a_model_without_a_profile_finds_its_own() -> None:
             {"engine": {"speculation": {"lookup_max": 1}}},
             "engine.speculation.lookup_max: unknown key; did you mean 'pro",
         ),
-        ({"ingress": {"zzz": 1}}, "ingress.zzz: unknown key; known: limits, max_ongoing"),
+        ({"ingress": {"zzz": 1}}, "ingress.zzz: unknown key; known: drain_s, limits, max_ongoing"),
         ({"engine": {"kind": "sglang"}}, "engine.kind: input should be 'vllm' or 'simulated', got 'sglang'"),
         ({"engine": {"scheduler": "slow"}}, "engine.scheduler: no scheduler 'slow'; did you mean 'slo'?"),
         ({"engine": {"scheduler_options": {"acceptance": 0.5}}}, "engine.scheduler_options.acceptance: unknown key"),
