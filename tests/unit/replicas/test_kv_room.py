@@ -93,6 +93,14 @@ def test_a_batch_is_short_of_blocks_where_its_groups_may_take_more() -> None:
     assert room(FULL, WINDOW, free=19).is_short(4, 6 * 32)
 
 
+def fill(bench: Any, output_tokens: int) -> None:
+    """Four best-effort requests run."""
+    for number in range(4):
+        bench.add(f"b{number}", [number + 1] * 400, output_tokens, BEST_EFFORT)
+    for _ in range(6):
+        bench.step()
+
+
 def standstill(bench: Any, steps: int) -> int:
     """The most empty steps in a row."""
     longest = now = 0
@@ -108,10 +116,7 @@ def standstill(bench: Any, steps: int) -> int:
 def test_what_is_promised_gets_its_blocks_beside_sliding_windows(make_bench: MakeBench, windows: int) -> None:
     """Every group took blocks that the planner did not know of; best effort held them for ever."""
     bench = make_bench(blocks=256, windows=windows, max_num_seqs=16, max_num_batched_tokens=2048)
-    for number in range(4):
-        bench.add(f"b{number}", [number + 1] * 400, 600, BEST_EFFORT)
-    for _ in range(6):
-        bench.step()
+    fill(bench, 600)
     bench.add("promised", [99] * 600, 5, TIGHT)
     assert standstill(bench, 12) <= 1
     assert "promised" in bench.finished
@@ -130,10 +135,7 @@ def test_a_long_prompt_is_not_left_out_for_what_short_ones_take_beside_windows(m
 def test_an_engine_never_stands_still_behind_a_plan_that_vllm_has_no_blocks_for(make_bench: MakeBench) -> None:
     """Whoever the plan leaves out would have freed some."""
     bench = make_bench(blocks=64, max_num_seqs=16, max_num_batched_tokens=2048)
-    for number in range(4):
-        bench.add(f"b{number}", [number + 1] * 400, 20, BEST_EFFORT)
-    for _ in range(6):
-        bench.step()
+    fill(bench, 20)
     scheduler = bench.scheduler
     plan = scheduler._planner.plan
 
@@ -152,10 +154,7 @@ def test_an_engine_never_stands_still_behind_a_plan_that_vllm_has_no_blocks_for(
 def test_blocks_that_a_connector_keeps_are_taken_from_best_effort(make_bench: MakeBench) -> None:
     """Blocks that nobody in the queues holds, as where a connector keeps those of requests that have ended."""
     bench = make_bench(blocks=256, max_num_seqs=16, max_num_batched_tokens=2048)
-    for number in range(4):
-        bench.add(f"b{number}", [number + 1] * 400, 60, BEST_EFFORT)
-    for _ in range(6):
-        bench.step()
+    fill(bench, 60)
     pool = bench.scheduler.kv_cache_manager.block_pool
     pool.get_new_blocks(pool.get_num_free_blocks() - 10)
     bench.add("promised", [99] * 600, 5, TIGHT)

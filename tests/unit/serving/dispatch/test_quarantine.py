@@ -132,7 +132,8 @@ def test_streams_wait_for_their_trial_no_longer_than_they_may(monkeypatch: pytes
         await streams_whose_engine_ends(scene)
         await until(lambda: len(scene.fleet.submitted) == 24)
 
-    play(scenario, timeouts=STEADY)
+    moved = play(scenario, timeouts=STEADY).fleet.submitted[12:]
+    assert len({submission.request_id for _, submission in moved}) == 12
 
 
 def test_what_makes_a_token_on_every_engine_that_it_ends_is_given_up() -> None:
@@ -158,7 +159,9 @@ def test_what_has_decoded_for_long_did_not_end_the_engines_before(monkeypatch: p
             engines.end(where(scene, "x")[-1])
         await until(lambda: len(scene.tokens("x")) == 4)
 
-    play(scenario, *REPLICAS)
+    scene = play(scenario, *REPLICAS)
+    assert len(scene.tokens("x")) == 4
+    assert len(where(scene, "x")) == 4
 
 
 def test_streams_are_tried_before_what_has_no_token_yet() -> None:
