@@ -59,6 +59,7 @@ class FilesConnector(ExampleConnector):
         self._layers = vllm_config.model_config.get_num_layers_by_block_type(vllm_config.parallel_config)
         self._swept_s = self._kept_s = 0.0
         self._cache: Any = None  # the scheduler's KV cache manager
+        self._unread: set[int] = set()  # blocks that the step under way should have read
 
     # -- in the scheduler -------------------------------------------------------------------------------------------
 
@@ -165,9 +166,22 @@ class FilesConnector(ExampleConnector):
                     shutil.rmtree(folder, ignore_errors=True)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Fill the blocks of every request that continues here; what was read is removed."""
-        super().start_load_kv(forward_context, **kwargs)
-        for request in self._get_connector_metadata().requests:
-            if not request.is_store:
-                folder = self._generate_foldername_debug(request.token_ids, request.mm_hashes)
-                shutil.rmtree(folder, ignore_errors=True)
+        """Fill the blocks of every request that continues here; what was read is removed.
+
+        Where a file breaks off, the requests of this step compute their prompts.
+        """
+        loaded = [request for request in self._get_connector_metadata().requests if not request.is_store]
+        try:
+            super().start_load_kv(forward_context, **kwargs)
+        except (OSError, SafetensorError) as error:
+            logger.error("hand-overs not read: %s", error)
+            for request in loaded:
+                self._unread.update((request.slot_mapping // self._block_size).tolist())
+        for request in loaded:
+            folder = self._generate_foldername_debug(request.token_ids, request.mm_hashes)
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """The blocks that could not be read since the last call."""
+        unread, self._unread = self._unread, set()
+        return unread

@@ -86,6 +86,11 @@ def test_methods_that_are_named_exist(page: str) -> None:
     assert not missing
 
 
+def test_the_index_of_results_leads_to_every_page() -> None:
+    index = (ROOT / "docs" / "results" / "README.md").read_text()
+    assert set(re.findall(r"\]\(([\w-]+\.md)\)", index)) == {page.name for page in RESULTS} - {"README.md"}
+
+
 def test_the_example_of_one_more_tier_is_the_packaged_table_with_it() -> None:
     told = yaml.safe_load(block(section("docs/fleet.md", "Change tiers"), "yaml"))["deployments"][0]["user_config"]
     packaged, table = packaged_table(), TierTableConfig.read(told)

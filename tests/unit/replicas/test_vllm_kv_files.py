@@ -86,6 +86,22 @@ def test_a_full_disk_is_no_transfer_and_not_the_end_of_the_engine(
     assert not reader._is_whole(str(folder)), "so its reader computes the prompt"
 
 
+def test_a_hand_over_that_breaks_while_it_is_read_is_computed(tmp_path: Path) -> None:
+    reader = connector(tmp_path, KVConnectorRole.WORKER)
+    meta = ExampleConnectorMetadata()
+    meta.add_request(PROMPT, [7, 3, 5, 9], 32, False, ["r1"])
+    meta.add_request(PROMPT, [1, 2, 4, 6], 32, True, ["r2"])
+    reader.bind_connector_metadata(meta)
+    folder = Path(reader._folder(PROMPT, "r1"))
+    folder.mkdir(parents=True)
+    (folder / "layer 0.safetensors").write_bytes(b"begun")
+    layers = {"layer 0": SimpleNamespace(kv_cache=torch.zeros(1))}
+    reader.start_load_kv(SimpleNamespace(attn_metadata={}, no_compile_layers=layers))
+    assert reader.get_block_ids_with_load_errors() == {7, 3, 5}, "whole blocks of who reads, of nobody who stores"
+    assert not reader.get_block_ids_with_load_errors(), "told once"
+    assert not folder.exists()
+
+
 def test_a_hand_over_that_is_removed_while_its_reader_waits_is_no_hand_over(tmp_path: Path) -> None:
     reader = connector(tmp_path)
     folder = Path(reader._folder(PROMPT[:-1], "r1"))
