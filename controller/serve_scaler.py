@@ -57,8 +57,10 @@ class ServeScaler:
         """End these replicas of the first deployment, and ask for as many less.
 
         Raises:
-            ScalingError: Serve does not know one of them, or did not notice its end.
+            ScalingError: Serve does not know one of them, or did not notice its end, or takes no other number from us.
         """
+        if not (await self._application())["external_scaler_enabled"]:  # nobody is ended in vain
+            raise ScalingError(f"application {self.application!r} needs external_scaler_enabled: true")
         own_ids, known = [name.rpartition("/")[2] for name in replicas], await self._known()
         if unknown := [name for name, own_id in zip(replicas, own_ids, strict=True) if own_id not in known]:
             raise ScalingError(f"Serve knows no replica {', '.join(unknown)}")

@@ -1,5 +1,6 @@
 """The tier tables of an application's models, from the one ``user_config`` of its ingress."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from serving.config.app import AppConfig
@@ -23,3 +24,13 @@ def tables_of(user_config: Any, config: AppConfig) -> dict[str, TierTableConfig]
         except ConfigError as error:
             raise ConfigError(f"of model {each.entry!r}: {error}" if each.entry else str(error)) from None
     return tables
+
+
+def check_external_scaler(app: Mapping[str, Any], config: AppConfig, tables: Mapping[str, TierTableConfig]) -> None:
+    """Raise ``ConfigError`` where a table makes the size of a fleet follow its load, and Serve would refuse that.
+
+    ``app`` is the application as a Serve file states it.
+    """
+    fleets = [in_force(each, tables[each.entry].fleet).fleet for each in config.each]
+    if any(fleet.autoscaling.max_replicas for fleet in fleets) and not app.get("external_scaler_enabled"):
+        raise ConfigError("fleet.autoscaling: needs external_scaler_enabled: true beside the application's args")

@@ -16,7 +16,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from serving.config.app import INGRESS, AppConfig
 from serving.config.base import ConfigError
 from serving.config.engine import REPLICA
-from serving.config.model_tables import tables_of
+from serving.config.model_tables import check_external_scaler, tables_of
 from serving.config.serve_file import applications_of, check_apart, load_document, prefix_of, read_application
 from serving.config.serve_schema import check_serve_keys
 from serving.launch.arguments import Options, to_document
@@ -87,7 +87,7 @@ def check_documents(document: dict[str, Any], source: str) -> list[AppConfig]:
 def _check_application(document: dict[str, Any], source: str, place: int) -> AppConfig:
     app, user_config = read_application(document, source, place)
     try:
-        tables_of(user_config, app)
+        check_external_scaler(applications_of(document)[place], app, tables_of(user_config, app))
     except ConfigError as error:
         raise ConfigError(f"{source}: deployments.Ingress.user_config.{error}") from None
     return app

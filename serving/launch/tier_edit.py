@@ -10,7 +10,7 @@ import yaml
 
 from serving.config.app import IMPORT_PATH, INGRESS, AppConfig
 from serving.config.base import ConfigError
-from serving.config.model_tables import tables_of
+from serving.config.model_tables import check_external_scaler, tables_of
 from serving.config.serve_file import applications_of, prefix_of
 from serving.config.tiers import TierTableConfig
 from serving.launch.dashboard import serve_client
@@ -128,7 +128,8 @@ def redeploy(address: str, change: Callable[[Table], Table], url: str = "") -> T
     if ingress is None or not ingress.get("user_config"):
         raise LaunchError("--address: the application that is deployed there has no tier table")
     table = change(ingress["user_config"])
-    tables_of(table, AppConfig.read(app.get("args")))
+    config = AppConfig.read(app.get("args"))
+    check_external_scaler(app, config, tables_of(table, config))
     ingress["user_config"] = table
     client.deploy_applications(document)
     return table

@@ -140,6 +140,21 @@ def test_what_serve_does_not_run_is_named(applications: dict[str, Any], told: st
             asyncio.run(question())
 
 
+def test_no_replica_is_ended_where_serve_takes_no_size_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    scaler, ended = ServeScaler("app", ("Replica",)), []
+    replica = {"replica_id": "x", "actor_name": "actor", "state": "RUNNING"}
+    deployments = {"Replica": {"target_num_replicas": 2, "replicas": [replica]}}
+
+    async def answer(method: str, *arguments: Any) -> Any:
+        return {"applications": {"app": {"deployments": deployments, "external_scaler_enabled": False}}}
+
+    scaler._ask = answer  # type: ignore[method-assign]
+    monkeypatch.setattr(ServeScaler, "_end", ended.append)
+    with pytest.raises(ScalingError, match="'app' needs external_scaler_enabled: true"):
+        asyncio.run(scaler.remove(["a/x"]))
+    assert ended == []
+
+
 def ping(application: str = "app", deploy: str = "first", version: int = 0, **options: Any) -> tuple[bytes, bytes]:
     """What an ingress of this application and deploy says; ``version`` of its tier table, 0: the first one's."""
     wanted = FleetOptions(application=application, deploy=deploy, **options)

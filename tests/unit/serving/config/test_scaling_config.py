@@ -11,6 +11,7 @@ from controller.scaling.signals import ScalingOptions
 from serving.config.app import IMPORT_PATH, AppConfig
 from serving.config.base import ConfigError
 from serving.config.serve_file import read_serve_file
+from serving.launch.launch import check_document
 
 
 @pytest.mark.parametrize(
@@ -85,3 +86,13 @@ def test_a_fleet_that_scales_needs_serves_external_scaler(tmp_path: Path) -> Non
         read_serve_file(path)
     path.write_text(yaml.safe_dump({"applications": [{**app, "external_scaler_enabled": True}]}))
     assert read_serve_file(path)[0].most_replicas == 3
+
+
+def test_a_table_that_scales_a_fleet_needs_it_too() -> None:
+    tiers = [{"name": "chat", "ttft_ms": 500, "tpot_ms": 50}, {"name": "batch", "best_effort": True}]
+    table = {"version": 1, "default_tier": "chat", "tiers": tiers, "fleet": {"autoscaling": {"max_replicas": 3}}}
+    app = {"import_path": IMPORT_PATH, "deployments": [{"name": "Ingress", "user_config": table}]}
+    told = r"serve\.yaml: deployments\.Ingress\.user_config\.fleet\.autoscaling: needs external_scaler_enabled: true"
+    with pytest.raises(ConfigError, match=told):
+        check_document({"applications": [app]}, "serve.yaml")
+    check_document({"applications": [{**app, "external_scaler_enabled": True}]}, "serve.yaml")

@@ -1,10 +1,11 @@
 """Changing one tier of what is deployed: the next version, or what is wrong with it."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from serving.config.app import IMPORT_PATH
+from serving.config.app import IMPORT_PATH, INGRESS
 from serving.config.base import ConfigError
 from serving.launch import tier_edit
 from serving.launch.local_ray import LaunchError
@@ -109,3 +110,22 @@ def test_a_later_version_than_the_one_deployed_will_do(monkeypatch: pytest.Monke
     monkeypatch.setattr(tier_edit, "APPLIED_S", 0.0)
     with pytest.raises(LaunchError, match="version 7 was deployed, but not applied: too old"):
         tier_edit.wait_applied("http://127.0.0.1:8000", 7)
+
+
+def test_a_size_that_follows_the_load_needs_serves_external_scaler(monkeypatch: pytest.MonkeyPatch) -> None:
+    ingress = {"name": INGRESS, "user_config": TABLE}
+    app = {"name": "polyslo", "import_path": IMPORT_PATH, "args": {}, "deployments": [ingress]}
+    deployed: list[dict[str, Any]] = []
+    details = {"applications": {"polyslo": {"deployed_app_config": app}}}
+    client = SimpleNamespace(get_serve_details=lambda: details, deploy_applications=deployed.append)
+    monkeypatch.setattr(tier_edit, "serve_client", lambda _address: client)
+
+    def follow(table: dict[str, Any]) -> dict[str, Any]:
+        return set_fleet(table, {"autoscaling.max_replicas": 8})
+
+    with pytest.raises(ConfigError, match="autoscaling: needs external_scaler_enabled: true"):
+        tier_edit.redeploy("", follow)
+    assert deployed == []
+    app["external_scaler_enabled"] = True
+    assert tier_edit.redeploy("", follow)["fleet"] == {"autoscaling": {"max_replicas": 8}}
+    assert len(deployed) == 1
