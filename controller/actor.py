@@ -24,7 +24,7 @@ from controller.faults import admit_each
 from controller.fleet import Fleet
 from controller.ingress_link import answer_over
 from controller.length_trainer import LengthKeeper
-from controller.options import FleetOptions
+from controller.options import HEAD_NODE, FleetOptions
 from controller.pacing import ReportPacer
 from controller.patience import Delays, given_up, parts
 from controller.recalls import RecallBox
@@ -50,7 +50,6 @@ STATUS_S = 0.5  # a status may be so old
 REPLICAS_TOGETHER = 32  # that are told of or checked without a pause
 MOST_TOGETHER = 16  # requests that are decided without a pause
 WAKE_UP_S = 3.0  # a newborn waits so long for reports; ingresses wait less (``admit_timeout_s``) and go by known loads
-HEAD_NODE = "node:__internal_head__"  # Ray's own resource of the head
 ABANDONED_S = 15.0  # another application may take a controller whose own has not pinged for so long
 IDLE_EXIT_S = 600.0  # without an ingress or a replica for so long, the application is gone and so is its controller
 

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from controller.checkpoint import restore, to_tables
-from controller.checkpoint_store import CheckpointStore, shown_uri, without_secrets
+from controller.checkpoint_store import CheckpointStore
 from controller.fleet import Fleet
 from controller.options import CheckpointOptions
+from controller.storage import shown_uri, without_secrets
 
 logger = logging.getLogger("polyslo.checkpoints")
 

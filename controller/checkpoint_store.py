@@ -14,16 +14,15 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow import fs
 
 from controller.checkpoint import FORMAT
 from controller.lengths.snapshot import Table
+from controller.storage import Storage, folder_of
 
 KEPT = 3  # checkpoints; older ones are removed
 COMPLETE = "complete"
 MOST_BYTES = 1 << 28  # of one file
 _FORMAT, _SAVED = b"polyslo_format", b"polyslo_saved_s"
-_USER = re.compile(r"//[^/@]*@")
 _NAME = re.compile(r"[a-z_]{1,40}")
 
 
@@ -57,25 +56,20 @@ class CheckpointStore:
     _next: int = field(default=0)
 
     def __post_init__(self) -> None:
-        if self.uri.startswith("/"):
-            self._files, root = fs.LocalFileSystem(), self.uri
-        else:
-            self._files, root = fs.FileSystem.from_uri(self.uri)
-        folder = re.sub(r"[^A-Za-z0-9_.-]", "_", self.application).lstrip(".") or "default"
-        self._root = f"{root.rstrip('/')}/{folder}" + (f"/model-{self.model}" if self.model else "")
+        of_model = [f"model-{self.model}"] if self.model else []
+        self._files = Storage(self.uri, folder_of(self.application), *of_model)
 
     def save(self, tables: Mapping[str, Table], saved_s: float) -> int:
         """Write a checkpoint and remove those beyond the latest few; returns its number."""
         number = max([self._next, *(found + 1 for found in self._numbers())])
         self._next = number + 1
         folder, digests = self._folder(number), {}
-        self._files.create_dir(folder, recursive=True)
         for name, table in tables.items():
             digests[name] = self._write(f"{folder}/{name}.parquet", to_parquet(table, saved_s))
         names = {"table": np.array(list(digests), dtype="O"), "digest": np.array(list(digests.values()), dtype="O")}
         self._write(f"{folder}/{COMPLETE}.parquet", to_parquet(names, saved_s))
         for old in self._numbers()[KEPT:]:
-            self._files.delete_dir(self._folder(old))
+            self._files.remove_folder(self._folder(old))
         return number
 
     def load(self) -> Found | None:
@@ -113,31 +107,17 @@ class CheckpointStore:
 
     def _numbers(self) -> list[int]:
         """Of all checkpoints, whole or not, the newest first."""
-        listed = self._files.get_file_info(fs.FileSelector(self._root, allow_not_found=True))
-        names = [info.base_name for info in listed if info.type == fs.FileType.Directory]
-        return sorted((int(name) for name in names if re.fullmatch(r"\d{1,12}", name)), reverse=True)
+        return sorted((int(name) for name in self._files.folders() if re.fullmatch(r"\d{1,12}", name)), reverse=True)
 
-    def _folder(self, number: int) -> str:
-        return f"{self._root}/{number:010d}"
+    @staticmethod
+    def _folder(number: int) -> str:
+        return f"{number:010d}"
 
     def _read(self, path: str) -> bytes:
-        info = self._files.get_file_info(path)
-        if info.type != fs.FileType.File:
-            raise ValueError("is missing")
-        if info.size > MOST_BYTES:
-            raise ValueError(f"has {info.size} bytes, more than any of ours")
-        with self._files.open_input_stream(path) as stream:
-            content: bytes = stream.read()
-        return content
+        return self._files.read(path, MOST_BYTES)
 
     def _write(self, path: str, content: bytes) -> str:
-        """Write a file; on a file system a reader sees all of it or none, as object stores have it anyhow."""
-        is_local = self._files.type_name in ("local", "hdfs")
-        written = f"{path}.partial" if is_local else path
-        with self._files.open_output_stream(written) as stream:
-            stream.write(content)
-        if is_local:
-            self._files.move(written, path)
+        self._files.write(path, content)
         return digest_of(content)
 
 
@@ -174,16 +154,6 @@ def from_parquet(content: bytes) -> tuple[Table, float]:
     if not table or not np.isfinite(saved_s):
         raise ValueError("has no columns, or no time")
     return table, saved_s
-
-
-def shown_uri(uri: str) -> str:
-    """A URI without what it may hold of credentials."""
-    return _USER.sub("//", uri).partition("?")[0]
-
-
-def without_secrets(text: str, uri: str) -> str:
-    """A message of the storage in which the URI, wherever it is quoted, has no credentials."""
-    return _USER.sub("//", text.replace(uri, shown_uri(uri)))
 
 
 def _line(error: BaseException) -> str:

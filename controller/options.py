@@ -8,6 +8,7 @@ from controller.programs.options import ProgramOptions
 from controller.scaling.allocation import AllocationOptions
 from protocol.messages import BLOCK_TOKENS
 
+HEAD_NODE = "node:__internal_head__"  # Ray's own resource of the head
 DP, GREEDY, ARRIVAL = "dp", "greedy", "arrival"  # how the set is chosen that is promised (``FleetOptions.selection``)
 
 

@@ -1,5 +1,6 @@
 """The Serve application: replicas, and ingresses in front of them. ``import_path: serving.app:build`` in serve.yaml."""
 
+import asyncio
 import logging
 import uuid
 from collections.abc import Sequence
@@ -46,7 +47,22 @@ class Ingress:
 
             apps = [await self._app_of(each) for each in self.config.each]
         self.ingress_app = ModelsApp(self.config, apps) if self.config.models else apps[0]
-        return self.ingress_app
+        return self._with_batches(self.ingress_app, has_tenants=apps[0].middleware.has_tenants)
+
+    def _with_batches(self, app: Any, has_tenants: bool) -> Any:
+        """The application behind the Batch API; where that is on, this ingress serves lines of batches."""
+        from serving.batches.api import BatchApi
+        from serving.batches.keeper import KeeperLink
+        from serving.batches.runner import BatchRunner
+        from serving.ingress.guard import Guard
+
+        context, wanted, link = serve.get_replica_context(), self.config.batches, None
+        if wanted.storage:
+            options = wanted.options(self.config.ingress.limits.body_bytes)
+            link = KeeperLink(options, context.app_name, self.config.each[0].fleet.controller_namespace)
+            runner = BatchRunner(app, link, context.replica_id.unique_id, wanted.in_flight)
+            self.running = asyncio.get_running_loop().create_task(runner.run())
+        return BatchApi(app, link, lambda inner: Guard(inner, self.config.guard), has_tenants)
 
     async def _app_of(self, config: AppConfig) -> Any:
         """The application of one model: vLLM's server, and the way from it to the model's controller and replicas."""
@@ -102,7 +118,7 @@ def build(args: dict[str, Any]) -> serve.Application:
         max_queued_requests=ingress.max_queued_requests,
         ray_actor_options={
             "num_cpus": ingress.num_cpus,
-            "runtime_env": {"env_vars": CPU_ONLY | logged(most_talkative(config)) | guarded(ingress.guard)},
+            "runtime_env": {"env_vars": CPU_ONLY | logged(most_talkative(config)) | guarded(config.guard)},
         },
         health_check_period_s=2,
         graceful_shutdown_timeout_s=ingress.drain_s,

@@ -16,6 +16,7 @@ from replicas.config import AUTO, ReplicaConfig
 from replicas.kv_transfer import FILES
 from serving.config.adapters import adapter_options, adapters_of
 from serving.config.base import ConfigError, Section, merged_section, same_names
+from serving.config.batches import BatchesConfig
 from serving.config.devices import OWN_MODEL_LEN
 from serving.config.engine import (
     FLEETS_OPTION,
@@ -31,6 +32,7 @@ from serving.config.fleet import CONTROLLER_NAME, FleetConfig, IngressConfig
 from serving.config.group import Group
 from serving.config.kv import check_connections, transfer_settings, without_transfer
 from serving.config.lengths import CheckpointsConfig, LengthsConfig
+from serving.config.limits import GuardConfig
 from serving.config.models import check_entries, where_stated, with_shared
 from serving.config.spread import spread
 
@@ -49,6 +51,7 @@ class AppConfig(Section):
     lengths: LengthsConfig = Field(default_factory=LengthsConfig)
     checkpoints: CheckpointsConfig = Field(default_factory=CheckpointsConfig)
     ingress: IngressConfig = Field(default_factory=IngressConfig)
+    batches: BatchesConfig = Field(default_factory=BatchesConfig)
     models: "list[ModelEntry]" = Field(default_factory=list)  # several models; the sections above then say nothing
 
     @classmethod
@@ -119,6 +122,11 @@ class AppConfig(Section):
         if self.is_disaggregated and self.fleet.controller_shards > 1:
             raise ValueError("fleet.controller_shards: must be 1 where the fleet prefills and decodes apart")
         check_connections(groups, self.connection)
+
+    @property
+    def guard(self) -> GuardConfig:
+        """What an ingress's outermost layer keeps to; files are as large as other bodies where there are no batches."""
+        return self.ingress.guard(self.batches.file_bytes if self.batches.storage else self.ingress.limits.body_bytes)
 
     @property
     def marked_block_tokens(self) -> int:

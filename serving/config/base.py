@@ -1,5 +1,6 @@
 """Strict sections of a configuration: what is unknown or impossible is an error that names the field's path."""
 
+import re
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, ClassVar, Self, get_args
@@ -8,6 +9,8 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from profiles.suggest import suggest
+
+_URI = re.compile(r"/|(file|s3|gs|gcs|abfs|abfss|hdfs|viewfs)://")
 
 
 class ConfigError(ValueError):
@@ -48,6 +51,12 @@ def same_names(section: Section, other: type[msgspec.Struct]) -> dict[str, Any]:
     """The values of a section that the other kind of settings has under the same names."""
     names = type(section).model_fields.keys() & {*other.__struct_fields__}
     return {name: getattr(section, name) for name in names}
+
+
+def check_uri(field: str, uri: str) -> None:
+    """Raise ``ValueError`` where ``uri`` is not empty and names no storage that ``pyarrow.fs`` has."""
+    if uri and not _URI.match(uri):
+        raise ValueError(f"{field}: must be an absolute path, or begin with file://, s3://, gs://, abfs:// or hdfs://")
 
 
 def merged_section(before: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:

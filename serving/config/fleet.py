@@ -74,8 +74,7 @@ class IngressConfig(Section):
     limits: LimitsConfig = Field(default_factory=LimitsConfig)
     transit_s: NonNegativeFloat = 0.005  # that a token takes from its iteration to the client; promises leave it that
 
-    @property
-    def guard(self) -> GuardConfig:
-        """What an ingress's outermost layer keeps to."""
+    def guard(self, file_bytes: int) -> GuardConfig:
+        """What an ingress's outermost layer keeps to; files for batches may have so many bytes."""
         most = self.max_ongoing_requests + self.max_queued_requests
-        return GuardConfig(**self.limits.model_dump(), most_requests=most)
+        return GuardConfig(**self.limits.model_dump(), most_requests=most, file_bytes=file_bytes)

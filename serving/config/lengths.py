@@ -1,16 +1,14 @@
 """The sections ``lengths`` (who estimates output lengths, what admission keeps room for) and ``checkpoints``."""
 
-import re
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from controller.lengths.estimate import LengthOptions
 from controller.options import CheckpointOptions
-from serving.config.base import Section, defaults
+from serving.config.base import Section, check_uri, defaults
 
 LENGTHS, CHECKPOINTS = defaults(LengthOptions), defaults(CheckpointOptions)
-_URI = re.compile(r"/|(file|s3|gs|gcs|abfs|abfss|hdfs|viewfs)://")
 
 
 class LengthsConfig(Section):
@@ -37,8 +35,7 @@ class CheckpointsConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.uri and not _URI.match(self.uri):
-            raise ValueError("uri: must be an absolute path, or begin with file://, s3://, gs://, abfs:// or hdfs://")
+        check_uri("uri", self.uri)
         return self
 
     def options(self) -> CheckpointOptions:

@@ -25,6 +25,7 @@ class LimitsConfig(Section):
 
 
 class GuardConfig(LimitsConfig):
-    """The limits, and how many requests an ingress may hold at a time, running and waiting."""
+    """The limits, how many requests an ingress may hold at a time, running and waiting, and how large a file may be."""
 
     most_requests: PositiveInt = 2000
+    file_bytes: PositiveInt = 4 << 20

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from serving.config.app import ModelEntry
 
 KEY = "models"
-WHOLE = ("ingress",)  # sections of the application itself: every model has the same
+WHOLE = ("ingress", "batches")  # sections of the application itself: every model has the same
 OF_ENTRY = re.compile(rf"{KEY}\.\d+\.")  # how a mistake in an entry begins
 SERVED, CONTROLLER = "served_model_name", "controller_name"
 

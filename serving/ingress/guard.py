@@ -11,10 +11,20 @@ from typing import Any
 
 from serving.config.limits import GuardConfig
 from serving.ingress.asgi import App, ClientGone, Message, Receive, Send, read_body, replayed, send_error
-from serving.ingress.limits import Places, Refusal, check_headers, client_of, most_bytes, too_large, too_slow
+from serving.ingress.limits import (
+    Places,
+    Refusal,
+    check_headers,
+    client_of,
+    most_bytes,
+    takes_file,
+    too_large,
+    too_slow,
+)
 
 ARRIVED = "polyslo.arrived_s"  # key of an ASGI scope: when the request was seen, by this process's monotonic clock
 SETTINGS = "POLYSLO_GUARD"  # environment variable: the settings of a process's guard, as JSON
+OPEN_FILES, FILE_TIMES = 2, 10.0  # files on their way at a time, and how much longer than other bodies they may take
 WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 
 
@@ -25,6 +35,7 @@ class Guard:
         self.app, self.config = app, config
         self._places = Places(config.most_requests, config.requests_per_client)
         self._bodies = OpenBodies(config.open_bodies, config.body_s)
+        self._files = OpenBodies(OPEN_FILES, FILE_TIMES * config.body_s)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or ARRIVED in scope:  # websockets, and what another guard has let through
@@ -44,7 +55,8 @@ class Guard:
 
     async def _with_body(self, scope: Message, receive: Receive, send: Send) -> None:
         client = client_of(scope["headers"], self.config.client_header)
-        body = await self._bodies.read(receive, most_bytes(scope["path"], self.config), dict(scope["headers"]))
+        bodies = self._files if takes_file(scope["path"]) else self._bodies
+        body = await bodies.read(receive, most_bytes(scope["path"], self.config), dict(scope["headers"]))
         self._places.take(client)
         try:
             await self.app(scope, replayed(body, receive), send)

@@ -80,7 +80,7 @@ class IngressApp:
         status = config.fleet.overload_status
         self.middleware = SloMiddleware(Disconnects(server), self.index, self.done, status, limits, has_tenants)
         self.middleware.resumption = Resumption(transport.take_stream, self._known, self.metrics.streams_resumed)
-        self._generate = Guard(self.middleware, config.ingress.guard)
+        self._generate = Guard(self.middleware, config.guard)
         cors = getattr(getattr(server, "state", None), "cors", None)
         self._answered: App = CORSMiddleware(self._choose, expose_headers=EXPOSED, **cors) if cors else self._choose
         self._pinging = asyncio.get_running_loop().create_task(self._ping())

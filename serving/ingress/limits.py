@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from typing import Any
 
-from serving.config.limits import LimitsConfig
+from serving.config.limits import GuardConfig, LimitsConfig
 from serving.ingress.errors import ApiError, bad_request, overloaded
 from serving.ingress.sequences import expected_sequences
 from serving.request.slo import SloError, shown
@@ -19,6 +19,7 @@ READ_BY_SERVE = frozenset({b"x-session-id", b"x-request-timeout-seconds", b"x-re
 READ_BY_SERVE |= {b"serve-multiplexed-model-id"}  # headers that Serve decodes as UTF-8, or else fails
 OWN_XARGS = frozenset({"kv_transfer_params", "ec_transfer_params", "polyslo"})  # by which ingress and engines speak
 SCORING = "/generative_scoring"  # vLLM makes a request of one token of each item
+FILES = "/v1/files"  # takes the files of batches
 _TEXT_ROUTES = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens", SCORING})
 
 
@@ -50,8 +51,15 @@ def is_sound_id(text: str) -> bool:
     return 0 < len(text) <= LONGEST_ID and text.isascii() and text.isprintable()
 
 
-def most_bytes(path: str, limits: LimitsConfig) -> int:
+def takes_file(path: str) -> bool:
+    """Whether the body of a POST is a file."""
+    return path.rstrip("/").endswith(FILES)
+
+
+def most_bytes(path: str, limits: GuardConfig) -> int:
     """How long the body of a request may be."""
+    if takes_file(path):
+        return limits.file_bytes
     return min(limits.body_bytes, limits.text_bytes) if path in _TEXT_ROUTES else limits.body_bytes
 
 

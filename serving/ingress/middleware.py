@@ -21,7 +21,7 @@ from serving.ingress.json_body import read_json
 from serving.ingress.limits import SCORING, Refusal, check_document, check_scoring
 from serving.ingress.resumption import Events, Resumption, events_of, resume_header
 from serving.ingress.sequences import expected_sequences
-from serving.ingress.tenant import tenant_of
+from serving.ingress.tenant import SENT_FOR, tenant_of
 from serving.request.program import read_program
 from serving.request.program_memory import ProgramMemory
 from serving.request.slo import SloError, TierIndex, resolve, strip_body
@@ -120,7 +120,7 @@ class SloMiddleware:
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
         arrived_s = scope.get(ARRIVED, time.monotonic())
         asked, expected = document.get("service_tier"), expected_sequences(document)
-        tenant = tenant_of(scope["path"], headers) if self.has_tenants else ""
+        tenant = scope.get(SENT_FOR, tenant_of(scope["path"], headers) if self.has_tenants else "")
         program = self.programs.recall(read_program(headers, document), document, tenant, arrived_s)
         slo = resolve(headers, document, self.tiers(), program.deadline_s if program else INF)
         request_state = HttpRequestState(slo, arrived_s, program, str(asked or ""), expected=expected, is_open=True)

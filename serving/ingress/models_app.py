@@ -56,7 +56,7 @@ class ModelsApp:
         self.config, self.apps = config, tuple(apps)
         self._by_name = {name: self.apps[place] for name, place in models_by_name(config.models).items()}
         self._metrics_app = metrics_app([app.metrics for app in self.apps])
-        self._chosen = Guard(self._choose, config.ingress.guard)
+        self._chosen = Guard(self._choose, config.guard)
         for app in self.apps[1:]:  # a program may ask several models: its age and its responses are known to all
             app.middleware.programs = self.apps[0].middleware.programs
 

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Iterable
 
 DIGEST_BYTES = 8
+SENT_FOR = "polyslo.tenant"  # key of an ASGI scope: the ingress itself sends the request, for this tenant
 GUARDED = "/v1/"  # below it vLLM's server checks keys; elsewhere anybody could name any key
 
 

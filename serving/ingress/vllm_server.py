@@ -36,6 +36,7 @@ from serving.ingress.other_tasks import RUN_TIME_ADAPTERS
 from serving.ingress.replays import Replays
 from serving.ingress.vllm_checks import check_computed, check_prompt_logprobs
 from serving.ingress.vllm_front_end import FleetLLM
+from serving.ingress.vllm_keys import trust_own_requests
 from serving.ingress.vllm_mistakes import ClientMistakes
 from serving.ingress.vllm_outputs import PendingOutputs
 from serving.request.state import HttpRequestState, current_request_state
@@ -256,7 +257,9 @@ async def make_server(
     client.forget = lambda request_id: engine.output_processor.abort_requests([request_id], internal=True)
     args.middleware = [*args.middleware, f"{ClientMistakes.__module__}.{ClientMistakes.__name__}"]
     app = build_app(args, TASKS, config.model_config)
+    trust_own_requests(app.user_middleware)
     app.state.checks_keys, app.state.cors = bool(args.api_key or envs.VLLM_API_KEY), without_cors(app)
+    app.middleware_stack = app.build_middleware_stack()  # vLLM has built one already
     app.router.routes[:] = [route for route in app.router.routes if getattr(route, "path", "") in ROUTES]
     await init_app_state(engine, app.state, args, TASKS)
     app.state.server = types.SimpleNamespace(should_exit=False)  # vLLM's handler of unexpected errors looks at it

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PURE_ROOMS = ("profiles", "protocol", "planning", "routing", "controller", "simulation")
 ROOMS = (*PURE_ROOMS, "replicas", "serving", "benchmarks")
-SERVING = ("cli", "config", "dispatch", "ingress", "launch", "loadgen", "plug_in", "request")
+SERVING = ("batches", "cli", "config", "dispatch", "ingress", "launch", "loadgen", "plug_in", "request")
 SHELLS = {
     "controller.actor",
     "controller.checkpoint_keeper",
@@ -34,7 +34,7 @@ ADAPTERS = {  # package -> the modules that may know it
     "torch": r"replicas\.(vllm_(executor|kv_files)|profiling|timed_(batches|executor|worker))",
     "ray": r"controller\.(actor|length_trainer|serve_scaler|shards\.keeper)"
     r"|replicas\.(deployment|pinned_router|reporter|vllm_ray_executor)"
-    r"|serving\.(app|launch\.(dashboard|launch|local_ray)|dispatch\.(controller_link|transport)|config\.serve_schema)",
+    r"|serving\.(app|batches\.keeper|launch\.(dashboard|launch|local_ray)|dispatch\.(controller_link|transport)|config\.serve_schema)",
     "ray.serve.request_router": r"replicas\.pinned_router",  # an alpha API of Serve's
 }
 FILE_LINES, FUNCTION_LINES = 300, 60

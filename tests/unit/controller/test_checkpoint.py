@@ -14,7 +14,7 @@ import pytest
 from controller import actor, checkpoint_keeper
 from controller.actor import Controller
 from controller.checkpoint import restore, to_tables
-from controller.checkpoint_store import COMPLETE, KEPT, CheckpointStore, shown_uri, without_secrets
+from controller.checkpoint_store import COMPLETE, KEPT, CheckpointStore
 from controller.fleet import Fleet
 from controller.lengths import snapshot
 from controller.lengths.estimate import LengthOptions, LengthQuery
@@ -22,6 +22,7 @@ from controller.lengths.training import grow_from
 from controller.options import CheckpointOptions, FleetOptions
 from controller.scaling.history import Change
 from controller.scaling.tiers import TierTable
+from controller.storage import shown_uri, without_secrets
 from tests.support.fleet_cases import TIERS, TIGHT, ask, ended, fleet, report
 
 OPTIONS = LengthOptions("forest")

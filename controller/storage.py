@@ -1,0 +1,78 @@
+"""Files under a storage URI, written whole or not at all. All methods block; they raise ``OSError`` where it fails."""
+
+import re
+
+from pyarrow import fs
+
+_USER = re.compile(r"//[^/@]*@")
+
+
+class Storage:
+    """A folder of a local file system, or of an object store that ``pyarrow.fs`` knows."""
+
+    def __init__(self, uri: str, *folders: str) -> None:
+        if uri.startswith("/"):
+            self._files, root = fs.LocalFileSystem(), uri
+        else:
+            self._files, root = fs.FileSystem.from_uri(uri)
+        self._root = "/".join((root.rstrip("/"), *folders))
+
+    def folders(self) -> list[str]:
+        """Names of the folders."""
+        return self._names("", fs.FileType.Directory)
+
+    def names(self, folder: str) -> list[str]:
+        """Names of the files in a folder, which need not exist."""
+        return self._names(folder, fs.FileType.File)
+
+    def _names(self, folder: str, kind: fs.FileType) -> list[str]:
+        where = f"{self._root}/{folder}".rstrip("/")
+        listed = self._files.get_file_info(fs.FileSelector(where, allow_not_found=True))
+        return [info.base_name for info in listed if info.type == kind]
+
+    def read(self, path: str, most_bytes: int) -> bytes:
+        """A whole file; raises ``ValueError`` where there is none, or a longer one."""
+        info = self._files.get_file_info(f"{self._root}/{path}")
+        if info.type != fs.FileType.File:
+            raise ValueError("is missing")
+        if info.size > most_bytes:
+            raise ValueError(f"has {info.size} bytes, more than any of ours")
+        with self._files.open_input_stream(f"{self._root}/{path}") as stream:
+            content: bytes = stream.read()
+        return content
+
+    def write(self, path: str, content: bytes) -> None:
+        """Write a file; on a file system a reader sees all of it or none, as object stores have it anyhow."""
+        path = f"{self._root}/{path}"
+        self._files.create_dir(path.rpartition("/")[0], recursive=True)
+        is_local = self._files.type_name in ("local", "hdfs")
+        written = f"{path}.partial" if is_local else path
+        with self._files.open_output_stream(written) as stream:
+            stream.write(content)
+        if is_local:
+            self._files.move(written, path)
+
+    def remove(self, path: str) -> None:
+        """Remove a file, if there is one."""
+        if self._files.get_file_info(f"{self._root}/{path}").type == fs.FileType.File:
+            self._files.delete_file(f"{self._root}/{path}")
+
+    def remove_folder(self, folder: str) -> None:
+        """Remove a folder with everything in it, if there is one."""
+        if self._files.get_file_info(f"{self._root}/{folder}").type == fs.FileType.Directory:
+            self._files.delete_dir(f"{self._root}/{folder}")
+
+
+def folder_of(application: str) -> str:
+    """The folder of an application, whatever characters its name has."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", application).lstrip(".") or "default"
+
+
+def shown_uri(uri: str) -> str:
+    """A URI without what it may hold of credentials."""
+    return _USER.sub("//", uri).partition("?")[0]
+
+
+def without_secrets(text: str, uri: str) -> str:
+    """A message of the storage in which the URI, wherever it is quoted, has no credentials."""
+    return _USER.sub("//", text.replace(uri, shown_uri(uri)))

@@ -1,0 +1,170 @@
+"""``/v1/files`` and ``/v1/batches`` in front of an ingress's application. OpenAI's shapes; everything else passes on.
+
+Who may ask is the application's to say: each of these requests is let in if ``GET /v1/models`` with its headers is.
+"""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import parse_qs
+
+import msgspec
+from starlette.formparsers import MultiPartException
+from starlette.requests import Request
+
+from serving.batches.objects import BatchError
+from serving.batches.runner import Keeper
+from serving.ingress.asgi import App, ClientGone, Message, Receive, Send, answer_of, read_body, replayed, send_json
+from serving.ingress.errors import ApiError
+from serving.ingress.guard import Guard
+from serving.ingress.ingress import within_prefix
+from serving.ingress.limits import FILES
+from serving.ingress.tenant import tenant_of
+
+logger = logging.getLogger("polyslo.batches")
+
+BATCHES, MODELS = "/v1/batches", "/v1/models"
+OFF = "Batches are off: set batches.storage in the application's args."
+PURPOSE = "batch"
+LONGEST_NAME = 256
+
+Handler = Callable[["Asked"], Awaitable[Any]]
+
+
+class Asked:
+    """One request for files or batches: whose it is, what it names, its query, its body."""
+
+    def __init__(self, tenant: str, name: str, scope: Message, receive: Receive) -> None:
+        self.tenant, self.name, self.scope, self.receive = tenant, name, scope, receive
+        self.query = {key: values[-1] for key, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
+
+    def page(self) -> tuple[int, str]:
+        """How many of a list are wanted, and after which."""
+        word = self.query.get("limit", "20")
+        if not (word.isascii() and word.isdigit() and len(word) < 6):
+            raise BatchError(400, "limit: must be a number.", "limit", "invalid_value")
+        return int(word), self.query.get("after", "")
+
+
+class Content(bytes):
+    """The bytes of a file, to be sent as they are."""
+
+
+class BatchApi:
+    """``keeper`` None: there are no batches here. ``has_tenants``: the application checks API keys."""
+
+    def __init__(self, app: App, keeper: Keeper | None, guard: Callable[[App], Guard], has_tenants: bool) -> None:
+        self.app, self._keeper, self._has_tenants = app, keeper, has_tenants
+        self._guarded = guard(self._answer)
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        inner = within_prefix(scope) if scope["type"] == "http" else scope
+        if scope["type"] == "http" and (_below(inner["path"], FILES) or _below(inner["path"], BATCHES)):
+            await self._guarded(inner, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+    async def _answer(self, scope: Message, receive: Receive, send: Send) -> None:
+        try:
+            if (refusal := await self._not_let_in(scope)) is not None:
+                await send(refusal.start)
+                await send({"type": "http.response.body", "body": refusal.body, "more_body": False})
+                return
+            told = await self._handled(scope, receive)
+        except BatchError as error:
+            kind = "invalid_request_error" if error.status < 500 else "service_unavailable_error"
+            told_error = ApiError(error.status, error.message, kind, error.param, error.code)
+            await send_json(send, error.status, told_error.body)
+        except ClientGone:
+            return
+        else:
+            await _send(send, told)
+
+    async def _not_let_in(self, scope: Message) -> Any:
+        """The application's answer to who may not ask; None lets in."""
+        asked = {**scope, "method": "GET", "path": MODELS, "raw_path": MODELS.encode(), "query_string": b""}
+        answer = await answer_of(self.app, asked, replayed(b"", _gone))
+        return None if answer.status == 200 else answer
+
+    async def _handled(self, scope: Message, receive: Receive) -> Any:
+        if self._keeper is None:
+            raise BatchError(404, OFF, None, "batches_off")
+        parts = scope["path"].strip("/").split("/")[1:]  # without v1
+        name, rest = [*parts, "", ""][1], "/".join(parts[2:])
+        handler = self._route(parts[0], scope["method"], bool(name), rest)
+        if handler is None:
+            raise BatchError(404, f"No route {scope['method']} {scope['path'][:200]}.", None, "not_found")
+        headers = [(key.decode("latin-1"), value.decode("latin-1")) for key, value in scope["headers"]]
+        tenant = tenant_of(scope["path"], headers) if self._has_tenants else ""
+        return await handler(Asked(tenant, name, scope, receive))
+
+    def _route(self, kind: str, method: str, has_name: bool, rest: str) -> Handler | None:
+        routes: dict[tuple[str, str, bool, str], Handler] = {
+            ("files", "POST", False, ""): self._upload,
+            ("files", "GET", False, ""): self._list_files,
+            ("files", "GET", True, ""): self._file,
+            ("files", "GET", True, "content"): self._content,
+            ("files", "DELETE", True, ""): lambda asked: self._ask("remove_file", asked.tenant, asked.name),
+            ("batches", "POST", False, ""): self._create,
+            ("batches", "GET", False, ""): lambda asked: self._ask("list_batches", asked.tenant, *asked.page()),
+            ("batches", "GET", True, ""): self._batch,
+            ("batches", "POST", True, "cancel"): self._cancel,
+        }
+        return routes.get((kind, method, has_name, rest))
+
+    async def _ask(self, method: str, *arguments: Any) -> Any:
+        assert self._keeper is not None
+        return await self._keeper.ask(method, *arguments)
+
+    async def _upload(self, asked: Asked) -> Any:
+        try:
+            async with Request(asked.scope, asked.receive).form(max_files=1, max_fields=16) as form:
+                file, purpose = form.get("file"), form.get("purpose")
+                if purpose != PURPOSE:
+                    raise BatchError(400, f"purpose: must be {PURPOSE!r}.", "purpose", "invalid_value")
+                if file is None or isinstance(file, str):
+                    raise BatchError(400, "file: must be a file.", "file", "invalid_value")
+                content, filename = await file.read(), (file.filename or "file")[:LONGEST_NAME]
+        except MultiPartException as error:
+            raise BatchError(400, f"The body is no form with a file: {error.message}", None, "invalid_value") from None
+        return await self._ask("add_file", asked.tenant, filename, content, time.time())
+
+    async def _list_files(self, asked: Asked) -> Any:
+        return await self._ask("list_files", asked.tenant, asked.query.get("purpose", ""), *asked.page())
+
+    async def _file(self, asked: Asked) -> Any:
+        return (await self._ask("file", asked.tenant, asked.name)).shown()
+
+    async def _content(self, asked: Asked) -> Any:
+        return Content(await self._ask("content", asked.tenant, asked.name))
+
+    async def _create(self, asked: Asked) -> Any:
+        try:
+            wanted = msgspec.json.decode(await read_body(asked.receive) or b"", type=dict)
+        except (msgspec.MsgspecError, RecursionError, UnicodeError):
+            raise BatchError(400, "The body is no JSON object.", None, "invalid_value") from None
+        return await self._ask("create", asked.tenant, wanted, time.time())
+
+    async def _batch(self, asked: Asked) -> Any:
+        return (await self._ask("batch", asked.tenant, asked.name)).shown()
+
+    async def _cancel(self, asked: Asked) -> Any:
+        return await self._ask("cancel", asked.tenant, asked.name, time.time())
+
+
+async def _send(send: Send, told: Any) -> None:
+    if not isinstance(told, Content):
+        await send_json(send, 200, told)
+        return
+    headers = [(b"content-type", b"application/jsonl"), (b"content-length", str(len(told)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": bytes(told), "more_body": False})
+
+
+def _below(path: str, root: str) -> bool:
+    return path == root or path.startswith(f"{root}/")
+
+
+async def _gone() -> Message:
+    return {"type": "http.disconnect"}
