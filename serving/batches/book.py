@@ -30,7 +30,7 @@ from serving.config.batches import BatchOptions
 
 logger = logging.getLogger("polyslo.batches")
 
-SILENT_S = 60.0  # an ingress that has not asked for so long serves its lines no more
+SILENT_S = 20.0  # an ingress that has not asked for so long serves its lines no more
 MOST_LISTED, USUAL_LISTED = 100, 20
 MOST_METADATA, LONGEST_KEY, LONGEST_VALUE = 16, 64, 512
 INPUT, OUTPUT = "batch", "batch_output"

@@ -29,9 +29,7 @@ class Keeper:
 
     def __init__(self, application: str) -> None:
         self.application = application
-        self.books: dict[
-            str, BatchBook
-        ] = {}  # by storage: two deploys may have different ones for a while
+        self.books: dict[str, BatchBook] = {}  # by storage: two deploys may have different ones for a while
         self._heard_s = time.monotonic()
         self._tending: asyncio.Task[None] | None = None
 

@@ -3,7 +3,7 @@
 from typing import Self
 
 import msgspec
-from pydantic import PositiveFloat, PositiveInt, model_validator
+from pydantic import PositiveInt, model_validator
 
 from serving.config.base import Section, check_uri, defaults, same_names
 
@@ -15,7 +15,7 @@ class BatchOptions(msgspec.Struct, frozen=True):
     most_requests: int = 50_000
     file_bytes: int = 200 << 20
     tenant_bytes: int = 2 << 30
-    keep_s: float = 30 * 86400.0
+    keep_s: int = 30 * 86400
     line_bytes: int = 4 << 20  # of one request
 
 
@@ -34,7 +34,7 @@ class BatchesConfig(Section):
     most_requests: PositiveInt = BATCHES.most_requests  # of one batch
     file_bytes: PositiveInt = BATCHES.file_bytes  # of one input file
     tenant_bytes: PositiveInt = BATCHES.tenant_bytes  # of all files of one tenant, results included
-    keep_s: PositiveFloat = BATCHES.keep_s  # files and batches are removed after so long
+    keep_s: PositiveInt = BATCHES.keep_s  # files and batches are removed after so long
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -62,6 +62,9 @@ class IngressMetrics:
         self._streams_resumed = counter(
             "polyslo_streams_resumed_total", "Streams that clients took up again, and how that went.", ("how",)
         )
+        self._batch_requests = counter(
+            "polyslo_batch_requests_total", "Requests of batches that have an answer.", ("outcome",)
+        )
         self.queue = histogram(
             "polyslo_queue_seconds", "Arrival to first decision.", ("tier", "outcome"), buckets=SECONDS
         )
@@ -107,6 +110,10 @@ class IngressMetrics:
     def streams_resumed(self, how: str) -> None:
         """Count a client that wanted the rest of a stream."""
         self._streams_resumed.labels(how).inc()
+
+    def batch_request(self, is_good: bool) -> None:
+        """Count a request of a batch."""
+        self._batch_requests.labels("completed" if is_good else "failed").inc()
 
     def observe(self, request_state: HttpRequestState) -> None:
         """Count one finished response; a request whose client left counts in nothing but the counters of its fate."""

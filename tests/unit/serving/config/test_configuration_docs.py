@@ -62,7 +62,7 @@ def test_every_key_of_a_group_and_the_example_of_groups() -> None:
 
 
 def test_every_key_of_a_model_and_the_example_of_models() -> None:
-    assert rows_of_models() == ModelEntry.model_fields.keys() - {"models", "ingress"} | {"engine_kwargs"}
+    assert rows_of_models() == ModelEntry.model_fields.keys() - {"models", "ingress", "batches"} | {"engine_kwargs"}
     example = TEXT.split("### `models`")[1].split("```yaml\n")[1].split("```")[0]
     config = AppConfig.read(yaml.safe_load(example)["args"])
     assert [(each.entry, each.num_replicas) for each in config.each] == [("chat", 1), ("code", 2)]
