@@ -20,6 +20,7 @@ from serving.config.tiers import TierTableConfig
 from serving.dispatch.dispatcher import Dispatcher
 from serving.dispatch.transport import RayTransport
 from serving.ingress.asgi import App, Message, Receive, Send, send_error, send_json
+from serving.ingress.dashboard_page import DASHBOARD, send_dashboard
 from serving.ingress.disconnects import Disconnects
 from serving.ingress.errors import ApiError, unavailable
 from serving.ingress.guard import Guard
@@ -132,6 +133,8 @@ class IngressApp:
             await self._answer(scope["path"], send)
         elif reads and scope["path"] in ("/metrics", "/metrics/"):
             await self._metrics_app(scope, receive, send)
+        elif reads and scope["path"] == DASHBOARD:
+            await send_dashboard(send)
         elif scope["type"] == "http" and (refusal := refusal_of(scope["path"])):
             await send_error(send, refusal)
         else:

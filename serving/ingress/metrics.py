@@ -68,11 +68,7 @@ class IngressMetrics:
         self.queue = histogram(
             "polyslo_queue_seconds", "Arrival to first decision.", ("tier", "outcome"), buckets=SECONDS
         )
-        self.replicas = gauge("polyslo_replicas", "Replicas by tier and state.", ("tier", "state"))
-        self.target = gauge(
-            "polyslo_replicas_target", "Replicas that Serve is asked for, where the number follows load."
-        )
-        self.wanted = gauge("polyslo_replicas_wanted", "Replicas that a tier's demand and bounds take.", ("tier",))
+        self._make_size_gauges(gauge)
         self.waiting = gauge("polyslo_waiting_requests", "Requests that wait for room.", ("tier",))
         self.prefix_share = gauge(
             "polyslo_prefix_hit_share", "Prompt tokens sent where they are presumably cached, of all."
@@ -82,6 +78,16 @@ class IngressMetrics:
         self.kv_tokens = gauge("polyslo_kv_tokens", "KV tokens in use.", ("replica",))
         self.decision_us = gauge("polyslo_controller_decision_seconds", "Mean seconds per decision since its birth.")
         self.shards = gauge("polyslo_shard_replicas", "Live replicas of each of several controllers.", ("shard",))
+
+    def _make_size_gauges(self, gauge: Callable[..., Gauge]) -> None:
+        """What a tier must keep, and how many replicas there are and should be."""
+        self.confidence = gauge("polyslo_tier_confidence", "Share of a tier's promises that must be kept.", ("tier",))
+        self.replicas = gauge("polyslo_replicas", "Replicas by tier and state.", ("tier", "state"))
+        self.target = gauge(
+            "polyslo_replicas_target", "Replicas that Serve is asked for, where the number follows load."
+        )
+        self.wanted = gauge("polyslo_replicas_wanted", "Replicas that a tier's demand and bounds take.", ("tier",))
+        self.without_room = gauge("polyslo_replicas_without_room", "Replicas that wait for room on a node.")
 
     def _make_prediction_gauges(self, gauge: Callable[..., Gauge]) -> None:
         """How well lengths and times are predicted."""
@@ -126,7 +132,8 @@ class IngressMetrics:
         verdict = max((d.verdict for d in decisions), key=lambda v: (v == Verdict.REFUSED, v == Verdict.BEST_EFFORT))
         if request_state.trail is None or request_state.trail.kept is None:  # else it was decided at another ingress
             self.queue.labels(tier, verdict.value).observe(request_state.queued_s)
-        (self.met if request_state.met else self.missed).labels(tier, "all").inc()
+        self.met.labels(tier, "all").inc(request_state.met)
+        self.missed.labels(tier, "all").inc(not request_state.met)
         if request_state.is_promised:
             self.promised.labels(tier).inc()
             self.kept.labels(tier).inc(request_state.met)
@@ -180,10 +187,8 @@ class IngressMetrics:
         self.waiting.clear()
         for tier, count in status.get("waiting", {}).items():  # type: ignore[union-attr]
             self.waiting.labels(tier).set(count)
-        size = (status.get("allocation") or {}).get("size") or {}  # type: ignore[union-attr]
-        self.target.set(size.get("target") or len(status.get("replicas", [])))  # type: ignore[arg-type]
-        for tier, count in size.get("wanted", {}).items():
-            self.wanted.labels(tier).set(count)
+        self._observe_tiers(status.get("tiers") or [])  # type: ignore[arg-type]
+        self._observe_size((status.get("allocation") or {}).get("size") or {}, status)  # type: ignore[union-attr]
         self._observe_lengths(status.get("lengths") or {})  # type: ignore[arg-type]
         self._observe_drift(status.get("drift") or {})  # type: ignore[arg-type]
         self.shards.clear()
@@ -192,6 +197,26 @@ class IngressMetrics:
         mean_us = status.get("controller", {}).get("decision_us_mean")  # type: ignore[union-attr]
         if mean_us is not None:
             self.decision_us.set(mean_us / 1e6)
+
+    def _observe_tiers(self, tiers: list[dict[str, Any]]) -> None:
+        """What tiers must keep; their counters begin at 0, so that rates see their first request."""
+        self.confidence.clear()
+        for tier in tiers:
+            name = tier["name"]
+            self.confidence.labels(name).set(tier.get("confidence", 0.0))
+            for counter in (self.met, self.missed):
+                counter.labels(name, "all")
+            for counter in (self.promised, self.kept):
+                counter.labels(name)
+
+    def _observe_size(self, size: dict[str, Any], status: dict[str, Any]) -> None:
+        """How many replicas there should be; a fleet of fixed size should have those that it has."""
+        target = size.get("target")
+        self.target.set(len(status.get("replicas", [])) if target is None else target)
+        self.without_room.set(size.get("without_room") or 0)
+        self.wanted.clear()
+        for tier, count in size.get("wanted", {}).items():
+            self.wanted.labels(tier).set(count)
 
     def _observe_lengths(self, lengths: dict[str, Any]) -> None:
         self.length_forest.set(lengths.get("version", 0))

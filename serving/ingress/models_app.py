@@ -29,6 +29,7 @@ from serving.ingress.asgi import (
     send_error,
     send_json,
 )
+from serving.ingress.dashboard_page import DASHBOARD, send_dashboard
 from serving.ingress.guard import Guard
 from serving.ingress.ingress import IngressApp, within_prefix
 from serving.ingress.middleware import UNKNOWN_MODEL, resized
@@ -88,6 +89,8 @@ class ModelsApp:
             await send_json(send, 200, of_several(await asyncio.gather(*(app.status() for app in self.apps))))
         elif reads and scope["path"] in ("/metrics", "/metrics/"):
             await self._metrics_app(scope, receive, send)
+        elif reads and scope["path"] == DASHBOARD:
+            await send_dashboard(send)
         else:
             await self._chosen(scope, receive, send)
 
