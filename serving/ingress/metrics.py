@@ -132,8 +132,7 @@ class IngressMetrics:
         verdict = max((d.verdict for d in decisions), key=lambda v: (v == Verdict.REFUSED, v == Verdict.BEST_EFFORT))
         if request_state.trail is None or request_state.trail.kept is None:  # else it was decided at another ingress
             self.queue.labels(tier, verdict.value).observe(request_state.queued_s)
-        self.met.labels(tier, "all").inc(request_state.met)
-        self.missed.labels(tier, "all").inc(not request_state.met)
+        self._judge(tier, "all", request_state.met)
         if request_state.is_promised:
             self.promised.labels(tier).inc()
             self.kept.labels(tier).inc(request_state.met)
@@ -154,7 +153,7 @@ class IngressMetrics:
             ("e2e", request_state.e2e_s, request_state.slo.e2e_s),
         ):
             if math.isfinite(bound):
-                (self.met if measured <= bound else self.missed).labels(tier, dimension).inc()
+                self._judge(tier, dimension, measured <= bound)
         if math.isfinite(request_state.ttft_s):
             self.ttft.labels(*labels).observe(request_state.ttft_s)
             self.e2e.labels(*labels).observe(request_state.e2e_s)
@@ -171,6 +170,11 @@ class IngressMetrics:
         if math.isfinite(predicted_tpot_s) and request_state.has_tpot:
             self.tpot_error.labels(*labels).observe(request_state.tpot_s - predicted_tpot_s)
 
+    def _judge(self, tier: str, dimension: str, is_met: bool) -> None:
+        """Count a verdict; both series exist from then on, so that a share of them can be computed."""
+        self.met.labels(tier, dimension).inc(is_met)
+        self.missed.labels(tier, dimension).inc(not is_met)
+
     def observe_status(self, status: dict[str, object] | dict[str, Any]) -> None:
         """Refresh the gauges from the controller's status."""
         self.engines.observe_status(status)
@@ -184,10 +188,7 @@ class IngressMetrics:
         programs = status.get("programs") or {}
         for state in PROGRAM_STATES:
             self.programs.labels(state).set(programs.get(state, 0))  # type: ignore[union-attr]
-        self.waiting.clear()
-        for tier, count in status.get("waiting", {}).items():  # type: ignore[union-attr]
-            self.waiting.labels(tier).set(count)
-        self._observe_tiers(status.get("tiers") or [])  # type: ignore[arg-type]
+        self._observe_tiers(status.get("tiers") or [], status.get("waiting") or {})  # type: ignore[arg-type]
         self._observe_size((status.get("allocation") or {}).get("size") or {}, status)  # type: ignore[union-attr]
         self._observe_lengths(status.get("lengths") or {})  # type: ignore[arg-type]
         self._observe_drift(status.get("drift") or {})  # type: ignore[arg-type]
@@ -198,16 +199,19 @@ class IngressMetrics:
         if mean_us is not None:
             self.decision_us.set(mean_us / 1e6)
 
-    def _observe_tiers(self, tiers: list[dict[str, Any]]) -> None:
-        """What tiers must keep; their counters begin at 0, so that rates see their first request."""
+    def _observe_tiers(self, tiers: list[dict[str, Any]], waiting: dict[str, int]) -> None:
+        """What tiers must keep, and who waits; their counters begin at 0, so that rates see their first request."""
         self.confidence.clear()
+        self.waiting.clear()
+        for name, count in ({tier["name"]: 0 for tier in tiers} | waiting).items():
+            self.waiting.labels(name).set(count)
         for tier in tiers:
             name = tier["name"]
             self.confidence.labels(name).set(tier.get("confidence", 0.0))
-            for counter in (self.met, self.missed):
-                counter.labels(name, "all")
-            for counter in (self.promised, self.kept):
-                counter.labels(name)
+            self.met.labels(name, "all")
+            self.missed.labels(name, "all")
+            self.promised.labels(name)
+            self.kept.labels(name)
 
     def _observe_size(self, size: dict[str, Any], status: dict[str, Any]) -> None:
         """How many replicas there should be; a fleet of fixed size should have those that it has."""
