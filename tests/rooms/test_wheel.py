@@ -45,6 +45,12 @@ def test_every_module_of_the_rooms_is_in_it(wheel: dict[str, bytes]) -> None:
     assert {name: wheel.get(name) for name in modules} == modules
 
 
+def test_the_page_of_the_dashboard_is_in_it(wheel: dict[str, bytes]) -> None:
+    pages = {name: content for name, content in below(*SHIPPED).items() if name.endswith(".html")}
+    assert pages
+    assert {name: wheel.get(name) for name in pages} == pages
+
+
 def test_nothing_else_is_in_it(wheel: dict[str, bytes]) -> None:
     tops = {name.partition("/")[0] for name in wheel}
     assert {top for top in tops if not top.endswith(".dist-info")} == set(SHIPPED)

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.series import exported
+from tests.support.series import exported, families
 
 ROOT = Path(__file__).resolve().parents[3]
+PAGE = (ROOT / "docs/monitoring.md").read_text()
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "deploy/grafana/polyslo.json").read_text())
 ALERTS: dict[str, Any] = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yaml").read_text())
 SCRAPES = ("deploy/prometheus/scrape.yaml", "deploy/prometheus/scrape-kuberay.yaml")
@@ -219,3 +220,43 @@ def test_scraped_ports_are_those_that_serve_gives_to_ingresses(monkeypatch: pyte
         (container,) = group["template"]["spec"]["containers"]
         assert [port["containerPort"] for port in container["ports"]] == given
         assert all(re.fullmatch(keep[1], port["name"]) for port in container["ports"])
+
+
+# -- the page of documentation -----------------------------------------------------------------------------------------
+
+
+def rows(heads: str) -> list[list[str]]:
+    """Cells of the table of the page that has this first line."""
+    (text,) = re.findall(rf"^\| {re.escape(heads)} \|\n\|[-|]+\n((?:\|.*\n)+)", PAGE, re.MULTILINE)
+    return [[cell.strip() for cell in line.strip("|").split(" |")] for line in text.splitlines()]
+
+
+def words(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def sample_name(name: str, kind: str) -> str:
+    """As a query names it; a histogram by its stem."""
+    return f"{name}_total" if kind == "counter" else name
+
+
+def labels_of(name: str) -> set[str]:
+    """Labels of a series of an ingress with one model."""
+    (family,) = [family for family in families() if sample_name(family.name, family.type) == name]
+    return set().union(*(sample.labels for sample in family.samples)) - {"le"}
+
+
+def test_the_page_has_every_series_with_its_kind_and_labels() -> None:
+    kinds = {sample_name(family.name, family.type): family.type for family in families()}
+    ours, engines = rows("series | kind | labels | meaning"), rows("series | kind | meaning")
+    assert {words(row[0])[0]: row[1] for row in [*ours, *engines]} == kinds
+    for row in ours:
+        assert set(words(row[2])) == labels_of(words(row[0])[0]), row[0]
+        assert row[3]
+    for row in engines:
+        assert labels_of(words(row[0])[0]) == {"model_name", "engine"}
+
+
+def test_the_page_has_every_alert_with_its_severity() -> None:
+    told = {words(row[0])[0]: row[1] for row in rows("alert | severity | it fires when")}
+    assert told == {rule["alert"]: rule["labels"]["severity"] for rule in ALERT_RULES}

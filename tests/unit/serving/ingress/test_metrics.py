@@ -112,6 +112,43 @@ def test_only_times_that_there_are_are_observed(tokens: int, finish: str, shown:
     assert bool(missed) == (tokens == 0), "a failure has no pace, and keeps none"
 
 
+def test_tiers_have_counters_from_the_start_and_say_what_must_be_kept_and_who_waits() -> None:
+    """A rate sees nothing of a counter's first value, and a share nothing where one of its two series is missing."""
+    metrics = IngressMetrics("tiny")
+    tiers = [{"name": "chat", "confidence": 0.9}, {"name": "batch", "confidence": 0.95}]
+    metrics.observe_status({"tiers": tiers, "waiting": {"chat": 3}})
+
+    def value(series: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(f"polyslo_{series}", {"tier": "chat", **labels})
+
+    counters = [value(f"slo_{verdict}_total", dimension="all") for verdict in ("met", "missed")]
+    assert [*counters, value("promises_total"), value("promises_kept_total")] == [0, 0, 0, 0]
+    assert (value("tier_confidence"), value("waiting_requests")) == (0.9, 3)
+    metrics.observe_status({"tiers": tiers[1:]})
+    assert (value("tier_confidence"), value("waiting_requests")) == (None, None), "the tier was removed"
+    assert metrics.registry.get_sample_value("polyslo_waiting_requests", {"tier": "batch"}) == 0
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [
+        (None, (2, 0, None)),
+        ({"target": None, "wanted": {}}, (2, 0, None)),
+        ({"target": 0, "wanted": {"chat": 0}}, (0, 0, 0)),
+        ({"target": 5, "wanted": {"chat": 6}, "without_room": 3}, (5, 3, 6)),
+    ],
+)
+def test_sizes_are_those_asked_for_or_those_there_are(
+    size: dict[str, Any] | None, shown: tuple[int, int, int | None]
+) -> None:
+    metrics = IngressMetrics("tiny")
+    metrics.observe_status({"allocation": {"size": {"wanted": {"chat": 9}}}})
+    metrics.observe_status({"replicas": [told("a"), told("b")], "allocation": {"size": size}})
+    names = ("replicas_target", "replicas_without_room")
+    values = [metrics.registry.get_sample_value(f"polyslo_{name}") for name in names]
+    assert (*values, metrics.registry.get_sample_value("polyslo_replicas_wanted", {"tier": "chat"})) == shown
+
+
 def test_several_ingresses_live_in_one_process() -> None:
     first, second = IngressMetrics("tiny"), IngressMetrics("tiny")
     first.waiting.labels("chat").set(4)

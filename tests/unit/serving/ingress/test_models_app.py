@@ -156,6 +156,13 @@ def test_status_tells_of_every_fleet(models: "Models") -> None:
     assert not any("replicas" in page for page in status["models"])
 
 
+def test_one_dashboard_shows_all_models(models: "Models") -> None:
+    answer = models.run(models.ask("/dashboard", method="GET"))
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
 def test_health_needs_a_replica_of_each_model(models: "Models", monkeypatch: pytest.MonkeyPatch) -> None:
     assert models.run(models.ask("/health", method="GET")).json() == {"status": "ok"}
     code = models.models_app.apps[1]
