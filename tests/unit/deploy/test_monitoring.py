@@ -96,11 +96,11 @@ def test_counters_are_summed_over_ingresses_and_figures_of_the_whole_fleet_are_n
             name = found.group()
             is_counter = name.endswith(("_total", "_bucket", "_count", "_sum"))
             around = re.search(r"(\w+) by \([^)]*\) \((?:(\w+)\()?$", expr[: found.start()])
-            how = (around[1], around[2]) if around else None
+            how = (around[1], around[2] or "") if around else None
             if is_counter:
                 right = [("max" if name.startswith("vllm:") else "sum", rate) for rate in ("rate", "increase")]
             else:
-                right = [("max", None), ("max", "min_over_time")]
+                right = [("max", ""), ("max", "min_over_time")]
             if how not in right:
                 wrong.append((who, name, how))
     assert not wrong

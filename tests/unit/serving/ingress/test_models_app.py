@@ -156,7 +156,8 @@ def test_status_tells_of_every_fleet(models: "Models") -> None:
     assert not any("replicas" in page for page in status["models"])
 
 
-def test_one_dashboard_shows_all_models(models: "Models") -> None:
+def test_one_dashboard_shows_all_models(models: "Models", monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models.models_app, "_chosen", None)  # no model's application is asked
     answer = models.run(models.ask("/dashboard", method="GET"))
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/html")
