@@ -50,6 +50,7 @@ def api_of(ingress: Ingress, book: BatchBook | None, has_tenants: bool = False) 
 async def client_of(api: BatchApi, key: str = "none") -> AsyncIterator[openai.AsyncOpenAI]:
     """OpenAI's own client of it."""
     transport = httpx.ASGITransport(api, raise_app_exceptions=False)
+    http: Any
     async with httpx.AsyncClient(transport=transport) as http:
         yield openai.AsyncOpenAI(base_url="http://ingress/v1", api_key=key, http_client=http, max_retries=0)
 

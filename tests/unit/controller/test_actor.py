@@ -141,7 +141,7 @@ def test_what_serve_does_not_run_is_named(applications: dict[str, Any], told: st
 
 
 def test_no_replica_is_ended_where_serve_takes_no_size_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    scaler, ended = ServeScaler("app", ("Replica",)), []
+    scaler, ended = ServeScaler("app", ("Replica",)), list[str]()
     replica = {"replica_id": "x", "actor_name": "actor", "state": "RUNNING"}
     deployments = {"Replica": {"target_num_replicas": 2, "replicas": [replica]}}
 

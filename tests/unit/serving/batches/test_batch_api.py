@@ -38,9 +38,8 @@ def book(tmp_path: Path) -> BatchBook:
 
 async def begun(client: openai.AsyncOpenAI, *lines: dict[str, Any]) -> Any:
     file = await client.files.create(file=("in.jsonl", jsonl(*lines)), purpose="batch")
-    return await client.batches.create(
-        input_file_id=file.id, endpoint=COMPLETIONS, completion_window="24h", metadata={"for": "a test"}
-    )
+    wanted: Any = {"input_file_id": file.id, "endpoint": COMPLETIONS, "completion_window": "24h"}
+    return await client.batches.create(**wanted, metadata={"for": "a test"})
 
 
 async def ended(client: openai.AsyncOpenAI, batch_id: str) -> Any:

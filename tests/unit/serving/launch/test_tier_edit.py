@@ -114,7 +114,7 @@ def test_a_later_version_than_the_one_deployed_will_do(monkeypatch: pytest.Monke
 
 def test_a_size_that_follows_the_load_needs_serves_external_scaler(monkeypatch: pytest.MonkeyPatch) -> None:
     ingress = {"name": INGRESS, "user_config": TABLE}
-    app = {"name": "polyslo", "import_path": IMPORT_PATH, "args": {}, "deployments": [ingress]}
+    app: dict[str, Any] = {"name": "polyslo", "import_path": IMPORT_PATH, "args": {}, "deployments": [ingress]}
     deployed: list[dict[str, Any]] = []
     details = {"applications": {"polyslo": {"deployed_app_config": app}}}
     client = SimpleNamespace(get_serve_details=lambda: details, deploy_applications=deployed.append)
