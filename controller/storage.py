@@ -1,6 +1,10 @@
 """Files under a storage URI, written whole or not at all. All methods block; they raise ``OSError`` where it fails."""
 
+import fcntl
+import os
 import re
+import weakref
+from typing import Any
 
 from pyarrow import fs
 
@@ -16,6 +20,25 @@ class Storage:
         else:
             self._files, root = fs.FileSystem.from_uri(uri)
         self._root = "/".join((root.rstrip("/"), *folders))
+        self._claim: Any = None
+
+    def claim(self) -> None:
+        """Keep others of this machine out of the folder until ``release``, or the end of this process. Object stores
+        have no such claim.
+
+        Raises:
+            BlockingIOError: somebody else has it.
+        """
+        if self._files.type_name == "local":
+            self._files.create_dir(self._root, recursive=True)
+            descriptor = os.open(f"{self._root}/.claimed", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+            self._claim = weakref.finalize(self, os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def release(self) -> None:
+        """Let others in."""
+        if self._claim is not None:
+            self._claim()
 
     def folders(self) -> list[str]:
         """Names of the folders."""

@@ -46,11 +46,12 @@ class Given(NamedTuple):
 
 
 class BatchBook:
-    """One at a time may use a storage."""
+    """One at a time may use a storage: on a file system another one is an ``OSError``."""
 
     def __init__(self, options: BatchOptions, application: str) -> None:
         self.options = options
         self._storage = Storage(options.storage, folder_of(application), "batches")
+        self._storage.claim()
         self.files = {each.id: each for each in self._load("files", StoredFile)}
         ended, going = self._load("ended", Batch), self._load("open", Batch)
         listed = sorted(going + ended, key=lambda batch: batch.created_s)
@@ -58,6 +59,10 @@ class BatchBook:
         self._open: dict[str, OpenBatch] = {}  # whose lines are in memory: the first of each tenant
         self._seen_s: dict[str, float] = {}  # when each ingress asked last
         self._tenants: list[str] = []  # of open batches, whose turn it is first
+
+    def close(self) -> None:
+        """Let another book use the storage."""
+        self._storage.release()
 
     def _load(self, folder: str, kind: type[Kind]) -> list[Kind]:
         found = []

@@ -82,6 +82,9 @@ def test_a_new_keeper_goes_on_and_serves_only_what_was_not_stored(tmp_path: Path
     given = book.give("a", 4, (), NOW_S).lines
     book.take_back("a", [result(given[0]), result(given[1], 500)], NOW_S)
     book.take_back("a", [result(given[2])], NOW_S + STORE_S / 2)  # not stored yet
+    with pytest.raises(BlockingIOError):
+        book_of(tmp_path)
+    book.close()
     again = book_of(tmp_path)
     assert again.batch("", batch["id"]).shown()["status"] == "in_progress"
     left = again.give("b", 4, (), NOW_S).lines
@@ -90,6 +93,7 @@ def test_a_new_keeper_goes_on_and_serves_only_what_was_not_stored(tmp_path: Path
     ended = again.batch("", batch["id"]).shown()
     assert ended["request_counts"] == {"total": 4, "completed": 3, "failed": 1}
     assert len(lines_of(again, "", ended["output_file_id"])) == 3
+    again.close()
     third = book_of(tmp_path)
     assert third.batch("", batch["id"]).shown() == ended
     assert third.file("", ended["output_file_id"]).purpose == "batch_output"
@@ -99,6 +103,7 @@ def test_what_is_damaged_is_passed_over(tmp_path: Path) -> None:
     book = book_of(tmp_path)
     kept, lost = opened(book, 1), opened(book, 1)
     (tmp_path / "app" / "batches" / "open" / f"{lost['id']}.json").write_bytes(b"{")
+    book.close()
     again = book_of(tmp_path)
     assert again.batch("", kept["id"]).id == kept["id"]
     with pytest.raises(BatchError, match="No such batch"):
@@ -168,7 +173,7 @@ def test_old_files_and_batches_go_but_not_what_is_read(tmp_path: Path) -> None:
     with pytest.raises(BatchError, match="reads this file"):
         book.remove_file("", going["input_file_id"])
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == sorted(
-        [f"{going['id']}.json", going["input_file_id"], f"{going['input_file_id']}.json"]
+        [".claimed", f"{going['id']}.json", going["input_file_id"], f"{going['input_file_id']}.json"]
     )
 
 
