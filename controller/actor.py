@@ -18,7 +18,7 @@ import ray
 
 from controller.checkpoint_keeper import CheckpointKeeper
 from controller.decisions import unheard
-from controller.deploys import ApplicationClash, Deploys
+from controller.deploys import Deploys
 from controller.disaggregation.fleet import make_fleet
 from controller.faults import admit_each
 from controller.fleet import Fleet
@@ -50,7 +50,6 @@ STATUS_S = 0.5  # a status may be so old
 REPLICAS_TOGETHER = 32  # that are told of or checked without a pause
 MOST_TOGETHER = 16  # requests that are decided without a pause
 WAKE_UP_S = 3.0  # a newborn waits so long for reports; ingresses wait less (``admit_timeout_s``) and go by known loads
-ABANDONED_S = 15.0  # another application may take a controller whose own has not pinged for so long
 IDLE_EXIT_S = 600.0  # without an ingress or a replica for so long, the application is gone and so is its controller
 
 _admissions = msgspec.msgpack.Decoder(list[AdmissionRequest])
@@ -70,7 +69,6 @@ class Controller:
         self.fleet: Fleet | None = None
         self.deploys = Deploys()
         self.starts = Starts()
-        self.configured_s = float("-inf")
         self.decisions = self.given_up = self._checked = 0
         self.recalls, self.pacer = RecallBox(), ReportPacer()
         self.reports = ReportHub(self._report, ray.util.get_node_ip_address, clock)
@@ -99,7 +97,7 @@ class Controller:
         shard = self.shard.member.shard
         wanted = of_shard(msgspec.msgpack.decode(options, type=FleetOptions), shard)
         table = msgspec.msgpack.decode(tiers, type=TierTable)
-        self._check_application(wanted.application, now_s)
+        self.deploys.note_application(wanted.application, now_s)
         number = self.deploys.number(wanted.deploy, told)
         old = self.fleet
         is_newer = old is not None and wanted.deploy == old.options.deploy and table.version > old.tiers.version
@@ -115,16 +113,9 @@ class Controller:
             logger.info("tier table version %d applied", table.version)
         return number
 
-    def _check_application(self, application: str, now_s: float) -> None:
-        """One application has this controller until its ingresses, which ping every second, are gone."""
-        known = application if self.fleet is None else self.fleet.options.application
-        before_s, self.configured_s = self.configured_s, now_s
-        if known != application and now_s - before_s < ABANDONED_S:
-            self.configured_s = before_s
-            raise ApplicationClash(
-                f"fleet.controller_name: this controller is the one of application {known!r}; "
-                f"give {application!r} another name"
-            )
+    async def on_start(self, start: bytes) -> None:
+        """A replica whose engine does not serve yet told how far it is."""
+        self.starts.note(_start.decode(start), self.clock())
 
     async def hear_reports(self, replica: str) -> bytes:
         """A msgpack ``Link`` over which this replica may ``report``, which costs both sides less than through Ray."""

@@ -64,11 +64,11 @@ class Allocation:
         return DynamicRoles(table, RoleOptions(self.options.idle_s), self.history)
 
     def _take_over(self, before: StaticRoles | DynamicRoles, scaler: Autoscaler | None, now_s: float) -> None:
-        """Under new roles or options: what drains goes on draining, and the size is what it was, unless the configured
-        one has changed."""
-        if before.draining and before is not self.roles:
+        """Under new roles or options: what drains goes on draining where an autoscaler will end it or take it back, and
+        the size is what it was, unless the configured one has changed."""
+        if self.autoscaler is not None and before.draining and before is not self.roles:
             self.step(self._views, now_s)
-            for name in sorted(before.draining):
+            for name in sorted(filter(self.autoscaler.options.is_own, before.draining)):
                 self.roles.drain(name, now_s, "was draining")
         if self.autoscaler is not None and scaler is not None:
             options = self.autoscaler.options

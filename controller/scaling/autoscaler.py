@@ -28,7 +28,6 @@ from controller.scaling.needs import Needs, Queued, Queues, apart_size, needs_of
 from controller.scaling.role import Kind, ReplicaView, StaticRoles
 from controller.scaling.roles import DynamicRoles
 from controller.scaling.signals import Actions, ScalingOptions, Serve, Signals
-from protocol.names import group_of
 
 MOST_PATIENCE = 16.0  # times ``downscale_delay_s``
 ROOM_S = 30.0  # a replica that found no room by then, and that demand can do without, is cancelled
@@ -146,10 +145,6 @@ class Autoscaler:
     def _alive(self, signals: Signals) -> list[ReplicaView]:
         return [view for view in signals.views if view.is_reporting]
 
-    def _is_own(self, view: ReplicaView) -> bool:
-        """Whether it is of the group that comes and goes."""
-        return group_of(view.name) == self.options.group
-
     # -- how many ---------------------------------------------------------------------------------------------------
 
     def _need(self, signals: Signals, now_s: float) -> int:
@@ -164,7 +159,7 @@ class Autoscaler:
             lasting = needs_at(self.options.target_utilization * (1.0 - self.options.downscale_margin))
             need, enough = self._total(needs, signals), self._total(lasting, signals)
             self._share(needs)
-        if not any(map(self._is_own, self._alive(signals))):
+        if not any(self.options.is_own(view.name) for view in self._alive(signals)):
             others = 0 if signals.hardware is not None else len(self._alive(signals))
             first = min(others + int(bool(signals.loads)), self._high)
             need, enough = max(need, self._staying, first), max(enough, self.target, first)
@@ -289,11 +284,11 @@ class Autoscaler:
             kind = kinds.get(self.roles.role(view.name).kind, len(kinds))
             return -spare.get(view.phase, -math.inf), kind, view.load, view.best_effort, view.name
 
-        own = [view for view in signals.views if self._is_own(view) and self.roles.is_open(view.name)]
+        own = [view for view in signals.views if self.options.is_own(view.name) and self.roles.is_open(view.name)]
         may_leave = [v for v in own if self.roles.may_leave(v.name) and spare.get(v.phase, 0.0) > -math.inf]
         return min(may_leave, key=rank).name if may_leave else None
 
     def _remove(self, signals: Signals, now_s: float) -> Actions:
         """End drained replicas that may go."""
-        views = {view.name: view for view in signals.views}
+        views = {view.name: view for view in signals.views if self.options.is_own(view.name)}
         return Actions(remove=self._drained.ended(self.roles.names(Kind.DRAINING), views, now_s))

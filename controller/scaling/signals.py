@@ -8,6 +8,7 @@ import msgspec
 
 from controller.scaling.demand import Hardware, Load
 from controller.scaling.role import ReplicaView
+from protocol.names import group_of
 
 
 class ScalingOptions(msgspec.Struct, frozen=True):
@@ -29,6 +30,10 @@ class ScalingOptions(msgspec.Struct, frozen=True):
     start_timeout_s: float = 900.0  # a replica that has not started by then is cancelled, where demand allows it
     configured: int = 0  # replicas that a deploy begins with; 0: not known
     phases: tuple[str, ...] = ()  # of a disaggregated fleet, that the group's replicas may take
+
+    def is_own(self, replica: str) -> bool:
+        """Whether a replica is of the group that comes and goes."""
+        return group_of(replica) == self.group
 
 
 class Serve(NamedTuple):

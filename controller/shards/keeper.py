@@ -99,8 +99,9 @@ class ShardKeeper:
         return self._through_leader if options.controller_shards > 1 else self._of_fleet(options)
 
     def _of_fleet(self, options: FleetOptions) -> ServeScaler:
-        if self._scaler is None or self._scaler.application != options.application:
-            self._scaler = ServeScaler(options.application, options.deployments)
+        wanted = options.application, options.deployments
+        if self._scaler is None or (self._scaler.application, self._scaler.deployments) != wanted:
+            self._scaler = ServeScaler(*wanted)
         return self._scaler
 
     # -- what the leader does for all -------------------------------------------------------------------------------

@@ -2,15 +2,17 @@
 
 import asyncio
 import gc
+import re
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from controller import actor, size_keeper
-from controller.actor import ABANDONED_S, Controller
-from controller.deploys import ApplicationClash
+from controller.actor import Controller
+from controller.deploys import ABANDONED_S, ApplicationClash
 from controller.fleet import Fleet
 from controller.options import FleetOptions
 from controller.scaling.allocation import AllocationOptions
@@ -19,8 +21,9 @@ from controller.scaling.signals import Actions, ScalingOptions, Serve
 from controller.scaling.tiers import Tier, TierTable
 from controller.serve_scaler import ScalingError, ServeScaler
 from profiles.store import load_profile
-from protocol.messages import Admission, AdmissionRequest, Report, Slo, Verdict, request_uid
+from protocol.messages import Admission, AdmissionRequest, Report, Slo, Start, Verdict, request_uid
 
+ROOT = Path(__file__).parents[3]
 H200 = "h200_sxm__llama-3.1-8b"
 
 
@@ -40,7 +43,7 @@ class FakeServe(ServeScaler):
     """Serve as these tests want it: it gives ``answer`` when asked about its size."""
 
     def __init__(self, answer: int, on_remove: Callable[[], object] = lambda: None) -> None:
-        super().__init__("", ("Replica",))
+        super().__init__("", ())
         self.answer: int | Exception = answer
         self.on_remove = on_remove
 
@@ -155,6 +158,35 @@ def test_no_replica_is_ended_where_serve_takes_no_size_from_outside(monkeypatch:
     assert ended == []
 
 
+def test_a_deploy_of_other_deployments_has_another_scaler(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(controller: Controller) -> None:
+        one, two = (FleetOptions(application="app", deployments=names) for names in (("a",), ("a", "b")))
+        first = controller.shard.scaler(one)
+        assert controller.shard.scaler(one) is first
+        second = controller.shard.scaler(two)
+        assert isinstance(second, ServeScaler)
+        assert second.deployments == ("a", "b")
+
+    run(scenario, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "caller", ["replicas/reporter.py", "serving/dispatch/controller_link.py", "controller/shards/keeper.py"]
+)
+def test_whatever_is_asked_of_a_controller_exists(caller: str) -> None:
+    asked = re.findall(r'\bask\(\s*"(\w+)"', (ROOT / caller).read_text().replace("_ask(", "ask("))
+    assert len(asked) >= 3
+    assert [name for name in asked if not hasattr(Controller, name)] == []
+
+
+def test_a_start_is_in_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(controller: Controller) -> None:
+        await controller.on_start(msgspec.msgpack.encode(Start("a", "engine", 12.0, 0)))
+        assert [each["replica"] for each in msgspec.json.decode(await controller.status())["starting"]] == ["a"]
+
+    run(scenario, monkeypatch)
+
+
 def ping(application: str = "app", deploy: str = "first", version: int = 0, **options: Any) -> tuple[bytes, bytes]:
     """What an ingress of this application and deploy says; ``version`` of its tier table, 0: the first one's."""
     wanted = FleetOptions(application=application, deploy=deploy, **options)
@@ -195,7 +227,7 @@ def test_another_application_is_told_that_the_controller_is_taken(monkeypatch: p
             await controller.configure(*ping("other"))
         assert controller.fleet is not None
         assert controller.fleet.options.application == "app"
-        controller.configured_s -= ABANDONED_S
+        controller.deploys.pinged_s -= ABANDONED_S
         await controller.configure(*ping("other", "third"))
         assert controller.fleet.options.application == "other", "the first one is gone"
 

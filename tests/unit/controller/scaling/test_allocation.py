@@ -83,3 +83,14 @@ def test_what_drains_goes_on_draining_under_other_roles(is_deploy: bool) -> None
     assert allocation.autoscaler is not None
     assert (allocation.autoscaler.held_until_s, allocation.autoscaler.target) == (held_until_s, 6)
     assert allocation.autoscaler.roles is allocation.roles
+
+
+@pytest.mark.parametrize("scaling", [None, ScalingOptions(1, 40, "h", configured=2)])
+def test_what_drains_serves_again_where_no_autoscaler_would_end_it(scaling: ScalingOptions | None) -> None:
+    allocation = sized(AllocationOptions(scaling=ScalingOptions(1, 40, "g", configured=2)))
+    allocation.step([ReplicaView(f"g/{k}", (0, 0)) for k in range(6)], 1.0)
+    allocation.roles.drain("g/3", 1.0, "a test")
+    allocation = allocation.under(AllocationOptions(scaling=scaling), PLAIN, 2.0)
+    allocation.step([ReplicaView(f"g/{k}", (0, 0)) for k in range(6)], 2.0)
+    assert not allocation.draining
+    assert allocation.is_open("g/3")

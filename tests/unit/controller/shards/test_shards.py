@@ -32,7 +32,7 @@ class FakeServe(ServeScaler):
     """Serve, which starts and ends whatever it is asked for."""
 
     def __init__(self, replicas: int) -> None:
-        super().__init__("", ("Replica",))
+        super().__init__("", ())
         self.replicas = replicas
 
     async def size(self) -> Serve:
