@@ -50,6 +50,7 @@ STATUS_S = 0.5  # a status may be so old
 REPLICAS_TOGETHER = 32  # that are told of or checked without a pause
 MOST_TOGETHER = 16  # requests that are decided without a pause
 WAKE_UP_S = 3.0  # a newborn waits so long for reports; ingresses wait less (``admit_timeout_s``) and go by known loads
+SWEEP_S = 5.0  # pause between two looks for what is not needed any more
 IDLE_EXIT_S = 600.0  # without an ingress or a replica for so long, the application is gone and so is its controller
 
 _admissions = msgspec.msgpack.Decoder(list[AdmissionRequest])
@@ -255,12 +256,15 @@ class Controller:
 
     async def _leave_when_forgotten(self) -> None:
         while True:
-            await asyncio.sleep(5.0)
-            await self.check_integrity(REPLICAS_TOGETHER)
-            self.recalls.forget(self.clock())
-            self.reports.sweep()
-            if self.clock() - self.heard_s > IDLE_EXIT_S:
-                ray.get_runtime_context().current_actor.leave.remote()
+            await asyncio.sleep(SWEEP_S)
+            try:
+                await self.check_integrity(REPLICAS_TOGETHER)
+                self.recalls.forget(self.clock())
+                self.reports.sweep()
+                if self.clock() - self.heard_s > IDLE_EXIT_S:
+                    ray.get_runtime_context().current_actor.leave.remote()
+            except Exception:  # whatever it was: ended, this loop would leave an idle controller for good
+                logger.exception("housekeeping")
 
     async def leave(self) -> None:
         """End this actor for good. Ray takes that from a method that it called, not from a task of the actor's own."""

@@ -99,6 +99,7 @@ class DisaggregatedFleet(Fleet):
 
     def _balance(self, now_s: float) -> None:
         """Let a replica change its phase where one is short; the requests that it holds stay with it."""
+        self._expire(now_s)  # what is kept in vain would count as load until somebody asks
         views = [
             PhaseView(r.name, self._busy(r), r.name not in self._silent, self.allocation.is_open(r.name))
             for r in self.replicas.values()
@@ -119,13 +120,17 @@ class DisaggregatedFleet(Fleet):
     def admit(self, batch: Sequence[AdmissionRequest], now_s: float, ingress: str = "") -> list[Decision]:
         """First those whose room is reserved, then others that decode, then prompts; all count what is reserved."""
         batch = self._prepare(batch, now_s, 0.0)
-        usable = self.slots.usable([], now_s, self.options.silent_s, self.options.forget_s)
-        names = [name for name, replica in self.replicas.items() if usable[replica.slot]]
-        self.room.expire(names, self.places.__contains__, now_s)
+        self._expire(now_s)
         with self.room.counted(self.slots):
             self._move_reservations(now_s)
             decisions = self._decide_apart(batch, now_s)
         return self.programs.told([_of_whole(decisions[request.request_id], request) for request in batch], now_s)
+
+    def _expire(self, now_s: float) -> None:
+        """Give up room that is kept where it is of no use, or for requests whose ingress is gone."""
+        usable = self.slots.usable([], now_s, self.options.silent_s, self.options.forget_s)
+        names = [name for name, replica in self.replicas.items() if usable[replica.slot]]
+        self.room.expire(names, self.places.__contains__, now_s)
 
     def _decide_apart(self, batch: Sequence[AdmissionRequest], now_s: float) -> dict[str, Decision]:
         """Decisions by request id."""

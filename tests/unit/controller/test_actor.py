@@ -234,6 +234,24 @@ def test_another_application_is_told_that_the_controller_is_taken(monkeypatch: p
     run(scenario, monkeypatch)
 
 
+def test_a_fault_does_not_end_the_housekeeping(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks = []
+
+    def fails(now_s: float) -> None:
+        looks.append(now_s)
+        raise KeyError("a fault of ours")
+
+    async def scenario(controller: Controller) -> None:
+        monkeypatch.setattr(controller.recalls, "forget", fails)
+        await until(lambda: len(looks) > 1)
+
+    monkeypatch.setattr(actor, "SWEEP_S", 0.0)
+    run(scenario, monkeypatch)
+    assert any(each.exc_info for each in caplog.records), "it is told"
+
+
 def test_garbage_is_looked_for_when_no_request_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     def collected() -> int:
         return int(gc.get_stats()[2]["collections"])

@@ -117,3 +117,21 @@ def test_the_box_answers_at_once_and_forgets_who_is_gone() -> None:
         listening.cancel()
 
     asyncio.run(play())
+
+
+def test_a_question_that_comes_before_the_last_one_has_ended_is_heard() -> None:
+    async def play() -> None:
+        box, loop = RecallBox(), asyncio.get_running_loop()
+        first, second = (asyncio.ensure_future(box.listen(INGRESS)) for _ in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.wait([first])
+        later_s = loop.time() + 1000.0
+        assert box.is_listening(INGRESS, later_s), "the second is open"
+        box.forget(later_s)
+        box.tell([(INGRESS, "x")])
+        assert await second == ["x"]
+        assert not box.is_listening(INGRESS, later_s)
+        box.forget(later_s)
+
+    asyncio.run(play())

@@ -116,6 +116,18 @@ def test_a_prompt_that_is_computed_for_long_keeps_its_room() -> None:
     assert list(state.room.held) == [request_uid(asked.request_id)]
 
 
+def test_room_that_nobody_will_ask_for_is_given_back_though_nobody_asks_anything() -> None:
+    state = fleet("pqd")
+    where = one(state, asked := ask(LOOSE, 9000)).replica
+    for tick in range(1, 20):
+        for name in "pqd":
+            still = in_progress(asked) if name == where and tick < 4 else ()
+            state.report(report(name, tick + 1, still), tick * 0.5)
+        if tick * 0.5 <= GRACE_S:
+            assert state.room.held
+    assert not state.room.held
+
+
 def test_what_is_not_prefilled_reserves_nothing() -> None:
     state = fleet("pd", 1)
     late = ask(Slo(0.001, 0.1, tier="loose"), 9000)
