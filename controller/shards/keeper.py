@@ -26,7 +26,7 @@ logger = logging.getLogger("polyslo.shards")
 
 SYNC_S = 0.5
 ANSWER_S = 1.0  # that the leader may take
-REMOVE_S = 60.0  # to end replicas: Serve has to notice
+RESIZE_S = 60.0  # to change the size: Serve has to notice what was ended, and others' changes come first
 
 _report = msgspec.msgpack.Decoder(ShardReport)
 _orders = msgspec.msgpack.Decoder(ShardOrders)
@@ -117,7 +117,9 @@ class ShardKeeper:
     async def resize_shard(self, shard: int, replicas: int) -> None:
         """A shard wants so many replicas."""
         async with self._resizing:
-            await self._of_fleet(self._options()).resize(self.member.leader.sizes.ask(shard, replicas))
+            sizes = self.member.leader.sizes
+            await self._of_fleet(self._options()).resize(sizes.total_with(shard, replicas))
+            sizes.ask(shard, replicas)  # not before: what Serve has refused is nobody's part
 
     async def remove_of_shard(self, shard: int, names: Sequence[str]) -> None:
         """End these drained replicas of a shard."""
@@ -163,12 +165,12 @@ class ShardScaler:
 
     async def resize(self, replicas: int) -> None:
         """Ask for so many in all."""
-        await self._keeper.ask("resize_shard", self._keeper.member.shard, replicas)
+        await self._keeper.ask("resize_shard", self._keeper.member.shard, replicas, patience_s=RESIZE_S)
         self._note(replicas)
 
     async def remove(self, replicas: Sequence[str]) -> None:
         """End these replicas, and ask for as many less."""
-        await self._keeper.ask("remove_of_shard", self._keeper.member.shard, list(replicas), patience_s=REMOVE_S)
+        await self._keeper.ask("remove_of_shard", self._keeper.member.shard, list(replicas), patience_s=RESIZE_S)
         if (part := self._keeper.member.size) is not None:
             self._note(max(0, part.replicas - len(replicas)))
 

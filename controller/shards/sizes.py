@@ -34,11 +34,14 @@ class Sizes:
         self._asked = serve.replicas
         return None
 
-    def ask(self, shard: int, replicas: int) -> int:
-        """A shard wants so many; returns the sum that Serve is to be asked for."""
+    def total_with(self, shard: int, replicas: int) -> int:
+        """What Serve is to be asked for where a shard wants so many."""
+        return sum({**self.parts, shard: replicas}.values())
+
+    def ask(self, shard: int, replicas: int) -> None:
+        """A shard has got so many: Serve was asked for the sum."""
+        self._asked = self.total_with(shard, replicas)
         self.parts[shard] = replicas
-        self._asked = sum(self.parts.values())
-        return self._asked
 
     def removed(self, shard: int, count: int) -> None:
         """Drained replicas of a shard have been ended, and Serve was asked for as many less."""

@@ -1,6 +1,7 @@
 """Several controllers as they run, without Ray: who has which replica, whatever dies, comes late or is taken away."""
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -12,10 +13,12 @@ from controller import actor, size_keeper
 from controller.actor import Controller
 from controller.options import CheckpointOptions, FleetOptions
 from controller.scaling.allocation import AllocationOptions
+from controller.scaling.autoscaler import Autoscaler
 from controller.scaling.signals import ScalingOptions, Serve
 from controller.scaling.tiers import Tier, TierTable
-from controller.serve_scaler import ServeScaler
+from controller.serve_scaler import NOTICE_S, ScalingError, ServeScaler
 from controller.shards import keeper
+from controller.shards.keeper import ANSWER_S
 from controller.shards.options import of_shard
 from protocol.messages import Admission, AdmissionRequest, Report, Slo, Verdict
 from protocol.report_answers import TELL_ALL, next_shard
@@ -33,12 +36,16 @@ class FakeServe(ServeScaler):
 
     def __init__(self, replicas: int) -> None:
         super().__init__("", ())
-        self.replicas = replicas
+        self.replicas, self.looks = replicas, 0
+        self.error: Exception | None = None  # of whoever asks for another size
 
     async def size(self) -> Serve:
+        self.looks += 1
         return Serve(self.replicas, self.replicas)
 
     async def resize(self, replicas: int) -> None:
+        if self.error is not None:
+            raise self.error
         self.replicas = replicas
 
 
@@ -199,6 +206,43 @@ def test_autoscalers_agree_on_the_sum() -> None:
         assert second.allocation.autoscaler.held_until_s > 0.0, "its part is another one than it asked for"
 
     run(2, 3, scenario, options)
+
+
+def test_what_serve_refuses_is_not_taken_for_a_size_set_by_hand() -> None:
+    scaling = ScalingOptions(min_replicas=2, max_replicas=8)
+    options = FleetOptions(allocation=AllocationOptions("dynamic", scaling=scaling))
+
+    async def scenario(world: World) -> None:
+        def scalers() -> list[Autoscaler]:
+            fleets = [world.controllers[shard].fleet for shard in range(2)]
+            return [fleet.allocation.autoscaler for fleet in fleets if fleet and fleet.allocation.autoscaler]
+
+        sizes = world.controllers[0].shard.member.leader.sizes
+        await world.until(lambda: [each.target for each in scalers()] == [2, 2])
+        sizes.parts, sizes.moves = {0: 1, 1: 3}, sizes.moves + 1
+        await world.until(lambda: [each.target for each in scalers()] == [1, 3])
+        world.serve.error = ScalingError("no such thing")
+        with pytest.raises(ScalingError):
+            await world.controllers[1].shard._through_leader.resize(4)
+        looks = world.serve.looks
+        await world.until(lambda: world.serve.looks > looks + 2)
+        assert sizes.parts == {0: 1, 1: 3}
+        assert [each.held_until_s for each in scalers()] == [-math.inf, -math.inf]
+
+    run(2, 4, scenario, options)
+
+
+def test_a_resize_waits_for_removals_of_other_shards() -> None:
+    """Serve notices the end of a replica late; a resize that was given up would be carried out all the same."""
+    patience = []
+
+    async def ask(method: str, *arguments: Any, patience_s: float = ANSWER_S) -> None:
+        patience.append(patience_s)
+
+    shard = keeper.ShardKeeper(1, "leader", "", lambda: 0.0)
+    shard.ask = ask  # type: ignore[method-assign]
+    asyncio.run(shard._through_leader.resize(3))
+    assert patience[0] > NOTICE_S
 
 
 def test_a_shard_without_room_says_so_and_keeps_nothing() -> None:

@@ -13,7 +13,9 @@ def followed(replicas: int, live: list[int]) -> Sizes:
 def test_each_asks_for_its_own_and_serve_for_the_sum() -> None:
     sizes = followed(6, [0, 1, 2])
     assert sizes.parts == {0: 2, 1: 2, 2: 2}
-    assert sizes.ask(2, 5) == 9
+    assert sizes.total_with(2, 5) == 9
+    assert sizes.parts[2] == 2, "not before Serve has taken it"
+    sizes.ask(2, 5)
     assert sizes.follow(Serve(9, 6), [0, 1, 2], 6) is None
     assert sizes.parts == {0: 2, 1: 2, 2: 5}, "what Serve says now is what it was asked for"
     sizes.removed(2, 1)
