@@ -273,8 +273,9 @@ class Fleet:
                 replica.state["tier"] = self.allocation.tier(name)
 
     def _forget(self, now_s: float) -> None:
-        """Give up replicas that have been silent for long, and pending requests that ask no more."""
-        self._give_up([self.by_slot[slot].name for slot in self.slots.silent(now_s, self.options.forget_s)], now_s)
+        """Give up replicas that are gone, and pending requests that ask no more."""
+        gone = self.slots.gone(now_s, self.options.silent_s, self.options.forget_s)
+        self._give_up([self.by_slot[slot].name for slot in gone], now_s)
         self.unplaced.forget(now_s)
 
     def _give_up(self, names: Sequence[str], now_s: float) -> None:

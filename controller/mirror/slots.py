@@ -41,11 +41,13 @@ def are_live(told: np.ndarray, now_s: float, silent_s: float) -> np.ndarray:
 
 
 @njit(cache=True)
-def silent(told: np.ndarray, now_s: float, forget_s: float) -> np.ndarray:
-    """``ReplicaSlots.silent`` of LIVENESS[R] (i8[k])."""
+def gone(told: np.ndarray, now_s: float, silent_s: float, forget_s: float) -> np.ndarray:
+    """``ReplicaSlots.gone`` of LIVENESS[R] (i8[k])."""
     found, count = np.empty(len(told), dtype=np.int64), 0
     for r in range(len(told)):
-        if told[r]["is_used"] and now_s - told[r]["seen_s"] > forget_s:
+        has_failed = told[r]["suspect_s"] > told[r]["seen_s"]
+        most_s = min(2.0 * silent_s, forget_s) if has_failed else forget_s
+        if told[r]["is_used"] and now_s - told[r]["seen_s"] > most_s:
             found[count] = r
             count += 1
     return found[:count]
@@ -121,9 +123,10 @@ class ReplicaSlots:
         found: np.ndarray = usable(self.liveness, np.array(closed, dtype=np.int64), now_s, silent_s, forget_s)
         return found
 
-    def silent(self, now_s: float, forget_s: float) -> list[int]:
-        """Slots whose replicas have not reported for longer than ``forget_s``."""
-        found: list[int] = silent(self.liveness, now_s, forget_s).tolist()
+    def gone(self, now_s: float, silent_s: float, forget_s: float) -> list[int]:
+        """Slots whose replicas have not reported for longer than ``forget_s``; twice ``silent_s`` is enough where an
+        ingress has seen the replica fail since its last report."""
+        found: list[int] = gone(self.liveness, now_s, silent_s, forget_s).tolist()
         return found
 
     @property

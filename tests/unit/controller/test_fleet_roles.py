@@ -262,3 +262,19 @@ def test_best_effort_waits_for_a_fleet_that_was_scaled_to_zero() -> None:
     assert one(state, TIGHT).reason == "no_replica"
     fixed = fleet("")
     assert one(fixed, FLEX).verdict == Verdict.REFUSED
+
+
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_a_bounded_tier_takes_another_replica_soon_after_its_own_was_seen_to_die(is_seen: bool) -> None:
+    state = fleet("abc", table(tight=(0, 1)))
+    dead = state.admit([ask(TIGHT)], 0.0)[0].replica
+    others = sorted({"a", "b", "c"} - {dead})
+    if is_seen:
+        state.on_failed(dead, 0.1)
+    for tick in range(1, 9):
+        tell(state, others, 0.5 * tick)
+    assert (dead in state.replicas) != is_seen, "silence alone is no death: missing news are no news"
+    assert (state.admit([ask(TIGHT)], 4.0)[0].verdict == Verdict.ADMITTED) == is_seen
+    tell(state, "abc", 5.0)
+    assert dead in state.replicas, "it lives, as a new one"
+    state.check_integrity()

@@ -31,7 +31,9 @@ def test_open_are_those_that_move_else_those_that_live_else_those_heard_at_all(s
     wanted = next((each for each in choices if each.any()), choices[-1])
     assert made.usable(closed, 10.0, silent_s, 9.0).tolist() == wanted.tolist()
     assert made.are_live(10.0, silent_s).tolist() == live(silent_s).tolist()
-    assert made.silent(10.0, 4.0) == np.flatnonzero(told["is_used"] & (told["seen_s"] < 6.0)).tolist()
+    silence_s = np.where(told["suspect_s"] > told["seen_s"], min(4.0, 2.0 * silent_s), 4.0)
+    gone = np.flatnonzero(told["is_used"] & (told["seen_s"] < 10.0 - silence_s))
+    assert made.gone(10.0, silent_s, 4.0) == gone.tolist()
 
 
 def test_mirrors_of_a_large_fleet_may_lag() -> None:
