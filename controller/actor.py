@@ -50,6 +50,7 @@ STATUS_S = 0.5  # a status may be so old
 REPLICAS_TOGETHER = 32  # that are told of or checked without a pause
 MOST_TOGETHER = 16  # requests that are decided without a pause
 WAKE_UP_S = 3.0  # a newborn waits so long for reports; ingresses wait less (``admit_timeout_s``) and go by known loads
+SETTLED_S = 0.3  # after a first report all other replicas have reported too
 SWEEP_S = 5.0  # pause between two looks for what is not needed any more
 IDLE_EXIT_S = 600.0  # without an ingress or a replica for so long, the application is gone and so is its controller
 
@@ -133,6 +134,8 @@ class Controller:
         told = _report.decode(report)
         if (shard := self.shard.member.next_shard(fleet, told.replica, self.heard_s)) is not None:
             return go_to(shard)
+        if not fleet.replicas:  # of a fleet that was here before this controller, others report within moments
+            fleet.unplaced.settled_s = self.heard_s + SETTLED_S
         if not fleet.report(told, self.heard_s):
             return TELL_ALL
         self.pacer.note(time.perf_counter() - begun_s)

@@ -237,13 +237,15 @@ class Fleet:
             return self._admitted(p, self.by_slot[p.slot], now_s)
         if p.request.may_hop:
             return self._unplaced(p, Verdict.ELSEWHERE, 0.0)
+        if (pause_s := self.unplaced.news_s(self.slots, p, self.options.silent_s, now_s)) > 0.0:
+            return self._unplaced(p, Verdict.PENDING, pause_s)
         asked_best_effort, may_wait = p.is_best_effort, p.is_new and not p.is_best_effort
         refuses = may_wait and self.tiers.refuses(p.tier, self.options.unattainable)
         may_wait = may_wait and self.options.pending and self.unplaced.may_wait(p, refuses)
         if may_wait and (pause_s := self.unplaced.pause_s(self.slots, p, now_s)) > 0.0:
             return self._unplaced(p, Verdict.PENDING, pause_s)
         if refuses:
-            return self._unplaced(p, Verdict.REFUSED, self.unplaced.retry_after_s(self.slots, p, now_s))
+            return self._unplaced(p, *self.unplaced.refusal(self.slots, p, now_s))
         free = self.unplaced.places(self.slots, p, self.options.best_effort_backlog)
         if p.is_new and self.slots.is_any_open and (wait_s := self.unplaced.line_s(p, free, self.programs, now_s)) > 0:
             return self._unplaced(p, Verdict.PENDING, wait_s)
@@ -263,14 +265,8 @@ class Fleet:
 
     def _allocate(self, now_s: float) -> None:
         self.allocation.step(self.views(now_s), now_s)
-        self.write_roles(self._has_joined)
+        self.allocation.write_roles(self.replicas, self._has_joined)
         self._has_joined = False
-
-    def write_roles(self, anew: bool = False) -> None:
-        """Put the roles in force where placement reads them, where they have changed (``anew``: in any case)."""
-        if self.allocation.has_changed() or anew:
-            for name, replica in self.replicas.items():
-                replica.state["tier"] = self.allocation.tier(name)
 
     def _forget(self, now_s: float) -> None:
         """Give up replicas that are gone, and pending requests that ask no more."""

@@ -1,5 +1,6 @@
 """Requests that no replica has: those that wait for room, best effort in line, those told to come back. Pure."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -7,14 +8,17 @@ import numpy as np
 
 from controller.best_effort_line import BestEffortLine
 from controller.disaggregation.phases import Phase
-from controller.mirror.slots import ReplicaSlots
+from controller.mirror.slots import DOUBT_S, ReplicaSlots
 from controller.placement import RETRY_INTERVAL_S, Pending, latest_start_s
 from controller.programs.programs import Programs
 from controller.returns import Returns
+from protocol.messages import Verdict
 from routing.best_effort import best_effort_places
 
 COLD_START_S = 300.0  # best effort waits so long for the first replica of a fleet that was scaled to zero
 RETRIES_LEFT = 4  # parts of the time that is left until the next question
+NEWS_S = 2.0 * DOUBT_S  # a request waits so long for a replica that was seen to fail and reports all the while
+SETTLING_S = 0.1  # pause of a request that would be refused while most replicas have not been heard yet
 PENDING_TIMEOUT_S = 3.0  # a pending request that has not asked for so long, many times the pause, has lost its ingress
 
 
@@ -54,11 +58,14 @@ class Unplaced:
     returns: Returns
     waiting: dict[int, Waiting] = field(default_factory=dict)  # pending requests by uid, who asked last at the end
     line: BestEffortLine = field(default_factory=BestEffortLine)
+    settled_s: float = -math.inf  # until then more replicas are there than have been heard: nobody is refused
+    _doubted_s: dict[int, float] = field(default_factory=dict)  # when requests first met with replicas all in doubt
 
     def adopt_state(self, other: "Unplaced") -> None:
         """Take over who waits, and what was told; the cap of reserved returns is one's own."""
         other.returns.cap_s = self.returns.cap_s
         self.returns, self.waiting, self.line = other.returns, other.waiting, other.line
+        self.settled_s, self._doubted_s = other.settled_s, other._doubted_s
 
     def __contains__(self, uid: int) -> bool:
         return uid in self.waiting or uid in self.line
@@ -76,6 +83,8 @@ class Unplaced:
         """Give up pending requests that ask no more."""
         while self.waiting and now_s > self.waiting[uid := next(iter(self.waiting))].forget_s:
             del self.waiting[uid]
+        while self._doubted_s and now_s > self._doubted_s[uid := next(iter(self._doubted_s))] + 2.0 * NEWS_S:
+            del self._doubted_s[uid]
 
     def may_wait(self, p: Pending, refuses: bool) -> bool:
         """Whether a request may wait for room that is not there yet: where its tier refuses, one that was told to come
@@ -96,6 +105,14 @@ class Unplaced:
         if not slots.is_any_open:
             return 0.0
         return self.ask(p, now_s, lambda: latest_start_s(slots, p.row, now_s)).pause_s(now_s)
+
+    def news_s(self, slots: ReplicaSlots, p: Pending, silent_s: float, now_s: float) -> float:
+        """How long a new request waits before it asks again while all replicas that report were seen to fail, as when
+        one ingress has lost its connections; 0: it is not so, or has been so for long."""
+        if not p.is_new or slots.is_any_open or not slots.is_any_in_doubt(now_s, silent_s):
+            return 0.0
+        first_s = self._doubted_s.setdefault(int(p.row["id"]), now_s)
+        return RETRY_INTERVAL_S[1] if now_s - first_s < NEWS_S else 0.0
 
     def awaits_start(self, p: Pending, now_s: float) -> bool:
         """Whether a replica may still come for a request that found none: one is started where all were stopped."""
@@ -118,6 +135,13 @@ class Unplaced:
         if wait_s > 0.0:
             self.waiting.pop(uid, None)
         return wait_s
+
+    def refusal(self, slots: ReplicaSlots, p: Pending, now_s: float) -> tuple[Verdict, float]:
+        """What a request is told that its tier refuses, and for how long."""
+        if now_s < self.settled_s:
+            self.waiting.pop(int(p.row["id"]), None)
+            return Verdict.PENDING, SETTLING_S
+        return Verdict.REFUSED, self.retry_after_s(slots, p, now_s)
 
     def retry_after_s(self, slots: ReplicaSlots, p: Pending, now_s: float) -> float:
         """What a refusal tells (``Returns.retry_after_s``); 0 where no replica is open."""

@@ -123,6 +123,13 @@ class ReplicaSlots:
         found: np.ndarray = usable(self.liveness, np.array(closed, dtype=np.int64), now_s, silent_s, forget_s)
         return found
 
+    def is_any_in_doubt(self, now_s: float, silent_s: float) -> bool:
+        """Whether a replica that reported within ``silent_s`` and does not drain may have failed only for an ingress:
+        nothing says yet that its engine goes on."""
+        told = self.liveness
+        heard = told["is_used"] & ~told["draining"] & (now_s - told["seen_s"] <= silent_s)
+        return bool((heard & (told["moved_s"] - told["suspect_s"] <= DOUBT_S)).any())
+
     def gone(self, now_s: float, silent_s: float, forget_s: float) -> list[int]:
         """Slots whose replicas have not reported for longer than ``forget_s``; twice ``silent_s`` is enough where an
         ingress has seen the replica fail since its last report."""

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from controller.disaggregation.phases import Phase
+from controller.mirror.replica_model import VirtualReplica
 from controller.scaling.autoscaler import Autoscaler
 from controller.scaling.demand import Demand, Hardware
 from controller.scaling.history import Change, History
@@ -166,10 +167,13 @@ class Allocation:
         assert isinstance(self.roles, DynamicRoles)
         self.roles.join(name, position, now_s)
 
-    def has_changed(self) -> bool:
-        """Whether a role or the table has changed since this was asked last."""
+    def write_roles(self, replicas: Mapping[str, VirtualReplica], anew: bool = False) -> None:
+        """Put the roles in force where placement reads them, where one or the table has changed since this was asked
+        last (``anew``: in any case)."""
         before, self._seen = self._seen, (self.roles, self.roles.version)
-        return self._seen != before
+        if self._seen != before or anew:
+            for name, replica in replicas.items():
+                replica.state["tier"] = self.tier(name)
 
     def tier(self, name: str) -> int:
         """What placement reads: the position of a replica's tier, ``SHARED``, or ``RESERVED`` for best effort only."""

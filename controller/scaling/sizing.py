@@ -18,7 +18,7 @@ def plan_size(fleet: Fleet, serve: Serve | None, now_s: float) -> Actions:
     group = fleet.options.allocation.scaling.group if fleet.options.allocation.scaling else ""
     queues = waiting_tokens(fleet, decodes=False), waiting_tokens(fleet, decodes=True)
     actions = fleet.allocation.scale(serve, fleet.views(now_s), queues, hardware_of(fleet, group, now_s), now_s)
-    fleet.write_roles()
+    fleet.allocation.write_roles(fleet.replicas)
     return actions
 
 

@@ -26,7 +26,7 @@ class Member:
     def follow(self, fleet: Fleet, orders: ShardOrders, now_s: float) -> None:
         """Carry out what the leader says."""
         if fleet.allocation.set_share(Share(orders.place, orders.parts), now_s):
-            fleet.write_roles()
+            fleet.allocation.write_roles(fleet.replicas)
         autoscaler = fleet.allocation.autoscaler
         if autoscaler is not None and (self.size and self.size.moves) != (orders.size and orders.size.moves):
             autoscaler.target = None  # its part was cut anew: nobody set that by hand

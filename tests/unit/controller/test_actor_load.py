@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from controller import actor
-from controller.actor import MOST_TOGETHER, REPLICAS_TOGETHER, STATUS_S, Controller
+from controller.actor import MOST_TOGETHER, REPLICAS_TOGETHER, SETTLED_S, STATUS_S, Controller
 from protocol.messages import Admission, AdmissionRequest, Verdict
 from protocol.report_answers import POSITIONS_READ, TELL_ALL
-from tests.support.fleet_cases import TIGHT, ask, fleet, report
+from tests.support.fleet_cases import LOOSE, TIGHT, ask, fleet, report
 
 admission_of = msgspec.msgpack.Decoder(Admission)
 encode = msgspec.msgpack.encode
@@ -108,6 +108,28 @@ def test_a_replica_is_asked_to_tell_all_where_nothing_is_known(monkeypatch: pyte
         assert await controller.report(encode(report("000", 3))) == TELL_ALL
 
     run(scenario, monkeypatch)
+
+
+def test_nobody_is_refused_while_a_new_controller_has_not_heard_most_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(controller: Controller, clock: Clock) -> None:
+        controller.fleet, clock.now_s = fleet(), 100.0
+        await controller.report(encode(report("000")))
+        asked = [ask(LOOSE, 5000) for _ in range(100)]
+        answer = admission_of.decode(await controller.admit(encode(asked)))
+        wait = {d.request_id for d in answer.decisions if d.verdict == Verdict.PENDING}
+        assert 0 < len(wait) < 100
+        assert {d.verdict for d in answer.decisions} == {Verdict.ADMITTED, Verdict.PENDING}
+        clock.now_s += 0.1
+        for i in range(1, 10):
+            await controller.report(encode(report(f"{i:03d}")))
+        again = [msgspec.structs.replace(each, age_s=0.1) for each in asked if each.request_id in wait]
+        answer = admission_of.decode(await controller.admit(encode(again)))
+        assert {d.verdict for d in answer.decisions} == {Verdict.ADMITTED}
+        clock.now_s += SETTLED_S
+        answer = admission_of.decode(await controller.admit(encode([ask(LOOSE, 5000) for _ in range(400)])))
+        assert Verdict.REFUSED in {d.verdict for d in answer.decisions}
+
+    run(scenario, monkeypatch, 0)
 
 
 def test_the_sampled_check_comes_to_every_replica(monkeypatch: pytest.MonkeyPatch) -> None:

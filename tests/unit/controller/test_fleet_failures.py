@@ -3,10 +3,12 @@
 import msgspec
 import pytest
 
+from controller.mirror.slots import DOUBT_S
 from controller.status import fleet_status
+from controller.unplaced import NEWS_S
 from profiles.profile import ProfileError
-from protocol.messages import Progress, Step, Verdict
-from tests.support.fleet_cases import FLEX, TIGHT, ask, ended, fleet, in_progress, report
+from protocol.messages import Progress, Slo, Step, Verdict
+from tests.support.fleet_cases import FLEX, LOOSE, TIGHT, ask, ended, fleet, in_progress, report
 
 
 def test_a_replica_that_an_ingress_saw_fail_takes_nothing_until_its_engine_goes_on() -> None:
@@ -27,6 +29,27 @@ def test_a_replica_that_an_ingress_saw_fail_takes_nothing_until_its_engine_goes_
     state.on_failed("a", 22.0)
     state.report(report("a", 10), 24.0)
     assert state.admit([ask(TIGHT)], 24.1)[0].replica == "a", "idle"
+
+
+@pytest.mark.parametrize("slo", [TIGHT, LOOSE, FLEX])
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_while_all_that_report_were_seen_to_fail_requests_wait_for_a_sign_of_life(slo: Slo, is_alive: bool) -> None:
+    """One ingress has lost its connections, or all engines stand still."""
+    state, asked, now_s = fleet(), ask(slo), 0.1
+    for name in "ab":
+        state.report(report(name), 0.0)
+        state.on_failed(name, 0.1)
+    (decision,) = state.admit([asked], now_s)
+    while decision.verdict == Verdict.PENDING:
+        assert (decision.reason, decision.retry_after_s) == ("no_replica", 0.25)
+        now_s += decision.retry_after_s
+        for name in "ab":
+            state.report(report(name, int(now_s * 100), age_s=0.0 if is_alive else now_s), now_s)
+        (decision,) = state.admit([msgspec.structs.replace(asked, age_s=now_s - 0.1)], now_s)
+    assert bool(decision.replica) == is_alive
+    assert now_s <= 0.1 + (DOUBT_S + 0.5 if is_alive else NEWS_S + 0.25)
+    state.report(report("a", 1000), now_s + 3.0 * NEWS_S)
+    assert not state.unplaced._doubted_s
 
 
 def test_the_last_words_of_a_failed_replica_do_not_clear_it() -> None:
