@@ -15,9 +15,11 @@ from planning.programs.matching import (
     REFINED,
     PatternTable,
     Prefix,
+    Ranked,
     graph_similarities,
     nearest,
     node_similarity,
+    ranked,
     similarities,
 )
 from protocol.programs import INF
@@ -43,7 +45,7 @@ class History:
     """The pattern graphs of one application."""
 
     table: PatternTable = field(default_factory=PatternTable)
-    nodes: list[Nodes] = field(default_factory=list)  # of each graph
+    ranked: list[Ranked] = field(default_factory=list)  # of each graph, its nodes
     uses: np.ndarray = field(default_factory=lambda: np.zeros(0))  # programs that each stands for, and its matches
     decayed_s: float = -np.inf
     gaps_s: deque[float] = field(default_factory=lambda: deque(maxlen=GAPS))  # tool times lately, ended or not
@@ -62,7 +64,7 @@ class History:
             self._reduce()
         row = self.table.count
         self.table.put(row, stages)
-        self.nodes.append(nodes.copy())
+        self.ranked.append(ranked(nodes))
         self.uses = np.append(self.uses, 1.0)
         self._apart[row, : row + 1] = self._apart[: row + 1, row] = 1.0 - graph_similarities(row, self.table)
 
@@ -72,7 +74,8 @@ class History:
         rows = nearest(found, REFINED)
         if len(rows) and (prefix.stages["requests"] > 1).any():
             reached = len(prefix.stages)
-            finer = np.array([node_similarity(nodes, self.nodes[row], reached) for row in rows.tolist()])
+            own = ranked(nodes)
+            finer = np.array([node_similarity(own, self.ranked[row], reached) for row in rows.tolist()])
             found[rows] = 0.5 * (found[rows] + finer)
         rows = nearest(np.where(np.isin(np.arange(len(found)), rows), found, 0.0))
         return Match(rows, found[rows])
@@ -118,4 +121,4 @@ class History:
             uses = self.uses[rows]
         self._apart[: len(rows), : len(rows)] = self._apart[np.ix_(rows, rows)]
         self.table.keep(rows)
-        self.nodes, self.uses = [self.nodes[row] for row in rows.tolist()], uses
+        self.ranked, self.uses = [self.ranked[row] for row in rows.tolist()], uses

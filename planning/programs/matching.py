@@ -16,6 +16,7 @@ WIDTH = 0.7  # of the kernels, in natural logarithms: a factor of two is similar
 COMPARED = 32  # latest stages of a prefix that count: beyond, another stage tells nothing new
 REFINED = 16  # graphs that are compared node by node
 NEIGHBOURS = 8  # known graphs that an outlook is made of
+RANK_BITS = 32  # of a key of stage and rank
 WEIGHED = ("input_tokens", "output_tokens", "gap_s")
 SUMMED = tuple(name for name in STAGE.names or () if name != "label")
 
@@ -65,6 +66,19 @@ class Prefix(NamedTuple):
     complete: int  # of them, ended; of the others the outputs are not known
 
 
+class Ranked(NamedTuple):
+    """A graph's nodes by stage, and within one by input length."""
+
+    keys: np.ndarray  # i8[n], stage and rank in it, ascending
+    inputs: np.ndarray  # f8[n], logarithms
+    outputs: np.ndarray  # f8[n], of what may still grow nan
+
+    def until(self, stages: int) -> "Ranked":
+        """Its first stages."""
+        end = int(np.searchsorted(self.keys, stages << RANK_BITS))
+        return Ranked(self.keys[:end], self.inputs[:end], self.outputs[:end])
+
+
 def logarithms(stages: Stages) -> np.ndarray:
     """Of one more than each weight (f8[3, s], in order of ``WEIGHED``)."""
     return np.log1p(np.array([stages[name] for name in WEIGHED]))
@@ -95,30 +109,30 @@ def similarities(prefix: Prefix, known: PatternTable, width: float = WIDTH) -> n
     return found
 
 
-def node_similarity(own: Nodes, other: Nodes, reached: int, width: float = WIDTH) -> float:
+def ranked(nodes: Nodes) -> Ranked:
+    """A graph's nodes, in order: to be made once for a known graph, and once for each look at a program under way."""
+    nodes = nodes[np.lexsort((nodes["input_tokens"], nodes["stage"]))]
+    starts = np.searchsorted(nodes["stage"], nodes["stage"])
+    keys = nodes["stage"].astype(np.int64) << RANK_BITS | (np.arange(len(nodes)) - starts)
+    outputs = np.where(np.isfinite(nodes["end_s"]), np.log1p(nodes["output_tokens"]), np.nan)
+    return Ranked(keys, np.log1p(nodes["input_tokens"]), outputs)
+
+
+def node_similarity(own: Ranked, other: Ranked, reached: int, width: float = WIDTH) -> float:
     """Similarity of two graphs node by node over their first ``reached`` stages; 0 to 1.
 
     Nodes of a stage are paired by rank of input length; one without a partner counts as unlike.
     """
-    mine, others = _ranked(own, reached), _ranked(other, reached)
-    common, at, where = np.intersect1d(mine[0], others[0], assume_unique=True, return_indices=True)
-    total = len(mine[0]) + len(others[0]) - len(common)
-    if not total:
-        return 1.0
-    has_ended = np.isfinite(mine[2][at]) & np.isfinite(others[2][where])
-    inputs = _kernel(mine[1][at] - others[1][where], width)
-    outputs = np.where(has_ended, _kernel(np.nan_to_num(mine[2][at] - others[2][where]), width), inputs)
+    mine, others = own.until(reached), other.until(reached)
+    if not len(mine.keys) or not len(others.keys):
+        return float(len(mine.keys) == len(others.keys))
+    where = np.minimum(np.searchsorted(others.keys, mine.keys), len(others.keys) - 1)
+    at = np.flatnonzero(others.keys[where] == mine.keys)
+    where, total = where[at], len(mine.keys) + len(others.keys) - len(at)
+    has_ended = np.isfinite(mine.outputs[at]) & np.isfinite(others.outputs[where])
+    inputs = _kernel(mine.inputs[at] - others.inputs[where], width)
+    outputs = np.where(has_ended, _kernel(np.nan_to_num(mine.outputs[at] - others.outputs[where]), width), inputs)
     return float((inputs + outputs).sum() / (2 * total))
-
-
-def _ranked(nodes: Nodes, reached: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Keys of stage and rank, and logarithms of input and output (nan while that grows)."""
-    inside = nodes[nodes["stage"] < reached]
-    inside = inside[np.lexsort((inside["input_tokens"], inside["stage"]))]
-    starts = np.searchsorted(inside["stage"], inside["stage"])
-    keys = inside["stage"].astype(np.int64) << 32 | (np.arange(len(inside)) - starts)
-    outputs = np.where(np.isfinite(inside["end_s"]), np.log1p(inside["output_tokens"]), np.nan)
-    return keys, np.log1p(inside["input_tokens"]), outputs
 
 
 def _kernel(apart: np.ndarray, width: float) -> np.ndarray:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from planning.programs.clustering import MOST_ROUNDS, k_medoids
-from planning.programs.graph import complete_stages, to_stages
-from planning.programs.matching import COMPARED, WIDTH, PatternTable, Prefix, similarities
+from planning.programs.graph import Nodes, complete_stages, to_stages
+from planning.programs.matching import COMPARED, WIDTH, PatternTable, Prefix, node_similarity, ranked, similarities
 from tests.support.program_cases import drawn
 
 
@@ -38,6 +38,41 @@ def test_similarities_are_those_of_the_twin(seed: int) -> None:
     own["end_s"][own["stage"] == own["stage"].max()] = math.inf
     prefix = Prefix(to_stages(own), complete_stages(own))
     assert similarities(prefix, table) == pytest.approx([slow_similarity(prefix, stages) for stages in graphs])
+
+
+def slow_node_similarity(own: Nodes, other: Nodes, reached: int) -> float:
+    """Both ranked for this pair alone."""
+
+    def ranks(nodes: Nodes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        inside = nodes[nodes["stage"] < reached]
+        inside = inside[np.lexsort((inside["input_tokens"], inside["stage"]))]
+        starts = np.searchsorted(inside["stage"], inside["stage"])
+        keys = inside["stage"].astype(np.int64) << 32 | (np.arange(len(inside)) - starts)
+        outputs = np.where(np.isfinite(inside["end_s"]), np.log1p(inside["output_tokens"]), np.nan)
+        return keys, np.log1p(inside["input_tokens"]), outputs
+
+    def kernel(apart: np.ndarray) -> np.ndarray:
+        return np.asarray(np.exp(-0.5 * (apart / WIDTH) ** 2))
+
+    mine, others = ranks(own), ranks(other)
+    common, at, where = np.intersect1d(mine[0], others[0], assume_unique=True, return_indices=True)
+    total = len(mine[0]) + len(others[0]) - len(common)
+    has_ended = np.isfinite(mine[2][at]) & np.isfinite(others[2][where])
+    inputs = kernel(mine[1][at] - others[1][where])
+    outputs = np.where(has_ended, kernel(np.nan_to_num(mine[2][at] - others[2][where])), inputs)
+    return float((inputs + outputs).sum() / (2 * total)) if total else 1.0
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_similarities_node_by_node_are_those_of_the_twin(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    own, other = (drawn(rng, 1 + seed % 6, int(rng.integers(1, 40))) for _ in range(2))
+    for nodes in (own, other):
+        nodes["stage"] += int(rng.integers(0, 2))  # the first stage was refused
+        nodes["end_s"][rng.random(len(nodes)) < 0.2] = math.inf
+        nodes["input_tokens"] = np.round(nodes["input_tokens"], -3)  # ties
+    for reached in range(9):
+        assert node_similarity(ranked(own), ranked(other), reached) == slow_node_similarity(own, other, reached)
 
 
 @pytest.mark.parametrize("seed", range(10))

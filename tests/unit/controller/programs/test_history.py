@@ -5,9 +5,9 @@ import pytest
 
 from controller.programs import history as module
 from controller.programs.history import History
-from planning.programs.graph import complete_stages, execution_s, to_stages
-from planning.programs.matching import Prefix
-from tests.support.program_cases import chain, drawn
+from planning.programs.graph import Nodes, complete_stages, execution_s, to_stages
+from planning.programs.matching import Prefix, Ranked, graph_similarities, ranked
+from tests.support.program_cases import chain, drawn, graph
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def test_a_full_history_keeps_medoids_that_stand_for_all(small: History) -> None
     for k in range(13):
         tokens = 100.0 * 10 ** (k % 3) * rng.uniform(0.95, 1.05)
         small.learn(chain((tokens, tokens / 10), (tokens, tokens / 10)), float(k))
-    assert len(small) == len(small.nodes) == len(small.uses) == 5
+    assert len(small) == len(small.ranked) == len(small.uses) == 5
     assert small.uses.sum() == pytest.approx(13.0)
     inputs = small.table.stages["input_tokens"][:5, 0]
     assert {round(float(np.log10(tokens / 100.0))) for tokens in inputs} == {0, 1, 2}, "one of each kind at least"
@@ -32,11 +32,29 @@ def test_distances_follow_the_rows(small: History) -> None:
     rng = np.random.default_rng(1)
     for k in range(20):
         small.learn(drawn(rng), float(k))
-    fresh = History()
-    for nodes in small.nodes:
-        fresh.learn(nodes, 0.0)
     count = len(small)
-    np.testing.assert_allclose(small._apart[:count, :count], fresh._apart[:count, :count])
+    fresh = [1.0 - graph_similarities(row, small.table) for row in range(count)]
+    np.testing.assert_allclose(small._apart[:count, :count], fresh)
+
+
+def test_nodes_follow_the_rows_and_are_ranked_when_they_are_learnt(
+    small: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng, calls = np.random.default_rng(1), []
+
+    def counted(nodes: Nodes) -> Ranked:
+        calls.append(len(nodes))
+        return ranked(nodes)
+
+    for k in range(20):
+        small.learn(drawn(rng), float(k))
+    for row, each in enumerate(small.ranked):
+        stages, requests = np.unique(each.keys >> 32, return_counts=True)
+        assert requests.tolist() == small.table.stages["requests"][row, stages].tolist()
+    monkeypatch.setattr(module, "ranked", counted)
+    own = graph(*((0, 1000.0 + k, 10.0, 0.0, 1.0, 0) for k in range(3)))
+    assert len(small.match(own, Prefix(to_stages(own), 1)).rows) > 1
+    assert calls == [3], "the program's own, once"
 
 
 def test_what_programs_took_follows_the_rows(small: History) -> None:
