@@ -58,6 +58,10 @@ class BestEffortLine:
         self._asks_s[uid] = now_s + pause_s
         return pause_s
 
+    def is_first(self, uid: int) -> bool:
+        """Whether the request is the head of the line."""
+        return bool(self._line) and self._where.get(uid) == self._line[0]
+
     def leave(self, uid: int) -> None:
         """The request has a place, or has ended."""
         if (position := self._where.pop(uid, None)) is not None:

@@ -51,6 +51,29 @@ def test_a_place_goes_to_the_program_that_began_first(places: ProgramPlaces) -> 
     assert places.tokens == pytest.approx(0.6 * ROOM)
 
 
+def test_a_program_that_does_not_fit_holds_up_others_for_a_while_at_a_time(places: ProgramPlaces) -> None:
+    """Promised programs may leave it no room for ever."""
+    places.take(promised := program(0.0, 0.5 * ROOM))
+    large, began_s = program(1.0, 0.9 * ROOM), 1.0
+    passed: dict[int, int] = {}
+    for second in range(161):
+        now_s = began_s + second
+        assert places.wait_s(large, 1, now_s) > 0.0
+        small = program(now_s, 0.1 * ROOM)
+        if places.wait_s(small, uid := 2 + second, now_s) == 0.0:
+            passed[second] = uid
+            places.give_up(small)
+        places.line.leave(uid)
+    assert sorted(passed) == [*range(10, 20), *range(40, 80), 160]
+    assert len(places.line) == 1
+    places.give_up(promised)
+    assert places.wait_s(large, 1, 300.0) == 0.0
+    assert places.wait_s(program(301.0, 0.2 * ROOM), 400, 301.0) > 0.0, (
+        "one that has just become the first is not passed"
+    )
+    assert places.wait_s(program(302.0, 0.05 * ROOM), 401, 302.0) > 0.0
+
+
 def test_a_place_grows_with_its_conversation(places: ProgramPlaces) -> None:
     own = program(0.0, 100.0)
     places.take(own)
