@@ -19,7 +19,7 @@ from controller.held import HeldRequests
 from controller.lengths.fleet_lengths import FleetLengths
 from controller.mirror.locations import RequestLocations
 from controller.mirror.prefix_affinity import Affinity
-from controller.mirror.replica_model import VirtualReplica, admission_row
+from controller.mirror.replica_model import VirtualReplica, admission_row, limits_of
 from controller.mirror.slots import ReplicaSlots
 from controller.mirror.views import views_of
 from controller.options import FleetOptions
@@ -82,7 +82,7 @@ class Fleet:
         self._forget(now_s)
         known = self.replicas.get(report.replica)
         if is_new := known is None or known.incarnation != report.incarnation:
-            profile = self.load_profile(report.profile)  # what fails here changes nothing
+            profile, _ = self.load_profile(report.profile), limits_of(report)  # what fails here changes nothing
             if known is not None:
                 self._drop(known)
             born = VirtualReplica(report, profile, self.slots, now_s)

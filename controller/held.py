@@ -56,6 +56,8 @@ class HeldRequests:
 
     def __post_init__(self) -> None:
         self._movable = Movable(self._find)
+        for p in (*self.pending.values(), *self.sent.values()) if self.may_hold else ():  # taken over
+            self._movable.add(p)
 
     def __contains__(self, uid: int) -> bool:
         return uid in self.pending

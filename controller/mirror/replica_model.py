@@ -68,8 +68,8 @@ class VirtualReplica:
 
     def __init__(self, report: Report, profile: Profile, slots: ReplicaSlots, now_s: float) -> None:
         self.name, self.incarnation, self.profile = report.replica, report.incarnation, profile
-        self.slots, self.slot = slots, slots.take()
-        self._correction = new_correction(np.array(profile.coefficients), profile.spread)
+        limits, self._correction = limits_of(report), new_correction(np.array(profile.coefficients), profile.spread)
+        self.slots, self.slot = slots, slots.take()  # after all that a report of its own kind could make fail
         self._draft_cost = DraftCost()
         self.sequence, self._longest_s, self.pid = -1, report.max_iteration_s, report.pid
         self._last_s = 0.0  # of the last iteration that it told
@@ -80,7 +80,7 @@ class VirtualReplica:
         self.counts = report.counts
         fleet_state = slots.fleet_state
         fleet_state.replicas["free_at_s"][self.slot] = now_s
-        fleet_state.limits[self.slot] = limits_of(report)
+        fleet_state.limits[self.slot] = limits
         self._predict_by(np.array(profile.coefficients), float(reach(self._correction)))
         self.prefixes, self.reported = PrefixIndex(report.kv_capacity_tokens), ReportedRequests()
         self.told_prefixes = ToldPrefixes()

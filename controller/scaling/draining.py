@@ -1,6 +1,6 @@
 """Replicas that take nothing more, until they may be ended. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from controller.disaggregation.phases import LINGER_S
@@ -24,8 +24,10 @@ class Drained:
         self._since_s.pop(name, None)
         self._done_s.pop(name, None)
 
-    def ended(self, names: Iterable[str], views: Mapping[str, ReplicaView], now_s: float) -> tuple[str, ...]:
-        """Those of these draining replicas that may be ended: missing news are no news."""
+    def ended(self, names: Sequence[str], views: Mapping[str, ReplicaView], now_s: float) -> tuple[str, ...]:
+        """Those of these draining replicas that may be ended: missing news are no news. Others are forgotten."""
+        for gone in self._since_s.keys() - names:
+            self.forget(gone)
         return tuple(name for name in names if (view := views.get(name)) is not None and self._may_end(view, now_s))
 
     def _may_end(self, view: ReplicaView, now_s: float) -> bool:

@@ -1,5 +1,7 @@
 """What the fleet makes of replicas that fail and of messages that are lost."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -152,14 +154,16 @@ def test_best_effort_waits_for_a_place_where_it_may_run() -> None:
     assert decision.retry_after_s > 0.0
 
 
-def test_a_profile_that_cannot_be_loaded_costs_no_replica_its_slot() -> None:
+@pytest.mark.parametrize("wrong", [{"profile": "no such profile"}, {"kv_capacity_tokens": -1}])
+def test_a_report_that_makes_no_sense_costs_no_replica_its_slot(wrong: dict[str, Any]) -> None:
     state = fleet()
     for name in "ab":
         state.report(report(name), 0.0)
-    reborn = msgspec.structs.replace(report("a", incarnation="2"), profile="no such profile")
-    for _ in range(2):
-        with pytest.raises(ProfileError):
-            state.report(reborn, 0.1)
+    free = list(state.slots._free)
+    for born in (report("a", incarnation="2"), report("c"), report("a", incarnation="2")):
+        with pytest.raises((ProfileError, ValueError)):
+            state.report(msgspec.structs.replace(born, **wrong), 0.1)
+    assert state.slots._free == free
     assert sorted(state.by_slot) == [0, 1]
     state.report(report("a", incarnation="2"), 0.2)
     assert {replica.slot for replica in state.replicas.values()} == {0, 1}

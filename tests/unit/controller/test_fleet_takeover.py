@@ -9,13 +9,14 @@ from controller.status import fleet_status
 from profiles.store import load_profile
 from protocol.messages import Verdict
 from tests.support.fleet_cases import LOOSE, TIERS, TIGHT, ask, ended, fleet, report
+from tests.unit.controller.test_held import full, held
 
 # Another tier before all others, so that each of these is at another position.
 CHANGED = TierTable.of(2, [Tier("tighter", 0.1, 0.01), *TIERS.tiers])
 
 
-def successor(state: Fleet, tiers: TierTable = TIERS, **options: object) -> Fleet:
-    made = Fleet(msgspec.structs.replace(state.options, **options), tiers, load_profile)
+def successor(state: Fleet, tiers: TierTable | None = None, **options: object) -> Fleet:
+    made = Fleet(msgspec.structs.replace(state.options, **options), tiers or state.tiers, load_profile)
     made.adopt_state(state, 0.0)
     return made
 
@@ -33,6 +34,14 @@ def test_requests_are_of_the_same_tiers_in_another_table() -> None:
     assert [made.tiers.tiers[tier].name for tier in made.replicas["a"].table["tier"]] == held
     assert fleet_status(made, 0.0)["waiting"] == {"tight": waiting}
     made.check_integrity()
+
+
+def test_requests_that_may_lose_their_places_still_may() -> None:
+    state, asks, _ = full()
+    assert held(state, asks)
+    known = state.held._by_slot()
+    assert known
+    assert successor(state, max_hops=9).held._by_slot() == known
 
 
 def test_lengths_that_were_learnt_stay_and_new_priors_are_for_the_others() -> None:
