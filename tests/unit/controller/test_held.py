@@ -108,8 +108,9 @@ def test_a_replica_that_is_gone_holds_nothing() -> None:
 def test_an_engine_that_forms_iterations_ahead_gets_what_it_will_need_earlier() -> None:
     """By as long as one of its iterations takes; it would begin one iteration too late otherwise."""
     counts = []
+    asks = [msgspec.structs.replace(ask(LOOSE, LONG), request_id=f"r{i}") for i in range(30)]  # ids say who is first
     for steps in (1, 2):
-        state, asks = fleet(pending=True), [ask(LOOSE, LONG) for _ in range(30)]
+        state = fleet(pending=True)
         state.report(msgspec.structs.replace(report("a"), steps_in_flight=steps, max_iteration_s=0.5), 0.0)
         decisions = state.admit(asks, 0.0)
         counts.append((len(held(state, asks)), sum(d.verdict == Verdict.ADMITTED for d in decisions)))
