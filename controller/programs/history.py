@@ -113,12 +113,13 @@ class History:
         """Replace the graphs by medoids, each with the uses of its cluster; those hardly used go first."""
         rows = np.flatnonzero(self.uses >= LEAST_USE)
         if len(rows) > MEDOIDS:
-            apart = self._apart[np.ix_(rows, rows)]
+            is_all = len(rows) == len(self._apart)  # as usual: nothing to copy
+            apart = self._apart if is_all else np.take(self._apart[rows], rows, axis=1)
             medoids, owner = k_medoids(apart, self.uses[rows], MEDOIDS)
             uses = np.bincount(owner, weights=self.uses[rows], minlength=MEDOIDS)
             rows = rows[medoids]
         else:
             uses = self.uses[rows]
-        self._apart[: len(rows), : len(rows)] = self._apart[np.ix_(rows, rows)]
+        self._apart[: len(rows), : len(rows)] = np.take(self._apart[rows], rows, axis=1)
         self.table.keep(rows)
         self.ranked, self.uses = [self.ranked[row] for row in rows.tolist()], uses
