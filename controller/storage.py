@@ -64,6 +64,13 @@ class Storage:
             content: bytes = stream.read()
         return content
 
+    def read_part(self, path: str, begin: int, size: int) -> bytes:
+        """Up to ``size`` bytes of a file from ``begin`` on."""
+        with self._files.open_input_file(f"{self._root}/{path}") as stream:
+            stream.seek(begin)
+            content: bytes = stream.read(size)
+        return content
+
     def write(self, path: str, content: bytes) -> None:
         """Write a file; on a file system a reader sees all of it or none, as object stores have it anyhow."""
         path = f"{self._root}/{path}"

@@ -47,25 +47,27 @@ class Ingress:
 
             apps = [await self._app_of(each) for each in self.config.each]
         self.ingress_app = ModelsApp(self.config, apps) if self.config.models else apps[0]
-        return self._with_batches(self.ingress_app, apps[0])
+        return self._with_batches(self.ingress_app, apps)
 
-    def _with_batches(self, app: Any, first: Any) -> Any:
+    def _with_batches(self, app: Any, apps: Sequence[Any]) -> Any:
         """The application behind the Batch API; where that is on, this ingress serves lines of batches.
 
-        ``first``: the application of its first model.
+        ``apps``: those of its models.
         """
         from serving.batches.api import BatchApi
         from serving.batches.keeper import KeeperLink
         from serving.batches.runner import BatchRunner
         from serving.ingress.guard import Guard
 
-        context, wanted, link = serve.get_replica_context(), self.config.batches, None
+        context, wanted, link, first = serve.get_replica_context(), self.config.batches, None, apps[0]
         if wanted.storage:
             options = wanted.options(self.config.ingress.limits.body_bytes)
             link = KeeperLink(options, context.app_name, self.config.each[0].fleet.controller_namespace)
-            runner = BatchRunner(app, link, context.replica_id.unique_id, wanted.in_flight, first.metrics.batch_request)
+            worker, count = context.replica_id.unique_id, first.metrics.batch_request
+            runner = BatchRunner(app, link, worker, wanted.in_flight, count)
             self.running = asyncio.get_running_loop().create_task(runner.run())
-        return BatchApi(app, link, lambda inner: Guard(inner, self.config.guard), first.middleware.has_tenants)
+        has_tenants = any(each.has_tenants for each in apps)
+        return BatchApi(app, link, lambda inner: first.for_browsers(Guard(inner, self.config.guard)), has_tenants)
 
     async def _app_of(self, config: AppConfig) -> Any:
         """The application of one model: vLLM's server, and the way from it to the model's controller and replicas."""

@@ -3,24 +3,38 @@
 Who may ask is the application's to say: each of these requests is let in if ``GET /v1/models`` with its headers is.
 """
 
+import asyncio
 import logging
-import time
+from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 
 import msgspec
 from starlette.formparsers import MultiPartException
 from starlette.requests import Request
 
+from serving.batches.book import MOST_FILES
 from serving.batches.objects import BatchError
 from serving.batches.runner import Keeper
-from serving.ingress.asgi import App, ClientGone, Message, Receive, Send, answer_of, read_body, replayed, send_json
+from serving.batches.wanted import read_page
+from serving.ingress.asgi import (
+    App,
+    ClientGone,
+    Message,
+    Receive,
+    Send,
+    answer_of,
+    read_body,
+    replayed,
+    send_error,
+    send_json,
+)
 from serving.ingress.errors import ApiError
-from serving.ingress.guard import Guard
 from serving.ingress.ingress import within_prefix
-from serving.ingress.limits import FILES
+from serving.ingress.limits import FILES, takes_file
 from serving.ingress.tenant import tenant_of
+from serving.request.slo import encodable
 
 logger = logging.getLogger("polyslo.batches")
 
@@ -28,6 +42,8 @@ BATCHES, MODELS = "/v1/batches", "/v1/models"
 OFF = "Batches are off: set batches.storage in the application's args."
 PURPOSE = "batch"
 LONGEST_NAME = 256
+MOST_LISTED = 100  # batches at a time
+PIECE, CUT = 4 << 20, 1 << 16  # bytes of a file that are sent at a time, and of a form that are parsed at a time
 
 Handler = Callable[["Asked"], Awaitable[Any]]
 
@@ -39,29 +55,28 @@ class Asked:
         self.tenant, self.name, self.scope, self.receive = tenant, name, scope, receive
         self.query = {key: values[-1] for key, values in parse_qs(scope["query_string"].decode("latin-1")).items()}
 
-    def page(self) -> tuple[int, str]:
-        """How many of a list are wanted, and after which."""
-        word = self.query.get("limit", "20")
-        if not (word.isascii() and word.isdigit() and len(word) < 6):
-            raise BatchError(400, "limit: must be a number.", "limit", "invalid_value")
-        return int(word), self.query.get("after", "")
 
+class Content(NamedTuple):
+    """A file that is sent as it is, piece by piece."""
 
-class Content(bytes):
-    """The bytes of a file, to be sent as they are."""
+    size: int
+    read: Callable[[int], Awaitable[bytes]]  # a piece, from this byte on
 
 
 class BatchApi:
-    """``keeper`` None: there are no batches here. ``has_tenants``: the application checks API keys."""
+    """``keeper`` None: there are no batches here. ``around``: what stands before its own routes, limits and answers to
+    browsers. ``has_tenants``: the application checks API keys."""
 
-    def __init__(self, app: App, keeper: Keeper | None, guard: Callable[[App], Guard], has_tenants: bool) -> None:
+    def __init__(self, app: App, keeper: Keeper | None, around: Callable[[App], App], has_tenants: bool) -> None:
         self.app, self._keeper, self._has_tenants = app, keeper, has_tenants
-        self._guarded = guard(self._answer)
+        self._guarded = around(self._answer)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         inner = within_prefix(scope) if scope["type"] == "http" else scope
         if scope["type"] == "http" and (_below(inner["path"], FILES) or _below(inner["path"], BATCHES)):
             await self._guarded(inner, receive, send)
+        elif scope["type"] == "http" and scope["method"] == "POST" and takes_file(scope["path"]):
+            await send_error(send, ApiError(404, "Files go to /v1/files.", "invalid_request_error", None, "not_found"))
         else:
             await self.app(scope, receive, send)
 
@@ -107,7 +122,7 @@ class BatchApi:
             ("files", "GET", True, "content"): self._content,
             ("files", "DELETE", True, ""): lambda asked: self._ask("remove_file", asked.tenant, asked.name),
             ("batches", "POST", False, ""): self._create,
-            ("batches", "GET", False, ""): lambda asked: self._ask("list_batches", asked.tenant, *asked.page()),
+            ("batches", "GET", False, ""): self._list_batches,
             ("batches", "GET", True, ""): self._batch,
             ("batches", "POST", True, "cancel"): self._cancel,
         }
@@ -119,47 +134,78 @@ class BatchApi:
 
     async def _upload(self, asked: Asked) -> Any:
         try:
-            async with Request(asked.scope, asked.receive).form(max_files=1, max_fields=16) as form:
+            async with Request(asked.scope, in_pieces(asked.receive)).form(max_files=1, max_fields=16) as form:
                 file, purpose = form.get("file"), form.get("purpose")
                 if purpose != PURPOSE:
                     raise BatchError(400, f"purpose: must be {PURPOSE!r}.", "purpose", "invalid_value")
                 if file is None or isinstance(file, str):
                     raise BatchError(400, "file: must be a file.", "file", "invalid_value")
-                content, filename = await file.read(), (file.filename or "file")[:LONGEST_NAME]
-        except MultiPartException as error:
-            raise BatchError(400, f"The body is no form with a file: {error.message}", None, "invalid_value") from None
-        return await self._ask("add_file", asked.tenant, filename, content, time.time())
+                content, filename = await file.read(), encodable(file.filename or "file")[:LONGEST_NAME]
+        except (MultiPartException, UnicodeError) as error:
+            raise BatchError(400, f"The body is no form with a file: {error}", None, "invalid_value") from None
+        return await self._ask("add_file", asked.tenant, filename, content)
 
     async def _list_files(self, asked: Asked) -> Any:
-        return await self._ask("list_files", asked.tenant, asked.query.get("purpose", ""), *asked.page())
+        page = read_page(asked.query, MOST_FILES)
+        return await self._ask("list_files", asked.tenant, asked.query.get("purpose", ""), page)
+
+    async def _list_batches(self, asked: Asked) -> Any:
+        return await self._ask("list_batches", asked.tenant, read_page(asked.query, MOST_LISTED))
 
     async def _file(self, asked: Asked) -> Any:
         return (await self._ask("file", asked.tenant, asked.name)).shown()
 
     async def _content(self, asked: Asked) -> Any:
-        return Content(await self._ask("content", asked.tenant, asked.name))
+        file = await self._ask("file", asked.tenant, asked.name)
+        return Content(file.size, lambda begin: self._ask("content", asked.tenant, asked.name, begin, PIECE))
 
     async def _create(self, asked: Asked) -> Any:
         try:
             wanted = msgspec.json.decode(await read_body(asked.receive) or b"", type=dict)
         except (msgspec.MsgspecError, RecursionError, UnicodeError):
             raise BatchError(400, "The body is no JSON object.", None, "invalid_value") from None
-        return await self._ask("create", asked.tenant, wanted, time.time())
+        return await self._ask("create", asked.tenant, wanted)
 
     async def _batch(self, asked: Asked) -> Any:
         return (await self._ask("batch", asked.tenant, asked.name)).shown()
 
     async def _cancel(self, asked: Asked) -> Any:
-        return await self._ask("cancel", asked.tenant, asked.name, time.time())
+        return await self._ask("cancel", asked.tenant, asked.name)
 
 
 async def _send(send: Send, told: Any) -> None:
     if not isinstance(told, Content):
         await send_json(send, 200, told)
         return
-    headers = [(b"content-type", b"application/jsonl"), (b"content-length", str(len(told)).encode())]
+    headers = [(b"content-type", b"application/jsonl"), (b"content-length", str(told.size).encode())]
+    begin, piece = 0, await told.read(0)
     await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": bytes(told), "more_body": False})
+    while True:
+        begin += len(piece)
+        has_more = bool(piece) and begin < told.size
+        await send({"type": "http.response.body", "body": piece, "more_body": has_more})
+        if not has_more:
+            return
+        piece = await told.read(begin)
+
+
+def in_pieces(receive: Receive) -> Receive:
+    """A ``receive`` that gives a long body in pieces, between which the loop turns to others."""
+    pieces = deque[Message]()
+
+    async def piece() -> Message:
+        if not pieces:
+            message = await receive()
+            if message["type"] != "http.request":
+                return message
+            body = message.get("body", b"")
+            cuts = range(0, max(1, len(body)), CUT)
+            pieces.extend({**message, "body": body[cut : cut + CUT], "more_body": True} for cut in cuts)
+            pieces[-1]["more_body"] = message.get("more_body", False)
+        await asyncio.sleep(0)
+        return pieces.popleft()
+
+    return piece
 
 
 def _below(path: str, root: str) -> bool:

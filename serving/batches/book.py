@@ -2,38 +2,42 @@
 
 ``files/ID.json`` and ``files/ID`` are a file and its content, ``open/ID.json`` and ``ended/ID.json`` batches,
 ``results/ID/NUMBER`` what has been served of an open one. So a new keeper goes on where the last one ended: a line is
-served again only if its result was not stored yet. Times are arguments, in seconds since 1970.
+served again only if its result was not stored yet. Storage changes first, memory after it. Times are arguments, of one
+clock, in seconds since 1970.
 """
 
 import logging
+import math
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from controller.storage import Storage, folder_of
-from serving.batches.input_file import check
+from serving.batches.input_file import check, places
 from serving.batches.objects import (
-    ENDPOINTS,
-    WINDOW,
     WINDOW_S,
     Batch,
     BatchError,
     Line,
+    LineError,
     LineResult,
     State,
     StoredFile,
 )
 from serving.batches.open_batch import MOST_BYTES, OpenBatch
+from serving.batches.wanted import Page, page_of, read_wanted
 from serving.config.batches import BatchOptions
 
 logger = logging.getLogger("polyslo.batches")
 
 SILENT_S = 20.0  # an ingress that has not asked for so long serves its lines no more
-MOST_LISTED, USUAL_LISTED = 100, 20
-MOST_METADATA, LONGEST_KEY, LONGEST_VALUE = 16, 64, 512
+LONGEST_TICK_S = 5.0  # of the time between two ticks, so much counts as silence: the keeper may have been busy
+MOST_FILES, MOST_BATCHES = 10_000, 1_000  # of a tenant
 INPUT, OUTPUT = "batch", "batch_output"
+TIMED = frozenset({"add_file", "create", "cancel", "give", "take_back"})  # methods whose last argument is the time
 
 Kind = TypeVar("Kind", bound=msgspec.Struct)
 
@@ -43,6 +47,11 @@ class Given(NamedTuple):
 
     lines: list[Line]
     ended: list[str]
+
+
+def answer(book: "BatchBook", method: str, arguments: Sequence[Any], now_s: float) -> Any:
+    """What a method of the book answers at this time."""
+    return getattr(book, method)(*arguments, *([now_s] if method in TIMED else ()))
 
 
 class BatchBook:
@@ -56,13 +65,29 @@ class BatchBook:
         ended, going = self._load("ended", Batch), self._load("open", Batch)
         listed = sorted(going + ended, key=lambda batch: batch.created_s)
         self.batches = {batch.id: batch for batch in listed} | {batch.id: batch for batch in ended}
+        self._going = {batch.id: batch for batch in self.batches.values() if batch.state == "in_progress"}
         self._open: dict[str, OpenBatch] = {}  # whose lines are in memory: the first of each tenant
-        self._seen_s: dict[str, float] = {}  # when each ingress asked last
+        self._silent_s: dict[str, float] = {}  # for how long each ingress has not asked
+        self._ticked_s = 0.0
         self._tenants: list[str] = []  # of open batches, whose turn it is first
+        self._clear([batch.id for batch in ended])
 
     def close(self) -> None:
         """Let another book use the storage."""
         self._storage.release()
+
+    def _clear(self, ended: Sequence[str]) -> None:
+        """Remove what a keeper that ended between two changes of the storage has left."""
+        for name in self._storage.names("files"):
+            if name.partition(".")[0] not in self.files:
+                self._storage.remove(f"files/{name}")
+        left = {name.removesuffix(".json") for name in self._storage.names("open")} & {*ended}
+        for batch_id in left:
+            self._remove_open(batch_id)
+
+    def _remove_open(self, batch_id: str) -> None:
+        self._storage.remove(f"open/{batch_id}.json")
+        self._storage.remove_folder(f"results/{batch_id}")
 
     def _load(self, folder: str, kind: type[Kind]) -> list[Kind]:
         found = []
@@ -78,16 +103,17 @@ class BatchBook:
 
     def add_file(self, tenant: str, filename: str, content: bytes, now_s: float) -> dict[str, Any]:
         """Store an input file."""
-        stored = sum(each.size for each in self.files.values() if each.tenant == tenant)
-        if stored + len(content) > self.options.tenant_bytes:
-            told = f"All files together may have {self.options.tenant_bytes} bytes; delete some."
+        own = [each.size for each in self.files.values() if each.tenant == tenant]
+        if sum(own) + len(content) > self.options.tenant_bytes or len(own) >= MOST_FILES:
+            told = f"There may be {MOST_FILES} files of {self.options.tenant_bytes} bytes in all; delete some."
             raise BatchError(413, told, "file", "storage_full")
         return self._keep(f"file-{secrets.token_hex(12)}", tenant, filename, INPUT, content, now_s).shown()
 
     def _keep(self, file_id: str, tenant: str, filename: str, purpose: str, content: bytes, now_s: float) -> StoredFile:
         told = StoredFile(file_id, tenant, filename, purpose, len(content), int(now_s))
+        encoded = msgspec.json.encode(told)
         self._storage.write(f"files/{told.id}", content)
-        self._storage.write(f"files/{told.id}.json", msgspec.json.encode(told))
+        self._storage.write(f"files/{told.id}.json", encoded)
         self.files[told.id] = told
         return told
 
@@ -98,19 +124,19 @@ class BatchBook:
             raise BatchError(404, f"No such file: {file_id[:64]!r}.", "file_id", "not_found")
         return found
 
-    def content(self, tenant: str, file_id: str) -> bytes:
-        """The bytes of a file."""
-        return self._storage.read(f"files/{self.file(tenant, file_id).id}", MOST_BYTES)
+    def content(self, tenant: str, file_id: str, begin: int = 0, size: int = MOST_BYTES) -> bytes:
+        """A part of the bytes of a file."""
+        return self._storage.read_part(f"files/{self.file(tenant, file_id).id}", begin, size)
 
-    def list_files(self, tenant: str, purpose: str, limit: int, after: str) -> dict[str, Any]:
-        """The newest first."""
+    def list_files(self, tenant: str, purpose: str, page: Page) -> dict[str, Any]:
+        """Files of this purpose, or of any (empty)."""
         own = [each for each in self.files.values() if each.tenant == tenant and purpose in ("", each.purpose)]
-        return _page(sorted(own, key=lambda each: (-each.created_s, each.id)), limit, after)
+        return page_of(sorted(own, key=lambda each: (each.created_s, each.id)), page)
 
     def remove_file(self, tenant: str, file_id: str) -> dict[str, Any]:
         """Remove a file that no open batch reads."""
         found = self.file(tenant, file_id)
-        users = [batch.id for batch in self._going() if batch.input_file_id == file_id]
+        users = [batch.id for batch in self._going.values() if batch.input_file_id == file_id]
         if users:
             raise BatchError(409, f"Batch {users[0]} reads this file; cancel it first.", "file_id", "file_in_use")
         self._drop(found)
@@ -125,27 +151,23 @@ class BatchBook:
 
     def create(self, tenant: str, wanted: dict[str, Any], now_s: float) -> dict[str, Any]:
         """Open a batch; one whose file has a mistake has failed at once, and says where."""
-        endpoint, metadata = wanted.get("endpoint"), wanted.get("metadata")
-        if endpoint not in ENDPOINTS:
-            raise BatchError(400, f"endpoint: must be one of {', '.join(ENDPOINTS)}.", "endpoint", "invalid_value")
-        if wanted.get("completion_window") != WINDOW:
-            raise BatchError(400, f"completion_window: must be {WINDOW!r}.", "completion_window", "invalid_value")
-        _check_metadata(metadata)
-        file_id = wanted.get("input_file_id")
-        if not isinstance(file_id, str):
-            raise BatchError(400, "input_file_id: must be the id of a file.", "input_file_id", "invalid_value")
-        stored = self.file(tenant, file_id)
+        asked = read_wanted(wanted)
+        if sum(batch.tenant == tenant for batch in self.batches.values()) >= MOST_BATCHES:
+            told = f"There may be {MOST_BATCHES} batches, ended ones included."
+            raise BatchError(429, told, None, "too_many_batches")
+        stored = self.file(tenant, asked.input_file_id)
         content = self._storage.read(f"files/{stored.id}", MOST_BYTES)
         expires_s = int(now_s + WINDOW_S)
-        batch = Batch(f"batch_{secrets.token_hex(12)}", tenant, str(endpoint), stored.id, int(now_s), expires_s)
-        batch.metadata, batch.errors = metadata, check(content, str(endpoint), self.options)
-        self.batches[batch.id] = batch
+        batch = Batch(f"batch_{secrets.token_hex(12)}", tenant, asked.endpoint, stored.id, int(now_s), expires_s)
+        batch.metadata, batch.errors = asked.metadata, check(content, asked.endpoint, self.options)
         if batch.errors:
             batch.state, batch.ended_s = "failed", int(now_s)
             self._storage.write(f"ended/{batch.id}.json", msgspec.json.encode(batch))
         else:
-            batch.total = OpenBatch(batch, content).total
+            batch.total = sum(1 for _ in places(content))
             self._storage.write(f"open/{batch.id}.json", msgspec.json.encode(batch))
+            self._going[batch.id] = batch
+        self.batches[batch.id] = batch
         return batch.shown()
 
     def batch(self, tenant: str, batch_id: str) -> Batch:
@@ -155,9 +177,9 @@ class BatchBook:
             raise BatchError(404, f"No such batch: {batch_id[:64]!r}.", "batch_id", "not_found")
         return found
 
-    def list_batches(self, tenant: str, limit: int, after: str) -> dict[str, Any]:
-        """The newest first."""
-        return _page([batch for batch in reversed(self.batches.values()) if batch.tenant == tenant], limit, after)
+    def list_batches(self, tenant: str, page: Page) -> dict[str, Any]:
+        """All batches that are kept."""
+        return page_of([batch for batch in self.batches.values() if batch.tenant == tenant], page)
 
     def cancel(self, tenant: str, batch_id: str, now_s: float) -> dict[str, Any]:
         """End an open batch; what has been served of it can be had."""
@@ -165,119 +187,112 @@ class BatchBook:
         if batch.state != "in_progress":
             told = f"Batch {batch.id} is {batch.state} and cannot be cancelled."
             raise BatchError(409, told, "batch_id", "batch_ended")
-        self._end(self._opened(batch), "cancelled", now_s)
+        if (opened := self._opened(batch, now_s)) is not None:
+            self._end(opened, "cancelled", now_s)
         return batch.shown()
-
-    def counts(self) -> dict[str, int]:
-        """Open batches, and requests of them that are not served yet."""
-        going = self._going()
-        left = sum(batch.total - batch.completed - batch.failed for batch in going)
-        return {"open": len(going), "requests": left}
 
     # -- lines ------------------------------------------------------------------------------------------------------
 
-    def give(self, worker: str, count: int, serving: Iterable[str], now_s: float) -> Given:
-        """Up to ``count`` lines for an ingress that serves batches ``serving``: tenants in turns, their oldest batch
-        first."""
-        self._seen_s[worker] = now_s
-        self.tick(now_s)
-        first: dict[str, Batch] = {}
-        for batch in self._going():
-            if batch.tenant not in first and self._opened(batch).has_waiting:
-                first[batch.tenant] = batch
-        self._tenants = [t for t in self._tenants if t in first] + [t for t in first if t not in self._tenants]
-        lines = list[Line]()
-        while len(lines) < count and self._tenants:
-            tenant = self._tenants.pop(0)
-            opened = self._opened(first[tenant])
-            lines.append(opened.take(worker))
-            if opened.has_waiting:
-                self._tenants.append(tenant)
-        return Given(lines, [each for each in serving if not self._is_open(each)])
+    def give(self, worker: str, count: int, held: Collection[tuple[str, int]], now_s: float) -> Given:
+        """Up to ``count`` lines for an ingress that holds the lines ``held`` (batch and number).
 
-    def take_back(self, worker: str, results: Sequence[LineResult], now_s: float) -> None:
-        """What an ingress has served; results of batches that have ended are too late."""
-        self._seen_s[worker] = now_s
+        Tenants take turns, and none has more than its part of an ingress while others wait. Their oldest batch goes
+        first. A line that was given and is not held got lost on its way: it waits again.
+        """
+        self._silent_s[worker] = 0.0
+        for batch_id, opened in self._open.items():
+            opened.give_up(worker, {number for own_id, number in held if own_id == batch_id})
+        self.tick(now_s)
+        first: dict[str, OpenBatch] = {}
+        for batch in list(self._going.values()):
+            if batch.tenant not in first and (found := self._opened(batch, now_s)) and found.has_waiting(now_s):
+                first[batch.tenant] = found
+        self._tenants = [t for t in self._tenants if t in first] + [t for t in first if t not in self._tenants]
+        own = Counter(self.batches[batch_id].tenant for batch_id, _ in held if batch_id in self.batches)
+        part = math.ceil((len(held) + count) / max(1, len(self._tenants)))
+        lines, turns = list[Line](), [tenant for tenant in self._tenants if own[tenant] < part]
+        while len(lines) < count and turns:
+            tenant = turns.pop(0)
+            lines.append(first[tenant].take(worker))
+            own[tenant] += 1
+            if first[tenant].has_waiting(now_s) and own[tenant] < part:
+                turns.append(tenant)
+        self._tenants = turns + [tenant for tenant in self._tenants if tenant not in turns]
+        return Given(lines, sorted({batch_id for batch_id, _ in held} - self._going.keys()))
+
+    def take_back(
+        self, worker: str, results: Sequence[LineResult], unserved: Sequence[tuple[str, int]], now_s: float
+    ) -> None:
+        """What an ingress has served, and the lines for which it found no room; those of ended batches are too late."""
+        self._silent_s[worker] = 0.0
         for result in results:
-            if self._is_open(result.batch_id):
-                self._opened(self.batches[result.batch_id]).put(result)
+            if (batch := self._going.get(result.batch_id)) and (opened := self._opened(batch, now_s)):
+                opened.put(result)
+        for batch_id, number in unserved:
+            if (batch := self._going.get(batch_id)) and (opened := self._opened(batch, now_s)):
+                opened.hand_back(number, now_s)
         self.tick(now_s)
 
     def tick(self, now_s: float) -> None:
-        """What time brings: ingresses that are gone, batches that end, results that are stored, old files that go."""
-        for worker in [each for each, seen_s in self._seen_s.items() if now_s - seen_s > SILENT_S]:
-            del self._seen_s[worker]
+        """What time brings: ingresses that are gone, batches that end, results that are stored."""
+        passed_s = min(max(0.0, now_s - self._ticked_s), LONGEST_TICK_S) if self._ticked_s else 0.0
+        self._ticked_s = now_s
+        self._silent_s = {worker: silent_s + passed_s for worker, silent_s in self._silent_s.items()}
+        for worker in [each for each, silent_s in self._silent_s.items() if silent_s > SILENT_S]:
+            del self._silent_s[worker]
             for opened in self._open.values():
                 opened.give_up(worker)
-        for batch in self._going():
+        for batch in list(self._going.values()):
             known = self._open.get(batch.id)
             if known is not None and known.is_whole:
                 self._end(known, "completed", now_s)
             elif now_s >= batch.expires_s:
-                self._end(self._opened(batch), "expired", now_s)
+                if (late := self._opened(batch, now_s)) is not None:
+                    self._end(late, "expired", now_s)
+            elif known is not None and known.result_bytes > self.options.tenant_bytes:
+                told = f"The results have more than {self.options.tenant_bytes} bytes (batches.tenant_bytes)."
+                self._end(known, "failed", now_s, [LineError("results_too_large", told)])
             elif known is not None:
                 known.store(self._storage, now_s)
-        self._forget(now_s)
 
-    def _going(self) -> list[Batch]:
-        return [batch for batch in self.batches.values() if batch.state == "in_progress"]
-
-    def _is_open(self, batch_id: str) -> bool:
-        batch = self.batches.get(batch_id)
-        return batch is not None and batch.state == "in_progress"
-
-    def _opened(self, batch: Batch) -> OpenBatch:
-        """An open batch with its lines, read from storage where they are not in memory."""
+    def _opened(self, batch: Batch, now_s: float) -> OpenBatch | None:
+        """An open batch with its lines, read from storage where they are not in memory; None where its file is lost,
+        which is its end."""
         if batch.id not in self._open:
-            opened = OpenBatch(batch, self._storage.read(f"files/{batch.input_file_id}", MOST_BYTES))
+            try:
+                opened = OpenBatch(batch, self._storage.read(f"files/{batch.input_file_id}", MOST_BYTES))
+            except ValueError as error:
+                logger.error("batch %s: its input file %s", batch.id, error)
+                opened = OpenBatch(batch, b"")
+                self._end(opened, "failed", now_s, [LineError("file_lost", f"The input file {error}.")])
+                return None
             opened.restore(self._storage)
             self._open[batch.id] = opened
         return self._open[batch.id]
 
-    def _end(self, opened: OpenBatch, state: State, now_s: float) -> None:
+    def _end(self, opened: OpenBatch, state: State, now_s: float, errors: Sequence[LineError] = ()) -> None:
         batch = opened.batch
-        good, bad = opened.files(self._storage, now_s, is_expired=state == "expired")
-        for name, content, set_id in (
-            ("output", good, lambda file_id: setattr(batch, "output_file_id", file_id)),
-            ("error", bad, lambda file_id: setattr(batch, "error_file_id", file_id)),
-        ):
+        good, bad, late = opened.files(self._storage, now_s, is_expired=state == "expired")
+        changes: dict[str, Any] = {"state": state, "ended_s": int(now_s), "failed": batch.failed + late}
+        changes["errors"] = [*batch.errors, *errors]
+        for name, content in (("output", good), ("error", bad)):
             if content:
                 file_id = f"file-{batch.id.removeprefix('batch_')}-{name}"  # the same if a keeper ends between the two
                 self._keep(file_id, batch.tenant, f"{batch.id}_{name}.jsonl", OUTPUT, content, now_s)
-                set_id(file_id)
-        batch.state, batch.ended_s = state, int(now_s)
-        self._storage.write(f"ended/{batch.id}.json", msgspec.json.encode(batch))
-        self._storage.remove(f"open/{batch.id}.json")
-        self._storage.remove_folder(f"results/{batch.id}")
-        del self._open[batch.id]
+                changes[f"{name}_file_id"] = file_id
+        ended = msgspec.structs.replace(batch, **changes)
+        self._storage.write(f"ended/{batch.id}.json", msgspec.json.encode(ended))
+        for name, value in changes.items():
+            setattr(batch, name, value)
+        self._going.pop(batch.id, None)
+        self._open.pop(batch.id, None)
+        self._remove_open(batch.id)
 
-    def _forget(self, now_s: float) -> None:
+    def forget(self, now_s: float) -> None:
         """Remove what is older than files are kept, but for what an open batch reads."""
-        oldest_s, used = now_s - self.options.keep_s, {batch.input_file_id for batch in self._going()}
+        oldest_s, used = now_s - self.options.keep_s, {batch.input_file_id for batch in self._going.values()}
         for stored in [each for each in self.files.values() if each.created_s < oldest_s and each.id not in used]:
             self._drop(stored)
         for batch in [each for each in self.batches.values() if each.ended_s and each.ended_s < oldest_s]:
             self._storage.remove(f"ended/{batch.id}.json")
             del self.batches[batch.id]
-
-
-def _page(items: Sequence[Any], limit: int, after: str) -> dict[str, Any]:
-    """A part of a list as OpenAI pages it."""
-    if not 1 <= limit <= MOST_LISTED:
-        raise BatchError(400, f"limit: must be from 1 to {MOST_LISTED}.", "limit", "invalid_value")
-    ids = [item.id for item in items]
-    begin = ids.index(after) + 1 if after in ids else 0
-    shown = [item.shown() for item in items[begin : begin + limit]]
-    ends = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {"first_id": None, "last_id": None}
-    return {"object": "list", "data": shown, **ends, "has_more": begin + limit < len(items)}
-
-
-def _check_metadata(metadata: Any) -> None:
-    sound: Callable[[Any, int], bool] = lambda text, most: isinstance(text, str) and len(text) <= most  # noqa: E731
-    if metadata is None:
-        return
-    if not isinstance(metadata, dict) or len(metadata) > MOST_METADATA:
-        raise BatchError(400, f"metadata: must be an object of {MOST_METADATA} pairs at most.", "metadata")
-    if not all(sound(key, LONGEST_KEY) and sound(value, LONGEST_VALUE) for key, value in metadata.items()):
-        told = f"metadata: keys are strings of {LONGEST_KEY} characters at most, values of {LONGEST_VALUE}."
-        raise BatchError(400, told, "metadata", "invalid_value")

@@ -13,7 +13,7 @@ import ray
 
 from controller.options import HEAD_NODE
 from controller.storage import without_secrets
-from serving.batches.book import BatchBook
+from serving.batches.book import BatchBook, answer
 from serving.batches.objects import BatchError
 from serving.config.batches import BatchOptions
 
@@ -46,7 +46,7 @@ class Keeper:
                 self.books[options.storage] = BatchBook(options, self.application)
             book = self.books[options.storage]
             book.options = options
-            return getattr(book, method)(*arguments), None
+            return answer(book, method, arguments, time.time()), None
         except BatchError as error:
             return None, (error.status, error.message, error.param, error.code)
         except OSError as error:
@@ -61,6 +61,7 @@ class Keeper:
             for storage, book in self.books.items():
                 try:
                     book.tick(time.time())
+                    book.forget(time.time())
                 except Exception as error:
                     logger.error("batches are not looked after: %s", without_secrets(repr(error), storage))
             if time.monotonic() - self._heard_s > IDLE_EXIT_S:

@@ -1,6 +1,7 @@
 """One open batch in memory: which lines wait, which are being served, and what came of the others."""
 
 from collections import deque
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -10,7 +11,8 @@ from serving.batches.input_file import places, read_line
 from serving.batches.objects import Batch, Line, LineResult
 
 MOST_BYTES = 1 << 32  # of a stored file
-STORE_S, STORE_MANY = 5.0, 256  # results are stored after so long, or when they are so many
+STORE_S, PART = 5.0, 256  # results are stored after so long, in files of so many
+REST_S = 30.0  # of a line that came back because the fleet was full
 EXPIRED = {"code": "batch_expired", "message": "The request was not served before the completion window ended."}
 
 
@@ -26,24 +28,23 @@ _stored = msgspec.json.Decoder(Stored)
 
 
 class OpenBatch:
-    """Lines go out by ``take`` and come back by ``put``."""
+    """Lines go out by ``take`` and come back by ``put``, or by ``hand_back`` to be served later."""
 
     def __init__(self, batch: Batch, content: bytes) -> None:
         self.batch, self._content = batch, content
         self._places = {place.number: place for place in places(content)}
         self._waiting = deque(self._places)
+        self._resting = deque[tuple[float, int]]()  # until when, and which line; the first ends first
         self._serving: dict[int, str] = {}  # line -> the ingress that has it
         self._done: set[int] = set()
-        self._fresh: list[bytes] = []  # results that are not stored yet
-        self._parts, self._stored_s = 0, 0.0
+        self._part: list[bytes] = []  # results of the last file of results, which grows until it is full
+        self._parts, self._stored_s, self._is_stored = 0, 0.0, True
+        self.result_bytes = 0
 
-    @property
-    def total(self) -> int:
-        """Its requests."""
-        return len(self._places)
-
-    @property
-    def has_waiting(self) -> bool:
+    def has_waiting(self, now_s: float) -> bool:
+        """Whether a line may be taken."""
+        while self._resting and self._resting[0][0] <= now_s:
+            self._waiting.append(self._resting.popleft()[1])
         return bool(self._waiting)
 
     @property
@@ -58,22 +59,30 @@ class OpenBatch:
         line, batch = read_line(self._content, self._places[number]), self.batch
         return Line(batch.id, number, batch.tenant, batch.endpoint, line.custom_id, bytes(line.body))
 
-    def give_up(self, worker: str) -> None:
-        """An ingress is gone: its lines wait again."""
-        lost = [number for number, by in self._serving.items() if by == worker]
+    def give_up(self, worker: str, held: Collection[int] = ()) -> None:
+        """An ingress serves none of its lines but those that it holds: the others wait again."""
+        lost = [number for number, by in self._serving.items() if by == worker and number not in held]
         for number in lost:
             del self._serving[number]
         self._waiting.extendleft(reversed(lost))
+
+    def hand_back(self, number: int, now_s: float) -> None:
+        """A line found no room: others go first."""
+        if self._serving.pop(number, None) is not None:
+            self._resting.append((now_s + REST_S, number))
 
     def put(self, result: LineResult) -> None:
         """A line has been served; the first result counts, if two ingresses had it."""
         if result.number in self._done or result.number not in self._places:
             return
-        self._serving.pop(result.number, None)
-        if result.number in self._waiting:
-            self._waiting.remove(result.number)
+        if self._serving.pop(result.number, None) is None:  # it was given up, and waits again
+            self._waiting = deque(number for number in self._waiting if number != result.number)
+            self._resting = deque(each for each in self._resting if each[1] != result.number)
         response = {"status_code": result.status, "request_id": result.request_id, "body": msgspec.Raw(result.body)}
-        self._note(Stored(result.number, result.is_good, self._line(result.number, response, None)))
+        stored = Stored(result.number, result.is_good, self._line(result.number, response, None))
+        self._note(stored)
+        self._part.append(msgspec.json.encode(stored))
+        self._is_stored = False
 
     def _line(self, number: int, response: Any, error: Any) -> msgspec.Raw:
         """A line of an output file."""
@@ -85,47 +94,42 @@ class OpenBatch:
         self._done.add(stored.number)
         self.batch.completed += stored.good
         self.batch.failed += not stored.good
-        self._fresh.append(msgspec.json.encode(stored))
+        self.result_bytes += len(bytes(stored.line))
 
-    def store(self, storage: Storage, now_s: float) -> None:
-        """Write results that are old enough, or many."""
-        if self._fresh and (now_s - self._stored_s > STORE_S or len(self._fresh) >= STORE_MANY):
-            self._write(storage)
-            self._stored_s = now_s
-
-    def _write(self, storage: Storage) -> None:
-        storage.write(f"results/{self.batch.id}/{self._parts:08d}", b"\n".join(self._fresh))
-        self._fresh.clear()
-        self._parts += 1
+    def store(self, storage: Storage, now_s: float, is_last: bool = False) -> None:
+        """Write results that are old enough, or fill a file."""
+        if not self._is_stored and (is_last or now_s - self._stored_s > STORE_S or len(self._part) >= PART):
+            storage.write(f"results/{self.batch.id}/{self._parts:08d}", b"\n".join(self._part))
+            self._stored_s, self._is_stored = now_s, True
+            if len(self._part) >= PART:
+                self._part, self._parts = [], self._parts + 1
 
     def restore(self, storage: Storage) -> None:
         """Take up what an earlier keeper has stored of it."""
         self.batch.completed = self.batch.failed = 0
+        names = sorted(name for name in storage.names(f"results/{self.batch.id}") if name.isdigit())
+        self._parts = int(names[-1]) + 1 if names else 0
         for stored in self._read(storage):
             if stored.number in self._places and stored.number not in self._done:
                 self._note(stored)
-        self._fresh.clear()
         self._waiting = deque(number for number in self._places if number not in self._done)
 
     def _read(self, storage: Storage) -> list[Stored]:
         """What is stored of it; half a file, which only a fault of the storage leaves, counts as nothing."""
         folder, found = f"results/{self.batch.id}", list[Stored]()
-        names = sorted(name for name in storage.names(folder) if name.isdigit())
-        self._parts = int(names[-1]) + 1 if names else 0
-        for name in names:
+        for name in sorted(name for name in storage.names(folder) if name.isdigit()):
             try:
                 found += [_stored.decode(line) for line in storage.read(f"{folder}/{name}", MOST_BYTES).split(b"\n")]
             except (ValueError, msgspec.MsgspecError):
                 continue
         return found
 
-    def files(self, storage: Storage, now_s: float, is_expired: bool) -> tuple[bytes, bytes]:
-        """The output file and the error file, in the order of the input."""
-        if is_expired:
-            for number in self._places.keys() - self._done:
-                self._note(Stored(number, False, self._line(number, None, EXPIRED)))
-        if self._fresh:
-            self._write(storage)
-        ordered = sorted({stored.number: stored for stored in self._read(storage)}.items())
-        good, bad = (b"".join(bytes(s.line) + b"\n" for _, s in ordered if s.good is kind) for kind in (True, False))
-        return good, bad
+    def files(self, storage: Storage, now_s: float, is_expired: bool) -> tuple[bytes, bytes, int]:
+        """The output file and the error file, in the order of the input, and how many lines expired."""
+        self.store(storage, now_s, is_last=True)
+        found = {stored.number: stored for stored in self._read(storage)}
+        late = sorted(self._places.keys() - self._done) if is_expired else []
+        found |= {number: Stored(number, False, self._line(number, None, EXPIRED)) for number in late}
+        ordered = [stored for _, stored in sorted(found.items())]
+        good, bad = (b"".join(bytes(s.line) + b"\n" for s in ordered if s.good is kind) for kind in (True, False))
+        return good, bad, len(late)

@@ -19,8 +19,10 @@ from serving.request.slo import strip_body
 logger = logging.getLogger("polyslo.batches")
 
 IDLE_S, BUSY_S = 1.0, 0.1  # between two questions for lines
-FULL = frozenset({408, 429, 503})  # answers after which a line is tried again until its batch ends
-TRIES = 3  # of a line that an engine failed with
+FULL = frozenset({408, 429, 503})  # answers of a fleet without room
+TRIES = (
+    3  # of a line: then its place goes to others for a while, or, where an engine failed with it, that is its result
+)
 LONGEST_PAUSE_S = 30.0
 TIER = "flex"  # OpenAI's word for best effort
 
@@ -40,6 +42,7 @@ class BatchRunner:
         self._app, self._keeper, self._worker, self._in_flight, self._count = app, keeper, worker, in_flight, count
         self._serving: dict[asyncio.Task[None], Line] = {}
         self._results: list[LineResult] = []
+        self._unserved: list[tuple[str, int]] = []  # batch and number of lines for which there was no room
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -60,12 +63,14 @@ class BatchRunner:
 
     async def _exchange(self) -> Given:
         """Hand results over, end what need not be served any more, and begin new lines."""
-        if results := list(self._results):
-            await self._keeper.ask("take_back", self._worker, results, time.time())
-            del self._results[: len(results)]
-        batches = {line.batch_id for line in self._serving.values()}
+        results, unserved = list(self._results), list(self._unserved)
+        if results or unserved:
+            await self._keeper.ask("take_back", self._worker, results, unserved)
+            del self._results[: len(results)], self._unserved[: len(unserved)]
+        waiting = [(result.batch_id, result.number) for result in self._results] + self._unserved
+        held = {(line.batch_id, line.number) for line in self._serving.values()}.union(waiting)
         free = self._in_flight - len(self._serving)
-        given = Given(*await self._keeper.ask("give", self._worker, free, batches, time.time()))
+        given = Given(*await self._keeper.ask("give", self._worker, free, held))
         for task, line in list(self._serving.items()):
             if line.batch_id in given.ended:
                 task.cancel()
@@ -76,13 +81,17 @@ class BatchRunner:
         return given
 
     async def _serve(self, line: Line) -> None:
-        """One line until it has an answer that stands."""
-        request_id = f"batch_req_{secrets.token_hex(8)}"
-        for attempt in range(1_000_000):
+        """One line until it has an answer that stands, or has found the fleet full several times."""
+        request_id, full, failed = f"batch_req_{secrets.token_hex(8)}", 0, 0
+        while True:
             status, headers, body = await self._answered(line, request_id)
-            if status not in FULL and not (status >= 500 and attempt + 1 < TRIES):
+            full, failed = full + (status in FULL), failed + (status >= 500 and status not in FULL)
+            if full >= TRIES:
+                self._unserved.append((line.batch_id, line.number))
+                return
+            if status not in FULL and (status < 500 or failed >= TRIES):
                 break
-            await asyncio.sleep(_pause_s(headers, attempt))
+            await asyncio.sleep(_pause_s(headers, full + failed))
         self._results.append(LineResult(line.batch_id, line.number, request_id, status, body))
         self._count(status == 200)
 

@@ -14,7 +14,7 @@ class BatchOptions(msgspec.Struct, frozen=True):
     storage: str = ""
     most_requests: int = 50_000
     file_bytes: int = 200 << 20
-    tenant_bytes: int = 2 << 30
+    tenant_bytes: int = 1 << 30
     keep_s: int = 30 * 86400
     line_bytes: int = 4 << 20  # of one request
 

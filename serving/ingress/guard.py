@@ -11,6 +11,7 @@ from typing import Any
 
 from serving.config.limits import GuardConfig
 from serving.ingress.asgi import App, ClientGone, Message, Receive, Send, read_body, replayed, send_error
+from serving.ingress.errors import overloaded
 from serving.ingress.limits import (
     Places,
     Refusal,
@@ -35,7 +36,7 @@ class Guard:
         self.app, self.config = app, config
         self._places = Places(config.most_requests, config.requests_per_client)
         self._bodies = OpenBodies(config.open_bodies, config.body_s)
-        self._files = OpenBodies(OPEN_FILES, FILE_TIMES * config.body_s)
+        self._files = OpenBodies(OPEN_FILES, FILE_TIMES * config.body_s, config.body_s)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or ARRIVED in scope:  # websockets, and what another guard has let through
@@ -65,11 +66,12 @@ class Guard:
 
 
 class OpenBodies:
-    """Bodies on their way. Where there are too many, the one that takes longest is given up for the newest."""
+    """Bodies on their way. Where there are too many, the one that takes longest is given up for the newest, once it has
+    had ``fair_s``; before that, the newest is refused."""
 
-    def __init__(self, most: int, limit_s: float) -> None:
-        self._most, self._limit_s = most, limit_s
-        self._open: dict[asyncio.Timeout, None] = {}  # oldest first
+    def __init__(self, most: int, limit_s: float, fair_s: float = 0.0) -> None:
+        self._most, self._limit_s, self._fair_s = most, limit_s, fair_s
+        self._open: dict[asyncio.Timeout, float] = {}  # oldest first, with the loop's time at which they began
 
     async def read(self, receive: Receive, most_bytes: int, headers: dict[bytes, bytes]) -> bytes:
         """The whole body; raises ``Refusal`` (408, 413) and ``ClientGone``."""
@@ -78,7 +80,7 @@ class OpenBodies:
             raise Refusal(too_long)
         try:
             async with asyncio.timeout(self._limit_s) as limit:
-                self._open[limit] = None
+                self._open[limit] = asyncio.get_running_loop().time()
                 self._bound()
                 body = await read_body(receive, most_bytes)
         except TimeoutError:
@@ -91,9 +93,11 @@ class OpenBodies:
 
     def _bound(self) -> None:
         if len(self._open) > self._most:
-            oldest = next(iter(self._open))
+            oldest, now_s = next(iter(self._open)), asyncio.get_running_loop().time()
+            if now_s - self._open[oldest] < self._fair_s:
+                raise Refusal(overloaded(503, "queue_full", "Too many files are on their way."))
             del self._open[oldest]
-            oldest.reschedule(asyncio.get_running_loop().time())
+            oldest.reschedule(now_s)
 
 
 def _stated_bytes(headers: dict[bytes, bytes]) -> int:

@@ -82,9 +82,13 @@ class IngressApp:
         self.middleware = SloMiddleware(Disconnects(server), self.index, self.done, status, limits, has_tenants)
         self.middleware.resumption = Resumption(transport.take_stream, self._known, self.metrics.streams_resumed)
         self._generate = Guard(self.middleware, config.guard)
-        cors = getattr(getattr(server, "state", None), "cors", None)
-        self._answered: App = CORSMiddleware(self._choose, expose_headers=EXPOSED, **cors) if cors else self._choose
+        self._cors = getattr(getattr(server, "state", None), "cors", None)
+        self.has_tenants, self._answered = has_tenants, self.for_browsers(self._choose)
         self._pinging = asyncio.get_running_loop().create_task(self._ping())
+
+    def for_browsers(self, app: App) -> App:
+        """``app`` with answers to browsers of other sites, as vLLM's arguments allow them."""
+        return CORSMiddleware(app, expose_headers=EXPOSED, **self._cors) if self._cors else app
 
     def set_table(self, settings: Any) -> None:
         """Take the tier table that ``user_config`` is."""

@@ -15,5 +15,10 @@ def tenant_of(path: str, headers: Iterable[tuple[str, str]]) -> str:
     for name, value in headers:
         scheme, _, key = value.partition(" ")
         if name.lower() == "authorization" and scheme.lower() == "bearer" and key:
-            return hashlib.blake2b(key.encode(), digest_size=DIGEST_BYTES, person=b"polyslo tenant").hexdigest()
+            return tenant_by(key)
     return ""
+
+
+def tenant_by(key: str) -> str:
+    """The name of who has this key."""
+    return hashlib.blake2b(key.encode(), digest_size=DIGEST_BYTES, person=b"polyslo tenant").hexdigest()

@@ -2,20 +2,26 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import openai
 
 from serving.batches.api import BatchApi
-from serving.batches.book import BatchBook
+from serving.batches.book import BatchBook, answer
+from serving.batches.objects import WINDOW, Line, LineResult
 from serving.batches.runner import BatchRunner
+from serving.config.batches import BatchOptions
 from serving.ingress.guard import Guard
 from tests.support.ingress_scene import Ingress
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+NOW_S = 1_800_000_000.0
 
 
 def line(custom_id: str, url: str = COMPLETIONS, method: str = "POST", **body: Any) -> dict[str, Any]:
@@ -30,20 +36,21 @@ def jsonl(*lines: Any) -> bytes:
 
 
 class LocalKeeper:
-    """The book, asked without Ray; ``now_s`` replaces the times of its askers where it is set."""
+    """The book, asked without Ray."""
 
     def __init__(self, book: BatchBook) -> None:
         self.book = book
 
     async def ask(self, method: str, *arguments: Any) -> Any:
         await asyncio.sleep(0)
-        return getattr(self.book, method)(*arguments)
+        return answer(self.book, method, arguments, time.time())
 
 
 def api_of(ingress: Ingress, book: BatchBook | None, has_tenants: bool = False) -> BatchApi:
     """What Serve would run; None: batches are off."""
     keeper = None if book is None else LocalKeeper(book)
-    return BatchApi(ingress.ingress_app, keeper, lambda app: Guard(app, ingress.config.guard), has_tenants)
+    app = ingress.ingress_app
+    return BatchApi(app, keeper, lambda inner: app.for_browsers(Guard(inner, ingress.config.guard)), has_tenants)
 
 
 @asynccontextmanager
@@ -73,3 +80,26 @@ async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
             return
         await asyncio.sleep(0.02)
     raise AssertionError("it did not come")
+
+
+def book_of(folder: Path, **options: Any) -> BatchBook:
+    """A book in a folder."""
+    return BatchBook(BatchOptions(str(folder), **options), "app")
+
+
+def opened(book: BatchBook, count: int, tenant: str = "", now_s: float = NOW_S) -> dict[str, Any]:
+    """A new batch of so many lines."""
+    content = jsonl(*(line(f"{tenant}{i}") for i in range(count)))
+    file = book.add_file(tenant, "in.jsonl", content, now_s)
+    wanted = {"input_file_id": file["id"], "endpoint": COMPLETIONS, "completion_window": WINDOW}
+    return book.create(tenant, wanted, now_s)
+
+
+def result(given: Line, status: int = 200) -> LineResult:
+    """What an ingress tells of a line."""
+    return LineResult(given.batch_id, given.number, "r", status, b'{"text":"%d"}' % given.number)
+
+
+def lines_of(book: BatchBook, tenant: str, file_id: str) -> list[dict[str, Any]]:
+    """The lines of a file."""
+    return [msgspec.json.decode(each) for each in book.content(tenant, file_id).splitlines()]

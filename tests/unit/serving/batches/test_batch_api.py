@@ -9,9 +9,11 @@ from typing import Any
 import openai
 import pytest
 
-from serving.batches import runner
+from serving.batches import api as api_module
+from serving.batches import open_batch, runner
 from serving.batches.book import BatchBook
 from serving.config.batches import BatchOptions
+from serving.ingress.asgi import Message, Receive, Send, send_json
 from tests.support.batches_scene import COMPLETIONS, api_of, client_of, jsonl, line, served, until
 from tests.support.ingress_scene import Ingress, refused
 
@@ -98,6 +100,69 @@ def test_keys_are_asked_for_and_tenants_kept_apart(ingress: Ingress, book: Batch
     assert book.files
 
 
+def test_a_tenant_of_another_models_keys_is_served_nothing(ingress: Ingress, book: BatchBook) -> None:
+    """Where several models have keys of their own, a batch reaches no model that its tenant could not ask."""
+
+    async def play() -> None:
+        api = api_of(ingress, book, has_tenants=True)
+        async with client_of(api, KEYS[0]) as client, served(api, book):
+            batch_id = (await begun(client, line("a"))).id
+            book.batches[batch_id].tenant = "stranger"
+
+            async def is_over() -> bool:
+                return book.batches[batch_id].state == "completed"
+
+            await until(is_over)
+            assert (book.batches[batch_id].completed, book.batches[batch_id].failed) == (0, 1)
+
+    ingress.run(play())
+    assert ingress.transport.submitted == []
+
+
+def test_a_line_that_an_engine_fails_with_is_tried_again(
+    ingress: Ingress, book: BatchBook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "_pause_s", lambda *_: 0.01)
+    answers = {"a": [503, 500, 503, 500, 200], "b": [500, 500, 500]}
+    asked: dict[str, int] = dict.fromkeys(answers, 0)
+
+    async def app(scope: Message, receive: Receive, send: Send) -> None:
+        name = json.loads((await receive())["body"])["prompt"]
+        asked[name] += 1
+        await send_json(send, answers[name][asked[name] - 1], {"asked": asked[name]})
+
+    async def play() -> None:
+        api = api_of(ingress, book, has_tenants=True)
+        async with client_of(api, KEYS[0]) as client:
+            batch_id = (await begun(client, line("a", prompt="a"), line("b", prompt="b"))).id
+            api.app = app
+            async with served(api, book):
+
+                async def is_over() -> bool:
+                    return book.batches[batch_id].state == "completed"
+
+                await until(is_over)
+            assert (book.batches[batch_id].completed, book.batches[batch_id].failed) == (1, 1)
+
+    ingress.run(play())
+    assert asked == {"a": 5, "b": 3}
+
+
+def test_long_files_are_read_and_sent_in_pieces(
+    ingress: Ingress, book: BatchBook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_module, "PIECE", 1000)
+    content = jsonl(*(line(str(i), prompt="x" * 100) for i in range(2000)))
+    assert len(content) > 3 * api_module.CUT
+
+    async def play() -> None:
+        async with client_of(api_of(ingress, book), KEYS[0]) as client:
+            file = await client.files.create(file=("in.jsonl", content), purpose="batch")
+            assert (await client.files.content(file.id)).content == content
+
+    ingress.run(play())
+
+
 def test_files_are_listed_read_and_removed(ingress: Ingress, book: BatchBook) -> None:
     async def play() -> None:
         async with client_of(api_of(ingress, book), KEYS[0]) as client:
@@ -134,9 +199,15 @@ def test_mistakes_are_told(ingress: Ingress, book: BatchBook) -> None:
             with pytest.raises(openai.BadRequestError) as error:
                 await client.files.create(file=b"x", purpose="fine-tune")
             assert error.value.param == "purpose"
+            for change, param in (({"limit": 0}, "limit"), ({"order": "x"}, "order"), ({"after": "file-x"}, "after")):
+                with pytest.raises(openai.BadRequestError) as error:
+                    await client.get("/files", options={"params": change}, cast_to=object)
+                assert error.value.param == param
             broken = {"content-type": "multipart/form-data", "authorization": f"Bearer {KEYS[0]}"}
             answer = await client._client.post("http://ingress/v1/files", content=b"x", headers=broken)
             assert (answer.status_code, "no form" in answer.json()["error"]["message"]) == (400, True)
+            answer = await client._client.post("http://ingress/x/v1/files", content=b"x", headers=broken)
+            assert answer.status_code == 404, "only one path takes files"
             with pytest.raises(openai.NotFoundError, match="No route PUT"):
                 await client.put("/batches/x", body={}, cast_to=object)
 
@@ -155,10 +226,11 @@ def test_without_storage_batches_are_off(ingress: Ingress) -> None:
 
 def test_a_full_fleet_is_asked_again(ingress: Ingress, book: BatchBook, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "_pause_s", lambda *_: 0.05)
+    monkeypatch.setattr(open_batch, "REST_S", 0.1)
     ingress.transport.decide = refused
 
     async def play() -> None:
-        api = api_of(ingress, book)
+        api = api_of(ingress, book, has_tenants=True)
         async with client_of(api, KEYS[0]) as client, served(api, book):
             batch = await begun(client, line("a"))
             await asyncio.sleep(1.0)
@@ -173,7 +245,7 @@ def test_a_cancelled_batch_ends_its_requests(ingress: Ingress, book: BatchBook) 
     ingress.transport.holds = True
 
     async def play() -> None:
-        api = api_of(ingress, book)
+        api = api_of(ingress, book, has_tenants=True)
         async with client_of(api, KEYS[0]) as client, served(api, book, in_flight=2):
             batch = await begun(client, *(line(str(i)) for i in range(5)))
 

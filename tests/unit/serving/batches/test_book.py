@@ -1,37 +1,15 @@
 """Files and batches as they are stored: turns, results, ends, and what a new keeper takes up."""
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
-from serving.batches.book import SILENT_S, BatchBook
-from serving.batches.objects import WINDOW, WINDOW_S, BatchError, Line, LineResult
-from serving.batches.open_batch import STORE_S
-from serving.config.batches import BatchOptions
-from tests.support.batches_scene import COMPLETIONS, jsonl, line
-
-NOW_S = 1_800_000_000.0
-
-
-def book_of(folder: Path, **options: Any) -> BatchBook:
-    return BatchBook(BatchOptions(str(folder), **options), "app")
-
-
-def opened(book: BatchBook, count: int, tenant: str = "", now_s: float = NOW_S) -> dict[str, Any]:
-    content = jsonl(*(line(f"{tenant}{i}") for i in range(count)))
-    file = book.add_file(tenant, "in.jsonl", content, now_s)
-    wanted = {"input_file_id": file["id"], "endpoint": COMPLETIONS, "completion_window": WINDOW}
-    return book.create(tenant, wanted, now_s)
-
-
-def result(given: Line, status: int = 200) -> LineResult:
-    return LineResult(given.batch_id, given.number, "r", status, b'{"text":"%d"}' % given.number)
-
-
-def lines_of(book: BatchBook, tenant: str, file_id: str) -> list[dict[str, Any]]:
-    return [msgspec.json.decode(each) for each in book.content(tenant, file_id).splitlines()]
+from serving.batches.book import SILENT_S
+from serving.batches.objects import WINDOW_S, BatchError, Line
+from serving.batches.open_batch import REST_S
+from serving.batches.wanted import Page
+from tests.support.batches_scene import COMPLETIONS, NOW_S, book_of, lines_of, opened, result
 
 
 def test_a_batch_goes_out_line_by_line_and_comes_back_in_order(tmp_path: Path) -> None:
@@ -42,7 +20,7 @@ def test_a_batch_goes_out_line_by_line_and_comes_back_in_order(tmp_path: Path) -
     given = book.give("a", 8, (), NOW_S).lines
     assert [each.custom_id for each in given] == ["0", "1", "2"]
     assert msgspec.json.decode(given[0].body)["prompt"] == "hi"
-    book.take_back("a", [result(given[2]), result(given[1], 400), result(given[0])], NOW_S + 1)
+    book.take_back("a", [result(given[2]), result(given[1], 400), result(given[0])], [], NOW_S + 1)
     ended = book.batch("", batch["id"]).shown()
     assert ended["status"] == "completed"
     assert ended["request_counts"] == {"total": 3, "completed": 2, "failed": 1}
@@ -51,69 +29,81 @@ def test_a_batch_goes_out_line_by_line_and_comes_back_in_order(tmp_path: Path) -
     (failed,) = lines_of(book, "", ended["error_file_id"])
     assert failed["custom_id"] == "1"
     assert failed["response"] == {"status_code": 400, "request_id": "r", "body": {"text": "2"}}
-    assert book.give("a", 8, [batch["id"]], NOW_S).ended == [batch["id"]]
+    assert book.give("a", 8, [(batch["id"], 1)], NOW_S).ended == [batch["id"]]
+
+
+def held(lines: list[Line]) -> set[tuple[str, int]]:
+    return {(each.batch_id, each.number) for each in lines}
 
 
 def test_tenants_have_turns_and_each_its_oldest_batch_first(tmp_path: Path) -> None:
     book = book_of(tmp_path)
     many, later, few = opened(book, 5, "x"), opened(book, 1, "x", NOW_S + 1), opened(book, 2, "y", NOW_S + 2)
-    given = [each for _ in range(5) for each in book.give("a", 2, (), NOW_S).lines]
+    given = list[Line]()
+    for _ in range(6):
+        given += book.give("a", 2, held(given), NOW_S).lines
     assert [each.tenant for each in given] == ["x", "y", "x", "y", "x", "x", "x", "x"]
     assert [each.batch_id for each in given if each.tenant == "x"] == [many["id"]] * 5 + [later["id"]]
     assert few["id"] in {each.batch_id for each in given}
+
+
+def test_no_tenant_has_more_than_its_part_while_another_waits(tmp_path: Path) -> None:
+    book = book_of(tmp_path)
+    opened(book, 20, "stuck")
+    given = book.give("a", 8, (), NOW_S).lines
+    assert len(given) == 8
+    book.take_back("a", [], [(each.batch_id, each.number) for each in given[:4]], NOW_S)
+    opened(book, 20, "quick")
+    more = book.give("a", 4, held(given[4:]), NOW_S).lines
+    assert [each.tenant for each in more] == ["quick"] * 4
+
+
+def test_a_line_that_found_no_room_rests_behind_others(tmp_path: Path) -> None:
+    book = book_of(tmp_path)
+    opened(book, 2)
+    (first,) = book.give("a", 1, (), NOW_S).lines
+    book.take_back("a", [], [(first.batch_id, first.number)], NOW_S)
+    assert [each.number for each in book.give("a", 2, (), NOW_S).lines] == [2]
+    assert book.give("b", 2, (), NOW_S + REST_S - 1).lines == []
+    assert [each.number for each in book.give("b", 2, (), NOW_S + REST_S).lines] == [1]
+
+
+def test_a_line_whose_answer_got_lost_on_its_way_is_given_again(tmp_path: Path) -> None:
+    book = book_of(tmp_path)
+    opened(book, 2)
+    lost = book.give("a", 2, (), NOW_S).lines
+    assert [each.number for each in book.give("a", 2, held(lost[:1]), NOW_S).lines] == [2]
 
 
 def test_lines_of_an_ingress_that_is_gone_go_to_another(tmp_path: Path) -> None:
     book = book_of(tmp_path)
     opened(book, 2)
     lost = book.give("a", 1, (), NOW_S).lines
-    assert [each.number for each in book.give("b", 2, (), NOW_S).lines] == [2]
-    assert book.give("b", 2, (), NOW_S + SILENT_S).lines == [], "it may still come"
-    assert [each.number for each in book.give("b", 2, (), NOW_S + SILENT_S + 1).lines] == [1]
-    book.take_back("a", [result(lost[0])], NOW_S + SILENT_S + 2)
-    book.take_back("b", [result(lost[0], 500)], NOW_S + SILENT_S + 3)
+    own = book.give("b", 2, (), NOW_S).lines
+    assert [each.number for each in own] == [2]
+    for second in range(int(SILENT_S) + 1):
+        assert book.give("b", 2, held(own), NOW_S + second).lines == [], "it may still come"
+    assert [each.number for each in book.give("b", 2, held(own), NOW_S + SILENT_S + 1).lines] == [1]
+    book.take_back("a", [result(lost[0])], [], NOW_S + SILENT_S + 2)
+    book.take_back("b", [result(lost[0], 500)], [], NOW_S + SILENT_S + 3)
     (batch,) = book.batches.values()
     assert (batch.completed, batch.failed) == (1, 0), "the first result counts"
 
 
-def test_a_new_keeper_goes_on_and_serves_only_what_was_not_stored(tmp_path: Path) -> None:
+def test_a_keeper_that_stood_still_takes_nobody_for_gone(tmp_path: Path) -> None:
     book = book_of(tmp_path)
-    batch = opened(book, 4)
-    given = book.give("a", 4, (), NOW_S).lines
-    book.take_back("a", [result(given[0]), result(given[1], 500)], NOW_S)
-    book.take_back("a", [result(given[2])], NOW_S + STORE_S / 2)  # not stored yet
-    with pytest.raises(BlockingIOError):
-        book_of(tmp_path)
-    book.close()
-    again = book_of(tmp_path)
-    assert again.batch("", batch["id"]).shown()["status"] == "in_progress"
-    left = again.give("b", 4, (), NOW_S).lines
-    assert [each.number for each in left] == [3, 4]
-    again.take_back("b", [result(each) for each in left], NOW_S)
-    ended = again.batch("", batch["id"]).shown()
-    assert ended["request_counts"] == {"total": 4, "completed": 3, "failed": 1}
-    assert len(lines_of(again, "", ended["output_file_id"])) == 3
-    again.close()
-    third = book_of(tmp_path)
-    assert third.batch("", batch["id"]).shown() == ended
-    assert third.file("", ended["output_file_id"]).purpose == "batch_output"
-
-
-def test_what_is_damaged_is_passed_over(tmp_path: Path) -> None:
-    book = book_of(tmp_path)
-    kept, lost = opened(book, 1), opened(book, 1)
-    (tmp_path / "app" / "batches" / "open" / f"{lost['id']}.json").write_bytes(b"{")
-    book.close()
-    again = book_of(tmp_path)
-    assert again.batch("", kept["id"]).id == kept["id"]
-    with pytest.raises(BatchError, match="No such batch"):
-        again.batch("", lost["id"])
+    opened(book, 1)
+    given = book.give("a", 1, (), NOW_S).lines
+    book.tick(NOW_S + 10 * SILENT_S)
+    assert book.give("b", 1, (), NOW_S + 10 * SILENT_S).lines == []
+    book.take_back("a", [result(given[0])], [], NOW_S + 10 * SILENT_S)
+    assert [batch.state for batch in book.batches.values()] == ["completed"]
 
 
 def test_what_is_not_served_in_time_expires(tmp_path: Path) -> None:
     book = book_of(tmp_path)
     batch = opened(book, 2)
-    book.take_back("a", [result(book.give("a", 1, (), NOW_S).lines[0])], NOW_S)
+    book.take_back("a", [result(book.give("a", 1, (), NOW_S).lines[0])], [], NOW_S)
     book.tick(NOW_S + WINDOW_S)
     ended = book.batch("", batch["id"]).shown()
     assert ended["status"] == "expired"
@@ -126,12 +116,12 @@ def test_a_cancelled_batch_keeps_what_was_served(tmp_path: Path) -> None:
     book = book_of(tmp_path)
     batch = opened(book, 2)
     given = book.give("a", 2, (), NOW_S).lines
-    book.take_back("a", [result(given[0])], NOW_S)
+    book.take_back("a", [result(given[0])], [], NOW_S)
     ended = book.cancel("", batch["id"], NOW_S)
     assert ended["status"] == "cancelled"
     assert ended["error_file_id"] is None
     assert len(lines_of(book, "", ended["output_file_id"])) == 1
-    book.take_back("a", [result(given[1])], NOW_S)
+    book.take_back("a", [result(given[1])], [], NOW_S)
     assert book.batch("", batch["id"]).completed == 1, "it came too late"
     with pytest.raises(BatchError, match="is cancelled and cannot be cancelled"):
         book.cancel("", batch["id"], NOW_S)
@@ -150,15 +140,15 @@ def test_nobody_sees_what_is_of_another_tenant(tmp_path: Path) -> None:
     ):
         with pytest.raises(BatchError, match="No such"):
             question()
-    assert book.list_files("y", "", 20, "")["data"] == book.list_batches("y", 20, "")["data"] == []
+    assert book.list_files("y", "", Page())["data"] == book.list_batches("y", Page())["data"] == []
 
 
 def test_lists_have_pages(tmp_path: Path) -> None:
     book = book_of(tmp_path)
     ids = [opened(book, 1, now_s=NOW_S + i)["id"] for i in range(5)]
-    first = book.list_batches("", 2, "")
+    first = book.list_batches("", Page(2))
     assert ([each["id"] for each in first["data"]], first["has_more"]) == (ids[:2:-1], True)
-    rest = book.list_batches("", 20, first["last_id"])
+    rest = book.list_batches("", Page(20, first["last_id"]))
     assert ([each["id"] for each in rest["data"]], rest["has_more"]) == (ids[2::-1], False)
 
 
@@ -167,7 +157,7 @@ def test_old_files_and_batches_go_but_not_what_is_read(tmp_path: Path) -> None:
     old = opened(book, 1)
     book.cancel("", old["id"], NOW_S)
     going = opened(book, 1, now_s=NOW_S + 2.5 * WINDOW_S)
-    book.tick(NOW_S + 3 * WINDOW_S + 1)
+    book.forget(NOW_S + 3 * WINDOW_S + 1)
     assert list(book.batches) == [going["id"]]
     assert list(book.files) == [going["input_file_id"]]
     with pytest.raises(BatchError, match="reads this file"):
@@ -180,7 +170,7 @@ def test_old_files_and_batches_go_but_not_what_is_read(tmp_path: Path) -> None:
 def test_a_tenant_has_so_much_room(tmp_path: Path) -> None:
     book = book_of(tmp_path, tenant_bytes=100)
     first = book.add_file("x", "a", b"." * 60, NOW_S)
-    with pytest.raises(BatchError, match="may have 100 bytes") as error:
+    with pytest.raises(BatchError, match="of 100 bytes in all") as error:
         book.add_file("x", "b", b"." * 60, NOW_S)
     assert error.value.status == 413
     book.add_file("y", "b", b"." * 60, NOW_S)

@@ -12,7 +12,7 @@ import pytest
 
 from serving.config.limits import GuardConfig
 from serving.ingress.asgi import Message, Receive, Send
-from serving.ingress.guard import ARRIVED, Guard
+from serving.ingress.guard import ARRIVED, OPEN_FILES, Guard
 
 Placed = list[Message]
 ID = (b"x-request-id", b"a" * 128)
@@ -153,6 +153,21 @@ def test_of_too_many_open_bodies_the_oldest_gives_way() -> None:
         assert await silent[-1].say(b"{}").status() == 200
 
     play(scenario, open_bodies=4, body_s=60.0)
+
+
+def test_files_on_their_way_give_way_only_when_they_have_had_their_time() -> None:
+    async def scenario(guard: Guard, server: Server) -> None:
+        begun = [Client(guard, path="/v1/files") for _ in range(OPEN_FILES)]
+        await asyncio.sleep(0.05)
+        late = Client(guard, path="/v1/files").say(b"x")
+        assert (await late.status(), late.header[b"retry-after"]) == (503, b"1")
+        assert not any(client.task.done() for client in begun)
+        await asyncio.sleep(0.5)
+        assert await Client(guard, path="/v1/files").say(b"x" * 50).status() == 200
+        assert await begun[0].status() == 408
+        assert await begun[1].say(b"x").status() == 200
+
+    play(scenario, body_s=0.4, body_bytes=10, file_bytes=100)
 
 
 def test_a_client_that_leaves_before_its_body_is_forgotten() -> None:

@@ -1,0 +1,117 @@
+"""What is stored of batches: taken up by a new keeper, whole after faults of the storage, bounded."""
+
+from pathlib import Path
+
+import pytest
+
+from controller.storage import Storage
+from serving.batches.objects import WINDOW_S, BatchError, LineResult
+from serving.batches.open_batch import PART, STORE_S
+from tests.support.batches_scene import NOW_S, book_of, lines_of, opened, result
+
+
+def test_a_batch_whose_file_is_lost_fails_alone(tmp_path: Path) -> None:
+    book = book_of(tmp_path)
+    lost, sound = opened(book, 1, "x"), opened(book, 1, "x")
+    book._storage.remove(f"files/{lost['input_file_id']}")
+    assert [each.batch_id for each in book.give("a", 8, (), NOW_S).lines] == [sound["id"]]
+    ended = book.batch("x", lost["id"]).shown()
+    assert (ended["status"], ended["errors"]["data"][0]["code"]) == ("failed", "file_lost")
+
+
+def test_what_a_keeper_left_between_two_changes_is_cleared(tmp_path: Path) -> None:
+    book = book_of(tmp_path)
+    batch, folder = opened(book, 1), tmp_path / "app" / "batches"
+    before = (folder / "open" / f"{batch['id']}.json").read_bytes()
+    book.cancel("", batch["id"], NOW_S)
+    (folder / "open" / f"{batch['id']}.json").write_bytes(before)
+    (folder / "files" / "file-x").write_bytes(b"without a record")
+    book.close()
+    again = book_of(tmp_path)
+    assert again.batch("", batch["id"]).state == "cancelled"
+    assert not list((folder / "open").iterdir())
+    assert not (folder / "files" / "file-x").exists()
+
+
+@pytest.mark.parametrize("what", ["cancelled", "expired"])
+def test_what_cannot_be_stored_has_not_happened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    book = book_of(tmp_path)
+    batch = opened(book, 2)
+    book.take_back("a", [result(book.give("a", 1, (), NOW_S).lines[0])], [], NOW_S)
+
+    def end() -> None:
+        if what == "cancelled":
+            book.cancel("", batch["id"], NOW_S)
+        else:
+            book.tick(NOW_S + WINDOW_S)
+
+    write = Storage.write
+
+    def full(storage: Storage, path: str, content: bytes) -> None:
+        if path.startswith("ended/"):
+            raise OSError("no space left")
+        write(storage, path, content)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Storage, "write", full)
+        with pytest.raises(OSError, match="no space left"):
+            end()
+    assert book.batch("", batch["id"]).shown()["status"] == "in_progress"
+    end()
+    ended = book.batch("", batch["id"]).shown()
+    assert ended["status"] == what
+    assert ended["request_counts"]["completed"] == 1
+
+
+def test_results_beyond_a_tenants_room_end_the_batch(tmp_path: Path) -> None:
+    book = book_of(tmp_path, tenant_bytes=1000)
+    batch = opened(book, 3)
+    given = book.give("a", 3, (), NOW_S).lines
+    body = b'{"text":"%s"}' % (b"x" * 1000)
+    book.take_back("a", [LineResult(given[0].batch_id, given[0].number, "r", 200, body)], [], NOW_S)
+    ended = book.batch("", batch["id"]).shown()
+    assert (ended["status"], ended["errors"]["data"][0]["code"]) == ("failed", "results_too_large")
+    assert len(lines_of(book, "", ended["output_file_id"])) == 1
+
+
+def test_results_are_in_few_files(tmp_path: Path) -> None:
+    book = book_of(tmp_path)
+    opened(book, PART + 10)
+    given = book.give("a", PART + 10, (), NOW_S).lines
+    for i, each in enumerate(given[:-1]):
+        book.take_back("a", [result(each)], [], NOW_S + i * 2 * STORE_S)
+    assert len(list(tmp_path.rglob("results/*/*"))) == 2
+
+
+def test_a_new_keeper_goes_on_and_serves_only_what_was_not_stored(tmp_path: Path) -> None:
+    book = book_of(tmp_path)
+    batch = opened(book, 4)
+    given = book.give("a", 4, (), NOW_S).lines
+    book.take_back("a", [result(given[0]), result(given[1], 500)], [], NOW_S)
+    book.take_back("a", [result(given[2])], [], NOW_S + STORE_S / 2)  # not stored yet
+    with pytest.raises(BlockingIOError):
+        book_of(tmp_path)
+    book.close()
+    again = book_of(tmp_path)
+    assert again.batch("", batch["id"]).shown()["status"] == "in_progress"
+    left = again.give("b", 4, (), NOW_S).lines
+    assert [each.number for each in left] == [3, 4]
+    again.take_back("b", [result(each) for each in left], [], NOW_S)
+    ended = again.batch("", batch["id"]).shown()
+    assert ended["request_counts"] == {"total": 4, "completed": 3, "failed": 1}
+    assert len(lines_of(again, "", ended["output_file_id"])) == 3
+    again.close()
+    third = book_of(tmp_path)
+    assert third.batch("", batch["id"]).shown() == ended
+    assert third.file("", ended["output_file_id"]).purpose == "batch_output"
+
+
+def test_what_is_damaged_is_passed_over(tmp_path: Path) -> None:
+    book = book_of(tmp_path)
+    kept, lost = opened(book, 1), opened(book, 1)
+    (tmp_path / "app" / "batches" / "open" / f"{lost['id']}.json").write_bytes(b"{")
+    book.close()
+    again = book_of(tmp_path)
+    assert again.batch("", kept["id"]).id == kept["id"]
+    with pytest.raises(BatchError, match="No such batch"):
+        again.batch("", lost["id"])
