@@ -81,8 +81,7 @@ class BatchBook:
         for name in self._storage.names("files"):
             if name.partition(".")[0] not in self.files:
                 self._storage.remove(f"files/{name}")
-        left = {name.removesuffix(".json") for name in self._storage.names("open")} & {*ended}
-        for batch_id in left:
+        for batch_id in {name.removesuffix(".json") for name in self._storage.names("open")} & {*ended}:
             self._remove_open(batch_id)
 
     def _remove_open(self, batch_id: str) -> None:
@@ -200,8 +199,9 @@ class BatchBook:
         first. A line that was given and is not held got lost on its way: it waits again.
         """
         self._silent_s[worker] = 0.0
-        for batch_id, opened in self._open.items():
-            opened.give_up(worker, {number for own_id, number in held if own_id == batch_id})
+        for batch_id in self._open.keys() | ({each for each, _ in held} & self._going.keys()):
+            if (opened := self._opened(self._going[batch_id], now_s)) is not None:
+                opened.hold(worker, {number for own_id, number in held if own_id == batch_id})
         self.tick(now_s)
         first: dict[str, OpenBatch] = {}
         for batch in list(self._going.values()):

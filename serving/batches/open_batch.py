@@ -60,11 +60,19 @@ class OpenBatch:
         return Line(batch.id, number, batch.tenant, batch.endpoint, line.custom_id, bytes(line.body))
 
     def give_up(self, worker: str, held: Collection[int] = ()) -> None:
-        """An ingress serves none of its lines but those that it holds: the others wait again."""
+        """An ingress serves none of its lines but those ``held``: the others wait again."""
         lost = [number for number, by in self._serving.items() if by == worker and number not in held]
         for number in lost:
             del self._serving[number]
         self._waiting.extendleft(reversed(lost))
+
+    def hold(self, worker: str, held: Collection[int]) -> None:
+        """An ingress serves these lines, some of which an earlier keeper gave it, and no others."""
+        self.give_up(worker, held)
+        taken = {number for number in held if number in self._waiting}
+        if taken:
+            self._serving |= dict.fromkeys(taken, worker)
+            self._waiting = deque(number for number in self._waiting if number not in taken)
 
     def hand_back(self, number: int, now_s: float) -> None:
         """A line found no room: others go first."""

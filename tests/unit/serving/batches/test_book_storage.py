@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from controller.storage import Storage
+from serving.batches.book import BatchBook
 from serving.batches.objects import WINDOW_S, BatchError, LineResult
 from serving.batches.open_batch import PART, STORE_S
+from serving.config.batches import BatchOptions
 from tests.support.batches_scene import NOW_S, book_of, lines_of, opened, result
 
 
@@ -115,3 +117,25 @@ def test_what_is_damaged_is_passed_over(tmp_path: Path) -> None:
     assert again.batch("", kept["id"]).id == kept["id"]
     with pytest.raises(BatchError, match="No such batch"):
         again.batch("", lost["id"])
+
+
+def test_lines_that_an_ingress_still_serves_are_not_given_again_by_a_new_keeper(tmp_path: Path) -> None:
+    book = book_of(tmp_path)
+    opened(book, 4)
+    given = book.give("a", 2, (), NOW_S).lines
+    book.close()
+    again = book_of(tmp_path)
+    held = {(each.batch_id, each.number) for each in given}
+    assert [each.number for each in again.give("a", 1, held, NOW_S).lines] == [3]
+    assert [each.number for each in again.give("b", 4, (), NOW_S).lines] == [4]
+    again.take_back("a", [result(each) for each in given], [], NOW_S)
+    assert [batch.completed for batch in again.batches.values()] == [2]
+
+
+def test_a_storage_may_be_a_uri(tmp_path: Path) -> None:
+    book = BatchBook(BatchOptions(f"file://{tmp_path}"), "app")
+    batch = opened(book, 1)
+    book.take_back("a", [result(each) for each in book.give("a", 1, (), NOW_S).lines], [], NOW_S)
+    assert len(lines_of(book, "", book.batch("", batch["id"]).output_file_id or "")) == 1
+    with pytest.raises(BlockingIOError):
+        book_of(tmp_path)
