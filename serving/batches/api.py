@@ -60,7 +60,8 @@ class Content(NamedTuple):
     """A file that is sent as it is, piece by piece."""
 
     size: int
-    read: Callable[[int], Awaitable[bytes]]  # a piece, from this byte on
+    first: bytes  # piece
+    read: Callable[[int], Awaitable[bytes]]  # another one, from this byte on
 
 
 class BatchApi:
@@ -157,7 +158,11 @@ class BatchApi:
 
     async def _content(self, asked: Asked) -> Any:
         file = await self._ask("file", asked.tenant, asked.name)
-        return Content(file.size, lambda begin: self._ask("content", asked.tenant, asked.name, begin, PIECE))
+
+        async def read(begin: int) -> bytes:
+            return bytes(await self._ask("content", asked.tenant, asked.name, begin, PIECE))
+
+        return Content(file.size, await read(0), read)
 
     async def _create(self, asked: Asked) -> Any:
         try:
@@ -178,7 +183,7 @@ async def _send(send: Send, told: Any) -> None:
         await send_json(send, 200, told)
         return
     headers = [(b"content-type", b"application/jsonl"), (b"content-length", str(told.size).encode())]
-    begin, piece = 0, await told.read(0)
+    begin, piece = 0, told.first
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     while True:
         begin += len(piece)

@@ -12,6 +12,7 @@ import pytest
 from serving.batches import api as api_module
 from serving.batches import open_batch, runner
 from serving.batches.book import BatchBook
+from serving.batches.objects import BatchError
 from serving.config.batches import BatchOptions
 from serving.ingress.asgi import Message, Receive, Send, send_json
 from tests.support.batches_scene import COMPLETIONS, api_of, client_of, jsonl, line, served, until
@@ -159,6 +160,23 @@ def test_long_files_are_read_and_sent_in_pieces(
         async with client_of(api_of(ingress, book), KEYS[0]) as client:
             file = await client.files.create(file=("in.jsonl", content), purpose="batch")
             assert (await client.files.content(file.id)).content == content
+
+    ingress.run(play())
+
+
+def test_a_file_that_cannot_be_read_now_is_a_503(
+    ingress: Ingress, book: BatchBook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> bytes:
+        raise BatchError(503, "The storage of batches fails at present.", None, "batches_unavailable")
+
+    async def play() -> None:
+        async with client_of(api_of(ingress, book), KEYS[0]) as client:
+            file = await client.files.create(file=jsonl(line("a")), purpose="batch")
+            monkeypatch.setattr(book, "content", fails)
+            with pytest.raises(openai.InternalServerError) as error:
+                await client.files.content(file.id)
+            assert (error.value.status_code, error.value.code) == (503, "batches_unavailable")
 
     ingress.run(play())
 
