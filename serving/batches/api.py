@@ -4,7 +4,6 @@ Who may ask is the application's to say: each of these requests is let in if ``G
 """
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
@@ -35,8 +34,6 @@ from serving.ingress.ingress import within_prefix
 from serving.ingress.limits import FILES, takes_file
 from serving.ingress.tenant import tenant_of
 from serving.request.slo import encodable
-
-logger = logging.getLogger("polyslo.batches")
 
 BATCHES, MODELS = "/v1/batches", "/v1/models"
 OFF = "Batches are off: set batches.storage in the application's args."

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -55,7 +54,7 @@ def completed(stack: Stack, batch_id: str) -> int:
     return 0 if batch is None else int(batch.request_counts.completed)
 
 
-def test_a_batch_ends_whole_while_its_keeper_and_an_ingress_die(stack: Stack, tmp_path: Path) -> None:
+def test_a_batch_ends_whole_while_its_keeper_and_an_ingress_die(stack: Stack) -> None:
     batch_id = batch_of(stack, *(line(str(i), prompt=f"line {i}", max_tokens=24) for i in range(LINES)))
     until(lambda: completed(stack, batch_id) >= LINES // 8, 60)
     (keeper,) = processes("ray::Keeper")
