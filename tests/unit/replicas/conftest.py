@@ -1,8 +1,8 @@
 """A real vLLM scheduler without an engine: its steps are played against a model that is a function of the position."""
 
 import contextlib
+import itertools
 import socket
-import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +15,7 @@ import pytest
 from protocol.messages import Slo
 
 VOCABULARY = 250
+READING_S = 0.001  # what passes between two readings of the benches' clock
 
 
 def token_at(request_id: str, position: int) -> int:
@@ -45,8 +46,8 @@ def check_table(table: np.ndarray, running: list[Any], waiting: list[Any], draft
 class Bench:
     """One scheduler, the requests given to it and what came out of them. Checks every table that is planned with."""
 
-    def __init__(self, scheduler: Any) -> None:
-        self.scheduler = scheduler
+    def __init__(self, scheduler: Any, clock: Any) -> None:
+        self.scheduler, self.clock = scheduler, clock
         gather = scheduler._rows.gather
 
         def checked(running: list[Any], waiting: list[Any], drafts: bool) -> np.ndarray:
@@ -85,7 +86,7 @@ class Bench:
 
         from replicas.request_rows import to_extra_args
 
-        arrival_s = time.monotonic() - age_s
+        arrival_s = self.clock.monotonic() - age_s
         params = SamplingParams(
             temperature=0.0,
             max_tokens=max_tokens,
@@ -188,14 +189,29 @@ class Bench:
             assert self.outputs[name] == [token_at(name, position) for position in range(count)], name
 
 
+class Clock:
+    """Moves on when it is read, so that a test takes the same decisions on a machine of any speed."""
+
+    def __init__(self) -> None:
+        self._readings = itertools.count()
+        self.passed_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.passed_s + READING_S * next(self._readings)
+
+
 @pytest.fixture
-def make_bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
-    """Benches by policy, KV blocks and engine settings; their link ends in a socket that is emptied after each step."""
+def make_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Bench]]:
+    """Benches by policy, KV blocks and engine settings, all on one ``Clock``.
+
+    Their link ends in a socket that is emptied after each step.
+    """
     from replicas.config import ReplicaConfig
     from replicas.embedded import ensure_embedded_model
 
     model = ensure_embedded_model()
-    sockets, benches = list[socket.socket](), list[Bench]()
+    sockets, benches, clock = list[socket.socket](), list[Bench](), Clock()
+    monkeypatch.setattr("replicas.vllm_scheduler.time", clock)
 
     def make(
         policy: str = "slo",
@@ -213,7 +229,7 @@ def make_bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
         replica = ReplicaConfig(
             model=str(model), profile="embedded-cpu", policy=policy, policy_options=options or {}, **settings
         )
-        benches.append(Bench(_scheduler(replica, path, blocks, windows, is_chunked)))
+        benches.append(Bench(_scheduler(replica, path, blocks, windows, is_chunked), clock))
         benches[-1].link = listener
         return benches[-1]
 
