@@ -1,18 +1,25 @@
 """The whole stack on this machine, for benchmarks: a Ray of its own, HAProxy, ingresses, controller and replicas."""
 
 import contextlib
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 from rich.console import Console
 
+from controller.succession import CONTROLLER_PACKAGES
 from serving.config.app import IMPORT_PATH
 from serving.launch.launch import deploy, url_of
 from serving.launch.local_ray import free_port, local_ray
 
 START_S = 180.0
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = (*CONTROLLER_PACKAGES, "replicas", "serving")
+CHANGED = "controller/succession.py"  # it holds no kernel, so nothing is compiled anew
 
 
 def serve_document(args: dict[str, Any], tiers: list[dict[str, Any]], default_tier: str = "standard") -> dict[str, Any]:
@@ -45,3 +52,20 @@ def wait_for_replicas(url: str, replicas: int, limit_s: float = START_S) -> None
         if time.monotonic() > give_up_s:
             raise TimeoutError(f"not all {replicas} replicas reported within {limit_s:g} s")
         time.sleep(0.5)
+
+
+@contextlib.contextmanager
+def copied_code() -> Iterator[Path]:
+    """This project's packages in a folder of their own, from which a Ray takes them that is started meanwhile."""
+    with tempfile.TemporaryDirectory(prefix="polyslo-code-") as name:
+        folder = Path(name)
+        for package in PACKAGES:
+            shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+        with contextlib.chdir(folder):
+            yield folder
+
+
+def change_code(folder: Path) -> None:
+    """Other code for processes that start from now on."""
+    with (folder / CHANGED).open("a") as file:
+        file.write("# changed\n")

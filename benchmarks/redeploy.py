@@ -3,20 +3,21 @@
 ``python -m benchmarks.redeploy [--json OUT]``. The whole stack on this machine: one ingress over two simulated engines
 at a twentieth of an H100's speed. A stream of 1,200 tokens begins, and 8 s later an option of the ingress changes, so
 Serve replaces it. Small requests come all the time. Once with the least time that Serve leaves the streams of a
-replaced ingress, and once with the default of ``ingress.drain_s``.
+replaced ingress, once with the default of ``ingress.drain_s``, and once with that and other code, so that the
+controller is replaced as well.
 """
 
 import copy
 import threading
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import httpx
 import typer
 from rich.console import Console
 
-from benchmarks.local_stack import serve_document, wait_for_replicas
+from benchmarks.local_stack import change_code, copied_code, serve_document, wait_for_replicas
 from benchmarks.result_file import write_result
 from serving.config.fleet import IngressConfig
 from serving.launch.launch import deploy, url_of
@@ -54,58 +55,80 @@ class Stream(threading.Thread):
         self.seconds = time.monotonic() - begun_s
 
 
-def ask(url: str) -> tuple[bool, float]:
-    """Whether one small request was answered, and after how many seconds."""
-    begun_s = time.monotonic()
+class Asked(NamedTuple):
+    """What became of one small request."""
+
+    is_served: bool
+    is_promised: bool
+    seconds: float
+
+
+def ask(url: str) -> Asked:
+    """One small request with the default tier's objective."""
+    begun_s, is_served, is_promised = time.monotonic(), False, False
     try:
         body = {"model": "embedded", "prompt": "b", "max_tokens": 2}
-        is_served = httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE_S).status_code == 200
+        answer = httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE_S)
+        is_served = answer.status_code == 200
+        is_promised = is_served and answer.json()["slo"]["admitted"]
     except httpx.HTTPError:
         is_served = False
-    return is_served, time.monotonic() - begun_s
+    return Asked(is_served, is_promised, time.monotonic() - begun_s)
 
 
-def play(drain_s: float, console: Console) -> dict[str, Any]:
+def code_of(url: str) -> str:
+    """The controller's, as its status tells it."""
+    return str(httpx.get(f"{url}/polyslo/status", timeout=PATIENCE_S).json()["controller"]["code"])
+
+
+def play(drain_s: float, has_other_code: bool, console: Console) -> dict[str, Any]:
     """One stack, one deploy."""
     before = serve_document({**ARGS, "ingress": {**INGRESS, "drain_s": drain_s}}, TIERS)
     after, url = copy.deepcopy(before), url_of(before)
     after["applications"][0]["args"]["ingress"]["max_ongoing_requests"] = 999
-    with local_ray(console) as address:
+    with copied_code() as code, local_ray(console) as address:
         deploy(address, before, console)
         wait_for_replicas(url, REPLICAS)
-        usual = [ask(url)[1] for _ in range(10)]
+        usual, old_code = [ask(url).seconds for _ in range(10)], code_of(url)
         stream = Stream(url)
         stream.start()
         time.sleep(BEFORE_S)
+        if has_other_code:
+            change_code(code)
         deploying = threading.Thread(target=deploy, args=(address, after, console))
         deploying.start()
         asked = []
         while stream.is_alive() or deploying.is_alive():
             asked.append(ask(url))
             time.sleep(PAUSE_S)
+        is_replaced = code_of(url) != old_code
     return {
         "drain_s": drain_s,
+        "other_code": has_other_code,
+        "controller_replaced": is_replaced,
         "stream_whole": stream.is_whole,
         "stream_tokens": stream.tokens,
         "stream_s": round(stream.seconds, 1),
         "asked": len(asked),
-        "answered": sum(is_served for is_served, _ in asked),
+        "answered": sum(each.is_served for each in asked),
+        "promised": sum(each.is_promised for each in asked),
         "usual_s": round(sorted(usual)[len(usual) // 2], 3),
-        "longest_s": round(max(seconds for _, seconds in asked), 3),
+        "longest_s": round(max(each.seconds for each in asked), 3),
     }
 
 
 def main(json: Annotated[Path | None, typer.Option(help="write the result here")] = None) -> None:
     """Play both, print them, and write the result."""
     console = Console()
-    points = [play(drain_s, console) for drain_s in (0.0, IngressConfig().drain_s)]
+    drain_s = IngressConfig().drain_s
+    points = [play(*each, console) for each in ((0.0, False), (drain_s, False), (drain_s, True))]
     for point in points:
         console.print(point)
     if json is not None:
         headline = {
-            f"{name}_{point['drain_s']:g}": float(point[name])
+            f"{name}_{point['drain_s']:g}{'_other_code' if point['other_code'] else ''}": float(point[name])
             for point in points
-            for name in ("stream_whole", "stream_s", "answered", "asked", "usual_s", "longest_s")
+            for name in ("stream_whole", "stream_s", "answered", "promised", "asked", "usual_s", "longest_s")
         }
         write_result(json, "redeploy", config={"args": ARGS, "tokens": TOKENS}, seeds=[0], headline=headline,
                      points=points)  # fmt: skip

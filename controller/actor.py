@@ -18,13 +18,12 @@ import ray
 
 from controller.checkpoint_keeper import CheckpointKeeper
 from controller.decisions import unheard
-from controller.deploys import Deploys
 from controller.disaggregation.fleet import make_fleet
 from controller.faults import admit_each
 from controller.fleet import Fleet
 from controller.ingress_link import answer_over
 from controller.length_trainer import LengthKeeper
-from controller.options import HEAD_NODE, FleetOptions
+from controller.options import FleetOptions
 from controller.pacing import ReportPacer
 from controller.patience import Delays, given_up, parts
 from controller.recalls import RecallBox
@@ -37,12 +36,13 @@ from controller.shards.share import Share
 from controller.size_keeper import SizeKeeper
 from controller.starts import Starts
 from controller.status import fleet_status, mean_load, replica_status
+from controller.succession import CONTROLLER_PACKAGES, Greeting, Succession, code_id
 from controller.warmup import warm_up
 from profiles.store import load_profile
 from protocol.garbage import Garbage, settle
 from protocol.messages import Admission, AdmissionRequest, Decision, Outcome, Report, Start
 from protocol.report_answers import TELL_ALL, go_to, report_taken
-from protocol.shards import LEADER, shard_name
+from protocol.shards import LEADER
 
 logger = logging.getLogger("polyslo.controller")
 
@@ -69,7 +69,7 @@ class Controller:
         """``clock`` tells seconds that never go back; benchmarks have one of their own. ``name`` is the leader's."""
         self.incarnation, self.clock = uuid.uuid4().hex[:12], clock
         self.fleet: Fleet | None = None
-        self.deploys = Deploys()
+        self.succession = Succession(code_id(*CONTROLLER_PACKAGES))
         self.starts = Starts()
         self.decisions = self.given_up = self._checked = 0
         self.recalls, self.pacer = RecallBox(), ReportPacer()
@@ -88,6 +88,20 @@ class Controller:
         kept, loop = [work(lambda: self.fleet) for work in works], asyncio.get_event_loop()
         self._tasks = [loop.create_task(each) for each in (self._leave_when_forgotten(), *kept)]
 
+    async def greet(self, application: str, deploy: str, told: int, code: str, ingress: str) -> Greeting:
+        """An ingress with this ``code`` will ``configure`` this controller, if it is not over (``Succession``)."""
+        return self.succession.greet(application, deploy, told, code, ingress, self.clock())
+
+    async def hand_over(self) -> dict[str, bytes]:
+        """What reports will not tell the next controller, for its ``take_over``."""
+        return {} if self.fleet is None else await self.checkpoints.give(self.fleet)
+
+    async def take_over(self, files: dict[str, bytes]) -> None:
+        """Go on with what the last controller handed over; raises ``RuntimeError`` before it is configured."""
+        if self.fleet is None:
+            raise RuntimeError("there is no tier table yet")
+        await self.checkpoints.take(self.fleet, files)
+
     async def configure(self, options: bytes, tiers: bytes, told: int = 0) -> int:
         """An ingress's ping: its options and tier table, and what this method last answered it (0: never asked).
 
@@ -99,11 +113,12 @@ class Controller:
         shard = self.shard.member.shard
         wanted = of_shard(msgspec.msgpack.decode(options, type=FleetOptions), shard)
         table = msgspec.msgpack.decode(tiers, type=TierTable)
-        self.deploys.note_application(wanted.application, now_s)
-        number = self.deploys.number(wanted.deploy, told)
+        deploys = self.succession.deploys
+        deploys.note_application(wanted.application, now_s)
+        number = deploys.number(wanted.deploy, told)
         old = self.fleet
         is_newer = old is not None and wanted.deploy == old.options.deploy and table.version > old.tiers.version
-        if old is None or number > self.deploys.number(old.options.deploy) or (is_newer and wanted != old.options):
+        if old is None or number > deploys.number(old.options.deploy) or (is_newer and wanted != old.options):
             self.fleet = make_fleet(wanted, table, load_profile)
             if old is not None:
                 self.fleet.adopt_state(old, now_s)
@@ -223,6 +238,7 @@ class Controller:
         fleet, now_s = self.fleet, self.clock()
         own = {
             "incarnation": self.incarnation,
+            "code": self.succession.code,
             "pid": os.getpid(),
             "uptime_s": round(now_s - self.born_s, 3),
             "decisions": self.decisions,
@@ -278,18 +294,3 @@ class Controller:
 def log_change(change: Change) -> None:
     """Every change of a role, a size or a tier, with its reason."""
     logger.info("%s", change)
-
-
-def start_controller(name: str, namespace: str, shard: int = LEADER) -> Any:
-    """The handle of a controller's shard, made if it does not live yet; kernels are compiled before it answers."""
-    actor = ray.remote(Controller)
-    return actor.options(
-        name=shard_name(name, shard),
-        namespace=namespace,
-        lifetime="detached",
-        get_if_exists=True,
-        num_cpus=0,
-        resources={HEAD_NODE: 0.001},  # workers come and go: one on which nothing but this runs would count as idle
-        max_restarts=-1,
-        max_concurrency=1000,
-    ).remote(shard=shard, name=name, namespace=namespace)

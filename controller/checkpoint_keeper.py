@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from controller.checkpoint import restore, to_tables
-from controller.checkpoint_store import CheckpointStore
+from controller.checkpoint_store import CheckpointStore, Found, packed, unpacked
 from controller.fleet import Fleet
 from controller.options import CheckpointOptions
 from controller.storage import shown_uri, without_secrets
@@ -54,20 +54,32 @@ class CheckpointKeeper:
         self._options = options
         if not self._is_read:
             found = await asyncio.to_thread(self._store.load)
-            now = fleet() or known  # perhaps another deploy's by now
-            if found is not None:
-                self.problems = found.problems + restore(
-                    now, found.tables, time.time() - found.saved_s, time.monotonic()
-                )
-                self.restored = found.number
+            if found is not None and not self._is_read:
+                self._restore(fleet() or known, found)  # perhaps another deploy's by now
                 logger.info("checkpoint %d of %s read", found.number, shown_uri(options.uri))
-                for problem in self.problems:
-                    logger.warning("%s", problem)
             self._is_read = True
         else:
             tables = to_tables(known, time.monotonic())
             self.saved = await asyncio.to_thread(self._store.save, tables, time.time())
         self.saved_s = time.monotonic()
+
+    def _restore(self, fleet: Fleet, found: Found) -> None:
+        self.problems = found.problems + restore(fleet, found.tables, time.time() - found.saved_s, time.monotonic())
+        self.restored = found.number
+        for problem in self.problems:
+            logger.warning("%s", problem)
+
+    # -- from one controller to the next, without storage -----------------------------------------------------------
+
+    async def give(self, fleet: Fleet) -> dict[str, bytes]:
+        """A checkpoint's tables as files, for the controller that follows this one."""
+        return await asyncio.to_thread(packed, to_tables(fleet, time.monotonic()), time.time())
+
+    async def take(self, fleet: Fleet, files: dict[str, bytes]) -> None:
+        """Go on with what the last controller gave: it is later than every checkpoint in storage."""
+        found = await asyncio.to_thread(unpacked, files)
+        self._is_read = True
+        self._restore(fleet, found)
 
     def _note(self, error: Exception, uri: str) -> None:
         """In the log once, in the status until it has passed."""

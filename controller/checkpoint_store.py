@@ -6,6 +6,7 @@ older checkpoint that has a sound one stands in. Nothing is unpickled.
 """
 
 import hashlib
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -64,8 +65,8 @@ class CheckpointStore:
         number = max([self._next, *(found + 1 for found in self._numbers())])
         self._next = number + 1
         folder, digests = self._folder(number), {}
-        for name, table in tables.items():
-            digests[name] = self._write(f"{folder}/{name}.parquet", to_parquet(table, saved_s))
+        for name, content in packed(tables, saved_s).items():
+            digests[name] = self._write(f"{folder}/{name}.parquet", content)
         names = {"table": np.array(list(digests), dtype="O"), "digest": np.array(list(digests.values()), dtype="O")}
         self._write(f"{folder}/{COMPLETE}.parquet", to_parquet(names, saved_s))
         for old in self._numbers()[KEPT:]:
@@ -119,6 +120,24 @@ class CheckpointStore:
     def _write(self, path: str, content: bytes) -> str:
         self._files.write(path, content)
         return digest_of(content)
+
+
+def packed(tables: Mapping[str, Table], saved_s: float) -> dict[str, bytes]:
+    """Each table as a parquet file."""
+    return {name: to_parquet(table, saved_s) for name, table in tables.items()}
+
+
+def unpacked(files: Mapping[str, bytes]) -> Found:
+    """The tables of ``packed``; those that cannot be read are problems."""
+    found = Found(0, math.nan, {}, [])
+    for name, content in files.items():
+        try:
+            table, saved_s = from_parquet(content)
+        except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+            found.problems.append(f"{name}: {_line(error)}")
+            continue
+        found.tables[name], found = table, found._replace(saved_s=saved_s)
+    return found
 
 
 def digest_of(content: bytes) -> str:

@@ -48,6 +48,10 @@ class Deploys:
                 self._own.append(deploy)
         return self._numbers[deploy]
 
+    def is_latest(self, deploy: str) -> bool:
+        """Whether no other deploy that was heard of came later."""
+        return self._numbers[deploy] == max(self._numbers.values())
+
     def _move_up(self, told: int) -> None:
         """Deploys that were numbered here are later than the one that has its number from an earlier controller."""
         for deploy in self._own:

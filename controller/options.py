@@ -8,7 +8,7 @@ from controller.programs.options import ProgramOptions
 from controller.scaling.allocation import AllocationOptions
 from protocol.messages import BLOCK_TOKENS
 
-HEAD_NODE = "node:__internal_head__"  # Ray's own resource of the head
+ON_HEAD = {"node:__internal_head__": 0.001}  # workers come and go: one that nothing but this is on would count as idle
 DP, GREEDY, ARRIVAL = "dp", "greedy", "arrival"  # how the set is chosen that is promised (``FleetOptions.selection``)
 
 

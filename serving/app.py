@@ -62,8 +62,9 @@ class Ingress:
         context, wanted, link, first = serve.get_replica_context(), self.config.batches, None, apps[0]
         if wanted.storage:
             options = wanted.options(self.config.ingress.limits.body_bytes)
-            link = KeeperLink(options, context.app_name, self.config.each[0].fleet.controller_namespace)
             worker, count = context.replica_id.unique_id, first.metrics.batch_request
+            namespace = self.config.each[0].fleet.controller_namespace
+            link = KeeperLink(options, context.app_name, self.deploy, worker, namespace)
             runner = BatchRunner(app, link, worker, wanted.in_flight, count)
             self.running = asyncio.get_running_loop().create_task(runner.run())
         has_tenants = any(each.has_tenants for each in apps)

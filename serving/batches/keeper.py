@@ -7,20 +7,24 @@ no ingress has asked for a while.
 import asyncio
 import logging
 import time
+from functools import partial
 from typing import Any
 
 import ray
 
-from controller.options import HEAD_NODE
+from controller.options import ON_HEAD
 from controller.storage import without_secrets
+from controller.succession import Greeting, Succession, code_id
 from serving.batches.book import BatchBook, answer
 from serving.batches.objects import BatchError
 from serving.config.batches import BatchOptions
+from serving.dispatch.heir import Heir, end_actor
 
 logger = logging.getLogger("polyslo.batches")
 
 IDLE_EXIT_S, LOOK_S = 120.0, 5.0
 NAME = "polyslo-batches-{application}"
+KEEPER_PACKAGES = "controller", "protocol", "serving/batches", "serving/config"
 ANSWER_S = 60.0  # a file is written meanwhile
 
 
@@ -28,10 +32,14 @@ class Keeper:
     """Answers one question after the other: the book's methods do not wait for each other."""
 
     def __init__(self, application: str) -> None:
-        self.application = application
+        self.application, self.succession = application, Succession(code_id(*KEEPER_PACKAGES))
         self.books: dict[str, BatchBook] = {}  # by storage: two deploys may have different ones for a while
         self._heard_s = time.monotonic()
         self._tending: asyncio.Task[None] | None = None
+
+    async def greet(self, application: str, deploy: str, told: int, code: str, ingress: str) -> Greeting:
+        """An ingress with this ``code`` will ``ask`` this keeper, if it is not over (``Succession``)."""
+        return self.succession.greet(application, deploy, told, code, ingress, time.monotonic())
 
     async def ask(self, options: BatchOptions, method: str, arguments: tuple[Any, ...]) -> tuple[Any, Any]:
         """What ``method`` of the book answers, or the fields of its ``BatchError``.
@@ -75,9 +83,12 @@ class Keeper:
 class KeeperLink:
     """An ingress's way to the keeper, which is made where there is none."""
 
-    def __init__(self, options: BatchOptions, application: str, namespace: str) -> None:
-        self._options, self._application, self._namespace = options, application, namespace
+    def __init__(self, options: BatchOptions, application: str, deploy: str, ingress_id: str, namespace: str) -> None:
+        """``deploy``: its id; ``ingress_id``: the asker's own Serve id."""
+        self._options, self._application, self._deploy = options, application, deploy
+        self._name, self._namespace = NAME.format(application=application), namespace
         self._actor: Any = None
+        self._heir = Heir(code_id(*KEEPER_PACKAGES), ingress_id, self._succeed)
 
     async def ask(self, method: str, *arguments: Any) -> Any:
         """What the book answers.
@@ -86,10 +97,11 @@ class KeeperLink:
             BatchError: what the client did wrong, or 503 while the keeper or its storage does not answer.
         """
         try:
-            if self._actor is None:
-                self._actor = await asyncio.to_thread(self._start)
-            answer = self._actor.ask.remote(self._options, method, arguments)
-            value, error = await asyncio.wait_for(answer, ANSWER_S)
+            if (actor := self._actor) is None:
+                actor = self._actor = await asyncio.to_thread(self._start)
+                self._heir.is_agreed = False
+            await self._heir.greet(actor, partial(_ask, actor), self._application, self._deploy)
+            value, error = await _ask(actor, "ask", self._options, method, arguments)
         except Exception as error:
             self._actor = None
             logger.warning("batches: %s: %s", method, without_secrets(repr(error), self._options.storage)[:300])
@@ -98,18 +110,29 @@ class KeeperLink:
             raise BatchError(*error)
         return value
 
+    async def _succeed(self) -> None:
+        """End the keeper, whose state is in storage; the next question starts another."""
+        if (actor := self._actor) is not None:
+            await end_actor(actor, self._name, self._namespace)
+        self._actor = None
+        logger.info("the keeper of batches had other code than this deploy: another one is started")
+
     def _start(self) -> Any:
         return (
             ray.remote(Keeper)
             .options(
-                name=NAME.format(application=self._application),
+                name=self._name,
                 namespace=self._namespace,
                 lifetime="detached",
                 get_if_exists=True,
                 num_cpus=0,
-                resources={HEAD_NODE: 0.001},
+                resources=ON_HEAD,
                 max_restarts=-1,
                 max_concurrency=1000,
             )
             .remote(self._application)
         )
+
+
+async def _ask(actor: Any, method: str, *arguments: Any) -> Any:
+    return await asyncio.wait_for(getattr(actor, method).remote(*arguments), ANSWER_S)

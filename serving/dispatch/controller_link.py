@@ -1,6 +1,8 @@
 """The way to one controller: over a socket of its own while that is up, otherwise through Ray."""
 
 import asyncio
+import contextlib
+import logging
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -8,11 +10,20 @@ from typing import Any
 import msgspec
 import ray
 
-from controller.actor import start_controller
+from controller.launch import compile_kernels, start_controller
+from controller.options import FleetOptions
+from controller.succession import CONTROLLER_PACKAGES, code_id
 from protocol.links import ADMIT, OUTCOMES, AdmitCall
 from protocol.messages import Admission, AdmissionRequest, Outcome
 from protocol.shards import LEADER, shard_name
 from protocol.token_hub import Channel, TokenHub
+from serving.dispatch.heir import Heir, end_actor
+
+HAND_OVER_S = 10.0  # that a controller may take for it; then the next one begins without
+COMPILE_S = 240.0  # for the next one's kernels, of which some minutes are needed on a busy machine
+TAKE_OVER_S = 60.0
+
+logger = logging.getLogger("polyslo.dispatch")
 
 _admission = msgspec.msgpack.Decoder(Admission)
 
@@ -29,28 +40,59 @@ class ControllerLink:
         self._open_hub = open_hub
         self._actor: Any = None
         self._channel: Channel | None = None
-        self._deploy_number = 0  # of this ingress's deploy, as the controller said (``controller.deploys``)
+        self._heir = Heir(code_id(*CONTROLLER_PACKAGES), ingress_id, self._succeed)
+        self._told = b"", b""  # what it is configured with
+
+    @property
+    def _name(self) -> str:
+        return shard_name(self._controller, self.shard)
 
     def actor(self) -> Any:
         """The controller's handle; it stays valid when the actor restarts."""
         if self._actor is None:
-            self._actor = ray.get_actor(shard_name(self._controller, self.shard), namespace=self._namespace)
+            self._actor = ray.get_actor(self._name, namespace=self._namespace)
         return self._actor
 
     async def _ask(self, method: str, *arguments: Any) -> Any:
         try:
             return await getattr(self.actor(), method).remote(*arguments)
         except ray.exceptions.ActorDiedError:
-            self._actor = None  # a new one may carry the name
+            self._forget()  # a new one may carry the name
             raise
+
+    def _forget(self) -> None:
+        self._actor, self._heir.is_agreed = None, False
 
     def start(self) -> None:
         """Start the controller where there is none."""
         start_controller(self._controller, self._namespace, self.shard)
 
     async def configure(self, options: bytes, tiers: bytes) -> None:
-        """Tell it what this ingress knows."""
-        self._deploy_number = int(await self._ask("configure", options, tiers, self._deploy_number))
+        """Tell it what this ingress knows. One with the code of an earlier deploy is followed in the background."""
+        self._told = options, tiers
+        if not self._heir.is_agreed:
+            wanted = msgspec.msgpack.decode(options, type=FleetOptions)
+            await self._heir.greet(self.actor(), self._ask, wanted.application, wanted.deploy)
+        self._heir.number = int(await self._ask("configure", options, tiers, self._heir.number))
+
+    async def _succeed(self) -> None:
+        """End the controller and start the next one, with the code of this process."""
+        last = self.actor()
+        logger.info("controller %s has other code than this deploy: the next one's kernels are compiled", self._name)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(compile_kernels(), COMPILE_S)
+        files = dict[str, bytes]()
+        try:
+            files = await asyncio.wait_for(last.hand_over.remote(), HAND_OVER_S)
+        except Exception as error:
+            logger.warning("controller %s hands nothing over: %r", self._name, error)
+        await end_actor(last, self._name, self._namespace)
+        self._forget()
+        async with asyncio.timeout(TAKE_OVER_S):
+            self.start()
+            await self._ask("configure", *self._told, self._heir.number)
+            await self._ask("take_over", files)
+        logger.info("controller %s runs this deploy's code", self._name)
 
     async def admit(self, batch: list[AdmissionRequest]) -> Admission:
         """Its decisions in the batch's order, and its load."""
@@ -82,6 +124,10 @@ class ControllerLink:
 
     async def on_failed(self, replica: str) -> None:
         await self._ask("on_failed", replica)
+
+    def close(self) -> None:
+        """Follow nobody."""
+        self._heir.close()
 
     async def status(self) -> dict[str, Any]:
         return dict(msgspec.json.decode(await self._ask("status")))

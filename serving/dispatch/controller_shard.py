@@ -115,6 +115,7 @@ class Shard:
             return []
 
     def close(self) -> None:
+        self.link.close()
         for task in (self._pinging, self._hearing, self._reaching):
             if task is not None:
                 task.cancel()

@@ -16,6 +16,7 @@ SERVING = ("batches", "cli", "config", "dispatch", "ingress", "launch", "loadgen
 SHELLS = {
     "controller.actor",
     "controller.checkpoint_keeper",
+    "controller.launch",
     "controller.length_trainer",
     "controller.serve_scaler",
     "controller.shards.keeper",
@@ -32,9 +33,9 @@ ADAPTERS = {  # package -> the modules that may know it
     "vllm": r"replicas\.vllm_\w+|serving\.(config|ingress|loadgen|plug_in)\.vllm_\w+|serving\.cli\.bench"
     r"|replicas\.(profiling|timed_(batches|executor|worker))",
     "torch": r"replicas\.(vllm_(executor|kv_files)|profiling|timed_(batches|executor|worker))",
-    "ray": r"controller\.(actor|length_trainer|serve_scaler|shards\.keeper)"
+    "ray": r"controller\.(actor|launch|length_trainer|serve_scaler|shards\.keeper)"
     r"|replicas\.(deployment|pinned_router|reporter|vllm_ray_executor)"
-    r"|serving\.(app|batches\.keeper|launch\.(dashboard|launch|local_ray)|dispatch\.(controller_link|transport)|config\.serve_schema)",
+    r"|serving\.(app|batches\.keeper|launch\.(dashboard|launch|local_ray)|dispatch\.(controller_link|heir|transport)|config\.serve_schema)",
     "ray.serve.request_router": r"replicas\.pinned_router",  # an alpha API of Serve's
 }
 FILE_LINES, FUNCTION_LINES = 300, 60

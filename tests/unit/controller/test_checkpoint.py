@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -192,11 +193,16 @@ async def until(is_so: Callable[[], bool]) -> None:
     raise AssertionError("it did not come")
 
 
+def configured(uri: Path) -> tuple[bytes, bytes]:
+    """What an ingress says."""
+    options = FleetOptions(lengths=OPTIONS, checkpoints=CheckpointOptions(str(uri), 0.01), application="app")
+    return msgspec.msgpack.encode(options), msgspec.msgpack.encode(TIERS)
+
+
 async def living(uri: Path, is_so: Callable[[Controller], bool], prepare: Callable[[Fleet], None]) -> Controller:
     """A controller that has been configured, from its birth until ``is_so``."""
     controller = Controller()
-    options = FleetOptions(lengths=OPTIONS, checkpoints=CheckpointOptions(str(uri), 0.01), application="app")
-    await controller.configure(msgspec.msgpack.encode(options), msgspec.msgpack.encode(TIERS))
+    await controller.configure(*configured(uri))
     assert controller.fleet is not None
     prepare(controller.fleet)
     try:
@@ -221,6 +227,36 @@ def test_a_restarted_controller_goes_on_with_what_it_knew(
         assert again.fleet.lengths.status()["version"] == 7
         told = msgspec.json.decode(await again.status())["checkpoints"]
         assert (told["problems"], told["error"]) == ([], "")
+
+    asyncio.run(play())
+
+
+def test_a_controller_goes_on_with_what_the_last_one_hands_over_not_with_an_older_checkpoint(
+    state: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actor, "warm_up", lambda: None)
+    monkeypatch.setattr(checkpoint_keeper, "LOOK_S", 0.001)
+    CheckpointStore(str(tmp_path), "app").save(to_tables(fleet(), 0.0), 5.0)
+    may_load = threading.Event()
+    load = CheckpointStore.load
+    monkeypatch.setattr(CheckpointStore, "load", lambda store: (may_load.wait(10), load(store))[1])
+
+    async def play() -> None:
+        last = await living(tmp_path, lambda c: True, lambda made: made.lengths.adopt_state(state.lengths))
+        handed = await last.hand_over()
+        again = Controller()
+        with pytest.raises(RuntimeError, match="no tier table"):
+            await again.take_over(handed)
+        await again.configure(*configured(tmp_path))
+        assert again.fleet is not None
+        await asyncio.sleep(0.05)  # the older checkpoint is being read
+        await again.take_over(handed)
+        may_load.set()
+        await until(lambda: again.checkpoints.saved > 0)
+        assert again.fleet.lengths.status()["version"] == 7
+        for task in again._tasks:
+            task.cancel()
+        await asyncio.gather(*again._tasks, return_exceptions=True)
 
     asyncio.run(play())
 

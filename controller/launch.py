@@ -1,0 +1,30 @@
+"""How an ingress has Ray start a controller. Knows Ray."""
+
+from typing import Any
+
+import ray
+
+from controller.actor import Controller
+from controller.options import ON_HEAD
+from controller.warmup import warm_up
+from protocol.shards import LEADER, shard_name
+
+
+def start_controller(name: str, namespace: str, shard: int = LEADER) -> Any:
+    """The handle of a controller's shard, made if it does not live yet; kernels are compiled before it answers."""
+    actor = ray.remote(Controller)
+    return actor.options(
+        name=shard_name(name, shard),
+        namespace=namespace,
+        lifetime="detached",
+        get_if_exists=True,
+        num_cpus=0,
+        resources=ON_HEAD,
+        max_restarts=-1,
+        max_concurrency=1000,
+    ).remote(shard=shard, name=name, namespace=namespace)
+
+
+async def compile_kernels() -> None:
+    """Fill the cache of kernels where controllers live, with the code of this process."""
+    await ray.remote(warm_up).options(num_cpus=0, resources=ON_HEAD, max_retries=0).remote()

@@ -1,0 +1,60 @@
+"""Which code an actor runs that outlives deploys, and when it makes room for the code of a later one.
+
+Serve replaces ingresses and replicas when a deploy brings other code. Controllers and the keeper of batches live on, so
+the ingresses of a later deploy greet them first. One ingress, the heir, ends such an actor and starts one anew.
+"""
+
+import functools
+import hashlib
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypedDict
+
+from controller.deploys import Deploys
+
+CONTROLLER_PACKAGES = ("controller", "planning", "profiles", "protocol", "routing")
+SUFFIXES = (".py", ".json")  # of files that decide what an actor does
+HEIR_S = 300.0  # that an heir may take, which compiles kernels first; then another ingress is the heir
+
+
+class Greeting(TypedDict):
+    """What an actor answers to an ingress that greets it; later versions may add fields."""
+
+    number: int  # of the ingress's deploy (``controller.deploys``)
+    is_over: bool  # the ingress has other code, and its deploy is the latest
+    is_heir: bool  # the ingress is to end this actor and to start the next one
+
+
+@functools.cache
+def code_id(*packages: str) -> str:
+    """A digest of the sources of these packages, as they lie on disk beside this file."""
+    root, digest = Path(__file__).resolve().parents[1], hashlib.blake2b(digest_size=8)
+    for package in packages:
+        for path in sorted((root / package).rglob("*")):
+            if path.suffix in SUFFIXES:
+                content = path.read_bytes()
+                digest.update(f"{path.relative_to(root)} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
+
+
+@dataclass
+class Succession:
+    """Of one actor, which runs ``code``."""
+
+    code: str
+    deploys: Deploys = field(default_factory=Deploys)
+    _heir: str = ""
+    _heir_until_s: float = -math.inf
+
+    def greet(self, application: str, deploy: str, told: int, code: str, asker: str, now_s: float) -> Greeting:
+        """An ingress begins to speak, or repeats that until it is over; ``told``: the number of its deploy, 0: unknown.
+
+        Raises ``ApplicationClash`` where another application has this actor.
+        """
+        self.deploys.note_application(application, now_s)
+        number = self.deploys.number(deploy, told)
+        is_over = code != self.code and self.deploys.is_latest(deploy)
+        if is_over and (now_s >= self._heir_until_s or asker == self._heir):
+            self._heir, self._heir_until_s = asker, now_s + HEIR_S
+        return {"number": number, "is_over": is_over, "is_heir": is_over and asker == self._heir}

@@ -1,0 +1,71 @@
+"""A deploy with other code on a running cluster: controller and keeper follow it, and lose nothing."""
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.local_stack import change_code, copied_code
+from controller.succession import CONTROLLER_PACKAGES, code_id
+from tests.support.batches_scene import COMPLETIONS, jsonl, line
+from tests.support.stack import Stack, running, texts, until, verdict
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+
+PROMPTS, TOKENS, LINES = [f"line number {i}" for i in range(12)], 500, 200
+ARGS: dict[str, Any] = {
+    "model": "embedded",
+    "profile": "h100_sxm__llama-3.1-8b",
+    "engine": {"kind": "simulated", "num_cpus": 0.1, "speed": 0.2, "per_process": 2},
+    "fleet": {"num_replicas": 2},
+    "ingress": {"num_replicas": 2, "num_cpus": 0.2},
+}
+
+
+@pytest.fixture(scope="module")
+def code() -> Iterator[Path]:
+    with copied_code() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def stack(code: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    batches = {"storage": str(tmp_path_factory.mktemp("batches")), "in_flight": 4}
+    with running({**ARGS, "batches": batches}) as up:
+        until(lambda: len(up.live()) == 2, 60)
+        yield up
+
+
+def controller_of(stack: Stack) -> dict[str, Any]:
+    return dict(stack.status().get("controller", {}))
+
+
+def test_a_deploy_with_other_code_is_followed_by_controller_and_keeper(stack: Stack, code: Path) -> None:
+    undisturbed = texts(stack.client, PROMPTS, TOKENS)
+    before = controller_of(stack)
+    assert before["code"] == code_id(*CONTROLLER_PACKAGES)
+    lines = [line(str(i), prompt=f"line {i}", max_tokens=24) for i in range(LINES)]
+    sent: Any = stack.client.files.create(file=("in.jsonl", jsonl(*lines)), purpose="batch")
+    wanted: Any = {"input_file_id": sent.id, "endpoint": COMPLETIONS, "completion_window": "24h"}
+    batch_id = stack.client.batches.create(**wanted).id
+
+    changed = copy.deepcopy(stack.document)
+    changed["applications"][0]["runtime_env"] = {"env_vars": {"RELEASE": "2"}}  # as docs/deploy.md says
+    change_code(code)
+    assert texts(stack.client, PROMPTS, TOKENS, lambda: stack.deploy(changed)) == undisturbed
+
+    until(lambda: controller_of(stack).get("code", before["code"]) != before["code"], 60)
+    until(lambda: len(stack.live()) == 2, 60)
+    after = controller_of(stack)
+    assert after["incarnation"] != before["incarnation"]
+    answer = stack.client.completions.create(model="embedded", prompt="hi", max_tokens=2)
+    assert verdict(answer)["admitted"]
+    retrieve = stack.client.with_options(max_retries=5).batches.retrieve
+    until(lambda: retrieve(batch_id).status == "completed", 120)
+    batch: Any = retrieve(batch_id)
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (LINES, 0)
+    told = [json.loads(each) for each in stack.client.files.content(batch.output_file_id).text.splitlines()]
+    assert [each["custom_id"] for each in told] == [str(i) for i in range(LINES)]
