@@ -1,5 +1,6 @@
 """What ingresses are answered. Pure."""
 
+from controller.mirror.replica_model import VirtualReplica
 from controller.placement import RETRY_INTERVAL_S, Pending
 from protocol.messages import AdmissionRequest, Decision, Verdict
 
@@ -8,13 +9,13 @@ UNDECIDED = "controller_error"  # the decision failed
 PROMISED = "program_promised"  # a round that is placed because its program was promised
 
 
-def admitted(p: Pending, replica: str, tier: str) -> Decision:
+def admitted(p: Pending, replica: VirtualReplica, tier: str) -> Decision:
     """A place with a prediction; ``admission_off`` where nothing was checked, but for rounds of promised programs."""
     unchecked = PROMISED if p.reason == PROMISED else "admission_off"
     return Decision(
         p.request.request_id,
         Verdict.ADMITTED,
-        replica,
+        replica.name,
         tier,
         "attainable" if p.is_checked else unchecked,
         p.first_s - float(p.row["arrival_s"]),
@@ -25,6 +26,7 @@ def admitted(p: Pending, replica: str, tier: str) -> Decision:
         value=float(p.row["value"]),
         ttft_s=p.request.slo.ttft_s,
         margin_s=p.margin_s,
+        is_promoted=0 <= int(replica.state["tier"]) < p.tier,
     )
 
 

@@ -229,7 +229,7 @@ class Fleet:
         self._settle(p, replica, now_s)
         self.unplaced.leave(int(p.row["id"]))
         tier = self.tiers.tiers[p.tier].name if self.tiers.tiers else p.request.slo.tier
-        return decisions.admitted(p, replica.name, tier)
+        return decisions.admitted(p, replica, tier)
 
     def _best_effort_or_refuse(self, p: Pending, now_s: float) -> Decision:
         """Wait for room, go best effort to the replica with the least to do, or a refusal that says when to return."""

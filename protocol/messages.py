@@ -115,6 +115,7 @@ class Decision(msgspec.Struct, frozen=True, array_like=True, gc=False):
     value: float = 1.0  # what attaining it is worth, by its tier
     ttft_s: float = INF  # that it is decided by: as asked, or what a slowdown amounts to for its prompt
     margin_s: float = 0.0  # by how much earlier than asked its tier's requests are planned
+    is_promoted: bool = False  # ``replica`` is one of a tighter tier (PolyServe's lazy promotion)
 
     @property
     def keeps_objective(self) -> bool:
@@ -182,8 +183,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     draining: bool = False
     pid: int = 0
     phase: str = ""  # "prefill" or "decode" where the replica is meant for one of them only
-    # What its plans keep to (``planning.limits``), at present.
-    block_tokens: int = 16
+    block_tokens: int = 16  # this and the next three: what its plans keep to (``planning.limits``), at present
     max_iteration_s: float = 0.2
     best_effort_share: float = 0.0
     best_effort_stretch: float = LIVE_STRETCH

@@ -25,6 +25,7 @@ logger = logging.getLogger("polyslo.batches")
 IDLE_EXIT_S, LOOK_S = 120.0, 5.0
 NAME = "polyslo-batches-{application}"
 KEEPER_PACKAGES = "controller", "protocol", "serving/batches", "serving/config"
+ASKING_S = 5.0  # ingresses ask for lines every second at least
 ANSWER_S = 60.0  # a file is written meanwhile
 
 
@@ -35,16 +36,19 @@ class Keeper:
         self.application, self.succession = application, Succession(code_id(*KEEPER_PACKAGES))
         self.books: dict[str, BatchBook] = {}  # by storage: two deploys may have different ones for a while
         self._heard_s = time.monotonic()
+        self._gave_s: dict[str, float] = {}  # deploys, and when an ingress of each asked for lines last
         self._tending: asyncio.Task[None] | None = None
 
     async def greet(self, application: str, deploy: str, told: int, code: str, ingress: str) -> Greeting:
         """An ingress with this ``code`` will ``ask`` this keeper, if it is not over (``Succession``)."""
         return self.succession.greet(application, deploy, told, code, ingress, time.monotonic())
 
-    async def ask(self, options: BatchOptions, method: str, arguments: tuple[Any, ...]) -> tuple[Any, Any]:
+    async def ask(
+        self, options: BatchOptions, method: str, arguments: tuple[Any, ...], deploy: str = ""
+    ) -> tuple[Any, Any]:
         """What ``method`` of the book answers, or the fields of its ``BatchError``.
 
-        ``options``: those of the asker's deploy.
+        ``options``: those of the asker's ``deploy``.
         """
         self._heard_s = time.monotonic()
         if self._tending is None:
@@ -54,6 +58,9 @@ class Keeper:
                 self.books[options.storage] = BatchBook(options, self.application)
             book = self.books[options.storage]
             book.options = options
+            if method == "give" and self._is_replaced(deploy, time.monotonic()):
+                worker, _, held = arguments
+                arguments = worker, 0, held
             return answer(book, method, arguments, time.time()), None
         except BatchError as error:
             return None, (error.status, error.message, error.param, error.code)
@@ -61,6 +68,13 @@ class Keeper:
             told = without_secrets(f"{type(error).__name__}: {error}".splitlines()[0], options.storage)
             logger.error("storage of batches, %s: %s", method, told)
             return None, (503, "The storage of batches fails at present.", None, "batches_unavailable")
+
+    def _is_replaced(self, deploy: str, now_s: float) -> bool:
+        """Whether a later deploy's ingresses serve lines: those of this one end what they have, and drain."""
+        self._gave_s[deploy] = now_s
+        deploys = self.succession.deploys
+        number = deploys.number(deploy)
+        return any(now_s - at_s < ASKING_S and deploys.number(other) > number for other, at_s in self._gave_s.items())
 
     async def _tend(self) -> None:
         """End what has expired, also where no ingress asks, and leave when the application is gone."""
@@ -101,7 +115,7 @@ class KeeperLink:
                 actor = self._actor = await asyncio.to_thread(self._start)
                 self._heir.is_agreed = False
             await self._heir.greet(actor, partial(_ask, actor), self._application, self._deploy)
-            value, error = await _ask(actor, "ask", self._options, method, arguments)
+            value, error = await _ask(actor, "ask", self._options, method, arguments, self._deploy)
         except Exception as error:
             self._actor = None
             logger.warning("batches: %s: %s", method, without_secrets(repr(error), self._options.storage)[:300])

@@ -58,6 +58,7 @@ class IngressMetrics:
         self.kept = counter("polyslo_promises_kept_total", "Of those, the ones that were met.", ("tier",))
         self.rejected = counter("polyslo_rejected_total", "Requests refused.", ("tier", "reason"))
         self.downgraded = counter("polyslo_downgraded_total", "Requests made best effort.", ("tier", "reason"))
+        self.promoted = counter("polyslo_promoted_total", "Requests served by a tighter tier's replica.", ("tier",))
         self.resumed = counter("polyslo_resumed_total", "Streams continued on another replica.", ("tier",))
         self._streams_resumed = counter(
             "polyslo_streams_resumed_total", "Streams that clients took up again, and how that went.", ("how",)
@@ -141,6 +142,7 @@ class IngressMetrics:
             return
         if verdict == Verdict.BEST_EFFORT:
             self.downgraded.labels(tier, decisions[0].reason).inc()
+        self.promoted.labels(tier).inc(any(d.is_promoted for d in decisions))
         self._latencies(request_state, tier)
 
     def _latencies(self, request_state: HttpRequestState, tier: str) -> None:

@@ -76,6 +76,7 @@ def test_a_loose_request_is_promoted_to_a_tighter_replica_with_room_before_the_p
     tight, loose = one(state, TIGHT), one(state, LOOSE)
     assert loose.replica == tight.replica
     assert loose.tier == "loose", "the request stays what it was"
+    assert (tight.is_promoted, loose.is_promoted) == (False, True)
 
 
 def test_its_own_tier_comes_first() -> None:

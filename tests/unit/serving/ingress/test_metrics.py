@@ -67,7 +67,8 @@ def test_a_promise_whose_replica_died_is_counted_and_its_times_are_no_error_of_p
 ) -> None:
     metrics, request_state = IngressMetrics("tiny"), HttpRequestState(Slo(1.0, 0.1, tier="chat"))
     for verdict, replica in ((Verdict.ADMITTED, "a"), (later, "b")):
-        request_state.record_decision("x", Decision("x", verdict, replica, "chat", "", 0.1, 0.01), 0.0)
+        decision = Decision("x", verdict, replica, "chat", "", 0.1, 0.01, is_promoted=later == Verdict.ADMITTED)
+        request_state.record_decision("x", decision, 0.0)
         if replica == "a":
             request_state.record_loss("x")
     request_state.record_tokens("x", 2, request_state.arrived_s + 0.2)
@@ -78,6 +79,7 @@ def test_a_promise_whose_replica_died_is_counted_and_its_times_are_no_error_of_p
         return metrics.registry.get_sample_value(f"polyslo_{series}", {"tier": "chat", **labels})
 
     assert (value("promises_total"), value("promises_kept_total")) == (1, kept)
+    assert value("promoted_total") == kept, "a request counts once"
     assert value("request_ttft_seconds_count", model="tiny") == 1
     assert not value("ttft_prediction_error_seconds_count", model="tiny")
 
