@@ -64,12 +64,17 @@ class Controller:
     """Async methods over one ``Fleet``; nothing here awaits between reading and writing the state."""
 
     def __init__(
-        self, clock: Callable[[], float] = time.monotonic, shard: int = LEADER, name: str = "", namespace: str = ""
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        shard: int = LEADER,
+        name: str = "",
+        namespace: str = "",
+        founder: int = 0,
     ) -> None:
-        """``clock`` tells seconds that never go back; benchmarks have one of their own. ``name`` is the leader's."""
+        """``clock`` tells seconds that never go back; ``name`` is the leader's; ``founder``: see ``Succession``."""
         self.incarnation, self.clock = uuid.uuid4().hex[:12], clock
         self.fleet: Fleet | None = None
-        self.succession = Succession(code_id(*CONTROLLER_PACKAGES))
+        self.succession = Succession(code_id(*CONTROLLER_PACKAGES), founder)
         self.starts = Starts()
         self.decisions = self.given_up = self._checked = 0
         self.recalls, self.pacer = RecallBox(), ReportPacer()
@@ -97,10 +102,8 @@ class Controller:
         return {} if self.fleet is None else await self.checkpoints.give(self.fleet)
 
     async def take_over(self, files: dict[str, bytes]) -> None:
-        """Go on with what the last controller handed over; raises ``RuntimeError`` before it is configured."""
-        if self.fleet is None:
-            raise RuntimeError("there is no tier table yet")
-        await self.checkpoints.take(self.fleet, files)
+        """Go on with what the last controller handed over, in place of a checkpoint."""
+        self.checkpoints.take(files)
 
     async def configure(self, options: bytes, tiers: bytes, told: int = 0) -> int:
         """An ingress's ping: its options and tier table, and what this method last answered it (0: never asked).

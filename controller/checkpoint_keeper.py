@@ -26,6 +26,7 @@ class CheckpointKeeper:
         self.restored = self.saved = 0  # numbers of checkpoints
         self.saved_s = float("-inf")
         self._is_read = False
+        self._given: dict[str, bytes] = {}
         self._store: CheckpointStore | None = None
         self._options = CheckpointOptions()
 
@@ -34,17 +35,24 @@ class CheckpointKeeper:
         while True:
             await asyncio.sleep(LOOK_S)
             known = fleet()
-            if known is None or not known.options.checkpoints.uri:
+            if known is None:
                 continue
             options = known.options.checkpoints
-            if self._is_read and options == self._options and time.monotonic() - self.saved_s < options.period_s:
-                continue
             try:
-                await self._step(known, fleet)
-                self.error = ""
+                if self._given:
+                    self._restore_given(known)
+                if self._is_due(options):
+                    await self._step(known, fleet)
+                    self.error = ""
             except Exception as error:  # whatever it was: without this loop nothing would be kept any more
                 self._note(error, options.uri)
                 await asyncio.sleep(min(options.period_s, 5.0))
+
+    def _is_due(self, options: CheckpointOptions) -> bool:
+        if not options.uri:
+            return False
+        age_s = time.monotonic() - self.saved_s
+        return not self._is_read or options != self._options or age_s >= options.period_s
 
     async def _step(self, known: Fleet, fleet: Callable[[], Fleet | None]) -> None:
         options = known.options.checkpoints
@@ -54,7 +62,9 @@ class CheckpointKeeper:
         self._options = options
         if not self._is_read:
             found = await asyncio.to_thread(self._store.load)
-            if found is not None and not self._is_read:
+            if self._given:  # meanwhile, and later than what was found
+                return
+            if found is not None:
                 self._restore(fleet() or known, found)  # perhaps another deploy's by now
                 logger.info("checkpoint %d of %s read", found.number, shown_uri(options.uri))
             self._is_read = True
@@ -75,11 +85,16 @@ class CheckpointKeeper:
         """A checkpoint's tables as files, for the controller that follows this one."""
         return await asyncio.to_thread(packed, to_tables(fleet, time.monotonic()), time.time())
 
-    async def take(self, fleet: Fleet, files: dict[str, bytes]) -> None:
-        """Go on with what the last controller gave: it is later than every checkpoint in storage."""
-        found = await asyncio.to_thread(unpacked, files)
-        self._is_read = True
-        self._restore(fleet, found)
+    def take(self, files: dict[str, bytes]) -> None:
+        """Go on with what the last controller gave, once there is a fleet: it is later than what is in storage. Where a
+        checkpoint has been read before, that counts: nothing is learnt twice."""
+        self._given = files
+
+    def _restore_given(self, fleet: Fleet) -> None:
+        if not self._is_read:
+            self._restore(fleet, unpacked(self._given))
+            logger.info("tables of the last controller read: %s", ", ".join(sorted(self._given)))
+        self._given, self._is_read = {}, True
 
     def _note(self, error: Exception, uri: str) -> None:
         """In the log once, in the status until it has passed."""

@@ -26,7 +26,7 @@ def admitted(p: Pending, replica: VirtualReplica, tier: str) -> Decision:
         value=float(p.row["value"]),
         ttft_s=p.request.slo.ttft_s,
         margin_s=p.margin_s,
-        is_promoted=0 <= int(replica.state["tier"]) < p.tier,
+        is_promoted=0 <= replica.state["tier"].item() < p.tier,
     )
 
 

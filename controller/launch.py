@@ -6,12 +6,16 @@ import ray
 
 from controller.actor import Controller
 from controller.options import ON_HEAD
+from controller.succession import CONTROLLER_PACKAGES, code_id
 from controller.warmup import warm_up
 from protocol.shards import LEADER, shard_name
 
 
-def start_controller(name: str, namespace: str, shard: int = LEADER) -> Any:
-    """The handle of a controller's shard, made if it does not live yet; kernels are compiled before it answers."""
+def start_controller(name: str, namespace: str, shard: int = LEADER, founder: int = 0) -> Any:
+    """The handle of a controller's shard, made if it does not live yet; kernels are compiled before it answers.
+
+    ``founder``: number of the deploy of who asks for it.
+    """
     actor = ray.remote(Controller)
     return actor.options(
         name=shard_name(name, shard),
@@ -22,9 +26,10 @@ def start_controller(name: str, namespace: str, shard: int = LEADER) -> Any:
         resources=ON_HEAD,
         max_restarts=-1,
         max_concurrency=1000,
-    ).remote(shard=shard, name=name, namespace=namespace)
+    ).remote(shard=shard, name=name, namespace=namespace, founder=founder)
 
 
-async def compile_kernels() -> None:
-    """Fill the cache of kernels where controllers live, with the code of this process."""
-    await ray.remote(warm_up).options(num_cpus=0, resources=ON_HEAD, max_retries=0).remote()
+def prepare() -> str:
+    """Fill the cache of kernels, and tell what code a controller has that starts here."""
+    warm_up()
+    return code_id(*CONTROLLER_PACKAGES)

@@ -15,12 +15,13 @@ from controller.deploys import Deploys
 
 CONTROLLER_PACKAGES = ("controller", "planning", "profiles", "protocol", "routing")
 SUFFIXES = (".py", ".json")  # of files that decide what an actor does
-HEIR_S = 300.0  # that an heir may take, which compiles kernels first; then another ingress is the heir
+HEIR_S = 300.0  # that an heir may take, which compiles kernels first; then whoever greets next is the heir
 
 
 class Greeting(TypedDict):
     """What an actor answers to an ingress that greets it; later versions may add fields."""
 
+    code: str  # of the actor
     number: int  # of the ingress's deploy (``controller.deploys``)
     is_over: bool  # the ingress has other code, and its deploy is the latest
     is_heir: bool  # the ingress is to end this actor and to start the next one
@@ -40,9 +41,13 @@ def code_id(*packages: str) -> str:
 
 @dataclass
 class Succession:
-    """Of one actor, which runs ``code``."""
+    """Of one actor, which runs ``code``.
+
+    ``founder``: the number of the deploy whose ingress started it, 0 for the first one. Only later deploys end it.
+    """
 
     code: str
+    founder: int = 0
     deploys: Deploys = field(default_factory=Deploys)
     _heir: str = ""
     _heir_until_s: float = -math.inf
@@ -54,7 +59,7 @@ class Succession:
         """
         self.deploys.note_application(application, now_s)
         number = self.deploys.number(deploy, told)
-        is_over = code != self.code and self.deploys.is_latest(deploy)
-        if is_over and (now_s >= self._heir_until_s or asker == self._heir):
+        is_over = code != self.code and number > self.founder and self.deploys.is_latest(deploy)
+        if is_over and now_s >= self._heir_until_s:
             self._heir, self._heir_until_s = asker, now_s + HEIR_S
-        return {"number": number, "is_over": is_over, "is_heir": is_over and asker == self._heir}
+        return {"code": self.code, "number": number, "is_over": is_over, "is_heir": is_over and asker == self._heir}

@@ -1,7 +1,9 @@
 """What all tests share: the order of the run, visible skips, the shared data folder and a check that nothing leaks."""
 
+import itertools
 import os
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,6 +54,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """A run that started Ray ends without the destructors that Ray's threads may crash in."""
     if STATUS in config.stash:
         leave(config.stash[STATUS])
+
+
+@pytest.fixture(autouse=True)
+def same_names(request: pytest.FixtureRequest) -> None:
+    """Requests have the same ids whatever ran before in this process: where all else is equal, ids decide."""
+    for module in (request.module, sys.modules.get("tests.support.fleet_cases")):
+        if isinstance(getattr(module, "counter", None), itertools.count):
+            setattr(module, "counter", itertools.count())  # noqa: B010  (mypy knows no modules' names)
 
 
 @pytest.fixture(scope="session")

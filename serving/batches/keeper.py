@@ -18,7 +18,7 @@ from controller.succession import Greeting, Succession, code_id
 from serving.batches.book import BatchBook, answer
 from serving.batches.objects import BatchError
 from serving.config.batches import BatchOptions
-from serving.dispatch.heir import Heir, end_actor
+from serving.dispatch.heir import Heir, end_actor, has_name, in_new_process
 
 logger = logging.getLogger("polyslo.batches")
 
@@ -32,8 +32,9 @@ ANSWER_S = 60.0  # a file is written meanwhile
 class Keeper:
     """Answers one question after the other: the book's methods do not wait for each other."""
 
-    def __init__(self, application: str) -> None:
-        self.application, self.succession = application, Succession(code_id(*KEEPER_PACKAGES))
+    def __init__(self, application: str, founder: int = 0) -> None:
+        """``founder``: number of the deploy that starts it (``Succession``)."""
+        self.application, self.succession = application, Succession(own_code(), founder)
         self.books: dict[str, BatchBook] = {}  # by storage: two deploys may have different ones for a while
         self._heard_s = time.monotonic()
         self._gave_s: dict[str, float] = {}  # deploys, and when an ingress of each asked for lines last
@@ -71,9 +72,10 @@ class Keeper:
 
     def _is_replaced(self, deploy: str, now_s: float) -> bool:
         """Whether a later deploy's ingresses serve lines: those of this one end what they have, and drain."""
-        self._gave_s[deploy] = now_s
+        if deploy:
+            self._gave_s[deploy] = now_s
         deploys = self.succession.deploys
-        number = deploys.number(deploy)
+        number = deploys.number(deploy) if deploy else 0  # those of a version that does not tell are the oldest
         return any(now_s - at_s < ASKING_S and deploys.number(other) > number for other, at_s in self._gave_s.items())
 
     async def _tend(self) -> None:
@@ -102,7 +104,7 @@ class KeeperLink:
         self._options, self._application, self._deploy = options, application, deploy
         self._name, self._namespace = NAME.format(application=application), namespace
         self._actor: Any = None
-        self._heir = Heir(code_id(*KEEPER_PACKAGES), ingress_id, self._succeed)
+        self._heir = Heir(own_code(), ingress_id, next_code, self._succeed)
 
     async def ask(self, method: str, *arguments: Any) -> Any:
         """What the book answers.
@@ -124,10 +126,10 @@ class KeeperLink:
             raise BatchError(*error)
         return value
 
-    async def _succeed(self) -> None:
-        """End the keeper, whose state is in storage; the next question starts another."""
-        if (actor := self._actor) is not None:
-            await end_actor(actor, self._name, self._namespace)
+    async def _succeed(self, last: Any) -> None:
+        """End this keeper, whose state is in storage; the next question starts another."""
+        if await has_name(last, self._name, self._namespace):
+            await end_actor(last, self._name, self._namespace)
         self._actor = None
         logger.info("the keeper of batches had other code than this deploy: another one is started")
 
@@ -144,8 +146,18 @@ class KeeperLink:
                 max_restarts=-1,
                 max_concurrency=1000,
             )
-            .remote(self._application)
+            .remote(self._application, self._heir.number)
         )
+
+
+def own_code() -> str:
+    """What a keeper runs that starts here."""
+    return code_id(*KEEPER_PACKAGES)
+
+
+async def next_code() -> str:
+    """``own_code`` where keepers live."""
+    return str(await in_new_process(own_code))
 
 
 async def _ask(actor: Any, method: str, *arguments: Any) -> Any:

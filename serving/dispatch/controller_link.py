@@ -1,7 +1,6 @@
 """The way to one controller: over a socket of its own while that is up, otherwise through Ray."""
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine
@@ -10,17 +9,16 @@ from typing import Any
 import msgspec
 import ray
 
-from controller.launch import compile_kernels, start_controller
+from controller.launch import prepare, start_controller
 from controller.options import FleetOptions
 from controller.succession import CONTROLLER_PACKAGES, code_id
 from protocol.links import ADMIT, OUTCOMES, AdmitCall
 from protocol.messages import Admission, AdmissionRequest, Outcome
 from protocol.shards import LEADER, shard_name
 from protocol.token_hub import Channel, TokenHub
-from serving.dispatch.heir import Heir, end_actor
+from serving.dispatch.heir import Heir, end_actor, has_name, in_new_process
 
 HAND_OVER_S = 10.0  # that a controller may take for it; then the next one begins without
-COMPILE_S = 240.0  # for the next one's kernels, of which some minutes are needed on a busy machine
 TAKE_OVER_S = 60.0
 
 logger = logging.getLogger("polyslo.dispatch")
@@ -40,8 +38,8 @@ class ControllerLink:
         self._open_hub = open_hub
         self._actor: Any = None
         self._channel: Channel | None = None
-        self._heir = Heir(code_id(*CONTROLLER_PACKAGES), ingress_id, self._succeed)
-        self._told = b"", b""  # what it is configured with
+        self._heir = Heir(code_id(*CONTROLLER_PACKAGES), ingress_id, self._prepare, self._succeed)
+        self._handed: dict[str, bytes] = {}  # by a controller that was ended, until the next one has it
 
     @property
     def _name(self) -> str:
@@ -65,34 +63,44 @@ class ControllerLink:
 
     def start(self) -> None:
         """Start the controller where there is none."""
-        start_controller(self._controller, self._namespace, self.shard)
+        start_controller(self._controller, self._namespace, self.shard, self._heir.number)
 
     async def configure(self, options: bytes, tiers: bytes) -> None:
         """Tell it what this ingress knows. One with the code of an earlier deploy is followed in the background."""
-        self._told = options, tiers
+        if self._handed:
+            await self._hand_on()
         if not self._heir.is_agreed:
             wanted = msgspec.msgpack.decode(options, type=FleetOptions)
             await self._heir.greet(self.actor(), self._ask, wanted.application, wanted.deploy)
         self._heir.number = int(await self._ask("configure", options, tiers, self._heir.number))
 
-    async def _succeed(self) -> None:
-        """End the controller and start the next one, with the code of this process."""
-        last = self.actor()
+    async def _prepare(self) -> str:
         logger.info("controller %s has other code than this deploy: the next one's kernels are compiled", self._name)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(compile_kernels(), COMPILE_S)
-        files = dict[str, bytes]()
-        try:
-            files = await asyncio.wait_for(last.hand_over.remote(), HAND_OVER_S)
-        except Exception as error:
-            logger.warning("controller %s hands nothing over: %r", self._name, error)
+        return str(await in_new_process(prepare))
+
+    async def _succeed(self, last: Any) -> None:
+        """End this controller and start the next one, with the code that this deploy has on the head node."""
+        handed = dict[str, bytes]()
+        if hasattr(last, "hand_over"):
+            try:
+                handed = await asyncio.wait_for(last.hand_over.remote(), HAND_OVER_S)
+            except Exception as error:
+                logger.warning("controller %s hands nothing over: %r", self._name, error)
+        if not await has_name(last, self._name, self._namespace):
+            return  # another ingress was faster
+        self._handed = handed
         await end_actor(last, self._name, self._namespace)
         self._forget()
+        self.start()
         async with asyncio.timeout(TAKE_OVER_S):
-            self.start()
-            await self._ask("configure", *self._told, self._heir.number)
-            await self._ask("take_over", files)
+            await self._hand_on()
         logger.info("controller %s runs this deploy's code", self._name)
+
+    async def _hand_on(self) -> None:
+        """Give the next controller what the last one has learnt."""
+        if self._handed:
+            await self._ask("take_over", self._handed)
+        self._handed = {}
 
     async def admit(self, batch: list[AdmissionRequest]) -> Admission:
         """Its decisions in the batch's order, and its load."""

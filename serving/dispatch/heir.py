@@ -4,16 +4,20 @@ Knows Ray.
 """
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import ray
 
+from controller.options import ON_HEAD
 from controller.succession import Greeting
 
+PREPARE_S = 240.0  # for an actor's kernels, of which some minutes are needed on a busy machine
+AGAIN_S = 30.0  # after what failed
+SETTLED_S = 3.0  # after which the next actor has what it needs from others
 ENDED_S = 10.0  # that Ray may take to give the name of an ended actor free
 LOOK_S = 0.02
 
@@ -23,11 +27,18 @@ logger = logging.getLogger("polyslo.dispatch")
 class Heir:
     """Greets one actor until both agree whose code it is to run, and has it followed where this ingress is chosen."""
 
-    def __init__(self, code: str, ingress_id: str, succeed: Callable[[], Awaitable[None]]) -> None:
-        """``succeed`` ends the actor and starts the next; the actor serves on until then."""
+    def __init__(
+        self,
+        code: str,
+        ingress_id: str,
+        prepare: Callable[[], Awaitable[str]],
+        succeed: Callable[[Any], Awaitable[None]],
+    ) -> None:
+        """``prepare`` tells what code the next actor would run, and ``succeed`` has an actor followed by that one. The
+        actor serves on until then."""
         self.number = 0  # of this ingress's deploy, as an actor said
         self.is_agreed = False  # with the actor that the ingress speaks to now
-        self._code, self._ingress_id, self._succeed = code, ingress_id, succeed
+        self._code, self._ingress_id, self._prepare, self._succeed = code, ingress_id, prepare, succeed
         self._succeeding: asyncio.Task[None] | None = None
 
     async def greet(self, actor: Any, ask: Callable[..., Awaitable[Any]], application: str, deploy: str) -> None:
@@ -37,21 +48,52 @@ class Heir:
         if hasattr(actor, "greet"):
             told: Greeting = await ask("greet", application, deploy, self.number, self._code, self._ingress_id)
         else:  # a version that cannot be greeted has other code, and no ingress of it would end a later one
-            told = {"number": self.number, "is_over": True, "is_heir": True}
+            told = {"code": "", "number": self.number, "is_over": True, "is_heir": True}
         self.number, self.is_agreed = told["number"], not told["is_over"]
         if told["is_heir"] and (self._succeeding is None or self._succeeding.done()):
-            self._succeeding = asyncio.get_running_loop().create_task(self._run())
+            self._succeeding = asyncio.get_running_loop().create_task(self._run(actor, told["code"]))
 
-    async def _run(self) -> None:
+    async def _run(self, actor: Any, code: str) -> None:
         try:
-            await self._succeed()
+            async with turn():  # one after the other: while one is replaced, others decide
+                async with asyncio.timeout(PREPARE_S):
+                    next_code = await self._prepare()
+                if next_code == code:
+                    logger.warning("this node has other code (%s) than the head node (%s)", self._code, next_code)
+                    self.is_agreed = True
+                else:
+                    await self._succeed(actor)
+                    await asyncio.sleep(SETTLED_S)
         except Exception as error:
-            logger.warning("no actor of this deploy's code yet: %r", error)
+            logger.warning("an actor with other code than this deploy's stays for now: %r", error)
+            await asyncio.sleep(AGAIN_S)
 
     def close(self) -> None:
         """Leave it to another ingress."""
         if self._succeeding is not None:
             self._succeeding.cancel()
+
+
+_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+
+
+def turn() -> asyncio.Lock:
+    """Held by who replaces an actor, in this process: of several shards or models one at a time."""
+    return _turns.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+
+
+async def in_new_process(function: Callable[[], Any]) -> Any:
+    """What it returns on the head node, in a process that has read no code before and runs nothing after."""
+    once = ray.remote(max_calls=1)(function)
+    return await once.options(num_cpus=0, resources=ON_HEAD, max_retries=0).remote()
+
+
+async def has_name(actor: Any, name: str, namespace: str) -> bool:
+    """Whether it is this actor that others find by the name."""
+    try:
+        return bool(await asyncio.to_thread(ray.get_actor, name, namespace) == actor)
+    except ValueError:
+        return False
 
 
 async def end_actor(actor: Any, name: str, namespace: str) -> None:
@@ -61,8 +103,7 @@ async def end_actor(actor: Any, name: str, namespace: str) -> None:
     """
     ray.kill(actor, no_restart=True)
     give_up_s = time.monotonic() + ENDED_S
-    with contextlib.suppress(ValueError):
-        while await asyncio.to_thread(ray.get_actor, name, namespace) == actor:
-            if time.monotonic() > give_up_s:
-                raise TimeoutError(f"Ray has not ended actor {name!r} within {ENDED_S:g} s")
-            await asyncio.sleep(LOOK_S)
+    while await has_name(actor, name, namespace):
+        if time.monotonic() > give_up_s:
+            raise TimeoutError(f"Ray has not ended actor {name!r} within {ENDED_S:g} s")
+        await asyncio.sleep(LOOK_S)

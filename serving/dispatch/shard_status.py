@@ -13,7 +13,15 @@ from controller.scaling.history import KEPT
 
 Page = Mapping[str, Any]
 
-OWN = ("incarnation", "pid", "uptime_s", "decisions", "given_up", "decision_us_mean")  # of a shard, as it tells them
+OWN = (
+    "incarnation",
+    "code",
+    "pid",
+    "uptime_s",
+    "decisions",
+    "given_up",
+    "decision_us_mean",
+)  # of a shard, as it tells them
 SUMMED = ("requests", "met", "refused", "best_effort", "errors", "abandoned", "promised", "kept")
 SHARES = {"attainment": ("met", "requests"), "kept_share": ("kept", "promised")}
 SIZES = ("target", "min_replicas", "max_replicas", "not_started", "without_room")

@@ -43,9 +43,14 @@ def controller_of(stack: Stack) -> dict[str, Any]:
     return dict(stack.status().get("controller", {}))
 
 
+def learnt(stack: Stack) -> int:
+    """Finished requests that the controller's length estimates know."""
+    return int(stack.status()["lengths"]["window"])
+
+
 def test_a_deploy_with_other_code_is_followed_by_controller_and_keeper(stack: Stack, code: Path) -> None:
     undisturbed = texts(stack.client, PROMPTS, TOKENS)
-    before = controller_of(stack)
+    before, known = controller_of(stack), learnt(stack)
     assert before["code"] == code_id(*CONTROLLER_PACKAGES)
     lines = [line(str(i), prompt=f"line {i}", max_tokens=24) for i in range(LINES)]
     sent: Any = stack.client.files.create(file=("in.jsonl", jsonl(*lines)), purpose="batch")
@@ -61,6 +66,7 @@ def test_a_deploy_with_other_code_is_followed_by_controller_and_keeper(stack: St
     until(lambda: len(stack.live()) == 2, 60)
     after = controller_of(stack)
     assert after["incarnation"] != before["incarnation"]
+    assert learnt(stack) >= known > 0, "what was learnt is handed over"
     answer = stack.client.completions.create(model="embedded", prompt="hi", max_tokens=2)
     assert verdict(answer)["admitted"]
     retrieve = stack.client.with_options(max_retries=5).batches.retrieve
@@ -69,3 +75,4 @@ def test_a_deploy_with_other_code_is_followed_by_controller_and_keeper(stack: St
     assert (batch.request_counts.completed, batch.request_counts.failed) == (LINES, 0)
     told = [json.loads(each) for each in stack.client.files.content(batch.output_file_id).text.splitlines()]
     assert [each["custom_id"] for each in told] == [str(i) for i in range(LINES)]
+    assert controller_of(stack)["incarnation"] == after["incarnation"], "it is replaced once"

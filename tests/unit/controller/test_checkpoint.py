@@ -1,8 +1,5 @@
 """Checkpoints: a restarted controller knows what the last one had learnt, whatever became of the files."""
 
-import asyncio
-import shutil
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,38 +9,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from controller import actor, checkpoint_keeper
-from controller.actor import Controller
 from controller.checkpoint import restore, to_tables
 from controller.checkpoint_store import COMPLETE, KEPT, CheckpointStore
 from controller.fleet import Fleet
 from controller.lengths import snapshot
-from controller.lengths.estimate import LengthOptions, LengthQuery
-from controller.lengths.training import grow_from
-from controller.options import CheckpointOptions, FleetOptions
-from controller.scaling.history import Change
+from controller.lengths.estimate import LengthQuery
+from controller.options import FleetOptions
 from controller.scaling.tiers import TierTable
 from controller.storage import shown_uri, without_secrets
+from tests.support.checkpoint_cases import OPTIONS, learnt
 from tests.support.fleet_cases import TIERS, TIGHT, ask, ended, fleet, report
-
-OPTIONS = LengthOptions("forest")
-
-
-def learnt(requests: int = 120) -> Fleet:
-    """A fleet that knows lengths, margins, a forest and a history."""
-    state = fleet(lengths=OPTIONS)
-    state.report(report("a"), 0.0)
-    rng = np.random.default_rng(0)
-    for tokens in rng.integers(20, 60, requests).tolist():
-        state.admit([asked := ask(TIGHT, tenant="t")], 0.0)
-        state.lengths.refresh()
-        state.on_outcome(msgspec.structs.replace(ended(asked, "stop", tokens), tenant="t"), 0.0)
-    known = state.lengths.training_set()
-    assert known is not None
-    state.lengths.set_forest(grow_from(known, 7, 0))
-    state.calibration.margins["tight"] = 0.25
-    state.allocation.history.note(Change(-50.0, "a", "pool", "tight", "demand"))
-    return state
 
 
 @pytest.fixture(scope="module")
@@ -180,108 +155,6 @@ def test_no_credential_of_a_uri_is_shown() -> None:
     uri = "s3://key:secret@bucket/folder?region=x"
     assert shown_uri(uri) == "s3://bucket/folder"
     assert "secret" not in without_secrets(f"OSError: cannot reach '{uri}' or s3://key:secret@bucket", uri)
-
-
-# -- the whole controller ----------------------------------------------------------------------------------------------
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    for _ in range(4000):
-        if is_so():
-            return
-        await asyncio.sleep(0.002)
-    raise AssertionError("it did not come")
-
-
-def configured(uri: Path) -> tuple[bytes, bytes]:
-    """What an ingress says."""
-    options = FleetOptions(lengths=OPTIONS, checkpoints=CheckpointOptions(str(uri), 0.01), application="app")
-    return msgspec.msgpack.encode(options), msgspec.msgpack.encode(TIERS)
-
-
-async def living(uri: Path, is_so: Callable[[Controller], bool], prepare: Callable[[Fleet], None]) -> Controller:
-    """A controller that has been configured, from its birth until ``is_so``."""
-    controller = Controller()
-    await controller.configure(*configured(uri))
-    assert controller.fleet is not None
-    prepare(controller.fleet)
-    try:
-        await until(lambda: is_so(controller))
-    finally:
-        for task in controller._tasks:
-            task.cancel()
-        await asyncio.gather(*controller._tasks, return_exceptions=True)
-    return controller
-
-
-def test_a_restarted_controller_goes_on_with_what_it_knew(
-    state: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(actor, "warm_up", lambda: None)
-    monkeypatch.setattr(checkpoint_keeper, "LOOK_S", 0.001)
-
-    async def play() -> None:
-        await living(tmp_path, lambda c: c.checkpoints.saved > 0, lambda made: made.lengths.adopt_state(state.lengths))
-        again = await living(tmp_path, lambda c: c.checkpoints.restored > 0, lambda made: None)
-        assert again.fleet is not None
-        assert again.fleet.lengths.status()["version"] == 7
-        told = msgspec.json.decode(await again.status())["checkpoints"]
-        assert (told["problems"], told["error"]) == ([], "")
-
-    asyncio.run(play())
-
-
-def test_a_controller_goes_on_with_what_the_last_one_hands_over_not_with_an_older_checkpoint(
-    state: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(actor, "warm_up", lambda: None)
-    monkeypatch.setattr(checkpoint_keeper, "LOOK_S", 0.001)
-    CheckpointStore(str(tmp_path), "app").save(to_tables(fleet(), 0.0), 5.0)
-    may_load = threading.Event()
-    load = CheckpointStore.load
-    monkeypatch.setattr(CheckpointStore, "load", lambda store: (may_load.wait(10), load(store))[1])
-
-    async def play() -> None:
-        last = await living(tmp_path, lambda c: True, lambda made: made.lengths.adopt_state(state.lengths))
-        handed = await last.hand_over()
-        again = Controller()
-        with pytest.raises(RuntimeError, match="no tier table"):
-            await again.take_over(handed)
-        await again.configure(*configured(tmp_path))
-        assert again.fleet is not None
-        await asyncio.sleep(0.05)  # the older checkpoint is being read
-        await again.take_over(handed)
-        may_load.set()
-        await until(lambda: again.checkpoints.saved > 0)
-        assert again.fleet.lengths.status()["version"] == 7
-        for task in again._tasks:
-            task.cancel()
-        await asyncio.gather(*again._tasks, return_exceptions=True)
-
-    asyncio.run(play())
-
-
-def test_a_storage_that_fails_is_told_and_loses_no_checkpoint(
-    state: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(actor, "warm_up", lambda: None)
-    monkeypatch.setattr(checkpoint_keeper, "LOOK_S", 0.001)
-    CheckpointStore(str(tmp_path), "app").save(to_tables(state, 0.0), 5.0)
-    kept = tmp_path / "app" / "0000000000" / "forest_nodes.parquet"
-
-    def fails(self: CheckpointStore) -> None:
-        raise OSError("no route to the storage")
-
-    monkeypatch.setattr(CheckpointStore, "load", fails)
-
-    async def play() -> None:
-        controller = await living(tmp_path, lambda c: bool(c.checkpoints.error), lambda made: None)
-        assert controller.checkpoints.error == "OSError: no route to the storage"
-        assert controller.checkpoints.saved == 0
-
-    asyncio.run(play())
-    assert kept.is_file()
-    shutil.rmtree(tmp_path / "app")
 
 
 def test_lengths_of_every_tenant_are_kept_where_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:

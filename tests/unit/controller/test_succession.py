@@ -9,6 +9,8 @@ from controller import succession
 from controller.deploys import ApplicationClash
 from controller.succession import HEIR_S, Greeting, Succession, code_id
 
+GREETED = {"code": "old code", "number": 2, "is_over": True, "is_heir": False}
+
 
 def greeted(actor: Succession, deploy: str, code: str, asker: str, told: int = 0, now_s: float = 0.0) -> Greeting:
     return actor.greet("app", deploy, told, code, asker, now_s)
@@ -23,9 +25,10 @@ def old() -> Succession:
 
 def test_one_ingress_of_a_later_deploy_with_other_code_is_the_heir() -> None:
     actor = old()
-    assert greeted(actor, "second", "new code", "i1") == {"number": 2, "is_over": True, "is_heir": True}
-    assert greeted(actor, "second", "new code", "i2") == {"number": 2, "is_over": True, "is_heir": False}
-    assert greeted(actor, "second", "new code", "i1", 2)["is_heir"], "it may ask again"
+    assert greeted(actor, "second", "new code", "i1") == GREETED | {"is_heir": True}
+    assert greeted(actor, "second", "new code", "i2") == GREETED
+    assert greeted(actor, "second", "new code", "i1", 2, HEIR_S - 1.0)["is_heir"], "it may ask again"
+    assert greeted(actor, "second", "new code", "i2", 2, HEIR_S)["is_heir"], "but has no more time for that"
 
 
 def test_another_heir_is_chosen_where_the_first_one_is_gone() -> None:
@@ -36,16 +39,21 @@ def test_another_heir_is_chosen_where_the_first_one_is_gone() -> None:
     assert not greeted(actor, "second", "new code", "i1", now_s=HEIR_S)["is_heir"]
 
 
-def test_ingresses_of_an_earlier_deploy_end_no_later_actor() -> None:
-    actor = Succession("new code")
-    assert greeted(actor, "second", "new code", "i1", told=2) == {"number": 2, "is_over": False, "is_heir": False}
-    assert not greeted(actor, "first", "old code", "i0", told=1)["is_over"]
+def test_only_ingresses_of_deploys_after_the_one_that_started_it_end_an_actor() -> None:
+    actor = Succession("new code", founder=2)
+    assert not greeted(actor, "first", "old code", "i0", told=1)["is_over"], "though no later one has spoken yet"
+    assert greeted(actor, "second", "new code", "i1", told=2) == GREETED | {
+        "code": "new code",
+        "is_over": False,
+    }
+    assert not greeted(actor, "second", "same deploy, other node", "i2", told=2)["is_over"]
+    assert greeted(actor, "third", "newer code", "i3")["is_over"]
 
 
 def test_the_same_code_is_never_over_and_a_deploy_back_to_earlier_code_is_a_later_deploy() -> None:
     actor = old()
     assert not greeted(actor, "second", "old code", "i1")["is_over"]
-    follower = Succession("new code")
+    follower = Succession("new code", founder=2)
     greeted(follower, "second", "new code", "i1", told=2)
     assert greeted(follower, "third", "old code", "i2")["is_over"]
 

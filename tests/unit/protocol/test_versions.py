@@ -11,8 +11,9 @@ import msgspec
 import pytest
 
 import protocol
+from controller.options import FleetOptions
 
-# Fields in their order, those with a default with "?". A line may grow, at its end, by fields with "?".
+# Fields in their order, those with a default with "?". A new field is one with "?" at the end of its line.
 EARLIER = {
     "kept_streams.KeptStream": "tokens times_s age_s ttft_s finish? stop_reason?",
     "links.Link": "address key channel",
@@ -29,7 +30,8 @@ EARLIER = {
     "messages.Admission": "decisions load?",
     "messages.Decision": (
         "request_id verdict replica tier reason predicted_ttft_s? predicted_tpot_s? hops? retry_after_s? "
-        "output_tokens? prefill_only? transfer_s? output_bound_tokens? stage? value? ttft_s? margin_s?"
+        "output_tokens? prefill_only? transfer_s? output_bound_tokens? stage? value? ttft_s? margin_s? "
+        "is_promoted?"
     ),
     "messages.Progress": (
         "request_id slo age_s prompt_tokens computed_tokens emitted_tokens output_tokens "
@@ -89,5 +91,10 @@ def test_a_message_of_an_earlier_version_is_read(name: str) -> None:
     assert kind.__struct_config__.array_like, "fields are told by their place"
     assert not kind.__struct_config__.forbid_unknown_fields, "a later version may send more"
     fields = [f"{field.name}{'' if field.required else '?'}" for field in msgspec.structs.fields(kind)]
-    assert fields[: len(earlier)] == earlier
-    assert all(field.endswith("?") for field in fields[len(earlier) :])
+    assert fields == earlier
+
+
+def test_options_of_another_version_are_read() -> None:
+    """They are told by their names: what is not known is passed over, and what is not told has its default."""
+    told = msgspec.msgpack.encode({"application": "app", "of_a_later_version": [1, 2]})
+    assert msgspec.msgpack.decode(told, type=FleetOptions) == FleetOptions(application="app")

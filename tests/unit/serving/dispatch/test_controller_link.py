@@ -89,7 +89,7 @@ def test_an_ingress_asks_over_its_socket_as_long_as_that_is_up() -> None:
 
 
 def test_each_shard_is_an_actor_of_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, started = list[tuple[str, str]](), list[tuple[str, str, int]]()
+    found, started = list[tuple[str, str]](), list[tuple[str, str, int, int]]()
 
     def get_actor(name: str, namespace: str) -> Controller:
         found.append((name, namespace))
@@ -108,4 +108,4 @@ def test_each_shard_is_an_actor_of_its_own_name(monkeypatch: pytest.MonkeyPatch)
 
     assert asyncio.run(run()) == 0.25
     assert found == [("controller", "polyslo"), ("controller.shard-2", "polyslo")]
-    assert started == [("controller", "polyslo", 0), ("controller", "polyslo", 2)]
+    assert started == [("controller", "polyslo", 0, 0), ("controller", "polyslo", 2, 0)]

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("ray")
 
+from controller.launch import prepare
 from controller.options import FleetOptions
 from controller.succession import CONTROLLER_PACKAGES, Succession, code_id
 from serving.dispatch import controller_link, heir
@@ -24,9 +25,10 @@ SECOND = msgspec.msgpack.encode(FleetOptions(application="app", deploy="second")
 class Actor:
     """A controller of some code and, as Ray's handles are, an object whose methods have a ``remote``."""
 
-    def __init__(self, code: str, calls: list[tuple[str, str]]) -> None:
-        self.code, self.succession, self._calls = code, Succession(code), calls
-        self.succession.greet("app", "first", 1, code, "i0", 0.0)
+    def __init__(self, code: str, calls: list[tuple[str, str]], founder: int = 0) -> None:
+        self.code, self.succession, self._calls = code, Succession(code, founder), calls
+        if not founder:
+            self.succession.greet("app", "first", 1, code, "i0", 0.0)
         self.is_dead, self.taken = False, None
 
     def __getattr__(self, name: str) -> Any:
@@ -39,7 +41,8 @@ class Actor:
             raise controller_link.ray.exceptions.ActorDiedError
         self._calls.append((self.code, name))
         if name == "greet":
-            return self.succession.greet(*arguments, now_s=0.0)
+            application, deploy, told, code, asker = arguments
+            return self.succession.greet(application, deploy, told, code, asker, 0.0)
         if name == "configure":
             return self.succession.deploys.number("second", arguments[2])
         if name == "take_over":
@@ -54,10 +57,12 @@ class Cluster:
         self.calls: list[tuple[str, str]] = []
         self.actor: Any = Actor(code, self.calls)
         self.compiled = 0
+        self.born: list[Actor] = []
+        self.on_head: str | Exception = OWN
         monkeypatch.setattr("ray.get_actor", self._get)
         monkeypatch.setattr("ray.kill", self._kill)
         monkeypatch.setattr(controller_link, "start_controller", self._start)
-        monkeypatch.setattr(controller_link, "compile_kernels", self._compile)
+        monkeypatch.setattr(controller_link, "in_new_process", self._prepare)
 
     def link(self, ingress_id: str = "i1") -> ControllerLink:
         return ControllerLink("controller", "polyslo", ingress_id, lambda: pytest.fail("no socket is wanted"))
@@ -73,12 +78,19 @@ class Cluster:
         actor.is_dead = True
         self.actor = None
 
-    def _start(self, *_: Any) -> None:
-        self.actor = self.actor or Actor(OWN, self.calls)
+    def _start(self, name: str, namespace: str, shard: int, founder: int) -> None:
+        if self.actor is None:
+            assert isinstance(self.on_head, str)
+            self.actor = Actor(self.on_head, self.calls, founder)
+            self.born.append(self.actor)
 
-    async def _compile(self) -> None:
+    async def _prepare(self, function: Any) -> str:
+        assert function is prepare
         self.compiled += 1
         await asyncio.sleep(0)
+        if isinstance(self.on_head, Exception):
+            raise self.on_head
+        return self.on_head
 
 
 async def settled(*links: ControllerLink, pings: int = 6) -> None:
@@ -114,7 +126,7 @@ def test_a_controller_with_other_code_serves_until_the_kernels_are_there_and_han
         assert cluster.compiled == 1
         calls = cluster.calls
         assert calls[:2] == [("old", "greet"), ("old", "configure")], "it serves the new deploy meanwhile"
-        assert calls.index(("old", "hand_over")) < calls.index((OWN, "configure")) < calls.index((OWN, "take_over"))
+        assert calls.index(("old", "hand_over")) < calls.index((OWN, "take_over")) < calls.index((OWN, "configure"))
         assert cluster.actor.taken == STATE
         assert cluster.actor.succession.deploys.is_latest("second")
 
@@ -155,7 +167,59 @@ def test_a_controller_that_fails_to_hand_over_is_followed_all_the_same(monkeypat
         cluster = Cluster("old", monkeypatch)
         cluster.actor.hand_over = SimpleNamespace(remote=fails)
         await settled(cluster.link())
-        assert (cluster.actor.code, cluster.actor.taken) == (OWN, {})
+        assert (cluster.actor.code, cluster.actor.taken) == (OWN, None), "it reads the last checkpoint"
+
+    run(play)
+
+
+@pytest.mark.parametrize("on_head", ["old", ImportError("no such module")])
+def test_a_controller_stays_where_the_head_node_has_no_other_code_for_it(
+    on_head: str | Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each would be ended by the next ingress, for ever; and nobody may be left with code that does not load."""
+
+    async def play() -> None:
+        cluster = Cluster("old", monkeypatch)
+        first, cluster.on_head = cluster.actor, on_head
+        links = [cluster.link(f"i{n}") for n in range(2)]
+        monkeypatch.setattr(cluster, "_start", lambda: pytest.fail("there is one"))
+        for _ in range(4):
+            for link in links:
+                await link.configure(SECOND, b"")
+            await asyncio.sleep(0.02)
+        assert cluster.actor is first
+        assert cluster.compiled == 1, "it is not tried again at once"
+        for link in links:
+            link.close()
+
+    run(play)
+
+
+def test_an_ingress_of_the_replaced_deploy_that_is_heard_first_ends_no_next_controller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def play() -> None:
+        cluster = Cluster("old", monkeypatch)
+        link = cluster.link()
+        await settled(link)
+        (successor,) = cluster.born
+        assert successor.succession.greet("app", "first", 1, "old", "i0", 0.0)["is_over"] is False
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr(controller_link, "code_id", lambda *_: "other code of the same deploy")
+            await settled(cluster.link("i9"))
+        assert cluster.born == [successor], "one deploy has one code, whatever lies on its nodes"
+
+    run(play)
+
+
+def test_several_heirs_of_a_controller_that_cannot_be_greeted_end_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def play() -> None:
+        cluster = Cluster("old", monkeypatch)
+        cluster.actor = SimpleNamespace(configure=cluster.actor.configure, is_dead=False)
+        links = [cluster.link(f"i{n}") for n in range(3)]
+        await settled(*links)
+        assert len(cluster.born) == 1
+        assert cluster.actor is cluster.born[0]
 
     run(play)
 
@@ -163,11 +227,14 @@ def test_a_controller_that_fails_to_hand_over_is_followed_all_the_same(monkeypat
 def test_a_controller_that_cannot_be_greeted_has_other_code() -> None:
     succeeded = list[int]()
 
-    async def succeed() -> None:
+    async def next_code() -> str:
+        return "code"
+
+    async def succeed(_: Any) -> None:
         succeeded.append(1)
 
     async def play() -> None:
-        own = Heir("code", "i1", succeed)
+        own = Heir("code", "i1", next_code, succeed)
         await own.greet(object(), lambda *_: pytest.fail("it knows no greeting"), "app", "second")
         await asyncio.sleep(0.01)
         assert succeeded == [1]

@@ -22,6 +22,7 @@ def page(shard: int, *names: str) -> dict[str, Any]:
     return {
         "controller": {
             "incarnation": f"i{shard}",
+            "code": "abc",
             "pid": shard,
             "uptime_s": 1.5,
             "decisions": 7,
@@ -114,6 +115,7 @@ def test_each_shard_has_a_line() -> None:
         "shard": 0,
         "answers": True,
         "incarnation": "i0",
+        "code": "abc",
         "pid": 0,
         "uptime_s": 1.5,
         "decisions": 7,
