@@ -19,6 +19,7 @@ from replicas.vllm_codec import decode_request
 from serving.config.app import AppConfig
 from serving.config.vllm_arguments import command_line
 from serving.dispatch.engine_request import Timeouts
+from serving.ingress.asgi import Message, Receive, Send
 from serving.ingress.ingress import IngressApp
 from serving.ingress.vllm_server import FleetCoreClient, make_server
 
@@ -86,6 +87,8 @@ class OneReplica:
         self.aborted += request_ids
 
     async def listen(self, replica: str, receive: Callable[[memoryview], None]) -> None:
+        while replica != REPLICA_STATE:  # one that a test has put into a status
+            await asyncio.Event().wait()
         while True:
             receive(memoryview(msgspec.msgpack.encode(await self._queue.get())))
             if self.pause_s:
@@ -132,6 +135,7 @@ class Ingress:
         self.runner = asyncio.Runner()
         self.transport = OneReplica()
         self.ingress_app: IngressApp
+        self.sent: list[bytes] = []  # parts of bodies, from the last request on that was asked
         self.client: FleetCoreClient
 
     def __enter__(self) -> Self:
@@ -165,11 +169,19 @@ class Ingress:
         content = (
             body if isinstance(body, bytes) or body is None else httpx.Request("POST", "http://x", json=body).read()
         )
-        transport = httpx.ASGITransport(self.ingress_app, raise_app_exceptions=False, client=("127.0.0.1", 1))
+        self.sent.clear()
+        transport = httpx.ASGITransport(self._noted, raise_app_exceptions=False, client=("127.0.0.1", 1))
         async with httpx.AsyncClient(transport=transport, base_url="http://ingress", timeout=None) as client:
             return await client.request(
                 method, path, content=content, headers=[("content-type", "application/json"), *(headers or [])]
             )
+
+    async def _noted(self, scope: Message, receive: Receive, send: Send) -> None:
+        async def note(message: Message) -> None:
+            self.sent.append(message.get("body", b""))
+            await send(message)
+
+        await self.ingress_app(scope, receive, note)
 
     def post(self, path: str, body: Any = None, headers: Any = None) -> httpx.Response:
         """One POST, with the bound of ``run``."""

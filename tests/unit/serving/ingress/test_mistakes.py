@@ -75,7 +75,8 @@ async def failed(ingress: Ingress, path: str, stream: bool, tokens: int) -> http
         if tokens:
             delta = Delta(transport.submitted[0].request_id, tuple(range(97, 97 + tokens)))
             transport._queue.put_nowait(Outputs(0, True, (delta,)))
-            await asyncio.sleep(0.05)  # the error must not join the tokens, and no one can see that vLLM has sent them
+            while not any(b"_delta" in part or b".delta" in part for part in ingress.sent):
+                await asyncio.sleep(0.001)
         dispatcher.registry.fail(list(dispatcher.requests.values()))
         return await asking
 
