@@ -120,6 +120,13 @@ class ReplicaChannels:
             channel.task.cancel()
         return True
 
+    def _excuse(self, stood_still_s: float) -> None:
+        """This process did not run for so long: what replicas said meanwhile is read next."""
+        logger.warning("this ingress stood still for %.1f s", stood_still_s)
+        for channel in self._channels.values():
+            channel.moved_s += stood_still_s
+            channel.heard_s += stood_still_s
+
     def _close_idle(self, now_s: float) -> None:
         """Close what has had no request for long, while there are more channels than are opened ahead."""
         excess = len(self._channels) - MOST_AHEAD
@@ -152,9 +159,13 @@ class ReplicaChannels:
         """Give up channels of ``busy()`` replicas that make no iteration, or send no heartbeat, for too long; close
         those that are not needed."""
         stall_s = self._timeouts.stall_s
+        pause_s, looked_s = min(0.5, stall_s / 4), time.monotonic()
         while True:
-            await asyncio.sleep(min(0.5, stall_s / 4))
+            await asyncio.sleep(pause_s)
             waited_for, now_s = busy(), time.monotonic()
+            if (stood_still_s := now_s - looked_s - pause_s) > pause_s:
+                self._excuse(stood_still_s)
+            looked_s = now_s
             for replica, channel in list(self._channels.items()):
                 if replica not in waited_for:
                     channel.moved_s = now_s

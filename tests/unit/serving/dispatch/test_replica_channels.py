@@ -1,12 +1,13 @@
 """Which channels from replicas are open: all of a small fleet, those in use of a large one."""
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 
 import pytest
 
 from serving.dispatch import replica_channels
-from tests.support.dispatch_scene import STEADY, Scene, play, until
+from tests.support.dispatch_scene import QUICK, STEADY, Scene, play, until
 
 MANY = tuple(f"r{i}" for i in range(6))
 
@@ -117,3 +118,21 @@ def test_a_channel_is_kept_for_a_while_after_its_last_request() -> None:
         assert len(channels(scene)) == 4
 
     play(scenario, *MANY)
+
+
+def test_replicas_are_not_to_blame_for_time_in_which_the_ingress_stood_still() -> None:
+    """A machine that is suspended, or busy elsewhere, moved the streams of all replicas at once."""
+
+    async def scenario(scene: Scene) -> None:
+        failed, stall_s = told(scene), QUICK.stall_s
+        send_to(scene, "r0", "x")
+        await until(lambda: channels(scene) == {"r0"})
+        scene.fleet.say("r0", "x", [1], "")
+        await until(lambda: scene.dispatcher.requests["x"].request_state.sequence("x").tally.tokens == 1)
+        time.sleep(4 * stall_s)  # noqa: ASYNC251  (the loop stands still)
+        await asyncio.sleep(stall_s / 2)
+        assert failed() == []
+        assert scene.dispatcher._channels.doubtful() == ()
+        await until(lambda: failed() == ["r0"])
+
+    play(scenario, *MANY, timeouts=QUICK)
