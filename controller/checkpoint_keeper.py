@@ -27,6 +27,7 @@ class CheckpointKeeper:
         self.saved_s = float("-inf")
         self._is_read = False
         self._given: dict[str, bytes] = {}
+        self._has_taken_over = False
         self._store: CheckpointStore | None = None
         self._options = CheckpointOptions()
 
@@ -93,6 +94,7 @@ class CheckpointKeeper:
     def _restore_given(self, fleet: Fleet) -> None:
         if not self._is_read:
             self._restore(fleet, unpacked(self._given))
+            self._has_taken_over = True
             logger.info("tables of the last controller read: %s", ", ".join(sorted(self._given)))
         self._given, self._is_read = {}, True
 
@@ -108,6 +110,7 @@ class CheckpointKeeper:
         return {
             "uri": shown_uri(self._options.uri),
             "restored": self.restored,
+            "has_taken_over": self._has_taken_over,
             "saved": self.saved,
             "age_s": round(now_s - self.saved_s, 3) if self.saved else None,
             "problems": self.problems,

@@ -101,6 +101,7 @@ def test_a_controller_goes_on_with_what_the_last_one_hands_over_not_with_an_olde
         await again.take_over(handed)
         may_load.set()
         await until(lambda: again.checkpoints.saved > 0)
+        assert msgspec.json.decode(await again.status())["checkpoints"]["has_taken_over"]
         await again.take_over(handed)
         await asyncio.sleep(0.05)
         assert rows(again.fleet) == rows(state), "nothing is learnt twice"
