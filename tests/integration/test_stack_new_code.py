@@ -1,4 +1,4 @@
-"""A deploy with other code on a running cluster: controller and keeper follow it, and lose nothing."""
+"""A deploy with other code on a running cluster: two controllers and the keeper follow it, and lose nothing."""
 
 import copy
 import json
@@ -20,7 +20,7 @@ ARGS: dict[str, Any] = {
     "model": "embedded",
     "profile": "h100_sxm__llama-3.1-8b",
     "engine": {"kind": "simulated", "num_cpus": 0.1, "speed": 0.2, "per_process": 2},
-    "fleet": {"num_replicas": 2},
+    "fleet": {"num_replicas": 2, "controller_shards": 2},
     "ingress": {"num_replicas": 2, "num_cpus": 0.2},
 }
 
@@ -39,14 +39,15 @@ def stack(code: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stac
         yield up
 
 
-def controller_of(stack: Stack) -> dict[str, Any]:
-    return dict(stack.status().get("controller", {}))
+def shards(stack: Stack, key: str) -> list[Any]:
+    """What each controller tells of itself."""
+    return [shard.get(key) for shard in stack.status().get("shards", [])]
 
 
-def test_a_deploy_with_other_code_is_followed_by_controller_and_keeper(stack: Stack, code: Path) -> None:
+def test_a_deploy_with_other_code_is_followed_by_controllers_and_keeper(stack: Stack, code: Path) -> None:
     undisturbed = texts(stack.client, PROMPTS, TOKENS)
-    before = controller_of(stack)
-    assert before["code"] == code_id(*CONTROLLER_PACKAGES)
+    until(lambda: shards(stack, "code") == [code_id(*CONTROLLER_PACKAGES)] * 2, 60)
+    before = set(shards(stack, "incarnation"))
     lines = [line(str(i), prompt=f"line {i}", max_tokens=24) for i in range(LINES)]
     sent: Any = stack.client.files.create(file=("in.jsonl", jsonl(*lines)), purpose="batch")
     wanted: Any = {"input_file_id": sent.id, "endpoint": COMPLETIONS, "completion_window": "24h"}
@@ -57,10 +58,11 @@ def test_a_deploy_with_other_code_is_followed_by_controller_and_keeper(stack: St
     change_code(code)
     assert texts(stack.client, PROMPTS, TOKENS, lambda: stack.deploy(changed)) == undisturbed
 
-    until(lambda: controller_of(stack).get("code", before["code"]) != before["code"], 60)
+    other = {None, code_id(*CONTROLLER_PACKAGES)}
+    until(lambda: len(told := shards(stack, "code")) == 2 and not set(told) & other, 60)
     until(lambda: len(stack.live()) == 2, 60)
-    after = controller_of(stack)
-    assert after["incarnation"] != before["incarnation"]
+    after = shards(stack, "incarnation")
+    assert len(before | set(after)) == 4
     assert stack.status()["checkpoints"]["has_taken_over"], "it has what the last one had learnt"
     answer = stack.client.completions.create(model="embedded", prompt="hi", max_tokens=2)
     assert verdict(answer)["admitted"]
@@ -70,4 +72,4 @@ def test_a_deploy_with_other_code_is_followed_by_controller_and_keeper(stack: St
     assert (batch.request_counts.completed, batch.request_counts.failed) == (LINES, 0)
     told = [json.loads(each) for each in stack.client.files.content(batch.output_file_id).text.splitlines()]
     assert [each["custom_id"] for each in told] == [str(i) for i in range(LINES)]
-    assert controller_of(stack)["incarnation"] == after["incarnation"], "it is replaced once"
+    assert shards(stack, "incarnation") == after, "each is replaced once"
