@@ -14,7 +14,7 @@ from planning.batch.composition import add_tokens, composition_s
 from planning.batch.ordered import run_by_bid, run_in_order, sorted_rows
 from planning.batch.policy import policy
 from planning.batch.worth import SHORTEST_S, decode_step_s, first_s, recompute_s
-from planning.deadlines import next_token_deadline_s, num_uncomputed_tokens, remaining_tokens
+from planning.deadlines import dslo_due_s, num_uncomputed_tokens, remaining_tokens
 from planning.engine import EngineModel
 from planning.order import numbers, order_of
 from planning.tables import RequestTable
@@ -48,10 +48,10 @@ def form_decode_first(
 def form_earliest_deadline_first(
     engine: EngineModel, table: RequestTable, now_s: float, tokens_out: np.ndarray
 ) -> tuple[float, np.ndarray]:
-    """By the deadline of the next token, attainable or not; best effort last."""
+    """By the deadline of the next token, or of the whole request, attainable or not; best effort last."""
     first = np.zeros(len(table))
     for i in range(len(table)):
-        first[i] = next_token_deadline_s(table[i], now_s)
+        first[i] = math.inf if table[i]["best_effort"] else min(dslo_due_s(table[i], now_s), table[i]["deadline_s"])
     return run_in_order(engine, table, sorted_rows(first, table), False, tokens_out)
 
 

@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,9 @@ from simulation.workloads.traces import Trace, read_trace
 GPU, TRACE = "h200_sxm__llama-3.1-8b", "agentic_coding_a"
 CALLS, LONGEST_PROMPT = (3, 40), 150_000
 REPORT_S = 0.15  # between two reports of a replica, the longest of live ones
-BUDGETS, TUNING_SEED, TUNING_PART = [2048, 8192], 1000, 0.5  # tokens per iteration that rivals choose from
+BUDGETS, AFFINITIES, TUNING_SEED = [1024, 2048, 8192], [1.0, 12.5], 1000  # that rivals choose from: tokens per
+# iteration, and times the affinity that they are given
+LONGEST_TAKEN = 2.0  # times the deadline: as much as a program without an end counts where settings are compared
 
 
 def config(quick: bool) -> dict[str, Any]:
@@ -42,15 +45,17 @@ def config(quick: bool) -> dict[str, Any]:
     if quick:
         rivals = [name for name in systems if name not in ABLATIONS]
         return {"loads": {"coding overload": 0.12}, "systems": rivals, "scales": [4.0], "reference": 4.0,
-                "programs": 40, "replicas": 2, "budgets": [2048], "seeds": [1]}  # fmt: skip
+                "programs": 40, "replicas": 2, "budgets": [2048], "affinities": [1.0], "seeds": [1]}  # fmt: skip
     return {"loads": {"coding overload": 0.12, "coding": 0.06}, "systems": systems, "scales": [2.0, 3.0, 4.0, 6.0],
-            "reference": 4.0, "programs": 40, "replicas": 2, "budgets": BUDGETS, "seeds": [1, 2, 3]}  # fmt: skip
+            "reference": 4.0, "programs": 40, "replicas": 2, "budgets": BUDGETS, "affinities": AFFINITIES,
+            "seeds": [1, 2, 3]}  # fmt: skip
 
 
 def tasks(config: dict[str, Any]) -> list[Task]:
     """One task per load, seed and system, and ablations with the first seed alone; systems that know no deadline run
     once for all scales. The first load with all its seeds comes before the next: a run may end early."""
-    common = {name: config[name] for name in ("programs", "replicas", "reference", "scales", "budgets")}
+    common = {name: config[name] for name in ("programs", "replicas", "reference", "scales")}
+    choices = {name: config[name] for name in ("budgets", "affinities")}
     runs = [
         (load, seed, system)
         for load in config["loads"]
@@ -61,7 +66,14 @@ def tasks(config: dict[str, Any]) -> list[Task]:
     return [
         Task(
             f"{load}/{system}/seed {seed}",
-            {**common, "load": load, "per_s": config["loads"][load], "system": system, "seed": seed},
+            {
+                **common,
+                **({} if SYSTEMS[system].admits else choices),
+                "load": load,
+                "per_s": config["loads"][load],
+                "system": system,
+                "seed": seed,
+            },
         )
         for load, seed, system in runs
     ]
@@ -119,12 +131,18 @@ def prepared(system: Rival, load: ProgramLoad, past: ProgramLoad, scale: float, 
     )  # fmt: skip
 
 
-def in_time(simulation: Simulation, deadlines_s: Mapping[int, float]) -> Any:
-    """Whether the last token of each program came by its deadline, in order of first jobs (bool[p])."""
+def taken(simulation: Simulation, deadlines_s: Mapping[int, float]) -> Any:
+    """How long each program took until its last token, in deadlines, in order of first jobs (float[p]); inf: no end."""
     heads, ended = simulation.jobs["program"], simulation.records["ended"]
     latest = np.zeros(len(heads))
     np.maximum.at(latest, heads, np.where(ended, simulation.records["last_s"], np.inf))
-    return np.array([latest[head] <= simulation.jobs["arrival_s"][head] + due_s for head, due_s in deadlines_s.items()])
+    arrival_s = simulation.jobs["arrival_s"]
+    return np.array([(latest[head] - arrival_s[head]) / due_s for head, due_s in deadlines_s.items()])
+
+
+def in_time(simulation: Simulation, deadlines_s: Mapping[int, float]) -> Any:
+    """Whether the last token of each program came by its deadline, in order of first jobs (bool[p])."""
+    return taken(simulation, deadlines_s) <= 1.0
 
 
 def setting_of(params: Mapping[str, Any], context: Context, seed: int) -> dict[str, Any]:
@@ -144,26 +162,27 @@ def verdicts_of(system: Rival, simulation: Simulation) -> dict[int, str]:
 
 
 def tuned(system: Rival, params: Mapping[str, Any], context: Context) -> Rival:
-    """A rival with the budget that ends most programs in time, on fewer programs of a seed of its own."""
-    if system.admits or len(params["budgets"]) == 1:
+    """A rival with the budget and the affinity that end most programs in time, and among equals the earliest, on
+    programs of a seed of their own."""
+    if system.admits or len(params["budgets"]) * len(params["affinities"]) == 1:
         return system
-    known = {**params, "scales": tuple(params["scales"]), "budgets": tuple(params["budgets"])}
+    known = {name: tuple(value) if isinstance(value, list) else value for name, value in params.items()}
     del known["seed"], known["system"]
-    return replace(system, budget=_best_budget(system, tuple(sorted(known.items())), context))
+    return _best_setting(system, tuple(sorted(known.items())), context)
 
 
 @lru_cache(maxsize=64)
-def _best_budget(system: Rival, known: tuple[tuple[str, Any], ...], context: Context) -> int:
-    """Tokens per iteration, for all seeds of a load (``known``: a task's parameters without its seed and system)."""
+def _best_setting(system: Rival, known: tuple[tuple[str, Any], ...], context: Context) -> Rival:
+    """For all seeds of a load (``known``: a task's parameters without its seed and system)."""
     params = dict(known)
-    params["programs"] = round(TUNING_PART * params["programs"])
     load, past = (make_load(params, context, TUNING_SEED, is_history) for is_history in (False, True))
-    setting, scale, shares = setting_of(params, context, TUNING_SEED), params["reference"], {}
-    for budget in params["budgets"]:
-        simulation = simulate(replace(system, budget=budget), load, past, scale, setting)
-        met = in_time(simulation, load.deadlines_s(setting["profile"].coefficients, scale))
-        shares[budget] = float(met.mean())
-    return max(shares, key=lambda budget: shares[budget])
+    setting, scale = setting_of(params, context, TUNING_SEED), params["reference"]
+    heads, worth = load.deadlines_s(setting["profile"].coefficients, scale), {}
+    for budget, times in product(params["budgets"], params["affinities"]):
+        tried = replace(system, budget=budget, affinity=times * system.affinity)
+        told = taken(simulate(tried, load, past, scale, setting), heads)
+        worth[tried] = float((told <= 1.0).mean()), -float(np.minimum(told, LONGEST_TAKEN).mean())
+    return max(worth, key=lambda tried: worth[tried])
 
 
 def run(params: Mapping[str, Any], context: Context) -> Point:
@@ -184,7 +203,7 @@ def run(params: Mapping[str, Any], context: Context) -> Point:
         told["refused"].append(refused)
         told["kept"].append(kept / (1.0 - refused) if refused < 1.0 else 1.0)
         told["cached"].append(cached_share(simulation))
-    return {**point, "budget": system.budget, **told}
+    return {**point, "budget": system.budget, "affinity": system.affinity, **told}
 
 
 def cached_share(simulation: Simulation) -> float:

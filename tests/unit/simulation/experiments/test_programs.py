@@ -57,7 +57,7 @@ def test_a_scale_ratio_is_a_bound_where_one_side_holds_nowhere() -> None:
 @pytest.mark.parametrize("system", [OURS, VLLM])
 def test_a_few_programs_end_in_time_with_lax_deadlines_and_not_with_impossible_ones(system: str) -> None:
     params = {"load": "research", "per_s": 0.2, "system": system, "seed": 1, "scales": [0.5, 6.0], "programs": 6,
-              "replicas": 2, "reference": 6.0, "budgets": [2048]}  # fmt: skip
+              "replicas": 2, "reference": 6.0, "budgets": [2048], "affinities": [1.0]}  # fmt: skip
     found = run(params, NOWHERE)
     assert found["on_time"] == [0.0, 1.0]
     assert found["refused"][1] == 0.0, "with impossible ones, some may be turned away"
