@@ -98,10 +98,11 @@ def run(params: Mapping[str, Any], context: Context) -> Point:
 
 
 def behaves(params: Mapping[str, Any], context: Context) -> str:
-    """What the policy does with one draw now."""
-    jobs = drawn_jobs(params["count"], 7)
-    records = measured("annealing", jobs, params["most"], params["gpu"], 7)[1]
-    return hashlib.blake2b(records.tobytes(), digest_size=8).hexdigest()
+    """What the policies do with one draw now."""
+    jobs, digest = drawn_jobs(params["count"], 7), hashlib.blake2b(digest_size=8)
+    for policy in ("annealing", "edf", "sjf", "vllm"):
+        digest.update(measured(policy, jobs, params["most"], params["gpu"], 7)[1].tobytes())
+    return digest.hexdigest()
 
 
 def headline(points: Sequence[Point]) -> dict[str, float]:
