@@ -5,7 +5,7 @@ from typing import Any
 import ray
 
 from controller.actor import Controller
-from controller.options import ON_HEAD
+from controller.options import OUTLIVING
 from controller.succession import CONTROLLER_PACKAGES, code_id
 from controller.warmup import warm_up
 from protocol.shards import LEADER, shard_name
@@ -17,16 +17,9 @@ def start_controller(name: str, namespace: str, shard: int = LEADER, founder: in
     ``founder``: number of the deploy of who asks for it.
     """
     actor = ray.remote(Controller)
-    return actor.options(
-        name=shard_name(name, shard),
-        namespace=namespace,
-        lifetime="detached",
-        get_if_exists=True,
-        num_cpus=0,
-        resources=ON_HEAD,
-        max_restarts=-1,
-        max_concurrency=1000,
-    ).remote(shard=shard, name=name, namespace=namespace, founder=founder)
+    return actor.options(name=shard_name(name, shard), namespace=namespace, **OUTLIVING).remote(
+        shard=shard, name=name, namespace=namespace, founder=founder
+    )
 
 
 def prepare() -> str:

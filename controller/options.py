@@ -9,6 +9,14 @@ from controller.scaling.allocation import AllocationOptions
 from protocol.messages import BLOCK_TOKENS
 
 ON_HEAD = {"node:__internal_head__": 0.001}  # workers come and go: one that nothing but this is on would count as idle
+OUTLIVING = {  # Ray's options of named actors that are made once and outlive deploys
+    "lifetime": "detached",
+    "get_if_exists": True,
+    "num_cpus": 0,
+    "resources": ON_HEAD,
+    "max_restarts": -1,
+    "max_concurrency": 1000,
+}
 DP, GREEDY, ARRIVAL = "dp", "greedy", "arrival"  # how the set is chosen that is promised (``FleetOptions.selection``)
 
 

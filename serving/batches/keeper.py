@@ -12,7 +12,7 @@ from typing import Any
 
 import ray
 
-from controller.options import ON_HEAD
+from controller.options import OUTLIVING
 from controller.storage import without_secrets
 from controller.succession import Greeting, Succession, code_id
 from serving.batches.book import BatchBook, answer
@@ -134,20 +134,8 @@ class KeeperLink:
         logger.info("the keeper of batches had other code than this deploy: another one is started")
 
     def _start(self) -> Any:
-        return (
-            ray.remote(Keeper)
-            .options(
-                name=self._name,
-                namespace=self._namespace,
-                lifetime="detached",
-                get_if_exists=True,
-                num_cpus=0,
-                resources=ON_HEAD,
-                max_restarts=-1,
-                max_concurrency=1000,
-            )
-            .remote(self._application, self._heir.number)
-        )
+        actor = ray.remote(Keeper).options(name=self._name, namespace=self._namespace, **OUTLIVING)
+        return actor.remote(self._application, self._heir.number)
 
 
 def own_code() -> str:
