@@ -34,8 +34,8 @@ from simulation.workloads.traces import Trace, read_trace
 GPU, TRACE = "h200_sxm__llama-3.1-8b", "agentic_coding_a"
 CALLS, LONGEST_PROMPT = (3, 40), 150_000
 REPORT_S = 0.15  # between two reports of a replica, the longest of live ones
-BUDGETS, AFFINITIES, TUNING_SEED = [512, 1024, 2048, 8192], [1.0, 12.5], 1000  # that rivals choose from: tokens per
-# iteration, and times the affinity that they are given
+BUDGETS, AFFINITIES = [256, 512, 1024, 2048, 8192], [1.0, 12.5]  # that rivals choose from: tokens, times their own
+TUNING_SEED = 1000
 LONGEST_TAKEN = 2.0  # times the deadline: as much as a program without an end counts where settings are compared
 
 
