@@ -92,11 +92,13 @@ class CheckpointKeeper:
         self._given = files
 
     def _restore_given(self, fleet: Fleet) -> None:
-        if not self._is_read:
-            self._restore(fleet, unpacked(self._given))
-            self._has_taken_over = True
-            logger.info("tables of the last controller read: %s", ", ".join(sorted(self._given)))
-        self._given, self._is_read = {}, True
+        given, self._given = self._given, {}
+        found = unpacked(given)
+        if self._is_read or not found.tables:  # of another format: what is in storage may be readable
+            return
+        self._restore(fleet, found)
+        self._has_taken_over = self._is_read = True
+        logger.info("tables of the last controller read: %s", ", ".join(sorted(found.tables)))
 
     def _note(self, error: Exception, uri: str) -> None:
         """In the log once, in the status until it has passed."""

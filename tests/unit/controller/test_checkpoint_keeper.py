@@ -131,3 +131,23 @@ def test_a_storage_that_fails_is_told_and_loses_no_checkpoint(
     asyncio.run(play())
     assert kept.is_file()
     shutil.rmtree(tmp_path / "app")
+
+
+def test_what_cannot_be_read_of_the_last_controller_leaves_the_checkpoint_in_force(
+    state: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actor, "warm_up", lambda: None)
+    monkeypatch.setattr(checkpoint_keeper, "LOOK_S", 0.001)
+    CheckpointStore(str(tmp_path), "app").save(to_tables(state, 0.0), 5.0)
+
+    async def play() -> None:
+        controller = Controller()
+        await controller.take_over({"finished": b"of another format"})
+        await controller.configure(*configured(tmp_path))
+        await until(lambda: controller.checkpoints.saved > 0)
+        assert controller.fleet is not None
+        assert rows(controller.fleet) == rows(state)
+        assert not msgspec.json.decode(await controller.status())["checkpoints"]["has_taken_over"]
+        await end(controller)
+
+    asyncio.run(play())
