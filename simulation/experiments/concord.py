@@ -30,8 +30,8 @@ CONTENDERS = {
 def config(quick: bool) -> dict[str, Any]:
     common = {"gpu": GPU, "applications": ["chatbot", "math", "deep-research"], "shares": [1, 1, 1]}
     if quick:
-        return {**common, "contenders": [OURS, ORACLE, "vllm", "sjf"], "settings": SETTINGS[1:2], "rates": [6.0],
-                "programs": 250, "seeds": [1], "replicas": [1]}  # fmt: skip
+        return {**common, "contenders": [OURS, ORACLE, "vllm", "sjf"], "settings": [[256, 2048]], "rates": [6.0],
+                "programs": 750, "seeds": [1], "replicas": [1]}  # fmt: skip
     return {**common, "contenders": list(CONTENDERS), "settings": SETTINGS, "rates": [4.0, 6.0],
             "programs": 2000, "seeds": [1, 2, 3], "replicas": [1, 2]}  # fmt: skip
 

@@ -11,7 +11,8 @@ from simulation.experiments.registry import Context, Experiment, Point, Task, ma
 from simulation.workloads.applications import KINDS
 
 GPU = "a100_sxm__llama-3.1-8b"
-SETTINGS = [[256, 512], [256, 2048]]  # sequences (vLLM's default), tokens per iteration
+# Sequences (256 is vLLM's default) and tokens per iteration.
+SETTINGS = [[sequences, tokens] for sequences in (32, 64, 128, 256) for tokens in (128, 256, 512, 1024, 2048, 4096)]
 OURS, VLLM, SARATHI = "tempo", "vllm", "sarathi"
 CONTENDERS = {
     contender.name: contender
@@ -30,10 +31,10 @@ CONTENDERS = {
 def config(quick: bool) -> dict[str, Any]:
     common = {"gpu": GPU, "applications": ["chatbot"], "shares": [3, 1, 1], "replicas": [1]}
     if quick:
-        return {**common, "contenders": [OURS, VLLM, SARATHI], "settings": SETTINGS[1:2], "rates": [7.0],
-                "programs": 400, "seeds": [1]}  # fmt: skip
+        return {**common, "contenders": [OURS, VLLM, SARATHI], "settings": [[256, 2048]], "rates": [7.0],
+                "programs": 1000, "seeds": [1]}  # fmt: skip
     return {**common, "contenders": list(CONTENDERS), "settings": SETTINGS, "rates": [8.0],
-            "programs": 2000, "seeds": [1, 2, 3]}  # fmt: skip
+            "programs": 3000, "seeds": [1, 2, 3]}  # fmt: skip
 
 
 def tasks(config: dict[str, Any]) -> list[Task]:
