@@ -18,15 +18,17 @@ class RoutingRequest:
     prompt_tokens: int  # those it resumes after included
     output_tokens: int = 1  # that are predicted to come
     best_effort: bool = False
+    held_tokens: np.ndarray | None = None  # f8[R], of its prompt, that each replica presumably holds; None: nobody does
 
 
-def to_routing_request(row: np.void | np.ndarray) -> RoutingRequest:
-    """A planning row (REQUEST[]) as routing sees it."""
+def to_routing_request(row: np.void | np.ndarray, held_tokens: np.ndarray | None = None) -> RoutingRequest:
+    """A planning row (REQUEST[]) as routing sees it; ``held_tokens`` (f8[R]) may be empty for nothing held."""
     emitted_tokens = int(row["emitted_tokens"])
     output_tokens = max(1, int(row["output_tokens"]) - emitted_tokens)
-    return RoutingRequest(
-        int(row["tier"]), int(row["prompt_tokens"]) + emitted_tokens, output_tokens, bool(row["best_effort"])
-    )
+    prompt_tokens, held = int(row["prompt_tokens"]) + emitted_tokens, held_tokens
+    if held is not None and not len(held):
+        held = None
+    return RoutingRequest(int(row["tier"]), prompt_tokens, output_tokens, bool(row["best_effort"]), held)
 
 
 class RoutingPolicy(Protocol):
@@ -34,6 +36,7 @@ class RoutingPolicy(Protocol):
 
     checks_admission: bool  # whether the replica must attain the SLO, or is taken as it comes
     rule: int  # of ``routing.scores``, for what it leaves unsaid
+    counts_held: bool  # its scores count what replicas hold of the prompt: no affinity is added to them
 
     def score(self, request: RoutingRequest, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
         """How well each of ``replicas`` suits the request (REPLICA_STATE[R] to f8[R]), -inf for not at all.
@@ -51,6 +54,7 @@ class Checked:
 
     checks_admission = True
     rule = MOST_LOADED
+    counts_held = False
 
 
 class Unchecked:
@@ -58,6 +62,7 @@ class Unchecked:
 
     checks_admission = False
     rule = MOST_LOADED
+    counts_held = False
 
 
 _REGISTRY: dict[str, Callable[[], RoutingPolicy]] = {}

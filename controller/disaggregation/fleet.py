@@ -213,10 +213,10 @@ class DisaggregatedFleet(Fleet):
         tpot_s = decision.predicted_tpot_s + self._transfer_s(p.request) / gaps
         return msgspec.structs.replace(decision, predicted_tpot_s=tpot_s)
 
-    def _scores(self, row: np.ndarray, phase: Phase | None) -> np.ndarray:
+    def _scores(self, row: np.ndarray, held_tokens: np.ndarray, phase: Phase | None) -> np.ndarray:
         """For prefills the idlest instead of what a rule of loads says, which counts decodes: prompts of all
         tiers are served there by deadline, and a first token that comes early is slack for the decode."""
-        scores = super()._scores(row, phase)
+        scores = super()._scores(row, held_tokens, phase)
         goes_by_rule = phase == Phase.PREFILL and not len(scores)
         return idlest(self.slots.fleet_state.replicas) if goes_by_rule else scores
 

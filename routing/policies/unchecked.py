@@ -66,11 +66,16 @@ class PowerOfK(Unchecked):
 class LMetric(Unchecked):
     """The least product of new prefill tokens and batch size: LMetric (OSDI 2026), which has nothing to tune.
 
-    New are the tokens that wait to be computed there with the request's own; the batch size counts it too.
+    New are the tokens that wait to be computed there with those of the request that the replica does not hold; the
+    batch size counts it too.
     """
 
+    counts_held = True
+
     def score(self, request: RoutingRequest, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
-        return -(replicas["backlog_tokens"] + request.prompt_tokens) * (replicas["count"] + 1.0)
+        held_tokens = 0.0 if request.held_tokens is None else request.held_tokens
+        new_tokens = np.maximum(request.prompt_tokens - held_tokens, 1.0)
+        return -(replicas["backlog_tokens"] + new_tokens) * (replicas["count"] + 1.0)
 
 
 @register("remaining_memory")

@@ -24,9 +24,10 @@ from planning.tables import REQUEST
 from profiles.kernels import COEFFICIENTS, iteration_s
 from profiles.online import STATE, corrected, new_correction, observe, reach
 from profiles.spread import IterationSpread
+from simulation.core.begun import Begun, make_begun, note_begun
 from simulation.core.jobs import NEVER
 from simulation.core.noise import next_noise
-from simulation.core.progress import emit, run_row
+from simulation.core.progress import emit, preempt, run_row
 
 STEPS = 512  # iterations remembered for reports, several times what runs between two
 
@@ -69,7 +70,8 @@ class Engines(NamedTuple):
     planner_coefs: np.ndarray  # f8[R, COEFFICIENTS], as the planner knows it
     profile_coefs: np.ndarray  # f8[R, COEFFICIENTS], as the planner knew it before it learnt anything
     corrections: np.ndarray  # f8[R, STATE], what it has learnt (``profiles.online``)
-    steps: np.ndarray  # f8[R, STEPS, 6], a ring of compositions and seconds of engines that learn
+    steps: np.ndarray  # f8[R, STEPS, 6], a ring of compositions and seconds
+    begun: Begun  # before the iterations in flight, of engines under a controller
     limits: np.ndarray  # LIMITS[R]
     spread: np.ndarray  # f8[kinds, knots], ``profiles.spread.IterationSpread.logs`` of engines that stray by it
     memories: PolicyMemory  # each of its tables with a first axis of replicas
@@ -88,6 +90,7 @@ def make_engines(replicas: int, slots: int, seed: int = 0) -> Engines:
         np.zeros((replicas, COEFFICIENTS)),
         np.zeros((replicas, STATE)),
         np.zeros((replicas, STEPS, 6)),
+        make_begun(replicas, slots),
         np.zeros(replicas, dtype=LIMITS),
         IterationSpread().logs(),
         PolicyMemory(
@@ -118,7 +121,9 @@ def with_slots(engines: Engines, slots: int) -> Engines:
     replicas, known = engines.tokens.shape
     larger = make_engines(replicas, slots, engines.seed)
     larger.tables[:, :known] = engines.tables
-    return engines._replace(tables=larger.tables, tokens=larger.tokens)
+    larger.begun.tables[:, :, :known] = engines.begun.tables
+    begun = engines.begun._replace(tables=larger.begun.tables)
+    return engines._replace(tables=larger.tables, tokens=larger.tokens, begun=begun)
 
 
 @njit(cache=True)
@@ -168,12 +173,11 @@ def _set_drafts(engines: Engines, r: int, table: np.ndarray, tokens: np.ndarray)
 @njit(cache=True)
 def _learn(engines: Engines, r: int, composition: np.ndarray, seconds: float) -> None:
     """Correct the planner's model by an iteration, as ``replicas.step_planner`` does."""
-    profile, step = engines.profile_coefs[r], engines.steps[r, engines.state[r]["iterations"] % STEPS]
+    profile = engines.profile_coefs[r]
     engines.corrections[r] = observe(engines.corrections[r], profile, composition, seconds)
     engines.planner_coefs[r] = corrected(profile, engines.corrections[r])
     if engines.state[r]["guards"]:
         engines.limits[r]["slack_margin"] = reach(engines.corrections[r])
-    step[:5], step[5] = composition, seconds
 
 
 @njit(cache=True)
@@ -208,6 +212,10 @@ def iterate(engines: Engines, r: int, jobs: np.ndarray, records: np.ndarray, end
     seconds *= next_noise(engine, engines.spread[1 if mix[PAIRS] > 0.0 else 0], engines.seed, r)
     if engine["learns"]:
         _learn(engines, r, mix, seconds)
+    step = engines.steps[r, engine["iterations"] % STEPS]
+    step[:5], step[5] = mix, seconds
+    if engine["is_controlled"]:
+        note_begun(engines.begun, r, engine["iterations"], table, engine["free_at_s"], seconds)
     engine["free_at_s"] += seconds
     engine["ahead_s"] = (limits["steps_in_flight"] - 1) * seconds
     engine["busy_s"] += seconds
@@ -229,9 +237,9 @@ def _apply(engines: Engines, r: int, i: int, jobs: np.ndarray, records: np.ndarr
     engine, row, tokens = engines.state[r], engines.tables[r, i], engines.tokens[r, i]
     place = row["id"] - 1
     if tokens == PREEMPT:
-        engine["preemptions"] += 1
-        records[place]["preemptions"] += 1
-    elif is_decode(row):
+        preempt(engine, row, records[place])
+        return False
+    if is_decode(row):
         engine["draft_tokens"] += tokens - 1
     else:
         engine["prefill_tokens"] += tokens

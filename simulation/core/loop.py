@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from planning.tables import has_begun
+from simulation.core.begun import IN_FLIGHT, num_unfinished, settled_rows
 from simulation.core.engine import Engines, advance_engines, submit, with_slots
 from simulation.core.jobs import NEVER, NO_EDGES, all_edges, make_records, to_rows
 from simulation.core.prefix_cache import PrefixCache
@@ -31,10 +32,6 @@ class Dispatcher(Protocol):
 
     def on_ended(self, simulation: "Simulation", which: np.ndarray) -> None:
         """The jobs ``which`` end now."""
-        ...
-
-    def on_left(self, simulation: "Simulation", which: np.ndarray) -> None:
-        """The jobs ``which`` are in the tables of their replicas no longer: they end with the iteration in flight."""
         ...
 
     def next_wake_s(self) -> float:
@@ -167,6 +164,17 @@ class Simulation:
         """The requests of a replica as they are at the end of its iteration in flight (a view)."""
         return self.engines.tables[replica, : self.engines.state[replica]["count"]]
 
+    def settled(self, replica: int) -> tuple[np.ndarray, float, int]:
+        """What a replica under a controller knows of itself: its requests as of the last iteration that ended, how long
+        ago the one in flight began (0: none runs), and how many have ended."""
+        begun, iterations = self.engines.begun, int(self.engines.state[replica]["iterations"])
+        unfinished, table = num_unfinished(begun, replica, iterations, self.now_s), self.table(replica)
+        if unfinished == 0:
+            return table, 0.0, iterations
+        first = iterations - unfinished
+        age_s = self.now_s - float(begun.begin_s[replica, first % IN_FLIGHT])
+        return settled_rows(begun, replica, range(first, iterations), table, self.records["ended"]), age_s, first
+
     def free_at_s(self, replica: int) -> float:
         """When a replica's iteration in flight ends; now when it has none."""
         free_at_s = float(self.engines.state[replica]["free_at_s"])
@@ -192,7 +200,6 @@ class Simulation:
             if self.prefixes is not None:
                 self._keep_prefixes(ended)
             if hears:
-                self.dispatcher.on_left(self, ended)
                 for job in ended.tolist():
                     heapq.heappush(self._ends, (float(self.records["last_s"][job]), job))
         return float(reached_s)

@@ -4,7 +4,6 @@ import numpy as np
 from numba import njit
 
 from planning.batch.classes import is_decode
-from planning.batch.kv import PREEMPT
 from planning.batch.preemption import note_preempted
 from planning.deadlines import num_uncomputed_tokens
 from planning.forecast.rollout import mark_finished
@@ -22,11 +21,17 @@ def accepted_drafts(row: np.void, acceptance: float, seed: int) -> int:
 
 
 @njit(cache=True)
+def preempt(engine: np.void, row: np.void, record: np.void) -> None:
+    """Take a request's KV cache, but for what it found in the prefix cache: that it finds again."""
+    engine["preemptions"] += 1
+    record["preemptions"] += 1
+    note_preempted(row)
+    row["computed_tokens"] = record["cached_tokens"]
+
+
+@njit(cache=True)
 def run_row(row: np.void, tokens: int, acceptance: float, seed: int) -> int:
     """Move a request on by its share of an iteration; returns how many tokens it emits."""
-    if tokens == PREEMPT:
-        note_preempted(row)
-        return 0
     decodes, is_last = is_decode(row), tokens >= num_uncomputed_tokens(row)
     row["running"] = True
     if not is_last:

@@ -43,14 +43,13 @@ class DisaggregatedDispatcher(ControllerDispatcher):
                 asking.append(job)
         super().dispatch(simulation, np.array(asking, dtype=np.int64))
 
-    def on_left(self, simulation: Simulation, which: np.ndarray) -> None:
-        """A request that is served whole is not finished with its prompt."""
-        stays = np.array([job + 1 in self._stays for job in which.tolist()])
-        super().on_left(simulation, which[~stays])
-
     def on_ended(self, simulation: Simulation, which: np.ndarray) -> None:
-        """A prompt's end is the replica's own affair: its request goes on."""
-        super().on_ended(simulation, which[simulation.jobs["follower"][which] == NEVER])
+        """A prompt's end is the replica's own affair: its request goes on, elsewhere or, where it is served whole, in
+        place."""
+        ends = simulation.jobs["follower"][which] == NEVER
+        stays = np.array([job + 1 in self._stays for job in which.tolist()])
+        self.note_finished(simulation, which[~ends & ~stays])
+        super().on_ended(simulation, which[ends])
 
     def requests(self, simulation: Simulation, jobs: np.ndarray) -> np.ndarray:
         first: np.ndarray = jobs - (simulation.jobs["prefilled"][jobs] > 0)

@@ -110,12 +110,14 @@ class ControllerDispatcher:
         while self._again and self._again[0][0] <= now_s:
             yield heapq.heappop(self._again)[1]
 
-    def on_left(self, simulation: Simulation, which: np.ndarray) -> None:
+    def note_finished(self, simulation: Simulation, which: np.ndarray) -> None:
+        """To be told with the next report."""
         for job, request in zip(which, self.requests(simulation, which).tolist(), strict=True):
-            record = simulation.records[job]  # told with the next report, whose table is without it too
+            record = simulation.records[job]
             self._finished.setdefault(int(record["replica"]), []).append((str(request), int(record["emitted_tokens"])))
 
     def on_ended(self, simulation: Simulation, which: np.ndarray) -> None:
+        self.note_finished(simulation, which)
         for job, request in zip(which, self.requests(simulation, which).tolist(), strict=True):
             record, asked = simulation.records[job], simulation.jobs[request]
             gaps = max(1, int(record["emitted_tokens"]) - 1)
@@ -239,8 +241,9 @@ class ControllerDispatcher:
         return [self.report(simulation, r) for r in range(len(simulation.engines.state))]
 
     def report(self, simulation: Simulation, r: int) -> Report:
-        """What replica ``r`` would report now. Its iteration in flight counts as done, as in the live scheduler."""
-        table, limits = simulation.table(r), simulation.engines.limits[r]
+        """What replica ``r`` would report now: its requests as of the last iteration that ended, as live ones do."""
+        limits = simulation.engines.limits[r]
+        table, age_s, done = simulation.settled(r)
         return Report(
             replica_name(r),
             "incarnation",
@@ -250,10 +253,10 @@ class ControllerDispatcher:
             int(table["computed_tokens"][table["running"]].sum()),
             int(limits["max_running"]),
             int(limits["max_batch_tokens"]),
-            simulation.now_s - simulation.free_at_s(r),  # not above zero: it ends in the future
+            age_s,
             self._progress(simulation, table),
             tuple(self._finished.pop(r, ())),
-            self._steps(simulation, r),
+            self._steps(simulation, r, done),
             prefixes=self._prefixes(simulation, r),
             block_tokens=int(limits["block_tokens"]),
             max_iteration_s=float(limits["max_iteration_s"]),
@@ -274,15 +277,12 @@ class ControllerDispatcher:
             return PrefixNews(EVERYTHING, packed_marks(held))
         return PrefixNews(self._sequence - 1, packed_marks(held - known), packed_marks(known - held))
 
-    def _steps(self, simulation: Simulation, r: int) -> tuple[Step, ...]:
-        """Iterations since its last report, where engines stray: as the profile says, they tell nothing. Of two in
-        flight also those ahead: mirrors take the last one told for the last that the rows contain."""
-        engine, limits = simulation.engines.state[r], simulation.engines.limits[r]
-        if not engine["learns"]:
+    def _steps(self, simulation: Simulation, r: int, done: int) -> tuple[Step, ...]:
+        """The iterations that ended since its last report, of all ``done``; none where all take what the profile says
+        and the next one is formed when they end, so that they tell nothing."""
+        if not simulation.engines.state[r]["learns"] and simulation.engines.limits[r]["steps_in_flight"] == 1:
             return ()
-        is_ahead = limits["steps_in_flight"] == 1 and simulation.now_s < engine["free_at_s"] < math.inf
-        seen, done = self._seen_steps.get(r, 0), int(engine["iterations"]) - is_ahead
-        self._seen_steps[r] = done
+        seen, self._seen_steps[r] = self._seen_steps.get(r, 0), done
         rows = simulation.engines.steps[r, np.arange(max(seen, done - STEPS + 1), done) % STEPS]
         return tuple(Step(*row) for row in rows.tolist())
 

@@ -22,9 +22,6 @@ class StatelessDispatcher:
     def on_ended(self, simulation: Simulation, which: np.ndarray) -> None:
         """Nothing to learn from it."""
 
-    def on_left(self, simulation: Simulation, which: np.ndarray) -> None:
-        """Nor from this."""
-
     def next_wake_s(self) -> float:
         return math.inf
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from controller.programs.options import ProgramOptions
 
 AFFINITY = 4.0  # requests that a whole prompt in a prefix cache outweighs, for systems that place by load
-LMETRIC_AFFINITY = 3e5  # its score is a product of prompt tokens and requests
 OURS, VLLM = "programs", "vllm-affinity"
 SHIPPED = ProgramOptions()
 
@@ -39,7 +38,7 @@ SYSTEMS = {
         "slo", "marginal_load", True, ProgramOptions(keeps_promises=False), affinity=1.0, budget=8192
     ),
     VLLM: Rival("vllm", "least_loaded", knows_programs=False),
-    "lmetric": Rival("vllm", "lmetric", knows_programs=False, affinity=LMETRIC_AFFINITY),
+    "lmetric": Rival("vllm", "lmetric", knows_programs=False, affinity=1.0),  # its score counts what is cached
     "plas": Rival("plas", "least_loaded", knows_programs=False),
     "edf": Rival("edf", "least_loaded", programs=WHOLE),
     "tempo": Rival("tempo", "least_loaded", programs=SHARED),

@@ -18,7 +18,7 @@ import numpy as np
 from controller.options import FleetOptions
 from profiles.profile import Profile
 from profiles.store import load_profile
-from routing.policy import routing_names
+from routing.policy import make_routing, routing_names
 from simulation.core.loop import Simulation
 from simulation.core.prefix_cache import PrefixCache
 from simulation.dispatchers.live_fleet import ControllerDispatcher, tiers_of
@@ -178,7 +178,8 @@ def _best_setting(system: Rival, known: tuple[tuple[str, Any], ...], context: Co
     load, past = (make_load(params, context, TUNING_SEED, is_history) for is_history in (False, True))
     setting, scale = setting_of(params, context, TUNING_SEED), params["reference"]
     heads, worth = load.deadlines_s(setting["profile"].coefficients, scale), {}
-    for budget, times in product(params["budgets"], params["affinities"]):
+    affinities = [1.0] if make_routing(system.routing).counts_held else params["affinities"]
+    for budget, times in product(params["budgets"], affinities):
         tried = replace(system, budget=budget, affinity=times * system.affinity)
         told = taken(simulate(tried, load, past, scale, setting), heads)
         worth[tried] = float((told <= 1.0).mean()), -float(np.minimum(told, LONGEST_TAKEN).mean())

@@ -147,3 +147,12 @@ def test_silos_keep_to_themselves() -> None:
     fleet["is_open"][2] = False
     assert wanted("silos", fleet, RoutingRequest(2, 10)) == [shun] * 4
     assert wanted("silos", fleet, RoutingRequest(2, 10, best_effort=True)) == [-1.0, -2.0, -3.0, -4.0]
+
+
+def test_lmetric_multiplies_new_prompt_tokens_by_the_batch() -> None:
+    """The third holds 900 of the 1,000 prompt tokens: they are not new there, however long it is presumed to hold."""
+    fleet = open_fleet(3, backlog_tokens=[0.0, 500.0, 400.0], count=[2, 0, 1])
+    assert wanted("lmetric", fleet, RoutingRequest(0, 1000)) == [-3000.0, -1500.0, -2800.0]
+    held = np.array([0.0, 0.0, 900.0])
+    assert wanted("lmetric", fleet, RoutingRequest(0, 1000, held_tokens=held)) == [-3000.0, -1500.0, -1000.0]
+    assert make_routing("lmetric").counts_held, "no affinity comes on top"

@@ -29,10 +29,6 @@ class Hears(BalancerDispatcher):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.told: list[tuple[float, int]] = []
-        self.left: list[float] = []
-
-    def on_left(self, simulation: Simulation, which: np.ndarray) -> None:
-        self.left += (simulation.records["last_s"][which] - simulation.now_s).tolist()
 
     def on_ended(self, simulation: Simulation, which: np.ndarray) -> None:
         self.told += [(simulation.now_s, job) for job in which.tolist()]
@@ -54,8 +50,6 @@ def test_dispatchers_hear_of_ends_when_they_come_to_pass() -> None:
     simulation.run()
     records = simulation.records
     assert dispatcher.told == sorted(zip(records["last_s"].tolist(), range(len(jobs)), strict=True))
-    assert len(dispatcher.left) == len(jobs)
-    assert min(dispatcher.left) == 0.0 < max(dispatcher.left)
     assert records.tobytes() == run(jobs, system).records.tobytes(), "hearing changes nothing"
 
 
