@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from controller.succession import CONTROLLER_PACKAGES
+from controller.upgrade import CONTROLLER_PACKAGES
 from serving.config.app import IMPORT_PATH
 from serving.launch.launch import deploy, url_of
 from serving.launch.local_ray import free_port, local_ray
@@ -19,7 +19,7 @@ from serving.launch.local_ray import free_port, local_ray
 START_S = 180.0
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = (*CONTROLLER_PACKAGES, "replicas", "serving")
-CHANGED = "controller/succession.py"  # it holds no kernel, so nothing is compiled anew
+CHANGED = "controller/upgrade.py"  # it holds no kernel, so nothing is compiled anew
 
 
 def serve_document(args: dict[str, Any], tiers: list[dict[str, Any]], default_tier: str = "standard") -> dict[str, Any]:

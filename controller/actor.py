@@ -36,7 +36,7 @@ from controller.shards.share import Share
 from controller.size_keeper import SizeKeeper
 from controller.starts import Starts
 from controller.status import fleet_status, mean_load, replica_status
-from controller.succession import CONTROLLER_PACKAGES, Greeting, Succession, code_id
+from controller.upgrade import CONTROLLER_PACKAGES, Greeting, Upgrade, code_id
 from controller.warmup import warm_up
 from profiles.store import load_profile
 from protocol.garbage import Garbage, settle
@@ -69,12 +69,12 @@ class Controller:
         shard: int = LEADER,
         name: str = "",
         namespace: str = "",
-        founder: int = 0,
+        started_by: int = 0,
     ) -> None:
-        """``clock`` tells seconds that never go back; ``name`` is the leader's; ``founder``: see ``Succession``."""
+        """``clock`` tells seconds that never go back; ``name`` is the leader's; ``started_by``: see ``Upgrade``."""
         self.incarnation, self.clock = uuid.uuid4().hex[:12], clock
         self.fleet: Fleet | None = None
-        self.succession = Succession(code_id(*CONTROLLER_PACKAGES), founder)
+        self.upgrade = Upgrade(code_id(*CONTROLLER_PACKAGES), started_by)
         self.starts = Starts()
         self.decisions = self.given_up = self._checked = 0
         self.recalls, self.pacer = RecallBox(), ReportPacer()
@@ -94,8 +94,8 @@ class Controller:
         self._tasks = [loop.create_task(each) for each in (self._leave_when_forgotten(), *kept)]
 
     async def greet(self, application: str, deploy: str, told: int, code: str, ingress: str) -> Greeting:
-        """An ingress with this ``code`` will ``configure`` this controller, if it is not over (``Succession``)."""
-        return self.succession.greet(application, deploy, told, code, ingress, self.clock())
+        """An ingress with this ``code`` will ``configure`` this controller, if it is not outdated (``Upgrade``)."""
+        return self.upgrade.greet(application, deploy, told, code, ingress, self.clock())
 
     async def hand_over(self) -> dict[str, bytes]:
         """What reports will not tell the next controller, for its ``take_over``."""
@@ -116,7 +116,7 @@ class Controller:
         shard = self.shard.member.shard
         wanted = of_shard(msgspec.msgpack.decode(options, type=FleetOptions), shard)
         table = msgspec.msgpack.decode(tiers, type=TierTable)
-        deploys = self.succession.deploys
+        deploys = self.upgrade.deploys
         deploys.note_application(wanted.application, now_s)
         number = deploys.number(wanted.deploy, told)
         old = self.fleet
@@ -241,7 +241,7 @@ class Controller:
         fleet, now_s = self.fleet, self.clock()
         own = {
             "incarnation": self.incarnation,
-            "code": self.succession.code,
+            "code": self.upgrade.code,
             "pid": os.getpid(),
             "uptime_s": round(now_s - self.born_s, 3),
             "decisions": self.decisions,

@@ -6,19 +6,19 @@ import ray
 
 from controller.actor import Controller
 from controller.options import OUTLIVING
-from controller.succession import CONTROLLER_PACKAGES, code_id
+from controller.upgrade import CONTROLLER_PACKAGES, code_id
 from controller.warmup import warm_up
 from protocol.shards import LEADER, shard_name
 
 
-def start_controller(name: str, namespace: str, shard: int = LEADER, founder: int = 0) -> Any:
+def start_controller(name: str, namespace: str, shard: int = LEADER, started_by: int = 0) -> Any:
     """The handle of a controller's shard, made if it does not live yet; kernels are compiled before it answers.
 
-    ``founder``: number of the deploy of who asks for it.
+    ``started_by``: number of the deploy of who asks for it.
     """
     actor = ray.remote(Controller)
     return actor.options(name=shard_name(name, shard), namespace=namespace, **OUTLIVING).remote(
-        shard=shard, name=name, namespace=namespace, founder=founder
+        shard=shard, name=name, namespace=namespace, started_by=started_by
     )
 
 

@@ -87,8 +87,8 @@ class DynamicRoles:
         for name, role in list(self._roles.items()):
             position = old.find(role.tier)
             if role.tier and table.find(role.tier) is None and position is not None:
-                heir = table.tiers[table.bin(old.tiers[position].tpot_s)].name
-                self._set(name, Role(role.kind, heir), now_s, f"tier {role.tier} was removed")
+                nearest = table.tiers[table.bin(old.tiers[position].tpot_s)].name
+                self._set(name, Role(role.kind, nearest), now_s, f"tier {role.tier} was removed")
 
     def step(self, views: Sequence[ReplicaView], now_s: float) -> None:
         """Bring roles in line with what replicas carry, which is told by position in ``table``, and with all bounds."""

@@ -14,11 +14,11 @@ import ray
 
 from controller.options import OUTLIVING
 from controller.storage import without_secrets
-from controller.succession import Greeting, Succession, code_id
+from controller.upgrade import Greeting, Upgrade, code_id
 from serving.batches.book import BatchBook, answer
 from serving.batches.objects import BatchError
 from serving.config.batches import BatchOptions
-from serving.dispatch.heir import Heir, end_actor, has_name, in_new_process
+from serving.dispatch.upgrader import Upgrader, end_actor, has_name, in_new_process
 
 logger = logging.getLogger("polyslo.batches")
 
@@ -32,17 +32,17 @@ ANSWER_S = 60.0  # a file is written meanwhile
 class Keeper:
     """Answers one question after the other: the book's methods do not wait for each other."""
 
-    def __init__(self, application: str, founder: int = 0) -> None:
-        """``founder``: number of the deploy that starts it (``Succession``)."""
-        self.application, self.succession = application, Succession(own_code(), founder)
+    def __init__(self, application: str, started_by: int = 0) -> None:
+        """``started_by``: number of the deploy that starts it (``Upgrade``)."""
+        self.application, self.upgrade = application, Upgrade(own_code(), started_by)
         self.books: dict[str, BatchBook] = {}  # by storage: two deploys may have different ones for a while
         self._heard_s = time.monotonic()
         self._gave_s: dict[str, float] = {}  # deploys, and when an ingress of each asked for lines last
         self._tending: asyncio.Task[None] | None = None
 
     async def greet(self, application: str, deploy: str, told: int, code: str, ingress: str) -> Greeting:
-        """An ingress with this ``code`` will ``ask`` this keeper, if it is not over (``Succession``)."""
-        return self.succession.greet(application, deploy, told, code, ingress, time.monotonic())
+        """An ingress with this ``code`` will ``ask`` this keeper, if it is not outdated (``Upgrade``)."""
+        return self.upgrade.greet(application, deploy, told, code, ingress, time.monotonic())
 
     async def ask(
         self, options: BatchOptions, method: str, arguments: tuple[Any, ...], deploy: str = ""
@@ -74,7 +74,7 @@ class Keeper:
         """Whether a later deploy's ingresses serve lines: those of this one end what they have, and drain."""
         if deploy:
             self._gave_s[deploy] = now_s
-        deploys = self.succession.deploys
+        deploys = self.upgrade.deploys
         number = deploys.number(deploy) if deploy else 0  # those of a version that does not tell are the oldest
         return any(now_s - at_s < ASKING_S and deploys.number(other) > number for other, at_s in self._gave_s.items())
 
@@ -104,7 +104,7 @@ class KeeperLink:
         self._options, self._application, self._deploy = options, application, deploy
         self._name, self._namespace = NAME.format(application=application), namespace
         self._actor: Any = None
-        self._heir = Heir(own_code(), ingress_id, next_code, self._succeed)
+        self._upgrader = Upgrader(own_code(), ingress_id, next_code, self._upgrade)
 
     async def ask(self, method: str, *arguments: Any) -> Any:
         """What the book answers.
@@ -115,8 +115,8 @@ class KeeperLink:
         try:
             if (actor := self._actor) is None:
                 actor = self._actor = await asyncio.to_thread(self._start)
-                self._heir.is_agreed = False
-            await self._heir.greet(actor, partial(_ask, actor), self._application, self._deploy)
+                self._upgrader.is_agreed = False
+            await self._upgrader.greet(actor, partial(_ask, actor), self._application, self._deploy)
             value, error = await _ask(actor, "ask", self._options, method, arguments, self._deploy)
         except Exception as error:
             self._actor = None
@@ -126,7 +126,7 @@ class KeeperLink:
             raise BatchError(*error)
         return value
 
-    async def _succeed(self, last: Any) -> None:
+    async def _upgrade(self, last: Any) -> None:
         """End this keeper, whose state is in storage; the next question starts another."""
         if await has_name(last, self._name, self._namespace):
             await end_actor(last, self._name, self._namespace)
@@ -135,7 +135,7 @@ class KeeperLink:
 
     def _start(self) -> Any:
         actor = ray.remote(Keeper).options(name=self._name, namespace=self._namespace, **OUTLIVING)
-        return actor.remote(self._application, self._heir.number)
+        return actor.remote(self._application, self._upgrader.number)
 
 
 def own_code() -> str:

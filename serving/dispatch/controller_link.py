@@ -11,12 +11,12 @@ import ray
 
 from controller.launch import prepare, start_controller
 from controller.options import FleetOptions
-from controller.succession import CONTROLLER_PACKAGES, code_id
+from controller.upgrade import CONTROLLER_PACKAGES, code_id
 from protocol.links import ADMIT, OUTCOMES, AdmitCall
 from protocol.messages import Admission, AdmissionRequest, Outcome
 from protocol.shards import LEADER, shard_name
 from protocol.token_hub import Channel, TokenHub
-from serving.dispatch.heir import Heir, end_actor, has_name, in_new_process
+from serving.dispatch.upgrader import Upgrader, end_actor, has_name, in_new_process
 
 HAND_OVER_S = 10.0  # that a controller may take for it; then the next one begins without
 TAKE_OVER_S = 60.0
@@ -38,7 +38,7 @@ class ControllerLink:
         self._open_hub = open_hub
         self._actor: Any = None
         self._channel: Channel | None = None
-        self._heir = Heir(code_id(*CONTROLLER_PACKAGES), ingress_id, self._prepare, self._succeed)
+        self._upgrader = Upgrader(code_id(*CONTROLLER_PACKAGES), ingress_id, self._prepare, self._upgrade)
         self._handed: dict[str, bytes] = {}  # by a controller that was ended, until the next one has it
 
     @property
@@ -59,26 +59,26 @@ class ControllerLink:
             raise
 
     def _forget(self) -> None:
-        self._actor, self._heir.is_agreed = None, False
+        self._actor, self._upgrader.is_agreed = None, False
 
     def start(self) -> None:
         """Start the controller where there is none."""
-        start_controller(self._controller, self._namespace, self.shard, self._heir.number)
+        start_controller(self._controller, self._namespace, self.shard, self._upgrader.number)
 
     async def configure(self, options: bytes, tiers: bytes) -> None:
         """Tell it what this ingress knows. One with the code of an earlier deploy is followed in the background."""
         if self._handed:
             await self._hand_on()
-        if not self._heir.is_agreed:
+        if not self._upgrader.is_agreed:
             wanted = msgspec.msgpack.decode(options, type=FleetOptions)
-            await self._heir.greet(self.actor(), self._ask, wanted.application, wanted.deploy)
-        self._heir.number = int(await self._ask("configure", options, tiers, self._heir.number))
+            await self._upgrader.greet(self.actor(), self._ask, wanted.application, wanted.deploy)
+        self._upgrader.number = int(await self._ask("configure", options, tiers, self._upgrader.number))
 
     async def _prepare(self) -> str:
         logger.info("controller %s has other code than this deploy: the next one's kernels are compiled", self._name)
         return str(await in_new_process(prepare))
 
-    async def _succeed(self, last: Any) -> None:
+    async def _upgrade(self, last: Any) -> None:
         """End this controller and start the next one, with the code that this deploy has on the head node."""
         handed = dict[str, bytes]()
         if hasattr(last, "hand_over"):
@@ -135,7 +135,7 @@ class ControllerLink:
 
     def close(self) -> None:
         """Follow nobody."""
-        self._heir.close()
+        self._upgrader.close()
 
     async def status(self) -> dict[str, Any]:
         return dict(msgspec.json.decode(await self._ask("status")))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.local_stack import change_code, copied_code
-from controller.succession import CONTROLLER_PACKAGES, code_id
+from controller.upgrade import CONTROLLER_PACKAGES, code_id
 from tests.support.batches_scene import COMPLETIONS, jsonl, line
 from tests.support.stack import Stack, running, texts, until, verdict
 

@@ -35,7 +35,7 @@ ADAPTERS = {  # package -> the modules that may know it
     "torch": r"replicas\.(vllm_(executor|kv_files)|profiling|timed_(batches|executor|worker))",
     "ray": r"controller\.(actor|launch|length_trainer|serve_scaler|shards\.keeper)"
     r"|replicas\.(deployment|pinned_router|reporter|vllm_ray_executor)"
-    r"|serving\.(app|batches\.keeper|launch\.(dashboard|launch|local_ray)|dispatch\.(controller_link|heir|transport)|config\.serve_schema)",
+    r"|serving\.(app|batches\.keeper|launch\.(dashboard|launch|local_ray)|dispatch\.(controller_link|upgrader|transport)|config\.serve_schema)",
     "ray.serve.request_router": r"replicas\.pinned_router",  # an alpha API of Serve's
 }
 FILE_LINES, FUNCTION_LINES = 300, 60

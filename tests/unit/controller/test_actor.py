@@ -227,7 +227,7 @@ def test_another_application_is_told_that_the_controller_is_taken(monkeypatch: p
             await controller.configure(*ping("other"))
         assert controller.fleet is not None
         assert controller.fleet.options.application == "app"
-        controller.succession.deploys.pinged_s -= ABANDONED_S
+        controller.upgrade.deploys.pinged_s -= ABANDONED_S
         await controller.configure(*ping("other", "third"))
         assert controller.fleet.options.application == "other", "the first one is gone"
 

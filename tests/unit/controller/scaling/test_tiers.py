@@ -35,7 +35,7 @@ def test_a_request_whose_tier_was_removed_belongs_to_the_next_tighter_one() -> N
     assert asked("gone", INF, best_effort=True) == 2
 
 
-def test_heirs_of_tiers_in_another_table() -> None:
+def test_nearest_tiers_in_another_table() -> None:
     other = TierTable.of(2, [Tier("batch", best_effort=True), Tier("tight", 0.3, 0.02), Tier("new", 0.5, 0.05)])
     assert table().tier_remap(other).tolist() == [0, 1, 2, -1]
     assert other.tier_remap(table()).tolist() == [0, 0, 2, -1]

@@ -43,7 +43,7 @@ def test_ingresses_of_a_replaced_deploy_end_their_lines_and_get_no_more(tmp_path
             return [each.number for each in answer[0]]
 
         for deploy in ("first", "second"):
-            await own.greet("app", deploy, 0, own.succession.code, f"worker of {deploy}")
+            await own.greet("app", deploy, 0, own.upgrade.code, f"worker of {deploy}")
         assert await given("first", 2) == [1, 2], "nobody else asks yet"
         assert await given("second", 2) == [3, 4]
         assert await given("first", 2, 1, 2) == [], "it drains"

@@ -1,4 +1,4 @@
-"""How an ingress of a later deploy has an actor with other code followed by one with its own (``Succession``).
+"""How an ingress of a later deploy has an actor with other code followed by one with its own (``Upgrade``).
 
 Knows Ray.
 """
@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import ray
 
 from controller.options import ON_HEAD
-from controller.succession import Greeting
+from controller.upgrade import Greeting
 
 PREPARE_S = 240.0  # for an actor's kernels, of which some minutes are needed on a busy machine
 AGAIN_S = 30.0  # after what failed
@@ -24,7 +24,7 @@ LOOK_S = 0.02
 logger = logging.getLogger("polyslo.dispatch")
 
 
-class Heir:
+class Upgrader:
     """Greets one actor until both agree whose code it is to run, and has it followed where this ingress is chosen."""
 
     def __init__(
@@ -32,26 +32,26 @@ class Heir:
         code: str,
         ingress_id: str,
         prepare: Callable[[], Awaitable[str]],
-        succeed: Callable[[Any], Awaitable[None]],
+        upgrade: Callable[[Any], Awaitable[None]],
     ) -> None:
-        """``prepare`` tells what code the next actor would run, and ``succeed`` has an actor followed by that one. The
+        """``prepare`` tells what code the next actor would run, and ``upgrade`` has an actor followed by that one. The
         actor serves on until then."""
         self.number = 0  # of this ingress's deploy, as an actor said
         self.is_agreed = False  # with the actor that the ingress speaks to now
-        self._code, self._ingress_id, self._prepare, self._succeed = code, ingress_id, prepare, succeed
-        self._succeeding: asyncio.Task[None] | None = None
+        self._code, self._ingress_id, self._prepare, self._upgrade = code, ingress_id, prepare, upgrade
+        self._upgrading: asyncio.Task[None] | None = None
 
     async def greet(self, actor: Any, ask: Callable[..., Awaitable[Any]], application: str, deploy: str) -> None:
         """``ask(method, *arguments)`` asks the ``actor``. Raises what that does."""
         if self.is_agreed:
             return
+        # A version that cannot be greeted, or answers less, has other code; no ingress of it would end a later one.
+        told: Greeting = {"code": "", "number": self.number, "is_outdated": True, "is_upgrader": True}
         if hasattr(actor, "greet"):
-            told: Greeting = await ask("greet", application, deploy, self.number, self._code, self._ingress_id)
-        else:  # a version that cannot be greeted has other code, and no ingress of it would end a later one
-            told = {"code": "", "number": self.number, "is_over": True, "is_heir": True}
-        self.number, self.is_agreed = told["number"], not told["is_over"]
-        if told["is_heir"] and (self._succeeding is None or self._succeeding.done()):
-            self._succeeding = asyncio.get_running_loop().create_task(self._run(actor, told["code"]))
+            told |= await ask("greet", application, deploy, self.number, self._code, self._ingress_id)
+        self.number, self.is_agreed = told["number"], not told["is_outdated"]
+        if told["is_upgrader"] and (self._upgrading is None or self._upgrading.done()):
+            self._upgrading = asyncio.get_running_loop().create_task(self._run(actor, told["code"]))
 
     async def _run(self, actor: Any, code: str) -> None:
         try:
@@ -62,7 +62,7 @@ class Heir:
                     logger.warning("this node has other code (%s) than the head node (%s)", self._code, next_code)
                     self.is_agreed = True
                 else:
-                    await self._succeed(actor)
+                    await self._upgrade(actor)
                     await asyncio.sleep(SETTLED_S)
         except Exception as error:
             logger.warning("an actor with other code than this deploy's stays for now: %r", error)
@@ -70,8 +70,8 @@ class Heir:
 
     def close(self) -> None:
         """Leave it to another ingress."""
-        if self._succeeding is not None:
-            self._succeeding.cancel()
+        if self._upgrading is not None:
+            self._upgrading.cancel()
 
 
 _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()

@@ -12,10 +12,10 @@ pytest.importorskip("ray")
 
 from controller.launch import prepare
 from controller.options import FleetOptions
-from controller.succession import CONTROLLER_PACKAGES, Succession, code_id
-from serving.dispatch import controller_link, heir
+from controller.upgrade import CONTROLLER_PACKAGES, Upgrade, code_id
+from serving.dispatch import controller_link, upgrader
 from serving.dispatch.controller_link import ControllerLink
-from serving.dispatch.heir import Heir
+from serving.dispatch.upgrader import Upgrader
 
 OWN = code_id(*CONTROLLER_PACKAGES)
 STATE = {"margins": b"1"}
@@ -25,10 +25,10 @@ SECOND = msgspec.msgpack.encode(FleetOptions(application="app", deploy="second")
 class Actor:
     """A controller of some code and, as Ray's handles are, an object whose methods have a ``remote``."""
 
-    def __init__(self, code: str, calls: list[tuple[str, str]], founder: int = 0) -> None:
-        self.code, self.succession, self._calls = code, Succession(code, founder), calls
-        if not founder:
-            self.succession.greet("app", "first", 1, code, "i0", 0.0)
+    def __init__(self, code: str, calls: list[tuple[str, str]], started_by: int = 0) -> None:
+        self.code, self.upgrade, self._calls = code, Upgrade(code, started_by), calls
+        if not started_by:
+            self.upgrade.greet("app", "first", 1, code, "i0", 0.0)
         self.is_dead, self.taken = False, None
 
     def __getattr__(self, name: str) -> Any:
@@ -42,9 +42,9 @@ class Actor:
         self._calls.append((self.code, name))
         if name == "greet":
             application, deploy, told, code, asker = arguments
-            return self.succession.greet(application, deploy, told, code, asker, 0.0)
+            return self.upgrade.greet(application, deploy, told, code, asker, 0.0)
         if name == "configure":
-            return self.succession.deploys.number("second", arguments[2])
+            return self.upgrade.deploys.number("second", arguments[2])
         if name == "take_over":
             (self.taken,) = arguments
         return STATE
@@ -78,10 +78,10 @@ class Cluster:
         actor.is_dead = True
         self.actor = None
 
-    def _start(self, name: str, namespace: str, shard: int, founder: int) -> None:
+    def _start(self, name: str, namespace: str, shard: int, started_by: int) -> None:
         if self.actor is None:
             assert isinstance(self.on_head, str)
-            self.actor = Actor(self.on_head, self.calls, founder)
+            self.actor = Actor(self.on_head, self.calls, started_by)
             self.born.append(self.actor)
 
     async def _prepare(self, function: Any) -> str:
@@ -128,7 +128,7 @@ def test_a_controller_with_other_code_serves_until_the_kernels_are_there_and_han
         assert calls[:2] == [("old", "greet"), ("old", "configure")], "it serves the new deploy meanwhile"
         assert calls.index(("old", "hand_over")) < calls.index((OWN, "take_over")) < calls.index((OWN, "configure"))
         assert cluster.actor.taken == STATE
-        assert cluster.actor.succession.deploys.is_latest("second")
+        assert cluster.actor.upgrade.deploys.is_latest("second")
 
     run(play)
 
@@ -203,7 +203,7 @@ def test_an_ingress_of_the_replaced_deploy_that_is_heard_first_ends_no_next_cont
         link = cluster.link()
         await settled(link)
         (successor,) = cluster.born
-        assert successor.succession.greet("app", "first", 1, "old", "i0", 0.0)["is_over"] is False
+        assert successor.upgrade.greet("app", "first", 1, "old", "i0", 0.0)["is_outdated"] is False
         with monkeypatch.context() as elsewhere:
             elsewhere.setattr(controller_link, "code_id", lambda *_: "other code of the same deploy")
             await settled(cluster.link("i9"))
@@ -212,7 +212,7 @@ def test_an_ingress_of_the_replaced_deploy_that_is_heard_first_ends_no_next_cont
     run(play)
 
 
-def test_several_heirs_of_a_controller_that_cannot_be_greeted_end_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_upgraders_of_a_controller_that_cannot_be_greeted_end_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async def play() -> None:
         cluster = Cluster("old", monkeypatch)
         cluster.actor = SimpleNamespace(configure=cluster.actor.configure, is_dead=False)
@@ -224,20 +224,25 @@ def test_several_heirs_of_a_controller_that_cannot_be_greeted_end_it_once(monkey
     run(play)
 
 
-def test_a_controller_that_cannot_be_greeted_has_other_code() -> None:
-    succeeded = list[int]()
+@pytest.mark.parametrize("actor", [object(), SimpleNamespace(greet=None)])
+def test_a_controller_that_cannot_be_greeted_or_answers_less_has_other_code(actor: object) -> None:
+    replaced = list[int]()
 
     async def next_code() -> str:
         return "code"
 
-    async def succeed(_: Any) -> None:
-        succeeded.append(1)
+    async def upgrade(_: Any) -> None:
+        replaced.append(1)
+
+    async def ask(*_: Any) -> dict[str, Any]:
+        assert hasattr(actor, "greet")
+        return {"code": "of yesterday", "number": 2}
 
     async def play() -> None:
-        own = Heir("code", "i1", next_code, succeed)
-        await own.greet(object(), lambda *_: pytest.fail("it knows no greeting"), "app", "second")
+        own = Upgrader("code", "i1", next_code, upgrade)
+        await own.greet(actor, ask, "app", "second")
         await asyncio.sleep(0.01)
-        assert succeeded == [1]
+        assert replaced == [1]
         assert not own.is_agreed
 
     run(play)
@@ -247,10 +252,10 @@ def test_an_actor_that_ray_does_not_end_is_an_error(monkeypatch: pytest.MonkeyPa
     actor = object()
     monkeypatch.setattr("ray.kill", lambda *_, **__: None)
     monkeypatch.setattr("ray.get_actor", lambda *_: actor)
-    monkeypatch.setattr(heir, "ENDED_S", 0.05)
+    monkeypatch.setattr(upgrader, "ENDED_S", 0.05)
 
     async def play() -> None:
         with pytest.raises(TimeoutError, match="'keeper'"):
-            await heir.end_actor(actor, "keeper", "polyslo")
+            await upgrader.end_actor(actor, "keeper", "polyslo")
 
     run(play)

@@ -1,7 +1,7 @@
 """Which code an actor runs that outlives deploys, and when it makes room for the code of a later one.
 
 Serve replaces ingresses and replicas when a deploy brings other code. Controllers and the keeper of batches live on, so
-the ingresses of a later deploy greet them first. One ingress, the heir, ends such an actor and starts one anew.
+the ingresses of a later deploy greet them first. One ingress, the upgrader, ends such an actor and starts one anew.
 """
 
 import functools
@@ -15,7 +15,7 @@ from controller.deploys import Deploys
 
 CONTROLLER_PACKAGES = ("controller", "planning", "profiles", "protocol", "routing")
 SUFFIXES = (".py", ".json")  # of files that decide what an actor does
-HEIR_S = 300.0  # that an heir may take, which compiles kernels first; then whoever greets next is the heir
+UPGRADE_S = 300.0  # that an upgrader may take, which compiles kernels first; then whoever greets next is the upgrader
 
 
 class Greeting(TypedDict):
@@ -23,8 +23,8 @@ class Greeting(TypedDict):
 
     code: str  # of the actor
     number: int  # of the ingress's deploy (``controller.deploys``)
-    is_over: bool  # the ingress has other code, and its deploy is the latest
-    is_heir: bool  # the ingress is to end this actor and to start the next one
+    is_outdated: bool  # the ingress has other code, and its deploy is the latest
+    is_upgrader: bool  # the ingress is to end this actor and to start the next one
 
 
 @functools.cache
@@ -40,17 +40,17 @@ def code_id(*packages: str) -> str:
 
 
 @dataclass
-class Succession:
+class Upgrade:
     """Of one actor, which runs ``code``.
 
-    ``founder``: the number of the deploy whose ingress started it, 0 for the first one. Only later deploys end it.
+    ``started_by``: the number of the deploy whose ingress started it, 0 for the first one. Only later deploys end it.
     """
 
     code: str
-    founder: int = 0
+    started_by: int = 0
     deploys: Deploys = field(default_factory=Deploys)
-    _heir: str = ""
-    _heir_until_s: float = -math.inf
+    _upgrader: str = ""
+    _upgrader_until_s: float = -math.inf
 
     def greet(self, application: str, deploy: str, told: int, code: str, asker: str, now_s: float) -> Greeting:
         """An ingress begins to speak, or repeats that until it is over; ``told``: the number of its deploy, 0: unknown.
@@ -59,7 +59,8 @@ class Succession:
         """
         self.deploys.note_application(application, now_s)
         number = self.deploys.number(deploy, told)
-        is_over = code != self.code and number > self.founder and self.deploys.is_latest(deploy)
-        if is_over and now_s >= self._heir_until_s:
-            self._heir, self._heir_until_s = asker, now_s + HEIR_S
-        return {"code": self.code, "number": number, "is_over": is_over, "is_heir": is_over and asker == self._heir}
+        is_outdated = code != self.code and number > self.started_by and self.deploys.is_latest(deploy)
+        if is_outdated and now_s >= self._upgrader_until_s:
+            self._upgrader, self._upgrader_until_s = asker, now_s + UPGRADE_S
+        is_upgrader = is_outdated and asker == self._upgrader
+        return {"code": self.code, "number": number, "is_outdated": is_outdated, "is_upgrader": is_upgrader}
