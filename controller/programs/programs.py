@@ -11,6 +11,7 @@ import numpy as np
 
 from controller.decisions import NOT_HERE, PROMISED
 from controller.placement import Pending, PlacementFleet, idlest_slot, place_admitted, place_on
+from controller.programs.bound import KEPT
 from controller.programs.expected import expect
 from controller.programs.history import History
 from controller.programs.open_program import OpenProgram, Part
@@ -90,34 +91,35 @@ class Programs(ProgramsUnderWay):
         history.on_match(match)
         seen = history.outlook(match, stage, *self.speed.paces(arrived_s))
         expect(program, history, match, self.speed.costs(arrived_s), seen)
-        if self._must_yield(program, history, arrived_s):
+        clock = StageClock(program.deadline_s, arrived_s - program.started_s, program.gaps_s())
+        if self._must_yield(program, history, seen.chance_in_time(clock), arrived_s):
             due_s = latest_s = arrived_s + LEAST_S
         else:
-            due_s, latest_s = self._due_s(program, seen, stage, arrived_s)
+            due_s, latest_s = self._due_s(program, seen, stage, clock)
         expected = float(np.median(history.table.lengths[match.rows])) if len(match.rows) else PRIOR_STAGES
         nearest = float(match.similarity[0]) if len(match.rows) else 0.0
         given = StageGiven(stage + 1, due_s - arrived_s, left_s, expected, nearest, program.is_promised)
         return Part(node, given, due_s, latest_s)
 
-    def _due_s(self, program: OpenProgram, seen: Outlook, stage: int, arrived_s: float) -> tuple[float, float]:
+    def _due_s(self, program: OpenProgram, seen: Outlook, stage: int, clock: StageClock) -> tuple[float, float]:
         """When a new sub-request is due, and the latest that it may be."""
         if self.options.stages == "whole":
             return program.due_s, program.due_s
-        clock = StageClock(program.deadline_s, arrived_s - program.started_s, program.gaps_s())
         latest_s = latest_end_s(seen, clock)
         due_s = stage_deadline_s(seen, clock, program.slowest_s(stage))
         due_s = latest_s if self.options.stages == "latest" else due_s
         return program.started_s + due_s, program.started_s + max(due_s, latest_s)
 
-    def _must_yield(self, program: OpenProgram, history: History, arrived_s: float) -> bool:
+    def _must_yield(self, program: OpenProgram, history: History, chance: float, arrived_s: float) -> bool:
         """Whether a new sub-request is due at once: it goes after those of promised programs. The first one of its
-        program decides; where too much was open then, each later one asks again. What is predicted later takes no
-        promise back."""
+        program decides; where too much was open then, each later one asks again, with its ``chance`` to end in time.
+        What is predicted later takes no promise back."""
         is_first = len(program.nodes) == 1
         if program.deadline_s == INF or program.is_promised:
             return False
         if is_first or program.waits:
-            program.refusal = self._refusal(program, history, arrived_s)
+            is_too_late = program.waits and chance < KEPT
+            program.refusal = TOO_MANY if is_too_late else self._refusal(program, history, arrived_s)
             program.waits |= program.refusal == TOO_MANY and self.options.asks_again
         return program.refusal == TOO_MANY or (is_first and bool(program.refusal))
 

@@ -44,6 +44,14 @@ class Outlook(NamedTuple):
         kept = np.where(can, self.weights, 0.0)
         return self._replace(weights=kept / kept.sum())
 
+    def chance_in_time(self, clock: "StageClock") -> float:
+        """Weight (0 to 1) of the graphs that can end in time from now on, at ``FOLLOWS_PACE``, in that of those that
+        could from the beginning: time that a program has lost says nothing of its size."""
+        could = self.earlier_s + clock.gaps_s + self.this_s + self.later_s + self.later_gaps_s <= clock.deadline_s
+        can = clock.now_s + FOLLOWS_PACE * (self.this_s + self.later_s) + self.later_gaps_s <= clock.deadline_s
+        possible = float(self.weights[could].sum())
+        return float(self.weights[could & can].sum()) / possible if possible > 0.0 else 0.0
+
     def end_s(self, clock: "StageClock") -> np.ndarray:
         """When a program like each graph would end on idle engines, since its first arrival (f8[k])."""
         ends: np.ndarray = clock.now_s + self.this_s + self.later_s + self.later_gaps_s

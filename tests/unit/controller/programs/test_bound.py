@@ -128,6 +128,21 @@ def test_a_program_that_was_one_too_many_is_promised_with_its_next_call_when_the
     assert state.programs.open["", f"p{count}"].precedence_tokens > 0.0
 
 
+def test_who_has_waited_too_long_is_not_promised_what_its_kind_cannot_do_in_the_time_left() -> None:
+    """Others like it called twice more, 6 s apart. They have ended: there is room, but its task is no smaller."""
+    for left_s, is_promised in ((30.0, True), (4.0, False)):
+        state = fleet()
+        count, _ = open_until_full(state)
+        for number, at_s in ((1, 8.0), (2, 14.5)):
+            for k in range(count):
+                told = msgspec.structs.replace(Program(f"p{k}", DEADLINE_S, app="a"), is_last=number == 2)
+                one(state, msgspec.structs.replace(call(f"p{k}", number), program=told), at_s)
+                end(state, f"p{k}-{number}", at_s + 0.5)
+        joins = one(state, call(f"p{count}", 1, 1000), DEADLINE_S - left_s)
+        assert joins.stage
+        assert joins.stage.is_promised == is_promised
+
+
 def test_the_table_of_promised_programs_holds_what_is_open() -> None:
     """Forgetting moves the last row to the place of the one that goes."""
     bound = ProgramBound(fleet().slots)

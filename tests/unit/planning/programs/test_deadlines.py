@@ -82,3 +82,14 @@ def test_one_long_program_in_three_does_not_decide_for_the_others() -> None:
     execution, gaps = np.array([[1.0, 3.0, 6.0], [1.0, 3.0, 6.0], [1.0, 500.0, 900.0]]), np.repeat(GAPS, 3, axis=0)
     mixed = seen(0, execution, gaps)
     assert stage_deadline_s(mixed, StageClock(24.0, 0.0, 0.0)) == pytest.approx(2.0)
+
+
+def test_time_that_a_program_has_lost_takes_its_chance_and_says_nothing_of_its_size() -> None:
+    """Of 9 s and 2 s of execution left, with 2 of tools; both graphs fit a deadline of 24, and the short one of 10."""
+    both = seen(1, np.array([[1.0, 3.0, 6.0], [1.0, 1.0, 1.0]]), np.repeat(GAPS, 2, axis=0))
+    last_s = [24.0 - FOLLOWS_PACE * left_s - 2.0 for left_s in (9.0, 2.0)]
+    chances = [both.chance_in_time(StageClock(24.0, now_s, 2.0)) for now_s in (last_s[0], last_s[0] + 0.1, last_s[1])]
+    assert chances == pytest.approx([1.0, 0.5, 0.5])
+    assert both.chance_in_time(StageClock(24.0, last_s[1] + 0.1, 2.0)) == pytest.approx(0.0, abs=1e-6)
+    assert both.chance_in_time(StageClock(10.0, 3.0, 2.0)) == pytest.approx(1.0), "a client knows how large its task is"
+    assert both.chance_in_time(StageClock(1.0, 0.5, 0.9999)) == 0.0, "no graph is so short"
