@@ -13,6 +13,7 @@ from simulation.workloads.applications import KINDS
 GPU = "a100_sxm__llama-3.1-8b"
 # Sequences (256 is vLLM's default) and tokens per iteration.
 SETTINGS = [[sequences, tokens] for sequences in (32, 64, 128, 256) for tokens in (128, 256, 512, 1024, 2048, 4096)]
+WIDER = [[512, tokens] for tokens in (512, 1024, 2048)]  # for short prompts, of which an A100 holds as many
 OURS, VLLM, SARATHI = "tempo", "vllm", "sarathi"
 CONTENDERS = {
     contender.name: contender
@@ -33,7 +34,7 @@ def config(quick: bool) -> dict[str, Any]:
     if quick:
         return {**common, "contenders": [OURS, VLLM, SARATHI], "settings": [[256, 2048]], "rates": [7.0],
                 "programs": 1000, "seeds": [1]}  # fmt: skip
-    return {**common, "contenders": list(CONTENDERS), "settings": SETTINGS, "rates": [8.0],
+    return {**common, "contenders": list(CONTENDERS), "settings": [*SETTINGS, *WIDER], "rates": [8.0],
             "programs": 3000, "seeds": [1, 2, 3]}  # fmt: skip
 
 
