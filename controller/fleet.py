@@ -18,7 +18,7 @@ from controller.groups import decide_together, of_groups
 from controller.held import HeldRequests
 from controller.lengths.fleet_lengths import FleetLengths
 from controller.mirror.locations import RequestLocations
-from controller.mirror.prefix_affinity import NOTHING, Affinity
+from controller.mirror.prefix_affinity import Affinity
 from controller.mirror.replica_model import VirtualReplica, admission_row, limits_of
 from controller.mirror.slots import ReplicaSlots
 from controller.mirror.views import views_of
@@ -158,17 +158,17 @@ class Fleet:
         uids = {request_uid(request.request_id) for request in batch}
         earlier = {uid for uid in uids if uid in self.unplaced.waiting or uid in self.held}
         checks, pending = self.options.admission and self.policy.checks_admission, []
-        affinity = 0.0 if self.policy.counts_held else self.affinity.strength
         for request in batch:
             pending.append(p := self._to_pending(request, now_s, phase))
             p.ingress = by
             if not checks and not p.is_best_effort:
-                placement.place_without_check(self.slots, p, affinity, now_s)
+                counts_held = self.policy.counts_held and not request.adapter
+                placement.place_without_check(self.slots, p, 0.0 if counts_held else self.affinity.strength, now_s)
         asking, together = of_groups([p for p in pending if checks and not p.is_best_effort])
         open_fleet = placement.PlacementFleet(self.slots, self.allocation, self.replicas, self.options)
         self.unplaced.returns.receive(self.slots, [*asking, *(each[0] for each in together)], earlier, now_s)
         self.programs.place_at_home(asking, now_s)
-        placement.place_each(open_fleet, asking, affinity, now_s)
+        placement.place_each(open_fleet, asking, self.affinity.strength, now_s)
         self.programs.place_late(open_fleet, asking, now_s)
         self.held.displace(open_fleet, self.by_slot, [p for p in asking if int(p.row["id"]) not in earlier], now_s)
         fall_back = partial(self._best_effort_or_refuse, now_s=now_s)
@@ -210,7 +210,7 @@ class Fleet:
         margin_s = self.calibration.plan_early(row, self.tiers)
         self.turn += 1
         held, cached = self.affinity.look_up(request, row, self.replicas, self.slots.fleet_state)
-        scores = self._scores(row, held if self.affinity.weight else NOTHING, phase)
+        scores = self._scores(row, self.affinity.held_prompt(request, held), phase)
         p = Pending(request, tier, row, scores, self.policy.rule, held, cached, margin_s=margin_s, phase=phase)
         if excluded := self.affinity.excluded(request, self.replicas):
             p.exclude_where_others_are(self.slots, excluded, now_s)

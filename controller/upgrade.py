@@ -19,12 +19,13 @@ UPGRADE_S = 300.0  # that an upgrader may take, which compiles kernels first; th
 
 
 class Greeting(TypedDict):
-    """What an actor answers to an ingress that greets it; later versions may add fields."""
+    """What an actor answers to an ingress that greets it. Names are those of the first version, for a later one greets
+    it; later versions may add fields."""
 
     code: str  # of the actor
     number: int  # of the ingress's deploy (``controller.deploys``)
-    is_outdated: bool  # the ingress has other code, and its deploy is the latest
-    is_upgrader: bool  # the ingress is to end this actor and to start the next one
+    is_over: bool  # the ingress has other code, and its deploy is the latest
+    is_heir: bool  # the ingress is to end this actor and to start the next one
 
 
 @functools.cache
@@ -63,4 +64,4 @@ class Upgrade:
         if is_outdated and now_s >= self._upgrader_until_s:
             self._upgrader, self._upgrader_until_s = asker, now_s + UPGRADE_S
         is_upgrader = is_outdated and asker == self._upgrader
-        return {"code": self.code, "number": number, "is_outdated": is_outdated, "is_upgrader": is_upgrader}
+        return {"code": self.code, "number": number, "is_over": is_outdated, "is_heir": is_upgrader}

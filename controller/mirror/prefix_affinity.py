@@ -58,6 +58,10 @@ class Affinity:
                 held[slot] += request.prompt_tokens * ADAPTER_PREFERENCE / self.strength
         return held if held.any() else NOTHING, cached if cached.any() else NOTHING_CACHED
 
+    def held_prompt(self, request: AdmissionRequest, held: np.ndarray) -> np.ndarray:
+        """Of what ``look_up`` says, what is of the prompt: nothing is known apart where an adapter counts as well."""
+        return held if self.weight > 0.0 and not request.adapter else NOTHING
+
     def _spare_tokens(self, row: np.ndarray, fleet: FleetState) -> list[float]:
         """KV cache of each replica that neither its requests at their predicted ends nor this one need (R values);
         the last block of each is not full."""

@@ -46,11 +46,11 @@ class Upgrader:
         if self.is_agreed:
             return
         # A version that cannot be greeted, or answers less, has other code; no ingress of it would end a later one.
-        told: Greeting = {"code": "", "number": self.number, "is_outdated": True, "is_upgrader": True}
+        told: Greeting = {"code": "", "number": self.number, "is_over": True, "is_heir": True}
         if hasattr(actor, "greet"):
             told |= await ask("greet", application, deploy, self.number, self._code, self._ingress_id)
-        self.number, self.is_agreed = told["number"], not told["is_outdated"]
-        if told["is_upgrader"] and (self._upgrading is None or self._upgrading.done()):
+        self.number, self.is_agreed = told["number"], not told["is_over"]
+        if told["is_heir"] and (self._upgrading is None or self._upgrading.done()):
             self._upgrading = asyncio.get_running_loop().create_task(self._run(actor, told["code"]))
 
     async def _run(self, actor: Any, code: str) -> None:

@@ -20,10 +20,20 @@ class Begun(NamedTuple):
 
 
 def make_begun(replicas: int, slots: int) -> Begun:
-    """Nothing has run yet."""
+    """Nothing has run yet; without ``slots`` nothing is noted."""
     never_s = np.full((2, replicas, IN_FLIGHT), -np.inf)
     tables = np.zeros((replicas, IN_FLIGHT, slots), dtype=REQUEST)
     return Begun(tables, np.zeros((replicas, IN_FLIGHT), dtype=np.int64), never_s[0], never_s[1])
+
+
+def with_begun_slots(begun: Begun, slots: int) -> Begun:
+    """The same with room for more requests each; none stays none."""
+    replicas, _, known = begun.tables.shape
+    if not known:
+        return begun
+    larger = make_begun(replicas, slots)
+    larger.tables[:, :, :known] = begun.tables
+    return begun._replace(tables=larger.tables)
 
 
 @njit(cache=True)
@@ -40,17 +50,18 @@ def num_unfinished(begun: Begun, r: int, iterations: int, now_s: float) -> int:
     return sum(end_s > now_s for end_s in recent)
 
 
-def settled_rows(begun: Begun, r: int, formed: range, table: np.ndarray, ended: np.ndarray) -> np.ndarray:
+def settled_rows(begun: Begun, r: int, formed: range, table: np.ndarray, records: np.ndarray) -> np.ndarray:
     """Requests of replica ``r`` (REQUEST[n]) as they were when the first of the iterations ``formed`` began: it runs
     now.
 
-    ``table`` is how they will be once all of these have ended; ``ended`` (bool[jobs]) says which jobs that ends. Those
-    that came meanwhile are as they came, and those that no iteration has begun as they are.
+    ``table`` is how they will be once all of these have ended; ``records`` (RECORD[jobs]) say which jobs that ends.
+    Those that came meanwhile are as they came, and those that no iteration has begun as they are.
     """
     begins = table["id"][has_begun(table)]
     told = table[:0]
     for number in formed:
         before = begun.tables[r, number % IN_FLIGHT, : begun.counts[r, number % IN_FLIGHT]]
-        is_here = np.isin(before["id"], begins) | ended[before["id"] - 1]
+        own = records[before["id"] - 1]
+        is_here = np.isin(before["id"], begins) | (own["ended"] & (own["replica"] == r))
         told = stacked(told, before[is_here & ~np.isin(before["id"], told["id"])])
     return stacked(told, table[~np.isin(table["id"], told["id"])])

@@ -24,7 +24,7 @@ from planning.tables import REQUEST
 from profiles.kernels import COEFFICIENTS, iteration_s
 from profiles.online import STATE, corrected, new_correction, observe, reach
 from profiles.spread import IterationSpread
-from simulation.core.begun import Begun, make_begun, note_begun
+from simulation.core.begun import Begun, make_begun, note_begun, with_begun_slots
 from simulation.core.jobs import NEVER
 from simulation.core.noise import next_noise
 from simulation.core.progress import emit, preempt, run_row
@@ -71,7 +71,7 @@ class Engines(NamedTuple):
     profile_coefs: np.ndarray  # f8[R, COEFFICIENTS], as the planner knew it before it learnt anything
     corrections: np.ndarray  # f8[R, STATE], what it has learnt (``profiles.online``)
     steps: np.ndarray  # f8[R, STEPS, 6], a ring of compositions and seconds
-    begun: Begun  # before the iterations in flight, of engines under a controller
+    begun: Begun  # before the iterations in flight, where a dispatcher asks for reports
     limits: np.ndarray  # LIMITS[R]
     spread: np.ndarray  # f8[kinds, knots], ``profiles.spread.IterationSpread.logs`` of engines that stray by it
     memories: PolicyMemory  # each of its tables with a first axis of replicas
@@ -90,7 +90,7 @@ def make_engines(replicas: int, slots: int, seed: int = 0) -> Engines:
         np.zeros((replicas, COEFFICIENTS)),
         np.zeros((replicas, STATE)),
         np.zeros((replicas, STEPS, 6)),
-        make_begun(replicas, slots),
+        make_begun(replicas, 0),
         np.zeros(replicas, dtype=LIMITS),
         IterationSpread().logs(),
         PolicyMemory(
@@ -121,8 +121,7 @@ def with_slots(engines: Engines, slots: int) -> Engines:
     replicas, known = engines.tokens.shape
     larger = make_engines(replicas, slots, engines.seed)
     larger.tables[:, :known] = engines.tables
-    larger.begun.tables[:, :, :known] = engines.begun.tables
-    begun = engines.begun._replace(tables=larger.begun.tables)
+    begun = with_begun_slots(engines.begun, slots)
     return engines._replace(tables=larger.tables, tokens=larger.tokens, begun=begun)
 
 
@@ -214,7 +213,7 @@ def iterate(engines: Engines, r: int, jobs: np.ndarray, records: np.ndarray, end
         _learn(engines, r, mix, seconds)
     step = engines.steps[r, engine["iterations"] % STEPS]
     step[:5], step[5] = mix, seconds
-    if engine["is_controlled"]:
+    if engines.begun.tables.shape[2] > 0:
         note_begun(engines.begun, r, engine["iterations"], table, engine["free_at_s"], seconds)
     engine["free_at_s"] += seconds
     engine["ahead_s"] = (limits["steps_in_flight"] - 1) * seconds

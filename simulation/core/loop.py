@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from planning.tables import has_begun
-from simulation.core.begun import IN_FLIGHT, num_unfinished, settled_rows
+from simulation.core.begun import IN_FLIGHT, make_begun, num_unfinished, settled_rows
 from simulation.core.engine import Engines, advance_engines, submit, with_slots
 from simulation.core.jobs import NEVER, NO_EDGES, all_edges, make_records, to_rows
 from simulation.core.prefix_cache import PrefixCache
@@ -52,6 +52,8 @@ class Simulation:
 
     def __post_init__(self) -> None:
         self.jobs = self.jobs.copy()
+        if self.dispatcher.hears_ends:  # and will want to hear what has ended of each replica's requests
+            self.engines = self.engines._replace(begun=make_begun(*self.engines.tokens.shape))
         self.records = make_records(len(self.jobs))
         self.left = len(self.jobs)
         self._ended = np.zeros(2 * self.engines.tables.shape[1], dtype=np.int64)
@@ -165,15 +167,15 @@ class Simulation:
         return self.engines.tables[replica, : self.engines.state[replica]["count"]]
 
     def settled(self, replica: int) -> tuple[np.ndarray, float, int]:
-        """What a replica under a controller knows of itself: its requests as of the last iteration that ended, how long
-        ago the one in flight began (0: none runs), and how many have ended."""
+        """What a replica knows of itself, where dispatchers hear of ends: its requests as of the last iteration that
+        ended, how long ago the one in flight began (0: none runs), and how many have ended."""
         begun, iterations = self.engines.begun, int(self.engines.state[replica]["iterations"])
         unfinished, table = num_unfinished(begun, replica, iterations, self.now_s), self.table(replica)
         if unfinished == 0:
             return table, 0.0, iterations
         first = iterations - unfinished
         age_s = self.now_s - float(begun.begin_s[replica, first % IN_FLIGHT])
-        return settled_rows(begun, replica, range(first, iterations), table, self.records["ended"]), age_s, first
+        return settled_rows(begun, replica, range(first, iterations), table, self.records), age_s, first
 
     def free_at_s(self, replica: int) -> float:
         """When a replica's iteration in flight ends; now when it has none."""

@@ -278,10 +278,7 @@ class ControllerDispatcher:
         return PrefixNews(self._sequence - 1, packed_marks(held - known), packed_marks(known - held))
 
     def _steps(self, simulation: Simulation, r: int, done: int) -> tuple[Step, ...]:
-        """The iterations that ended since its last report, of all ``done``; none where all take what the profile says
-        and the next one is formed when they end, so that they tell nothing."""
-        if not simulation.engines.state[r]["learns"] and simulation.engines.limits[r]["steps_in_flight"] == 1:
-            return ()
+        """The iterations that ended since its last report, of all ``done``."""
         seen, self._seen_steps[r] = self._seen_steps.get(r, 0), done
         rows = simulation.engines.steps[r, np.arange(max(seen, done - STEPS + 1), done) % STEPS]
         return tuple(Step(*row) for row in rows.tolist())

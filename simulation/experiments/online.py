@@ -1,8 +1,8 @@
 """Systems serving mixed applications online: shared by the experiments ``tempo`` and ``concord``.
 
 Settings are tuned on a seed of their own, at the highest rate. A run ends with the last arrival. Programs are judged
-whose deadline has come by then, however long theirs is: those that arrive by the longest deadline before the end. Of
-several replicas, one serves all calls of a program.
+that arrive by the longest deadline before, but for those whose last token is due later. Of several replicas, one serves
+all calls of a program.
 """
 
 import hashlib
@@ -95,6 +95,7 @@ def run_once(contender: Contender, params: Mapping[str, Any], setting: tuple[int
     simulation, window = _run(contender, params, setting, seed)
     jobs, records, state = simulation.jobs, simulation.records, simulation.engines.state
     heads, span_s = window.first_requests(jobs), (window.end_s - window.start_s) * params["replicas"]
+    heads = heads[_last_line_s(jobs)[heads] <= simulation.now_s]
     met = met_programs(jobs, records)
     by_kind = {
         f"met_{kind}": float(met[heads[jobs["tier"][heads] == kind]].mean()) for kind in np.unique(jobs["tier"][heads])
@@ -107,6 +108,13 @@ def run_once(contender: Contender, params: Mapping[str, Any], setting: tuple[int
         "preemptions": float(state["preemptions"].sum()),
         **by_kind,
     }
+
+
+def _last_line_s(jobs: np.ndarray) -> np.ndarray:
+    """When the last token of each request with a pace is due (f8[jobs]); -inf for others."""
+    with np.errstate(invalid="ignore"):
+        line_s: np.ndarray = jobs["arrival_s"] + jobs["ttft_s"] + (jobs["output_tokens"] - 1) * jobs["tpot_s"]
+    return np.where(np.isfinite(line_s), line_s, -np.inf)
 
 
 def _run(

@@ -120,13 +120,16 @@ def test_a_controller_that_does_not_know_what_news_go_on_from_asks_for_everythin
     assert made.replicas["a"].table["computed_tokens"].tolist() == [0, WHOLE], "certain once it has been used again"
 
 
-@pytest.mark.parametrize("weight", [1e-3, 1e9])
-def test_lmetric_counts_what_is_held_as_computed_whatever_affinity_weighs(weight: float) -> None:
+def test_lmetric_counts_what_is_held_as_computed_whatever_affinity_weighs() -> None:
     """The replica that holds the prompt is wanted until so many requests are there that a new prompt costs less."""
-    made = fleet(routing="lmetric", prefix_affinity=weight, block_tokens=32)
-    for name in "ab":
-        made.report(told(name, 1), 0.0)
-        made.report(told(name, 2, packed_marks(MARKS) if name == "a" else b""), 0.0)
-    given = [made.admit([ask(TIGHT, PROMPT_TOKENS, prefix=MARKS)], 0.0)[0].replica for _ in range(40)]
-    assert given[:3] == ["a"] * 3
-    assert "b" in given
+    given = []
+    for weight in (1e-3, 1e9):
+        made = fleet(routing="lmetric", prefix_affinity=weight, block_tokens=32)
+        for name in "ab":
+            made.report(told(name, 1), 0.0)
+            made.report(told(name, 2, packed_marks(MARKS) if name == "a" else b""), 0.0)
+        asked = [ask(TIGHT, PROMPT_TOKENS, prefix=MARKS) for _ in range(40)]
+        given.append([made.admit([each], 0.0)[0].replica for each in asked])
+    assert given[0] == given[1]
+    assert given[0][:3] == ["a"] * 3
+    assert "b" in given[0]

@@ -7,7 +7,7 @@ from controller.fleet import Fleet
 from controller.programs.checks import Checks
 from controller.programs.open_program import Left, OpenProgram
 from controller.programs.options import ProgramOptions
-from controller.programs.places import USABLE, ProgramPlaces
+from controller.programs.places import CROWDED, USABLE, ProgramPlaces
 from controller.programs.programs import TOO_MANY
 from protocol.messages import Decision, Slo, Verdict
 from tests.support.fleet_cases import fleet, report
@@ -101,12 +101,12 @@ def test_nobody_is_promised_where_conversations_crowd_the_caches(places: Program
     newcomer = program(0.0, 0.2 * ROOM)
     newcomer.left = newcomer.left._replace(all_idle_s=10.0, all_gaps_s=30.0)
     assert not places.is_crowded(program(0.0, 9 * ROOM)), "one alone"
-    places.take(program(0.0, 1.2 * ROOM))
+    places.take(program(0.0, (CROWDED - 0.3) * ROOM))
     assert not places.is_crowded(newcomer)
     assert places.room_after_s(newcomer) == 0.0
     places.take(program(0.0, 0.3 * ROOM))
     assert places.is_crowded(newcomer)
-    assert places.room_after_s(newcomer) == pytest.approx(50.0 * 0.2 / 1.5), "a part of them, as each takes 50 s"
+    assert places.room_after_s(newcomer) == pytest.approx(50.0 * 0.2 / CROWDED), "a part of them, as each takes 50 s"
     places.take(newcomer)
     assert places.is_crowded(newcomer), "its place counts once"
     assert places._excess_tokens(newcomer) == pytest.approx(0.2 * ROOM)

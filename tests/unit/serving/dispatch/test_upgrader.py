@@ -203,7 +203,7 @@ def test_an_ingress_of_the_replaced_deploy_that_is_heard_first_ends_no_next_cont
         link = cluster.link()
         await settled(link)
         (successor,) = cluster.born
-        assert successor.upgrade.greet("app", "first", 1, "old", "i0", 0.0)["is_outdated"] is False
+        assert successor.upgrade.greet("app", "first", 1, "old", "i0", 0.0)["is_over"] is False
         with monkeypatch.context() as elsewhere:
             elsewhere.setattr(controller_link, "code_id", lambda *_: "other code of the same deploy")
             await settled(cluster.link("i9"))
