@@ -36,7 +36,7 @@ from simulation.workloads.settings import Calls, read_calls
 from simulation.workloads.traces import Trace, read_trace
 
 OURS, VLLM = "polyslo", "vllm-affinity"
-AFFINITY, LMETRIC_AFFINITY = 4.0, 3e5  # as in the simulated experiment
+AFFINITY = 4.0  # as in the simulated experiment
 CALLS, LONGEST_PROMPT = (3, 40), 150_000  # of sessions, before they are scaled
 HISTORY_LOAD = 0.7  # of what systems learn from
 LEARN = (OURS, "tempo", "concord")  # from programs that have ended
@@ -57,7 +57,7 @@ def rival(scheduler: str, routing: str = "least_loaded", affinity: float = AFFIN
 SYSTEMS: dict[str, dict[str, dict[str, Any]]] = {
     OURS: {"fleet": {"prefix_affinity": 1.0}, "tier": {"unattainable": "best_effort"}},
     VLLM: rival("vllm"),
-    "lmetric": rival("vllm", "lmetric", LMETRIC_AFFINITY),
+    "lmetric": rival("vllm", "lmetric", 1.0),  # its score counts what is cached
     "plas": rival("plas"),
     "tempo": rival("tempo"),
     "concord": rival("calm"),
