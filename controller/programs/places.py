@@ -17,7 +17,7 @@ from planning.programs.demand_bound import BUSY_PACE
 USABLE = 0.9  # of the KV caches, that conversations are expected to fill
 STUCK_S = 10.0  # a program that has been first in line for so long and does not fit is passed, for as long
 ROUNDING = 0.5  # tokens: what is left of sums when nobody is in
-CROWDED = 3.0  # times that, from which on no program is promised: part of them is in its tools at any time
+CROWDED = 1.5  # times that, from which on no program is promised: part of them is in its tools at any time
 
 
 @dataclass
