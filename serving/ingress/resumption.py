@@ -33,8 +33,8 @@ from serving.request.trail import (
 RESUMABLE = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages"})
 RESUME = b"x-stream-resume"
 ON, OFF = ("1", "true"), ("0", "false")
-TAKE_S = 2.0  # that a replica may take to say what it keeps
-KNOWN_S, POLL_S = 3.0, 0.05  # of an ingress, in which a replica may be unknown, and between two looks
+TAKE_S = 10.0  # that a replica may take to say what it keeps: an ingress that is new has to find it first
+KNOWN_S, POLL_S = 10.0, 0.05  # of an ingress, in which a replica may be unknown, and between two looks
 GONE, DIVERGED = "stream_gone", "stream_diverged"
 
 logger = logging.getLogger("polyslo.ingress")
