@@ -134,7 +134,7 @@ class ControllerLink:
         await self._ask("on_failed", replica)
 
     def close(self) -> None:
-        """Follow nobody."""
+        """Leave an upgrade under way to another ingress."""
         self._upgrader.close()
 
     async def status(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ Watch = Callable[["Simulation"], bool]  # called after every dispatch; True stop
 class Dispatcher(Protocol):
     """Decides where arriving jobs go, by the objects that decide in the live system."""
 
-    hears_ends: bool  # whether it does anything on ``on_ended``
+    hears_ends: bool  # whether it does anything on ``on_ended``, and asks for what is ``Simulation.settled``
 
     def dispatch(self, simulation: "Simulation", which: np.ndarray) -> None:
         """Place (``Simulation.place``) or refuse the jobs ``which``, which arrive together now."""

@@ -3,6 +3,7 @@
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from controller.fleet import Fleet
@@ -118,6 +119,14 @@ def test_a_controller_that_does_not_know_what_news_go_on_from_asks_for_everythin
     made.admit([ask(TIGHT, PROMPT_TOKENS, prefix=MARKS)], 0.1)
     made.admit([ask(TIGHT, PROMPT_TOKENS, prefix=MARKS)], 0.1)
     assert made.replicas["a"].table["computed_tokens"].tolist() == [0, WHOLE], "certain once it has been used again"
+
+
+def test_an_adapter_that_is_held_is_no_part_of_the_prompt() -> None:
+    """Both count as presumed tokens, so with an adapter nothing is known of the prompt alone."""
+    affinity, held = knowing().affinity, np.array([100.0, 0.0])
+    asked = ask(TIGHT, PROMPT_TOKENS, prefix=MARKS)
+    assert affinity.held_prompt(asked, held) is held
+    assert not len(affinity.held_prompt(msgspec.structs.replace(asked, adapter="lora"), held))
 
 
 def test_lmetric_counts_what_is_held_as_computed_whatever_affinity_weighs() -> None:
