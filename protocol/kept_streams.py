@@ -4,6 +4,7 @@ import msgspec
 
 TAKE = "take"  # what a replica answers over an ingress's link, beside those of ``protocol.links``
 KEEP_S = 60.0  # for which the tokens of a stream are kept after its end
+MOST_GIVEN = 3  # times that one replica gives away a stream that is not complete
 MOST_TOKENS = 1_000_000  # of ended streams, that one replica keeps
 
 

@@ -7,7 +7,7 @@ Memory: live streams hold at most what their KV cache does, ended ones ``MOST_TO
 from array import array
 from dataclasses import dataclass, field
 
-from protocol.kept_streams import KEEP_S, MOST_TOKENS, KeptStream
+from protocol.kept_streams import KEEP_S, MOST_GIVEN, MOST_TOKENS, KeptStream
 from protocol.messages import FINISHED, Delta, Submission
 
 
@@ -23,6 +23,7 @@ class _Stream:
     times_s: "array[float]" = field(default_factory=lambda: array("f"))
     finish: str = ""
     stop_reason: int | str | None = None
+    given: int = 0  # times that it was given away before it was complete
     ended_s: float | None = None
 
     def add(self, token_ids: tuple[int, ...], now_s: float) -> None:
@@ -86,12 +87,19 @@ class KeptStreams:
                 self.ended_tokens -= len(stream.tokens)
 
     def take(self, key: str, now_s: float) -> KeptStream | None:
-        """Give a stream away: once, but for a complete one, which costs no engine anything."""
+        """Give a stream away, as far as it is; nothing is added to it any more.
+
+        It stays, for an ingress that did not get it or whose client did not. But only a complete one costs no engine
+        anything, so others are given away ``MOST_GIVEN`` times.
+        """
         stream = self._by_key.get(key)
         if stream is None:
             return None
+        self.end(stream.request_id, now_s)
         if not stream.finish:
-            self.drop(key)
+            stream.given += 1
+            if stream.given == MOST_GIVEN:
+                self.drop(key)
         age_s = now_s - stream.born_s
         tokens, times_s = tuple(stream.tokens), tuple(stream.times_s)
         return KeptStream(tokens, times_s, age_s, stream.ttft_s, stream.finish, stream.stop_reason)

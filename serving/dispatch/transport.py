@@ -6,7 +6,7 @@ A replica of a named group is called ``group/id``, where id is Serve's own; a fl
 import asyncio
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -22,7 +22,8 @@ from serving.dispatch.controller_link import ControllerLink, until_ended
 from serving.dispatch.controller_shards import ControllerShards
 
 ANYONE_S = 3.0
-NEWBORN_S = 1.0
+NEWBORN_S = 1.0  # in which Serve may not have told this process of a new replica
+NEW_INGRESS_S = 8.0  # in which Serve may not have told a new ingress of a replica that its controller knows
 
 _rejections = msgspec.msgpack.Decoder(list[Rejection])
 _kept = msgspec.msgpack.Decoder(KeptStream | None)
@@ -33,7 +34,7 @@ class RayTransport:
 
     def __init__(self, handles: Mapping[str, Any], ingress_id: str, controller: str, namespace: str) -> None:
         """``handles``: Serve's handle of each group's deployment, by the group's name."""
-        self.handles, self.ingress_id = handles, ingress_id
+        self.handles, self.ingress_id, self._born_s = handles, ingress_id, time.monotonic()
         self.shards = ControllerShards(
             lambda shard: ControllerLink(controller, namespace, ingress_id, self._open_hub, shard)
         )
@@ -86,14 +87,7 @@ class RayTransport:
         """Over the replica's own channel where that is up, otherwise through Ray."""
         if (channel := self._channels.get(replica)) and channel.is_up:
             return await channel.call(SUBMIT, message)
-        give_up_s = time.monotonic() + NEWBORN_S
-        while True:
-            try:
-                return bytes(await self._pinned(replica).submit.remote(self.ingress_id, message, replica))
-            except ReplicaUnavailableError:  # gone, or so new that Serve has not told this process of it
-                if time.monotonic() > give_up_s:
-                    raise
-                await asyncio.sleep(0.1)
+        return await _reach(lambda: self._pinned(replica).submit.remote(self.ingress_id, message, replica), NEWBORN_S)
 
     async def abort(self, replica: str, request_ids: list[str]) -> None:
         if (channel := self._channels.get(replica)) and channel.is_up:
@@ -102,10 +96,11 @@ class RayTransport:
             await self._pinned(replica).abort.remote(request_ids, replica)
 
     async def take_stream(self, replica: str, key: str) -> KeptStream | None:
-        """Have a replica give away a stream that it keeps; None: it has none of this key."""
+        """Have a replica give away a stream that it keeps; None: it has none of this key. Safe to repeat."""
         if (channel := self._channels.get(replica)) and channel.is_up:
             return _kept.decode(await channel.call(TAKE, key.encode()))
-        return _kept.decode(bytes(await self._pinned(replica).take.remote(key, replica)))
+        patience_s = max(NEWBORN_S, self._born_s + NEW_INGRESS_S - time.monotonic())
+        return _kept.decode(await _reach(lambda: self._pinned(replica).take.remote(key, replica), patience_s))
 
     async def listen(self, replica: str, receive: Callable[[memoryview], None]) -> None:
         """Have a replica send its messages over a socket, as long as its call goes on: Ray carries nothing but the end.
@@ -172,3 +167,19 @@ def encode_each(batch: Sequence[Submission]) -> tuple[list[msgspec.Raw], list[Re
         except (ValueError, TypeError, OverflowError) as error:
             rejections.append(Rejection(submission.request_id, f"it cannot be encoded: {error!r}"))
     return encoded, rejections
+
+
+async def _reach(call: Callable[[], Awaitable[Any]], patience_s: float) -> bytes:
+    """What a replica answers through Serve, which may not have told this process of it yet.
+
+    Raises:
+        ReplicaUnavailableError: after ``patience_s`` Serve still knows of no such replica.
+    """
+    give_up_s = time.monotonic() + patience_s
+    while True:
+        try:
+            return bytes(await call())
+        except ReplicaUnavailableError:
+            if time.monotonic() > give_up_s:
+                raise
+            await asyncio.sleep(0.1)

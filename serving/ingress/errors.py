@@ -88,6 +88,13 @@ def not_resumed(code: str, why: str) -> ApiError:
     return ApiError(HTTPStatus.GONE, message, "invalid_request_error", LAST_EVENT_ID, code)
 
 
+def not_resumed_now() -> ApiError:
+    """503: the replica that may have the rest of a stream does not answer. The same request may succeed later."""
+    message = "The replica that made this stream does not answer. Send the same request again, with last-event-id."
+    kind, code = "service_unavailable_error", "stream_unanswered"
+    return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, kind, LAST_EVENT_ID, code, {"retry-after": "1"})
+
+
 def refused(decision: Decision, overload_status: int = HTTPStatus.TOO_MANY_REQUESTS) -> ApiError:
     """The controller's refusal: ``overload_status`` with the reason, and when the objective will be attainable."""
     if decision.reason == NO_REPLICA:

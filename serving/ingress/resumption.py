@@ -15,7 +15,7 @@ import msgspec
 
 from protocol.kept_streams import KeptStream
 from serving.ingress.annotate import StreamAnnotator
-from serving.ingress.errors import ApiError, is_anthropic, not_resumed
+from serving.ingress.errors import ApiError, is_anthropic, not_resumed, not_resumed_now
 from serving.ingress.limits import RawHeaders, Refusal
 from serving.request.slo import SloError
 from serving.request.state import HttpRequestState
@@ -33,7 +33,7 @@ from serving.request.trail import (
 RESUMABLE = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages"})
 RESUME = b"x-stream-resume"
 ON, OFF = ("1", "true"), ("0", "false")
-TAKE_S = 10.0  # that a replica may take to say what it keeps: an ingress that is new has to find it first
+TAKE_S = 10.0  # that a replica may take to say what it keeps: an ingress that is new finds it first
 KNOWN_S, POLL_S = 10.0, 0.05  # of an ingress, in which a replica may be unknown, and between two looks
 GONE, DIVERGED = "stream_gone", "stream_diverged"
 
@@ -65,7 +65,7 @@ class Resumption:
 
         Raises:
             SloError: one of the two headers is malformed, or the request makes no such stream.
-            Refusal: the rest of the stream cannot be had.
+            Refusal: the rest of the stream cannot be had, or its replica does not answer now.
         """
         asked, last_id = _read(headers)
         if not asked and last_id is None:
@@ -85,7 +85,14 @@ class Resumption:
         self, request_state: HttpRequestState, trail: StreamTrail, position: Position, is_repeatable: bool
     ) -> None:
         """The tokens of a stream so far; it goes on as the request that it was, with its age."""
-        kept = await self._taken(position.replica, trail.key)
+        try:
+            kept = await self._taken(position.replica, trail.key)
+        except Exception as error:
+            logger.warning("replica %s does not say what it keeps of a stream: %r", position.replica, error)
+            if not is_repeatable:
+                self._count("unanswered")
+                raise Refusal(not_resumed_now()) from error
+            kept = None
         if kept is not None and is_continuation(kept, position):
             trail.kept = kept
             request_state.arrived_s = time.monotonic() - kept.age_s
@@ -96,13 +103,10 @@ class Resumption:
             raise Refusal(not_resumed(GONE, "its tokens are not kept any more, and sampling would make others."))
 
     async def _taken(self, replica: str, key: str) -> KeptStream | None:
+        """What the replica keeps; raises what came in place of an answer."""
         if not await self._is_known(replica):
             return None
-        try:
-            return await asyncio.wait_for(self._take(replica, key), TAKE_S)
-        except Exception as error:
-            logger.warning("replica %s does not say what it keeps of a stream: %r", replica, error)
-            return None
+        return await asyncio.wait_for(self._take(replica, key), TAKE_S)
 
     async def _is_known(self, replica: str) -> bool:
         """Whether a replica lives; an ingress that has just started hears of its replicas first."""

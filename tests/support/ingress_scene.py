@@ -60,6 +60,7 @@ class OneReplica:
         self.aborted: list[str] = []
         self.outcomes: list[Outcome] = []
         self.kept: dict[str, KeptStream] = {}  # streams that the replica gives away, by key
+        self.is_mute = False  # the replica does not say what it keeps
         self.recalls: asyncio.Queue[list[str]] = asyncio.Queue()
         self._queue: asyncio.Queue[Outputs] = asyncio.Queue()
 
@@ -123,6 +124,8 @@ class OneReplica:
 
     async def take_stream(self, replica: str, key: str) -> KeptStream | None:
         assert replica == REPLICA_STATE
+        if self.is_mute:
+            raise TimeoutError
         return self.kept.pop(key, None)
 
 
@@ -161,6 +164,7 @@ class Ingress:
         transport = self.transport
         transport.decide, transport.holds = admitted, False
         transport.kept.clear()
+        transport.is_mute = False
         for told in (transport.admissions, transport.submitted, transport.aborted, transport.outcomes):
             told.clear()
 

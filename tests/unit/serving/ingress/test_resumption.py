@@ -159,7 +159,24 @@ def test_another_request_gets_nothing_of_a_stream(ingress: Ingress, others: dict
     assert len(ingress.transport.kept) == 1, "it is still there for its own client"
     assert counted(ingress, "gone") == before + 1
     assert resume(ingress, path, told[0][0]).status_code == 200
-    assert resume(ingress, path, told[0][0]).status_code == 410, "given away once"
+    assert resume(ingress, path, told[0][0]).status_code == 410, "the replica has it no longer"
+
+
+def test_a_replica_that_does_not_answer_loses_no_stream(ingress: Ingress) -> None:
+    """Only what the replica says is gone is gone. What can be computed again need not wait."""
+    path, before = PATHS[0], counted(ingress, "unanswered")
+    told = events(ingress.post(path, body_of(path), [ASKED]))
+    keep(ingress, 6)
+    ingress.transport.is_mute = True
+    answer = resume(ingress, path, told[0][0])
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "stream_unanswered")
+    assert answer.headers["retry-after"] == "1"
+    assert counted(ingress, "unanswered") == before + 1
+    ingress.transport.is_mute = False
+    assert text(told[:1]) + text(events(resume(ingress, path, told[0][0]))) == text(told)
+    repeatable = events(ingress.post(path, body_of(path, seed=1), [ASKED]))
+    ingress.transport.is_mute = True
+    assert text(repeatable[:1]) + text(events(resume(ingress, path, repeatable[0][0], seed=1))) == text(repeatable)
 
 
 def test_another_key_gets_nothing_of_a_stream(ingress: Ingress, monkeypatch: pytest.MonkeyPatch) -> None:
