@@ -32,8 +32,8 @@ from serving.ingress.asgi import (
 from serving.ingress.errors import ApiError
 from serving.ingress.ingress import within_prefix
 from serving.ingress.limits import FILES, takes_file
-from serving.ingress.tenant import tenant_of
 from serving.request.slo import encodable
+from serving.request.tenant import tenant_of
 
 BATCHES, MODELS = "/v1/batches", "/v1/models"
 OFF = "Batches are off: set batches.storage in the application's args."

@@ -13,8 +13,8 @@ from serving.batches.book import Given
 from serving.batches.objects import BatchError, Line, LineResult
 from serving.ingress.asgi import App, ClientGone, Message, answer_of, replayed
 from serving.ingress.guard import ARRIVED
-from serving.ingress.tenant import SENT_FOR
 from serving.request.slo import strip_body
+from serving.request.tenant import SENT_FOR
 
 logger = logging.getLogger("polyslo.batches")
 

@@ -126,7 +126,8 @@ class AppConfig(Section):
     @property
     def guard(self) -> GuardConfig:
         """What an ingress's outermost layer keeps to; files are as large as other bodies where there are no batches."""
-        return self.ingress.guard(self.batches.file_bytes if self.batches.storage else self.ingress.limits.body_bytes)
+        file_bytes = self.batches.file_bytes if self.batches.storage else self.ingress.limits.body_bytes
+        return self.ingress.guard(file_bytes, [each.model.api_keys for each in self.each])
 
     @property
     def marked_block_tokens(self) -> int:

@@ -60,6 +60,12 @@ class ModelConfig(Section):
         named |= {python_name(key): value for key, value in self.server_kwargs.items()}
         return {name: value for name, value in named.items() if value is not None and value != ""}
 
+    @property
+    def api_keys(self) -> list[str]:
+        """The configured ones; where there are none, vLLM takes that of the environment."""
+        keys = self.server_arguments.get("api_key") or []
+        return [keys] if isinstance(keys, str) else [key for key in keys if key]
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         for key, value in self.server_kwargs.items():

@@ -1,5 +1,7 @@
 """The configuration of a fleet and of its ingresses: the sections ``fleet`` and ``ingress`` of an application."""
 
+from collections.abc import Sequence
+from itertools import chain
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
@@ -13,6 +15,7 @@ from serving.config.autoscaling import AutoscalingConfig, Share
 from serving.config.base import Section, defaults
 from serving.config.engine import REPLICA, Name
 from serving.config.limits import GuardConfig, LimitsConfig
+from serving.request.tenant import tenant_by
 
 CONTROLLER_NAME = f"polyslo-controller-{APPLICATION}"  # among several models followed by a slash and the model's name
 ALLOCATION, FLEET = defaults(AllocationOptions), defaults(FleetOptions)
@@ -74,7 +77,13 @@ class IngressConfig(Section):
     limits: LimitsConfig = Field(default_factory=LimitsConfig)
     transit_s: NonNegativeFloat = 0.005  # that a token takes from its iteration to the client; promises leave it that
 
-    def guard(self, file_bytes: int) -> GuardConfig:
-        """What an ingress's outermost layer keeps to; files for batches may have so many bytes."""
-        most = self.max_ongoing_requests + self.max_queued_requests
-        return GuardConfig(**self.limits.model_dump(), most_requests=most, file_bytes=file_bytes)
+    def guard(self, file_bytes: int, keys: Sequence[Sequence[str]] = ((),)) -> GuardConfig:
+        """What an ingress's outermost layer keeps to; files for batches may have so many bytes. ``keys``: API keys of
+        each model."""
+        return GuardConfig(
+            **self.limits.model_dump(),
+            most_requests=self.max_ongoing_requests + self.max_queued_requests,
+            file_bytes=file_bytes,
+            tenants=list(map(tenant_by, chain(*keys))),
+            asks_environment=not all(keys),
+        )

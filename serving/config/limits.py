@@ -25,7 +25,10 @@ class LimitsConfig(Section):
 
 
 class GuardConfig(LimitsConfig):
-    """The limits, how many requests an ingress may hold at a time, running and waiting, and how large a file may be."""
+    """The limits, how many requests an ingress may hold at a time, running and waiting, how large a file may be,
+    and who may ask."""
 
     most_requests: PositiveInt = 2000
     file_bytes: PositiveInt = 4 << 20
+    tenants: list[str] = Field(default_factory=list)  # of the configured API keys (``serving.request.tenant``)
+    asks_environment: bool = True  # a model has no key of its own: the environment's counts, or anybody may ask

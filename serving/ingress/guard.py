@@ -1,4 +1,4 @@
-"""The outermost ASGI layer: headers, size and speed of bodies, requests at a time. Notes when a request arrived.
+"""The outermost ASGI layer: headers, API keys, size and speed of bodies, requests at a time. Notes arrivals.
 
 It wraps Serve's own handler where Serve runs an ingress's HTTP server (``middlewares``), so that bodies on their way
 and unreadable headers take none of Serve's places; without that, the ingress wraps itself with it.
@@ -11,7 +11,7 @@ from typing import Any
 
 from serving.config.limits import GuardConfig
 from serving.ingress.asgi import App, ClientGone, Message, Receive, Send, read_body, replayed, send_error
-from serving.ingress.errors import overloaded
+from serving.ingress.errors import overloaded, unauthorized
 from serving.ingress.limits import (
     Places,
     Refusal,
@@ -22,9 +22,11 @@ from serving.ingress.limits import (
     too_large,
     too_slow,
 )
+from serving.request.tenant import GUARDED, SENT_FOR, tenant_by, tenant_of
 
 ARRIVED = "polyslo.arrived_s"  # key of an ASGI scope: when the request was seen, by this process's monotonic clock
 SETTINGS = "POLYSLO_GUARD"  # environment variable: the settings of a process's guard, as JSON
+ENVIRONMENT_KEY = "VLLM_API_KEY"
 OPEN_FILES, FILE_TIMES = 2, 10.0  # files on their way at a time, and how much longer than other bodies they may take
 WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 
@@ -33,7 +35,7 @@ class Guard:
     """Lets requests through that keep to the limits, with their body already read."""
 
     def __init__(self, app: App, config: GuardConfig) -> None:
-        self.app, self.config = app, config
+        self.app, self.config, self._tenants = app, config, tenants_of(config)
         self._places = Places(config.most_requests, config.requests_per_client)
         self._bodies = OpenBodies(config.open_bodies, config.body_s)
         self._files = OpenBodies(OPEN_FILES, FILE_TIMES * config.body_s, config.body_s)
@@ -46,6 +48,7 @@ class Guard:
         try:
             check_headers(scope["headers"], self.config)
             if scope["method"] in WITH_BODY:
+                self._check_key(scope)
                 await self._with_body(scope, receive, send)
             else:
                 await self.app(scope, receive, send)
@@ -53,6 +56,15 @@ class Guard:
             await send_error(send, refusal.error, scope["path"])
         except ClientGone:
             return
+
+    def _check_key(self, scope: Message) -> None:
+        """Read no body of a client without a key. vLLM's server checks all keys once more, by model and by digest."""
+        if self._tenants is None or SENT_FOR in scope:
+            return
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        headers = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
+        if path.startswith(GUARDED) and tenant_of(path, headers) not in self._tenants:
+            raise Refusal(unauthorized())
 
     async def _with_body(self, scope: Message, receive: Receive, send: Send) -> None:
         client = client_of(scope["headers"], self.config.client_header)
@@ -63,6 +75,14 @@ class Guard:
             await self.app(scope, replayed(body, receive), send)
         finally:
             self._places.give_back(client)
+
+
+def tenants_of(config: GuardConfig) -> frozenset[str] | None:
+    """Who may ask any of the models; None: anybody. vLLM takes the environment's key where none is configured."""
+    if not config.asks_environment:
+        return frozenset(config.tenants)
+    key = os.environ.get(ENVIRONMENT_KEY)
+    return frozenset((*config.tenants, tenant_by(key))) if key else None
 
 
 class OpenBodies:

@@ -21,11 +21,11 @@ from serving.ingress.json_body import read_json
 from serving.ingress.limits import SCORING, Refusal, check_document, check_scoring
 from serving.ingress.resumption import Events, Resumption, events_of, resume_header
 from serving.ingress.sequences import expected_sequences
-from serving.ingress.tenant import SENT_FOR, tenant_of
 from serving.request.program import read_program
 from serving.request.program_memory import ProgramMemory
 from serving.request.slo import SloError, TierIndex, resolve, strip_body
 from serving.request.state import HttpRequestState, current_request_state
+from serving.request.tenant import SENT_FOR, tenant_of
 from serving.request.traits import read_traits
 
 GENERATING = frozenset(

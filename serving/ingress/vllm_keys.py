@@ -6,7 +6,7 @@ from typing import Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
 
-from serving.ingress.tenant import SENT_FOR, tenant_by
+from serving.request.tenant import SENT_FOR, tenant_by
 
 
 class Keys(AuthenticationMiddleware):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from protocol.messages import AdmissionRequest, Decision, Scope
-from serving.ingress.tenant import tenant_of
+from serving.request.tenant import tenant_of
 from tests.support.ingress_scene import MODEL, Ingress, admitted, refused
 
 

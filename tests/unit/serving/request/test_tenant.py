@@ -2,7 +2,7 @@
 
 import pytest
 
-from serving.ingress.tenant import tenant_of
+from serving.request.tenant import tenant_of
 
 
 def named(path: str = "/v1/completions", **headers: str) -> str:
