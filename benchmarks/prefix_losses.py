@@ -17,7 +17,7 @@ from controller.programs import bound
 from simulation.core.loop import Simulation
 from simulation.core.prefix_cache import PrefixCache
 from simulation.experiments.program_systems import SYSTEMS
-from simulation.experiments.programs import config, in_time, make_load, prepared, setting_of, verdicts_of
+from simulation.experiments.programs import config, in_time, make_load, prepared, promised_of, setting_of
 from simulation.experiments.registry import Context
 
 MARGIN_S = 10.0  # that a program may be later than predicted before it goes like others
@@ -121,11 +121,10 @@ def main() -> None:
     heads = load.deadlines_s(run["profile"].coefficients, asked.scale)
     last_s = max(float(load.jobs["arrival_s"][head]) + due_s for head, due_s in heads.items())
     simulation.run(lambda running: running.now_s > last_s)
-    verdicts = verdicts_of(system, simulation)
-    met, refused = in_time(simulation, heads), np.array([verdicts.get(h, "admitted") != "admitted" for h in heads])
+    met, refused = in_time(simulation, heads), ~promised_of(system, simulation, heads)
     print(f"{vars(asked)}\non time {(met & ~refused).mean():.3f}, promised or not {met.mean():.3f}")
     print(f"not promised {refused.mean():.3f}")
-    promised = np.array([verdicts.get(int(head), "admitted") == "admitted" for head in simulation.jobs["program"]])
+    promised = promised_of(system, simulation, simulation.jobs["program"])
     for name, own in (("promised", promised), ("other", ~promised)):
         tell(name, np.flatnonzero(own & (simulation.records["emitted_tokens"] > 0)), simulation, cache)
 

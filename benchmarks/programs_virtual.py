@@ -23,7 +23,7 @@ from profiles.store import load_profile
 from simulation.core.jobs import NEVER
 from simulation.experiments.program_systems import OURS as OURS_SIMULATED
 from simulation.experiments.program_systems import SYSTEMS
-from simulation.experiments.programs import cached_share, in_time, simulate, verdicts_of
+from simulation.experiments.programs import cached_share, in_time, promised_of, simulate
 from simulation.studies.systems import NOISES
 
 PROFILE = "embedded-cpu"
@@ -78,9 +78,7 @@ def play(system: str, seed: int, per_s: float, slowdown: float, sessions: Sessio
         "block_tokens": BLOCK_TOKENS, "straying": straying,
     })  # fmt: skip
     met = in_time(simulation, live.load.deadlines_s(profile.coefficients, scale))
-    verdicts = verdicts_of(known, simulation)
-    heads = np.unique(live.load.jobs["program"]).tolist()
-    first = np.array([verdicts.get(head) == "admitted" for head in heads])
+    first = known.admits & promised_of(known, simulation, np.unique(live.load.jobs["program"]))
     return {
         "system": system, "slowdown": slowdown, "per_s": per_s, "seed": seed, "in_time": float(met.mean()),
         "promised_first": float(first.mean()), "on_time": float((met & first).mean()),

@@ -6,7 +6,7 @@ system knows output lengths, how many calls follow, or how long a tool takes. En
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
@@ -18,6 +18,7 @@ import numpy as np
 from controller.options import FleetOptions
 from profiles.profile import Profile
 from profiles.store import load_profile
+from protocol.messages import Verdict
 from routing.policy import make_routing, routing_names
 from simulation.core.loop import Simulation
 from simulation.core.prefix_cache import PrefixCache
@@ -155,10 +156,12 @@ def setting_of(params: Mapping[str, Any], context: Context, seed: int) -> dict[s
     }  # fmt: skip
 
 
-def verdicts_of(system: Rival, simulation: Simulation) -> dict[int, str]:
-    """By job, where a system admits."""
-    decisions = simulation.dispatcher.decisions if system.admits else []  # type: ignore[attr-defined]
-    return {int(d.request_id): d.verdict.value for d in decisions}
+def promised_of(system: Rival, simulation: Simulation, jobs: Iterable[int]) -> Any:
+    """Which of these jobs were promised (bool[n]): each, where a system admits all, else none that still waits."""
+    if not system.admits:
+        return np.array([True for _ in jobs])
+    verdicts = {int(d.request_id): d.verdict for d in simulation.dispatcher.decisions}  # type: ignore[attr-defined]
+    return np.array([verdicts.get(int(job)) == Verdict.ADMITTED for job in jobs])
 
 
 def tuned(system: Rival, params: Mapping[str, Any], context: Context) -> Rival:
@@ -195,9 +198,8 @@ def run(params: Mapping[str, Any], context: Context) -> Point:
     for scale in params["scales"]:
         if simulation is None or system.knows_programs:
             simulation = simulate(system, load, past, scale, setting)
-        verdicts = verdicts_of(system, simulation)
         met = in_time(simulation, load.deadlines_s(setting["profile"].coefficients, scale))
-        promised = np.array([verdicts.get(int(head), "admitted") == "admitted" for head in heads])
+        promised = promised_of(system, simulation, heads)
         kept, refused = float((met & promised).mean()), float((~promised).mean())
         told["on_time"].append(kept)
         told["in_time"].append(float(met.mean()))

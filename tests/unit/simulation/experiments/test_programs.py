@@ -2,14 +2,16 @@
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from protocol.messages import Decision, Verdict
 from simulation.experiments.program_figures import headline, least_scale, scale_ratio, tables
 from simulation.experiments.program_systems import ABLATIONS, OURS, SYSTEMS, VLLM
-from simulation.experiments.programs import config, run, tasks
+from simulation.experiments.programs import config, promised_of, run, tasks
 from simulation.experiments.registry import Context
 
 NOWHERE = Context(Path("nowhere"), time.perf_counter)
@@ -19,6 +21,15 @@ def point(system: str, shares: list[float], seed: int = 1) -> dict[str, Any]:
     return {"load": "coding", "system": system, "seed": seed, "scales": [2.0, 3.0, 4.0], "on_time": shares,
             "reference": 2.0, "refused": [0.0] * 3, "kept": shares, "cached": shares, "budget": 2048,
             "in_time": [0.5 * share for share in shares] if system == OURS else shares}  # fmt: skip
+
+
+def test_a_program_that_waits_to_the_end_was_not_promised() -> None:
+    """Its first call has no decision yet."""
+    told = (("1", Verdict.BEST_EFFORT), ("2", Verdict.ADMITTED), ("1", Verdict.ADMITTED), ("3", Verdict.REFUSED))
+    decisions = [Decision(name, verdict) for name, verdict in told]
+    simulation: Any = SimpleNamespace(dispatcher=SimpleNamespace(decisions=decisions))
+    assert promised_of(SYSTEMS[OURS], simulation, [1, 2, 3, 4]).tolist() == [True, True, False, False]
+    assert promised_of(SYSTEMS["edf"], simulation, [1, 2, 3, 4]).all(), "it admits all"
 
 
 def test_a_scale_holds_only_if_all_looser_ones_do() -> None:
