@@ -26,7 +26,7 @@ def point(system: str, shares: list[float], seed: int = 1) -> dict[str, Any]:
 def test_a_program_that_waits_to_the_end_was_not_promised() -> None:
     """Its first call has no decision yet."""
     told = (("1", Verdict.BEST_EFFORT), ("2", Verdict.ADMITTED), ("1", Verdict.ADMITTED), ("3", Verdict.REFUSED))
-    decisions = [Decision(name, verdict) for name, verdict in told]
+    decisions = [Decision(name, verdict, "", "", "") for name, verdict in told]
     simulation: Any = SimpleNamespace(dispatcher=SimpleNamespace(decisions=decisions))
     assert promised_of(SYSTEMS[OURS], simulation, [1, 2, 3, 4]).tolist() == [True, True, False, False]
     assert promised_of(SYSTEMS["edf"], simulation, [1, 2, 3, 4]).all(), "it admits all"
