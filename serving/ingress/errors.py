@@ -65,11 +65,6 @@ def bad_request(message: str, param: str | None = None) -> ApiError:
     return ApiError(HTTPStatus.BAD_REQUEST, message, "invalid_request_error", param, "invalid_value")
 
 
-def unauthorized() -> ApiError:
-    """401: no API key that any model takes, as vLLM's server says it."""
-    return ApiError(HTTPStatus.UNAUTHORIZED, "Unauthorized", "invalid_request_error", code="invalid_api_key")
-
-
 def unavailable(message: str, reason: str = NO_REPLICA) -> ApiError:
     """503: no live replica, or shutting down."""
     headers = {"x-slo-reason": reason}

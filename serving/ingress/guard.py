@@ -11,7 +11,7 @@ from typing import Any
 
 from serving.config.limits import GuardConfig
 from serving.ingress.asgi import App, ClientGone, Message, Receive, Send, read_body, replayed, send_error
-from serving.ingress.errors import overloaded, unauthorized
+from serving.ingress.errors import overloaded
 from serving.ingress.limits import (
     Places,
     Refusal,
@@ -48,7 +48,6 @@ class Guard:
         try:
             check_headers(scope["headers"], self.config)
             if scope["method"] in WITH_BODY:
-                self._check_key(scope)
                 await self._with_body(scope, receive, send)
             else:
                 await self.app(scope, receive, send)
@@ -57,24 +56,25 @@ class Guard:
         except ClientGone:
             return
 
-    def _check_key(self, scope: Message) -> None:
-        """Read no body of a client without a key. vLLM's server checks all keys once more, by model and by digest."""
-        if self._tenants is None or SENT_FOR in scope:
-            return
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
-        headers = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
-        if path.startswith(GUARDED) and tenant_of(path, headers) not in self._tenants:
-            raise Refusal(unauthorized())
-
     async def _with_body(self, scope: Message, receive: Receive, send: Send) -> None:
         client = client_of(scope["headers"], self.config.client_header)
         bodies = self._files if takes_file(scope["path"]) else self._bodies
-        body = await bodies.read(receive, most_bytes(scope["path"], self.config), dict(scope["headers"]))
+        body = b""  # of a client without a key, whom the application refuses
+        if self._is_known(scope):
+            body = await bodies.read(receive, most_bytes(scope["path"], self.config), dict(scope["headers"]))
         self._places.take(client)
         try:
             await self.app(scope, replayed(body, receive), send)
         finally:
             self._places.give_back(client)
+
+    def _is_known(self, scope: Message) -> bool:
+        """Whether a request has a key of any of the models, or needs none. Which of them it opens is theirs to say."""
+        if self._tenants is None or SENT_FOR in scope:
+            return True
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        headers = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
+        return not path.startswith(GUARDED) or tenant_of(path, headers) in self._tenants
 
 
 def tenants_of(config: GuardConfig) -> frozenset[str] | None:
