@@ -25,7 +25,7 @@ from routing.fleet_state import REPLICA_TYPE, SHORTEST_S, FleetState, decode_res
 MOST_LOADED, LEAST_ADDED = range(2)  # positions in ``score_replica``
 SCORE = float64(ENGINE_TYPE, REPLICA_TYPE, ROW_TYPE, float64, float64)
 PROMPTS_DUE_S = 0.5  # prompt tokens that wait count as if they were due in so long
-ROOM_UNTIL, FULL_FROM = 0.5, 0.8  # mean load of the open replicas: up to the first there is room, from the second none
+ROOM_UNTIL, FULL_FROM = 0.3, 0.5  # mean load of the open replicas: up to the first there is room, from the second none
 
 
 @njit(cache=True)

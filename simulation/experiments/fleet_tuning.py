@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from profiles.profile import Profile
+from simulation.experiments.tuning import MARGINS
 from simulation.studies.fleet_systems import FleetSystem, Goodput, attainment, planned_fleet, run_through
 from simulation.studies.polyserve_bound import tier_costs_s
 from simulation.studies.systems import EXACT, Straying
@@ -75,13 +76,16 @@ def silos(tuning: TuningOptions, replicas: int, budgets: tuple[int, ...]) -> Cho
 
 
 def shedding(tuning: TuningOptions, replicas: int, _budgets: tuple[int, ...]) -> Chosen:
-    """EDF in iterations sized by the tightest deadline, hopeless requests shed: one pool, or the best split."""
+    """EDF in iterations sized by the tightest deadline, hopeless requests shed: one pool or the best split, then the
+    best slack margin, then the best balancer."""
     base = FleetSystem("edf-shed", "edf-shed", "least_loaded", replicas=replicas)
     options = {"shared": base}
     options |= {f"split {s}": replace(base, split=s) for s in splits_of(tuning, replicas, is_split=False)}
-    if tuning.straying != EXACT:
-        options |= {f"{name}, unguarded": replace(option, guards=False) for name, option in options.items()}
-    return _with_balancers(tuning, tuning.race(options))
+    leader = tuning.race(options)
+    name, system, _ = leader
+    margins = MARGINS if tuning.straying != EXACT else MARGINS[1:]  # without errors, the one that they ask for is 0
+    fixed = {f"{name}, margin {m}": replace(system, guards=False, slack_margin=m) for m in margins}
+    return _with_balancers(tuning, tuning.race(fixed, leader))
 
 
 def fixed_apart(tuning: TuningOptions, replicas: int, chunks: tuple[int, ...]) -> Chosen:

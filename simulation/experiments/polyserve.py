@@ -23,6 +23,7 @@ from simulation.experiments.fleet_tuning import (
 )
 from simulation.experiments.polyserve_figures import headline, tables
 from simulation.experiments.registry import Context, Experiment, Point, Task, register
+from simulation.experiments.tuning import MARGINS
 from simulation.studies.capacity import median_and_spread
 from simulation.studies.fleet_systems import WARM_UP, FleetSystem, Goodput, planned_fleet, run_through
 from simulation.studies.polyserve_bound import optimum_per_s
@@ -103,15 +104,20 @@ def tasks(config: dict[str, Any]) -> list[Task]:
     wanted += [(config["sized_on"], system, size) for size in config["sizes"] for system in SIZED]
     settings = {name: config[name] for name in SETTINGS}
     found = [
-        Task(f"{name}/{system}/{size}", {**settings, "data_set": name, "system": system, "replicas": size})
+        Task(f"{name}/{system}/{size}", {**settings, **_told(system), "data_set": name, "replicas": size})
         for name, system, size in wanted
     ]
     straying = [(noise, name) for noise in config["noises"] for name in config["noise_on"]]
     for noise, name in straying:
         for system in (system for system in config["systems"] if system in ON_SLOW):
-            own = {**settings, "data_set": name, "system": system, "replicas": first, "noise": noise}
+            own = {**settings, **_told(system), "data_set": name, "replicas": first, "noise": noise}
             found.append(Task(f"{noise}/{name}/{system}/{first}", own))
     return found
+
+
+def _told(system: str) -> dict[str, Any]:
+    """The system, and its own settings that are tuned: other choices make another task."""
+    return {"system": system, **({"margins": list(MARGINS)} if system == "edf-shed" else {})}
 
 
 def load_of(context: Context, data_set: str) -> TieredLoad:

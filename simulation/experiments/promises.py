@@ -15,7 +15,7 @@ from simulation.experiments.behaviour import behaviour
 from simulation.experiments.registry import Context, Experiment, Point, Task, markdown_table, register
 from simulation.experiments.slos_serve import DRAFT_S, GPUS, SYSTEMS, bounds_of, setting
 from simulation.experiments.slos_serve_figures import STOCK, geomean
-from simulation.experiments.tuning import tuned_capacity, variants
+from simulation.experiments.tuning import tuned_capacity, tuned_over, variants
 from simulation.studies.capacity import MakeJobs
 from simulation.studies.promised import OVERLOAD, promises_at
 from simulation.studies.systems import NOISES, FleetOf, System
@@ -39,13 +39,17 @@ def tasks(config: dict[str, Any]) -> list[Task]:
     found = [
         Task(
             f"{scenario}/{noise}/{system}",
-            {**common, **_played(config, scenario), "scenario": scenario, "noise": noise, "system": system},
+            {**common, **_played(config, scenario), **_named(system), "scenario": scenario, "noise": noise},
         )
         for scenario in config["scenarios"]
         for noise in config["noises"]
         for system in config["systems"]
     ]
     return sorted(found, key=lambda task: task.params["system"] == LIVE)
+
+
+def _named(system: str) -> dict[str, Any]:
+    return {"system": system, **({} if system == LIVE else tuned_over(SYSTEMS[system]))}
 
 
 def _played(config: dict[str, Any], scenario: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from simulation.experiments import dp_value
 from simulation.experiments.behaviour import behaviour
 from simulation.experiments.registry import Context, Experiment, Point, Task, register
 from simulation.experiments.slos_serve_figures import EXACT, PEERS, STOCK, headline, tables
-from simulation.experiments.tuning import BUDGETS, tuned_capacity
+from simulation.experiments.tuning import BUDGETS, tuned_capacity, tuned_over
 from simulation.studies.bound import fluid_bound_per_s
 from simulation.studies.capacity import MakeJobs, Search, median_and_spread
 from simulation.studies.promised import promises_at
@@ -100,7 +100,7 @@ def _straying_tasks(config: dict[str, Any]) -> Iterator[Task]:
             common = {**_measured(config, gpu, scenario, PEERS[0]), "programs": config["noise_programs"]}
             common["noise"] = noise
             for system in config["noise_systems"]:
-                own = {**common, "kind": "capacity", "system": system}
+                own = {**common, **tuned_over(SYSTEMS[system]), "kind": "capacity", "system": system}
                 yield Task(f"{noise}/{gpu}/{scenario}/{system}", own)
             for replicas in config["noise_replicas"] if scenario in SCALED else ():
                 own = {**common, "kind": "fleet", "fleet": replicas}
@@ -119,7 +119,7 @@ def _measured(config: dict[str, Any], gpu: str, scenario: str, system: str) -> d
     common = {name: config[name] for name in ("seeds", "budgets", "drafts", "target", "tolerance", "programs")}
     if isinstance(SYSTEMS[system], FleetOf | DistServe):  # the same arrivals: they are compared
         common |= {"tolerance": config["fleet_tolerance"], "programs": config["fleet_programs"]}
-    return {**common, "gpu": gpu, "scenario": scenario, "system": system}
+    return {**common, **tuned_over(SYSTEMS[system]), "gpu": gpu, "scenario": scenario, "system": system}
 
 
 def arrival_traces(folder: Path) -> dict[str, np.ndarray]:

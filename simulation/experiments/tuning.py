@@ -12,6 +12,7 @@ TUNING_SEED = 1000
 TUNING_TOLERANCE = 0.05
 BUDGETS = (128, 256, 512, 1024, 2048, 4096, 8192)
 SIDES = ((1, 1), (2, 1), (1, 2))
+MARGINS = (0.0, 0.1, 0.3)  # fixed slack margins of who sizes iterations by deadlines, beside the one learnt from errors
 
 
 def variants(system: System, budgets: Sequence[int], drafts: Sequence[int]) -> dict[str, System]:
@@ -23,9 +24,15 @@ def variants(system: System, budgets: Sequence[int], drafts: Sequence[int]) -> d
         return {f"{how}{d} drafts": replace(system, drafts=d) for d in drafts}
     if system.policy in ("sarathi", "sarathi-shed", "edf", "sjf"):
         return {f"budget {b}": system.with_budget(b) for b in budgets}
-    if system.policy == "edf-shed" and system.straying not in (EXACT, PROFILED):
-        return {"guarded": system, "unguarded": replace(system, guards=False)}
+    if system.policy == "edf-shed":
+        learnt = {} if system.straying in (EXACT, PROFILED) else {"learnt margin": system}
+        return learnt | {f"margin {m}": replace(system, guards=False, slack_margin=m) for m in MARGINS}
     return {"as it is": system}
+
+
+def tuned_over(system: System) -> dict[str, Any]:
+    """What a task is told of its system's own settings, so that other choices make another task."""
+    return {"margins": list(MARGINS)} if system.policy == "edf-shed" else {}
 
 
 def tuned_capacity(

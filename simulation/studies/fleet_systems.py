@@ -47,6 +47,7 @@ class FleetSystem:
     replicas: int = 20
     straying: Straying = PROFILED  # of its engines
     guards: bool = True  # where engines stray, its batches keep the slack margin that their errors ask for
+    slack_margin: float = 0.0  # the margin else (planning.limits)
 
     def run(self, profile: Profile, jobs: np.ndarray) -> Run:
         """A run of this system that has not begun."""
@@ -57,6 +58,7 @@ class FleetSystem:
             max_running=MAX_RUNNING,
             max_batch_tokens=self.token_budget,
             max_iteration_s=self.max_iteration_s,
+            slack_margin=self.slack_margin,
         )
         code = policy_code(self.policy)
         engines.state["policy"], engines.state["sheds"] = code, POLICIES[code].sheds
