@@ -14,7 +14,8 @@ import typer
 
 from benchmarks.result_file import write_result
 from planning.batch.annealing import anneal, predicted_jobs
-from planning.batch.memory import new_memory, recall, record
+from planning.batch.group_size import group_size
+from planning.batch.memory import ROWS, new_memory, recall, record
 from planning.batch.registry import batch_policy, batch_policy_names
 from planning.engine import EngineModel
 from planning.limits import make_limits
@@ -24,6 +25,7 @@ from profiles.store import load_profile
 PROFILE, REPEATS, ROUNDS = "h200_sxm__llama-3.1-8b", 10, 5
 REQUESTS, JOBS, PLACES = (500, 5000), (4, 6, 8, 10, 20, 40), 256
 SEEDS = (0, 1, 2)
+FRAME = "calm, first of a frame"
 
 
 def draw_table(rng: np.random.Generator, count: int) -> np.ndarray:
@@ -54,8 +56,8 @@ def least_ms(call: Callable[[], object]) -> float:
     return 1e3 * min(rounds_s)
 
 
-def batch_ms(name: str, count: int, seed: int) -> float:
-    """One batch of the policy, with what it has to remember."""
+def batch_ms(name: str, count: int, seed: int, begins_frame: bool = False) -> float:
+    """One batch of the policy, with what it has to remember; the first one of a frame finds the size of its group."""
     profile, policy = load_profile(PROFILE), batch_policy(name)
     table, memory = draw_table(np.random.default_rng(seed), count), new_memory()
     limits = make_limits(10 * profile.kv_capacity_tokens, max_running=PLACES, **policy.options)  # type: ignore[arg-type]
@@ -64,6 +66,9 @@ def batch_ms(name: str, count: int, seed: int) -> float:
     def once() -> None:
         if policy.remembers:
             recall(memory, table)
+        if begins_frame:
+            memory.frame[ROWS] = 0.0
+            limits["group_size"] = group_size(memory.frame, engine, table, 0.0)
         seconds, _ = policy.form(engine, table, 0.0, tokens)
         if policy.remembers:
             record(memory, table, tokens, 0.0, seconds)
@@ -79,18 +84,26 @@ def annealing_ms(count: int, seed: int) -> float:
     return least_ms(lambda: anneal(predicted_jobs(engine, waiting, 0.0, 0, 0.0), 4, seed))
 
 
+def case_ms(name: str, count: int, seed: int) -> float:
+    """One row of the table."""
+    if name == "anneal":
+        return annealing_ms(count, seed)
+    return batch_ms("calm", count, seed, begins_frame=True) if name == FRAME else batch_ms(name, count, seed)
+
+
 def main(json: Annotated[Path | None, typer.Option(help="Result file.")] = None) -> None:
     """Measure every size with every seed, print and write."""
     points: list[dict[str, Any]] = []
     cases = [(name, count) for count in REQUESTS for name in batch_policy_names()]
-    for name, count in [*cases, *(("anneal", count) for count in JOBS)]:
-        one = annealing_ms if name == "anneal" else None
-        own_ms = [one(count, seed) if one else batch_ms(name, count, seed) for seed in SEEDS]
+    cases += [(FRAME, count) for count in REQUESTS] + [("anneal", count) for count in JOBS]
+    for name, count in cases:
+        own_ms = [case_ms(name, count, seed) for seed in SEEDS]
         points.append({"what": name, "requests": count, "ms": statistics.median(own_ms), "ms_per_seed": own_ms})
         print(f"{name:10s} {count:5d} requests: {points[-1]['ms']:8.3f} ms", flush=True)
     ms = {(point["what"], point["requests"]): point["ms"] for point in points}
     headline = {
         "calm_ms_5000": ms["calm", 5000],
+        "calm_frame_ms_5000": ms[FRAME, 5000],
         "tempo_ms_5000": ms["tempo", 5000],
         "annealing_ms_10": ms["anneal", 10],
         "calm_over_slo_5000": ms["calm", 5000] / ms["slo", 5000],

@@ -26,6 +26,7 @@ LIMITS = np.dtype(
         ("kv_headroom", "f8"),  # part of the KV cache that admission leaves free for longer outputs than predicted
         ("fairness", "f8"),  # weight of fairness between tenants in a priority (Tempo section 4.3)
         ("group_cutoff", "f8"),  # least priority of a candidate as part of the last one chosen by it (CALM's p)
+        ("group_size", "i4"),  # sequences of CALM's batch (its B), at most; 0: ``max_running``
         ("drafts", "i4"),  # draft tokens per decode, at most, that promises may count on; 0: what each row says
         ("steps_in_flight", "i4"),  # iterations that are formed, at most, when one of them runs
     ]
@@ -38,6 +39,12 @@ NO_RESERVE, POOLED_RESERVE, FULL_RESERVE = range(len(KV_RESERVES))
 def newcomer_share(steps_in_flight: int) -> float:
     """The part of a TTFT that an iteration may take so that those in flight and the newcomer's own fit into it."""
     return 1.0 / (1 + steps_in_flight)
+
+
+@register_jitable
+def most_sequences(limits: Any) -> Any:
+    """Sequences that may hold KV at once, of one ``LIMITS`` record."""
+    return min(limits["max_running"], limits["group_size"]) if limits["group_size"] > 0 else limits["max_running"]
 
 
 @register_jitable
@@ -63,6 +70,7 @@ class LimitOptions(TypedDict, total=False):
     kv_headroom: float
     fairness: float
     group_cutoff: float
+    group_size: int
     drafts: int
     steps_in_flight: int
 
@@ -82,6 +90,7 @@ DEFAULTS = LimitOptions(
     kv_headroom=0.0,
     fairness=0.0,
     group_cutoff=1.0,
+    group_size=0,
     drafts=0,
     steps_in_flight=1,
 )
@@ -114,7 +123,7 @@ def _check(name: str, value: float) -> None:
     elif name in ("group_cutoff", "newcomer_share"):
         if not 0.0 < value <= 1.0:
             raise ValueError(f"{name} must lie in (0, 1], not {value}")
-    elif name in ("slack_margin", "drafts"):
+    elif name in ("slack_margin", "drafts", "group_size"):
         if not 0.0 <= value < math.inf:
             raise ValueError(f"{name} must be finite and not negative, not {value}")
     elif not value > 0 or math.isinf(value):

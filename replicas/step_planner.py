@@ -11,6 +11,7 @@ import numpy as np
 
 from planning.batch.classes import find_late
 from planning.batch.composition import DRAFT_TOKENS
+from planning.batch.group_size import group_size
 from planning.batch.memory import cutoff, new_memory, recall, record
 from planning.batch.registry import batch_policy
 from planning.batch.speculation import fastest_depth, plan_drafts
@@ -37,6 +38,7 @@ OPTIONS = (
     "token_budget",
     "fairness",
     "group_cutoff",
+    "group_size",
 )
 ACCEPTANCE_PRIOR = 0.5  # chance that a draft token is accepted, as long as nobody has seen any
 ACCEPTANCE_WEIGHT = 0.005  # of one more draft token in the running rate
@@ -115,7 +117,7 @@ class StepPlanner:
         limits = planner_limits(policy, options, **self._bounds)
         limits["acceptance"], limits["slack_margin"] = min(self._acceptance, 0.99), reach(self._correction)
         self.policy, self.limits = batch_policy(policy), limits
-        self._adapts_cutoff = self.policy.adapts_cutoff and "group_cutoff" not in options
+        self._adapts = set(self.policy.adapts) - set(options)
 
     def warm_up(self) -> None:
         """Compile, so that no request waits for it; where another process does so, wait for that one."""
@@ -135,12 +137,14 @@ class StepPlanner:
 
         A policy that remembers takes the batch for run: once per iteration.
         """
-        tokens = np.empty(len(table), dtype=np.int32)
+        tokens, engine = np.empty(len(table), dtype=np.int32), EngineModel(self.coefficients, self.limits)
         if self.policy.remembers:
             recall(self._memory, table)
-            if self._adapts_cutoff:
+            if "group_cutoff" in self._adapts:
                 self.limits["group_cutoff"] = cutoff(self._memory)
-        seconds, composition = self.policy.form(EngineModel(self.coefficients, self.limits), table, now_s, tokens)
+            if "group_size" in self._adapts:
+                self.limits["group_size"] = group_size(self._memory.frame, engine, table, now_s)
+        seconds, composition = self.policy.form(engine, table, now_s, tokens)
         self._ran = table["id"][tokens > 0]
         if self.policy.remembers:
             record(self._memory, table, tokens, now_s, seconds)

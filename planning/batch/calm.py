@@ -12,6 +12,7 @@ from planning.batch.policy import policy
 from planning.batch.tempo import interruption_costs
 from planning.batch.worth import chances_in_time, decode_step_s, first_s, prospects, token_goodput
 from planning.engine import EngineModel
+from planning.limits import most_sequences
 from planning.order import integers, numbers, order_of, order_of_integers
 from planning.tables import RequestTable
 
@@ -65,7 +66,7 @@ def best_group(priorities: np.ndarray, prompt_tokens: np.ndarray, places: int, c
     return chosen
 
 
-@policy("calm", remembers=True, adapts_cutoff=True, options={"fairness": FAIRNESS})
+@policy("calm", remembers=True, adapts=("group_cutoff", "group_size"), options={"fairness": FAIRNESS})
 def form_grouped_margin_goodput(
     engine: EngineModel, table: RequestTable, now_s: float, tokens_out: np.ndarray
 ) -> tuple[float, np.ndarray]:
@@ -79,7 +80,7 @@ def form_grouped_margin_goodput(
     costs = interruption_costs(engine, table, priorities, expected[0], FRAME_ITERATIONS)
     blend(table, engine.limits["fairness"], priorities, costs)
     prompts = table["prompt_tokens"].copy()
-    group = best_group(priorities, prompts, engine.limits["max_running"], engine.limits["group_cutoff"])
+    group = best_group(priorities, prompts, most_sequences(engine.limits), engine.limits["group_cutoff"])
     by_arrival = order_of(numbers(table["arrival_s"]))
     order = by_arrival[order_of(-priorities[by_arrival])]
     order = np.concatenate((order[group[order]], order[~group[order]]))

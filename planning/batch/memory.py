@@ -23,7 +23,7 @@ CUTOFFS = np.array([1.0, 0.95, 0.85, 0.7, 0.5])
 FRAME_ITERATIONS = 50  # length of one of CALM's frames
 EXPLORE_EVERY = 8  # frames; in between the best cutoff so far is used
 RATE_WEIGHT = 0.3  # of the latest frame in a cutoff's rate
-ITERATIONS, ARM, ON_TIME_TOKENS, SECONDS, FRAMES = range(5)  # of ``PolicyMemory.frame``
+ITERATIONS, ARM, ON_TIME_TOKENS, SECONDS, FRAMES, GROUP_SIZE, ROWS = range(7)  # of ``PolicyMemory.frame``
 
 
 class PolicyMemory(NamedTuple):
@@ -31,12 +31,20 @@ class PolicyMemory(NamedTuple):
 
     accounts: np.ndarray  # ACCOUNT[ACCOUNTS]
     rates: np.ndarray  # f8[len(CUTOFFS)], tokens on time per second under each cutoff; negative: not tried
-    frame: np.ndarray  # f8[5]
+    frame: np.ndarray  # f8[7]
 
 
 def new_memory() -> PolicyMemory:
     """Nothing remembered."""
-    return PolicyMemory(np.zeros(ACCOUNTS, dtype=ACCOUNT), np.full(len(CUTOFFS), -1.0), np.zeros(5))
+    return PolicyMemory(np.zeros(ACCOUNTS, dtype=ACCOUNT), np.full(len(CUTOFFS), -1.0), np.zeros(7))
+
+
+def new_memories(replicas: int) -> PolicyMemory:
+    """Nothing remembered, of so many engines: each table has a first axis of them."""
+    one = new_memory()
+    many = PolicyMemory(*(np.zeros((replicas, *table.shape), dtype=table.dtype) for table in one))
+    many.rates[:] = one.rates
+    return many
 
 
 @njit(cache=True)

@@ -14,6 +14,7 @@ from planning.batch.composition import TOKENS, add_tokens, composition_s
 from planning.batch.kv import FREE_KV, FREE_SEQUENCES, PREEMPT, blocks_tokens, held_kv_tokens, reserve
 from planning.deadlines import num_uncomputed_tokens
 from planning.engine import ENGINE_TYPE, EngineModel
+from planning.limits import most_sequences
 from planning.order import numbers, order_of
 from planning.tables import TABLE_TYPE, RequestTable
 from profiles.compiled_once import compiled_once
@@ -99,7 +100,7 @@ def run_by_bid(
     coef, limits = engine.coef, engine.limits
     block, free, composition = limits["block_tokens"], np.zeros(2, np.int64), np.zeros(5)
     free[FREE_KV] = limits["kv_capacity_tokens"] // block * block
-    free[FREE_SEQUENCES] = limits["max_running"]
+    free[FREE_SEQUENCES] = most_sequences(limits)
     kept = 0
     for i in range(len(table)):
         tokens_out[i] = 0

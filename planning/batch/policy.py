@@ -34,7 +34,7 @@ class BatchPolicy:
     sheds: bool = False  # requests that can no longer be in time become best effort before every iteration
     is_live: bool = True  # selectable in engines, not only in the simulator
     remembers: bool = False  # reads what ``planning.batch.memory`` keeps
-    adapts_cutoff: bool = False  # ``limits["group_cutoff"]`` is the one that memory finds best, unless it is given
+    adapts: tuple[str, ...] = ()  # limits that are what memory finds best, unless they are given
     needs_lengths: bool = False  # means what its name says only with true lengths
     options: Mapping[str, float] = field(default_factory=dict)  # limits that are its own unless others are given
 

@@ -12,8 +12,9 @@ from numba import njit
 
 from planning.batch.classes import is_decode
 from planning.batch.composition import KV, PAIRS, SEQUENCES, TOKENS
+from planning.batch.group_size import group_size
 from planning.batch.kv import PREEMPT, held_kv_tokens
-from planning.batch.memory import ACCOUNT, ACCOUNTS, CUTOFFS, PolicyMemory, cutoff, recall, record
+from planning.batch.memory import PolicyMemory, cutoff, new_memories, recall, record
 from planning.batch.registry import form
 from planning.batch.shedding import shed
 from planning.batch.speculation import plan_drafts
@@ -40,6 +41,7 @@ ENGINE = np.dtype(
         ("sheds", "?"),  # hopeless requests become best effort before every iteration
         ("remembers", "?"),  # its policy reads ``planning.batch.memory``
         ("adapts_cutoff", "?"),  # CALM's group_cutoff is what memory finds best
+        ("adapts_size", "?"),  # and its group_size
         ("drafts", "i8"),  # draft tokens per decode step, or the most of them
         ("adapts_drafts", "?"),  # as many as objectives need (SLOs-Serve section 3.2.3), else always ``drafts``
         ("sigma", "f8"),  # iterations take the model's time times lognormal noise of this sigma and mean 1
@@ -93,11 +95,7 @@ def make_engines(replicas: int, slots: int, seed: int = 0) -> Engines:
         make_begun(replicas, 0),
         np.zeros(replicas, dtype=LIMITS),
         IterationSpread().logs(),
-        PolicyMemory(
-            np.zeros((replicas, ACCOUNTS), dtype=ACCOUNT),
-            np.full((replicas, len(CUTOFFS)), -1.0),
-            np.zeros((replicas, 5)),
-        ),
+        new_memories(replicas),
         seed,
     )
 
@@ -186,9 +184,11 @@ def _form(engines: Engines, r: int, table: np.ndarray, tokens: np.ndarray) -> tu
     memory = PolicyMemory(memories.accounts[r], memories.rates[r], memories.frame[r])
     if engine["remembers"]:
         recall(memory, table)
+    model, now_s = EngineModel(engines.planner_coefs[r], limits), engine["free_at_s"]
     if engine["adapts_cutoff"]:
         limits["group_cutoff"] = cutoff(memory)
-    model, now_s = EngineModel(engines.planner_coefs[r], limits), engine["free_at_s"]
+    if engine["adapts_size"]:
+        limits["group_size"] = group_size(memory.frame, model, table, now_s)
     seconds, mix = form(engine["policy"], model, table, now_s, tokens)
     if engine["remembers"]:
         record(memory, table, tokens, now_s, seconds)

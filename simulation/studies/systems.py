@@ -135,7 +135,8 @@ class System:
         )
         engines.state["policy"], engines.state["sheds"] = code, self.sheds or policy.sheds
         engines.state["remembers"] = policy.remembers
-        engines.state["adapts_cutoff"] = policy.adapts_cutoff and not self.group_cutoff
+        engines.state["adapts_cutoff"] = "group_cutoff" in policy.adapts and not self.group_cutoff
+        engines.state["adapts_size"] = "group_size" in policy.adapts
         engines.state["drafts"], engines.state["adapts_drafts"] = self.drafts, self.adapts_drafts
         engines.state["guards"] = self.guards
         self.straying.apply(engines, profile, coefficients / self.believed_speed)

@@ -144,6 +144,19 @@ def test_calm_finds_a_cutoff_unless_it_is_given_one() -> None:
     assert len(used) > 2
 
 
+def test_calm_finds_the_size_of_its_batch_unless_it_is_given_one() -> None:
+    crowd = request_table(200)
+    crowd["id"], crowd["best_effort"], crowd["deadline_s"] = np.arange(200) + 1, False, 4.0
+    crowd["prompt_tokens"], crowd["output_tokens"], crowd["output_cap_tokens"] = 100, 200, 400
+    adapting, fixed = planner(), planner()
+    adapting.configure("calm", {})
+    fixed.configure("calm", {"group_size": 90})
+    for each in (adapting, fixed):
+        each.plan(crowd, 0.0)
+    assert fixed.limits["group_size"] == 90
+    assert 0 < adapting.limits["group_size"] < 90
+
+
 def test_a_guessed_profile_takes_the_speed_of_the_first_iterations() -> None:
     guessed = planner()
     guessed.learn_speed()
