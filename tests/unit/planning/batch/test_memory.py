@@ -10,6 +10,7 @@ from planning.batch.memory import (
     FRAMES,
     PolicyMemory,
     cutoff,
+    new_memories,
     new_memory,
     recall,
     record,
@@ -86,3 +87,11 @@ def test_the_cutoff_with_most_tokens_on_time_is_used_most(best: int) -> None:
     assert memory.frame[FRAMES] == 80
     assert set(used) == set(range(len(CUTOFFS)))
     assert used.count(best) > 55
+
+
+def test_the_memories_of_several_engines_are_like_one_each() -> None:
+    many, one = new_memories(3), new_memory()
+    for table, own in zip(many, one, strict=True):
+        assert table.dtype == own.dtype
+        assert (table == own).all()
+        assert table.shape == (3, *own.shape)
