@@ -54,6 +54,8 @@ def planner_limits(policy: str, options: dict[str, float], **bounds: int) -> np.
     for name, value in options.items():
         if name not in OPTIONS:
             raise ValueError(f"policy_options: unknown {name!r}, known: {', '.join(OPTIONS)}")
+        if name == "group_size" and name not in batch_policy(policy).adapts:
+            raise ValueError(f"policy_options: {name}: only calm knows it, not {policy}")
         if name == "best_effort_share" and value == 0.0:
             continue  # what the fleet's configuration says unless told otherwise: the policy's own
         if name == "token_budget":

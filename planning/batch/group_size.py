@@ -11,7 +11,7 @@ from numba import float64, int64, njit
 
 from planning.batch.calm import margin_goodput
 from planning.batch.memory import FRAME_ITERATIONS, GROUP_SIZE, ITERATIONS, ROWS
-from planning.batch.worth import decode_step_s, prospects
+from planning.batch.worth import SHORTEST_S, decode_step_s, prospects
 from planning.engine import ENGINE_TYPE, EngineModel
 from planning.order import order_of
 from planning.tables import TABLE_TYPE, RequestTable
@@ -21,46 +21,84 @@ from profiles.kernels import attention_pairs, iteration_s
 LEAST, STEP = 4, 1.4  # sizes that are compared: the least, and each in the one before
 WEIGHT = 0.3  # of the latest frame's size in the logarithmic mean of them
 GROWN = 1.5  # times as many requests as when it was last asked: it is asked before the frame ends
+ENOUGH = 0.95  # of what a small batch would bring, that all who are there bring together: then all run
+LATE_WORTH = 0.01  # of a token that comes late: where none can be on time, throughput decides
 
 
 @njit(cache=True)
 def steady_step_s(engine: EngineModel, rows: RequestTable) -> float:
-    """Seconds of a mean iteration of as many requests like ``rows``, where each that ends makes room for another."""
-    prompts, outputs, pairs, count = 0.0, 0.0, 0.0, float(len(rows))
+    """Mean seconds between tokens of as many requests like ``rows``, where each that ends makes room for another.
+
+    Prompts count as far as they are to be computed. What exceeds the token budget takes iterations of its own.
+    """
+    fresh, context, outputs, pairs, count = 0.0, 0.0, 0.0, 0.0, float(len(rows))
     for i in range(len(rows)):
-        prompts += rows[i]["prompt_tokens"]
+        own = float(rows[i]["prompt_tokens"] - rows[i]["computed_tokens"])
+        fresh += own
+        context += rows[i]["prompt_tokens"] + 0.5 * rows[i]["output_tokens"]
         outputs += rows[i]["output_tokens"]
-        pairs += attention_pairs(float(rows[i]["prompt_tokens"]), 0.0)
-    begins = count / outputs  # of each of them, in one iteration
-    kv_tokens = prompts + 0.5 * outputs
-    return float(
-        iteration_s(engine.coef, count + begins * prompts, kv_tokens, begins * pairs, count + begins * count, 0.0)
-    )
+        pairs += attention_pairs(own, float(rows[i]["computed_tokens"]))
+    begins = count / outputs  # of each of them, per token of the others
+    tokens = count + begins * fresh
+    step_s = iteration_s(engine.coef, tokens, context, begins * pairs, count * (1.0 + begins), 0.0)
+    more = max(0.0, tokens / engine.limits["max_batch_tokens"] - 1.0)
+    return max(SHORTEST_S, step_s + more * iteration_s(engine.coef, 1.0, 0.0, 0.0, 1.0, 0.0))
+
+
+@njit(cache=True)
+def begun_now(table: RequestTable, order: np.ndarray, now_s: float) -> RequestTable:
+    """The requests as if each began now, alone: those about to end say nothing of a size that they leave.
+
+    Prompts keep what a prefix cache or another replica has computed of them; of those that run it is not known, so they
+    get the share that the waiting ones have.
+    """
+    rows, held, prompts = table[order], 0.0, 0.0
+    for i in range(len(rows)):
+        row = rows[i]
+        row["output_tokens"] = max(row["output_tokens"], row["emitted_tokens"], 1)
+        row["deadline_s"] += now_s - row["arrival_s"]
+        row["arrival_s"], row["emitted_tokens"], row["program"] = now_s, 0, 0
+        row["computed_tokens"] = min(row["computed_tokens"], row["prompt_tokens"] - 1)
+        if not row["running"]:
+            held, prompts = held + row["computed_tokens"], prompts + row["prompt_tokens"]
+    for i in range(len(rows)):
+        if rows[i]["running"]:
+            rows[i]["computed_tokens"] = int(rows[i]["prompt_tokens"] * held / max(1.0, prompts))
+            rows[i]["running"] = False
+    return rows
+
+
+@njit(cache=True)
+def expected_goodput(engine: EngineModel, begun: RequestTable, step_s: float, now_s: float) -> tuple[float, float]:
+    """Of requests that run together: tokens on time, and what they are worth per second of generating."""
+    rests, before = prospects(engine, begun, step_s)
+    on_time = margin_goodput(engine, begun, now_s, step_s, (rests, before)) * rests
+    late = LATE_WORTH * (begun["prompt_tokens"] + begun["output_tokens"])
+    return on_time.sum(), ((on_time + late) / rests).sum()
 
 
 @njit(cache=True)
 def best_size(engine: EngineModel, table: RequestTable, now_s: float, order: np.ndarray) -> int:
-    """How many of the requests ``order`` (by priority) have most expected goodput per second; 0: all of them.
+    """How many of the requests ``order`` (by priority) have most expected goodput per second; 0: as many as may run.
 
-    Each counts as if it began now: those about to end say nothing of a size that they leave. O(size log size).
+    All run where that keeps them on time. O(size log size).
     """
     most = min(len(order), int(engine.limits["max_running"]))
     if most <= LEAST:
         return 0
-    rows = table[order[:most]]
-    for i in range(most):
-        rows[i]["output_tokens"] = max(rows[i]["output_tokens"], rows[i]["emitted_tokens"], 1)
-        rows[i]["deadline_s"] += now_s - rows[i]["arrival_s"]
-        rows[i]["arrival_s"], rows[i]["emitted_tokens"], rows[i]["computed_tokens"] = now_s, 0, 0
-        rows[i]["running"], rows[i]["program"] = False, 0
-    size, found, best = LEAST, most, -1.0
+    begun = begun_now(table, order[:most], now_s)
+    if most == len(order):
+        alone, _ = expected_goodput(engine, begun, steady_step_s(engine, begun[:LEAST]), now_s)
+        together, _ = expected_goodput(engine, begun, steady_step_s(engine, begun), now_s)
+        if together >= ENOUGH * alone > 0.0:
+            return 0
+    size, found, best = LEAST, most, 0.0
     while True:
         size = min(size, most)
-        begun = rows[:size]
-        step_s = steady_step_s(engine, begun)
-        goodput = margin_goodput(engine, begun, now_s, step_s, prospects(engine, begun, step_s)).sum()
-        if goodput > best:
-            found, best = size, goodput
+        some = begun[:size]
+        _, per_s = expected_goodput(engine, some, steady_step_s(engine, some), now_s)
+        if per_s > best:
+            found, best = size, per_s
         if size == most:
             return 0 if found == len(order) else found
         size = math.ceil(size * STEP)
@@ -70,8 +108,8 @@ def best_size(engine: EngineModel, table: RequestTable, now_s: float, order: np.
 def group_size(frame: np.ndarray, engine: EngineModel, table: RequestTable, now_s: float) -> int:
     """The size for the coming iteration; 0: as many as the engine may run.
 
-    Found when a frame begins, and when many more requests are there. ``frame`` is that of ``PolicyMemory`` and keeps
-    it.
+    Found when a frame begins, and when many more requests are there. ``frame`` (f8[7], in place) is that of
+    ``PolicyMemory`` and keeps it.
     """
     begins = frame[ITERATIONS] % FRAME_ITERATIONS == 1 or len(table) > GROWN * frame[ROWS]
     if begins and len(table) > 0:

@@ -1,4 +1,4 @@
-"""What batch policies remember of requests that have left: service per tenant and program, and CALM's cutoff.
+"""What batch policies remember of requests that have left: service per tenant and program, and CALM's cutoff and size.
 
 One ``PolicyMemory`` per engine. ``recall`` writes it into the request table before a batch is formed, ``record`` adds
 that batch. Policies themselves only read the table, so their signature knows nothing of this.

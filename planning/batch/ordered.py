@@ -84,6 +84,20 @@ def _reserve(queue: Queue, pos: int, tokens: int) -> bool:
     return False
 
 
+@njit(cache=True)
+def _preempt_excess(queue: Queue) -> None:
+    """Where fewer may run than before, the last ones give up their places. CALM's size falls between two frames."""
+    table, free = queue.table, queue.free
+    for pos in range(len(queue.order) - 1, -1, -1):
+        if free[FREE_SEQUENCES] >= 0:
+            return
+        i = queue.order[pos]
+        if table[i]["running"]:
+            queue.tokens_out[i] = PREEMPT
+            free[FREE_KV] += held_kv_tokens(table[i], queue.block_tokens)
+            free[FREE_SEQUENCES] += 1
+
+
 @compiled_once(RUN_BY_BID)
 def run_by_bid(
     engine: EngineModel,
@@ -110,6 +124,7 @@ def run_by_bid(
             if keeps_decodes and is_decode(table[i]):
                 kept += 1 + table[i]["spec_tokens"]
     queue, is_full = Queue(table, order, block, bids[0], bids[1], free, tokens_out), False
+    _preempt_excess(queue)
     for pos in range(len(order)):
         i = order[pos]
         row, left = table[i], int(limits["max_batch_tokens"] - composition[TOKENS])

@@ -19,6 +19,7 @@ CONTENDERS = {
         Contender(ORACLE, "calm", lengths="true", routing="power_of_k"),
         Contender("calm, no prediction", "calm", lengths="none", routing="power_of_k"),
         Contender("calm, no grouping", "calm", routing="power_of_k", group_cutoff=1.0),
+        Contender("calm, as many as may", "calm", routing="power_of_k", finds_size=False),
         Contender("vllm", "vllm", routing="least_loaded", is_baseline=True),
         Contender("sarathi", "sarathi", routing="least_loaded", is_baseline=True),
         Contender("plas", "plas", routing="least_loaded", is_baseline=True),
@@ -58,6 +59,7 @@ def headline(points: Sequence[Point]) -> dict[str, float]:
         "of_oracle": online.ratio(points, OURS, [ORACLE], "goodput_tokens_per_s"),
         "goodput_without_prediction": online.ratio(points, "calm, no prediction", [OURS], "goodput_tokens_per_s"),
         "goodput_without_grouping": online.ratio(points, "calm, no grouping", [OURS], "goodput_tokens_per_s"),
+        "goodput_without_size": online.ratio(points, "calm, as many as may", [OURS], "goodput_tokens_per_s"),
         "throughput_ratio_vs_sarathi": online.ratio(points, OURS, ["sarathi"], "tokens_per_s"),
     }
     found = {name: float(np.median(ratios)) for name, ratios in figures.items() if ratios}

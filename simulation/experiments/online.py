@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.recfunctions import repack_fields
 
+from planning.batch.registry import batch_policy
 from profiles.store import load_profile
 from simulation.core.jobs import RECORD
 from simulation.core.loop import Simulation
@@ -43,12 +44,13 @@ class Contender:
     lengths: str = "means"
     routing: str = "round_robin"
     group_cutoff: float = 0.0
+    finds_size: bool = True
     is_baseline: bool = False
 
     def system(self, max_running: int, budget: int, replicas: int) -> System:
         """The system with these settings on so many replicas."""
         system = System(self.name, self.policy, token_budget=budget, max_running=max_running, replicas=replicas)
-        return replace(system, straying=NOISES[NOISE], group_cutoff=self.group_cutoff)
+        return replace(system, straying=NOISES[NOISE], group_cutoff=self.group_cutoff, finds_size=self.finds_size)
 
 
 def tasks_of(config: dict[str, Any], contenders: Sequence[Contender]) -> list[Task]:
@@ -137,11 +139,14 @@ def _run(
 
 
 def digest(contender: Contender, params: Mapping[str, Any], context: Context) -> str:
-    """What the contender does with a small overload now."""
-    small = {**params, "programs": 60, "rate": params["rates"][-1]}
-    simulation, _window = _run(contender, small, tuple(params["settings"][0]), TUNING_SEED)
-    told = repack_fields(simulation.records[[name for name in RECORD.names or () if name != "gap_s"]])
-    return hashlib.blake2b(told.tobytes(), digest_size=8).hexdigest()
+    """What the contender does with a small overload now: with the narrowest setting, and also with the widest where it
+    finds by itself how wide its batches are."""
+    small, found = {**params, "programs": 60, "rate": params["rates"][-1]}, hashlib.blake2b(digest_size=8)
+    for setting in (0, -1) if batch_policy(contender.policy).adapts else (0,):
+        simulation, _window = _run(contender, small, tuple(params["settings"][setting]), TUNING_SEED)
+        told = repack_fields(simulation.records[[name for name in RECORD.names or () if name != "gap_s"]])
+        found.update(told.tobytes())
+    return found.hexdigest()
 
 
 def ratio(points: Sequence[Point], ours: str, theirs: Sequence[str], figure: str) -> list[float]:

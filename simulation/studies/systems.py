@@ -100,6 +100,7 @@ class System:
     slack_margin: float = 0.0  # see planning.limits
     fairness: float | None = None  # None: the policy's own
     group_cutoff: float = 0.0  # 0: CALM adapts it
+    finds_size: bool = True  # CALM finds how many run at once; else as many as may
     straying: Straying = PROFILED  # of its engines
     guards: bool = True  # where engines stray, its batches keep the slack margin that their errors ask for
     replicas: int = 1
@@ -136,7 +137,7 @@ class System:
         engines.state["policy"], engines.state["sheds"] = code, self.sheds or policy.sheds
         engines.state["remembers"] = policy.remembers
         engines.state["adapts_cutoff"] = "group_cutoff" in policy.adapts and not self.group_cutoff
-        engines.state["adapts_size"] = "group_size" in policy.adapts
+        engines.state["adapts_size"] = "group_size" in policy.adapts and self.finds_size
         engines.state["drafts"], engines.state["adapts_drafts"] = self.drafts, self.adapts_drafts
         engines.state["guards"] = self.guards
         self.straying.apply(engines, profile, coefficients / self.believed_speed)

@@ -148,13 +148,19 @@ def test_calm_finds_the_size_of_its_batch_unless_it_is_given_one() -> None:
     crowd = request_table(200)
     crowd["id"], crowd["best_effort"], crowd["deadline_s"] = np.arange(200) + 1, False, 4.0
     crowd["prompt_tokens"], crowd["output_tokens"], crowd["output_cap_tokens"] = 100, 200, 400
-    adapting, fixed = planner(), planner()
+    costly = np.array([1e-4, 8e-3, 0.0, 0.0, 1e-8, 0.0, 1e-4, 0.0])
+    adapting, fixed = (
+        StepPlanner(costly, kv_capacity_tokens=100_000, block_tokens=16, max_running=256, max_batch_tokens=2048)
+        for _ in range(2)
+    )
     adapting.configure("calm", {})
     fixed.configure("calm", {"group_size": 90})
     for each in (adapting, fixed):
         each.plan(crowd, 0.0)
     assert fixed.limits["group_size"] == 90
-    assert 0 < adapting.limits["group_size"] < 90
+    assert 0 < adapting.limits["group_size"] < 150
+    with pytest.raises(ValueError, match="group_size: only calm"):
+        fixed.configure("sjf", {"group_size": 90})
 
 
 def test_a_guessed_profile_takes_the_speed_of_the_first_iterations() -> None:

@@ -21,10 +21,8 @@ def overload() -> np.ndarray:
 
 def met(most: int, adapts: bool) -> float:
     """Share of the requests that end in time."""
-    system, jobs = System("calm", "calm", token_budget=2048, max_running=most), overload()
-    engines = system.engines(a100(), 1)
-    engines.state["adapts_size"] = adapts
-    simulation = Simulation(jobs, engines, system.dispatcher(a100(), jobs, 1))
+    system, jobs = System("calm", "calm", token_budget=2048, max_running=most, finds_size=adapts), overload()
+    simulation = Simulation(jobs, system.engines(a100(), 1), system.dispatcher(a100(), jobs, 1))
     simulation.run()
     return float(met_programs(simulation.jobs, simulation.records).mean())
 
