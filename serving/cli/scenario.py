@@ -102,7 +102,7 @@ class Scenario(Section):
     profile: str
     num_replicas: int = Field(default=1, ge=1, le=1024)
     system: str = "planner"
-    routing: str = "kernel"  # with several replicas
+    routing: str = ""  # without one: the controller, for a system that admits, else round robin
     prefix_affinity: float = Field(default=0.0, ge=0)  # where the controller routes
     lengths: SimulatedLengths = Field(default_factory=SimulatedLengths)  # the same
     requests: int = Field(default=2000, ge=10)
@@ -116,17 +116,22 @@ class Scenario(Section):
     def _known_names(self) -> "Scenario":
         if self.system not in SYSTEMS:
             raise ValueError(f"system: unknown {self.system!r}; {suggest(self.system, list(SYSTEMS))}")
-        if self.routing not in ROUTINGS:
+        if self.routing and self.routing not in ROUTINGS:
             raise ValueError(f"routing: unknown {self.routing!r}; {suggest(self.routing, list(ROUTINGS))}")
         own = self.prefix_affinity or self.lengths.model_fields_set or any(c.num_replicas for c in self.classes)
-        if self.routing not in CONTROLLED and own:
+        if self.placement not in CONTROLLED and own:
             told = f"affinity, lengths and replicas of classes need the controller: {', '.join(CONTROLLED)}"
             raise ValueError(f"routing: {told}")
-        if self.routing not in CONTROLLED and any(c.ttft_slowdown for c in self.classes):
+        if self.placement not in CONTROLLED and any(c.ttft_slowdown for c in self.classes):
             raise ValueError(f"routing: the controller resolves ttft_slowdown: {', '.join(CONTROLLED)}")
         if not self.classes and not self.workload.slos_serve:
             raise ValueError("classes: at least one is needed")
         return self
+
+    @property
+    def placement(self) -> str:
+        """Who chooses replicas: one of ``ROUTINGS``."""
+        return self.routing or ("controller" if SYSTEMS[self.system].admits else "round_robin")
 
     def chosen_system(self) -> System:
         """The system on as many replicas as asked for."""
@@ -134,7 +139,7 @@ class Scenario(Section):
 
     def fleet(self, trace: Trace | None) -> FleetOf:
         """The same under the live controller's fleet, by the routing policy asked for."""
-        routing = FleetOptions().routing if self.routing == "controller" else self.routing
+        routing = FleetOptions().routing if self.placement == "controller" else self.placement
         split = tuple(section.num_replicas for section in self.classes if not section.best_effort)
         return FleetOf(
             routing,

@@ -27,7 +27,7 @@ from simulation.core.prefix_cache import PrefixCache
 from simulation.dispatchers.placement import BalancerDispatcher, KernelDispatcher
 from simulation.experiments.registry import experiment, experiment_names
 from simulation.studies.capacity import median_and_spread
-from simulation.studies.sizing import replicas_needed
+from simulation.studies.sizing import least_replicas, replicas_needed
 from simulation.workloads.traces import Trace
 
 console = table_console(0)
@@ -91,13 +91,14 @@ def _dispatcher(
     asked: scenarios.Scenario, profile: Profile, jobs: np.ndarray, trace: Trace | None, seed: int
 ) -> Dispatcher:
     system = asked.chosen_system()
-    if asked.routing in scenarios.CONTROLLED:
+    routing = asked.placement
+    if routing in scenarios.CONTROLLED:
         return asked.fleet(trace).dispatcher(profile, jobs, seed)
     if asked.num_replicas == 1:
         return system.dispatcher(profile, jobs, seed)
-    if asked.routing == "kernel" and system.admits:
+    if routing == "kernel" and system.admits:
         return KernelDispatcher()
-    return BalancerDispatcher("round_robin" if asked.routing == "kernel" else asked.routing, seed)
+    return BalancerDispatcher("round_robin" if routing == "kernel" else routing, seed)
 
 
 def _run(
@@ -156,7 +157,10 @@ def plan(  # noqa: PLR0913  (a command: its options)
     path: Annotated[Path, typer.Argument(metavar="SCENARIO", help="scenario file (YAML) whose trace is planned for")],
     target: Annotated[float, typer.Option(min=0.01, max=0.999, help="attainment that every class must reach")] = 0.95,
     profile: Annotated[list[str] | None, typer.Option(help="GPU kinds to compare; default: the scenario's")] = None,
-    price: Annotated[list[float] | None, typer.Option(help="price per GPU-hour of each of them")] = None,
+    price: Annotated[
+        list[float] | None,
+        typer.Option(help="what a replica of each of them costs per hour, all its GPUs together; default: 1"),
+    ] = None,
     apart: Annotated[bool, typer.Option("--apart", help="also plan a fleet of its own for each class")] = False,
     traces: Traces = DEFAULT_TRACES,
     json_out: JsonOut = None,
@@ -164,8 +168,8 @@ def plan(  # noqa: PLR0913  (a command: its options)
     """How many replicas a workload needs, of which GPU, at what cost per attained request."""
     asked = scenarios.read_scenario(path)
     for number, section in enumerate(asked.classes):
-        if section.ttft_slowdown:
-            raise ValueError(f"{path}: classes.{number}.ttft_slowdown: only simulate knows it; state ttft_ms to plan")
+        if section.num_replicas:
+            raise ValueError(f"{path}: classes.{number}.num_replicas: plan says how many are needed; leave it out")
     trace, points = scenarios.trace_of(asked, traces), []
     kinds = profile or [asked.profile]
     prices = price or [1.0] * len(kinds)
@@ -185,8 +189,8 @@ def plan(  # noqa: PLR0913  (a command: its options)
 
                     task = bar.add_task(f"{loaded.name} {who} {rate:g} req/s", total=len(asked.seeds))
                     found = [
-                        replicas_needed(jobs, loaded, target, hourly / 3600.0, edges=edges)
-                        for jobs, edges in map(jobs_of, bar.track(asked.seeds, task_id=task))
+                        _sized(asked, loaded, Workload(*jobs_of(seed), trace), seed, (target, hourly / 3600.0))
+                        for seed in bar.track(asked.seeds, task_id=task)
                     ]
                     point: dict[str, Any] = {"profile": loaded.name, "class": who, "rate_per_s": rate}
                     points.append(point | _needed(found))
@@ -196,6 +200,20 @@ def plan(  # noqa: PLR0913  (a command: its options)
         keys = [f"replicas {p['profile']} {p['class']} {p['rate_per_s']:g}" for p in points]
         headline = {key: p["replicas"]["median"] for key, p in zip(keys, points, strict=True)}
         json_out.write_text(json.dumps({**result, "seeds": asked.seeds, "headline": headline, "points": points}) + "\n")
+
+
+def _sized(
+    asked: scenarios.Scenario, profile: Profile, workload: Workload, seed: int, wanted: tuple[float, float]
+) -> tuple[int, float, float]:
+    """What ``replicas_needed`` says of the scenario's system and routing; ``wanted``: target, and price per second."""
+    target, price = wanted
+    holds_prefixes = workload.trace is not None and len(workload.trace.blocks) > 0  # prompts are less work then
+
+    def play(count: int) -> Simulation:
+        return _run(asked.model_copy(update={"num_replicas": count}), profile, workload, seed, lambda _done: None, [])
+
+    least = 1 if holds_prefixes else least_replicas(workload.jobs, profile, target)
+    return replicas_needed(play, target, price, least=least)
 
 
 def _groups(asked: scenarios.Scenario, apart: bool) -> list[tuple[str, int]]:

@@ -76,15 +76,17 @@ def silos(tuning: TuningOptions, replicas: int, budgets: tuple[int, ...]) -> Cho
 
 
 def shedding(tuning: TuningOptions, replicas: int, _budgets: tuple[int, ...]) -> Chosen:
-    """EDF in iterations sized by the tightest deadline, hopeless requests shed: one pool or the best split, then the
-    best slack margin, then the best balancer."""
+    """EDF in iterations sized by the tightest deadline, hopeless requests shed: one pool or the best split, with the
+    learnt slack margin or none, then the best fixed margin, then the best balancer."""
     base = FleetSystem("edf-shed", "edf-shed", "least_loaded", replicas=replicas)
-    options = {"shared": base}
-    options |= {f"split {s}": replace(base, split=s) for s in splits_of(tuning, replicas, is_split=False)}
+    pools = {"shared": base}
+    pools |= {f"split {s}": replace(base, split=s) for s in splits_of(tuning, replicas, is_split=False)}
+    options = dict(pools)
+    if tuning.straying != EXACT:  # without errors, the margin that they ask for is 0
+        options |= {f"{name}, margin 0.0": replace(system, guards=False) for name, system in pools.items()}
     leader = tuning.race(options)
-    name, system, _ = leader
-    margins = MARGINS if tuning.straying != EXACT else MARGINS[1:]  # without errors, the one that they ask for is 0
-    fixed = {f"{name}, margin {m}": replace(system, guards=False, slack_margin=m) for m in margins}
+    name, pool = leader[0].split(", margin")[0], replace(leader[1], guards=False)
+    fixed = {f"{name}, margin {m}": replace(pool, slack_margin=m) for m in MARGINS if m > 0.0}
     return _with_balancers(tuning, tuning.race(fixed, leader))
 
 

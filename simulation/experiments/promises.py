@@ -1,7 +1,7 @@
 """Promises on engines that stray from their profiles: capacity, and the share of promises that are kept.
 
 The planner is the live controller's ``Fleet`` over one replica. Every system's model of the engine learns from the
-iterations it sees, and those that size iterations by deadlines keep the same slack margin, where that serves them.
+iterations it sees. EDF with shedding sizes iterations by deadlines too and has the slack margin that serves it best.
 """
 
 from collections.abc import Mapping, Sequence

@@ -6,13 +6,20 @@ from typing import Any
 
 from profiles.profile import Profile
 from simulation.studies.capacity import MakeJobs, Search, median_and_spread
-from simulation.studies.systems import EXACT, PROFILED, DistServe, System
+from simulation.studies.systems import EXACT, DistServe, System
 
 TUNING_SEED = 1000
 TUNING_TOLERANCE = 0.05
 BUDGETS = (128, 256, 512, 1024, 2048, 4096, 8192)
 SIDES = ((1, 1), (2, 1), (1, 2))
-MARGINS = (0.0, 0.1, 0.3)  # fixed slack margins of who sizes iterations by deadlines, beside the one learnt from errors
+MARGINS = (
+    0.0,
+    0.1,
+    0.3,
+    0.6,
+    1.0,
+    2.0,
+)  # fixed slack margins of who sizes iterations by deadlines, beside the one learnt from errors
 
 
 def variants(system: System, budgets: Sequence[int], drafts: Sequence[int]) -> dict[str, System]:
@@ -25,7 +32,7 @@ def variants(system: System, budgets: Sequence[int], drafts: Sequence[int]) -> d
     if system.policy in ("sarathi", "sarathi-shed", "edf", "sjf"):
         return {f"budget {b}": system.with_budget(b) for b in budgets}
     if system.policy == "edf-shed":
-        learnt = {} if system.straying in (EXACT, PROFILED) else {"learnt margin": system}
+        learnt = {} if system.straying == EXACT else {"learnt margin": system}
         return learnt | {f"margin {m}": replace(system, guards=False, slack_margin=m) for m in MARGINS}
     return {"as it is": system}
 

@@ -56,7 +56,7 @@ def run(params: Mapping[str, Any], context: Context) -> Point:
     profile, trace = load_profile(params["gpu"]), read_trace(context.traces / f"{TRACE}.parquet")
     if params["kind"] == "need":
         jobs = mixed_jobs(trace, params["need_requests"], params["rate"], params["seed"])
-        replicas, attainment, cost = replicas_needed(jobs, profile, params["target"])
+        replicas, attainment, cost = replicas_needed(lambda count: run_fleet(jobs, profile, count), params["target"])
         return {"kind": "need", "rate": params["rate"], "seed": params["seed"], "replicas": replicas,
                 "attainment": attainment, "replica_seconds_per_request": cost}  # fmt: skip
     run_fleet(mixed_jobs(trace, 100, 10.0, 0), profile, 2)  # compile

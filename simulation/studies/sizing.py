@@ -6,21 +6,19 @@ from dataclasses import replace
 import numpy as np
 
 from profiles.profile import Profile
-from simulation.core.jobs import NO_EDGES
 from simulation.core.loop import Simulation
 from simulation.core.metrics import Window, attained
 from simulation.dispatchers.placement import KernelDispatcher
-from simulation.studies.systems import PLANNER
+from simulation.studies.bound import fluid_bound_per_s
+from simulation.studies.systems import PLANNER, engine_model
 
 MOST_REPLICAS = 256
 
 
-def run_fleet(
-    jobs: np.ndarray, profile: Profile, replicas: int, seed: int = 0, edges: np.ndarray = NO_EDGES
-) -> Simulation:
+def run_fleet(jobs: np.ndarray, profile: Profile, replicas: int, seed: int = 0) -> Simulation:
     """A workload on a fleet of equal, shared replicas placed by the routing kernels."""
     engines = replace(PLANNER, replicas=replicas).engines(profile, seed)
-    simulation = Simulation(jobs, engines, KernelDispatcher(), edges=edges)
+    simulation = Simulation(jobs, engines, KernelDispatcher())
     simulation.run()
     return simulation
 
@@ -36,33 +34,51 @@ def worst_attainment(simulation: Simulation) -> tuple[float, float]:
     return worst, float(met[heads].sum() / max(1e-9, times_s.max() - times_s.min()))
 
 
+def least_replicas(jobs: np.ndarray, profile: Profile, target: float) -> int:
+    """Replicas of which fewer cannot attain ``target``, whoever schedules: by the fluid bound of the requests that have
+    an objective."""
+    asked = jobs[~jobs["best_effort"]]
+    _programs, first, own = np.unique(asked["program"], return_index=True, return_inverse=True)
+    asked["program"] = first[own]  # a program is known by the place of its first request
+    begun_s = asked["arrival_s"][np.isfinite(asked["arrival_s"])]
+    if len(begun_s) < 2 or np.ptp(begun_s) <= 0.0:
+        return 1
+    bound_per_s = fluid_bound_per_s(asked, engine_model(profile), target)
+    per_s = len(first) / float(np.ptp(begun_s))
+    return max(1, int(per_s / bound_per_s)) if bound_per_s > 0.0 else 1
+
+
 def replicas_needed(
-    jobs: np.ndarray,
-    profile: Profile,
+    run: Callable[[int], Simulation],
     target: float,
     price: float = 1.0,
     report: Callable[[int, float], None] | None = None,
-    edges: np.ndarray = NO_EDGES,
+    least: int = 1,
 ) -> tuple[int, float, float]:
     """Fewest replicas whose worst tier attains ``target``: (replicas, attainment, cost per attained request).
 
     Doubles, then bisects; 0 replicas when ``MOST_REPLICAS`` are not enough.
+
+    Args:
+        run: plays the workload on so many replicas to its end.
+        price: of one replica per second.
+        report: is told every number that is tried, and its attainment.
+        least: fewer are not enough, which is known without a run (``least_replicas``).
     """
     known: dict[int, tuple[float, float]] = {}
 
     def attains(replicas: int) -> bool:
         if replicas not in known:
-            known[replicas] = worst_attainment(run_fleet(jobs, profile, replicas, edges=edges))
+            known[replicas] = worst_attainment(run(replicas))
             if report is not None:
                 report(replicas, known[replicas][0])
         return known[replicas][0] >= target
 
-    high = 1
+    low, high = least - 1, min(least, MOST_REPLICAS)
     while not attains(high):
         if high >= MOST_REPLICAS:
             return 0, known[high][0], float("inf")
-        high *= 2
-    low = high // 2
+        low, high = high, min(2 * high, MOST_REPLICAS)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if attains(middle) else (middle, high)

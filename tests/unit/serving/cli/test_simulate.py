@@ -1,13 +1,16 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from serving.cli import simulate
 from serving.cli.commands import main
-from serving.cli.scenario import read_scenario
+from serving.cli.scenario import Scenario, read_scenario
 from serving.cli.simulate import _needed
 from serving.config.base import ConfigError
+from simulation.core.loop import Simulation
 
 EXAMPLES = Path(__file__).parents[4] / "examples" / "scenarios"
 SMALL = """
@@ -100,11 +103,31 @@ def test_errors_are_one_line(tmp_path: Path, capsys) -> None:
     assert error.count("\n") == 2
 
 
-def test_plan_knows_no_slowdowns_and_says_so(tmp_path: Path, capsys) -> None:
+def test_plan_says_how_many_replicas_and_is_not_told(tmp_path: Path, capsys) -> None:
     path = write(tmp_path, routing="controller")
-    path.write_text(path.read_text().replace("ttft_ms: 500", "ttft_slowdown: 3"))
+    path.write_text(path.read_text().replace("ttft_ms: 500", "num_replicas: 1, ttft_ms: 500"))
     assert main(["plan", str(path)]) == 2
-    assert "classes.0.ttft_slowdown: only simulate knows it" in capsys.readouterr().err
+    assert "classes.0.num_replicas: plan says how many are needed" in capsys.readouterr().err
+
+
+def test_plan_plays_the_system_and_the_routing_of_the_scenario(tmp_path: Path, monkeypatch) -> None:
+    seen = set()
+
+    def play(asked: Scenario, *rest: Any) -> Simulation:
+        seen.add((asked.system, asked.placement, asked.num_replicas))
+        return played(asked, *rest)
+
+    played = simulate._run
+    monkeypatch.setattr(simulate, "_run", play)
+    path = write(tmp_path, 7, "least_loaded", "sarathi")
+    assert main(["plan", str(path), "--target", "0.9"]) == 0
+    assert {each[:2] for each in seen} == {("sarathi", "least_loaded")}
+    assert min(each[2] for each in seen) == 1, "not the seven of the scenario"
+    seen.clear()
+    path.write_text(path.read_text().replace("routing: least_loaded", "").replace("sarathi", "planner"))
+    path.write_text(path.read_text().replace("ttft_ms: 500", "ttft_slowdown: 30"))
+    assert main(["plan", str(path), "--target", "0.9"]) == 0
+    assert {each[:2] for each in seen} == {("planner", "controller")}
 
 
 def test_a_plan_that_is_not_enough_for_every_seed_is_none() -> None:

@@ -1,3 +1,4 @@
+import functools
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +19,7 @@ from simulation.dispatchers.live_fleet import ControllerDispatcher, replica_name
 from simulation.dispatchers.placement import EngineMirrors, KernelDispatcher
 from simulation.dispatchers.planner import AdmissionDispatcher
 from simulation.studies.fleet_systems import FleetSystem, run_through
-from simulation.studies.sizing import replicas_needed
+from simulation.studies.sizing import least_replicas, replicas_needed, run_fleet
 from simulation.studies.systems import PLANNER, DistServe, FleetOf
 from simulation.workloads.split import split_jobs
 from simulation.workloads.traces import Trace
@@ -211,13 +212,22 @@ def test_placement_by_the_kernels_fills_replicas_one_after_the_other() -> None:
 def test_fewest_replicas_for_a_target() -> None:
     jobs = random_jobs(400, 25.0, 3)
     jobs["best_effort"] = False
-    replicas, attainment, cost = replicas_needed(jobs, a100(), 0.9)
+    replicas, attainment, cost = replicas_needed(functools.partial(run_fleet, jobs, a100()), 0.9)
     assert replicas > 1
     assert attainment >= 0.9
     assert cost > 0
     asked: dict[int, float] = {}
-    replicas_needed(jobs, a100(), 0.9, report=asked.__setitem__)
+    replicas_needed(functools.partial(run_fleet, jobs, a100()), 0.9, report=asked.__setitem__)
     assert asked[replicas - 1] < 0.9 <= asked[replicas]
+    bound = least_replicas(jobs, a100(), 0.9)
+    assert 1 < bound <= replicas
+    asked.clear()
+    run = functools.partial(run_fleet, jobs, a100())
+    assert replicas_needed(run, 0.9, report=asked.__setitem__, least=bound)[0] == replicas
+    assert min(asked) == bound
+    assert replicas_needed(run, 0.9, least=replicas + 2)[0] == replicas + 2, "as told"
+    jobs["best_effort"] = True
+    assert least_replicas(jobs, a100(), 0.9) == 1
 
 
 def test_prefix_blocks_of_ended_requests_are_found_again() -> None:

@@ -7,10 +7,10 @@ from planning.engine import EngineModel
 from planning.limits import make_limits
 from simulation.core.loop import Simulation
 from simulation.core.metrics import Window, attained, summarize
-from simulation.experiments.tuning import TUNING_SEED, tuned_capacity, variants
+from simulation.experiments.tuning import MARGINS, TUNING_SEED, tuned_capacity, variants
 from simulation.studies.bound import fluid_bound_per_s
 from simulation.studies.capacity import Attained, GiveUp, Search, attainment_of, run_system
-from simulation.studies.systems import BASELINES, NOISES, PLANNER, DistServe, engine_model
+from simulation.studies.systems import BASELINES, EXACT, NOISES, PLANNER, DistServe, engine_model
 from tests.support.simulation_cases import STOCK, a100, jobs_at, random_jobs, run
 
 CONFIG = {"budgets": [256, 2048], "drafts": [1, 2], "target": 0.9, "tolerance": 0.1, "seeds": [1]}
@@ -102,9 +102,10 @@ def test_what_each_baseline_is_tuned_over() -> None:
     assert list(variants(by_name["vllm-whole"], [128, 8192], [])) == ["as it is"]
     assert list(variants(replace(STOCK, drafts=1), [], [1, 3])) == ["1 drafts", "3 drafts"]
     shed = next(system for system in BASELINES if system.name == "edf-shed")
-    assert list(variants(shed, [], [])) == ["margin 0.0", "margin 0.1", "margin 0.3"], "without errors none is learnt"
+    fixed = [f"margin {margin}" for margin in MARGINS]
+    assert list(variants(replace(shed, straying=EXACT), [], [])) == fixed, "without errors none is learnt"
     found = variants(replace(shed, straying=NOISES["noise10"]), [], [])
-    assert list(found) == ["learnt margin", "margin 0.0", "margin 0.1", "margin 0.3"]
+    assert list(found) == ["learnt margin", *fixed]
     assert found["margin 0.3"].engines(a100()).limits["slack_margin"] == pytest.approx(0.3)
     assert list(variants(DistServe("d", "vllm"), [], [])) == ["1:1", "2:1", "1:2"]
 
