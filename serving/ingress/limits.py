@@ -75,7 +75,7 @@ def too_slow(message: str) -> ApiError:
 
 
 def client_of(headers: RawHeaders, client_header: str) -> bytes:
-    """A digest of who asks, by the API key or else by a proxy's header; empty where nothing says so.
+    """A digest of who asks, by a proxy's header or else by the API key; empty where nothing says so.
 
     The first header of a name counts, as where vLLM checks the key.
     """
@@ -83,7 +83,7 @@ def client_of(headers: RawHeaders, client_header: str) -> bytes:
     for name, value in headers:
         told.setdefault(name, value)
     own = client_header.lower().encode()
-    identity = told.get(b"authorization") or told.get(b"x-api-key") or (told.get(own) if own else None)
+    identity = (told.get(own) if own else None) or told.get(b"authorization") or told.get(b"x-api-key")
     return hashlib.blake2b(identity, digest_size=16).digest() if identity else b""
 
 

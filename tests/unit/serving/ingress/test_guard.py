@@ -212,8 +212,9 @@ def test_a_second_key_makes_no_other_client() -> None:
 def test_a_proxy_may_name_the_client() -> None:
     async def scenario(guard: Guard, server: Server) -> None:
         server.goes.clear()
-        first, second = (Client(guard, headers=[(b"x-client", b"a")]).say(b"{}") for _ in range(2))
-        assert await second.status() == 429
+        told = [[(b"x-client", b"a"), (b"authorization", key)] for key in (b"Bearer a", b"Bearer b")]
+        first, second = (Client(guard, headers=headers).say(b"{}") for headers in told)
+        assert await second.status() == 429, "whatever keys the client makes up"
         server.goes.set()
         assert await first.status() == 200
 
