@@ -58,6 +58,8 @@ def tasks_of(config: dict[str, Any], contenders: Sequence[Contender]) -> list[Ta
     common = {
         name: config[name] for name in ("gpu", "applications", "shares", "programs", "settings", "rates", "seeds")
     }
+    if "compared_at" in config:
+        common["compared_at"] = config["compared_at"]
     return [
         Task(f"{contender.name}/x{replicas}", {**common, "contender": contender.name, "replicas": replicas})
         for replicas in config["replicas"]
@@ -67,29 +69,44 @@ def tasks_of(config: dict[str, Any], contenders: Sequence[Contender]) -> list[Ta
 
 
 def measure(contender: Contender, params: Mapping[str, Any], tuned_by: str) -> Point:
-    """The contender with the setting that has most of ``tuned_by`` on a seed of its own, at every rate."""
+    """The contender with the setting that has most of ``tuned_by`` on a seed of its own, at every rate; and, where the
+    parameters say ``compared_at``, with that setting, in which all contenders are compared."""
     scores = {}
     for setting in params["settings"] if len(params["settings"]) > 1 else ():
-        key = f"{setting[0]} sequences, {setting[1]} tokens"
         hardest = {**params, "rate": params["rates"][-1]}
-        scores[key] = run_once(contender, hardest, tuple(setting), TUNING_SEED)[tuned_by]
+        scores[_label(setting)] = run_once(contender, hardest, tuple(setting), TUNING_SEED)[tuned_by]
     names = list(scores) or ["as it is"]
     best = max(range(len(names)), key=lambda at: scores.get(names[at], 0.0))
-    setting, by_rate = tuple(params["settings"][best]), {}
-    for rate in params["rates"]:
-        runs = [run_once(contender, {**params, "rate": rate}, setting, seed) for seed in params["seeds"]]
-        by_rate[str(rate)] = {
-            figure: {**median_and_spread([run[figure] for run in runs]), "seeds": [run[figure] for run in runs]}
-            for figure in runs[0]
-        }
-    return {
+    found = {
         "contender": contender.name,
         "is_baseline": contender.is_baseline,
         "replicas": params["replicas"],
         "setting": names[best],
         "tuning": scores,
-        "rates": by_rate,
+        "rates": _by_rate(contender, params, params["settings"][best]),
     }
+    if "compared_at" in params:
+        found["compared_at"] = _label(params["compared_at"])
+        found["compared_rates"] = _by_rate(contender, params, params["compared_at"])
+    return found
+
+
+def _label(setting: Sequence[int]) -> str:
+    return f"{setting[0]} sequences, {setting[1]} tokens"
+
+
+def _by_rate(contender: Contender, params: Mapping[str, Any], setting: Sequence[int]) -> dict[str, Any]:
+    """Median, spread and values of every figure over the seeds, by rate."""
+    found = {}
+    for rate in params["rates"]:
+        runs = [
+            run_once(contender, {**params, "rate": rate}, (setting[0], setting[1]), seed) for seed in params["seeds"]
+        ]
+        found[str(rate)] = {
+            figure: {**median_and_spread([run[figure] for run in runs]), "seeds": [run[figure] for run in runs]}
+            for figure in runs[0]
+        }
+    return found
 
 
 def run_once(contender: Contender, params: Mapping[str, Any], setting: tuple[int, int], seed: int) -> dict[str, float]:
@@ -149,27 +166,29 @@ def digest(contender: Contender, params: Mapping[str, Any], context: Context) ->
     return found.hexdigest()
 
 
-def ratio(points: Sequence[Point], ours: str, theirs: Sequence[str], figure: str) -> list[float]:
-    """``ours`` over the best of ``theirs`` in ``figure``, one number per fleet, rate and seed."""
+def ratio(points: Sequence[Point], ours: str, theirs: Sequence[str], figure: str, rates: str = "rates") -> list[float]:
+    """``ours`` over the best of ``theirs`` in ``figure``, one number per fleet, rate and seed; by ``rates`` of points
+    with their best settings, or ``compared_rates`` with the same."""
     found = []
     for mine in (point for point in points if point["contender"] == ours):
         rivals = [p for p in points if p["contender"] in theirs and p["replicas"] == mine["replicas"]]
-        for rate, figures in mine["rates"].items():
+        for rate, figures in mine.get(rates, {}).items():
             for at, own in enumerate(figures[figure]["seeds"]):
-                best = max((p["rates"][rate][figure]["seeds"][at] for p in rivals), default=0.0)
+                best = max((p[rates][rate][figure]["seeds"][at] for p in rivals), default=0.0)
                 if best > 0.0:
                     found.append(own / best)
     return found
 
 
-def table_rows(points: Sequence[Point], kinds: Sequence[str]) -> list[list[object]]:
-    """One row per contender, fleet and rate: medians over seeds."""
+def table_rows(points: Sequence[Point], kinds: Sequence[str], rates: str = "rates") -> list[list[object]]:
+    """One row per contender, fleet and rate: medians over seeds; ``rates`` as in ``ratio``."""
     rows = []
     for point in sorted(points, key=lambda point: (point["replicas"],)):
-        for rate, figures in point["rates"].items():
+        setting = point["setting"] if rates == "rates" else point["compared_at"]
+        for rate, figures in point[rates].items():
             medians = [round(figures[name]["median"], 2 if name == "goodput_per_s" else 0) for name in FIGURES]
             shares = [figures[f"met_{k}"]["median"] for k in range(len(kinds)) if f"met_{k}" in figures]
-            rows.append([point["replicas"], rate, point["contender"], point["setting"], *map(_plain, medians), *shares])
+            rows.append([point["replicas"], rate, point["contender"], setting, *map(_plain, medians), *shares])
     return sorted(rows, key=lambda row: (row[0], float(str(row[1]))))
 
 

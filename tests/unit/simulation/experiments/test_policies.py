@@ -50,6 +50,17 @@ def test_headlines_of_known_points() -> None:
     assert (tempo["service_gain_ratio"], tempo["throughput_ratio_vs_sarathi_min"]) == (3.0, 0.97)
     assert tempo["service_gain_vs_best_baseline"] == 2.0
     assert (tempo["goodput_ratio"], tempo["throughput_ratio_vs_sarathi"]) == (3.0, 0.97)
+    assert "throughput_ratio_when_widest" not in tempo
+    best, widest = (
+        [point("tempo", 6.0, 0.7), point("vllm", 2.0), point("sarathi", 3.0)],
+        [(4.0, 0.98), (1.0, 0.0), (3.0, 1.0)],
+    )
+    for one, (gain, tokens) in zip(best, widest, strict=True):
+        one |= {"compared_at": "wide", "compared_rates": point("", gain, tokens)["rates"]}
+    tempo = experiment("tempo").headline(best)
+    assert (tempo["service_gain_ratio_when_widest"], tempo["throughput_ratio_when_widest_min"]) == (4.0, 0.98)
+    assert (tempo["service_gain_ratio"], tempo["throughput_ratio_vs_sarathi"]) == (3.0, 0.7)
+    assert "| tempo | wide |" in experiment("tempo").tables(best)
     points = [point("calm", 6.0), point("calm, true lengths", 8.0), point("sjf", 5.0), point("vllm", 3.0)]
     concord = experiment("concord").headline(points)
     assert (concord["goodput_ratio_best_baseline"], concord["of_oracle_min"]) == (1.2, 0.75)
