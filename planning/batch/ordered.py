@@ -63,7 +63,8 @@ def _has_victims(queue: Queue, pos: int, tokens: int, bid: float) -> bool:
 def _reserve(queue: Queue, pos: int, tokens: int) -> bool:
     """Room for ``tokens`` of the request at ``pos``, from the last ones behind it if need be.
 
-    A running request may take anyone's behind it, a newcomer only what its bid buys.
+    A running request may take anyone's behind it, a newcomer only what its bid buys. Where fewer may run than before
+    (CALM's size falls between two frames), the first running one makes the last ones give up their places.
     """
     row = queue.table[queue.order[pos]]
     if reserve(row, tokens, queue.block_tokens, queue.free):
@@ -82,20 +83,6 @@ def _reserve(queue: Queue, pos: int, tokens: int) -> bool:
             if reserve(row, tokens, queue.block_tokens, queue.free):
                 return True
     return False
-
-
-@njit(cache=True)
-def _preempt_excess(queue: Queue) -> None:
-    """Where fewer may run than before, the last ones give up their places. CALM's size falls between two frames."""
-    table, free = queue.table, queue.free
-    for pos in range(len(queue.order) - 1, -1, -1):
-        if free[FREE_SEQUENCES] >= 0:
-            return
-        i = queue.order[pos]
-        if table[i]["running"]:
-            queue.tokens_out[i] = PREEMPT
-            free[FREE_KV] += held_kv_tokens(table[i], queue.block_tokens)
-            free[FREE_SEQUENCES] += 1
 
 
 @compiled_once(RUN_BY_BID)
@@ -124,7 +111,6 @@ def run_by_bid(
             if keeps_decodes and is_decode(table[i]):
                 kept += 1 + table[i]["spec_tokens"]
     queue, is_full = Queue(table, order, block, bids[0], bids[1], free, tokens_out), False
-    _preempt_excess(queue)
     for pos in range(len(order)):
         i = order[pos]
         row, left = table[i], int(limits["max_batch_tokens"] - composition[TOKENS])
