@@ -5,7 +5,8 @@ from collections.abc import Iterable
 
 DIGEST_BYTES = 8
 SENT_FOR = "polyslo.tenant"  # key of an ASGI scope: the ingress itself sends the request, for this tenant
-GUARDED = "/v1/"  # below it vLLM's server checks keys; elsewhere anybody could name any key
+# Paths that begin so are those where vLLM's server checks keys; elsewhere anybody could name any key.
+GUARDED = ("/v1", "/v2", "/inference", "/cohere")
 
 
 def tenant_of(path: str, headers: Iterable[tuple[str, str]]) -> str:

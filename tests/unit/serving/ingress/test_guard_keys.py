@@ -58,6 +58,7 @@ def test_a_body_is_read_of_who_has_a_configured_key(
     assert is_read(config, headers) == is_known
     assert is_read(config, headers, "/v1/files") == is_known
     assert is_read(config, headers, "/app/v1/files", root_path="/app") == is_known
+    assert is_read(config, headers, "/v2/embed") == is_known, "nor where vLLM would not serve it"
     assert is_read(config, headers, "/tokenize"), "vLLM guards no other route"
     assert is_read(config, [], **{SENT_FOR: tenant_by(OWN)}), "a line of a batch"
 

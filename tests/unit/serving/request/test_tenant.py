@@ -2,7 +2,7 @@
 
 import pytest
 
-from serving.request.tenant import tenant_of
+from serving.request.tenant import GUARDED, tenant_of
 
 
 def named(path: str = "/v1/completions", **headers: str) -> str:
@@ -23,6 +23,13 @@ def test_what_is_no_bearer_token_names_nobody(value: str) -> None:
 
 def test_where_no_key_is_checked_none_counts() -> None:
     assert named("/invocations", authorization="Bearer anything") == ""
+
+
+def test_keys_are_checked_where_vllm_does() -> None:
+    from vllm.entrypoints.serve.middleware.authenticate import GUARDED_PREFIX
+
+    assert GUARDED == GUARDED_PREFIX
+    assert all(named(f"{prefix}/anything", authorization="Bearer secret") for prefix in GUARDED)
 
 
 def test_keys_of_any_bytes_are_digested() -> None:
