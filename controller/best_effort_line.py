@@ -16,7 +16,7 @@ GRACE_S = 1.0  # after it should have asked again, a request is taken to have le
 SWEEP_S = 0.5  # between two looks for those that left
 FRACTIONS = 1024
 
-Position = tuple[float, int]  # arrival, and a number that tells apart those of one instant
+Position = tuple[int, float, int]  # rank, arrival, and a number that tells apart those of one instant
 
 
 @dataclass
@@ -37,10 +37,15 @@ class BestEffortLine:
     def __contains__(self, uid: int) -> bool:
         return uid in self._where
 
-    def wait_s(self, uid: int, arrival_s: float, free: int, now_s: float) -> float:
-        """Seconds until the request should ask again; 0: it may take one of the ``free`` places. O(log n) to decide."""
+    def wait_s(self, uid: int, arrival_s: float, free: int, now_s: float, rank: int = 0) -> float:
+        """Seconds until the request should ask again; 0: it may take one of the ``free`` places. O(log n) to decide.
+
+        Lower ranks go before all others. Whoever has another rank than before is ordered anew.
+        """
         self._sweep(now_s)
-        position = self._where.get(uid) or (arrival_s, self._entries)
+        if (known := self._where.get(uid)) and known[0] != rank:
+            self.leave(uid)
+        position = self._where.get(uid) or (rank, arrival_s, self._entries)
         ahead = bisect_left(self._line, position)
         if ahead < free:
             if self._line:  # only a line tells how fast places come free

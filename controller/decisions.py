@@ -6,6 +6,7 @@ from protocol.messages import AdmissionRequest, Decision, Verdict
 
 NOT_HERE = Verdict.REFUSED, Verdict.ELSEWHERE  # this controller has nothing more to do with the request
 UNDECIDED = "controller_error"  # the decision failed
+NO_PLACE = "program_waits"  # for room for its conversation in the KV caches
 PROMISED = "program_promised"  # a round that is placed because its program was promised
 
 
@@ -51,6 +52,12 @@ def unplaced(p: Pending, verdict: Verdict, reason: str, wait_s: float) -> Decisi
     name, tier = p.request.request_id, p.request.slo.tier
     ttft_s = p.request.slo.ttft_s
     return Decision(name, verdict, "", tier, reason, hops=p.hops, retry_after_s=wait_s, ttft_s=ttft_s)
+
+
+def without_place(request: AdmissionRequest, wait_s: float) -> Decision:
+    """Its program waits for a place; to be asked about again after ``wait_s``."""
+    name, tier = request.request_id, request.slo.tier
+    return Decision(name, Verdict.PENDING, "", tier, NO_PLACE, retry_after_s=wait_s, ttft_s=request.slo.ttft_s)
 
 
 def unheard(request: AdmissionRequest) -> Decision:

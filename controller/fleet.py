@@ -143,7 +143,9 @@ class Fleet:
         """Place what the fleet can promise, by at most ``max_hops`` exact checks each (SLOs-Serve sections 3.1, 4.2);
         the rest waits, is served best effort, or is refused. ``ingress`` asks, and hears of recalls (``held``)."""
         batch = self._prepare(batch, now_s, self.slots.lag_s)
-        return self.programs.told(self._decide(batch, now_s, ingress, None), now_s)
+        waiting = self.programs.without_place(batch, now_s)
+        decided = iter(self._decide([r for r in batch if r.request_id not in waiting], now_s, ingress, None))
+        return self.programs.told([waiting.get(request.request_id) or next(decided) for request in batch], now_s)
 
     def _prepare(self, batch: Sequence[AdmissionRequest], now_s: float, lag_s: float) -> list[AdmissionRequest]:
         """The questions with all settled that they leave open; roles as of now, mirrors at most ``lag_s`` behind."""

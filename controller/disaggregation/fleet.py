@@ -121,9 +121,11 @@ class DisaggregatedFleet(Fleet):
         """First those whose room is reserved, then others that decode, then prompts; all count what is reserved."""
         batch = self._prepare(batch, now_s, 0.0)
         self._expire(now_s)
+        decisions = self.programs.without_place(batch, now_s)
         with self.room.counted(self.slots):
             self._move_reservations(now_s)
-            decisions = self._decide_apart(batch, now_s)
+            asking = [request for request in batch if request.request_id not in decisions]
+            decisions |= self._decide_apart(asking, now_s)
         return self.programs.told([_of_whole(decisions[request.request_id], request) for request in batch], now_s)
 
     def _expire(self, now_s: float) -> None:

@@ -38,8 +38,8 @@ class ProgramBound:
         self._rows = np.zeros((16, COLUMNS))
 
     def note(self, program: OpenProgram) -> None:
-        """Take in a promised program with a deadline, or what has changed of it."""
-        if not program.is_promised or program.deadline_s == INF:
+        """Take in a program with a deadline that is or will be promised, or what has changed of it."""
+        if not (program.is_promised or program.awaits_promise) or program.deadline_s == INF:
             return
         if program.row == NO_ROW:
             program.row = len(self.promised)

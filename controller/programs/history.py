@@ -29,6 +29,8 @@ MEDOIDS = 256
 MOST_STAGES = 512  # longer programs are not remembered
 DECAY, DECAY_S = 0.9, 3600.0
 GAPS, FEW_GAPS = 256, 4  # tool times that are kept, and that say something
+SCALES, FEW_SCALES, PRIOR_SCALE = 64, 4, 3.0  # deadlines that are kept, that say something, and one before that
+TIGHT = 0.1  # quantile of them
 LEAST_USE = 0.05  # a pattern used less is forgotten when patterns are reduced
 
 
@@ -49,6 +51,7 @@ class History:
     uses: np.ndarray = field(default_factory=lambda: np.zeros(0))  # programs that each stands for, and its matches
     decayed_s: float = -np.inf
     gaps_s: deque[float] = field(default_factory=lambda: deque(maxlen=GAPS))  # tool times lately, ended or not
+    scales: deque[float] = field(default_factory=lambda: deque(maxlen=SCALES))  # of deadlines of programs that ended
     _apart: np.ndarray = field(default_factory=lambda: np.zeros((MOST_GRAPHS, MOST_GRAPHS)))  # distances
 
     def __len__(self) -> int:
@@ -97,6 +100,15 @@ class History:
         graph resembles it: by the tool times of all programs, as if the next call were as likely as each one so far to
         be the last."""
         return float(np.quantile(self.gaps_s, calls / (calls + 1.0))) if len(self.gaps_s) >= FEW_GAPS else INF
+
+    def note_scale(self, scale: float) -> None:
+        """A program with a deadline has ended (``OpenProgram.scale``)."""
+        self.scales.append(scale)
+
+    def least_scale(self) -> float:
+        """How many times as long as on idle engines deadlines of this application let calls take, tight ones: a client
+        sets a deadline by the size of its task, so what is left of one says how much may still come."""
+        return max(1.0, float(np.quantile(self.scales, TIGHT))) if len(self.scales) >= FEW_SCALES else PRIOR_SCALE
 
     def on_match(self, match: Match) -> None:
         """The nearest graph was of use."""

@@ -65,6 +65,7 @@ class OpenProgram:
     app: str
     tenant: str = ""
     is_promised: bool = False
+    awaits_promise: bool = False  # its first call waits for a place, and nothing but that
     is_begun: bool = False  # something of it was not refused
     refusal: str = ""  # why its deadline was not promised when it last asked for that, if that is why
     waits: bool = False  # too much was open at its first request: it asks again with each later one
@@ -156,6 +157,10 @@ class OpenProgram:
     def gaps_s(self) -> float:
         """Tool time so far."""
         return float(self.stages()["gap_s"].sum())
+
+    def scale(self, idle_s: float) -> float:
+        """How many times as long as on idle engines (``idle_s``) its deadline lets its calls take."""
+        return (self.deadline_s - self.gaps_s()) / max(idle_s, LEAST_S)
 
     def slowest_s(self, stage: int) -> float:
         """When the last of the running siblings of a stage is due, since the start; 0 where none runs."""

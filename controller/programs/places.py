@@ -1,9 +1,10 @@
-"""Which programs without a promise run: as many as the KV caches hold the conversations of. Pure.
+"""Which programs run: as many as the KV caches hold the conversations of. Pure.
 
 Beyond that each call computes a conversation anew that another call displaced, and all programs become slower together:
-thrashing, which a working set avoids (Denning 1968). Promised programs are in. Others wait in line for a place, first
-come, first served, and keep it from call to call. Where the first in line does not fit, smaller ones may pass it at
-times that alternate with others, in which room gathers for it; both double.
+thrashing, which a working set avoids (Denning 1968). Others wait in line for a place, by deadline, and keep it from
+call to call. Those that are or may be promised go first, and do not wait beyond the time at which they have to begin.
+Those that can hardly end in time any more go last, by arrival. Where the first in line does not fit, smaller ones may
+pass it at times that alternate with others, in which room gathers for it; both double.
 """
 
 import math
@@ -12,12 +13,13 @@ from dataclasses import dataclass, field
 from controller.best_effort_line import ASK_S, BestEffortLine
 from controller.mirror.slots import ReplicaSlots
 from controller.programs.open_program import OpenProgram
-from planning.programs.demand_bound import BUSY_PACE
 
-USABLE = 0.9  # of the KV caches, that conversations are expected to fill
+PROMISED, IN_TIME, HOPELESS = range(3)  # ranks in line
+# Of the KV caches, that conversations are expected to fill when one of this rank gets a place.
+USABLE = (1.0, 0.9, 0.9)
 STUCK_S = 10.0  # a program that has been first in line for so long and does not fit is passed, for as long
 ROUNDING = 0.5  # tokens: what is left of sums when nobody is in
-CROWDED = 1.5  # times that, from which on no program is promised: part of them is in its tools at any time
+BUSY_PACE = 1.5  # times as long as on idle engines that calls take for programs which have just got a place
 
 
 @dataclass
@@ -39,28 +41,17 @@ class ProgramPlaces:
         self.tokens -= program.held_tokens
         program.held_tokens = 0.0
 
-    def is_crowded(self, program: OpenProgram) -> bool:
-        """Whether too many conversations are expected in the caches to promise one more; one alone never is."""
-        return self.tokens > ROUNDING and self._excess_tokens(program) > 0.0
-
-    def room_after_s(self, program: OpenProgram) -> float:
-        """About when it is not: as programs like this one end, each of the time that it takes on busy engines."""
-        if not self.is_crowded(program):
-            return 0.0
-        takes_s = BUSY_PACE * program.left.all_idle_s + program.left.all_gaps_s
-        return takes_s * min(1.0, self._excess_tokens(program) / self.tokens)
-
-    def _excess_tokens(self, program: OpenProgram) -> float:
-        return self.tokens - program.held_tokens + program.left.context_tokens - CROWDED * self._room_tokens()
-
-    def _room_tokens(self) -> float:
+    def _kv_tokens(self) -> float:
         state = self.slots.fleet_state
-        return USABLE * float(state.limits["kv_capacity_tokens"][state.replicas["is_open"]].sum())
+        return float(state.limits["kv_capacity_tokens"][state.replicas["is_open"]].sum())
 
     def wait_s(self, program: OpenProgram, uid: int, now_s: float) -> float:
         """Seconds until a program without a place should ask for one again; 0: it has it. ``uid``: of its request."""
-        is_free = not self.tokens > ROUNDING or self.tokens + program.left.context_tokens <= self._room_tokens()
-        wait_s = self.line.wait_s(uid, program.started_s, int(is_free), now_s)
+        rank = _rank(program, now_s)
+        filled_tokens = self.tokens + program.left.context_tokens
+        is_free = not self.tokens > ROUNDING or filled_tokens <= USABLE[rank] * self._kv_tokens()
+        by_s = program.started_s if rank == HOPELESS else program.due_s
+        wait_s = self.line.wait_s(uid, by_s, int(is_free), now_s, rank)
         if wait_s > 0.0 and self.line.is_first(uid):
             self._stuck = self._stuck if self._stuck[0] == uid else (uid, now_s)
         elif wait_s > 0.0 and is_free and self._may_pass(now_s):
@@ -76,3 +67,12 @@ class ProgramPlaces:
         uid, since_s = self._stuck
         stuck_s = now_s - since_s if self.line.is_first(uid) else 0.0
         return stuck_s >= STUCK_S and int(math.log2(stuck_s / STUCK_S)) % 2 == 0
+
+
+def _rank(program: OpenProgram, now_s: float) -> int:
+    """Of a program that waits for a place."""
+    if program.is_promised or not program.refusal:
+        return PROMISED
+    left = program.left
+    can_end = now_s + BUSY_PACE * left.idle_s + left.gaps_s <= program.due_s
+    return IN_TIME if can_end else HOPELESS

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from controller.decisions import NOT_HERE, PROMISED
+from controller.decisions import NOT_HERE, PROMISED, without_place
 from controller.placement import Pending, PlacementFleet, idlest_slot, place_admitted, place_on
 from controller.programs.bound import KEPT
 from controller.programs.expected import expect
@@ -31,6 +31,7 @@ from routing.placement import NOWHERE
 
 MOST_OPEN = 20_000  # programs that are followed at a time; beyond, the one that began first is taken to have ended
 PRECEDENCE = 2.0  # times the prompt tokens that a program was expected to have may go before others
+LEFT_PACE = 3.0  # times as long as on idle engines that what is left may take when a call waits no longer for a place
 MOST_WORTH = 8.0  # of a later round, in first ones
 UNATTAINABLE, TOO_MANY = "program_unattainable", "too_many_programs"
 
@@ -129,13 +130,44 @@ class Programs(ProgramsUnderWay):
         if not program.waits and not can_end_in_time(known_s, program.due_s - now_s):
             return UNATTAINABLE
         is_bounded = self.options.bounded and self.is_checked
-        is_too_much = program.is_late(now_s) or (is_bounded and self._is_too_much(program, now_s))
+        is_too_much = program.is_late(now_s) or (is_bounded and self.bound.is_too_much(program, now_s))
         return TOO_MANY if is_too_much else ""
 
-    def _is_too_much(self, program: OpenProgram, now_s: float) -> bool:
-        """More work than can be done in time, or more conversations than the KV caches hold."""
-        is_crowded = self.options.has_places and self.places.is_crowded(program)
-        return self.bound.is_too_much(program, now_s) or is_crowded
+    def without_place(self, batch: Sequence[AdmissionRequest], now_s: float) -> dict[str, Decision]:
+        """The questions, by id, that wait for a place of their program, which is or may be promised."""
+        if not self._keys or not self.options.has_places or not self.is_checked:
+            return {}
+        waits_s = ((request, self._wait_s(request, now_s)) for request in batch if request.program)
+        return {request.request_id: without_place(request, wait_s) for request, wait_s in waits_s if wait_s > 0.0}
+
+    def _wait_s(self, request: AdmissionRequest, now_s: float) -> float:
+        """Seconds until a call whose program has no place asks again; 0: it has one, or may wait no longer, or is for
+        ``place_wait_s``: its program was refused a promise."""
+        program, has_begun = self._of(request.request_id), request.emitted_tokens or request.transferred_kv_tokens
+        if program is None or has_begun or program.deadline_s == INF or program.held_tokens > 0.0:
+            return 0.0
+        if not program.is_promised and (program.is_begun or program.refusal):
+            return 0.0
+        if now_s >= self._latest_start_s(program, request, now_s):
+            self.places.take(program)
+            return 0.0
+        wait_s = self.places.wait_s(program, request_uid(request.request_id), now_s)
+        if wait_s > 0.0 and not program.is_promised:
+            program.awaits_promise = True
+            self._follow(program)
+        return wait_s
+
+    def _latest_start_s(self, program: OpenProgram, request: AdmissionRequest, now_s: float) -> float:
+        """How long a call may wait for a place: what is left may then take ``LEFT_PACE`` times as long as on idle
+        engines. A call that asks for a TTFT does not wait."""
+        if request.slo.ttft_s < INF:
+            return -INF
+        left, history = program.left, self._history(program.tenant, program.app)
+        may_run_s = program.deadline_s - program.gaps_s() - left.gaps_s
+        idle_s = max(left.idle_s, may_run_s / history.least_scale() - self.idle_s(program, now_s))
+        call_due_s = now_s - request.age_s + request.slo.e2e_s
+        this_s = max(0.0, left.idle_s - program.later.idle_s)
+        return min(program.due_s - LEFT_PACE * idle_s - left.gaps_s, call_due_s - LEFT_PACE * this_s)
 
     # -- while it is decided ----------------------------------------------------------------------------------------
 
@@ -220,13 +252,16 @@ class Programs(ProgramsUnderWay):
         if (len(program.parts) == 1 and not program.is_begun) or (program.waits and not program.refusal):
             self._promise(program, int(program.expected_tokens / PRIOR_STAGES), is_kept)
         program.is_begun |= decision.verdict not in NOT_HERE
+        if program.awaits_promise:
+            program.awaits_promise = False
+            if not program.is_promised:
+                self.bound.forget(program)
         if program.refusal and not is_kept and decision.reason != "best_effort":
             decision = msgspec.structs.replace(decision, reason=program.refusal)
         given = msgspec.structs.replace(part.given, is_promised=program.is_promised)
         if decision.verdict in NOT_HERE:
             if program.refusal == TOO_MANY:
-                after_s = max(self.bound.room_after_s(program), self.places.room_after_s(program))
-                decision = msgspec.structs.replace(decision, retry_after_s=after_s)
+                decision = msgspec.structs.replace(decision, retry_after_s=self.bound.room_after_s(program))
             self._refuse(name, program, part, decision.verdict == Verdict.REFUSED, now_s)
         return msgspec.structs.replace(decision, stage=given)
 

@@ -16,7 +16,7 @@ from controller.programs.open_program import OpenProgram
 from controller.programs.options import ProgramOptions
 from controller.programs.places import ProgramPlaces
 from controller.programs.speed import FleetSpeed
-from planning.programs.graph import Nodes
+from planning.programs.graph import Nodes, execution_s
 from protocol.messages import Outcome, Scope, request_uid
 from protocol.programs import INF, RELEASED, base_request_id
 
@@ -99,7 +99,7 @@ class ProgramsUnderWay:
     def _follow(self, program: OpenProgram) -> None:
         """What is left of a program has changed."""
         self.bound.note(program)
-        if program.held_tokens > 0.0 or (program.is_promised and program.deadline_s < float("inf")):
+        if program.held_tokens > 0.0:
             self.places.take(program)
 
     def _check(self, now_s: float) -> None:
@@ -141,6 +141,14 @@ class ProgramsUnderWay:
         nodes = program.nodes
         if not program.has_failed and len(nodes) and np.isfinite(nodes["end_s"]).all():
             self.learn(key[0], program.app, nodes, now_s)
+            if program.deadline_s < INF:
+                self._history(key[0], program.app).note_scale(program.scale(self.idle_s(program, now_s)))
+
+    def idle_s(self, program: OpenProgram, now_s: float) -> float:
+        """What the stages of a program that have ended would have taken on idle engines."""
+        stages = program.stages()
+        done = stages[:-1] if program.is_running else stages
+        return float(execution_s(done, *self.speed.paces(now_s)).sum())
 
     def _drop(self, key: Key) -> OpenProgram:
         program = self.open.pop(key)

@@ -72,7 +72,7 @@ def test_a_tier_that_refuses_says_when_to_come_back() -> None:
 
 def test_without_the_bound_all_are_promised() -> None:
     with pytest.raises(AssertionError, match="nobody was turned away"):
-        open_until_full(fleet(programs=ProgramOptions(bounded=False)))
+        open_until_full(fleet(programs=ProgramOptions(bounded=False, has_places=False)))
 
 
 def test_later_calls_keep_the_promise_or_yield_as_the_first_call_was_told() -> None:

@@ -7,17 +7,17 @@ from controller.fleet import Fleet
 from controller.programs.checks import Checks
 from controller.programs.open_program import Left, OpenProgram
 from controller.programs.options import ProgramOptions
-from controller.programs.places import CROWDED, USABLE, ProgramPlaces
+from controller.programs.places import HOPELESS, USABLE, ProgramPlaces
 from controller.programs.programs import TOO_MANY
 from protocol.messages import Decision, Slo, Verdict
 from tests.support.fleet_cases import fleet, report
 from tests.unit.controller.programs.test_bound import OPEN, call, end, open_until_full
 
-ROOM = 400_000 * USABLE
+ROOM = 400_000 * USABLE[HOPELESS]
 
 
 def program(started_s: float, context_tokens: float) -> OpenProgram:
-    return OpenProgram(started_s, 60.0, "a", left=Left(context_tokens=context_tokens))
+    return OpenProgram(started_s, 60.0, "a", left=Left(context_tokens=context_tokens), refusal=TOO_MANY)
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_a_conversation_that_fits_no_cache_runs_alone(places: ProgramPlaces) -> 
     assert places.wait_s(program(0.0, 1.0), 2, 0.0) > 0.0
 
 
-def test_a_place_goes_to_the_program_that_began_first(places: ProgramPlaces) -> None:
+def test_a_place_goes_to_the_program_that_is_due_first(places: ProgramPlaces) -> None:
     first, second, third = (program(float(k), 0.6 * ROOM) for k in range(3))
     places.take(first)
     assert places.wait_s(third, 3, 3.0) > 0.0
@@ -55,11 +55,13 @@ def test_a_program_that_does_not_fit_holds_up_others_for_a_while_at_a_time(place
     """Promised programs may leave it no room for ever."""
     places.take(promised := program(0.0, 0.5 * ROOM))
     large, began_s = program(1.0, 0.9 * ROOM), 1.0
+    large.deadline_s = 1000.0
     passed: dict[int, int] = {}
     for second in range(161):
         now_s = began_s + second
         assert places.wait_s(large, 1, now_s) > 0.0
         small = program(now_s, 0.1 * ROOM)
+        small.deadline_s = 2000.0
         if places.wait_s(small, uid := 2 + second, now_s) == 0.0:
             passed[second] = uid
             places.give_up(small)
@@ -97,19 +99,38 @@ def test_whoever_is_next_asks_again_at_once_however_slowly_the_line_moves(places
     assert places.wait_s(program(3.0, ROOM), 3, 200.0) < 0.5
 
 
-def test_nobody_is_promised_where_conversations_crowd_the_caches(places: ProgramPlaces) -> None:
-    newcomer = program(0.0, 0.2 * ROOM)
-    newcomer.left = newcomer.left._replace(all_idle_s=10.0, all_gaps_s=30.0)
-    assert not places.is_crowded(program(0.0, 9 * ROOM)), "one alone"
-    places.take(program(0.0, (CROWDED - 0.3) * ROOM))
-    assert not places.is_crowded(newcomer)
-    assert places.room_after_s(newcomer) == 0.0
-    places.take(program(0.0, 0.3 * ROOM))
-    assert places.is_crowded(newcomer)
-    assert places.room_after_s(newcomer) == pytest.approx(50.0 * 0.2 / CROWDED), "a part of them, as each takes 50 s"
-    places.take(newcomer)
-    assert places.is_crowded(newcomer), "its place counts once"
-    assert places._excess_tokens(newcomer) == pytest.approx(0.2 * ROOM)
+def test_who_may_be_promised_goes_first_then_by_deadline_and_the_hopeless_last(places: ProgramPlaces) -> None:
+    places.take(blocking := program(0.0, ROOM))
+    waiting = {uid: program(float(uid), 0.9 * ROOM) for uid in range(1, 6)}
+    for uid, own in waiting.items():
+        own.refusal = "" if uid == 4 else TOO_MANY
+        own.deadline_s = 60.0 - 10.0 * uid if uid != 4 else 1000.0
+    waiting[5].left = waiting[5].left._replace(idle_s=10.0)  # due at 15, and would take until 16
+    for uid, own in waiting.items():
+        assert places.wait_s(own, uid, 1.0) > 0.0
+    went = []
+    for step in range(1, 6):
+        places.give_up(blocking)
+        for uid in sorted(waiting, reverse=step % 2 == 0):
+            if places.wait_s(waiting[uid], uid, 1.0 + 0.01 * step) == 0.0:
+                went.append(uid)
+                blocking = waiting.pop(uid)
+                break
+    assert went == [4, 3, 2, 1, 5]
+
+
+def test_who_becomes_hopeless_in_line_is_passed(places: ProgramPlaces) -> None:
+    places.take(blocking := program(0.0, ROOM))
+    first, second = program(0.0, 0.9 * ROOM), program(1.0, 0.9 * ROOM)
+    for own in (first, second):
+        own.refusal = TOO_MANY
+    first.left = first.left._replace(idle_s=20.0)  # 30 s on a busy engine
+    assert places.wait_s(first, 1, 29.0) > 0.0
+    assert places.wait_s(second, 2, 29.0) > 0.0
+    assert places.wait_s(first, 1, 30.1) > 0.0
+    places.give_up(blocking)
+    assert places.wait_s(first, 1, 30.2) > 0.0
+    assert places.wait_s(second, 2, 30.2) == 0.0
 
 
 def one(state: Fleet, name: str, now_s: float, number: int = 0, slo: Slo = OPEN) -> Decision:
@@ -183,5 +204,4 @@ def test_of_a_programs_checks_the_latest_counts() -> None:
 def test_rounding_is_nobody(places: ProgramPlaces) -> None:
     """Sums of fractions do not come back to nought."""
     places.tokens = 1e-9
-    assert not places.is_crowded(program(0.0, 9 * ROOM))
     assert places.wait_s(program(0.0, 9 * ROOM), 1, 0.0) == 0.0
