@@ -159,15 +159,15 @@ class Programs(ProgramsUnderWay):
 
     def _latest_start_s(self, program: OpenProgram, request: AdmissionRequest, now_s: float) -> float:
         """How long a call may wait for a place: what is left may then take ``LEFT_PACE`` times as long as on idle
-        engines. A call that asks for a TTFT does not wait."""
-        if request.slo.ttft_s < INF:
+        engines. A call that asks for more than its program's deadline does not wait."""
+        part = program.parts[base_request_id(request.request_id)]
+        of_program_s = part.due_s - now_s + request.age_s
+        if request.slo.ttft_s < INF or request.slo.e2e_s < of_program_s - LEAST_S:
             return -INF
         left, history = program.left, self._history(program.tenant, program.app)
         may_run_s = program.deadline_s - program.gaps_s() - left.gaps_s
         idle_s = max(left.idle_s, may_run_s / history.least_scale() - self.idle_s(program, now_s))
-        call_due_s = now_s - request.age_s + request.slo.e2e_s
-        this_s = max(0.0, left.idle_s - program.later.idle_s)
-        return min(program.due_s - LEFT_PACE * idle_s - left.gaps_s, call_due_s - LEFT_PACE * this_s)
+        return program.due_s - LEFT_PACE * idle_s - left.gaps_s
 
     # -- while it is decided ----------------------------------------------------------------------------------------
 

@@ -119,6 +119,14 @@ def test_who_may_be_promised_goes_first_then_by_deadline_and_the_hopeless_last(p
     assert went == [4, 3, 2, 1, 5]
 
 
+def test_programs_without_a_promise_leave_some_room_free(places: ProgramPlaces) -> None:
+    places.take(program(0.0, 0.5 * 400_000))
+    newcomer = program(1.0, 0.5 * 400_000)
+    assert places.wait_s(newcomer, 1, 1.0) > 0.0
+    newcomer.refusal = ""
+    assert places.wait_s(newcomer, 1, 1.1) == 0.0
+
+
 def test_who_becomes_hopeless_in_line_is_passed(places: ProgramPlaces) -> None:
     places.take(blocking := program(0.0, ROOM))
     first, second = program(0.0, 0.9 * ROOM), program(1.0, 0.9 * ROOM)

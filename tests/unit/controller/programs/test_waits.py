@@ -85,11 +85,20 @@ def known_scale(state: Fleet, scale: float) -> None:
         history.note_scale(scale)
 
 
-def test_a_call_that_asks_for_a_ttft_does_not_wait(full: Fleet) -> None:
+@pytest.mark.parametrize("own", [{"ttft_s": 5.0, "tpot_s": 1.0}, {"e2e_s": 20.0}])
+def test_a_call_that_asks_for_more_than_its_program_does_not_wait(full: Fleet, own: dict[str, float]) -> None:
     known_scale(full, 8.0)
     assert ask(full, "second", 1.0).verdict == Verdict.PENDING
-    hurried = msgspec.structs.replace(LAX, ttft_s=5.0, tpot_s=1.0)
-    assert ask(full, "third", 1.0, slo=hurried).verdict == Verdict.ADMITTED
+    third = call("third", 0, SMALL, LAX)
+    hurried = msgspec.structs.replace(third, slo=msgspec.structs.replace(LAX, **own))
+    assert one(full, hurried, 1.0).verdict == Verdict.ADMITTED
+
+
+def test_what_has_begun_goes_on(full: Fleet) -> None:
+    known_scale(full, 8.0)
+    assert ask(full, "second", 1.0).verdict == Verdict.PENDING
+    begun = msgspec.structs.replace(call("third", 0, SMALL, LAX), emitted_tokens=7)
+    assert one(full, begun, 1.0).reason != NO_PLACE
 
 
 def test_a_program_with_a_place_does_not_wait_with_its_next_call(full: Fleet) -> None:
