@@ -4,14 +4,17 @@ import msgspec
 import numpy as np
 import pytest
 
+from controller.decisions import NO_PLACE
 from controller.disaggregation.fleet import DisaggregatedFleet, make_fleet
 from controller.disaggregation.phases import Phase, PhaseOptions
 from controller.fleet import Fleet
 from controller.options import FleetOptions
+from controller.programs.history import FEW_SCALES
 from controller.scaling.tiers import Tier, TierTable
 from controller.status import fleet_status
 from profiles.store import load_profile
 from protocol.messages import AdmissionRequest, Progress, Slo, Verdict
+from protocol.programs import Program
 from tests.support.disaggregated_cases import fleet, full, one, second
 from tests.support.fleet_cases import FLEX, TIERS, TIGHT, ask, ended, report
 
@@ -210,3 +213,18 @@ def test_under_load_every_promise_is_of_the_right_side() -> None:
                 assert (phase == Phase.PREFILL) == decision.prefill_only
         carried = [by_id[d.request_id] for d in decisions if d.prefill_only]
         state.check_integrity()
+
+
+def test_a_program_that_may_be_promised_waits_for_a_place_before_its_prompt() -> None:
+    state, due = fleet(), Slo(e2e_s=1000.0, tier="loose", is_tier_open=True)
+    for _ in range(FEW_SCALES):
+        state.programs._history("", "a").note_scale(8.0)
+    places = state.programs.places
+    places.tokens = 1e9
+    asked = AdmissionRequest("p-0", 300, 100, due, program=Program("p", due.e2e_s, app="a"))
+    assert (one(state, asked).verdict, one(state, asked).reason) == (Verdict.PENDING, NO_PLACE)
+    places.tokens = 0.0
+    assert one(state, asked, 1.0).prefill_only
+    assert places.tokens > 0.0
+    then = one(state, second(asked), 1.1)
+    assert (then.verdict, then.prefill_only) == (Verdict.ADMITTED, False)
