@@ -62,6 +62,15 @@ def test_whoever_waits_counts_among_the_promised(full: Fleet) -> None:
     assert second not in full.programs.bound.promised
 
 
+def test_whoever_waited_and_is_not_promised_counts_no_more(full: Fleet) -> None:
+    known_scale(full, 8.0)
+    ask(full, "second", 1.0)
+    second = full.programs.open["", "second"]
+    full.programs.told([Decision("second-0", Verdict.BEST_EFFORT, "a", "flex", "infeasible")], 2.0)
+    assert not second.is_promised
+    assert second not in full.programs.bound.promised
+
+
 def test_nobody_waits_beyond_the_time_at_which_it_has_to_begin(full: Fleet) -> None:
     """Nothing is known of the application: what may follow takes as long as ``PRIOR_SCALE`` lets it."""
     latest_s = 1.0 + 1000.0 * (1.0 - LEFT_PACE / PRIOR_SCALE)
@@ -125,6 +134,27 @@ def test_without_places_or_admission_nobody_waits() -> None:
         known_scale(state, 8.0)
         state.programs.places.tokens = 1e9
         assert ask(state, "second", 1.0).verdict == Verdict.ADMITTED
+
+
+def test_work_that_is_done_and_time_with_tools_leave_less(full: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    known_scale(full, 4.0)
+    due = msgspec.structs.replace(LAX, e2e_s=100.0)
+    ask(full, "second", 0.0, slo=due)
+    own, request = full.programs.open["", "second"], call("second", 0, SMALL, due)
+    monkeypatch.setattr(full.programs, "idle_s", lambda program, now_s: 5.0)
+    monkeypatch.setattr(OpenProgram, "gaps_s", lambda self: 30.0)
+    own.left = own.left._replace(idle_s=0.0, gaps_s=10.0)
+    idle_s = (100.0 - 30.0 - 10.0) / 4.0 - 5.0
+    assert full.programs._latest_start_s(own, request, 0.0) == pytest.approx(100.0 - LEFT_PACE * idle_s - 10.0)
+
+
+def test_programs_that_end_tell_their_scale(full: Fleet) -> None:
+    scales = full.programs._history("", "a").scales
+    own = full.programs.open["", "first"]
+    idle_s = full.programs.idle_s(own, 1.0)
+    assert idle_s > 0.0
+    full.programs._close(("", "first"), 1.0)
+    assert list(scales) == [pytest.approx(1000.0 / idle_s)]
 
 
 def test_the_tight_ones_of_known_deadlines_count() -> None:
