@@ -16,7 +16,7 @@ from planning.deadlines import make_due_earlier
 from protocol.messages import Outcome, Scope
 
 RATE = 0.05  # of the time that an objective allows, per broken promise
-MOST = 0.5  # of that time
+LEAST, MOST = 0.0, 0.5  # of that time
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Calibration:
         if (position := tiers.find(outcome.tier_asked)) is not None:
             tier = tiers.tiers[position]
             moved = self.margins.get(tier.name, 0.0) + RATE * ((not outcome.met) - (1.0 - tier.confidence))
-            self.margins[tier.name] = min(max(moved, 0.0), MOST)
+            self.margins[tier.name] = min(max(moved, LEAST), MOST)
 
     def plan_early(self, row: np.ndarray, tiers: TierTable) -> float:
         """Let a request (REQUEST[], in place) be due earlier than asked by its tier's margin; returns that, 0 for best
