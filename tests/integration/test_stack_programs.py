@@ -1,0 +1,56 @@
+"""Agent programs on the whole stack: one that fits no KV cache beside another waits, and is promised in time."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.stack import Stack, running, until
+
+pytestmark = pytest.mark.integration
+
+ARGS: dict[str, Any] = {
+    "model": "embedded",
+    "engine": {"kind": "simulated", "num_cpus": 0.1, "kv_capacity_tokens": 4000},
+    "profile": "h100_sxm__llama-3.1-8b",
+    "fleet": {"num_replicas": 1},
+}
+DEADLINE_MS = 600_000
+PROMPT = "x" * 2500  # tokens are bytes: two conversations do not fit
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    with running(ARGS) as up:
+        yield up
+
+
+def ask(stack: Stack, program: str, is_last: bool = False) -> dict[str, Any]:
+    """One call of a program, and what it was told of it."""
+    told = {"id": program, "app": "agent", "deadline_ms": DEADLINE_MS, "last": is_last}
+    body = {"model": "embedded", "prompt": PROMPT, "max_tokens": 4, "slo": {"program": told}}
+    answer = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()["slo"]["program"]
+    return found
+
+
+def waiting(stack: Stack) -> int:
+    return int(stack.status()["programs"]["waiting"])
+
+
+def test_a_program_waits_for_a_place_and_is_promised_then(stack: Stack) -> None:
+    for number in range(4):  # what a deadline is worth in this application
+        assert ask(stack, f"earlier-{number}", is_last=True)["promised"]
+    assert ask(stack, "first")["promised"]
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(ask, stack, "second")
+        until(lambda: waiting(stack) == 1, 10)
+        assert not second.done()
+        assert ask(stack, "first", is_last=True)["promised"], "it has its place"
+        assert second.result(timeout=20)["promised"]
+    until(lambda: waiting(stack) == 0, 10)
+    assert ask(stack, "second", is_last=True)["promised"]
+    until(lambda: stack.status()["programs"]["kept"] == 6, 10)
