@@ -9,7 +9,6 @@ On engines that stray, two more variants give back what is kept beyond the confi
 be negative, or forecasts leave out the model's measured error.
 """
 
-import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from unittest.mock import patch
 import typer
 
 from benchmarks.result_file import write_result
+from benchmarks.trace_context import TRACES, TracesOption, context_of
 from controller import calibration
 from controller.mirror import replica_model
 from simulation.core.metrics import Window
@@ -70,13 +70,11 @@ def play(context: Context, case: tuple[str, int, float, tuple[int, ...]], noise:
 
 
 def main(
-    traces: Annotated[Path, typer.Option(help="Folder with the traces.")] = Path("../shared/traces"),
+    traces: TracesOption = TRACES,
     json: Annotated[Path | None, typer.Option(help="Result file.")] = None,
 ) -> None:
     """Play every case on exact engines and on ones that stray by 10 %, print and write."""
-    if not traces.is_dir():
-        raise typer.BadParameter(f"no folder {traces}: the scenarios need the Azure traces", param_hint="--traces")
-    context = Context(traces, time.perf_counter)
+    context = context_of(traces)
     points = [point for noise in ("exact", "noise10") for case in CASES for point in play(context, case, noise)]
     if json is not None:
         headline = {}

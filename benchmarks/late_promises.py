@@ -4,8 +4,8 @@
 SLOs-Serve's scenarios of programs with one round, at about 1.5 times their capacity, on engines that stray.
 """
 
-import time
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +14,7 @@ import typer
 
 from benchmarks.admission_gain import LIVE
 from benchmarks.result_file import write_result
+from benchmarks.trace_context import TRACES, TracesOption, context_of
 from protocol.messages import Verdict
 from simulation.experiments.registry import Context
 from simulation.experiments.slos_serve import DRAFT_S, GPUS, setting
@@ -21,14 +22,15 @@ from simulation.studies.capacity import run_system
 from simulation.studies.systems import NOISES
 
 CASES = (("Reasoning", 0.52), ("ChatBot", 15.0), ("Summarizer", 9.7))  # scenario, rate per second
-NOISE, PROGRAMS, SEED = "noise20", 400, 1
+NOISES_PLAYED = ("noise20", "ahead")  # the second: two iterations in flight, and 10 % of noise
+PROGRAMS, SEED = 400, 1
 QUANTILES = (0.25, 0.5, 0.75, 1.0)
 
 
-def play(context: Context, scenario: str, rate: float) -> dict[str, Any]:
+def play(context: Context, scenario: str, rate: float, noise: str) -> dict[str, Any]:
     """Promises of one run, and by how many seconds the first tokens of the broken ones were late."""
     profile, make = setting(context.traces, GPUS[0], scenario, PROGRAMS)
-    system = replace(LIVE, straying=NOISES[NOISE], draft_s=DRAFT_S[GPUS[0]])
+    system = replace(LIVE, straying=NOISES[noise], draft_s=DRAFT_S[GPUS[0]])
     simulation = run_system(system, profile, make(rate, SEED), SEED)
     jobs, records = simulation.jobs, simulation.records
     told = {int(decision.request_id): decision.verdict for decision in simulation.dispatcher.decisions}  # type: ignore[attr-defined]
@@ -37,25 +39,23 @@ def play(context: Context, scenario: str, rate: float) -> dict[str, Any]:
     broken = promised & records["missed"]
     at_first = late_s[broken & (late_s > 0.0)]
     return {
-        "scenario": scenario, "noise": NOISE, "rate": rate, "seed": SEED,
+        "scenario": scenario, "noise": noise, "rate": rate, "seed": SEED,
         "promised": int(promised.sum()), "broken": int(broken.sum()), "broken_at_first_token": len(at_first),
         "late_s": np.quantile(at_first, QUANTILES).round(3).tolist() if len(at_first) else [],
     }  # fmt: skip
 
 
 def main(
-    traces: Annotated[Path, typer.Option(help="Folder with the traces.")] = Path("../shared/traces"),
+    traces: TracesOption = TRACES,
     json: Annotated[Path | None, typer.Option(help="Result file.")] = None,
 ) -> None:
     """Play every case, print and write."""
-    if not traces.is_dir():
-        raise typer.BadParameter(f"no folder {traces}: the scenarios need the Azure traces", param_hint="--traces")
-    context, points = Context(traces, time.perf_counter), []
-    for scenario, rate in CASES:
-        points.append(play(context, scenario, rate))
+    context, points = context_of(traces), []
+    for noise, (scenario, rate) in product(NOISES_PLAYED, CASES):
+        points.append(play(context, scenario, rate, noise))
         print(points[-1], flush=True)
     if json is not None:
-        headline = {f"{p['scenario']}_latest_s": p["late_s"][-1] if p["late_s"] else 0.0 for p in points}
+        headline = {f"{p['scenario']}, {p['noise']}, latest_s": p["late_s"][-1] if p["late_s"] else 0.0 for p in points}
         config = {"cases": CASES, "programs": PROGRAMS, "quantiles": QUANTILES}
         write_result(json, "late_promises", config=config, seeds=(SEED,), headline=headline, points=points)
 

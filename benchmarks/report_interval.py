@@ -5,7 +5,6 @@ iterations stray by 10 %, in the coding scenario at a rate near the capacity; ev
 """
 
 import statistics
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +13,7 @@ import numpy as np
 import typer
 
 from benchmarks.result_file import write_result
+from benchmarks.trace_context import TRACES, TracesOption, context_of
 from simulation.core.metrics import Window, attained
 from simulation.experiments.registry import Context
 from simulation.experiments.slos_serve import DRAFT_S, GPUS, setting
@@ -36,13 +36,11 @@ def attained_share(context: Context, interval_s: float, seed: int) -> float:
 
 
 def main(
-    traces: Annotated[Path, typer.Option(help="Folder with the traces.")] = Path("../shared/traces"),
+    traces: TracesOption = TRACES,
     json: Annotated[Path | None, typer.Option(help="Result file.")] = None,
 ) -> None:
     """Play every interval with every seed, print and write."""
-    if not traces.is_dir():
-        raise typer.BadParameter(f"no folder {traces}: the scenario needs the Azure traces", param_hint="--traces")
-    context, points = Context(traces, time.perf_counter), list[dict[str, Any]]()
+    context, points = context_of(traces), list[dict[str, Any]]()
     for interval_s in INTERVALS_S:
         shares = [attained_share(context, interval_s, seed) for seed in SEEDS]
         points.append({"interval_s": interval_s, "attained": statistics.fmean(shares), "per_seed": shares})

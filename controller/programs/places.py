@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 from controller.best_effort_line import ASK_S, BestEffortLine
 from controller.mirror.slots import ReplicaSlots
 from controller.programs.open_program import OpenProgram
+from planning.programs.deadlines import FOLLOWS_PACE
 
 PROMISED, IN_TIME, HOPELESS = range(3)  # ranks in line
-# Of the KV caches, that conversations are expected to fill when one of this rank gets a place.
-USABLE = (1.0, 0.9, 0.9)
+USABLE = (1.0, 0.9, 0.9)  # part of the KV caches that conversations may fill once a program of each rank is in
 STUCK_S = 10.0  # a program that has been first in line for so long and does not fit is passed, for as long
 ROUNDING = 0.5  # tokens: what is left of sums when nobody is in
-BUSY_PACE = 1.5  # times as long as on idle engines that calls take for programs which have just got a place
 
 
 @dataclass
@@ -74,5 +73,5 @@ def _rank(program: OpenProgram, now_s: float) -> int:
     if program.is_promised or not program.refusal:
         return PROMISED
     left = program.left
-    can_end = now_s + BUSY_PACE * left.idle_s + left.gaps_s <= program.due_s
+    can_end = now_s + FOLLOWS_PACE * left.idle_s + left.gaps_s <= program.due_s
     return IN_TIME if can_end else HOPELESS
