@@ -1,9 +1,9 @@
-"""Engines that form iterations ahead, as vLLM does on GPUs: their cost, and the worth of forecasts that know of it.
+"""Engines that form iterations ahead, as vLLM does on GPUs: what it costs, and what forming them late gives back.
 
 ``python -m benchmarks.formed_ahead --json OUT``. One simulated A100 whose iterations stray by 10 %, in scenarios of
-SLOs-Serve near the capacity of the live controller. A second iteration is formed when the one before begins, so a
-newcomer waits for the rest of one and for all of another. ``unaware`` is told that nothing is formed ahead. Every
-system sees the same arrivals.
+SLOs-Serve near the capacity of the live controller. vLLM forms a second iteration when the one before begins, so a
+newcomer waits for the rest of one and for all of another; ``late``, shortly before that one ends (``planning.lead``).
+The controller of ``unaware`` is told that nothing is formed ahead. Every system sees the same arrivals.
 """
 
 import time
@@ -17,7 +17,7 @@ import typer
 
 from benchmarks.result_file import write_result
 from profiles.profile import Profile
-from protocol.messages import LIVE_STRETCH, Report
+from protocol.messages import Report
 from simulation.core.loop import Simulation
 from simulation.core.metrics import Window
 from simulation.dispatchers.live_fleet import ControllerDispatcher
@@ -33,9 +33,11 @@ CASES = (  # scenario, programs, rate per second: about the capacity, and 1.5 ti
     ("Mixed", 1200, 4.5),
     ("Summarizer", 400, 7.0),
     ("ChatBot", 400, 10.5),
+    ("Reasoning", 400, 0.35),
 )
 LIVE = FleetOf("live", admits=True, replicas=1, straying=NOISES["noise10"])
-SYNCHRONOUS, AHEAD, UNAWARE = "one in flight", "two in flight", "two in flight, unaware"
+SYNCHRONOUS, AHEAD, LATE = "one in flight", "two in flight", "two in flight, late"
+UNAWARE = f"{AHEAD}, unaware"
 
 
 class Unaware(ControllerDispatcher):
@@ -57,16 +59,12 @@ class UnawareFleet(FleetOf):
 
 def systems() -> dict[str, System]:
     """What is compared, by name."""
-    ahead = NOISES["ahead"]
-    stock = SYSTEMS["no-admission"]
-    return {
-        SYNCHRONOUS: LIVE,
-        AHEAD: replace(LIVE, straying=ahead),
-        UNAWARE: UnawareFleet("live", admits=True, replicas=1, straying=ahead),
-        f"no-admission, {SYNCHRONOUS}": replace(stock, straying=NOISES["noise10"]),
-        f"no-admission, {AHEAD}": replace(stock, straying=ahead),
-        f"no-admission as live engines, {AHEAD}": replace(stock, straying=ahead, best_effort_stretch=LIVE_STRETCH),
-    }
+    noise, ahead, found = NOISES["noise10"], NOISES["ahead"], dict[str, System]()
+    for name, system in {"": LIVE, "no-admission, ": SYSTEMS["no-admission"]}.items():
+        found[name + SYNCHRONOUS] = replace(system, straying=noise)
+        found[name + AHEAD] = replace(system, straying=ahead, forms_late=False)
+        found[name + LATE] = replace(system, straying=ahead, forms_late=True)
+    return found | {UNAWARE: UnawareFleet("live", admits=True, replicas=1, straying=ahead, forms_late=False)}
 
 
 def play(context: Context, scenario: str, programs: int, rate: float, seeds: int) -> list[dict[str, Any]]:

@@ -29,6 +29,10 @@ LIMITS = np.dtype(
         ("group_size", "i4"),  # sequences of CALM's batch (its B), at most; 0: ``max_running``
         ("drafts", "i4"),  # draft tokens per decode, at most, that promises may count on; 0: what each row says
         ("steps_in_flight", "i4"),  # iterations that are formed, at most, when one of them runs
+        # The next one is formed ``lead_s``, and this part of its time, before the one that runs is likely to end
+        # (``planning.lead``); inf: as soon as that begins.
+        ("lead_s", "f8"),
+        ("lead_share", "f8"),
     ]
 )
 # Nothing; the root of the summed squares of (bound - mean), as independent lengths add up; the sum of them.
@@ -73,6 +77,8 @@ class LimitOptions(TypedDict, total=False):
     group_size: int
     drafts: int
     steps_in_flight: int
+    lead_s: float
+    lead_share: float
 
 
 DEFAULTS = LimitOptions(
@@ -93,6 +99,8 @@ DEFAULTS = LimitOptions(
     group_size=0,
     drafts=0,
     steps_in_flight=1,
+    lead_s=math.inf,
+    lead_share=0.0,
 )
 SHARES = ("best_effort_share", "acceptance", "kv_headroom")
 
@@ -123,8 +131,8 @@ def _check(name: str, value: float) -> None:
     elif name in ("group_cutoff", "newcomer_share"):
         if not 0.0 < value <= 1.0:
             raise ValueError(f"{name} must lie in (0, 1], not {value}")
-    elif name in ("slack_margin", "drafts", "group_size"):
+    elif name in ("slack_margin", "drafts", "group_size", "lead_share"):
         if not 0.0 <= value < math.inf:
             raise ValueError(f"{name} must be finite and not negative, not {value}")
-    elif not value > 0 or math.isinf(value):
+    elif not value > 0 or (math.isinf(value) and name != "lead_s"):
         raise ValueError(f"{name} must be positive and finite, not {value}")

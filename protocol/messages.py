@@ -197,6 +197,8 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     aging_s: float = 20.0
     newcomer_share: float = 0.5
     steps_in_flight: int = 1  # iterations that its engine has formed, at most, when one of them runs
+    lead_s: float = INF  # this and the next: when the second of them is formed (``planning.limits``)
+    lead_share: float = 0.0
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True):

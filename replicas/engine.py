@@ -1,5 +1,6 @@
 """What every engine kind offers, and the book each keeps of its requests. No ray or vllm here."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -27,6 +28,8 @@ class PlanLimits(msgspec.Struct, frozen=True):
     acceptance: float = 0.0
     aging_s: float = 20.0
     newcomer_share: float = 0.5
+    lead_s: float = math.inf
+    lead_share: float = 0.0
 
 
 class EngineState(msgspec.Struct, frozen=True):

@@ -4,6 +4,7 @@ Pushed rather than polled, because a call into the engine waits for the iteratio
 """
 
 import asyncio
+import math
 import os
 import select
 import socket
@@ -40,8 +41,13 @@ class IterationReport(msgspec.Struct, frozen=True, array_like=True):
     planner_failures: int = 0  # steps since birth in which our part failed and vLLM's own order stood in
     drafts: int = 0  # draft tokens that a decode may verify per step
     acceptance: float = 0.0  # chance that one is accepted, that promises may count on
+    lead_s: float = math.inf  # this and the next: when the next iteration is formed (``planning.limits``)
+    lead_share: float = 0.0
     recent: tuple[Step, ...] = ()  # iterations since the last tick
     requests: tuple[RequestState, ...] | None = None
+
+
+LEARNT = ("drafts", "acceptance", "lead_s", "lead_share")  # limits that the engine finds out
 
 
 class IterationReportSender:

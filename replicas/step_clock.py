@@ -17,6 +17,7 @@ class StepClock:
         self._in_flight: deque[tuple[np.ndarray, float, float]] = deque()  # composition, predicted seconds, begun
         self._ends = deque([-np.inf] * stages, maxlen=stages)  # when the last steps finished, oldest first
         self._is_continuing = False
+        self.formed_s = self.returned_s = -np.inf  # when the last step was formed, and when the last output came
 
     def next_start_s(self, now_s: float) -> float:
         """When a step that is formed now will start."""
@@ -25,9 +26,19 @@ class StepClock:
             ends.append(max(begun_s, ends[0]) + predicted_s)
         return max(now_s, ends[0])
 
+    @property
+    def is_running(self) -> bool:
+        """Whether a step is in flight."""
+        return bool(self._in_flight)
+
+    @property
+    def newest_s(self) -> float:
+        """Predicted seconds of the last step formed, while it is in flight."""
+        return self._in_flight[-1][1] if self._in_flight else 0.0
+
     def begin(self, now_s: float, mix: np.ndarray, predicted_s: float) -> None:
         """A step of this composition was handed over."""
-        follows = self._is_continuing and not self._in_flight
+        follows, self.formed_s = self._is_continuing and not self._in_flight, now_s
         self._in_flight.append((mix, predicted_s, self._ends[-1] if follows else now_s))
 
     def finish(self, now_s: float, is_continuing: bool) -> tuple[np.ndarray, float]:

@@ -22,7 +22,7 @@ from planning.tables import request_table
 from profiles.cache_filling import await_filled
 from profiles.draft_cost import DraftCost
 from profiles.kernels import K_SPEC, iteration_s
-from profiles.online import corrected, new_correction, observe, reach
+from profiles.online import ERROR, corrected, new_correction, observe, reach
 from profiles.store import load_profile
 from protocol.messages import LIVE_STRETCH
 from replicas.engine import PlanLimits
@@ -39,6 +39,7 @@ OPTIONS = (
     "fairness",
     "group_cutoff",
     "group_size",
+    "lead_s",
 )
 ACCEPTANCE_PRIOR = 0.5  # chance that a draft token is accepted, as long as nobody has seen any
 ACCEPTANCE_WEIGHT = 0.005  # of one more draft token in the running rate
@@ -65,9 +66,10 @@ def planner_limits(policy: str, options: dict[str, float], **bounds: int) -> np.
     return make_limits(**chosen)
 
 
-def options_of(options: Mapping[str, float], is_asynchronous: bool) -> dict[str, float]:
+def options_of(options: Mapping[str, float], is_asynchronous: bool, forms_late: bool = False) -> dict[str, float]:
     """The options of a policy inside an engine of vLLM, beside what its way of scheduling asks for."""
-    return {**({"newcomer_share": newcomer_share(2)} if is_asynchronous else {}), **options}
+    waits_for_two = is_asynchronous and not forms_late
+    return {**({"newcomer_share": newcomer_share(2)} if waits_for_two else {}), **options}
 
 
 def reported_limits(policy: str, options: dict[str, float], *, block_tokens: int, max_batch_tokens: int) -> PlanLimits:
@@ -116,10 +118,12 @@ class StepPlanner:
 
     def configure(self, policy: str, options: dict[str, float]) -> None:
         """Choose the policy by name; raises ``ValueError`` for an unknown policy or option."""
-        limits = planner_limits(policy, options, **self._bounds)
+        limits, known = planner_limits(policy, options, **self._bounds), getattr(self, "limits", None)
+        if known is not None and "lead_s" not in options:
+            limits["lead_s"], limits["lead_share"] = known["lead_s"], known["lead_share"]
         limits["acceptance"], limits["slack_margin"] = min(self._acceptance, 0.99), reach(self._correction)
         self.policy, self.limits = batch_policy(policy), limits
-        self._adapts = set(self.policy.adapts) - set(options)
+        self._adapts = {*self.policy.adapts, "lead_s"} - set(options)
 
     def warm_up(self) -> None:
         """Compile, so that no request waits for it; where another process does so, wait for that one."""
@@ -156,6 +160,22 @@ class StepPlanner:
         """Which rows can no longer be on time (bool[rows]); they stand behind those that can."""
         found: np.ndarray = find_late(EngineModel(self.coefficients, self.limits), table, now_s)
         return found
+
+    @property
+    def error(self) -> float:
+        """Mean absolute error of predictions, as part of the time measured."""
+        return float(self._correction[ERROR])
+
+    def set_lead(self, seconds: float, share: float) -> None:
+        """How long before the end of an iteration the next one is formed, unless the options say it."""
+        if "lead_s" in self._adapts:
+            self.limits["lead_s"], self.limits["lead_share"] = seconds, share
+
+    @property
+    def lead(self) -> tuple[float, float]:
+        """``lead_s`` and ``lead_share`` of the limits; inf: vLLM's own scheduler forms every iteration at once."""
+        is_own = self.policy.name == VLLM_DEFAULT
+        return (math.inf, 0.0) if is_own else (float(self.limits["lead_s"]), float(self.limits["lead_share"]))
 
     def predict(self, composition: np.ndarray) -> float:
         """Seconds of an iteration of this composition."""

@@ -18,7 +18,7 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, ModelRunne
 
 from replicas.request_rows import KEY
 from replicas.timed_batches import LAYOUT, TIMED, TimedBatches
-from replicas.vllm_executor import die_with_parent
+from replicas.vllm_executor import LaunchTimes, die_with_parent
 
 
 class DueResult(Future):
@@ -94,7 +94,7 @@ class TimedExecutor(Executor):
         return self._batches.propose()
 
 
-class TetheredTimedExecutor(TimedExecutor):
+class TetheredTimedExecutor(LaunchTimes, TimedExecutor):
     """Ends with the thread that started its process, as the executors of real devices do."""
 
     def _init_executor(self) -> None:

@@ -1,7 +1,4 @@
-"""A vLLM engine core behind the ``Engine`` surface: token ids in, token ids out. Imports vllm.
-
-The engine runs in its own process (and process group), started by a thread that lives as long as it should.
-"""
+"""A vLLM engine core, in a process group of its own, behind the ``Engine`` surface: token ids in, token ids out."""
 
 import asyncio
 import contextlib
@@ -23,7 +20,7 @@ from replicas.config import ReplicaConfig
 from replicas.cores import CoreClaim
 from replicas.delivery import DeliveryTime
 from replicas.engine import EngineFailure, EngineState, EngineTotals, LiveRequest, Pulse, owner_of
-from replicas.engine_reports import IterationReport, IterationReportReceiver
+from replicas.engine_reports import LEARNT, IterationReport, IterationReportReceiver
 from replicas.held_prefixes import HeldPrefixes
 from replicas.kv_peer import KvPeer
 from replicas.kv_room import METADATA, to_groups, told_capacity
@@ -31,11 +28,12 @@ from replicas.kv_transfer import ENGINES_ONLY, PARAMS, from_transfer, prefill_pa
 from replicas.logs import vllm_environment
 from replicas.request_rows import to_extra_args
 from replicas.scratch import ScratchFolder
-from replicas.step_planner import options_of, reported_limits
+from replicas.step_planner import reported_limits
 from replicas.surroundings import environment
 from replicas.timed_device import check_timed
 from replicas.vllm_adapters import Adapters
 from replicas.vllm_codec import decode_request, encode_output, handed_over
+from replicas.vllm_core import own_options
 from replicas.vllm_executor import CORES, PARENT, THREADS
 from replicas.vllm_kv_events import KvEventReader
 from replicas.vllm_settings import engine_config, engine_executor
@@ -50,14 +48,13 @@ class VllmEngine:
         self.pids: tuple[int, ...] = ()
         self._config = config
         self._entries: dict[str, LiveRequest] = {}
-        self._rejected: list[Delta] = []
-        self._steps: list[Step] = []
+        self._rejected, self._steps = list[Delta](), list[Step]()
         self._totals = EngineTotals()
         self.planning_s = 0.0  # spent on planning its iterations, since birth
         self._iterations = self._planner_failures = self._kv_used_tokens = self._kv_capacity_tokens = 0
-        self._drafting: dict[str, float] = {}  # as the engine told
+        self._learnt: dict[str, float] = {}  # of its limits, as the engine told
         self._adapters = Adapters(config.lora_modules)
-        self._block_tokens, self._is_asynchronous = config.block_size, False
+        self._block_tokens, self._steps_in_flight, self._own_options = config.block_size, 1, dict[str, float]()
         self._max_running, self._max_batch_tokens = config.max_num_seqs, config.max_num_batched_tokens
         sizes = dict(block_tokens=config.block_size, max_batch_tokens=config.max_num_batched_tokens)
         self._limits = reported_limits(config.policy, config.policy_options, **sizes)
@@ -176,8 +173,8 @@ class VllmEngine:
         self._alive_s = time.monotonic()
         self._iterations, self.planning_s = tick.steps, tick.planning_s
         self._kv_used_tokens, self._planner_failures = tick.kv_used_tokens, tick.planner_failures
-        self._drafting = dict(drafts=tick.drafts, acceptance=tick.acceptance)
-        self._limits = msgspec.structs.replace(self._limits, **self._drafting)
+        self._learnt = {name: getattr(tick, name) for name in LEARNT}
+        self._limits = msgspec.structs.replace(self._limits, **self._learnt)
         self._steps.extend(tick.recent)
         for at in tick.requests or ():
             if entry := self._entries.get(at.request_id):
@@ -197,7 +194,7 @@ class VllmEngine:
             requests=requests,
             counts=self._totals.to_counts(requests),
             planner_failures=self._planner_failures,
-            steps_in_flight=self._config.told_depth if self._is_asynchronous else 1,
+            steps_in_flight=self._steps_in_flight,
         )
 
     def _progress(self, now_s: float) -> tuple[Progress, ...]:
@@ -220,8 +217,9 @@ class VllmEngine:
 
     def _note_sizes(self, made: VllmConfig, told: list[dict[str, Any]]) -> None:
         """What the started engine has, as its scheduler counts it."""
-        cache, batches, blocks = made.cache_config, made.scheduler_config, made.cache_config.num_gpu_blocks or 0
-        self._block_tokens, self._is_asynchronous = cache.block_size, batches.async_scheduling
+        batches, blocks = made.scheduler_config, made.cache_config.num_gpu_blocks or 0
+        self._block_tokens, self._own_options = made.cache_config.block_size, own_options(made, {})
+        self._steps_in_flight = self._config.told_depth if batches.async_scheduling else 1
         self._max_running, self._max_batch_tokens = batches.max_num_seqs, batches.max_num_batched_tokens
         groups = to_groups(told, self._max_batch_tokens)
         self._kv_capacity_tokens = told_capacity(blocks, batches.watermark, groups, made.model_config.max_model_len)
@@ -229,9 +227,9 @@ class VllmEngine:
 
     def _note_policy(self, policy: str, options: dict[str, float]) -> None:
         """What the planner, which lives in the engine's process, keeps to from now on."""
-        own = dict(block_tokens=self._block_tokens, max_batch_tokens=self._max_batch_tokens)
-        chosen = options_of(options, self._is_asynchronous)
-        self._limits = msgspec.structs.replace(reported_limits(policy, chosen, **own), **self._drafting)
+        sizes = dict(block_tokens=self._block_tokens, max_batch_tokens=self._max_batch_tokens)
+        told = reported_limits(policy, self._own_options | options, **sizes)
+        self._limits = msgspec.structs.replace(told, **self._learnt)
 
     def check(self) -> None:
         if self._failure:

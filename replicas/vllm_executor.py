@@ -5,10 +5,12 @@ The executor is the first thing EngineCore makes, before the model is loaded, so
 
 import contextlib
 import ctypes
+import math
 import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +109,18 @@ def compile_rest(worker: Any) -> None:
     compile_drafting(worker)
 
 
-class TetheredUniProcExecutor(UniProcExecutor):
+class LaunchTimes:
+    """Added to an executor: when the last step was with the device, or with its workers (``replicas.late_forming``)."""
+
+    launched_s = -math.inf
+
+    def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().sample_tokens(*args, **kwargs)  # type: ignore[misc]
+        self.launched_s = time.monotonic()
+        return output
+
+
+class TetheredUniProcExecutor(LaunchTimes, UniProcExecutor):
     """The model in EngineCore's own process. On a CPU this saves the second process that vLLM would start."""
 
     def _init_executor(self) -> None:
@@ -122,7 +135,7 @@ class TetheredUniProcExecutor(UniProcExecutor):
         self.collective_rpc(compile_rest)
 
 
-class TetheredMultiprocExecutor(MultiprocExecutor):
+class TetheredMultiprocExecutor(LaunchTimes, MultiprocExecutor):
     """The model in worker processes (tensor parallelism); they end when EngineCore does."""
 
     def _init_executor(self) -> None:

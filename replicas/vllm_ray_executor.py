@@ -13,10 +13,16 @@ from vllm.platforms import current_platform
 from vllm.v1.executor import ray_executor_v2
 from vllm.v1.executor.ray_executor_v2 import RayExecutorV2, RayWorkerProc
 
-from replicas.vllm_executor import compile_rest, die_with_parent, lock_progress_bars, make_llvmlite_scannable
+from replicas.vllm_executor import (
+    LaunchTimes,
+    compile_rest,
+    die_with_parent,
+    lock_progress_bars,
+    make_llvmlite_scannable,
+)
 
 
-class TetheredRayExecutor(RayExecutorV2):
+class TetheredRayExecutor(LaunchTimes, RayExecutorV2):
     """Ends with the replica, as the executors on one node do."""
 
     def _init_executor(self) -> None:

@@ -26,8 +26,8 @@ from replicas.kv_transfer import clipped_to_prompt, saved_tokens
 from replicas.positions import accepted_drafts, composition_of, position_of
 from replicas.request_rows import KEY, RequestRows
 from replicas.step_clock import StepClock
-from replicas.step_planner import VLLM_DEFAULT, StepPlanner, options_of, profile_coefficients
-from replicas.vllm_core import groups_of  # which adds to vLLM's EngineCore
+from replicas.step_planner import VLLM_DEFAULT, StepPlanner, profile_coefficients
+from replicas.vllm_core import groups_of, late_forming, own_options  # which adds to vLLM's EngineCore
 
 REQUESTS_EVERY_S = 0.1  # how often a tick tells where every request is
 
@@ -49,8 +49,7 @@ class SloScheduler(AsyncScheduler):
             max_running=self.max_num_active_reqs,
             max_batch_tokens=self.max_num_scheduled_tokens,
         )
-        own = options_of(settings["options"], self.scheduler_config.async_scheduling)
-        self._planner.configure(settings["policy"], own)
+        self._planner.configure(settings["policy"], own_options(self.vllm_config, settings["options"]))
         self._planner.expect(settings["profile"])
         self._planner.warm_up()
         if self.connector is not None:
@@ -58,6 +57,7 @@ class SloScheduler(AsyncScheduler):
         self._rows = RequestRows()
         self._rows.warm_up()
         self._clock = StepClock(self.parallel_config.pipeline_parallel_size)
+        self.polyslo_forming = late_forming(self.vllm_config, self._clock, self._planner)
         self._link = report_sender(settings["link"])
         self._iterations, self._planning_s, self._requests_due_s, self._late_due_s = 0, 0.0, 0.0, 0.0
         self._late: set[str] = set()
@@ -74,7 +74,7 @@ class SloScheduler(AsyncScheduler):
         """Change policy and its options while running; raises ``ValueError`` where vLLM's queues allow no other."""
         if policy != VLLM_DEFAULT and self.policy != SchedulingPolicy.FCFS:
             raise ValueError("policy: vLLM was started with scheduling_policy priority, which knows no other")
-        self._planner.configure(policy, options_of(options, self.scheduler_config.async_scheduling))
+        self._planner.configure(policy, own_options(self.vllm_config, options))
 
     # What vLLM asks us about its requests.
 
@@ -259,6 +259,7 @@ class SloScheduler(AsyncScheduler):
         with self._failures.caught("measuring drafts"):
             if self.num_spec_tokens > 0:  # vLLM cuts the sampled tokens of those that stop
                 self._planner.record_acceptance(accepted_drafts(scheduler_output, model_runner_output))
+        self._clock.returned_s = time.monotonic()
         result = super().update_from_output(scheduler_output, model_runner_output)
         now_s = time.monotonic()
         if self.num_spec_tokens > 0:
@@ -288,8 +289,8 @@ class SloScheduler(AsyncScheduler):
         requests = [position_of(each, each.status == running, each.request_id in late) for each in told]
         self._preempted.clear()
         used_tokens, news = self._kv.told_used_tokens, requests if is_due or requests else None
-        drafts = self.num_spec_tokens, self._planner.promised_acceptance
-        tick = IterationReport(self._iterations, self._planning_s, used_tokens, self._failures.count, *drafts)
+        learnt = self.num_spec_tokens, self._planner.promised_acceptance, *self._planner.lead
+        tick = IterationReport(self._iterations, self._planning_s, used_tokens, self._failures.count, *learnt)
         if not self._link.send(tick, step, news):
             self._requests_due_s = now_s
 

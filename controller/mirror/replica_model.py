@@ -17,6 +17,7 @@ from controller.scaling.tiers import TierTable
 from planning.batch.classes import spare_s
 from planning.deadlines import make_due_earlier
 from planning.engine import EngineModel
+from planning.lead import formed_ahead_s
 from planning.limits import LIMITS, make_limits
 from planning.tables import REQUEST, has_begun, set_objective, stacked, to_best_effort
 from profiles.draft_cost import DraftCost
@@ -114,7 +115,7 @@ class VirtualReplica:
         if any(calibration.margins.values()):
             self._keep_margins(rows, calibration.margins_s(rows, tiers), now_s)
         self.state["free_at_s"] = now_s - min(report.iteration_age_s, LONGEST_S)
-        self.state["ahead_s"] = (report.steps_in_flight - 1) * self._last_s if report.iteration_age_s else 0.0
+        self.state["ahead_s"] = formed_ahead_s(self.limits, self._last_s) if report.iteration_age_s else 0.0
         ended = [request_uid(request_id) for request_id, _ in report.finished]
         return self._replace_rows(rows, ended, now_s)._replace(is_whole=knows_prefixes)
 
@@ -171,7 +172,7 @@ class VirtualReplica:
     @property
     def formed_ahead_s(self) -> float:
         """About how long before an iteration begins its engine forms it, going by the longest of late."""
-        return float((self.limits["steps_in_flight"] - 1) * self._longest_s)
+        return float(formed_ahead_s(self.limits, self._longest_s))
 
     def _limit(self, report: Report) -> None:
         """Follow the engine where it is told to keep to other limits; the slack margin is learnt here."""

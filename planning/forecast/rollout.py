@@ -25,6 +25,7 @@ from planning.forecast.edf import run_edf
 from planning.forecast.lockstep import DECODE_STATE, accepted_tokens, fill_decode_state, run_lockstep
 from planning.forecast.steady import run_steady
 from planning.kv_reserve import kv_reserve_tokens
+from planning.lead import formed_ahead_s
 from planning.tables import TABLE_TYPE, RequestTable
 from profiles.compiled_once import compiled_once
 
@@ -103,7 +104,7 @@ def advance(
     """Run on ``table`` (in place) each iteration that is formed before ``until_s``, of those who had come by then.
 
     Returns when the engine is free after the last of them, and how long before that the next one is formed: its batch
-    is fixed then. That is when the one before it begins where ``steps_in_flight`` is 2, and 0 where it is 1.
+    is fixed then (``planning.lead``). It is 0 where ``steps_in_flight`` is 1.
     ``free_at_s`` and ``ahead_s`` are both as of now. The table is left as it will be when the engine is free. An idle
     engine is free at ``until_s``.
     """
@@ -121,7 +122,7 @@ def advance(
         if seconds <= 0.0:
             free_at_s, ahead_s = max(free_at_s, next_s), 0.0
             continue
-        free_at_s, ahead_s = free_at_s + seconds, (limits["steps_in_flight"] - 1) * seconds
+        free_at_s, ahead_s = free_at_s + seconds, formed_ahead_s(limits, seconds)
         for i in range(count):
             if tokens[i] != 0:
                 run_tokens(rows[i], tokens[i], limits["acceptance"], departs)

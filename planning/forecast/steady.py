@@ -13,6 +13,7 @@ from planning.batch.classes import is_decode
 from planning.batch.kv import held_kv_tokens
 from planning.deadlines import num_uncomputed_tokens, remaining_tokens
 from planning.engine import EngineModel
+from planning.lead import formed_ahead_s
 from planning.tables import RequestTable
 from profiles.kernels import iteration_s
 
@@ -71,7 +72,7 @@ def run_steady(
         if seconds <= 0.0 or seconds * SAFETY > least_s:
             break
         free_at_s += seconds
-        ahead_s = (engine.limits["steps_in_flight"] - 1) * seconds
+        ahead_s = formed_ahead_s(engine.limits, seconds)
         found[KV_TOKENS] += decodes
         found[LINE_S] += found[LINE_TPOT_S] - seconds if found[LINE_S] < math.inf else 0.0
         steps += 1

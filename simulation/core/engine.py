@@ -25,6 +25,7 @@ from planning.tables import REQUEST
 from profiles.kernels import COEFFICIENTS, iteration_s
 from profiles.online import STATE, corrected, new_correction, observe, reach
 from profiles.spread import IterationSpread
+from simulation.core.ahead import run_for
 from simulation.core.begun import Begun, make_begun, note_begun, with_begun_slots
 from simulation.core.jobs import NEVER
 from simulation.core.noise import next_noise
@@ -37,6 +38,8 @@ ENGINE = np.dtype(
         ("count", "i8"),  # rows of its table in use
         ("free_at_s", "f8"),  # end of the last iteration formed; rows are as they are then. inf: nothing can run
         ("ahead_s", "f8"),  # how long before that the next one is formed; above 0 where 2 are in flight
+        ("forms_late", "?"),  # it forms the next one shortly before it is free, in
+        ("launch_s", "f8"),  # from when that is formed until it begins
         ("policy", "i8"),
         ("sheds", "?"),  # hopeless requests become best effort before every iteration
         ("remembers", "?"),  # its policy reads ``planning.batch.memory``
@@ -203,20 +206,18 @@ def iterate(engines: Engines, r: int, jobs: np.ndarray, records: np.ndarray, end
     if engine["sheds"]:
         shed(EngineModel(engines.planner_coefs[r], limits), table, engine["free_at_s"])
     _set_drafts(engines, r, table, tokens)
-    seconds, mix = _form(engines, r, table, tokens)
-    if seconds <= 0.0:
+    planned_s, mix = _form(engines, r, table, tokens)
+    if planned_s <= 0.0:
         engine["free_at_s"], engine["ahead_s"] = math.inf, 0.0
         return count
     seconds = iteration_s(engines.coefs[r], mix[TOKENS], mix[KV], mix[PAIRS], mix[SEQUENCES], mix[4])
     seconds *= next_noise(engine, engines.spread[1 if mix[PAIRS] > 0.0 else 0], engines.seed, r)
     if engine["learns"]:
         _learn(engines, r, mix, seconds)
-    step = engines.steps[r, engine["iterations"] % STEPS]
-    step[:5], step[5] = mix, seconds
+    engines.steps[r, engine["iterations"] % STEPS, :5], engines.steps[r, engine["iterations"] % STEPS, 5] = mix, seconds
+    begin_s, busy_s = engine["free_at_s"], run_for(engine, limits, engines.corrections[r], planned_s, seconds)
     if engines.begun.tables.shape[2] > 0:
-        note_begun(engines.begun, r, engine["iterations"], table, engine["free_at_s"], seconds)
-    engine["free_at_s"] += seconds
-    engine["ahead_s"] = (limits["steps_in_flight"] - 1) * seconds
+        note_begun(engines.begun, r, engine["iterations"], table, begin_s, busy_s)
     engine["busy_s"] += seconds
     engine["iterations"] += 1
     before = count

@@ -265,6 +265,8 @@ class ControllerDispatcher:
             aging_s=float(limits["aging_s"]),
             newcomer_share=float(limits["newcomer_share"]),
             steps_in_flight=int(limits["steps_in_flight"]),
+            lead_s=float(limits["lead_s"]),
+            lead_share=float(limits["lead_share"]),
         )
 
     def _prefixes(self, simulation: Simulation, r: int) -> PrefixNews | None:

@@ -79,7 +79,8 @@ def _setting(params: Mapping[str, Any], context: Context) -> tuple[Profile, Make
 def _system(params: Mapping[str, Any]) -> System:
     live = FleetOf(LIVE, admits=True, replicas=1, names_sessions=True)
     system = live if params["system"] == LIVE else SYSTEMS[params["system"]]
-    return replace(system, straying=NOISES[params["noise"]], draft_s=DRAFT_S[params["gpu"]])
+    forms_late = params["system"] not in STOCK
+    return replace(system, straying=NOISES[params["noise"]], draft_s=DRAFT_S[params["gpu"]], forms_late=forms_late)
 
 
 def behaves(params: Mapping[str, Any], context: Context) -> str:

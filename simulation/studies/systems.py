@@ -10,6 +10,7 @@ from controller.options import DP, FleetOptions
 from planning.admission.plan import AdmissionOptions
 from planning.batch.registry import POLICIES, policy_code
 from planning.engine import EngineModel
+from planning.lead import LAUNCH_S
 from planning.limits import DEFAULTS, make_limits, newcomer_share
 from profiles.profile import Profile
 from protocol.messages import LIVE_STRETCH
@@ -42,6 +43,7 @@ class Straying:
     slowdown: float = 1.0  # the hardware takes so many times as long
     is_profiled: bool = False  # the noise is that of the profile's spread; without one, iterations are exact
     steps_in_flight: int = 1  # iterations that are formed, at most, when one of them runs: 2 as vLLM does on GPUs
+    launch_s: float = LAUNCH_S  # where 2 are, from when one is formed until the device has it
 
     def on(self, profile: Profile) -> "Straying":
         """What this comes to on engines of a profile."""
@@ -52,13 +54,15 @@ class Straying:
         """What planners know of the profile: nothing of a spread that the engines do not have."""
         return profile if self.on(profile).is_profiled or profile.spread is None else replace(profile, spread=None)
 
-    def apply(self, engines: Engines, profile: Profile, believed: np.ndarray) -> None:
+    def apply(self, engines: Engines, profile: Profile, believed: np.ndarray, forms_late: bool = False) -> None:
         """Make fresh engines stray, whose planners believe in the coefficients ``believed`` (f8[COEFFICIENTS])."""
         found = self.on(profile)
         if found != EXACT:
             engines.coefs[:] *= self.slowdown
             engines.limits["steps_in_flight"] = self.steps_in_flight
-            engines.limits["newcomer_share"] = newcomer_share(self.steps_in_flight)
+            engines.state["forms_late"] = forms_late and self.steps_in_flight > 1
+            engines.state["launch_s"] = self.launch_s
+            engines.limits["newcomer_share"] = newcomer_share(1 if forms_late else self.steps_in_flight)
             engines.state["sigma"], engines.state["correlation"] = self.sigma, self.correlation
             if found.is_profiled and profile.spread is not None:
                 stray_by(engines, profile.spread)
@@ -102,6 +106,7 @@ class System:
     group_cutoff: float = 0.0  # 0: CALM adapts it
     finds_size: bool = True  # CALM finds how many run at once; else as many as may
     straying: Straying = PROFILED  # of its engines
+    forms_late: bool = False  # where iterations are formed ahead, as shortly before they begin as can be
     guards: bool = True  # where engines stray, its batches keep the slack margin that their errors ask for
     replicas: int = 1
 
@@ -140,7 +145,7 @@ class System:
         engines.state["adapts_size"] = "group_size" in policy.adapts and self.finds_size
         engines.state["drafts"], engines.state["adapts_drafts"] = self.drafts, self.adapts_drafts
         engines.state["guards"] = self.guards
-        self.straying.apply(engines, profile, coefficients / self.believed_speed)
+        self.straying.apply(engines, profile, coefficients / self.believed_speed, self.forms_late)
         return engines
 
     def dispatcher(self, profile: Profile, jobs: np.ndarray, seed: int = 0) -> Dispatcher:
@@ -188,6 +193,7 @@ class FleetOf(System):
     """Several replicas under the live controller's ``Fleet``; its capacity is that of all together."""
 
     best_effort_stretch: float = LIVE_STRETCH
+    forms_late: bool = True
     routing: str = "sequential"
     selection: str = DP  # which set is promised
     max_hops: int = 8  # 1: no second try, a plain load balancer before replicas that admit by themselves

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import msgspec
+import numpy as np
 import pytest
 
 from controller.fleet import Fleet
@@ -56,9 +57,22 @@ def mirrored(driver: Driver) -> Fleet:
     return told
 
 
-def test_newcomers_are_left_more_under_asynchronous_scheduling(engine: Driver) -> None:
-    depth = engine.engine._config.depth
-    assert engine.engine.state().limits.newcomer_share == (1 / 2 if depth == 1 else 1 / 3)
+def test_newcomers_are_part_of_the_next_step_though_others_are_in_flight(engine: Driver) -> None:
+    """A step is formed shortly before the one in flight is likely to end; formed at once, newcomers wait for two."""
+    names = {f"e{i}" for i in range(DECODES)}
+    engine.submit([submission(name, [ord(name[-1])] * 100, 200, PATIENT) for name in sorted(names)])
+    engine.collect(names, until=lambda so_far: min(map(len, so_far.values())) >= 100)
+    steps = []
+    for i in range(15):
+        begun, name = engine.engine.state().steps, f"n{i}"
+        engine.submit([submission(name, [7 + i] * 40, 1, PATIENT)])
+        engine.collect({name} | names, until=lambda so_far, name=name: bool(so_far[name]))  # type: ignore[misc]
+        steps.append(engine.engine.state().steps - begun)
+    engine.collect(names)
+    limits, depth = engine.engine.state().limits, engine.engine._config.depth
+    assert np.median(steps) <= (2 if depth < 3 else 4), "the one in flight, and its own"
+    assert (limits.lead_s < 1.0) == (depth == 2), "nor is it held where vLLM forms three"
+    assert limits.newcomer_share == (1 / 2 if depth < 3 else 1 / 3)
 
 
 def test_running_decodes_are_seen_to_go_on_and_what_does_not_fit_is_refused(engine: Driver) -> None:

@@ -45,7 +45,8 @@ EARLIER = {
         "replica incarnation sequence profile kv_capacity_tokens kv_used_tokens max_running "
         "max_batch_tokens iteration_age_s requests? finished? steps? draining? pid? phase? block_tokens? "
         "max_iteration_s? best_effort_share? best_effort_stretch? planner_failures? counts? positions? "
-        "age_s? drafts? acceptance? prefixes? aging_s? newcomer_share? steps_in_flight?"
+        "age_s? drafts? acceptance? prefixes? aging_s? newcomer_share? steps_in_flight? "
+        "lead_s? lead_share?"
     ),
     "messages.Start": "replica phase seconds downloaded_bytes",
     "messages.Outcome": (

@@ -31,9 +31,20 @@ def test_limits_follow_the_reports_and_the_slack_margin_stays() -> None:
     assert (margin := float(replica.limits["slack_margin"])) > 0.0
     told = dict(block_tokens=32, max_iteration_s=0.1, best_effort_share=0.25, best_effort_stretch=2.0)
     told |= dict(drafts=4, acceptance=0.6, kv_capacity_tokens=9000, max_running=7, max_batch_tokens=512)
+    told |= dict(steps_in_flight=2, lead_s=0.003, lead_share=0.2)
     replica.sync(msgspec.structs.replace(report("a", 3), **told), LENGTHS, TIERS, Calibration(), 0.2)
     assert {name: replica.limits[name] for name in told} == told
     assert replica.limits["slack_margin"] == margin
+
+
+@pytest.mark.parametrize(("lead", "ahead_s"), [({}, 0.1), ({"lead_s": 0.003, "lead_share": 0.2}, 0.023)])
+def test_a_newcomer_waits_for_the_iteration_that_is_formed_before_it(lead: dict, ahead_s: float) -> None:
+    replica = VirtualReplica(report("a"), load_profile(H200), ReplicaSlots(), 0.0)
+    steps = (Step(100.0, 1e4, 0.0, 100.0, 0.0, 0.1),)
+    told = msgspec.structs.replace(report("a", 2, steps=steps), steps_in_flight=2, iteration_age_s=0.01, **lead)
+    replica.sync(told, LENGTHS, TIERS, Calibration(), 0.1)
+    assert replica.state["ahead_s"] == pytest.approx(ahead_s)
+    assert replica.formed_ahead_s >= ahead_s
 
 
 def test_forecasts_begin_as_careful_as_the_spread_of_the_profile_asks_for() -> None:

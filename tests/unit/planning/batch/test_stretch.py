@@ -19,6 +19,15 @@ def test_best_effort_leaves_newcomers_half_of_the_tightest_ttft(ttft_s: float, l
     assert tokens[-1] > 0
 
 
+def test_it_leaves_them_the_lead_too() -> None:
+    """Of 10 ms, half of what the 4 ms leave by which the next iteration is formed before."""
+    limits = make_limits(10_000, block_tokens=1, best_effort_stretch=8.0, lead_s=0.004)
+    tight = decodes([0.05])
+    tight["ttft_s"], tight["arrival_s"] = 0.01, tight["arrival_s"] + 0.99
+    seconds, _ = form(decodes([0.05]), tight, spare(prompts([3000], [math.inf])), limits=limits)
+    assert seconds == pytest.approx(0.003, abs=5e-5)
+
+
 @pytest.mark.parametrize(("share", "longest_s"), [(1 / 2, 0.005), (1 / 3, 0.00333)])
 def test_it_leaves_them_more_where_they_wait_for_more_iterations(share: float, longest_s: float) -> None:
     limits = make_limits(10_000, block_tokens=1, best_effort_stretch=8.0, newcomer_share=share)

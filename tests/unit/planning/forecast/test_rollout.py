@@ -116,6 +116,21 @@ def test_who_comes_later_is_no_part_of_iterations_formed_ahead(steps_in_flight: 
     assert table["emitted_tokens"][1] == 1
 
 
+LEADS = [(0.004, 0.0, True), (0.001, 0.2, True), (0.005, 0.1, False)]
+
+
+@pytest.mark.parametrize(("lead_s", "lead_share", "is_part"), LEADS)
+def test_who_comes_before_the_lead_is_part_of_the_next_one(lead_s: float, lead_share: float, is_part: bool) -> None:
+    """One that comes at 6 ms of an iteration of 11 ms."""
+    late = make_limits(10_000, max_iteration_s=0.2, steps_in_flight=2, lead_s=lead_s, lead_share=lead_share)
+    engine, table = EngineModel(COEF, late), np.concatenate([one(1000, 50, 50), one()])
+    table["joined_s"] = [0.0, 0.006]
+    found_s, ahead_s = advance(engine, table, 0.0, 0.0, 0.001, False)
+    assert (found_s, ahead_s) == pytest.approx((0.011, lead_s + lead_share * 0.011))
+    advance(engine, table, found_s, ahead_s, found_s - ahead_s + 1e-5, False)
+    assert table["running"][1] == is_part
+
+
 def test_an_idle_engine_begins_with_who_comes_first() -> None:
     engine, table = EngineModel(COEF, LIMITS), one()
     table["joined_s"] = 0.5

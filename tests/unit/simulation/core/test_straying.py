@@ -13,7 +13,7 @@ from simulation.dispatchers.live_fleet import ControllerDispatcher
 from simulation.studies.fleet_systems import FleetSystem
 from simulation.studies.systems import EXACT, NOISES, PLANNER, PROFILED, FleetOf, Straying, System
 from tests.support.planted_profile import SPREAD
-from tests.support.simulation_cases import STOCK, a100, jobs_at, random_jobs, run
+from tests.support.simulation_cases import STOCK, a100, constant_time, jobs_at, random_jobs, run
 
 PROFILE = a100()
 STRAYING = replace(PROFILE, spread=SPREAD)
@@ -160,16 +160,51 @@ def test_a_newcomer_waits_for_iterations_formed_ahead() -> None:
     assert later_s - next_s == pytest.approx(step_s, rel=0.05)
 
 
-@pytest.mark.parametrize("steps_in_flight", [1, 2])
-def test_best_effort_leaves_newcomers_what_live_engines_leave_them(steps_in_flight: int) -> None:
-    modelled = replace(STOCK, straying=Straying(steps_in_flight=steps_in_flight)).engines(STRAYING).limits[0]
-    live = planner_limits("slo", options_of({}, is_asynchronous=steps_in_flight == 2), kv_capacity_tokens=1)
-    assert modelled["newcomer_share"] == live["newcomer_share"]
+def ahead(sigma: float = 0.0, launch_s: float = 0.003, late: bool = True) -> System:
+    return replace(STOCK, straying=Straying(sigma, steps_in_flight=2, launch_s=launch_s), forms_late=late)
 
 
-@pytest.mark.parametrize("steps_in_flight", [1, 2])
-def test_forecasts_know_when_a_newcomer_begins(steps_in_flight: int) -> None:
-    system = FleetOf("live", admits=True, replicas=1, straying=Straying(steps_in_flight=steps_in_flight))
+def test_an_engine_that_forms_late_takes_who_comes_until_shortly_before_the_end() -> None:
+    """Of the first one's prompt, which takes from 0 to ``alone_s``; then come its decodes."""
+    alone_s = run(jobs_at([0.0], output=50), STOCK).records["first_s"][0]
+    for early_s, begins_s in ((0.0031, 0.0), (0.0029, 1.0)):
+        jobs = jobs_at([0.0, alone_s - early_s], output=50)
+        late, synchronous = (run(jobs, system).records["first_s"][1] for system in (ahead(), STOCK))
+        step_s = (run(jobs_at([0.0], output=50)).records["last_s"][0] - alone_s) / 49
+        assert late - synchronous == pytest.approx(begins_s * step_s, abs=0.02 * step_s)
+
+
+@pytest.mark.parametrize("sigma", [0.0, 0.1])
+def test_forming_late_costs_next_to_nothing(sigma: float) -> None:
+    jobs = jobs_at([0.0] * 40, prompt=200, output=400)
+    late, at_once = (run(jobs, ahead(sigma, late=late)).records["last_s"].max() for late in (True, False))
+    assert at_once <= late * 1.0001 <= at_once * 1.004
+
+
+def test_an_iteration_that_ends_before_the_next_one_is_formed_leaves_the_device_idle() -> None:
+    """Half of a step to launch: whatever an iteration takes, the next one begins no sooner."""
+    jobs, step_s = jobs_at([0.0], prompt=10, output=50), 0.02
+    simulation = Simulation(jobs, ahead(launch_s=0.01).engines(STRAYING), STOCK.dispatcher(STRAYING, jobs))
+    constant_time(simulation, step_s)
+    simulation.engines.coefs[:] *= 0.25  # the planner does not know it
+    simulation.engines.state["learns"] = False
+    simulation.run()
+    gaps_s = simulation.records["last_s"][0] - simulation.records["first_s"][0]
+    assert gaps_s == pytest.approx(49 * step_s), "as long as it was thought to take"
+
+
+@pytest.mark.parametrize(("steps_in_flight", "forms_late"), [(1, True), (2, False), (2, True)])
+def test_best_effort_leaves_newcomers_what_live_engines_leave_them(steps_in_flight: int, forms_late: bool) -> None:
+    system = replace(STOCK, straying=Straying(steps_in_flight=steps_in_flight), forms_late=forms_late)
+    own = options_of({}, steps_in_flight == 2, forms_late)
+    live = planner_limits("slo", own, kv_capacity_tokens=1)
+    assert system.engines(STRAYING).limits[0]["newcomer_share"] == live["newcomer_share"]
+
+
+@pytest.mark.parametrize(("steps_in_flight", "forms_late"), [(1, True), (2, False), (2, True)])
+def test_forecasts_know_when_a_newcomer_begins(steps_in_flight: int, forms_late: bool) -> None:
+    straying = Straying(steps_in_flight=steps_in_flight)
+    system = FleetOf("live", admits=True, replicas=1, straying=straying, forms_late=forms_late)
     simulation = run(jobs_at([0.05 * k for k in range(200)], prompt=100, output=30), system)
     assert isinstance(simulation.dispatcher, ControllerDispatcher)
     told_s = np.array([simulation.dispatcher.predicted_ttft_s[job] for job in range(200)])
