@@ -35,7 +35,8 @@ class LateForming:
         lead_s, share = self._planner.lead
         at_s = self._clock.next_start_s(now_s) - lead_s - share * self._clock.newest_s
         self._is_held = self._clock.is_running and at_s > now_s
-        return at_s if self._is_held else now_s
+        longest_s = float(self._planner.limits["max_iteration_s"])  # of what is planned, however wrong a prediction is
+        return min(at_s, now_s + longest_s) if self._is_held else now_s
 
     def _note(self, launched_s: float) -> None:
         """Learn from the last step formed, if the output of the one before it was waited for."""

@@ -28,7 +28,7 @@ def config(quick: bool) -> dict[str, Any]:
     if quick:
         return {"gpu": GPUS[0], "scenarios": ["Coder"], "noises": ["exact", "noise10"], "programs": 200, "seeds": [1],
                 "systems": [LIVE, "no-admission", "sarathi"], "budgets": [2048], "tolerance": 0.2}  # fmt: skip
-    return {"gpu": GPUS[0], "scenarios": list(SCENARIOS), "noises": ["exact", "noise10", "noise20", "slow10"],
+    return {"gpu": GPUS[0], "scenarios": list(SCENARIOS), "noises": ["exact", "noise10", "noise20", "slow10", "ahead"],
             "programs": 400, "seeds": [1, 2, 3], "trace_arrivals": 4410, "budgets": [512, 1024, 2048, 4096],
             "systems": [LIVE, "no-admission", "edf-shed", *STOCK], "tolerance": 0.04}  # fmt: skip
 

@@ -65,6 +65,8 @@ def test_the_next_step_is_formed_shortly_before_the_one_in_flight_is_likely_to_e
     clock.begin(10.0, MIX, 0.05)
     assert forming.form_at_s(10.001, 10.001) == pytest.approx(10.05 - LAUNCH_S - EARLY_ERRORS * 0.08 * 0.05)
     assert forming.form_at_s(10.06, 10.001) == 10.06, "it is overdue"
+    clock.begin(10.06, MIX, 100.0)
+    assert forming.form_at_s(10.07, 10.001) == pytest.approx(10.07 + 0.2), "no plan takes longer"
 
 
 def test_what_the_engine_keeps_to_is_what_forecasts_are_told() -> None:
