@@ -1,7 +1,6 @@
-"""What travels between ingress, controller and replicas: plain structs of numbers and strings.
+"""What travels between ingress, controller and replicas: structs of numbers, ids and names; no text of a client's.
 
-Times on the wire are durations or ages, never clock readings, so that machines need no common clock: the receiver
-subtracts an age from its own clock. Strings are ids and names; no text of a prompt or an output ever travels here.
+Times on the wire are durations or ages, never clock readings, so that machines need no common clock.
 """
 
 import hashlib
@@ -138,7 +137,6 @@ class Progress(msgspec.Struct, frozen=True, array_like=True, gc=False):
     output_bound_tokens: int = 0
 
 
-# How far a request is that an earlier report has told in full: packed, 17 bytes each, in ``Report.positions``.
 POSITION = np.dtype([("id", "<i8"), ("computed_tokens", "<i4"), ("emitted_tokens", "<i4"), ("running", "?")])
 
 
