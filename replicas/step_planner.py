@@ -108,7 +108,7 @@ class StepPlanner:
         self._ran = np.zeros(0, dtype=np.int64)  # requests of the last batch formed
         self._draft_cost, self._streams = DraftCost(), StreamAcceptance()
         self._memory = new_memory()
-        self.coefficients = self._profile
+        self.coefficients, self._adapts = self._profile, set[str]()
         self.configure("slo", {})
 
     def expect(self, profile_name: str) -> None:
@@ -119,7 +119,7 @@ class StepPlanner:
     def configure(self, policy: str, options: dict[str, float]) -> None:
         """Choose the policy by name; raises ``ValueError`` for an unknown policy or option."""
         limits, known = planner_limits(policy, options, **self._bounds), getattr(self, "limits", None)
-        if known is not None and "lead_s" not in options:
+        if known is not None and "lead_s" not in options and "lead_s" in self._adapts:
             limits["lead_s"], limits["lead_share"] = known["lead_s"], known["lead_share"]
         limits["acceptance"], limits["slack_margin"] = min(self._acceptance, 0.99), reach(self._correction)
         self.policy, self.limits = batch_policy(policy), limits

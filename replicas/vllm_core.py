@@ -3,7 +3,7 @@
 import math
 import queue
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +12,7 @@ from vllm.v1.engine.core import EngineCore, EngineCoreProc
 
 from replicas.kv_room import KvGroup, to_groups
 from replicas.late_forming import REMOTE_LAUNCH_S, LateForming
+from replicas.request_rows import KEY
 from replicas.step_clock import StepClock
 from replicas.step_planner import StepPlanner, options_of
 
@@ -31,18 +32,25 @@ EngineCore.polyslo_configure = _configure  # the one name by which a run-time ch
 
 def forms_late(config: VllmConfig) -> bool:
     """Whether the engine's next step may wait while one is in flight: nothing else waits for it."""
-    own = config.parallel_config
+    own, told = config.parallel_config, (config.additional_config or {}).get(KEY, {})
     return (
-        config.scheduler_config.async_scheduling
+        told.get("forms_late", False)
+        and config.scheduler_config.async_scheduling
         and config.max_concurrent_batches == 2  # with room for a third, outputs of the first would wait too
         and own.pipeline_parallel_size == 1  # its stages would stand idle
         and own.data_parallel_size == 1  # its ranks step together
     )
 
 
-def own_options(config: VllmConfig, options: Mapping[str, float]) -> dict[str, float]:
-    """The options of a policy inside this engine."""
-    return options_of(options, config.scheduler_config.async_scheduling, forms_late(config))
+def own_options(config: VllmConfig) -> Callable[[Mapping[str, float]], dict[str, float]]:
+    """What makes the options of a policy those inside this engine, as it was started."""
+    is_asynchronous, is_late = config.scheduler_config.async_scheduling, forms_late(config)
+
+    def own(options: Mapping[str, float]) -> dict[str, float]:
+        known = {name: value for name, value in options.items() if is_late or name != "lead_s"}
+        return options_of(known, is_asynchronous, is_late)
+
+    return own
 
 
 def late_forming(config: VllmConfig, clock: StepClock, planner: StepPlanner) -> LateForming | None:

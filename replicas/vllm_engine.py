@@ -5,7 +5,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -54,7 +54,8 @@ class VllmEngine:
         self._iterations = self._planner_failures = self._kv_used_tokens = self._kv_capacity_tokens = 0
         self._learnt: dict[str, float] = {}  # of its limits, as the engine told
         self._adapters = Adapters(config.lora_modules)
-        self._block_tokens, self._steps_in_flight, self._own_options = config.block_size, 1, dict[str, float]()
+        self._block_tokens, self._steps_in_flight = config.block_size, 1
+        self._own_options: Callable[[Mapping[str, float]], dict[str, float]] = dict
         self._max_running, self._max_batch_tokens = config.max_num_seqs, config.max_num_batched_tokens
         sizes = dict(block_tokens=config.block_size, max_batch_tokens=config.max_num_batched_tokens)
         self._limits = reported_limits(config.policy, config.policy_options, **sizes)
@@ -218,7 +219,7 @@ class VllmEngine:
     def _note_sizes(self, made: VllmConfig, told: list[dict[str, Any]]) -> None:
         """What the started engine has, as its scheduler counts it."""
         batches, blocks = made.scheduler_config, made.cache_config.num_gpu_blocks or 0
-        self._block_tokens, self._own_options = made.cache_config.block_size, own_options(made, {})
+        self._block_tokens, self._own_options = made.cache_config.block_size, own_options(made)
         self._steps_in_flight = self._config.told_depth if batches.async_scheduling else 1
         self._max_running, self._max_batch_tokens = batches.max_num_seqs, batches.max_num_batched_tokens
         groups = to_groups(told, self._max_batch_tokens)
@@ -228,7 +229,7 @@ class VllmEngine:
     def _note_policy(self, policy: str, options: dict[str, float]) -> None:
         """What the planner, which lives in the engine's process, keeps to from now on."""
         sizes = dict(block_tokens=self._block_tokens, max_batch_tokens=self._max_batch_tokens)
-        told = reported_limits(policy, self._own_options | options, **sizes)
+        told = reported_limits(policy, self._own_options(options), **sizes)
         self._limits = msgspec.structs.replace(told, **self._learnt)
 
     def check(self) -> None:

@@ -49,7 +49,8 @@ class SloScheduler(AsyncScheduler):
             max_running=self.max_num_active_reqs,
             max_batch_tokens=self.max_num_scheduled_tokens,
         )
-        self._planner.configure(settings["policy"], own_options(self.vllm_config, settings["options"]))
+        self._own_options = own_options(self.vllm_config)
+        self._planner.configure(settings["policy"], self._own_options(settings["options"]))
         self._planner.expect(settings["profile"])
         self._planner.warm_up()
         if self.connector is not None:
@@ -74,7 +75,7 @@ class SloScheduler(AsyncScheduler):
         """Change policy and its options while running; raises ``ValueError`` where vLLM's queues allow no other."""
         if policy != VLLM_DEFAULT and self.policy != SchedulingPolicy.FCFS:
             raise ValueError("policy: vLLM was started with scheduling_policy priority, which knows no other")
-        self._planner.configure(policy, own_options(self.vllm_config, options))
+        self._planner.configure(policy, self._own_options(options))
 
     # What vLLM asks us about its requests.
 
@@ -256,18 +257,17 @@ class SloScheduler(AsyncScheduler):
             self.prev_step_scheduled_req_ids.discard(request.request_id)
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
+        self._clock.returned_s = returned_s = time.monotonic()
         with self._failures.caught("measuring drafts"):
             if self.num_spec_tokens > 0:  # vLLM cuts the sampled tokens of those that stop
                 self._planner.record_acceptance(accepted_drafts(scheduler_output, model_runner_output))
-        self._clock.returned_s = time.monotonic()
         result = super().update_from_output(scheduler_output, model_runner_output)
-        now_s = time.monotonic()
         if self.num_spec_tokens > 0:
             self._rows.drafts.end()
         if (received := model_runner_output.kv_connector_output) and received.invalid_block_ids:
             self._rows.forget()  # vLLM has taken tokens back whose KV did not arrive
         with self._failures.caught("measuring a step"):
-            self._end_step(now_s)
+            self._end_step(returned_s)
         return result
 
     def _end_step(self, now_s: float) -> None:

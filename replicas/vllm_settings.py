@@ -84,6 +84,7 @@ def _for_the_scheduler(config: ReplicaConfig, link: str) -> dict[str, Any]:
         "profile": config.profile_name,
         "policy": config.policy,
         "options": config.policy_options,
+        "forms_late": True,  # its executor tells when a step was launched
     }
 
 

@@ -202,16 +202,16 @@ def _take_due_decodes(builder: BatchBuilder) -> float:
 @njit(cache=True)
 def _stretch_s(builder: BatchBuilder, used_s: float, empty_s: float) -> float:
     """How far late and best-effort work may go beyond an empty iteration: ``limits["best_effort_stretch"]`` of one, as
-    far as the iteration keeps to ``newcomer_share`` of the tightest TTFT here: whoever comes may ask for as much, and
-    the next iteration may have been formed just before."""
+    far as the iteration keeps to ``newcomer_share`` of the tightest TTFT here. Whoever comes may ask for as much."""
     limits, tightest_s = builder.engine.limits, math.inf
     for i in range(len(builder.table)):
         row = builder.table[i]
         if not row["best_effort"] and 0.0 < row["ttft_s"] < tightest_s:
             tightest_s = row["ttft_s"]
-    lead_s = limits["lead_s"] if limits["lead_s"] < math.inf else 0.0
-    left_s = limits["newcomer_share"] * (tightest_s - lead_s) - max(used_s, empty_s)
-    return min(limits["best_effort_stretch"] * empty_s, max(LEAST_STRETCH * empty_s, left_s))
+    waited, most_s = 1.0 / limits["newcomer_share"], limits["newcomer_share"] * tightest_s
+    if limits["lead_s"] < math.inf:  # they wait for a part of one more, which was formed just before
+        most_s = max((tightest_s - limits["lead_s"]) / (waited + limits["lead_share"]), tightest_s / (waited + 1.0))
+    return min(limits["best_effort_stretch"] * empty_s, max(LEAST_STRETCH * empty_s, most_s - max(used_s, empty_s)))
 
 
 @compiled_once(types.void(BUILDER_TYPE, float64, float64, boolean))

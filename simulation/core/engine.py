@@ -212,10 +212,10 @@ def iterate(engines: Engines, r: int, jobs: np.ndarray, records: np.ndarray, end
         return count
     seconds = iteration_s(engines.coefs[r], mix[TOKENS], mix[KV], mix[PAIRS], mix[SEQUENCES], mix[4])
     seconds *= next_noise(engine, engines.spread[1 if mix[PAIRS] > 0.0 else 0], engines.seed, r)
-    if engine["learns"]:
-        _learn(engines, r, mix, seconds)
-    engines.steps[r, engine["iterations"] % STEPS, :5], engines.steps[r, engine["iterations"] % STEPS, 5] = mix, seconds
     begin_s, busy_s = engine["free_at_s"], run_for(engine, limits, engines.corrections[r], planned_s, seconds)
+    if engine["learns"]:
+        _learn(engines, r, mix, busy_s)
+    engines.steps[r, engine["iterations"] % STEPS, :5], engines.steps[r, engine["iterations"] % STEPS, 5] = mix, busy_s
     if engines.begun.tables.shape[2] > 0:
         note_begun(engines.begun, r, engine["iterations"], table, begin_s, busy_s)
     engine["busy_s"] += seconds

@@ -75,6 +75,15 @@ def test_newcomers_are_part_of_the_next_step_though_others_are_in_flight(engine:
     assert limits.newcomer_share == (1 / 2 if depth < 3 else 1 / 3)
 
 
+def test_the_lead_that_is_asked_for_is_that_of_the_engine(engine: Driver) -> None:
+    """Engines that do not form late know no lead."""
+    engine.runner.run(engine.engine.configure("slo", {"lead_s": 0.125}))
+    engine.submit([submission("asked", [5] * 20, 20, PATIENT)])
+    engine.collect({"asked"})
+    assert engine.engine.state().limits.lead_s == (0.125 if engine.engine._config.depth == 2 else float("inf"))
+    engine.runner.run(engine.engine.configure("slo", {}))
+
+
 def test_running_decodes_are_seen_to_go_on_and_what_does_not_fit_is_refused(engine: Driver) -> None:
     """The decodes hold half of the cache now, and nearly all of it at their ends."""
     names = {f"d{i}" for i in range(DECODES)}

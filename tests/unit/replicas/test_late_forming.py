@@ -15,6 +15,7 @@ from planning.limits import make_limits
 from profiles.kernels import iteration_s
 from profiles.online import ERROR
 from profiles.store import load_profile
+from replicas.failures import Failures
 from replicas.late_forming import LateForming
 from replicas.step_clock import StepClock
 from replicas.step_planner import StepPlanner, options_of, planner_limits
@@ -34,8 +35,11 @@ def planner(error: float = 0.08) -> StepPlanner:
 class Engine:
     """vLLM's loop with up to two steps in flight, over a device; clock readings are counted."""
 
-    def __init__(self, own: StepPlanner, launch_s: float, unseen_s: float = 0.0) -> None:
+    def __init__(
+        self, own: StepPlanner, launch_s: float, unseen_s: float = 0.0, read_s: float = 0.0, update_s: float = 0.0
+    ) -> None:
         self.clock, self.planner, self.launch_s, self.unseen_s = StepClock(), own, launch_s, unseen_s
+        self.read_s, self.update_s = read_s, update_s  # from when an output is there until it is read, and followed
         self.forming = LateForming(self.clock, own, unseen_s)
         self.now_s, self.launched_s, self.free_s, self.idle_s = 0.0, -math.inf, 0.0, 0.0
         self.ends: list[float] = []  # of steps in flight
@@ -53,9 +57,10 @@ class Engine:
         self.free_s = begin_s + seconds
         self.ends.append(self.free_s)
         if len(self.ends) == 2:
-            self.now_s = max(self.now_s, self.ends.pop(0))
+            self.now_s = max(self.now_s, self.ends.pop(0)) + self.read_s
             self.clock.returned_s = self.now_s
-            self.planner.observe(*self.clock.finish(self.now_s, is_continuing=True))
+            self.now_s += self.update_s
+            self.planner.observe(*self.clock.finish(self.clock.returned_s, is_continuing=True))
 
 
 def test_the_next_step_is_formed_shortly_before_the_one_in_flight_is_likely_to_end() -> None:
@@ -92,6 +97,19 @@ def test_few_steps_end_before_the_next_one_is_with_the_device(sigma: float, laun
     assert np.median(waits) < launch_s + unseen_s + 2e-3 + 3.5 * sigma * STEP_S
 
 
+@pytest.mark.parametrize(("read_s", "update_s"), [(0.0, 2e-3), (2.5e-4, 1e-3), (6e-4, 4e-3), (9e-4, 0.0)])
+@pytest.mark.parametrize("sigma", [0.0, 0.005, 0.1])
+def test_what_the_engines_process_does_between_steps_is_no_reason_to_wait(
+    sigma: float, read_s: float, update_s: float
+) -> None:
+    """A step that is formed too late looks longer than it was, and the next one must not be formed later for it."""
+    engine, random = Engine(planner(), 1.5e-3, read_s=read_s, update_s=update_s), np.random.default_rng(1)
+    for _ in range(3000):
+        engine.step(STEP_S * math.exp(random.normal(-(sigma**2) / 2, sigma)))
+    assert engine.idle_s < 0.01 * engine.now_s
+    assert engine.planner.predict(MIX) == pytest.approx(STEP_S, rel=0.12)
+
+
 def test_an_engine_far_faster_than_its_profile_is_not_held_back_for_good() -> None:
     """A step that ended long ago looks as long as it was held: what is measured then must lead back to the truth."""
     engine = Engine(planner(), launch_s=1e-3)
@@ -109,11 +127,26 @@ def test_options_and_vllms_own_scheduler_have_the_last_word() -> None:
     clock.begin(10.0, MIX, 0.05)
     own.configure("slo", {"lead_s": 0.02})
     assert forming.form_at_s(10.001, 10.001) == pytest.approx(10.03)
+    own.configure("slo", {})
+    assert own.lead == (math.inf, 0.0), "an option that is gone is not what was learnt"
     own.configure("vllm", {})
     assert forming.form_at_s(10.001, 10.001) == 10.001
     assert own.lead == (math.inf, 0.0)
     own.configure("slo", {})
     assert forming.form_at_s(10.001, 10.001) > 10.03
+
+
+def test_steps_are_formed_at_once_where_nobody_could_learn_how_late_is_soon_enough() -> None:
+    clock, own = StepClock(), planner()
+    forming = LateForming(clock, own)
+    clock.begin(10.0, MIX, 0.05)
+    assert forming.form_at_s(10.001, 10.001) > 10.001
+    assert forming.form_at_s(10.001, -math.inf) == 10.001, "the executor tells nothing of launches"
+    clock.returned_s = 10.0005
+    assert forming.form_at_s(10.001, 10.001) == 10.001, "sampled when the step before had ended: structured output"
+    clock.returned_s = 9.9
+    own.learn_speed()
+    assert forming.form_at_s(10.001, 10.001) == 10.001, "the profile is a guess"
 
 
 def test_what_was_learnt_outlives_another_policy() -> None:
@@ -133,25 +166,26 @@ def test_newcomers_wait_for_one_iteration_only() -> None:
 class Core:
     """As much of vLLM's EngineCoreProc as waits for requests."""
 
-    def __init__(self, hold_s: float | None) -> None:
+    def __init__(self, hold_s: float | None, fails: bool = False) -> None:
+        self.runs = True
         self.input_queue: queue.Queue = queue.Queue()
         self.aborts_queue: queue.Queue = queue.Queue()
         self.taken: list[Any] = []
         self.model_executor = SimpleNamespace()
         forming = None
         if hold_s is not None:
-            forming = SimpleNamespace(form_at_s=lambda now_s, launched_s: now_s + hold_s)
-        caught = SimpleNamespace(caught=lambda what: threading.Lock())
-        self.scheduler = SimpleNamespace(polyslo_forming=forming, _failures=caught)
+            forming = SimpleNamespace(form_at_s=lambda now_s, launched_s: now_s + (hold_s / (not fails)))
+        self.scheduler = SimpleNamespace(polyslo_forming=forming, _failures=Failures())
 
     def has_work(self) -> bool:
         return True
 
     def is_running(self) -> bool:
-        return True
+        return self.runs
 
     def _handle_client_request(self, *request: Any) -> None:
         self.taken.append(request)
+        self.runs = request != ("stop",)
 
 
 @pytest.mark.parametrize("hold_s", [None, 0.3])
@@ -169,16 +203,34 @@ def test_requests_that_come_until_then_are_part_of_the_next_step(hold_s: float |
     late.join()
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_step_is_not_held_beyond_the_end_of_the_engine_nor_by_a_fault_of_ours(fails: bool) -> None:
+    from replicas.vllm_core import EngineCoreProc
+
+    core, begun_s = Core(30.0, fails), time.monotonic()
+    late = threading.Timer(0.05, core.input_queue.put, [("stop",)])
+    late.start()
+    EngineCoreProc._process_input_queue(core)
+    late.join()
+    assert time.monotonic() - begun_s < 10.0
+    assert core.scheduler._failures.count == fails
+
+
 @pytest.mark.parametrize(
     ("settings", "is_late"),
     [({}, True), ({"async_scheduling": False}, False), ({"pipeline_parallel_size": 2}, False),
-     ({"data_parallel_size": 2}, False), ({"max_concurrent_batches": 3}, False)],
+     ({"data_parallel_size": 2}, False), ({"max_concurrent_batches": 3}, False), ({"forms_late": False}, False)],
 )  # fmt: skip
 def test_only_engines_whose_next_step_nothing_else_waits_for_form_it_late(settings: dict, is_late: bool) -> None:
-    from replicas.vllm_core import forms_late, late_forming
+    from replicas.request_rows import KEY
+    from replicas.vllm_core import forms_late, late_forming, own_options
 
     own = {"async_scheduling": True, "pipeline_parallel_size": 1, "data_parallel_size": 1, "world_size": 1} | settings
     config: Any = SimpleNamespace(scheduler_config=SimpleNamespace(**own), parallel_config=SimpleNamespace(**own))
     config.max_concurrent_batches = own.get("max_concurrent_batches", 2)
+    config.additional_config = {KEY: {"forms_late": own.get("forms_late", True)}}
     assert forms_late(config) == is_late
     assert (late_forming(config, StepClock(), planner()) is not None) == is_late
+    assert ("lead_s" in own_options(config)({"lead_s": 0.01})) == is_late, "nor are forecasts told that they do"
+    config.additional_config = None  # of a plug-in in vLLM's own server, whose executor tells no launches
+    assert not forms_late(config)

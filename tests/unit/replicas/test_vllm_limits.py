@@ -56,6 +56,7 @@ def test_the_controller_is_told_as_much_kv_cache_as_the_engine_plans_with(
         model_config=SimpleNamespace(max_model_len=500),
         parallel_config=SimpleNamespace(pipeline_parallel_size=1, data_parallel_size=1),
         max_concurrent_batches=3,
+        additional_config=None,
     )
     engine._note_sizes(made, EngineCore.get_kv_cache_group_metadata(SimpleNamespace(scheduler=bench.scheduler)))
     assert engine.state().kv_capacity_tokens == tokens

@@ -50,7 +50,8 @@ def test_vllm_still_has_everything_that_we_rely_on(make_bench: MakeBench) -> Non
         (request, REQUEST),
         (scheduled, "num_scheduled_tokens total_num_scheduled_tokens scheduled_spec_decode_tokens"),
         (ModelRunnerOutput([], {}), "sampled_token_ids req_id_to_index kv_connector_output"),
-        (EngineCoreProc, "_handle_client_request get_kv_cache_group_metadata"),  # looks utility methods up by name
+        # Utility methods are looked up by name; late forming goes on with the input queue.
+        (EngineCoreProc, "_handle_client_request get_kv_cache_group_metadata _process_input_queue is_running"),
         (AsyncMPClient, "get_output_async add_request_async abort_requests_async call_utility_async shutdown"),
         (AsyncMPClient, "_ensure_output_queue_task"),  # fills outputs_queue, which the engine adapter wakes
         (BackgroundResources(None), "engine_manager engine_dead ctx"),
@@ -59,6 +60,8 @@ def test_vllm_still_has_everything_that_we_rely_on(make_bench: MakeBench) -> Non
     ):
         named = what.__name__ if isinstance(what, type) else type(what).__name__
         missing += [f"{named}.{name}" for name in names.split() if not hasattr(what, name)]
+    if "self._process_input_queue()" not in inspect.getsource(EngineCoreProc):
+        missing.append("EngineCoreProc: takes requests before every step")
     source = inspect.getsource(Scheduler.schedule)
     for fragment, meaning in {
         "self.running[-1]": "KV blocks are taken from the back of running",
@@ -68,9 +71,7 @@ def test_vllm_still_has_everything_that_we_rely_on(make_bench: MakeBench) -> Non
         if fragment not in source:
             missing.append(f"Scheduler.schedule: {fragment!r} ({meaning})")
     if source.count("self._reserve_prefill_lookahead(") != 2:
-        missing.append(
-            "Scheduler.schedule: asks _reserve_prefill_lookahead once for running, once for waiting requests"
-        )
+        missing.append("Scheduler.schedule: asks _reserve_prefill_lookahead once for running, once for waiting")
     assert not missing, "vLLM moved:\n" + "\n".join(missing)
 
 

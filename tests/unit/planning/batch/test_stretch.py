@@ -19,13 +19,16 @@ def test_best_effort_leaves_newcomers_half_of_the_tightest_ttft(ttft_s: float, l
     assert tokens[-1] > 0
 
 
-def test_it_leaves_them_the_lead_too() -> None:
-    """Of 10 ms, half of what the 4 ms leave by which the next iteration is formed before."""
-    limits = make_limits(10_000, block_tokens=1, best_effort_stretch=8.0, lead_s=0.004)
+@pytest.mark.parametrize(
+    ("lead_s", "lead_share", "longest_s"), [(0.002, 0.0, 0.004), (0.001, 0.5, 0.0036), (0.008, 0.0, 0.00333)]
+)
+def test_it_leaves_them_the_lead_too(lead_s: float, lead_share: float, longest_s: float) -> None:
+    """Of 10 ms they wait for the lead, an iteration and their own; never for more than a whole one before that."""
+    limits = make_limits(10_000, block_tokens=1, best_effort_stretch=8.0, lead_s=lead_s, lead_share=lead_share)
     tight = decodes([0.05])
     tight["ttft_s"], tight["arrival_s"] = 0.01, tight["arrival_s"] + 0.99
     seconds, _ = form(decodes([0.05]), tight, spare(prompts([3000], [math.inf])), limits=limits)
-    assert seconds == pytest.approx(0.003, abs=5e-5)
+    assert seconds == pytest.approx(longest_s, abs=5e-5)
 
 
 @pytest.mark.parametrize(("share", "longest_s"), [(1 / 2, 0.005), (1 / 3, 0.00333)])
