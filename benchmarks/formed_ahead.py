@@ -86,7 +86,11 @@ def play(context: Context, scenario: str, programs: int, rate: float, seeds: int
 
 def ttft_errors(simulation: Simulation) -> dict[str, float]:
     """Measured less predicted time to the first token of promised requests, in seconds: median, and P95."""
-    told = simulation.dispatcher.predicted_ttft_s if isinstance(simulation.dispatcher, ControllerDispatcher) else {}
+    told = (
+        simulation.dispatcher.outcomes.predicted_ttft_s
+        if isinstance(simulation.dispatcher, ControllerDispatcher)
+        else {}
+    )
     jobs = [job for job in told if simulation.records["promised"][job]]
     if not jobs:
         return {}

@@ -40,9 +40,10 @@ from controller.upgrade import CONTROLLER_PACKAGES, Greeting, Upgrade, code_id
 from controller.warmup import warm_up
 from profiles.store import load_profile
 from protocol.garbage import Garbage, settle
-from protocol.messages import Admission, AdmissionRequest, Decision, Outcome, Report, Start
+from protocol.messages import Admission, AdmissionRequest, Decision, Outcome, Report
 from protocol.report_answers import TELL_ALL, go_to, report_taken
 from protocol.shards import LEADER
+from protocol.starts import Start
 
 logger = logging.getLogger("polyslo.controller")
 

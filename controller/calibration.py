@@ -1,10 +1,19 @@
-"""How much earlier than asked requests are planned, so that promises are kept as often as their tiers say. Pure.
+"""How sure a promise must be, and how much earlier than asked requests are planned, so that promises are kept as often
+as their tiers say. Pure.
 
-Whatever the model of an engine leaves out (the way through the ingress, cores that others use, outputs longer than
-predicted) makes promises late. The margin of a tier tracks it: a broken promise raises it, a kept one lowers it, in the
-proportion that leaves it where it is at the tier's ``confidence`` (quantile tracking, the proportional part of
-Angelopoulos et al. 2023, "Conformal PID control"): in the long run that share is kept whatever the errors look like, as
-long as the margin stays within its bounds. No promise moves it by more than ``RATE``.
+Iterations stray, and a forecast knows by how much: it gives the chance that a first token comes in time
+(``planning.forecast.chance``). A promise asks for a least one. A broken promise raises what its tier asks for, a kept
+one lowers it, in the proportion that leaves it where it is at the tier's ``confidence`` (quantile tracking, the
+proportional part of Angelopoulos et al. 2023, "Conformal PID control"). Never is more asked for than that confidence:
+if the chances are right, as many are kept then.
+
+Whatever a forecast leaves out (the way through the ingress, cores that others use, outputs longer than predicted) makes
+promises late more often than that. The margin of a tier, a part of the time that an objective allows, tracks it in the
+same way, and requests are planned earlier by it. A promise that was known to be doubtful counts as that. In the long
+run as much is kept as is asked for whatever the errors look like, as long as both stay within their bounds.
+
+A request whose output is long ends long after its first token, and most broken promises break there. So an ingress
+tells of the first token when it has come, or is missing; what comes later only corrects that.
 """
 
 from dataclasses import dataclass, field
@@ -16,27 +25,45 @@ from planning.deadlines import make_due_earlier
 from protocol.messages import Outcome, Scope
 
 RATE = 0.05  # of the time that an objective allows, per broken promise
-LEAST, MOST = 0.0, 0.5  # of that time
+MOST = 0.5  # of that time
+FIRST_CHANCE, CHANCE_RATE = 0.5, 0.1  # that are asked for at first, and more of it per broken promise
 
 
 @dataclass
 class Calibration:
-    """The margin of each tier by name: a part of the TTFT asked for or, without one, of the deadline."""
+    """By tiers' names: the margin, a part of the TTFT asked for or, without one, of the deadline; and the least chance
+    that a promise asks for."""
 
     margins: dict[str, float] = field(default_factory=dict)
+    chances: dict[str, float] = field(default_factory=dict)
 
     def note(self, outcome: Outcome, tiers: TierTable) -> None:
-        """A request has ended; one of several sequences counts once, as a whole. No margin helps where one moved."""
-        if outcome.scope == Scope.SEQUENCE or not outcome.tests_prediction:
+        """A request has ended, or its first token is told; one of several sequences counts once, as a whole. Nothing
+        helps where one moved."""
+        if not outcome.tests_prediction or (outcome.scope == Scope.SEQUENCE and not outcome.is_first_token):
             return
-        if (position := tiers.find(outcome.tier_asked)) is not None:
-            tier = tiers.tiers[position]
-            moved = self.margins.get(tier.name, 0.0) + RATE * ((not outcome.met) - (1.0 - tier.confidence))
-            self.margins[tier.name] = min(max(moved, LEAST), MOST)
+        if (position := tiers.find(outcome.tier_asked)) is None:
+            return
+        tier, told = tiers.tiers[position], outcome.first_token_met
+        doubt = 1.0 - tier.confidence
+        broken, expected, most = not outcome.met, doubt, max(doubt, 1.0 - outcome.chance)
+        if outcome.is_first_token:
+            broken = not told
+        elif told is not None:  # it has counted already
+            broken, expected, most = told and not outcome.met, 0.0, 0.0
+        chance = self.chances.get(tier.name, FIRST_CHANCE) + CHANCE_RATE * (broken - expected)
+        self.chances[tier.name] = min(max(chance, 0.0), tier.confidence)
+        margin = self.margins.get(tier.name, 0.0) + RATE * (broken - most)
+        self.margins[tier.name] = min(max(margin, 0.0), MOST)
+
+    def least_chance(self, tier: int, tiers: TierTable) -> float:
+        """What a promise asks for, of the tier at this position; -1: of none."""
+        return 0.0 if tier < 0 else self.chances.get(tiers.tiers[tier].name, FIRST_CHANCE)
 
     def plan_early(self, row: np.ndarray, tiers: TierTable) -> float:
-        """Let a request (REQUEST[], in place) be due earlier than asked by its tier's margin; returns that, 0 for best
-        effort."""
+        """Let a request (REQUEST[], in place) ask for its tier's least chance, and be due earlier than asked by its
+        margin; returns that, 0 for best effort."""
+        row["least_chance"] = 0.0 if row["best_effort"] else self.least_chance(int(row["tier"]), tiers)
         margin_s = float(self.margins_s(row[None], tiers)[0]) if any(self.margins.values()) else 0.0
         if margin_s:
             make_due_earlier(row, margin_s)

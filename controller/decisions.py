@@ -28,6 +28,7 @@ def admitted(p: Pending, replica: VirtualReplica, tier: str) -> Decision:
         ttft_s=p.request.slo.ttft_s,
         margin_s=p.margin_s,
         is_promoted=0 <= replica.state["tier"].item() < p.tier,
+        chance=p.chance,
     )
 
 

@@ -128,9 +128,11 @@ class Fleet:
         self._give_up([name for name in (replica,) if name in self.replicas], now_s)
 
     def on_outcome(self, outcome: Outcome, now_s: float) -> None:
-        """A request ended: count it, learn its length, free its reservation."""
-        self.tracker.note(outcome, now_s)
+        """A request ended: count it, learn its length, free its reservation. Or its first token is told."""
         self.calibration.note(outcome, self.tiers)
+        if outcome.is_first_token:
+            return  # it goes on
+        self.tracker.note(outcome, now_s)
         self.programs.on_outcome(outcome, now_s)
         told = None if outcome.scope == Scope.REQUEST else self.lengths.learn(outcome)
         if note_drift(self.tracker.drift, outcome, told, self.allocation.history, now_s):

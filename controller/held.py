@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from controller.chances import is_likely, plan_chances
 from controller.mirror.locations import RequestLocations
 from controller.mirror.prefix_affinity import NOTHING_CACHED
 from controller.mirror.replica_model import VirtualReplica
@@ -167,9 +168,10 @@ class HeldRequests:
         if is_late_beside(engine, table, ~movable, rows[0], start_s):
             return []
         plan = plan_admission(engine, table, rows, start_s, options)
-        if not plan.accepted[0]:
+        chances = plan_chances(slots.fleet_state, slot, rows, plan, now_s)
+        if not plan.accepted[0] or not is_likely(rows, plan, chances):
             return []
-        note_plan(p, plan, 0, slot)
+        note_plan(p, plan, 0, slot, chances)
         p.is_checked = True
         gone = table["id"][plan.displaced].tolist()
         held = [self.pending.pop(uid) for uid in gone if uid in self.pending]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from controller.chances import is_likely, plan_chances
 from controller.disaggregation.phases import Phase
 from controller.mirror.prefix_affinity import NOTHING_CACHED
 from controller.mirror.replica_model import VirtualReplica
@@ -70,6 +71,7 @@ class Pending:
     begin_s: float = -np.inf  # predicted start of its first iteration
     first_s: float = np.inf  # predicted time of the first token, and seconds per token after it
     tpot_s: float = np.inf
+    chance: float = 1.0  # that the first token comes in time
     margin_s: float = 0.0  # by how much earlier than asked it is planned
     phase: Phase | None = None  # the part of it that is asked about, in a disaggregated fleet
     scores_as_best_effort: np.ndarray | None = None  # where room kept for others takes slots off it while promised
@@ -170,13 +172,12 @@ def place_admitted(slots: ReplicaSlots, asking: Sequence[Pending], now_s: float,
     if not asking:
         return
     rows, placements = to_table([p.row for p in asking]), np.zeros(len(asking), dtype=PLACEMENT)
-    scores, cached = _all_scores(slots, asking, now_s), _all_cached(slots, asking)
-    order = CandidateOrder(scores, asking[0].rule, max_hops, cached, slots.lag_s > 0.0)
+    scores, is_any_open = _all_scores(slots, asking, now_s), slots.is_any_open
+    order = CandidateOrder(scores, asking[0].rule, max_hops, _all_cached(slots, asking), slots.lag_s > 0.0)
     place(slots.fleet_state, rows, now_s, order, placements)
-    is_any_open = slots.is_any_open
     for p, (slot, reason, hops, *predicted) in zip(asking, placements.tolist(), strict=True):
         p.slot, p.is_checked, p.hops = slot, True, max(0, hops - 1)
-        p.begin_s, p.first_s, p.tpot_s = predicted
+        p.begin_s, p.first_s, p.tpot_s, p.chance = predicted
         if is_any_open:
             p.reason = REASONS[reason].value
 
@@ -254,21 +255,18 @@ def _choose_set(fleet: PlacementFleet, slot: int, here: list[Pending], left: lis
     table, both = slots.rows(slot), [*here, *left]
     own = {int(p.row["id"]) for p in here}
     stays = np.array([uid not in own for uid in table["id"].tolist()], dtype=np.bool_)
-    rows, engine, start_s = (
-        joining_rows(slots, slot, both),
-        pessimistic_engine(slots, slot),
-        next_start_s(slots, slot, now_s),
-    )
+    rows, engine = joining_rows(slots, slot, both), pessimistic_engine(slots, slot)
+    start_s = next_start_s(slots, slot, now_s)
     if all(is_late_beside(engine, table, stays, row, start_s) for row in rows[len(here) :]):
         return
     promised, options = table[stays], AdmissionOptions(searches=fleet.options.searches)
     plan = plan_admission(engine, promised, rows, start_s, options)
-    worth = float(rows["value"][plan.accepted].sum())
-    if worth <= sum(float(p.row["value"]) for p in here) + TOLERANCE_S:
+    worth, chances = float(rows["value"][plan.accepted].sum()), plan_chances(slots.fleet_state, slot, rows, plan, now_s)
+    if worth <= sum(float(p.row["value"]) for p in here) + TOLERANCE_S or not is_likely(rows, plan, chances):
         return
     slots.put(slot, np.concatenate([promised, rows[plan.accepted]]))
     for k, p in enumerate(both):
-        note_plan(p, plan, k, slot)
+        note_plan(p, plan, k, slot, chances)
 
 
 def joining_rows(slots: ReplicaSlots, slot: int, asking: Sequence[Pending]) -> np.ndarray:
@@ -278,9 +276,9 @@ def joining_rows(slots: ReplicaSlots, slot: int, asking: Sequence[Pending]) -> n
     return rows
 
 
-def note_plan(p: Pending, plan: AdmissionPlan, k: int, slot: int) -> None:
-    """What a plan for this slot says of the request, its ``k``-th new one."""
-    p.slot, p.reason = (slot if plan.accepted[k] else NOWHERE), plan.reasons[k].value
+def note_plan(p: Pending, plan: AdmissionPlan, k: int, slot: int, chances: np.ndarray) -> None:
+    """What a plan for this slot says of the request, its ``k``-th new one; ``chances`` as of ``plan_chances``."""
+    p.slot, p.reason, p.chance = (slot if plan.accepted[k] else NOWHERE), plan.reasons[k].value, float(chances[k])
     p.begin_s, p.tpot_s = float(plan.begin_s[k]), float(plan.predicted_tpot_s[k])
     p.first_s = float(plan.predicted_ttft_s[k] + p.row["arrival_s"])
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import Any
 
-from protocol.messages import Start
+from protocol.starts import Start
 
 FORGOTTEN_S = 5.0  # without a word a start has failed, or become a replica
 

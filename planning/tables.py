@@ -37,6 +37,7 @@ REQUEST = np.dtype(
         ("tenant_served", "f8"),
         ("program_served", "f8"),
         ("joined_s", "f8"),  # when it came to this engine, on the caller's clock; 0: long ago
+        ("least_chance", "f8"),  # of its first token in time, that a promise asks for (``planning.forecast.chance``)
     ]
 )
 # Decodes of about the same pace, as one: the tightest TPOT among them, the mean of their KV tokens.

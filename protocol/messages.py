@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from protocol.prefixes import PrefixNews
-from protocol.programs import Program, StageGiven
+from protocol.programs import RELEASED, Program, StageGiven
 
 INF = float("inf")
 LIVE_STRETCH = 8.0  # live engines' ``best_effort_stretch``; with a smaller one best effort is half as fast
@@ -115,6 +115,7 @@ class Decision(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ttft_s: float = INF  # that it is decided by: as asked, or what a slowdown amounts to for its prompt
     margin_s: float = 0.0  # by how much earlier than asked its tier's requests are planned
     is_promoted: bool = False  # ``replica`` is one of a tighter tier (PolyServe's lazy promotion)
+    chance: float = 1.0  # that its first token comes in time, as far as that depends on how iterations stray
 
     @property
     def keeps_objective(self) -> bool:
@@ -199,15 +200,6 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     lead_share: float = 0.0
 
 
-class Start(msgspec.Struct, frozen=True, array_like=True):
-    """What a replica tells about every second until its engine serves."""
-
-    replica: str
-    phase: str  # "profile" while it finds or measures one, "engine" while that loads
-    seconds: float  # since its birth
-    downloaded_bytes: int  # of the model, in the node's cache of Hugging Face; 0 where there is none
-
-
 class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How a request ended, measured at the ingress; refused and broken ones included."""
 
@@ -228,6 +220,13 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tenant: str = ""  # as in ``AdmissionRequest``
     was_promised: bool = False  # its objective, whatever the last decision says
     has_moved: bool = False  # a replica lost it on its way
+    first_token_met: bool | None = None  # whether it was on time; None: not told while the request ran
+    chance: float = 1.0  # as in ``Decision``
+
+    @property
+    def is_first_token(self) -> bool:
+        """Whether this tells of a first token, ahead of the end: what else it says is of no account."""
+        return self.finish == RELEASED and self.first_token_met is not None
 
     @property
     def is_promised(self) -> bool:
@@ -236,8 +235,8 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def tests_prediction(self) -> bool:
-        """Whether what came can be compared with what was predicted: served to its end as and where promised."""
-        is_served = self.finish in FINISHED and self.verdict == Verdict.ADMITTED
+        """Whether what came can be compared with what was predicted: served as and where promised."""
+        is_served = (self.finish in FINISHED or self.is_first_token) and self.verdict == Verdict.ADMITTED
         return is_served and self.predicted_ttft_s < INF and not self.has_moved
 
 

@@ -11,9 +11,10 @@ from typing import Any
 import msgspec
 import ray
 
-from protocol.messages import Report, Start
+from protocol.messages import Report
 from protocol.report_answers import POSITIONS_READ, TELL_ALL, next_shard, pause_s, shards
 from protocol.shards import LEADER, shard_name
+from protocol.starts import Start
 from replicas.report_link import ReportLink
 
 LEAST_PAUSE_S = 0.01  # whatever a controller asks for

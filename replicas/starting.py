@@ -4,7 +4,7 @@ import os
 import time
 from pathlib import Path
 
-from protocol.messages import Start
+from protocol.starts import Start
 from replicas.config import ReplicaConfig
 
 

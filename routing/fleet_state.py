@@ -32,6 +32,9 @@ REPLICA_STATE = np.dtype(
         ("count", "i4"),  # rows of its table in use
         ("free_at_s", "f8"),  # end of the iterations in flight; its rows are as they will be then
         ("ahead_s", "f8"),  # how long before that the next iteration is formed (``planning.forecast.rollout``)
+        ("formed", "i4"),  # iterations that it has formed by then, since the beginning of one was told
+        ("flight_s", "f8"),  # how long the last of them takes; 0: idle
+        ("error", "f8"),  # of its predictions of an iteration, in the mean, relative
         # Sums over its rows, kept by ``recompute_load``.
         ("token_rate", "f8"),  # decode tokens per second that its SLO requests are due, earned slack spread out
         ("rest_rate", "f8"),  # seconds per second of their KV reads and per-sequence overhead
@@ -224,9 +227,12 @@ def advance_replica(fleet: FleetState, r: int, now_s: float, departs: bool = Fal
     """
     replica = fleet.replicas[r]
     table = fleet.tables[r, : replica["count"]]
-    replica["free_at_s"], replica["ahead_s"] = advance(
+    free_at_s, ahead_s, formed, last_s = advance(
         EngineModel(fleet.coefs[r], fleet.limits[r]), table, replica["free_at_s"], replica["ahead_s"], now_s, departs
     )
+    if free_at_s > replica["free_at_s"]:
+        replica["flight_s"], replica["formed"] = last_s, replica["formed"] + formed if last_s > 0.0 else 0
+    replica["free_at_s"], replica["ahead_s"] = free_at_s, ahead_s
     if departs:
         compact(fleet, r)
     recompute_load(fleet, r)

@@ -18,6 +18,7 @@ from planning.limits import make_limits
 from planning.order import numbers, order_of
 from planning.tables import REQUEST, ROW_TYPE, TABLE_TYPE
 from profiles.compiled_once import compiled_once
+from routing.chance import first_token_chance
 from routing.fleet_state import (
     FLEET_TYPE,
     RESERVED,
@@ -63,6 +64,7 @@ PLACEMENT = np.dtype(
         ("begin_s", "f8"),  # predicted start of the first iteration that computes some of it
         ("first_s", "f8"),  # predicted time of the first token
         ("tpot_s", "f8"),
+        ("chance", "f8"),  # that the first token comes in time
     ]
 )
 
@@ -170,7 +172,17 @@ def _forecast_replica(fleet: FleetState, r: int, row: np.void, now_s: float) -> 
         mark_late(engine, table, start_s, forecast)
     forecast[count]["unattainable"] = False
     worst_s, peak_tokens = forecast_requests(engine, table, start_s, -TOLERANCE_S, forecast)
-    return why_unattainable(row, forecast[count], worst_s, peak_tokens, engine.limits)
+    reason = why_unattainable(row, forecast[count], worst_s, peak_tokens, engine.limits)
+    if reason == ADMITTED and _chance(fleet, r, row, now_s) < row["least_chance"]:
+        reason = TTFT
+    return reason
+
+
+@njit(cache=True)
+def _chance(fleet: FleetState, r: int, row: np.void, now_s: float) -> float:
+    """That the first token of a request, which was forecast for replica ``r``, comes in time."""
+    first_s = fleet.forecasts[r, fleet.replicas[r]["count"]]["first_s"]
+    return first_token_chance(fleet.replicas[r], fleet.limits[r], row, first_s, now_s)
 
 
 @njit(cache=True, inline="always")
@@ -219,7 +231,7 @@ def _place_one(
     is_tried = np.zeros(len(fleet.replicas), dtype=np.bool_)
     if len(refused):
         _skip_dominated(fleet, row, order, refused, is_tried)
-    placement["replica"], placement["hops"], r = NOWHERE, 0, NOWHERE
+    placement["replica"], placement["hops"], placement["chance"], r = NOWHERE, 0, 1.0, NOWHERE
     placement["begin_s"], placement["first_s"], placement["tpot_s"] = math.inf, math.inf, math.inf
     while placement["hops"] < order.max_hops:
         r, reject_reason = _next_candidate(fleet, row, now_s, order, is_tried, r)
@@ -237,6 +249,7 @@ def _place_one(
             row_forecast = fleet.forecasts[r, fleet.replicas[r]["count"]]
             placement["replica"], placement["begin_s"] = r, row_forecast["begin_s"]
             placement["first_s"], placement["tpot_s"] = row_forecast["first_s"], row_forecast["tpot_s"]
+            placement["chance"] = _chance(fleet, r, row, now_s)
             add_request(fleet, r, row)
             return
         if len(refused):

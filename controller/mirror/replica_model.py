@@ -116,6 +116,7 @@ class VirtualReplica:
             self._keep_margins(rows, calibration.margins_s(rows, tiers), now_s)
         self.state["free_at_s"] = now_s - min(report.iteration_age_s, LONGEST_S)
         self.state["ahead_s"] = formed_ahead_s(self.limits, self._last_s) if report.iteration_age_s else 0.0
+        self.state["formed"], self.state["flight_s"] = 0, 0.0
         ended = [request_uid(request_id) for request_id, _ in report.finished]
         return self._replace_rows(rows, ended, now_s)._replace(is_whole=knows_prefixes)
 
@@ -197,7 +198,7 @@ class VirtualReplica:
         error = min(float(self._correction[ERROR]), MOST_CAUTION)
         self.slots.fleet_state.coefs[self.slot] = coefficients
         self.slots.fleet_state.pessimistic_coefs[self.slot] = coefficients * (1.0 + error)
-        self.limits["slack_margin"] = behind
+        self.limits["slack_margin"], self.state["error"] = behind, error
 
     def remap_tiers(self, tier_remap: np.ndarray) -> None:
         """Requests have their tiers in another table (``TierTable.tier_remap``); the replica is to tell them anew."""

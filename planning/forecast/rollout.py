@@ -3,7 +3,7 @@
 import math
 
 import numpy as np
-from numba import boolean, float64, from_dtype, njit, types
+from numba import boolean, float64, from_dtype, int64, njit, types
 
 from planning.batch.classes import (
     BEST_EFFORT_DECODE,
@@ -97,36 +97,40 @@ def _next_to_join(table: RequestTable, formed_s: float) -> int:
     return len(table)
 
 
-@compiled_once(types.UniTuple(float64, 2)(ENGINE_TYPE, TABLE_TYPE, float64, float64, float64, boolean))
+@compiled_once(
+    types.Tuple((float64, float64, int64, float64))(ENGINE_TYPE, TABLE_TYPE, float64, float64, float64, boolean)
+)
 def advance(
     engine: EngineModel, table: RequestTable, free_at_s: float, ahead_s: float, until_s: float, departs: bool
-) -> tuple[float, float]:
+) -> tuple[float, float, int, float]:
     """Run on ``table`` (in place) each iteration that is formed before ``until_s``, of those who had come by then.
 
     Returns when the engine is free after the last of them, and how long before that the next one is formed: its batch
-    is fixed then (``planning.lead``). It is 0 where ``steps_in_flight`` is 1.
+    is fixed then (``planning.lead``). It is 0 where ``steps_in_flight`` is 1. Also how many they are, and how long the
+    last one takes; 0 after an idle engine.
     ``free_at_s`` and ``ahead_s`` are both as of now. The table is left as it will be when the engine is free. An idle
     engine is free at ``until_s``.
     """
     limits = engine.limits
-    tokens = np.zeros(len(table), dtype=np.int32)
+    tokens, formed, last_s = np.zeros(len(table), dtype=np.int32), 0, 0.0
     while free_at_s - ahead_s < until_s:
         count = _next_to_join(table, free_at_s - ahead_s)
         rows, next_s = table[:count], until_s if count == len(table) else min(until_s, table[count]["joined_s"])
         if not departs:
-            steady_until_s, steady_ahead_s = run_steady(engine, rows, free_at_s, ahead_s, next_s)
-            if steady_until_s > free_at_s:
-                free_at_s, ahead_s = steady_until_s, steady_ahead_s
+            free_at_s, ahead_s, steps, steady_s = run_steady(engine, rows, free_at_s, ahead_s, next_s)
+            if steps > 0:
+                formed, last_s = formed + steps, steady_s
                 continue
         seconds, _composition = form_batch(engine, rows, free_at_s, tokens[:count])
         if seconds <= 0.0:
-            free_at_s, ahead_s = max(free_at_s, next_s), 0.0
+            free_at_s, ahead_s, last_s = max(free_at_s, next_s), 0.0, 0.0
             continue
         free_at_s, ahead_s = free_at_s + seconds, formed_ahead_s(limits, seconds)
+        formed, last_s = formed + 1, seconds
         for i in range(count):
             if tokens[i] != 0:
                 run_tokens(rows[i], tokens[i], limits["acceptance"], departs)
-    return free_at_s, ahead_s
+    return free_at_s, ahead_s, formed, last_s
 
 
 @njit(cache=True)

@@ -59,19 +59,20 @@ def _measure(engine: EngineModel, table: RequestTable, now_s: float, found: np.n
 @njit(cache=True)
 def run_steady(
     engine: EngineModel, table: RequestTable, free_at_s: float, ahead_s: float, until_s: float
-) -> tuple[float, float]:
+) -> tuple[float, float, int, float]:
     """Run on ``table`` (in place) the iterations from ``free_at_s`` that are steady and formed before ``until_s``, the
-    first of them ``ahead_s`` before it begins; returns both as of after the last one."""
-    found = np.empty(7)
+    first of them ``ahead_s`` before it begins; returns both as of after the last one, how many they are, and how long
+    the last one takes."""
+    found, steps, last_s = np.empty(7), 0, 0.0
     if not _measure(engine, table, free_at_s, found):
-        return free_at_s, ahead_s
-    decodes, steps = found[DECODES], 0
+        return free_at_s, ahead_s, steps, last_s
+    decodes = found[DECODES]
     while free_at_s - ahead_s < until_s and steps < found[MOST_STEPS]:
         seconds = iteration_s(engine.coef, decodes, found[KV_TOKENS], 0.0, decodes, 0.0)
         least_s = min(found[RATE_S], found[LINE_S], found[PACE_S], engine.limits["max_iteration_s"])
         if seconds <= 0.0 or seconds * SAFETY > least_s:
             break
-        free_at_s += seconds
+        free_at_s, last_s = free_at_s + seconds, seconds
         ahead_s = formed_ahead_s(engine.limits, seconds)
         found[KV_TOKENS] += decodes
         found[LINE_S] += found[LINE_TPOT_S] - seconds if found[LINE_S] < math.inf else 0.0
@@ -82,4 +83,4 @@ def run_steady(
             row["emitted_tokens"] += steps
             row["computed_tokens"] += steps
             row["output_tokens"] = max(row["output_tokens"], row["emitted_tokens"] + 1)
-    return free_at_s, ahead_s
+    return free_at_s, ahead_s, steps, last_s

@@ -19,6 +19,7 @@ from serving.dispatch.background import BackgroundCalls, Tasks
 from serving.dispatch.deciding import Decider
 from serving.dispatch.delivery_pace import DeliveryPace
 from serving.dispatch.engine_request import EngineRequest, Timeouts, Transport
+from serving.dispatch.first_tokens import tell_first_tokens
 from serving.dispatch.quarantine import Quarantine
 from serving.dispatch.registry import RequestRegistry
 from serving.dispatch.replica_channels import ReplicaChannels
@@ -57,6 +58,7 @@ class Dispatcher:
         self._tasks.keep(lambda: self._channels.watch(self._busy))
         self._tasks.keep(self._hear_recalls)
         self._tasks.keep(self._reach_controller)
+        self._tasks.keep(lambda: tell_first_tokens(self.requests, self._background.ended))
 
     @property
     def requests(self) -> dict[str, EngineRequest]:
@@ -77,10 +79,7 @@ class Dispatcher:
         is not complete.
         """
         prepare(request, kept, had)
-        if kept.finish:
-            self.registry.add(request)
-        else:
-            self.submit(request)
+        (self.registry.add if kept.finish else self.submit)(request)
         self.registry.tell([Delta(request.request_id, kept.tokens, kept.finish, kept.stop_reason)])
         if kept.finish:
             self.registry.end(request, kept.finish)

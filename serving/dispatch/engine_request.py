@@ -217,6 +217,8 @@ def outcome(request: "EngineRequest", finish: str, scope: Scope) -> Outcome:
         request_state.tenant,
         sequence.is_promised,
         sequence.resumed > 0,
+        sequence.first_token_met,
+        decision.chance if decision else 1.0,
     )
 
 

@@ -46,7 +46,7 @@ class ShardBook:
         for outcome in outcomes:
             by_shard.setdefault(self.shard_of(outcome), []).append(outcome)
         for outcome in outcomes:
-            if outcome.scope != Scope.REQUEST:
+            if outcome.scope != Scope.REQUEST and not outcome.is_first_token:
                 self.forget(outcome.request_id)
         return by_shard
 

@@ -33,6 +33,7 @@ class Sequence:
     finish: str = ""  # "", then one of ``FINISHED``, "abort", "refused" or "error"
     resumed: int = 0
     late: bool = False  # an engine could no longer serve it on time
+    first_token_met: bool | None = None  # what the controller was told of it while it ran; None: nothing
     was_promised: bool = False  # by an earlier decision, which stands: its client knows it, or a replica broke it
 
     @property

@@ -16,12 +16,13 @@ from controller.pacing import ReportPacer
 from controller.scaling.tiers import Tier, TierTable
 from planning.tables import to_best_effort
 from profiles.profile import Profile
-from protocol.messages import AdmissionRequest, Decision, Outcome, Progress, Report, Slo, Step, Traits, Verdict
+from protocol.messages import AdmissionRequest, Decision, Progress, Report, Slo, Step, Traits, Verdict
 from protocol.prefixes import EVERYTHING, PrefixNews, packed_marks
 from protocol.programs import Program
 from routing.prefix_index import hash_spacing
 from simulation.core.engine import STEPS
 from simulation.core.loop import Simulation
+from simulation.dispatchers.outcomes import Outcomes, tier_name
 
 LENGTH_BATCHES = 7  # of questions about lengths from one report to the next, about as live
 LONGEST_REPORT_S = 0.15  # between two reports of a live replica, unless its configuration says otherwise
@@ -79,7 +80,7 @@ class ControllerDispatcher:
         self._sequence, self._report_s = 0, 0.0
         self._again: list[tuple[float, int]] = []  # pending jobs and when they ask again
         self._finished: dict[int, list[tuple[str, int]]] = {}
-        self.predicted_ttft_s: dict[int, float] = {}  # TTFT of placed jobs
+        self.outcomes = Outcomes()
         self._seen_steps: dict[int, int] = {}  # by replica, told in reports
         self._told_blocks: dict[int, set[int]] = {}  # in prefix caches, as last told
         self._slos: dict[tuple[int, bool], Slo] = {}  # of placed jobs, with and without a promise
@@ -92,6 +93,8 @@ class ControllerDispatcher:
     def dispatch(self, simulation: Simulation, which: np.ndarray) -> None:
         if simulation.now_s >= self._report_s:
             self._report(simulation)
+        for told in self.outcomes.first_tokens(simulation):
+            self.fleet.on_outcome(told, simulation.now_s)
         which = np.concatenate([np.array(list(self._due(simulation.now_s)), dtype=np.int64), which])
         if len(which):
             asks = [self.ask(simulation, int(job)) for job in which]
@@ -118,25 +121,8 @@ class ControllerDispatcher:
 
     def on_ended(self, simulation: Simulation, which: np.ndarray) -> None:
         self.note_finished(simulation, which)
-        for job, request in zip(which, self.requests(simulation, which).tolist(), strict=True):
-            record, asked = simulation.records[job], simulation.jobs[request]
-            gaps = max(1, int(record["emitted_tokens"]) - 1)
-            outcome = Outcome(
-                str(request),
-                self._tier_name(asked),
-                self._tier_name(asked),
-                "stop",
-                not record["missed"],
-                ttft_s=float(record["first_s"] - asked["arrival_s"]),
-                tpot_s=float(record["last_s"] - record["first_s"]) / gaps,
-                e2e_s=float(record["last_s"] - asked["arrival_s"]),
-                predicted_ttft_s=self.predicted_ttft_s.get(request, math.inf),
-                predicted_tpot_s=math.inf,
-                output_tokens=int(record["emitted_tokens"]),
-                verdict=Verdict.ADMITTED if record["promised"] else Verdict.BEST_EFFORT,
-                output_cap_tokens=int(asked["cap_tokens"]),
-            )
-            self.fleet.on_outcome(outcome, simulation.now_s)
+        for job, request in zip(which.tolist(), self.requests(simulation, which).tolist(), strict=True):
+            self.fleet.on_outcome(self.outcomes.of(simulation, job, request), simulation.now_s)
 
     def requests(self, simulation: Simulation, jobs: np.ndarray) -> np.ndarray:
         """The requests that jobs are of, by their first jobs."""
@@ -171,14 +157,11 @@ class ControllerDispatcher:
         spacing = hash_spacing(prompt_tokens, block_tokens) // block_tokens
         return tuple(own[spacing - 1 :: spacing].tolist())
 
-    def _tier_name(self, asked: np.void) -> str:
-        return f"tier {asked['tier']}"
-
     def _slo(self, asked: np.void, is_best_effort: bool) -> Slo:
         """What a job is promised; without a promise it is of the same tier still."""
         if is_best_effort:
-            return Slo(tier=self._tier_name(asked), best_effort=True)
-        slo = Slo(float(asked["ttft_s"]), float(asked["tpot_s"]), float(asked["e2e_s"]), self._tier_name(asked))
+            return Slo(tier=tier_name(asked), best_effort=True)
+        slo = Slo(float(asked["ttft_s"]), float(asked["tpot_s"]), float(asked["e2e_s"]), tier_name(asked))
         if asked["ttft_slowdown"] and slo.ttft_s == math.inf:
             return msgspec.structs.replace(slo, ttft_slowdown=float(asked["ttft_slowdown"]))
         return slo
@@ -190,7 +173,8 @@ class ControllerDispatcher:
             heapq.heappush(self._again, (simulation.now_s + decision.retry_after_s, job))
             return
         self.decisions.append(decision)
-        self.predicted_ttft_s[job] = decision.predicted_ttft_s
+        if not simulation.jobs[job]["prefilled"]:
+            self.outcomes.decided(job, decision)
         if decision.stage is not None:
             self._due_s[job] = decision.stage.e2e_s
             told = self.programs[job]

@@ -21,7 +21,8 @@ from controller.scaling.signals import Actions, ScalingOptions, Serve
 from controller.scaling.tiers import Tier, TierTable
 from controller.serve_scaler import ScalingError, ServeScaler
 from profiles.store import load_profile
-from protocol.messages import Admission, AdmissionRequest, Report, Slo, Start, Verdict, request_uid
+from protocol.messages import Admission, AdmissionRequest, Report, Slo, Verdict, request_uid
+from protocol.starts import Start
 
 ROOT = Path(__file__).parents[3]
 H200 = "h200_sxm__llama-3.1-8b"

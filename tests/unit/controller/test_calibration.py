@@ -1,4 +1,4 @@
-"""Margins of tiers: they follow broken promises until as many are kept as the tiers say."""
+"""Margins of tiers, and chances that they ask for: they follow broken promises until as many are kept as tiers say."""
 
 import msgspec
 import numpy as np
@@ -12,6 +12,7 @@ from controller.scaling.tiers import Tier, TierTable
 from controller.status import fleet_status
 from profiles.store import load_profile
 from protocol.messages import Progress, Scope, Slo, Verdict
+from protocol.programs import RELEASED
 from tests.support.fleet_cases import FLEX, TIERS, TIGHT, ask, ended, report
 
 
@@ -41,6 +42,65 @@ def test_no_promise_moves_a_margin_far_and_it_stays_within_its_bounds() -> None:
     for _ in range(100):
         calibration.note(outcome(False), TIERS)
     assert calibration.margins["tight"] == MOST
+
+
+CHANCES = np.random.default_rng(1).beta(4.0, 0.6, 4000)  # of promises that could be made: 0.87 in the mean
+
+
+@pytest.mark.parametrize("confidence", [0.8, 0.95])
+def test_right_chances_alone_keep_as_many_promises_as_the_tier_says(confidence: float) -> None:
+    """Only what is asked for may be promised; the margin has nothing to add."""
+    tiers = TierTable.of(1, [Tier("tight", 0.3, 0.03, confidence=confidence)])
+    random, calibration, kept, margins = np.random.default_rng(0), Calibration(), [], []
+    for chance in CHANCES:
+        if chance >= calibration.least_chance(0, tiers):
+            kept.append(random.random() < chance)
+            calibration.note(outcome(kept[-1], chance=chance), tiers)
+            margins.append(calibration.margins["tight"])
+    assert np.mean(kept) >= confidence - 0.01
+    assert len(kept) > 0.5 * len(CHANCES)
+    assert np.mean(margins) < 2 * RATE
+
+
+def test_never_is_a_surer_promise_asked_for_than_the_tier_is_and_best_effort_asks_nothing() -> None:
+    calibration, confidence = Calibration(), TIERS.tiers[0].confidence
+    first = calibration.least_chance(0, TIERS)
+    assert 0.0 < first < confidence
+    for _ in range(100):
+        calibration.note(outcome(False), TIERS)
+    assert calibration.least_chance(0, TIERS) == confidence
+    for _ in range(2000):
+        calibration.note(outcome(True), TIERS)
+    assert calibration.least_chance(0, TIERS) == 0.0
+    row = admission_row(ask(FLEX), TIERS.of_request(FLEX), Fleet(FleetOptions(), TIERS, load_profile).lengths, 5.0)
+    Calibration().plan_early(row, TIERS)
+    assert row["least_chance"] == 0.0
+    assert Calibration().least_chance(-1, TIERS) == 0.0
+
+
+def test_a_promise_known_to_be_doubtful_moves_no_margin_when_it_breaks_as_often_as_that() -> None:
+    calibration = Calibration()
+    for k in range(40):
+        calibration.note(outcome(k % 2 == 1, chance=0.5), TIERS)
+    assert calibration.margins["tight"] <= RATE
+
+
+@pytest.mark.parametrize(("first", "whole"), [(True, True), (True, False), (False, False)])
+def test_a_first_token_that_is_told_counts_at_once_and_the_end_only_corrects_it(first: bool, whole: bool) -> None:
+    early, late = Calibration({"tight": 0.2}), Calibration({"tight": 0.2})
+    early.note(outcome(first, finish=RELEASED, scope=Scope.SEQUENCE, first_token_met=first), TIERS)
+    assert early.margins["tight"] == pytest.approx(0.2 + RATE * ((not first) - 0.05))
+    early.note(outcome(whole, first_token_met=first), TIERS)
+    late.note(outcome(whole), TIERS)
+    assert early.margins["tight"] == pytest.approx(late.margins["tight"])
+    assert early.chances["tight"] == pytest.approx(late.chances["tight"])
+
+
+def test_a_fleet_that_hears_of_a_first_token_learns_from_it_and_counts_nothing() -> None:
+    state = Fleet(FleetOptions(), TIERS, load_profile)
+    state.on_outcome(outcome(False, finish=RELEASED, scope=Scope.SEQUENCE, first_token_met=False), 0.1)
+    assert state.calibration.margins["tight"] > 0.0
+    assert not state.tracker.total
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Replicas that start are shown until they report or fall silent."""
 
 from controller.starts import FORGOTTEN_S, Starts
-from protocol.messages import Start
+from protocol.starts import Start
 
 
 def test_a_start_is_shown_until_its_replica_serves_or_falls_silent() -> None:

@@ -31,7 +31,7 @@ EARLIER = {
     "messages.Decision": (
         "request_id verdict replica tier reason predicted_ttft_s? predicted_tpot_s? hops? retry_after_s? "
         "output_tokens? prefill_only? transfer_s? output_bound_tokens? stage? value? ttft_s? margin_s? "
-        "is_promoted?"
+        "is_promoted? chance?"
     ),
     "messages.Progress": (
         "request_id slo age_s prompt_tokens computed_tokens emitted_tokens output_tokens "
@@ -48,11 +48,10 @@ EARLIER = {
         "age_s? drafts? acceptance? prefixes? aging_s? newcomer_share? steps_in_flight? "
         "lead_s? lead_share?"
     ),
-    "messages.Start": "replica phase seconds downloaded_bytes",
     "messages.Outcome": (
         "request_id tier_asked tier_served finish met ttft_s tpot_s e2e_s predicted_ttft_s "
         "predicted_tpot_s output_tokens verdict scope? output_cap_tokens? tenant? was_promised? "
-        "has_moved?"
+        "has_moved? first_token_met? chance?"
     ),
     "messages.Submission": (
         "request_id prompt_tokens emitted_tokens max_tokens slo age_s output_tokens prompt_digest "
@@ -65,6 +64,7 @@ EARLIER = {
     "prefixes.PrefixNews": "since stored? removed?",
     "programs.Program": ("id deadline_s? stage? parents? app? tools? model? is_last? is_session? age_s? is_promised?"),
     "programs.StageGiven": "stage e2e_s left_s stages similarity is_promised",
+    "starts.Start": "replica phase seconds downloaded_bytes",
     "shards.ShardReport": "shard replicas",
     "shards.Part": "replicas running deployed unplaced moves?",
     "shards.ShardOrders": "place parts give? size?",

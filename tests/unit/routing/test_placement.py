@@ -156,7 +156,7 @@ def test_the_cached_sums_are_what_a_fresh_count_gives(seed: int) -> None:
 def test_the_fleet_advances_as_each_replica_would_alone() -> None:
     fleet = fleet_of([5, 9])
     alone = fleet.tables[1, :9].copy()
-    free_at_s, _ = advance(EngineModel(fleet.coefs[1], LIMITS), alone, 0.0, 0.0, 0.3, True)
+    free_at_s, *_ = advance(EngineModel(fleet.coefs[1], LIMITS), alone, 0.0, 0.0, 0.3, True)
     advance_fleet(fleet, 0.3, True)
     left = alone[alone["running"]]
     assert fleet.replicas[1]["free_at_s"] == free_at_s

@@ -65,17 +65,17 @@ def test_drafts_gain_their_expectation_without_drift(gain: float) -> None:
 
 def test_the_mirror_stops_at_the_end_of_the_iteration_in_flight() -> None:
     table = one(prompt=1000, output=50, cap=50)
-    free_at_s, _ = advance(EngineModel(COEF, LIMITS), table, 0.0, 0.0, 0.0005, False)
+    free_at_s, *_ = advance(EngineModel(COEF, LIMITS), table, 0.0, 0.0, 0.0005, False)
     assert free_at_s == pytest.approx(0.011)  # 1000 tokens, under way at 0.5 ms
     assert table["emitted_tokens"][0] == 1
-    assert advance(EngineModel(COEF, LIMITS), table, 0.011, 0.0, 0.011, False) == (0.011, 0.0)
-    free_at_s, _ = advance(EngineModel(COEF, LIMITS), table, 0.011, 0.0, 0.0125, False)
+    assert advance(EngineModel(COEF, LIMITS), table, 0.011, 0.0, 0.011, False)[:2] == (0.011, 0.0)
+    free_at_s, *_ = advance(EngineModel(COEF, LIMITS), table, 0.011, 0.0, 0.0125, False)
     assert free_at_s == pytest.approx(0.011 + 2 * 1.01e-3)
     assert table["emitted_tokens"][0] == 3
 
 
 def test_an_idle_mirror_is_free_at_once() -> None:
-    assert advance(EngineModel(COEF, LIMITS), request_table(0), 3.0, 0.0, 7.0, False) == (7.0, 0.0)
+    assert advance(EngineModel(COEF, LIMITS), request_table(0), 3.0, 0.0, 7.0, False) == (7.0, 0.0, 0, 0.0)
 
 
 def test_the_outlook_of_a_lone_request() -> None:
@@ -107,11 +107,11 @@ def test_who_comes_later_is_no_part_of_iterations_formed_ahead(steps_in_flight: 
     ahead = make_limits(10_000, max_iteration_s=0.2, steps_in_flight=steps_in_flight)
     engine, table = EngineModel(COEF, ahead), np.concatenate([one(1000, 50, 50), one()])
     table["joined_s"] = [0.0, 0.005]  # during the first iteration, of 11 ms
-    found_s, ahead_s = advance(engine, table, 0.0, 0.0, 0.006, False)
+    found_s, ahead_s, *_ = advance(engine, table, 0.0, 0.0, 0.006, False)
     assert found_s == pytest.approx(free_at_s)
     assert found_s - ahead_s == pytest.approx(0.011)  # when the next one is formed
     assert not table["running"][1]
-    later_s, _ = advance(engine, table, found_s, ahead_s, 0.0111, False)
+    later_s, *_ = advance(engine, table, found_s, ahead_s, 0.0111, False)
     assert later_s > found_s
     assert table["emitted_tokens"][1] == 1
 
@@ -125,7 +125,7 @@ def test_who_comes_before_the_lead_is_part_of_the_next_one(lead_s: float, lead_s
     late = make_limits(10_000, max_iteration_s=0.2, steps_in_flight=2, lead_s=lead_s, lead_share=lead_share)
     engine, table = EngineModel(COEF, late), np.concatenate([one(1000, 50, 50), one()])
     table["joined_s"] = [0.0, 0.006]
-    found_s, ahead_s = advance(engine, table, 0.0, 0.0, 0.001, False)
+    found_s, ahead_s, *_ = advance(engine, table, 0.0, 0.0, 0.001, False)
     assert (found_s, ahead_s) == pytest.approx((0.011, lead_s + lead_share * 0.011))
     advance(engine, table, found_s, ahead_s, found_s - ahead_s + 1e-5, False)
     assert table["running"][1] == is_part
@@ -134,6 +134,6 @@ def test_who_comes_before_the_lead_is_part_of_the_next_one(lead_s: float, lead_s
 def test_an_idle_engine_begins_with_who_comes_first() -> None:
     engine, table = EngineModel(COEF, LIMITS), one()
     table["joined_s"] = 0.5
-    free_at_s, _ = advance(engine, table, 0.0, 0.0, 0.5001, False)
+    free_at_s, *_ = advance(engine, table, 0.0, 0.0, 0.5001, False)
     assert free_at_s == pytest.approx(0.5 + 1e-3 + 99e-5)
     assert table["emitted_tokens"][0] == 1

@@ -29,7 +29,7 @@ def test_what_is_steady_runs_as_formed(seed: int) -> None:
     table = draw_requests(rng, int(rng.integers(1, 12)), 1)
     start_decoding(rng, table)
     by_rule = table.copy()
-    end_s, _ = run_steady(case.engine, table, 0.0, 0.0, UNTIL_S)
+    end_s, *_ = run_steady(case.engine, table, 0.0, 0.0, UNTIL_S)
     assert formed(case, by_rule, end_s) == end_s
     assert np.array_equal(table, by_rule)
 

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from protocol.messages import Decision, Outcome, Scope, Verdict
+from protocol.programs import RELEASED
 from serving.dispatch import shard_book
 from serving.dispatch.engine_request import released
 from serving.dispatch.shard_book import ShardBook
@@ -79,3 +80,11 @@ def test_a_name_with_a_huge_number_costs_nothing() -> None:
     book.note(1, decision("x"))
     book.forget("x~99999999999999")
     assert len(book) == 0
+
+
+def test_who_is_told_of_a_first_token_is_told_of_the_end_too() -> None:
+    book = ShardBook()
+    book.note(2, decision("x"))
+    first = msgspec.structs.replace(released(decision("x"), RELEASED), first_token_met=True)
+    assert names(book.sort([first])) == {2: ["x"]}
+    assert names(book.sort([ended("x")])) == {2: ["x"]}

@@ -18,7 +18,8 @@ from controller.fleet import Fleet
 from controller.scaling.allocation import AllocationOptions
 from controller.scaling.history import Change
 from controller.scaling.signals import ScalingOptions
-from protocol.messages import INF, Outcome, Start, Verdict
+from protocol.messages import INF, Outcome, Verdict
+from protocol.starts import Start
 from serving.dispatch.shard_status import merged_status
 from serving.ingress.dashboard_page import DASHBOARD, dashboard_page, policy_of
 from serving.ingress.replica_status import of_several

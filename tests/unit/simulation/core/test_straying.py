@@ -207,7 +207,7 @@ def test_forecasts_know_when_a_newcomer_begins(steps_in_flight: int, forms_late:
     system = FleetOf("live", admits=True, replicas=1, straying=straying, forms_late=forms_late)
     simulation = run(jobs_at([0.05 * k for k in range(200)], prompt=100, output=30), system)
     assert isinstance(simulation.dispatcher, ControllerDispatcher)
-    told_s = np.array([simulation.dispatcher.predicted_ttft_s[job] for job in range(200)])
+    told_s = np.array([simulation.dispatcher.outcomes.predicted_ttft_s[job] for job in range(200)])
     assert simulation.records["promised"].all()
     errors_s = np.sort(np.abs(iterations(simulation) - told_s))
     assert errors_s[-5] < 2e-3  # an iteration takes four times as long
