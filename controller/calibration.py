@@ -26,6 +26,7 @@ from protocol.messages import Outcome, Scope
 
 RATE = 0.05  # of the time that an objective allows, per broken promise
 MOST = 0.5  # of that time
+AIM = 0.8  # times as many promises as a tier allows to break are to: what is kept of some hundred varies by as much
 FIRST_CHANCE, CHANCE_RATE = 0.5, 0.1  # that are asked for at first, and more of it per broken promise
 
 
@@ -45,7 +46,7 @@ class Calibration:
         if (position := tiers.find(outcome.tier_asked)) is None:
             return
         tier, told = tiers.tiers[position], outcome.first_token_met
-        doubt = 1.0 - tier.confidence
+        doubt = AIM * (1.0 - tier.confidence)
         broken, expected, most = not outcome.met, doubt, max(doubt, 1.0 - outcome.chance)
         if outcome.is_first_token:
             broken = not told

@@ -208,11 +208,10 @@ class Fleet:
     def _to_pending(self, request: AdmissionRequest, now_s: float, phase: Phase | None = None) -> Pending:
         """The request as a row with its scores; its earlier place is freed, as of a resumed stream or a retry."""
         self.held.free(request_uid(request.request_id))
-        tier = self.tiers.of_request(request.slo)
+        tier, self.turn = self.tiers.of_request(request.slo), self.turn + 1
         row = admission_row(request, tier, self.lengths, now_s)
         row["value"] = self.tiers.value(tier) * self.programs.worth(request)
         margin_s = self.calibration.plan_early(row, self.tiers)
-        self.turn += 1
         held, cached = self.affinity.look_up(request, row, self.replicas, self.slots.fleet_state)
         scores = self._scores(row, self.affinity.held_prompt(request, held), phase)
         p = Pending(request, tier, row, scores, self.policy.rule, held, cached, margin_s=margin_s, phase=phase)
@@ -290,8 +289,7 @@ class Fleet:
         """Forget what a replica held: it is gone or reborn."""
         self.held.forget(self.places.forget(replica))
         self.slots.release(replica.slot)
-        del self.by_slot[replica.slot]
-        self.unplaced.returns.forget(replica.slot)
+        self.unplaced.returns.forget(self.by_slot.pop(replica.slot).slot)
 
     def views(self, now_s: float) -> list[ReplicaView]:
         """What roles and size are decided by, in order of names."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from protocol.attainment import EPSILON_S
 from protocol.first_tokens import PERIOD_S, SOON_S
-from protocol.messages import Decision, Outcome, Verdict
+from protocol.messages import Decision, Outcome, Scope, Verdict
 from protocol.programs import RELEASED
 from simulation.core.loop import Simulation
 
@@ -52,7 +52,7 @@ class Outcomes:
     def of(self, simulation: Simulation, job: int, request: int, finish: str = "stop") -> Outcome:
         """What is told of a job, a part of this request, that ends now or, with ``RELEASED``, runs."""
         record, asked = simulation.records[job], simulation.jobs[request]
-        tier = tier_name(asked)
+        tier, gaps = tier_name(asked), int(record["emitted_tokens"]) - 1
         met = self._met.get(request) if finish == RELEASED else self._met.pop(request, None)
         if finish != RELEASED:
             self._open.discard(request)
@@ -63,12 +63,13 @@ class Outcomes:
             finish,
             not record["missed"],
             ttft_s=float(record["first_s"] - asked["arrival_s"]),
-            tpot_s=float(record["last_s"] - record["first_s"]) / max(1, int(record["emitted_tokens"]) - 1),
+            tpot_s=float(record["last_s"] - record["first_s"]) / gaps if gaps > 0 else 0.0,
             e2e_s=float(record["last_s"] - asked["arrival_s"]),
             predicted_ttft_s=self.predicted_ttft_s.get(request, math.inf),
             predicted_tpot_s=math.inf,
             output_tokens=int(record["emitted_tokens"]),
             verdict=Verdict.ADMITTED if record["promised"] else Verdict.BEST_EFFORT,
+            scope=Scope.SEQUENCE if finish == RELEASED else Scope.WHOLE,
             output_cap_tokens=int(asked["cap_tokens"]),
             first_token_met=met,
             chance=self._chances.get(request, 1.0),

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from controller.calibration import MOST, RATE, Calibration
+from controller.calibration import AIM, MOST, RATE, Calibration
 from controller.fleet import Fleet
 from controller.mirror.replica_model import admission_row
 from controller.options import FleetOptions
@@ -29,8 +29,9 @@ def test_as_many_promises_are_kept_as_the_tier_says_whatever_the_errors_are(conf
         late = 0.02 * random.lognormal(0.0, 0.8) * (3.0 if k >= 2000 else 1.0)
         kept.append(late <= calibration.margins.get("tight", 0.0))
         calibration.note(outcome(kept[-1]), tiers)
-    assert np.mean(kept[:2000]) == pytest.approx(confidence, abs=0.02)
-    assert np.mean(kept[2000:]) == pytest.approx(confidence, abs=0.02)
+    aimed_at = 1.0 - AIM * (1.0 - confidence)
+    assert np.mean(kept[:2000]) == pytest.approx(aimed_at, abs=0.02)
+    assert np.mean(kept[2000:]) == pytest.approx(aimed_at, abs=0.02)
 
 
 def test_no_promise_moves_a_margin_far_and_it_stays_within_its_bounds() -> None:
@@ -89,7 +90,7 @@ def test_a_promise_known_to_be_doubtful_moves_no_margin_when_it_breaks_as_often_
 def test_a_first_token_that_is_told_counts_at_once_and_the_end_only_corrects_it(first: bool, whole: bool) -> None:
     early, late = Calibration({"tight": 0.2}), Calibration({"tight": 0.2})
     early.note(outcome(first, finish=RELEASED, scope=Scope.SEQUENCE, first_token_met=first), TIERS)
-    assert early.margins["tight"] == pytest.approx(0.2 + RATE * ((not first) - 0.05))
+    assert early.margins["tight"] == pytest.approx(0.2 + RATE * ((not first) - AIM * 0.05))
     early.note(outcome(whole, first_token_met=first), TIERS)
     late.note(outcome(whole), TIERS)
     assert early.margins["tight"] == pytest.approx(late.margins["tight"])

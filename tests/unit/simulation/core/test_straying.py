@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from profiles.online import drift
+from protocol.first_tokens import PERIOD_S, SOON_S
 from protocol.messages import Outcome, Report
 from replicas.step_planner import options_of, planner_limits
 from simulation.core.loop import Simulation
@@ -73,8 +74,8 @@ def test_the_controller_learns_from_reports_what_the_engine_learns() -> None:
 
 
 def test_the_controller_hears_of_iterations_and_ends_that_have_been(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of every one once, and of none before it is over."""
-    ended_s, told = [0.0], 0
+    """Of every one once, and of none before it is over; of first tokens once they have come, or are missing."""
+    ended_s, told, firsts = [0.0], 0, dict[str, bool]()
     original = ControllerDispatcher.report
 
     def report(self: ControllerDispatcher, simulation: Simulation, r: int) -> Report:
@@ -85,7 +86,17 @@ def test_the_controller_hears_of_iterations_and_ends_that_have_been(monkeypatch:
         return found
 
     def on_outcome(outcome: Outcome, now_s: float) -> None:
-        assert now_s == simulation.records["last_s"][int(outcome.request_id)]
+        job = int(outcome.request_id)
+        asked, record = simulation.jobs[job], simulation.records[job]
+        if outcome.is_first_token:
+            due_s = asked["arrival_s"] + asked["ttft_s"]
+            assert outcome.request_id not in firsts
+            assert outcome.first_token_met == (record["first_s"] <= due_s)
+            assert SOON_S <= now_s - min(record["first_s"], due_s) < SOON_S + 2 * PERIOD_S
+            firsts[outcome.request_id] = bool(outcome.first_token_met)
+            return
+        assert now_s == record["last_s"]
+        assert outcome.first_token_met == firsts.get(outcome.request_id)
         ended_s.append(now_s)
 
     monkeypatch.setattr(ControllerDispatcher, "report", report)
@@ -98,6 +109,7 @@ def test_the_controller_hears_of_iterations_and_ends_that_have_been(monkeypatch:
     simulation.run()
     assert len(ended_s) == 101
     assert ended_s == sorted(ended_s)
+    assert len(firsts) > 20
 
 
 def test_exact_engines_are_left_as_they_are() -> None:
