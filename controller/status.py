@@ -23,6 +23,7 @@ def fleet_status(fleet: Fleet, now_s: float, replicas: list[Any] | None = None) 
         "waiting": waiting_per_tier(fleet),
         "best_effort_waiting": len(fleet.unplaced.line),
         "attainment": fleet.tracker.summary(now_s),
+        "least_chances": {name: round(chance, 4) for name, chance in sorted(fleet.calibration.chances.items())},
         "margins": {name: round(margin, 4) for name, margin in sorted(fleet.calibration.margins.items())},
         "lengths": fleet.lengths.status(),
         "drift": fleet.tracker.drift.summary(now_s),

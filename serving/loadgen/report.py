@@ -61,6 +61,7 @@ def write_records(path: Path, records: Sequence[Record], asked: Sequence[SloClas
         "replica": [r.slo.replica if r.slo else None for r in records],
         "reason": [r.slo.reason if r.slo else None for r in records],
         "predicted_ttft_ms": [r.slo.predicted_ttft_ms if r.slo else None for r in records],
+        "ttft_chance": [r.slo.ttft_chance if r.slo else None for r in records],
         "predicted_tpot_ms": [r.slo.predicted_tpot_ms if r.slo else None for r in records],
         "chunk_s": [r.chunk_s.tolist() for r in records],
         "chunk_tokens": [r.chunk_tokens.tolist() for r in records],

@@ -22,6 +22,7 @@ class SloEcho(msgspec.Struct, frozen=True):
     predicted_ttft_ms: float | None = None
     predicted_tpot_ms: float | None = None
     target_ttft_ms: float | None = None
+    ttft_chance: float | None = None
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     e2e_ms: float | None = None

@@ -212,6 +212,13 @@ class HttpRequestState:
         }
         return {"program": told}
 
+    @property
+    def _ttft_chance(self) -> float | None:
+        """That every first token would come in time, as it was told with the promise."""
+        if not self.is_promised or self.slo.ttft_s == math.inf:
+            return None
+        return round(min(decision.chance for decision in self.decisions), 3)
+
     def slo_object(self) -> dict[str, Any]:
         """What a client is told at the end of an answer or of one choice, in milliseconds; what does not exist is null.
 
@@ -228,6 +235,7 @@ class HttpRequestState:
             "predicted_ttft_ms": _ms(max((d.predicted_ttft_s for d in decisions), default=math.inf)),
             "predicted_tpot_ms": _ms(max((d.predicted_tpot_s for d in decisions), default=math.inf)),
             "target_ttft_ms": _ms(self.slo.ttft_s),
+            "ttft_chance": self._ttft_chance,
             "ttft_ms": _ms(self.ttft_s),
             "tpot_ms": _ms(self.tpot_s),
             "e2e_ms": _ms(self.e2e_s),

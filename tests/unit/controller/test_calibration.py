@@ -143,6 +143,7 @@ def test_requests_are_planned_earlier_and_told_in_the_status() -> None:
     (after,) = state.admit([ask(TIGHT, 8000)], 0.2)
     assert after.verdict == Verdict.BEST_EFFORT
     assert fleet_status(state, 0.2)["margins"] == {"tight": MOST}
+    assert fleet_status(state, 0.2)["least_chances"] == {"tight": TIERS.tiers[0].confidence}
     (short,) = state.admit([ask(TIGHT, 10)], 0.2)
     assert (short.verdict, short.margin_s) == (Verdict.ADMITTED, pytest.approx(MOST * TIGHT.ttft_s))
 

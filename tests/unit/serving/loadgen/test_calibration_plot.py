@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from serving.loadgen.calibration_plot import BINS, kept_by_margin, plot_calibration
+from serving.loadgen.calibration_plot import BINS, kept_by, plot_calibration
 from serving.loadgen.mix import SloClass
 from serving.loadgen.stream import SloEcho
 from serving.loadgen.summary import outcomes
@@ -16,15 +16,17 @@ from tests.unit.serving.loadgen.test_summary import CHAT, ECHO, finished
 
 def test_the_picture_shows_promises_and_changes_with_them(tmp_path: Path) -> None:
     drawn = set()
-    for first_s in (0.1, 0.7):
-        told = replace(finished(first_s=first_s), slo=msgspec.structs.replace(ECHO, target_ttft_ms=500.0))
+    for first_s, chance in ((0.1, None), (0.7, None), (0.1, 0.9), (0.1, 0.6)):
+        told = replace(
+            finished(first_s=first_s), slo=msgspec.structs.replace(ECHO, target_ttft_ms=500.0, ttft_chance=chance)
+        )
         unbound = replace(finished(), slo=ECHO)  # without a TTFT objective
         records, asked = [told, unbound], [CHAT, SloClass("paced", tpot_ms=100.0)]
         path = tmp_path / f"{first_s}.png"
         assert plot_calibration(path, records, outcomes(records, asked)) == 2
         assert path.read_bytes()[:4] == b"\x89PNG"
         drawn.add(path.read_bytes())
-    assert len(drawn) == 2
+    assert len(drawn) == 4
 
 
 def test_without_a_promise_nothing_is_drawn(tmp_path: Path) -> None:
@@ -36,7 +38,7 @@ def test_without_a_promise_nothing_is_drawn(tmp_path: Path) -> None:
 def test_shares_are_those_of_groups_of_rising_margin() -> None:
     margins = np.array([0.9, 0.1, np.nan, 0.2, -np.inf, 0.8, 0.5, 0.6, 0.3, 0.4, 0.7, 0.0])
     attained = margins >= 0.25
-    means, shares, counts = kept_by_margin(margins, attained)
+    means, shares, counts = kept_by(margins, attained)
     assert len(means) == BINS
     assert counts.tolist() == [2] * BINS
     assert means == pytest.approx([0.05, 0.25, 0.45, 0.65, 0.85])

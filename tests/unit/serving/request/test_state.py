@@ -2,7 +2,7 @@
 
 import pytest
 
-from protocol.messages import Decision, Slo, Verdict
+from protocol.messages import INF, Decision, Slo, Verdict
 from serving.request.state import HttpRequestState
 
 
@@ -54,3 +54,17 @@ def test_an_output_that_ends_for_its_repetition_is_complete() -> None:
         request_state.sequence(name).finish = finish
     assert request_state.met
     assert request_state.finish == "repetition"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "ttft_s", "told"),
+    [(Verdict.ADMITTED, 1.0, 0.7), (Verdict.ADMITTED, INF, None), (Verdict.BEST_EFFORT, 1.0, None)],
+)
+def test_a_promise_tells_the_chance_of_its_least_certain_first_token(
+    verdict: Verdict, ttft_s: float, told: float | None
+) -> None:
+    request_state = HttpRequestState(Slo(ttft_s=ttft_s, tpot_s=1.0, tier="standard"))
+    for name, chance in (("r-0", 0.9), ("r-1", 0.7)):
+        decision = Decision(name, verdict, "a", "standard", "attainable", 0.1, chance=chance)
+        request_state.record_decision(name, decision, request_state.arrived_s)
+    assert request_state.slo_object()["ttft_chance"] == told
