@@ -99,6 +99,7 @@ def _dominates(row: np.void, refused: np.void) -> bool:
         and row["tpot_s"] <= refused["tpot_s"]
         and row["deadline_s"] <= refused["deadline_s"]
         and row["emitted_tokens"] == 0
+        and row["least_chance"] >= refused["least_chance"]
     )
 
 

@@ -11,7 +11,7 @@ from controller.options import FleetOptions
 from controller.scaling.tiers import Tier, TierTable
 from controller.status import fleet_status
 from profiles.store import load_profile
-from protocol.messages import Progress, Scope, Slo, Verdict
+from protocol.messages import Progress, Scope, Slo, Verdict, request_uid
 from protocol.programs import RELEASED
 from tests.support.fleet_cases import FLEX, TIERS, TIGHT, ask, ended, report
 
@@ -98,10 +98,14 @@ def test_a_first_token_that_is_told_counts_at_once_and_the_end_only_corrects_it(
 
 
 def test_a_fleet_that_hears_of_a_first_token_learns_from_it_and_counts_nothing() -> None:
-    state = Fleet(FleetOptions(), TIERS, load_profile)
-    state.on_outcome(outcome(False, finish=RELEASED, scope=Scope.SEQUENCE, first_token_met=False), 0.1)
+    state, runs = Fleet(FleetOptions(), TIERS, load_profile), ask(TIGHT)
+    state.report(report("a"), 0.0)
+    state.admit([runs], 0.0)
+    told = outcome(False, request_id=runs.request_id, finish=RELEASED, scope=Scope.SEQUENCE, first_token_met=False)
+    state.on_outcome(told, 0.1)
     assert state.calibration.margins["tight"] > 0.0
     assert not state.tracker.total
+    assert request_uid(runs.request_id) in state.places, "it goes on"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Requests that have a place and wait for their turn at their ingress."""
 
 import msgspec
+import pytest
 
 from controller.fleet import Fleet
 from controller.mirror.replica_model import RESERVED_S
@@ -117,3 +118,31 @@ def test_an_engine_that_forms_iterations_ahead_gets_what_it_will_need_earlier() 
     (first, sent), (fewer, more) = counts
     assert 0 < fewer < first
     assert more - sent == first - fewer
+
+
+NO_CHANCE = 1.01  # is as sure as that
+
+
+def test_who_is_not_as_likely_in_time_as_asked_for_takes_no_place_of_another() -> None:
+    state, asks, _ = full()
+    before = len(held(state, asks))
+    state.calibration.chances["loose"] = NO_CHANCE
+    shorter = [ask(LOOSE, SHORT) for _ in range(20)]
+    state.admit(shorter, 0.0)
+    assert (len(held(state, asks)), len(held(state, shorter))) == (before, 0)
+    state.check_integrity()
+
+
+@pytest.mark.parametrize(("chance", "is_placed"), [(0.0, True), (NO_CHANCE, False)])
+def test_no_better_set_of_a_burst_has_one_that_is_less_likely_than_asked_for(chance: float, is_placed: bool) -> None:
+    tiers = TierTable.of(
+        1, [Tier("loose", 3.0, 0.1), Tier("dear", 3.0, 0.1, value=10.0), Tier("flex", best_effort=True)]
+    )
+    state = Fleet(FleetOptions(length_prior_tokens=100.0, pending=True), tiers, load_profile)
+    state.calibration.chances["dear"] = chance
+    state.report(report("a"), 0.0)
+    cheap, dear = [ask(LOOSE, LONG) for _ in range(30)], [ask(Slo(3.0, 0.1, tier="dear"), LONG) for _ in range(4)]
+    state.admit([*cheap, *dear], 0.0)
+    placed = [request_uid(each.request_id) in state.places for each in (*cheap, *dear)]
+    assert sum(placed[: len(cheap)]) > 2
+    assert placed[len(cheap) :] == [is_placed] * len(dear)

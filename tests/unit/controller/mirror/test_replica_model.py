@@ -16,7 +16,7 @@ from controller.options import FleetOptions
 from controller.status import fleet_status
 from planning.tables import has_begun
 from profiles.store import load_profile
-from protocol.messages import LIVE_STRETCH, Step, Verdict, request_uid
+from protocol.messages import LIVE_STRETCH, Slo, Step, Verdict, request_uid
 from tests.support.fleet_cases import H200, LOOSE, TIERS, ask, fleet, in_progress, report
 from tests.support.planted_profile import SPREAD
 
@@ -82,3 +82,37 @@ def test_what_came_during_an_iteration_is_no_part_of_it() -> None:
     assert begun[request_uid(long.request_id)]
     assert not begun[request_uid(late.request_id)]
     assert replica.state["free_at_s"][0] > 10.1
+
+
+def test_a_report_says_which_iteration_is_in_flight_and_how_far_they_stray() -> None:
+    state = fleet()
+    busy = in_progress(ask(LOOSE, 6000))
+    slow = tuple(Step(100.0, 1e4, 0.0, 100.0, 0.0, seconds) for seconds in (0.01, 0.1) * 50)
+    state.report(report("a", requests=busy, age_s=0.0), 0.0)
+    (replica,) = state.replicas.values()
+    assert replica.state["error"] == 0.0
+    state.admit([ask(LOOSE)], 1.0)
+    assert replica.state["formed"] > 1
+    assert replica.state["flight_s"] > 0.0
+    state.report(report("a", 2, requests=busy, steps=slow, age_s=0.001), 1.0)
+    assert (replica.state["formed"], replica.state["flight_s"]) == (0, 0.0)
+    state.admit([ask(LOOSE)], 1.0005)
+    assert replica.state["formed"] == 1
+    coefs = replica.slots.fleet_state.coefs[replica.slot]
+    assert replica.state["error"] > 0.1
+    assert replica.state["error"] == pytest.approx(replica.pessimistic_coefs[0] / coefs[0] - 1.0)
+
+
+def test_a_decision_tells_the_chance_that_its_first_token_comes_in_time() -> None:
+    chances = []
+    for error in (0.0, 0.3):
+        state = fleet()
+        state.report(report("a"), 0.0)
+        (replica,) = state.replicas.values()
+        replica.state["error"] = error
+        (exact,) = state.admit([ask(Slo(10.0, 0.1, tier="loose"), 6000)], 0.0)
+        (near,) = state.admit([ask(Slo(1.02 * exact.predicted_ttft_s, 0.1, tier="loose"), 500)], 0.0)
+        assert near.verdict == Verdict.ADMITTED
+        chances.append(near.chance)
+    assert chances[0] == 1.0
+    assert 0.5 < chances[1] < 1.0
