@@ -59,7 +59,9 @@ class Calibration:
 
     def least_chance(self, tier: int, tiers: TierTable) -> float:
         """What a promise asks for, of the tier at this position; -1: of none."""
-        return 0.0 if tier < 0 else self.chances.get(tiers.tiers[tier].name, FIRST_CHANCE)
+        if tier < 0:
+            return 0.0
+        return min(self.chances.get(tiers.tiers[tier].name, FIRST_CHANCE), tiers.tiers[tier].confidence)
 
     def plan_early(self, row: np.ndarray, tiers: TierTable) -> float:
         """Let a request (REQUEST[], in place) ask for its tier's least chance, and be due earlier than asked by its

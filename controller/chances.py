@@ -3,7 +3,7 @@
 import numpy as np
 
 from planning.admission.plan import AdmissionPlan
-from routing.chance import first_token_chance
+from routing.chance import first_token_chance, is_likely
 from routing.fleet_state import FleetState
 
 
@@ -17,7 +17,6 @@ def plan_chances(fleet: FleetState, slot: int, rows: np.ndarray, plan: Admission
     return chances
 
 
-def is_likely(rows: np.ndarray, plan: AdmissionPlan, chances: np.ndarray) -> bool:
+def are_likely(fleet: FleetState, slot: int, rows: np.ndarray, plan: AdmissionPlan, chances: np.ndarray) -> bool:
     """Whether all that the plan takes are as likely as they ask for."""
-    taken = plan.accepted
-    return bool((chances[taken] >= rows["least_chance"][taken]).all())
+    return all(is_likely(fleet.replicas[slot], rows[k], chances[k]) for k in np.flatnonzero(plan.accepted))

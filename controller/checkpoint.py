@@ -28,14 +28,11 @@ def to_tables(fleet: Fleet, now_s: float) -> dict[str, Table]:
     changes = list(fleet.allocation.history)
     scaler = fleet.allocation.autoscaler
     held_s = max(0.0, scaler.held_until_s - now_s) if scaler is not None else 0.0
-    margins = sorted(fleet.calibration.margins.items())
     tables = {
         **snapshot.to_tables(fleet.lengths),
         "tiers": _tiers(fleet),
-        "margins": {
-            "tier": np.array([name for name, _ in margins], dtype="O"),
-            "margin": np.array([margin for _, margin in margins], dtype="f8"),
-        },
+        "margins": _by_tier("margin", fleet.calibration.margins),
+        "chances": _by_tier("chance", fleet.calibration.chances),
         "history": {
             "age_s": np.array([now_s - change.at_s for change in changes], dtype="f8"),
             **{name: np.array([getattr(c, name) for c in changes], dtype="O") for name in Change._fields[1:]},
@@ -43,6 +40,12 @@ def to_tables(fleet: Fleet, now_s: float) -> dict[str, Table]:
         "sizes": {"held_s": np.array([held_s] if held_s > 0.0 else [], dtype="f8")},
     }
     return {name: table for name, table in tables.items() if len(next(iter(table.values())))}
+
+
+def _by_tier(name: str, known: Mapping[str, float]) -> Table:
+    """A figure of each tier."""
+    tiers = sorted(known)
+    return {"tier": np.array(tiers, dtype="O"), name: np.array([known[tier] for tier in tiers], dtype="f8")}
 
 
 def _tiers(fleet: Fleet) -> Table:
@@ -68,7 +71,8 @@ def restore(fleet: Fleet, tables: Tables, age_s: float, now_s: float) -> list[st
     problems, age_s = [], max(0.0, age_s)
     steps: dict[tuple[str, ...], Callable[[], None]] = {
         **{names: partial(take, fleet.lengths, tables) for names, take in snapshot.TAKERS.items()},
-        ("margins",): lambda: _take_margins(fleet, tables["margins"]),
+        ("margins",): lambda: _take_by_tier("margin", tables["margins"], MOST, fleet.calibration.margins),
+        ("chances",): lambda: _take_by_tier("chance", tables["chances"], 1.0, fleet.calibration.chances),
         ("tiers",): lambda: _take_tiers(fleet, tables["tiers"], now_s),
         ("history",): lambda: _take_history(fleet, tables["history"], age_s, now_s),
         ("sizes",): lambda: _take_sizes(fleet, tables["sizes"], age_s, now_s),
@@ -83,12 +87,13 @@ def restore(fleet: Fleet, tables: Tables, age_s: float, now_s: float) -> list[st
     return problems
 
 
-def _take_margins(fleet: Fleet, table: Table) -> None:
-    margins = table["margin"].astype(np.float64)
-    if not ((margins >= 0.0) & (margins <= MOST)).all():
-        raise ValueError(f"a margin is not from 0 to {MOST}")
-    for name, margin in zip(table["tier"].tolist(), margins.tolist(), strict=True):
-        fleet.calibration.margins.setdefault(str(name), margin)
+def _take_by_tier(name: str, table: Table, most: float, known: dict[str, float]) -> None:
+    """What ``_by_tier`` told, of the tiers of which nothing is known."""
+    values = table[name].astype(np.float64)
+    if not ((values >= 0.0) & (values <= most)).all():
+        raise ValueError(f"a {name} is not from 0 to {most}")
+    for tier, value in zip(table["tier"].tolist(), values.tolist(), strict=True):
+        known.setdefault(str(tier), value)
 
 
 def _take_tiers(fleet: Fleet, table: Table, now_s: float) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from controller.chances import is_likely, plan_chances
+from controller.chances import are_likely, plan_chances
 from controller.mirror.locations import RequestLocations
 from controller.mirror.prefix_affinity import NOTHING_CACHED
 from controller.mirror.replica_model import VirtualReplica
@@ -169,7 +169,7 @@ class HeldRequests:
             return []
         plan = plan_admission(engine, table, rows, start_s, options)
         chances = plan_chances(slots.fleet_state, slot, rows, plan, now_s)
-        if not plan.accepted[0] or not is_likely(rows, plan, chances):
+        if not plan.accepted[0] or not are_likely(slots.fleet_state, slot, rows, plan, chances):
             return []
         note_plan(p, plan, 0, slot, chances)
         p.is_checked = True

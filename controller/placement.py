@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from controller.chances import is_likely, plan_chances
+from controller.chances import are_likely, plan_chances
 from controller.disaggregation.phases import Phase
 from controller.mirror.prefix_affinity import NOTHING_CACHED
 from controller.mirror.replica_model import VirtualReplica
@@ -261,8 +261,10 @@ def _choose_set(fleet: PlacementFleet, slot: int, here: list[Pending], left: lis
         return
     promised, options = table[stays], AdmissionOptions(searches=fleet.options.searches)
     plan = plan_admission(engine, promised, rows, start_s, options)
-    worth, chances = float(rows["value"][plan.accepted].sum()), plan_chances(slots.fleet_state, slot, rows, plan, now_s)
-    if worth <= sum(float(p.row["value"]) for p in here) + TOLERANCE_S or not is_likely(rows, plan, chances):
+    if float(rows["value"][plan.accepted].sum()) <= sum(float(p.row["value"]) for p in here) + TOLERANCE_S:
+        return
+    chances = plan_chances(slots.fleet_state, slot, rows, plan, now_s)
+    if not are_likely(slots.fleet_state, slot, rows, plan, chances):
         return
     slots.put(slot, np.concatenate([promised, rows[plan.accepted]]))
     for k, p in enumerate(both):

@@ -18,7 +18,7 @@ from planning.limits import make_limits
 from planning.order import numbers, order_of
 from planning.tables import REQUEST, ROW_TYPE, TABLE_TYPE
 from profiles.compiled_once import compiled_once
-from routing.chance import first_token_chance
+from routing.chance import first_token_chance, is_likely
 from routing.fleet_state import (
     FLEET_TYPE,
     RESERVED,
@@ -174,7 +174,7 @@ def _forecast_replica(fleet: FleetState, r: int, row: np.void, now_s: float) -> 
     forecast[count]["unattainable"] = False
     worst_s, peak_tokens = forecast_requests(engine, table, start_s, -TOLERANCE_S, forecast)
     reason = why_unattainable(row, forecast[count], worst_s, peak_tokens, engine.limits)
-    if reason == ADMITTED and _chance(fleet, r, row, now_s) < row["least_chance"]:
+    if reason == ADMITTED and not is_likely(fleet.replicas[r], row, _chance(fleet, r, row, now_s)):
         reason = TTFT
     return reason
 

@@ -58,7 +58,7 @@ class DisaggregatedFleet(Fleet):
 
     def on_outcome(self, outcome: Outcome, now_s: float) -> None:
         super().on_outcome(outcome, now_s)
-        if outcome.scope != Scope.REQUEST:
+        if outcome.scope != Scope.REQUEST and not outcome.is_first_token:
             self.room.forget(request_uid(outcome.request_id))
 
     # -- replicas ---------------------------------------------------------------------------------------------------

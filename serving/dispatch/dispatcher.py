@@ -58,7 +58,7 @@ class Dispatcher:
         self._tasks.keep(lambda: self._channels.watch(self._busy))
         self._tasks.keep(self._hear_recalls)
         self._tasks.keep(self._reach_controller)
-        self._tasks.keep(lambda: tell_first_tokens(self.requests, self._background.ended))
+        self._tasks.keep(lambda: tell_first_tokens(self.requests, self._channels.doubtful, self._background.ended))
 
     @property
     def requests(self) -> dict[str, EngineRequest]:

@@ -218,7 +218,7 @@ def outcome(request: "EngineRequest", finish: str, scope: Scope) -> Outcome:
         sequence.is_promised,
         sequence.resumed > 0,
         sequence.first_token_met,
-        decision.chance if decision else 1.0,
+        sequence.chance,
     )
 
 
@@ -249,4 +249,5 @@ def whole_outcome(request_state: HttpRequestState) -> Outcome:
         Scope.REQUEST,
         was_promised=request_state.is_promised,
         has_moved=request_state.has_moved,
+        chance=request_state.ttft_chance,
     )

@@ -33,6 +33,7 @@ class Sequence:
     finish: str = ""  # "", then one of ``FINISHED``, "abort", "refused" or "error"
     resumed: int = 0
     late: bool = False  # an engine could no longer serve it on time
+    chance: float = 1.0  # of its first token in time, as it was promised
     first_token_met: bool | None = None  # what the controller was told of it while it ran; None: nothing
     was_promised: bool = False  # by an earlier decision, which stands: its client knows it, or a replica broke it
 
@@ -75,6 +76,8 @@ class HttpRequestState:
         if decision.stage is not None and decision.stage.e2e_s < self.slo.e2e_s and decision.keeps_objective:
             self._take_deadline(decision.stage.e2e_s)
         sequence = self.sequence(request_id)
+        if is_promise(decision) and not (sequence.is_promised and self.is_started):
+            sequence.chance = decision.chance
         sequence.was_promised |= sequence.is_promised and self.is_started
         sequence.decision = decision
         self.decided_s = now_s - self.arrived_s
@@ -213,11 +216,9 @@ class HttpRequestState:
         return {"program": told}
 
     @property
-    def _ttft_chance(self) -> float | None:
-        """That every first token would come in time, as it was told with the promise."""
-        if not self.is_promised or self.slo.ttft_s == math.inf:
-            return None
-        return round(min(decision.chance for decision in self.decisions), 3)
+    def ttft_chance(self) -> float:
+        """That the first token of its least certain sequence would come in time, as promised; 1 without a promise."""
+        return min((sequence.chance for sequence in self.sequences.values()), default=1.0)
 
     def slo_object(self) -> dict[str, Any]:
         """What a client is told at the end of an answer or of one choice, in milliseconds; what does not exist is null.
@@ -235,7 +236,7 @@ class HttpRequestState:
             "predicted_ttft_ms": _ms(max((d.predicted_ttft_s for d in decisions), default=math.inf)),
             "predicted_tpot_ms": _ms(max((d.predicted_tpot_s for d in decisions), default=math.inf)),
             "target_ttft_ms": _ms(self.slo.ttft_s),
-            "ttft_chance": self._ttft_chance,
+            "ttft_chance": round(self.ttft_chance, 3) if self.is_promised and self.slo.ttft_s < math.inf else None,
             "ttft_ms": _ms(self.ttft_s),
             "tpot_ms": _ms(self.tpot_s),
             "e2e_ms": _ms(self.e2e_s),

@@ -29,7 +29,8 @@ class Outcomes:
     def decided(self, job: int, decision: Decision) -> None:
         """A job was placed, or refused."""
         self.predicted_ttft_s[job], self._chances[job] = decision.predicted_ttft_s, decision.chance
-        if decision.verdict == Verdict.ADMITTED and decision.predicted_ttft_s < math.inf and not decision.prefill_only:
+        is_promise = decision.verdict == Verdict.ADMITTED and decision.predicted_ttft_s < math.inf
+        if is_promise and not decision.prefill_only and decision.ttft_s < math.inf and job not in self._met:
             self._open.add(job)
 
     def first_tokens(self, simulation: Simulation) -> list[Outcome]:

@@ -24,6 +24,6 @@ def learnt(requests: int = 120) -> Fleet:
     known = state.lengths.training_set()
     assert known is not None
     state.lengths.set_forest(grow_from(known, 7, 0))
-    state.calibration.margins["tight"] = 0.25
+    state.calibration.margins["tight"], state.calibration.chances["tight"] = 0.25, 0.75
     state.allocation.history.note(Change(-50.0, "a", "pool", "tight", "demand"))
     return state

@@ -70,6 +70,8 @@ def test_never_is_a_surer_promise_asked_for_than_the_tier_is_and_best_effort_ask
     for _ in range(100):
         calibration.note(outcome(False), TIERS)
     assert calibration.least_chance(0, TIERS) == confidence
+    laxer = TierTable.of(2, [msgspec.structs.replace(TIERS.tiers[0], confidence=0.7)])
+    assert calibration.least_chance(0, laxer) == 0.7, "the table has changed"
     for _ in range(2000):
         calibration.note(outcome(True), TIERS)
     assert calibration.least_chance(0, TIERS) == 0.0

@@ -55,6 +55,7 @@ def test_everything_that_was_learnt_comes_back(state: Fleet, store: CheckpointSt
     told = [tuple(each.at_arrival(asked)) for each in (before, after)]
     assert told[1] == pytest.approx(told[0], rel=0.05)  # curves are drawn anew now and then
     assert made.calibration.margins == {"tight": 0.25}
+    assert made.calibration.chances == {"tight": 0.75}
     assert ("a", "tight", 1000.0 - 10.0 - 50.0) in [(c.what, c.after, c.at_s) for c in made.allocation.history]
 
 
@@ -109,6 +110,7 @@ def test_another_format_is_told_of_and_never_fatal(state: Fleet, store: Checkpoi
         ("scores", "group", 999),
         ("histories", "lengths", 0),
         ("margins", "margin", 40.0),
+        ("chances", "chance", 1.5),
         ("forest_nodes", "left", 0),
         ("forest_leaves", "version", 3),
         ("tiers", "tpot_s", np.nan),

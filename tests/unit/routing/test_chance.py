@@ -8,7 +8,7 @@ import pytest
 from planning.admission.search import ADMITTED, TTFT
 from planning.limits import make_limits
 from routing.chance import first_token_chance
-from routing.fleet_state import FleetState, add_request, advance_replica, make_fleet_state
+from routing.fleet_state import FleetState, add_request, advance_replica, make_fleet_state, recompute_load
 from routing.placement import NO_SCORES, PLACEMENT, CandidateOrder, check_replica, place
 from routing.scores import MOST_LOADED
 from tests.support.planning_cases import COEFS, draw_requests, start_decoding
@@ -102,3 +102,26 @@ def test_who_has_no_first_token_to_come_in_time_asks_for_nothing(field: str, val
     flown(fleet)
     row[field] = value
     assert first_token_chance(fleet.replicas[0], fleet.limits[0], row[0], 1.0, 0.0) == 1.0
+
+
+def test_on_an_idle_engine_a_doubtful_promise_is_made_all_the_same() -> None:
+    """Waiting makes it no surer, and nothing would ever be learnt of it."""
+    fleet = make_fleet_state(1, 4)
+    fleet.coefs[:], fleet.pessimistic_coefs[:], fleet.limits[:] = COEFS[0], COEFS[0], SYNCHRONOUS
+    fleet.replicas["is_open"], fleet.replicas["error"], fleet.replicas["tier"] = True, 0.3, -1
+    recompute_load(fleet, 0)
+    row = newcomer(0.0, 0.99)
+    row["prompt_tokens"], row["ttft_s"] = 2000, 1.0
+    alone_s = float(placed_as(fleet, row)["first_s"])
+    row["ttft_s"] = 1.01 * alone_s
+    found = placed_as(fleet, row)
+    assert found["replica"] == 0
+    assert 0.5 < found["chance"] < 0.99
+
+
+def placed_as(fleet: FleetState, row: np.ndarray) -> np.void:
+    """Where this newcomer would be placed at 0."""
+    placements = np.zeros(1, dtype=PLACEMENT)
+    place(busy_again(fleet), row.copy(), 0.0, CandidateOrder(NO_SCORES, MOST_LOADED, 1), placements)
+    found: np.void = placements[0]
+    return found

@@ -13,7 +13,8 @@ from controller.scaling.allocation import AllocationOptions
 from controller.scaling.signals import ScalingOptions
 from planning.tables import REQUEST
 from profiles.store import load_profile
-from protocol.messages import Progress, Slo, Verdict, request_uid
+from protocol.messages import Progress, Scope, Slo, Verdict, request_uid
+from protocol.programs import RELEASED
 from tests.support.disaggregated_cases import fleet, full, one, second
 from tests.support.fleet_cases import FLEX, LOOSE, TIERS, TIGHT, ask, ended, in_progress, report
 
@@ -113,7 +114,9 @@ def test_a_prompt_that_is_computed_for_long_keeps_its_room() -> None:
     for tick in range(1, 20):
         state.report(report(where, tick + 1, in_progress(asked)), tick * 0.5)
         state.admit([], tick * 0.5)
-    assert list(state.room.held) == [request_uid(asked.request_id)]
+    told = msgspec.structs.replace(ended(asked, RELEASED), scope=Scope.SEQUENCE, first_token_met=False)
+    state.on_outcome(told, 10.0)
+    assert list(state.room.held) == [request_uid(asked.request_id)], "it goes on"
 
 
 def test_room_that_nobody_will_ask_for_is_given_back_though_nobody_asks_anything() -> None:

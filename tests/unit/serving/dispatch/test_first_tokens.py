@@ -14,9 +14,9 @@ from tests.support.dispatch_scene import Scene, play, until
 LONG = Slo(1.0, 0.1, tier="standard")
 
 
-def told_of(scene: Scene, after_s: float) -> list[Outcome]:
+def told_of(scene: Scene, after_s: float, doubtful: tuple[str, ...] = ()) -> list[Outcome]:
     """What would be told so long after now."""
-    return first_tokens(scene.dispatcher.requests.values(), time.monotonic() + after_s)
+    return first_tokens(scene.dispatcher.requests.values(), doubtful, time.monotonic() + after_s)
 
 
 async def begin(scene: Scene, slo: Slo = LONG) -> None:
@@ -46,6 +46,7 @@ def test_one_that_is_missing_is_told_without_waiting_for_it() -> None:
         scene.start("x", LONG)
         await until(lambda: bool(scene.fleet.submitted))
         assert not told_of(scene, LONG.ttft_s)
+        assert not told_of(scene, LONG.ttft_s + 2 * SOON_S, ("a",)), "its replica may have failed"
         (told,) = told_of(scene, LONG.ttft_s + 2 * SOON_S)
         assert (told.first_token_met, told.chance) == (False, 0.7)
 
@@ -86,3 +87,27 @@ def test_live_requests_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
 
     (told,) = play(scenario).fleet.outcomes
     assert told.is_first_token
+
+
+def test_what_has_no_replica_misses_no_first_token_by_a_forecasts_error() -> None:
+    async def scenario(scene: Scene) -> None:
+        scene.start("x", LONG)
+        await until(lambda: bool(scene.fleet.submitted))
+        scene.dispatcher.requests["x"].replica = ""
+        assert not told_of(scene, 100.0)
+
+    play(scenario)
+
+
+def test_a_request_of_several_sequences_is_as_sure_as_its_least_certain_one() -> None:
+    async def scenario(scene: Scene) -> None:
+        chances = iter((0.9, 0.6))
+        scene.fleet.decide = lambda ask: msgspec.structs.replace(scene.fleet.first_live(ask), chance=next(chances))
+        scene.start_group("x", "y")
+        await until(lambda: len(scene.fleet.submitted) == 2)
+        for name in ("x", "y"):
+            scene.fleet.say("a", name, [1], "stop")
+        await until(lambda: len(scene.fleet.outcomes) == 3)
+
+    whole = [outcome for outcome in play(scenario).fleet.outcomes if outcome.scope == Scope.REQUEST]
+    assert [outcome.chance for outcome in whole] == [0.6]

@@ -68,3 +68,14 @@ def test_a_promise_tells_the_chance_of_its_least_certain_first_token(
         decision = Decision(name, verdict, "a", "standard", "attainable", 0.1, chance=chance)
         request_state.record_decision(name, decision, request_state.arrived_s)
     assert request_state.slo_object()["ttft_chance"] == told
+
+
+def test_the_chance_stays_as_promised_when_another_replica_goes_on() -> None:
+    request_state = HttpRequestState(Slo(ttft_s=1.0, tpot_s=1.0, tier="standard"))
+    for chance in (0.7, 0.8):  # asks again: nothing has begun
+        told = Decision("r", Verdict.ADMITTED, "a", "standard", "attainable", 0.1, chance=chance)
+        request_state.record_decision("r", told, request_state.arrived_s)
+    request_state.record_tokens("r", 1, request_state.arrived_s + 0.1)
+    told = Decision("r", Verdict.ADMITTED, "b", "standard", "attainable", 0.1)
+    request_state.record_decision("r", told, request_state.arrived_s)
+    assert request_state.ttft_chance == 0.8
