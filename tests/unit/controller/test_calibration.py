@@ -4,12 +4,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from controller.calibration import AIM, MOST, RATE, Calibration
+from controller.calibration import AIM, FIRST_CHANCE, MOST, RATE, Calibration
 from controller.fleet import Fleet
 from controller.mirror.replica_model import admission_row
 from controller.options import FleetOptions
 from controller.scaling.tiers import Tier, TierTable
 from controller.status import fleet_status
+from planning.tables import REQUEST
 from profiles.store import load_profile
 from protocol.messages import Progress, Scope, Slo, Verdict, request_uid
 from protocol.programs import RELEASED
@@ -81,6 +82,19 @@ def test_never_is_a_surer_promise_asked_for_than_the_tier_is_and_best_effort_ask
     assert Calibration().least_chance(-1, TIERS) == 0.0
 
 
+def test_a_tier_that_is_promised_nothing_is_asked_for_less_and_less() -> None:
+    calibration, row = Calibration(chances={"tight": 0.9}), np.zeros((), dtype=REQUEST)
+    asked = []
+    for _ in range(10_000):
+        calibration.plan_early(row, TIERS)
+        asked.append(float(row["least_chance"]))
+    assert (asked[0], asked[-1]) == (0.9, FIRST_CHANCE)
+    assert asked == sorted(asked, reverse=True)
+    lower = Calibration(chances={"tight": 0.2})
+    lower.plan_early(row, TIERS)
+    assert lower.chances == {"tight": 0.2}
+
+
 def test_a_promise_known_to_be_doubtful_moves_no_margin_when_it_breaks_as_often_as_that() -> None:
     calibration = Calibration()
     for k in range(40):
@@ -149,7 +163,7 @@ def test_requests_are_planned_earlier_and_told_in_the_status() -> None:
     (after,) = state.admit([ask(TIGHT, 8000)], 0.2)
     assert after.verdict == Verdict.BEST_EFFORT
     assert fleet_status(state, 0.2)["margins"] == {"tight": MOST}
-    assert fleet_status(state, 0.2)["least_chances"] == {"tight": TIERS.tiers[0].confidence}
+    assert fleet_status(state, 0.2)["least_chances"] == {"tight": pytest.approx(TIERS.tiers[0].confidence, abs=0.001)}
     (short,) = state.admit([ask(TIGHT, 10)], 0.2)
     assert (short.verdict, short.margin_s) == (Verdict.ADMITTED, pytest.approx(MOST * TIGHT.ttft_s))
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import controller.held
+from controller import placement
 from controller.fleet import Fleet
 from controller.mirror.replica_model import RESERVED_S
 from controller.options import DP, FleetOptions
@@ -132,20 +133,18 @@ def test_who_is_not_as_likely_in_time_as_asked_for_takes_no_place_of_another(mon
     state.check_integrity()
 
 
-@pytest.mark.parametrize(("least_chance", "placed"), [(0.0, 2), (0.95, 1)])
-def test_no_better_set_of_a_burst_has_one_that_is_less_likely_than_asked_for(least_chance: float, placed: int) -> None:
-    """There is time for two of those that are worth more, for the second if iterations take what is expected."""
-    tiers = TierTable.of(
-        1, [Tier("loose", 3.0, 0.1), Tier("dear", 3.0, 0.1, value=10.0), Tier("flex", best_effort=True)]
-    )
-    state = Fleet(FleetOptions(length_prior_tokens=100.0, pending=True), tiers, load_profile)
-    state.calibration.chances = {"dear": least_chance, "loose": 0.0}
+@pytest.mark.parametrize(("chance", "is_taken"), [(0.9, True), (0.4, False)])
+def test_no_better_set_of_a_burst_has_one_that_is_less_likely_than_asked_for(
+    monkeypatch: pytest.MonkeyPatch, chance: float, is_taken: bool
+) -> None:
+    state = fleet(pending=True)
     state.report(report("a"), 0.0)
-    (alone,) = state.admit([ask(LOOSE, LONG)], 0.0)
+    state.admit([ask(LOOSE, LONG)], 0.0)  # the replica is not idle
+    monkeypatch.setattr(placement, "plan_chances", lambda *_: np.full(1, chance))
+    left = state._to_pending(ask(LOOSE, SHORT), 0.0)
+    open_fleet = placement.PlacementFleet(state.slots, state.allocation, state.replicas, state.options)
     (replica,) = state.replicas.values()
-    replica.state["error"] = 0.3
-    dear = [ask(Slo(2.1 * alone.predicted_ttft_s, 0.1, tier="dear"), LONG) for _ in range(4)]
-    cheap = [ask(LOOSE, LONG) for _ in range(30)]
-    state.admit([*cheap, *dear], 0.0)
-    assert sum(request_uid(each.request_id) in state.places for each in dear) == placed
-    assert sum(request_uid(each.request_id) in state.places for each in cheap) > 2
+    placement._choose_set(open_fleet, replica.slot, [], [left], 0.0)
+    assert (left.slot == replica.slot) == is_taken
+    assert len(replica.table) == 1 + is_taken
+    assert not is_taken or left.chance == chance
