@@ -89,7 +89,7 @@ class Shards:
         inquiry = Inquiry(self._ask, self._release, lambda: dict(enumerate(s.load for s in self.all)), self._random)
         await inquiry.run(batch, self.book.place)
         for shard, decision in inquiry.decided:
-            if (earlier := self.book.note(shard, decision)) is not None:
+            if (earlier := self.book.note(shard, decision, self.all[shard].core.now_s)) is not None:
                 self._release(earlier, [decision])
         return [decision for _, decision in inquiry.decided]
 

@@ -166,20 +166,20 @@ class Controller:
         ``sent_s`` is when the ``ingress`` asked, on its own clock: what it has given up meanwhile is not placed.
         Between parts of a long batch other messages are heard.
         """
-        waited_s = self._delays.waited_s(ingress, sent_s, self.clock()) if ingress else 0.0
+        came_s, requests, decisions = self.clock(), _admissions.decode(batch), dict[str, Decision]()
+        waited_s = self._delays.waited_s(ingress, sent_s, came_s) if ingress else 0.0
         fleet = await self._ready()
-        requests, decisions = _admissions.decode(batch), dict[str, Decision]()
-        gone = given_up(requests, waited_s)
-        self.given_up += len(gone)
-        for i, part in enumerate(parts([r for r in requests if r.request_id not in gone], MOST_TOGETHER)):
+        for i, part in enumerate(parts(requests, MOST_TOGETHER)):
             if i:
                 await asyncio.sleep(0)
                 fleet = await self._ready()
             started_s, now_s = time.perf_counter(), self.clock()
+            gone = given_up(part, waited_s + now_s - came_s)
             heard_by = ingress if self.recalls.is_listening(ingress, now_s) else ""
-            decisions |= {d.request_id: d for d in admit_each(fleet, part, now_s, heard_by)}
+            asking = [request for request in part if request.request_id not in gone]
+            decisions |= {d.request_id: d for d in admit_each(fleet, asking, now_s, heard_by)}
             self.recalls.tell(fleet.held.take_recalls())
-            self.decisions += len(part)
+            self.given_up, self.decisions = self.given_up + len(gone), self.decisions + len(asking)
             self.busy_s += time.perf_counter() - started_s
         told = [decisions.get(r.request_id) or unheard(r) for r in requests]
         load = mean_load(fleet, self.clock()) if fleet.options.controller_shards > 1 else 0.0

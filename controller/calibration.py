@@ -27,7 +27,7 @@ from protocol.messages import Outcome, Scope
 RATE = 0.05  # of the time that an objective allows, per broken promise
 MOST = 0.5  # of that time
 AIM = 0.8  # times as many promises as a tier allows to break are to: what is kept of some hundred varies by as much
-FADE = 2e-4  # of a chance, per question: a tier that is promised nothing would never learn that it may be
+FADE = 2e-4  # of a chance, per request: a tier that is promised nothing would never learn that it may be
 FIRST_CHANCE, CHANCE_RATE = 0.5, 0.1  # that are asked for at first, and more of it per broken promise
 
 
@@ -64,17 +64,17 @@ class Calibration:
             return 0.0
         return min(self.chances.get(tiers.tiers[tier].name, FIRST_CHANCE), tiers.tiers[tier].confidence)
 
-    def _ask(self, tier: int, tiers: TierTable) -> float:
-        """The same, as it is asked for once more: it fades."""
+    def _ask(self, tier: int, tiers: TierTable, fades: bool) -> float:
+        """The same, as one more request asks for it: it fades."""
         asked = self.least_chance(tier, tiers)
-        if asked > FIRST_CHANCE:
+        if fades and asked > FIRST_CHANCE:
             self.chances[tiers.tiers[tier].name] = max(FIRST_CHANCE, asked - FADE)
         return asked
 
-    def plan_early(self, row: np.ndarray, tiers: TierTable) -> float:
+    def plan_early(self, row: np.ndarray, tiers: TierTable, is_first: bool) -> float:
         """Let a request (REQUEST[], in place) ask for its tier's least chance, and be due earlier than asked by its
-        margin; returns that, 0 for best effort."""
-        row["least_chance"] = 0.0 if row["best_effort"] else self._ask(int(row["tier"]), tiers)
+        margin; returns that, 0 for best effort. ``is_first``: it asks for the first time."""
+        row["least_chance"] = 0.0 if row["best_effort"] else self._ask(int(row["tier"]), tiers, is_first)
         margin_s = float(self.margins_s(row[None], tiers)[0]) if any(self.margins.values()) else 0.0
         if margin_s:
             make_due_earlier(row, margin_s)

@@ -207,11 +207,12 @@ class Fleet:
 
     def _to_pending(self, request: AdmissionRequest, now_s: float, phase: Phase | None = None) -> Pending:
         """The request as a row with its scores; its earlier place is freed, as of a resumed stream or a retry."""
-        self.held.free(request_uid(request.request_id))
-        tier, self.turn = self.tiers.of_request(request.slo), self.turn + 1
+        uid, tier, self.turn = request_uid(request.request_id), self.tiers.of_request(request.slo), self.turn + 1
+        is_first = not (request.emitted_tokens or uid in self.unplaced or uid in self.held)
+        self.held.free(uid)
         row = admission_row(request, tier, self.lengths, now_s)
         row["value"] = self.tiers.value(tier) * self.programs.worth(request)
-        margin_s = self.calibration.plan_early(row, self.tiers)
+        margin_s = self.calibration.plan_early(row, self.tiers, is_first)
         held, cached = self.affinity.look_up(request, row, self.replicas, self.slots.fleet_state)
         scores = self._scores(row, self.affinity.held_prompt(request, held), phase)
         p = Pending(request, tier, row, scores, self.policy.rule, held, cached, margin_s=margin_s, phase=phase)
@@ -233,8 +234,7 @@ class Fleet:
     def _admitted(self, p: Pending, replica: VirtualReplica, now_s: float) -> Decision:
         self._settle(p, replica, now_s)
         self.unplaced.leave(int(p.row["id"]))
-        tier = self.tiers.tiers[p.tier].name if self.tiers.tiers else p.request.slo.tier
-        return decisions.admitted(p, replica, tier)
+        return decisions.admitted(p, replica, self.tiers.tiers[p.tier].name if self.tiers.tiers else p.request.slo.tier)
 
     def _best_effort_or_refuse(self, p: Pending, now_s: float) -> Decision:
         """Wait for room, go best effort to the replica with the least to do, or a refusal that says when to return."""

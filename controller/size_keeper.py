@@ -43,23 +43,27 @@ class SizeKeeper:
                 await self.carry_out(actions, scaler, fleet)
                 self.error = ""
             except Exception as error:  # whatever it was: ended, this loop would leave the size as it is for good
-                self._note_error(error, fleet())
+                self._note_error(error)
 
-    def _note_error(self, error: Exception, fleet: Fleet | None) -> None:
-        """In the log once, in the status until it has passed; what became of the size is not known: look again."""
+    def _note_error(self, error: Exception) -> None:
+        """In the log once, in the status until it has passed."""
         told = str(error) if isinstance(error, ScalingError) else f"{type(error).__name__}: {error}"
         if told != self.error:
             logger.error("size of the fleet: %s", told, exc_info=error)
         self.error = told
-        if fleet is not None and fleet.allocation.autoscaler is not None:
-            fleet.allocation.autoscaler.target = None
 
     async def carry_out(self, actions: Actions, scaler: Scaler, fleet: Callable[[], Fleet | None]) -> None:
-        """Do what the autoscaler says."""
-        if actions.replicas is not None:
-            await scaler.resize(actions.replicas)
-        if actions.remove:
-            await scaler.remove(actions.remove)
-            for name in actions.remove:
-                if (known := fleet()) is not None:  # perhaps another than the one that asked for it
-                    known.on_removed(name, self._clock())
+        """Do what the autoscaler says. Where that fails nobody knows what became of the size: what Serve says next
+        holds. While Serve only does not tell, as in a deploy, the size that was asked for stays the wanted one."""
+        try:
+            if actions.replicas is not None:
+                await scaler.resize(actions.replicas)
+            if actions.remove:
+                await scaler.remove(actions.remove)
+        except Exception:
+            if (known := fleet()) is not None and known.allocation.autoscaler is not None:
+                known.allocation.autoscaler.target = None
+            raise
+        for name in actions.remove:
+            if (known := fleet()) is not None:  # perhaps another than the one that asked for it
+                known.on_removed(name, self._clock())

@@ -51,7 +51,10 @@ class SlidingCounts:
             latest[family][number] += times
 
     def expire(self, now_s: float) -> None:
-        """Take out the seconds that have left the window, some at a time."""
+        """Take out the seconds that have left the window: some at a time, or all at once."""
+        if self._seconds and self._seconds[-1][0] < now_s - self.window_s:
+            self._seconds.clear()
+            self.counts.clear()
         for _ in range(MOST_SECONDS):
             if not self._seconds or self._seconds[0][0] >= now_s - self.window_s:
                 return

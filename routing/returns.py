@@ -108,6 +108,8 @@ def carry(fleet: FleetState, now_s: float, ledger: Ledger, slots: np.ndarray) ->
                 before = carried[r, (at - 1) % BUCKETS, column] if j > 0 else 0.0
                 carried[r, at, column] = before + changes[j, column]
             carried[r, at, PREFILL] = waits_s if j == 0 else 0.0
+        for j in range(HORIZON, BUCKETS):  # these hold what was promised until now, one turn of the ring ago
+            carried[r, (first + j) % BUCKETS, :] = 0.0
 
 
 class Claim(NamedTuple):

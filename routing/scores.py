@@ -1,6 +1,7 @@
 """A request's score for each replica from the replica's cached sums alone, at the time of placement. Kernels.
 
-Two rules. ``MOST_LOADED`` makes the load gradient of PolyServe section 4.2. ``LEAST_ADDED`` puts the request where the
+Three rules. ``MOST_LOADED`` makes the load gradient of PolyServe section 4.2, ``LEAST_LOADED`` its opposite: the most
+room for what predictions miss. ``LEAST_ADDED`` puts the request where the
 fleet's congestion, the sum of all squared loads, grows least: loads are kept even, and a request that is tighter than
 all that a replica carries shortens every iteration there, which costs the more the more it carries. So tight requests
 gather on replicas that are tight already, and pools that all tiers share come apart into tiers by themselves.
@@ -22,7 +23,7 @@ from planning.tables import ROW_TYPE
 from profiles.compiled_once import KernelTable, compiled_once
 from routing.fleet_state import REPLICA_TYPE, SHORTEST_S, FleetState, decode_rest_s, engine_of, utilization
 
-MOST_LOADED, LEAST_ADDED = range(2)  # positions in ``score_replica``
+MOST_LOADED, LEAST_ADDED, LEAST_LOADED = range(3)  # positions in ``score_replica``
 SCORE = float64(ENGINE_TYPE, REPLICA_TYPE, ROW_TYPE, float64, float64)
 PROMPTS_DUE_S = 0.5  # prompt tokens that wait count as if they were due in so long
 ROOM_UNTIL, FULL_FROM = 0.3, 0.5  # mean load of the open replicas: up to the first there is room, from the second none
@@ -41,6 +42,11 @@ def base_weight(fleet: FleetState) -> float:
 @compiled_once(SCORE)
 def _most_loaded(engine: EngineModel, replica: np.void, row: np.void, now_s: float, weight: float) -> float:
     return float(replica["load"])
+
+
+@compiled_once(SCORE)
+def _least_loaded(engine: EngineModel, replica: np.void, row: np.void, now_s: float, weight: float) -> float:
+    return -float(replica["load"])
 
 
 @compiled_once(SCORE)
@@ -83,7 +89,7 @@ def _load(
 
 # ``score_replica(rule, engine, replica, row, now_s, weight)``: score of the replica (REPLICA_STATE) for the request
 # (REQUEST) under a rule, with ``base_weight``; higher is better. A policy's own rule is what ``add`` returns.
-score_replica = KernelTable("routing.scores", SCORE, [_most_loaded, _least_added])
+score_replica = KernelTable("routing.scores", SCORE, [_most_loaded, _least_added, _least_loaded])
 
 
 @njit(cache=True)

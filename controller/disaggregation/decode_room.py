@@ -4,6 +4,7 @@ A reservation is the request's row as its decode will be. The rows lie in the mi
 that quick checks and forecasts count them like any promise, and neither reports nor time touch them in between.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,9 +40,12 @@ class DecodeRoom:
         try:
             yield
         finally:
-            for slot in {reservation.slot for reservation in self.held.values()}:
+            kept = defaultdict[int, list[int]](list)  # a request's prompt may be computed where others have room
+            for uid, reservation in self.held.items():
+                kept[reservation.slot].append(uid)
+            for slot, uids in kept.items():
                 rows = slots.rows(slot)
-                slots.put(slot, rows[~np.isin(rows["id"], list(self.held))].copy())
+                slots.put(slot, rows[~np.isin(rows["id"], uids)].copy())
 
     def reserve(self, slots: ReplicaSlots, uid: int, reservation: Reservation) -> None:
         """Keep room; inside ``counted``."""

@@ -85,8 +85,7 @@ class DisaggregatedFleet(Fleet):
         name, requests = view.name, view.slo_requests
         if reserved:
             requests = tuple(a + b for a, b in zip(requests, reserved, strict=True))
-        is_bound = self.phases.is_bound(name)
-        return view._replace(slo_requests=requests, phase=self.phases.of(name), is_bound=is_bound)
+        return view._replace(slo_requests=requests, phase=self.phases.of(name), is_bound=self.phases.is_bound(name))
 
     def report(self, report: Report, now_s: float) -> bool:
         are_live = self.slots.are_live(now_s, self.options.silent_s)
@@ -180,11 +179,12 @@ class DisaggregatedFleet(Fleet):
         return self._admitted(p, self.by_slot[slot], now_s)
 
     def _move_reservations(self, now_s: float) -> None:
-        """Of replicas that leave, or that prefill now, to others with room; where there is none, room stays kept."""
+        """Of replicas that leave, or that prefill now, to others with room, not to the prompt's own; else it stays."""
         decoding = self._open_on(Phase.DECODE, now_s)
         for uid, before in [(uid, r) for uid, r in self.room.held.items() if r.slot not in decoding]:
             self.room.release(self.slots, uid)
-            if self._reserve(before.row, decoding, now_s):
+            others = {slot: name for slot, name in decoding.items() if name != self.places.holder(uid)}
+            if self._reserve(before.row, others, now_s):
                 self.room.held[uid].needed_s = before.needed_s
             else:
                 self.room.reserve(self.slots, uid, before)

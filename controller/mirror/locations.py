@@ -22,6 +22,10 @@ class RequestLocations:
     def __len__(self) -> int:
         return len(self._where)
 
+    def holder(self, uid: int) -> str:
+        """The replica that has the request; empty where none has."""
+        return self._where.get(uid, "")
+
     def reconcile(self, uid: int, replica: VirtualReplica, now_s: float) -> None:
         """A request was given to a replica, which will hear of it."""
         replica.record_reserved(uid, now_s)

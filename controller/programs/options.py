@@ -2,6 +2,8 @@
 
 import msgspec
 
+from protocol.programs import IDLE_S
+
 
 class ProgramOptions(msgspec.Struct, frozen=True):
     """Defaults are what is shipped; the others are for comparison."""
@@ -10,7 +12,7 @@ class ProgramOptions(msgspec.Struct, frozen=True):
     # ("accumulated"); or at the program's deadline ("whole").
     stages: str = "latest"
     keeps_promises: bool = True  # later rounds of a promised program go before others
-    idle_s: float = 120.0  # without a sub-request for so long, a program has ended
+    idle_s: float = IDLE_S
     # A program that comes while too many are open is not promised.
     bounded: bool = True
     asks_again: bool = True  # with each later call, until it is

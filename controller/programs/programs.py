@@ -195,7 +195,7 @@ class Programs(ProgramsUnderWay):
         again = list[Pending]()
         for p in asking if self._keys else ():
             part = self._part(p.request.request_id)
-            if p.slot != NOWHERE or part is None or part.latest_s - part.due_s < LEAST_S:
+            if p.slot != NOWHERE or part is None or part.due_s == INF or part.latest_s - part.due_s < LEAST_S:
                 continue
             later_s, part.due_s = part.latest_s - part.due_s, part.latest_s
             part.given = msgspec.structs.replace(part.given, e2e_s=part.given.e2e_s + later_s)

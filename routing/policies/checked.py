@@ -4,7 +4,7 @@ import numpy as np
 
 from routing.fleet_state import SHARED
 from routing.policy import Checked, RoutingRequest, in_turn, register
-from routing.scores import LEAST_ADDED
+from routing.scores import LEAST_ADDED, LEAST_LOADED
 
 
 @register("load_gradient")
@@ -29,8 +29,10 @@ class MarginalLoad(Checked):
 class Balanced(Checked):
     """The least loaded replica that attains the SLO: the most room for what predictions miss, and none left empty."""
 
+    rule = LEAST_LOADED
+
     def score(self, request: RoutingRequest, replicas: np.ndarray, turn: int, rng: np.random.Generator) -> np.ndarray:
-        return -replicas["load"]
+        return np.zeros(0)
 
 
 @register("silos")

@@ -37,6 +37,7 @@ class ControllerLink:
         self._controller, self._namespace, self._ingress_id = controller, namespace, ingress_id
         self._open_hub = open_hub
         self._actor: Any = None
+        self._finding: asyncio.Task[Any] | None = None
         self._channel: Channel | None = None
         self._upgrader = Upgrader(code_id(*CONTROLLER_PACKAGES), ingress_id, self._prepare, self._upgrade)
         self._handed: dict[str, bytes] = {}  # by a controller that was ended, until the next one has it
@@ -45,15 +46,22 @@ class ControllerLink:
     def _name(self) -> str:
         return shard_name(self._controller, self.shard)
 
-    def actor(self) -> Any:
-        """The controller's handle; it stays valid when the actor restarts."""
+    async def actor(self) -> Any:
+        """The controller's handle; it stays valid when the actor restarts.
+
+        Ray's head may be away for a minute: one thread waits for it, however many want to know, and the event loop goes
+        on with tokens.
+        """
         if self._actor is None:
-            self._actor = ray.get_actor(self._name, namespace=self._namespace)
+            if self._finding is None or self._finding.done():
+                finding = asyncio.to_thread(ray.get_actor, self._name, self._namespace)
+                self._finding = asyncio.get_running_loop().create_task(finding)
+            self._actor = await asyncio.shield(self._finding)
         return self._actor
 
     async def _ask(self, method: str, *arguments: Any) -> Any:
         try:
-            return await getattr(self.actor(), method).remote(*arguments)
+            return await getattr(await self.actor(), method).remote(*arguments)
         except ray.exceptions.ActorDiedError:
             self._forget()  # a new one may carry the name
             raise
@@ -61,9 +69,11 @@ class ControllerLink:
     def _forget(self) -> None:
         self._actor, self._upgrader.is_agreed = None, False
 
-    def start(self) -> None:
-        """Start the controller where there is none."""
-        start_controller(self._controller, self._namespace, self.shard, self._upgrader.number)
+    async def start(self) -> None:
+        """Start the controller where none is known: one that has died is not, once a call has failed by that."""
+        if self._actor is None:
+            named = self._controller, self._namespace, self.shard, self._upgrader.number
+            self._actor = await asyncio.to_thread(start_controller, *named)
 
     async def configure(self, options: bytes, tiers: bytes) -> None:
         """Tell it what this ingress knows. One with the code of an earlier deploy is followed in the background."""
@@ -71,7 +81,7 @@ class ControllerLink:
             await self._hand_on()
         if not self._upgrader.is_agreed:
             wanted = msgspec.msgpack.decode(options, type=FleetOptions)
-            await self._upgrader.greet(self.actor(), self._ask, wanted.application, wanted.deploy)
+            await self._upgrader.greet(await self.actor(), self._ask, wanted.application, wanted.deploy)
         self._upgrader.number = int(await self._ask("configure", options, tiers, self._upgrader.number))
 
     async def _prepare(self) -> str:
@@ -91,7 +101,7 @@ class ControllerLink:
         self._handed = handed
         await end_actor(last, self._name, self._namespace)
         self._forget()
-        self.start()
+        await self.start()
         async with asyncio.timeout(TAKE_OVER_S):
             await self._hand_on()
         logger.info("controller %s runs this deploy's code", self._name)

@@ -43,7 +43,7 @@ class Shard:
     async def _ping(self, options: bytes, tiers: bytes) -> None:
         try:
             if self.number == LEADER or not self.answers:  # asking Ray for each of them all the time costs too much
-                self.link.start()
+                await self.link.start()
             await asyncio.wait_for(self.link.configure(options, tiers), MOST_PING_S)
         except Exception:
             self.answers = False

@@ -6,6 +6,7 @@ that fails or is silent is asked nothing until it answers a ping, and what it wa
 
 import asyncio
 import random
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -62,7 +63,7 @@ class ControllerShards:
         """
         self._resize(count)
         if self._is_alone:
-            self.leader.link.start()
+            await self.leader.link.start()
             await self.leader.link.configure(options, tiers)
             return
         pings = [shard.ping(options, tiers) for shard in self.in_force]
@@ -78,6 +79,7 @@ class ControllerShards:
 
     def _resize(self, count: int) -> None:
         """Have links to so many; others stay for as long as a request of theirs has not ended."""
+        self._book.expire(time.monotonic())
         for number in range(count):
             if number not in self._shards:
                 self._shards[number] = Shard(self._make_link(number), answers=False)
@@ -104,7 +106,7 @@ class ControllerShards:
             await inquiry.run(batch, self._book.place)
         finally:
             for number, decision in inquiry.decided:
-                if (earlier := self._book.note(number, decision)) is not None:
+                if (earlier := self._book.note(number, decision, time.monotonic())) is not None:
                     self._release(earlier, [decision])
         decisions = {decision.request_id: decision for _, decision in inquiry.decided}
         return [decisions[question.request_id] for question in batch]

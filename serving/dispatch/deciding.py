@@ -112,7 +112,12 @@ class Decider:
         return decided
 
     def _release_late(self, asked: "asyncio.Task[list[Decision]]") -> None:
-        if not asked.cancelled() and asked.exception() is None:
+        """What a question was answered that nobody waits for; one that failed tells nobody that it is silent."""
+        if asked.cancelled():
+            return
+        if asked.exception():
+            self._probe()
+        else:
             self._release([decision for decision in asked.result() if decision.replica])
 
     # -- is it there ------------------------------------------------------------------------------------------------
@@ -142,11 +147,11 @@ class Decider:
 
     async def _probe_until_back(self) -> None:
         try:
-            while self.is_away:
+            while self._silent_since_s is not None:
                 with contextlib.suppress(Exception):
                     await asyncio.wait_for(asyncio.shield(self._ask([])), PROBE_ANSWER_S)
-                if self.is_away:
-                    await asyncio.sleep(PROBE_S)
+                    break
+                await asyncio.sleep(PROBE_S)
             logger.warning("the controller answers again")
         finally:
             self._is_probing = False

@@ -6,9 +6,10 @@ from protocol.messages import Decision, Outcome, Scope
 from protocol.programs import base_request_id
 from protocol.shards import LEADER
 from serving.dispatch.engine_request import ATTEMPT
-from serving.dispatch.shard_choice import Place, stand_of
+from serving.dispatch.shard_choice import Place, Stand, stand_of
 
 MOST_KNOWN = 200_000  # requests; beyond, the one that was decided first is forgotten and its outcome goes to the leader
+FORGET_S = 60.0  # after which a request that waits has long asked again, or has lost its client
 MOST_ATTEMPTS = 16  # of one request that are looked for, and its first one
 
 
@@ -17,6 +18,7 @@ class ShardBook:
 
     def __init__(self) -> None:
         self._places: dict[str, Place] = {}  # by attempt id, oldest decision first
+        self._unplaced_s: dict[str, float] = {}  # when those were decided that got no replica, oldest first
 
     def __len__(self) -> int:
         return len(self._places)
@@ -25,12 +27,15 @@ class ShardBook:
         """Where this very attempt was decided."""
         return self._places.get(attempt_id)
 
-    def note(self, shard: int, decision: Decision) -> int | None:
+    def note(self, shard: int, decision: Decision, now_s: float) -> int | None:
         """A shard has decided; returns the one that still has something of the same attempt from before."""
         earlier = self._places.pop(decision.request_id, None)
-        self._places[decision.request_id] = Place(shard, stand_of(decision))
+        self._places[decision.request_id] = place = Place(shard, stand_of(decision))
+        self._unplaced_s.pop(decision.request_id, None)
+        if place.stand != Stand.PLACED:
+            self._unplaced_s[decision.request_id] = now_s
         if len(self._places) > MOST_KNOWN:
-            del self._places[next(iter(self._places))]
+            self._forget_one(next(iter(self._places)))
         return earlier.shard if earlier is not None and earlier.shard != shard else None
 
     def shard_of(self, outcome: Outcome) -> int:
@@ -53,7 +58,17 @@ class ShardBook:
     def forget(self, attempt_id: str) -> None:
         """This attempt and all before it are over."""
         for earlier in _attempts(attempt_id):
-            self._places.pop(earlier, None)
+            self._forget_one(earlier)
+
+    def expire(self, now_s: float) -> None:
+        """Forget requests without a place that ask no more: a client that left while its question was open has ended
+        before the answer came."""
+        while self._unplaced_s and now_s > self._unplaced_s[name := next(iter(self._unplaced_s))] + FORGET_S:
+            self._forget_one(name)
+
+    def _forget_one(self, attempt_id: str) -> None:
+        self._places.pop(attempt_id, None)
+        self._unplaced_s.pop(attempt_id, None)
 
     def has_any_of(self, shard: int) -> bool:
         """Whether a request that has not ended was decided by this shard."""

@@ -166,10 +166,9 @@ class IngressApp:
             self.check()
         except RuntimeError as error:
             return unavailable(f"This ingress has failed: {error}.", "ingress_failed")
-        if self._may_be_empty:
+        if self._may_be_empty or self._heard():  # whom it hears it can serve by, whatever the controller does
             return None
-        status = await self.status()
-        if self._heard() or any(replica["live"] for replica in status["replicas"]):
+        if any(replica["live"] for replica in (await self.status())["replicas"]):
             return None
         return unavailable("No replica is alive.")
 
@@ -189,10 +188,10 @@ class IngressApp:
             heard = self._heard()
             last = [replica for replica in self._status["replicas"] if replica["replica"] in heard]
             self._status = status | {"replicas": with_stale(status["replicas"], last, heard)}
-            self._status_s = time.monotonic()
         except Exception as error:
             known = with_stale([], self._status["replicas"], self._heard())
             self._status |= {"replicas": known, "error": f"controller unreachable: {error!r}"[:300]}
+        self._status_s = time.monotonic()  # also where nothing was told: who asks meanwhile waits for that no longer
 
     def _heard(self) -> set[str]:
         """Replicas that speak to this ingress, whether or not the controller knows of them."""

@@ -97,7 +97,8 @@ def server_of(document: dict[str, Any]) -> str:
     """Where Serve listens."""
     options = document.get("http_options") or {}
     host = str(options.get("host", "127.0.0.1"))
-    return f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{options.get('port', 8000)}"
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{options.get('port', 8000)}"
 
 
 def urls_of(document: dict[str, Any]) -> list[str]:
@@ -114,12 +115,13 @@ def check_port_free(document: dict[str, Any]) -> None:
     """Say at once that the HTTP port is taken, which Serve would tell in a log file."""
     options = document.get("http_options") or {}
     host, port = str(options.get("host", "127.0.0.1")), int(options.get("port", 8000))
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise LaunchError(f"http_options.port: {host}:{port} cannot be used: {error.strerror}") from None
+    try:
+        family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+    except OSError as error:
+        raise LaunchError(f"http_options.port: {host}:{port} cannot be used: {error.strerror}") from None
 
 
 def deploy(

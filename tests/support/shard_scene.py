@@ -48,7 +48,7 @@ class FakeLink(ControllerLink):
         if self.error is not None:
             raise self.error
 
-    def start(self) -> None:
+    async def start(self) -> None:
         self.starts += 1
 
     async def configure(self, options: bytes, tiers: bytes) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from controller import actor
 from controller.actor import MOST_TOGETHER, REPLICAS_TOGETHER, SETTLED_S, STATUS_S, Controller
+from controller.fleet import Fleet
 from protocol.messages import Admission, AdmissionRequest, Verdict
 from protocol.report_answers import POSITIONS_READ, TELL_ALL
 from tests.support.fleet_cases import LOOSE, TIGHT, ask, fleet, report
@@ -83,6 +84,28 @@ def test_what_its_ingress_has_given_up_is_not_placed(monkeypatch: pytest.MonkeyP
         assert controller.given_up == 1
         assert controller.fleet is not None
         assert sum(len(replica.table) for replica in controller.fleet.replicas.values()) == 1
+
+    run(scenario, monkeypatch)
+
+
+def test_what_is_given_up_while_the_controller_gets_ready_is_not_placed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a restart, before the replicas have reported; or between the parts of a long batch."""
+
+    async def scenario(controller: Controller, clock: Clock) -> None:
+        await controller.admit(encode([]), "ingress", 100.0)
+        ready, starts_at_s = controller._ready, iter([0.0, 0.2, 0.4])
+
+        async def gets_ready() -> Fleet:
+            clock.now_s = next(starts_at_s)
+            return await ready()
+
+        monkeypatch.setattr(controller, "_ready", gets_ready)
+        asked = asks(2 * MOST_TOGETHER, patience_s=0.1) + asks(MOST_TOGETHER, patience_s=0.5)
+        told = admission_of.decode(await controller.admit(encode(asked), "ingress", 100.0)).decisions
+        placed = [d.verdict == Verdict.ADMITTED for d in told]
+        assert placed == [True] * MOST_TOGETHER + [False] * MOST_TOGETHER + [True] * MOST_TOGETHER
+        assert {d.reason for d in told[MOST_TOGETHER : 2 * MOST_TOGETHER]} == {"given_up"}
+        assert (controller.given_up, controller.decisions) == (MOST_TOGETHER, 2 * MOST_TOGETHER)
 
     run(scenario, monkeypatch)
 

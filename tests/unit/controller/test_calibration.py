@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from controller.calibration import AIM, FIRST_CHANCE, MOST, RATE, Calibration
+from controller.calibration import AIM, FADE, FIRST_CHANCE, MOST, RATE, Calibration
 from controller.fleet import Fleet
 from controller.mirror.replica_model import admission_row
 from controller.options import FleetOptions
@@ -14,7 +14,7 @@ from planning.tables import REQUEST
 from profiles.store import load_profile
 from protocol.messages import Progress, Scope, Slo, Verdict, request_uid
 from protocol.programs import RELEASED
-from tests.support.fleet_cases import FLEX, TIERS, TIGHT, ask, ended, report
+from tests.support.fleet_cases import FLEX, TIERS, TIGHT, ask, ended, fleet, report
 
 
 def outcome(is_met: bool, **changes: object):
@@ -77,7 +77,7 @@ def test_never_is_a_surer_promise_asked_for_than_the_tier_is_and_best_effort_ask
         calibration.note(outcome(True), TIERS)
     assert calibration.least_chance(0, TIERS) == 0.0
     row = admission_row(ask(FLEX), TIERS.of_request(FLEX), Fleet(FleetOptions(), TIERS, load_profile).lengths, 5.0)
-    Calibration().plan_early(row, TIERS)
+    Calibration().plan_early(row, TIERS, True)
     assert row["least_chance"] == 0.0
     assert Calibration().least_chance(-1, TIERS) == 0.0
 
@@ -86,13 +86,16 @@ def test_a_tier_that_is_promised_nothing_is_asked_for_less_and_less() -> None:
     calibration, row = Calibration(chances={"tight": 0.9}), np.zeros((), dtype=REQUEST)
     asked = []
     for _ in range(10_000):
-        calibration.plan_early(row, TIERS)
+        calibration.plan_early(row, TIERS, True)
         asked.append(float(row["least_chance"]))
     assert (asked[0], asked[-1]) == (0.9, FIRST_CHANCE)
     assert asked == sorted(asked, reverse=True)
     lower = Calibration(chances={"tight": 0.2})
-    lower.plan_early(row, TIERS)
+    lower.plan_early(row, TIERS, True)
     assert lower.chances == {"tight": 0.2}
+    again = Calibration(chances={"tight": 0.9})
+    again.plan_early(row, TIERS, False)
+    assert again.chances == {"tight": 0.9}, "a request that waits and asks again"
 
 
 def test_a_promise_known_to_be_doubtful_moves_no_margin_when_it_breaks_as_often_as_that() -> None:
@@ -178,3 +181,15 @@ def test_a_margin_makes_no_request_look_late_that_is_not() -> None:
     (replica,) = state.replicas.values()
     due_s = float(replica.table["arrival_s"][0] + replica.table["ttft_s"][0])
     assert 1.0 < due_s < 0.8 + TIGHT.ttft_s
+
+
+def test_a_request_that_waits_lowers_what_its_tier_asks_for_once() -> None:
+    """It asks several times a second."""
+    state = fleet(pending=True)
+    state.report(report("a"), 0.0)
+    state.calibration.chances["tight"] = 0.9
+    others = [ask(TIGHT, 3000) for _ in range(8)]
+    *_, first = state.admit([*others, asked := ask(TIGHT, 3000)], 0.0)
+    again = [state.admit([asked], 0.01 * k)[0] for k in range(1, 4)]
+    assert {d.verdict for d in (first, *again)} == {Verdict.PENDING}
+    assert state.calibration.chances["tight"] == pytest.approx(0.9 - (len(others) + 1) * FADE)

@@ -1,6 +1,7 @@
 """Which replica the fleet chooses: by the routing policy's name, and as a set where a burst does not fit."""
 
 import itertools
+from collections import Counter
 
 import numpy as np
 
@@ -136,3 +137,9 @@ def test_a_reborn_replica_knows_nothing() -> None:
 def test_plain_balancers_prefer_what_is_known_too() -> None:
     state = fleet("ab", prefix_affinity=5.0, routing="least_loaded")
     assert [state.admit([ask(TIGHT, 300, prefix=PROMPT)], 0.0)[0].replica for _ in range(7)] == ["a"] * 5 + ["b"] * 2
+
+
+def test_the_least_loaded_of_a_burst_is_as_of_each_request() -> None:
+    state = fleet("abcd", routing="balanced")
+    decisions = state.admit([ask(LOOSE) for _ in range(8)], 0.0)
+    assert Counter(d.replica for d in decisions) == dict.fromkeys("abcd", 2)

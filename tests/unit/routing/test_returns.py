@@ -118,3 +118,14 @@ def test_the_emptiest_are_asked_in_order_of_slots(most: int, told: list[int]) ->
     assert emptiest(fleet, 0, most).tolist() == told
     fleet.replicas["is_open"][1] = False
     assert 1 not in emptiest(fleet, 0, most)
+
+
+def test_what_was_promised_one_turn_of_the_ring_ago_is_nobodys_load() -> None:
+    """The ring is longer than the horizon, and long outputs look beyond that."""
+    fleet, ledger = replicas([30], left=100_000)
+    others, _ = replicas([1], left=4)
+    fleet.tables[:], fleet.replicas[:] = others.tables, others.replicas
+    fresh = make_ledger(1)
+    for known in (ledger, fresh):
+        carry(fleet, 25.0, known, np.arange(1))
+    assert np.array_equal(ledger.carried, fresh.carried)

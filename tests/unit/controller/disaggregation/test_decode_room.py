@@ -211,3 +211,18 @@ def test_what_is_reserved_on_a_replica_that_leaves_moves_or_is_used_there() -> N
     state.admit([], 0.21)
     assert state.room.held[request_uid(other.request_id)].replica == ({"d", "e"} - {where}).pop()
     state.check_integrity()
+
+
+def test_prompts_on_a_replica_that_decodes_now_stay_known_when_it_keeps_room_for_others() -> None:
+    state = fleet("pqd", prefill=1)
+    prompts = [ask(LOOSE, 8000) for _ in range(4)]
+    assert {d.replica for d in state.admit(prompts, 0.0)} == {"p"}
+    state.phases._phase_of.update(p=Phase.DECODE, q=Phase.PREFILL, d=Phase.DECODE)
+    full(state, "d", 0.0)
+    others = [ask(LOOSE, 500) for _ in range(6)]
+    assert {d.replica for d in state.admit(others, 0.02)} == {"q"}
+    assert {state.room.held[request_uid(asked.request_id)].replica for asked in others} == {"p"}
+    assert len(state.replicas["p"].table) == len(prompts)
+    state.check_integrity()
+    kept = {state.room.held[request_uid(asked.request_id)].replica for asked in prompts}
+    assert "p" not in kept, "room for a decode is never kept where its own prompt is computed"

@@ -1,6 +1,7 @@
 """Which way an ingress asks its controller: over its socket while that is up, otherwise through Ray."""
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -102,10 +103,39 @@ def test_each_shard_is_an_actor_of_its_own_name(monkeypatch: pytest.MonkeyPatch)
         transport = RayTransport({}, "ingress", "controller", "polyslo")
         links = [transport.shards.leader.link, transport.shards._make_link(2)]
         for link in links:
-            link.start()
+            await link.start()
             admission = await link.admit([AdmissionRequest("r1", 10, 10, Slo(1.0, 0.1))])
         return admission.load
 
     assert asyncio.run(run()) == 0.25
     assert found == [("controller", "polyslo"), ("controller.shard-2", "polyslo")]
     assert started == [("controller", "polyslo", 0, 0), ("controller", "polyslo", 2, 0)]
+
+
+def test_while_rays_head_is_away_the_event_loop_goes_on_and_one_thread_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_back, asked = threading.Event(), list[str]()
+
+    def get_actor(name: str, namespace: str) -> Controller:
+        asked.append(name)
+        assert is_back.wait(20.0), "the event loop stood still"
+        return Controller()
+
+    def start(*named: object) -> Controller:
+        assert is_back.wait(20.0), "the event loop stood still"
+        return Controller()
+
+    monkeypatch.setattr("ray.get_actor", get_actor)
+    monkeypatch.setattr(controller_link, "start_controller", start)
+
+    async def run() -> None:
+        links = [RayTransport({}, "ingress", "controller", "polyslo").shards.leader.link for _ in range(2)]
+        waiting: list[asyncio.Task[Any]] = [asyncio.create_task(links[0].admit([])) for _ in range(3)]
+        waiting.append(asyncio.create_task(links[1].start()))
+        await asyncio.sleep(0.05)
+        assert not any(task.done() for task in waiting)
+        is_back.set()
+        await asyncio.gather(*waiting)
+        await links[0].start()
+        assert asked == ["controller"], "its handle is known"
+
+    asyncio.run(run())

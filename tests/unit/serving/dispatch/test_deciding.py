@@ -240,3 +240,30 @@ def test_replicas_that_stand_still_or_are_silent_are_avoided() -> None:
         await until(lambda: len(scene.fleet.submitted) == 2)
 
     assert [name for name, _ in play(scenario).fleet.submitted] == ["b", "b"]
+
+
+def test_a_question_that_fails_when_nobody_waits_any_more_leaves_nobody_without_a_promise() -> None:
+    """As when the controller restarts: the next request may come hours later."""
+
+    async def scenario(scene: Scene) -> None:
+        sound, fails = scene.fleet.admit, asyncio.Event()
+
+        async def restarts(batch: list[AdmissionRequest]) -> list[Decision]:
+            await fails.wait()
+            raise ConnectionError("the actor restarts")
+
+        scene.fleet.admit = restarts  # type: ignore[method-assign]
+        first = scene.start("first", BRISK)
+        await until(lambda: bool(first.decisions))
+        assert first.decisions[0].reason == "controller_away"
+        await until(lambda: bool(scene.fleet.submitted))
+        scene.fleet.say("a", "first", [1], "stop")
+        await until(lambda: scene.finish("first") == "stop")
+        scene.fleet.admit = sound  # type: ignore[method-assign]
+        fails.set()
+        await asyncio.sleep(AWAY_S + 0.2)
+        later = scene.start("later", BRISK)
+        await until(lambda: bool(later.decisions))
+        assert later.decisions[0].verdict == Verdict.ADMITTED
+
+    play(scenario, "a")

@@ -98,7 +98,7 @@ async def settled(*links: ControllerLink, pings: int = 6) -> None:
     for _ in range(pings):
         for link in links:
             try:
-                link.start()
+                await link.start()
                 await link.configure(SECOND, b"")
             except controller_link.ray.exceptions.ActorDiedError:
                 pass
@@ -142,7 +142,7 @@ def test_of_several_ingresses_one_replaces_the_controller_and_all_find_the_next(
         await settled(*links)
         assert cluster.compiled == 1
         assert cluster.calls.count(("old", "hand_over")) == 1
-        assert all(link.actor() is cluster.actor for link in links)
+        assert all([await link.actor() is cluster.actor for link in links])
 
     run(play)
 

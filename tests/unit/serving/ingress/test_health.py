@@ -1,4 +1,4 @@
-"""Health of an ingress that hears no replica."""
+"""Health of an ingress that hears no replica, or no controller."""
 
 from typing import Any
 
@@ -29,3 +29,23 @@ def test_a_tier_table_says_whether_a_fleet_may_be_empty() -> None:
             assert (await scene.get("/health"))[0] == health
 
     play(script, autoscaling={"max_replicas": 3})
+
+
+def test_a_silent_controller_is_waited_for_by_no_probe_and_asked_once_by_those_who_read_the_status() -> None:
+    async def script(scene: Scene) -> None:
+        await scene.begin()
+        asked = list[None]()
+
+        async def status() -> dict[str, Any]:
+            asked.append(None)
+            raise TimeoutError("it is silent")
+
+        scene.transport.status = status  # type: ignore[method-assign]
+        assert (await scene.get("/health"))[0] == 200
+        assert not asked
+        scene.ingress_app._status_s = float("-inf")
+        for _ in range(2):
+            assert "it is silent" in (await scene.ingress_app.status())["error"]
+        assert len(asked) == 1
+
+    play(script)

@@ -15,7 +15,7 @@ pytest.importorskip("ray")
 from ray.serve._private import constants
 
 from serving.cli.demo import take_port
-from serving.launch.launch import check_port_free
+from serving.launch.launch import check_port_free, server_of
 from serving.launch.local_ray import LaunchError, block_of_ports, free_port, proxy_settings, terminable
 
 
@@ -85,3 +85,30 @@ def test_the_demo_takes_another_port_and_a_server_says_that_its_is_taken() -> No
         take_port(document, Console(quiet=True))
     assert document["http_options"]["port"] != taken
     check_port_free(document)
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("::", "http://[::1]:8123"),
+        ("::1", "http://[::1]:8123"),
+        ("0.0.0.0", "http://127.0.0.1:8123"),
+        ("localhost", "http://localhost:8123"),
+    ],
+)
+def test_the_address_of_a_server_is_one_that_a_client_can_use(host: str, address: str) -> None:
+    assert server_of({"http_options": {"host": host, "port": 8123}}) == address
+
+
+@pytest.mark.parametrize("host", ["::1", "localhost"])
+def test_a_port_is_looked_at_where_the_host_listens(host: str) -> None:
+    family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+    if family == socket.AF_INET6 and not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    with socket.socket(family) as other:
+        other.bind((host, 0))
+        other.listen()
+        taken = other.getsockname()[1]
+        with pytest.raises(LaunchError, match=f"{host}:{taken} cannot be used"):
+            check_port_free({"http_options": {"host": host, "port": taken}})
+    check_port_free({"http_options": {"host": host, "port": taken}})
