@@ -32,12 +32,13 @@ def waiting_tokens(fleet: Fleet, decodes: bool) -> dict[str, float]:
 
 
 def hardware_of(fleet: Fleet, group: str, now_s: float) -> Hardware | None:
-    """A replica of the group as its live ones are in the mean; none while there is none."""
+    """A replica of the group, as fast as its live ones in the mean, with the KV cache of one of them; none while there
+    is none."""
     live = [replica for replica in fleet.live(now_s) if group_of(replica.name) == group]
     if not live:
         return None
     coefficients = np.mean([replica.pessimistic_coefs for replica in live], axis=0)
     limits = live[0].limits
     bounds = int(limits["kv_capacity_tokens"]), float(limits["max_iteration_s"])
-    acceptances = [float(replica.limits["acceptance"]) for replica in live]
-    return Hardware(coefficients, *bounds, int(limits["drafts"]), max(acceptances))
+    acceptance = float(np.mean([replica.limits["acceptance"] for replica in live]))
+    return Hardware(coefficients, *bounds, int(limits["drafts"]), acceptance)

@@ -223,6 +223,15 @@ def test_the_size_grows_by_what_is_asked_in_the_models_terms() -> None:
     assert hardware_of(state, "gpus", 1.0) is None
 
 
+def test_drafts_count_by_what_replicas_accept_in_the_mean() -> None:
+    state = fleet("ab")
+    for replica, acceptance in zip(state.replicas.values(), (0.2, 0.8), strict=True):
+        replica.limits["acceptance"] = acceptance
+    hardware = hardware_of(state, "", 1.0)
+    assert hardware is not None
+    assert hardware.acceptance == pytest.approx(0.5)
+
+
 def grouped(*names: str) -> Fleet:
     """A fleet of groups of which ``h`` follows the load."""
     options = ScalingOptions(max_replicas=8, group="h", downscale_delay_s=10.0, downscale_cooldown_s=5.0)
