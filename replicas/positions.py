@@ -68,9 +68,15 @@ def composition_of(scheduled: Any, requests: Mapping[str, Any]) -> np.ndarray:
 
 
 def accepted_drafts(scheduled: Any, output: Any) -> dict[int, tuple[int, int]]:
-    """By uid, draft tokens that a finished step accepted, and whether the next one was refused (0 or 1)."""
-    tested = {}
+    """By uid, draft tokens that a finished step accepted, and whether the next one was refused (0 or 1).
+
+    A request that starts or resumes has none: vLLM only fills its step up to the size of the others.
+    """
+    tested, begun = {}, {new.req_id for new in scheduled.scheduled_new_reqs}
+    begun |= scheduled.scheduled_cached_reqs.resumed_req_ids
     for name, drafts in scheduled.scheduled_spec_decode_tokens.items():
+        if name in begun:
+            continue
         kept = max(len(output.sampled_token_ids[output.req_id_to_index[name]]) - 1, 0)
         tested[request_uid(name)] = kept, int(kept < len(drafts))
     return tested

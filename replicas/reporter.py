@@ -120,7 +120,8 @@ class Reporter:
         if self._link is None and time.monotonic() >= self._by_ray_until_s:
             try:
                 self._link = ReportLink(await self._ask("hear_reports", replica))
-            except AttributeError:  # a controller of an earlier version
+            except (AttributeError, ConnectionError) as error:  # a controller of an earlier version, or no socket to it
+                logger.warning("reports go through Ray: %r", error)
                 self._by_ray_until_s = time.monotonic() + BY_RAY_S
         return self._link
 

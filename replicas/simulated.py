@@ -68,7 +68,7 @@ class SimulatedEngine:
         self._rows: list[LiveRequest] = []  # parallel to _table
         self._table = np.zeros(0, dtype=REQUEST)
         self._live: dict[str, LiveRequest] = {}
-        self._has_ended = False  # a row is of a request that lives no more
+        self._has_ended = False  # a row or an arrival is of a request that lives no more
         self._rejected: list[Delta] = []
         self._steps: list[Step] = []
         self._totals = EngineTotals()
@@ -98,7 +98,7 @@ class SimulatedEngine:
     async def abort(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
             if self._live.pop(request_id, None):
-                self._has_ended = True  # its row goes with the next iteration
+                self._has_ended = True  # its row or its arrival goes with the next iteration
 
     async def next_outputs(self) -> list[Delta]:
         while not self._is_stopped:
@@ -119,6 +119,7 @@ class SimulatedEngine:
             alive = [self._is_live(entry) for entry in self._rows]
             self._table = self._table[alive]
             self._rows = [entry for entry, is_alive in zip(self._rows, alive, strict=True) if is_alive]
+            self._arriving = [each for each in self._arriving if self._is_live(each[1])]
 
     def _admit(self) -> None:
         """Add rows for what arrived before the next iteration starts."""

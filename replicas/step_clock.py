@@ -4,6 +4,8 @@ from collections import deque
 
 import numpy as np
 
+from planning.batch.composition import TOKENS
+
 
 class StepClock:
     """Measures completion to completion, so that a step is charged with all that happens between two of them.
@@ -30,6 +32,11 @@ class StepClock:
     def is_running(self) -> bool:
         """Whether a step is in flight."""
         return bool(self._in_flight)
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether a step with tokens is in flight: vLLM hands over empty ones as well."""
+        return any(mix[TOKENS] > 0 for mix, _, _ in self._in_flight)
 
     @property
     def newest_s(self) -> float:

@@ -50,16 +50,19 @@ PRIOR_WEIGHT = 0.0005  # of the prior, per iteration without drafts: what was le
 
 
 def planner_limits(policy: str, options: dict[str, float], **bounds: int) -> np.void:
-    """The limits of a policy with these options; raises ``ValueError`` naming what is unknown or makes no sense."""
+    """The limits of a policy with these options; raises ``ValueError`` that begins with the option that is unknown or
+    makes no sense."""
     chosen: dict[str, Any] = {"best_effort_stretch": LIVE_STRETCH, **batch_policy(policy).options, **bounds}
     for name, value in options.items():
         if name not in OPTIONS:
-            raise ValueError(f"policy_options: unknown {name!r}, known: {', '.join(OPTIONS)}")
+            raise ValueError(f"{name}: unknown option, known: {', '.join(OPTIONS)}")
         if name == "group_size" and name not in batch_policy(policy).adapts:
-            raise ValueError(f"policy_options: {name}: only calm knows it, not {policy}")
+            raise ValueError(f"{name}: only calm knows it, not {policy}")
         if name == "best_effort_share" and value == 0.0:
             continue  # what the fleet's configuration says unless told otherwise: the policy's own
         if name == "token_budget":
+            if not 1.0 <= value < math.inf:
+                raise ValueError(f"{name}: must be at least 1 and finite, not {value}")
             chosen["max_batch_tokens"] = min(int(value), bounds.get("max_batch_tokens", int(value)))
         else:
             chosen[name] = value

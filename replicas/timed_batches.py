@@ -53,11 +53,15 @@ class TimedBatches:
         """What a drafter proposes to verify next: always as many tokens as it may."""
         return DraftTokenIds(self._proposing, [self._device.propose(name, self._drafts) for name in self._proposing])
 
-    def _follow(self, scheduled: SchedulerOutput) -> list[Share]:
-        """What a batch is to every request in it; requests that begin, resume or have ended are noted."""
+    def forget(self, scheduled: SchedulerOutput) -> None:
+        """Forget requests whose end comes with a batch, even an empty one: vLLM tells it once."""
         for name in scheduled.finished_req_ids:
             self._device.end_stream(name)
             self._prompts.pop(name, None)
+
+    def _follow(self, scheduled: SchedulerOutput) -> list[Share]:
+        """What a batch is to every request in it; requests that begin, resume or have ended are noted."""
+        self.forget(scheduled)
         positions = {}  # computed and known tokens
         for new in scheduled.scheduled_new_reqs:
             prompt, known = new.prompt_token_ids or [], new.prefill_token_ids or new.prompt_token_ids or []

@@ -79,6 +79,7 @@ class TimedExecutor(Executor):
     def execute_model(self, scheduler_output: SchedulerOutput, non_block: bool = False) -> Any:
         """Queue the batch and decide what it emits; its output is had of ``sample_tokens``."""
         if scheduler_output.total_num_scheduled_tokens == 0:
+            self._batches.forget(scheduler_output)
             result: Future = Future()
             result.set_result(EMPTY_MODEL_RUNNER_OUTPUT)
             return result if non_block else EMPTY_MODEL_RUNNER_OUTPUT

@@ -64,6 +64,7 @@ class TimedWorker(WorkerBase):
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
         if scheduler_output.total_num_scheduled_tokens == 0:
+            self._batches.forget(scheduler_output)
             return EMPTY_MODEL_RUNNER_OUTPUT
         if self._answers:
             self._formed = DueOutput(*self._batches.run(scheduler_output))

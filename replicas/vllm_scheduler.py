@@ -163,8 +163,9 @@ class SloScheduler(AsyncScheduler):
         if self.num_spec_tokens > 0:
             self._rows.drafts.begin(output.scheduled_spec_decode_tokens)
         formed = (output.total_num_scheduled_tokens, len(output.num_scheduled_tokens))
-        # vLLM found no blocks for what was planned, and the same plan would follow: nobody runs who could free some.
-        self._is_stuck = composition is not None and composition[TOKENS] > 0 and formed[0] == 0
+        is_unused = composition is not None and composition[TOKENS] > 0 and formed[0] == 0
+        # Nothing is in flight whose end would free blocks or let a request go on: the same plan would follow.
+        self._is_stuck = is_unused and not self._clock.is_computing
         try:
             self._follow(output, is_planned=composition is not None)
             if composition is None or (composition[0], composition[3]) != formed:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import zmq
 
+from protocol import token_link
 from protocol.links import MOST_QUEUED, Kind, Link, enveloped
 from protocol.token_hub import Channel, TokenHub
 from protocol.token_link import TokenLink
@@ -207,3 +208,28 @@ def test_an_ingress_that_cannot_be_reached_is_named(address: str) -> None:
             await reach(link)
 
     play(scenario)
+
+
+def test_a_process_has_as_many_links_as_zeromq_can() -> None:
+    context = token_link._context
+    assert context.get(zmq.MAX_SOCKETS) == context.get(zmq.SOCKET_LIMIT)
+
+
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_a_link_for_which_no_socket_is_left_is_none_and_gives_back_what_it_took(
+    left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It needs three: its own, and two for its monitor."""
+    context = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, 1 + left)
+    monkeypatch.setattr(token_link, "_context", context)
+
+    async def scenario(hub: TokenHub) -> None:
+        with context.socket(zmq.PAIR), pytest.raises(ConnectionError, match="Too many open files"):
+            TokenLink(Ear(hub).link)
+        assert all(socket.closed for socket in context._sockets)
+
+    try:
+        play(scenario)
+    finally:
+        context.destroy(linger=0)

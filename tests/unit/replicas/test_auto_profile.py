@@ -56,6 +56,29 @@ def test_shipped_profile_only_of_that_very_device_and_model(gpu: str, changed: d
 
 
 @pytest.mark.parametrize(
+    ("gpu", "system"),
+    [
+        ("NVIDIA H200", "h200_sxm"),
+        ("NVIDIA H200 NVL", ""),
+        ("NVIDIA GH200 480GB", ""),
+        ("NVIDIA GH200 144G HBM3e", ""),
+        (H100, "h100_sxm"),
+        ("NVIDIA H100 64GB HBM2", ""),
+        (f"{H100} MIG 1g.10gb", ""),
+        ("NVIDIA A100-SXM4-80GB", "a100_sxm"),
+        ("A100-SXM-80GB", "a100_sxm"),
+        ("NVIDIA A100-SXM4-40GB", ""),
+        ("NVIDIA A100-SXM-64GB", ""),
+        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", ""),
+        ("NVIDIA A100 80GB PCIe", ""),
+    ],
+)
+def test_other_forms_of_a_gpu_and_other_memories_have_no_shipped_profile(gpu: str, system: str) -> None:
+    known = known_profile(msgspec.structs.replace(AUTO, model="a/Llama-3.1-8B"), gpu)
+    assert known == (f"{system}__llama-3.1-8b" if system else "")
+
+
+@pytest.mark.parametrize(
     "changed",
     [
         {"model": "org/other"},

@@ -1,5 +1,6 @@
 """Positions of vLLM's requests, by hand: what is in flight, stale or only a draft is not delivered."""
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -39,13 +40,31 @@ def test_drafts_are_in_flight_until_their_step_ends_or_their_request_is_forgotte
     assert drafts.of("b") == 0
 
 
+def drafting(drafts: dict[str, list[int]], starts: Sequence[str] = (), resumes: Sequence[str] = ()) -> SimpleNamespace:
+    """What vLLM tells of a step that verifies ``drafts``."""
+    return SimpleNamespace(
+        scheduled_spec_decode_tokens=drafts,
+        scheduled_new_reqs=[SimpleNamespace(req_id=name) for name in starts],
+        scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set(resumes)),
+    )
+
+
 def test_a_sequence_refuses_its_next_draft_unless_it_accepted_all() -> None:
-    scheduled = SimpleNamespace(scheduled_spec_decode_tokens={"all": [1, 2], "some": [1, 2], "none": [1]})
+    scheduled = drafting({"all": [1, 2], "some": [1, 2], "none": [1]})
     told = {"all": (2, 0), "some": (1, 1), "none": (0, 1)}
     output = SimpleNamespace(
         req_id_to_index={"none": 0, "all": 1, "some": 2}, sampled_token_ids=[[9], [1, 2, 9], [1, 9]]
     )
     assert accepted_drafts(scheduled, output) == {request_uid(name): counts for name, counts in told.items()}
+
+
+def test_a_request_that_starts_or_resumes_has_no_drafts() -> None:
+    filled = [-1, -1, -1]
+    scheduled = drafting({"new": filled, "back": filled, "running": filled}, starts=["new"], resumes=["back"])
+    output = SimpleNamespace(
+        req_id_to_index={"running": 0, "new": 1, "back": 2}, sampled_token_ids=[[1, 2, 9], [9], [9]]
+    )
+    assert accepted_drafts(scheduled, output) == {request_uid("running"): (2, 1)}
 
 
 def test_a_decode_with_drafts_reads_the_cache_and_is_no_prefill() -> None:

@@ -107,3 +107,18 @@ def test_a_lone_controller_is_asked_again_and_again(monkeypatch: pytest.MonkeyPa
     world = World(monkeypatch, leader=lambda: next(answers, TELL_ALL))
     world.run(lambda: world.shards["leader"].heard >= 6)
     assert world.sent == 1
+
+
+def test_where_no_socket_can_be_opened_reports_go_through_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def refuse(link: str) -> None:
+        asked.append(link)
+        raise ConnectionError("tcp://controller:1 cannot be reached: Too many open files")
+
+    world = World(monkeypatch, leader=lambda: TAKEN)
+    leader = world.shards["leader"]
+    monkeypatch.setattr(leader, "hear_reports", Shard(lambda: "a link"), raising=False)
+    monkeypatch.setattr(reporter, "ReportLink", refuse)
+    world.run(lambda: leader.heard >= 3)
+    assert asked == ["a link"], "for a while"

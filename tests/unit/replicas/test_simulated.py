@@ -219,7 +219,7 @@ def test_the_policy_changes_while_it_runs() -> None:
         await engine.submit([submission("a", 100, 300)])
         await engine.next_outputs()
         await engine.configure("sarathi", {"token_budget": 256})
-        with pytest.raises(ValueError, match="unknown 'budget'"):
+        with pytest.raises(ValueError, match="budget: unknown option"):
             await engine.configure("slo", {"budget": 1})
         await collect(engine, {"a"})
 
@@ -260,3 +260,18 @@ def test_iterations_take_what_the_profile_and_its_spread_say(
             assert 0.02 < np.log(ratios).std() < 0.2
 
     play(scenario, profile=str(path), iteration_spread=sigma)
+
+
+def test_a_request_that_is_aborted_in_the_iteration_in_which_it_came_takes_no_part_in_the_next() -> None:
+    async def scenario(engine: SimulatedEngine) -> None:
+        await engine.submit([submission("a", 100, 40)])
+        iterating = asyncio.create_task(engine.next_outputs())
+        await asyncio.sleep(0)
+        await engine.submit([submission("ghost", 3000, 40)])
+        await engine.abort(["ghost"])
+        await iterating
+        await collect(engine, {"a"})
+        assert {step.sequences for step in engine.take_steps()} == {1}
+        assert engine.state().kv_used_tokens == 0
+
+    play(scenario)

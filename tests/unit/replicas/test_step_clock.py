@@ -49,3 +49,13 @@ def test_in_a_pipeline_a_step_is_charged_with_its_way_through_all_stages() -> No
     assert clock.finish(10.5, is_continuing=True)[1] == pytest.approx(0.5)
     clock.begin(10.55, MIX, 0.5)
     assert [clock.finish(at_s, is_continuing=True)[1] for at_s in (10.75, 11.0, 11.25)] == pytest.approx([0.5] * 3)
+
+
+def test_an_empty_step_in_flight_computes_nothing() -> None:
+    clock = StepClock()
+    assert (clock.is_running, clock.is_computing) == (False, False)
+    clock.begin(10.0, MIX, 0.5)
+    clock.begin(10.0, np.zeros(5), 0.0)
+    assert (clock.is_running, clock.is_computing) == (True, True)
+    clock.finish(10.5, is_continuing=True)
+    assert (clock.is_running, clock.is_computing) == (True, False)

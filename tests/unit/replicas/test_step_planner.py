@@ -213,3 +213,18 @@ def test_newcomers_wait_for_two_iterations_of_an_asynchronous_engine(is_asynchro
     assert planner_limits("slo", options_of({}, is_asynchronous), kv_capacity_tokens=1)["newcomer_share"] == share
     told = options_of({"newcomer_share": 0.25}, is_asynchronous)
     assert planner_limits("slo", told, kv_capacity_tokens=1)["newcomer_share"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("policy", "option", "value", "told"),
+    [
+        ("slo", "budget", 1.0, "budget: unknown option, known: max_iteration_s"),
+        ("slo", "group_size", 2.0, "group_size: only calm knows it, not slo"),
+        ("slo", "token_budget", 0.5, "token_budget: must be at least 1 and finite, not 0.5"),
+        ("slo", "token_budget", np.inf, "token_budget: must be at least 1"),
+        ("calm", "group_size", -3.0, "group_size must be finite and not negative"),
+    ],
+)
+def test_a_wrong_option_is_named_as_its_user_does(policy: str, option: str, value: float, told: str) -> None:
+    with pytest.raises(ValueError, match=f"^{told}"):
+        planner_limits(policy, {option: value}, kv_capacity_tokens=1)

@@ -1,6 +1,7 @@
 """The device that only keeps time: when batches are done, and what they emit."""
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from profiles.kernels import iteration_s
 from profiles.store import load_profile, save_profile
+from protocol.messages import Slo
 from replicas.config import ReplicaConfig
 from replicas.timed_device import Share, TimedDevice, TimedSettings, composition
 from tests.support.planted_profile import SPREAD
@@ -137,6 +139,34 @@ def test_the_device_in_the_engine_s_process_is_told_how_it_strays(tmp_path: Path
         for sigma in (None, 0.0, 0.1)
     }
     assert [(each["spread"], bool(each["strays"])) for each in told.values()] == [(0, True), (0, False), (0.1, False)]
+
+
+def timed_part(kind: str, config: Any) -> Any:
+    """What runs vLLM's batches in an engine of one device, or as the first rank of several."""
+    from replicas.timed_executor import TimedExecutor
+    from replicas.timed_worker import TimedWorker
+
+    if kind == "worker":
+        return TimedWorker(vllm_config=config, local_rank=0, rank=0, distributed_init_method="")
+    made = TimedExecutor.__new__(TimedExecutor)
+    made.vllm_config = config
+    made._init_executor()
+    return made
+
+
+@pytest.mark.parametrize("kind", ["executor", "worker"])
+def test_a_request_whose_end_comes_with_an_empty_step_is_forgotten(make_bench: Callable[..., Any], kind: str) -> None:
+    bench = make_bench(device="timed", max_num_batched_tokens=512)
+    part = timed_part(kind, bench.scheduler.vllm_config)
+    for i in range(3):
+        bench.add(f"r{i}", [1] * 20, 2, Slo(ttft_s=5.0, tpot_s=0.1))
+        while bench.scheduler.has_requests():
+            scheduled = bench.begin()
+            part.execute_model(scheduled)
+            bench.end(scheduled)
+    assert bench.batches[-1] == {}
+    batches = part._batches
+    assert [len(kept) for kept in (batches._prompts, batches._device._streams, batches._device._out_s)] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])

@@ -199,3 +199,35 @@ def test_a_request_whose_output_is_under_way_takes_no_tokens_from_others(make_be
     assert planned[4:], "the preempted request was planned again"
     assert not any(planned)
     bench.check_outputs(wanted)
+
+
+def test_a_last_token_in_flight_leaves_the_next_step_planned(make_bench: MakeBench) -> None:
+    """vLLM runs nothing of a plan for a request whose last token is under way; that ends with its step."""
+    bench = make_bench(blocks=200, max_num_seqs=8, max_num_batched_tokens=2048)
+    bench.add("short", [1] * 40, 1, Slo(ttft_s=0.3, tpot_s=0.1))
+    last, _empty = bench.begin(), bench.begin()
+    assert bench.batches == [{"short": 40}, {}]
+    bench.end(last)
+    bench.add("bulk", [2] * 3000, 4, Slo(best_effort=True))
+    bench.add("tight", [3] * 40, 4, Slo(ttft_s=0.3, tpot_s=0.1))
+    bench.begin()
+    assert bench.batches[-1]["tight"] == 40
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+def test_every_step_of_a_pipeline_is_planned(make_bench: MakeBench, stages: int) -> None:
+    """Decodes take turns: of every so many plans vLLM runs nothing, while the stages work on others."""
+    pipeline = {"device": "timed", "engine_kwargs": {"pipeline_parallel_size": stages}}
+    bench = make_bench(blocks=400, max_num_seqs=8, max_num_batched_tokens=2048, **pipeline)
+    in_flight: list[Any] = []
+    for i in range(6):
+        bench.add(f"d{i}", [i] * 40, 200, Slo(ttft_s=5.0, tpot_s=0.1))
+    for turn in range(80):
+        if turn == 40:
+            bench.add("bulk", [9] * 3000, 4, Slo(best_effort=True))
+        while len(in_flight) <= stages:
+            in_flight.append(bench.begin())
+            assert not bench.scheduler._is_stuck
+        bench.end(in_flight.pop(0))
+    assert {} in bench.batches
+    assert 1 < max(batch.get("bulk", 0) for batch in bench.batches) < 2000, "best effort as far as decodes have time"

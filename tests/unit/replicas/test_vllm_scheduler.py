@@ -49,6 +49,7 @@ def test_vllm_still_has_everything_that_we_rely_on(make_bench: MakeBench) -> Non
         (bench.scheduler.kv_cache_manager.block_pool, "num_gpu_blocks get_num_free_blocks"),
         (request, REQUEST),
         (scheduled, "num_scheduled_tokens total_num_scheduled_tokens scheduled_spec_decode_tokens"),
+        (scheduled, "scheduled_new_reqs scheduled_cached_reqs"),
         (ModelRunnerOutput([], {}), "sampled_token_ids req_id_to_index kv_connector_output"),
         # Utility methods are looked up by name; late forming goes on with the input queue.
         (EngineCoreProc, "_handle_client_request get_kv_cache_group_metadata _process_input_queue is_running"),

@@ -46,3 +46,28 @@ def test_drafts_follow_objectives_under_our_policy_alone(
         explored = [drafts for drafts in counts["loose"] if drafts]
         assert max(explored) <= EXPLORED
         assert len(explored) <= len(counts["loose"]) / EXPLORE_UNKNOWN_EVERY + 1
+
+
+def test_what_vllm_fills_a_first_step_up_with_are_no_refused_drafts(make_bench: Callable[..., Any]) -> None:
+    """All but one token of the prompt, or of what was said before a preemption, is in the prefix cache."""
+    bench = make_bench(num_speculative_tokens=MOST, max_num_seqs=8, max_num_batched_tokens=256)
+    bench._sample = lambda name, _drafts: [7] if name in bench.scheduler.requests else []
+    bench.add("cached", [1] * 33, 1, TIGHT)
+    bench.run()
+    recorded: list[dict[int, tuple[int, int]]] = []
+    bench.scheduler._planner.record_acceptance = recorded.append
+    filled = 0
+    for i in range(5):
+        bench.add(f"new{i}", [1] * 33, 1, TIGHT)
+        scheduled = bench.begin()
+        filled += len(scheduled.scheduled_spec_decode_tokens[f"new{i}"])
+        bench.end(scheduled)
+    assert filled == 5 * MOST
+    bench.add("resumed", [2] * 32, 3, TIGHT)
+    bench.step()
+    bench.scheduler._preempt([bench.scheduler.running.pop()])
+    scheduled = bench.begin()
+    assert scheduled.scheduled_cached_reqs.resumed_req_ids == {"resumed"}
+    assert scheduled.scheduled_spec_decode_tokens == {"resumed": [-1] * MOST}
+    bench.end(scheduled)
+    assert not any(recorded)

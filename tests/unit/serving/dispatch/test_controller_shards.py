@@ -10,7 +10,7 @@ pytest.importorskip("ray")
 
 from protocol.messages import Admission, AdmissionRequest, Decision, Scope, Verdict
 from protocol.programs import Program
-from serving.dispatch import controller_shard, controller_shards, shard_book
+from serving.dispatch import controller_shard, controller_shards
 from serving.dispatch.shard_choice import home_of
 from tests.support.shard_scene import Scene, ask, asks, elsewhere, ended, fail, heal, pending, play, until
 
@@ -296,20 +296,3 @@ def test_where_the_next_shard_is_dead_what_came_back_is_kept_by_one_that_answers
         assert {verdict for verdict, _ in verdicts.values()} == {Verdict.BEST_EFFORT}
 
     play(script, count=3)
-
-
-def test_a_shard_that_is_one_too_many_goes_though_a_client_left_while_its_question_was_open(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def script(scene: Scene) -> None:
-        await scene.load(s0=0.9, s1=0.1)
-        for link in scene.links.values():
-            link.decide = pending
-        await scene.admit(*(ask(f"x{k}") for k in range(20)))
-        await scene.configure(1)
-        assert scene.shards._shards.keys() == {0, 1}, "it may have to be told how they end"
-        monkeypatch.setattr(shard_book, "FORGET_S", 0.0)
-        await scene.configure(1)
-        assert scene.shards._shards.keys() == {0}
-
-    play(script)
