@@ -12,6 +12,7 @@ from controller.options import FleetOptions
 from controller.scaling.tiers import Tier, TierTable
 from planning.warmup import warm_up as warm_up_planning
 from profiles.cache_filling import await_filled
+from profiles.jit import remove_old
 from profiles.store import load_profile
 from protocol.messages import POSITION, AdmissionRequest, Progress, Report, Slo, Step, request_uid
 
@@ -26,6 +27,7 @@ def warm_up() -> None:
     draw_curve([(40, False)], 40.0)
     for phases in (None, PhaseOptions(prefill=1)):
         _run(FleetOptions(length_prior_tokens=40.0, phases=phases))
+    remove_old()
 
 
 def _run(options: FleetOptions) -> None:

@@ -5,6 +5,7 @@ cache an edited or upgraded package would go on running old code. An edit compil
 else; clones and installations of the same sources share what is compiled. ``NUMBA_CACHE_DIR`` overrides the folder.
 """
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -87,16 +88,21 @@ def use_cache_folder() -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
-        _remove_old(folder)
     except OSError:
         folder = Path(tempfile.gettempdir()) / f"polyslo-kernels-{os.getuid()}"
     numba.config.CACHE_DIR = str(folder)
 
 
-def _remove_old(folder: Path) -> None:
-    for kernels in folder.iterdir():
-        if time.time() - kernels.stat().st_mtime > KEPT_S:
-            shutil.rmtree(kernels, ignore_errors=True)
+def remove_old() -> None:
+    """Remove folders of other states from our own cache. For a process that has imported all kernels: those it uses are
+    as of now by that, however old what is in them."""
+    if os.environ.get("NUMBA_CACHE_DIR"):
+        return
+    with contextlib.suppress(OSError):
+        for kernels in list(Path(numba.config.CACHE_DIR).iterdir()):
+            with contextlib.suppress(OSError):  # another process was faster
+                if time.time() - kernels.stat().st_mtime > KEPT_S:
+                    shutil.rmtree(kernels, ignore_errors=True)
 
 
 use_cache_folder()

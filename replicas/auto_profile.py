@@ -119,7 +119,8 @@ def gpu_name() -> str:
     for path in sorted(GPUS.glob("*/information")):
         for line in path.read_text().splitlines():
             if line.startswith("Model:"):
-                return line.split(":", 1)[1].strip()
+                name = line.split(":", 1)[1].strip()
+                return f"{name} MIG" if visible is not None and "MIG-" in visible else name  # a slice of it
     return "" if visible is None else "unknown GPU"
 
 
@@ -174,7 +175,10 @@ async def _measure(config: ReplicaConfig, path: Path) -> None:
         env=os.environ | {PARENT: str(os.getpid())},
     )
     try:
-        _, told = await process.communicate(settings)
+        _, told = await asyncio.wait_for(process.communicate(settings), config.start_timeout_s)
+    except TimeoutError:
+        limit = f"{config.start_timeout_s:g} s (fleet.start_timeout_s)"
+        raise ProfileError(f"profile: auto has not measured this engine within {limit}; name a profile") from None
     finally:
         if process.returncode is None:
             process.kill()

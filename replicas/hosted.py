@@ -273,5 +273,7 @@ async def take_each(
         except Exception as error:
             logger.exception("request %s was not taken", request_id)
             channels.forget([request_id], time.monotonic())
+            with contextlib.suppress(Exception):  # what the engine has noted of it, nothing else would end
+                await engine.abort([request_id])
             rejections.append(Rejection(request_id, repr(error)[:300]))
     return taken, rejections

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 from rich.console import Console
@@ -43,7 +44,7 @@ def up(words: Sequence[str], options: Options = NO_OPTIONS, log_level: str | Non
     console = Console(stderr=True)
     flags = [*words, *(["--log-level", log_level] if log_level else [])]
     with contextlib.ExitStack() as stack:
-        address = options.address
+        address, is_ours = options.address, options.address is None
         compilation = stack.enter_context(compiling()) if address is None else None
         with console.status("Reading the configuration"):
             document, source = to_document(flags, options)
@@ -52,9 +53,10 @@ def up(words: Sequence[str], options: Options = NO_OPTIONS, log_level: str | Non
             check_port_free(document)
             address = stack.enter_context(local_ray(console, shows_logs=log_level is not None))
         deploy(address, document, console, patience_s, compilation)
-        for place, url in enumerate(urls := urls_of(document)):
+        for place, url in enumerate(urls := urls_of(document, address)):
             stack.enter_context(announced(url, address, place))
-        console.print(f"Serving at [bold]{' and '.join(urls)}[/bold]; Ctrl-C stops.")
+        end = "Ctrl-C stops." if is_ours else "it stays deployed after Ctrl-C."
+        console.print(f"Serving at [bold]{' and '.join(urls)}[/bold]; {end}")
         wait_for_interrupt()
 
 
@@ -93,17 +95,19 @@ def _check_application(document: dict[str, Any], source: str, place: int) -> App
     return app
 
 
-def server_of(document: dict[str, Any]) -> str:
-    """Where Serve listens."""
+def server_of(document: dict[str, Any], address: str = "") -> str:
+    """Where Serve listens; on all interfaces of the cluster whose dashboard is at ``address``, or of this machine."""
     options = document.get("http_options") or {}
     host = str(options.get("host", "127.0.0.1"))
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+    if host in local:
+        host = urlsplit(address).hostname or local[host]
     return f"http://{f'[{host}]' if ':' in host else host}:{options.get('port', 8000)}"
 
 
-def urls_of(document: dict[str, Any]) -> list[str]:
-    """Where each of our applications answers."""
-    return [server_of(document) + prefix_of(app) for app in applications_of(document)]
+def urls_of(document: dict[str, Any], address: str = "") -> list[str]:
+    """Where each of our applications answers; ``address`` as of ``server_of``."""
+    return [server_of(document, address) + prefix_of(app) for app in applications_of(document)]
 
 
 def url_of(document: dict[str, Any]) -> str:
@@ -138,7 +142,8 @@ def deploy(
     client = serve_client(address)
     client.deploy_applications(document)
     waiting = {
-        app.get("name", "default"): url for app, url in zip(applications_of(document), urls_of(document), strict=True)
+        app.get("name", "default"): url
+        for app, url in zip(applications_of(document), urls_of(document, address), strict=True)
     }
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:

@@ -202,5 +202,5 @@ def _error_message(body: bytes) -> str:
     try:
         told = msgspec.json.decode(body)
         return str(told["error"]["message"])
-    except (msgspec.MsgspecError, KeyError, TypeError):
+    except (msgspec.MsgspecError, UnicodeError, KeyError, TypeError):
         return " ".join(body[:200].decode(errors="replace").split())

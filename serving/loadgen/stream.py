@@ -90,7 +90,7 @@ class StreamReader:
     def _take(self, payload: bytes, now_s: float) -> None:
         try:
             event = _decoder.decode(payload)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeError) as error:
             self.error = self.error or f"unreadable event: {error}"
             return
         if event.error is not None:

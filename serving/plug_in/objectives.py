@@ -63,8 +63,9 @@ def carried(headers: Headers, body: Mapping[str, Any], tiers: TierIndex) -> dict
         headers = [(name, value) for name, value in pairs if name.lower() != NOT_TIERS]
         body = {key: value for key, value in body.items() if key != "service_tier"}
     told = body.get("slo")
-    both = {**own, **told} if isinstance(told, Mapping) else told or own
-    body = {**body, "slo": both}
+    if isinstance(told, Mapping):
+        told = own | {key: value for key, value in told.items() if value is not None}  # null states nothing
+    body = {**body, "slo": told or own}
     resolve(headers, body, tiers)
     asked = Asked(headers, body)
     found: dict[str, Any] = {}

@@ -238,7 +238,7 @@ class HttpRequestState:
             "target_ttft_ms": _ms(self.slo.ttft_s),
             "ttft_chance": round(self.ttft_chance, 3) if self.is_promised and self.slo.ttft_s < math.inf else None,
             "ttft_ms": _ms(self.ttft_s),
-            "tpot_ms": _ms(self.tpot_s),
+            "tpot_ms": _ms(self.tpot_s) if self.has_tpot else None,
             "e2e_ms": _ms(self.e2e_s),
             "met": self.is_met_so_far,
             "reason": _reason(decisions),

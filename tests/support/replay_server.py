@@ -68,8 +68,8 @@ class Handler(BaseHTTPRequestHandler):
         """Whether it needs a key that the client has not sent."""
         return bool(self.server.key) and self.headers.get("authorization") != f"Bearer {self.server.key}"
 
-    def reply(self, status: int, body: Any, **headers: str) -> None:
-        data = json.dumps(body).encode()
+    def reply(self, status: int, body: Any, encoding: str = "utf-8", **headers: str) -> None:
+        data = json.dumps(body, ensure_ascii=False).encode(encoding)
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)
@@ -122,6 +122,10 @@ def refuse_for_good(handler: Handler) -> None:
 
 def fail_with_500(handler: Handler) -> None:
     handler.reply(500, {"error": {"message": "engine is dead"}})
+
+
+def fail_as_a_proxy(handler: Handler) -> None:
+    handler.reply(502, {"error": {"message": "Délai"}}, encoding="latin-1")
 
 
 def fail_in_stream(handler: Handler) -> None:

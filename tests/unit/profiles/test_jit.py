@@ -1,14 +1,17 @@
 """Compiled kernels are kept by what their sources say: an edit drops what depends on it, a move drops nothing."""
 
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numba
 import numpy as np
 import pytest
 
 from profiles import jit, kernels
-from profiles.jit import KernelLocator, imported, source_digest
+from profiles.jit import KEPT_S, KernelLocator, imported, remove_old, source_digest
 from profiles.kernels import iteration_s
 
 FILES = {
@@ -68,3 +71,39 @@ def test_numba_keeps_a_kernel_in_the_folder_of_its_sources() -> None:
     assert locator.get_cache_path() == f"{numba.config.CACHE_DIR}/kernels-{digest}"
     assert locator.get_source_stamp() == digest
     assert KernelLocator.__qualname__ in numba.config.CACHE_LOCATOR_CLASSES
+
+
+def test_what_is_used_stays_however_old_and_what_another_process_removes_first_is_no_trouble(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    long_ago_s = time.time() - 2 * KEPT_S
+    names = ("kernels-of-another-state", "gone", f"kernels-{source_digest(Path(kernels.__file__))}")
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "compiled").touch()
+        os.utime(tmp_path / name, (long_ago_s, long_ago_s))
+    locator = KernelLocator.from_function(iteration_s, kernels.__file__)
+    assert locator is not None
+    looked_at = Path.stat
+
+    def stat(path: Path, **options: Any) -> os.stat_result:
+        if path.name == "gone":
+            raise FileNotFoundError(path)
+        return looked_at(path, **options)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    remove_old()
+    monkeypatch.undo()
+    assert sorted(each.name for each in tmp_path.iterdir()) == sorted(names[1:])
+    assert (tmp_path / names[2] / "compiled").exists()
+
+
+def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "theirs").mkdir()
+    os.utime(tmp_path / "theirs", (0.0, 0.0))
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    remove_old()
+    assert (tmp_path / "theirs").exists()

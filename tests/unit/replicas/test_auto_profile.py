@@ -134,6 +134,20 @@ def test_failed_measurement_says_why_and_what_to_do(monkeypatch: pytest.MonkeyPa
         asyncio.run(with_profile(AUTO))
 
 
+def test_a_measurement_that_hangs_ends_when_the_start_has_taken_too_long(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As of a download that stalls: other replicas of the node wait for the lock that it holds."""
+    fake = tmp_path / "python"
+    fake.write_text("#!/bin/sh\nexec sleep 600\n")
+    fake.chmod(0o700)
+    monkeypatch.setattr(auto_profile.sys, "executable", str(fake))
+    impatient = msgspec.structs.replace(AUTO, start_timeout_s=0.2)
+    for _ in range(2):
+        with pytest.raises(ProfileError, match=r"^profile: auto has not measured.*0\.2 s.*name a profile"):
+            asyncio.run(with_profile(impatient))
+
+
 def test_named_profile_is_left_alone() -> None:
     config = ReplicaConfig(profile="embedded-cpu")
     assert asyncio.run(with_profile(config)) is config
@@ -175,6 +189,7 @@ def test_quick_grid_keeps_to_the_engine_and_has_every_kind_of_iteration() -> Non
         ("", "vllm", ""),
         ("-1", "vllm", ""),
         ("0", "vllm", H100),
+        ("MIG-3b5e2c1a-0000-0000-0000-000000000000", "vllm", f"{H100} MIG"),  # the driver names the whole GPU
     ],
 )
 def test_gpus_are_visible_where_nothing_hides_them(

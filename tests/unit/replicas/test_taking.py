@@ -19,12 +19,16 @@ class OneByOne:
     """An engine that takes what ``refuses`` does not raise at."""
 
     def __init__(self, refuses: Callable[[Submission], None] = lambda _: None) -> None:
-        self.refuses, self.taken = refuses, list[str]()
+        self.refuses, self.taken, self.aborted = refuses, list[str](), list[str]()
 
     async def submit(self, batch: list[Submission]) -> None:
         (submission,) = batch
         self.refuses(submission)
         self.taken.append(submission.request_id)
+
+    async def abort(self, request_ids: list[str]) -> None:
+        self.aborted += request_ids
+        raise RuntimeError("unknown")
 
 
 def submission(name: str) -> Submission:
@@ -49,6 +53,7 @@ def test_what_an_engine_does_not_take_is_rejected_alone_and_has_no_route(error: 
     assert list(rejected) == ["bad"]
     assert "poison" in rejected["bad"]
     assert engine.taken == ["a", "b"]
+    assert engine.aborted == ["bad"], "it may have noted a part of it"
     assert [channels.has(name) for name in ("a", "bad", "b")] == [True, False, True]
 
 

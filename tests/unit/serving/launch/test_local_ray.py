@@ -112,3 +112,8 @@ def test_a_port_is_looked_at_where_the_host_listens(host: str) -> None:
         with pytest.raises(LaunchError, match=f"{host}:{taken} cannot be used"):
             check_port_free({"http_options": {"host": host, "port": taken}})
     check_port_free({"http_options": {"host": host, "port": taken}})
+
+
+@pytest.mark.parametrize(("host", "there"), [("0.0.0.0", "http://10.0.0.5:8123"), ("10.1.1.1", "http://10.1.1.1:8123")])
+def test_a_server_on_all_interfaces_is_where_the_clusters_dashboard_is(host: str, there: str) -> None:
+    assert server_of({"http_options": {"host": host, "port": 8123}}, "http://10.0.0.5:8265") == there

@@ -102,6 +102,12 @@ def test_broken_answers_say_why(events: tuple[dict[str, Any], ...], failure: str
     assert failure in read(*events).failure()
 
 
+def test_an_event_in_another_encoding_is_that_streams_error_alone() -> None:
+    stream = StreamReader()
+    stream.feed(b'data: {"error": {"message": "D\xe9lai"}}\n\n', 0.1)
+    assert "unreadable event" in stream.failure()
+
+
 def test_comments_and_other_fields_are_ignored() -> None:
     stream = StreamReader()
     stream.feed(b": ping\n\nevent: message\nid: 3\n" + encode(chunk(1, finish="stop")), 0.1)

@@ -76,6 +76,7 @@ def test_headers_and_bodies_become_xargs_that_mean_the_same() -> None:
         ([], {"slo": {"ttft_ms": 300, "tpot_ms": 40}}),
         ([], {"target_ttft": 0.3, "target_tbt": 0.04}),
         ([("x-slo-ttft-ms", "300")], {"vllm_xargs": {"slo_ttft_ms": 900, "slo_tpot_ms": 40}}),
+        ([], {"slo": {"ttft_ms": None, "tpot_ms": 40}, "vllm_xargs": {"slo_ttft_ms": 300}}),
     ):
         xargs = carried(headers, body, NO_TIERS)
         assert xargs == {"slo_ttft_ms": pytest.approx(300), "slo_tpot_ms": pytest.approx(40)}

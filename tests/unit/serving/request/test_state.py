@@ -79,3 +79,11 @@ def test_the_chance_stays_as_promised_when_another_replica_goes_on() -> None:
     told = Decision("r", Verdict.ADMITTED, "b", "standard", "attainable", 0.1)
     request_state.record_decision("r", told, request_state.arrived_s)
     assert request_state.ttft_chance == 0.8
+
+
+@pytest.mark.parametrize(("tokens", "told"), [(0, False), (1, False), (2, True)])
+def test_an_answer_without_a_second_token_has_no_time_per_token(tokens: int, told: bool) -> None:
+    request_state = HttpRequestState(Slo(ttft_s=1.0, tpot_s=1.0, tier="standard"))
+    for k in range(tokens):
+        request_state.record_tokens("r", 1, request_state.arrived_s + 0.1 * (k + 1))
+    assert (request_state.slo_object()["tpot_ms"] is not None) == told
