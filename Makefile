@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test test-fast test-units test-integration test-interpreted test-cluster test-vllm hostile lint \
-	format lock clean again
+	format lock clean
 
 PY := .venv/bin/python
 # A name on the path is not yet an interpreter that runs (pyenv's shims): try each.
@@ -37,6 +37,7 @@ setup: .venv/.ready
 
 # Lists that are named are installed where others were; without a name whatever is there stays.
 AGAIN := $(if $(filter-out file,$(origin LOCKS)),$(if $(filter-out $(shell cat .venv/.ready 2>/dev/null),$(LOCKS)),again))
+again:
 
 .venv/.ready: pyproject.toml requirements/install.py $(addprefix requirements/,$(LOCKS)) $(AGAIN)
 	@test -n "$(PYTHON)" || { echo "Python 3.11, 3.12 or 3.13 is needed: make PYTHON=/path/to/python3.11"; exit 1; }

@@ -1,5 +1,6 @@
 """Files under a storage URI, written whole or not at all. All methods block; they raise ``OSError`` where it fails."""
 
+import contextlib
 import fcntl
 import os
 import re
@@ -77,10 +78,16 @@ class Storage:
         self._files.create_dir(path.rpartition("/")[0], recursive=True)
         is_local = self._files.type_name in ("local", "hdfs")
         written = f"{path}.partial" if is_local else path
-        with self._files.open_output_stream(written) as stream:
-            stream.write(content)
-        if is_local:
-            self._files.move(written, path)
+        try:
+            with self._files.open_output_stream(written) as stream:
+                stream.write(content)
+            if is_local:
+                self._files.move(written, path)
+        except OSError:
+            if is_local:  # what was written takes room that others may need
+                with contextlib.suppress(OSError):
+                    self._files.delete_file(written)
+            raise
 
     def remove(self, path: str) -> None:
         """Remove a file, if there is one."""

@@ -5,6 +5,7 @@ import math
 import msgspec
 
 INF = math.inf
+IDLE_S = 120.0  # without a sub-request for so long, a program has ended
 RELEASED = "released"  # how a decision ends that is not followed; its request goes on, or has ended by itself
 
 

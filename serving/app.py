@@ -57,6 +57,7 @@ class Ingress:
         from serving.batches.api import BatchApi
         from serving.batches.keeper import KeeperLink
         from serving.batches.runner import BatchRunner
+        from serving.ingress.browsers import for_browsers
         from serving.ingress.guard import Guard
 
         context, wanted, link, first = serve.get_replica_context(), self.config.batches, None, apps[0]
@@ -68,7 +69,9 @@ class Ingress:
             runner = BatchRunner(app, link, worker, wanted.in_flight, count)
             self.running = asyncio.get_running_loop().create_task(runner.run())
         has_tenants = any(each.has_tenants for each in apps)
-        return BatchApi(app, link, lambda inner: first.for_browsers(Guard(inner, self.config.guard)), has_tenants)
+        guard = self.config.guard
+        api = BatchApi(app, link, lambda inner: first.for_browsers(Guard(inner, guard)), has_tenants)
+        return for_browsers(api, guard.cors)  # where Serve's own proxy stands before it, nothing else is around the API
 
     async def _app_of(self, config: AppConfig) -> Any:
         """The application of one model: vLLM's server, and the way from it to the model's controller and replicas."""

@@ -6,6 +6,7 @@ Who may ask is the application's to say: each of these requests is let in if ``G
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 
@@ -13,7 +14,7 @@ import msgspec
 from starlette.formparsers import MultiPartException
 from starlette.requests import Request
 
-from serving.batches.book import MOST_FILES
+from serving.batches.file_book import MOST_FILES
 from serving.batches.objects import BatchError
 from serving.batches.runner import Keeper
 from serving.batches.wanted import read_page
@@ -86,9 +87,7 @@ class BatchApi:
                 return
             told = await self._handled(scope, receive)
         except BatchError as error:
-            kind = "invalid_request_error" if error.status < 500 else "service_unavailable_error"
-            told_error = ApiError(error.status, error.message, kind, error.param, error.code)
-            await send_json(send, error.status, told_error.body)
+            await send_error(send, as_told(error))
         except ClientGone:
             return
         else:
@@ -173,6 +172,14 @@ class BatchApi:
 
     async def _cancel(self, asked: Asked) -> Any:
         return await self._ask("cancel", asked.tenant, asked.name)
+
+
+def as_told(error: BatchError) -> ApiError:
+    """The error as clients read it."""
+    kind = "invalid_request_error" if error.status < 500 else "service_unavailable_error"
+    kind = "rate_limit_error" if error.status == HTTPStatus.TOO_MANY_REQUESTS else kind
+    headers = {"retry-after": str(error.retry_after_s)} if error.retry_after_s else {}
+    return ApiError(error.status, error.message, kind, error.param, error.code, headers)
 
 
 async def _send(send: Send, told: Any) -> None:

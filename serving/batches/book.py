@@ -11,22 +11,14 @@ import math
 import secrets
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 
-from controller.storage import Storage, folder_of
+from controller.storage import without_secrets
+from serving.batches.file_book import LOST, OUTPUT, FileBook
 from serving.batches.input_file import check, places
-from serving.batches.objects import (
-    WINDOW_S,
-    Batch,
-    BatchError,
-    Line,
-    LineError,
-    LineResult,
-    State,
-    StoredFile,
-)
+from serving.batches.objects import WINDOW_S, Batch, BatchError, Line, LineError, LineResult, State
 from serving.batches.open_batch import MOST_BYTES, OpenBatch
 from serving.batches.wanted import Page, page_of, read_wanted
 from serving.config.batches import BatchOptions
@@ -35,11 +27,9 @@ logger = logging.getLogger("polyslo.batches")
 
 SILENT_S = 20.0  # an ingress that has not asked for so long serves its lines no more
 LONGEST_TICK_S = 5.0  # of the time between two ticks, so much counts as silence: the keeper may have been busy
-MOST_FILES, MOST_BATCHES = 10_000, 1_000  # of a tenant
-INPUT, OUTPUT = "batch", "batch_output"
+MOST_BATCHES = 1_000  # of a tenant
+FAULT_S = 30.0  # a batch with which the storage has failed is left alone for so long
 TIMED = frozenset({"add_file", "create", "cancel", "give", "take_back"})  # methods whose last argument is the time
-
-Kind = TypeVar("Kind", bound=msgspec.Struct)
 
 
 class Given(NamedTuple):
@@ -54,27 +44,21 @@ def answer(book: "BatchBook", method: str, arguments: Sequence[Any], now_s: floa
     return getattr(book, method)(*arguments, *([now_s] if method in TIMED else ()))
 
 
-class BatchBook:
-    """One at a time may use a storage: on a file system another one is an ``OSError``."""
+class BatchBook(FileBook):
+    """The batches, beside their files. Where the storage fails with one of them, the others go on."""
 
     def __init__(self, options: BatchOptions, application: str) -> None:
-        self.options = options
-        self._storage = Storage(options.storage, folder_of(application), "batches")
-        self._storage.claim()
-        self.files = {each.id: each for each in self._load("files", StoredFile)}
+        super().__init__(options, application)
         ended, going = self._load("ended", Batch), self._load("open", Batch)
         listed = sorted(going + ended, key=lambda batch: batch.created_s)
         self.batches = {batch.id: batch for batch in listed} | {batch.id: batch for batch in ended}
         self._going = {batch.id: batch for batch in self.batches.values() if batch.state == "in_progress"}
         self._open: dict[str, OpenBatch] = {}  # whose lines are in memory: the first of each tenant
         self._silent_s: dict[str, float] = {}  # for how long each ingress has not asked
+        self._failed_s: dict[str, float] = {}  # batches that are left alone, and since when
         self._ticked_s = 0.0
         self._tenants: list[str] = []  # of open batches, whose turn it is first
         self._clear([batch.id for batch in ended])
-
-    def close(self) -> None:
-        """Let another book use the storage."""
-        self._storage.release()
 
     def _clear(self, ended: Sequence[str]) -> None:
         """Remove what a keeper that ended between two changes of the storage has left."""
@@ -88,50 +72,6 @@ class BatchBook:
         self._storage.remove(f"open/{batch_id}.json")
         self._storage.remove_folder(f"results/{batch_id}")
 
-    def _load(self, folder: str, kind: type[Kind]) -> list[Kind]:
-        found = []
-        for name in self._storage.names(folder):
-            if name.endswith(".json"):
-                try:
-                    found.append(msgspec.json.decode(self._storage.read(f"{folder}/{name}", MOST_BYTES), type=kind))
-                except (ValueError, msgspec.MsgspecError) as error:
-                    logger.error("%s/%s is passed over: %s", folder, name, error)
-        return found
-
-    # -- files ------------------------------------------------------------------------------------------------------
-
-    def add_file(self, tenant: str, filename: str, content: bytes, now_s: float) -> dict[str, Any]:
-        """Store an input file."""
-        own = [each.size for each in self.files.values() if each.tenant == tenant]
-        if sum(own) + len(content) > self.options.tenant_bytes or len(own) >= MOST_FILES:
-            told = f"There may be {MOST_FILES} files of {self.options.tenant_bytes} bytes in all; delete some."
-            raise BatchError(413, told, "file", "storage_full")
-        return self._keep(f"file-{secrets.token_hex(12)}", tenant, filename, INPUT, content, now_s).shown()
-
-    def _keep(self, file_id: str, tenant: str, filename: str, purpose: str, content: bytes, now_s: float) -> StoredFile:
-        told = StoredFile(file_id, tenant, filename, purpose, len(content), int(now_s))
-        encoded = msgspec.json.encode(told)
-        self._storage.write(f"files/{told.id}", content)
-        self._storage.write(f"files/{told.id}.json", encoded)
-        self.files[told.id] = told
-        return told
-
-    def file(self, tenant: str, file_id: str) -> StoredFile:
-        """A file of this tenant; others do not exist for it."""
-        found = self.files.get(file_id)
-        if found is None or found.tenant != tenant:
-            raise BatchError(404, f"No such file: {file_id[:64]!r}.", "file_id", "not_found")
-        return found
-
-    def content(self, tenant: str, file_id: str, begin: int = 0, size: int = MOST_BYTES) -> bytes:
-        """A part of the bytes of a file."""
-        return self._storage.read_part(f"files/{self.file(tenant, file_id).id}", begin, size)
-
-    def list_files(self, tenant: str, purpose: str, page: Page) -> dict[str, Any]:
-        """Files of this purpose, or of any (empty)."""
-        own = [each for each in self.files.values() if each.tenant == tenant and purpose in ("", each.purpose)]
-        return page_of(sorted(own, key=lambda each: (each.created_s, each.id)), page)
-
     def remove_file(self, tenant: str, file_id: str) -> dict[str, Any]:
         """Remove a file that no open batch reads."""
         found = self.file(tenant, file_id)
@@ -141,11 +81,6 @@ class BatchBook:
         self._drop(found)
         return {"id": file_id, "object": "file", "deleted": True}
 
-    def _drop(self, found: StoredFile) -> None:
-        self._storage.remove(f"files/{found.id}.json")
-        self._storage.remove(f"files/{found.id}")
-        del self.files[found.id]
-
     # -- batches ----------------------------------------------------------------------------------------------------
 
     def create(self, tenant: str, wanted: dict[str, Any], now_s: float) -> dict[str, Any]:
@@ -153,11 +88,10 @@ class BatchBook:
         asked = read_wanted(wanted)
         if sum(batch.tenant == tenant for batch in self.batches.values()) >= MOST_BATCHES:
             told = f"There may be {MOST_BATCHES} batches, ended ones included."
-            raise BatchError(429, told, None, "too_many_batches")
-        stored = self.file(tenant, asked.input_file_id)
-        content = self._storage.read(f"files/{stored.id}", MOST_BYTES)
-        expires_s = int(now_s + WINDOW_S)
-        batch = Batch(f"batch_{secrets.token_hex(12)}", tenant, asked.endpoint, stored.id, int(now_s), expires_s)
+            raise BatchError(429, told, None, "too_many_batches", self._place_after_s(tenant, now_s))
+        content, expires_s = self._input(tenant, asked.input_file_id), int(now_s + WINDOW_S)
+        file_id = asked.input_file_id
+        batch = Batch(f"batch_{secrets.token_hex(12)}", tenant, asked.endpoint, file_id, int(now_s), expires_s)
         batch.metadata, batch.errors = asked.metadata, check(content, asked.endpoint, self.options)
         if batch.errors:
             batch.state, batch.ended_s = "failed", int(now_s)
@@ -168,6 +102,11 @@ class BatchBook:
             self._going[batch.id] = batch
         self.batches[batch.id] = batch
         return batch.shown()
+
+    def _place_after_s(self, tenant: str, now_s: float) -> int:
+        """Seconds until the first batch of a tenant is forgotten; it may have to end before."""
+        ends = [batch.ended_s or batch.expires_s for batch in self.batches.values() if batch.tenant == tenant]
+        return max(1, math.ceil(min(ends) + self.options.keep_s - now_s))
 
     def batch(self, tenant: str, batch_id: str) -> Batch:
         """A batch of this tenant; others do not exist for it."""
@@ -200,12 +139,14 @@ class BatchBook:
         """
         self._silent_s[worker] = 0.0
         for batch_id in self._open.keys() | ({each for each, _ in held} & self._going.keys()):
-            if (opened := self._opened(self._going[batch_id], now_s)) is not None:
+            if (opened := self._reached(self._going[batch_id], now_s)) is not None:
                 opened.hold(worker, {number for own_id, number in held if own_id == batch_id})
         self.tick(now_s)
         first: dict[str, OpenBatch] = {}
         for batch in list(self._going.values()):
-            if batch.tenant not in first and (found := self._opened(batch, now_s)) and found.has_waiting(now_s):
+            if batch.tenant in first or batch.id in self._failed_s:
+                continue
+            if (found := self._reached(batch, now_s)) and found.has_waiting(now_s):
                 first[batch.tenant] = found
         self._tenants = [t for t in self._tenants if t in first] + [t for t in first if t not in self._tenants]
         own = Counter(self.batches[batch_id].tenant for batch_id, _ in held if batch_id in self.batches)
@@ -223,13 +164,16 @@ class BatchBook:
     def take_back(
         self, worker: str, results: Sequence[LineResult], unserved: Sequence[tuple[str, int]], now_s: float
     ) -> None:
-        """What an ingress has served, and the lines for which it found no room; those of ended batches are too late."""
+        """What an ingress has served, and the lines for which it found no room.
+
+        Results of ended batches are too late; lines of one that cannot be read at present are served again.
+        """
         self._silent_s[worker] = 0.0
         for result in results:
-            if (batch := self._going.get(result.batch_id)) and (opened := self._opened(batch, now_s)):
+            if (batch := self._going.get(result.batch_id)) and (opened := self._reached(batch, now_s)):
                 opened.put(result)
         for batch_id, number in unserved:
-            if (batch := self._going.get(batch_id)) and (opened := self._opened(batch, now_s)):
+            if (batch := self._going.get(batch_id)) and (opened := self._reached(batch, now_s)):
                 opened.hand_back(number, now_s)
         self.tick(now_s)
 
@@ -242,18 +186,41 @@ class BatchBook:
             del self._silent_s[worker]
             for opened in self._open.values():
                 opened.give_up(worker)
-        for batch in list(self._going.values()):
-            known = self._open.get(batch.id)
-            if known is not None and known.is_whole:
-                self._end(known, "completed", now_s)
-            elif now_s >= batch.expires_s:
-                if (late := self._opened(batch, now_s)) is not None:
-                    self._end(late, "expired", now_s)
-            elif known is not None and known.result_bytes > self.options.tenant_bytes:
-                told = f"The results have more than {self.options.tenant_bytes} bytes (batches.tenant_bytes)."
-                self._end(known, "failed", now_s, [LineError("results_too_large", told)])
-            elif known is not None:
-                known.store(self._storage, now_s)
+        self._failed_s = {each: at_s for each, at_s in self._failed_s.items() if 0.0 <= now_s - at_s < FAULT_S}
+        for batch in [each for each in self._going.values() if each.id not in self._failed_s]:
+            try:
+                self._look_after(batch, now_s)
+            except OSError as error:
+                self._leave_alone(batch, error, now_s)
+
+    def _look_after(self, batch: Batch, now_s: float) -> None:
+        """End a batch where that is due, or store what came of it."""
+        known = self._open.get(batch.id)
+        if known is not None and known.is_whole:
+            self._end(known, "completed", now_s)
+        elif now_s >= batch.expires_s:
+            if (late := self._opened(batch, now_s)) is not None:
+                self._end(late, "expired", now_s)
+        elif known is not None and known.result_bytes > self.options.tenant_bytes:
+            told = f"The results have more than {self.options.tenant_bytes} bytes (batches.tenant_bytes)."
+            self._end(known, "failed", now_s, [LineError("results_too_large", told)])
+        elif known is not None:
+            known.store(self._storage, now_s)
+
+    def _leave_alone(self, batch: Batch, error: OSError, now_s: float) -> None:
+        self._failed_s[batch.id] = now_s
+        told = without_secrets(f"{type(error).__name__}: {error}".splitlines()[0], self.options.storage)
+        logger.error("batch %s rests for %g s, because its storage fails: %s", batch.id, FAULT_S, told)
+
+    def _reached(self, batch: Batch, now_s: float) -> OpenBatch | None:
+        """``_opened``, but None while the storage fails with it."""
+        if batch.id in self._failed_s:
+            return self._open.get(batch.id)
+        try:
+            return self._opened(batch, now_s)
+        except OSError as error:
+            self._leave_alone(batch, error, now_s)
+            return None
 
     def _opened(self, batch: Batch, now_s: float) -> OpenBatch | None:
         """An open batch with its lines, read from storage where they are not in memory; None where its file is lost,
@@ -264,7 +231,7 @@ class BatchBook:
             except ValueError as error:
                 logger.error("batch %s: its input file %s", batch.id, error)
                 opened = OpenBatch(batch, b"")
-                self._end(opened, "failed", now_s, [LineError("file_lost", f"The input file {error}.")])
+                self._end(opened, "failed", now_s, [LineError(LOST, f"The input file {error}.")])
                 return None
             opened.restore(self._storage)
             self._open[batch.id] = opened

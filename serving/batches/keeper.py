@@ -64,7 +64,7 @@ class Keeper:
                 arguments = worker, 0, held
             return answer(book, method, arguments, time.time()), None
         except BatchError as error:
-            return None, (error.status, error.message, error.param, error.code)
+            return None, error.fields
         except OSError as error:
             told = without_secrets(f"{type(error).__name__}: {error}".splitlines()[0], options.storage)
             logger.error("storage of batches, %s: %s", method, told)
@@ -83,11 +83,11 @@ class Keeper:
         while True:
             await asyncio.sleep(LOOK_S)
             for storage, book in self.books.items():
-                try:
-                    book.tick(time.time())
-                    book.forget(time.time())
-                except Exception as error:
-                    logger.error("batches are not looked after: %s", without_secrets(repr(error), storage))
+                for step in (book.forget, book.tick):  # what is forgotten leaves room for what ends
+                    try:
+                        step(time.time())
+                    except Exception as error:
+                        logger.error("batches are not looked after: %s", without_secrets(repr(error), storage))
             if time.monotonic() - self._heard_s > IDLE_EXIT_S:
                 ray.get_runtime_context().current_actor.leave.remote()
 

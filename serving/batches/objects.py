@@ -11,11 +11,23 @@ State = Literal["in_progress", "completed", "failed", "expired", "cancelled"]
 
 
 class BatchError(Exception):
-    """A client's mistake, or what there is not: an HTTP status, and OpenAI's fields of an error."""
+    """A client's mistake, or what there is not: an HTTP status, and OpenAI's fields of an error.
 
-    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
+    ``retry_after_s``: whole seconds after which the same may succeed; 0: nothing is said of that.
+    """
+
+    def __init__(
+        self, status: int, message: str, param: str | None = None, code: str | None = None, retry_after_s: int = 0
+    ) -> None:
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
+        self.retry_after_s = retry_after_s
+
+    @property
+    def fields(self) -> tuple[Any, ...]:
+        """What it is made of; without a time where there is none, which ingresses of other versions may not know."""
+        told = self.status, self.message, self.param, self.code
+        return (*told, self.retry_after_s) if self.retry_after_s else told
 
 
 class StoredFile(msgspec.Struct):

@@ -10,6 +10,7 @@ import typer
 from serving.cli import fleet as cli_fleet
 from serving.cli.collisions import check_rooms
 from serving.cli.fleet import Url
+from serving.cli.outputs import check_folders
 from serving.launch.leave import leave
 from serving.launch.running import url_or
 from serving.launch.starter import copy_starter
@@ -109,9 +110,7 @@ def replay(  # noqa: PLR0913  (a command: its options)
     """Replay a trace against a server in an open loop and report attainment per class of SLO."""
     from serving.loadgen import replay as player
 
-    for path in (json_out, records, plot):
-        if path is not None and not path.parent.is_dir():
-            raise typer.BadParameter(f"{path}: its folder does not exist")
+    check_folders(json_out, records, plot)
     options = player.ReplayOptions(
         trace=trace,
         url=url_or(url),

@@ -19,7 +19,7 @@ from profiles.store import builtin_names, load_profile, save_columns, save_profi
 from serving.cli import profile_report
 from serving.tables import table_console
 
-app = typer.Typer(help="Performance profiles: how long an iteration takes.", no_args_is_help=True)
+app = typer.Typer(help="Performance profiles: how long an iteration takes.", no_args_is_help=True, add_completion=False)
 importers = typer.Typer(help="Profiles from other tools' measurements.", no_args_is_help=True)
 app.add_typer(importers, name="import")
 console = table_console(0)

@@ -34,19 +34,24 @@ class RunOptions(NamedTuple):
 def run_experiment(name: str, out: Path, options: RunOptions, report: Report) -> dict[str, Any]:
     """Run what is missing of an experiment and write ``out``; returns its content.
 
-    Finished points are kept beside ``out`` until all are there, and then in it. They count for the same parameters,
-    version and behaviour (``Experiment.behaviour``), so a later run repeats only what has changed. Where
-    ``options.may_start`` ends it, the result names what is ``missing``, which is for the next call.
+    Finished points are kept beside ``out`` until all are there, and then in it, also those of an earlier result that a
+    run has not come to yet. They count for the same parameters, version and behaviour (``Experiment.behaviour``), so a
+    later run repeats only what has changed. Where ``options.may_start`` ends it, the result names what is ``missing``,
+    which is for the next call.
     """
     chosen = experiment(name)
     config = chosen.config(options.quick)
     tasks = chosen.tasks(config)
     partial = out.with_suffix(".partial.jsonl")
-    kept, points = {point["key"]: point for point in _kept(out, partial)}, dict[str, Point]()
+    earlier, begun = _of_result(out), _of_partial(partial)
+    kept, points = earlier | begun, dict[str, Point]()
     report(0, len(tasks), "")
     out.parent.mkdir(parents=True, exist_ok=True)
     work = [(name, task, options.traces, kept.get(task.key)) for task in tasks]
     with partial.open("a") as lines:
+        lines.write("\n")  # ends a line that was cut off
+        lines.writelines(json.dumps(point) + "\n" for key, point in earlier.items() if key not in begun)
+        lines.flush()
         for point in _run_all(work, 1 if chosen.is_exclusive else options.processes, options.may_start):
             key = point["key"]
             if point != kept.get(key):
@@ -124,17 +129,25 @@ def _digest(task: Task, behaviour: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _kept(out: Path, partial: Path) -> Iterator[Point]:
-    """Points of earlier runs, finished and interrupted ones; a last line that was cut off is left out."""
-    if out.is_file() and (text := out.read_text()).strip():  # an empty file is a new one
-        try:
-            points = json.loads(text)["points"]
-        except (ValueError, KeyError, TypeError):
-            raise ValueError(f"--json: {out} holds something else than an earlier result: take another file") from None
-        yield from (point for point in points if "digest" in point)
+def _of_result(out: Path) -> dict[str, Point]:
+    """Points of an earlier result, by key; an empty file is a new one."""
+    if not out.is_file() or not (text := out.read_text()).strip():
+        return {}
+    try:
+        points = json.loads(text)["points"]
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"--json: {out} holds something else than an earlier result: take another file") from None
+    return {point["key"]: point for point in points if "digest" in point}
+
+
+def _of_partial(partial: Path) -> dict[str, Point]:
+    """Points of interrupted runs, by key; a last line that was cut off is left out."""
+    found = dict[str, Point]()
     for line in partial.read_text().splitlines() if partial.is_file() else ():
         with contextlib.suppress(ValueError):
-            yield json.loads(line)
+            point = json.loads(line)
+            found[point["key"]] = point
+    return found
 
 
 def _version() -> str:

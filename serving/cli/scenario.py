@@ -2,22 +2,23 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import yaml
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
 from controller.options import FleetOptions
 from profiles.profile import Profile
 from profiles.suggest import suggest
 from routing.policy import make_routing, routing_names
-from serving.config.base import ConfigError, Section
+from serving.config.base import ConfigError, Section, Seed
 from serving.config.lengths import LengthsConfig
+from serving.config.objective import BOUNDS, check_names, check_objective, check_room
 from simulation.core.jobs import NO_EDGES
 from simulation.studies.systems import BASELINES, PLANNER, POLICY_SYSTEMS, FleetOf, System
 from simulation.workloads import arrivals
-from simulation.workloads.lengths import from_statistics
+from simulation.workloads.lengths import check_statistics, from_statistics
 from simulation.workloads.scenarios import CODE, CONV, SCENARIOS, make_scenario
 from simulation.workloads.settings import ServiceClass, ShareChange, closed_loop, from_trace, open_loop, read_calls
 from simulation.workloads.traces import Trace, read_trace
@@ -31,7 +32,7 @@ ROUTINGS = ("kernel", *CONTROLLED, *BALANCERS)
 class ClassSection(Section):
     """A class of service and its share of the requests."""
 
-    name: str
+    name: str = Field(min_length=1)
     share: float = Field(default=1.0, ge=0)
     ttft_ms: float | None = Field(default=None, gt=0)
     ttft_slowdown: float | None = Field(default=None, gt=1)  # in place of ``ttft_ms``, where the controller routes
@@ -47,9 +48,10 @@ class ClassSection(Section):
         return ServiceClass(self.name, self.share, ttft_s, tpot_s, e2e_s, self.best_effort, self.ttft_slowdown or 0.0)
 
     @model_validator(mode="after")
-    def _one_ttft(self) -> "ClassSection":
-        if self.ttft_slowdown is not None and self.ttft_ms is not None:
-            raise ValueError("ttft_slowdown: says what ttft_ms says too; leave one of the two out")
+    def _check(self) -> Self:
+        check_objective({key: getattr(self, key) for key in BOUNDS}, self.best_effort, "class")
+        if self.best_effort and self.num_replicas:
+            raise ValueError("num_replicas: a best-effort class has none to itself; leave it out")
         return self
 
 
@@ -68,6 +70,13 @@ class ArrivalsSection(Section):
     cv: float = Field(default=1.0, gt=0)  # of gamma
     trace: str = ""  # whose arrivals give the shape; default: the workload's own
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for key, kind in (("cv", "gamma"), ("trace", "trace")):
+            if key in self.model_fields_set and self.kind != kind:
+                raise ValueError(f"{key}: has no effect without kind: {kind}")
+        return self
+
 
 class WorkloadSection(Section):
     """One of: a scenario of SLOs-Serve by name, a trace, or lengths from statistics."""
@@ -80,12 +89,26 @@ class WorkloadSection(Section):
     arrivals: ArrivalsSection = ArrivalsSection()
 
     @model_validator(mode="after")
-    def _one_source(self) -> "WorkloadSection":
-        sources = [bool(self.slos_serve), bool(self.trace), bool(self.prompt and self.output)]
-        if sum(sources) != 1:
+    def _check(self) -> Self:
+        sources = [bool(self.slos_serve), bool(self.trace), bool(self.prompt or self.output)]
+        if sum(sources) != 1 or bool(self.prompt) != bool(self.output):
             raise ValueError("give exactly one of slos_serve, trace, or prompt with output")
         if self.slos_serve and self.slos_serve not in SCENARIOS:
             raise ValueError(f"slos_serve: unknown {self.slos_serve!r}; {suggest(self.slos_serve, list(SCENARIOS))}")
+        if self.closed_loop and not self.trace:
+            raise ValueError("closed_loop: needs a trace, whose sessions it plays")
+        if "arrivals" in self.model_fields_set and (self.closed_loop or self.slos_serve):
+            whose = (
+                "sessions of a closed loop arrive by a Poisson process"
+                if self.closed_loop
+                else "slos_serve has its own"
+            )
+            raise ValueError(f"arrivals: {whose}; leave it out")
+        for key in ("prompt", "output"):
+            try:
+                check_statistics(getattr(self, key))
+            except ValueError as error:
+                raise ValueError(f"{key}.{error}") from None
         return self
 
 
@@ -106,14 +129,14 @@ class Scenario(Section):
     prefix_affinity: float = Field(default=0.0, ge=0)  # where the controller routes
     lengths: SimulatedLengths = Field(default_factory=SimulatedLengths)  # the same
     requests: int = Field(default=2000, ge=10)
-    rates_per_s: list[float] = Field(default_factory=lambda: [1.0], min_length=1)
-    seeds: list[int] = Field(default_factory=lambda: [1], min_length=1)
+    rates_per_s: list[PositiveFloat] = Field(default_factory=lambda: [1.0], min_length=1)
+    seeds: list[Seed] = Field(default_factory=lambda: [1], min_length=1)
     workload: WorkloadSection
     classes: list[ClassSection] = Field(default_factory=list)
     changes: list[ChangeSection] = Field(default_factory=list)
 
     @model_validator(mode="after")
-    def _known_names(self) -> "Scenario":
+    def _check(self) -> Self:
         if self.system not in SYSTEMS:
             raise ValueError(f"system: unknown {self.system!r}; {suggest(self.system, list(SYSTEMS))}")
         if self.routing and self.routing not in ROUTINGS:
@@ -124,9 +147,23 @@ class Scenario(Section):
             raise ValueError(f"routing: {told}")
         if self.placement not in CONTROLLED and any(c.ttft_slowdown for c in self.classes):
             raise ValueError(f"routing: the controller resolves ttft_slowdown: {', '.join(CONTROLLED)}")
-        if not self.classes and not self.workload.slos_serve:
-            raise ValueError("classes: at least one is needed")
+        for key in ("rates_per_s", "seeds"):
+            if len(set(values := getattr(self, key))) < len(values):
+                raise ValueError(f"{key}: one of them is there twice, got {values}")
+        self._check_classes()
         return self
+
+    def _check_classes(self) -> None:
+        if self.workload.slos_serve:
+            for key in ("classes", "changes"):
+                if getattr(self, key):
+                    raise ValueError(f"{key}: workload.slos_serve has its own; leave it out")
+        elif not self.classes:
+            raise ValueError("classes: at least one is needed")
+        if self.workload.closed_loop and self.changes:
+            raise ValueError("changes: all calls of a closed loop have the first of classes; leave it out")
+        check_names("classes", [section.name for section in self.classes])
+        check_room("classes", sum(section.num_replicas for section in self.classes), self.num_replicas)
 
     @property
     def placement(self) -> str:
@@ -192,6 +229,8 @@ def make_jobs(
     streams = np.random.default_rng(seed).spawn(2)
     if trace is not None and scenario.workload.closed_loop:
         calls, sessions = read_calls(trace_path(scenario.workload.trace, traces), trace), scenario.requests
+        if sessions > (known := len(np.unique(trace.session))):
+            raise ConfigError(f"requests: trace {trace.name} has {known} sessions, not {sessions}")
 
         def start_s(rng: np.random.Generator, count: int) -> np.ndarray:
             return arrivals.poisson_s(rng, count, rate)

@@ -18,7 +18,8 @@ from rich.table import Table
 from profiles.profile import Profile
 from profiles.store import load_profile
 from serving.cli import scenario as scenarios
-from serving.cli import simulate_plots
+from serving.cli import simulate_plots, simulate_tables
+from serving.cli.outputs import check_folders
 from serving.cli.reproduce import RunOptions, run_experiment
 from serving.tables import table_console
 from simulation.core.loop import Dispatcher, Simulation
@@ -27,7 +28,7 @@ from simulation.core.prefix_cache import PrefixCache
 from simulation.dispatchers.placement import BalancerDispatcher, KernelDispatcher
 from simulation.experiments.registry import experiment, experiment_names
 from simulation.studies.capacity import median_and_spread
-from simulation.studies.sizing import least_replicas, replicas_needed
+from simulation.studies.sizing import judged_programs, least_replicas, replicas_needed
 from simulation.workloads.traces import Trace
 
 console = table_console(0)
@@ -49,6 +50,7 @@ def simulate(
     plots: Annotated[Path | None, typer.Option(help="folder for pictures")] = None,
 ) -> None:
     """Run a scenario in virtual time: who would get what."""
+    check_folders(json_out)
     asked = scenarios.read_scenario(path)
     profile, trace = load_profile(asked.profile), scenarios.trace_of(asked, traces)
     points, last = [], None
@@ -70,12 +72,13 @@ def simulate(
                 simulate_plots.latencies(last, plots / f"{asked.name}-latency.png")
                 simulate_plots.load(sampled, plots / f"{asked.name}-load.png")
     names = [section.name for section in asked.classes]
-    console.print(_simulate_table(asked.name, points, names))
+    console.print(simulate_tables.simulated(asked.name, points, names))
     if plots is not None:
         simulate_plots.attainment(points, names, plots / f"{asked.name}-attainment.png")
     if json_out is not None:
         result = {"name": f"simulate-{asked.name}", "config": asked.model_dump(), "seeds": asked.seeds}
-        headline = {"attainment": float(np.median([p["attainment"]["dslo"] for p in points]))}
+        judged = [share for p in points if (share := p["attainment"]["dslo"]) is not None]
+        headline = {"attainment": float(np.median(judged)) if judged else None}
         json_out.write_text(json.dumps({**result, "headline": headline, "points": points}, indent=1) + "\n")
 
 
@@ -133,26 +136,6 @@ def _run(
     return simulation
 
 
-def _simulate_table(name: str, points: list[dict[str, Any]], names: list[str]) -> Table:
-    table = Table(title=name)
-    latency = ("TTFT p50/p95/p99 ms", "TPOT p50/p95/p99 ms")
-    worth = ("tok/s", "gain/s", "goodput tok/s")
-    for column in ("req/s", "seed", "attained", "kept", "by class", "refused", *latency, *worth):
-        table.add_column(column)
-    for point in points:
-        by_class = ", ".join(f"{_label(names, tier)} {share:.3f}" for tier, share in point["by_tier"].items())
-        latencies = ("/".join(f"{1000 * v:.0f}" for v in point[name].values()) for name in ("ttft_s", "tpot_s"))
-        kept = "-" if point["kept"] is None else f"{point['kept']:.3f}"
-        figures = (f"{point['attainment']['dslo']:.3f}", kept, by_class, f"{point['refused']:.3f}", *latencies)
-        per_s = (point[name] for name in ("output_tokens_per_s", "service_gain_per_s", "goodput_tokens_per_s"))
-        table.add_row(f"{point['rate_per_s']:g}", str(point["seed"]), *figures, *(f"{value:.0f}" for value in per_s))
-    return table
-
-
-def _label(names: list[str], tier: int) -> str:
-    return names[tier] if tier < len(names) else f"tier {tier}"
-
-
 def plan(  # noqa: PLR0913  (a command: its options)
     path: Annotated[Path, typer.Argument(metavar="SCENARIO", help="scenario file (YAML) whose trace is planned for")],
     target: Annotated[float, typer.Option(min=0.01, max=0.999, help="attainment that every class must reach")] = 0.95,
@@ -166,15 +149,16 @@ def plan(  # noqa: PLR0913  (a command: its options)
     json_out: JsonOut = None,
 ) -> None:
     """How many replicas a workload needs, of which GPU, at what cost per attained request."""
+    check_folders(json_out)
     asked = scenarios.read_scenario(path)
-    for number, section in enumerate(asked.classes):
-        if section.num_replicas:
-            raise ValueError(f"{path}: classes.{number}.num_replicas: plan says how many are needed; leave it out")
+    _check_plan(asked, str(path), apart)
     trace, points = scenarios.trace_of(asked, traces), []
     kinds = profile or [asked.profile]
     prices = price or [1.0] * len(kinds)
     if len(prices) != len(kinds):
         raise ValueError(f"--price: needs one for each of {len(kinds)} profiles, got {len(prices)}")
+    if wrong := [each for each in prices if not 0 <= each < math.inf]:
+        raise ValueError(f"--price: must be a number from 0, got {wrong[0]:g}")
     with _progress() as bar:
         for kind, hourly in zip(kinds, prices, strict=True):
             loaded = load_profile(kind)
@@ -194,7 +178,7 @@ def plan(  # noqa: PLR0913  (a command: its options)
                     ]
                     point: dict[str, Any] = {"profile": loaded.name, "class": who, "rate_per_s": rate}
                     points.append(point | _needed(found))
-    console.print(_plan_table(points, target))
+    console.print(simulate_tables.planned(points, target))
     if json_out is not None:
         result = {"name": f"plan-{asked.name}", "config": {**asked.model_dump(), "target": target}}
         keys = [f"replicas {p['profile']} {p['class']} {p['rate_per_s']:g}" for p in points]
@@ -202,11 +186,22 @@ def plan(  # noqa: PLR0913  (a command: its options)
         json_out.write_text(json.dumps({**result, "seeds": asked.seeds, "headline": headline, "points": points}) + "\n")
 
 
+def _check_plan(asked: scenarios.Scenario, where: str, apart: bool) -> None:
+    """Raise ``ValueError`` for what a scenario says and a plan cannot take into account."""
+    for number, section in enumerate(asked.classes):
+        if section.num_replicas:
+            raise ValueError(f"{where}: classes.{number}.num_replicas: plan says how many are needed; leave it out")
+    if apart and (asked.workload.closed_loop or asked.workload.slos_serve):
+        key = "closed_loop" if asked.workload.closed_loop else "slos_serve"
+        raise ValueError(f"--apart: {where}: workload.{key}: its requests are of no classes that can be served apart")
+
+
 def _sized(
     asked: scenarios.Scenario, profile: Profile, workload: Workload, seed: int, wanted: tuple[float, float]
 ) -> tuple[int, float, float]:
     """What ``replicas_needed`` says of the scenario's system and routing; ``wanted``: target, and price per second."""
     target, price = wanted
+    judged_programs(workload.jobs)  # or an error before the run
     holds_prefixes = workload.trace is not None and len(workload.trace.blocks) > 0  # prompts are less work then
 
     def play(count: int) -> Simulation:
@@ -241,19 +236,6 @@ def _only(jobs: np.ndarray, number: int) -> np.ndarray:
     return own
 
 
-def _plan_table(points: list[dict[str, Any]], target: float) -> Table:
-    table = Table(title=f"replicas for {target:.0%} attainment in every class")
-    for column in ("profile", "class", "req/s", "replicas (over seeds)", "attainment", "cost per attained request"):
-        table.add_column(column)
-    for p in points:
-        count, cost = p["replicas"], p["cost_per_request"]
-        seen = f"{count['median']:.0f} ({count['low']:.0f} to {count['high']:.0f})" if count["median"] else "none"
-        share = f"{p['attainment']['median']:.3f}"
-        told = f"{cost['median']:.3g}" if cost else ""
-        table.add_row(p["profile"], p["class"], f"{p['rate_per_s']:g}", seen, share, told)
-    return table
-
-
 def reproduce(
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="experiments; default: all")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="a smaller version of each")] = False,
@@ -284,7 +266,7 @@ def reproduce(
         for key, value in result["headline"].items():
             table.add_row(key, f"{value:g}")
         console.print(table)
-        if name == "slos-serve":
+        if name == "slos-serve" and result["points"]:
             systems = ["vllm-2048", "vllm-whole", "sarathi", "edf-shed", "planner"]
             simulate_plots.capacities(result["points"], systems, out.with_suffix(".png"))
         elif name in ("polyserve", "polyserve-burst") and result["points"]:

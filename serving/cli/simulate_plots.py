@@ -27,7 +27,8 @@ def attainment(points: list[dict[str, Any]], names: list[str], path: Path) -> No
     figure, axes = plt.subplots(figsize=(6, 4))
 
     def line(pick: Any, label: str, **style: Any) -> None:
-        values = [np.median([pick(p) for p in points if p["rate_per_s"] == rate]) for rate in rates]
+        shares = [[pick(p) for p in points if p["rate_per_s"] == rate] for rate in rates]
+        values = [np.median(np.array(each, dtype=np.float64)) for each in shares]  # None: no point
         axes.plot(rates, values, marker="o", label=label, **style)
 
     line(lambda p: p["attainment"]["dslo"], "all", color="black", linewidth=2)
@@ -53,7 +54,8 @@ def latencies(simulation: Simulation, path: Path) -> None:
                 axes.plot(1000 * np.sort(seconds), np.arange(1, len(seconds) + 1) / len(seconds), label=f"class {tier}")
     for axes, name in ((left, "TTFT (ms)"), (right, "mean TPOT (ms)")):
         axes.set(xlabel=name, ylabel="share of requests", xscale="log")
-        axes.legend()
+        if axes.lines:
+            axes.legend()
     _save(figure, path)
 
 
@@ -73,6 +75,8 @@ def load(sampled: list[tuple[float, list[int]]], path: Path) -> None:
 def capacities(points: list[dict[str, Any]], systems: list[str], path: Path) -> None:
     """Per-tier capacity as a share of the fluid bound, by scenario and system; whiskers are the spread over seeds."""
     own = [p for p in points if p["kind"] == "capacity" and p["system"] in systems and "noise" not in p]
+    if not own:
+        return
     gpus = sorted({p["gpu"] for p in own})
     scenarios = list(dict.fromkeys(p["scenario"] for p in own))
     width = 0.8 / len(systems)

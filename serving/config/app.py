@@ -34,6 +34,7 @@ from serving.config.kv import check_connections, transfer_settings, without_tran
 from serving.config.lengths import CheckpointsConfig, LengthsConfig
 from serving.config.limits import GuardConfig
 from serving.config.models import check_entries, where_stated, with_shared
+from serving.config.objective import check_names
 from serving.config.spread import spread
 
 IMPORT_PATH, INGRESS = "serving.app:build", "Ingress"
@@ -89,10 +90,7 @@ class AppConfig(Section):
     def _check_fleet(self) -> None:
         if self.groups and "num_replicas" in self.fleet.model_fields_set:
             raise ValueError("fleet.num_replicas: each of the groups has its own")
-        names = [group.name for group in self.groups]
-        for position, name in enumerate(names):
-            if name in names[:position]:
-                raise ValueError(f"groups.{position}.name: {name!r} is used twice")
+        check_names("groups", [group.name for group in self.groups])
         if self.fleet.prefix_affinity and not self.engine.enable_prefix_caching:
             raise ValueError("fleet.prefix_affinity: needs engine.enable_prefix_caching")
         self._check_phases()
@@ -125,9 +123,14 @@ class AppConfig(Section):
 
     @property
     def guard(self) -> GuardConfig:
-        """What an ingress's outermost layer keeps to; files are as large as other bodies where there are no batches."""
+        """What an ingress's outermost layers keep to; files are as large as other bodies where there are no batches.
+
+        They do not know which model is asked: where models differ in ``cors``, each one answers browsers by itself.
+        """
         file_bytes = self.batches.file_bytes if self.batches.storage else self.ingress.limits.body_bytes
-        return self.ingress.guard(file_bytes, [each.model.api_keys for each in self.each])
+        models = [each.model for each in self.each]
+        cors = models[0].cors if all(model.cors == models[0].cors for model in models) else {}
+        return self.ingress.guard(file_bytes, [model.api_keys for model in models], cors)
 
     @property
     def marked_block_tokens(self) -> int:

@@ -3,13 +3,14 @@
 import re
 from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any, ClassVar, Self, get_args
+from typing import Annotated, Any, ClassVar, Self, get_args
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from profiles.suggest import suggest
 
+Seed = Annotated[int, Field(ge=0, lt=1 << 31)]  # what every generator of random numbers takes
 _URI = re.compile(r"/|(file|s3|gs|gcs|abfs|abfss|hdfs|viewfs)://")
 
 

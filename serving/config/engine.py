@@ -1,5 +1,6 @@
 """The configuration of models and engines, and of the groups of replicas that a fleet consists of."""
 
+import json
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
@@ -14,13 +15,27 @@ from replicas.kv_transfer import FILES, default_storage
 from replicas.step_planner import OPTIONS, VLLM_DEFAULT, planner_limits
 from serving.config.base import Section, defaults
 from serving.config.devices import SIZES, Device, device_of
-from serving.config.engine_args import HARMLESS, ONLY_FOR_STOCK, SPECULATES, python_name, why_not, why_not_in_server
+from serving.config.engine_args import (
+    CORS,
+    HARMLESS,
+    ONLY_FOR_STOCK,
+    SPECULATES,
+    python_name,
+    why_not,
+    why_not_in_server,
+)
 from serving.config.parallel import Parallelism, Strategy, gpus_of, parallel_sizes
 
 FLEETS_OPTION = "best_effort_share"  # of schedulers, the same in the whole fleet
 
 REPLICA, SIDES = defaults(ReplicaConfig), defaults(PhaseOptions)
 
+RAYS_OWN = {  # resources that Ray counts itself
+    "CPU": "set engine.num_cpus of the group instead",
+    "GPU": "set engine.num_gpus of the group instead",
+    "memory": "Ray counts memory itself; leave it out",
+    "object_store_memory": "Ray counts memory itself; leave it out",
+}
 GROUP_NAME = "^[a-z0-9]([a-z0-9_.-]*[a-z0-9])?$"  # also of one of several models
 Name = Annotated[str, Field(min_length=1)]
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
@@ -65,6 +80,15 @@ class ModelConfig(Section):
         """The configured ones; where there are none, vLLM takes that of the environment."""
         keys = self.server_arguments.get("api_key") or []
         return [keys] if isinstance(keys, str) else [key for key in keys if key]
+
+    @property
+    def cors(self) -> dict[str, Any]:
+        """What vLLM's server lets pages of other origins do, by the names of Starlette; empty: nothing."""
+        stated = self.server_arguments
+        named = {name: stated.get(name, value) for name, value in CORS.items()}
+        read = {name: json.loads(value) if isinstance(value, str) else value for name, value in named.items()}
+        allowed = {name.replace("allowed_", "allow_"): value for name, value in read.items()}
+        return allowed if allowed["allow_origins"] else {}
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -225,6 +249,13 @@ class GroupConfig(Section):
     resources: dict[str, PositiveFloat] = Field(default_factory=dict)  # Ray's custom resources that each reserves
     phase: Literal["", "prefill", "decode"] = ""  # bound to one side of a disaggregated fleet
     engine: dict[str, Any] = Field(default_factory=dict)  # keys of ``engine`` that differ
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name in self.resources:
+            if name in RAYS_OWN:
+                raise ValueError(f"resources.{name}: is no custom resource; {RAYS_OWN[name]}")
+        return self
 
 
 class DisaggregationConfig(Section):

@@ -93,6 +93,13 @@ ENGINES_ONLY = (  # sizes of an engine, of which the ingress has none
     " kv_cache_dtype mm_processor_cache_gb"
 ).split()
 
+CORS: dict[str, Any] = {  # vLLM's defaults of what pages of other origins may do
+    "allowed_origins": [],
+    "allowed_methods": ["*"],
+    "allowed_headers": ["*"],
+    "allow_credentials": False,
+}
+
 
 def python_name(argument: str) -> str:
     """``--max-logprobs`` as ``max_logprobs``."""
@@ -118,4 +125,11 @@ def why_not_in_server(name: str, value: Any) -> str:
         return "has no effect, because Ray Serve listens; see http_options of the Serve file"
     if name in ENGINES_ONLY:
         return f"concerns engines; set engine.engine_kwargs.{name} instead"
+    if name == "api_key" and value is not None and not _is_text(value):
+        return "each key must be text; put it in quotes"  # without the key, which errors and logs do not show
     return why_not(name, value)
+
+
+def _is_text(value: Any) -> bool:
+    """Whether it is a text or a list of texts."""
+    return all(isinstance(each, str) for each in (value if isinstance(value, list | tuple) else [value]))

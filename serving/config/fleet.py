@@ -1,8 +1,9 @@
 """The configuration of a fleet and of its ingresses: the sections ``fleet`` and ``ingress`` of an application."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Annotated, Literal, Self
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -12,7 +13,7 @@ from profiles.suggest import suggest
 from replicas.config import APPLICATION
 from routing.policy import routing_names
 from serving.config.autoscaling import AutoscalingConfig, Share
-from serving.config.base import Section, defaults
+from serving.config.base import Section, Seed, defaults
 from serving.config.engine import REPLICA, Name
 from serving.config.limits import GuardConfig, LimitsConfig
 from serving.request.tenant import tenant_by
@@ -47,7 +48,7 @@ class FleetConfig(Section):
     controller_name: Name = CONTROLLER_NAME
     controller_namespace: Name = "polyslo"
     controller_shards: PositiveInt = FLEET.controller_shards  # controllers that have the replicas between them
-    seed: int = FLEET.seed
+    seed: Seed = FLEET.seed
     nodes_on_demand: bool = False  # the cluster's autoscaler adds the nodes that are missing: wait for them
     roles: Literal["auto", "static", "dynamic"] = ALLOCATION.roles  # dynamic: replicas move between tiers and the pool
     role_idle_s: PositiveFloat = ALLOCATION.idle_s  # without a request of its tier for so long, a replica leaves it
@@ -77,13 +78,16 @@ class IngressConfig(Section):
     limits: LimitsConfig = Field(default_factory=LimitsConfig)
     transit_s: NonNegativeFloat = 0.005  # that a token takes from its iteration to the client; promises leave it that
 
-    def guard(self, file_bytes: int, keys: Sequence[Sequence[str]] = ((),)) -> GuardConfig:
-        """What an ingress's outermost layer keeps to; files for batches may have so many bytes. ``keys``: API keys of
-        each model."""
+    def guard(
+        self, file_bytes: int, keys: Sequence[Sequence[str]] = ((),), cors: Mapping[str, Any] = MappingProxyType({})
+    ) -> GuardConfig:
+        """What an ingress's outermost layers keep to; files for batches may have so many bytes. ``keys``: API keys of
+        each model. ``cors``: as ``ModelConfig.cors``."""
         return GuardConfig(
             **self.limits.model_dump(),
             most_requests=self.max_ongoing_requests + self.max_queued_requests,
             file_bytes=file_bytes,
             tenants=list(map(tenant_by, chain(*keys))),
             asks_environment=not all(keys),
+            cors=dict(cors),
         )

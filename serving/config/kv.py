@@ -14,7 +14,8 @@ from serving.config.group import Group
 KEY = "kv_transfer_config"
 FIELD = f"engine.engine_kwargs.{KEY}"
 CONNECTION = "disaggregation.kv_connector"
-OWN = ("kv_connector", "kv_connector_extra_config", "kv_role")  # what has a setting of its own at a replica
+EXTRA = "kv_connector_extra_config"
+OWN = ("kv_connector", EXTRA, "kv_role")  # what has a setting of its own at a replica
 Connection = dict[str, Any]
 
 
@@ -27,6 +28,8 @@ def stated_transfer(engine_kwargs: Mapping[str, Any]) -> dict[str, Any]:
         read = stated
     if not isinstance(read, Mapping):
         raise ValueError(f"{FIELD}: must be an object, got {stated!r}")
+    if not isinstance(options := read.get(EXTRA) or {}, Mapping):
+        raise ValueError(f"{FIELD}.{EXTRA}: must be an object, got {options!r}")
     return dict(read)
 
 
@@ -82,7 +85,7 @@ def transfer_settings(group: Group, connection: Connection | None) -> dict[str, 
         return {}
     connector = stated.get("kv_connector") or (connection or {})["kv_connector"]
     own = connection if connection and connection["kv_connector"] == connector else {}
-    options = own.get("kv_connector_extra_config", {}) | stated.get("kv_connector_extra_config", {})
+    options = own.get(EXTRA, {}) | (stated.get(EXTRA) or {})
     role = stated.get("kv_role") or (ROLES[group.phase] if connector in CONNECTORS else BOTH)
     further = {name: value for name, value in stated.items() if name not in OWN}
     return dict(kv_connector=connector, kv_connector_extra_config=options, kv_role=role, kv_transfer_config=further)

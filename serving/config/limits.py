@@ -1,6 +1,6 @@
 """What one request and one client may take of an ingress."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -26,9 +26,10 @@ class LimitsConfig(Section):
 
 class GuardConfig(LimitsConfig):
     """The limits, how many requests an ingress may hold at a time, running and waiting, how large a file may be,
-    and who may ask."""
+    who may ask, and what pages of other origins may do."""
 
     most_requests: PositiveInt = 2000
     file_bytes: PositiveInt = 4 << 20
     tenants: list[str] = Field(default_factory=list)  # of the configured API keys (``serving.request.tenant``)
     asks_environment: bool = True  # a model has no key of its own: the environment's counts, or anybody may ask
+    cors: dict[str, Any] = Field(default_factory=dict)  # for Starlette's layer; empty: they may do nothing

@@ -13,6 +13,7 @@ from controller.scaling.tiers import Tier, TierTable
 from profiles.suggest import suggest
 from protocol.messages import INF
 from serving.config.base import ConfigError, Section, merged_section
+from serving.config.objective import BOUNDS, check_names, check_objective, check_room
 from serving.request.slo import TierIndex
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
@@ -44,16 +45,7 @@ class TierConfig(Section):
     def _check(self) -> Self:
         if not _NAME.fullmatch(self.name):
             raise ValueError(f"name: must be lower-case letters, digits, '-', '_' or '.', got {self.name!r}")
-        bounds = {name: getattr(self, name) for name in ("ttft_ms", "ttft_slowdown", "tpot_ms", "e2e_ms")}
-        stated = [key for key, value in bounds.items() if value is not None]
-        if self.best_effort and stated:
-            raise ValueError(f"{stated[0]}: a best-effort tier promises nothing; leave it out")
-        if not self.best_effort and not stated:
-            raise ValueError("best_effort: set it, or state ttft_ms, ttft_slowdown, tpot_ms or e2e_ms")
-        if self.ttft_ms is not None and self.ttft_slowdown is not None:
-            raise ValueError("ttft_slowdown: says what ttft_ms says too; leave one of the two out")
-        if self.ttft_ms is not None and self.e2e_ms is not None and self.ttft_ms > self.e2e_ms:
-            raise ValueError(f"ttft_ms: must not exceed e2e_ms ({self.e2e_ms:g}), got {self.ttft_ms:g}")
+        check_objective({key: getattr(self, key) for key in BOUNDS}, self.best_effort, "tier")
         if self.num_replicas and (self.min_replicas or self.max_replicas):
             raise ValueError("num_replicas: is an exact number; leave it out to state min_replicas and max_replicas")
         if self.max_replicas and self.max_replicas < self.min_replicas:
@@ -96,9 +88,7 @@ class TierTableConfig(Section):
 
     def _check_tiers(self) -> None:
         names = [tier.name for tier in self.tiers]
-        for position, name in enumerate(names):
-            if name in names[:position]:
-                raise ValueError(f"tiers.{position}.name: {name!r} is used twice")
+        check_names("tiers", names)
         best_effort = [tier.name for tier in self.tiers if tier.best_effort]
         if len(best_effort) != 1:
             found = ", ".join(best_effort) or "none"
@@ -159,9 +149,10 @@ class TierTableConfig(Section):
 
     def check_fits(self, replicas: int) -> None:
         """Raise ``ConfigError`` where the tiers need more replicas than the fleet may have."""
-        needed = sum(tier.num_replicas or tier.min_replicas for tier in self.tiers)
-        if needed > replicas:
-            raise ConfigError(f"tiers: {needed} replicas are needed at least, but the fleet has at most {replicas}")
+        try:
+            check_room("tiers", sum(tier.num_replicas or tier.min_replicas for tier in self.tiers), replicas)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
 
     def to_table(self) -> TierTable:
         """As the controller takes it."""

@@ -1,4 +1,5 @@
-"""The outermost ASGI layer: headers, API keys, size and speed of bodies, requests at a time. Notes arrivals.
+"""The outermost ASGI layer, but for answers to browsers: headers, API keys, size and speed of bodies, requests at a
+time. Notes arrivals.
 
 It wraps Serve's own handler where Serve runs an ingress's HTTP server (``middlewares``), so that bodies on their way
 and unreadable headers take none of Serve's places; without that, the ingress wraps itself with it.
@@ -127,8 +128,15 @@ def _stated_bytes(headers: dict[bytes, bytes]) -> int:
 
 
 def middlewares() -> list[Any]:
-    """For Serve's ``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH``: the guard, where the process has settings for one."""
+    """For Serve's ``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH``: the guard, where the process has settings for one, and
+    around it what lets pages of other origins read refusals."""
     from starlette.middleware import Middleware
 
+    from serving.ingress.browsers import ForBrowsers
+
     settings = os.environ.get(SETTINGS)
-    return [Middleware(Guard, config=GuardConfig.model_validate_json(settings))] if settings else []
+    if not settings:
+        return []
+    config = GuardConfig.model_validate_json(settings)
+    browsers = [Middleware(ForBrowsers, cors=config.cors)] if config.cors else []
+    return [Middleware(Guard, config=config), *browsers]

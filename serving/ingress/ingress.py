@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
-from starlette.middleware.cors import CORSMiddleware
 
 from controller.deploys import ApplicationClash
 from protocol.garbage import Garbage
@@ -20,6 +19,7 @@ from serving.config.tiers import TierTableConfig
 from serving.dispatch.dispatcher import Dispatcher
 from serving.dispatch.transport import RayTransport
 from serving.ingress.asgi import App, Message, Receive, Send, send_error, send_json
+from serving.ingress.browsers import for_browsers
 from serving.ingress.dashboard_page import DASHBOARD, send_dashboard
 from serving.ingress.disconnects import Disconnects
 from serving.ingress.errors import ApiError, unavailable
@@ -37,7 +37,6 @@ logger = logging.getLogger("polyslo.ingress")
 PING_S = 1.0
 CONFIGURE_TRIES, CONFIGURE_S = 5, 30.0
 PATIENCE_S = 5.0  # with the controller, once it has been up
-EXPOSED = ("retry-after", "x-request-id", "x-slo-reason", "x-slo-tier", "x-slo-stage-deadline-ms", "x-stream-resume")
 STATUS_AGE_S = 0.5  # health and status answers may be so old
 
 
@@ -88,7 +87,7 @@ class IngressApp:
 
     def for_browsers(self, app: App) -> App:
         """``app`` with answers to browsers of other sites, as vLLM's arguments allow them."""
-        return CORSMiddleware(app, expose_headers=EXPOSED, **self._cors) if self._cors else app
+        return for_browsers(app, self._cors)
 
     def set_table(self, settings: Any) -> None:
         """Take the tier table that ``user_config`` is."""

@@ -94,6 +94,8 @@ class SloMiddleware:
     async def _generate(self, request_state: HttpRequestState, scope: Message, receive: Receive, send: Send) -> None:
         """Have it answered; a stream may be refused after the application has begun it, and nothing was sent yet."""
         response = Response(request_state, send, self.overload_status, scope["path"])
+        if (told := request_state.program) is not None:
+            request_state.program = self.programs.recall(told, request_state.tenant, request_state.arrived_s)
         token = current_request_state.set(request_state)
         try:
             await self.app(scope, receive, response)
@@ -106,7 +108,7 @@ class SloMiddleware:
                 raise
         finally:
             current_request_state.reset(token)
-            self.programs.note(request_state)
+            self.programs.note(request_state, time.monotonic())
             self.done(request_state, response.status)
 
     def _read(self, body: bytes) -> dict[str, Any]:
@@ -121,7 +123,7 @@ class SloMiddleware:
         arrived_s = scope.get(ARRIVED, time.monotonic())
         asked, expected = document.get("service_tier"), expected_sequences(document)
         tenant = scope.get(SENT_FOR, tenant_of(scope["path"], headers) if self.has_tenants else "")
-        program = self.programs.recall(read_program(headers, document), document, tenant, arrived_s)
+        program = read_program(headers, document) or self.programs.continued(document, tenant)
         slo = resolve(headers, document, self.tiers(), program.deadline_s if program else INF)
         request_state = HttpRequestState(slo, arrived_s, program, str(asked or ""), expected=expected, is_open=True)
         request_state.traits = read_traits(headers, document, program)
@@ -255,7 +257,8 @@ class Response:
         start = self._start if length is None else resized(self._start, length)
         if self.status < 400:
             tier = (b"x-slo-tier", self.request_state.tier.encode("latin-1", "replace"))
-            more = [tier, *self._stage_header(), *resume_header(self.request_state)]
+            promised = (b"x-slo-promised", b"true" if self.request_state.is_promised else b"false")
+            more = [tier, promised, *self._stage_header(), *resume_header(self.request_state)]
             start = {**start, "headers": [*start.get("headers", []), *more]}
         await self.send(start)
 

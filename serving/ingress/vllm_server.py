@@ -232,7 +232,7 @@ async def make_server(
 
     ``arguments`` are those of ``vllm serve`` (model first): parsers, templates, names; ``limits`` are an ingress's own;
     the rest is as of ``FleetCoreClient``. The application's ``state`` tells whether it asks clients for a key
-    (``checks_keys``), and what browsers may do (``cors``: for Starlette's middleware, which is the caller's to add).
+    (``checks_keys``), and what browsers may do (``cors``: for ``for_browsers``, which is the caller's to add).
     """
     args = make_arg_parser(FlexibleArgumentParser()).parse_args(arguments)
     args.model = getattr(args, "model_tag", None) or args.model

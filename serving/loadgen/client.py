@@ -67,6 +67,7 @@ class Record:
     is_estimated: bool = False
     service_tier: str = ""
     slo: SloEcho | None = None
+    is_promised: bool = False  # as its headers said, also where the answer broke off
 
     def take(self, stream: StreamReader) -> None:
         """Copy what the stream has seen so far."""
@@ -154,6 +155,7 @@ class Client:
         try:
             async with session.post(self.url, data=body, headers=call.headers) as response:
                 record.http_status = response.status
+                record.is_promised = response.headers.get("x-slo-promised") == "true"
                 if response.status == 200:
                     await self._read(response, stream)
                     record.detail = stream.failure()

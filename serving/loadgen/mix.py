@@ -11,6 +11,7 @@ import yaml
 from numpy.typing import NDArray
 
 from profiles.suggest import suggest
+from serving.config.objective import check_order
 from serving.loadgen.trace import Trace, WorkloadError
 
 BEST_EFFORT_TIER = "flex"  # OpenAI's name for it
@@ -159,6 +160,10 @@ def _parse_class(entry: Any, where: str) -> SloClass:
     kinds += ["ttft_ms/tpot_ms/e2e_ms"] if made.is_bounded else []
     if len(kinds) > 1:
         raise WorkloadError(f"{where} ({made.label}): {' and '.join(kinds)} contradict each other")
+    try:
+        check_order(checked.get("ttft_ms"), checked.get("e2e_ms"))
+    except ValueError as error:
+        raise WorkloadError(f"{where} ({made.label}): {error}") from None
     if made.min_input_tokens > made.max_input_tokens:
         raise WorkloadError(f"{where} ({made.label}): min_input_tokens is above max_input_tokens")
     return made

@@ -170,11 +170,14 @@ def _is_downgraded(record: Record, asked: SloClass) -> bool:
 
 
 def _is_promised(record: Record, asked: SloClass) -> bool:
-    """What the server says its clients may count on; older ones tell it as admitted with a prediction."""
+    """What the server says its clients may count on, at the end or, of an answer that broke off, at its beginning;
+    older ones tell it as admitted with a prediction."""
     slo = record.slo
-    if slo is not None and slo.promised is not None:
+    if slo is None:
+        return asked.is_bounded and record.is_promised
+    if slo.promised is not None:
         return asked.is_bounded and slo.promised
-    return asked.is_bounded and slo is not None and slo.admitted is True and slo.predicted_ttft_ms is not None
+    return asked.is_bounded and slo.admitted is True and slo.predicted_ttft_ms is not None
 
 
 def _reason(record: Record) -> str:

@@ -54,7 +54,7 @@ class PlugInSettings(Section):
         try:
             planner_limits(self.scheduler, self.scheduler_options, kv_capacity_tokens=1)
         except ValueError as error:
-            raise ValueError(str(error).replace("policy_options", "scheduler_options")) from None
+            raise ValueError(f"scheduler_options.{error}") from None
         self.to_index()
         return self
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from protocol.programs import Program
+from protocol.messages import FINISHED
+from protocol.programs import IDLE_S, Program
 from serving.request.state import HttpRequestState
 
 MOST_PROGRAMS, MOST_RESPONSES = 20_000, 20_000
@@ -24,8 +25,24 @@ class Remembered:
     """One program; times on the ingress's clock."""
 
     started_s: float
+    heard_s: float  # when it was heard of last, but for requests that run
+    running: int = 0  # its requests that have not ended
     is_promised: bool = False
-    is_begun: bool = False
+    is_begun: bool = False  # something of it was not refused
+    is_last: bool = False  # its client said that nothing follows
+    is_over: bool = False  # and what ended last has ended well
+
+    def has_ended(self, now_s: float) -> bool:
+        """Whether its id names another program from now on, as the controller has it."""
+        return not self.running and (self.is_over or now_s - self.heard_s >= IDLE_S)
+
+    def on_decided(self, request_state: HttpRequestState, now_s: float) -> None:
+        """A request about which something was decided has ended."""
+        is_served = request_state.refusal is None
+        self.heard_s, self.is_begun = now_s, self.is_begun or is_served
+        self.is_promised |= is_served and request_state.stage is not None and request_state.stage.is_promised
+        self.is_last |= request_state.program is not None and request_state.program.is_last
+        self.is_over = self.is_last and request_state.finish in FINISHED
 
 
 @dataclass
@@ -35,21 +52,20 @@ class ProgramMemory:
     _programs: OrderedDict[Key, Remembered] = field(default_factory=OrderedDict)
     _of_response: OrderedDict[Key, str] = field(default_factory=OrderedDict)  # programs by tenant and response id
 
-    def recall(
-        self, program: Program | None, document: Mapping[str, Any], tenant: str, arrived_s: float
-    ) -> Program | None:
-        """The program of a request that arrives, with its age and promise."""
-        program = program or self._continued(document, tenant)
-        if program is None:
-            return None
-        known = self._programs.setdefault((tenant, program.id), Remembered(arrived_s))
-        self._programs.move_to_end((tenant, program.id))
+    def recall(self, program: Program, tenant: str, arrived_s: float) -> Program:
+        """The program of a request that arrives, with its age and promise; ``note`` has to be told of its end."""
+        key = tenant, program.id
+        known = self._programs.get(key)
+        if known is None or known.has_ended(arrived_s):
+            known = self._programs[key] = Remembered(arrived_s, arrived_s)
+        known.running += 1
+        self._programs.move_to_end(key)
         if len(self._programs) > MOST_PROGRAMS:
             self._programs.popitem(last=False)
         age_s = max(0.0, arrived_s - known.started_s)
         return msgspec.structs.replace(program, age_s=age_s, is_promised=known.is_promised)
 
-    def _continued(self, document: Mapping[str, Any], tenant: str) -> Program | None:
+    def continued(self, document: Mapping[str, Any], tenant: str) -> Program | None:
         """The program that ``previous_response_id`` continues: that response's own, or one that begins with it."""
         previous = document.get("previous_response_id")
         if not isinstance(previous, str) or not 0 < len(previous) <= _LONGEST_ID or not previous.isprintable():
@@ -57,16 +73,16 @@ class ProgramMemory:
         name = self._of_response.get((tenant, previous), previous)
         return Program(name, parents=(previous,), is_session=True)
 
-    def note(self, request_state: HttpRequestState) -> None:
-        """A request has ended; a program whose first one was refused has not begun."""
+    def note(self, request_state: HttpRequestState, now_s: float) -> None:
+        """A request has ended; one that was refused, or about which nothing was decided, has begun no program."""
         program, tenant = request_state.program, request_state.tenant
         known = self._programs.get((tenant, program.id)) if program else None
         if program is None or known is None:
             return
-        if request_state.refusal is None:
-            known.is_begun = True
-            known.is_promised |= request_state.stage is not None and request_state.stage.is_promised
-        elif not known.is_begun:
+        known.running = max(0, known.running - 1)  # more end than run where it was forgotten in between
+        if request_state.decisions:
+            known.on_decided(request_state, now_s)
+        if not known.is_begun and not known.running:
             del self._programs[tenant, program.id]
         for request_id in request_state.sequences:
             # vLLM 0.32 names the engine request of a response ``<response id>_<turn>-<random>``.

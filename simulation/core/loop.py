@@ -148,10 +148,16 @@ class Simulation:
             self.prefixes.shrink(replica, free_tokens)
 
     def refuse(self, job: int) -> None:
-        """Turn a job away for good."""
+        """Turn a job away for good; what waits for it never arrives."""
         self.records[job]["missed"] = True
         self._program_missed[self.jobs[job]["program"]] = True
-        self.left -= 1
+        gone = [job]
+        while gone:
+            self.left -= 1
+            followers = self._edges_of(gone.pop())["follower"]
+            waiting = np.unique(followers[self._waits_for[followers] > 0])
+            self._waits_for[waiting] = NEVER
+            gone += waiting.tolist()
 
     def rows(self, which: np.ndarray) -> np.ndarray:
         """Planning rows of the jobs ``which``."""
@@ -216,7 +222,7 @@ class Simulation:
 
     def _release_followers(self, job: int) -> None:
         """Let those arrive that waited for this job last."""
-        for edge in self.edges[self._first_edge[job] : self._first_edge[job + 1]]:
+        for edge in self._edges_of(job):
             follower = int(edge["follower"])
             self._waits_for[follower] -= 1
             ready_s = max(self._ready_s[follower], float(self.records["last_s"][job] + edge["think_s"]))
@@ -224,6 +230,10 @@ class Simulation:
             if self._waits_for[follower] == 0:
                 self.jobs["arrival_s"][follower] = ready_s
                 heapq.heappush(self._followers, (float(ready_s), follower))
+
+    def _edges_of(self, job: int) -> np.ndarray:
+        """Edges to those that wait for this job."""
+        return self.edges[self._first_edge[job] : self._first_edge[job + 1]]
 
     def _pop_arrivals(self) -> np.ndarray:
         return np.array(sorted(self._due()), dtype=np.int64)

@@ -72,7 +72,10 @@ def _asked_tpot_s(jobs: np.ndarray) -> np.ndarray:
 
 
 def summarize(jobs: np.ndarray, records: np.ndarray, state: np.ndarray, window: Window) -> dict[str, Any]:
-    """The figures of one run as plain values; attainment by tier asked for, refused and unfinished ones as misses."""
+    """The figures of one run as plain values; attainment by tier asked for, refused and unfinished ones as misses.
+
+    Shares of the judged programs are None where there are none.
+    """
     heads = window.first_requests(jobs)
     flags = attained(jobs, records)
     tiers = np.unique(jobs["tier"][heads])
@@ -85,10 +88,10 @@ def summarize(jobs: np.ndarray, records: np.ndarray, state: np.ndarray, window: 
     span_s = float(state["free_at_s"][np.isfinite(state["free_at_s"])].max(initial=0.0)) or 1.0
     return {
         "programs": len(heads),
-        "attainment": {name: float(met[heads].mean()) if len(heads) else 0.0 for name, met in flags.items()},
+        "attainment": {name: _share(met[heads]) for name, met in flags.items()},
         "by_tier": by_tier,
-        "kept": float(kept.mean()) if len(kept) else None,
-        "refused": float(refused.mean()),
+        "kept": _share(kept),
+        "refused": _share(refused),
         "ttft_s": percentiles(records["first_s"][inside] - jobs["arrival_s"][inside]),
         "tpot_s": percentiles(_mean_gap_s(records)[inside & (records["emitted_tokens"] > 1)]),
         "output_tokens_per_s": float(state["decode_tokens"].sum()) / span_s,
@@ -101,6 +104,11 @@ def summarize(jobs: np.ndarray, records: np.ndarray, state: np.ndarray, window: 
         "preemptions": int(state["preemptions"].sum()),
         "kv_peak_tokens": int(state["kv_peak_tokens"].max()),
     }
+
+
+def _share(flags: np.ndarray) -> float | None:
+    """The part that is true; None of nothing."""
+    return float(flags.mean()) if len(flags) else None
 
 
 def service_gains(jobs: np.ndarray, records: np.ndarray) -> np.ndarray:

@@ -96,12 +96,24 @@ class ControllerDispatcher:
         for told in self.outcomes.first_tokens(simulation):
             self.fleet.on_outcome(told, simulation.now_s)
         which = np.concatenate([np.array(list(self._due(simulation.now_s)), dtype=np.int64), which])
+        which = which[self._fits(simulation, which)]
         if len(which):
             asks = [self.ask(simulation, int(job)) for job in which]
             decisions = self.fleet.admit(asks, simulation.now_s, INGRESS)
             self._take_back(simulation)
             for job, decision in zip(which, decisions, strict=True):
                 self._carry_out(simulation, int(job), decision)
+
+    @staticmethod
+    def _fits(simulation: Simulation, which: np.ndarray) -> np.ndarray:
+        """Jobs that some replica's KV cache can hold to their end (bool per job); no engine would ever be done with the
+        others, which are refused."""
+        limits, jobs = simulation.engines.limits, simulation.jobs[which]
+        room_tokens = (limits["kv_capacity_tokens"] // limits["block_tokens"] * limits["block_tokens"]).max()
+        fits: np.ndarray = jobs["prompt_tokens"] + jobs["output_tokens"] - 1 <= room_tokens  # the last is not computed
+        for job in which[~fits].tolist():
+            simulation.refuse(job)
+        return fits
 
     def _take_back(self, simulation: Simulation) -> None:
         """What the fleet recalls and has not begun asks anew, a message later."""

@@ -23,10 +23,19 @@ def run_fleet(jobs: np.ndarray, profile: Profile, replicas: int, seed: int = 0) 
     return simulation
 
 
+def judged_programs(jobs: np.ndarray) -> np.ndarray:
+    """Positions of the first requests of the programs that a run is judged by; raises ``ValueError`` where there are
+    none."""
+    heads = Window.of(jobs).first_requests(jobs) if len(jobs) else np.zeros(0, dtype=np.int64)
+    if not len(heads):
+        raise ValueError("requests: none with an objective arrives between warm-up and cool-down, so nothing is judged")
+    return heads
+
+
 def worst_attainment(simulation: Simulation) -> tuple[float, float]:
     """Attainment of the tier that gets least, and attained programs per second over the whole run."""
     jobs, records = simulation.jobs, simulation.records
-    heads = Window.of(jobs).first_requests(jobs)
+    heads = judged_programs(jobs)
     met = attained(jobs, records)["dslo"]
     tiers = jobs["tier"][heads]
     worst = min(float(met[heads[tiers == tier]].mean()) for tier in np.unique(tiers))

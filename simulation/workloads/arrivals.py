@@ -21,11 +21,16 @@ def shaped_s(rng: np.random.Generator, trace_s: np.ndarray, count: int, rate_per
     """``count`` consecutive arrivals of a trace from a random one on (around its end), time-scaled to the mean rate.
 
     Draws only where the stretch begins, so one seed gives the same bursts at every rate.
+
+    Raises:
+        ValueError: where these arrivals take no time, so that no scale gives them a rate.
     """
     gaps_s = np.diff(trace_s, append=trace_s[-1] + (trace_s[-1] - trace_s[0]) / max(1, len(trace_s) - 1))
     start = int(rng.integers(len(trace_s)))
     gaps_s = gaps_s[(start + np.arange(count)) % len(gaps_s)]
     times_s = np.concatenate(([0.0], np.cumsum(gaps_s)))
+    if not times_s[-1] > 0.0:
+        raise ValueError(f"workload.arrivals: {count} arrivals of the trace are at one time, which has no rate")
     return np.asarray(times_s[:-1] * (count / rate_per_s / times_s[-1]), dtype=np.float64)
 
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
@@ -10,6 +11,10 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.stats import norm
 
+from profiles.suggest import suggest_near
+
+MOMENTS = ("mean", "std", "p99")
+PERCENTILES = tuple(f"p{number}" for number in range(1, 100))
 GRID = norm.ppf((np.arange(4000) + 0.5) / 4000)  # quantiles on which statistics are matched
 
 
@@ -75,6 +80,34 @@ class Empirical:
     def draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
         drawn: np.ndarray = rng.choice(self.tokens, count)
         return drawn
+
+
+def check_statistics(printed: Mapping[str, float]) -> None:
+    """Raise ``ValueError`` that begins with the key of an entry that ``from_statistics`` does not take as meant."""
+    for name, value in printed.items():
+        if name not in MOMENTS and name not in PERCENTILES:
+            near = suggest_near(name, (*MOMENTS, *PERCENTILES))
+            raise ValueError(f"{name}: unknown key; {near or 'known: mean, std and p99, or p1 to p99'}")
+        if not value > 0:
+            raise ValueError(f"{name}: must be above 0, got {value:g}")
+    if "mean" in printed or "std" in printed:
+        _check_moments(printed)
+        return
+    points = [(name, printed[name]) for name in PERCENTILES if name in printed]
+    for (lower, less), (higher, more) in pairwise(points):
+        if more < less:
+            raise ValueError(f"{higher}: must not be below {lower} ({less:g}), got {more:g}")
+    if len(points) == 1:
+        raise ValueError(f"{points[0][0]}: needs another percentile, or mean and std")
+
+
+def _check_moments(printed: Mapping[str, float]) -> None:
+    for name in MOMENTS:
+        if name not in printed:
+            raise ValueError(f"{name}: is required beside {' and '.join(sorted(printed.keys() & {*MOMENTS}))}")
+    for name in printed:
+        if name not in MOMENTS:
+            raise ValueError(f"{name}: has no effect beside mean, std and p99; leave it out")
 
 
 def from_statistics(printed: Mapping[str, float]) -> Lengths:

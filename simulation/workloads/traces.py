@@ -89,6 +89,9 @@ def read_table(path: Path, columns: Sequence[str]) -> Any:
     missing = [column for column in columns if column not in table.column_names]
     if missing:
         raise WorkloadError(f"{path}: column {missing[0]!r} is missing (found: {', '.join(table.column_names)})")
+    twice = [column for column in table.column_names if table.column_names.count(column) > 1]
+    if twice:
+        raise WorkloadError(f"{path}: column {twice[0]!r} is there twice")
     if table.num_rows == 0:
         raise WorkloadError(f"{path}: the trace is empty")
     return table

@@ -128,6 +128,7 @@ def test_standard_falls_back_to_best_effort_and_says_so(stack: Stack) -> None:
     slo = answer.json()["slo"]
     assert (slo["admitted"], slo["met"], slo["tier"]) == (False, False, "batch")
     assert (answer.json()["service_tier"], answer.headers["x-slo-tier"]) == ("flex", "batch")
+    assert answer.headers["x-slo-promised"] == "false"
 
 
 def test_a_client_that_leaves_frees_replica_and_reservation(stack: Stack) -> None:

@@ -91,8 +91,12 @@ def opened(book: BatchBook, count: int, tenant: str = "", now_s: float = NOW_S) 
     """A new batch of so many lines."""
     content = jsonl(*(line(f"{tenant}{i}") for i in range(count)))
     file = book.add_file(tenant, "in.jsonl", content, now_s)
-    wanted = {"input_file_id": file["id"], "endpoint": COMPLETIONS, "completion_window": WINDOW}
-    return book.create(tenant, wanted, now_s)
+    return book.create(tenant, wanted(file["id"]), now_s)
+
+
+def wanted(file_id: str) -> dict[str, Any]:
+    """What a client sends for a new batch."""
+    return {"input_file_id": file_id, "endpoint": COMPLETIONS, "completion_window": WINDOW}
 
 
 def result(given: Line, status: int = 200) -> LineResult:

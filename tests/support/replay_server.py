@@ -79,6 +79,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def start_stream(self) -> None:
         self.send_response(200)
+        self.send_header("x-slo-promised", "true")
         self.send_header("content-type", "text/event-stream")
         self.send_header("connection", "close")
         self.end_headers()
@@ -124,7 +125,7 @@ def fail_with_500(handler: Handler) -> None:
     handler.reply(500, {"error": {"message": "engine is dead"}})
 
 
-def fail_as_a_proxy(handler: Handler) -> None:
+def garble(handler: Handler) -> None:
     handler.reply(502, {"error": {"message": "Délai"}}, encoding="latin-1")
 
 

@@ -15,7 +15,7 @@ from serving.batches.book import BatchBook
 from serving.batches.objects import BatchError
 from serving.config.batches import BatchOptions
 from serving.ingress.asgi import Message, Receive, Send, send_json
-from tests.support.batches_scene import COMPLETIONS, api_of, client_of, jsonl, line, served, until
+from tests.support.batches_scene import api_of, client_of, jsonl, line, served, until, wanted
 from tests.support.ingress_scene import Ingress, refused
 
 pytest.importorskip("vllm")
@@ -41,8 +41,8 @@ def book(tmp_path: Path) -> BatchBook:
 
 async def begun(client: openai.AsyncOpenAI, *lines: dict[str, Any]) -> Any:
     file = await client.files.create(file=("in.jsonl", jsonl(*lines)), purpose="batch")
-    wanted: Any = {"input_file_id": file.id, "endpoint": COMPLETIONS, "completion_window": "24h"}
-    return await client.batches.create(**wanted, metadata={"for": "a test"})
+    asked: Any = wanted(file.id)
+    return await client.batches.create(**asked, metadata={"for": "a test"})
 
 
 async def ended(client: openai.AsyncOpenAI, batch_id: str) -> Any:
@@ -204,7 +204,6 @@ def test_mistakes_are_told(ingress: Ingress, book: BatchBook) -> None:
                 "failed", "duplicate_custom_id", 2
             )  # fmt: skip
             file = await client.files.create(file=jsonl(line("a")), purpose="batch")
-            wanted = {"input_file_id": file.id, "endpoint": COMPLETIONS, "completion_window": "24h"}
             for change, param in (
                 ({"endpoint": "/v1/embeddings"}, "endpoint"),
                 ({"completion_window": "1h"}, "completion_window"),
@@ -212,7 +211,7 @@ def test_mistakes_are_told(ingress: Ingress, book: BatchBook) -> None:
                 ({"input_file_id": 3}, "input_file_id"),
             ):
                 with pytest.raises(openai.BadRequestError) as error:
-                    await client.post("/batches", body={**wanted, **change}, cast_to=object)
+                    await client.post("/batches", body={**wanted(file.id), **change}, cast_to=object)
                 assert error.value.param == param
             with pytest.raises(openai.BadRequestError) as error:
                 await client.files.create(file=b"x", purpose="fine-tune")
@@ -228,6 +227,22 @@ def test_mistakes_are_told(ingress: Ingress, book: BatchBook) -> None:
             assert answer.status_code == 404, "only one path takes files"
             with pytest.raises(openai.NotFoundError, match="No route PUT"):
                 await client.put("/batches/x", body={}, cast_to=object)
+
+    ingress.run(play())
+
+
+def test_a_file_that_is_lost_from_the_storage_is_a_404(ingress: Ingress, book: BatchBook) -> None:
+    async def play() -> None:
+        async with client_of(api_of(ingress, book), KEYS[0]) as client:
+            file = await client.files.create(file=jsonl(line("a")), purpose="batch")
+            book._storage.remove(f"files/{file.id}")
+            for param, question in (
+                ("input_file_id", client.post("/batches", body=wanted(file.id), cast_to=object)),
+                ("file_id", client.files.content(file.id)),
+            ):
+                with pytest.raises(openai.NotFoundError) as error:
+                    await question
+                assert (error.value.param, error.value.code) == (param, "file_lost")
 
     ingress.run(play())
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from controller.storage import Storage
-from serving.batches.book import BatchBook
+from serving.batches.book import FAULT_S, BatchBook
 from serving.batches.objects import WINDOW_S, BatchError, LineResult
 from serving.batches.open_batch import PART, STORE_S
 from serving.config.batches import BatchOptions
-from tests.support.batches_scene import NOW_S, book_of, lines_of, opened, result
+from tests.support.batches_scene import NOW_S, book_of, jsonl, line, lines_of, opened, result, wanted
 
 
 def test_a_batch_whose_file_is_lost_fails_alone(tmp_path: Path) -> None:
@@ -41,11 +41,11 @@ def test_what_cannot_be_stored_has_not_happened(tmp_path: Path, monkeypatch: pyt
     batch = opened(book, 2)
     book.take_back("a", [result(book.give("a", 1, (), NOW_S).lines[0])], [], NOW_S)
 
-    def end() -> None:
+    def end(now_s: float) -> None:
         if what == "cancelled":
-            book.cancel("", batch["id"], NOW_S)
+            book.cancel("", batch["id"], now_s)
         else:
-            book.tick(NOW_S + WINDOW_S)
+            book.tick(now_s)
 
     write = Storage.write
 
@@ -56,13 +56,89 @@ def test_what_cannot_be_stored_has_not_happened(tmp_path: Path, monkeypatch: pyt
 
     with monkeypatch.context() as patched:
         patched.setattr(Storage, "write", full)
-        with pytest.raises(OSError, match="no space left"):
-            end()
+        if what == "cancelled":
+            with pytest.raises(OSError, match="no space left"):
+                end(NOW_S + WINDOW_S)
+        else:
+            end(NOW_S + WINDOW_S)
     assert book.batch("", batch["id"]).shown()["status"] == "in_progress"
-    end()
+    end(NOW_S + WINDOW_S + FAULT_S)
     ended = book.batch("", batch["id"]).shown()
     assert ended["status"] == what
     assert ended["request_counts"]["completed"] == 1
+
+
+def test_a_batch_whose_results_find_no_room_leaves_the_others_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = book_of(tmp_path)
+    large, other = opened(book, 1, "x"), opened(book, 2, "y")
+    given = book.give("a", 2, (), NOW_S).lines
+    asked, write = list[str](), Storage.write
+
+    def full(storage: Storage, path: str, content: bytes) -> None:
+        asked.append(path)
+        if path.startswith("files/") and large["id"].removeprefix("batch_") in path:
+            raise OSError("no space left")
+        write(storage, path, content)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Storage, "write", full)
+        book.take_back("a", [result(each) for each in given], [], NOW_S)
+        (left,) = book.give("a", 8, (), NOW_S + 1).lines
+        book.take_back("a", [result(left)], [], NOW_S + 2)
+        assert book.batch("y", other["id"]).state == "completed"
+        assert book.batch("x", large["id"]).state == "in_progress"
+        asked.clear()
+        book.tick(NOW_S + FAULT_S - 1)
+        assert asked == [], "it is tried again after a while only"
+    book.tick(NOW_S + FAULT_S)
+    assert book.batch("x", large["id"]).shown()["request_counts"]["completed"] == 1
+    assert book.batch("x", large["id"]).state == "completed"
+
+
+def test_a_batch_whose_file_cannot_be_read_at_present_waits_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = book_of(tmp_path)
+    sick, sound = opened(book, 1, "x"), opened(book, 1, "x")
+    read = Storage.read
+
+    def fails(storage: Storage, path: str, most_bytes: int) -> bytes:
+        if path.endswith(sick["input_file_id"]):
+            raise OSError("input/output error")
+        return read(storage, path, most_bytes)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Storage, "read", fails)
+        (given,) = book.give("a", 8, [(sick["id"], 1)], NOW_S).lines
+        assert given.batch_id == sound["id"]
+        book.take_back("a", [LineResult(sick["id"], 1, "r", 200, b"{}"), result(given)], [], NOW_S)
+    assert book.batch("x", sound["id"]).state == "completed"
+    (late,) = book.give("a", 8, (), NOW_S + FAULT_S).lines
+    assert late.batch_id == sick["id"]
+
+
+def test_a_file_that_could_not_be_written_takes_no_room(tmp_path: Path) -> None:
+    storage = Storage(str(tmp_path))
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(OSError, match="taken"):
+        storage.write("taken", b"content")
+    assert [each.name for each in tmp_path.iterdir()] == ["taken"]
+
+
+def test_what_is_missing_of_a_file_is_a_404(tmp_path: Path) -> None:
+    book = book_of(tmp_path)
+    file_id = book.add_file("", "in.jsonl", jsonl(line("a")), NOW_S)["id"]
+    book._storage.remove(f"files/{file_id}")
+    for param, ask in (
+        ("input_file_id", lambda: book.create("", wanted(file_id), NOW_S)),
+        ("file_id", lambda: book.content("", file_id, 0, 10)),
+    ):
+        with pytest.raises(BatchError) as error:
+            ask()
+        assert error.value.fields[:1] + error.value.fields[2:] == (404, param, "file_lost")
+    assert book.remove_file("", file_id)["deleted"]
 
 
 def test_results_beyond_a_tenants_room_end_the_batch(tmp_path: Path) -> None:

@@ -19,6 +19,12 @@ no_extra = pytest.mark.skipif(
 )
 
 
+def test_help_offers_no_completion_that_only_the_whole_command_has() -> None:
+    result = RUNNER.invoke(app, ["--help"])
+    assert result.exit_code == 0
+    assert "--install-completion" not in result.stdout
+
+
 def test_list_names_every_shipped_profile() -> None:
     result = RUNNER.invoke(app, ["list"])
     assert result.exit_code == 0

@@ -80,6 +80,30 @@ def test_out_of_time_means_later(counted: list[str], tmp_path: Path) -> None:
     assert counted == ["point 0", "point 1", "point 2"]
 
 
+@pytest.mark.parametrize("reached", [0, 1])
+def test_a_run_out_of_time_keeps_finished_points_that_it_has_not_come_to(
+    counted: list[str], tmp_path: Path, reached: int
+) -> None:
+    start(tmp_path / "counted.json")
+    counted.clear()
+    BEHAVIOUR[0] = "otherwise"
+    for _ in range(2):
+        cut = start(tmp_path / "counted.json", may_start=iter([True] * reached + [False] * 9).__next__)
+        assert cut["missing"] == ["0", "1", "2"][reached:]
+    assert start(tmp_path / "counted.json")["missing"] == []
+    assert counted == ["point 0"], "the one that behaves otherwise, once"
+
+
+def test_what_follows_a_line_that_was_cut_off_is_kept(counted: list[str], tmp_path: Path) -> None:
+    (tmp_path / "counted.partial.jsonl").write_text('{"digest": "cut o')
+    counted.append("broken")
+    with pytest.raises(RuntimeError, match="power cut"):
+        start(tmp_path / "counted.json")
+    counted.remove("broken")
+    start(tmp_path / "counted.json")
+    assert counted == ["point 0", "point 1", "point 2"]
+
+
 def test_tables_go_between_the_marks_of_a_page(counted: list[str], tmp_path: Path) -> None:
     page = tmp_path / "counted.md"
     page.write_text("Words.\n<!-- results -->\nold\n<!-- end of results -->\nMore words.\n")

@@ -78,6 +78,8 @@ def test_a_model_without_a_profile_finds_its_own() -> None:
         ({"fleet": {"num_replicas": 2.5}}, "fleet.num_replicas: input should be a valid integer, got 2.5"),
         ({"fleet": {"num_replicas": True}}, "fleet.num_replicas: input should be a valid integer, got True"),
         ({"fleet": {"silent_s": float("nan")}}, "fleet.silent_s: input should be a finite number"),
+        ({"fleet": {"seed": -1}}, "fleet.seed: input should be greater than or equal to 0, got -1"),
+        ({"fleet": {"seed": 2**70}}, "fleet.seed: input should be less than 2147483648, got"),
         ({"fleet": {"silent_s": 0.1}}, "fleet.silent_s: must exceed report_interval_s (0.15), got 0.1"),
         ({"fleet": {"routing": "roundrobin"}}, "fleet.routing: no policy 'roundrobin'; did you mean 'round_robin'?"),
         ({"fleet": {"overload_status": 200}}, "fleet.overload_status: input should be greater than or equal to 400"),

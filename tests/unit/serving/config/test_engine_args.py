@@ -128,6 +128,20 @@ def test_argument_that_contradicts_a_section_is_refused() -> None:
     )
 
 
+@pytest.mark.parametrize("keys", [12345, ["a", 12345], 0, [None]])
+def test_an_api_key_that_is_no_text_is_refused_and_not_shown(keys: Any) -> None:
+    told = "model.server_kwargs.api_key: each key must be text; put it in quotes"
+    assert mistake({"model": {"server_kwargs": {"api_key": keys}}}) == told
+    assert mistake({"engine_kwargs": {"api_key": keys}}) == told
+
+
+@pytest.mark.parametrize("keys", ["12345", ["a", "12345"], None])
+def test_api_keys_that_are_text_are_taken(keys: str | list[str] | None) -> None:
+    config = AppConfig.read({"engine_kwargs": {"api_key": keys}})
+    assert config.model.api_keys == ([keys] if isinstance(keys, str) else keys or [])
+    assert config.guard.asks_environment == (keys is None)
+
+
 @pytest.mark.parametrize(
     ("name", "told"),
     [

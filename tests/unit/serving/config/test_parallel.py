@@ -77,6 +77,20 @@ def test_a_group_with_its_kind_of_gpu_asks_for_it_in_every_bundle() -> None:
     assert kind.actor_options["resources"] == {"disk": 1.0}
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("CPU", "set engine.num_cpus of the group"),
+        ("GPU", "set engine.num_gpus of the group"),
+        ("memory", "Ray counts memory itself"),
+        ("object_store_memory", "Ray counts memory itself"),
+    ],
+)
+def test_what_ray_counts_itself_is_no_custom_resource(name: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^groups\.0\.resources\.{name}: is no custom resource; {told}"):
+        AppConfig.read({"groups": [{"name": "a", "resources": {name: 4}}]})
+
+
 def test_timed_devices_take_bundles_of_cpus() -> None:
     assert group(TIMED | sizes(2, 2)).bundles == [], "all of them in the engine's own process"
     spread = group(TIMED | sizes(1, 2) | {"placement_group_strategy": "SPREAD"})

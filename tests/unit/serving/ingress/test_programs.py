@@ -88,6 +88,31 @@ def test_later_requests_carry_age_and_promise(ingress: Ingress) -> None:
     assert second.is_promised
 
 
+@pytest.mark.parametrize(
+    ("what", "wrong", "headers"),
+    [("malformed", {}, [("x-slo-tpot-ms", "fast")]), ("too long", {"prompt": "x " * 90_000}, [])],
+)
+def test_a_request_that_is_a_mistake_starts_no_programs_clock(
+    ingress: Ingress, what: str, wrong: dict[str, Any], headers: list[tuple[str, str]]
+) -> None:
+    named = [("x-program-id", f"first {what}"), ("x-program-deadline-ms", "20000")]
+    assert ingress.post("/v1/completions", BODY | wrong, [*named, *headers]).status_code == 400
+    ingress.post("/v1/completions", BODY, named)
+    (asked,) = ingress.transport.admissions
+    assert asked.program
+    assert asked.program.age_s == 0.0
+
+
+def test_an_id_that_is_used_after_the_last_request_names_another_program(ingress: Ingress) -> None:
+    ingress.transport.decide = staged
+    named = [("x-program-id", "again"), ("x-program-deadline-ms", "20000")]
+    for body in (BODY, program(last=True), BODY):
+        ingress.post("/v1/completions", body, named)
+    told = [asked.program for asked in ingress.transport.admissions if asked.program]
+    assert [each.is_promised for each in told] == [False, True, False]
+    assert told[2].age_s == 0.0
+
+
 def test_a_refused_program_is_told_when_to_come_back(ingress: Ingress) -> None:
     ingress.transport.decide = lambda ask: msgspec.structs.replace(refused(ask), reason="program_unattainable")
     answer = ingress.post("/v1/completions", BODY, [("x-program-id", "never"), ("x-program-deadline-ms", "50")])

@@ -42,6 +42,7 @@ EXAMPLES = Path(__file__).parents[4] / "examples"
         ([{"min_input_tokens": 5, "max_input_tokens": 4}], "min_input_tokens is above max_input_tokens"),
         ([{"tier": "a", "ttft_ms": 5}], "tier and ttft_ms/tpot_ms/e2e_ms contradict"),
         ([{"best_effort": True, "e2e_ms": 5}], "best_effort and ttft_ms/tpot_ms/e2e_ms contradict"),
+        ([{"ttft_ms": 500, "e2e_ms": 100}], r"ttft500-e2e100\): ttft_ms: must not exceed e2e_ms \(100\), got 500"),
         ([{"label": "a"}, {"label": "a"}], "label 'a' is used twice"),
         ([{"tier": ""}], "tier: must be a non-empty string"),
     ],

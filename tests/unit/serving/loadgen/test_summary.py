@@ -69,6 +69,14 @@ def test_a_promise_that_a_dead_replica_broke_is_one_and_its_times_are_not_compar
     assert (whole["prediction"]["ttft"]["count"], whole["prediction"]["ttft"]["bias_ms"]) == (2, pytest.approx(10.0))
 
 
+def test_a_promise_told_at_the_beginning_of_an_answer_that_broke_off_is_a_broken_one() -> None:
+    """Its verdict would have come at the end."""
+    broken = replace(finished(), status=Status.ERROR, slo=None, is_promised=True)
+    unpromised = replace(broken, is_promised=False)
+    whole, _ = summarize([finished(), broken, unpromised], [CHAT] * 3, elapsed_s=5.0)
+    assert (whole["promised"], whole["kept_share"]) == (2, pytest.approx(0.5))
+
+
 def test_best_effort_requests_are_counted_but_not_judged() -> None:
     records = [finished(), finished(first_s=9.0), replace(finished(), slo=SloEcho(admitted=False))]
     whole, chat, bulk = summarize(records, [CHAT, BULK, BULK], elapsed_s=10.0)

@@ -69,6 +69,7 @@ def test_broken_columns_are_named(tmp_path: Path, changes: dict[str, Any], messa
         ("empty.parquet", b"", "not a readable parquet file"),
         ("empty.csv", b"", "not a readable CSV file"),
         ("ragged.csv", b"arrival_s,input_tokens,output_tokens\n0,1,1\n0,1\n", "not a readable CSV file"),
+        ("twice.csv", b"arrival_s,input_tokens,output_tokens,app,app\n0,1,1,a,a\n", "column 'app' is there twice"),
         ("header.csv", b"arrival_s,input_tokens,output_tokens\n", "the trace is empty"),
         ("words.csv", b"arrival_s,input_tokens,output_tokens\n0,many,1\n", "column 'input_tokens' holds string"),
     ],

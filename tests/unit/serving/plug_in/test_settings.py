@@ -46,7 +46,7 @@ def test_additional_config_goes_before_the_environment() -> None:
     [
         ({"profle": "x"}, {}, "--additional-config: polyslo: profle: unknown key; did you mean 'profile'?"),
         ({"scheduler": "slos"}, {}, "--additional-config: polyslo: scheduler: no scheduler 'slos'"),
-        ({"scheduler_options": {"x": 1.0}}, {}, "--additional-config: polyslo: scheduler_options: unknown 'x'"),
+        ({"scheduler_options": {"x": 1.0}}, {}, "--additional-config: polyslo: scheduler_options.x: unknown option"),
         ({"tiers": [{"name": "chat"}]}, {}, "--additional-config: polyslo: tiers.0.best_effort: set it"),
         ({"default_tier": "chat"}, {}, "--additional-config: polyslo: default_tier: there are no tiers"),
         ({"tiers": TIERS, "default_tier": "chit"}, {}, "--additional-config: polyslo: default_tier: no tier 'chit'"),

@@ -11,7 +11,7 @@ from planning.admission.plan import AdmissionOptions
 from planning.batch.registry import POLICIES, policy_code
 from protocol.programs import Program
 from routing.scores import MOST_LOADED
-from simulation.core.jobs import make_jobs
+from simulation.core.jobs import EDGE, make_jobs
 from simulation.core.loop import Simulation
 from simulation.core.metrics import attained
 from simulation.core.prefix_cache import PrefixCache
@@ -158,6 +158,31 @@ def test_the_controllers_fleet_runs_in_virtual_time() -> None:
     assert sorted(simulation.dispatcher.fleet.replicas) == [replica_name(r) for r in range(3)]
     assert set(simulation.records["replica"]) == {0, 1, 2}
     assert len({decision.request_id for decision in simulation.dispatcher.decisions}) == 250, "some are recalled"
+
+
+@pytest.mark.parametrize(("beyond", "output"), [(-19, 20), (-18, 20), (1, 1)])
+def test_under_a_controller_what_no_kv_cache_can_hold_is_a_miss(beyond: int, output: int) -> None:
+    jobs = jobs_at([0.0, 0.1, 0.2], prompt=100)
+    jobs["prompt_tokens"][1] = a100().kv_capacity_tokens // 16 * 16 + beyond
+    jobs["output_tokens"][1] = output
+    system = FleetOf("fleet", admits=True)
+    simulation = Simulation(jobs, system.engines(a100()), system.dispatcher(a100(), jobs))
+    simulation.run(lambda running: running.now_s > 600.0)
+    is_held = beyond + output <= 1
+    assert simulation.now_s < 600.0, "the run ends by itself"
+    assert simulation.records["ended"].tolist() == [True, is_held, True]
+    assert is_held or attained(jobs, simulation.records)["dslo"].tolist() == [True, False, True]
+
+
+def test_what_waits_for_a_refused_job_never_arrives() -> None:
+    jobs = jobs_at([0.0, np.inf, np.inf, np.inf, 0.0], prompt=100)
+    jobs["program"][:4], jobs["follower"][:2], jobs["follower"][2] = 0, (1, 3), 3
+    jobs["prompt_tokens"][0] = 1 + a100().kv_capacity_tokens
+    system, edges = FleetOf("fleet", admits=True), np.array([(0, 2, 0.0), (4, 3, 0.0)], dtype=EDGE)
+    simulation = Simulation(jobs, system.engines(a100()), system.dispatcher(a100(), jobs), edges=edges)
+    simulation.run(lambda running: running.now_s > 600.0)
+    assert simulation.now_s < 600.0, "the run ends by itself"
+    assert (simulation.left, simulation.records["ended"].tolist()) == (0, [False] * 4 + [True])
 
 
 def test_mirrors_know_the_limits_of_their_engines() -> None:

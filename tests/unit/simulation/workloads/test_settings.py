@@ -4,7 +4,13 @@ import pytest
 from simulation.core.loop import Simulation
 from simulation.studies.systems import PLANNER
 from simulation.workloads.arrivals import daily_s, gamma_s, poisson_s, shaped_s
-from simulation.workloads.lengths import CappedLogNormal, Percentiles, from_statistics, read_published
+from simulation.workloads.lengths import (
+    CappedLogNormal,
+    Percentiles,
+    check_statistics,
+    from_statistics,
+    read_published,
+)
 from simulation.workloads.scenarios import CODE, CONV, LIFETIMES, SCENARIOS, make_scenario, zero_load_ttft_s
 from simulation.workloads.settings import (
     Calls,
@@ -41,6 +47,36 @@ def test_percentiles_are_met() -> None:
         from_statistics({"mean": 3.0})
 
 
+@pytest.mark.parametrize(
+    ("printed", "told"),
+    [
+        ({"mean": 0.0, "std": 10.0, "p99": 20.0}, "mean: must be above 0, got 0"),
+        ({"mean": 9.0, "std": -1.0, "p99": 20.0}, "std: must be above 0, got -1"),
+        ({"mean": 9.0, "std": 3.0}, "p99: is required beside mean and std"),
+        ({"mean": 9.0, "p50": 8.0, "p99": 20.0}, "std: is required beside mean and p99"),
+        ({"mean": 9.0, "std": 3.0, "p99": 20.0, "p50": 8.0}, "p50: has no effect beside mean, std and p99"),
+        ({"p50": 100.0, "p99": 50.0}, r"p99: must not be below p50 \(100\), got 50"),
+        ({"p50": 100.0, "p150": 500.0}, "p150: unknown key; did you mean 'p50'"),
+        ({"p50": 100.0, "p100": 500.0}, "p100: unknown key"),
+        ({"p0": 1.0, "p50": 100.0}, "p0: unknown key"),
+        ({"p50": 100.0, "p99.9": 500.0}, "p99.9: unknown key; did you mean 'p99'"),
+        ({"p50": 100.0, "": 500.0}, ": unknown key; known: mean, std and p99, or p1 to p99"),
+        ({"p50": 100.0}, "p50: needs another percentile, or mean and std"),
+        ({"p50": 100.0, "p99": float("nan")}, "p99: must be above 0, got nan"),
+    ],
+)
+def test_statistics_that_cannot_be_meant_name_their_key(printed: dict[str, float], told: str) -> None:
+    with pytest.raises(ValueError, match=f"^{told}"):
+        check_statistics(printed)
+
+
+@pytest.mark.parametrize(
+    "printed", [{}, {"p1": 1.0, "p99": 1.0}, {"p9": 3.0, "p50": 4.5}, {"mean": 26.0, "std": 47.0, "p99": 232.0}]
+)
+def test_statistics_as_papers_print_them_are_taken(printed: dict[str, float]) -> None:
+    check_statistics(printed)
+
+
 def test_published_lengths_are_read(shared) -> None:
     found = read_published(shared / "traces" / "lengths_published.json")
     assert set(found["polyserve"]["lmsys"]) == {"input", "output"}
@@ -63,6 +99,12 @@ def test_bursty_arrivals_are_the_traces_own_at_every_rate(shared) -> None:
     gaps_s = np.diff(slow)
     assert gaps_s.std() / gaps_s.mean() > 5.0
     assert slow[-1] <= 4000 / 1.0
+
+
+@pytest.mark.parametrize("trace_s", [[7.0], [7.0, 7.0, 7.0]])
+def test_arrivals_at_one_time_have_no_rate(trace_s: list[float]) -> None:
+    with pytest.raises(ValueError, match=r"workload\.arrivals: 10 arrivals of the trace are at one time"):
+        shaped_s(np.random.default_rng(2), np.array(trace_s), 10, 5.0)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

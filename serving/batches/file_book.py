@@ -1,0 +1,94 @@
+"""The files of an application, as they are stored: whose they are, and how many each tenant may have."""
+
+import logging
+import secrets
+from typing import Any, TypeVar
+
+import msgspec
+
+from controller.storage import Storage, folder_of
+from serving.batches.objects import BatchError, StoredFile
+from serving.batches.open_batch import MOST_BYTES
+from serving.batches.wanted import Page, page_of
+from serving.config.batches import BatchOptions
+
+logger = logging.getLogger("polyslo.batches")
+
+MOST_FILES = 10_000  # of a tenant
+INPUT, OUTPUT = "batch", "batch_output"
+LOST = "file_lost"  # code of an error: the file is known, and its content is not in storage any more
+
+Kind = TypeVar("Kind", bound=msgspec.Struct)
+
+
+class FileBook:
+    """One at a time may use a storage: on a file system another one is an ``OSError``."""
+
+    def __init__(self, options: BatchOptions, application: str) -> None:
+        self.options = options
+        self._storage = Storage(options.storage, folder_of(application), "batches")
+        self._storage.claim()
+        self.files = {each.id: each for each in self._load("files", StoredFile)}
+
+    def close(self) -> None:
+        """Let another book use the storage."""
+        self._storage.release()
+
+    def _load(self, folder: str, kind: type[Kind]) -> list[Kind]:
+        found = []
+        for name in self._storage.names(folder):
+            if name.endswith(".json"):
+                try:
+                    found.append(msgspec.json.decode(self._storage.read(f"{folder}/{name}", MOST_BYTES), type=kind))
+                except (ValueError, msgspec.MsgspecError) as error:
+                    logger.error("%s/%s is passed over: %s", folder, name, error)
+        return found
+
+    def add_file(self, tenant: str, filename: str, content: bytes, now_s: float) -> dict[str, Any]:
+        """Store an input file."""
+        own = [each.size for each in self.files.values() if each.tenant == tenant]
+        if sum(own) + len(content) > self.options.tenant_bytes or len(own) >= MOST_FILES:
+            told = f"There may be {MOST_FILES} files of {self.options.tenant_bytes} bytes in all; delete some."
+            raise BatchError(413, told, "file", "storage_full")
+        return self._keep(f"file-{secrets.token_hex(12)}", tenant, filename, INPUT, content, now_s).shown()
+
+    def _keep(self, file_id: str, tenant: str, filename: str, purpose: str, content: bytes, now_s: float) -> StoredFile:
+        told = StoredFile(file_id, tenant, filename, purpose, len(content), int(now_s))
+        encoded = msgspec.json.encode(told)
+        self._storage.write(f"files/{told.id}", content)
+        self._storage.write(f"files/{told.id}.json", encoded)
+        self.files[told.id] = told
+        return told
+
+    def file(self, tenant: str, file_id: str) -> StoredFile:
+        """A file of this tenant; others do not exist for it."""
+        found = self.files.get(file_id)
+        if found is None or found.tenant != tenant:
+            raise BatchError(404, f"No such file: {file_id[:64]!r}.", "file_id", "not_found")
+        return found
+
+    def content(self, tenant: str, file_id: str, begin: int = 0, size: int = MOST_BYTES) -> bytes:
+        """A part of the bytes of a file."""
+        found = self.file(tenant, file_id)
+        try:
+            return self._storage.read_part(f"files/{found.id}", begin, size)
+        except FileNotFoundError:
+            raise BatchError(404, "The content of this file is missing.", "file_id", LOST) from None
+
+    def _input(self, tenant: str, file_id: str) -> bytes:
+        """All of the file that a new batch names."""
+        found = self.file(tenant, file_id)
+        try:
+            return self._storage.read(f"files/{found.id}", MOST_BYTES)
+        except ValueError as error:
+            raise BatchError(404, f"The input file {error}; upload it again.", "input_file_id", LOST) from None
+
+    def list_files(self, tenant: str, purpose: str, page: Page) -> dict[str, Any]:
+        """Files of this purpose, or of any (empty)."""
+        own = [each for each in self.files.values() if each.tenant == tenant and purpose in ("", each.purpose)]
+        return page_of(sorted(own, key=lambda each: (each.created_s, each.id)), page)
+
+    def _drop(self, found: StoredFile) -> None:
+        self._storage.remove(f"files/{found.id}.json")
+        self._storage.remove(f"files/{found.id}")
+        del self.files[found.id]
