@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from profiles.suggest import suggest
 from serving.config.objective import check_order
-from serving.loadgen.trace import Trace, WorkloadError
+from serving.loadgen.trace import Trace
+from simulation.workloads.traces import WorkloadError
 
 BEST_EFFORT_TIER = "flex"  # OpenAI's name for it
 

@@ -23,7 +23,8 @@ from serving.loadgen.mix import SloClass, default_classes, draw_classes, read_mi
 from serving.loadgen.prompts import prompt_maker
 from serving.loadgen.report import print_report, result_json, write_json, write_records
 from serving.loadgen.summary import Point, outcomes, summarize
-from serving.loadgen.trace import Trace, WorkloadError, read_trace
+from serving.loadgen.trace import Trace, read_trace
+from simulation.workloads.traces import WorkloadError
 
 PROGRESS_INTERVAL_S = 0.25
 _POSITIVE = {

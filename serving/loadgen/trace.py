@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulation.workloads.traces import WorkloadError, numbers, read_table, sorted_arrivals, token_counts
+from simulation.workloads.traces import (
+    block_lists,
+    block_size_tokens,
+    is_scoped,
+    numbers,
+    read_table,
+    sorted_arrivals,
+    token_counts,
+)
 
 REQUIRED = ("arrival_s", "input_tokens", "output_tokens")
 
@@ -119,21 +127,13 @@ def _apps(table: Any) -> list[str]:
 
 def _prefix_blocks(path: Path, table: Any) -> tuple[list[tuple[int, ...]] | None, int]:
     """Block ids per request, made unique over sessions where the source numbers them per session."""
-    column = "prefix_block_hashes"
-    if column not in table.column_names:
+    lists, size = block_lists(path, table), block_size_tokens(path, table)
+    if not lists:
         return None, 0
-    told = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
-    size = told.get("prefix_block_size_tokens", "512")
-    lists = table.column(column).to_pylist()
-    if not size.isdigit() or not all(row is None or isinstance(row, list) for row in lists):
-        raise WorkloadError(f"{path}: column {column!r} must hold lists of integers (with a block size in metadata)")
-    sessions = [0] * len(lists)
-    if told.get("prefix_scope") == "session" and "session_id" in table.column_names:
-        sessions = table.column("session_id").to_pylist()
+    sessions = table.column("session_id").to_pylist() if is_scoped(table) else [0] * len(lists)
     ids: dict[tuple[Any, int], int] = {}  # hashes may be negative, sessions anything: what counts is which are the same
-    found = list[tuple[int, ...]]()
-    for number, (session, row) in enumerate(zip(sessions, lists, strict=True)):
-        if not all(isinstance(block, int) for block in row or ()):
-            raise WorkloadError(f"{path}: column {column!r}, row {number}: must hold integers, got {row}")
-        found.append(tuple(ids.setdefault((session, block), len(ids)) for block in row or ()))
-    return found, int(size)
+    found = [
+        tuple(ids.setdefault((session, block), len(ids)) for block in hashes)
+        for session, hashes in zip(sessions, lists, strict=True)
+    ]
+    return found, size

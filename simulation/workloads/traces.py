@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 REQUIRED = ("input_tokens", "output_tokens")
+TOP = 1 << 63
 MAX_TOKENS = 10_000_000  # per request: more than any model's context, so a mistake in the file
 
 
@@ -48,22 +49,55 @@ def read_trace(path: Path) -> Trace:
     outputs = np.maximum(1, token_counts(path, table, "output_tokens", least=0))
     rows: int = table.num_rows
     app = np.array(columns["app"].to_pylist()) if "app" in columns else np.full(rows, "")
-    session = columns["session_id"].to_numpy() if "session_id" in columns else np.arange(rows)
-    metadata = table.schema.metadata or {}
-    block_tokens = int(metadata.get(b"prefix_block_size_tokens", b"512"))
-    scoped = metadata.get(b"prefix_scope") == b"session"
-    blocks = _blocks(columns.get("prefix_block_hashes"), session if scoped else np.zeros(rows, dtype=np.int64), rows)
-    return Trace(path.stem, arrival_s, inputs, outputs, app, session, *blocks, block_tokens)
+    session = _session_numbers(columns["session_id"]) if "session_id" in columns else np.arange(rows)
+    scope = session if is_scoped(table) else np.zeros(rows, dtype=np.int64)
+    blocks = _blocks(block_lists(path, table), scope)
+    return Trace(path.stem, arrival_s, inputs, outputs, app, session, *blocks, block_size_tokens(path, table))
 
 
-def _blocks(column: object, scope: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _session_numbers(column: Any) -> np.ndarray:
+    """Sessions as integers, whatever a source calls them by."""
+    import pyarrow
+
+    if pyarrow.types.is_integer(column.type) and not column.null_count:
+        return np.asarray(column.to_numpy())
+    numbers = dict[Any, int]()
+    return np.array([numbers.setdefault(each, len(numbers)) for each in column.to_pylist()])
+
+
+def block_size_tokens(path: Path, table: Any) -> int:
+    """Tokens of a block of ``prefix_block_hashes``."""
+    told = (table.schema.metadata or {}).get(b"prefix_block_size_tokens", b"512").decode(errors="replace")
+    if not told.isdecimal() or int(told) < 1:
+        raise WorkloadError(f"{path}: prefix_block_size_tokens in its metadata must be a number from 1, got {told!r}")
+    return int(told)
+
+
+def is_scoped(table: Any) -> bool:
+    """Whether equal hashes mean equal blocks within a session only."""
+    return (table.schema.metadata or {}).get(b"prefix_scope") == b"session" and "session_id" in table.column_names
+
+
+def block_lists(path: Path, table: Any) -> list[list[int]]:
+    """``prefix_block_hashes`` of each request; empty where the trace has none."""
+    column = "prefix_block_hashes"
+    if column not in table.column_names:
+        return []
+    lists = table.column(column).to_pylist()
+    for row, hashes in enumerate(lists):
+        if hashes is not None and not (isinstance(hashes, list) and all(isinstance(each, int) for each in hashes)):
+            raise WorkloadError(f"{path}: column {column!r}, row {row}: must hold a list of integers, got {hashes!r}")
+    return [hashes or [] for hashes in lists]
+
+
+def _blocks(lists: list[list[int]], scope: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Block ids one after the other, where each request's begin, and how many it has; equal ids in one scope only."""
-    none = np.zeros(rows, dtype=np.int64)
-    if column is None:
+    none = np.zeros(len(scope), dtype=np.int64)
+    if not lists:
         return np.zeros(0, dtype=np.int64), none, none
-    lists = column.to_pylist()  # type: ignore[attr-defined]
-    count = np.array([len(ids or ()) for ids in lists])
-    flat = np.array([block for ids in lists for block in ids or ()], dtype=np.int64)
+    count = np.array([len(hashes) for hashes in lists])
+    signed = ((each + TOP) % (2 * TOP) - TOP for hashes in lists for each in hashes)  # others may count from 0 to 2**64
+    flat = np.fromiter(signed, dtype=np.int64, count=count.sum())
     owner = np.repeat(scope, count)
     _ids, dense = np.unique(np.stack((owner, flat)), axis=1, return_inverse=True)
     return dense.reshape(-1).astype(np.int64), np.cumsum(count) - count, count

@@ -18,7 +18,8 @@ from serving.loadgen.mix import (
     tiers_of_status,
     with_tier_figures,
 )
-from serving.loadgen.trace import Trace, WorkloadError, synthetic_trace
+from serving.loadgen.trace import Trace, synthetic_trace
+from simulation.workloads.traces import WorkloadError
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
 

@@ -20,7 +20,8 @@ from serving.loadgen import replay
 from serving.loadgen.client import Status
 from serving.loadgen.mix import parse_mix
 from serving.loadgen.replay import ReplayOptions
-from serving.loadgen.trace import Trace, WorkloadError, synthetic_trace
+from serving.loadgen.trace import Trace, synthetic_trace
+from simulation.workloads.traces import WorkloadError
 from tests.support.replay_server import (
     TOKENS_PER_CHUNK,
     FakeServer,
@@ -114,9 +115,8 @@ def test_every_way_to_fail_is_a_miss_of_its_own_kind(server: FakeServer) -> None
     server.script = {0: refuse, 1: fail_with_500, 2: fail_in_stream, 3: break_off, 4: downgrade, 5: hang, 6: garble}
     played = replay.replay(ReplayOptions(small_trace(), server.url, slo_mix=GENEROUS, grace_s=2.0))
     status = {r.request: r.status for r in played.records}
-    errors = dict.fromkeys((1, 2, 3, 6), Status.ERROR)
-    rest = dict.fromkeys((4, 7), Status.FINISHED)
-    assert status == {0: Status.REFUSED} | errors | rest | {5: Status.UNFINISHED}
+    others = dict.fromkeys((1, 2, 3, 6), Status.ERROR) | dict.fromkeys((4, 7), Status.FINISHED)
+    assert status == {0: Status.REFUSED, 5: Status.UNFINISHED} | others
     detail = {r.request: r.detail for r in played.records}
     assert [detail[k] for k in range(3)] == ["ttft_unattainable", "HTTP 500: engine is dead", "replica lost"]
     assert detail[6].startswith("HTTP 502:"), "whatever its encoding"

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.loadgen.trace import Trace, WorkloadError, poisson_arrivals_s, read_trace, synthetic_trace
+from serving.loadgen.trace import Trace, poisson_arrivals_s, read_trace, synthetic_trace
+from simulation.workloads.traces import WorkloadError
 
 SHARED = Path(__file__).parents[5] / "shared" / "traces"
 GOOD: dict[str, list[Any]] = {"arrival_s": [0.0, 1.5, 1.5], "input_tokens": [10, 20, 30], "output_tokens": [1, 2, 3]}
@@ -49,8 +50,11 @@ def test_parquet_and_csv_read_the_same(tmp_path: Path) -> None:
         ({"output_tokens": [1.0, 2.5, 3.0]}, "column 'output_tokens', row 1: 2.5 is not a whole number"),
         ({"output_tokens": [1, 2, 10**9]}, "column 'output_tokens', row 2: 1e"),
         ({name: [] for name in GOOD}, "the trace is empty"),
-        ({"prefix_block_hashes": ["a", "b", "c"]}, "column 'prefix_block_hashes' must hold lists"),
-        ({"prefix_block_hashes": [["a"], ["b"], []]}, "column 'prefix_block_hashes', row 0: must hold integers"),
+        ({"prefix_block_hashes": ["a", "b", "c"]}, "column 'prefix_block_hashes', row 0: must hold a list of integers"),
+        (
+            {"prefix_block_hashes": [["a"], ["b"], []]},
+            "column 'prefix_block_hashes', row 0: must hold a list of integers",
+        ),
     ],
 )
 def test_broken_columns_are_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
