@@ -5,8 +5,8 @@ capacity of ``no-admission``, which sheds what can no longer attain and promises
 name the session that a round is of. Every system sees the same arrivals, and forms batches by the same policy. Best
 effort may prolong iterations as on live engines under the controller, and by half an empty one without it.
 
-On engines that stray, two more variants give back what is kept beyond the confidence asked for: margins of tiers may
-be negative, or forecasts leave out the model's measured error.
+On engines that stray, two more variants give back what is kept beyond the confidence asked for: promises ask for no
+chance, or forecasts leave out the model's measured error.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -31,7 +31,7 @@ from simulation.studies.systems import NOISES, FleetOf
 NO_ADMISSION = "no-admission"
 LIVE = FleetOf("live", admits=True, replicas=1)
 TRIED = {"live": LIVE, "live, sessions": replace(LIVE, names_sessions=True), NO_ADMISSION: SYSTEMS[NO_ADMISSION]}
-GIVING_BACK = {"live, negative margins": LIVE, "live, no caution": LIVE}
+GIVING_BACK = {"live, any chance": LIVE, "live, no caution": LIVE}
 CASES = (  # scenario, programs, rate per second, seeds; 4,410 arrivals are half of the coding trace
     ("Reasoning", 400, 0.40, (1, 2, 3)),
     ("ToolLLM", 4410, 0.46, (1,)),
@@ -43,8 +43,8 @@ CASES = (  # scenario, programs, rate per second, seeds; 4,410 arrivals are half
 
 def less_careful(system: str) -> AbstractContextManager[Any]:
     """The controller's own carefulness as a variant has it, while it runs."""
-    if system == "live, negative margins":
-        return patch.object(calibration, "LEAST", -0.3)
+    if system == "live, any chance":
+        return patch.multiple(calibration, FIRST_CHANCE=0.0, CHANCE_RATE=0.0)
     return patch.object(replica_model, "MOST_CAUTION", 0.0) if system == "live, no caution" else nullcontext()
 
 
