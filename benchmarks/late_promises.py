@@ -36,24 +36,25 @@ CHANCES = (0.0, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)  # bounds of groups of promises
 
 
 def play(context: Context, scenario: str, rate: float, noise: str, seed: int) -> dict[str, Any]:
-    """Promises of one run, kept ones by the chance that was told, and by how many seconds the first tokens of the
-    broken ones were late."""
+    """Promises of the judged requests of one run, kept ones by the chance that was told, and by how many seconds the
+    first tokens of the broken ones were late."""
     profile, make = setting(context.traces, GPUS[0], scenario, PROGRAMS)
     system = replace(LIVE, straying=NOISES[noise], draft_s=DRAFT_S[GPUS[0]])
     simulation = run_system(system, profile, make(rate, seed), seed)
     jobs, records = simulation.jobs, simulation.records
     told = {int(decision.request_id): decision for decision in simulation.dispatcher.decisions}  # type: ignore[attr-defined]
-    promised = np.array([job in told and told[job].verdict == Verdict.ADMITTED for job in range(len(jobs))])
+    window = Window.of(jobs)
+    judged = set(window.first_requests(jobs).tolist())  # programs have one round here
+    promised = np.array([job in judged and told[job].verdict == Verdict.ADMITTED for job in range(len(jobs))])
     late_s = records["first_s"] - jobs["arrival_s"] - jobs["ttft_s"]
     broken = promised & records["missed"]
     at_first = late_s[broken & (late_s > 0.0)]
     chances = np.array([told[job].chance for job in np.flatnonzero(promised).tolist()])
     group = np.minimum(np.searchsorted(CHANCES, chances, side="right") - 1, len(CHANCES) - 2)
     sizes = [np.bincount(group[which], minlength=len(CHANCES) - 1) for which in (slice(None), ~broken[promised])]
-    window = Window.of(simulation.jobs)
     return {
         "scenario": scenario, "noise": noise, "rate": rate, "seed": seed,
-        "promised": int(promised.sum()), "broken": int(broken.sum()), "broken_at_first_token": len(at_first),
+        "asked": len(judged), "promised": int(promised.sum()), "broken": int(broken.sum()), "broken_at_first_token": len(at_first),
         "attained": round(attainment_of(simulation, window).worst_tier, 4),
         "by_chance": np.array(sizes).T.tolist(),
         "late_s": np.quantile(at_first, QUANTILES).round(3).tolist() if len(at_first) else [],

@@ -11,8 +11,6 @@ import numpy as np
 from simulation.core.loop import Simulation
 from simulation.dispatchers.planner import StatelessDispatcher
 
-RATIOS = ((1, 1), (2, 1), (1, 2))  # prefill to decode replicas
-
 
 def continue_line(simulation: Simulation, job: int) -> None:
     """Put a decode job on the line of its prompt: token i is due when it always was, and the first one is out."""

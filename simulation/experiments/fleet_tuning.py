@@ -14,8 +14,9 @@ from simulation.studies.systems import EXACT, Straying
 from simulation.workloads.polyserve import TPOT_S
 
 BALANCERS = ("least_loaded", "minimal_time", "power_of_two", "round_robin")
+BEST_KNOWN = BALANCERS[:2]  # tried with every other setting; the others with the best one
 SILO_LOADS = (0.3, 0.5, 0.7, 0.9)  # of the optimum, at which budgets of silos are compared
-COARSE = 2  # positions of the rate grid between which settings are not told apart
+COARSE, FINE = 2, 1  # positions of the rate grid between which settings of ours, and of rivals, are not told apart
 LOW_START, HIGH_START = -20, -4  # grid positions at which first searches begin, where little or much is expected
 
 RATIOS = 3  # tried for prefill and decode apart
@@ -33,30 +34,41 @@ class TuningOptions:
     optimum_per_s: float
     straying: Straying = EXACT  # of all engines
 
-    def race(self, options: Mapping[str, FleetSystem], leader: Chosen | None = None, start: int = LOW_START) -> Chosen:
-        """The setting with the highest goodput: a later one wins only ``COARSE`` positions beyond the best so far."""
+    def race(
+        self,
+        options: Mapping[str, FleetSystem],
+        leader: Chosen | None = None,
+        start: int = LOW_START,
+        step: int = FINE,
+    ) -> Chosen:
+        """The setting with the highest goodput: a later one wins only ``step`` positions beyond the best so far."""
         for name, option in options.items():
             system = replace(option, straying=self.straying)
             goodput = Goodput(system, self.profile, self.make_jobs, self.optimum_per_s)
             if leader is None:
-                leader = name, system, goodput.search("worst_tier", start, tolerance=COARSE)
-            elif goodput.holds("worst_tier", leader[2] + COARSE):
-                leader = name, system, goodput.search("worst_tier", leader[2] + COARSE, tolerance=COARSE)
+                leader = name, system, goodput.search("worst_tier", start, tolerance=step)
+            elif goodput.holds("worst_tier", leader[2] + step):
+                leader = name, system, goodput.search("worst_tier", leader[2] + step, tolerance=step)
         assert leader is not None, "nothing to choose from"
         return leader
 
 
 def _with_balancers(tuning: TuningOptions, leader: Chosen) -> Chosen:
     """Other balancers for the leader's settings."""
-    name, system, _ = leader
+    name, system = leader[0].removesuffix(f", {leader[1].routing}"), leader[1]
     options = {f"{name}, {b}": replace(system, routing=b) for b in BALANCERS if b != system.routing}
     return tuning.race(options, leader)
 
 
+def _under_each(options: Mapping[str, FleetSystem]) -> dict[str, FleetSystem]:
+    """Each of the settings under each of ``BEST_KNOWN``: which is best depends on the balancer."""
+    return {f"{name}, {b}": replace(option, routing=b) for name, option in options.items() for b in BEST_KNOWN}
+
+
 def fixed_budget(tuning: TuningOptions, replicas: int, budgets: tuple[int, ...]) -> Chosen:
-    """CO-Chunk: decodes first in a fixed token budget on every replica; best budget, then best balancer."""
+    """CO-Chunk: decodes first in a fixed token budget on every replica; best budget and balancer."""
     base = FleetSystem("fixed-budget", "sarathi", "least_loaded", replicas=replicas)
-    leader = tuning.race({f"budget {b}": replace(base, token_budget=b) for b in budgets})
+    leader = tuning.race(_under_each({f"budget {b}": replace(base, token_budget=b) for b in budgets}))
     return _with_balancers(tuning, leader)
 
 
@@ -77,33 +89,39 @@ def silos(tuning: TuningOptions, replicas: int, budgets: tuple[int, ...]) -> Cho
 
 def shedding(tuning: TuningOptions, replicas: int, _budgets: tuple[int, ...]) -> Chosen:
     """EDF in iterations sized by the tightest deadline, hopeless requests shed: one pool or the best split, with the
-    learnt slack margin or none, then the best fixed margin, then the best balancer."""
+    learnt slack margin or none, under the best balancer, then the best fixed margin."""
     base = FleetSystem("edf-shed", "edf-shed", "least_loaded", replicas=replicas)
     pools = {"shared": base}
     pools |= {f"split {s}": replace(base, split=s) for s in splits_of(tuning, replicas, is_split=False)}
     options = dict(pools)
     if tuning.straying != EXACT:  # without errors, the margin that they ask for is 0
         options |= {f"{name}, margin 0.0": replace(system, guards=False) for name, system in pools.items()}
-    leader = tuning.race(options)
-    name, pool = leader[0].split(", margin")[0], replace(leader[1], guards=False)
-    fixed = {f"{name}, margin {m}": replace(pool, slack_margin=m) for m in MARGINS if m > 0.0}
+    leader = tuning.race(_under_each(options))
+    pool = replace(leader[1], guards=False)
+    name = "shared" if not pool.split else f"split {pool.split}"
+    fixed = {f"{name}, margin {m}, {pool.routing}": replace(pool, slack_margin=m) for m in MARGINS if m > 0.0}
     return _with_balancers(tuning, tuning.race(fixed, leader))
 
 
 def fixed_apart(tuning: TuningOptions, replicas: int, chunks: tuple[int, ...]) -> Chosen:
-    """Prefill and decode replicas in the best fixed ratio, prompts in the best fixed chunk, and the best balancer."""
+    """Prefill and decode replicas in the best fixed ratio under the best balancer, prompts in the best fixed chunk."""
     base = FleetSystem(
         "fixed-apart", "vllm", "least_loaded", prefill_policy="vllm", prefill_budget=2048, replicas=replicas
     )
     ratios = {f"{p}:{replicas - p}": replace(base, prefills=p) for p in prefills_of(tuning, replicas)}
-    name, system, position = tuning.race(ratios)
-    others = {f"{name}, chunk {c}": replace(system, prefill_budget=c) for c in chunks if c != base.prefill_budget}
-    return _with_balancers(tuning, tuning.race(others, (f"{name}, chunk 2048", system, position)))
+    leader = tuning.race(_under_each(ratios))
+    system, name = leader[1], f"{leader[1].prefills}:{replicas - leader[1].prefills}"
+    others = {
+        f"{name}, chunk {c}, {system.routing}": replace(system, prefill_budget=c)
+        for c in chunks
+        if c != base.prefill_budget
+    }
+    return _with_balancers(tuning, tuning.race(others, (f"{name}, chunk 2048, {system.routing}", *leader[1:])))
 
 
 def planned(tuning: TuningOptions, replicas: int, _budgets: tuple[int, ...]) -> Chosen:
     """This project's fleet, every replica for all tiers: with promises, or without."""
-    return tuning.race(_with_and_without_promises(planned_fleet(replicas)), start=HIGH_START)
+    return tuning.race(_with_and_without_promises(planned_fleet(replicas)), start=HIGH_START, step=COARSE)
 
 
 def planned_tiers(tuning: TuningOptions, replicas: int, _budgets: tuple[int, ...]) -> Chosen:
@@ -112,7 +130,7 @@ def planned_tiers(tuning: TuningOptions, replicas: int, _budgets: tuple[int, ...
     for split in splits_of(tuning, replicas, is_split=False):
         fleet = replace(planned_fleet(replicas), split=split)
         options |= {f"split {split}, {name}": o for name, o in _with_and_without_promises(fleet).items()}
-    return tuning.race(options)
+    return tuning.race(options, step=COARSE)
 
 
 def planned_apart(tuning: TuningOptions, replicas: int, _budgets: tuple[int, ...]) -> Chosen:
@@ -124,7 +142,7 @@ def planned_apart(tuning: TuningOptions, replicas: int, _budgets: tuple[int, ...
         options |= {f"{ratio}, {name}": option for name, option in without_promises(fleet).items()}
         for budget in PREFILL_BUDGETS:
             options[f"{ratio}, promised, chunk {budget // 2}"] = replace(fleet, prefill_budget=budget)
-    return tuning.race(options)
+    return tuning.race(options, step=COARSE)
 
 
 def without_promises(fleet: FleetSystem) -> dict[str, FleetSystem]:

@@ -12,6 +12,7 @@ from profiles.profile import Profile
 from profiles.store import load_profile
 from simulation.core.metrics import Window
 from simulation.experiments.fleet_tuning import (
+    BEST_KNOWN,
     TuningOptions,
     fixed_apart,
     fixed_budget,
@@ -44,6 +45,7 @@ DATA_SETS = (  # of table 1, those that are quick to simulate first
     "lmsys",
 )
 SLOW = DATA_SETS[4:]  # hundreds of requests per replica
+RIVALS = ("fixed-budget", "silos", "edf-shed", "fixed-apart")
 ON_SLOW = ("fixed-budget", "planner", "edf-shed", "fixed-apart", "planner-apart")  # measured on those too
 TUNING_SEED = 1000
 OPTIMUM_JOBS = 20_000
@@ -117,7 +119,8 @@ def tasks(config: dict[str, Any]) -> list[Task]:
 
 def _told(system: str) -> dict[str, Any]:
     """The system, and its own settings that are tuned: other choices make another task."""
-    return {"system": system, **({"margins": list(MARGINS)} if system == "edf-shed" else {})}
+    own: dict[str, Any] = {"margins": list(MARGINS)} if system == "edf-shed" else {}
+    return {"system": system, **own, **({"balancers": list(BEST_KNOWN)} if system in RIVALS else {})}
 
 
 def load_of(context: Context, data_set: str) -> TieredLoad:

@@ -98,7 +98,7 @@ def _over_distserve(points: Sequence[Point]) -> list[float]:
     own = {(p["gpu"], p["scenario"], p["system"]): p for p in points if p["kind"] == "capacity"}
     ratios = []
     for (gpu, scenario, system), p in own.items():
-        peer = own.get((gpu, scenario, PEERS[0] if p["setting"] == "1:1" else PEERS[1]))
+        peer = own.get((gpu, scenario, PEERS[0] if p["setting"].startswith("1:1") else PEERS[1]))
         if system == "distserve" and peer is not None and p["worst_tier"]["median"] > 0:
             ratios.append(peer["worst_tier"]["median"] / p["worst_tier"]["median"])
     return ratios

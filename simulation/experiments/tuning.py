@@ -6,12 +6,13 @@ from typing import Any
 
 from profiles.profile import Profile
 from simulation.studies.capacity import MakeJobs, Search, median_and_spread
-from simulation.studies.systems import EXACT, DistServe, System
+from simulation.studies.systems import EXACT, WHOLE_PROMPTS, DistServe, System
 
 TUNING_SEED = 1000
 TUNING_TOLERANCE = 0.05
 BUDGETS = (128, 256, 512, 1024, 2048, 4096, 8192)
-SIDES = ((1, 1), (2, 1), (1, 2))
+SIDES = ((1, 1), (2, 1), (1, 2))  # prefill to decode replicas of DistServe
+PREFILLS = (2048, WHOLE_PROMPTS)  # tokens that its batches of prompts have at most
 MARGINS = (
     0.0,
     0.1,
@@ -25,7 +26,11 @@ MARGINS = (
 def variants(system: System, budgets: Sequence[int], drafts: Sequence[int]) -> dict[str, System]:
     """The settings of a system that its paper leaves to tuning, by name."""
     if isinstance(system, DistServe):
-        return {f"{p}:{d}": replace(system, sides=(p, d)) for p, d in SIDES}
+        return {
+            f"{p}:{d}, {tokens}": replace(system, sides=(p, d), prefill_tokens=tokens)
+            for p, d in SIDES
+            for tokens in PREFILLS
+        }
     if system.drafts:
         how = "up to " if system.adapts_drafts else ""
         return {f"{how}{d} drafts": replace(system, drafts=d) for d in drafts}
@@ -39,6 +44,8 @@ def variants(system: System, budgets: Sequence[int], drafts: Sequence[int]) -> d
 
 def tuned_over(system: System) -> dict[str, Any]:
     """What a task is told of its system's own settings, so that other choices make another task."""
+    if isinstance(system, DistServe):
+        return {"sides": list(SIDES), "prefills": list(PREFILLS)}
     return {"margins": list(MARGINS)} if system.policy == "edf-shed" else {}
 
 

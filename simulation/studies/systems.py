@@ -167,6 +167,7 @@ class DistServe(System):
     """Prefill and decode replicas in the ratio ``sides``; its capacity counts per replica of both kinds."""
 
     sides: tuple[int, int] = (1, 1)
+    prefill_tokens: int = WHOLE_PROMPTS  # that a batch of prompts has at most
 
     @property
     def gpus(self) -> int:
@@ -175,7 +176,7 @@ class DistServe(System):
     def engines(self, profile: Profile, seed: int = 0) -> Engines:
         engines = super().engines(profile, seed)
         engines.state["policy"][: self.sides[0]] = policy_code("vllm-whole")
-        engines.limits["max_batch_tokens"][: self.sides[0]] = WHOLE_PROMPTS
+        engines.limits["max_batch_tokens"][: self.sides[0]] = self.prefill_tokens
         return engines
 
     def dispatcher(self, profile: Profile, jobs: np.ndarray, seed: int = 0) -> Dispatcher:
