@@ -54,7 +54,8 @@ def play(context: Context, scenario: str, rate: float, noise: str, seed: int) ->
     sizes = [np.bincount(group[which], minlength=len(CHANCES) - 1) for which in (slice(None), ~broken[promised])]
     return {
         "scenario": scenario, "noise": noise, "rate": rate, "seed": seed,
-        "asked": len(judged), "promised": int(promised.sum()), "broken": int(broken.sum()), "broken_at_first_token": len(at_first),
+        "asked": len(judged), "promised": int(promised.sum()), "broken": int(broken.sum()),
+        "broken_at_first_token": len(at_first),
         "attained": round(attainment_of(simulation, window).worst_tier, 4),
         "by_chance": np.array(sizes).T.tolist(),
         "late_s": np.quantile(at_first, QUANTILES).round(3).tolist() if len(at_first) else [],

@@ -109,10 +109,8 @@ def test_what_each_baseline_is_tuned_over() -> None:
     assert found["margin 0.3"].engines(a100()).limits["slack_margin"] == pytest.approx(0.3)
     apart = variants(DistServe("d", "vllm"), [], [])
     assert list(apart) == [f"{sides}, {tokens}" for sides in ("1:1", "2:1", "1:2") for tokens in (2048, 16384)]
-    limits = [
-        apart[name].engines(load_profile(A100)).limits["max_batch_tokens"] for name in ("2:1, 2048", "2:1, 16384")
-    ]
-    assert [list(each[:2]) for each in limits] == [[2048, 2048], [16384, 16384]]
+    for tokens in (2048, 16384):
+        assert set(apart[f"2:1, {tokens}"].engines(a100()).limits["max_batch_tokens"][:2]) == {tokens}
 
 
 @pytest.mark.parametrize("system", [PLANNER, *BASELINES], ids=lambda system: system.name)
