@@ -112,6 +112,8 @@ def headline(points: Sequence[Point]) -> dict[str, float]:
         over = {p["scenario"]: _over(rates, p, ("no-admission",)) for p in own}
         stock = [_over(rates, p, STOCK) for p in own]
         figures[f"capacity_ratio_vs_best_geomean{suffix}"] = geomean(stock)
+        rivals = [*STOCK, "edf-shed", *(system + LATE for system in STOCK)]
+        figures[f"capacity_ratio_vs_best_rival_geomean{suffix}"] = geomean([_over(rates, p, rivals) for p in own])
         late = [_over(rates, p, [system + LATE for system in STOCK]) for p in own]
         figures[f"capacity_ratio_vs_best_late_geomean{suffix}"] = geomean(late)
         figures[f"capacity_ratio_vs_shed_min{suffix}"] = min(

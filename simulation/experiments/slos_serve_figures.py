@@ -10,6 +10,7 @@ from simulation.workloads.scenarios import BURSTY
 STOCK = ("vllm-2048", "vllm-whole", "sarathi")
 PEERS = ("planner-x2", "planner-x3")  # as many GPUs as DistServe has, whose bursts they share as it does
 SIMPLE_RIVALS = ("edf-shed", "sarathi-shed")
+ALL_RIVALS = (*STOCK, *SIMPLE_RIVALS, "edf", "sjf")  # ``no-admission`` forms the planner's own batches
 EXACT = "exact"  # the noise of points that name none
 Capacities = dict[tuple[str, str, str], float]  # by GPU, scenario and system
 
@@ -68,6 +69,7 @@ def _figures(points: Sequence[Point]) -> dict[str, float]:
     )
     return {
         "capacity_ratio_vs_best_geomean": geomean(over("planner", STOCK)),
+        "capacity_ratio_vs_best_rival_geomean": geomean(over("planner", ALL_RIVALS)),
         "capacity_ratio_vs_best_geomean_spec": geomean(over("planner-spec", (*STOCK, "vllm-spec"))),
         "capacity_ratio_vs_distserve_geomean": geomean(_over_distserve(points)),
         "capacity_ratio_vs_shed_min": min(shed, default=float("nan")),

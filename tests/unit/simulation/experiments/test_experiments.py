@@ -79,6 +79,7 @@ def test_headline_of_known_points() -> None:
     assert found["capacity_ratio_vs_best_geomean"] == pytest.approx(8.0**0.5, rel=1e-3)
     assert found["capacity_ratio_vs_best_geomean_spec"] == pytest.approx(2.0)
     assert found["capacity_ratio_vs_shed_min"] == pytest.approx(1.6)
+    assert found["capacity_ratio_vs_best_rival_geomean"] == pytest.approx((1.6 * 2.0) ** 0.5, rel=1e-3)
     assert found["capacity_ratio_vs_distserve_geomean"] == pytest.approx(3.0)
     assert found["of_bound_steady_min"] == pytest.approx(0.8)
     assert (found["scaling_4_chatbot"], found["scaling_4_coder"]) == (5.0, 6.5)
@@ -123,6 +124,7 @@ def test_headline_of_promises() -> None:
     assert found["capacity_ratio_vs_no_admission_min_noise10"] == pytest.approx(1.08)
     assert found["capacity_ratio_vs_no_admission_bursty"] == pytest.approx(1.2)
     assert found["capacity_ratio_vs_best_geomean_noise10"] == pytest.approx(2.7)
+    assert found["capacity_ratio_vs_best_rival_geomean_noise10"] == pytest.approx(1.8)
     assert found["capacity_ratio_vs_shed_min"] == pytest.approx(2.0)
     assert "0.970 of 100, 200 asked" in chosen.tables(points)
 
