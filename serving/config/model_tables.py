@@ -20,7 +20,10 @@ def tables_of(user_config: Any, config: AppConfig) -> dict[str, TierTableConfig]
     for each in config.each:
         try:
             own = tables[each.entry]
-            own.check_fits(in_force(each, own.fleet).most_replicas)
+            there = in_force(each, own.fleet)
+            own.check_fits(there.most_replicas)
+            if there.fleet.routing == "silos" and there.fleet.roles == "auto":
+                own.check_static()
         except ConfigError as error:
             raise ConfigError(f"of model {each.entry!r}: {error}" if each.entry else str(error)) from None
     return tables

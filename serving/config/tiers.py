@@ -154,6 +154,13 @@ class TierTableConfig(Section):
         except ValueError as error:
             raise ConfigError(str(error)) from None
 
+    def check_static(self) -> None:
+        """Raise ``ConfigError`` where a tier bounds its replicas, which would move them between tiers."""
+        for position, tier in enumerate(self.tiers):
+            if tier.min_replicas or tier.max_replicas:
+                key = "min_replicas" if tier.min_replicas else "max_replicas"
+                raise ConfigError(f"tiers.{position}.{key}: replicas of silos do not move; state num_replicas instead")
+
     def to_table(self) -> TierTable:
         """As the controller takes it."""
         return TierTable.of(self.version, [tier.to_tier() for tier in self.tiers])

@@ -10,6 +10,7 @@ from controller.scaling.allocation import AllocationOptions
 from controller.scaling.signals import ScalingOptions
 from serving.config.app import IMPORT_PATH, AppConfig
 from serving.config.base import ConfigError
+from serving.config.model_tables import tables_of
 from serving.config.serve_file import read_serve_file
 from serving.launch.launch import check_document
 
@@ -96,3 +97,16 @@ def test_a_table_that_scales_a_fleet_needs_it_too() -> None:
     with pytest.raises(ConfigError, match=told):
         check_document({"applications": [app]}, "serve.yaml")
     check_document({"applications": [{**app, "external_scaler_enabled": True}]}, "serve.yaml")
+
+
+@pytest.mark.parametrize("bound", ["min_replicas", "max_replicas"])
+@pytest.mark.parametrize("stated_in", ["args", "user_config"])
+def test_a_tier_of_silos_has_a_number_of_replicas_and_no_bounds(bound: str, stated_in: str) -> None:
+    routing = {"routing": "silos"}
+    args = AppConfig.read({"fleet": routing if stated_in == "args" else {}})
+    tiers = [{"name": "chat", "ttft_ms": 900, bound: 1}, {"name": "rest", "best_effort": True}]
+    table = {"version": 1, "default_tier": "chat", "tiers": tiers, "fleet": routing if stated_in != "args" else {}}
+    with pytest.raises(ConfigError, match=rf"^tiers\.0\.{bound}: replicas of silos do not move"):
+        tables_of(table, args)
+    tiers[0] = {"name": "chat", "ttft_ms": 900, "num_replicas": 1}
+    assert tables_of(table, args)
