@@ -135,11 +135,14 @@ class Returns:
     def retry_after_s(self, slots: ReplicaSlots, p: Pending, now_s: float) -> float:
         """Whole seconds after which the request will be attainable, at most the cap; 0 for what no replica can ever do.
 
-        Who asks again too early keeps its time, rounded up anew. At the cap no room is kept.
+        Who asks again too early keeps its time, rounded up anew. At the cap no room is kept. What a replica can ever do
+        is not known while it is far slower than its profile says: that may pass.
         """
         row, key = p.row[None][0], _key(p)
-        if not p.is_possible or not can_ever(slots.fleet_state, row, now_s):
+        if not p.is_possible:
             return 0.0
+        if not can_ever(slots.fleet_state, row, now_s):
+            return float(self.cap_s) if slots.is_any_slowed else 0.0
         self._make_room(len(slots.fleet_state.replicas))
         reserved = self._returns_by_key.get(key)
         if reserved and reserved[0].made_s < now_s < reserved[0].due_s:

@@ -66,6 +66,7 @@ class Drift(NamedTuple):
 DEFAULT = Tuning()
 LEAST_INTERCEPT_S = 1e-3  # unit of the intercept where the profile has none
 LEAST_SPREAD = 0.01
+HALF_LIFE_S = 60.0  # of a correction while its replica is idle
 
 
 def new_correction(coef: Floats, spread: IterationSpread | None = None) -> Floats:
@@ -245,6 +246,25 @@ def follow_steps(state: Floats, coef: Floats, steps: Floats) -> tuple[Floats, Fl
     """``observe_steps``, the coefficients ``corrected`` by that, and its ``reach``, in one call."""
     state = observe_steps(state, coef, steps)
     return state, corrected(coef, state), reach(state)
+
+
+@njit(cache=True)
+def relaxed(state: Floats, coef: Floats, idle_s: float) -> Floats:
+    """The state after ``idle_s`` without an iteration: half of the correction is forgotten every ``HALF_LIFE_S``.
+
+    What made iterations slow may have passed meanwhile, and a replica that looks too slow for any request gets none
+    by which it could be seen.
+    """
+    new, kept, base_s = state.copy(), 0.5 ** (idle_s / HALF_LIFE_S), kernels.gemm_s(coef, 0.0)
+    new[SLOPE] = 1.0 + kept * (state[SLOPE] - 1.0)
+    new[INTERCEPT_S] = base_s + kept * (state[INTERCEPT_S] - base_s)
+    intercept = new[INTERCEPT_S] / max(base_s, LEAST_INTERCEPT_S)
+    for position in (A_SS, A_SI, A_II):
+        new[position] *= kept
+    new[C_S] = new[A_SS] * new[SLOPE] + new[A_SI] * intercept  # as if these observations had said so
+    new[C_I] = new[A_SI] * new[SLOPE] + new[A_II] * intercept
+    new[STREAK] = 0.0
+    return new
 
 
 def drift(state: Floats, coef: Floats) -> Drift:

@@ -4,12 +4,12 @@ from collections.abc import Collection, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from controller.calibration import Calibration
 from controller.lengths.fleet_lengths import FleetLengths
 from controller.mirror.adapters import HeldAdapters
+from controller.mirror.correction import Correction
 from controller.mirror.reported import ReportedRequests, only_in
 from controller.mirror.slots import ReplicaSlots
 from controller.mirror.told_prefixes import ToldPrefixes
@@ -20,12 +20,8 @@ from planning.engine import EngineModel
 from planning.lead import formed_ahead_s
 from planning.limits import LIMITS, make_limits
 from planning.tables import REQUEST, has_begun, set_objective, stacked, to_best_effort
-from profiles.draft_cost import DraftCost
-from profiles.kernels import K_SPEC
-from profiles.online import ERROR, RESIDUALS, drift, follow_steps, new_correction, reach
 from profiles.profile import Profile
-from profiles.residuals import told_quantiles
-from protocol.messages import AdmissionRequest, Report, Slo, Step, request_uid
+from protocol.messages import AdmissionRequest, Report, Slo, request_uid
 from routing.prefix_index import PrefixIndex
 
 MOST_CAUTION = 0.5  # a model that errs by more has other problems than a margin could solve
@@ -69,9 +65,8 @@ class VirtualReplica:
 
     def __init__(self, report: Report, profile: Profile, slots: ReplicaSlots, now_s: float) -> None:
         self.name, self.incarnation, self.profile = report.replica, report.incarnation, profile
-        limits, self._correction = limits_of(report), new_correction(np.array(profile.coefficients), profile.spread)
+        limits, self._correction = limits_of(report), Correction(profile, now_s)
         self.slots, self.slot = slots, slots.take()  # after all that a report of its own kind could make fail
-        self._draft_cost = DraftCost()
         self.sequence, self._longest_s, self.pid = -1, report.max_iteration_s, report.pid
         self._last_s = 0.0  # of the last iteration that it told
         self.seen_s = self.moved_s = now_s
@@ -82,7 +77,7 @@ class VirtualReplica:
         fleet_state = slots.fleet_state
         fleet_state.replicas["free_at_s"][self.slot] = now_s
         fleet_state.limits[self.slot] = limits
-        self._predict_by(np.array(profile.coefficients), float(reach(self._correction)))
+        self._predict()
         self.prefixes, self.reported = PrefixIndex(report.kv_capacity_tokens), ReportedRequests()
         self.told_prefixes = ToldPrefixes()
         self.adapters = HeldAdapters()
@@ -107,7 +102,8 @@ class VirtualReplica:
         self.counts = report.counts
         self._limit(report)
         self.limits["kv_reserve"] = lengths.kv_reserve
-        self._correct(report.steps)
+        if self._correction.follow(report, bool(self.limits["drafts"]), now_s):
+            self._predict()
         knows_prefixes = self._follow_prefixes(report)
         rows = self.reported.take(report, lengths, tiers, now_s, self._reserved_s)
         if rows is None:
@@ -183,22 +179,13 @@ class VirtualReplica:
             limits["slack_margin"] = self.limits["slack_margin"]
             self.slots.fleet_state.limits[self.slot] = limits
 
-    def _correct(self, steps: Sequence[Step]) -> None:
-        """Move the coefficients by measured iterations (slope and intercept apart)."""
-        if steps:
-            measured = np.array(list(map(msgspec.structs.astuple, steps)), dtype=np.float64)
-            if self.limits["drafts"]:
-                measured = self._draft_cost.without(self.slots.fleet_state.coefs[self.slot], measured)
-            self._correction, coefficients, behind = follow_steps(self._correction, self.profile.coefficients, measured)
-            coefficients[K_SPEC] += self._draft_cost.draft_s
-            self._predict_by(coefficients, behind)
-
-    def _predict_by(self, coefficients: np.ndarray, behind: float) -> None:
-        """Forecast by these coefficients from now on, and keep the slack margin of the engine's own planner."""
-        error = min(float(self._correction[ERROR]), MOST_CAUTION)
+    def _predict(self) -> None:
+        """Forecast by the corrected coefficients from now on, and keep the slack margin of the engine's own planner."""
+        error, coefficients = min(self._correction.error, MOST_CAUTION), self._correction.coefficients
         self.slots.fleet_state.coefs[self.slot] = coefficients
         self.slots.fleet_state.pessimistic_coefs[self.slot] = coefficients * (1.0 + error)
-        self.limits["slack_margin"], self.state["error"] = behind, error
+        self.limits["slack_margin"], self.state["error"] = self._correction.behind, error
+        self.is_slowed = self._correction.is_slowed
 
     def remap_tiers(self, tier_remap: np.ndarray) -> None:
         """Requests have their tiers in another table (``TierTable.tier_remap``); the replica is to tell them anew."""
@@ -221,6 +208,7 @@ class VirtualReplica:
     moved_s = _liveness("moved_s", "When its iteration in flight began, or it was last idle.")
     suspect_s = _liveness("suspect_s", "When an ingress last saw it fail.")
     is_stuck = _liveness("is_stuck", "Whether its engine stands still.")
+    is_slowed = _liveness("is_slowed", "Whether its iterations took far longer than its profile says.")
     draining = _liveness("draining", "Whether it says that it takes nothing new.")
 
     @property
@@ -257,11 +245,11 @@ class VirtualReplica:
 
     def drift(self) -> dict[str, float]:
         """How far the measured iterations have moved from the profile."""
-        return {k: float(v) for k, v in drift(self._correction, self.profile.coefficients)._asdict().items()}
+        return self._correction.drift()
 
     def iteration_spread(self) -> dict[str, dict[str, Any]]:
         """Quantiles of measured over predicted iteration time by kind of batch, of the latest iterations."""
-        return told_quantiles(self._correction[RESIDUALS:])
+        return self._correction.spread()
 
     def check_integrity(self) -> None:
         """Every request once; every reservation a row of the table."""

@@ -23,6 +23,7 @@ LIVENESS = np.dtype(
         ("is_used", "?"),
         ("draining", "?"),  # says that it takes nothing new
         ("is_stuck", "?"),  # its engine stands still
+        ("is_slowed", "?"),  # its iterations took far longer than its profile says
         ("seen_s", "f8"),  # of its last report
         ("moved_s", "f8"),  # of the start of its iteration in flight, or of when it was last idle
         ("suspect_s", "f8"),  # of when an ingress last saw it fail
@@ -149,6 +150,11 @@ class ReplicaSlots:
     def is_any_open(self) -> bool:
         """Whether any replica takes requests."""
         return bool(self.fleet_state.replicas["is_open"].any())
+
+    @property
+    def is_any_slowed(self) -> bool:
+        """Whether any replica that takes requests was far slower than its profile says."""
+        return bool((self.liveness["is_slowed"] & self.fleet_state.replicas["is_open"]).any())
 
     def rows(self, slot: int) -> np.ndarray:
         """The requests of a slot (REQUEST[count], a view)."""

@@ -149,17 +149,20 @@ async def _refusal(url: str, out: Console) -> None:
 
         for tokens in LONG_PROMPTS:
             status, headers, _ = await ask(_long_prompt(model, tokens, rng))
-            if status != OVERLOAD or "Retry-After" in headers:
+            if status == OVERLOAD and "Retry-After" not in headers and tokens != LONG_PROMPTS[-1]:
+                continue
+            bodies = [_long_prompt(model, tokens, rng) for _ in range(BURST)]
+            answers = await asyncio.gather(*map(ask, bodies))
+            if any(status == HTTPStatus.OK for status, _, _ in answers):
                 break
-        bodies = [_long_prompt(model, tokens, rng) for _ in range(BURST)]
-        answers = await asyncio.gather(*map(ask, bodies))
+            out.print(f"\n  This machine is too slow now for prompts of {tokens} tokens in tier interactive.")
         out.print(f"\n[bold]{BURST} prompts of {tokens} tokens for tier interactive at one instant[/bold]")
         out.print(f"  {_told(answers)}")
         refused = [(body, answer) for body, answer in zip(bodies, answers, strict=True) if answer[0] == OVERLOAD]
         told = [(body, float(headers["Retry-After"])) for body, (_, headers, _) in refused if "Retry-After" in headers]
         if refused:
             waits = ", ".join(f"{after_s:g}" for _, after_s in sorted(told, key=lambda each: each[1]))
-            out.print(f"  429 {refused[0][1][2]['error']['code']}, Retry-After: {waits or 'never'} (s)")
+            out.print(f"  429 {refused[0][1][2]['error']['code']}, Retry-After: {f'{waits} (s)' if told else 'none'}")
         if told:
             back = await asyncio.gather(*(ask(body, after_s) for body, after_s in told))
             out.print(f"  the {len(told)} that were told a time, back at that time: {_told(back)}")

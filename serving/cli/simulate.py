@@ -50,6 +50,8 @@ def simulate(
     plots: Annotated[Path | None, typer.Option(help="folder for pictures")] = None,
 ) -> None:
     """Run a scenario in virtual time: who would get what."""
+    if plots is not None:
+        plots.mkdir(parents=True, exist_ok=True)
     check_folders(json_out)
     asked = scenarios.read_scenario(path)
     profile, trace = load_profile(asked.profile), scenarios.trace_of(asked, traces)

@@ -94,7 +94,7 @@ def test_no_error_ends_it(error: Exception, monkeypatch: pytest.MonkeyPatch, cap
         await until(lambda: scaler.target == 2)
         serve.answer = error
         await until(lambda: bool(controller.sizes.error))
-        assert scaler.target is None, "what Serve is asked for now is not known"
+        assert scaler.target == 2, "Serve only did not tell"
         serve.answer = 2
         await until(lambda: not controller.sizes.error)
         assert scaler.target == 2

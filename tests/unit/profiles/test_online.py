@@ -10,6 +10,7 @@ from profiles.batch import Floats
 from profiles.online import (
     DEFAULT,
     ERROR,
+    HALF_LIFE_S,
     INTERCEPT_S,
     PRIOR_ITERATIONS,
     RUN,
@@ -20,6 +21,7 @@ from profiles.online import (
     observe,
     observe_steps,
     reach,
+    relaxed,
 )
 from profiles.spread import IterationSpread, RatioQuantiles, stray_factor
 from tests.support.planted_profile import COEFFICIENTS, lognormal
@@ -210,3 +212,27 @@ def test_a_spread_changes_no_coefficient_and_one_without_quantiles_changes_nothi
     state = new_correction(COEFFICIENTS, STALLS)
     assert corrected(COEFFICIENTS, state) == pytest.approx(COEFFICIENTS)
     np.testing.assert_array_equal(new_correction(COEFFICIENTS, IterationSpread()), new_correction(COEFFICIENTS))
+
+
+def test_a_correction_is_forgotten_by_half_in_each_half_life_of_idleness() -> None:
+    fresh, slow = new_correction(COEFFICIENTS), learn(machine(15.0, 15.0, 100))
+    once, twice = (relaxed(slow, COEFFICIENTS, k * HALF_LIFE_S) for k in (1, 2))
+    for position in (SLOPE, INTERCEPT_S):
+        whole = slow[position] - fresh[position]
+        assert once[position] - fresh[position] == pytest.approx(whole / 2)
+        assert twice[position] - fresh[position] == pytest.approx(whole / 4)
+    assert relaxed(once, COEFFICIENTS, HALF_LIFE_S) == pytest.approx(twice)
+    assert relaxed(fresh, COEFFICIENTS, 1000.0) == pytest.approx(fresh), "nothing was corrected"
+
+
+def test_what_is_measured_after_idleness_counts_the_more_the_longer_it_was() -> None:
+    slow, well = learn(machine(15.0, 15.0, 100)), machine(1.0, 1.0, 2)
+    found = [learn(well, relaxed(slow, COEFFICIENTS, k * HALF_LIFE_S))[SLOPE] for k in (0, 2, 10)]
+    assert found[0] > 5.0 > found[1] > found[2]
+    assert found[2] == pytest.approx(1.0, abs=0.1)
+
+
+def test_a_machine_that_is_slow_for_good_is_known_again_after_some_iterations() -> None:
+    slow = relaxed(learn(machine(3.0, 3.0, 100)), COEFFICIENTS, 2 * HALF_LIFE_S)
+    assert slow[SLOPE] == pytest.approx(1.5, rel=0.1)
+    assert learn(machine(3.0, 3.0, 20), slow)[SLOPE] == pytest.approx(3.0, rel=0.15)
