@@ -20,7 +20,7 @@ import typer
 from benchmarks.result_file import write_result
 from benchmarks.trace_context import TRACES, TracesOption, context_of
 from controller import calibration
-from controller.mirror import replica_model
+from controller.mirror import correction
 from simulation.core.metrics import Window
 from simulation.experiments.registry import Context
 from simulation.experiments.slos_serve import DRAFT_S, GPUS, SYSTEMS, setting
@@ -45,7 +45,7 @@ def less_careful(system: str) -> AbstractContextManager[Any]:
     """The controller's own carefulness as a variant has it, while it runs."""
     if system == "live, any chance":
         return patch.multiple(calibration, FIRST_CHANCE=0.0, CHANCE_RATE=0.0)
-    return patch.object(replica_model, "MOST_CAUTION", 0.0) if system == "live, no caution" else nullcontext()
+    return patch.object(correction, "MOST_CAUTION", 0.0) if system == "live, no caution" else nullcontext()
 
 
 def play(context: Context, case: tuple[str, int, float, tuple[int, ...]], noise: str) -> list[dict[str, Any]]:

@@ -55,6 +55,8 @@ def _run(options: FleetOptions) -> None:
     )  # its replica failed
     fleet.admit([AdmissionRequest("hopeless", 300, 40, Slo(0.001, 0.1, tier="loose"))], now_s)  # may it wait for room?
     fleet.admit([AdmissionRequest("scaled", 300, 40, Slo(tier="loose", ttft_slowdown=3.0))], now_s)
+    for name in ("a", "b"):  # idle for long
+        fleet.report(Report(name, "1", 3, PROFILE, 40_000, 0, 64, 2048, 0.0), now_s + 60.0)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ BEHIND, MOST_BEHIND, SCALE = range(12, 15)  # of the run of iterations going on,
 PRIOR = 15  # iterations that the errors known from a profile's spread weigh as much as
 RESIDUALS = 16  # from here on the counts of ``profiles.residuals``
 STATE = RESIDUALS + HISTOGRAMS
+RELAXING = (SLOPE, INTERCEPT_S, SPREAD, ERROR, SCALE)  # what idleness brings back to its usual value, see ``relaxed``
 PRIOR_ITERATIONS = 20.0
 PRIOR_RUNS = 500  # drawn to see how far behind runs of such a spread fall
 RUN = 40  # iterations over which a stream that falls behind is not yet given time to recover
@@ -66,7 +67,7 @@ class Drift(NamedTuple):
 DEFAULT = Tuning()
 LEAST_INTERCEPT_S = 1e-3  # unit of the intercept where the profile has none
 LEAST_SPREAD = 0.01
-HALF_LIFE_S = 60.0  # of a correction while its replica is idle
+HALF_LIFE_S = 60.0  # of what a correction is worse than usual while its replica is idle
 
 
 def new_correction(coef: Floats, spread: IterationSpread | None = None) -> Floats:
@@ -249,21 +250,23 @@ def follow_steps(state: Floats, coef: Floats, steps: Floats) -> tuple[Floats, Fl
 
 
 @njit(cache=True)
-def relaxed(state: Floats, coef: Floats, idle_s: float) -> Floats:
-    """The state after ``idle_s`` without an iteration: half of the correction is forgotten every ``HALF_LIFE_S``.
+def relaxed(state: Floats, coef: Floats, usual: Floats, idle_s: float) -> Floats:
+    """The state after ``idle_s`` without an iteration: half of what it is worse than ``usual`` (f8[RELAXING]) is
+    forgotten every ``HALF_LIFE_S``.
 
-    What made iterations slow may have passed meanwhile, and a replica that looks too slow for any request gets none
-    by which it could be seen.
+    What made iterations slow or erratic may have passed meanwhile, and a replica that looks too slow for any request
+    gets none by which it could be seen. Nobody needs to forget that a replica is fast: it gets requests.
     """
-    new, kept, base_s = state.copy(), 0.5 ** (idle_s / HALF_LIFE_S), kernels.gemm_s(coef, 0.0)
-    new[SLOPE] = 1.0 + kept * (state[SLOPE] - 1.0)
-    new[INTERCEPT_S] = base_s + kept * (state[INTERCEPT_S] - base_s)
-    intercept = new[INTERCEPT_S] / max(base_s, LEAST_INTERCEPT_S)
+    new, kept, unit_s = state.copy(), 0.5 ** (idle_s / HALF_LIFE_S), max(kernels.gemm_s(coef, 0.0), LEAST_INTERCEPT_S)
+    for i, position in enumerate(RELAXING):
+        if state[position] > usual[i]:
+            new[position] = usual[i] + kept * (state[position] - usual[i])
     for position in (A_SS, A_SI, A_II):
         new[position] *= kept
+    intercept = new[INTERCEPT_S] / unit_s
     new[C_S] = new[A_SS] * new[SLOPE] + new[A_SI] * intercept  # as if these observations had said so
     new[C_I] = new[A_SI] * new[SLOPE] + new[A_II] * intercept
-    new[STREAK] = 0.0
+    new[BEHIND], new[MOST_BEHIND], new[STREAK] = kept * state[BEHIND], kept * state[MOST_BEHIND], 0.0
     return new
 
 

@@ -6,14 +6,31 @@ import msgspec
 import numpy as np
 
 from profiles.draft_cost import DraftCost
-from profiles.kernels import K_SPEC
-from profiles.online import ERROR, RESIDUALS, SLOPE, corrected, drift, follow_steps, new_correction, reach, relaxed
+from profiles.kernels import K_SPEC, gemm_s
+from profiles.online import (
+    ERROR,
+    INTERCEPT_S,
+    LEAST_INTERCEPT_S,
+    RELAXING,
+    RESIDUALS,
+    SLOPE,
+    corrected,
+    drift,
+    follow_steps,
+    new_correction,
+    reach,
+    relaxed,
+)
 from profiles.profile import Profile
 from profiles.residuals import told_quantiles
 from protocol.messages import Report
 
+MOST_CAUTION = 0.5  # a model that errs by more has other problems than a margin could solve
 RELAX_S = 1.0  # of idleness, after which the correction begins to relax
 SLOWED = 2.0  # times what the profile says: more is no small difference of hardware, and may pass
+USUAL_ITERATIONS = 1000  # whose mean is usual: a difference of hardware is in all of them, a stall in few
+USUAL_HALF_LIFE_S = 1800.0  # of that, too, while the replica is idle
+MOST_USUAL = np.array([SLOWED, SLOWED, 0.25, 0.25, 2.0])  # the second times the profile's intercept
 
 
 class Correction:
@@ -22,12 +39,15 @@ class Correction:
     def __init__(self, profile: Profile, now_s: float) -> None:
         self.coefficients = np.array(profile.coefficients)
         self._profile, self._state = profile, new_correction(self.coefficients, profile.spread)
-        self._draft_cost, self._busy_s = DraftCost(), now_s
+        self._draft_cost, self._busy_s, self._seen = DraftCost(), now_s, 0
+        self._unit_s = max(float(gemm_s(self.coefficients, 0.0)), LEAST_INTERCEPT_S)
+        self._fresh = self._state[list(RELAXING)]
+        self._usual, self._most = self._fresh.copy(), MOST_USUAL * [1.0, self._unit_s, 1.0, 1.0, 1.0]
 
     @property
     def error(self) -> float:
-        """Mean absolute error over the measured time."""
-        return float(self._state[ERROR])
+        """Mean absolute error over the measured time, at most ``MOST_CAUTION``."""
+        return min(float(self._state[ERROR]), MOST_CAUTION)
 
     @property
     def behind(self) -> float:
@@ -36,12 +56,13 @@ class Correction:
 
     @property
     def is_slowed(self) -> bool:
-        """Whether iterations took far longer than the profile says."""
-        return bool(self._state[SLOPE] > SLOWED)
+        """Whether iterations took far longer than the profile says, or nobody could tell how long."""
+        slope, intercept = self._state[SLOPE], self._state[INTERCEPT_S] / self._unit_s
+        return bool(max(slope, intercept) > SLOWED or self.error >= MOST_CAUTION)
 
     def follow(self, report: Report, has_drafts: bool, now_s: float) -> bool:
         """Move the coefficients by measured iterations (slope and intercept apart), or, while the replica is idle, back
-        to the profile; whether they have moved."""
+        to the usual ones where those are better; whether they have moved."""
         coef, idle_s = self._profile.coefficients, now_s - self._busy_s
         if is_busy := bool(report.steps or report.iteration_age_s):
             self._busy_s = now_s
@@ -50,13 +71,20 @@ class Correction:
             if has_drafts:
                 measured = self._draft_cost.without(self.coefficients, measured)
             self._state, self.coefficients, _behind = follow_steps(self._state, coef, measured)
+            self._learn_usual(len(measured))
         elif not is_busy and idle_s >= RELAX_S:
-            self._state, self._busy_s = relaxed(self._state, coef, idle_s), now_s
+            self._usual += (1.0 - 0.5 ** (idle_s / USUAL_HALF_LIFE_S)) * (self._fresh - self._usual)
+            self._state, self._busy_s = relaxed(self._state, coef, self._usual, idle_s), now_s
             self.coefficients = corrected(coef, self._state)
         else:
             return False
         self.coefficients[K_SPEC] += self._draft_cost.draft_s
         return True
+
+    def _learn_usual(self, iterations: int) -> None:
+        self._seen = min(self._seen + iterations, USUAL_ITERATIONS)
+        latest = np.minimum(self._state[list(RELAXING)], self._most)
+        self._usual += min(1.0, iterations / self._seen) * (latest - self._usual)
 
     def drift(self) -> dict[str, float]:
         """How far the measured iterations have moved from the profile."""

@@ -24,7 +24,6 @@ from profiles.profile import Profile
 from protocol.messages import AdmissionRequest, Report, Slo, request_uid
 from routing.prefix_index import PrefixIndex
 
-MOST_CAUTION = 0.5  # a model that errs by more has other problems than a margin could solve
 RESERVED_S = 3.0  # a reservation that no report confirms by then was lost on its way
 STUCK_S, STUCK_TIMES = 1.0, 4.0  # an iteration so long, and so many times the longest lately, does not go on
 LONGEST_FADES = 0.99  # from one report to the next
@@ -181,7 +180,7 @@ class VirtualReplica:
 
     def _predict(self) -> None:
         """Forecast by the corrected coefficients from now on, and keep the slack margin of the engine's own planner."""
-        error, coefficients = min(self._correction.error, MOST_CAUTION), self._correction.coefficients
+        error, coefficients = self._correction.error, self._correction.coefficients
         self.slots.fleet_state.coefs[self.slot] = coefficients
         self.slots.fleet_state.pessimistic_coefs[self.slot] = coefficients * (1.0 + error)
         self.limits["slack_margin"], self.state["error"] = self._correction.behind, error

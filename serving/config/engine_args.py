@@ -3,6 +3,7 @@
 Pure: knows vLLM's names, not vLLM. Each refusal is a reason to show behind the field's path.
 """
 
+import json
 from typing import Any
 
 PLUG_IN = "is how this project's scheduler and its reports reach vLLM; engine.scheduler chooses the order"
@@ -127,7 +128,17 @@ def why_not_in_server(name: str, value: Any) -> str:
         return f"concerns engines; set engine.engine_kwargs.{name} instead"
     if name == "api_key" and value is not None and not _is_text(value):
         return "each key must be text; put it in quotes"  # without the key, which errors and logs do not show
+    if name in CORS and name.startswith("allowed_") and not _is_list(value):
+        return f"must be a list, such as [{value!r}]"
     return why_not(name, value)
+
+
+def _is_list(value: Any) -> bool:
+    """Whether it is a list, or one in JSON, as vLLM's own flag has it."""
+    try:
+        return isinstance(json.loads(value) if isinstance(value, str) else value, list | tuple)
+    except ValueError:
+        return False
 
 
 def _is_text(value: Any) -> bool:

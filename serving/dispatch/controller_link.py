@@ -52,11 +52,13 @@ class ControllerLink:
         Ray's head may be away for a minute: one thread waits for it, however many want to know, and the event loop goes
         on with tokens.
         """
-        if self._actor is None:
+        while self._actor is None:
             if self._finding is None or self._finding.done():
-                finding = asyncio.to_thread(ray.get_actor, self._name, self._namespace)
-                self._finding = asyncio.get_running_loop().create_task(finding)
-            self._actor = await asyncio.shield(self._finding)
+                looking = asyncio.to_thread(ray.get_actor, self._name, self._namespace)
+                self._finding = asyncio.get_running_loop().create_task(looking)
+            found = await asyncio.shield(finding := self._finding)
+            if self._finding is finding and self._actor is None:  # otherwise it may be one that has died meanwhile
+                self._actor = found
         return self._actor
 
     async def _ask(self, method: str, *arguments: Any) -> Any:
@@ -67,7 +69,7 @@ class ControllerLink:
             raise
 
     def _forget(self) -> None:
-        self._actor, self._upgrader.is_agreed = None, False
+        self._actor, self._finding, self._upgrader.is_agreed = None, None, False
 
     async def start(self) -> None:
         """Start the controller where none is known: one that has died is not, once a call has failed by that."""

@@ -68,6 +68,8 @@ class Decider:
                 asked.add_done_callback(self._release_late)
             elif error := asked.exception():
                 logger.info("the controller did not answer: %r", error)
+                if not waiting:  # nobody asks again
+                    self._probe()
                 await asyncio.sleep(RETRY_S)
             else:
                 decided = self._take(asked.result(), waiting)

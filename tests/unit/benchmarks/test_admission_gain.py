@@ -3,7 +3,7 @@
 from benchmarks.admission_gain import GIVING_BACK, TRIED, less_careful
 from controller import calibration
 from controller.calibration import Calibration
-from controller.mirror import replica_model
+from controller.mirror import correction
 from tests.support.fleet_cases import TIERS
 from tests.unit.controller.test_calibration import outcome
 
@@ -15,13 +15,13 @@ def asked_after_a_broken_promise() -> float:
 
 
 def test_each_variant_is_less_careful_in_its_own_way_and_only_while_it_runs() -> None:
-    careful = asked_after_a_broken_promise(), replica_model.MOST_CAUTION
+    careful = asked_after_a_broken_promise(), correction.MOST_CAUTION
     found = {}
     for name in TRIED | GIVING_BACK:
         with less_careful(name):
-            found[name] = asked_after_a_broken_promise(), replica_model.MOST_CAUTION
+            found[name] = asked_after_a_broken_promise(), correction.MOST_CAUTION
     assert careful[0] > calibration.FIRST_CHANCE
     assert careful[1] > 0.0
     assert found.pop("live, any chance") == (0.0, careful[1])
     assert found.pop("live, no caution") == (careful[0], 0.0)
-    assert set(found.values()) == {careful} == {(asked_after_a_broken_promise(), replica_model.MOST_CAUTION)}
+    assert set(found.values()) == {careful} == {(asked_after_a_broken_promise(), correction.MOST_CAUTION)}

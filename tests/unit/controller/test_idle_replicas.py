@@ -1,62 +1,93 @@
 """What was measured of a replica in a bad time does not hold for ever: idle replicas are trusted again."""
 
+import numpy as np
 import pytest
 
 from controller.fleet import Fleet
+from controller.mirror.correction import USUAL_HALF_LIFE_S
 from controller.status import fleet_status
 from profiles.kernels import iteration_s
 from profiles.online import HALF_LIFE_S
 from profiles.store import load_profile
-from protocol.messages import Decision, Step, Verdict
+from protocol.messages import Decision, Slo, Step, Verdict
 from tests.support.fleet_cases import H200, LOOSE, ask, fleet, report
 
 PROMPT_TOKENS = 8000
-REPORTS_S = 0.5
+MINUTES = 60.0
 
 
-def stalled(times: float) -> Fleet:
-    """A fleet of one replica whose iterations lately took so many times what its profile says."""
+def measured(times: float, more_s: float = 0.0, iterations: int = 60, noise: float = 0.0) -> tuple[Step, ...]:
+    """Iterations that took so many times what the profile says, and ``more_s``; mixed ones."""
+    random, coef, found = np.random.default_rng(1), load_profile(H200).coefficients, []
+    for k in range(iterations):
+        batch = (20.0 + 40.0 * (k % 7), 5000.0 + 100.0 * k, 0.0, 10.0 + k % 7, 0.0)
+        found.append(Step(*batch, (times * iteration_s(coef, *batch) + more_s) * random.lognormal(0.0, noise)))
+    return tuple(found)
+
+
+def after(*steps: tuple[Step, ...]) -> Fleet:
+    """A fleet of one replica that has told these iterations, a report of them a second."""
     state = fleet(pending=True)
-    usual_s = iteration_s(load_profile(H200).coefficients, 100.0, 5000.0, 0.0, 10.0, 0.0)
-    steps = tuple(Step(100.0, 5000.0, 0.0, 10.0, 0.0, times * usual_s) for _ in range(60))
-    state.report(report("a", 1), 0.0)
-    state.report(report("a", 2, steps=steps), 1.0)
+    for second, told in enumerate(((), *steps)):
+        state.report(report("a", 1 + second, steps=told), float(second))
     return state
 
 
-def idle_until(state: Fleet, from_s: float, until_s: float) -> None:
-    for k in range(int((until_s - from_s) / REPORTS_S) + 1):
-        at_s = from_s + k * REPORTS_S
-        state.report(report("a", 10 + int(at_s / REPORTS_S)), at_s)
+def idle(state: Fleet, from_s: float, for_s: float) -> None:
+    for at_s in np.arange(from_s + 1.0, from_s + for_s + 1.0, 1.0).tolist():
+        state.report(report("a", 100 + int(at_s)), at_s)
 
 
-def one(state: Fleet, now_s: float) -> Decision:
-    return state.admit([ask(LOOSE, PROMPT_TOKENS)], now_s)[0]
+def one(state: Fleet, now_s: float, slo: Slo = LOOSE) -> Decision:
+    return state.admit([ask(slo, PROMPT_TOKENS)], now_s)[0]
 
 
 def slope(state: Fleet) -> float:
     return float(fleet_status(state, 0.0)["replicas"][0]["drift"]["slope"])
 
 
-def test_a_fleet_that_stalled_takes_requests_again_after_some_idle_minutes() -> None:
+@pytest.mark.parametrize(
+    "stall",
+    [measured(20.0), measured(1.0, more_s=0.5), measured(9.0, noise=1.0)],
+    ids=["slow", "every iteration longer", "erratic"],
+)
+def test_a_fleet_that_stalled_takes_requests_again_after_some_idle_minutes(stall: tuple[Step, ...]) -> None:
     """Refused requests would make no iterations by which it could be seen that the stall is over."""
-    state = stalled(20.0)
-    refused = one(state, 1.1)
+    state = after(*[measured(1.0)] * 5, stall)
+    tight = Slo(1.2, 0.1, tier="loose")
+    refused = one(state, 6.1, tight)
     assert refused.verdict == Verdict.REFUSED
     assert refused.retry_after_s == state.options.retry_cap_s, "it may pass: there is no never"
-    idle_until(state, 1.5, 1.0 + 6 * HALF_LIFE_S)
-    assert one(state, 1.1 + 6 * HALF_LIFE_S).verdict == Verdict.ADMITTED
-    assert slope(state) == pytest.approx(1.3, abs=0.15)
+    idle(state, 7.0, 15 * MINUTES)
+    assert one(state, 7.5 + 15 * MINUTES, tight).verdict == Verdict.ADMITTED
+
+
+def test_hardware_that_is_slower_for_good_stays_known_over_a_quiet_night() -> None:
+    state = after(*[measured(1.6)] * 20)
+    idle(state, 21.0, 10 * HALF_LIFE_S)
+    assert slope(state) == pytest.approx(1.6, abs=0.15)
+
+
+def test_hardware_that_is_faster_than_its_profile_stays_known_as_that() -> None:
+    state = after(*[measured(0.5)] * 20)
+    idle(state, 21.0, 10 * HALF_LIFE_S)
+    assert slope(state) == pytest.approx(0.5, abs=0.05)
+
+
+def test_a_replica_that_was_never_seen_well_is_taken_at_its_profiles_word_in_the_end() -> None:
+    state = after(*[measured(20.0)] * 3)
+    for k in range(20):
+        idle(state, 4.0 + k * USUAL_HALF_LIFE_S, 2.0)
+    assert slope(state) == pytest.approx(1.0, abs=0.05)
 
 
 def test_what_a_healthy_replica_can_never_do_is_told_no_time() -> None:
-    state = stalled(1.0)
-    hopeless = state.admit([ask(LOOSE, 300_000)], 1.1)[0]
+    hopeless = after(measured(1.0)).admit([ask(LOOSE, 300_000)], 2.1)[0]
     assert (hopeless.verdict, hopeless.retry_after_s) == (Verdict.REFUSED, 0.0)
 
 
 def test_a_busy_replica_keeps_what_was_measured() -> None:
-    state = stalled(20.0)
+    state = after(measured(20.0))
     for k in range(100):
-        state.report(report("a", 10 + k, age_s=0.2), 2.0 + REPORTS_S * k)
+        state.report(report("a", 10 + k, age_s=0.2), 2.0 + 0.5 * k)
     assert slope(state) == pytest.approx(20.0, rel=0.05)

@@ -13,6 +13,7 @@ from profiles.online import (
     HALF_LIFE_S,
     INTERCEPT_S,
     PRIOR_ITERATIONS,
+    RELAXING,
     RUN,
     SLOPE,
     corrected,
@@ -214,25 +215,41 @@ def test_a_spread_changes_no_coefficient_and_one_without_quantiles_changes_nothi
     np.testing.assert_array_equal(new_correction(COEFFICIENTS, IterationSpread()), new_correction(COEFFICIENTS))
 
 
-def test_a_correction_is_forgotten_by_half_in_each_half_life_of_idleness() -> None:
-    fresh, slow = new_correction(COEFFICIENTS), learn(machine(15.0, 15.0, 100))
-    once, twice = (relaxed(slow, COEFFICIENTS, k * HALF_LIFE_S) for k in (1, 2))
-    for position in (SLOPE, INTERCEPT_S):
-        whole = slow[position] - fresh[position]
-        assert once[position] - fresh[position] == pytest.approx(whole / 2)
-        assert twice[position] - fresh[position] == pytest.approx(whole / 4)
-    assert relaxed(once, COEFFICIENTS, HALF_LIFE_S) == pytest.approx(twice)
-    assert relaxed(fresh, COEFFICIENTS, 1000.0) == pytest.approx(fresh), "nothing was corrected"
+FRESH = new_correction(COEFFICIENTS)
+USUAL = FRESH[list(RELAXING)]
+
+
+def after_idleness(state: Floats, half_lives: float, usual: Floats = USUAL) -> Floats:
+    return relaxed(state, COEFFICIENTS, usual, half_lives * HALF_LIFE_S)
+
+
+def test_what_is_worse_than_usual_is_forgotten_by_half_in_each_half_life_of_idleness() -> None:
+    slow = learn(machine(15.0, 15.0, 100, noise=0.5))
+    once, twice = after_idleness(slow, 1.0), after_idleness(slow, 2.0)
+    for position, usual in zip(RELAXING, USUAL, strict=True):
+        worse = max(0.0, slow[position] - usual)
+        assert max(0.0, once[position] - usual) == pytest.approx(worse / 2)
+        assert max(0.0, twice[position] - usual) == pytest.approx(worse / 4)
+    assert (slow[[SLOPE, INTERCEPT_S, ERROR]] > FRESH[[SLOPE, INTERCEPT_S, ERROR]]).all()
+    assert after_idleness(once, 1.0) == pytest.approx(twice)
+    assert after_idleness(FRESH, 100.0) == pytest.approx(FRESH), "nothing was corrected"
+
+
+def test_a_fast_machine_stays_known_as_that_and_a_slow_one_as_what_is_usual_of_it() -> None:
+    fast = learn(machine(0.5, 0.5, 100))
+    assert after_idleness(fast, 100.0)[[SLOPE, INTERCEPT_S]] == pytest.approx(fast[[SLOPE, INTERCEPT_S]])
+    stalled, usual = learn(machine(15.0, 15.0, 100)), USUAL * [1.6, 1.6, 1.0, 1.0, 1.0]
+    assert after_idleness(stalled, 100.0, usual)[[SLOPE, INTERCEPT_S]] == pytest.approx(usual[:2])
 
 
 def test_what_is_measured_after_idleness_counts_the_more_the_longer_it_was() -> None:
     slow, well = learn(machine(15.0, 15.0, 100)), machine(1.0, 1.0, 2)
-    found = [learn(well, relaxed(slow, COEFFICIENTS, k * HALF_LIFE_S))[SLOPE] for k in (0, 2, 10)]
+    found = [learn(well, after_idleness(slow, half_lives))[SLOPE] for half_lives in (0.0, 2.0, 10.0)]
     assert found[0] > 5.0 > found[1] > found[2]
     assert found[2] == pytest.approx(1.0, abs=0.1)
 
 
 def test_a_machine_that_is_slow_for_good_is_known_again_after_some_iterations() -> None:
-    slow = relaxed(learn(machine(3.0, 3.0, 100)), COEFFICIENTS, 2 * HALF_LIFE_S)
+    slow = after_idleness(learn(machine(3.0, 3.0, 100)), 2.0)
     assert slow[SLOPE] == pytest.approx(1.5, rel=0.1)
     assert learn(machine(3.0, 3.0, 20), slow)[SLOPE] == pytest.approx(3.0, rel=0.15)

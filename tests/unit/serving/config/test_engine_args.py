@@ -162,3 +162,15 @@ def test_api_keys_that_are_text_are_taken(keys: str | list[str] | None) -> None:
 def test_argument_that_means_nothing_to_the_ingress_is_refused(name: str, told: str) -> None:
     said = mistake({"model": {"server_kwargs": {name: 2}}})
     assert said.startswith(f"model.server_kwargs.{name}: {told}")
+
+
+@pytest.mark.parametrize("origins", ["https://a", "*", 5, '{"a": 1}'])
+def test_origins_that_are_no_list_are_refused(origins: Any) -> None:
+    told = f"model.server_kwargs.allowed_origins: must be a list, such as [{origins!r}]"
+    assert mistake({"model": {"server_kwargs": {"allowed_origins": origins}}}) == told
+
+
+@pytest.mark.parametrize("origins", [["https://a"], '["https://a"]'])
+def test_origins_may_be_a_list_or_vllms_own_json(origins: Any) -> None:
+    config = AppConfig.read({"model": {"server_kwargs": {"allowed_origins": origins}}})
+    assert config.guard.cors["allow_origins"] == ["https://a"]
