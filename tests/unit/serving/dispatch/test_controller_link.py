@@ -139,3 +139,28 @@ def test_while_rays_head_is_away_the_event_loop_goes_on_and_one_thread_waits(mon
         assert asked == ["controller"], "its handle is known"
 
     asyncio.run(run())
+
+
+def test_a_lookup_of_before_the_controller_died_gives_way_to_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on, found = [threading.Event(), threading.Event()], list[Controller]()
+
+    def get_actor(name: str, namespace: str) -> Controller:
+        found.append(Controller())
+        assert goes_on[len(found) - 1].wait(20.0)
+        return found[0] if not goes_on[1].is_set() else found[1]
+
+    monkeypatch.setattr("ray.get_actor", get_actor)
+
+    async def run() -> None:
+        link = RayTransport({}, "ingress", "controller", "polyslo").shards.leader.link
+        early = asyncio.create_task(link.actor())
+        await asyncio.sleep(0.05)
+        link._forget()
+        goes_on[0].set()
+        while len(found) < 2:
+            await asyncio.sleep(0.01)
+        goes_on[1].set()
+        assert await early is found[1]
+        assert await link.actor() is found[1]
+
+    asyncio.run(run())

@@ -267,3 +267,31 @@ def test_a_question_that_fails_when_nobody_waits_any_more_leaves_nobody_without_
         assert later.decisions[0].verdict == Verdict.ADMITTED
 
     play(scenario, "a")
+
+
+def test_a_question_that_fails_while_a_replica_is_looked_for_is_asked_again_by_a_probe() -> None:
+    async def scenario(scene: Scene) -> None:
+        sound, fails = scene.fleet.admit, asyncio.Event()
+
+        async def restarts(batch: list[AdmissionRequest]) -> list[Decision]:
+            await fails.wait()
+            raise ConnectionError("the actor restarts")
+
+        async def looks_for_long(exclude: Sequence[str]) -> str:
+            fails.set()
+            await asyncio.sleep(0.1)
+            return "a"
+
+        scene.fleet.admit, scene.fleet.any_replica = restarts, looks_for_long  # type: ignore[method-assign]
+        first = scene.start("first", BRISK)
+        await until(lambda: bool(first.decisions))
+        scene.fleet.admit = sound  # type: ignore[method-assign]
+        await until(lambda: bool(scene.fleet.submitted))
+        scene.fleet.say("a", "first", [1], "stop")
+        await until(lambda: scene.finish("first") == "stop")
+        await asyncio.sleep(AWAY_S + 0.2)
+        later = scene.start("later", BRISK)
+        await until(lambda: bool(later.decisions))
+        assert later.decisions[0].verdict == Verdict.ADMITTED
+
+    play(scenario, "a")
