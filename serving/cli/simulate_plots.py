@@ -1,6 +1,7 @@
 """Pictures of simulations: attainment over rate, latency distributions, load of the replicas over time."""
 
 from pathlib import Path
+from statistics import mode
 from typing import Any
 
 import matplotlib
@@ -98,8 +99,9 @@ def capacities(points: list[dict[str, Any]], systems: list[str], path: Path) -> 
 
 
 def goodput(points: list[dict[str, Any]], path: Path) -> None:
-    """Goodput of the smallest fleet as a share of the bound, every tier at its target: data sets and systems."""
-    replicas = min(p["replicas"] for p in points)
+    """Goodput as a share of the bound, every tier at its target: data sets and systems, of fleets of the size that most
+    points have."""
+    replicas = mode(p["replicas"] for p in points)
     own = [p for p in points if p["replicas"] == replicas and "noise" not in p]
     names, systems = list(dict.fromkeys(p["data_set"] for p in own)), list(dict.fromkeys(p["system"] for p in own))
     figure, axes = plt.subplots(figsize=(max(6.0, 1.6 * len(names)), 4))
