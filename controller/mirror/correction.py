@@ -28,7 +28,7 @@ from protocol.messages import Report
 MOST_CAUTION = 0.5  # a model that errs by more has other problems than a margin could solve
 RELAX_S = 1.0  # of idleness, after which the correction begins to relax
 SLOWED = 2.0  # times what the profile says: more is no small difference of hardware, and may pass
-USUAL_ITERATIONS = 1000  # whose mean is usual: a difference of hardware is in all of them, a stall in few
+USUAL_ITERATIONS = 1000  # memory of the running mean that is usual: hardware differs in all of them, a stall is in few
 USUAL_HALF_LIFE_S = 1800.0  # of that, too, while the replica is idle
 MOST_USUAL = np.array([SLOWED, SLOWED, 0.25, 0.25, 2.0])  # the second times the profile's intercept
 

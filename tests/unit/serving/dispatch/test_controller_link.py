@@ -157,9 +157,12 @@ def test_a_lookup_of_before_the_controller_died_gives_way_to_a_later_one(monkeyp
         await asyncio.sleep(0.05)
         link._forget()
         goes_on[0].set()
-        while len(found) < 2:
-            await asyncio.sleep(0.01)
-        goes_on[1].set()
+        try:
+            async with asyncio.timeout(5.0):
+                while len(found) < 2:
+                    await asyncio.sleep(0.01)
+        finally:
+            goes_on[1].set()
         assert await early is found[1]
         assert await link.actor() is found[1]
 

@@ -242,56 +242,50 @@ def test_replicas_that_stand_still_or_are_silent_are_avoided() -> None:
     assert [name for name, _ in play(scenario).fleet.submitted] == ["b", "b"]
 
 
+async def restart(scene: Scene, fails: asyncio.Event, fails_later: bool) -> Verdict:
+    """One request meets a controller whose answer fails once ``fails`` is set, ``fails_later``: here; what a second one
+    is told, long after."""
+    sound = scene.fleet.admit
+
+    async def restarts(batch: list[AdmissionRequest]) -> list[Decision]:
+        await fails.wait()
+        raise ConnectionError("the actor restarts")
+
+    scene.fleet.admit = restarts  # type: ignore[method-assign]
+    first = scene.start("first", BRISK)
+    await until(lambda: bool(first.decisions))
+    assert first.decisions[0].reason == "controller_away"
+    await until(lambda: bool(scene.fleet.submitted))
+    scene.fleet.say("a", "first", [1], "stop")
+    await until(lambda: scene.finish("first") == "stop")
+    scene.fleet.admit = sound  # type: ignore[method-assign]
+    if fails_later:
+        fails.set()
+    await asyncio.sleep(AWAY_S + 0.2)
+    later = scene.start("later", BRISK)
+    await until(lambda: bool(later.decisions))
+    return later.decisions[0].verdict
+
+
 def test_a_question_that_fails_when_nobody_waits_any_more_leaves_nobody_without_a_promise() -> None:
     """As when the controller restarts: the next request may come hours later."""
 
     async def scenario(scene: Scene) -> None:
-        sound, fails = scene.fleet.admit, asyncio.Event()
-
-        async def restarts(batch: list[AdmissionRequest]) -> list[Decision]:
-            await fails.wait()
-            raise ConnectionError("the actor restarts")
-
-        scene.fleet.admit = restarts  # type: ignore[method-assign]
-        first = scene.start("first", BRISK)
-        await until(lambda: bool(first.decisions))
-        assert first.decisions[0].reason == "controller_away"
-        await until(lambda: bool(scene.fleet.submitted))
-        scene.fleet.say("a", "first", [1], "stop")
-        await until(lambda: scene.finish("first") == "stop")
-        scene.fleet.admit = sound  # type: ignore[method-assign]
-        fails.set()
-        await asyncio.sleep(AWAY_S + 0.2)
-        later = scene.start("later", BRISK)
-        await until(lambda: bool(later.decisions))
-        assert later.decisions[0].verdict == Verdict.ADMITTED
+        assert await restart(scene, asyncio.Event(), fails_later=True) == Verdict.ADMITTED
 
     play(scenario, "a")
 
 
-def test_a_question_that_fails_while_a_replica_is_looked_for_is_asked_again_by_a_probe() -> None:
+def test_a_question_that_fails_while_a_replica_is_looked_for_leaves_nobody_without_one_either() -> None:
     async def scenario(scene: Scene) -> None:
-        sound, fails = scene.fleet.admit, asyncio.Event()
-
-        async def restarts(batch: list[AdmissionRequest]) -> list[Decision]:
-            await fails.wait()
-            raise ConnectionError("the actor restarts")
+        fails = asyncio.Event()
 
         async def looks_for_long(exclude: Sequence[str]) -> str:
             fails.set()
             await asyncio.sleep(0.1)
             return "a"
 
-        scene.fleet.admit, scene.fleet.any_replica = restarts, looks_for_long  # type: ignore[method-assign]
-        first = scene.start("first", BRISK)
-        await until(lambda: bool(first.decisions))
-        scene.fleet.admit = sound  # type: ignore[method-assign]
-        await until(lambda: bool(scene.fleet.submitted))
-        scene.fleet.say("a", "first", [1], "stop")
-        await until(lambda: scene.finish("first") == "stop")
-        await asyncio.sleep(AWAY_S + 0.2)
-        later = scene.start("later", BRISK)
-        await until(lambda: bool(later.decisions))
-        assert later.decisions[0].verdict == Verdict.ADMITTED
+        scene.fleet.any_replica = looks_for_long  # type: ignore[method-assign]
+        assert await restart(scene, fails, fails_later=False) == Verdict.ADMITTED
 
     play(scenario, "a")
