@@ -2,7 +2,7 @@
 
 from controller.mirror.replica_model import VirtualReplica
 from controller.placement import RETRY_INTERVAL_S, Pending
-from protocol.messages import AdmissionRequest, Decision, Verdict
+from protocol.messages import INF, AdmissionRequest, Decision, Verdict
 
 NOT_HERE = Verdict.REFUSED, Verdict.ELSEWHERE  # this controller has nothing more to do with the request
 UNDECIDED = "controller_error"  # the decision failed
@@ -49,10 +49,12 @@ def best_effort(p: Pending, replica: str, instead_tier: str | None) -> Decision:
 
 
 def unplaced(p: Pending, verdict: Verdict, reason: str, wait_s: float) -> Decision:
-    """No place: refused, or to be asked about again; either after ``wait_s``."""
-    name, tier = p.request.request_id, p.request.slo.tier
-    ttft_s = p.request.slo.ttft_s
-    return Decision(name, verdict, "", tier, reason, hops=p.hops, retry_after_s=wait_s, ttft_s=ttft_s)
+    """No place: refused, or to be asked about again; either after ``wait_s``. What is refused for good tells what an
+    idle replica would do."""
+    name, slo = p.request.request_id, p.request.slo
+    is_hopeless = verdict == Verdict.REFUSED and not wait_s
+    alone = (p.first_s - float(p.row["arrival_s"]), p.tpot_s) if is_hopeless else (INF, INF)
+    return Decision(name, verdict, "", slo.tier, reason, *alone, p.hops, wait_s, ttft_s=slo.ttft_s)
 
 
 def without_place(request: AdmissionRequest, wait_s: float) -> Decision:

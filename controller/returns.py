@@ -16,7 +16,7 @@ import numpy as np
 from controller.mirror.slots import ReplicaSlots
 from controller.placement import Pending, place_on
 from planning.tables import copied
-from routing.idle import can_ever
+from routing.idle import at_best
 from routing.placement import NOWHERE
 from routing.returns import (
     Ledger,
@@ -136,12 +136,16 @@ class Returns:
         """Whole seconds after which the request will be attainable, at most the cap; 0 for what no replica can ever do.
 
         Who asks again too early keeps its time, rounded up anew. At the cap no room is kept. What a replica can ever do
-        is not known while it is far slower than its profile says: that may pass.
+        is not known while it is far slower than its profile says: that may pass. What an idle one would do is noted as
+        the prediction.
         """
         row, key = p.row[None][0], _key(p)
+        p.first_s = p.tpot_s = math.inf
         if not p.is_possible:
             return 0.0
-        if not can_ever(slots.fleet_state, row, now_s):
+        can, ttft_s, tpot_s = at_best(slots.fleet_state, row, now_s)
+        if not can:
+            p.first_s, p.tpot_s = float(row["arrival_s"]) + ttft_s, tpot_s
             return float(self.cap_s) if slots.is_any_slowed else 0.0
         self._make_room(len(slots.fleet_state.replicas))
         reserved = self._returns_by_key.get(key)

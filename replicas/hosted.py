@@ -72,8 +72,22 @@ class HostedReplica:
             self._profile, starting.phase = reported_profile(self._config.profile_name), "engine"
             self._engine = make_engine(self._config)
             await self._engine.start()
+            starting.phase = "rehearsal"
+            await self._rehearse()
         finally:
             await cancel([telling])
+
+    async def _rehearse(self) -> None:
+        """Run prompts of the replica's own, where that says anything."""
+        if self._config.rehearses:
+            from replicas.vllm_rehearsal import VllmEngine, rehearse
+
+            if isinstance(self._engine, VllmEngine):
+                try:
+                    await rehearse(self._engine, self._config.rehearsal_s)
+                except BaseException:
+                    await self._engine.stop()
+                    raise
 
     def begin(self) -> None:
         """Serve: from its first report on it gets requests."""

@@ -49,7 +49,7 @@ class VllmEngine:
         self._config = config
         self._entries: dict[str, LiveRequest] = {}
         self._rejected, self._steps = list[Delta](), list[Step]()
-        self._totals = EngineTotals()
+        self.totals = EngineTotals()
         self.planning_s = 0.0  # spent on planning its iterations, since birth
         self._iterations = self._planner_failures = self._kv_used_tokens = self._kv_capacity_tokens = 0
         self._learnt: dict[str, float] = {}  # of its limits, as the engine told
@@ -154,14 +154,14 @@ class VllmEngine:
         if outputs.outputs:  # and not only a rejected request, which no iteration has to do with
             self._alive_s = time.monotonic()
             self._delivery.record(self._alive_s - outputs.timestamp)
-        record_stats(outputs, self._totals)
+        record_stats(outputs, self.totals)
         deltas, self._rejected = self._rejected, []
         deltas += [self._to_delta(output) for output in outputs.outputs if output.request_id in self._entries]
         return deltas
 
     def _to_delta(self, output: Any) -> Delta:
         entry = self._entries[output.request_id]
-        self._totals.record_output(entry, len(output.new_token_ids))
+        self.totals.record_output(entry, len(output.new_token_ids))
         entry.record_output(len(output.new_token_ids))
         if output.finished:
             del self._entries[output.request_id]
@@ -193,7 +193,7 @@ class VllmEngine:
             max_running=self._max_running,
             limits=self._limits,
             requests=requests,
-            counts=self._totals.to_counts(requests),
+            counts=self.totals.to_counts(requests),
             planner_failures=self._planner_failures,
             steps_in_flight=self._steps_in_flight,
         )
@@ -218,6 +218,7 @@ class VllmEngine:
 
     def _note_sizes(self, made: VllmConfig, told: list[dict[str, Any]]) -> None:
         """What the started engine has, as its scheduler counts it."""
+        self.model_config = made.model_config
         batches, blocks = made.scheduler_config, made.cache_config.num_gpu_blocks or 0
         self._block_tokens, self._own_options = made.cache_config.block_size, own_options(made)
         self._steps_in_flight = self._config.told_depth if batches.async_scheduling else 1

@@ -17,7 +17,7 @@ from planning.engine import EngineModel
 from planning.forecast.rollout import FORECAST, FORECASTS_TYPE, TOLERANCE_S, forecast_requests
 from planning.tables import REQUEST, ROW_TYPE, TABLE_TYPE, RequestTable
 from profiles.compiled_once import compiled_once
-from routing.fleet_state import FLEET_TYPE, FleetState
+from routing.fleet_state import FLEET_TYPE, FleetState, engine_of
 from routing.placement import NOWHERE, tier_distance
 
 
@@ -88,11 +88,21 @@ def latest_start_s(fleet: FleetState, row: np.void, now_s: float, unbound_s: flo
 
 
 @njit(cache=True)
-def can_ever(fleet: FleetState, row: np.void, now_s: float) -> bool:
-    """Whether an open replica could attain the request if it had nothing else to do and the request came now."""
-    fresh = np.zeros(1, dtype=REQUEST)
+def at_best(fleet: FleetState, row: np.void, now_s: float) -> tuple[bool, float, float]:
+    """Whether an open replica could attain the request if it had nothing else to do and the request came now.
+
+    And the TTFT and the TPOT in seconds that it would have on the one that suits it best; inf where none is open, or
+    none has a KV cache for it.
+    """
+    fresh, seen = np.zeros(1, dtype=REQUEST), np.zeros(1, dtype=FORECAST)
     fresh[0] = row
     fresh[0]["deadline_s"] += now_s - row["arrival_s"]
     fresh[0]["arrival_s"] = now_s
     r = best_idle(fleet, fresh[0], now_s, True)
-    return r != NOWHERE and _forecast_alone(fleet, r, fresh, now_s, np.zeros(1, dtype=FORECAST))
+    if r == NOWHERE:
+        return False, math.inf, math.inf
+    can = _forecast_alone(fleet, r, fresh, now_s, seen)
+    if not can:  # late requests are not forecast: with all the time there is, this one is
+        fresh[0]["ttft_s"] = fresh[0]["deadline_s"] = math.inf
+        forecast_requests(engine_of(fleet, r), fresh, now_s, -math.inf, seen)
+    return can, seen[0]["first_s"] - now_s, seen[0]["tpot_s"]

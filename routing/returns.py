@@ -161,7 +161,7 @@ def _is_idle(carried: np.ndarray, reserved: np.ndarray) -> bool:
 def _is_full(fleet: FleetState, ledger: Ledger, r: int, at: int, claim: np.ndarray, step_s: float) -> bool:
     """Whether the claim is too much for a bucket beside what is promised and reserved.
 
-    Nothing is too much for an idle replica: whoever asks here could be served by one (``can_ever``).
+    Nothing is too much for an idle replica: whoever asks here could be served by one (``at_best``).
     """
     limits, carried, reserved = fleet.limits[r], ledger.carried[r, at], ledger.reserved[r, at]
     if _is_idle(carried, reserved):

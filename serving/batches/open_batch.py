@@ -1,5 +1,6 @@
 """One open batch in memory: which lines wait, which are being served, and what came of the others."""
 
+from bisect import insort
 from collections import deque
 from collections.abc import Collection
 from typing import Any
@@ -12,7 +13,7 @@ from serving.batches.objects import Batch, Line, LineResult
 
 MOST_BYTES = 1 << 32  # of a stored file
 STORE_S, PART = 5.0, 256  # results are stored after so long, in files of so many
-REST_S = 30.0  # of a line that came back because the fleet was full
+REST_S, LONGEST_REST_S = 4.0, 30.0  # of a line that came back because the fleet was full; twice that the next time
 EXPIRED = {"code": "batch_expired", "message": "The request was not served before the completion window ended."}
 
 
@@ -36,6 +37,7 @@ class OpenBatch:
         self._waiting = deque(self._places)
         self._resting = deque[tuple[float, int]]()  # until when, and which line; the first ends first
         self._serving: dict[int, str] = {}  # line -> the ingress that has it
+        self._rests: dict[int, int] = {}  # line -> how often it has rested
         self._done: set[int] = set()
         self._part: list[bytes] = []  # results of the last file of results, which grows until it is full
         self._parts, self._stored_s, self._is_stored = 0, 0.0, True
@@ -75,9 +77,10 @@ class OpenBatch:
             self._waiting = deque(number for number in self._waiting if number not in taken)
 
     def hand_back(self, number: int, now_s: float) -> None:
-        """A line found no room: others go first."""
+        """A line found no room: others go first, and it rests for longer each time."""
         if self._serving.pop(number, None) is not None:
-            self._resting.append((now_s + REST_S, number))
+            rests = self._rests[number] = self._rests.get(number, 0) + 1
+            insort(self._resting, (now_s + min(REST_S * 2 ** (rests - 1), LONGEST_REST_S), number))
 
     def put(self, result: LineResult) -> None:
         """A line has been served; the first result counts, if two ingresses had it."""

@@ -173,9 +173,14 @@ def plan(  # noqa: PLR0913  (a command: its options)
                         jobs, edges = scenarios.make_jobs(asked, trace, traces, loaded, rate, seed)
                         return (_only(jobs, number) if number >= 0 else jobs), edges
 
-                    task = bar.add_task(f"{loaded.name} {who} {rate:g} req/s", total=len(asked.seeds))
+                    what = f"{loaded.name} {who} {rate:g} req/s"
+                    task = bar.add_task(what, total=len(asked.seeds))
+
+                    def tell(count: int, what: str = what, task: TaskID = task) -> None:
+                        bar.update(task, description=f"{what}, {count} replicas")
+
                     found = [
-                        _sized(asked, loaded, Workload(*jobs_of(seed), trace), seed, (target, hourly / 3600.0))
+                        _sized(asked, loaded, Workload(*jobs_of(seed), trace), seed, (target, hourly / 3600.0), tell)
                         for seed in bar.track(asked.seeds, task_id=task)
                     ]
                     point: dict[str, Any] = {"profile": loaded.name, "class": who, "rate_per_s": rate}
@@ -199,14 +204,23 @@ def _check_plan(asked: scenarios.Scenario, where: str, apart: bool) -> None:
 
 
 def _sized(
-    asked: scenarios.Scenario, profile: Profile, workload: Workload, seed: int, wanted: tuple[float, float]
+    asked: scenarios.Scenario,
+    profile: Profile,
+    workload: Workload,
+    seed: int,
+    wanted: tuple[float, float],
+    tell: Callable[[int], None],
 ) -> tuple[int, float, float]:
-    """What ``replicas_needed`` says of the scenario's system and routing; ``wanted``: target, and price per second."""
+    """What ``replicas_needed`` says of the scenario's system and routing; ``wanted``: target, and price per second.
+
+    ``tell`` gets each number of replicas that is tried.
+    """
     target, price = wanted
     judged_programs(workload.jobs)  # or an error before the run
     holds_prefixes = workload.trace is not None and len(workload.trace.blocks) > 0  # prompts are less work then
 
     def play(count: int) -> Simulation:
+        tell(count)
         return _run(asked.model_copy(update={"num_replicas": count}), profile, workload, seed, lambda _done: None, [])
 
     least = 1 if holds_prefixes else least_replicas(workload.jobs, profile, target)

@@ -24,13 +24,16 @@ def simulated(name: str, points: list[dict[str, Any]], names: list[str]) -> Tabl
 
 def planned(points: list[dict[str, Any]], target: float) -> Table:
     """How many replicas each profile, class and rate needs."""
-    table = Table(title=f"replicas for {100 * target:g}% attainment in every class")
-    for column in ("profile", "class", "req/s", "replicas (over seeds)", "attainment", "cost per attained request"):
+    table = Table(
+        title=f"replicas for {100 * target:g}% attainment in every class",
+        caption="cost of 1,000 attained requests, in the unit of --price; without it, in hours of one replica",
+    )
+    for column in ("profile", "class", "req/s", "replicas (over seeds)", "attainment", "cost of 1,000"):
         table.add_column(column)
     for p in points:
         count, cost = p["replicas"], p["cost_per_request"]
         seen = f"{count['median']:.0f} ({count['low']:.0f} to {count['high']:.0f})" if count["median"] else "none"
-        told = f"{cost['median']:.3g}" if cost else "-"
+        told = f"{1e3 * cost['median']:.3g}" if cost else "-"
         table.add_row(p["profile"], p["class"], f"{p['rate_per_s']:g}", seen, _share(p["attainment"]["median"]), told)
     return table
 

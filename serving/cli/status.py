@@ -86,7 +86,7 @@ def _tier_table(status: dict[str, Any]) -> Table:
     attainment = status.get("attainment") or {}
     for tier in status.get("tiers", []):
         told = attainment.get(tier["name"], {})
-        window = told.get("window", {})
+        window, is_judged = told.get("window", {}), not tier.get("best_effort")
         replicas = sum(replica.get("tier") == tier["name"] for replica in status.get("replicas", []))
         table.add_row(
             escape(str(tier["name"])),
@@ -94,10 +94,10 @@ def _tier_table(status: dict[str, Any]) -> Table:
             *(milliseconds(tier.get(key)) for key in ("tpot_s", "e2e_s")),
             str(replicas) if replicas else "shared",
             figure(told.get("requests", 0)),
-            percent(told.get("attainment")),
+            percent(told.get("attainment") if is_judged else None),
             percent(told.get("kept_share")),
             *(figure(told.get(key, 0)) for key in ("refused", "best_effort", "errors")),
-            percent(window.get("attainment")),
+            percent(window.get("attainment") if is_judged else None),
             *(_quantiles(window.get(key)) for key in ("ttft_ms", "tpot_ms")),
         )
     return table

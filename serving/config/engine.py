@@ -10,7 +10,7 @@ from planning.batch.registry import batch_policy_names
 from profiles.profile import ProfileError
 from profiles.store import load_profile
 from profiles.suggest import suggest
-from replicas.config import AUTO, EMBEDDED_MODEL, EMBEDDED_PROFILE, MOST_IN_FLIGHT, ReplicaConfig
+from replicas.config import AUTO, EMBEDDED_MODEL, EMBEDDED_PROFILE, MOST_IN_FLIGHT, SPECULATES, ReplicaConfig
 from replicas.kv_transfer import FILES, default_storage
 from replicas.step_planner import OPTIONS, VLLM_DEFAULT, planner_limits
 from serving.config.base import Section, defaults
@@ -19,7 +19,6 @@ from serving.config.engine_args import (
     CORS,
     HARMLESS,
     ONLY_FOR_STOCK,
-    SPECULATES,
     python_name,
     why_not,
     why_not_in_server,
@@ -149,6 +148,7 @@ class EngineConfig(Section):
     placement_group_strategy: Literal["", Strategy] = ""  # where those may be; empty: PACK
     speculation: SpeculationConfig = Field(default_factory=SpeculationConfig)
     hang_s: PositiveFloat = REPLICA.hang_s  # busy without an iteration for so long: unhealthy, replaced
+    rehearsal_s: NonNegativeFloat = REPLICA.rehearsal_s  # of prompts of its own before vLLM serves, at most; 0: none
     log_level: LogLevel = REPLICA.log_level  # of vLLM and of the replica around it
     log_stats_s: NonNegativeFloat = REPLICA.log_stats_s  # how often a replica logs its load, at level INFO; 0: never
     engine_kwargs: dict[str, Any] = Field(default_factory=dict)  # further arguments of vLLM's AsyncEngineArgs, by name

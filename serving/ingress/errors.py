@@ -103,11 +103,26 @@ def refused(decision: Decision, overload_status: int = HTTPStatus.TOO_MANY_REQUE
     message = f"Tier {decision.tier!r} cannot hold this request's objective ({decision.reason})."
     wait_s = retry_after_s(decision.retry_after_s)
     if wait_s is None:
-        message += " No time is known at which it could: allow more time or send less."
+        message += f"{_at_best(decision)} No time is known at which it could: allow more time or send less."
     else:
         headers["retry-after"] = str(wait_s)
         message += f" Try again in {wait_s} s."
     return ApiError(overload_status, message, "rate_limit_error", None, decision.reason, headers)
+
+
+def _at_best(decision: Decision) -> str:
+    """What a replica that has nothing else to do would need for a request that none can attain."""
+    told = []
+    if math.isfinite(decision.predicted_ttft_s):
+        told.append(f"{_milliseconds(decision.predicted_ttft_s)} ms for the first token")
+    if math.isfinite(decision.predicted_tpot_s) and decision.predicted_tpot_s > 0:
+        told.append(f"{_milliseconds(decision.predicted_tpot_s)} ms for each further one")
+    return f" An idle replica would need about {' and '.join(told)}." if told else ""
+
+
+def _milliseconds(seconds: float) -> str:
+    """Three digits are enough."""
+    return f"{float(f'{1e3 * seconds:.3g}'):g}"
 
 
 def retry_after_s(seconds: float) -> int | None:

@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 
 import httpx
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from serving.config.app import INGRESS, AppConfig
 from serving.config.base import ConfigError
@@ -26,8 +25,10 @@ from serving.launch.kernels import Compilation, compiling
 from serving.launch.local_ray import LaunchError, local_ray
 from serving.launch.running import announced
 from serving.launch.status import describe_start
+from serving.launch.steps import steps_shown
 
 NO_OPTIONS = Options()
+UNREACHED_S = 60.0  # that nothing answers where an application runs, before that is an error: its proxy starts too
 
 
 def up(words: Sequence[str], options: Options = NO_OPTIONS, log_level: str | None = None) -> None:
@@ -145,18 +146,19 @@ def deploy(
         app.get("name", "default"): url
         for app, url in zip(applications_of(document), urls_of(document, address), strict=True)
     }
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        shown = progress.add_task("Deploying")
+    unreached_s = dict[str, float]()
+    with steps_shown(console, "Deploying") as show:
         give_up_s = time.monotonic() + patience_s
         while time.monotonic() < give_up_s:
             told = client.get_serve_details()["applications"]
             waiting = {name: url for name, url in waiting.items() if not is_up(name, told.get(name, {}), url)}
             if not waiting:
                 return
+            for name, url in waiting.items():
+                check_reached(name, told.get(name, {}), url, unreached_s)
             name, url = next(iter(waiting.items()))
             lines = [describe(told.get(name, {})), *starts_of(url), compilation.progress() if compilation else ""]
-            progress.update(shown, description="; ".join(filter(None, lines)))
+            show("; ".join(filter(None, lines)))
             time.sleep(0.25)
     raise LaunchError(f"the application did not start within {patience_s:g} s (fleet.start_timeout_s)")
 
@@ -166,6 +168,28 @@ def is_up(name: str, details: dict[str, Any], url: str) -> bool:
     if details.get("status") in ("DEPLOY_FAILED", "UNHEALTHY"):
         raise LaunchError(f"the application {name!r} did not start: {last_line(details)}")
     return details.get("status") == "RUNNING" and is_healthy(url) and (is_empty(details) or has_replica(url))
+
+
+def check_reached(name: str, details: dict[str, Any], url: str, unreached_s: dict[str, float]) -> None:
+    """Raise ``LaunchError`` where an application runs and nothing has answered at its address for ``UNREACHED_S``.
+
+    ``unreached_s`` remembers since when, by application.
+    """
+    now_s = time.monotonic()
+    if details.get("status") != "RUNNING" or is_answered(url):
+        unreached_s.pop(name, None)
+    elif now_s - unreached_s.setdefault(name, now_s) > UNREACHED_S:
+        reason = f"nothing answers at {url} from here; check http_options.host and port, and the way to the cluster"
+        raise LaunchError(f"the application {name!r} runs and stays deployed, but {reason}")
+
+
+def is_answered(url: str) -> bool:
+    """Whether a server is there, whatever it says."""
+    try:
+        httpx.get(f"{url}/health", timeout=5.0)
+    except httpx.TransportError:
+        return False
+    return True
 
 
 def is_healthy(url: str) -> bool:

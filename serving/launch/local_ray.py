@@ -16,8 +16,10 @@ import psutil
 import ray
 from rich.console import Console
 
+from replicas.scratch import remove_abandoned
 from serving.launch.haproxy import SETTING, write_launcher
 from serving.launch.log_follower import logs_shown
+from serving.launch.steps import steps_shown
 
 DASHBOARD_PORT = 8265
 PORTS = range(30000, 32700, 100)  # first ports of blocks, below those that Linux gives to connections
@@ -62,8 +64,9 @@ def local_ray(
         folder = stack.enter_context(folder_of_ours(None))
         sockets = stack.enter_context(folder_of_ours("/tmp"))  # paths of sockets are short
         first_port = stack.enter_context(block_of_ports())
+        stack.callback(remove_abandoned, Path(tempfile.gettempdir()))  # of engines, which are killed
         stack.enter_context(no_process_but(before))
-        with console.status("Starting Ray"), _environment(CLUSTER_ONLY | proxy_settings(sockets, first_port)):
+        with steps_shown(console, "Starting Ray"), _environment(CLUSTER_ONLY | proxy_settings(sockets, first_port)):
             port = _start_ray(str(folder), cpus, dashboard_port)
         stack.enter_context(terminable())  # Ray has put a handler of its own in place of ours
         if shows_logs:

@@ -6,6 +6,7 @@ import urllib.request
 from typing import Any
 
 TIMEOUT_S = 10.0
+DOING = {"profile": "finds its profile", "engine": "loads its engine", "rehearsal": "runs its first iterations"}
 
 
 def fetch(url: str) -> dict[str, Any]:
@@ -33,7 +34,7 @@ def fetch(url: str) -> dict[str, Any]:
 
 def describe_start(start: dict[str, Any]) -> str:
     """One line on a replica that does not serve yet, of the status page's ``starting``."""
-    doing = {"profile": "finds its profile", "engine": "loads its engine"}.get(start["phase"], start["phase"])
+    doing = DOING.get(start["phase"], start["phase"])
     gigabytes = start["downloaded_bytes"] / 1e9
     there = f", {gigabytes:.2f} GB of its model here" if gigabytes else ""
     return f"{start['replica']} {doing} for {start['seconds']:.0f} s{there}"

@@ -236,6 +236,8 @@ class HttpRequestState:
             "predicted_ttft_ms": _ms(max((d.predicted_ttft_s for d in decisions), default=math.inf)),
             "predicted_tpot_ms": _ms(max((d.predicted_tpot_s for d in decisions), default=math.inf)),
             "target_ttft_ms": _ms(self.slo.ttft_s),
+            "target_tpot_ms": _ms(self.slo.tpot_s),
+            "target_e2e_ms": _ms(self.slo.e2e_s),
             "ttft_chance": round(self.ttft_chance, 3) if self.is_promised and self.slo.ttft_s < math.inf else None,
             "ttft_ms": _ms(self.ttft_s),
             "tpot_ms": _ms(self.tpot_s) if self.has_tpot else None,

@@ -47,6 +47,13 @@ def stack(device: str) -> Iterator[Stack]:
 ON_CPU, ON_TIMED = (pytest.mark.parametrize("device", [name], indirect=True, scope="module") for name in ARGS)
 
 
+@ON_CPU  # time is the profile's on a timed device
+def test_replicas_know_how_fast_they_are_before_the_first_request(stack: Stack) -> None:
+    for replica in stack.live():
+        assert replica["drift"]["observations"] >= 32
+        assert replica["engine"]["prompt_tokens"] == replica["engine"]["generation_tokens"] == 0
+
+
 @pytest.fixture(scope="module")
 def undisturbed(stack: Stack) -> list[str]:
     return texts(stack.client, PROMPTS, 120)

@@ -1,4 +1,4 @@
-"""What was measured of a replica in a bad time does not hold for ever: idle replicas are trusted again."""
+"""What was measured of a replica in a bad time does not hold for ever; what no idle one could do is never promised."""
 
 import numpy as np
 import pytest
@@ -110,3 +110,14 @@ def test_a_replica_is_slowed_by_whatever_makes_its_iterations_long_or_unknown(
     state = after(*[told] * 5)
     assert slope(state) < 2.0
     assert state.replicas["a"].is_slowed == is_slowed
+
+
+@pytest.mark.parametrize("asked", [Slo(0.001, 0.03, tier="tight"), Slo(0.05, 0.0005, tier="tight")])
+def test_a_refusal_for_good_tells_an_objective_that_can_be_had(asked: Slo) -> None:
+    state = fleet(unattainable="refuse")
+    state.report(report("a"), 0.0)
+    (refused,) = state.admit([ask(asked, 3000)], 0.0)
+    assert refused.predicted_ttft_s > asked.ttft_s or refused.predicted_tpot_s > asked.tpot_s
+    for share, verdict in ((0.9, Verdict.REFUSED), (1.01, Verdict.ADMITTED)):
+        told = Slo(share * refused.predicted_ttft_s, 1.05 * refused.predicted_tpot_s, tier="tight")
+        assert state.admit([ask(told, 3000)], 0.0)[0].verdict == verdict

@@ -102,6 +102,15 @@ def test_several_controllers_have_a_line_each(capsys: pytest.CaptureFixture[str]
     assert ["1", "silent", *"------"] in told
 
 
+def test_best_effort_is_counted_and_not_judged(capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = {"requests": 3, "attainment": 1.0, "kept_share": None, "window": {"attainment": 1.0}}
+    cli_status.show({**STATUS, "attainment": {"chat": outcome, "batch": outcome}})
+    rows = {row[0]: row for row in map(str.split, lines(capsys)) if row and row[0] in ("chat", "batch")}
+    assert rows["chat"].count("100.0") == 2
+    assert rows["batch"].count("100.0") == 0
+    assert "3" in rows["batch"]
+
+
 def test_the_size_in_one_line() -> None:
     assert size_line({"replicas": []}, {}) == "0 of 0 replicas live   roles static   size fixed"
     held = {"size": {**ALLOCATION["size"], "held_s": 12.5}}

@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,6 +48,15 @@ def test_a_refusal_for_a_moment_tells_a_second_and_one_for_good_tells_no_time() 
     never = refused(refusal(after_s=0.0))
     assert "retry-after" not in never.headers
     assert "No time is known" in never.message
+
+
+def test_a_refusal_for_good_says_how_far_off_the_objective_is() -> None:
+    hopeless = msgspec.structs.replace(refusal(after_s=0.0), predicted_ttft_s=1.2345, predicted_tpot_s=0.01234)
+    told = refused(hopeless).message
+    assert "An idle replica would need about 1230 ms for the first token and 12.3 ms for each further one." in told
+    assert "idle" not in refused(refusal(after_s=0.0)).message, "nobody knows"
+    one_token = msgspec.structs.replace(hopeless, predicted_tpot_s=0.0)
+    assert "about 1230 ms for the first token." in refused(one_token).message
 
 
 def test_overload_status_is_configurable_but_no_replica_is_503() -> None:

@@ -5,7 +5,8 @@ from typing import Any
 import httpx
 import pytest
 
-from serving.launch.launch import is_up, last_line
+from serving.launch import launch
+from serving.launch.launch import UNREACHED_S, LaunchError, check_reached, is_up, last_line
 
 TRACEBACK = "Traceback (most recent call last):\n  File a, line 1, in b\n"
 VALIDATION = """pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig
@@ -49,3 +50,31 @@ def test_an_application_is_up_once_a_replica_lives_that_it_is_to_have(
     groups = {f"Replica{place}": {"target_num_replicas": target} for place, target in enumerate(targets)}
     details = {"status": "RUNNING", "deployments": {"Ingress": {"target_num_replicas": 1}, **groups}}
     assert is_up("default", details, "http://host") is is_ready
+
+
+def test_an_address_that_nothing_answers_at_is_an_error_only_once_the_application_runs_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers, now_s, since_s = {"http://host/health": False}, [0.0], dict[str, float]()
+
+    def get(url: str, **_options: Any) -> httpx.Response:
+        if not answers[url]:
+            raise httpx.ConnectTimeout("nobody")
+        return httpx.Response(503)
+
+    def look(status: str, at_s: float) -> None:
+        now_s[0] = at_s
+        check_reached("default", {"status": status}, "http://host", since_s)
+
+    monkeypatch.setattr(httpx, "get", get)
+    monkeypatch.setattr(launch.time, "monotonic", lambda: now_s[0])
+    look("DEPLOYING", 0.0)
+    look("DEPLOYING", 10 * UNREACHED_S)
+    look("RUNNING", 11 * UNREACHED_S)
+    look("RUNNING", 12 * UNREACHED_S)
+    answers["http://host/health"] = True  # it is there, though not healthy yet
+    look("RUNNING", 12.5 * UNREACHED_S)
+    answers["http://host/health"] = False
+    look("RUNNING", 13.4 * UNREACHED_S)
+    with pytest.raises(LaunchError, match="nothing answers at http://host"):
+        look("RUNNING", 14.5 * UNREACHED_S)

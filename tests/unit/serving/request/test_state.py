@@ -31,6 +31,13 @@ def test_a_named_tier_stays_what_it_is() -> None:
     assert request_state.slo.tier == "loose"
 
 
+def test_the_verdict_tells_the_objective_that_was_judged() -> None:
+    told = HttpRequestState(Slo(0.3, 0.03, 2.0, tier="loose")).slo_object()
+    assert [told[f"target_{name}_ms"] for name in ("ttft", "tpot", "e2e")] == [300.0, 30.0, 2000.0]
+    told = HttpRequestState(Slo(best_effort=True)).slo_object()
+    assert [told[f"target_{name}_ms"] for name in ("ttft", "tpot", "e2e")] == [None, None, None]
+
+
 def test_a_slowdown_is_judged_by_what_the_first_decision_makes_of_it() -> None:
     request_state = HttpRequestState(Slo(tpot_s=0.1, tier="scaled", ttft_slowdown=3.0))
     request_state.sequence("r")
