@@ -84,11 +84,11 @@ def objective(jobs: Jobs, batch_of: np.ndarray, scratch: np.ndarray) -> tuple[fl
     met, latency_s = 0, 0.0
     for i in range(count):
         size, wait_s = int(sizes[batch_of[i]]), starts[batch_of[i]]
-        end_s, bounds_s = wait_s + jobs.whole_s[i, size], jobs.bounds_s[i]
+        end_s = wait_s + jobs.whole_s[i, size]
         latency_s += end_s
         first_s = wait_s + jobs.prefill_s[i, size]
         pace_s = (end_s - first_s) / max(1, jobs.outputs[i] - 1)
-        met += first_s <= bounds_s[0] and pace_s <= bounds_s[1] and end_s <= bounds_s[2]
+        met += (first_s <= jobs.bounds_s[i, 0]) & (pace_s <= jobs.bounds_s[i, 1]) & (end_s <= jobs.bounds_s[i, 2])
     return met / max(latency_s, SHORTEST_S), met
 
 
