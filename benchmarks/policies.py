@@ -61,7 +61,7 @@ def batch_ms(name: str, count: int, seed: int, begins_frame: bool = False) -> fl
     profile, policy = load_profile(PROFILE), batch_policy(name)
     table, memory = draw_table(np.random.default_rng(seed), count), new_memory()
     limits = make_limits(10 * profile.kv_capacity_tokens, max_running=PLACES, **policy.options)  # type: ignore[arg-type]
-    engine, tokens = EngineModel(profile.coefficients, limits), np.zeros(count, dtype=np.int32)
+    engine, tokens = EngineModel(np.array(profile.coefficients), limits), np.zeros(count, dtype=np.int32)
 
     def once() -> None:
         if policy.remembers:
@@ -80,7 +80,7 @@ def annealing_ms(count: int, seed: int) -> float:
     """One priority mapping of ``count`` requests, batches of at most four."""
     profile = load_profile(PROFILE)
     waiting = draw_table(np.random.default_rng(seed), 300)[256 : 256 + count]
-    engine = EngineModel(profile.coefficients, make_limits(profile.kv_capacity_tokens, max_running=4))
+    engine = EngineModel(np.array(profile.coefficients), make_limits(profile.kv_capacity_tokens, max_running=4))
     return least_ms(lambda: anneal(predicted_jobs(engine, waiting, 0.0, 0, 0.0), 4, seed))
 
 
