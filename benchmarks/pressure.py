@@ -5,7 +5,8 @@ time over modelled engines. *memory* has half of an A100's requests without an o
 they hold most of it. *overload* asks 1.5 times the capacity of a fleet whose engines stray: what is not promised is
 served best effort. In *stalls* its engines are slow for seconds, so that promises fall behind. *engine* scenes are one
 engine that is sent everything, quick enough to run without the compiler. In *starved* it is sent nearly twice the
-promises that it can keep, for two minutes, beside a few requests without an objective.
+promises that it can keep, for two minutes, beside a few requests without an objective. In *saturated* scenes a fleet
+promises as much as it can for two minutes and refuses the rest, beside such requests, for which a share is kept or not.
 Run it before and after a change of batch formation.
 """
 
@@ -44,6 +45,8 @@ class Pressure:
     sigma: float = 0.0  # of the engines' noise, which the planner learns
     correlation: float = 0.0  # of one iteration's noise with the next one's
     is_admitted: bool = True  # by a fleet; otherwise an engine takes all that comes
+    refuses: bool = False  # what it cannot promise
+    best_effort_share: float = 0.0
     most_s: float = 60.0  # of arrivals
 
 
@@ -51,6 +54,7 @@ BATCH = ServiceClass("batch", 1.0, best_effort=True)
 LONG = Scene(replicas=2, prompt_tokens=(600, 4000), output_tokens=(200, 1500), classes=(*CLASSES, BATCH))
 ENGINE = replace(LONG, replicas=1)
 RARE = replace(ENGINE, classes=(*CLASSES, replace(BATCH, share=0.005)))
+FEW = replace(ENGINE, classes=(*CLASSES, replace(BATCH, share=0.01)))
 PRESSURES = {
     "memory": Pressure(LONG, 14.0, kv_capacity_tokens=24_000),
     "memory, noise": Pressure(LONG, 14.0, kv_capacity_tokens=24_000, sigma=0.1),
@@ -59,6 +63,9 @@ PRESSURES = {
     "engine, overload": Pressure(ENGINE, 22.0, is_admitted=False, most_s=20.0),
     "engine, starved": Pressure(RARE, 20.0, is_admitted=False, most_s=120.0),
     "stalls": Pressure(Scene(), 87.0, sigma=0.4, correlation=0.98),
+} | {
+    f"saturated, {share:.0%} kept": Pressure(FEW, 15.0, refuses=True, best_effort_share=share, most_s=120.0)
+    for share in (0.0, 0.02, 0.05)
 }
 
 
@@ -78,13 +85,21 @@ def run(pressure: Pressure, seconds: float, seed: int) -> tuple[Simulation, int]
         profile = replace(profile, kv_capacity_tokens=pressure.kv_capacity_tokens)
     output_tokens = int(jobs["output_tokens"].mean())
     tiers = [
-        Tier(f"tier {i}", c.ttft_s, c.tpot_s, best_effort=c.best_effort, output_tokens=output_tokens)
+        Tier(
+            f"tier {i}",
+            c.ttft_s,
+            c.tpot_s,
+            best_effort=c.best_effort,
+            output_tokens=output_tokens,
+            unattainable="refuse" if pressure.refuses and not c.best_effort else "",
+        )
         for i, c in enumerate(scene.classes)
     ]
     dispatch: Dispatcher = TakeAll()
     if pressure.is_admitted:
         dispatch = ControllerDispatcher(profile, TierTable.of(1, tiers), FleetOptions(seed=seed))
     engines = System("pressure", max_running=scene.max_running, replicas=scene.replicas).engines(profile, seed)
+    engines.limits["best_effort_share"] = pressure.best_effort_share
     if pressure.sigma:
         engines.state["sigma"], engines.state["correlation"] = pressure.sigma, pressure.correlation
         learn_from(engines, np.array(profile.coefficients))
@@ -104,7 +119,7 @@ def figures(simulation: Simulation, spare_tokens: int, seconds: float) -> dict[s
     """What a run cost whom."""
     jobs, records, state = simulation.jobs, simulation.records, simulation.engines.state
     ended, promised = records["ended"], records["promised"]
-    late = promised & records["missed"]
+    late, asks_none = promised & records["missed"], jobs["best_effort"]
     found = {
         "promised": int(promised.sum()),
         "kept": float((~records["missed"])[promised].mean()),
@@ -117,8 +132,9 @@ def figures(simulation: Simulation, spare_tokens: int, seconds: float) -> dict[s
         "spare_in_time": int(
             (records["first_s"] <= seconds)[~promised].sum()
         ),  # with a first token by the last arrival
+        "best_effort_in_time": int((records["last_s"] <= seconds)[asks_none].sum()),  # whole by then
     }
-    for name, who in (("late", late), ("spare", ended & ~promised)):
+    for name, who in (("late", late), ("spare", ended & ~promised), ("best_effort", ended & asks_none)):
         found |= {name: int(who.sum())} | {f"{name}_{k}": v for k, v in waits(jobs[who], records[who]).items()}
     return found
 

@@ -17,7 +17,6 @@ ENGINES = ("vllm", "simulated")
 DEVICES = ("auto", "timed")
 MOST_IN_FLIGHT = 3
 PHASES = ("", "prefill", "decode")
-SPECULATES = ("speculative_config", "spec_method", "spec_model", "spec_tokens")  # arguments of vLLM's that draft
 
 
 class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -150,12 +149,8 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def rehearses(self) -> bool:
-        """Whether the replica runs prompts of its own first.
-
-        Time is the profile's where nothing is computed, and drafts for such prompts say nothing of those for clients.
-        """
-        drafts = self.num_speculative_tokens > 0 or any(self.engine_kwargs.get(key) for key in SPECULATES)
-        return self.engine == "vllm" and not self.is_timed and not drafts and self.rehearsal_s > 0
+        """Whether the replica runs prompts of its own first; time is the profile's where nothing is computed."""
+        return self.engine == "vllm" and not self.is_timed and self.rehearsal_s > 0
 
     def strays(self, profile: Profile) -> list[list[float]]:
         """``IterationSpread.logs`` by which an engine over a profile differs from it; empty: a sigma says it."""

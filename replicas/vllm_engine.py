@@ -60,7 +60,7 @@ class VllmEngine:
         sizes = dict(block_tokens=config.block_size, max_batch_tokens=config.max_num_batched_tokens)
         self._limits = reported_limits(config.policy, config.policy_options, **sizes)
         self._alive_s = 0.0  # when the engine last finished an iteration, answered, or began to be busy
-        self._asking: asyncio.Task[None] | None = None  # for a sign of life, after its last request was aborted
+        self.asking: asyncio.Task[None] | None = None  # for a sign of life, after its last request was aborted
         self._client: Any = None  # AsyncMPClient, once started
         self._receiver: IterationReportReceiver | None = None
         self._events: KvEventReader | None = None
@@ -68,7 +68,7 @@ class VllmEngine:
         self._claim = CoreClaim(0 if config.cores or config.is_timed else config.num_threads)
         self._folder: ScratchFolder | None = None
         self._failure = ""
-        self._delivery = DeliveryTime()
+        self.delivery = DeliveryTime()
         # The kernel kills the engine when the thread that started it ends, so that thread is kept for it alone.
         self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-starter")
 
@@ -117,7 +117,7 @@ class VllmEngine:
         for submission in batch:
             entry = LiveRequest(submission, now_s)
             try:
-                request = self._adapters.given_to(to_request(submission, entry, self._delivery.most_s))
+                request = self._adapters.given_to(to_request(submission, entry, self.delivery.most_s))
                 if self._config.is_timed:
                     check_timed(request.sampling_params)
             except ValueError as error:
@@ -132,12 +132,12 @@ class VllmEngine:
         if known and not self._failure:
             await self._client.abort_requests_async(known)
             if not self._owes_life:
-                self._asking = asyncio.create_task(self._ask_for_life())
+                self.asking = asyncio.create_task(self._ask_for_life())
 
     @property
     def _owes_life(self) -> bool:
         """Whether a living engine will finish an iteration or answer soon."""
-        return bool(self._entries) or (self._asking is not None and not self._asking.done())
+        return bool(self._entries) or (self.asking is not None and not self.asking.done())
 
     async def _ask_for_life(self) -> None:
         """An engine that stands still looks idle once its requests have moved; so it is asked for an answer."""
@@ -153,7 +153,7 @@ class VllmEngine:
             raise EngineFailure(self._failure) from error
         if outputs.outputs:  # and not only a rejected request, which no iteration has to do with
             self._alive_s = time.monotonic()
-            self._delivery.record(self._alive_s - outputs.timestamp)
+            self.delivery.record(self._alive_s - outputs.timestamp)
         record_stats(outputs, self.totals)
         deltas, self._rejected = self._rejected, []
         deltas += [self._to_delta(output) for output in outputs.outputs if output.request_id in self._entries]
@@ -218,7 +218,7 @@ class VllmEngine:
 
     def _note_sizes(self, made: VllmConfig, told: list[dict[str, Any]]) -> None:
         """What the started engine has, as its scheduler counts it."""
-        self.model_config = made.model_config
+        self.vllm_config = made
         batches, blocks = made.scheduler_config, made.cache_config.num_gpu_blocks or 0
         self._block_tokens, self._own_options = made.cache_config.block_size, own_options(made)
         self._steps_in_flight = self._config.told_depth if batches.async_scheduling else 1
@@ -244,8 +244,8 @@ class VllmEngine:
 
     async def stop(self) -> None:
         self._failure = self._failure or "vLLM engine was stopped"
-        if self._asking is not None:
-            self._asking.cancel()
+        if self.asking is not None:
+            self.asking.cancel()
         if self._client is not None:
             await asyncio.to_thread(self._client.shutdown, STOP_S)
             self._client.resources.ctx.destroy(linger=0)

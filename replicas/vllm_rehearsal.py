@@ -6,6 +6,7 @@ iterations are. Imports vllm.
 """
 
 import asyncio
+import contextlib
 import itertools
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from vllm import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 
 from protocol.messages import Slo, Submission
+from replicas.delivery import DeliveryTime
 from replicas.engine import EngineTotals
 from replicas.vllm_codec import encode_request
 from replicas.vllm_engine import VllmEngine
@@ -22,38 +24,57 @@ from replicas.vllm_engine import VllmEngine
 ROUNDS = 2
 SHORTEST, OUTPUT_TOKENS = 16, 32  # of the prompts, which double in length, and of each answer
 KV_SHARE = 4  # one prompt takes no more than this part of the KV cache
-SETTLE_S = 0.05  # within which the engine's last iterations have been told
+USED = 0.8  # of its time that a round uses; an iteration that lasts beyond all of it is no usual one
+GROWTH = 3.0  # times the last prompt's time that a longer one is given
+SETTLE_S = 0.05  # without an output, after which none will come
 # Where text is, in vocabularies: what means an image or an adapter is at one of their ends.
 LOWEST_TOKEN, TOKENS = 2000, 2000
 
 
 async def rehearse(engine: VllmEngine, limit_s: float) -> None:
-    """Run ``ROUNDS`` rounds within ``limit_s`` seconds in all; the engine's counts begin after them.
+    """Run ``ROUNDS`` rounds within ``limit_s`` seconds in all; what the engine counts begins after them.
+
+    Nothing is told of a round that stood still. Engines that draft have none: drafts for such prompts say nothing about
+    those for clients.
 
     Raises:
         EngineFailure: the engine died.
     """
+    if engine.vllm_config.speculative_config is not None:
+        return
     for number in range(ROUNDS):
-        engine.take_steps()
-        await _play(engine, number, limit_s / ROUNDS)
-        await asyncio.sleep(SETTLE_S)
-    engine.totals = EngineTotals()
+        is_whole = await _play(engine, number, limit_s / ROUNDS)
+        await _settle(engine, limit_s)
+        if not is_whole or number + 1 < ROUNDS:
+            engine.take_steps()
+        if not is_whole:
+            break
+    engine.totals, engine.delivery = EngineTotals(), DeliveryTime()
 
 
-async def _play(engine: VllmEngine, number: int, limit_s: float) -> None:
-    """One prompt after another, each while the ones before it decode; what ``limit_s`` cuts off is aborted."""
-    live = set[str]()
+async def _play(engine: VllmEngine, number: int, limit_s: float) -> bool:
+    """One prompt after another, each while the ones before it decode, as long ones as there is time for.
+
+    Whether no iteration lasted beyond ``limit_s``.
+    """
+    live, is_whole, begun_s = set[str](), True, time.monotonic()
+    until_s = begun_s + USED * limit_s
     try:
         async with asyncio.timeout(limit_s):
             for submission in _submissions(engine, number):
+                asked_s = time.monotonic()
                 await engine.submit([submission])
                 live.add(submission.request_id)
                 await _until_told(engine, live, submission.request_id)
-            while live:
+                now_s = time.monotonic()
+                if now_s + GROWTH * (now_s - asked_s) > until_s:
+                    break
+            while live and time.monotonic() < until_s:
                 await _until_told(engine, live)
     except TimeoutError:
-        pass
+        is_whole = False
     await engine.abort([*live])
+    return is_whole
 
 
 async def _until_told(engine: VllmEngine, live: set[str], request_id: str = "") -> None:
@@ -65,14 +86,25 @@ async def _until_told(engine: VllmEngine, live: set[str], request_id: str = "") 
             return
 
 
+async def _settle(engine: VllmEngine, limit_s: float) -> None:
+    """Wait until the iteration in flight, if any, has ended, and read what is left to read."""
+    if engine.asking is not None:
+        await asyncio.wait([engine.asking], timeout=limit_s)
+    with contextlib.suppress(TimeoutError):
+        while True:
+            async with asyncio.timeout(SETTLE_S):
+                await engine.next_outputs()
+
+
 def _submissions(engine: VllmEngine, number: int) -> Iterator[Submission]:
-    model, state = engine.model_config, engine.state()
+    """Prompts of tokens that nobody draws again: a store of KV caches would hold them for the next start."""
+    model, state = engine.vllm_config.model_config, engine.state()
     longest = min(
         model.max_model_len - OUTPUT_TOKENS, state.limits.max_batch_tokens, state.kv_capacity_tokens // KV_SHARE
     )
     vocabulary = model.get_vocab_size()
     lowest = min(LOWEST_TOKEN, vocabulary // 4)
-    random = np.random.default_rng(number)
+    random = np.random.default_rng()
     for i in itertools.count():
         if (tokens := SHORTEST << i) > longest:
             return

@@ -15,6 +15,7 @@ from planning.batch.speculation import drafts_to_promise, promised_step
 from planning.deadlines import remaining_tokens
 from planning.engine import EngineModel
 from planning.forecast.rollout import FORECAST, FORECASTS_TYPE, TOLERANCE_S, forecast_requests
+from planning.limits import usable_kv_tokens
 from planning.tables import REQUEST, ROW_TYPE, TABLE_TYPE, RequestTable
 from profiles.compiled_once import compiled_once
 from routing.fleet_state import FLEET_TYPE, FleetState, engine_of
@@ -104,5 +105,7 @@ def at_best(fleet: FleetState, row: np.void, now_s: float) -> tuple[bool, float,
     can = _forecast_alone(fleet, r, fresh, now_s, seen)
     if not can:  # late requests are not forecast: with all the time there is, this one is
         fresh[0]["ttft_s"] = fresh[0]["deadline_s"] = math.inf
-        forecast_requests(engine_of(fleet, r), fresh, now_s, -math.inf, seen)
+        _worst_s, peak_tokens = forecast_requests(engine_of(fleet, r), fresh, now_s, -math.inf, seen)
+        if peak_tokens > usable_kv_tokens(fleet.limits[r]):
+            return False, math.inf, math.inf
     return can, seen[0]["first_s"] - now_s, seen[0]["tpot_s"]

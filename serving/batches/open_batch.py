@@ -37,7 +37,7 @@ class OpenBatch:
         self._waiting = deque(self._places)
         self._resting = deque[tuple[float, int]]()  # until when, and which line; the first ends first
         self._serving: dict[int, str] = {}  # line -> the ingress that has it
-        self._rests: dict[int, int] = {}  # line -> how often it has rested
+        self._rests_s: dict[int, float] = {}  # line -> how long it rested the last time
         self._done: set[int] = set()
         self._part: list[bytes] = []  # results of the last file of results, which grows until it is full
         self._parts, self._stored_s, self._is_stored = 0, 0.0, True
@@ -79,8 +79,8 @@ class OpenBatch:
     def hand_back(self, number: int, now_s: float) -> None:
         """A line found no room: others go first, and it rests for longer each time."""
         if self._serving.pop(number, None) is not None:
-            rests = self._rests[number] = self._rests.get(number, 0) + 1
-            insort(self._resting, (now_s + min(REST_S * 2 ** (rests - 1), LONGEST_REST_S), number))
+            rest_s = self._rests_s[number] = min(2.0 * self._rests_s.get(number, REST_S / 2.0), LONGEST_REST_S)
+            insort(self._resting, (now_s + rest_s, number))
 
     def put(self, result: LineResult) -> None:
         """A line has been served; the first result counts, if two ingresses had it."""

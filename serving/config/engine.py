@@ -10,7 +10,7 @@ from planning.batch.registry import batch_policy_names
 from profiles.profile import ProfileError
 from profiles.store import load_profile
 from profiles.suggest import suggest
-from replicas.config import AUTO, EMBEDDED_MODEL, EMBEDDED_PROFILE, MOST_IN_FLIGHT, SPECULATES, ReplicaConfig
+from replicas.config import AUTO, EMBEDDED_MODEL, EMBEDDED_PROFILE, MOST_IN_FLIGHT, ReplicaConfig
 from replicas.kv_transfer import FILES, default_storage
 from replicas.step_planner import OPTIONS, VLLM_DEFAULT, planner_limits
 from serving.config.base import Section, defaults
@@ -19,6 +19,7 @@ from serving.config.engine_args import (
     CORS,
     HARMLESS,
     ONLY_FOR_STOCK,
+    SPECULATES,
     python_name,
     why_not,
     why_not_in_server,

@@ -47,6 +47,7 @@ ONLY_FOR_STOCK = {  # what schedulers other than vLLM's own decide themselves
     "long_prefill_token_threshold_adaptive": "splits prompts itself",
     "scheduling_policy": "orders requests itself",
 }
+SPECULATES = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
 MOVES_KV = ("kv_transfer_config", "kv_offloading_size", "kv_offloading_backend")
 SHARED = frozenset(  # say what the model, its tokenizer or its answers are: engines and ingress go by the same values
     "tokenizer tokenizer_mode trust_remote_code revision code_revision tokenizer_revision hf_config_path hf_overrides"

@@ -180,15 +180,17 @@ def check_reached(name: str, details: dict[str, Any], url: str, unreached_s: dic
         unreached_s.pop(name, None)
     elif now_s - unreached_s.setdefault(name, now_s) > UNREACHED_S:
         reason = f"nothing answers at {url} from here; check http_options.host and port, and the way to the cluster"
-        raise LaunchError(f"the application {name!r} runs and stays deployed, but {reason}")
+        raise LaunchError(f"the application {name!r} runs, but {reason}")
 
 
 def is_answered(url: str) -> bool:
-    """Whether a server is there, whatever it says."""
+    """Whether a server is there, however slow, whatever it says."""
     try:
         httpx.get(f"{url}/health", timeout=5.0)
-    except httpx.TransportError:
+    except (httpx.ConnectError, httpx.ConnectTimeout):
         return False
+    except httpx.TransportError:
+        pass
     return True
 
 

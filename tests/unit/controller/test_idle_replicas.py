@@ -121,3 +121,11 @@ def test_a_refusal_for_good_tells_an_objective_that_can_be_had(asked: Slo) -> No
     for share, verdict in ((0.9, Verdict.REFUSED), (1.01, Verdict.ADMITTED)):
         told = Slo(share * refused.predicted_ttft_s, 1.05 * refused.predicted_tpot_s, tier="tight")
         assert state.admit([ask(told, 3000)], 0.0)[0].verdict == verdict
+
+
+def test_a_refusal_for_good_for_want_of_kv_cache_tells_no_time_that_would_do() -> None:
+    state = fleet(unattainable="refuse")
+    state.report(report("a"), 0.0)
+    (refused,) = state.admit([ask(Slo(600.0, 0.1, tier="loose"), 399_900)], 0.0)
+    assert (refused.verdict, refused.retry_after_s) == (Verdict.REFUSED, 0.0)
+    assert refused.predicted_ttft_s == refused.predicted_tpot_s == float("inf")

@@ -8,18 +8,28 @@ import pytest
 
 from protocol.messages import Delta, Submission
 from replicas.config import ReplicaConfig
+from replicas.delivery import DeliveryTime
 from replicas.engine import EngineTotals
 
 
 class Counting:
-    """Answers each iteration with one token of every request; one iteration in ``iteration_s`` seconds."""
+    """Answers each iteration with one token of every request; iteration ``k`` takes ``seconds.get(k, usual_s)``."""
 
-    def __init__(self, max_model_len: int = 4096, iteration_s: float = 0.0, refused: str = "") -> None:
-        self.model_config = SimpleNamespace(max_model_len=max_model_len, get_vocab_size=lambda: 256)
+    def __init__(
+        self,
+        max_model_len: int = 4096,
+        usual_s: float = 0.0,
+        seconds: dict[int, float] | None = None,
+        refused: str = "",
+    ) -> None:
+        model = SimpleNamespace(max_model_len=max_model_len, get_vocab_size=lambda: 256)
+        self.vllm_config = SimpleNamespace(model_config=model, speculative_config=None)
         self.asked, self.aborted = list[Submission](), list[str]()
-        self.totals = EngineTotals()
-        self._left, self._iteration_s, self._steps = dict[str, int](), iteration_s, list[int]()
-        self._refused = refused
+        self.totals, self.delivery, self.asking = EngineTotals(), DeliveryTime(), None
+        self.iterations, self.unread = 0, 0
+        self._left, self._steps = dict[str, int](), list[float]()
+        self._usual_s, self._seconds, self._refused = usual_s, seconds or {}, refused
+        self._until_s = 0.0  # of the iteration in flight, which an abort does not stop
 
     def state(self) -> Any:
         return SimpleNamespace(limits=SimpleNamespace(max_batch_tokens=2048), kv_capacity_tokens=10_000)
@@ -32,19 +42,39 @@ class Counting:
     async def abort(self, request_ids: list[str]) -> None:
         self.aborted += request_ids
         for request_id in request_ids:
-            self._left.pop(request_id)
+            del self._left[request_id]
+        if request_ids:
+            self.asking = asyncio.create_task(self._answer())  # type: ignore[assignment]
+
+    async def _answer(self) -> None:
+        """The iteration in flight ends first, and is told."""
+        if (left_s := self._until_s - asyncio.get_running_loop().time()) > 0.0:
+            await asyncio.sleep(left_s)
+            self._end(self._seconds.get(self.iterations, self._usual_s))
+            self.unread += 1
+
+    def _end(self, seconds: float) -> None:
+        self.iterations += 1
+        self._steps.append(seconds)
 
     async def next_outputs(self) -> list[Delta]:
-        assert self._left, "nothing runs: this would never come back"
-        await asyncio.sleep(self._iteration_s)
+        if self.unread:
+            self.unread -= 1
+            return []
+        if not self._left:
+            await asyncio.Event().wait()
+        seconds = self._seconds.get(self.iterations, self._usual_s)
+        self._until_s = asyncio.get_running_loop().time() + seconds
+        await asyncio.sleep(seconds)
+        self._until_s = 0.0
+        self._end(seconds)
         self.totals.generation_tokens += len(self._left)
-        self._steps.append(len(self._left))
         self._left = {name: left - 1 for name, left in self._left.items()}
         deltas = [Delta(name, (1,), "" if left else "length") for name, left in self._left.items()]
         self._left = {name: left for name, left in self._left.items() if left}
         return deltas
 
-    def take_steps(self) -> tuple[int, ...]:
+    def take_steps(self) -> tuple[float, ...]:
         steps, self._steps = tuple(self._steps), []
         return steps
 
@@ -53,35 +83,55 @@ def rehearsed(engine: Counting, limit_s: float = 60.0) -> Counting:
     from replicas.vllm_rehearsal import rehearse
 
     asyncio.run(rehearse(engine, limit_s))  # type: ignore[arg-type]
+    assert not engine._left, "nothing runs on"
+    assert not engine.unread, "nothing is left to read"
     return engine
 
 
-def test_prompts_double_up_to_what_one_iteration_takes_and_no_prefix_is_common() -> None:
-    engine = rehearsed(Counting())
-    lengths = [each.prompt_tokens for each in engine.asked]
+def test_prompts_double_up_to_what_one_iteration_takes() -> None:
+    lengths = [each.prompt_tokens for each in rehearsed(Counting()).asked]
     assert lengths == [16, 32, 64, 128, 256, 512, 1024, 2048] * 2
-    assert len({each.payload for each in engine.asked}) == len(lengths)
     assert [each.prompt_tokens for each in rehearsed(Counting(max_model_len=100)).asked] == [16, 32, 64] * 2
 
 
+def test_no_two_prompts_are_alike_not_those_of_another_start_either() -> None:
+    asked = [*rehearsed(Counting()).asked, *rehearsed(Counting()).asked]
+    assert len({each.payload for each in asked}) == len(asked) == 32
+
+
 def test_only_the_second_round_is_told_and_counts_begin_after_it() -> None:
-    engine = rehearsed(Counting())
-    steps = engine.take_steps()
-    assert 32 < len(steps) < 64  # the last prompt of a round decodes 32 tokens, after seven others have begun
+    engine = Counting()
+    delivery = engine.delivery
+    rehearsed(engine)
+    assert 32 < len(engine.take_steps()) < 64  # the last prompt decodes 32 tokens, after seven others have begun
     assert engine.totals.generation_tokens == 0
+    assert engine.delivery is not delivery
     assert not engine.aborted
 
 
-def test_a_slow_engine_is_stopped_in_time_and_nothing_runs_on() -> None:
-    engine = rehearsed(Counting(iteration_s=0.02), limit_s=0.2)
+def test_a_slow_engine_runs_what_there_is_time_for_and_tells_it() -> None:
+    engine = rehearsed(Counting(usual_s=0.02), limit_s=0.4)
     assert 2 <= len(engine.asked) < 16
     assert engine.aborted
-    assert not engine._left
+    assert engine.take_steps()
+
+
+@pytest.mark.parametrize("number", [2, 45], ids=["in the first round", "in the second one"])
+def test_an_iteration_that_stood_still_is_told_to_nobody(number: int) -> None:
+    engine = rehearsed(Counting(seconds={number: 0.5}), limit_s=0.4)
+    assert engine.iterations == number + 1, "it has ended, and none came after it"
+    assert engine.take_steps() == ()
+    assert engine.totals.generation_tokens == 0
 
 
 def test_a_prompt_that_the_engine_refuses_holds_up_nothing() -> None:
-    engine = rehearsed(Counting(refused="rehearsal-0-3"))
-    assert len(engine.asked) == 16
+    assert len(rehearsed(Counting(refused="rehearsal-0-3")).asked) == 16
+
+
+def test_an_engine_that_drafts_runs_none() -> None:
+    engine = Counting()
+    engine.vllm_config.speculative_config = object()
+    assert not rehearsed(engine).asked
 
 
 @pytest.mark.parametrize(
@@ -89,11 +139,9 @@ def test_a_prompt_that_the_engine_refuses_holds_up_nothing() -> None:
     [
         {"engine": "simulated", "profile": "h200_sxm__llama-3.1-8b"},
         {"device": "timed", "profile": "h200_sxm__llama-3.1-8b"},
-        {"num_speculative_tokens": 3},
-        {"engine_kwargs": {"speculative_config": {"method": "ngram"}}},
         {"rehearsal_s": 0.0},
     ],
 )
-def test_engines_that_would_learn_nothing_or_the_wrong_thing_do_not_rehearse(settings: dict[str, Any]) -> None:
+def test_engines_whose_time_is_the_profiles_do_not_rehearse(settings: dict[str, Any]) -> None:
     assert ReplicaConfig().rehearses
     assert not ReplicaConfig(**settings).rehearses

@@ -8,7 +8,6 @@ from vllm import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from replicas.config import SPECULATES
 from serving.config import engine_args
 from serving.config.app import AppConfig
 from serving.config.base import ConfigError
@@ -102,5 +101,5 @@ def test_what_is_refused_are_names_of_vllm() -> None:
     of_engines = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     of_servers = {action.dest for action in make_arg_parser(FlexibleArgumentParser())._actions}
     refused = {*engine_args.REFUSED, *engine_args.ELSEWHERE, *engine_args.HARMLESS, *engine_args.SERVES_OWN}
-    refused |= {*engine_args.ONLY_FOR_STOCK, *SPECULATES, *engine_args.MOVES_KV, *engine_args.ENGINES_ONLY}
+    refused |= {*engine_args.ONLY_FOR_STOCK, *engine_args.SPECULATES, *engine_args.MOVES_KV, *engine_args.ENGINES_ONLY}
     assert not refused - of_engines - of_servers

@@ -60,7 +60,7 @@ def test_an_address_that_nothing_answers_at_is_an_error_only_once_the_applicatio
     def get(url: str, **_options: Any) -> httpx.Response:
         if not answers[url]:
             raise httpx.ConnectTimeout("nobody")
-        return httpx.Response(503)
+        raise httpx.ReadTimeout("somebody, but slow")
 
     def look(status: str, at_s: float) -> None:
         now_s[0] = at_s
