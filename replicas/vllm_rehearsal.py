@@ -57,19 +57,19 @@ async def _play(engine: VllmEngine, number: int, limit_s: float) -> bool:
 
     Whether no iteration lasted beyond ``limit_s``.
     """
-    live, is_whole, begun_s = set[str](), True, time.monotonic()
-    until_s = begun_s + USED * limit_s
+    live, is_whole, clock = set[str](), True, asyncio.get_running_loop().time
+    until_s = clock() + USED * limit_s
     try:
         async with asyncio.timeout(limit_s):
             for submission in _submissions(engine, number):
-                asked_s = time.monotonic()
+                asked_s = clock()
                 await engine.submit([submission])
                 live.add(submission.request_id)
                 await _until_told(engine, live, submission.request_id)
-                now_s = time.monotonic()
+                now_s = clock()
                 if now_s + GROWTH * (now_s - asked_s) > until_s:
                     break
-            while live and time.monotonic() < until_s:
+            while live and clock() < until_s:
                 await _until_told(engine, live)
     except TimeoutError:
         is_whole = False
