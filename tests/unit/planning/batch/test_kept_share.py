@@ -19,6 +19,7 @@ def test_the_eldest_best_effort_yields_to_nobody_where_a_share_is_kept(
     for table, name, arrival_s in ((eldest, 1, -9.0), (young, 2, -1.0)):
         table["id"], table["arrival_s"] = name, arrival_s
         table["prompt_tokens"] = table["computed_tokens"] = 150
+    eldest["output_tokens"] = eldest["output_cap_tokens"] = 500  # so it would be the cheaper one to take from
     assert form(eldest, young, prompts([prompt_tokens], [1.0]), limits=limits)[1] == taken
 
 

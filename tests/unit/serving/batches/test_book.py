@@ -80,6 +80,19 @@ def test_a_line_rests_for_longer_each_time(tmp_path: Path) -> None:
     assert set(rests_s[5:]) == {30}
 
 
+def test_a_line_that_rests_for_the_first_time_goes_before_one_that_has_rested_often(tmp_path: Path) -> None:
+    book = book_of(tmp_path)
+    opened(book, 2)
+    often, seldom = book.give("a", 2, (), NOW_S).lines
+    for after_s in (0, 4, 12):
+        book.take_back("a", [], [(often.batch_id, often.number)], NOW_S + after_s)
+        if after_s < 12:
+            rested = book.give("a", 1, held([seldom]), NOW_S + {0: 4, 4: 12}[after_s]).lines
+            assert [each.number for each in rested] == [often.number]
+    book.take_back("a", [], [(seldom.batch_id, seldom.number)], NOW_S + 12)
+    assert [each.number for each in book.give("a", 2, (), NOW_S + 16).lines] == [seldom.number]
+
+
 def test_a_line_whose_answer_got_lost_on_its_way_is_given_again(tmp_path: Path) -> None:
     book = book_of(tmp_path)
     opened(book, 2)
