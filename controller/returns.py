@@ -15,6 +15,8 @@ import numpy as np
 
 from controller.mirror.slots import ReplicaSlots
 from controller.placement import Pending, place_on
+from planning.admission.plan import REASONS
+from planning.admission.search import ADMITTED
 from planning.tables import copied
 from routing.idle import at_best
 from routing.placement import NOWHERE
@@ -137,16 +139,19 @@ class Returns:
 
         Who asks again too early keeps its time, rounded up anew. At the cap no room is kept. What a replica can ever do
         is not known while it is far slower than its profile says: that may pass. What an idle one would do is noted as
-        the prediction.
+        the prediction, and what it lacks as the reason.
         """
         row, key = p.row[None][0], _key(p)
         p.first_s = p.tpot_s = math.inf
         if not p.is_possible:
             return 0.0
-        can, ttft_s, tpot_s = at_best(slots.fleet_state, row, now_s)
-        if not can:
+        reason, ttft_s, tpot_s = at_best(slots.fleet_state, row, now_s)
+        if reason != ADMITTED:
+            if slots.may_recover(row, now_s):
+                return float(self.cap_s)
+            p.reason = REASONS[reason].value
             p.first_s, p.tpot_s = float(row["arrival_s"]) + ttft_s, tpot_s
-            return float(self.cap_s) if slots.is_any_slowed else 0.0
+            return 0.0
         self._make_room(len(slots.fleet_state.replicas))
         reserved = self._returns_by_key.get(key)
         if reserved and reserved[0].made_s < now_s < reserved[0].due_s:

@@ -9,7 +9,7 @@ import math
 import numpy as np
 from numba import boolean, float64, intp, njit
 
-from planning.admission.search import ADMITTED, why_unattainable
+from planning.admission.search import ADMITTED, DEADLINE, KV_FULL, TTFT, why_unattainable
 from planning.batch.classes import decode_step_s, prefill_s
 from planning.batch.speculation import drafts_to_promise, promised_step
 from planning.deadlines import remaining_tokens
@@ -56,9 +56,9 @@ def idle_prefill_s(fleet: FleetState, r: int, prompt_tokens: int) -> float:
     return prefill_s(fleet.coefs[r], fleet.limits[r], alone[0])
 
 
-@compiled_once(boolean(FLEET_TYPE, intp, TABLE_TYPE, float64, FORECASTS_TYPE))
-def _forecast_alone(fleet: FleetState, r: int, alone: RequestTable, start_s: float, seen: np.ndarray) -> bool:
-    """Whether replica ``r``, idle from ``start_s`` on, attains the one request (REQUEST[1]); fills its drafts in, and
+@compiled_once(intp(FLEET_TYPE, intp, TABLE_TYPE, float64, FORECASTS_TYPE))
+def _forecast_alone(fleet: FleetState, r: int, alone: RequestTable, start_s: float, seen: np.ndarray) -> int:
+    """Reason code of the one request (REQUEST[1]) on replica ``r``, idle from ``start_s`` on; fills its drafts in, and
     ``seen`` (FORECAST[1]).
 
     A record of an array does not keep that array alive in compiled code, so that the array itself is passed on.
@@ -67,7 +67,8 @@ def _forecast_alone(fleet: FleetState, r: int, alone: RequestTable, start_s: flo
     engine = EngineModel(fleet.pessimistic_coefs[r], limits)
     alone[0]["spec_tokens"] = drafts_to_promise(engine, alone[0], start_s, 0.0, 0.0)
     worst_s, peak_tokens = forecast_requests(engine, alone, start_s, -TOLERANCE_S, seen)
-    return bool(why_unattainable(alone[0], seen[0], worst_s, peak_tokens, limits) == ADMITTED)
+    reason = why_unattainable(alone[0], seen[0], worst_s, peak_tokens, limits)
+    return DEADLINE if reason == TTFT and alone[0]["ttft_s"] == math.inf else reason
 
 
 @njit(cache=True)
@@ -80,7 +81,7 @@ def latest_start_s(fleet: FleetState, row: np.void, now_s: float, unbound_s: flo
     seen, r = np.zeros(1, dtype=FORECAST), best_idle(fleet, row, now_s, False)
     alone = np.zeros(1, dtype=REQUEST)
     alone[0] = row
-    if r == NOWHERE or not _forecast_alone(fleet, r, alone, now_s, seen):
+    if r == NOWHERE or _forecast_alone(fleet, r, alone, now_s, seen) != ADMITTED:
         return -math.inf
     gaps = max(0, row["output_tokens"] - row["emitted_tokens"] - 1)  # after the first token
     first_s = row["arrival_s"] + (seen[0]["first_s"] - row["arrival_s"])
@@ -89,11 +90,11 @@ def latest_start_s(fleet: FleetState, row: np.void, now_s: float, unbound_s: flo
 
 
 @njit(cache=True)
-def at_best(fleet: FleetState, row: np.void, now_s: float) -> tuple[bool, float, float]:
-    """Whether an open replica could attain the request if it had nothing else to do and the request came now.
+def at_best(fleet: FleetState, row: np.void, now_s: float) -> tuple[int, float, float]:
+    """Reason code of a request if an open replica had nothing else to do and the request came now: on the one that
+    suits it best.
 
-    And the TTFT and the TPOT in seconds that it would have on the one that suits it best; inf where none is open, or
-    none has a KV cache for it.
+    And the TTFT and the TPOT in seconds that it would have there; inf where none is open, or its KV cache is too small.
     """
     fresh, seen = np.zeros(1, dtype=REQUEST), np.zeros(1, dtype=FORECAST)
     fresh[0] = row
@@ -101,11 +102,11 @@ def at_best(fleet: FleetState, row: np.void, now_s: float) -> tuple[bool, float,
     fresh[0]["arrival_s"] = now_s
     r = best_idle(fleet, fresh[0], now_s, True)
     if r == NOWHERE:
-        return False, math.inf, math.inf
-    can = _forecast_alone(fleet, r, fresh, now_s, seen)
-    if not can:  # late requests are not forecast: with all the time there is, this one is
+        return TTFT, math.inf, math.inf
+    reason = _forecast_alone(fleet, r, fresh, now_s, seen)
+    if reason != ADMITTED:  # late requests are not forecast: with all the time there is, this one is
         fresh[0]["ttft_s"] = fresh[0]["deadline_s"] = math.inf
         _worst_s, peak_tokens = forecast_requests(engine_of(fleet, r), fresh, now_s, -math.inf, seen)
         if peak_tokens > usable_kv_tokens(fleet.limits[r]):
-            return False, math.inf, math.inf
-    return can, seen[0]["first_s"] - now_s, seen[0]["tpot_s"]
+            return KV_FULL, math.inf, math.inf
+    return reason, seen[0]["first_s"] - now_s, seen[0]["tpot_s"]

@@ -28,6 +28,7 @@ from protocol.messages import Report
 MOST_CAUTION = 0.5  # a model that errs by more has other problems than a margin could solve
 RELAX_S = 1.0  # of idleness, after which the correction begins to relax
 SLOWED = 2.0  # times what the profile says: more is no small difference of hardware, and may pass
+USUAL_PRIOR = 100  # iterations that the profile counts as, before many were seen: a start is a busy time
 USUAL_ITERATIONS = 1000  # memory of the running mean that is usual: hardware differs in all of them, a stall is in few
 USUAL_HALF_LIFE_S = 1800.0  # of that, too, while the replica is idle
 MOST_USUAL = np.array([SLOWED, SLOWED, 0.25, 0.25, 2.0])  # the second times the profile's intercept
@@ -39,7 +40,7 @@ class Correction:
     def __init__(self, profile: Profile, now_s: float) -> None:
         self.coefficients = np.array(profile.coefficients)
         self._profile, self._state = profile, new_correction(self.coefficients, profile.spread)
-        self._draft_cost, self._busy_s, self._seen = DraftCost(), now_s, 0
+        self._draft_cost, self._busy_s, self._seen = DraftCost(), now_s, USUAL_PRIOR
         self._unit_s = max(float(gemm_s(self.coefficients, 0.0)), LEAST_INTERCEPT_S)
         self._fresh = self._state[list(RELAXING)]
         self._usual, self._most = self._fresh.copy(), MOST_USUAL * [1.0, self._unit_s, 1.0, 1.0, 1.0]

@@ -76,6 +76,7 @@ class VirtualReplica:
         fleet_state = slots.fleet_state
         fleet_state.replicas["free_at_s"][self.slot] = now_s
         fleet_state.limits[self.slot] = limits
+        slots.profile_coefs[self.slot] = profile.coefficients
         self._predict()
         self.prefixes, self.reported = PrefixIndex(report.kv_capacity_tokens), ReportedRequests()
         self.told_prefixes = ToldPrefixes()

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numba import njit
 
+from planning.admission.search import ADMITTED
 from routing.fleet_state import (
     SHARED,
     FleetState,
@@ -14,6 +15,7 @@ from routing.fleet_state import (
     remove_request,
     resized,
 )
+from routing.idle import at_best
 
 PUNCTUAL, LAG_S = 128, 0.03  # replicas whose mirrors are moved on together at every question; of more, those so late
 DOUBT_S = 1.5  # a report that comes so soon after a failure was seen may be older than the failure
@@ -85,6 +87,7 @@ class ReplicaSlots:
     def __init__(self, replicas: int = 4, rows: int = 64) -> None:
         self.fleet_state: FleetState = make_fleet_state(replicas, rows)
         self.liveness = np.zeros(replicas, dtype=LIVENESS)
+        self.profile_coefs: dict[int, np.ndarray] = {}  # slot -> coefficients of its replica's profile as it is
         self._free = list(range(replicas))
 
     def take(self) -> int:
@@ -151,10 +154,18 @@ class ReplicaSlots:
         """Whether any replica takes requests."""
         return bool(self.fleet_state.replicas["is_open"].any())
 
-    @property
-    def is_any_slowed(self) -> bool:
-        """Whether any replica that takes requests was far slower than its profile says."""
-        return bool((self.liveness["is_slowed"] & self.fleet_state.replicas["is_open"]).any())
+    def may_recover(self, row: np.void, now_s: float) -> bool:
+        """Whether an idle replica that was far slower than its profile says could attain a request if it were not."""
+        slowed = np.flatnonzero(self.liveness["is_slowed"] & self.fleet_state.replicas["is_open"])
+        if not len(slowed):
+            return False
+        coefs = self.fleet_state.pessimistic_coefs
+        measured = coefs[slowed]
+        coefs[slowed] = [self.profile_coefs[slot] for slot in slowed.tolist()]
+        try:
+            return bool(at_best(self.fleet_state, row, now_s)[0] == ADMITTED)
+        finally:
+            coefs[slowed] = measured
 
     def rows(self, slot: int) -> np.ndarray:
         """The requests of a slot (REQUEST[count], a view)."""

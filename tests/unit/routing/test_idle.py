@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from planning.admission.search import ADMITTED
 from planning.limits import make_limits
 from routing.fleet_state import RESERVED, FleetState
 from routing.idle import at_best, best_idle, latest_start_s
@@ -50,7 +51,7 @@ def test_it_is_the_latest_start_of_all_replicas(seed: int) -> None:
     told = latest_start_s(fleet, row, 0.0, UNBOUND_S)
     assert told <= best
     assert told == best or told >= best - 0.02 * (abs(best) + 1.0), "the closed form ranks them nearly as they are"
-    assert at_best(fleet, row, 0.0)[0] == (best > -math.inf)
+    assert (at_best(fleet, row, 0.0)[0] == ADMITTED) == (best > -math.inf)
 
 
 def test_only_replicas_that_it_may_join_count() -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from planning.admission.search import ADMITTED
 from planning.limits import make_limits
 from profiles.kernels import iteration_s
 from routing import idle
@@ -20,7 +21,7 @@ def test_an_objective_that_needs_speculation_goes_where_that_is_known_to_pay(acc
     rows["output_tokens"] = rows["output_cap_tokens"] = 800  # an early first token helps few of them
     placed = put(fleet, rows)[0]
     assert placed["replica"] == goes_to
-    assert idle.at_best(fleet, rows[0], 0.0)[0] == (goes_to != NOWHERE)
+    assert (idle.at_best(fleet, rows[0], 0.0)[0] == ADMITTED) == (goes_to != NOWHERE)
     if goes_to != NOWHERE:
         at = fleet.replicas[1]["count"] - 1
         assert fleet.tables[1, at]["spec_tokens"] > 0
