@@ -49,8 +49,10 @@ def up(words: Sequence[str], options: Options = NO_OPTIONS, log_level: str | Non
         compilation = stack.enter_context(compiling()) if address is None else None
         with console.status("Reading the configuration"):
             document, source = to_document(flags, options)
-            patience_s = max(app.start_timeout_s for app in check_documents(document, source))
+            apps = check_documents(document, source)
+            patience_s = max(app.start_timeout_s for app in apps)
         if address is None:
+            check_models(apps)
             check_port_free(document)
             address = stack.enter_context(local_ray(console, shows_logs=log_level is not None))
         deploy(address, document, console, patience_s, compilation)
@@ -116,10 +118,19 @@ def url_of(document: dict[str, Any]) -> str:
     return urls_of(document)[0]
 
 
+def check_models(apps: Sequence[AppConfig]) -> None:
+    """Say at once that there is no such folder on this machine, which engines and ingresses would find out."""
+    for model in (each.model.id for app in apps for each in app.each):
+        if model.startswith(("/", "./", "../")) and not Path(model).exists():
+            raise LaunchError(f"model.id: there is no {model} on this machine")
+
+
 def check_port_free(document: dict[str, Any]) -> None:
     """Say at once that the HTTP port is taken, which Serve would tell in a log file."""
     options = document.get("http_options") or {}
     host, port = str(options.get("host", "127.0.0.1")), int(options.get("port", 8000))
+    if not 0 < port < 1 << 16:
+        raise LaunchError(f"http_options.port: must be from 1 to 65535, got {port}")
     try:
         family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         with socket.socket(family) as probe:
@@ -240,8 +251,8 @@ def last_line(details: dict[str, Any]) -> str:
     lines = [line.strip() for text in told for line in text.splitlines() if line.strip()]
     errors = [i for i, line in enumerate(lines) if "Error: " in line or "Exception: " in line]
     if errors and "validation error" in lines[errors[-1]]:
-        reason = [line for line in lines[errors[-1] + 1 :] if "[type=" in line]
-        return reason[0].partition(" [type=")[0].removeprefix("Value error, ") if reason else lines[errors[-1]]
+        reason, is_told, _ = " ".join(lines[errors[-1] + 1 :]).partition(" [type=")
+        return reason.removeprefix("Value error, ") if is_told else lines[errors[-1]]
     return lines[errors[-1]] if errors else (lines or ["no reason given"])[-1]
 
 

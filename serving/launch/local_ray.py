@@ -68,7 +68,9 @@ def local_ray(
         stack.enter_context(no_process_but(before))
         with steps_shown(console, "Starting Ray"), _environment(CLUSTER_ONLY | proxy_settings(sockets, first_port)):
             port = _start_ray(str(folder), cpus, dashboard_port)
-        stack.enter_context(terminable())  # Ray has put a handler of its own in place of ours
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, _end)  # Ray has put a handler of its own in place of ours
+        stack.callback(_ending.set)
         if shows_logs:
             stack.enter_context(logs_shown(folder))
         yield f"http://127.0.0.1:{port}"
@@ -185,13 +187,23 @@ def _start_ray(folder: str, cpus: int | None, dashboard_port: int) -> int:
     raise LaunchError("Ray did not start: every port for its dashboard was taken meanwhile")
 
 
+_ending = threading.Event()  # this process unwinds: a second SIGTERM stops nothing of that
+
+
+def _end(*_: object) -> None:
+    if not _ending.is_set():
+        _ending.set()
+        sys.exit(128 + signal.SIGTERM)
+
+
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
     """SIGTERM unwinds this process as Ctrl-C does, so that what it has started is stopped."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    _ending.clear()
+    previous = signal.signal(signal.SIGTERM, _end)
     try:
         yield
     finally:
@@ -200,7 +212,8 @@ def terminable() -> Iterator[None]:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """A second Ctrl-C, or SIGTERM, does not stop the clean-up."""
+    """A second Ctrl-C, or SIGTERM, does not stop the clean-up. While Ray's core shuts down, SIGTERM still does: that sets
+    its default action again."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

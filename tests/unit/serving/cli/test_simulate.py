@@ -235,6 +235,13 @@ def test_a_missing_folder_is_told_before_the_run(tmp_path: Path, command: str, m
     assert f"{out}: its folder does not exist" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["simulate", "plan"])
+def test_a_folder_in_place_of_a_file_is_told_before_the_run(tmp_path: Path, command: str, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(simulate, "_run", lambda *_: pytest.fail("it ran"))
+    assert main([command, str(write(tmp_path)), "--json", str(tmp_path)]) == 2
+    assert f"{tmp_path}: is a folder; name a file" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("price", ["-1", "nan", "inf"])
 def test_a_price_is_a_number_from_0(tmp_path: Path, price: str, capsys) -> None:
     assert main(["plan", str(write(tmp_path)), "--price", price]) == 2

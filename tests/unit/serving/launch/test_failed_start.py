@@ -1,12 +1,22 @@
 """Whether an application has started, and in one line why not."""
 
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from serving.config.app import AppConfig
 from serving.launch import launch
-from serving.launch.launch import UNREACHED_S, LaunchError, check_reached, is_up, last_line
+from serving.launch.launch import (
+    UNREACHED_S,
+    LaunchError,
+    check_models,
+    check_port_free,
+    check_reached,
+    is_up,
+    last_line,
+)
 
 TRACEBACK = "Traceback (most recent call last):\n  File a, line 1, in b\n"
 VALIDATION = """pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig
@@ -15,9 +25,17 @@ VALIDATION = """pydantic_core._pydantic_core.ValidationError: 1 validation error
 """
 
 
+LONG_VALIDATION = """pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
+  Value error, No folder of a model:
+'/nope/model'.
+[type=value_error, input_value=ArgsKwargs((), {})]
+"""
+
+
 @pytest.mark.parametrize(
     ("message", "told"),
     [
+        (TRACEBACK + LONG_VALIDATION, "No folder of a model: '/nope/model'."),
         (TRACEBACK + "ValueError: no room\nThe deployment failed 3 times.", "ValueError: no room"),
         (TRACEBACK + VALIDATION, "Number of experts must be greater than 0."),
         (VALIDATION.splitlines()[0], VALIDATION.splitlines()[0]),
@@ -78,3 +96,18 @@ def test_an_address_that_nothing_answers_at_is_an_error_only_once_the_applicatio
     look("RUNNING", 13.4 * UNREACHED_S)
     with pytest.raises(LaunchError, match="nothing answers at http://host"):
         look("RUNNING", 14.5 * UNREACHED_S)
+
+
+def test_a_model_folder_that_is_not_here_is_named_before_anything_starts(tmp_path: Path) -> None:
+    def apps(model: str) -> list[AppConfig]:
+        return [AppConfig.model_validate({"model": model, "profile": "h200_sxm__llama-3.1-8b"})]
+
+    check_models([*apps("embedded"), *apps("org/model"), *apps(str(tmp_path))])
+    with pytest.raises(LaunchError, match="no /nope/model on this machine"):
+        check_models(apps("/nope/model"))
+
+
+@pytest.mark.parametrize("port", [0, 65536, 80000])
+def test_a_port_that_there_cannot_be_is_named(port: int) -> None:
+    with pytest.raises(LaunchError, match=f"http_options.port: must be from 1 to 65535, got {port}"):
+        check_port_free({"http_options": {"port": port}})

@@ -1,10 +1,12 @@
 """What keeps two fleets on one machine apart, and ends with its process."""
 
+import contextlib
 import inspect
 import os
 import re
 import signal
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,27 @@ def test_a_termination_unwinds() -> None:
     with pytest.raises(SystemExit), terminable():
         signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_second_termination_does_not_stop_what_the_first_one_began() -> None:
+    unwound = []
+
+    def clean_up() -> None:
+        signal.raise_signal(signal.SIGTERM)
+        unwound.append(True)
+
+    @contextlib.contextmanager
+    def cleaned() -> Iterator[None]:
+        try:
+            yield
+        finally:
+            clean_up()
+
+    with pytest.raises(SystemExit), terminable(), cleaned():
+        signal.raise_signal(signal.SIGTERM)
+    assert unwound == [True]
+    with pytest.raises(SystemExit), terminable():
+        signal.raise_signal(signal.SIGTERM)
 
 
 def test_the_demo_takes_another_port_and_a_server_says_that_its_is_taken() -> None:
