@@ -212,8 +212,10 @@ def terminable() -> Iterator[None]:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """A second Ctrl-C, or SIGTERM, does not stop the clean-up. While Ray's core shuts down, SIGTERM still does: that sets
-    its default action again."""
+    """A second Ctrl-C, or SIGTERM, does not stop the clean-up.
+
+    While Ray's core shuts down, SIGTERM still does: that sets its default action again.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
