@@ -34,8 +34,8 @@ LOWEST_TOKEN, TOKENS = 2000, 2000
 async def rehearse(engine: VllmEngine, limit_s: float) -> None:
     """Run ``ROUNDS`` rounds within ``limit_s`` seconds in all; what the engine counts begins after them.
 
-    Nothing is told of a round that stood still. Engines that draft have none: drafts for such prompts say nothing about
-    those for clients.
+    Nothing is told of a round that stood still to the end of its time; an iteration that goes on is waited for. Engines
+    that draft have none: drafts for such prompts say nothing about those for clients.
 
     Raises:
         EngineFailure: the engine died.
@@ -44,10 +44,10 @@ async def rehearse(engine: VllmEngine, limit_s: float) -> None:
         return
     for number in range(ROUNDS):
         is_whole = await _play(engine, number, limit_s / ROUNDS)
-        await _settle(engine, limit_s)
+        is_quiet = await _settle(engine, limit_s)
         if not is_whole or number + 1 < ROUNDS:
             engine.take_steps()
-        if not is_whole:
+        if not is_quiet:
             break
     engine.totals, engine.delivery = EngineTotals(), DeliveryTime()
 
@@ -63,8 +63,8 @@ async def _play(engine: VllmEngine, number: int, limit_s: float) -> bool:
         async with asyncio.timeout(limit_s):
             for submission in _submissions(engine, number):
                 asked_s = clock()
-                await engine.submit([submission])
                 live.add(submission.request_id)
+                await engine.submit([submission])
                 await _until_told(engine, live, submission.request_id)
                 now_s = clock()
                 if now_s + GROWTH * (now_s - asked_s) > until_s:
@@ -86,14 +86,15 @@ async def _until_told(engine: VllmEngine, live: set[str], request_id: str = "") 
             return
 
 
-async def _settle(engine: VllmEngine, limit_s: float) -> None:
-    """Wait until the iteration in flight, if any, has ended, and read what is left to read."""
+async def _settle(engine: VllmEngine, limit_s: float) -> bool:
+    """Wait for the iteration in flight, at most ``limit_s``, and read what is left to read; whether it has ended."""
     if engine.asking is not None:
         await asyncio.wait([engine.asking], timeout=limit_s)
     with contextlib.suppress(TimeoutError):
         while True:
             async with asyncio.timeout(SETTLE_S):
                 await engine.next_outputs()
+    return engine.asking is None or engine.asking.done()
 
 
 def _submissions(engine: VllmEngine, number: int) -> Iterator[Submission]:

@@ -9,7 +9,7 @@ import math
 import numpy as np
 from numba import boolean, float64, intp, njit
 
-from planning.admission.search import ADMITTED, DEADLINE, KV_FULL, TTFT, why_unattainable
+from planning.admission.search import ADMITTED, DEADLINE, KV_FULL, TPOT, TTFT, why_unattainable
 from planning.batch.classes import decode_step_s, prefill_s
 from planning.batch.speculation import drafts_to_promise, promised_step
 from planning.deadlines import remaining_tokens
@@ -67,8 +67,7 @@ def _forecast_alone(fleet: FleetState, r: int, alone: RequestTable, start_s: flo
     engine = EngineModel(fleet.pessimistic_coefs[r], limits)
     alone[0]["spec_tokens"] = drafts_to_promise(engine, alone[0], start_s, 0.0, 0.0)
     worst_s, peak_tokens = forecast_requests(engine, alone, start_s, -TOLERANCE_S, seen)
-    reason = why_unattainable(alone[0], seen[0], worst_s, peak_tokens, limits)
-    return DEADLINE if reason == TTFT and alone[0]["ttft_s"] == math.inf else reason
+    return int(why_unattainable(alone[0], seen[0], worst_s, peak_tokens, limits))
 
 
 @njit(cache=True)
@@ -109,4 +108,6 @@ def at_best(fleet: FleetState, row: np.void, now_s: float) -> tuple[int, float, 
         _worst_s, peak_tokens = forecast_requests(engine_of(fleet, r), fresh, now_s, -math.inf, seen)
         if peak_tokens > usable_kv_tokens(fleet.limits[r]):
             return KV_FULL, math.inf, math.inf
+        if reason == TTFT and seen[0]["first_s"] - now_s <= row["ttft_s"]:  # late at once, for another part
+            reason = DEADLINE if row["deadline_s"] < math.inf else TPOT
     return reason, seen[0]["first_s"] - now_s, seen[0]["tpot_s"]

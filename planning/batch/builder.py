@@ -100,31 +100,12 @@ def _level(builder: BatchBuilder, i: int) -> int:
 
 
 @njit(cache=True)
-def _kept_row(builder: BatchBuilder) -> int:
-    """The eldest best effort that runs, where a share is kept for such: it gives its KV cache to nobody, unless that is
-    more than ``KEPT_SHARE`` of all. Others would yield to each promised prompt that comes, and compute theirs again and
-    again. -1: none."""
-    table, limits, kept = builder.table, builder.engine.limits, -1
-    if limits["best_effort_share"] == 0.0:
-        return kept
-    most = KEPT_SHARE * limits["kv_capacity_tokens"]
-    for i in range(len(table)):
-        if not (table[i]["best_effort"] and table[i]["running"]) or builder.class_of[i] == IDLE:
-            continue
-        if held_kv_tokens(table[i], limits["block_tokens"]) > most:
-            continue
-        if kept < 0 or (table[i]["arrival_s"], table[i]["id"]) < (table[kept]["arrival_s"], table[kept]["id"]):
-            kept = i
-    return kept
-
-
-@njit(cache=True)
 def _preempt(builder: BatchBuilder, rank: int, kv_tokens: int, sequences: int) -> None:
     """Take the KV cache of requests that may yield until so much more is free."""
     table, block_tokens = builder.table, builder.engine.limits["block_tokens"]
-    levels, kept = np.full(len(table), NEVER), _kept_row(builder)
+    levels = np.full(len(table), NEVER)
     for i in range(len(table)):
-        if i != kept and _may_yield(builder, i, rank):
+        if _may_yield(builder, i, rank):
             levels[i] = _level(builder, i)
     for victim in choose_victims(builder.engine.coef, table, levels, block_tokens, kv_tokens, sequences):
         builder.free[FREE_KV] += held_kv_tokens(table[victim], block_tokens)
@@ -151,9 +132,9 @@ def tokens_kept_free(builder: BatchBuilder) -> float:
 def free_after_preemption(builder: BatchBuilder, rank: int) -> np.ndarray:
     """What the engine would have left if every request that may yield to ``rank`` did."""
     table, block_tokens = builder.table, builder.engine.limits["block_tokens"]
-    most, kept = builder.free.copy(), _kept_row(builder)
+    most = builder.free.copy()
     for i in range(len(table)):
-        if i != kept and _may_yield(builder, i, rank):
+        if _may_yield(builder, i, rank):
             most[FREE_KV] += held_kv_tokens(table[i], block_tokens)
             most[FREE_SEQUENCES] += 1
     return most

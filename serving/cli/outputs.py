@@ -13,5 +13,5 @@ def check_folders(*paths: Path | None) -> None:
             raise typer.BadParameter(f"{path}: its folder does not exist")
         if path.is_dir():
             raise typer.BadParameter(f"{path}: is a folder; name a file")
-        if not os.access(path.parent, os.W_OK):
-            raise typer.BadParameter(f"{path}: its folder cannot be written to")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise typer.BadParameter(f"{path}: cannot be written")

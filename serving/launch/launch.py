@@ -252,7 +252,7 @@ def last_line(details: dict[str, Any]) -> str:
     errors = [i for i, line in enumerate(lines) if "Error: " in line or "Exception: " in line]
     if errors and "validation error" in lines[errors[-1]]:
         reason, is_told, _ = " ".join(lines[errors[-1] + 1 :]).partition(" [type=")
-        return reason.removeprefix("Value error, ") if is_told else lines[errors[-1]]
+        return reason.replace("Value error, ", "", 1) if is_told else lines[errors[-1]]
     return lines[errors[-1]] if errors else (lines or ["no reason given"])[-1]
 
 

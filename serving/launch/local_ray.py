@@ -214,7 +214,7 @@ def terminable() -> Iterator[None]:
 def uninterrupted() -> Iterator[None]:
     """A second Ctrl-C, or SIGTERM, does not stop the clean-up.
 
-    While Ray's core shuts down, SIGTERM still does: that sets its default action again.
+    While Ray's core shuts down, SIGTERM still does: Ray restores its default action.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -103,6 +103,8 @@ def test_what_no_replica_could_do_however_well_is_told_no_time_while_one_is_slow
         (Slo(tpot_s=0.0001, tier="tight"), "tpot_unattainable"),
         (Slo(e2e_s=0.3, tier="tight"), "deadline_unattainable"),
         (Slo(0.3, e2e_s=0.3, tier="tight"), "deadline_unattainable"),
+        (Slo(600.0, e2e_s=0.005, tier="tight"), "deadline_unattainable"),  # late before its first token
+        (Slo(0.5, 0.1, e2e_s=0.005, tier="tight"), "deadline_unattainable"),
     ],
 )
 def test_the_reason_names_the_part_that_an_idle_replica_lacks(asked: Slo, reason: str) -> None:

@@ -137,12 +137,25 @@ def test_a_slow_engine_runs_what_there_is_time_for_and_tells_it() -> None:
     assert engine.take_steps()
 
 
-@pytest.mark.parametrize("number", [2, 45], ids=["in the first round", "in the second one"])
-def test_an_iteration_that_stood_still_is_told_to_nobody(number: int) -> None:
-    engine = rehearsed(Counting(seconds={number: 0.5}), limit_s=0.4)
-    assert engine.iterations == number + 1, "it has ended, and none came after it"
+def test_a_first_round_that_stood_still_is_told_to_nobody_and_the_second_one_is() -> None:
+    engine = rehearsed(Counting(seconds={2: 0.5}), limit_s=0.8)
+    steps = engine.take_steps()
+    assert len(steps) > 32
+    assert max(steps) == 0.0
+
+
+def test_a_second_round_that_stood_still_is_told_to_nobody() -> None:
+    engine = rehearsed(Counting(seconds={45: 0.5}), limit_s=0.8)
+    assert engine.iterations == 46, "it has ended, and none came after it"
     assert engine.take_steps() == ()
     assert engine.totals.generation_tokens == 0
+
+
+def test_an_engine_that_stands_still_for_long_is_not_waited_for() -> None:
+    engine = Counting(seconds={2: 50.0})
+    rehearsed(engine, limit_s=0.8)
+    assert {each.request_id[:11] for each in engine.asked} == {"rehearsal-0"}
+    assert engine.take_steps() == ()
 
 
 def test_a_prompt_that_the_engine_refuses_holds_up_nothing() -> None:
