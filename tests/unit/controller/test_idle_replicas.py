@@ -90,9 +90,11 @@ def test_what_a_healthy_replica_can_never_do_is_told_no_time() -> None:
 def test_what_no_replica_could_do_however_well_is_told_no_time_while_one_is_slow_either() -> None:
     state = after(*[measured(20.0)] * 3)
     assert state.slots.liveness["is_slowed"].any()
+    measured_coefs = state.slots.fleet_state.pessimistic_coefs.copy()
     impossible, slow_now = state.admit([ask(Slo(0.001, 0.1, tier="loose")), ask(LOOSE, 8000)], 3.1)
     assert (impossible.verdict, impossible.retry_after_s) == (Verdict.REFUSED, 0.0)
     assert (slow_now.verdict, slow_now.retry_after_s) == (Verdict.REFUSED, state.options.retry_cap_s)
+    assert np.array_equal(state.slots.fleet_state.pessimistic_coefs, measured_coefs)
 
 
 @pytest.mark.parametrize(
