@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.first_burst [--starts N] [--json OUT]``. Two engines of the embedded model on this machine's
 CPU start, and get three bursts, each of ten prompts of the tightest tier at one instant. By turns with replicas that
-run prompts of their own before they serve (``engine.rehearsal_s``) and with such that do not.
+run prompts of their own before they serve (``engine.warmup_s``) and with such that do not.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ TIERS = [
 ]
 REPLICAS, BURSTS, REQUESTS, BETWEEN_S = 2, 3, 10, 3.0
 PROMPT_TOKENS, OUTPUT_TOKENS = (200, 900), 24
-VARIANTS = {"rehearsed": 5.0, "not rehearsed": 0.0}
+VARIANTS = {"warmed up": 5.0, "cold": 0.0}
 
 
-def arguments(rehearsal_s: float) -> dict[str, Any]:
+def arguments(warmup_s: float) -> dict[str, Any]:
     """Of the application: the starter's two engines, and no more to do for this machine than they need."""
     return {
         "model": "embedded",
-        "engine": {"num_cpus": 0.5, "kv_cache_gib": 0.1, "rehearsal_s": rehearsal_s},
+        "engine": {"num_cpus": 0.5, "kv_cache_gib": 0.1, "warmup_s": warmup_s},
         "fleet": {"num_replicas": REPLICAS},
         "ingress": {"num_cpus": 0.2},
     }
@@ -81,8 +81,8 @@ def main(
     """Print what was promised and kept, burst by burst."""
     console, points = Console(stderr=True, quiet=True), list[dict[str, Any]]()
     for seed in range(starts):
-        for variant, rehearsal_s in VARIANTS.items():
-            document = serve_document(arguments(rehearsal_s), TIERS, default_tier="interactive")
+        for variant, warmup_s in VARIANTS.items():
+            document = serve_document(arguments(warmup_s), TIERS, default_tier="interactive")
             with serving_stack(document, REPLICAS, console) as url:
                 for number, promised in enumerate(asyncio.run(play(url, seed))):
                     points.append(to_point(variant, seed, number, promised))

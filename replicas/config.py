@@ -85,7 +85,7 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     report_interval_s: float = 0.15
     heartbeat_s: float = 0.5
     grace_s: float = 5.0  # requests of an ingress whose channel is gone this long are aborted
-    rehearsal_s: float = 5.0  # that a vLLM engine runs prompts of its own at most before it serves; 0: none
+    warmup_s: float = 5.0  # that a vLLM engine runs prompts of its own at most before it serves; 0: none
     log_level: str = "ERROR"  # of vLLM's logs and the replica's own
     log_prefix: str = ""  # of each line that the engine logs; a replica of Serve puts its own name here
     log_stats_s: float = 10.0  # how often a replica logs its load, at level INFO; 0: never
@@ -114,7 +114,7 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def _check_numbers(self) -> None:
         positive = "num_threads block_size speed per_process report_interval_s heartbeat_s hang_s start_timeout_s"
-        not_negative = "kv_cache_gib kv_capacity_tokens num_speculative_tokens grace_s rehearsal_s log_stats_s"
+        not_negative = "kv_cache_gib kv_capacity_tokens num_speculative_tokens grace_s warmup_s log_stats_s"
         sizes = " max_model_len max_num_seqs max_num_batched_tokens"
         if self.engine == "vllm" and not self.is_timed:
             not_negative += sizes
@@ -148,9 +148,9 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return self.device == "timed"
 
     @property
-    def rehearses(self) -> bool:
+    def warms_up(self) -> bool:
         """Whether the replica runs prompts of its own first; time is the profile's where nothing is computed."""
-        return self.engine == "vllm" and not self.is_timed and self.rehearsal_s > 0
+        return self.engine == "vllm" and not self.is_timed and self.warmup_s > 0
 
     def strays(self, profile: Profile) -> list[list[float]]:
         """``IterationSpread.logs`` by which an engine over a profile differs from it; empty: a sigma says it."""

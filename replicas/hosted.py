@@ -72,19 +72,19 @@ class HostedReplica:
             self._profile, starting.phase = reported_profile(self._config.profile_name), "engine"
             self._engine = make_engine(self._config)
             await self._engine.start()
-            starting.phase = "rehearsal"
-            await self._rehearse()
+            starting.phase = "warmup"
+            await self._warm_up()
         finally:
             await cancel([telling])
 
-    async def _rehearse(self) -> None:
+    async def _warm_up(self) -> None:
         """Run prompts of the replica's own, where that says anything."""
-        if self._config.rehearses:
-            from replicas.vllm_rehearsal import VllmEngine, rehearse
+        if self._config.warms_up:
+            from replicas.vllm_warmup_prompts import VllmEngine, warm_up
 
             if isinstance(self._engine, VllmEngine):
                 try:
-                    await rehearse(self._engine, self._config.rehearsal_s)
+                    await warm_up(self._engine, self._config.warmup_s)
                 except BaseException:
                     await self._engine.stop()
                     raise

@@ -16,9 +16,7 @@ import llvmlite.binding.ffi
 import msgspec
 import numpy as np
 import torch
-from vllm import SamplingParams
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor import Executor, UniProcExecutor
 
@@ -27,6 +25,7 @@ from profiles.grid import DECODE_STEPS, TRIES, EngineLimits, Stage
 from profiles.measured import Sample
 from replicas.config import ReplicaConfig
 from replicas.kv_room import to_groups, told_capacity
+from replicas.vllm_codec import greedy_request
 from replicas.vllm_settings import engine_config
 
 # vLLM looks at __dict__ of everything in every module; llvmlite's library object takes that for a C function's name.
@@ -106,17 +105,7 @@ class ProfilingEngine:
         self._serial += 1
         request_id = f"profile-{self._serial}"
         longest = self.limits.max_model_tokens - len(prompt)
-        request = EngineCoreRequest(
-            request_id=request_id,
-            prompt_token_ids=prompt,
-            mm_features=None,
-            sampling_params=SamplingParams(temperature=0.0, max_tokens=longest, ignore_eos=True),
-            pooling_params=None,
-            arrival_time=time.time(),
-            lora_request=None,
-            cache_salt=None,
-            data_parallel_rank=None,
-        )
+        request = greedy_request(request_id, prompt, longest)
         self._core.add_request(*self._core.preprocess_add_request(request))
         return request_id
 

@@ -3,9 +3,11 @@
 Ingress: ``encode_request`` -> ``Submission.payload``; ``decode_output`` <- ``Delta``. Replica: the other two.
 """
 
+import time
 from typing import Any
 
 import msgspec
+from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
@@ -33,6 +35,21 @@ _FINISH = {str(reason): reason for reason in FinishReason}
 def encode_request(request: EngineCoreRequest) -> bytes:
     """A request as one message."""
     return _encode(request)
+
+
+def greedy_request(request_id: str, prompt: list[int], max_tokens: int) -> EngineCoreRequest:
+    """A request for exactly ``max_tokens`` tokens, the most likely ones, after ``prompt``."""
+    return EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=prompt,
+        mm_features=None,
+        sampling_params=SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True),
+        pooling_params=None,
+        arrival_time=time.time(),
+        lora_request=None,
+        cache_salt=None,
+        data_parallel_rank=None,
+    )
 
 
 def encode_value(value: Any) -> bytes:

@@ -149,7 +149,7 @@ class EngineConfig(Section):
     placement_group_strategy: Literal["", Strategy] = ""  # where those may be; empty: PACK
     speculation: SpeculationConfig = Field(default_factory=SpeculationConfig)
     hang_s: PositiveFloat = REPLICA.hang_s  # busy without an iteration for so long: unhealthy, replaced
-    rehearsal_s: NonNegativeFloat = REPLICA.rehearsal_s  # of prompts of its own before vLLM serves, at most; 0: none
+    warmup_s: NonNegativeFloat = REPLICA.warmup_s  # of prompts of its own before vLLM serves, at most; 0: none
     log_level: LogLevel = REPLICA.log_level  # of vLLM and of the replica around it
     log_stats_s: NonNegativeFloat = REPLICA.log_stats_s  # how often a replica logs its load, at level INFO; 0: never
     engine_kwargs: dict[str, Any] = Field(default_factory=dict)  # further arguments of vLLM's AsyncEngineArgs, by name

@@ -6,7 +6,7 @@ import urllib.request
 from typing import Any
 
 TIMEOUT_S = 10.0
-DOING = {"profile": "finds its profile", "engine": "loads its engine", "rehearsal": "runs its first iterations"}
+DOING = {"profile": "finds its profile", "engine": "loads its engine", "warmup": "runs its first iterations"}
 
 
 def fetch(url: str) -> dict[str, Any]:

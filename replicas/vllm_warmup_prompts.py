@@ -8,17 +8,14 @@ iterations are. Imports vllm.
 import asyncio
 import contextlib
 import itertools
-import time
 from collections.abc import Iterator
 
 import numpy as np
-from vllm import SamplingParams
-from vllm.v1.engine import EngineCoreRequest
 
 from protocol.messages import Slo, Submission
 from replicas.delivery import DeliveryTime
 from replicas.engine import EngineTotals
-from replicas.vllm_codec import encode_request
+from replicas.vllm_codec import encode_request, greedy_request
 from replicas.vllm_engine import VllmEngine
 
 ROUNDS = 2
@@ -31,7 +28,7 @@ SETTLE_S = 0.05  # without an output, after which none will come
 LOWEST_TOKEN, TOKENS = 2000, 2000
 
 
-async def rehearse(engine: VllmEngine, limit_s: float) -> None:
+async def warm_up(engine: VllmEngine, limit_s: float) -> None:
     """Run ``ROUNDS`` rounds within ``limit_s`` seconds in all; what the engine counts begins after them.
 
     Nothing is told of a round that stood still to the end of its time; an iteration that goes on is waited for. Engines
@@ -110,22 +107,12 @@ def _submissions(engine: VllmEngine, number: int) -> Iterator[Submission]:
         if (tokens := SHORTEST << i) > longest:
             return
         prompt = random.integers(lowest, min(lowest + TOKENS, 3 * vocabulary // 4), tokens).tolist()
-        yield _submission(f"rehearsal-{number}-{i}", prompt)
+        yield _submission(f"warmup-{number}-{i}", prompt)
 
 
 def _submission(request_id: str, prompt: list[int]) -> Submission:
     """A greedy request of best effort."""
-    request = EngineCoreRequest(
-        request_id=request_id,
-        prompt_token_ids=prompt,
-        mm_features=None,
-        sampling_params=SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True),
-        pooling_params=None,
-        arrival_time=time.time(),
-        lora_request=None,
-        cache_salt=None,
-        data_parallel_rank=None,
-    )
+    request = greedy_request(request_id, prompt, OUTPUT_TOKENS)
     return Submission(
         request_id=request_id,
         prompt_tokens=len(prompt),

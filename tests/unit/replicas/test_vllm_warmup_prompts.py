@@ -96,26 +96,26 @@ class Counting:
         return steps
 
 
-def rehearsed(engine: Counting, limit_s: float = 60.0) -> Counting:
-    from replicas.vllm_rehearsal import rehearse
+def warmed_up(engine: Counting, limit_s: float = 60.0) -> Counting:
+    from replicas.vllm_warmup_prompts import warm_up
 
     with asyncio.Runner(loop_factory=OwnTime) as runner:
-        runner.run(rehearse(engine, limit_s))  # type: ignore[arg-type]
+        runner.run(warm_up(engine, limit_s))  # type: ignore[arg-type]
     assert not engine._left, "nothing runs on"
     assert not engine.unread, "nothing is left to read"
     return engine
 
 
 def test_prompts_double_up_to_what_one_iteration_takes() -> None:
-    lengths = [each.prompt_tokens for each in rehearsed(Counting()).asked]
+    lengths = [each.prompt_tokens for each in warmed_up(Counting()).asked]
     assert lengths == [16, 32, 64, 128, 256, 512, 1024, 2048] * 2
-    assert [each.prompt_tokens for each in rehearsed(Counting(max_model_len=100)).asked] == [16, 32, 64] * 2
+    assert [each.prompt_tokens for each in warmed_up(Counting(max_model_len=100)).asked] == [16, 32, 64] * 2
 
 
 def test_no_two_prompts_are_alike_not_those_of_another_start_either() -> None:
     from replicas.vllm_codec import decode_request
 
-    asked = [*rehearsed(Counting()).asked, *rehearsed(Counting()).asked]
+    asked = [*warmed_up(Counting()).asked, *warmed_up(Counting()).asked]
     begin = {tuple(decode_request(each.payload).prompt_token_ids[:16]) for each in asked}
     assert len(begin) == len(asked) == 32
 
@@ -123,7 +123,7 @@ def test_no_two_prompts_are_alike_not_those_of_another_start_either() -> None:
 def test_only_the_second_round_is_told_and_counts_begin_after_it() -> None:
     engine = Counting()
     delivery = engine.delivery
-    rehearsed(engine)
+    warmed_up(engine)
     assert 32 < len(engine.take_steps()) < 64  # the last prompt decodes 32 tokens, after seven others have begun
     assert engine.totals.generation_tokens == 0
     assert engine.delivery is not delivery
@@ -131,21 +131,21 @@ def test_only_the_second_round_is_told_and_counts_begin_after_it() -> None:
 
 
 def test_a_slow_engine_runs_what_there_is_time_for_and_tells_it() -> None:
-    engine = rehearsed(Counting(usual_s=0.02), limit_s=0.4)
+    engine = warmed_up(Counting(usual_s=0.02), limit_s=0.4)
     assert 2 <= len(engine.asked) < 16
     assert engine.aborted
     assert engine.take_steps()
 
 
 def test_a_first_round_that_stood_still_is_told_to_nobody_and_the_second_one_is() -> None:
-    engine = rehearsed(Counting(seconds={2: 0.5}), limit_s=0.8)
+    engine = warmed_up(Counting(seconds={2: 0.5}), limit_s=0.8)
     steps = engine.take_steps()
     assert len(steps) > 32
     assert max(steps) == 0.0
 
 
 def test_a_second_round_that_stood_still_is_told_to_nobody() -> None:
-    engine = rehearsed(Counting(seconds={45: 0.5}), limit_s=0.8)
+    engine = warmed_up(Counting(seconds={45: 0.5}), limit_s=0.8)
     assert engine.iterations == 46, "it has ended, and none came after it"
     assert engine.take_steps() == ()
     assert engine.totals.generation_tokens == 0
@@ -153,19 +153,19 @@ def test_a_second_round_that_stood_still_is_told_to_nobody() -> None:
 
 def test_an_engine_that_stands_still_for_long_is_not_waited_for() -> None:
     engine = Counting(seconds={2: 50.0})
-    rehearsed(engine, limit_s=0.8)
-    assert {each.request_id[:11] for each in engine.asked} == {"rehearsal-0"}
+    warmed_up(engine, limit_s=0.8)
+    assert {each.request_id[:8] for each in engine.asked} == {"warmup-0"}
     assert engine.take_steps() == ()
 
 
 def test_a_prompt_that_the_engine_refuses_holds_up_nothing() -> None:
-    assert len(rehearsed(Counting(refused="rehearsal-0-3")).asked) == 16
+    assert len(warmed_up(Counting(refused="warmup-0-3")).asked) == 16
 
 
 def test_an_engine_that_drafts_runs_none() -> None:
     engine = Counting()
     engine.vllm_config.speculative_config = object()
-    assert not rehearsed(engine).asked
+    assert not warmed_up(engine).asked
 
 
 @pytest.mark.parametrize(
@@ -173,9 +173,9 @@ def test_an_engine_that_drafts_runs_none() -> None:
     [
         {"engine": "simulated", "profile": "h200_sxm__llama-3.1-8b"},
         {"device": "timed", "profile": "h200_sxm__llama-3.1-8b"},
-        {"rehearsal_s": 0.0},
+        {"warmup_s": 0.0},
     ],
 )
-def test_engines_whose_time_is_the_profiles_do_not_rehearse(settings: dict[str, Any]) -> None:
-    assert ReplicaConfig().rehearses
-    assert not ReplicaConfig(**settings).rehearses
+def test_engines_whose_time_is_the_profiles_do_not_warm_up(settings: dict[str, Any]) -> None:
+    assert ReplicaConfig().warms_up
+    assert not ReplicaConfig(**settings).warms_up
