@@ -24,7 +24,7 @@ from profiles.draft_cost import DraftCost
 from profiles.kernels import K_SPEC, iteration_s
 from profiles.online import ERROR, corrected, new_correction, observe, reach
 from profiles.store import load_profile
-from protocol.messages import LIVE_STRETCH
+from protocol.messages import LIVE_SHARE, LIVE_STRETCH
 from replicas.engine import PlanLimits
 from replicas.stream_acceptance import StreamAcceptance
 
@@ -52,14 +52,15 @@ PRIOR_WEIGHT = 0.0005  # of the prior, per iteration without drafts: what was le
 def planner_limits(policy: str, options: dict[str, float], **bounds: int) -> np.void:
     """The limits of a policy with these options; raises ``ValueError`` that begins with the option that is unknown or
     makes no sense."""
-    chosen: dict[str, Any] = {"best_effort_stretch": LIVE_STRETCH, **batch_policy(policy).options, **bounds}
+    known = batch_policy(policy)
+    share = LIVE_SHARE if known.plans_ahead else 0.0
+    live = {"best_effort_stretch": LIVE_STRETCH, "best_effort_share": share}
+    chosen: dict[str, Any] = {**live, **known.options, **bounds}
     for name, value in options.items():
         if name not in OPTIONS:
             raise ValueError(f"{name}: unknown option, known: {', '.join(OPTIONS)}")
-        if name == "group_size" and name not in batch_policy(policy).adapts:
+        if name == "group_size" and name not in known.adapts:
             raise ValueError(f"{name}: only calm knows it, not {policy}")
-        if name == "best_effort_share" and value == 0.0:
-            continue  # what the fleet's configuration says unless told otherwise: the policy's own
         if name == "token_budget":
             if not 1.0 <= value < math.inf:
                 raise ValueError(f"{name}: must be at least 1 and finite, not {value}")

@@ -230,6 +230,7 @@ class AppConfig(Section):
         """The settings of each replica of a group."""
         engine, model, fleet = group.engine, self.model, self.fleet
         settings = same_names(engine, ReplicaConfig) | engine.sizes
+        kept = {} if fleet.best_effort_share is None else {FLEETS_OPTION: fleet.best_effort_share}
         of_model = self.shared_arguments(model.server_kwargs)
         if model.reasoning_parser:
             of_model["reasoning_parser"] = model.reasoning_parser  # a grammar begins behind the reasoning
@@ -253,7 +254,7 @@ class AppConfig(Section):
             iteration_spread=engine.timed.spread,
             draft_acceptance=engine.timed.acceptance,
             policy=engine.scheduler,
-            policy_options=engine.scheduler_options | {FLEETS_OPTION: fleet.best_effort_share},
+            policy_options=engine.scheduler_options | kept,
             profile=group.profile,
             num_threads=group.threads,
             is_placed=group.engine.parallelism.is_placed,

@@ -8,12 +8,13 @@ import numpy as np
 from controller.lengths.estimate import LengthOptions
 from controller.options import DP, FleetOptions
 from planning.admission.plan import AdmissionOptions
+from planning.batch.policy import BatchPolicy
 from planning.batch.registry import POLICIES, policy_code
 from planning.engine import EngineModel
 from planning.lead import LAUNCH_S
 from planning.limits import DEFAULTS, make_limits, newcomer_share
 from profiles.profile import Profile
-from protocol.messages import LIVE_STRETCH
+from protocol.messages import LIVE_SHARE, LIVE_STRETCH
 from protocol.programs import Program
 from simulation.core.engine import Engines, learn_from, make_engines, stray_by
 from simulation.core.jobs import NEVER
@@ -99,7 +100,7 @@ class System:
     reconsiders: bool = True
     drops_refused: bool = False  # no best-effort tier: what is refused is gone
     believed_speed: float = 1.0  # of the hardware as the planner sees it; 1.1: it thinks iterations 10 % shorter
-    best_effort_share: float = 0.0
+    best_effort_share: float | None = None  # None: the policy's own
     best_effort_stretch: float = DEFAULTS["best_effort_stretch"]
     slack_margin: float = 0.0  # see planning.limits
     fairness: float | None = None  # None: the policy's own
@@ -114,6 +115,9 @@ class System:
     def gpus(self) -> int:
         """Replicas of all kinds."""
         return self.replicas
+
+    def _share(self, policy: BatchPolicy) -> float:
+        return policy.options.get("best_effort_share", 0.0)
 
     def with_budget(self, tokens: int) -> "System":
         return replace(self, token_budget=tokens)
@@ -132,7 +136,7 @@ class System:
             max_running=self.max_running,
             max_batch_tokens=self.token_budget,
             max_iteration_s=MAX_ITERATION_S,
-            best_effort_share=self.best_effort_share or policy.options.get("best_effort_share", 0.0),
+            best_effort_share=self._share(policy) if self.best_effort_share is None else self.best_effort_share,
             acceptance=self.acceptance,
             best_effort_stretch=self.best_effort_stretch,
             slack_margin=self.slack_margin,
@@ -209,6 +213,9 @@ class FleetOf(System):
         engines = super().engines(profile, seed)
         engines.state["is_controlled"] = True
         return engines
+
+    def _share(self, policy: BatchPolicy) -> float:
+        return LIVE_SHARE if policy.plans_ahead else super()._share(policy)
 
     def dispatcher(self, profile: Profile, jobs: np.ndarray, seed: int = 0) -> Dispatcher:
         options = FleetOptions(
