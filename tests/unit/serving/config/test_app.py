@@ -154,12 +154,13 @@ def test_replica_config_carries_every_engine_setting() -> None:
         "scheduler_options": {"max_iteration_s": 0.5},
         "speculation": {"num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 2},
     }
+    names = {"controller_name": "c", "controller_namespace": "n"}
     config = AppConfig.read(
         {
             "model": {"id": "a/b", "max_model_len": 1024, "dtype": "bfloat16", "load_format": "dummy"},
             "engine": engine,
             "profile": "h200_sxm__llama-3.1-8b",
-            "fleet": {"report_interval_s": 0.2, "controller_name": "c", "controller_namespace": "n"},
+            "fleet": {"report_interval_s": 0.2, "best_effort_share": 0} | names,
         }
     )
     replica = config.replica_config(only(config))
@@ -176,7 +177,8 @@ def test_replica_config_carries_every_engine_setting() -> None:
     }
     for name in type(config.engine).model_fields.keys() - renamed:
         assert getattr(replica, name) == getattr(config.engine, name), name
-    assert (replica.engine, replica.policy, replica.policy_options["max_iteration_s"]) == ("vllm", "vllm", 0.5)
+    assert (replica.engine, replica.policy) == ("vllm", "vllm")
+    assert replica.policy_options == {"max_iteration_s": 0.5, "best_effort_share": 0.0}
     assert (replica.model, replica.max_model_len, replica.dtype) == ("a/b", 1024, "bfloat16")
     assert (replica.num_speculative_tokens, replica.prompt_lookup_min, replica.prompt_lookup_max) == (3, 1, 2)
     assert (replica.load_format, replica.profile, replica.report_interval_s) == ("dummy", "h200_sxm__llama-3.1-8b", 0.2)
@@ -186,7 +188,7 @@ def test_replica_config_carries_every_engine_setting() -> None:
 def test_defaults_of_replica_and_application_are_the_same() -> None:
     config = AppConfig.read({})
     replica, default = config.replica_config(only(config)), ReplicaConfig()
-    own = {"profile", "policy_options", "controller_name", "controller_namespace"}
+    own = {"profile", "controller_name", "controller_namespace"}
     differing = {name for name in replica.__struct_fields__ if getattr(replica, name) != getattr(default, name)}
     assert differing <= own
 
