@@ -10,7 +10,7 @@ import typer
 from serving.cli import fleet as cli_fleet
 from serving.cli.collisions import check_rooms
 from serving.cli.fleet import Url
-from serving.cli.outputs import check_folders
+from serving.cli.outputs import check_folders, check_picture
 from serving.launch.leave import leave
 from serving.launch.running import url_or
 from serving.launch.starter import copy_starter
@@ -105,12 +105,13 @@ def replay(  # noqa: PLR0913  (a command: its options)
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 0.0,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the result file here.")] = None,
     records: Annotated[Path | None, typer.Option(help="Write every request to this parquet file.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw predicted against measured TTFT as a PNG.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw predicted against measured TTFT: a PNG, PDF or SVG.")] = None,
 ) -> None:
     """Replay a trace against a server in an open loop and report attainment per class of SLO."""
     from serving.loadgen import replay as player
 
-    check_folders(json_out, records, plot)
+    check_folders(json_out, records)
+    check_picture(plot)
     options = player.ReplayOptions(
         trace=trace,
         url=url_or(url),

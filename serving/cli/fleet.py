@@ -57,7 +57,8 @@ def _change(url: str | None, address: str | None, change: Callable[[dict[str, An
     url = url_or(url)
     table = tier_edit.redeploy(dashboard_or(address, url), change, url)
     tier_edit.wait_applied(url, table["version"])
-    print(f"Tier table version {table['version']} is in force. A Serve file deployed later must state a higher one.")
+    told = f"Version {table['version']} of the tiers and the fleet's settings is in force."
+    print(f"{told} A Serve file deployed later must state a higher one.")
 
 
 fleet = typer.Typer(invoke_without_command=True, help="Show the fleet, or change it in place.", rich_markup_mode=None)

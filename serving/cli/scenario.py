@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import yaml
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from controller.options import FleetOptions
 from profiles.profile import Profile
@@ -59,7 +59,7 @@ class ChangeSection(Section):
     """From a part of the run on (0 to 1, by requests), other shares of the classes, in their order."""
 
     at: float = Field(ge=0, le=1)
-    shares: list[float]
+    shares: list[NonNegativeFloat]
 
 
 class ArrivalsSection(Section):
@@ -162,6 +162,10 @@ class Scenario(Section):
             raise ValueError("classes: at least one is needed")
         if self.workload.closed_loop and self.changes:
             raise ValueError("changes: all calls of a closed loop have the first of classes; leave it out")
+        for position, change in enumerate(self.changes):
+            if len(change.shares) != len(self.classes) or sum(change.shares) <= 0:
+                told = f"need {len(self.classes)} numbers, one for each of classes, of which one is above 0"
+                raise ValueError(f"changes.{position}.shares: {told}, got {change.shares}")
         check_names("classes", [section.name for section in self.classes])
         check_room("classes", sum(section.num_replicas for section in self.classes), self.num_replicas)
 
@@ -205,9 +209,16 @@ def read_scenario(path: Path) -> Scenario:
 
 
 def trace_of(scenario: Scenario, traces: Path) -> Trace | None:
-    """The trace that the workload names, from a path or from the folder of traces."""
+    """The trace that the workload names, from a path or from the folder of traces.
+
+    Raises:
+        ConfigError: for an affinity to prefixes where the workload has none.
+    """
     name = scenario.workload.trace
-    return read_trace(trace_path(name, traces)) if name else None
+    trace = read_trace(trace_path(name, traces)) if name else None
+    if scenario.prefix_affinity and (trace is None or not len(trace.blocks)):
+        raise ConfigError("prefix_affinity: needs a workload.trace that tells prefix blocks; leave it out")
+    return trace
 
 
 def trace_path(name: str, traces: Path) -> Path:

@@ -19,7 +19,7 @@ from profiles.profile import Profile
 from profiles.store import load_profile
 from serving.cli import scenario as scenarios
 from serving.cli import simulate_plots, simulate_tables
-from serving.cli.outputs import check_folders
+from serving.cli.outputs import check_folders, make_folder
 from serving.cli.reproduce import RunOptions, run_experiment
 from serving.tables import table_console
 from simulation.core.loop import Dispatcher, Simulation
@@ -50,8 +50,7 @@ def simulate(
     plots: Annotated[Path | None, typer.Option(help="folder for pictures")] = None,
 ) -> None:
     """Run a scenario in virtual time: who would get what."""
-    if plots is not None:
-        plots.mkdir(parents=True, exist_ok=True)
+    make_folder(plots)
     check_folders(json_out)
     asked = scenarios.read_scenario(path)
     profile, trace = load_profile(asked.profile), scenarios.trace_of(asked, traces)

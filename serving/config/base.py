@@ -45,7 +45,8 @@ class Section(BaseModel):
         try:
             return cls.model_validate({} if settings is None else settings)
         except ValidationError as error:
-            raise ConfigError("\n".join(_explain(cls, e) for e in error.errors(include_url=False))) from None
+            found = error.errors(include_url=False)
+            raise ConfigError("\n".join(_explain(cls, e) + _row_of(settings, e["loc"]) for e in found)) from None
 
 
 def same_names(section: Section, other: type[msgspec.Struct]) -> dict[str, Any]:
@@ -81,6 +82,23 @@ def _explain(root: type[Section], error: Mapping[str, Any]) -> str:
         return f"{path}: is required"
     what = error["msg"][0].lower() + error["msg"][1:]
     return f"{path or 'configuration'}: {what}, got {error['input']!r}"
+
+
+def _row_of(settings: Any, location: tuple[str | int, ...]) -> str:
+    """`` (of 'chat')`` where what is wrong is a row in a list, or a field of one, and the row says its name.
+
+    Entries of ``models`` are told by their position alone: what is wrong in all of them is told once.
+    """
+    path = location if location and isinstance(location[-1], int) else location[:-1]
+    if not path or not isinstance(path[-1], int) or path[0] == "models" or location[-1] == "name":
+        return ""
+    try:
+        for part in path:
+            settings = settings[part]
+        name = settings["name"]
+    except (LookupError, TypeError):
+        return ""
+    return f" (of {name!r})" if isinstance(name, str) else ""
 
 
 def _known_keys(root: type[Section], location: tuple[str | int, ...]) -> list[str]:

@@ -86,6 +86,8 @@ def url() -> Iterator[str]:
         (["replay", "none.parquet", "--vocab", "9"], "--vocab"),
         (["replay", "none.parquet", "--vocab", "9:3"], "--vocab"),
         (["replay", "none.parquet", "--json", "no/such/folder/out.json"], "no/such/folder/out.json"),
+        (["replay", "none.parquet", "--plot", "out.csv"], "out.csv: must end in .png, .pdf or .svg"),
+        (["replay", "none.parquet", "--plot", "no/such/folder/out.png"], "no/such/folder/out.png"),
         (["status", "--url", "ftp://x"], "--url"),
         (["status", "--url", "http://127.0.0.1:1"], "--url: cannot reach http://127.0.0.1:1/polyslo/status"),
     ],

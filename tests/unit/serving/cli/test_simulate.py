@@ -90,6 +90,9 @@ def test_plan(tmp_path: Path, capsys) -> None:
         (("name: batch", "name: fast"), "classes.1.name: 'fast' is used twice"),
         (("best_effort: true", "best_effort: false"), "classes.1.best_effort: set it, or state ttft_ms"),
         (("[5, 20]", "[5, 0]"), "rates_per_s.1: input should be greater than 0"),
+        (("[5, 20]", "[5]\nchanges: [{at: 0.5, shares: [1]}]"), r"small.yaml: changes.0.shares: need 2 numbers"),
+        (("[5, 20]", "[5]\nchanges: [{at: 0.5, shares: [0, 0]}]"), "changes.0.shares: need 2 numbers, one for each"),
+        (("[5, 20]", "[5]\nchanges: [{at: 0.5, shares: [-1, 2]}]"), "changes.0.shares.0: input should be greater than"),
         (("[5, 20]", "[5, 5]"), "rates_per_s: one of them is there twice"),
         (("[5, 20]", "[5]\nseeds: [-1]"), "seeds.0: input should be greater than or equal to 0"),
         (("[5, 20]", "[5]\nseeds: [1, 1]"), "seeds: one of them is there twice"),
@@ -201,6 +204,13 @@ def test_more_sessions_than_a_trace_has_are_an_error(sessions: Path, capsys) -> 
     assert "requests: trace five has 5 sessions, not 10" in capsys.readouterr().err
 
 
+def test_affinity_to_prefixes_that_no_trace_tells_is_an_error(tmp_path: Path, capsys) -> None:
+    path = write(tmp_path, routing="controller")
+    path.write_text(f"prefix_affinity: 1\n{path.read_text()}")
+    assert main(["simulate", str(path)]) == 2
+    assert "prefix_affinity: needs a workload.trace that tells prefix blocks" in capsys.readouterr().err
+
+
 def test_sessions_are_not_planned_for_apart(sessions: Path, capsys) -> None:
     assert main(["plan", str(sessions), "--apart"]) == 2
     assert f"--apart: {sessions}: workload.closed_loop: its requests are of no classes" in capsys.readouterr().err
@@ -240,6 +250,13 @@ def test_a_folder_in_place_of_a_file_is_told_before_the_run(tmp_path: Path, comm
     monkeypatch.setattr(simulate, "_run", lambda *_: pytest.fail("it ran"))
     assert main([command, str(write(tmp_path)), "--json", str(tmp_path)]) == 2
     assert f"{tmp_path}: is a folder; name a file" in capsys.readouterr().err
+
+
+def test_a_folder_of_pictures_that_cannot_be_made_is_told_before_the_run(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(simulate, "_run", lambda *_: pytest.fail("it ran"))
+    path = write(tmp_path)
+    assert main(["simulate", str(path), "--plots", str(path)]) == 2
+    assert f"{path}: is no folder, and none can be made (File exists)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("price", ["-1", "nan", "inf"])

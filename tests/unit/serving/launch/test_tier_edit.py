@@ -64,8 +64,14 @@ def test_settings_of_the_fleet_are_added_and_taken_away() -> None:
     ("change", "told"),
     [
         (lambda: set_tier(TABLE, "chat", {"tpot": 1}), "tiers.0.tpot: unknown key; did you mean 'tpot_ms'?"),
-        (lambda: set_tier(TABLE, "chat", {"max_replicas": -1}), "tiers.0.max_replicas: input should be greater"),
-        (lambda: set_tier(TABLE, "gold", {}), "tiers.2.best_effort: set it, or state"),
+        (
+            lambda: set_tier(TABLE, "chat", {"max_replicas": -1}),
+            "tiers.0.max_replicas: input should be greater than or equal to 0, got -1 (of 'chat')",
+        ),
+        (
+            lambda: set_tier(TABLE, "gold", {}),
+            "tiers.2.best_effort: set it, or state ttft_ms, ttft_slowdown, tpot_ms or e2e_ms (of 'gold')",
+        ),
         (lambda: remove_tier(TABLE, "gold"), "gold: no such tier; known: chat, batch"),
         (lambda: set_tier(ALIASED, "gold", {"tpot_ms": 20.0}), "gold: is an alias of tier 'chat'; change that one, or"),
         (lambda: remove_tier(ALIASED, "chat"), "chat: is the tier of alias 'gold'; remove the alias first"),
