@@ -81,6 +81,15 @@ def classify_requests(builder: BatchBuilder) -> None:
 
 
 @njit(cache=True)
+def best_effort_share(builder: BatchBuilder) -> float:
+    """The part of the iteration that is kept for best effort: none while nobody of it has waited too long."""
+    for i in range(len(builder.table)):
+        if BEST_EFFORT_DECODE <= builder.class_of[i] < IDLE and builder.slack_s[i] < 0.0:
+            return builder.engine.limits["best_effort_share"]
+    return 0.0
+
+
+@njit(cache=True)
 def _may_yield(builder: BatchBuilder, i: int, rank: int) -> bool:
     """Whether request ``i`` holds KV, is not in the batch and is of class ``rank`` or a less entitled one."""
     return builder.table[i]["running"] and builder.tokens_out[i] == 0 and rank <= builder.class_of[i] < IDLE

@@ -13,6 +13,7 @@ from numba import boolean, float64, int64, njit, types
 from planning.batch.builder import (
     BUILDER_TYPE,
     BatchBuilder,
+    best_effort_share,
     by_slack,
     classify_requests,
     free_after_preemption,
@@ -288,12 +289,11 @@ def form_batch(
     classify_requests(builder)
     limit_s = _take_due_decodes(builder)
     has_spare = count[BEST_EFFORT_DECODE] + count[BEST_EFFORT_PREFILL] > 0
-    has_late = count[LATE_DECODE] + count[LATE_PREFILL] > 0
-    best_effort_s = limit_s * engine.limits["best_effort_share"] if has_spare else 0.0
+    best_effort_s = limit_s * best_effort_share(builder) if has_spare else 0.0
     limit_s, served = _take_prefills(builder, limit_s - best_effort_s, LATE_DECODE, PREFILL)
     if served != OUT_OF_TIME and count[PREFILL] > 0:
         _take_decodes(builder, limit_s, LATE_DECODE, by_slack(builder, DECODE))
-    if has_spare or has_late:
+    if has_spare or count[LATE_DECODE] + count[LATE_PREFILL] > 0:
         _add_late_and_best_effort(builder, limit_s, best_effort_s, served == ALL_SERVED)
     if builder.composition[TOKENS] == 0 and count[IDLE] < rows:
         ensure_progress(builder)

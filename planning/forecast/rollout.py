@@ -5,6 +5,7 @@ import math
 import numpy as np
 from numba import boolean, float64, from_dtype, int64, njit, types
 
+from planning.batch.aging import second_slack_s
 from planning.batch.classes import (
     BEST_EFFORT_DECODE,
     BEST_EFFORT_PREFILL,
@@ -244,7 +245,8 @@ def forecast_requests(
     (FORECAST[rows]).
 
     Iterations are formed one by one until no prefill is left, then decoding runs in lockstep to the predicted lengths.
-    Work that may not cost anyone an SLO (late, and best effort unless it has a share) is left out and forecast nothing.
+    Work that may not cost anyone an SLO (late, and best effort unless a share is kept for it) is left out and forecast
+    nothing.
     Stops early once a margin is below ``least_s``. Returns the worst margin of all that are not marked as unattainable,
     and the peak of KV tokens in lockstep, with what ``kv_reserve`` keeps for outputs longer than expected.
     """
@@ -256,7 +258,9 @@ def forecast_requests(
         row_forecast["begin_s"] = math.inf
         request_class = classify(coef, limits, row, next_token_deadline_s(row, start_s) - start_s)
         is_late = request_class in (LATE_DECODE, LATE_PREFILL)
-        is_free = request_class in (BEST_EFFORT_DECODE, BEST_EFFORT_PREFILL) and limits["best_effort_share"] == 0.0
+        is_free = request_class in (BEST_EFFORT_DECODE, BEST_EFFORT_PREFILL) and (
+            limits["best_effort_share"] == 0.0 or second_slack_s(row, limits, request_class, start_s) >= 0.0
+        )
         if is_late:
             row_forecast["margin_s"] = -math.inf
             if not row_forecast["unattainable"]:

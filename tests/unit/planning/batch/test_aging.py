@@ -6,6 +6,7 @@ import pytest
 from planning.batch.aging import READING_S, second_due_s
 from planning.batch.slo import form_batch
 from planning.engine import EngineModel
+from planning.forecast.rollout import FORECAST, forecast_requests
 from planning.limits import make_limits
 from planning.tables import RequestTable, request_table, to_best_effort
 
@@ -76,3 +77,18 @@ def test_of_late_streams_those_that_a_reader_waits_for_come_first() -> None:
 def test_late_prompts_still_come_before_best_effort_that_waits_longer() -> None:
     late, old = prompt(5000, 2, -2.0), spare(prompt(40, 3, 9.0 * LONG_AGO_S))
     assert form(decode(1), late, old)[2] == 0
+
+
+@pytest.mark.parametrize(("waited_s", "kept"), [(0.9 * AGING_S, 0), (2.0 * AGING_S, 3750)])
+def test_a_share_is_kept_for_best_effort_that_has_waited_too_long(waited_s: float, kept: int) -> None:
+    limits = make_limits(200_000, max_batch_tokens=100_000, best_effort_share=0.25, aging_s=AGING_S)
+    tokens = form(decode(1), prompt(50_000, 2), spare(prompt(5000, 3, -waited_s)), limits=limits)
+    assert tokens == [1, 14_899 - kept, kept], "of 0.15 s"
+
+
+@pytest.mark.parametrize(("share", "waited_s"), [(0.25, 0.9 * AGING_S), (0.25, 2.0 * AGING_S), (0.0, 2.0 * AGING_S)])
+def test_best_effort_is_forecast_where_a_share_is_kept_for_it(share: float, waited_s: float) -> None:
+    limits = make_limits(100_000, best_effort_share=share, aging_s=AGING_S)
+    table, forecast = np.concatenate((prompt(500, 1), spare(prompt(500, 2, -waited_s)))), np.zeros(2, dtype=FORECAST)
+    forecast_requests(EngineModel(COEF, limits), table, 0.0, -np.inf, forecast)
+    assert np.isfinite(forecast["first_s"]).tolist() == [True, share > 0.0 and waited_s > AGING_S]

@@ -127,15 +127,6 @@ def test_best_effort_waits_while_a_prompt_wants_the_time() -> None:
     assert form(decodes([0.02]), prompts([5000], [1.0]), spare(prompts([100], [math.inf], 200)))[1] == [1, 1899, 0]
 
 
-def test_a_share_is_kept_for_best_effort() -> None:
-    limits = make_limits(20_000, max_iteration_s=0.2, best_effort_share=0.25)
-    seconds, tokens = form(
-        decodes([0.02]), prompts([5000], [1.0]), spare(prompts([5000], [math.inf], 200)), limits=limits
-    )
-    assert tokens == [1, 1399, 500]
-    assert seconds == pytest.approx(0.02)
-
-
 def test_filler_never_takes_slack_that_later_tokens_need() -> None:
     """The pace of 20 us per token cannot be held by iterations of 1 ms: all of the earned slack is spoken for."""
     lone = decodes([0.0491], tpot_s=2e-5)  # 49 tokens in 49 iterations of about 1.01 ms

@@ -23,6 +23,7 @@ def beside_a_backlog() -> np.ndarray:
 def test_promises_are_kept_beside_the_share_of_best_effort(share: float) -> None:
     jobs, system = beside_a_backlog(), FleetOf("fleet", admits=True, best_effort_share=share)
     simulation = Simulation(jobs, system.engines(a100()), system.dispatcher(a100(), jobs))
+    simulation.engines.limits["aging_s"] = 0.5
     simulation.run()
     promised = simulation.records["promised"] & ~jobs["best_effort"]
     assert promised.sum() > 10
