@@ -80,14 +80,14 @@ class Fleet:
     def report(self, report: Report, now_s: float) -> bool:
         """A replica told its state; an unknown or reborn one joins. Whether all that it refers to is known."""
         self._forget(now_s)
-        known = self.replicas.get(report.replica)
-        if is_new := known is None or known.incarnation != report.incarnation:
+        replica = self.replicas.get(report.replica)
+        if is_new := replica is None or replica.incarnation != report.incarnation:
             profile, _ = self.load_profile(report.profile), limits_of(report)  # what fails here changes nothing
-            if known is not None:
-                self._drop(known)
-            born = VirtualReplica(report, profile, self.slots, now_s)
-            self.replicas[report.replica] = self.by_slot[born.slot] = born
-        replica = self.replicas[report.replica]
+            if replica is not None:
+                self._drop(replica)
+                self.allocation.note_reborn(replica.name, now_s)
+            replica = VirtualReplica(report, profile, self.slots, now_s)
+            self.replicas[report.replica] = self.by_slot[replica.slot] = replica
         synced = replica.sync(report, self.lengths, self.tiers, self.calibration, now_s)
         self.places.follow(replica, synced.without(self.held.follow(replica, now_s)), now_s)
         self.held.forget(synced.gone)

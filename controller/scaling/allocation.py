@@ -115,6 +115,10 @@ class Allocation:
         made._take_over(self.roles, self.autoscaler, now_s)
         return made
 
+    def note_reborn(self, name: str, now_s: float) -> None:
+        """A replica died without a word and is back under its name; its role stays."""
+        self.history.note(Change(now_s, name, "absent", self.roles.told(name)[1], "died and started again"))
+
     def record_arrival(self, row: np.ndarray, now_s: float) -> None:
         """A request (REQUEST[]) asks for a place."""
         tier = self.table.tiers[int(row["tier"])].name if self.table.tiers else ""

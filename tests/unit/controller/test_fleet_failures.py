@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from controller.mirror.slots import DOUBT_S
+from controller.scaling.allocation import AllocationOptions
 from controller.status import fleet_status
 from controller.unplaced import NEWS_S
 from profiles.profile import ProfileError
@@ -168,3 +169,19 @@ def test_a_report_that_makes_no_sense_costs_no_replica_its_slot(wrong: dict[str,
     state.report(report("a", incarnation="2"), 0.2)
     assert {replica.slot for replica in state.replicas.values()} == {0, 1}
     state.check_integrity()
+
+
+@pytest.mark.parametrize("roles", ["static", "dynamic"])
+def test_the_history_tells_which_replicas_died_came_back_and_came(roles: str) -> None:
+    state = fleet(allocation=AllocationOptions(roles))
+    for name in "ab":
+        state.report(report(name), 0.0)
+    told = len(state.allocation.history)
+    state.report(report("a", incarnation="2"), 1.0)
+    silent_s = state.options.forget_s + 1.0
+    for sequence, now_s in enumerate((0.5 * silent_s, silent_s), start=2):
+        state.report(report("a", sequence, incarnation="2"), now_s)
+    state.report(report("c"), silent_s + 1.0)
+    changes = [(c.what, c.after == "absent", c.reason) for c in list(state.allocation.history)[told:]]
+    died, gone = ("a", False, "died and started again"), ("b", True, "stopped reporting")
+    assert changes == [died, gone, ("c", False, "joined")]
