@@ -178,11 +178,14 @@ def plan(  # noqa: PLR0913  (a command: its options)
                     def tell(count: int, what: str = what, task: TaskID = task) -> None:
                         bar.update(task, description=f"{what}, {count} replicas")
 
-                    found = [
-                        _sized(asked, loaded, Workload(*jobs_of(seed), trace), seed, (target, hourly / 3600.0), tell)
-                        for seed in bar.track(asked.seeds, task_id=task)
-                    ]
+                    found, count = [], 0
+                    for seed in bar.track(asked.seeds, task_id=task):
+                        work = Workload(*jobs_of(seed), trace)
+                        count += len(work.jobs)
+                        found.append(_sized(asked, loaded, work, seed, (target, hourly / 3600.0), tell))
                     point: dict[str, Any] = {"profile": loaded.name, "class": who, "rate_per_s": rate}
+                    if number >= 0:
+                        point["class_rate_per_s"] = rate * count / (asked.requests * len(asked.seeds))
                     points.append(point | _needed(found))
     console.print(simulate_tables.planned(points, target))
     if json_out is not None:

@@ -34,7 +34,9 @@ def planned(points: list[dict[str, Any]], target: float) -> Table:
         count, cost = p["replicas"], p["cost_per_request"]
         seen = f"{count['median']:.0f} ({count['low']:.0f} to {count['high']:.0f})" if count["median"] else "none"
         told = f"{1e3 * cost['median']:.3g}" if cost else "-"
-        table.add_row(p["profile"], p["class"], f"{p['rate_per_s']:g}", seen, _share(p["attainment"]["median"]), told)
+        own = f"{p['class_rate_per_s']:.3g} of " if "class_rate_per_s" in p else ""
+        rate = f"{own}{p['rate_per_s']:g}"
+        table.add_row(p["profile"], p["class"], rate, seen, _share(p["attainment"]["median"]), told)
     return table
 
 

@@ -69,7 +69,12 @@ def test_plan(tmp_path: Path, capsys) -> None:
     points = json.loads(out.read_text())["points"]
     assert [point["class"] for point in points] == ["all", "fast", "all", "fast"]
     assert all(point["replicas"]["median"] >= 1 for point in points)
-    assert "replicas" in capsys.readouterr().out
+    rates = [(point["rate_per_s"], point.get("class_rate_per_s", 0.0)) for point in points]
+    told = capsys.readouterr().out
+    for rate, own in rates[1::2]:
+        assert 0.6 * rate < own < rate, "five sixths of the requests"
+        assert f"{own:.3g} of {rate:g}" in told
+    assert rates[::2] == [(5.0, 0.0), (20.0, 0.0)]
 
 
 @pytest.mark.parametrize(
