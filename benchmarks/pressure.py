@@ -1,13 +1,13 @@
 """Who pays when an engine is short of KV cache or of time: preemptions, tokens computed again, waits, gaps of streams.
 
-``python -m benchmarks.pressure [SCENE ...] [--quick] [--json OUT]``. The live controller's ``Fleet`` decides in virtual
-time over modelled engines. *memory* has half of an A100's requests without an objective, and a KV cache so small that
-they hold most of it. *overload* asks 1.5 times the capacity of a fleet whose engines stray: what is not promised is
-served best effort. In *stalls* its engines are slow for seconds, so that promises fall behind. *engine* scenes are one
-engine that is sent everything, quick enough to run without the compiler. In *starved* it is sent nearly twice the
-promises that it can keep, for two minutes, beside a few requests without an objective. In *saturated* scenes a fleet
-promises as much as it can for two minutes and refuses the rest, beside such requests, for which a share is kept or not.
-Run it before and after a change of batch formation.
+``python -m benchmarks.pressure [SCENE ...] [--share 0] [--quick] [--json OUT]``. The live controller's ``Fleet``
+decides in virtual time over modelled engines. *memory* has half of an A100's requests without an objective, and a KV
+cache so small that they hold most of it. *overload* asks 1.5 times the capacity of a fleet whose engines stray: what is
+not promised is served best effort. In *stalls* its engines are slow for seconds, so that promises fall behind. *engine*
+scenes are one engine that is sent everything, quick enough to run without the compiler. In *starved* it is sent nearly
+twice the promises that it can keep, for two minutes, beside a few requests without an objective. In *saturated* scenes
+a fleet promises as much as it can for two minutes and refuses the rest, beside such requests, for which a share is kept
+or not. Run it before and after a change of batch formation.
 """
 
 import statistics
@@ -179,20 +179,24 @@ def main(
     names: Annotated[list[str] | None, typer.Argument(help="scenes; all")] = None,
     json: Annotated[Path | None, typer.Option(help="Result file.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="One seed, 30 s.")] = False,
+    share: Annotated[float | None, typer.Option(help="Kept for best effort, in every scene; else as it says.")] = None,
 ) -> None:
     """Run every scene with every seed, print and write."""
     seeds, seconds = (SEEDS[:1], QUICK_S) if quick else (SEEDS, SECONDS)
     points: list[dict[str, Any]] = []
     for name in names or PRESSURES:
         for seed in seeds:
-            lasts_s = min(seconds, PRESSURES[name].most_s)
-            simulation, spare_tokens = run(PRESSURES[name], lasts_s, seed)
+            pressure = PRESSURES[name] if share is None else replace(PRESSURES[name], best_effort_share=share)
+            lasts_s = min(seconds, pressure.most_s)
+            simulation, spare_tokens = run(pressure, lasts_s, seed)
             points.append({"scene": name, "seed": seed} | figures(simulation, spare_tokens, lasts_s))
             print(points[-1], flush=True)
     headline = headline_of(points)
     print(headline)
     if json:
-        write_result(json, "pressure", config={"seconds": seconds}, seeds=seeds, headline=headline, points=points)
+        write_result(
+            json, "pressure", config={"seconds": seconds, "share": share}, seeds=seeds, headline=headline, points=points
+        )
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from controller.options import FleetOptions
 from controller.placement import RETRY_INTERVAL_S, Pending
 from controller.programs.programs import Programs
 from controller.returns import Returns
-from controller.scaling.allocation import Allocation
+from controller.scaling.allocation import REBORN, Allocation
 from controller.scaling.role import ReplicaView
 from controller.scaling.tiers import TierTable
 from controller.slowdown import with_ttft
@@ -84,8 +84,7 @@ class Fleet:
         if is_new := replica is None or replica.incarnation != report.incarnation:
             profile, _ = self.load_profile(report.profile), limits_of(report)  # what fails here changes nothing
             if replica is not None:
-                self._drop(replica)
-                self.allocation.note_reborn(replica.name, now_s)
+                self._drop(replica, REBORN, now_s)
             replica = VirtualReplica(report, profile, self.slots, now_s)
             self.replicas[report.replica] = self.by_slot[replica.slot] = replica
         synced = replica.sync(report, self.lengths, self.tiers, self.calibration, now_s)
@@ -121,11 +120,11 @@ class Fleet:
     def on_removed(self, replica: str, now_s: float) -> None:
         """A drained replica has been ended as the autoscaler asked: it is gone, not silent."""
         self.allocation.on_removed(replica, now_s)
-        self.hand_over(replica, now_s)
+        self.hand_over(replica, now_s, "drained and ended")
 
-    def hand_over(self, replica: str, now_s: float) -> None:
+    def hand_over(self, replica: str, now_s: float, reason: str = "another controller has it") -> None:
         """Another controller has this replica from now on, or nobody."""
-        self._give_up([name for name in (replica,) if name in self.replicas], now_s)
+        self._give_up([name for name in (replica,) if name in self.replicas], reason, now_s)
 
     def on_outcome(self, outcome: Outcome, now_s: float) -> None:
         """A request ended: count it, learn its length, free its reservation. Or its first token is told."""
@@ -276,17 +275,18 @@ class Fleet:
     def _forget(self, now_s: float) -> None:
         """Give up replicas that are gone, and pending requests that ask no more."""
         gone = self.slots.gone(now_s, self.options.silent_s, self.options.forget_s)
-        self._give_up([self.by_slot[slot].name for slot in gone], now_s)
+        self._give_up([self.by_slot[slot].name for slot in gone], "", now_s)
         self.unplaced.forget(now_s)
 
-    def _give_up(self, names: Sequence[str], now_s: float) -> None:
+    def _give_up(self, names: Sequence[str], reason: str, now_s: float) -> None:
         for name in names:
-            self._drop(self.replicas.pop(name))
+            self._drop(self.replicas.pop(name), reason, now_s)
         if names:
             self._allocate(now_s)
 
-    def _drop(self, replica: VirtualReplica) -> None:
-        """Forget what a replica held: it is gone or reborn."""
+    def _drop(self, replica: VirtualReplica, reason: str, now_s: float) -> None:
+        """Forget what a replica held: it is gone or reborn. Without a reason, nobody said why."""
+        self.allocation.note_gone(replica, reason, now_s)
         self.held.forget(self.places.forget(replica))
         self.slots.release(replica.slot)
         self.unplaced.returns.forget(self.by_slot.pop(replica.slot).slot)

@@ -16,7 +16,7 @@ LIMITS = np.dtype(
         # How far late and best-effort work may go beyond an empty iteration, as part of one: newcomers wait for it.
         ("best_effort_stretch", "f8"),
         ("newcomer_share", "f8"),  # of the tightest TTFT, that an iteration with such work may take
-        ("best_effort_share", "f8"),  # of every iteration, kept for best effort that waited too long
+        ("best_effort_share", "f8"),  # of the time, kept for best effort that is older than aging_s
         ("aging_s", "f8"),  # late prompts and best effort that wait longer come first (``planning.batch.aging``)
         ("acceptance", "f8"),  # probability that a draft token is accepted
         # By how much of its prediction an iteration may take longer without making a token late: ``reach`` of

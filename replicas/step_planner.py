@@ -78,7 +78,7 @@ def options_of(options: Mapping[str, float], is_asynchronous: bool, forms_late: 
 
 def reported_limits(policy: str, options: dict[str, float], *, block_tokens: int, max_batch_tokens: int) -> PlanLimits:
     """What the controller is to plan by; options of policies that make no plans say nothing about those."""
-    chosen = options if batch_policy(policy).plans_ahead else {}
+    chosen = options if batch_policy(policy).plans_ahead else {"best_effort_share": 0.0}
     own = dict(block_tokens=block_tokens, max_batch_tokens=max_batch_tokens)
     limits = planner_limits(policy, chosen, kv_capacity_tokens=1, **own)
     return PlanLimits(*(limits[name].item() for name in PlanLimits.__struct_fields__))

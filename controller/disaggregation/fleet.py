@@ -52,8 +52,8 @@ class DisaggregatedFleet(Fleet):
         super()._remap_tiers(tier_remap)
         self.room.remap_tiers(tier_remap)
 
-    def _drop(self, replica: VirtualReplica) -> None:
-        super()._drop(replica)
+    def _drop(self, replica: VirtualReplica, reason: str, now_s: float) -> None:
+        super()._drop(replica, reason, now_s)
         self.room.drop(replica.name)
 
     def on_outcome(self, outcome: Outcome, now_s: float) -> None:

@@ -20,6 +20,7 @@ from controller.scaling.tiers import Tier, TierTable
 from controller.shards.share import WHOLE, Share
 from routing.fleet_state import RESERVED, SHARED
 
+REBORN = "died and started again"  # reason of a change
 FEW, JOIN_S = 16, 0.02  # in a fleet of more replicas, those that join within so long get their roles together
 
 
@@ -115,9 +116,13 @@ class Allocation:
         made._take_over(self.roles, self.autoscaler, now_s)
         return made
 
-    def note_reborn(self, name: str, now_s: float) -> None:
-        """A replica died without a word and is back under its name; its role stays."""
-        self.history.note(Change(now_s, name, "absent", self.roles.told(name)[1], "died and started again"))
+    def note_gone(self, replica: VirtualReplica, reason: str, now_s: float) -> None:
+        """A replica is there no longer, or is back under its name with nothing of what it held. Where nobody gives a
+        reason, it fell silent."""
+        name, role = replica.name, self.roles.told(replica.name)[1]
+        is_expected = replica.draining or not self.roles.is_open(name)
+        told = reason or ("left" if is_expected else "stopped reporting")
+        self.history.note(Change(now_s, name, role, role if reason == REBORN else "absent", told))
 
     def record_arrival(self, row: np.ndarray, now_s: float) -> None:
         """A request (REQUEST[]) asks for a place."""

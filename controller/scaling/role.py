@@ -56,11 +56,6 @@ class ReplicaView(NamedTuple):
         return not any(self.slo_requests) and not self.best_effort
 
 
-def why_gone(was_draining: bool) -> str:
-    """The reason that the history gives for a replica that is there no longer."""
-    return "left" if was_draining else "stopped reporting"
-
-
 class StaticRoles:
     """As many replicas as ``Tier.num_replicas`` says to each tier, by name; the rest serve every tier and may drain."""
 
@@ -79,17 +74,11 @@ class StaticRoles:
 
     def step(self, views: Sequence[ReplicaView], now_s: float) -> None:
         """Follow the replicas that there are, and their phases."""
-        prefills, present = {view.name for view in views if view.phase == Phase.PREFILL}, {view.name for view in views}
-        before = self._assigned.keys()
-        if before != present or prefills != self._prefills:
-            for name in sorted(before - present):
-                reason = why_gone(name in self.draining)
-                self._history.note(Change(now_s, name, self.told(name)[1], "absent", reason))
+        prefills = {view.name for view in views if view.phase == Phase.PREFILL}
+        if self._assigned.keys() != {view.name for view in views} or prefills != self._prefills:
             self._prefills = prefills
             self._assign([view.name for view in views])
             self.draining &= self._assigned.keys()
-            for name in sorted(present - before) if before else ():
-                self._history.note(Change(now_s, name, "absent", self.told(name)[1], "joined"))
 
     def _assign(self, names: Sequence[str]) -> None:
         """Tiers are of the replicas that decode; prompts of all tiers are computed by the others."""

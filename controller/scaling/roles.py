@@ -14,7 +14,7 @@ import msgspec
 from controller.disaggregation.phases import Phase
 from controller.scaling.demand import Need
 from controller.scaling.history import Change, History
-from controller.scaling.role import IN_POOL, Kind, ReplicaView, Role, has_changed_phase, why_gone
+from controller.scaling.role import IN_POOL, Kind, ReplicaView, Role, has_changed_phase
 from controller.scaling.tiers import TierTable
 from protocol.messages import INF
 
@@ -193,8 +193,7 @@ class DynamicRoles:
         """Replicas that came and went."""
         present = {view.name for view in views}
         for name in self._roles.keys() - present:
-            reason = why_gone(name in self.draining)
-            self.history.note(Change(now_s, name, str(self._put(name, None)), "absent", reason))
+            self._put(name, None)
             self._idle_since_s.pop(name, None)
         for view in views:
             if view.name not in self._roles:

@@ -82,7 +82,7 @@ def classify_requests(builder: BatchBuilder) -> None:
 
 @njit(cache=True)
 def best_effort_share(builder: BatchBuilder) -> float:
-    """The part of the iteration that is kept for best effort: none while nobody of it has waited too long."""
+    """The part of the time that is kept for best effort: none while nobody of it is older than ``aging_s``."""
     for i in range(len(builder.table)):
         if BEST_EFFORT_DECODE <= builder.class_of[i] < IDLE and builder.slack_s[i] < 0.0:
             return builder.engine.limits["best_effort_share"]

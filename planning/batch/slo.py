@@ -8,7 +8,7 @@ come first, then prefills by deadline, then early decodes; late and best-effort 
 import math
 
 import numpy as np
-from numba import boolean, float64, int64, njit, types
+from numba import boolean, float64, njit, types
 
 from planning.batch.builder import (
     BUILDER_TYPE,
@@ -16,10 +16,8 @@ from planning.batch.builder import (
     best_effort_share,
     by_slack,
     classify_requests,
-    free_after_preemption,
     reserve_with_preemption,
     rows_of,
-    tokens_kept_free,
 )
 from planning.batch.classes import (
     BEST_EFFORT_DECODE,
@@ -32,104 +30,23 @@ from planning.batch.classes import (
     is_decode,
 )
 from planning.batch.composition import (
-    DRAFT_TOKENS,
     TOKENS,
     add_tokens,
     composition_s,
     most_on_time_s,
-    remove_decode,
 )
-from planning.batch.kv import FREE_KV, blocks_tokens, needed, reserve
+from planning.batch.kv import FREE_KV, blocks_tokens
 from planning.batch.policy import policy
-from planning.batch.prefill_only import chunk_budget_tokens, chunk_within
+from planning.batch.prefill_only import chunk_budget_tokens
+from planning.batch.taking import ALL_SERVED, OUT_OF_TIME, chunk_tokens, take_decodes, take_prefills
 from planning.deadlines import effective_tpot_s, num_uncomputed_tokens
 from planning.engine import EngineModel
 from planning.forecast.lockstep import DECODE_STATE, fill_decode_state, run_lockstep
 from planning.tables import RequestTable
 from profiles.compiled_once import compiled_once
-from profiles.kernels import iteration_s, max_prefill_tokens
+from profiles.kernels import iteration_s
 
-# How far the prefills of a class were served.
-ALL_SERVED, OUT_OF_ROOM, OUT_OF_TIME = range(3)
 LEAST_STRETCH = 0.5  # of an empty iteration, that late and best-effort work may add however tight a TTFT is
-
-
-@njit(cache=True)
-def _chunk_tokens(builder: BatchBuilder, row: np.void, limit_s: float) -> int:
-    """Largest prefill chunk of the request that keeps the batch within ``limit_s`` and the engine's token limit."""
-    engine, composition, todo = builder.engine, builder.composition, num_uncomputed_tokens(row)
-    room = max_prefill_tokens(engine.coef, limit_s, composition, row["computed_tokens"])
-    chunk = chunk_within(todo, int(composition[TOKENS]), builder.chunk_budget)
-    return min(todo, chunk, room, int(engine.limits["max_batch_tokens"] - composition[TOKENS]))
-
-
-@compiled_once(types.void(BUILDER_TYPE, float64, int64, int64[::1]))
-def _take_decodes(builder: BatchBuilder, limit_s: float, rank: int, rows: np.ndarray) -> None:
-    """Add those of the decodes ``rows`` that are not in the batch, in order, until one no longer fits ``limit_s``.
-
-    The first decode of a batch is taken whatever it costs: nothing shorter would serve it.
-    """
-    engine, table, composition, tokens_out = builder.engine, builder.table, builder.composition, builder.tokens_out
-    coef, limits, free = engine.coef, engine.limits, builder.free
-    for i in rows:
-        row = table[i]
-        if tokens_out[i] != 0:
-            continue
-        tokens = 1 + row["spec_tokens"]
-        drafts, is_first = composition[DRAFT_TOKENS], composition[TOKENS] == 0
-        add_tokens(row, tokens, composition)
-        is_over = composition[TOKENS] > limits["max_batch_tokens"] or composition_s(coef, composition) > limit_s
-        if is_over and not is_first:
-            remove_decode(row, tokens, drafts, composition)
-            return
-        if reserve(row, tokens, limits["block_tokens"], free):
-            tokens_out[i] = tokens
-        elif rank == IDLE or not reserve_with_preemption(builder, i, tokens, rank):
-            remove_decode(row, tokens, drafts, composition)
-
-
-@compiled_once(types.Tuple((float64, int64))(BUILDER_TYPE, float64, int64, int64))
-def _take_prefills(builder: BatchBuilder, limit_s: float, rank: int, request_class: int) -> tuple[float, int]:
-    """Add prefill chunks of one class by deadline; returns the iteration's limit after it and how far they were served.
-
-    A first token must not wait for what is placed behind it beyond its own deadline less the slack margin: the limit
-    falls to that. Best effort begins and resumes only where it leaves ``tokens_kept_free``.
-    """
-    engine, table, composition, tokens_out = builder.engine, builder.table, builder.composition, builder.tokens_out
-    served, block_tokens, free = ALL_SERVED, engine.limits["block_tokens"], builder.free
-    most = free[:0]  # what preemption could yield; empty: not known
-    is_spare = request_class == BEST_EFFORT_PREFILL and builder.counts[request_class] > 0
-    kept_tokens = tokens_kept_free(builder) if is_spare else -math.inf
-    for i in by_slack(builder, request_class):
-        row = table[i]
-        if tokens_out[i] != 0:
-            continue
-        chunk = _chunk_tokens(builder, row, limit_s)
-        if chunk <= 0:
-            return limit_s, OUT_OF_TIME
-        if (
-            kept_tokens > 0.0
-            and not row["running"]
-            and free[FREE_KV] - needed(row, chunk, block_tokens)[0] < kept_tokens
-        ):
-            served = OUT_OF_ROOM
-            continue
-        has_room = reserve(row, chunk, block_tokens, free)
-        if not has_room and len(most) == 0:
-            most = free_after_preemption(builder, rank)
-        if len(most) > 0 and not reserve(row, chunk, block_tokens, most):
-            served = OUT_OF_ROOM
-            continue
-        if not has_room:
-            reserve_with_preemption(builder, i, chunk, rank)
-        tokens_out[i] = chunk
-        add_tokens(row, chunk, composition)
-        if chunk < num_uncomputed_tokens(row):
-            return limit_s, OUT_OF_TIME
-        if request_class == PREFILL:
-            least_s = builder.slack_s[i] / (1.0 + engine.limits["slack_margin"])
-            limit_s = min(limit_s, max(least_s, composition_s(engine.coef, composition)))
-    return limit_s, served
 
 
 @compiled_once(float64(BUILDER_TYPE))
@@ -196,7 +113,7 @@ def _take_due_decodes(builder: BatchBuilder) -> float:
         )
         horizon_s = max(horizon_s, limit_s + all_s)
     due = rows[builder.slack_s[rows] < horizon_s] if horizon_s < math.inf else rows
-    _take_decodes(builder, limit_s, LATE_DECODE, due)
+    take_decodes(builder, limit_s, LATE_DECODE, due)
     return limit_s
 
 
@@ -220,17 +137,20 @@ def _add_late_and_best_effort(builder: BatchBuilder, limit_s: float, best_effort
     """Late and best-effort work in what is left: it may not cost an attainable request its SLO, now or later.
 
     Nor may it make newcomers wait: decodes prolong the iteration by ``limits["best_effort_stretch"]`` of an empty one,
-    prefills only an iteration that is not longer than that beyond an empty one. Only ``best_effort_s`` is theirs in any
-    case, and all there is while attainable prefills are not all served.
+    prefills only an iteration that is not longer than that beyond an empty one. In any case they may prolong what
+    the others take by the share that forecasts leave them, within ``best_effort_s``; that is all there is while
+    attainable prefills are not all served.
     """
     engine, table, now_s = builder.engine, builder.table, builder.now_s
     used_s, empty_s = composition_s(engine.coef, builder.composition), iteration_s(engine.coef, 1.0, 0.0, 0.0, 1.0, 0.0)
     margin_s = _future_margin_s(builder) if is_served else 0.0
     margin_s = max(0.0, (margin_s - engine.limits["slack_margin"] * used_s) / (1.0 + engine.limits["slack_margin"]))
-    limit_s = min(limit_s + best_effort_s, used_s + max(best_effort_s, margin_s))
+    share = engine.limits["best_effort_share"]
+    kept_s = min(best_effort_s, used_s * share / (1.0 - share))
+    limit_s = min(limit_s + best_effort_s, used_s + max(kept_s, margin_s))
     stretch_s = _stretch_s(builder, used_s, empty_s)
-    decode_limit_s = min(limit_s, max(used_s, empty_s) + max(best_effort_s, stretch_s))
-    _take_decodes(builder, decode_limit_s, BEST_EFFORT_DECODE, by_slack(builder, LATE_DECODE))
+    decode_limit_s = min(limit_s, max(used_s, empty_s) + max(kept_s, stretch_s))
+    take_decodes(builder, decode_limit_s, BEST_EFFORT_DECODE, by_slack(builder, LATE_DECODE))
     pace_s = math.inf
     for i in range(len(table)):
         if builder.class_of[i] == LATE_DECODE and builder.tokens_out[i] > 0:
@@ -239,12 +159,15 @@ def _add_late_and_best_effort(builder: BatchBuilder, limit_s: float, best_effort
     limit_s = min(
         limit_s,
         max(pace_s, 2 * composition_s(engine.coef, builder.composition)),
-        max(empty_s + stretch_s, used_s + best_effort_s),
+        max(empty_s + stretch_s, used_s + kept_s),
     )
-    _limit_s, served = _take_prefills(builder, limit_s, BEST_EFFORT_DECODE, LATE_PREFILL)
-    _take_decodes(builder, decode_limit_s, IDLE, by_slack(builder, BEST_EFFORT_DECODE))
+    _limit_s, served = take_prefills(builder, limit_s, BEST_EFFORT_DECODE, LATE_PREFILL, 0.0)
+    rows = by_slack(builder, BEST_EFFORT_DECODE)
+    if best_effort_s > 0.0 and margin_s <= kept_s:  # what there is, is kept for those that have waited too long
+        rows = rows[builder.slack_s[rows] < 0.0]
+    take_decodes(builder, decode_limit_s, IDLE, rows)
     if served == ALL_SERVED:
-        _take_prefills(builder, limit_s, IDLE, BEST_EFFORT_PREFILL)
+        take_prefills(builder, limit_s, IDLE, BEST_EFFORT_PREFILL, 0.0)
 
 
 @compiled_once(types.void(BUILDER_TYPE))
@@ -266,7 +189,7 @@ def ensure_progress(builder: BatchBuilder) -> None:
     row = table[leader]
     tokens = 1 + row["spec_tokens"]
     if not is_decode(row):
-        tokens = max(1, _chunk_tokens(builder, row, engine.limits["max_iteration_s"]))
+        tokens = max(1, chunk_tokens(builder, row, engine.limits["max_iteration_s"], 0.0))
     if reserve_with_preemption(builder, leader, tokens, DECODE):
         add_tokens(row, tokens, builder.composition)
 
@@ -289,10 +212,11 @@ def form_batch(
     classify_requests(builder)
     limit_s = _take_due_decodes(builder)
     has_spare = count[BEST_EFFORT_DECODE] + count[BEST_EFFORT_PREFILL] > 0
-    best_effort_s = limit_s * best_effort_share(builder) if has_spare else 0.0
-    limit_s, served = _take_prefills(builder, limit_s - best_effort_s, LATE_DECODE, PREFILL)
+    kept_share = best_effort_share(builder) if has_spare else 0.0
+    best_effort_s = limit_s * kept_share
+    limit_s, served = take_prefills(builder, limit_s - best_effort_s, LATE_DECODE, PREFILL, kept_share)
     if served != OUT_OF_TIME and count[PREFILL] > 0:
-        _take_decodes(builder, limit_s, LATE_DECODE, by_slack(builder, DECODE))
+        take_decodes(builder, limit_s, LATE_DECODE, by_slack(builder, DECODE))
     if has_spare or count[LATE_DECODE] + count[LATE_PREFILL] > 0:
         _add_late_and_best_effort(builder, limit_s, best_effort_s, served == ALL_SERVED)
     if builder.composition[TOKENS] == 0 and count[IDLE] < rows:

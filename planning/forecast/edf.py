@@ -45,7 +45,6 @@ class Sums(NamedTuple):
     kv_tokens: np.ndarray  # f8[1], held by all if each token comes when it is due
     kv_rate: np.ndarray  # f8[1], tokens per second
     base_s: np.ndarray  # f8[LINES], of every iteration, however small
-    usable: np.ndarray  # f8[1], part of the time that is not kept for best effort
 
 
 @njit(cache=True)
@@ -78,7 +77,7 @@ def _pass_time(until_s: float, step_s: float, sums: Sums) -> None:
     """Let time pass in iterations of ``step_s``, while work falls due at the present rate."""
     passed_s = max(0.0, until_s - sums.at_s[0])
     for line in range(LINES):
-        sums.spare_s[line] += passed_s * (sums.usable[0] - sums.base_s[line] / step_s - sums.rate[line])
+        sums.spare_s[line] += passed_s * (1.0 - sums.base_s[line] / step_s - sums.rate[line])
     sums.kv_tokens[0] += passed_s * sums.kv_rate[0]
     sums.at_s[0] += passed_s
 
@@ -106,15 +105,13 @@ def _end(coef: Coefficients, due: np.void, decode: np.void, sums: Sums) -> None:
 @njit(cache=True)
 def _at_start(engine: EngineModel, decodes: np.ndarray, start_s: float) -> Sums:
     """The sums before anything is due."""
-    coef, limits = engine.coef, engine.limits
-    base_s, kv_tokens, drafts = np.empty(LINES), np.zeros(1), 0
+    coef, base_s, kv_tokens, drafts = engine.coef, np.empty(LINES), np.zeros(1), 0
     for j in range(len(decodes)):
         kv_tokens[0] += decodes[j]["kv_tokens"]
         drafts = max(drafts, decodes[j]["step_tokens"] - 1)
     for line in range(LINES):
         base_s[line] = roofline(coef, line)[1] + draft_s(coef, drafts)
-    usable = np.full(1, 1.0 - limits["best_effort_share"])
-    return Sums(np.full(1, start_s), -UNEVEN * base_s, np.zeros(LINES), kv_tokens, np.zeros(1), base_s, usable)
+    return Sums(np.full(1, start_s), -UNEVEN * base_s, np.zeros(LINES), kv_tokens, np.zeros(1), base_s)
 
 
 @compiled_once(types.UniTuple(float64, 2)(ENGINE_TYPE, DECODES_TYPE, float64))

@@ -5,7 +5,6 @@ import math
 import numpy as np
 from numba import boolean, float64, from_dtype, int64, njit, types
 
-from planning.batch.aging import second_slack_s
 from planning.batch.classes import (
     BEST_EFFORT_DECODE,
     BEST_EFFORT_PREFILL,
@@ -245,32 +244,30 @@ def forecast_requests(
     (FORECAST[rows]).
 
     Iterations are formed one by one until no prefill is left, then decoding runs in lockstep to the predicted lengths.
-    Work that may not cost anyone an SLO (late, and best effort unless a share is kept for it) is left out and forecast
-    nothing.
+    Work that may not cost anyone an SLO (late and best effort) is left out and forecast nothing. What is kept for best
+    effort is taken from the time of the others, whether there is any now or not: iterations take so much longer.
     Stops early once a margin is below ``least_s``. Returns the worst margin of all that are not marked as unattainable,
     and the peak of KV tokens in lockstep, with what ``kv_reserve`` keeps for outputs longer than expected.
     """
-    coef, limits = engine.coef, engine.limits
-    copy, late_s = table.copy(), math.inf
+    coef, limits, copy, late_s = engine.coef, engine.limits, table.copy(), math.inf
     for i in range(len(copy)):
         row, row_forecast = copy[i], forecast[i]
         row_forecast["first_s"], row_forecast["finish_s"], row_forecast["margin_s"] = math.inf, math.inf, math.inf
         row_forecast["begin_s"] = math.inf
         request_class = classify(coef, limits, row, next_token_deadline_s(row, start_s) - start_s)
         is_late = request_class in (LATE_DECODE, LATE_PREFILL)
-        is_free = request_class in (BEST_EFFORT_DECODE, BEST_EFFORT_PREFILL) and (
-            limits["best_effort_share"] == 0.0 or second_slack_s(row, limits, request_class, start_s) >= 0.0
-        )
+        is_free = request_class in (BEST_EFFORT_DECODE, BEST_EFFORT_PREFILL)
         if is_late:
             row_forecast["margin_s"] = -math.inf
             if not row_forecast["unattainable"]:
                 late_s = -math.inf
         if is_late or is_free or request_class == IDLE:
             mark_finished(row)
-    now_s, worst_s = _forecast_prefills(engine, copy, start_s, least_s, MAX_STEPS, forecast)
+    slower = EngineModel(coef / (1.0 - limits["best_effort_share"]), limits)
+    now_s, worst_s = _forecast_prefills(slower, copy, start_s, least_s, MAX_STEPS, forecast)
     worst_s, peak_tokens = min(worst_s, late_s), 0.0
     if worst_s >= least_s:
-        decode_worst_s, peak_tokens = _forecast_decodes(engine, copy, now_s, forecast)
+        decode_worst_s, peak_tokens = _forecast_decodes(slower, copy, now_s, forecast)
         worst_s = min(worst_s, decode_worst_s)
     for i in range(len(table)):
         tokens = max(1, remaining_tokens(table[i]) - 1)

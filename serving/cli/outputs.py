@@ -22,7 +22,7 @@ def check_folders(*paths: Path | None) -> None:
 def check_picture(path: Path | None) -> None:
     """As ``check_folders``, and of a kind of picture that matplotlib draws."""
     check_folders(path)
-    if path is not None and path.suffix not in PICTURES:
+    if path is not None and path.suffix.lower() not in PICTURES:
         raise typer.BadParameter(f"{path}: must end in {', '.join(PICTURES[:-1])} or {PICTURES[-1]}")
 
 

@@ -208,8 +208,8 @@ def read_scenario(path: Path) -> Scenario:
         raise ConfigError("\n".join(f"{path}: {line}" for line in str(error).splitlines())) from None
 
 
-def trace_of(scenario: Scenario, traces: Path) -> Trace | None:
-    """The trace that the workload names, from a path or from the folder of traces.
+def trace_of(scenario: Scenario, path: Path, traces: Path) -> Trace | None:
+    """The trace that the workload of a scenario file names, from a path or from the folder of traces.
 
     Raises:
         ConfigError: for an affinity to prefixes where the workload has none.
@@ -217,7 +217,7 @@ def trace_of(scenario: Scenario, traces: Path) -> Trace | None:
     name = scenario.workload.trace
     trace = read_trace(trace_path(name, traces)) if name else None
     if scenario.prefix_affinity and (trace is None or not len(trace.blocks)):
-        raise ConfigError("prefix_affinity: needs a workload.trace that tells prefix blocks; leave it out")
+        raise ConfigError(f"{path}: prefix_affinity: needs a workload.trace that tells prefix blocks; leave it out")
     return trace
 
 

@@ -53,7 +53,7 @@ def simulate(
     make_folder(plots)
     check_folders(json_out)
     asked = scenarios.read_scenario(path)
-    profile, trace = load_profile(asked.profile), scenarios.trace_of(asked, traces)
+    profile, trace = load_profile(asked.profile), scenarios.trace_of(asked, path, traces)
     points, last = [], None
     with _progress() as bar:
         runs = [(rate, seed) for rate in asked.rates_per_s for seed in asked.seeds]
@@ -153,7 +153,7 @@ def plan(  # noqa: PLR0913  (a command: its options)
     check_folders(json_out)
     asked = scenarios.read_scenario(path)
     _check_plan(asked, str(path), apart)
-    trace, points = scenarios.trace_of(asked, traces), []
+    trace, points = scenarios.trace_of(asked, path, traces), []
     kinds = profile or [asked.profile]
     prices = price or [1.0] * len(kinds)
     if len(prices) != len(kinds):

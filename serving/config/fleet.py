@@ -36,7 +36,7 @@ class FleetConfig(Section):
     unattainable: Literal["best_effort", "refuse"] = FLEET.unattainable  # where a tier does not say
     prefix_affinity: NonNegativeFloat = FLEET.prefix_affinity  # what a whole cached prompt adds to the score
     overload_status: ErrorStatus = 429  # some proxies retry on one code only
-    best_effort_share: Share | None = None  # of iterations, for best effort that waited long; None: the scheduler's
+    best_effort_share: Share | None = None  # of the time, for best effort that is old; None: the scheduler's own
     best_effort_backlog: PositiveFloat = FLEET.best_effort_backlog  # that a replica holds, times its max_num_seqs
     length_prior_tokens: PositiveFloat = FLEET.length_prior_tokens  # expected output until finished requests have told
     report_interval_s: PositiveFloat = REPLICA.report_interval_s

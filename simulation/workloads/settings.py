@@ -45,7 +45,7 @@ def draw_classes(
     shares = [tuple(c.share for c in classes), *(change.shares for change in changes)]
     drawn = np.zeros(count, dtype=np.int64)
     places = np.arange(count) / count
-    for start, share in sorted(zip(starts, shares, strict=True)):
+    for start, share in sorted(zip(starts, shares, strict=True), key=lambda change: change[0]):
         if len(share) != len(classes) or min(share) < 0 or sum(share) <= 0:
             raise ValueError(f"shares: need {len(classes)} numbers from 0 that are not all 0, got {share}")
         later = np.flatnonzero(places >= start)

@@ -95,8 +95,10 @@ def test_a_tight_decode_among_loose_ones_by_hand() -> None:
 
 def test_what_is_kept_for_best_effort_is_not_promised() -> None:
     coef = np.array([0.0, 6e-3, 0.0, 6e-3, 0.5e-3 / 8000, 0.0, 0.0, 0.0])
-    shared = make_limits(2_000_000, max_running=512, best_effort_share=0.6)
-    assert run_edf(EngineModel(coef, shared), tails_of(two(0.1)), 0.0)[0] < 0.0
+    for share, is_attainable in ((0.0, True), (0.6, False)):
+        limits, table = make_limits(2_000_000, max_running=512, best_effort_share=share), two(0.1)
+        worst_s, _ = forecast_requests(EngineModel(coef, limits), table, 0.0, -math.inf, np.zeros(42, dtype=FORECAST))
+        assert (worst_s > 0.0) == is_attainable
 
 
 def test_work_without_objective_yields_and_holds_its_memory() -> None:

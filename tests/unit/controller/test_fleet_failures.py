@@ -172,16 +172,20 @@ def test_a_report_that_makes_no_sense_costs_no_replica_its_slot(wrong: dict[str,
 
 
 @pytest.mark.parametrize("roles", ["static", "dynamic"])
-def test_the_history_tells_which_replicas_died_came_back_and_came(roles: str) -> None:
+def test_the_history_tells_which_replicas_died_left_and_were_handed_over(roles: str) -> None:
     state = fleet(allocation=AllocationOptions(roles))
-    for name in "ab":
-        state.report(report(name), 0.0)
+    for name in "abcde":
+        state.report(report(name, draining=name == "c"), 0.0)
     told = len(state.allocation.history)
     state.report(report("a", incarnation="2"), 1.0)
     silent_s = state.options.forget_s + 1.0
     for sequence, now_s in enumerate((0.5 * silent_s, silent_s), start=2):
+        for name in "de":
+            state.report(report(name, sequence), now_s)
         state.report(report("a", sequence, incarnation="2"), now_s)
-    state.report(report("c"), silent_s + 1.0)
-    changes = [(c.what, c.after == "absent", c.reason) for c in list(state.allocation.history)[told:]]
-    died, gone = ("a", False, "died and started again"), ("b", True, "stopped reporting")
-    assert changes == [died, gone, ("c", False, "joined")]
+    state.on_removed("d", silent_s)
+    state.hand_over("e", silent_s)
+    changes = {c.what: (c.after == "absent", c.reason) for c in list(state.allocation.history)[told:]}
+    died, left = (False, "died and started again"), (True, "left")
+    ended, handed = (True, "drained and ended"), (True, "another controller has it")
+    assert changes == {"a": died, "b": (True, "stopped reporting"), "c": left, "d": ended, "e": handed}

@@ -86,9 +86,29 @@ def test_a_share_is_kept_for_best_effort_that_has_waited_too_long(waited_s: floa
     assert tokens == [1, 14_899 - kept, kept], "of 0.15 s"
 
 
-@pytest.mark.parametrize(("share", "waited_s"), [(0.25, 0.9 * AGING_S), (0.25, 2.0 * AGING_S), (0.0, 2.0 * AGING_S)])
-def test_best_effort_is_forecast_where_a_share_is_kept_for_it(share: float, waited_s: float) -> None:
-    limits = make_limits(100_000, best_effort_share=share, aging_s=AGING_S)
-    table, forecast = np.concatenate((prompt(500, 1), spare(prompt(500, 2, -waited_s)))), np.zeros(2, dtype=FORECAST)
-    forecast_requests(EngineModel(COEF, limits), table, 0.0, -np.inf, forecast)
-    assert np.isfinite(forecast["first_s"]).tolist() == [True, share > 0.0 and waited_s > AGING_S]
+def test_a_share_of_the_tokens_is_kept_where_an_iteration_may_have_no_more() -> None:
+    limits = make_limits(200_000, max_batch_tokens=1000, best_effort_share=0.25, aging_s=AGING_S)
+    assert form(decode(1), prompt(50_000, 2), spare(prompt(5000, 3, LONG_AGO_S)), limits=limits) == [1, 749, 250]
+
+
+def test_what_is_kept_is_for_those_that_have_waited_too_long() -> None:
+    """Of 0.15 s a hundredth is kept. Decodes come before prompts, but these have only just begun."""
+    limits = make_limits(200_000, max_batch_tokens=100_000, best_effort_share=0.01, aging_s=AGING_S)
+    young = [spare(decode(uid)) for uid in range(10, 210)]
+    tokens = form(decode(1), prompt(50_000, 2), spare(prompt(5000, 3, LONG_AGO_S)), *young, limits=limits)
+    assert (tokens[2], sum(tokens[3:])) == (150, 0)
+    without = form(decode(1), spare(prompt(5000, 3, LONG_AGO_S)), *young, limits=limits)
+    assert sum(without[2:]) > 0, "where time is left they come first"
+
+
+@pytest.mark.parametrize("waited_s", [0.9 * AGING_S, 2.0 * AGING_S])
+def test_forecasts_leave_best_effort_its_share_and_nothing_else(waited_s: float) -> None:
+    """It yields its KV cache, so it has no part in the peak."""
+    limits, spares = make_limits(100_000, best_effort_share=0.25, aging_s=AGING_S), spare(decode(2, -waited_s, 3000))
+    forecast, peaks = np.zeros(2, dtype=FORECAST), []
+    for table in (prompt(500, 1), np.concatenate((prompt(500, 1), spares))):
+        _worst_s, peak = forecast_requests(EngineModel(COEF, limits), table, 0.0, -np.inf, forecast[: len(table)])
+        peaks.append(peak)
+        assert forecast["first_s"][0] == pytest.approx(0.006 / 0.75)
+    assert peaks[0] == peaks[1]
+    assert np.isinf(forecast["first_s"][1])

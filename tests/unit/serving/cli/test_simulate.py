@@ -213,7 +213,7 @@ def test_affinity_to_prefixes_that_no_trace_tells_is_an_error(tmp_path: Path, ca
     path = write(tmp_path, routing="controller")
     path.write_text(f"prefix_affinity: 1\n{path.read_text()}")
     assert main(["simulate", str(path)]) == 2
-    assert "prefix_affinity: needs a workload.trace that tells prefix blocks" in capsys.readouterr().err
+    assert f"{path}: prefix_affinity: needs a workload.trace that tells prefix blocks" in capsys.readouterr().err
 
 
 def test_sessions_are_not_planned_for_apart(sessions: Path, capsys) -> None:

@@ -1,0 +1,108 @@
+"""Adding requests to a batch that is being formed: decodes in an order, prefill chunks of a class by deadline. Pure."""
+
+import math
+
+import numpy as np
+from numba import float64, int64, njit, types
+
+from planning.batch.builder import (
+    BUILDER_TYPE,
+    BatchBuilder,
+    by_slack,
+    free_after_preemption,
+    reserve_with_preemption,
+    tokens_kept_free,
+)
+from planning.batch.classes import BEST_EFFORT_PREFILL, IDLE, PREFILL
+from planning.batch.composition import DRAFT_TOKENS, TOKENS, add_tokens, composition_s, remove_decode
+from planning.batch.kv import FREE_KV, needed, reserve
+from planning.batch.prefill_only import chunk_within
+from planning.deadlines import num_uncomputed_tokens
+from profiles.compiled_once import compiled_once
+from profiles.kernels import max_prefill_tokens
+
+# How far the prefills of a class were served.
+ALL_SERVED, OUT_OF_ROOM, OUT_OF_TIME = range(3)
+
+
+@njit(cache=True)
+def chunk_tokens(builder: BatchBuilder, row: np.void, limit_s: float, kept_share: float) -> int:
+    """Largest prefill chunk of the request that keeps the batch within ``limit_s`` and the engine's token limit, less
+    the part of its tokens that is kept."""
+    engine, composition, todo = builder.engine, builder.composition, num_uncomputed_tokens(row)
+    most, budget = engine.limits["max_batch_tokens"], builder.chunk_budget
+    room = max_prefill_tokens(engine.coef, limit_s, composition, row["computed_tokens"])
+    chunk = chunk_within(todo, int(composition[TOKENS]), budget - int(kept_share * budget))
+    return min(todo, chunk, room, int(most - int(kept_share * most) - composition[TOKENS]))
+
+
+@compiled_once(types.void(BUILDER_TYPE, float64, int64, int64[::1]))
+def take_decodes(builder: BatchBuilder, limit_s: float, rank: int, rows: np.ndarray) -> None:
+    """Add those of the decodes ``rows`` that are not in the batch, in order, until one no longer fits ``limit_s``.
+
+    The first decode of a batch is taken whatever it costs: nothing shorter would serve it.
+    """
+    engine, table, composition, tokens_out = builder.engine, builder.table, builder.composition, builder.tokens_out
+    coef, limits, free = engine.coef, engine.limits, builder.free
+    for i in rows:
+        row = table[i]
+        if tokens_out[i] != 0:
+            continue
+        tokens = 1 + row["spec_tokens"]
+        drafts, is_first = composition[DRAFT_TOKENS], composition[TOKENS] == 0
+        add_tokens(row, tokens, composition)
+        is_over = composition[TOKENS] > limits["max_batch_tokens"] or composition_s(coef, composition) > limit_s
+        if is_over and not is_first:
+            remove_decode(row, tokens, drafts, composition)
+            return
+        if reserve(row, tokens, limits["block_tokens"], free):
+            tokens_out[i] = tokens
+        elif rank == IDLE or not reserve_with_preemption(builder, i, tokens, rank):
+            remove_decode(row, tokens, drafts, composition)
+
+
+@compiled_once(types.Tuple((float64, int64))(BUILDER_TYPE, float64, int64, int64, float64))
+def take_prefills(
+    builder: BatchBuilder, limit_s: float, rank: int, request_class: int, kept_share: float
+) -> tuple[float, int]:
+    """Add prefill chunks of one class by deadline; returns the iteration's limit after it and how far they were served.
+    ``kept_share`` of the iteration's tokens is left to others.
+
+    A first token must not wait for what is placed behind it beyond its own deadline less the slack margin: the limit
+    falls to that. Best effort begins and resumes only where it leaves ``tokens_kept_free``.
+    """
+    engine, table, composition, tokens_out = builder.engine, builder.table, builder.composition, builder.tokens_out
+    served, block_tokens, free = ALL_SERVED, engine.limits["block_tokens"], builder.free
+    most = free[:0]  # what preemption could yield; empty: not known
+    is_spare = request_class == BEST_EFFORT_PREFILL and builder.counts[request_class] > 0
+    kept_tokens = tokens_kept_free(builder) if is_spare else -math.inf
+    for i in by_slack(builder, request_class):
+        row = table[i]
+        if tokens_out[i] != 0:
+            continue
+        chunk = chunk_tokens(builder, row, limit_s, kept_share)
+        if chunk <= 0:
+            return limit_s, OUT_OF_TIME
+        if (
+            kept_tokens > 0.0
+            and not row["running"]
+            and free[FREE_KV] - needed(row, chunk, block_tokens)[0] < kept_tokens
+        ):
+            served = OUT_OF_ROOM
+            continue
+        has_room = reserve(row, chunk, block_tokens, free)
+        if not has_room and len(most) == 0:
+            most = free_after_preemption(builder, rank)
+        if len(most) > 0 and not reserve(row, chunk, block_tokens, most):
+            served = OUT_OF_ROOM
+            continue
+        if not has_room:
+            reserve_with_preemption(builder, i, chunk, rank)
+        tokens_out[i] = chunk
+        add_tokens(row, chunk, composition)
+        if chunk < num_uncomputed_tokens(row):
+            return limit_s, OUT_OF_TIME
+        if request_class == PREFILL:
+            least_s = builder.slack_s[i] / (1.0 + engine.limits["slack_margin"])
+            limit_s = min(limit_s, max(least_s, composition_s(engine.coef, composition)))
+    return limit_s, served
