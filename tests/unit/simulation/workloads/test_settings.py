@@ -154,6 +154,13 @@ def test_a_change_of_shares_leaves_what_was_before() -> None:
         draw_classes(np.random.default_rng(1), 10, CLASSES, (ShareChange(0.5, (1.0,)),))
 
 
+@pytest.mark.parametrize("at", [0.0, 0.5])
+def test_of_changes_at_one_time_the_last_one_counts(at: float) -> None:
+    changes = ShareChange(at, (0.0, 1.0)), ShareChange(at, (1.0, 0.0))
+    assert not draw_classes(np.random.default_rng(1), 400, CLASSES, changes)[int(400 * at) :].any()
+    assert draw_classes(np.random.default_rng(1), 400, CLASSES, changes[::-1])[int(400 * at) :].all()
+
+
 def test_open_loop_jobs_carry_their_class() -> None:
     rng = np.random.default_rng(0)
     jobs = open_loop(rng, np.arange(500.0), CappedLogNormal(763, 424, 1591), CappedLogNormal(266, 160, 619), CLASSES)
