@@ -24,7 +24,6 @@ from benchmarks.retry import CLASSES, PROFILE, Scene, requests
 from controller.options import FleetOptions
 from controller.scaling.tiers import Tier, TierTable
 from profiles.store import load_profile
-from protocol.messages import LIVE_SHARE
 from simulation.core.engine import learn_from
 from simulation.core.loop import Dispatcher, Simulation
 from simulation.dispatchers.live_fleet import ControllerDispatcher
@@ -47,7 +46,7 @@ class Pressure:
     correlation: float = 0.0  # of one iteration's noise with the next one's
     is_admitted: bool = True  # by a fleet; otherwise an engine takes all that comes
     refuses: bool = False  # what it cannot promise
-    best_effort_share: float = LIVE_SHARE
+    best_effort_share: float = 0.0
     most_s: float = 60.0  # of arrivals
 
 

@@ -15,7 +15,6 @@ from protocol.programs import RELEASED, Program, StageGiven
 
 INF = float("inf")
 LIVE_STRETCH = 8.0  # live engines' ``best_effort_stretch``; with a smaller one best effort is half as fast
-LIVE_SHARE = 0.02  # their ``best_effort_share``, where they plan ahead: with none it may stand still for minutes
 BLOCK_TOKENS = 32  # KV tokens per block, where nothing else is configured; vLLM on a CPU wants multiples of 32
 FINISHED = ("stop", "length", "repetition")  # how a whole output ends
 PREFILLED = "prefilled"  # how a request ends on a replica that only prefills it

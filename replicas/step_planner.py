@@ -24,7 +24,7 @@ from profiles.draft_cost import DraftCost
 from profiles.kernels import K_SPEC, iteration_s
 from profiles.online import ERROR, corrected, new_correction, observe, reach
 from profiles.store import load_profile
-from protocol.messages import LIVE_SHARE, LIVE_STRETCH
+from protocol.messages import LIVE_STRETCH
 from replicas.engine import PlanLimits
 from replicas.stream_acceptance import StreamAcceptance
 
@@ -53,9 +53,7 @@ def planner_limits(policy: str, options: dict[str, float], **bounds: int) -> np.
     """The limits of a policy with these options; raises ``ValueError`` that begins with the option that is unknown or
     makes no sense."""
     known = batch_policy(policy)
-    share = LIVE_SHARE if known.plans_ahead else 0.0
-    live = {"best_effort_stretch": LIVE_STRETCH, "best_effort_share": share}
-    chosen: dict[str, Any] = {**live, **known.options, **bounds}
+    chosen: dict[str, Any] = {"best_effort_stretch": LIVE_STRETCH, **known.options, **bounds}
     for name, value in options.items():
         if name not in OPTIONS:
             raise ValueError(f"{name}: unknown option, known: {', '.join(OPTIONS)}")

@@ -76,7 +76,8 @@ def _future_margin_s(builder: BatchBuilder) -> float:
             count += 1
         else:
             margin_s = min(margin_s, decode["deadline_s"] - end_s)
-    worst_s, _peak, _first = run_lockstep(engine.coef, decodes[:count], end_s, engine.limits["block_tokens"])
+    slower = engine.coef / (1.0 - engine.limits["best_effort_share"])  # as forecasts have it
+    worst_s, _peak, _first = run_lockstep(slower, decodes[:count], end_s, engine.limits["block_tokens"])
     return min(margin_s, worst_s)
 
 
@@ -189,7 +190,7 @@ def ensure_progress(builder: BatchBuilder) -> None:
     row = table[leader]
     tokens = 1 + row["spec_tokens"]
     if not is_decode(row):
-        tokens = max(1, chunk_tokens(builder, row, engine.limits["max_iteration_s"], 0.0))
+        tokens = max(1, chunk_tokens(builder, row, engine.limits["max_iteration_s"], 0))
     if reserve_with_preemption(builder, leader, tokens, DECODE):
         add_tokens(row, tokens, builder.composition)
 

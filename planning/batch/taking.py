@@ -26,14 +26,17 @@ ALL_SERVED, OUT_OF_ROOM, OUT_OF_TIME = range(3)
 
 
 @njit(cache=True)
-def chunk_tokens(builder: BatchBuilder, row: np.void, limit_s: float, kept_share: float) -> int:
-    """Largest prefill chunk of the request that keeps the batch within ``limit_s`` and the engine's token limit, less
-    the part of its tokens that is kept."""
+def chunk_tokens(builder: BatchBuilder, row: np.void, limit_s: float, kept_tokens: int) -> int:
+    """Largest prefill chunk of the request that keeps the batch within ``limit_s`` and the engine's token limit.
+
+    ``kept_tokens`` are left to others, unless the prompt ends with the chunk.
+    """
     engine, composition, todo = builder.engine, builder.composition, num_uncomputed_tokens(row)
-    most, budget = engine.limits["max_batch_tokens"], builder.chunk_budget
     room = max_prefill_tokens(engine.coef, limit_s, composition, row["computed_tokens"])
-    chunk = chunk_within(todo, int(composition[TOKENS]), budget - int(kept_share * budget))
-    return min(todo, chunk, room, int(most - int(kept_share * most) - composition[TOKENS]))
+    chunk = chunk_within(todo, int(composition[TOKENS]), builder.chunk_budget)
+    chunk = min(todo, chunk, room, int(engine.limits["max_batch_tokens"] - composition[TOKENS]))
+    most = int(engine.limits["max_batch_tokens"] - composition[TOKENS]) - kept_tokens
+    return chunk if chunk == todo else max(0, min(chunk, most))
 
 
 @compiled_once(types.void(BUILDER_TYPE, float64, int64, int64[::1]))
@@ -66,13 +69,14 @@ def take_prefills(
     builder: BatchBuilder, limit_s: float, rank: int, request_class: int, kept_share: float
 ) -> tuple[float, int]:
     """Add prefill chunks of one class by deadline; returns the iteration's limit after it and how far they were served.
-    ``kept_share`` of the iteration's tokens is left to others.
+    ``kept_share`` of the tokens that the batch may still have is left to others.
 
     A first token must not wait for what is placed behind it beyond its own deadline less the slack margin: the limit
     falls to that. Best effort begins and resumes only where it leaves ``tokens_kept_free``.
     """
     engine, table, composition, tokens_out = builder.engine, builder.table, builder.composition, builder.tokens_out
     served, block_tokens, free = ALL_SERVED, engine.limits["block_tokens"], builder.free
+    kept_tokens_of_batch = int(kept_share * (engine.limits["max_batch_tokens"] - composition[TOKENS]))
     most = free[:0]  # what preemption could yield; empty: not known
     is_spare = request_class == BEST_EFFORT_PREFILL and builder.counts[request_class] > 0
     kept_tokens = tokens_kept_free(builder) if is_spare else -math.inf
@@ -80,7 +84,7 @@ def take_prefills(
         row = table[i]
         if tokens_out[i] != 0:
             continue
-        chunk = chunk_tokens(builder, row, limit_s, kept_share)
+        chunk = chunk_tokens(builder, row, limit_s, kept_tokens_of_batch)
         if chunk <= 0:
             return limit_s, OUT_OF_TIME
         if (

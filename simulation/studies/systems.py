@@ -8,13 +8,12 @@ import numpy as np
 from controller.lengths.estimate import LengthOptions
 from controller.options import DP, FleetOptions
 from planning.admission.plan import AdmissionOptions
-from planning.batch.policy import BatchPolicy
 from planning.batch.registry import POLICIES, policy_code
 from planning.engine import EngineModel
 from planning.lead import LAUNCH_S
 from planning.limits import DEFAULTS, make_limits, newcomer_share
 from profiles.profile import Profile
-from protocol.messages import LIVE_SHARE, LIVE_STRETCH
+from protocol.messages import LIVE_STRETCH
 from protocol.programs import Program
 from simulation.core.engine import Engines, learn_from, make_engines, stray_by
 from simulation.core.jobs import NEVER
@@ -116,9 +115,6 @@ class System:
         """Replicas of all kinds."""
         return self.replicas
 
-    def _share(self, policy: BatchPolicy) -> float:
-        return policy.options.get("best_effort_share", 0.0)
-
     def with_budget(self, tokens: int) -> "System":
         return replace(self, token_budget=tokens)
 
@@ -130,13 +126,13 @@ class System:
             coefficients[-1] = self.draft_s
         engines.coefs[:], engines.planner_coefs[:] = coefficients, coefficients / self.believed_speed
         code = policy_code(self.policy)
-        policy = POLICIES[code]
+        policy, share = POLICIES[code], self.best_effort_share
         engines.limits[:] = make_limits(
             kv_capacity_tokens=profile.kv_capacity_tokens,
             max_running=self.max_running,
             max_batch_tokens=self.token_budget,
             max_iteration_s=MAX_ITERATION_S,
-            best_effort_share=self._share(policy) if self.best_effort_share is None else self.best_effort_share,
+            best_effort_share=policy.options.get("best_effort_share", 0.0) if share is None else share,
             acceptance=self.acceptance,
             best_effort_stretch=self.best_effort_stretch,
             slack_margin=self.slack_margin,
@@ -213,9 +209,6 @@ class FleetOf(System):
         engines = super().engines(profile, seed)
         engines.state["is_controlled"] = True
         return engines
-
-    def _share(self, policy: BatchPolicy) -> float:
-        return LIVE_SHARE if policy.plans_ahead else super()._share(policy)
 
     def dispatcher(self, profile: Profile, jobs: np.ndarray, seed: int = 0) -> Dispatcher:
         options = FleetOptions(

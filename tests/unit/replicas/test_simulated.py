@@ -14,7 +14,6 @@ from planning.batch.registry import batch_policy_names
 from profiles.kernels import iteration_s
 from profiles.store import load_profile, save_profile
 from protocol.messages import (
-    LIVE_SHARE,
     LIVE_STRETCH,
     LOAD_TOKENS,
     PREFILLED,
@@ -141,7 +140,7 @@ def test_what_plans_keep_to_is_told_as_it_was_configured_last() -> None:
     async def scenario(engine: SimulatedEngine) -> None:
         assert engine.state().limits == PlanLimits(32, 512, 0.2, LIVE_STRETCH, 0.4)
         await engine.configure("slo", {"token_budget": 256, "max_iteration_s": 0.05})
-        assert engine.state().limits == PlanLimits(32, 256, 0.05, LIVE_STRETCH, LIVE_SHARE)
+        assert engine.state().limits == PlanLimits(32, 256, 0.05, LIVE_STRETCH, 0.0)
 
     play(scenario, policy_options={"best_effort_share": 0.4}, max_num_batched_tokens=512)
 

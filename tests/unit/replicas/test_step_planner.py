@@ -6,7 +6,7 @@ import pytest
 from planning.limits import LIMITS
 from planning.tables import request_table
 from profiles.kernels import iteration_s
-from protocol.messages import LIVE_SHARE, LIVE_STRETCH, Report
+from protocol.messages import LIVE_STRETCH, Report
 from replicas.engine import PlanLimits
 from replicas.step_planner import SPEED_STEPS, StepPlanner, options_of, planner_limits, reported_limits
 
@@ -96,10 +96,11 @@ def test_who_is_late_is_known() -> None:
 def test_the_controller_is_told_what_the_planner_keeps_to() -> None:
     options = {"max_iteration_s": 0.1, "best_effort_stretch": 2.0, "best_effort_share": 0.3, "token_budget": 128.0}
     assert reported_limits("slo", options, block_tokens=32, max_batch_tokens=512) == PlanLimits(32, 128, 0.1, 2.0, 0.3)
-    plain = PlanLimits(32, 512, 0.2, LIVE_STRETCH, LIVE_SHARE)
+    plain = PlanLimits(32, 512, 0.2, LIVE_STRETCH, 0.0)
     assert reported_limits("slo", {}, block_tokens=32, max_batch_tokens=512) == plain
-    nothing = PlanLimits(32, 512, 0.2, LIVE_STRETCH, 0.0)
-    assert reported_limits("sarathi", options, block_tokens=32, max_batch_tokens=512) == nothing, "nor plans ahead"
+    for policy in ("sarathi", "tempo"):
+        told = reported_limits(policy, options, block_tokens=32, max_batch_tokens=512)
+        assert told == plain, "they plan nothing ahead"
 
 
 def test_reports_name_limits_as_plans_do() -> None:
@@ -126,7 +127,7 @@ def test_a_policy_brings_limits_of_its_own_unless_told_otherwise() -> None:
     chosen = planner()
     chosen.configure("tempo", {})
     assert (chosen.limits["best_effort_share"], chosen.limits["fairness"]) == (0.1, 0.3)
-    chosen.configure("slo", {"best_effort_share": 0.0})
+    chosen.configure("tempo", {"best_effort_share": 0.0})
     assert chosen.limits["best_effort_share"] == 0.0, "it can be switched off"
     chosen.configure("tempo", {"best_effort_share": 0.2, "fairness": 0.0})
     assert (chosen.limits["best_effort_share"], chosen.limits["fairness"]) == (0.2, 0.0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from protocol.messages import LIVE_SHARE, LIVE_STRETCH
+from protocol.messages import LIVE_STRETCH
 from replicas.config import ReplicaConfig
 from replicas.engine import PlanLimits
 
@@ -35,7 +35,7 @@ def test_what_plans_keep_to_is_told_as_the_engine_took_it() -> None:
             await engine.configure("unknown", {"best_effort_share": 0.9})
 
     asyncio.run(reconfigure())
-    assert engine.state().limits == PlanLimits(32, 256, 0.05, LIVE_STRETCH, LIVE_SHARE)
+    assert engine.state().limits == PlanLimits(32, 256, 0.05, LIVE_STRETCH, 0.0)
 
 
 @pytest.mark.parametrize(("windows", "tokens"), [(0, 39 * 32), (2, 13 * 32)])

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from protocol.messages import LIVE_SHARE
 from replicas.step_planner import planner_limits
 from simulation.core.loop import Simulation
 from simulation.dispatchers.live_fleet import ControllerDispatcher
@@ -39,7 +38,7 @@ def test_a_report_says_what_the_engine_keeps_to() -> None:
     assert (report.block_tokens, report.max_iteration_s, report.best_effort_share) == (64, 0.1, 0.3)
 
 
-@pytest.mark.parametrize(("policy", "share"), [("slo", LIVE_SHARE), ("tempo", 0.1), ("sarathi", 0.0)])
+@pytest.mark.parametrize(("policy", "share"), [("slo", 0.0), ("tempo", 0.1), ("sarathi", 0.0)])
 def test_a_modelled_fleet_keeps_the_share_that_live_engines_keep(policy: str, share: float) -> None:
     modelled = FleetOf("fleet", policy, admits=True).engines(a100()).limits["best_effort_share"]
     assert modelled.tolist() == [share] == [planner_limits(policy, {}, kv_capacity_tokens=1)["best_effort_share"]]
