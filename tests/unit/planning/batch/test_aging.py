@@ -138,7 +138,7 @@ def test_what_is_kept_does_not_cost_decodes_the_time_that_they_need_later() -> N
         now_s += form_batch(engine, table, now_s, tokens)[0]
         for row, count in zip(table, tokens, strict=True):
             due_s = row["arrival_s"] + row["ttft_s"] + row["emitted_tokens"] * row["tpot_s"]
-            if count and run_tokens(row, count, 0.0, True):
+            if count and run_tokens(row, int(count), 0.0, True):
                 worst_s = min(worst_s, due_s - now_s)
     assert worst_s >= 0.0
     assert table["emitted_tokens"][100:].sum() > 60, "and best effort goes on"
