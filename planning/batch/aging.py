@@ -4,7 +4,7 @@ A promised request that has missed its line gets a second one, at a pace at whic
 best effort, is ``limits["aging_s"]`` behind. What promises leave goes to late requests first, whoever is furthest
 behind this line, so that streams that have begun stay readable; then to best effort. Among those, whoever is older than
 ``aging_s`` comes first, the eldest before others; the rest go by work. ``limits["best_effort_share"]`` of the time is
-left by promises while one of the first is there.
+left by forecasts at any time, and by batches while one of the first is there.
 """
 
 import math

@@ -76,21 +76,21 @@ def take_prefills(
     """
     engine, table, composition, tokens_out = builder.engine, builder.table, builder.composition, builder.tokens_out
     served, block_tokens, free = ALL_SERVED, engine.limits["block_tokens"], builder.free
-    kept_tokens_of_batch = int(kept_share * (engine.limits["max_batch_tokens"] - composition[TOKENS]))
+    kept_tokens = int(kept_share * (engine.limits["max_batch_tokens"] - composition[TOKENS]))
     most = free[:0]  # what preemption could yield; empty: not known
     is_spare = request_class == BEST_EFFORT_PREFILL and builder.counts[request_class] > 0
-    kept_tokens = tokens_kept_free(builder) if is_spare else -math.inf
+    kept_kv_tokens = tokens_kept_free(builder) if is_spare else -math.inf
     for i in by_slack(builder, request_class):
         row = table[i]
         if tokens_out[i] != 0:
             continue
-        chunk = chunk_tokens(builder, row, limit_s, kept_tokens_of_batch)
+        chunk = chunk_tokens(builder, row, limit_s, kept_tokens)
         if chunk <= 0:
             return limit_s, OUT_OF_TIME
         if (
-            kept_tokens > 0.0
+            kept_kv_tokens > 0.0
             and not row["running"]
-            and free[FREE_KV] - needed(row, chunk, block_tokens)[0] < kept_tokens
+            and free[FREE_KV] - needed(row, chunk, block_tokens)[0] < kept_kv_tokens
         ):
             served = OUT_OF_ROOM
             continue
