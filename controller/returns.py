@@ -15,6 +15,7 @@ import numpy as np
 
 from controller.mirror.slots import ReplicaSlots
 from controller.placement import Pending, place_on
+from controller.return_share import ReturnShare
 from planning.admission.plan import REASONS
 from planning.admission.search import ADMITTED
 from planning.tables import copied
@@ -35,8 +36,6 @@ from routing.returns import (
 
 EARLY_S = 0.1  # before its time that a request is taken to be back; earlier it is impatient, and keeps its time
 GRACE_S = 1.0  # after its time that its room is kept
-MEMORY = 64  # those told, over which the share that comes back is averaged
-LEAST_SHARE = 0.05  # of the room that is kept however few come back
 MOST_TOLD = 20_000  # that are remembered at a time; beyond, refusals tell the cap and nothing is kept
 SWEEP_S = 0.25
 MOST_ASKED = 16  # replicas, the emptiest, that are asked when they will have room
@@ -62,7 +61,7 @@ class Returns:
     """The reserved returns of a fleet, and its ledger."""
 
     cap_s: int
-    share: float = 1.0  # of those told that come when told
+    share: ReturnShare = field(default_factory=ReturnShare)  # of those told that come when told
     _ledger: Ledger = field(default_factory=lambda: make_ledger(0))
     _returns_by_key: dict[Key, list[ReservedReturn]] = field(default_factory=dict)  # each by time
     _count: int = 0
@@ -102,11 +101,16 @@ class Returns:
             else:
                 self._put_back(slots, p, reserved, now_s)
         where = np.array(sorted(self._kept_on), dtype=np.int64)
+        if not self.share.may_send_away(now_s):
+            newcomers = []
         newcomers = [p for p in newcomers if p.is_new and int(p.row["id"]) not in waiting]
         if newcomers and len(where):
             self._carry(slots, where, now_s)
+            ledger = self._ledger._replace(share=self.share.of_told(now_s))
         for p in newcomers if len(where) else ():
-            kept = where[is_kept(slots.fleet_state, self._ledger, _whole(p)[None][0], now_s, where)]
+            kept = where[is_kept(slots.fleet_state, ledger, _whole(p)[None][0], now_s, where)]
+            if not len(kept):
+                continue
             for sequence in (p, *p.siblings):
                 sequence.scores_as_best_effort = sequence.scores
                 sequence.exclude_slots(slots, kept.tolist(), now_s)
@@ -128,7 +132,7 @@ class Returns:
         reserved = self._returns_by_key.get(_key(p)) if p.is_new else None
         if not reserved or now_s < reserved[0].due_s - EARLY_S:
             return None
-        self.share += (1.0 - self.share) / MEMORY
+        self.share.note(now_s, came=1)
         p.is_returning_on_time = True
         return self._release(_key(p))
 
@@ -142,6 +146,8 @@ class Returns:
         the prediction, and what it lacks as the reason.
         """
         row, key = p.row[None][0], _key(p)
+        if p.scores_as_best_effort is not None:
+            self.share.note(now_s, sent_away=1)
         p.first_s = p.tpot_s = math.inf
         if not p.is_possible:
             return 0.0
@@ -168,17 +174,18 @@ class Returns:
         """Whole seconds until a replica has room, and which (``routing.returns.first_room``)."""
         asked = emptiest(slots.fleet_state, int(row["tier"]), MOST_ASKED)
         self._carry(slots, asked, now_s)
-        wait_s, slot = first_room(slots.fleet_state, self._ledger, row, now_s, self.cap_s, asked)
+        ledger = self._ledger._replace(share=self.share.of_told(now_s))
+        wait_s, slot = first_room(slots.fleet_state, ledger, row, now_s, self.cap_s, asked)
         return int(wait_s), int(slot)
 
     def _keep(self, slots: ReplicaSlots, p: Pending, slot: int, wait_s: int, now_s: float) -> None:
         """Keep room for a request that comes ``wait_s`` from now: for a sibling that has a place today, there."""
-        share, room = max(self.share, LEAST_SHARE), Room()
+        room = Room()
         for sequence in (p, *p.siblings):
             at = slot if sequence.slot == NOWHERE else sequence.slot
             claim = claim_of(slots.fleet_state, at, sequence.row[None][0], now_s, False)
             kept, most = room.get(at, (np.zeros_like(claim.terms), 0))
-            room[at] = kept + claim.terms * share, max(most, claim.lasts)
+            room[at] = kept + claim.terms, max(most, claim.lasts)
         made = ReservedReturn(now_s, now_s + wait_s, slot, room)
         reserved = self._returns_by_key.setdefault(_key(p), [])
         reserved.append(made)
@@ -232,7 +239,7 @@ class Returns:
         for key in [key for key, reserved in self._returns_by_key.items() if now_s > reserved[0].due_s + GRACE_S]:
             while (reserved := self._returns_by_key.get(key)) and now_s > reserved[0].due_s + GRACE_S:
                 self._release(key)
-                self.share -= self.share / MEMORY
+                self.share.note(now_s, missing=1)
 
 
 def _key(p: Pending) -> Key:

@@ -49,7 +49,7 @@ class Tuning(NamedTuple):
     scale_rate: float = 0.25  # a run that falls further behind raises the reach by this factor less one
     least_scale: float = 0.5
     most_scale: float = 10.0
-    furthest: float = 5.0  # a model that errs by more has other problems than a margin could solve
+    furthest: float = 2.5  # more costs more than it saves: a planner sees at every iteration how far behind it is
 
 
 class Drift(NamedTuple):

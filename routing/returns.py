@@ -41,6 +41,7 @@ TOKEN_RATE, REST_RATE, KV, SEQUENCES, PREFILL = range(5)
 COLUMNS = 5
 LONGEST_STEP_S = 1e3  # paces above, such as none at all, count as this
 LEAST_FREE = 0.02  # part of the time that prompts get, however many decodes there are
+LEAST_EXPECTED = 0.5  # requests that are told to be there, from which on newcomers leave room for them
 FULL = 0.95  # utilization up to which room is told; a replica attains a little less than a fluid
 
 
@@ -49,12 +50,13 @@ class Ledger(NamedTuple):
 
     carried: np.ndarray  # f8[R, BUCKETS, COLUMNS], what is promised; PREFILL in the present bucket only
     reserved: np.ndarray  # f8[R, BUCKETS, COLUMNS], what was told to come back
+    share: float = 1.0  # of that, which is taken to come
 
 
 def make_ledger(replicas: int) -> Ledger:
     """Nothing promised, nothing told."""
     shape = (replicas, BUCKETS, COLUMNS)
-    return Ledger(np.zeros(shape), np.zeros(shape))
+    return Ledger(np.zeros(shape), np.zeros(shape), 1.0)
 
 
 LEDGER_TYPE = typeof(make_ledger(1))  # as kernels see it
@@ -63,8 +65,7 @@ LEDGER_TYPE = typeof(make_ledger(1))  # as kernels see it
 def resized_ledger(ledger: Ledger, replicas: int) -> Ledger:
     """A copy with room for more replicas."""
     larger = make_ledger(replicas)
-    for old, new in zip(ledger, larger, strict=True):
-        new[: len(old)] = old
+    larger.carried[: len(ledger.carried)], larger.reserved[: len(ledger.reserved)] = ledger.carried, ledger.reserved
     return larger
 
 
@@ -151,10 +152,10 @@ def add_claim(reserved: np.ndarray, r: int, bucket: int, terms: np.ndarray, last
             reserved[r, j % BUCKETS, column] += sign * terms[column]
 
 
-@njit(cache=True)
-def _is_idle(carried: np.ndarray, reserved: np.ndarray) -> bool:
-    """Whether nobody is promised or told a bucket of a replica."""
-    return bool(carried[SEQUENCES] + reserved[SEQUENCES] < TOLERANCE_S)
+@njit(cache=True, inline="always")
+def _taken(ledger: Ledger, r: int, at: int, column: int) -> float:
+    """What of a bucket is promised, or told and likely to come."""
+    return ledger.carried[r, at, column] + ledger.share * ledger.reserved[r, at, column]
 
 
 @njit(cache=True)
@@ -163,31 +164,25 @@ def _is_full(fleet: FleetState, ledger: Ledger, r: int, at: int, claim: np.ndarr
 
     Nothing is too much for an idle replica: whoever asks here could be served by one (``at_best``).
     """
-    limits, carried, reserved = fleet.limits[r], ledger.carried[r, at], ledger.reserved[r, at]
-    if _is_idle(carried, reserved):
+    sequences = _taken(ledger, r, at, SEQUENCES)
+    if sequences < TOLERANCE_S:
         return False
-    token_rate = carried[TOKEN_RATE] + reserved[TOKEN_RATE] + claim[TOKEN_RATE]
-    rest_rate = carried[REST_RATE] + reserved[REST_RATE] + claim[REST_RATE]
+    token_rate = _taken(ledger, r, at, TOKEN_RATE) + claim[TOKEN_RATE]
+    rest_rate = _taken(ledger, r, at, REST_RATE) + claim[REST_RATE]
     return (
         utilization(fleet.pessimistic_coefs[r], token_rate, rest_rate, step_s) > FULL
-        or carried[KV] + reserved[KV] + claim[KV] > fleet.replicas[r]["usable_tokens"]
-        or carried[SEQUENCES] + reserved[SEQUENCES] + claim[SEQUENCES] > limits["max_running"]
+        or _taken(ledger, r, at, KV) + claim[KV] > fleet.replicas[r]["usable_tokens"]
+        or sequences + claim[SEQUENCES] > fleet.limits[r]["max_running"]
     )
 
 
 @compiled_once(float64(FLEET_TYPE, LEDGER_TYPE, intp, int64, float64))
 def _free_share(fleet: FleetState, ledger: Ledger, r: int, at: int, step_s: float) -> float:
     """Part of a bucket's time that decodes leave to prompts."""
-    carried, reserved = ledger.carried[r, at], ledger.reserved[r, at]
-    if _is_idle(carried, reserved):
+    if _taken(ledger, r, at, SEQUENCES) < TOLERANCE_S:
         return 1.0
-    busy = utilization(
-        fleet.pessimistic_coefs[r],
-        carried[TOKEN_RATE] + reserved[TOKEN_RATE],
-        carried[REST_RATE] + reserved[REST_RATE],
-        step_s,
-    )
-    return max(LEAST_FREE, 1.0 - busy)
+    token_rate, rest_rate = _taken(ledger, r, at, TOKEN_RATE), _taken(ledger, r, at, REST_RATE)
+    return max(LEAST_FREE, 1.0 - utilization(fleet.pessimistic_coefs[r], token_rate, rest_rate, step_s))
 
 
 @njit(cache=True)
@@ -211,19 +206,22 @@ def _fits_at(
     step_s, first = _step_s(fleet, r, claim.step_s), begins
     for j in range(HORIZON):
         at = (first + j) % BUCKETS
-        reserved = ledger.reserved[r, at]
-        is_asked = reserved[SEQUENCES] > TOLERANCE_S or (j == 0 and not is_new)
-        if j < lasts and (is_asked or not is_new) and _is_full(fleet, ledger, r, at, terms, step_s):
+        comes_s, expected = (
+            ledger.share * ledger.reserved[r, at, PREFILL],
+            ledger.share * ledger.reserved[r, at, SEQUENCES],
+        )
+        is_asked = expected >= LEAST_EXPECTED if is_new else True
+        if j < lasts and is_asked and _is_full(fleet, ledger, r, at, terms, step_s):
             return False
         if j >= lasts and queue_s <= 0.0:
             return True
-        queue_s += reserved[PREFILL] + (terms[PREFILL] if j == 0 else 0.0)
+        queue_s += comes_s + (terms[PREFILL] if j == 0 else 0.0)
         if queue_s <= 0.0 and j > 0:  # no prompt waits: how fast prompts are computed does not matter
             queue_s = 0.0
             continue
         free = _free_share(fleet, ledger, r, at, step_s)
-        prompts_come = reserved[PREFILL] > TOLERANCE_S or (j == 0 and not is_new)
-        if prompts_come and queue_s > window_s * free:
+        prompts_come = comes_s > TOLERANCE_S or (j == 0 and not is_new)
+        if prompts_come and is_asked and queue_s > window_s * free:
             return False
         queue_s = max(0.0, queue_s - free * BUCKET_S)
     return True
@@ -277,7 +275,7 @@ def first_room(
         for i in range(count):
             r = slots[i]
             for j in range(begins - PER_S, begins):
-                queue_s = queues_s[i] + ledger.reserved[r, j % BUCKETS, PREFILL]
+                queue_s = queues_s[i] + ledger.share * ledger.reserved[r, j % BUCKETS, PREFILL]
                 free = _free_share(fleet, ledger, r, j % BUCKETS, steps_s[i]) if queue_s > 0.0 else 1.0
                 queues_s[i] = max(0.0, queue_s - free * BUCKET_S)
             claim = Claim(terms[i], lasts[i], windows_s[i], claims_s[i], False)

@@ -9,9 +9,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from controller import returns
 from controller.fleet import Fleet
 from controller.options import FleetOptions
-from controller.returns import GRACE_S, LEAST_SHARE, MEMORY
+from controller.returns import GRACE_S
 from controller.scaling.tiers import Tier, TierTable
 from profiles.store import load_profile
 from protocol.messages import AdmissionRequest, Decision, Progress, Slo, Verdict
@@ -69,6 +70,29 @@ def test_under_steady_overload_nine_in_ten_are_admitted_when_told_and_newcomers_
     returns = [v for verdicts in clients.came_back.values() for v in verdicts]
     assert len(returns) >= 50, "it was overloaded"
     assert returns.count(Verdict.ADMITTED) >= 0.9 * len(returns)
+
+
+def test_clients_that_never_return_cost_newcomers_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a fleet that keeps no room for anybody."""
+    admitted = num_promised()
+    monkeypatch.setattr(returns, "is_kept", lambda *args: np.zeros(len(args[-1]), dtype=bool))
+    freely = num_promised()
+    assert 300 < freely < 540, "it is overloaded"
+    assert admitted >= 0.93 * freely
+
+
+def num_promised() -> int:
+    """How many of 600 requests of two tiers are promised where nobody comes back."""
+    rng, profile = np.random.default_rng(2), load_profile("embedded-cpu")
+    jobs = jobs_at(np.cumsum(rng.exponential(1 / 30.0, 600)).tolist())
+    jobs["prompt_tokens"] = np.clip(rng.lognormal(5.2, 1.0, 600), 4, 1000)
+    jobs["output_tokens"] = np.clip(rng.lognormal(3.6, 0.9, 600), 2, 250)
+    jobs["tier"] = tier = rng.choice(2, 600, p=[0.6, 0.4])
+    jobs["ttft_s"], jobs["tpot_s"] = np.array([0.5, 2.0])[tier], np.array([0.05, 0.15])[tier]
+    tiers = TierTable.of(1, [Tier("tight", 0.5, 0.05, unattainable="refuse"), Tier("loose", 2.0, 0.15)])
+    dispatcher = ControllerDispatcher(profile, tiers, FleetOptions())
+    Simulation(jobs, System("never").engines(profile, 0), dispatcher).run()
+    return len({d.request_id for d in dispatcher.decisions if d.verdict == Verdict.ADMITTED})
 
 
 def test_a_pace_that_an_idle_replica_just_bears_is_told_a_time_of_its_own() -> None:
@@ -129,9 +153,9 @@ def test_what_nobody_comes_back_for_is_kept_no_longer_and_less_of_it_the_next_ti
     state.report(report("a", 2), gone_s)
     assert state.admit([ask(LOOSE, 8000, prompt_digest=999)], gone_s)[0].verdict == Verdict.ADMITTED
     assert len(state.unplaced.returns) == 0
-    assert state.unplaced.returns.share == pytest.approx((1.0 - 1.0 / MEMORY) ** len(told_s))
+    share = state.unplaced.returns.share
+    assert (share.came, share.missing) == (0.0, len(told_s))
     assert np.abs(state.unplaced.returns._ledger.reserved).max(initial=0.0) < 1e-6
-    assert LEAST_SHARE < state.unplaced.returns.share < 1.0
 
 
 def test_what_no_idle_replica_could_ever_do_is_told_no_time() -> None:
@@ -178,7 +202,8 @@ def test_a_request_of_several_sequences_is_known_when_it_comes_back_and_goes_bef
     assert {d.verdict for d in decisions[60:]} == {Verdict.ADMITTED}
     assert Verdict.REFUSED in {d.verdict for d in decisions[:60]}
     state.admit([ask(LOOSE)], told_s + 0.5)
-    assert state.unplaced.returns.share == 1.0
+    assert state.unplaced.returns.share.came == pytest.approx(1.0, rel=0.02)
+    assert state.unplaced.returns.share.missing == 0.0
     state.check_integrity()
 
 
