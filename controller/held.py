@@ -75,6 +75,8 @@ class HeldRequests:
         early_s = p.begin_s - LEAD_S - replica.formed_ahead_s - now_s
         if not self._may_lose_its_place(p) or not RETRY_INTERVAL_S[0] <= early_s < np.inf:
             return 0.0
+        if np.isfinite(replica.table["joined_s"]).sum() <= 1:  # the engine has nothing, and this is the first to ask
+            return 0.0
         return min(early_s, RETRY_INTERVAL_S[1])
 
     def send(self, p: Pending) -> None:
@@ -104,6 +106,7 @@ class HeldRequests:
     def hold(self, p: Pending, replica: VirtualReplica, now_s: float) -> None:
         """Keep back a request that has a place on this replica."""
         self.places.reconcile(int(p.row["id"]), replica, now_s)
+        replica.slots.hold(replica.slot, int(p.row["id"]))
         self.pending[int(p.row["id"])] = p
         self._movable.add(p)
 

@@ -36,7 +36,7 @@ REQUEST = np.dtype(
         # by ``planning.batch.memory`` for policies that remember.
         ("tenant_served", "f8"),
         ("program_served", "f8"),
-        ("joined_s", "f8"),  # when it came to this engine, on the caller's clock; 0: long ago
+        ("joined_s", "f8"),  # when it came to this engine, on the caller's clock; 0: long ago; inf: not yet
         ("least_chance", "f8"),  # of its first token in time, that a promise asks for (``planning.forecast.chance``)
     ]
 )

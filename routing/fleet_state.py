@@ -247,11 +247,36 @@ def advance_fleet(fleet: FleetState, now_s: float, departs: bool = False, lag_s:
 
 
 @njit(cache=True)
+def _move_row(fleet: FleetState, r: int, i: int, to: int) -> None:
+    """Move a row to another position of its table, the ones between up or down by one."""
+    row, forecast, step = fleet.tables[r, i : i + 1].copy(), fleet.forecasts[r, i : i + 1].copy(), 1 if to > i else -1
+    for k in range(i, to, step):
+        fleet.tables[r, k], fleet.forecasts[r, k] = fleet.tables[r, k + step], fleet.forecasts[r, k + step]
+    fleet.tables[r, to], fleet.forecasts[r, to] = row[0], forecast[0]
+
+
+@njit(cache=True)
+def hold_request(fleet: FleetState, r: int, request_id: int) -> None:
+    """A request of replica ``r`` stays away from its engine for now: it has its place in forecasts, and the mirror does
+    not run it. Such rows are the last of their table, ``joined_s`` is inf."""
+    last = fleet.replicas[r]["count"] - 1
+    for i in range(last + 1):
+        if fleet.tables[r, i]["id"] == request_id:
+            fleet.tables[r, i]["joined_s"] = math.inf
+            _move_row(fleet, r, i, last)
+            return
+
+
+@njit(cache=True)
 def add_request(fleet: FleetState, r: int, row: np.void) -> None:
-    """Put the request on replica ``r`` and count it into its sums."""
+    """Put the request on replica ``r``, before those that are held, and count it into its sums."""
     replica, engine, at = fleet.replicas[r], engine_of(fleet, r), fleet.replicas[r]["count"]
     fleet.tables[r, at] = row
     replica["count"] += 1
+    while at > 0 and fleet.tables[r, at - 1]["joined_s"] == math.inf:
+        at -= 1
+    if at < replica["count"] - 1:
+        _move_row(fleet, r, replica["count"] - 1, at)
     _count_decode(replica, row)
     _add_to_sums(replica, engine, fleet.tables[r, at])
     _weigh(engine.coef, engine.limits, replica)

@@ -10,6 +10,7 @@ from routing.fleet_state import (
     SHARED,
     FleetState,
     add_request,
+    hold_request,
     make_fleet_state,
     recompute_load,
     remove_request,
@@ -172,7 +173,9 @@ class ReplicaSlots:
         return self.fleet_state.tables[slot, : self.fleet_state.replicas["count"][slot]]
 
     def put(self, slot: int, table: np.ndarray) -> None:
-        """Replace the requests of a slot."""
+        """Replace the requests of a slot; those that are held go last (``hold``)."""
+        if len(table) and np.isinf(table["joined_s"]).any():
+            table = table[np.argsort(np.isinf(table["joined_s"]), kind="stable")]
         self._make_room(len(table))
         self.fleet_state.tables[slot, : len(table)].view(np.uint8)[:] = np.ascontiguousarray(table).view(np.uint8)
         self.fleet_state.replicas["count"][slot] = len(table)
@@ -182,6 +185,10 @@ class ReplicaSlots:
         """Add one request."""
         self._make_room(int(self.fleet_state.replicas["count"][slot]) + 1)
         add_request(self.fleet_state, slot, np.atleast_1d(row)[0])
+
+    def hold(self, slot: int, uid: int) -> None:
+        """Keep a request's place without its being at the engine (``routing.fleet_state.hold_request``)."""
+        hold_request(self.fleet_state, slot, uid)
 
     def remove(self, slot: int, uid: int) -> bool:
         """Remove a request; whether it was there."""

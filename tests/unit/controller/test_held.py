@@ -68,6 +68,26 @@ def test_it_is_sent_when_its_turn_comes() -> None:
     state.check_integrity()
 
 
+def test_those_held_are_sent_to_an_idle_engine_however_often_it_reports() -> None:
+    """None of them is there yet: a mirror that ran them would be busy, and each would wait for the others."""
+    state, asks, decisions = full()
+    waiting = {each.request_id: each for each in held(state, asks)}
+    for each in asks:
+        if each.request_id not in waiting:
+            state.on_outcome(ended(each, "abort"), 0.0)
+    again_s = {d.request_id: d.retry_after_s for d in decisions if d.request_id in waiting}
+    for k in range(1, 50):
+        state.report(report("a", 1 + k), 0.02 * k)
+        now_s = 0.02 * k + 0.01
+        due = [waiting[uid] for uid, at_s in again_s.items() if at_s <= now_s]
+        decisions = state.admit([aged(each, now_s) for each in due], now_s)
+        if Verdict.ADMITTED in {d.verdict for d in decisions}:
+            assert now_s < 0.15
+            return
+        again_s |= {d.request_id: now_s + d.retry_after_s for d in decisions}
+    raise AssertionError("an idle engine, and all are held")
+
+
 def test_shorter_prompts_take_the_places_of_longer_ones_that_have_not_begun() -> None:
     state, asks, _ = full()
     before = len(held(state, asks))

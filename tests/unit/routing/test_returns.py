@@ -94,8 +94,8 @@ def test_a_newcomer_is_in_the_way_of_those_told_only_while_it_lasts(output_token
 
 def test_a_newcomers_prompt_is_in_the_way_of_prompts_that_would_be_late_behind_it() -> None:
     fleet, ledger = replicas([0])
-    claim, bucket = reserved(0, 0.5, prefill=0.5)
-    add_claim(ledger.reserved, 0, bucket, claim, 0, 1.0)
+    claim, bucket = reserved(0, 0.5, sequences=1.0, prefill=0.5)
+    add_claim(ledger.reserved, 0, bucket, claim, 16, 1.0)
     small, large = asked(10, 500), asked(10, 60_000)
     for row in (small, large):
         row["ttft_s"] = 0.8
@@ -129,3 +129,12 @@ def test_what_was_promised_one_turn_of_the_ring_ago_is_nobodys_load() -> None:
     for known in (ledger, fresh):
         carry(fleet, 25.0, known, np.arange(1))
     assert np.array_equal(ledger.carried, fresh.carried)
+
+
+def test_newcomers_leave_room_where_half_a_request_or_more_is_likely_to_come() -> None:
+    fleet, ledger = replicas([0], make_limits(200_000, max_running=1))
+    claim, bucket = reserved(0, 5.0, sequences=1.0)
+    add_claim(ledger.reserved, 0, bucket, claim, 16, 1.0)
+    told = [ledger._replace(share=share) for share in (0.4, 0.6)]
+    row = asked(200, 500)
+    assert [bool(is_kept(fleet, each, row, 0.0, np.arange(1))[0]) for each in told] == [False, True]
