@@ -19,4 +19,4 @@ def plan_chances(fleet: FleetState, slot: int, rows: np.ndarray, plan: Admission
 
 def are_likely(fleet: FleetState, slot: int, rows: np.ndarray, plan: AdmissionPlan, chances: np.ndarray) -> bool:
     """Whether all that the plan takes are as likely as they ask for."""
-    return all(is_likely(fleet.replicas[slot], rows[k], chances[k]) for k in np.flatnonzero(plan.accepted))
+    return all(is_likely(fleet, slot, rows[k], chances[k]) for k in np.flatnonzero(plan.accepted))

@@ -158,8 +158,7 @@ class Fleet:
     def _decide(self, batch: Sequence[AdmissionRequest], now_s: float, by: str, phase: Phase | None) -> list[Decision]:
         """Decide among the replicas that are open what ``by`` asks; ``phase``: the part of the requests in question."""
         self.slots.allocate(len(batch))
-        uids = {request_uid(request.request_id) for request in batch}
-        earlier = {uid for uid in uids if uid in self.unplaced.waiting or uid in self.held}
+        earlier = {u for r in batch if (u := request_uid(r.request_id)) in self.unplaced.waiting or u in self.held}
         checks, pending = self.options.admission and self.policy.checks_admission, []
         for request in batch:
             pending.append(p := self._to_pending(request, now_s, phase))
@@ -176,6 +175,7 @@ class Fleet:
         self.held.displace(open_fleet, self.by_slot, [p for p in asking if int(p.row["id"]) not in earlier], now_s)
         fall_back = partial(self._best_effort_or_refuse, now_s=now_s)
         known = decide_together(open_fleet, together, now_s, fall_back)
+        self.unplaced.returns.charge(self.slots, now_s)
         known |= {p.request.request_id: self._admit_or_hold(p, now_s) for p in pending if p.slot >= 0}
         return [known.get(p.request.request_id) or fall_back(p) for p in pending]
 

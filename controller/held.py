@@ -71,11 +71,12 @@ class HeldRequests:
         return self.may_hold and not p.request.group and p.is_checked and p.is_new and not p.is_returning_on_time
 
     def wait_s(self, p: Pending, replica: VirtualReplica, now_s: float) -> float:
-        """How long a request with a place on this replica is kept back before it asks again; 0: it is sent now."""
+        """How long a request with a place on this replica is kept back before it asks again; 0: it is sent now, as to
+        an engine that has nothing."""
         early_s = p.begin_s - LEAD_S - replica.formed_ahead_s - now_s
         if not self._may_lose_its_place(p) or not RETRY_INTERVAL_S[0] <= early_s < np.inf:
             return 0.0
-        if np.isfinite(replica.table["joined_s"]).sum() <= 1:  # the engine has nothing, and this is the first to ask
+        if np.isfinite(replica.table["joined_s"]).sum() <= 1:  # the engine has nothing else
             return 0.0
         return min(early_s, RETRY_INTERVAL_S[1])
 

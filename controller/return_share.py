@@ -1,8 +1,8 @@
 """Which share of the requests that were told when to return do so, and how many newcomers make room for them. Pure.
 
 The first is what was seen: those that came and those that did not, both fading. Seconds pass before a client can have
-returned, and some never do. Every newcomer that is refused where room was kept is therefore a loan: ``CREDIT`` of them,
-and ``EARNED`` for each that returns. Beyond that no room is kept. So clients that never return cost the others that
+returned, and some never do. So a newcomer that finds no place for the sake of those awaited is a loan: ``CREDIT`` of
+them, and ``EARNED`` for each that returns. Beyond that no room is kept. Clients that never return cost the others that
 credit at most, and one loan more every few seconds.
 """
 
@@ -22,7 +22,7 @@ class ReturnShare:
     _at_s: float = 0.0
 
     def note(self, now_s: float, came: int = 0, missing: int = 0, sent_away: int = 0) -> None:
-        """So many have come at their time, have not, or were refused although there was room that was not kept."""
+        """So many have come at their time, have not, or found no place although there was room, which was kept."""
         self._fade(now_s)
         self.came, self.missing, self.sent_away = self.came + came, self.missing + missing, self.sent_away + sent_away
 

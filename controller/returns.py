@@ -2,9 +2,9 @@
 
 A refused request is told the first second at which the ledger (``routing.returns``) has room for it, and that room is
 reserved. A request that comes then with the same prompts is the one that was refused, whatever its id. It goes before
-newcomers, who are admitted only where they leave reserved room free. The room reserved is scaled by the share of
-refused requests that do come back, so that clients who never return cost the others little. A request of several
-sequences has one time, and room for all of them.
+newcomers, who are admitted only where they leave reserved room free: as much as the share of refused requests that come
+back will need, and as far as there is credit (``controller.return_share``). So clients who never return cost the others
+little. A request of several sequences has one time, and room for all of them.
 """
 
 import math
@@ -19,6 +19,7 @@ from controller.return_share import ReturnShare
 from planning.admission.plan import REASONS
 from planning.admission.search import ADMITTED
 from planning.tables import copied
+from routing.fits import fits_any
 from routing.idle import at_best
 from routing.placement import NOWHERE
 from routing.returns import (
@@ -40,6 +41,7 @@ MOST_TOLD = 20_000  # that are remembered at a time; beyond, refusals tell the c
 SWEEP_S = 0.25
 MOST_ASKED = 16  # replicas, the emptiest, that are asked when they will have room
 MOST_CARRIED = 64  # replicas that are brought up to date for one batch; those whose turn comes later are a little old
+MOST_CHECKED = 2  # replicas that a newcomer that was sent away is checked on
 OLDEST_S = 20.0  # the ring of the ledger says nothing of a replica that was carried longer ago
 
 Key = tuple[int, int, int]  # a prompt's digest and length, and how many there are; of several, the sums
@@ -69,6 +71,7 @@ class Returns:
     _carried_s: np.ndarray = field(default_factory=lambda: np.zeros(0))  # when each slot was entered in the ledger
     _is_current: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))  # and knows what was placed since
     _swept_s: float = -math.inf
+    _sent_away: list[tuple[Pending, np.ndarray]] = field(default_factory=list)  # newcomers, with slots kept from them
 
     def __len__(self) -> int:
         """How many are expected."""
@@ -111,10 +114,21 @@ class Returns:
             kept = where[is_kept(slots.fleet_state, ledger, _whole(p)[None][0], now_s, where)]
             if not len(kept):
                 continue
+            if _key(p) not in self._returns_by_key:
+                self._sent_away.append((p, kept))
             for sequence in (p, *p.siblings):
                 sequence.scores_as_best_effort = sequence.scores
                 sequence.exclude_slots(slots, kept.tolist(), now_s)
         self._is_current[:] = False
+
+    def charge(self, slots: ReplicaSlots, now_s: float) -> None:
+        """Count the newcomers just received that found no place, and have one where room is kept for others."""
+        for p, kept in self._sent_away:
+            wanted = p.scores_as_best_effort
+            free = kept if wanted is None or not len(wanted) else kept[wanted[kept] > -np.inf]
+            if p.slot == NOWHERE and fits_any(slots.fleet_state, free, p.row[None][0], MOST_CHECKED, now_s):
+                self.share.note(now_s, sent_away=1)
+        self._sent_away = []
 
     @staticmethod
     def _put_back(slots: ReplicaSlots, p: Pending, reserved: ReservedReturn, now_s: float) -> None:
@@ -146,8 +160,6 @@ class Returns:
         the prediction, and what it lacks as the reason.
         """
         row, key = p.row[None][0], _key(p)
-        if p.scores_as_best_effort is not None:
-            self.share.note(now_s, sent_away=1)
         p.first_s = p.tpot_s = math.inf
         if not p.is_possible:
             return 0.0

@@ -49,7 +49,7 @@ class Tuning(NamedTuple):
     scale_rate: float = 0.25  # a run that falls further behind raises the reach by this factor less one
     least_scale: float = 0.5
     most_scale: float = 10.0
-    furthest: float = 2.5  # more costs more than it saves: a planner sees at every iteration how far behind it is
+    furthest: float = 5.0  # a model that errs by more has other problems than a margin could solve
 
 
 class Drift(NamedTuple):
@@ -84,7 +84,7 @@ def _expect(state: Floats, spread: IterationSpread) -> None:
     state[SPREAD], state[ERROR], behind = _expected(spread)
     state[RAW_ERROR] = state[ERROR]
     state[PRIOR] = PRIOR_ITERATIONS
-    state[SCALE] = min(max(behind / float(reach(state)), DEFAULT.least_scale), DEFAULT.most_scale)
+    state[SCALE] = min(max(behind / float(_most_behind(state, DEFAULT)), DEFAULT.least_scale), DEFAULT.most_scale)
 
 
 @functools.lru_cache(maxsize=64)
@@ -149,7 +149,7 @@ def _follow_run(new: Floats, late: float, tuning: Tuning) -> None:
     new[BEHIND] += late
     new[MOST_BEHIND] = max(new[MOST_BEHIND], new[BEHIND])
     if new[COUNT] % RUN == 0.0:
-        is_beyond = 1.0 if new[MOST_BEHIND] > reach(new, tuning) else 0.0
+        is_beyond = 1.0 if new[MOST_BEHIND] > _most_behind(new, tuning) else 0.0
         scale = new[SCALE] * math.exp(tuning.scale_rate * (is_beyond - (1.0 - tuning.confidence)))
         new[SCALE] = min(max(scale, tuning.least_scale), tuning.most_scale)
         new[BEHIND] = new[MOST_BEHIND] = 0.0
@@ -157,14 +157,21 @@ def _follow_run(new: Floats, late: float, tuning: Tuning) -> None:
 
 @njit(cache=True)
 def reach(state: Floats, tuning: Tuning = DEFAULT) -> float:
-    """How far a run of ``RUN`` iterations falls behind its prediction at most, in iterations, with ``confidence``.
+    """How far a run of ``RUN`` iterations falls behind its prediction at most, in iterations, with ``confidence``; no
+    more than ``furthest`` is told of that."""
+    return min(tuning.furthest, _most_behind(state, tuning))
+
+
+@njit(cache=True)
+def _most_behind(state: Floats, tuning: Tuning) -> float:
+    """``reach`` without its bound, which the scale must not run up against.
 
     Independent normal errors of mean size ``ERROR`` have a standard deviation of ``sqrt(pi / 2)`` times that, and their
     sum exceeds x somewhere in the run twice as often as at its end (reflection principle). The scale, learnt from the
     runs seen, corrects that for stalls and for errors that hang together.
     """
     quantile = math.sqrt(2.0) * _erf_inverse(tuning.confidence)
-    return min(tuning.furthest, state[SCALE] * quantile * math.sqrt(RUN * math.pi / 2.0) * state[ERROR])
+    return float(state[SCALE] * quantile * math.sqrt(RUN * math.pi / 2.0) * state[ERROR])
 
 
 @njit(cache=True)

@@ -6,7 +6,7 @@ import numpy as np
 from numba import njit
 
 from planning.forecast.chance import DEVIATIONS, chance_in_time
-from routing.fleet_state import formed_s
+from routing.fleet_state import FleetState, formed_s
 
 
 @njit(cache=True)
@@ -29,6 +29,7 @@ def first_token_chance(replica: np.void, limits: np.void, row: np.void, first_s:
 
 
 @njit(cache=True)
-def is_likely(replica: np.void, row: np.void, chance: float) -> bool:
+def is_likely(fleet: FleetState, r: int, row: np.void, chance: float) -> bool:
     """Whether that is as much as the row asks for. On an idle engine it may be any: waiting makes it no surer."""
-    return chance >= row["least_chance"] or replica["count"] == 0
+    is_idle = fleet.replicas[r]["count"] == 0 or fleet.tables[r, 0]["joined_s"] == math.inf  # all are held
+    return chance >= row["least_chance"] or is_idle

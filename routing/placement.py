@@ -174,7 +174,7 @@ def _forecast_replica(fleet: FleetState, r: int, row: np.void, now_s: float) -> 
     forecast[count]["unattainable"] = False
     worst_s, peak_tokens = forecast_requests(engine, table, start_s, -TOLERANCE_S, forecast)
     reason = why_unattainable(row, forecast[count], worst_s, peak_tokens, engine.limits)
-    if reason == ADMITTED and not is_likely(fleet.replicas[r], row, _chance(fleet, r, row, now_s)):
+    if reason == ADMITTED and not is_likely(fleet, r, row, _chance(fleet, r, row, now_s)):
         reason = TTFT
     return reason
 

@@ -256,6 +256,8 @@ class VirtualReplica:
         ids = self.table["id"].tolist()
         if len(set(ids)) != len(ids):
             raise AssertionError(f"replica {self.name}: a request is in its table twice")
+        if (np.diff(np.isinf(self.table["joined_s"]).astype(np.int8)) < 0).any():
+            raise AssertionError(f"replica {self.name}: a request that is held is not among the last")
         if not set(self._reserved_s) <= set(ids):
             raise AssertionError(f"replica {self.name}: a reservation without a row")
 

@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from controller import returns
 from controller.fleet import Fleet
 from controller.options import FleetOptions
 from controller.returns import GRACE_S
@@ -72,29 +71,6 @@ def test_under_steady_overload_nine_in_ten_are_admitted_when_told_and_newcomers_
     assert returns.count(Verdict.ADMITTED) >= 0.9 * len(returns)
 
 
-def test_clients_that_never_return_cost_newcomers_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against a fleet that keeps no room for anybody."""
-    admitted = num_promised()
-    monkeypatch.setattr(returns, "is_kept", lambda *args: np.zeros(len(args[-1]), dtype=bool))
-    freely = num_promised()
-    assert 300 < freely < 540, "it is overloaded"
-    assert admitted >= 0.93 * freely
-
-
-def num_promised() -> int:
-    """How many of 600 requests of two tiers are promised where nobody comes back."""
-    rng, profile = np.random.default_rng(2), load_profile("embedded-cpu")
-    jobs = jobs_at(np.cumsum(rng.exponential(1 / 30.0, 600)).tolist())
-    jobs["prompt_tokens"] = np.clip(rng.lognormal(5.2, 1.0, 600), 4, 1000)
-    jobs["output_tokens"] = np.clip(rng.lognormal(3.6, 0.9, 600), 2, 250)
-    jobs["tier"] = tier = rng.choice(2, 600, p=[0.6, 0.4])
-    jobs["ttft_s"], jobs["tpot_s"] = np.array([0.5, 2.0])[tier], np.array([0.05, 0.15])[tier]
-    tiers = TierTable.of(1, [Tier("tight", 0.5, 0.05, unattainable="refuse"), Tier("loose", 2.0, 0.15)])
-    dispatcher = ControllerDispatcher(profile, tiers, FleetOptions())
-    Simulation(jobs, System("never").engines(profile, 0), dispatcher).run()
-    return len({d.request_id for d in dispatcher.decisions if d.verdict == Verdict.ADMITTED})
-
-
 def test_a_pace_that_an_idle_replica_just_bears_is_told_a_time_of_its_own() -> None:
     """A slow machine: whoever is there alone leaves nothing, so told times follow each other."""
     slo = Slo(0.1, 1.02 * float(a100().coefficients[1]), tier="tier 0")
@@ -145,7 +121,14 @@ def busy() -> tuple[Progress, ...]:
     return tuple(Progress(f"full{i}", LOOSE, 0.5, 1500, 1505, 6, 100, 200, True) for i in range(256))
 
 
+def told_second(state: Fleet, now_s: float) -> float:
+    """The time told to one more long prompt, where as many are refused as at first."""
+    state.report(report("a", 100 + int(now_s)), now_s)
+    return state.admit([ask(LOOSE, 8000, prompt_digest=5000 + i) for i in range(60)], now_s)[-1].retry_after_s
+
+
 def test_what_nobody_comes_back_for_is_kept_no_longer_and_less_of_it_the_next_time() -> None:
+    first_s = told_second(refusals(0)[0], 1.0)
     state, _, decisions = refusals(60)
     told_s = [d.retry_after_s for d in decisions if d.retry_after_s < 30.0]
     assert len(state.unplaced.returns) == len(told_s)
@@ -156,6 +139,45 @@ def test_what_nobody_comes_back_for_is_kept_no_longer_and_less_of_it_the_next_ti
     share = state.unplaced.returns.share
     assert (share.came, share.missing) == (0.0, len(told_s))
     assert np.abs(state.unplaced.returns._ledger.reserved).max(initial=0.0) < 1e-6
+    assert told_second(state, gone_s + 1.0) < 0.5 * first_s
+
+
+def test_newcomers_are_sent_away_on_credit_only_where_room_that_is_kept_would_take_them() -> None:
+    def credit_used(engine: tuple[Progress, ...], newcomers: list[AdmissionRequest]) -> float:
+        state, _, _ = refusals(60)
+        state.report(report("a", 2, engine), 0.5)
+        state.admit(newcomers, 0.5)
+        return state.unplaced.returns.share.sent_away
+
+    short = [ask(LOOSE, 500, prompt_digest=900 + i) for i in range(10)]
+    assert credit_used((), short) > 3.0
+    assert credit_used(busy(), short) == 0.0, "no room, kept or not"
+
+
+def test_who_asks_too_early_uses_no_credit() -> None:
+    state, asks, _ = refusals(60)
+    for k in range(20):
+        state.report(report("a", 2 + k), now_s := 0.1 + 0.01 * k)
+        state.admit([msgspec.structs.replace(asks[-1], request_id=f"again {k}")], now_s)
+    assert state.unplaced.returns.share.sent_away == 0.0
+
+
+def test_newcomers_that_fall_back_to_best_effort_are_sent_away_on_credit_too() -> None:
+    def promised(keeps: bool) -> int:
+        tiers = TierTable.of(1, [Tier("ref", 3.0, 0.1, unattainable="refuse"), Tier("be", 2.0, 0.1)])
+        state = Fleet(FleetOptions(length_prior_tokens=40.0, pending=False), tiers, load_profile)
+        state.report(report("a"), 0.0)
+        state.admit([ask(Slo(3.0, 0.1, tier="ref"), 6000, prompt_digest=k + 1) for k in range(200)], 0.0)
+        if not keeps:
+            state.unplaced.returns.share.note(0.5, sent_away=1000)
+        state.report(report("a", 2), 0.5)
+        asks = [ask(Slo(2.0, 0.1, tier="be"), 300, prompt_digest=900 + k) for k in range(120)]
+        decisions = [state.admit([each], 0.5)[0] for each in asks]
+        return sum(d.verdict == Verdict.ADMITTED for d in decisions)
+
+    assert 20 < promised(keeps=False)
+    assert promised(keeps=True) >= 0.8 * promised(keeps=False)
+    assert told_second(state, gone_s + 1.0) < 0.5 * first_s
 
 
 def test_what_no_idle_replica_could_ever_do_is_told_no_time() -> None:

@@ -15,6 +15,7 @@ from profiles.online import (
     PRIOR_ITERATIONS,
     RELAXING,
     RUN,
+    SCALE,
     SLOPE,
     corrected,
     drift,
@@ -185,6 +186,16 @@ def test_the_reach_of_exact_predictions_is_nothing_and_that_of_useless_ones_is_b
     exact, useless = learn(machine(1, 1, 200, noise=0)), learn(machine(1, 1, 400, noise=0.9, seed=3))
     assert reach(exact) == pytest.approx(0.0, abs=0.05)
     assert reach(useless) <= DEFAULT.furthest
+
+
+def test_an_engine_that_strayed_far_and_is_calm_again_is_trusted_again() -> None:
+    """The scale does not run up against the bound of what is told."""
+    random, rows = np.random.default_rng(1), machine(1, 1, 4000, noise=0.0, seed=1)
+    rows[:3000, 5] *= np.exp(0.8 * random.standard_normal(3000))
+    state = learn(rows[:3000])
+    assert reach(state) == DEFAULT.furthest
+    assert state[SCALE] < 3.0
+    assert reach(learn(rows[3000:], state)) < 0.5 * DEFAULT.furthest
 
 
 STALLS = IterationSpread(lognormal(0.02), RatioQuantiles(1000, (0.95, 0.98, 1.0, 1.02, 1.06, 2.0)))

@@ -1,0 +1,77 @@
+"""What room that is kept for refused clients costs newcomers."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from controller import returns
+from controller.options import FleetOptions
+from controller.scaling.tiers import Tier, TierTable
+from profiles.store import load_profile
+from protocol.messages import AdmissionRequest, Progress, Verdict
+from simulation.core.loop import Simulation
+from simulation.dispatchers.live_fleet import ControllerDispatcher
+from simulation.studies.systems import System
+from tests.support.fleet_cases import LOOSE, TIGHT, ask, report
+from tests.support.simulation_cases import jobs_at
+from tests.unit.controller.test_returns import busy, refusals
+
+
+def test_clients_that_never_return_cost_newcomers_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a fleet that keeps no room for anybody."""
+    admitted = num_promised()
+    monkeypatch.setattr(returns, "is_kept", lambda *args: np.zeros(len(args[-1]), dtype=bool))
+    freely = num_promised()
+    assert 300 < freely < 540, "it is overloaded"
+    assert admitted >= 0.93 * freely
+
+
+def num_promised() -> int:
+    """How many of 600 requests of two tiers are promised where nobody comes back."""
+    rng, profile = np.random.default_rng(2), load_profile("embedded-cpu")
+    jobs = jobs_at(np.cumsum(rng.exponential(1 / 30.0, 600)).tolist())
+    jobs["prompt_tokens"] = np.clip(rng.lognormal(5.2, 1.0, 600), 4, 1000)
+    jobs["output_tokens"] = np.clip(rng.lognormal(3.6, 0.9, 600), 2, 250)
+    jobs["tier"] = tier = rng.choice(2, 600, p=[0.6, 0.4])
+    jobs["ttft_s"], jobs["tpot_s"] = np.array([0.5, 2.0])[tier], np.array([0.05, 0.15])[tier]
+    tiers = TierTable.of(1, [Tier("tight", 0.5, 0.05, unattainable="refuse"), Tier("loose", 2.0, 0.15)])
+    dispatcher = ControllerDispatcher(profile, tiers, FleetOptions())
+    Simulation(jobs, System("never").engines(profile, 0), dispatcher).run()
+    return len({d.request_id for d in dispatcher.decisions if d.verdict == Verdict.ADMITTED})
+
+
+def test_newcomers_are_sent_away_on_credit_only_where_room_that_is_kept_would_take_them() -> None:
+    def credit_used(engine: tuple[Progress, ...], newcomers: list[AdmissionRequest]) -> float:
+        state, _, _ = refusals(60)
+        state.report(report("a", 2, engine), 0.5)
+        state.admit(newcomers, 0.5)
+        return state.unplaced.returns.share.sent_away
+
+    short = [ask(LOOSE, 500, prompt_digest=900 + i) for i in range(10)]
+    assert credit_used((), short) > 3.0
+    assert credit_used(busy(), short) == 0.0, "no room, kept or not"
+
+
+def test_who_asks_too_early_uses_no_credit() -> None:
+    state, asks, _ = refusals(60)
+    for k in range(20):
+        state.report(report("a", 2 + k), now_s := 0.1 + 0.01 * k)
+        state.admit([msgspec.structs.replace(asks[-1], request_id=f"again {k}")], now_s)
+    assert state.unplaced.returns.share.sent_away == 0.0
+
+
+def test_newcomers_that_fall_back_to_best_effort_are_sent_away_on_credit_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def num_promised() -> int:
+        state, _, _ = refusals(200)
+        found = 0
+        for k in range(120):
+            state.report(report("a", 2 + k), now_s := 0.05 * (k + 1))
+            (decision,) = state.admit([ask(TIGHT, 1500, prompt_digest=9000 + k)], now_s)
+            found += decision.verdict in (Verdict.ADMITTED, Verdict.PENDING)
+        return found
+
+    promised = num_promised()
+    monkeypatch.setattr(returns, "is_kept", lambda *args: np.zeros(len(args[-1]), dtype=bool))
+    freely = num_promised()
+    assert freely > 60
+    assert promised >= 0.75 * freely
