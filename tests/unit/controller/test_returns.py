@@ -142,44 +142,6 @@ def test_what_nobody_comes_back_for_is_kept_no_longer_and_less_of_it_the_next_ti
     assert told_second(state, gone_s + 1.0) < 0.5 * first_s
 
 
-def test_newcomers_are_sent_away_on_credit_only_where_room_that_is_kept_would_take_them() -> None:
-    def credit_used(engine: tuple[Progress, ...], newcomers: list[AdmissionRequest]) -> float:
-        state, _, _ = refusals(60)
-        state.report(report("a", 2, engine), 0.5)
-        state.admit(newcomers, 0.5)
-        return state.unplaced.returns.share.sent_away
-
-    short = [ask(LOOSE, 500, prompt_digest=900 + i) for i in range(10)]
-    assert credit_used((), short) > 3.0
-    assert credit_used(busy(), short) == 0.0, "no room, kept or not"
-
-
-def test_who_asks_too_early_uses_no_credit() -> None:
-    state, asks, _ = refusals(60)
-    for k in range(20):
-        state.report(report("a", 2 + k), now_s := 0.1 + 0.01 * k)
-        state.admit([msgspec.structs.replace(asks[-1], request_id=f"again {k}")], now_s)
-    assert state.unplaced.returns.share.sent_away == 0.0
-
-
-def test_newcomers_that_fall_back_to_best_effort_are_sent_away_on_credit_too() -> None:
-    def promised(keeps: bool) -> int:
-        tiers = TierTable.of(1, [Tier("ref", 3.0, 0.1, unattainable="refuse"), Tier("be", 2.0, 0.1)])
-        state = Fleet(FleetOptions(length_prior_tokens=40.0, pending=False), tiers, load_profile)
-        state.report(report("a"), 0.0)
-        state.admit([ask(Slo(3.0, 0.1, tier="ref"), 6000, prompt_digest=k + 1) for k in range(200)], 0.0)
-        if not keeps:
-            state.unplaced.returns.share.note(0.5, sent_away=1000)
-        state.report(report("a", 2), 0.5)
-        asks = [ask(Slo(2.0, 0.1, tier="be"), 300, prompt_digest=900 + k) for k in range(120)]
-        decisions = [state.admit([each], 0.5)[0] for each in asks]
-        return sum(d.verdict == Verdict.ADMITTED for d in decisions)
-
-    assert 20 < promised(keeps=False)
-    assert promised(keeps=True) >= 0.8 * promised(keeps=False)
-    assert told_second(state, gone_s + 1.0) < 0.5 * first_s
-
-
 def test_what_no_idle_replica_could_ever_do_is_told_no_time() -> None:
     state = fleet(unattainable="refuse")
     state.report(report("a"), 0.0)
