@@ -7,8 +7,15 @@ import pytest
 
 from planning.admission.search import ADMITTED, TTFT
 from planning.limits import make_limits
-from routing.chance import first_token_chance
-from routing.fleet_state import FleetState, add_request, advance_replica, make_fleet_state, recompute_load
+from routing.chance import first_token_chance, is_likely
+from routing.fleet_state import (
+    FleetState,
+    add_request,
+    advance_replica,
+    hold_request,
+    make_fleet_state,
+    recompute_load,
+)
 from routing.placement import NO_SCORES, PLACEMENT, CandidateOrder, check_replica, place
 from routing.scores import MOST_LOADED
 from tests.support.planning_cases import COEFS, draw_requests, start_decoding
@@ -117,6 +124,14 @@ def test_on_an_idle_engine_a_doubtful_promise_is_made_all_the_same() -> None:
     found = placed_as(fleet, row)
     assert found["replica"] == 0
     assert 0.5 < found["chance"] < 0.99
+
+
+def test_an_engine_is_idle_whose_requests_are_all_held_elsewhere() -> None:
+    fleet, row = busy(), newcomer(0.0, 0.9)
+    assert not is_likely(fleet, 0, row[0], 0.8)
+    for request_id in fleet.tables[0, :DECODES]["id"].tolist():
+        hold_request(fleet, 0, request_id)
+    assert is_likely(fleet, 0, row[0], 0.8)
 
 
 def placed_as(fleet: FleetState, row: np.ndarray) -> np.void:
