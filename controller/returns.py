@@ -93,7 +93,7 @@ class Returns:
         """Requests with an objective ask, each by its first sequence. Those that were told to come now are placed where
         room is kept for them, if that still is so; all other newcomers want no replica whose room is kept. Those
         ``waiting`` came earlier."""
-        self._is_current[:] = False
+        self._is_current[:], self._sent_away = False, []
         self._sweep(now_s)
         if not self._count:
             return
@@ -104,13 +104,12 @@ class Returns:
             else:
                 self._put_back(slots, p, reserved, now_s)
         where = np.array(sorted(self._kept_on), dtype=np.int64)
-        if not self.share.may_send_away(now_s):
-            newcomers = []
         newcomers = [p for p in newcomers if p.is_new and int(p.row["id"]) not in waiting]
-        if newcomers and len(where):
-            self._carry(slots, where, now_s)
-            ledger = self._ledger._replace(share=self.share.of_told(now_s))
-        for p in newcomers if len(where) else ():
+        if not (newcomers and len(where) and self.share.may_send_away(now_s)):
+            return
+        self._carry(slots, where, now_s)
+        ledger = self._ledger._replace(share=self.share.of_told(now_s))
+        for p in newcomers:
             kept = where[is_kept(slots.fleet_state, ledger, _whole(p)[None][0], now_s, where)]
             if not len(kept):
                 continue

@@ -10,11 +10,15 @@ from controller.disaggregation.phases import PhaseOptions
 from controller.mirror.lengths import draw_curve
 from controller.options import FleetOptions
 from controller.scaling.tiers import Tier, TierTable
+from planning.tables import REQUEST
 from planning.warmup import warm_up as warm_up_planning
 from profiles.cache_filling import await_filled
 from profiles.jit import remove_old
 from profiles.store import load_profile
 from protocol.messages import POSITION, AdmissionRequest, Progress, Report, Slo, Step, request_uid
+from routing.chance import first_token_chance, is_likely
+from routing.fits import fits_any
+from routing.fleet_state import FleetState
 
 PROFILE = "embedded-cpu"
 BURSTS = (1, 2, 6, 24)  # each takes another way through admission
@@ -55,8 +59,17 @@ def _run(options: FleetOptions) -> None:
     )  # its replica failed
     fleet.admit([AdmissionRequest("hopeless", 300, 40, Slo(0.001, 0.1, tier="loose"))], now_s)  # may it wait for room?
     fleet.admit([AdmissionRequest("scaled", 300, 40, Slo(tier="loose", ttft_slowdown=3.0))], now_s)
+    _ask_kernels(fleet.slots.fleet_state, now_s)
     for name in ("a", "b"):  # idle for long
         fleet.report(Report(name, "1", 3, PROFILE, 40_000, 0, 64, 2048, 0.0), now_s + 60.0)
+
+
+def _ask_kernels(state: FleetState, now_s: float) -> None:
+    """Those that are asked for a request that finds no place at first: under overload, where nothing may wait."""
+    row = np.zeros(1, dtype=REQUEST)[0]
+    fits_any(state, np.arange(2), row, 2, now_s)
+    first_token_chance(state.replicas[0], state.limits[0], row, 0.0, now_s)
+    is_likely(state, 0, row, 0.5)
 
 
 if __name__ == "__main__":

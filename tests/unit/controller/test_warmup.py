@@ -64,6 +64,14 @@ def compiled_for_requests() -> list[str]:
         fleet.admit([AdmissionRequest(f"{kind}-{i}", 30, 40, **ask) for i in range(2)], 0.1)
         name, tier = f"{kind}-0", ask["slo"].tier
         fleet.on_outcome(Outcome(name, tier, tier, "stop", True, 0.1, 0.01, 0.2, 0.1, 0.01, 9, Verdict.ADMITTED), 0.1)
+    slo = Slo(2.0, 0.1, tier="tight")
+    for k in range(100):  # room is kept for those that are refused, and newcomers are sent away for it
+        fleet.admit([AdmissionRequest(f"long-{k}", 1500, 40, slo, prompt_digest=k + 1)], 0.2)
+    for name in ("a", "b"):
+        fleet.report(Report(name, "1", 3, PROFILE, 40_000, 0, 64, 2048, 0.0), 0.4)
+    for k in range(60):
+        fleet.admit([AdmissionRequest(f"new-{k}", 100, 40, slo, prompt_digest=k + 999)], 0.4)
+    assert fleet.unplaced.returns.share.sent_away > 0.0
     return sorted(set(compiled()) - before)
 
 
