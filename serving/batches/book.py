@@ -89,6 +89,9 @@ class BatchBook(FileBook):
         if sum(batch.tenant == tenant for batch in self.batches.values()) >= MOST_BATCHES:
             told = f"There may be {MOST_BATCHES} batches, ended ones included."
             raise BatchError(429, told, None, "too_many_batches", self._place_after_s(tenant, now_s))
+        if self.stored_bytes(tenant) >= self.options.tenant_bytes:
+            told = f"The files have {self.options.tenant_bytes} bytes: there is no room for results; delete some."
+            raise BatchError(413, told, None, "storage_full")
         content, expires_s = self._input(tenant, asked.input_file_id), int(now_s + WINDOW_S)
         file_id = asked.input_file_id
         batch = Batch(f"batch_{secrets.token_hex(12)}", tenant, asked.endpoint, file_id, int(now_s), expires_s)
@@ -201,8 +204,8 @@ class BatchBook(FileBook):
         elif now_s >= batch.expires_s:
             if (late := self._opened(batch, now_s)) is not None:
                 self._end(late, "expired", now_s)
-        elif known is not None and known.result_bytes > self.options.tenant_bytes:
-            told = f"The results have more than {self.options.tenant_bytes} bytes (batches.tenant_bytes)."
+        elif known is not None and self.stored_bytes(batch.tenant) + known.result_bytes > self.options.tenant_bytes:
+            told = f"With its results, files have more than {self.options.tenant_bytes} bytes (batches.tenant_bytes)."
             self._end(known, "failed", now_s, [LineError("results_too_large", told)])
         elif known is not None:
             known.store(self._storage, now_s)

@@ -46,11 +46,16 @@ class FileBook:
 
     def add_file(self, tenant: str, filename: str, content: bytes, now_s: float) -> dict[str, Any]:
         """Store an input file."""
-        own = [each.size for each in self.files.values() if each.tenant == tenant]
-        if sum(own) + len(content) > self.options.tenant_bytes or len(own) >= MOST_FILES:
+        stored = self.stored_bytes(tenant)
+        files = sum(each.tenant == tenant for each in self.files.values())
+        if stored + len(content) > self.options.tenant_bytes or files >= MOST_FILES:
             told = f"There may be {MOST_FILES} files of {self.options.tenant_bytes} bytes in all; delete some."
             raise BatchError(413, told, "file", "storage_full")
         return self._keep(f"file-{secrets.token_hex(12)}", tenant, filename, INPUT, content, now_s).shown()
+
+    def stored_bytes(self, tenant: str) -> int:
+        """Of all files of this tenant, results included."""
+        return sum(each.size for each in self.files.values() if each.tenant == tenant)
 
     def _keep(self, file_id: str, tenant: str, filename: str, purpose: str, content: bytes, now_s: float) -> StoredFile:
         told = StoredFile(file_id, tenant, filename, purpose, len(content), int(now_s))

@@ -44,7 +44,8 @@ class Decider:
         self._transport, self.timeouts, self._tasks = transport, timeouts, tasks
         self._loads, self._release = loads, release
         self._silent_since_s: float | None = None  # since when no question was answered
-        self._open: set[asyncio.Task[list[Decision]]] = set()
+        self._open: dict[asyncio.Task[list[Decision]], int] = {}  # which question each is
+        self._asked = 0
         self._is_probing = False
         self._output_tokens: dict[str, int] = {}  # by tier, as the controller predicted last
         self._ttft_s: dict[str, tuple[int, float]] = {}  # by tier with a slowdown: the last prompt and its TTFT
@@ -128,7 +129,8 @@ class Decider:
         if self._silent_since_s is None:
             self._silent_since_s = time.monotonic()
         asked = asyncio.get_running_loop().create_task(self._answer(questions))
-        self._open.add(asked)
+        self._asked += 1
+        self._open[asked] = self._asked
         asked.add_done_callback(self._close)
         return asked
 
@@ -136,9 +138,10 @@ class Decider:
         return await asyncio.wait_for(self._transport.admit(questions), ANSWER_S)
 
     def _close(self, asked: "asyncio.Task[list[Decision]]") -> None:
-        self._open.discard(asked)
-        if not asked.cancelled() and asked.exception() is None:
-            self._silent_since_s = time.monotonic() if self._open else None
+        number = self._open.pop(asked)
+        if not asked.cancelled() and asked.exception() is None:  # what was asked earlier than this may be lost
+            is_open = any(other > number for other in self._open.values())
+            self._silent_since_s = time.monotonic() if is_open else None
 
     def _probe(self) -> None:
         """Ask in the background until the controller answers."""

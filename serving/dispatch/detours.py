@@ -24,9 +24,12 @@ class _Extremes:
             self._now, self._end_s = (way_s, way_s), now_s + HALF_S
         self._now = min(self._now[0], way_s), max(self._now[1], way_s)
 
-    def spread_s(self) -> float:
-        """What the longest way took beyond the least."""
-        return max(self._now[1], self._before[1]) - min(self._now[0], self._before[0])
+    def spread_s(self, now_s: float) -> float:
+        """What the longest way took beyond the least; 0 once both are forgotten."""
+        if now_s > self._end_s + HALF_S:
+            return 0.0
+        before = self._before if now_s <= self._end_s else self._now
+        return max(self._now[1], before[1]) - min(self._now[0], before[0])
 
 
 class Detours:
@@ -43,9 +46,9 @@ class Detours:
         self._began_s = 0.0
         self.loop_s = 0.0  # that the last ones took through it
 
-    def most_s(self, slo: Slo) -> float:
+    def most_s(self, slo: Slo, now_s: float) -> float:
         """By how much earlier than it is due a token of this objective should leave its engine to be on time."""
-        spread_s = max((ways.spread_s() for ways in self._ways.values()), default=0.0)
+        spread_s = max((ways.spread_s(now_s) for ways in self._ways.values()), default=0.0)
         return min(spread_s, MOST_S, SHARE * min(slo.ttft_s, slo.e2e_s))
 
     def arrived(self, replica: str, sent_s: float) -> None:

@@ -68,7 +68,8 @@ class Dispatcher:
 
     def submit(self, request: EngineRequest) -> None:
         """Take a request; raises as ``RequestRegistry.add`` does, and then has not taken it."""
-        request.transit_s, request.detour_s = self.timeouts.transit_s, self._channels.detours.most_s(request.slo)
+        request.transit_s = self.timeouts.transit_s
+        request.detour_s = self._channels.detours.most_s(request.slo, time.monotonic())
         self.registry.add(request)
         self._admissions.enqueue([request])
 

@@ -16,6 +16,7 @@ from serving.request.state import HttpRequestState
 logger = logging.getLogger("polyslo.dispatch")
 
 FOREVER_S = 86_400.0  # who would wait longer is not timed
+LOOK_S = 0.5  # after which a request that has waited too long, and that a replica has, is looked at again
 
 
 class RequestRegistry:
@@ -120,9 +121,12 @@ class RequestRegistry:
             self.refuse(group, Decision("", Verdict.REFUSED, "", tier, "max_wait_exceeded", retry_after_s=again_s))
 
     def _stop_waiting(self, group: Group) -> None:
-        """``max_wait``: drop a request that no replica has by then; one that has it knows whether it has begun."""
+        """``max_wait``: drop a request that no replica has by then; one that has it drops what it does not begin, but
+        may be lost, or have to give it back."""
         if not any(request.replica for request in group.requests.values()):
             self.give_up(group)
+        elif not group.request_state.is_started:
+            group.later(LOOK_S, self._stop_waiting, group)
 
     def release(self, decisions: Iterable[Decision]) -> None:
         """Free what the controller has reserved for decisions that are not followed."""

@@ -99,8 +99,11 @@ class RayTransport:
         """Have a replica give away a stream that it keeps; None: it has none of this key. Safe to repeat."""
         if (channel := self._channels.get(replica)) and channel.is_up:
             return _kept.decode(await channel.call(TAKE, key.encode()))
-        patience_s = max(NEWBORN_S, self._born_s + NEW_INGRESS_S - time.monotonic())
-        return _kept.decode(await _reach(lambda: self._pinned(replica).take.remote(key, replica), patience_s))
+        return _kept.decode(await _reach(lambda: self._pinned(replica).take.remote(key, replica), self._patience_s()))
+
+    def _patience_s(self) -> float:
+        """How long Serve may go on not telling this process of a replica that its controller knows."""
+        return max(NEWBORN_S, self._born_s + NEW_INGRESS_S - time.monotonic())
 
     async def listen(self, replica: str, receive: Callable[[memoryview], None]) -> None:
         """Have a replica send its messages over a socket, as long as its call goes on: Ray carries nothing but the end.
@@ -127,8 +130,13 @@ class RayTransport:
 
     async def _hold(self, replica: str, link: bytes) -> None:
         """The call that keeps a channel open; it ends when the replica, its engine or its link does."""
-        async for _ in self._pinned(replica, stream=True).channel.remote(self.ingress_id, link, replica):
-            pass
+
+        async def call() -> bytes:
+            async for _ in self._pinned(replica, stream=True).channel.remote(self.ingress_id, link, replica):
+                pass
+            return b""
+
+        await _reach(call, self._patience_s())
 
     def close(self) -> None:
         """Stop listening to everybody."""

@@ -105,6 +105,8 @@ class OpenBodies:
                 self._bound()
                 body = await read_body(receive, most_bytes)
         except TimeoutError:
+            if limit not in self._open:
+                raise Refusal(too_slow("The body was given up for a newer one: too many are on their way.")) from None
             raise Refusal(too_slow(f"The body did not arrive within {self._limit_s:g} s.")) from None
         finally:
             self._open.pop(limit, None)

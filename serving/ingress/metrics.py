@@ -137,11 +137,12 @@ class IngressMetrics:
         if request_state.is_promised:
             self.promised.labels(tier).inc()
             self.kept.labels(tier).inc(request_state.met)
+        reason = request_state.reason or ""
         if verdict == Verdict.REFUSED:
-            self.rejected.labels(tier, decisions[0].reason).inc()
+            self.rejected.labels(tier, reason).inc()
             return
         if verdict == Verdict.BEST_EFFORT:
-            self.downgraded.labels(tier, decisions[0].reason).inc()
+            self.downgraded.labels(tier, reason).inc()
         self.promoted.labels(tier).inc(any(d.is_promoted for d in decisions))
         self._latencies(request_state, tier)
 

@@ -109,6 +109,8 @@ class Replays:
             dispatcher.take_up(request, kept, had)
         else:
             trail.how = "recomputed"
+            if kept is not None:  # bound to a grammar: a new request, as old as its client's return
+                request.request_state.arrived_s, trail.kept = trail.asked_s, None
             dispatcher.submit(request)
 
     def read(self, trail: StreamTrail) -> None:

@@ -94,7 +94,7 @@ class Resumption:
                 raise Refusal(not_resumed_now()) from error
             kept = None
         if kept is not None and is_continuation(kept, position):
-            trail.kept = kept
+            trail.kept, trail.asked_s = kept, request_state.arrived_s
             request_state.arrived_s = time.monotonic() - kept.age_s
             if request_state.slo.ttft_slowdown:
                 request_state.slo = msgspec.structs.replace(request_state.slo, ttft_s=kept.ttft_s, ttft_slowdown=0.0)

@@ -3,7 +3,6 @@
 import contextvars
 import math
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -150,6 +149,13 @@ class HttpRequestState:
         return next((d for d in self.decisions if d.verdict == Verdict.REFUSED), None)
 
     @property
+    def reason(self) -> str | None:
+        """The reason of the least favourable decision."""
+        order = {Verdict.REFUSED: 0, Verdict.ADMITTED: 2}
+        ranked = sorted(self.decisions, key=lambda d: (order.get(d.verdict, 1), d.keeps_objective))
+        return ranked[0].reason if ranked else None
+
+    @property
     def tier(self) -> str:
         """The tier that serves the request: the one asked for until a decision says otherwise."""
         decisions = self.decisions
@@ -243,7 +249,7 @@ class HttpRequestState:
             "tpot_ms": _ms(self.tpot_s) if self.has_tpot else None,
             "e2e_ms": _ms(self.e2e_s),
             "met": self.is_met_so_far,
-            "reason": _reason(decisions),
+            "reason": self.reason,
             "late": any(s.late for s in self.sequences.values()),
             "resumed": sum(s.resumed for s in self.sequences.values()),
             **self._program_object(),
@@ -253,12 +259,6 @@ class HttpRequestState:
 def is_promise(decision: Decision) -> bool:
     """Whether a decision promises an objective, which it does where it foretells the first token."""
     return decision.verdict == Verdict.ADMITTED and decision.predicted_ttft_s < math.inf
-
-
-def _reason(decisions: Iterable[Decision]) -> str | None:
-    """The least favourable decision's reason."""
-    ranked = sorted(decisions, key=lambda d: (d.verdict == Verdict.ADMITTED, d.keeps_objective))
-    return ranked[0].reason if ranked else None
 
 
 def _ms(seconds: float) -> float | None:

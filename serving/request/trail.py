@@ -77,6 +77,7 @@ class StreamTrail:
     def __init__(self, name: str, key: str, resumed: Position | None = None) -> None:
         self.name, self.key, self.resumed = name, key, resumed
         self.kept: KeptStream | None = None
+        self.asked_s = 0.0  # when its client took it up, by the clock of its request
         self.how = ""  # it goes on: "continued", "complete" or "recomputed"
         self.is_diverged = False  # what is made now is not what the client has
         self.request_id = ""  # of its one sequence

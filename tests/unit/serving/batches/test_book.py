@@ -9,7 +9,7 @@ from serving.batches.book import SILENT_S
 from serving.batches.objects import WINDOW_S, BatchError, Line
 from serving.batches.open_batch import REST_S
 from serving.batches.wanted import Page
-from tests.support.batches_scene import COMPLETIONS, NOW_S, book_of, lines_of, opened, result
+from tests.support.batches_scene import COMPLETIONS, NOW_S, book_of, jsonl, line, lines_of, opened, result, wanted
 
 
 def test_a_batch_goes_out_line_by_line_and_comes_back_in_order(tmp_path: Path) -> None:
@@ -190,6 +190,23 @@ def test_old_files_and_batches_go_but_not_what_is_read(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == sorted(
         [".claimed", f"{going['id']}.json", going["input_file_id"], f"{going['input_file_id']}.json"]
     )
+
+
+def test_results_take_of_a_tenants_room(tmp_path: Path) -> None:
+    book = book_of(tmp_path, tenant_bytes=1500)
+    file = book.add_file("", "in.jsonl", jsonl(*(line(str(i)) for i in range(3))), NOW_S)
+
+    def serve_batches() -> None:
+        for _ in range(20):
+            batch = book.create("", wanted(file["id"]), NOW_S)
+            while book.batch("", batch["id"]).state == "in_progress":
+                (given,) = book.give("a", 1, (), NOW_S).lines
+                book.take_back("a", [result(given)], [], NOW_S)
+
+    with pytest.raises(BatchError) as error:
+        serve_batches()
+    assert (error.value.status, error.value.fields[-1]) == (413, "storage_full")
+    assert book.stored_bytes("") < 2 * 1500
 
 
 def test_a_tenant_has_so_much_room(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ LOOSE = Slo(2.0, 0.1)
 
 
 def test_before_any_message_there_is_none() -> None:
-    assert Detours().most_s(LOOSE) == 0.0
+    assert Detours().most_s(LOOSE, 0.0) == 0.0
 
 
 @pytest.mark.parametrize("clocks_differ_s", [0.0, 1e6, -1e6])
@@ -23,7 +23,7 @@ def test_the_longest_way_beyond_the_least_counts_whatever_clocks_say(clocks_diff
     detours = Detours()
     for at_s, way_s in enumerate((0.003, 0.001, 0.031, 0.002)):
         detours.record("a", way_s + clocks_differ_s, float(at_s))
-    assert detours.most_s(LOOSE) == pytest.approx(0.03)
+    assert detours.most_s(LOOSE, 4.0) == pytest.approx(0.03)
 
 
 def test_replicas_have_clocks_of_their_own_and_the_worst_way_counts() -> None:
@@ -31,9 +31,9 @@ def test_replicas_have_clocks_of_their_own_and_the_worst_way_counts() -> None:
     for name, clock_s in (("a", 100.0), ("b", -100.0)):
         detours.record(name, clock_s, 0.0)
     detours.record("b", -100.0 + 0.02, 0.0)
-    assert detours.most_s(LOOSE) == pytest.approx(0.02)
+    assert detours.most_s(LOOSE, 0.0) == pytest.approx(0.02)
     detours.forget("b")
-    assert detours.most_s(LOOSE) == 0.0
+    assert detours.most_s(LOOSE, 0.0) == 0.0
 
 
 def test_a_pause_is_forgotten() -> None:
@@ -41,9 +41,18 @@ def test_a_pause_is_forgotten() -> None:
     detours.record("a", 0.001, 0.0)
     detours.record("a", 0.081, 1.0)
     for step in range(int(2 * HALF_S) + 2):
-        assert step > HALF_S or detours.most_s(LOOSE) == pytest.approx(0.08)
+        assert step > HALF_S or detours.most_s(LOOSE, 2.0 + step) == pytest.approx(0.08)
         detours.record("a", 0.001, 2.0 + step)
-    assert detours.most_s(LOOSE) == 0.0
+    assert detours.most_s(LOOSE, 2.0 + step) == 0.0
+
+
+def test_a_pause_of_a_replica_that_then_falls_silent_is_forgotten() -> None:
+    detours = Detours()
+    detours.record("a", 0.001, 0.0)
+    detours.record("a", 0.081, 1.0)
+    for now_s in (1.0, HALF_S + 1.0):
+        assert detours.most_s(LOOSE, now_s) == pytest.approx(0.08)
+    assert detours.most_s(LOOSE, 2 * HALF_S + 1.0) == 0.0
 
 
 def test_after_a_silence_older_ways_do_not_count() -> None:
@@ -51,17 +60,17 @@ def test_after_a_silence_older_ways_do_not_count() -> None:
     detours.record("a", 0.0, 0.0)
     detours.record("a", 0.05, 1.0)
     detours.record("a", 0.05, 1.0 + 3 * HALF_S)
-    assert detours.most_s(LOOSE) == 0.0
+    assert detours.most_s(LOOSE, 1.0 + 3 * HALF_S) == 0.0
 
 
 def test_the_way_takes_a_bounded_part_of_an_objective() -> None:
     detours = Detours()
     detours.record("a", 0.0, 0.0)
     detours.record("a", 3.0, 0.0)
-    assert detours.most_s(LOOSE) == MOST_S
-    assert detours.most_s(Slo(0.1, 0.01)) == pytest.approx(SHARE * 0.1)
-    assert detours.most_s(Slo(math.inf, math.inf, 0.2)) == pytest.approx(SHARE * 0.2)
-    assert detours.most_s(Slo(best_effort=True)) == MOST_S
+    assert detours.most_s(LOOSE, 0.0) == MOST_S
+    assert detours.most_s(Slo(0.1, 0.01), 0.0) == pytest.approx(SHARE * 0.1)
+    assert detours.most_s(Slo(math.inf, math.inf, 0.2), 0.0) == pytest.approx(SHARE * 0.2)
+    assert detours.most_s(Slo(best_effort=True), 0.0) == MOST_S
 
 
 def test_the_way_through_the_event_loop_is_part_of_it() -> None:
@@ -75,7 +84,7 @@ def test_the_way_through_the_event_loop_is_part_of_it() -> None:
         detours = Detours()
         await pass_through(detours, 0.0)
         await pass_through(detours, 0.05)
-        return detours.most_s(LOOSE)
+        return detours.most_s(LOOSE, time.monotonic())
 
     assert asyncio.run(scenario()) > 0.04
 

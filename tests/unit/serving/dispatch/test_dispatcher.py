@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from protocol.messages import AdmissionRequest, Decision, Delta, Outputs, Slo, Verdict
-from tests.support.dispatch_scene import TRANSIT_S, Scene, play, until
+from serving.dispatch import registry
+from tests.support.dispatch_scene import STEADY, TRANSIT_S, Scene, play, until
 
 
 def test_one_tick_is_one_admission_call() -> None:
@@ -119,6 +120,29 @@ def test_max_wait_leaves_what_a_replica_has_to_the_replica() -> None:
         assert started.refusal is None
 
     assert play(scenario).finish("x") == "length"
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_max_wait_drops_a_request_that_its_replica_loses_or_gives_back_after_it(
+    is_lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "LOOK_S", 0.05)
+
+    async def scenario(scene: Scene) -> None:
+        request_state = scene.start("x", Slo(1.0, 0.1, tier="standard", max_wait_s=0.05))
+        await until(lambda: bool(scene.fleet.submitted))
+        scene.fleet.decide = lambda ask: Decision(ask.request_id, Verdict.PENDING, "", "standard", "", retry_after_s=9)
+        await asyncio.sleep(0.1)
+        assert not scene.finish("x")
+        if is_lost:
+            scene.fleet.queues["a"].put_nowait(ConnectionError("dead"))
+        else:
+            scene.fleet.recalls.put_nowait(["x"])
+        await until(lambda: scene.finish("x") == "abort")
+        assert request_state.refusal is not None
+        assert request_state.refusal.reason == "max_wait_exceeded"
+
+    play(scenario, "a", timeouts=STEADY)
 
 
 def test_a_client_that_leaves_while_its_request_is_on_the_way_leaves_nothing_behind() -> None:

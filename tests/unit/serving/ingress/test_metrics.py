@@ -84,6 +84,20 @@ def test_a_promise_whose_replica_died_is_counted_and_its_times_are_no_error_of_p
     assert not value("ttft_prediction_error_seconds_count", model="tiny")
 
 
+@pytest.mark.parametrize("order", [("x", "y"), ("y", "x")])
+def test_the_reason_counted_is_that_of_the_sequence_which_fared_worst(order: tuple[str, str]) -> None:
+    metrics, request_state = IngressMetrics("tiny"), HttpRequestState(Slo(1.0, 0.1, tier="chat"))
+    verdicts = {"x": (Verdict.ADMITTED, "attainable"), "y": (Verdict.BEST_EFFORT, "ttft_too_tight")}
+    for name in order:
+        request_state.record_decision(name, Decision(name, verdicts[name][0], "a", "chat", verdicts[name][1]), 0.0)
+        request_state.record_tokens(name, 1, request_state.arrived_s + 0.2)
+        request_state.sequence(name).finish = "stop"
+    metrics.observe(request_state)
+    labels = {"tier": "chat", "reason": "ttft_too_tight"}
+    assert metrics.registry.get_sample_value("polyslo_downgraded_total", labels) == 1
+    assert request_state.slo_object()["reason"] == "ttft_too_tight"
+
+
 @pytest.mark.parametrize(
     ("tokens", "finish", "shown"), [(0, "error", (0, 0)), (1, "length", (1, 0)), (2, "stop", (1, 1))]
 )
