@@ -1,7 +1,8 @@
 """What ingresses are answered. Pure."""
 
 from controller.mirror.replica_model import VirtualReplica
-from controller.placement import RETRY_INTERVAL_S, Pending
+from controller.pauses import RETRY_INTERVAL_S
+from controller.placement import Pending
 from protocol.messages import INF, AdmissionRequest, Decision, Verdict
 
 NOT_HERE = Verdict.REFUSED, Verdict.ELSEWHERE  # this controller has nothing more to do with the request

@@ -23,7 +23,7 @@ from controller.mirror.replica_model import VirtualReplica, admission_row, limit
 from controller.mirror.slots import ReplicaSlots
 from controller.mirror.views import views_of
 from controller.options import FleetOptions
-from controller.placement import RETRY_INTERVAL_S, Pending
+from controller.placement import Pending
 from controller.programs.programs import Programs
 from controller.returns import Returns
 from controller.scaling.allocation import REBORN, Allocation
@@ -31,7 +31,7 @@ from controller.scaling.role import ReplicaView
 from controller.scaling.tiers import TierTable
 from controller.slowdown import with_ttft
 from controller.tracker import Tracker
-from controller.unplaced import Unplaced
+from controller.unplaced import START_PAUSE_S, Unplaced
 from planning.tables import to_best_effort
 from profiles.profile import Profile
 from protocol.messages import AdmissionRequest, Decision, Outcome, Report, Scope, Verdict, request_uid
@@ -56,7 +56,7 @@ class Fleet:
         self.lengths = FleetLengths(self.options.lengths, self.options.length_prior_tokens, self.tiers.length_priors)
         self.policy: RoutingPolicy = make_routing(self.options.routing)
         self.allocation = Allocation(self.options.allocation, self.tiers)
-        self.unplaced = Unplaced(Returns(max(1, int(self.options.retry_cap_s))))
+        self.unplaced = Unplaced(Returns(max(1, int(self.options.retry_cap_s))), self.lengths)
         self.affinity = Affinity(self.options.prefix_affinity, self.options.block_tokens, self.options.adapters)
         self._rng, self.places = np.random.default_rng(self.options.seed), RequestLocations(self.replicas)
         self.held = HeldRequests(self.places, self.options.pending and self.options.phases is None)
@@ -128,7 +128,7 @@ class Fleet:
 
     def on_outcome(self, outcome: Outcome, now_s: float) -> None:
         """A request ended: count it, learn its length, free its reservation. Or its first token is told."""
-        self.calibration.note(outcome, self.tiers)
+        self.calibration.note(outcome, self.tiers, now_s)
         if outcome.is_first_token:
             return  # it goes on
         self.tracker.note(outcome, now_s)
@@ -170,7 +170,7 @@ class Fleet:
         open_fleet = placement.PlacementFleet(self.slots, self.allocation, self.replicas, self.options)
         self.unplaced.returns.receive(self.slots, [*asking, *(each[0] for each in together)], earlier, now_s)
         self.programs.place_at_home(asking, now_s)
-        placement.place_each(open_fleet, asking, self.affinity.strength, now_s)
+        placement.place_each(open_fleet, asking, earlier, self.affinity.strength, now_s)
         self.programs.place_late(open_fleet, asking, now_s)
         self.held.displace(open_fleet, self.by_slot, [p for p in asking if int(p.row["id"]) not in earlier], now_s)
         fall_back = partial(self._best_effort_or_refuse, now_s=now_s)
@@ -211,7 +211,7 @@ class Fleet:
         self.held.free(uid)
         row = admission_row(request, tier, self.lengths, now_s)
         row["value"] = self.tiers.value(tier) * self.programs.worth(request)
-        margin_s = self.calibration.plan_early(row, self.tiers, is_first)
+        margin_s = self.calibration.plan_early(row, self.tiers, is_first, now_s)
         held, cached = self.affinity.look_up(request, row, self.replicas, self.slots.fleet_state)
         scores = self._scores(row, self.affinity.held_prompt(request, held), phase)
         p = Pending(request, tier, row, scores, self.policy.rule, held, cached, margin_s=margin_s, phase=phase)
@@ -255,7 +255,7 @@ class Fleet:
             return self._unplaced(p, Verdict.PENDING, wait_s)
         slot = placement.idlest_slot(self.slots, p, free > 0 if p.is_new else free >= 0)
         if slot < 0 and asked_best_effort and self.allocation.autoscaler and self.unplaced.awaits_start(p, now_s):
-            return self._unplaced(p, Verdict.PENDING, RETRY_INTERVAL_S[1])
+            return self._unplaced(p, Verdict.PENDING, START_PAUSE_S)
         self.unplaced.leave(int(p.row["id"]))
         if slot < 0:
             return decisions.unplaced(p, Verdict.REFUSED, "no_replica", 0.0)

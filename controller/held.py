@@ -19,8 +19,8 @@ from controller.mirror.replica_model import VirtualReplica
 from controller.mirror.slots import ReplicaSlots
 from controller.movable import Movable
 from controller.options import ARRIVAL
+from controller.pauses import RETRY_INTERVAL_S, longest_pause_s
 from controller.placement import (
-    RETRY_INTERVAL_S,
     Pending,
     PlacementFleet,
     is_wanted,
@@ -78,7 +78,7 @@ class HeldRequests:
             return 0.0
         if np.isfinite(replica.table["joined_s"]).sum() <= 1:  # the engine has nothing else
             return 0.0
-        return min(early_s, RETRY_INTERVAL_S[1])
+        return min(early_s, longest_pause_s(len(self.pending)))
 
     def send(self, p: Pending) -> None:
         """The request goes to its replica; it may be recalled where its ingress listens."""

@@ -1,6 +1,6 @@
 """The controller's use of ``routing.placement``: request by request, or as a set where a burst does not fit."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,15 +18,11 @@ from planning.engine import EngineModel
 from planning.forecast.rollout import TOLERANCE_S
 from planning.tables import copied, to_table
 from protocol.messages import AdmissionRequest
-from routing import idle
 from routing.best_effort import idlest_open
 from routing.fleet_state import set_all_drafts
 from routing.placement import NO_SCORES, NONE_CACHED, NOWHERE, PLACEMENT, CandidateOrder, place, tier_distance
 from routing.policy import best_scored
 from routing.scores import score_replicas
-
-RETRY_INTERVAL_S = (0.02, 0.25)  # least and most between two questions about a pending request
-UNBOUND_S = 30.0  # from arrival a request may wait that bounds neither its first token nor its end
 
 
 @dataclass(frozen=True)
@@ -134,14 +130,18 @@ def _with_affinity(slots: ReplicaSlots, p: Pending, affinity: float, now_s: floa
     return scores + affinity * p.held / p.request.prompt_tokens if len(p.held) else scores
 
 
-def place_each(fleet: PlacementFleet, asking: Sequence[Pending], affinity: float, now_s: float) -> None:
-    """Place requests that stand for themselves; ``affinity`` as of ``place_by_prefix``."""
+def place_each(
+    fleet: PlacementFleet, asking: Sequence[Pending], earlier: Collection[int], affinity: float, now_s: float
+) -> None:
+    """Place requests that stand for themselves; ``affinity`` as of ``place_by_prefix``. Which of a burst to take is
+    asked once: not of those that came ``earlier``, by uid, and ask again several times a second."""
     if asking:
         place_by_prefix(fleet.slots, asking, affinity, now_s)
         place_admitted(fleet.slots, asking, now_s, fleet.max_hops)
         recruit_replica(fleet, asking, now_s)
-    if len(asking) > 1 and fleet.options.selection != ARRIVAL:
-        reoptimize_burst(fleet, asking, now_s)
+    newcomers = [p for p in asking if int(p.row["id"]) not in earlier]
+    if len(newcomers) > 1 and fleet.options.selection != ARRIVAL:
+        reoptimize_burst(fleet, newcomers, now_s)
 
 
 def place_by_prefix(slots: ReplicaSlots, asking: Sequence[Pending], affinity: float, now_s: float) -> None:
@@ -293,8 +293,3 @@ def pessimistic_engine(slots: ReplicaSlots, slot: int) -> EngineModel:
 def next_start_s(slots: ReplicaSlots, slot: int, now_s: float) -> float:
     """When the slot's replica can begin another iteration."""
     return max(now_s, float(slots.fleet_state.replicas["free_at_s"][slot]))
-
-
-def latest_start_s(slots: ReplicaSlots, row: np.ndarray, now_s: float) -> float:
-    """When a request must start at the latest on an idle replica (``routing.idle``); -inf: none could attain it."""
-    return float(idle.latest_start_s(slots.fleet_state, row[None][0], now_s, UNBOUND_S))

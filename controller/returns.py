@@ -18,6 +18,7 @@ from controller.placement import Pending, place_on
 from controller.return_share import ReturnShare
 from planning.admission.plan import REASONS
 from planning.admission.search import ADMITTED
+from planning.deadlines import make_due_earlier
 from planning.tables import copied
 from routing.fits import fits_any
 from routing.idle import at_best
@@ -35,10 +36,11 @@ from routing.returns import (
     resized_ledger,
 )
 
-EARLY_S = 0.1  # before its time that a request is taken to be back; earlier it is impatient, and keeps its time
+EARLY_S = 0.1  # before its time that a request is taken to be back
 GRACE_S = 1.0  # after its time that its room is kept
 MOST_TOLD = 20_000  # that are remembered at a time; beyond, refusals tell the cap and nothing is kept
 SWEEP_S = 0.25
+MOST_ALIKE = 256  # with the same prompt that have a time of their own
 MOST_ASKED = 16  # replicas, the emptiest, that are asked when they will have room
 MOST_CARRIED = 64  # replicas that are brought up to date for one batch; those whose turn comes later are a little old
 MOST_CHECKED = 2  # replicas that a newcomer that was sent away is checked on
@@ -52,7 +54,6 @@ Room = dict[int, tuple[np.ndarray, int]]  # by slot: a claim of routing.returns'
 class ReservedReturn:
     """One refusal that told a time, and what is kept for it."""
 
-    made_s: float
     due_s: float
     slot: int  # where a sequence finds room that has none yet
     room: Room
@@ -154,9 +155,10 @@ class Returns:
     def retry_after_s(self, slots: ReplicaSlots, p: Pending, now_s: float) -> float:
         """Whole seconds after which the request will be attainable, at most the cap; 0 for what no replica can ever do.
 
-        Who asks again too early keeps its time, rounded up anew. At the cap no room is kept. What a replica can ever do
-        is not known while it is far slower than its profile says: that may pass. What an idle one would do is noted as
-        the prediction, and what it lacks as the reason.
+        Who asks again too early may be another client with the same prompt: it gets a later time, and the first one
+        stays. At the cap no room is kept. What a replica can ever do is not known while it is far slower than its
+        profile says, nor while promises of the tier are planned early: both may pass. What an idle one would do is
+        noted as the prediction, and what it lacks as the reason.
         """
         row, key = p.row[None][0], _key(p)
         p.first_s = p.tpot_s = math.inf
@@ -164,18 +166,15 @@ class Returns:
             return 0.0
         reason, ttft_s, tpot_s = at_best(slots.fleet_state, row, now_s)
         if reason != ADMITTED:
-            if slots.may_recover(row, now_s):
+            if slots.may_recover(row, now_s) or _fits_as_asked(slots, p, now_s):
                 return float(self.cap_s)
             p.reason = REASONS[reason].value
             p.first_s, p.tpot_s = float(row["arrival_s"]) + ttft_s, tpot_s
             return 0.0
         self._make_room(len(slots.fleet_state.replicas))
-        reserved = self._returns_by_key.get(key)
-        if reserved and reserved[0].made_s < now_s < reserved[0].due_s:
-            first = self._release(key)
-            wait_s, slot = min(self.cap_s, max(1, math.ceil(first.due_s - now_s))), first.slot
-        else:
-            wait_s, slot = self._first_room(slots, row, now_s)
+        if len(reserved := self._returns_by_key.get(key, [])) >= MOST_ALIKE:
+            return float(min(self.cap_s, max(1, math.ceil(reserved[-1].due_s - now_s))))
+        wait_s, slot = self._first_room(slots, row, now_s)
         if slot == NOWHERE or self._count >= MOST_TOLD:
             return float(self.cap_s)
         self._keep(slots, p, slot, wait_s, now_s)
@@ -197,7 +196,7 @@ class Returns:
             claim = claim_of(slots.fleet_state, at, sequence.row[None][0], now_s, False)
             kept, most = room.get(at, (np.zeros_like(claim.terms), 0))
             room[at] = kept + claim.terms, max(most, claim.lasts)
-        made = ReservedReturn(now_s, now_s + wait_s, slot, room)
+        made = ReservedReturn(now_s + wait_s, slot, room)
         reserved = self._returns_by_key.setdefault(_key(p), [])
         reserved.append(made)
         reserved.sort(key=lambda each: each.due_s)
@@ -251,6 +250,13 @@ class Returns:
             while (reserved := self._returns_by_key.get(key)) and now_s > reserved[0].due_s + GRACE_S:
                 self._release(key)
                 self.share.note(now_s, missing=1)
+
+
+def _fits_as_asked(slots: ReplicaSlots, p: Pending, now_s: float) -> bool:
+    """Whether an idle replica could serve a request that cannot be planned as early as its tier's margin asks."""
+    row = copied(p.row)
+    make_due_earlier(row, -p.margin_s)
+    return p.margin_s > 0.0 and at_best(slots.fleet_state, row[None][0], now_s)[0] == ADMITTED
 
 
 def _key(p: Pending) -> Key:

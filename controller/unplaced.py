@@ -8,14 +8,21 @@ import numpy as np
 
 from controller.best_effort_line import BestEffortLine
 from controller.disaggregation.phases import Phase
+from controller.lengths.fleet_lengths import FleetLengths
 from controller.mirror.slots import DOUBT_S, ReplicaSlots
-from controller.placement import RETRY_INTERVAL_S, Pending, latest_start_s
+from controller.pauses import RETRY_INTERVAL_S, longest_pause_s
+from controller.placement import Pending
 from controller.programs.programs import Programs
 from controller.returns import Returns
+from planning.admission.search import ADMITTED
+from planning.tables import copied
 from protocol.messages import Verdict
+from routing import idle
 from routing.best_effort import best_effort_places
 
+UNBOUND_S = 30.0  # from arrival a request may wait that bounds neither its first token nor its end
 COLD_START_S = 300.0  # best effort waits so long for the first replica of a fleet that was scaled to zero
+START_PAUSE_S = RETRY_INTERVAL_S[1]  # between two questions of one that does
 RETRIES_LEFT = 4  # parts of the time that is left until the next question
 NEWS_S = 2.0 * DOUBT_S  # a request waits so long for a replica that was seen to fail and reports all the while
 SETTLING_S = 0.1  # pause of a request that would be refused while most replicas have not been heard yet
@@ -32,14 +39,11 @@ class Waiting:
     latest_s: float  # when it must start at the latest; -inf: no idle replica could do it
     phase: Phase | None = None  # that it waits for, in a disaggregated fleet
 
-    def pause_s(self, now_s: float) -> float:
+    def pause_s(self, now_s: float, longest_s: float) -> float:
         """How long to wait until it asks again; 0 when it is too late for that."""
         left_s = self.latest_s - now_s
-        return (
-            min(max(left_s / RETRIES_LEFT, RETRY_INTERVAL_S[0]), RETRY_INTERVAL_S[1])
-            if left_s > RETRY_INTERVAL_S[0]
-            else 0.0
-        )
+        pause_s = min(max(left_s / RETRIES_LEFT, RETRY_INTERVAL_S[0]), longest_s)
+        return pause_s if left_s > RETRY_INTERVAL_S[0] else 0.0
 
     @property
     def forget_s(self) -> float:
@@ -56,6 +60,7 @@ class Unplaced:
     """A request is in at most one of the three, and leaves it when it gets a place or ends."""
 
     returns: Returns
+    lengths: FleetLengths
     waiting: dict[int, Waiting] = field(default_factory=dict)  # pending requests by uid, who asked last at the end
     line: BestEffortLine = field(default_factory=BestEffortLine)
     settled_s: float = -math.inf  # until then more replicas are there than have been heard: nobody is refused
@@ -104,7 +109,12 @@ class Unplaced:
         """How long a request that does not fit now should wait before it asks again; 0 when it is too late for that."""
         if not slots.is_any_open:
             return 0.0
-        return self.ask(p, now_s, lambda: latest_start_s(slots, p.row, now_s)).pause_s(now_s)
+        waiting = self.ask(p, now_s, lambda: latest_start_s(slots, p.row, now_s))
+        return waiting.pause_s(now_s, longest_pause_s(len(self.waiting)))
+
+    def hand_over_pause_s(self, p: Pending, latest_s: float, now_s: float) -> float:
+        """The same of one that was prefilled and must begin to decode by ``latest_s``."""
+        return self.ask(p, now_s, lambda: latest_s).pause_s(now_s, longest_pause_s(len(self.waiting)))
 
     def news_s(self, slots: ReplicaSlots, p: Pending, silent_s: float, now_s: float) -> float:
         """How long a new request waits before it asks again while all replicas that report were seen to fail, as when
@@ -146,4 +156,23 @@ class Unplaced:
     def retry_after_s(self, slots: ReplicaSlots, p: Pending, now_s: float) -> float:
         """What a refusal tells (``Returns.retry_after_s``); 0 where no replica is open."""
         self.waiting.pop(int(p.row["id"]), None)
-        return self.returns.retry_after_s(slots, p, now_s) if slots.fleet_state.replicas["is_open"].any() else 0.0
+        if not slots.fleet_state.replicas["is_open"].any():
+            return 0.0
+        wait_s = self.returns.retry_after_s(slots, p, now_s)
+        return wait_s if wait_s or not self._may_be_shorter(slots, p, now_s) else float(self.returns.cap_s)
+
+    def _may_be_shorter(self, slots: ReplicaSlots, p: Pending, now_s: float) -> bool:
+        """Whether an idle replica could serve a request that none can, if its output were as long as configured."""
+        row, mean_tokens = copied(p.row), int(self.lengths.prior_tokens(p.request.slo.tier))
+        row["output_tokens"] = min(row["output_tokens"], mean_tokens)
+        if row["output_tokens"] == p.row["output_tokens"]:
+            return False
+        if idle.at_best(slots.fleet_state, row[None][0], now_s)[0] != ADMITTED:
+            return False
+        self.lengths.doubt(p.request, now_s)
+        return True
+
+
+def latest_start_s(slots: ReplicaSlots, row: np.ndarray, now_s: float) -> float:
+    """When a request must start at the latest on an idle replica (``routing.idle``); -inf: none could attain it."""
+    return float(idle.latest_start_s(slots.fleet_state, row[None][0], now_s, UNBOUND_S))

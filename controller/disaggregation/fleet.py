@@ -271,7 +271,7 @@ class DisaggregatedFleet(Fleet):
         fits = is_usable & has_kv_room(fleet_state, p.request.prompt_tokens + p.request.emitted_tokens)
         p.slot = best_scored(state, np.where(fits, idlest(state), -np.inf))
         if p.slot < 0 and self.options.pending and is_usable.any():
-            pause_s = self.unplaced.ask(p, now_s, lambda: now_s + HAND_OVER_S).pause_s(now_s)
+            pause_s = self.unplaced.hand_over_pause_s(p, now_s + HAND_OVER_S, now_s)
             if pause_s > 0.0:
                 return self._unplaced(p, Verdict.PENDING, pause_s)
         if p.slot < 0:

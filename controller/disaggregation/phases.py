@@ -129,7 +129,8 @@ class Phases:
         if surplus and not self._needs:
             phase = Phase.DECODE if surplus > 0 else Phase.PREFILL
             free = self._idlest(phase.other, known)
-            return self._move(free[0], phase, f"{self._prefill} are to prefill") if free else None
+            is_spare = len(self.on(phase.other)) > 1  # without the other phase, this one serves nobody
+            return self._move(free[0], phase, f"{self._prefill} are to prefill") if free and is_spare else None
         if not self.options.adapt or now_s - self._moved_s < self.options.cooldown_s:
             return None
         for phase in Phase:

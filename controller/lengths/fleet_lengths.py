@@ -243,6 +243,14 @@ class FleetLengths:
             self.features.learn(query, output)
         return known.answers[0].mean_tokens
 
+    def prior_tokens(self, tier: str) -> float:
+        """The configured mean."""
+        return self.tiers.tier_priors.get(tier, self.tiers.prior_tokens)
+
+    def doubt(self, request: AdmissionRequest, now_s: float) -> None:
+        """A request was refused for the length that is predicted, and would not have been by the configured mean."""
+        self.tiers.doubt(request.slo.tier, request.max_tokens, now_s)
+
     def training_set(self) -> TrainingSet | None:
         """The window, where a forest is to be grown now."""
         is_due = self.untrained >= (self.options.train_every if self.forest else LEAST_REQUESTS)

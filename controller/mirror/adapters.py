@@ -14,6 +14,9 @@ class HeldAdapters:
     def __contains__(self, adapter: str) -> bool:
         return adapter in self._uids
 
+    def __len__(self) -> int:
+        return len(self._uids)
+
     def record(self, adapter: str, uid: int, most: int) -> None:
         """A request for this adapter was given to the replica, which holds ``most`` of them."""
         self._uids.setdefault(adapter, set()).add(uid)

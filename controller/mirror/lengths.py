@@ -27,6 +27,7 @@ MOST_TENANTS = 64  # named ones that are remembered per tier and magnitude of ca
 TRUSTED_SHARE = 0.025  # of the sample must have reached a length for what is longer to be read from the sample
 CAP_BITS = 4  # caps are of one magnitude within a factor of two to this power
 LEAST_BOUND = 30  # observations before which they tell no upper bound
+HALF_LIFE_S, LONGEST_S = 60.0, 60.0  # of what is known while nobody is served by it; between two that are not
 REFRESH = 16  # a curve is drawn anew when its sample grew by this part
 
 ANYBODY, EVERYBODY = "", "*"  # whoever is not known by a tenant's name; and all together
@@ -111,11 +112,23 @@ class CapClass:
     size: int = 0  # observations that are kept
     _new: dict[str, int] = field(default_factory=dict)  # observations since the curve was drawn
     _curves: dict[str, Drawn] = field(default_factory=dict)
+    _doubted_s: float = math.inf  # when a request was last refused by what is known here; inf: one has ended since
+    _owed: float = 0.0  # observations that are to be forgotten, below 1
+
+    def doubt(self, now_s: float) -> None:
+        """A request was refused for its length. Where all are, none ends: the oldest observations are forgotten."""
+        passed_s = min(max(0.0, now_s - self._doubted_s), LONGEST_S)
+        self._doubted_s, self._owed = now_s, self._owed + self.size * (1.0 - 0.5 ** (passed_s / HALF_LIFE_S))
+        while self._owed >= 1.0:
+            self._owed, self.size = self._owed - 1.0, self.size - 1
+            max(self.samples.values(), key=len).popleft()
+            self._curves.clear()
 
     def note(self, tenant: str, observation: Observation) -> None:
         """One more observation; the tenant that has been silent for longest is forgotten where there are too many."""
         if (sample := self.samples.get(tenant)) is None:
             sample = self.samples[tenant] = deque(maxlen=WINDOW)
+        self._doubted_s, self._owed = math.inf, 0.0
         self.size += len(sample) < WINDOW
         sample.append(observation)
         self.samples.move_to_end(tenant)
@@ -166,6 +179,11 @@ class LengthEstimator:
         if (known := self.classes.get(key)) is None:
             known = self.classes[key] = CapClass()
         known.note(tenant, (output_tokens, is_cut))
+
+    def doubt(self, tier: str, cap_tokens: int, now_s: float) -> None:
+        """A request of ``tier`` was refused for the length that is predicted (``CapClass.doubt``)."""
+        if (known := self.classes.get((tier, cap_tokens.bit_length() // CAP_BITS))) is not None:
+            known.doubt(now_s)
 
     def learn(self, outcome: Outcome) -> None:
         """Note how long a request became that ended by itself or at its cap; others tell nothing."""

@@ -82,6 +82,8 @@ class Affinity:
         return [*(failed | full)] if has_room else [*failed]
 
     def _is_full(self, replica: VirtualReplica, adapter: str) -> bool:
+        if len(replica.adapters) < self.adapters.running:  # which is quicker to see
+            return False
         in_use = replica.adapters.in_use(replica.table["id"])
         return adapter not in in_use and len(in_use) >= self.adapters.running
 

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from controller.calibration import AIM, FADE, FIRST_CHANCE, MOST, RATE, Calibration
+from controller.calibration import AIM, FADE, FIRST_CHANCE, MOST, QUIET_S, RATE, Calibration
 from controller.fleet import Fleet
 from controller.mirror.replica_model import admission_row
 from controller.options import FleetOptions
@@ -12,7 +12,7 @@ from controller.scaling.tiers import Tier, TierTable
 from controller.status import fleet_status
 from planning.tables import REQUEST
 from profiles.store import load_profile
-from protocol.messages import Progress, Scope, Slo, Verdict, request_uid
+from protocol.messages import Decision, Progress, Scope, Slo, Verdict, request_uid
 from protocol.programs import RELEASED
 from tests.support.fleet_cases import FLEX, TIERS, TIGHT, ask, ended, fleet, report
 
@@ -29,7 +29,7 @@ def test_as_many_promises_are_kept_as_the_tier_says_whatever_the_errors_are(conf
     for k in range(4000):
         late = 0.02 * random.lognormal(0.0, 0.8) * (3.0 if k >= 2000 else 1.0)
         kept.append(late <= calibration.margins.get("tight", 0.0))
-        calibration.note(outcome(kept[-1]), tiers)
+        calibration.note(outcome(kept[-1]), tiers, 0.0)
     aimed_at = 1.0 - AIM * (1.0 - confidence)
     assert np.mean(kept[:2000]) == pytest.approx(aimed_at, abs=0.02)
     assert np.mean(kept[2000:]) == pytest.approx(aimed_at, abs=0.02)
@@ -37,12 +37,12 @@ def test_as_many_promises_are_kept_as_the_tier_says_whatever_the_errors_are(conf
 
 def test_no_promise_moves_a_margin_far_and_it_stays_within_its_bounds() -> None:
     calibration = Calibration()
-    calibration.note(outcome(True), TIERS)
+    calibration.note(outcome(True), TIERS, 0.0)
     assert calibration.margins["tight"] == 0.0
-    calibration.note(outcome(False), TIERS)
+    calibration.note(outcome(False), TIERS, 0.0)
     assert 0.0 < calibration.margins["tight"] <= RATE
     for _ in range(100):
-        calibration.note(outcome(False), TIERS)
+        calibration.note(outcome(False), TIERS, 0.0)
     assert calibration.margins["tight"] == MOST
 
 
@@ -57,7 +57,7 @@ def test_right_chances_alone_keep_as_many_promises_as_the_tier_says(confidence: 
     for chance in CHANCES:
         if chance >= calibration.least_chance(0, tiers):
             kept.append(random.random() < chance)
-            calibration.note(outcome(kept[-1], chance=chance), tiers)
+            calibration.note(outcome(kept[-1], chance=chance), tiers, 0.0)
             margins.append(calibration.margins["tight"])
     assert np.mean(kept) >= confidence - 0.01
     assert len(kept) > 0.5 * len(CHANCES)
@@ -69,15 +69,15 @@ def test_never_is_a_surer_promise_asked_for_than_the_tier_is_and_best_effort_ask
     first = calibration.least_chance(0, TIERS)
     assert 0.0 < first < confidence
     for _ in range(100):
-        calibration.note(outcome(False), TIERS)
+        calibration.note(outcome(False), TIERS, 0.0)
     assert calibration.least_chance(0, TIERS) == confidence
     laxer = TierTable.of(2, [msgspec.structs.replace(TIERS.tiers[0], confidence=0.7)])
     assert calibration.least_chance(0, laxer) == 0.7, "the table has changed"
     for _ in range(2000):
-        calibration.note(outcome(True), TIERS)
+        calibration.note(outcome(True), TIERS, 0.0)
     assert calibration.least_chance(0, TIERS) == 0.0
     row = admission_row(ask(FLEX), TIERS.of_request(FLEX), Fleet(FleetOptions(), TIERS, load_profile).lengths, 5.0)
-    Calibration().plan_early(row, TIERS, True)
+    Calibration().plan_early(row, TIERS, True, 0.0)
     assert row["least_chance"] == 0.0
     assert Calibration().least_chance(-1, TIERS) == 0.0
 
@@ -86,32 +86,32 @@ def test_a_tier_that_is_promised_nothing_is_asked_for_less_and_less() -> None:
     calibration, row = Calibration(chances={"tight": 0.9}), np.zeros((), dtype=REQUEST)
     asked = []
     for _ in range(10_000):
-        calibration.plan_early(row, TIERS, True)
+        calibration.plan_early(row, TIERS, True, 0.0)
         asked.append(float(row["least_chance"]))
     assert (asked[0], asked[-1]) == (0.9, FIRST_CHANCE)
     assert asked == sorted(asked, reverse=True)
     lower = Calibration(chances={"tight": 0.2})
-    lower.plan_early(row, TIERS, True)
+    lower.plan_early(row, TIERS, True, 0.0)
     assert lower.chances == {"tight": 0.2}
     again = Calibration(chances={"tight": 0.9})
-    again.plan_early(row, TIERS, False)
+    again.plan_early(row, TIERS, False, 0.0)
     assert again.chances == {"tight": 0.9}, "a request that waits and asks again"
 
 
 def test_a_promise_known_to_be_doubtful_moves_no_margin_when_it_breaks_as_often_as_that() -> None:
     calibration = Calibration()
     for k in range(40):
-        calibration.note(outcome(k % 2 == 1, chance=0.5), TIERS)
+        calibration.note(outcome(k % 2 == 1, chance=0.5), TIERS, 0.0)
     assert calibration.margins["tight"] <= RATE
 
 
 @pytest.mark.parametrize(("first", "whole"), [(True, True), (True, False), (False, False)])
 def test_a_first_token_that_is_told_counts_at_once_and_the_end_only_corrects_it(first: bool, whole: bool) -> None:
     early, late = Calibration({"tight": 0.2}), Calibration({"tight": 0.2})
-    early.note(outcome(first, finish=RELEASED, scope=Scope.SEQUENCE, first_token_met=first), TIERS)
+    early.note(outcome(first, finish=RELEASED, scope=Scope.SEQUENCE, first_token_met=first), TIERS, 0.0)
     assert early.margins["tight"] == pytest.approx(0.2 + RATE * ((not first) - AIM * 0.05))
-    early.note(outcome(whole, first_token_met=first), TIERS)
-    late.note(outcome(whole), TIERS)
+    early.note(outcome(whole, first_token_met=first), TIERS, 0.0)
+    late.note(outcome(whole), TIERS, 0.0)
     assert early.margins["tight"] == pytest.approx(late.margins["tight"])
     assert early.chances["tight"] == pytest.approx(late.chances["tight"])
 
@@ -142,7 +142,7 @@ def test_a_fleet_that_hears_of_a_first_token_learns_from_it_and_counts_nothing()
 )
 def test_only_promises_count_that_no_failure_broke(changes: dict[str, object]) -> None:
     calibration = Calibration()
-    calibration.note(outcome(False, **changes), TIERS)
+    calibration.note(outcome(False, **changes), TIERS, 0.0)
     assert not calibration.margins
 
 
@@ -169,6 +169,39 @@ def test_requests_are_planned_earlier_and_told_in_the_status() -> None:
     assert fleet_status(state, 0.2)["least_chances"] == {"tight": pytest.approx(TIERS.tiers[0].confidence, abs=0.001)}
     (short,) = state.admit([ask(TIGHT, 10)], 0.2)
     assert (short.verdict, short.margin_s) == (Verdict.ADMITTED, pytest.approx(MOST * TIGHT.ttft_s))
+
+
+def test_a_tier_that_is_promised_nothing_for_its_margin_is_promised_something_again() -> None:
+    """Margins moved by promises alone: a tier whose objective left no replica enough time was refused for ever."""
+    tiers = TierTable.of(1, [Tier("tight", 0.3, 0.03, unattainable="refuse")])
+    state = Fleet(FleetOptions(pending=False), tiers, load_profile)
+    state.report(report("a"), 0.0)
+    slow = ask(TIGHT, 8000)
+    assert state.admit([slow], 0.0)[0].verdict == Verdict.ADMITTED
+    for _ in range(20):
+        state.on_outcome(outcome(False, request_id=slow.request_id), 0.1)
+
+    def asked(now_s: float) -> Decision:
+        state.report(report("a", 2 + int(now_s)), now_s)
+        return state.admit([ask(TIGHT, 8000, prompt_digest=int(now_s))], now_s)[0]
+
+    refused = asked(1.0)
+    assert (refused.verdict, refused.retry_after_s) == (Verdict.REFUSED, 30.0), "0 says that it is so for ever"
+    assert asked(QUIET_S - 5.0).verdict == Verdict.REFUSED
+    assert state.calibration.margins["tight"] == MOST
+    verdicts = [asked(QUIET_S + 30.0 * k).verdict for k in range(1, 20)]
+    assert verdicts[0] == Verdict.REFUSED
+    assert verdicts[-1] == Verdict.ADMITTED
+
+
+def test_a_margin_stays_while_promises_are_tested() -> None:
+    calibration, row = Calibration(), np.zeros((), dtype=REQUEST)
+    for now_s in (k * QUIET_S for k in range(50)):
+        calibration.margins["tight"] = 0.2
+        calibration.note(outcome(True, chance=1.0 - AIM * 0.05), TIERS, now_s)
+        before = calibration.margins["tight"]
+        calibration.plan_early(row, TIERS, True, now_s + 0.9 * QUIET_S)
+        assert calibration.margins["tight"] == before
 
 
 def test_a_margin_makes_no_request_look_late_that_is_not() -> None:

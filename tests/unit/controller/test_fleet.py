@@ -10,10 +10,9 @@ from controller.fleet import Fleet
 from controller.mirror.lengths import WINDOW
 from controller.mirror.replica_model import admission_row
 from controller.options import FleetOptions
-from controller.placement import UNBOUND_S, latest_start_s
 from controller.scaling.tiers import Tier, TierTable
 from controller.status import fleet_status
-from controller.unplaced import PENDING_TIMEOUT_S
+from controller.unplaced import PENDING_TIMEOUT_S, UNBOUND_S, latest_start_s
 from profiles.store import load_profile
 from protocol.messages import AdmissionRequest, Progress, Slo, Verdict
 from tests.support.fleet_cases import FLEX, LOOSE, TIERS, TIGHT, ask, ended, fleet, report

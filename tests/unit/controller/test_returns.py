@@ -11,7 +11,7 @@ import pytest
 
 from controller.fleet import Fleet
 from controller.options import FleetOptions
-from controller.returns import GRACE_S
+from controller.returns import GRACE_S, MOST_ALIKE
 from controller.scaling.tiers import Tier, TierTable
 from profiles.store import load_profile
 from protocol.messages import AdmissionRequest, Decision, Progress, Slo, Verdict
@@ -46,8 +46,13 @@ class Clients(ControllerDispatcher):
         heapq.heappush(self._again, (simulation.now_s + wait_s, job))
 
 
-def run(jobs: np.ndarray) -> Clients:
+def run(jobs: np.ndarray, has_one_prompt: bool = False) -> Clients:
     clients = Clients(a100(), TIERS, FleetOptions())
+    if has_one_prompt:
+        admit = clients.fleet.admit
+        clients.fleet.admit = lambda batch, *when: admit(  # type: ignore[method-assign]
+            [msgspec.structs.replace(each, prompt_digest=1) for each in batch], *when
+        )
     Simulation(jobs, System("clients", max_running=64, replicas=2).engines(a100()), clients).run()
     return clients
 
@@ -69,6 +74,15 @@ def test_under_steady_overload_nine_in_ten_are_admitted_when_told_and_newcomers_
     returns = [v for verdicts in clients.came_back.values() for v in verdicts]
     assert len(returns) >= 50, "it was overloaded"
     assert returns.count(Verdict.ADMITTED) >= 0.9 * len(returns)
+
+
+def test_under_steady_overload_most_are_admitted_when_told_where_all_have_the_same_prompt() -> None:
+    """A newcomer with that prompt cannot be told from one that comes as told. One in ten was admitted."""
+    arrivals_s = np.cumsum(np.random.default_rng(3).exponential(1 / 24.0, 240)).tolist()
+    clients = run(jobs_at(arrivals_s, prompt=2000, output=50, ttft_s=0.5, tpot_s=0.05), has_one_prompt=True)
+    returns = [v for verdicts in clients.came_back.values() for v in verdicts]
+    assert len(returns) >= 50, "it was overloaded"
+    assert returns.count(Verdict.ADMITTED) >= 0.5 * len(returns)
 
 
 def test_a_pace_that_an_idle_replica_just_bears_is_told_a_time_of_its_own() -> None:
@@ -105,15 +119,42 @@ def test_every_refusal_tells_whole_seconds_from_one_to_the_cap_and_not_all_the_s
     assert max(kept) <= 2 * np.median(kept) + 2, "as many a second as there will be room for"
 
 
-def test_who_asks_too_early_keeps_its_time_and_takes_no_second_one() -> None:
+def test_who_asks_too_early_gets_a_later_time_and_may_come_at_the_first() -> None:
+    """Every third of a second, it was told the same number of seconds each time, for ever."""
     state, asks, decisions = refusals(60)
-    before = len(state.unplaced.returns)
     last, told_s = asks[-1], decisions[-1].retry_after_s
-    assert told_s >= 3.0
-    state.report(report("a", 2, busy()), 0.4)
-    (again,) = state.admit([msgspec.structs.replace(last, request_id="another id")], 0.5)
-    assert (again.verdict, again.retry_after_s) == (Verdict.REFUSED, told_s)
-    assert len(state.unplaced.returns) == before
+    assert 3.0 <= told_s < 30.0
+    for k in range(1, 6):
+        state.report(report("a", 1 + k, busy()), 0.3 * k)
+        (early,) = state.admit([msgspec.structs.replace(last, request_id=f"early {k}")], 0.3 * k)
+        assert early.verdict == Verdict.REFUSED
+        assert 0.3 * k + early.retry_after_s >= told_s
+    state.report(report("a", 10), told_s)
+    (in_time,) = state.admit([msgspec.structs.replace(last, request_id="in time")], told_s)
+    assert in_time.verdict == Verdict.ADMITTED
+
+
+def test_clients_with_the_same_prompt_have_a_time_each_and_no_more_than_so_many() -> None:
+    """One reserved return served them all: of 480, 11 % were admitted when they came as told."""
+    state = fleet(retry_cap_s=30.0)
+    state.report(report("a"), 0.0)
+    decisions = state.admit([ask(LOOSE, 8000, prompt_digest=7) for _ in range(60)], 0.0)
+    told = Counter(d.retry_after_s for d in decisions if d.verdict == Verdict.REFUSED)
+    assert told == Counter(d.retry_after_s for d in refusals(60)[2]), "as of different prompts"
+    state.report(report("a", 2, busy()), 0.1)
+    state.admit([ask(LOOSE, 10, prompt_digest=8) for _ in range(2 * MOST_ALIKE)], 0.1)
+    assert len(state.unplaced.returns) - sum(told.values()) <= MOST_ALIKE
+
+
+def test_an_early_one_whose_replica_is_gone_is_told_when_another_has_room() -> None:
+    state, asks, _ = refusals(60)
+    state.report(report("b"), 0.1)
+    state.hand_over("a", 0.2, "gone")
+    early, newcomer = asks[-1], ask(LOOSE, 8000, prompt_digest=10_000)
+    state.report(report("b", 2, busy()), 0.3)
+    told = [d.retry_after_s for d in state.admit([early, newcomer], 0.3)]
+    assert abs(told[0] - told[1]) <= 1.0
+    assert told[0] < 30.0
 
 
 def busy() -> tuple[Progress, ...]:
@@ -202,11 +243,12 @@ def test_room_is_kept_for_all_sequences_of_a_request() -> None:
     assert ledger.reserved[0, :, PREFILL].sum() == pytest.approx(4.0 * one[0, :, PREFILL].sum())
 
 
-def test_a_request_of_several_sequences_that_comes_too_early_keeps_its_time() -> None:
+def test_a_request_of_several_sequences_that_comes_too_early_may_come_at_its_first_time() -> None:
     state, asks, told_s = refused_group()
     state.report(report("a", 2, busy()), 0.5)
-    assert {d.retry_after_s for d in state.admit(again(asks), 0.5)} == {told_s}
-    assert len(state.unplaced.returns) == 1
+    assert {d.verdict for d in state.admit(again(asks), 0.5)} == {Verdict.REFUSED}
+    state.report(report("a", 3), told_s)
+    assert {d.verdict for d in state.admit(again(asks), told_s)} == {Verdict.ADMITTED}
 
 
 def back_on_time(newcomers: int) -> list[Verdict]:

@@ -80,6 +80,17 @@ def test_the_last_replica_of_a_side_stays() -> None:
     assert phases.on(Phase.PREFILL) == ["r0"]
 
 
+def test_the_last_replica_of_a_side_stays_where_the_other_lacks_what_is_configured() -> None:
+    """One of each of two and two is lost: without a replica that decodes, nothing is served by phases."""
+    phases = Phases(PhaseOptions(prefill=2))
+    phases.set_replicas(dict.fromkeys("abcd", ""))
+    left = [phases.on(phase)[0] for phase in Phase]
+    phases.set_replicas(dict.fromkeys(left, ""))
+    moves = [phases.step([PhaseView(name, 0.5) for name in left], 0.5 * k) for k in range(200)]
+    assert moves == [None] * 200
+    assert [len(phases.on(phase)) for phase in Phase] == [1, 1]
+
+
 def test_nothing_moves_where_both_are_short() -> None:
     assert run(fleet(), 0.95, 0.9, 0.0, 60.0) == []
 

@@ -1,0 +1,74 @@
+"""A tier that refuses what would take too long, after a spell of long outputs: nothing ends that could tell better."""
+
+import pytest
+
+from controller.fleet import Fleet
+from controller.mirror.lengths import HALF_LIFE_S, WINDOW, LengthEstimator
+from controller.options import FleetOptions
+from controller.scaling.tiers import Tier, TierTable
+from profiles.store import load_profile
+from protocol.messages import AdmissionRequest, Decision, Slo, Verdict
+from tests.support.fleet_cases import report
+
+CAP = 4096
+
+
+def learnt(tokens: int) -> LengthEstimator:
+    lengths = LengthEstimator(200.0)
+    for _ in range(WINDOW):
+        lengths.note("job", tokens, CAP)
+    return lengths
+
+
+def test_what_serves_nobody_is_forgotten_by_halves() -> None:
+    lengths = learnt(2500)
+    (known,) = lengths.classes.values()
+    for second in range(int(HALF_LIFE_S) + 1):
+        lengths.doubt("job", CAP, float(second))
+    assert known.size == pytest.approx(WINDOW / 2, abs=2)
+    assert known.size == sum(map(len, known.samples.values()))
+    for second in range(20 * int(HALF_LIFE_S)):
+        lengths.doubt("job", CAP, HALF_LIFE_S + second)
+    assert known.size == 0
+    assert lengths.predict("job", 0, CAP) == 200
+
+
+def test_what_is_learnt_from_stays() -> None:
+    lengths = learnt(2500)
+    (known,) = lengths.classes.values()
+    for second in range(1000):
+        lengths.doubt("job", CAP, float(second))
+        lengths.note("job", 2500, CAP)
+    assert known.size == WINDOW
+    lengths.doubt("another", CAP, 0.0)
+
+
+def test_a_tier_that_refused_everything_for_its_length_serves_again() -> None:
+    tiers = TierTable.of(1, [Tier("job", e2e_s=6.0, unattainable="refuse", output_tokens=200)])
+    state = Fleet(FleetOptions(pending=False), tiers, load_profile)
+    for _ in range(WINDOW):
+        state.lengths.tiers.note("job", 2500, CAP)
+
+    def asked(second: int) -> Decision:
+        state.report(report("a", second + 1), float(second))
+        slo = Slo(e2e_s=6.0, tier="job")
+        return state.admit([AdmissionRequest(f"r{second}", 500, CAP, slo, prompt_digest=second)], float(second))[0]
+
+    first = asked(0)
+    assert (first.verdict, first.retry_after_s) == (Verdict.REFUSED, 30.0), "0 says that it is so for ever"
+    verdicts = [asked(5 * k).verdict for k in range(1, 200)]
+    assert Verdict.ADMITTED in verdicts
+    assert verdicts.index(Verdict.ADMITTED) >= 6, "not at once"
+
+
+def test_what_is_refused_for_another_reason_says_nothing_of_lengths() -> None:
+    tiers = TierTable.of(1, [Tier("job", e2e_s=0.001, unattainable="refuse", output_tokens=200)])
+    state = Fleet(FleetOptions(pending=False), tiers, load_profile)
+    for _ in range(WINDOW):
+        state.lengths.tiers.note("job", 2500, CAP)
+    for second in range(100):
+        state.report(report("a", second + 1), float(second))
+        request = AdmissionRequest(f"r{second}", 500, CAP, Slo(e2e_s=0.001, tier="job"), prompt_digest=second)
+        (decision,) = state.admit([request], float(second))
+        assert (decision.verdict, decision.retry_after_s) == (Verdict.REFUSED, 0.0)
+    assert sum(each.size for each in state.lengths.tiers.classes.values()) == WINDOW
