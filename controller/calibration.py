@@ -78,7 +78,7 @@ class Calibration:
     def _fade_margin(self, tier: str, now_s: float) -> None:
         """Where a margin leaves too little time for any replica, no promise is left by which it could be lowered."""
         quiet_s = now_s - QUIET_S - self._tested_s.setdefault(tier, now_s)
-        if quiet_s > 0.0:
+        if quiet_s > 0.0 and tier in self.margins:
             self.margins[tier] *= 0.5 ** (quiet_s / HALF_LIFE_S)
             self._tested_s[tier] += quiet_s
 
@@ -86,9 +86,10 @@ class Calibration:
         """Let a request (REQUEST[], in place) ask for its tier's least chance, and be due earlier than asked by its
         margin; returns that, 0 for best effort. ``is_first``: it asks for the first time."""
         row["least_chance"] = 0.0 if row["best_effort"] else self._ask(int(row["tier"]), tiers, is_first)
-        if (tier := int(row["tier"])) >= 0 and self.margins.get(name := tiers.tiers[tier].name):
-            self._fade_margin(name, now_s)
-        margin_s = float(self.margins_s(row[None], tiers)[0]) if any(self.margins.values()) else 0.0
+        if row["best_effort"] or not (0 <= row["tier"] < len(tiers.tiers)) or not any(self.margins.values()):
+            return 0.0
+        self._fade_margin(tiers.tiers[int(row["tier"])].name, now_s)
+        margin_s = float(self.margins_s(row[None], tiers)[0])
         if margin_s:
             make_due_earlier(row, margin_s)
         return margin_s
