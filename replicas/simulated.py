@@ -53,6 +53,7 @@ class SimulatedEngine:
         self._straying = Straying(config.iteration_spread or 0.0, strays, random or np.random.default_rng())
         self._config = config
         self._capacity_tokens = config.kv_capacity_tokens or capacity
+        self._longest_tokens = min(config.max_model_len, self._capacity_tokens)
         self._planner = StepPlanner(
             self._coefficients,
             kv_capacity_tokens=self._capacity_tokens,
@@ -85,7 +86,7 @@ class SimulatedEngine:
         now_s = time.monotonic()
         for submission in batch:
             prompt = submission.prompt_tokens + submission.emitted_tokens
-            longest = min(self._config.max_model_len, self._capacity_tokens)
+            longest = self._longest_tokens
             if prompt >= longest:
                 reason = f"prompt of {prompt} tokens: at most {longest - 1} fit"
                 self._rejected.append(Delta(submission.request_id, (), "error", reason))
@@ -181,7 +182,7 @@ class SimulatedEngine:
         self._totals.record_output(entry, 1)
         entry.emitted_tokens += 1
         is_last = entry.emitted_tokens >= asked.max_tokens
-        is_full = asked.prompt_tokens + entry.emitted_tokens >= self._config.max_model_len
+        is_full = asked.prompt_tokens + entry.emitted_tokens >= self._longest_tokens
         finish = "length" if is_last or is_full else PREFILLED if asked.prefill_only else ""
         if finish:
             del self._live[asked.request_id]

@@ -154,7 +154,8 @@ class Autoscaler:
         need = enough = 0
         if signals.hardware is not None:
             queues = self._queued(signals, now_s)
-            needs_at = partial(needs_of, self.roles, signals, queues, is_apart=bool(self.options.phases))
+            is_apart, unattainable = bool(self.options.phases), self.options.unattainable
+            needs_at = partial(needs_of, self.roles, signals, queues, is_apart=is_apart, unattainable=unattainable)
             needs = needs_at(self.options.target_utilization)
             lasting = needs_at(self.options.target_utilization * (1.0 - self.options.downscale_margin))
             need, enough = self._total(needs, signals), self._total(lasting, signals)

@@ -163,20 +163,24 @@ def plan_needs(
     waiting_tokens: Mapping[str, float],
     hardware: Hardware,
     target_utilization: float,
+    unattainable: str = "best_effort",
 ) -> list[Need]:
     """Replicas per tier so that each is busy for ``target_utilization`` of the time, tightest tier first.
 
     What is left of a tier's last replica serves the next looser tiers (lazy promotion), as slowly as its own pace
-    makes it. ``waiting_tokens`` are prompt tokens in queue: work that is due within the tier's TTFT. A tier that no
-    number of replicas could serve needs none.
+    makes it. ``waiting_tokens`` are prompt tokens in queue: work that is due within the tier's TTFT. What no number of
+    replicas could serve at its pace is best effort, unless its tier, or the fleet by ``unattainable``, refuses it.
     """
     needs, spare, spare_pace_s = [], 0.0, math.inf
-    for tier in table.tiers:
+    for i, tier in enumerate(table.tiers):
         load = loads.get(tier.name, Load())
         pace_s = pace_of(tier, load)
         queue = waiting_tokens.get(tier.name, 0.0) / queue_s(tier, load, hardware)
         share = 1.0 if tier.best_effort else target_utilization
         busy = hardware.replicas_for(load, pace_s, queue) / share
+        if busy == math.inf and not table.refuses(i, unattainable):
+            pace_s, share, queue = math.inf, 1.0, waiting_tokens.get(tier.name, 0.0) / UNBOUND_S
+            busy = hardware.replicas_for(load, pace_s, queue)
         if not 0.0 < busy < math.inf:
             needs.append(Need(0, 0.0))
             continue
@@ -210,16 +214,20 @@ def prefill_replicas(
     waiting_tokens: Mapping[str, float],
     hardware: Hardware,
     target_utilization: float,
+    unattainable: str = "best_effort",
 ) -> float:
     """Replicas, as a fraction, that compute the prompts of all tiers and are busy for ``target_utilization`` of the
-    time, in iterations that a TTFT has room for. ``waiting_tokens`` as of ``plan_needs``."""
+    time, in iterations that a TTFT has room for. ``waiting_tokens`` and ``unattainable`` as of ``plan_needs``."""
     replicas = 0.0
-    for tier in table.tiers:
+    for i, tier in enumerate(table.tiers):
         load = loads.get(tier.name, Load())
         due_s = queue_s(tier, load, hardware)
         prompts = load._replace(decode_tokens_per_s=0.0)
         busy = hardware.replicas_for(prompts, due_s, waiting_tokens.get(tier.name, 0.0) / due_s)
-        replicas += busy / (1.0 if tier.best_effort else target_utilization) if busy < math.inf else 0.0
+        if busy == math.inf and not table.refuses(i, unattainable):
+            replicas += hardware.replicas_for(prompts, math.inf, waiting_tokens.get(tier.name, 0.0) / UNBOUND_S)
+        elif busy < math.inf:
+            replicas += busy / (1.0 if tier.best_effort else target_utilization)
     return replicas
 
 

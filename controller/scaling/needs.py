@@ -58,13 +58,15 @@ def needs_of(
     queues: Queued,
     target_utilization: float,
     is_apart: bool,
+    unattainable: str,
 ) -> Needs:
-    """By demand and the tiers' bounds."""
+    """By demand and the tiers' bounds; ``unattainable`` as of ``plan_needs``."""
     assert signals.hardware is not None
     table, hardware, loads = roles.table, signals.hardware, signals.loads
     prompts, decodes = queues
     if not is_apart:
-        return Needs(roles.replicas_needed(plan_needs(table, loads, prompts, hardware, target_utilization)))
+        whole = plan_needs(table, loads, prompts, hardware, target_utilization, unattainable)
+        return Needs(roles.replicas_needed(whole))
     tiers = {tier.name: tier for tier in table.tiers}
     decoding = {
         name: after_prefill(with_backlog(load, decodes.get(name, 0.0), pace_of(tiers[name], load)))
@@ -72,8 +74,8 @@ def needs_of(
         if name in tiers
     }
     return Needs(
-        roles.replicas_needed(plan_needs(table, decoding, {}, hardware, target_utilization)),
-        prefill_replicas(table, loads, prompts, hardware, target_utilization),
+        roles.replicas_needed(plan_needs(table, decoding, {}, hardware, target_utilization, unattainable)),
+        prefill_replicas(table, loads, prompts, hardware, target_utilization, unattainable),
     )
 
 

@@ -129,9 +129,9 @@ class StaticRoles:
         return True
 
     def replicas_needed(self, needs: Sequence[Need]) -> list[float]:
-        """Replicas per tier: its own, or the part of the shared ones that its demand takes."""
+        """Replicas per tier: its own, and the part of the shared ones that its demand takes beyond those."""
         tiers = self.table.tiers
-        return [float(tier.num_replicas or need.busy) for tier, need in zip(tiers, needs, strict=True)]
+        return [max(float(tier.num_replicas), need.busy) for tier, need in zip(tiers, needs, strict=True)]
 
 
 IN_POOL = Role(Kind.POOL)

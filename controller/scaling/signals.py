@@ -30,6 +30,7 @@ class ScalingOptions(msgspec.Struct, frozen=True):
     start_timeout_s: float = 900.0  # a replica that has not started by then is cancelled, where demand allows it
     configured: int = 0  # replicas that a deploy begins with; 0: not known
     phases: tuple[str, ...] = ()  # of a disaggregated fleet, that the group's replicas may take
+    unattainable: str = "best_effort"  # or "refuse": what tiers do with what they cannot attain, where they do not say
 
     def is_own(self, replica: str) -> bool:
         """Whether a replica is of the group that comes and goes."""

@@ -269,7 +269,8 @@ class AppConfig(Section):
         phases = self.disaggregation.options() if self.is_disaggregated else None
         groups = sorted(self.replica_groups(), key=lambda group: group.name != self.fleet.autoscaling.group)
         taken = (groups[0].phase,) if groups[0].phase else tuple(Phase)
-        scaling = self.fleet.autoscaling.options(groups[0].name, self.num_replicas, taken if phases else ())
+        begun = groups[0].name, self.num_replicas, self.fleet.unattainable, taken if phases else ()
+        scaling = self.fleet.autoscaling.options(*begun)
         allocation = AllocationOptions(self.fleet.roles, self.fleet.role_idle_s, scaling=scaling)
         return FleetOptions(
             **same_names(self.fleet, FleetOptions),

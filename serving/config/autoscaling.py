@@ -44,8 +44,11 @@ class AutoscalingConfig(Section):
         """Whether a fleet that nobody asks may have no replica."""
         return self.max_replicas > 0 and self.min_replicas == 0
 
-    def options(self, group: str, replicas: int, phases: Sequence[str] = ()) -> ScalingOptions | None:
+    def options(
+        self, group: str, replicas: int, unattainable: str, phases: Sequence[str] = ()
+    ) -> ScalingOptions | None:
         """As the controller takes it; ``group`` grows and shrinks, and takes these phases of a disaggregated fleet.
-        The fleet begins with ``replicas``."""
+        The fleet begins with ``replicas``; ``unattainable`` is the fleet's."""
         stated = self.model_dump() | {"group": group, "configured": replicas, "phases": tuple(map(str, phases))}
+        stated["unattainable"] = unattainable
         return ScalingOptions(**stated) if self.max_replicas else None

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import math
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -114,7 +114,7 @@ async def replay_async(options: ReplayOptions, console: Console | None = None) -
     calls = make_calls(trace, [classes[row] for row in drawn], model, options)
     async with _progress(client, len(trace), console):
         interrupted = await _run(client, calls, options.grace_s)
-    elapsed_s = max((r.end_s for r in client.records if math.isfinite(r.end_s)), default=0.0)
+    elapsed_s = last_response_s(client.records)
     asked = [classes[drawn[record.request]] for record in client.records]
     config = _config(options, trace, classes, model) | {
         "cut_requests": cut,
@@ -122,6 +122,17 @@ async def replay_async(options: ReplayOptions, console: Console | None = None) -
         "elapsed_s": elapsed_s,
     }
     return Replay(config, client.records, asked, summarize(client.records, asked, elapsed_s), interrupted)
+
+
+def last_response_s(records: Sequence[Record]) -> float:
+    """When the last response ended; of those that were given up, when their last token came."""
+    ends_s = [0.0]
+    for record in records:
+        if record.status == Status.UNFINISHED:
+            ends_s += record.chunk_s[-1:]
+        elif math.isfinite(record.end_s):
+            ends_s.append(record.end_s)
+    return max(ends_s)
 
 
 @dataclass(frozen=True)

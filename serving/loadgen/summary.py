@@ -125,7 +125,7 @@ def _point(label: str, table: Outcomes, records: Sequence[Record], rows: NDArray
         "attained": attained,
         "attainment": _share(table.attained, bounded),
         "promised": int(np.count_nonzero(rows & table.is_promised)),
-        "kept_share": _share(table.attained, rows & table.is_promised),
+        "kept_share": _share(table.on_time.strict & table.is_bounded, rows & table.is_promised),
         "attainment_tolerant": _share(table.on_time.tolerant & served, bounded),
         "attainment_mean_tpot": _share(table.on_time.mean & served, bounded),
         "attainment_from_send": _share(table.on_time_from_send & served, bounded),

@@ -35,11 +35,9 @@ PROGRESS = (
 
 
 def tiers_of(jobs: np.ndarray, split: Sequence[int] = ()) -> TierTable:
-    """A tier table with one tier per tier number of the jobs; shared, or with ``split`` replicas each in that order."""
-    numbers = np.unique(jobs["tier"][~jobs["best_effort"]])
-    replicas = split or (0,) * len(numbers)
-    own = [_tier(jobs[jobs["tier"] == n], int(n), count) for n, count in zip(numbers, replicas, strict=True)]
-    return TierTable.of(1, own)
+    """A tier table with one tier per tier number of the jobs; shared, or with ``split`` replicas each, by number."""
+    numbers = np.unique(jobs["tier"][~jobs["best_effort"]]).tolist()
+    return TierTable.of(1, [_tier(jobs[jobs["tier"] == n], n, split[n] if split else 0) for n in numbers])
 
 
 def _tier(asked: np.ndarray, number: int, replicas: int) -> Tier:

@@ -25,6 +25,7 @@ def shaped_s(rng: np.random.Generator, trace_s: np.ndarray, count: int, rate_per
     Raises:
         ValueError: where these arrivals take no time, so that no scale gives them a rate.
     """
+    trace_s = np.sort(trace_s)  # sessions may be listed one after the other
     gaps_s = np.diff(trace_s, append=trace_s[-1] + (trace_s[-1] - trace_s[0]) / max(1, len(trace_s) - 1))
     start = int(rng.integers(len(trace_s)))
     gaps_s = gaps_s[(start + np.arange(count)) % len(gaps_s)]

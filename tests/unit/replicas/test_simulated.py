@@ -209,6 +209,17 @@ def test_what_can_never_fit_is_an_error_of_that_request() -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize("settings", [{"kv_capacity_tokens": 1024}, {"max_model_len": 1024}])
+def test_an_output_ends_where_the_kv_cache_or_the_models_context_does(settings: dict[str, int]) -> None:
+    """One that outgrew the cache stood still for good."""
+
+    async def scenario(engine: SimulatedEngine) -> None:
+        await engine.submit([submission("big", prompt=900, max_tokens=600)])
+        assert len((await collect(engine, {"big"}))["big"]) == 1024 - 900
+
+    play(scenario, **settings)
+
+
 def test_a_stopped_engine_fails() -> None:
     async def scenario(engine: SimulatedEngine) -> None:
         engine.check()

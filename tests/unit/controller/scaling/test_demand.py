@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.scaling.demand import Demand, Hardware, Load, Need, pace_of, plan_needs, share_budget
+from controller.scaling.demand import Demand, Hardware, Load, Need, pace_of, plan_needs, prefill_replicas, share_budget
 from controller.scaling.tiers import Tier, TierTable
 from profiles.kernels import iteration_s
 from profiles.store import load_profile
@@ -58,8 +58,20 @@ def test_short_kv_takes_shorter_iterations_and_more_replicas() -> None:
 def test_an_impossible_pace_needs_no_replica() -> None:
     assert H100.replicas_for(LOAD, 1e-4) == math.inf
     assert H100.replicas_for(Load(), 1e-4) == 0.0
-    needs = plan_needs(TierTable.of(1, [Tier("a", 0.1, 1e-4)]), {"a": LOAD}, {}, H100, 0.7)
-    assert needs == [Need(0, 0.0)]
+    table = TierTable.of(1, [Tier("a", 0.1, 1e-4)])
+    assert plan_needs(table, {"a": LOAD}, {"a": 1e6}, H100, 0.7, "refuse") == [Need(0, 0.0)]
+    refused = TierTable.of(1, [Tier("a", 0.1, 1e-4, unattainable="refuse")])
+    assert plan_needs(refused, {"a": LOAD}, {"a": 1e6}, H100, 0.7) == [Need(0, 0.0)]
+    assert prefill_replicas(refused, {"a": LOAD}, {}, H100._replace(max_iteration_s=0.0), 0.7) == 0.0
+
+
+def test_what_has_an_impossible_pace_and_is_served_best_effort_takes_replicas_as_that() -> None:
+    """It needed none: an overloaded fleet that had become too slow for its tiers was shrunk."""
+    best_effort = TierTable.of(1, [Tier("a", best_effort=True)])
+    for queue in ({}, {"a": 1e6}):
+        (need,) = plan_needs(TierTable.of(1, [Tier("a", 0.1, 1e-4)]), {"a": LOAD}, queue, H100, 0.7)
+        assert need == plan_needs(best_effort, {"a": LOAD}, queue, H100, 0.7)[0]
+        assert need.replicas > 0
 
 
 def test_tighter_paces_and_queues_take_more() -> None:

@@ -74,9 +74,15 @@ def test_a_disaggregated_fleet_may_follow_the_load() -> None:
 
 
 def test_defaults_of_scaling_are_the_controllers() -> None:
-    assert AppConfig.read({"fleet": {"autoscaling": {"max_replicas": 3}}}).fleet.autoscaling.options("", 2) == (
-        ScalingOptions(max_replicas=3, configured=2)
-    )
+    scaling = AppConfig.read({"fleet": {"autoscaling": {"max_replicas": 3}}}).fleet.autoscaling
+    assert scaling.options("", 2, "best_effort") == ScalingOptions(max_replicas=3, configured=2)
+
+
+def test_the_autoscaler_knows_what_becomes_of_what_the_fleet_cannot_attain() -> None:
+    read = AppConfig.read({"fleet": {"autoscaling": {"max_replicas": 3}, "unattainable": "refuse"}})
+    scaling = read.fleet_options().allocation.scaling
+    assert scaling is not None
+    assert scaling.unattainable == "refuse"
 
 
 def test_a_fleet_that_scales_needs_serves_external_scaler(tmp_path: Path) -> None:

@@ -122,6 +122,7 @@ def test_every_way_to_fail_is_a_miss_of_its_own_kind(server: FakeServer) -> None
     assert detail[6].startswith("HTTP 502:"), "whatever its encoding"
     assert "broke off" in detail[3] or "ClientPayloadError" in detail[3]
     whole = played.points[0]
+    assert played.config["elapsed_s"] < 2.0, "the time of grace is none in which responses came"
     assert [whole[name] for name in ("attained", "attainment", "downgraded", "downgraded_on_time")] == [1, 1 / 8, 1, 1]
     assert (whole["promised"], whole["kept_share"]) == (4, 1 / 4), "of two streams that broke off and one that hung"
     assert whole["retry_after_s"] == {"count": 1, "min": 7.0, "mean": 7.0, "max": 7.0}

@@ -63,10 +63,17 @@ def test_a_promise_that_a_dead_replica_broke_is_one_and_its_times_are_not_compar
     moved = SloEcho(admitted=False, promised=True, predicted_ttft_ms=110.0, ttft_ms=9000.0, resumed=1)
     moved_in_time = msgspec.structs.replace(ECHO, promised=True, ttft_ms=450.0, resumed=1)
     unpromised = msgspec.structs.replace(ECHO, promised=False)
-    records = [replace(finished(), slo=slo) for slo in (ECHO, moved, moved_in_time, unpromised)]
-    whole, _ = summarize(records, [CHAT] * 4, elapsed_s=5.0)
+    records = [replace(finished(), slo=slo) for slo in (ECHO, moved_in_time, unpromised)]
+    whole, _ = summarize([*records, replace(finished(first_s=9.0), slo=moved)], [CHAT] * 4, elapsed_s=5.0)
     assert (whole["promised"], whole["kept_share"]) == (3, pytest.approx(2 / 3))
     assert (whole["prediction"]["ttft"]["count"], whole["prediction"]["ttft"]["bias_ms"]) == (2, pytest.approx(10.0))
+
+
+def test_a_promise_is_kept_where_every_token_came_in_time_whoever_served_it_in_the_end() -> None:
+    """Its replica died, and the controller was away: what goes on elsewhere is admitted by nobody."""
+    went_on = SloEcho(admitted=False, promised=True, met=True, predicted_ttft_ms=110.0, ttft_ms=450.0, resumed=1)
+    whole, _ = summarize([replace(finished(), slo=went_on)], [CHAT], elapsed_s=5.0)
+    assert (whole["promised"], whole["kept_share"]) == (1, 1.0)
 
 
 def test_a_promise_told_at_the_beginning_of_an_answer_that_broke_off_is_a_broken_one() -> None:

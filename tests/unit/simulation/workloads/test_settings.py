@@ -104,6 +104,15 @@ def test_bursty_arrivals_are_the_traces_own_at_every_rate(shared) -> None:
     assert slow[-1] <= 4000 / 1.0
 
 
+def test_sessions_one_after_the_other_have_the_rate_asked_for() -> None:
+    trace_s = np.concatenate([5.0 * session + np.arange(0.0, 200.0, 20.0) for session in range(20)])
+    for seed in range(3):
+        times_s = shaped_s(np.random.default_rng(seed), trace_s, 150, 10.0)
+        assert times_s.min() >= 0.0
+        assert (np.diff(times_s) >= 0.0).all()
+        assert times_s.max() == pytest.approx(15.0, rel=0.1)
+
+
 @pytest.mark.parametrize("trace_s", [[7.0], [7.0, 7.0, 7.0]])
 def test_arrivals_at_one_time_have_no_rate(trace_s: list[float]) -> None:
     with pytest.raises(ValueError, match=r"workload\.arrivals: 10 arrivals of the trace are at one time"):
