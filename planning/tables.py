@@ -38,6 +38,7 @@ REQUEST = np.dtype(
         ("program_served", "f8"),
         ("joined_s", "f8"),  # when it came to this engine, on the caller's clock; 0: long ago; inf: not yet
         ("least_chance", "f8"),  # of its first token in time, that a promise asks for (``planning.forecast.chance``)
+        ("shared_tokens", "i4"),  # while it waits: tokens of its cached prompt in blocks that running requests hold
     ]
 )
 # Decodes of about the same pace, as one: the tightest TPOT among them, the mean of their KV tokens.

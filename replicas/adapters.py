@@ -4,8 +4,11 @@ vLLM takes at most ``max_loras`` adapters into a step, and counts those of the r
 Here a running request may be left out of a step, and comes back with its adapter: so all that run are counted.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
+
+PATIENCE_S = 1.0  # for which a request waits for a place for its adapter while others of those that run may begin
 
 
 class AdapterRoom:
@@ -31,15 +34,22 @@ class AdapterRoom:
         return True
 
     def fitting(self, running: Sequence[Any], waiting: list[Any], urgency: Callable[[Any], Any]) -> list[Any]:
-        """Of the ``waiting`` requests, those whose adapters may run beside the ``running``: the most urgent first."""
+        """Of the ``waiting`` requests, those whose adapters may run beside the ``running``: the most urgent first.
+
+        A steady stream of one adapter would never end. So who has waited for ``PATIENCE_S`` lets none begin that is
+        less urgent and has an adapter, until one of those that run has ended.
+        """
         if not self._most or all(request.lora_request is None for request in waiting):
             return waiting
-        room, chosen = self._most, adapters_of(running)
+        chosen, fits, oldest_s = adapters_of(running), set[int](), time.time() - PATIENCE_S
         for request in sorted((each for each in waiting if each.lora_request is not None), key=urgency):
-            if len(chosen) >= room:
+            adapter = request.lora_request.lora_int_id
+            if adapter in chosen or len(chosen) < self._most:
+                chosen.add(adapter)
+                fits.add(id(request))
+            elif request.arrival_time < oldest_s:
                 break
-            chosen.add(request.lora_request.lora_int_id)
-        return [each for each in waiting if each.lora_request is None or each.lora_request.lora_int_id in chosen]
+        return [each for each in waiting if each.lora_request is None or id(each) in fits]
 
 
 def adapters_of(requests: Sequence[Any]) -> set[int]:

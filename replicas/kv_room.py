@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 METADATA = "get_kv_cache_group_metadata"  # vLLM's name of what tells the groups
+MOST_LOOKED_UP = 8  # waiting requests, in one step
 WINDOWS, STATES = ("sliding_window", "sliding_window_mla"), ("mamba",)  # kinds of groups, as vLLM names them
 
 
@@ -69,10 +70,11 @@ class KvRoom:
     """The room of a running engine; ``told_tokens`` is the capacity that others know."""
 
     def __init__(self, manager: Any, groups: Sequence[KvGroup], told_tokens: int) -> None:
-        self._pool, self._groups, self._told_tokens = manager.block_pool, groups, told_tokens
+        self._manager, self._pool, self._groups, self._told_tokens = manager, manager.block_pool, groups, told_tokens
         self._block_tokens = block_tokens_of(groups)
         self._reserved = manager.watermark_blocks
         self._gives_back = manager.enable_caching or len(groups) > 1
+        self._shares = manager.enable_caching and len(groups) == 1 and not groups[0].most_tokens
 
     @property
     def capacity_tokens(self) -> int:
@@ -89,6 +91,30 @@ class KvRoom:
     def told_used_tokens(self) -> int:
         """The same of the capacity that others know."""
         return self.used_tokens * self._told_tokens // max(1, self.capacity_tokens)
+
+    def capacity_for(self, table: np.ndarray, waiting: Sequence[Any]) -> int:
+        """``planned_capacity`` for a planning table that ends with the ``waiting`` requests of vLLM.
+
+        Where those do not all fit as they are, the first of them are looked up, and what the prefix cache holds of them
+        by now, and running requests hold, is written into the table.
+        """
+        running = len(table) - len(waiting)
+        waits, free = table[running:], self._pool.get_num_free_blocks() * self._block_tokens
+        if self._shares and free < waits["prompt_tokens"].sum(dtype=np.int64):
+            for i, request in enumerate(waiting[:MOST_LOOKED_UP]):
+                cached, shared = self._look_up(request)
+                waits["computed_tokens"][i] = max(waits["computed_tokens"][i], cached)
+                waits["shared_tokens"][i] = shared
+        return self.planned_capacity(table["computed_tokens"][:running], waits["prompt_tokens"])
+
+    def _look_up(self, request: Any) -> tuple[int, int]:
+        """Tokens that the prefix cache holds of a request, and those of them that running ones hold."""
+        if not self._manager.prefix_cache_lookup_enabled(request):
+            return 0, 0
+        (blocks,), tokens, _ = self._manager.coordinator.find_longest_cache_hit(
+            request.block_hashes, request.num_tokens - 1
+        )
+        return tokens, sum(block.ref_cnt > 0 for block in blocks) * self._block_tokens
 
     def planned_capacity(self, computed_tokens: np.ndarray, waiting_tokens: np.ndarray) -> int:
         """The capacity that makes the planner right, which counts ``computed_tokens`` of running requests as taken.

@@ -182,9 +182,7 @@ class SloScheduler(AsyncScheduler):
         running, waiting = self.running, self._ready_waiting()
         table = self._rows.gather(running, waiting, self.num_spec_tokens > 0)
         self._rows.begin_lines(table, start_s)
-        self._planner.limits["kv_capacity_tokens"] = self._kv.planned_capacity(
-            table["computed_tokens"][: len(running)], table["prompt_tokens"][len(running) :]
-        )
+        self._planner.limits["kv_capacity_tokens"] = self._kv.capacity_for(table, waiting)
         if self.num_spec_tokens > 0:
             self._planner.plan_drafts(table, start_s, self.num_spec_tokens)
         tokens, predicted_s, composition = self._planner.plan(table, start_s)

@@ -76,13 +76,14 @@ def form_least_attained_service(
 ) -> tuple[float, np.ndarray]:
     """Autellix' PLAS: requests of the program that was served least, in queues of doubling length, else by arrival.
 
-    A request without a program counts its own service. At the end of a quantum a higher queue's request takes a place.
+    A request without a program counts its own service. At the end of a quantum a higher queue's request takes a place,
+    but never that of a prompt under way: whoever loses one begins anew, in the highest queue.
     """
     levels, costs = np.empty(len(table)), np.full(len(table), math.inf)
     for i in range(len(table)):
         row = table[i]
         served = row["program_served"] if row["program"] != 0 else own_service(row)
         levels[i] = math.floor(math.log2(max(1.0, 2.0 * served / FIRST_LEVEL_TOKENS)))
-        if at_boundary(row, QUANTUM_STEPS):
+        if is_decode(row) and at_boundary(row, QUANTUM_STEPS):
             costs[i] = 0.5 - levels[i]
     return run_by_bid(engine, table, sorted_rows(levels, table), (-levels, costs), True, tokens_out)

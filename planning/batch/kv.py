@@ -45,11 +45,12 @@ def wanted_kv_tokens(row: np.void, block_tokens: int) -> int:
 def needed(row: np.void, tokens: int, block_tokens: int) -> tuple[int, int]:
     """KV tokens and sequences that the request needs beyond what it has, to run ``tokens``.
 
-    A prefill reserves its whole prompt, so that prompts under way never wait for one another's blocks.
+    A prefill reserves its whole prompt, so that prompts under way never wait for one another's blocks. What others hold
+    of it already takes no more room.
     """
     total = row["computed_tokens"] + max(tokens, num_uncomputed_tokens(row))
-    kv_tokens = blocks_tokens(total, block_tokens) - held_kv_tokens(row, block_tokens)
-    return kv_tokens, 0 if row["running"] else 1
+    held = held_kv_tokens(row, block_tokens) if row["running"] else row["shared_tokens"]
+    return blocks_tokens(total, block_tokens) - held, 0 if row["running"] else 1
 
 
 @njit(cache=True)

@@ -23,7 +23,7 @@ CUTOFFS = np.array([1.0, 0.95, 0.85, 0.7, 0.5])
 FRAME_ITERATIONS = 50  # length of one of CALM's frames
 EXPLORE_EVERY = 8  # frames; in between the best cutoff so far is used
 RATE_WEIGHT = 0.3  # of the latest frame in a cutoff's rate
-ITERATIONS, ARM, ON_TIME_TOKENS, SECONDS, FRAMES, GROUP_SIZE, ROWS = range(7)  # of ``PolicyMemory.frame``
+ITERATIONS, ARM, ON_TIME_TOKENS, SECONDS, FRAMES, GROUP_SIZE, ROWS, LEAST = range(8)  # of ``PolicyMemory.frame``
 
 
 class PolicyMemory(NamedTuple):
@@ -31,12 +31,12 @@ class PolicyMemory(NamedTuple):
 
     accounts: np.ndarray  # ACCOUNT[ACCOUNTS]
     rates: np.ndarray  # f8[len(CUTOFFS)], tokens on time per second under each cutoff; negative: not tried
-    frame: np.ndarray  # f8[7]
+    frame: np.ndarray  # f8[8]; LEAST: place of the least served of the tenants that were there last
 
 
 def new_memory() -> PolicyMemory:
     """Nothing remembered."""
-    return PolicyMemory(np.zeros(ACCOUNTS, dtype=ACCOUNT), np.full(len(CUTOFFS), -1.0), np.zeros(7))
+    return PolicyMemory(np.zeros(ACCOUNTS, dtype=ACCOUNT), np.full(len(CUTOFFS), -1.0), np.zeros(8))
 
 
 def new_memories(replicas: int) -> PolicyMemory:
@@ -75,7 +75,7 @@ def recall(memory: PolicyMemory, table: RequestTable) -> None:
     """Write the service of every request's tenant and program into the table.
 
     A tenant that comes back is lifted to the least served of those that were there all along, so that nobody saves up
-    service while away (VTC, Sheng et al., OSDI 2024, algorithm 2).
+    service while away, and where nobody was, of those that left last (VTC, Sheng et al., OSDI 2024, algorithm 2).
     """
     memory.frame[ITERATIONS] += 1
     iteration, least = memory.frame[ITERATIONS], np.inf
@@ -84,12 +84,16 @@ def recall(memory: PolicyMemory, table: RequestTable) -> None:
         at = _account(memory, _tenant_key(table[i]))
         if accounts[at]["seen"] >= iteration - 1:
             least = min(least, accounts[at]["served"])
+    if least == np.inf:
+        least = accounts[int(memory.frame[LEAST])]["served"]
     for i in range(len(table)):
         row = table[i]
         at = _account(memory, _tenant_key(row))
-        if accounts[at]["seen"] < iteration - 1 and least < np.inf:
+        if accounts[at]["seen"] < iteration - 1:
             accounts[at]["served"] = max(accounts[at]["served"], least)
         accounts[at]["seen"] = iteration
+        if i == 0 or accounts[at]["served"] < accounts[int(memory.frame[LEAST])]["served"]:
+            memory.frame[LEAST] = at
         row["tenant_served"], row["program_served"] = accounts[at]["served"], 0.0
         if row["program"] != 0:
             at = _account(memory, row["program"] ^ OF_PROGRAMS)

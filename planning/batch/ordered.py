@@ -11,7 +11,7 @@ from numba import boolean, float64, int32, int64, njit, types
 
 from planning.batch.classes import is_decode
 from planning.batch.composition import TOKENS, add_tokens, composition_s
-from planning.batch.kv import FREE_KV, FREE_SEQUENCES, PREEMPT, blocks_tokens, held_kv_tokens, reserve
+from planning.batch.kv import FREE_KV, FREE_SEQUENCES, PREEMPT, held_kv_tokens, needed, reserve
 from planning.deadlines import num_uncomputed_tokens
 from planning.engine import ENGINE_TYPE, EngineModel
 from planning.limits import most_sequences
@@ -45,10 +45,8 @@ def _may_yield(queue: Queue, i: int, bid: float) -> bool:
 @njit(cache=True)
 def _has_victims(queue: Queue, pos: int, tokens: int, bid: float) -> bool:
     """Whether those behind ``pos`` that may yield hold enough together."""
-    row, free = queue.table[queue.order[pos]], queue.free
-    total = row["computed_tokens"] + max(tokens, num_uncomputed_tokens(row))
-    kv_tokens = blocks_tokens(total, queue.block_tokens) - held_kv_tokens(row, queue.block_tokens) - free[FREE_KV]
-    sequences = (0 if row["running"] else 1) - free[FREE_SEQUENCES]
+    kv_tokens, sequences = needed(queue.table[queue.order[pos]], tokens, queue.block_tokens)
+    kv_tokens, sequences = kv_tokens - queue.free[FREE_KV], sequences - queue.free[FREE_SEQUENCES]
     for behind in range(len(queue.order) - 1, pos, -1):
         if kv_tokens <= 0 and sequences <= 0:
             break
@@ -94,7 +92,8 @@ def run_by_bid(
     keeps_decodes: bool,
     tokens_out: np.ndarray,
 ) -> tuple[float, np.ndarray]:
-    """Give every request of ``order`` what it can use until the budget is spent; newcomers wait behind one another.
+    """Give every request of ``order`` what it can use until the budget is spent; newcomers wait behind one another, but
+    not behind one with an infinite bid, which is one of a share.
 
     ``bids`` are the bids and the costs of ``Queue``. With ``keeps_decodes`` prompts leave every decode its tokens.
     """
@@ -126,7 +125,7 @@ def run_by_bid(
         if _reserve(queue, pos, tokens):
             tokens_out[i] = tokens
             add_tokens(row, tokens, composition)
-        elif not row["running"]:
+        elif not row["running"] and bids[0][i] < math.inf:
             is_full = True
     return composition_s(coef, composition), composition
 

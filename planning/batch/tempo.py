@@ -6,6 +6,7 @@ import numpy as np
 from numba import njit
 
 from planning.batch.fair import FAIRNESS, QUANTUM_STEPS, at_boundary, blend
+from planning.batch.kv import wanted_kv_tokens
 from planning.batch.ordered import run_by_bid, sorted_rows
 from planning.batch.policy import policy
 from planning.batch.worth import decode_step_s, first_s, prospects, recompute_s, service_gain
@@ -53,12 +54,17 @@ def interruption_costs(
 
 @njit(cache=True)
 def _reserve_places(engine: EngineModel, table: RequestTable, priorities: np.ndarray, costs: np.ndarray) -> None:
-    """Put the first of those without objective, by arrival, before all others: their share of the batch's places."""
+    """Put the first of those without objective, by arrival, before all others: their share of the batch's places and of
+    the KV cache, one at least."""
     limits, top = engine.limits, math.inf
     share = limits["best_effort_share"]
-    places = math.ceil(share * limits["max_running"]) if share > 0.0 else 0
+    places = most = math.ceil(share * limits["max_running"]) if share > 0.0 else 0
+    left = share * limits["kv_capacity_tokens"]
     for i in sorted_rows(np.zeros(len(table)), table):
         if places > 0 and table[i]["best_effort"]:
+            left -= wanted_kv_tokens(table[i], limits["block_tokens"])
+            if left < 0.0 and places < most:
+                return
             priorities[i] = costs[i] = top
             places -= 1
 

@@ -52,6 +52,19 @@ def test_a_tenant_that_comes_back_has_saved_nothing_up() -> None:
     assert both["tenant_served"].tolist() == [22.0, 22.0], "7 was away for one iteration"
 
 
+def test_a_tenant_that_comes_first_after_an_idle_moment_has_saved_nothing_up_either() -> None:
+    """Nobody was there to be lifted to: the other tenant then waited until the newcomer had caught up with it."""
+    memory = new_memory()
+    for _ in range(10):
+        run(memory, decoding(7, 9), [1, 3])
+    for _ in range(4):
+        run(memory, decoding(7, 7), [1, 1])  # 9 has left
+    run(memory, decoding(8), [1])
+    both = decoding(7, 8)
+    recall(memory, both)
+    assert both["tenant_served"].tolist() == [38.0, 38.0], "7 was away for one iteration"
+
+
 def test_programs_are_counted_apart_from_tenants_and_outlive_their_requests() -> None:
     memory, table = new_memory(), decoding(5, 5)
     table["program"] = [5, 0]

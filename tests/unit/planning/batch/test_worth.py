@@ -154,6 +154,18 @@ def test_tempo_keeps_a_share_of_the_places_for_requests_without_objective() -> N
     assert batch("tempo", table, 2)[2] == 0
 
 
+def test_tempos_share_is_one_of_the_kv_cache_too_and_holds_nobody_up() -> None:
+    """By places alone ten of a hundred best-effort requests filled the cache, and what did not fit shut all others
+    out."""
+    table = rows(12, best_effort=[True] * 11 + [False], deadline_s=[np.inf] * 11 + [9.0])
+    table["prompt_tokens"][:11] = 300
+    tokens = batch("tempo", table, 100, best_effort_share=0.1, kv_capacity_tokens=1000, max_batch_tokens=2000)
+    assert tokens[-1] == 100
+    assert sum(each > 0 for each in tokens[:11]) == 2, "what is left is theirs"
+    one_too_large = rows(2, best_effort=[True, False], prompt_tokens=[2000, 100], deadline_s=[np.inf, 9.0])
+    assert batch("tempo", one_too_large, 100, best_effort_share=0.1, kv_capacity_tokens=1000) == [0, 100]
+
+
 def test_calm_groups_by_length_what_is_worth_about_the_same() -> None:
     worth, lengths = np.array([10.0, 9.9, 9.8, 9.7]), np.array([10, 900, 12, 11])
     assert best_group(worth, lengths, 2, 1.0).tolist() == [True, True, False, False]
@@ -168,6 +180,15 @@ def test_plas_serves_the_program_that_was_served_least() -> None:
     assert batch("plas", table, 1) == [0, 100]
     table["program_served"] = [100.0, 120.0]
     assert batch("plas", table, 1) == [100, 0], "one level, so the older one"
+
+
+def test_plas_takes_no_prompts_place_before_it_has_ended() -> None:
+    """Two prompts that did not both fit took each other's place for ever: who lost it began anew, served the least."""
+    table = rows(2, prompt_tokens=900, running=[True, False], computed_tokens=[600, 0], emitted_tokens=0)
+    assert batch("plas", table, 1) == [300, 0]
+    decoding = running_at_boundary()
+    decoding["emitted_tokens"][0], decoding["computed_tokens"][0] = 400, 499
+    assert batch("plas", decoding, 1) == [PREEMPT, 100]
 
 
 def test_hrrn_serves_the_highest_response_ratio_and_srpt_the_shortest() -> None:
