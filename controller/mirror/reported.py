@@ -144,5 +144,5 @@ def _progress_row(seen: Progress, lengths: FleetLengths, tiers: TierTable, age_s
     so_far = seen.prompt_tokens, seen.computed_tokens, seen.emitted_tokens
     sizes = *so_far, *lengths.at_progress(seen), seen.output_cap_tokens, 0
     kind = tier, slo.best_effort, seen.running, 0, tiers.value(tier)
-    rest = 0, 0, 0.0, 0.0, age_s - seen.age_s, 0.0
+    rest = 0, 0, 0.0, 0.0, age_s - seen.age_s, 0.0, 0
     return request_uid(seen.request_id), age_s - seen.age_s, *bounds, *sizes, *kind, *rest

@@ -9,6 +9,7 @@ import numpy as np
 from numba import njit
 
 from planning.batch.classes import is_decode
+from planning.batch.memory import PROMPT_WEIGHT
 from planning.batch.ordered import run_by_bid, sorted_rows
 from planning.batch.policy import policy
 from planning.batch.worth import own_service
@@ -70,20 +71,26 @@ def form_virtual_token_counter(
     return run_by_bid(engine, table, sorted_rows(first, table), (-nobody, nobody), True, tokens_out)
 
 
+@njit(cache=True)
+def attained_service(row: np.void) -> float:
+    """``own_service``, of which losing the KV cache takes nothing: two that do not both fit would take each other's
+    place for ever."""
+    return max(own_service(row), PROMPT_WEIGHT * row["prompt_tokens"] if row["preempted_at"] > 0 else 0.0)
+
+
 @policy("plas", remembers=True)
 def form_least_attained_service(
     engine: EngineModel, table: RequestTable, now_s: float, tokens_out: np.ndarray
 ) -> tuple[float, np.ndarray]:
     """Autellix' PLAS: requests of the program that was served least, in queues of doubling length, else by arrival.
 
-    A request without a program counts its own service. At the end of a quantum a higher queue's request takes a place,
-    but never that of a prompt under way: whoever loses one begins anew, in the highest queue.
+    A request without a program counts its own service. At the end of a quantum a higher queue's request takes a place.
     """
     levels, costs = np.empty(len(table)), np.full(len(table), math.inf)
     for i in range(len(table)):
         row = table[i]
-        served = row["program_served"] if row["program"] != 0 else own_service(row)
+        served = row["program_served"] if row["program"] != 0 else attained_service(row)
         levels[i] = math.floor(math.log2(max(1.0, 2.0 * served / FIRST_LEVEL_TOKENS)))
-        if is_decode(row) and at_boundary(row, QUANTUM_STEPS):
+        if at_boundary(row, QUANTUM_STEPS):
             costs[i] = 0.5 - levels[i]
     return run_by_bid(engine, table, sorted_rows(levels, table), (-levels, costs), True, tokens_out)

@@ -22,6 +22,8 @@ def tables_of(user_config: Any, config: AppConfig) -> dict[str, TierTableConfig]
             own = tables[each.entry]
             there = in_force(each, own.fleet)
             own.check_fits(there.most_replicas)
+            if not there.fleet.autoscaling.max_replicas and there.fleet.roles != "dynamic":
+                own.check_served(there.num_replicas - (there.disaggregation.prefill if there.is_disaggregated else 0))
             if there.fleet.routing == "silos" and there.fleet.roles == "auto":
                 own.check_static()
         except ConfigError as error:

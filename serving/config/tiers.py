@@ -154,6 +154,17 @@ class TierTableConfig(Section):
         except ValueError as error:
             raise ConfigError(str(error)) from None
 
+    def check_served(self, replicas: int) -> None:
+        """Raise ``ConfigError`` where static roles leave the tightest tier none of so many replicas that decode: those
+        that looser tiers have to themselves never serve it."""
+        table = self.to_table()
+        tightest = table.tiers[0]
+        is_left_out = sum(tier.num_replicas for tier in table.tiers) >= replicas and not tightest.num_replicas
+        if is_left_out and not table.asks_for_roles and not tightest.best_effort:
+            position = [tier.name for tier in self.tiers].index(tightest.name)
+            told = f"other tiers have all {replicas} replicas to themselves, and {tightest.name!r} gets none"
+            raise ConfigError(f"tiers.{position}.num_replicas: {told}")
+
     def check_static(self) -> None:
         """Raise ``ConfigError`` where a tier bounds its replicas, which would move them between tiers."""
         for position, tier in enumerate(self.tiers):

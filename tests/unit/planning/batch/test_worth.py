@@ -182,13 +182,12 @@ def test_plas_serves_the_program_that_was_served_least() -> None:
     assert batch("plas", table, 1) == [100, 0], "one level, so the older one"
 
 
-def test_plas_takes_no_prompts_place_before_it_has_ended() -> None:
+def test_plas_counts_service_that_a_lost_place_cost() -> None:
     """Two prompts that did not both fit took each other's place for ever: who lost it began anew, served the least."""
     table = rows(2, prompt_tokens=900, running=[True, False], computed_tokens=[600, 0], emitted_tokens=0)
+    assert batch("plas", table, 1)[0] == PREEMPT, "a higher queue goes first"
+    table["preempted_at"] = [0, 1]
     assert batch("plas", table, 1) == [300, 0]
-    decoding = running_at_boundary()
-    decoding["emitted_tokens"][0], decoding["computed_tokens"][0] = 400, 499
-    assert batch("plas", decoding, 1) == [PREEMPT, 100]
 
 
 def test_hrrn_serves_the_highest_response_ratio_and_srpt_the_shortest() -> None:

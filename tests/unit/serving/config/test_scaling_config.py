@@ -116,3 +116,37 @@ def test_a_tier_of_silos_has_a_number_of_replicas_and_no_bounds(bound: str, stat
         tables_of(table, args)
     tiers[0] = {"name": "chat", "ttft_ms": 900, "num_replicas": 1}
     assert tables_of(table, args)
+
+
+@pytest.mark.parametrize(
+    ("own", "args", "is_wrong"),
+    [
+        ({"std": 2}, {}, True),
+        ({"rest": 2}, {}, True),
+        ({"std": 1}, {}, False),
+        ({"gold": 1, "std": 1}, {}, False),
+        (
+            {"std": 1},
+            {"disaggregation": {"prefill": 1}, "engine": {"kind": "simulated"}, "profile": "h200_sxm__llama-3.1-8b"},
+            True,
+        ),
+        ({"std": 2}, {"fleet": {"autoscaling": {"max_replicas": 3}}}, False),
+    ],
+)
+def test_a_tier_to_which_no_replica_is_left_is_an_error(
+    own: dict[str, int], args: dict[str, Any], is_wrong: bool
+) -> None:
+    """Static roles never give a tier what a looser one has to itself: on an idle fleet all of it was best effort."""
+    tiers: list[dict[str, Any]] = [
+        {"name": "gold", "ttft_ms": 300, "tpot_ms": 20},
+        {"name": "std", "ttft_ms": 500, "tpot_ms": 50},
+        {"name": "rest", "best_effort": True},
+    ]
+    for tier in tiers:
+        tier |= {"num_replicas": own[tier["name"]]} if tier["name"] in own else {}
+    table = {"version": 1, "default_tier": "std", "tiers": tiers}
+    if not is_wrong:
+        assert tables_of(table, AppConfig.read(args))
+        return
+    with pytest.raises(ConfigError, match=r"^tiers\.0\.num_replicas: other tiers have all . replicas to themselves"):
+        tables_of(table, AppConfig.read(args))
