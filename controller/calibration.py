@@ -10,8 +10,8 @@ if the chances are right, as many are kept then.
 Whatever a forecast leaves out (the way through the ingress, cores that others use, outputs longer than predicted) makes
 promises late more often than that. The margin of a tier, a part of the time that an objective allows, tracks it in the
 same way, and requests are planned earlier by it. A promise that was known to be doubtful counts as that. In the long
-run as much is kept as is asked for whatever the errors look like, as long as both stay within their bounds. A tier that
-has been promised nothing for long forgets its margin: what made promises late may have passed.
+run as much is kept as is asked for whatever the errors look like, as long as both stay within their bounds. A tier
+whose requests have asked in vain for long forgets its margin: what made promises late may have passed.
 
 A request whose output is long ends long after its first token, and most broken promises break there. So an ingress
 tells of the first token when it has come, or is missing; what comes later only corrects that.
@@ -23,13 +23,13 @@ import numpy as np
 
 from controller.scaling.tiers import TierTable
 from planning.deadlines import make_due_earlier
-from protocol.messages import Outcome, Scope
+from protocol.messages import Outcome, Scope, Verdict
 
 RATE = 0.05  # of the time that an objective allows, per broken promise
 MOST = 0.5  # of that time
 AIM = 0.8  # times as many promises as a tier allows to break are to: what is kept of some hundred varies by as much
 FADE = 2e-4  # of a chance, per request: a tier that is promised nothing would never learn that it may be
-QUIET_S, HALF_LIFE_S = 60.0, 300.0  # without a promise that was tested a margin stays so long, and then halves
+QUIET_S, HALF_LIFE_S = 60.0, 300.0  # while requests ask and none is promised, a margin stays so long, and then halves
 FIRST_CHANCE, CHANCE_RATE = 0.5, 0.1  # that are asked for at first, and more of it per broken promise
 
 
@@ -40,17 +40,18 @@ class Calibration:
 
     margins: dict[str, float] = field(default_factory=dict)
     chances: dict[str, float] = field(default_factory=dict)
-    _tested_s: dict[str, float] = field(default_factory=dict)  # when a promise was last
+    _asked_s: dict[str, float] = field(default_factory=dict)  # since when requests have asked in vain, or not been told
 
-    def note(self, outcome: Outcome, tiers: TierTable, now_s: float) -> None:
+    def note(self, outcome: Outcome, tiers: TierTable) -> None:
         """A request has ended, or its first token is told; one of several sequences counts once, as a whole. Nothing
         helps where one moved."""
+        if outcome.verdict == Verdict.ADMITTED:
+            self._asked_s.pop(outcome.tier_asked, None)
         if not outcome.tests_prediction or (outcome.scope == Scope.SEQUENCE and not outcome.is_first_token):
             return
         if (position := tiers.find(outcome.tier_asked)) is None:
             return
         tier, told = tiers.tiers[position], outcome.first_token_met
-        self._tested_s[tier.name] = now_s
         doubt = AIM * (1.0 - tier.confidence)
         broken, expected, most = not outcome.met, doubt, max(doubt, 1.0 - outcome.chance)
         if outcome.is_first_token:
@@ -77,10 +78,10 @@ class Calibration:
 
     def _fade_margin(self, tier: str, now_s: float) -> None:
         """Where a margin leaves too little time for any replica, no promise is left by which it could be lowered."""
-        quiet_s = now_s - QUIET_S - self._tested_s.setdefault(tier, now_s)
+        quiet_s = now_s - QUIET_S - self._asked_s.setdefault(tier, now_s)
         if quiet_s > 0.0 and tier in self.margins:
             self.margins[tier] *= 0.5 ** (quiet_s / HALF_LIFE_S)
-            self._tested_s[tier] += quiet_s
+            self._asked_s[tier] += quiet_s
 
     def plan_early(self, row: np.ndarray, tiers: TierTable, is_first: bool, now_s: float) -> float:
         """Let a request (REQUEST[], in place) ask for its tier's least chance, and be due earlier than asked by its

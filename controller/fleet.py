@@ -128,7 +128,7 @@ class Fleet:
 
     def on_outcome(self, outcome: Outcome, now_s: float) -> None:
         """A request ended: count it, learn its length, free its reservation. Or its first token is told."""
-        self.calibration.note(outcome, self.tiers, now_s)
+        self.calibration.note(outcome, self.tiers)
         if outcome.is_first_token:
             return  # it goes on
         self.tracker.note(outcome, now_s)

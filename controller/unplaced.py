@@ -169,8 +169,7 @@ class Unplaced:
             return False
         if idle.at_best(slots.fleet_state, row[None][0], now_s)[0] != ADMITTED:
             return False
-        self.lengths.doubt(p.request, now_s)
-        return True
+        return self.lengths.doubt(p.request, now_s)
 
 
 def latest_start_s(slots: ReplicaSlots, row: np.ndarray, now_s: float) -> float:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 METADATA = "get_kv_cache_group_metadata"  # vLLM's name of what tells the groups
-MOST_LOOKED_UP = 8  # waiting requests, in one step
+MOST_LOOKED_UP, MOST_BLOCKS = 8, 2048  # waiting requests in one step, and blocks of their prompts, about 1 ms
 WINDOWS, STATES = ("sliding_window", "sliding_window_mla"), ("mamba",)  # kinds of groups, as vLLM names them
 
 
@@ -92,19 +92,23 @@ class KvRoom:
         """The same of the capacity that others know."""
         return self.used_tokens * self._told_tokens // max(1, self.capacity_tokens)
 
-    def capacity_for(self, table: np.ndarray, waiting: Sequence[Any]) -> int:
+    def capacity_for(self, table: np.ndarray, waiting: Sequence[Any], may_begin: bool) -> int:
         """``planned_capacity`` for a planning table that ends with the ``waiting`` requests of vLLM.
 
-        Where those do not all fit as they are, the first of them are looked up, and what the prefix cache holds of them
-        by now, and running requests hold, is written into the table.
+        Where one ``may_begin`` and they do not all fit as they are, the first of them are looked up, and what the
+        prefix cache holds of them by now, and running requests hold, is written into the table.
         """
         running = len(table) - len(waiting)
         waits, free = table[running:], self._pool.get_num_free_blocks() * self._block_tokens
-        if self._shares and free < waits["prompt_tokens"].sum(dtype=np.int64):
+        if may_begin and self._shares and free < waits["prompt_tokens"].sum(dtype=np.int64):
+            left = MOST_BLOCKS
             for i, request in enumerate(waiting[:MOST_LOOKED_UP]):
+                if left <= 0:
+                    break
                 cached, shared = self._look_up(request)
                 waits["computed_tokens"][i] = max(waits["computed_tokens"][i], cached)
                 waits["shared_tokens"][i] = shared
+                left -= cached // self._block_tokens
         return self.planned_capacity(table["computed_tokens"][:running], waits["prompt_tokens"])
 
     def _look_up(self, request: Any) -> tuple[int, int]:

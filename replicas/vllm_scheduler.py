@@ -182,7 +182,8 @@ class SloScheduler(AsyncScheduler):
         running, waiting = self.running, self._ready_waiting()
         table = self._rows.gather(running, waiting, self.num_spec_tokens > 0)
         self._rows.begin_lines(table, start_s)
-        self._planner.limits["kv_capacity_tokens"] = self._kv.capacity_for(table, waiting)
+        may_begin = len(running) < self.max_num_running_reqs
+        self._planner.limits["kv_capacity_tokens"] = self._kv.capacity_for(table, waiting, may_begin)
         if self.num_spec_tokens > 0:
             self._planner.plan_drafts(table, start_s, self.num_spec_tokens)
         tokens, predicted_s, composition = self._planner.plan(table, start_s)

@@ -129,7 +129,7 @@ class Phases:
         if surplus and not self._needs:
             phase = Phase.DECODE if surplus > 0 else Phase.PREFILL
             free = self._idlest(phase.other, known)
-            is_spare = len(self.on(phase.other)) > 1  # without the other phase, this one serves nobody
+            is_spare = sum(name in known for name in self.on(phase.other)) > 1  # one phase alone serves nobody
             return self._move(free[0], phase, f"{self._prefill} are to prefill") if free and is_spare else None
         if not self.options.adapt or now_s - self._moved_s < self.options.cooldown_s:
             return None

@@ -14,6 +14,7 @@ from controller.mirror.lengths import LengthEstimator as TierLengths
 from profiles.suggest import suggest
 
 UNCALIBRATED = ("none", ORACLE)  # their bounds hold as they are
+LASTING = (*UNCALIBRATED, "gaussian")  # what they say does not fade
 COLD_FACTOR = 4.0  # bound over prior before finished requests have told; the cap bounds it anyhow
 TASK_WINDOW = 200  # finished requests of a task, or ratios of a client, that count
 MOST_TASKS = 1024

@@ -21,7 +21,7 @@ from controller.lengths.estimate import (
     LengthQuery,
     ahead,
 )
-from controller.lengths.estimators import UNCALIBRATED, make_estimator
+from controller.lengths.estimators import LASTING, UNCALIBRATED, make_estimator
 from controller.lengths.fair_window import FairWindow
 from controller.lengths.features import FEATURES, FeatureMaker
 from controller.lengths.forest import Floats, Forest
@@ -247,9 +247,10 @@ class FleetLengths:
         """The configured mean."""
         return self.tiers.tier_priors.get(tier, self.tiers.prior_tokens)
 
-    def doubt(self, request: AdmissionRequest, now_s: float) -> None:
-        """A request was refused for the length that is predicted, and would not have been by the configured mean."""
-        self.tiers.doubt(request.slo.tier, request.max_tokens, now_s)
+    def doubt(self, request: AdmissionRequest, now_s: float) -> bool:
+        """A request was refused for its predicted length, and not by the configured mean; whether that may pass."""
+        asked = request.slo.tier, request.max_tokens, request.tenant
+        return self.options.estimator not in LASTING and self.tiers.doubt(*asked, now_s)
 
     def training_set(self) -> TrainingSet | None:
         """The window, where a forest is to be grown now."""

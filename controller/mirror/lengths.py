@@ -27,7 +27,8 @@ MOST_TENANTS = 64  # named ones that are remembered per tier and magnitude of ca
 TRUSTED_SHARE = 0.025  # of the sample must have reached a length for what is longer to be read from the sample
 CAP_BITS = 4  # caps are of one magnitude within a factor of two to this power
 LEAST_BOUND = 30  # observations before which they tell no upper bound
-HALF_LIFE_S, LONGEST_S = 60.0, 60.0  # of what is known while nobody is served by it; between two that are not
+HALF_LIFE_S = 60.0  # of what is known, while nobody is served by it
+LONGEST_S = 60.0  # that nobody has been, before it is forgotten; and that counts between two who are not
 REFRESH = 16  # a curve is drawn anew when its sample grew by this part
 
 ANYBODY, EVERYBODY = "", "*"  # whoever is not known by a tenant's name; and all together
@@ -104,6 +105,14 @@ def _points(
     return lengths[: last + 1], areas[: last + 1], shares[: last + 1]
 
 
+class Doubt(NamedTuple):
+    """Refusals by a history of which nothing has ended meanwhile: the first, the last, and what is to be forgotten."""
+
+    since_s: float
+    last_s: float
+    owed: float  # observations, below 1
+
+
 @dataclass
 class CapClass:
     """Requests of one tier whose caps are of one magnitude, by tenant; ``ANYBODY`` is whoever is not known."""
@@ -112,23 +121,33 @@ class CapClass:
     size: int = 0  # observations that are kept
     _new: dict[str, int] = field(default_factory=dict)  # observations since the curve was drawn
     _curves: dict[str, Drawn] = field(default_factory=dict)
-    _doubted_s: float = math.inf  # when a request was last refused by what is known here; inf: one has ended since
-    _owed: float = 0.0  # observations that are to be forgotten, below 1
+    _doubts: dict[str, Doubt] = field(default_factory=dict)  # by whose sample it is; ``ANYBODY``: everybody's
 
-    def doubt(self, now_s: float) -> None:
-        """A request was refused for its length. Where all are, none ends: the oldest observations are forgotten."""
-        passed_s = min(max(0.0, now_s - self._doubted_s), LONGEST_S)
-        self._doubted_s, self._owed = now_s, self._owed + self.size * (1.0 - 0.5 ** (passed_s / HALF_LIFE_S))
-        while self._owed >= 1.0:
-            self._owed, self.size = self._owed - 1.0, self.size - 1
-            max(self.samples.values(), key=len).popleft()
+    def doubt(self, tenant: str, now_s: float) -> bool:
+        """A request was refused for the length that its tenant's history tells, or everybody's; False: there is none.
+
+        Where all are refused, none ends. So once none has for ``LONGEST_S``, that history is forgotten, the oldest of
+        it first.
+        """
+        key = tenant if tenant in self.samples else ANYBODY
+        own = [self.samples[key]] if key != ANYBODY else [*self.samples.values()]
+        known = sum(map(len, own))
+        since_s, last_s, owed = self._doubts.get(key, Doubt(now_s, now_s, 0.0))
+        if now_s - since_s > LONGEST_S:
+            owed += known * (1.0 - 0.5 ** (min(now_s - last_s, LONGEST_S) / HALF_LIFE_S))
+        for _ in range(min(int(owed), known)):
+            max(own, key=len).popleft()
+            self.size -= 1
             self._curves.clear()
+        self._doubts[key] = Doubt(since_s, now_s, owed % 1.0)
+        return known > 0
 
     def note(self, tenant: str, observation: Observation) -> None:
         """One more observation; the tenant that has been silent for longest is forgotten where there are too many."""
         if (sample := self.samples.get(tenant)) is None:
             sample = self.samples[tenant] = deque(maxlen=WINDOW)
-        self._doubted_s, self._owed = math.inf, 0.0
+        self._doubts.pop(tenant, None)
+        self._doubts.pop(ANYBODY, None)
         self.size += len(sample) < WINDOW
         sample.append(observation)
         self.samples.move_to_end(tenant)
@@ -139,6 +158,7 @@ class CapClass:
             self.size -= len(lost)
             self._curves.pop(forgotten, None)
             self._new.pop(forgotten, None)
+            self._doubts.pop(forgotten, None)
 
     def curve(self, tenant: str, prior_tokens: float) -> Curve:
         """What a request of ``tenant`` is predicted by: its own history beside everybody's, or everybody's alone."""
@@ -180,10 +200,10 @@ class LengthEstimator:
             known = self.classes[key] = CapClass()
         known.note(tenant, (output_tokens, is_cut))
 
-    def doubt(self, tier: str, cap_tokens: int, now_s: float) -> None:
+    def doubt(self, tier: str, cap_tokens: int, tenant: str, now_s: float) -> bool:
         """A request of ``tier`` was refused for the length that is predicted (``CapClass.doubt``)."""
-        if (known := self.classes.get((tier, cap_tokens.bit_length() // CAP_BITS))) is not None:
-            known.doubt(now_s)
+        known = self.classes.get((tier, cap_tokens.bit_length() // CAP_BITS))
+        return known is not None and known.doubt(tenant, now_s)
 
     def learn(self, outcome: Outcome) -> None:
         """Note how long a request became that ended by itself or at its cap; others tell nothing."""

@@ -142,6 +142,12 @@ def pace_of(tier: Tier, load: Load) -> float:
     return min(tier.tpot_s, tier.e2e_s / max(1.0, output_tokens))
 
 
+def attainable_pace(tier: Tier, load: Load, hardware: Hardware) -> float:
+    """``pace_of`` what decodes; no bound where no number of replicas could keep it, as of best effort."""
+    pace_s = pace_of(tier, load)
+    return pace_s if hardware.replicas_for(after_prefill(load), pace_s) < math.inf else math.inf
+
+
 def queue_s(tier: Tier, load: Load, hardware: Hardware) -> float:
     """Time in which a tier's prompts in queue are to be computed: its TTFT, with a slowdown that of its mean prompt."""
     ttft_s = tier.ttft_s
@@ -224,10 +230,10 @@ def prefill_replicas(
         due_s = queue_s(tier, load, hardware)
         prompts = load._replace(decode_tokens_per_s=0.0)
         busy = hardware.replicas_for(prompts, due_s, waiting_tokens.get(tier.name, 0.0) / due_s)
+        busy /= 1.0 if tier.best_effort else target_utilization
         if busy == math.inf and not table.refuses(i, unattainable):
-            replicas += hardware.replicas_for(prompts, math.inf, waiting_tokens.get(tier.name, 0.0) / UNBOUND_S)
-        elif busy < math.inf:
-            replicas += busy / (1.0 if tier.best_effort else target_utilization)
+            busy = hardware.replicas_for(prompts, math.inf, waiting_tokens.get(tier.name, 0.0) / UNBOUND_S)
+        replicas += busy if busy < math.inf else 0.0
     return replicas
 
 

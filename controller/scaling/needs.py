@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from controller.disaggregation.phases import Phase
-from controller.scaling.demand import after_prefill, pace_of, plan_needs, prefill_replicas, with_backlog
+from controller.scaling.demand import after_prefill, attainable_pace, plan_needs, prefill_replicas, with_backlog
 from controller.scaling.role import ReplicaView, StaticRoles
 from controller.scaling.roles import DynamicRoles
 from controller.scaling.signals import Signals
@@ -69,7 +69,7 @@ def needs_of(
         return Needs(roles.replicas_needed(whole))
     tiers = {tier.name: tier for tier in table.tiers}
     decoding = {
-        name: after_prefill(with_backlog(load, decodes.get(name, 0.0), pace_of(tiers[name], load)))
+        name: after_prefill(with_backlog(load, decodes.get(name, 0.0), attainable_pace(tiers[name], load, hardware)))
         for name, load in loads.items()
         if name in tiers
     }

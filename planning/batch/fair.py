@@ -9,7 +9,7 @@ import numpy as np
 from numba import njit
 
 from planning.batch.classes import is_decode
-from planning.batch.memory import PROMPT_WEIGHT
+from planning.batch.memory import OUTPUT_WEIGHT, PROMPT_WEIGHT
 from planning.batch.ordered import run_by_bid, sorted_rows
 from planning.batch.policy import policy
 from planning.batch.worth import own_service
@@ -73,9 +73,11 @@ def form_virtual_token_counter(
 
 @njit(cache=True)
 def attained_service(row: np.void) -> float:
-    """``own_service``, of which losing the KV cache takes nothing: two that do not both fit would take each other's
-    place for ever."""
-    return max(own_service(row), PROMPT_WEIGHT * row["prompt_tokens"] if row["preempted_at"] > 0 else 0.0)
+    """``own_service``, with the whole prompt of a request that has lost its KV cache: else two that do not both fit
+    would take each other's place for ever."""
+    if row["preempted_at"] > 0:
+        return float(PROMPT_WEIGHT * row["prompt_tokens"] + OUTPUT_WEIGHT * row["emitted_tokens"])
+    return float(own_service(row))
 
 
 @policy("plas", remembers=True)

@@ -93,7 +93,7 @@ def run_by_bid(
     tokens_out: np.ndarray,
 ) -> tuple[float, np.ndarray]:
     """Give every request of ``order`` what it can use until the budget is spent; newcomers wait behind one another, but
-    not behind one with an infinite bid, which is one of a share.
+    not behind one that could not run alone.
 
     ``bids`` are the bids and the costs of ``Queue``. With ``keeps_decodes`` prompts leave every decode its tokens.
     """
@@ -125,7 +125,7 @@ def run_by_bid(
         if _reserve(queue, pos, tokens):
             tokens_out[i] = tokens
             add_tokens(row, tokens, composition)
-        elif not row["running"] and bids[0][i] < math.inf:
+        elif not row["running"] and needed(row, tokens, block)[0] <= limits["kv_capacity_tokens"]:
             is_full = True
     return composition_s(coef, composition), composition
 

@@ -23,12 +23,18 @@ def tables_of(user_config: Any, config: AppConfig) -> dict[str, TierTableConfig]
             there = in_force(each, own.fleet)
             own.check_fits(there.most_replicas)
             if not there.fleet.autoscaling.max_replicas and there.fleet.roles != "dynamic":
-                own.check_served(there.num_replicas - (there.disaggregation.prefill if there.is_disaggregated else 0))
+                own.check_served(there.num_replicas - _prefilling(there))
             if there.fleet.routing == "silos" and there.fleet.roles == "auto":
                 own.check_static()
         except ConfigError as error:
             raise ConfigError(f"of model {each.entry!r}: {error}" if each.entry else str(error)) from None
     return tables
+
+
+def _prefilling(config: AppConfig) -> int:
+    """Replicas of a disaggregated fleet that prefill."""
+    bound = sum(group.num_replicas for group in config.replica_groups() if group.phase == "prefill")
+    return bound + config.disaggregation.prefill if config.is_disaggregated else 0
 
 
 def check_external_scaler(app: Mapping[str, Any], config: AppConfig, tables: Mapping[str, TierTableConfig]) -> None:

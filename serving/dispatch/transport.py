@@ -87,7 +87,8 @@ class RayTransport:
         """Over the replica's own channel where that is up, otherwise through Ray."""
         if (channel := self._channels.get(replica)) and channel.is_up:
             return await channel.call(SUBMIT, message)
-        return await _reach(lambda: self._pinned(replica).submit.remote(self.ingress_id, message, replica), NEWBORN_S)
+        patience_s = self._patience_s()
+        return await _reach(lambda: self._pinned(replica).submit.remote(self.ingress_id, message, replica), patience_s)
 
     async def abort(self, replica: str, request_ids: list[str]) -> None:
         if (channel := self._channels.get(replica)) and channel.is_up:

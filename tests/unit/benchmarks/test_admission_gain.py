@@ -10,7 +10,7 @@ from tests.unit.controller.test_calibration import outcome
 
 def asked_after_a_broken_promise() -> float:
     known = Calibration()
-    known.note(outcome(False), TIERS, 0.0)
+    known.note(outcome(False), TIERS)
     return known.least_chance(0, TIERS)
 
 

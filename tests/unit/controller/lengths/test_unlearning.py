@@ -3,7 +3,7 @@
 import pytest
 
 from controller.fleet import Fleet
-from controller.mirror.lengths import HALF_LIFE_S, WINDOW, LengthEstimator
+from controller.mirror.lengths import HALF_LIFE_S, LONGEST_S, WINDOW, LengthEstimator
 from controller.options import FleetOptions
 from controller.scaling.tiers import Tier, TierTable
 from profiles.store import load_profile
@@ -23,24 +23,51 @@ def learnt(tokens: int) -> LengthEstimator:
 def test_what_serves_nobody_is_forgotten_by_halves() -> None:
     lengths = learnt(2500)
     (known,) = lengths.classes.values()
-    for second in range(int(HALF_LIFE_S) + 1):
-        lengths.doubt("job", CAP, float(second))
+    for second in range(int(LONGEST_S) + 1):
+        assert lengths.doubt("job", CAP, "", float(second))
+    assert known.size == WINDOW
+    for second in range(int(HALF_LIFE_S)):
+        lengths.doubt("job", CAP, "", LONGEST_S + 1.0 + second)
     assert known.size == pytest.approx(WINDOW / 2, abs=2)
     assert known.size == sum(map(len, known.samples.values()))
     for second in range(20 * int(HALF_LIFE_S)):
-        lengths.doubt("job", CAP, HALF_LIFE_S + second)
+        lengths.doubt("job", CAP, "", LONGEST_S + HALF_LIFE_S + 1.0 + second)
     assert known.size == 0
     assert lengths.predict("job", 0, CAP) == 200
+    assert not lengths.doubt("job", CAP, "", 1e4), "there is nothing left"
+
+
+def test_a_tenant_that_is_refused_for_its_own_history_forgets_nobody_elses() -> None:
+    lengths = learnt(150)
+    for _ in range(WINDOW):
+        lengths.note("job", 150, CAP, tenant="good")
+        lengths.note("job", 2500, CAP, tenant="long")
+    before = lengths.predict("job", 0, CAP, "good")
+    (known,) = lengths.classes.values()
+    for second in range(1000):
+        lengths.doubt("job", CAP, "long", float(second))
+    assert [len(known.samples[name]) for name in ("", "good", "long")] == [WINDOW, WINDOW, 0]
+    assert lengths.predict("job", 0, CAP, "good") <= before
+
+
+def test_everybodys_history_stays_while_somebodys_requests_end() -> None:
+    lengths = learnt(2500)
+    (known,) = lengths.classes.values()
+    for second in range(1000):
+        lengths.doubt("job", CAP, "", float(second))
+        if second % int(LONGEST_S) == 0:
+            lengths.note("job", 2500, CAP, tenant="served")
+    assert len(known.samples[""]) == WINDOW
 
 
 def test_what_is_learnt_from_stays() -> None:
     lengths = learnt(2500)
     (known,) = lengths.classes.values()
     for second in range(1000):
-        lengths.doubt("job", CAP, float(second))
+        lengths.doubt("job", CAP, "", float(second))
         lengths.note("job", 2500, CAP)
     assert known.size == WINDOW
-    lengths.doubt("another", CAP, 0.0)
+    assert not lengths.doubt("another", CAP, "", 0.0)
 
 
 def test_a_tier_that_refused_everything_for_its_length_serves_again() -> None:

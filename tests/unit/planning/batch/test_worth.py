@@ -182,12 +182,38 @@ def test_plas_serves_the_program_that_was_served_least() -> None:
     assert batch("plas", table, 1) == [100, 0], "one level, so the older one"
 
 
-def test_plas_counts_service_that_a_lost_place_cost() -> None:
-    """Two prompts that did not both fit took each other's place for ever: who lost it began anew, served the least."""
-    table = rows(2, prompt_tokens=900, running=[True, False], computed_tokens=[600, 0], emitted_tokens=0)
-    assert batch("plas", table, 1)[0] == PREEMPT, "a higher queue goes first"
-    table["preempted_at"] = [0, 1]
-    assert batch("plas", table, 1) == [300, 0]
+@pytest.mark.parametrize(("prompt", "emitted"), [(1000, 1000), (3000, 1000), (1000, 0)])
+def test_plas_lets_two_that_do_not_both_fit_end(prompt: int, emitted: int) -> None:
+    """They took each other's place for ever: who lost it was in a higher queue again."""
+    whole = prompt + emitted + 100
+    table = rows(2, prompt_tokens=prompt, emitted_tokens=emitted, output_tokens=emitted + 100)
+    table["output_cap_tokens"] = emitted + 100
+    table["running"][0], table["computed_tokens"][0] = True, prompt + emitted - 1 if emitted else 0
+    preemptions = 0
+    for _ in range(2000):
+        tokens = np.array(batch("plas", table, 2, kv_capacity_tokens=int(1.7 * whole)))
+        lost, runs = tokens == PREEMPT, tokens > 0
+        preemptions += int(lost.sum())
+        table["preempted_at"][lost], table["computed_tokens"][lost] = table["emitted_tokens"][lost] + 1, 0
+        table["running"] = (table["running"] & ~lost) | runs
+        table["computed_tokens"] += np.maximum(tokens, 0)
+        table["emitted_tokens"] += table["computed_tokens"] == table["prompt_tokens"] + table["emitted_tokens"]
+        table = table[table["emitted_tokens"] < table["output_cap_tokens"]]
+        if not len(table):
+            break
+    assert not len(table)
+    assert preemptions <= 4
+
+
+def test_a_large_prompt_of_tempos_share_waits_for_room_and_gets_it() -> None:
+    """While it does not fit beside what runs, small newcomers wait behind it: they would take every block that is
+    free."""
+    table = rows(3, best_effort=[True, False, False], deadline_s=[np.inf, 9.0, 9.0])
+    table["prompt_tokens"] = [600, 300, 300]
+    table["running"][1], table["computed_tokens"][1], table["emitted_tokens"][1] = True, 304, 5
+    limits = {"best_effort_share": 0.1, "kv_capacity_tokens": 800}
+    assert batch("tempo", table, 100, **limits) == [0, 1, 0]
+    assert batch("tempo", table[[0, 2]].copy(), 100, **limits)[0] > 0
 
 
 def test_hrrn_serves_the_highest_response_ratio_and_srpt_the_shortest() -> None:

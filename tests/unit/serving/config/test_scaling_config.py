@@ -14,6 +14,8 @@ from serving.config.model_tables import tables_of
 from serving.config.serve_file import read_serve_file
 from serving.launch.launch import check_document
 
+SIDES = [{"name": "p", "phase": "prefill", "num_replicas": 2}, {"name": "d", "phase": "decode", "num_replicas": 2}]
+
 
 @pytest.mark.parametrize(
     ("settings", "told"),
@@ -131,6 +133,8 @@ def test_a_tier_of_silos_has_a_number_of_replicas_and_no_bounds(bound: str, stat
             True,
         ),
         ({"std": 2}, {"fleet": {"autoscaling": {"max_replicas": 3}}}, False),
+        ({"std": 2}, {"groups": SIDES, "engine": {"kind": "simulated"}, "profile": "h200_sxm__llama-3.1-8b"}, True),
+        ({"std": 1}, {"groups": SIDES, "engine": {"kind": "simulated"}, "profile": "h200_sxm__llama-3.1-8b"}, False),
     ],
 )
 def test_a_tier_to_which_no_replica_is_left_is_an_error(

@@ -22,6 +22,7 @@ class Handle:
     def __init__(self, unknown_for: int) -> None:
         self.unknown_for, self.calls = unknown_for, list[tuple[Any, ...]]()
         self.take, self.channel = SimpleNamespace(remote=self._take), SimpleNamespace(remote=self._channel)
+        self.submit = self.take
 
     def options(self, session_id: str, stream: bool = False) -> "Handle":
         assert session_id == "a"
@@ -46,6 +47,13 @@ def test_a_stream_is_taken_from_a_replica_that_serve_tells_of_late() -> None:
     handle = Handle(2)
     assert take(handle) == KEPT
     assert handle.calls == [("key", "a")] * 3
+
+
+def test_a_new_ingress_sends_to_a_replica_that_serve_tells_of_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "NEWBORN_S", 0.0)
+    handle = Handle(2)
+    asyncio.run(RayTransport({"": handle}, "ingress", "controller", "tests")._submit("a", b"message"))
+    assert handle.calls == [("ingress", b"message", "a")] * 3
 
 
 @pytest.fixture

@@ -119,10 +119,9 @@ def test_every_way_to_fail_is_a_miss_of_its_own_kind(server: FakeServer) -> None
     assert status == {0: Status.REFUSED, 5: Status.UNFINISHED} | others
     detail = {r.request: r.detail for r in played.records}
     assert [detail[k] for k in range(3)] == ["ttft_unattainable", "HTTP 500: engine is dead", "replica lost"]
-    assert detail[6].startswith("HTTP 502:"), "whatever its encoding"
-    assert "broke off" in detail[3] or "ClientPayloadError" in detail[3]
-    whole = played.points[0]
-    assert played.config["elapsed_s"] < 2.0, "the time of grace is none in which responses came"
+    assert (detail[6][:9], "broke off" in detail[3] or "ClientPayloadError" in detail[3]) == ("HTTP 502:", True)
+    whole, given_up_s = played.points[0], max(r.end_s for r in played.records)
+    assert played.config["elapsed_s"] < given_up_s, "no response came in the time of grace"
     assert [whole[name] for name in ("attained", "attainment", "downgraded", "downgraded_on_time")] == [1, 1 / 8, 1, 1]
     assert (whole["promised"], whole["kept_share"]) == (4, 1 / 4), "of two streams that broke off and one that hung"
     assert whole["retry_after_s"] == {"count": 1, "min": 7.0, "mean": 7.0, "max": 7.0}
