@@ -6,7 +6,7 @@ ingress's ``user_config``, because it changes while the fleet runs.
 
 from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from controller.disaggregation.phases import Phase
 from controller.options import FleetOptions
@@ -15,7 +15,7 @@ from profiles.suggest import suggest
 from replicas.config import AUTO, ReplicaConfig
 from replicas.kv_transfer import FILES
 from serving.config.adapters import adapter_options, adapters_of
-from serving.config.base import ConfigError, Section, merged_section, same_names
+from serving.config.base import ConfigError, Section, is_running, merged_section, same_names
 from serving.config.batches import BatchesConfig
 from serving.config.devices import OWN_MODEL_LEN
 from serving.config.engine import (
@@ -56,10 +56,10 @@ class AppConfig(Section):
     models: "list[ModelEntry]" = Field(default_factory=list)  # several models; the sections above then say nothing
 
     @classmethod
-    def read(cls, settings: Any) -> Self:
+    def read(cls, settings: Any, is_running: bool = False) -> Self:
         """As of every section; what several models share is named where it is stated."""
         try:
-            return super().read(settings)
+            return super().read(settings, is_running)
         except ConfigError as error:
             raise ConfigError(where_stated(str(error), settings)) from None
 
@@ -80,14 +80,14 @@ class AppConfig(Section):
         return ""
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check(self, info: ValidationInfo) -> Self:
         if self.models:
             check_entries(self.models)
         else:
-            self._check_fleet()
+            self._check_fleet(is_running(info))
         return self
 
-    def _check_fleet(self) -> None:
+    def _check_fleet(self, runs: bool) -> None:
         if self.groups and "num_replicas" in self.fleet.model_fields_set:
             raise ValueError("fleet.num_replicas: each of the groups has its own")
         check_names("groups", [group.name for group in self.groups])
@@ -103,7 +103,7 @@ class AppConfig(Section):
             raise ValueError(f"fleet.autoscaling.group: no group {scaling.group!r}; {suggest(scaling.group, groups)}")
         if scaling.max_replicas and any(group.engine.per_process > 1 for group in self.replica_groups()):
             raise ValueError("engine.per_process: must be 1 with fleet.autoscaling, which ends single replicas")
-        if scaling.max_replicas and not scaling.min_replicas <= self.num_replicas <= scaling.max_replicas:
+        if scaling.max_replicas and not (runs or scaling.min_replicas <= self.num_replicas <= scaling.max_replicas):
             bounds = f"{scaling.min_replicas} to {scaling.max_replicas}"
             raise ValueError(f"fleet.autoscaling: {self.num_replicas} replicas to begin with are outside of {bounds}")
 

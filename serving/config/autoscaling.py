@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Annotated, Self
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, ValidationInfo, model_validator
 
 from controller.scaling.signals import ScalingOptions
-from serving.config.base import Section, defaults
+from serving.config.base import Section, defaults, is_running
 
 SCALING = defaults(ScalingOptions)
 
@@ -32,10 +32,10 @@ class AutoscalingConfig(Section):
     start_timeout_s: PositiveFloat = SCALING.start_timeout_s
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check(self, info: ValidationInfo) -> Self:
         if self.max_replicas and self.max_replicas < self.min_replicas:
             raise ValueError(f"max_replicas: must be at least min_replicas ({self.min_replicas})")
-        if not self.max_replicas and (stated := self.model_fields_set - {"max_replicas"}):
+        if not (self.max_replicas or is_running(info)) and (stated := self.model_fields_set - {"max_replicas"}):
             raise ValueError(f"{min(stated)}: has no effect without max_replicas")
         return self
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar, Self, get_args
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
 from profiles.suggest import suggest
 
@@ -36,17 +36,22 @@ class Section(BaseModel):
         return {cls.SHORT: value} if cls.SHORT and isinstance(value, str) else value
 
     @classmethod
-    def read(cls, settings: Any) -> Self:
-        """The section from plain YAML values.
+    def read(cls, settings: Any, is_running: bool = False) -> Self:
+        """The section from plain YAML values; ``is_running``: of a fleet that has started (``is_running``).
 
         Raises:
             ConfigError: naming every field that is wrong; for an unknown key also the nearest known one.
         """
         try:
-            return cls.model_validate({} if settings is None else settings)
+            return cls.model_validate({} if settings is None else settings, context={"is_running": is_running})
         except ValidationError as error:
             found = error.errors(include_url=False)
             raise ConfigError("\n".join(_explain(cls, e) + _row_of(settings, e["loc"]) for e in found)) from None
+
+
+def is_running(info: ValidationInfo) -> bool:
+    """Whether what is validated changes a fleet that runs: bounds of its size need not fit what it began with."""
+    return bool(info.context and info.context["is_running"])
 
 
 def same_names(section: Section, other: type[msgspec.Struct]) -> dict[str, Any]:

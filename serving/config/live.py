@@ -26,4 +26,4 @@ def in_force(config: AppConfig, stated: Mapping[str, Any]) -> AppConfig:
         return config
     settings = config.model_dump(exclude_unset=True)
     settings["fleet"] = merged_section(settings.get("fleet", {}), stated)
-    return type(config).read(settings)
+    return type(config).read(settings, is_running=True)

@@ -26,6 +26,24 @@ def test_what_is_stated_is_over_args_and_the_rest_stays() -> None:
     assert in_force(before, {}) is before
 
 
+@pytest.mark.parametrize("bounds", [{"max_replicas": 2}, {"min_replicas": 4}, {"min_replicas": 4, "max_replicas": 4}])
+def test_bounds_of_a_fleet_that_runs_need_not_include_what_it_began_with(bounds: dict[str, int]) -> None:
+    """A fleet of three could not be capped at two while it ran."""
+    scaling = in_force(AppConfig.read(ARGS), {"autoscaling": bounds}).fleet_options().allocation.scaling
+    assert scaling is not None
+    assert {name: getattr(scaling, name) for name in bounds} == bounds
+    assert (scaling.configured, scaling.upscale_delay_s) == (3, 2.0)
+    with pytest.raises(ConfigError, match="3 replicas to begin with are outside of"):
+        AppConfig.read({**ARGS, "fleet": {"num_replicas": 3, "autoscaling": {"max_replicas": 9} | bounds}})
+
+
+def test_autoscaling_can_be_switched_off_while_the_fleet_runs() -> None:
+    off = in_force(AppConfig.read(ARGS), {"autoscaling": {"max_replicas": 0}})
+    assert off.fleet_options().allocation.scaling is None
+    with pytest.raises(ConfigError, match="upscale_delay_s: has no effect without max_replicas"):
+        AppConfig.read({"fleet": {"autoscaling": {"upscale_delay_s": 2.0}}})
+
+
 def test_every_live_setting_is_one_of_the_controllers() -> None:
     assert set(FleetOptions.__struct_fields__) | {"roles", "role_idle_s", "autoscaling"} >= LIVE
 
@@ -36,7 +54,10 @@ def test_every_live_setting_is_one_of_the_controllers() -> None:
         ({"num_replicas": 4}, "fleet.num_replicas: cannot change while the fleet runs; state it in args"),
         ({"max_hop": 4}, "fleet.max_hop: unknown key; did you mean 'max_hops'?"),
         ({"routing": "best"}, "fleet.routing: no policy 'best'"),
-        ({"autoscaling": {"max_replicas": 2}}, "fleet.autoscaling: 3 replicas to begin with are outside of 1 to 2"),
+        (
+            {"autoscaling": {"max_replicas": 2, "min_replicas": 3}},
+            "fleet.autoscaling.max_replicas: must be at least min",
+        ),
         ({"autoscaling": {"most": 2}}, "fleet.autoscaling.most: unknown key"),
         ({"autoscaling": 3}, "fleet.autoscaling: input should be a valid dictionary"),
         ({"max_hops": "2"}, "fleet.max_hops: "),
