@@ -257,6 +257,13 @@ def follow_steps(state: Floats, coef: Floats, steps: Floats) -> tuple[Floats, Fl
 
 
 @njit(cache=True)
+def learn_usual(usual: Floats, state: Floats, most: Floats, weight: float) -> None:
+    """Move what is ``usual`` (f8[RELAXING], in place) towards the state, which counts for ``most`` at most."""
+    for i, position in enumerate(RELAXING):
+        usual[i] += weight * (min(state[position], most[i]) - usual[i])
+
+
+@njit(cache=True)
 def relaxed(state: Floats, coef: Floats, usual: Floats, idle_s: float) -> Floats:
     """The state after ``idle_s`` without an iteration: half of what it is worse than ``usual`` (f8[RELAXING]) is
     forgotten every ``HALF_LIFE_S``.

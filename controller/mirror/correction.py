@@ -17,6 +17,7 @@ from profiles.online import (
     corrected,
     drift,
     follow_steps,
+    learn_usual,
     new_correction,
     reach,
     relaxed,
@@ -42,7 +43,7 @@ class Correction:
         self._profile, self._state = profile, new_correction(self.coefficients, profile.spread)
         self._draft_cost, self._busy_s, self._seen = DraftCost(), now_s, USUAL_PRIOR
         self._unit_s = max(float(gemm_s(self.coefficients, 0.0)), LEAST_INTERCEPT_S)
-        self._fresh = self._state[list(RELAXING)]
+        self._fresh, self._behind = self._state[list(RELAXING)], float(reach(self._state))
         self._usual, self._most = self._fresh.copy(), MOST_USUAL * [1.0, self._unit_s, 1.0, 1.0, 1.0]
 
     @property
@@ -53,7 +54,7 @@ class Correction:
     @property
     def behind(self) -> float:
         """Iterations that a run of them falls behind at most (``profiles.online.reach``)."""
-        return float(reach(self._state))
+        return self._behind
 
     @property
     def is_slowed(self) -> bool:
@@ -71,21 +72,17 @@ class Correction:
             measured = np.array(list(map(msgspec.structs.astuple, report.steps)), dtype=np.float64)
             if has_drafts:
                 measured = self._draft_cost.without(self.coefficients, measured)
-            self._state, self.coefficients, _behind = follow_steps(self._state, coef, measured)
-            self._learn_usual(len(measured))
+            self._state, self.coefficients, self._behind = follow_steps(self._state, coef, measured)
+            self._seen = min(self._seen + len(measured), USUAL_ITERATIONS)
+            learn_usual(self._usual, self._state, self._most, min(1.0, len(measured) / self._seen))
         elif not is_busy and idle_s >= RELAX_S:
             self._usual += (1.0 - 0.5 ** (idle_s / USUAL_HALF_LIFE_S)) * (self._fresh - self._usual)
             self._state, self._busy_s = relaxed(self._state, coef, self._usual, idle_s), now_s
-            self.coefficients = corrected(coef, self._state)
+            self.coefficients, self._behind = corrected(coef, self._state), float(reach(self._state))
         else:
             return False
         self.coefficients[K_SPEC] += self._draft_cost.draft_s
         return True
-
-    def _learn_usual(self, iterations: int) -> None:
-        self._seen = min(self._seen + iterations, USUAL_ITERATIONS)
-        latest = np.minimum(self._state[list(RELAXING)], self._most)
-        self._usual += min(1.0, iterations / self._seen) * (latest - self._usual)
 
     def drift(self) -> dict[str, float]:
         """How far the measured iterations have moved from the profile."""

@@ -18,7 +18,7 @@ from routing.fleet_state import (
 )
 from routing.idle import at_best
 
-PUNCTUAL, LAG_S = 128, 0.03  # replicas whose mirrors are moved on together at every question; of more, those so late
+PUNCTUAL, LAG_S = 64, 0.05  # replicas whose mirrors are moved on together at every question; of more, those so late
 DOUBT_S = 1.5  # a report that comes so soon after a failure was seen may be older than the failure
 # One record per slot tells whether its replica lives. All times are on the controller's clock.
 LIVENESS = np.dtype(
@@ -89,7 +89,7 @@ class ReplicaSlots:
         self.fleet_state: FleetState = make_fleet_state(replicas, rows)
         self.liveness = np.zeros(replicas, dtype=LIVENESS)
         self.profile_coefs: dict[int, np.ndarray] = {}  # slot -> coefficients of its replica's profile as it is
-        self._free = list(range(replicas))
+        self._free, self._looked_s = list(range(replicas)), -np.inf  # when ``gone`` did
 
     def take(self) -> int:
         """A free slot, the lowest there is: closed, shared, empty."""
@@ -137,7 +137,10 @@ class ReplicaSlots:
 
     def gone(self, now_s: float, silent_s: float, forget_s: float) -> list[int]:
         """Slots whose replicas have not reported for longer than ``forget_s``; twice ``silent_s`` is enough where an
-        ingress has seen the replica fail since its last report."""
+        ingress has seen the replica fail since its last report. Each report of a large fleet does not ask anew."""
+        if 0.0 <= now_s - self._looked_s < self.lag_s:
+            return []
+        self._looked_s = now_s
         found: list[int] = gone(self.liveness, now_s, silent_s, forget_s).tolist()
         return found
 
@@ -146,7 +149,7 @@ class ReplicaSlots:
         """How far mirrors may be behind when a question is answered; who is checked exactly is moved on before.
 
         Moving all of a large fleet on at every question costs more than the questions do, and a mirror's sums, by
-        which replicas are only put in order, hardly change within two or three iterations.
+        which replicas are only put in order, hardly change within a few iterations.
         """
         return LAG_S if len(self.liveness) - len(self._free) > PUNCTUAL else 0.0
 
