@@ -108,14 +108,15 @@ class Programs(ProgramsUnderWay):
             return program.due_s, program.due_s
         latest_s = latest_end_s(seen, clock)
         due_s = stage_deadline_s(seen, clock, program.slowest_s(stage))
+        latest_s = max(latest_s, due_s)
         due_s = latest_s if self.options.stages == "latest" else due_s
-        return program.started_s + due_s, program.started_s + max(due_s, latest_s)
+        return program.started_s + due_s, program.started_s + latest_s
 
     def _must_yield(self, program: OpenProgram, history: History, chance: float, arrived_s: float) -> bool:
-        """Whether a new sub-request is due at once: it goes after those of promised programs. The first one of its
-        program decides; where too much was open then, each later one asks again, with its ``chance`` to end in time.
+        """Whether a new sub-request is due at once: it goes after those of promised programs. The first ones of
+        its program decide; where too much was open then, each later one asks again, with its ``chance`` to end in time.
         What is predicted later takes no promise back."""
-        is_first = len(program.nodes) == 1
+        is_first = not program.is_begun
         if program.deadline_s == INF or program.is_promised:
             return False
         if is_first or program.waits:
@@ -249,7 +250,7 @@ class Programs(ProgramsUnderWay):
         part = program.parts[name]
         self.places.line.leave(request_uid(decision.request_id))
         is_kept = decision.keeps_objective and decision.reason not in ("best_effort", "admission_off")
-        if (len(program.parts) == 1 and not program.is_begun) or (program.waits and not program.refusal):
+        if not program.is_begun or (program.waits and not program.refusal):
             self._promise(program, int(program.expected_tokens / PRIOR_STAGES), is_kept)
         program.is_begun |= decision.verdict not in NOT_HERE
         if program.awaits_promise:

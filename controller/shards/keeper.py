@@ -16,9 +16,10 @@ from controller.fleet import Fleet
 from controller.options import FleetOptions
 from controller.scaling.signals import Serve
 from controller.scaling.sizing import SCALE_S
-from controller.serve_scaler import ServeScaler
+from controller.serve_scaler import ScalingError, ServeScaler
 from controller.shards.member import Member
 from controller.shards.share import WHOLE
+from controller.shards.sizes import Sizes
 from controller.size_keeper import Scaler
 from protocol.shards import LEADER, ShardOrders, ShardReport
 
@@ -117,15 +118,23 @@ class ShardKeeper:
     async def resize_shard(self, shard: int, replicas: int) -> None:
         """A shard wants so many replicas."""
         async with self._resizing:
-            sizes = self.member.leader.sizes
+            sizes = self._sizes_with(shard)
             await self._of_fleet(self._options()).resize(sizes.total_with(shard, replicas))
             sizes.ask(shard, replicas)  # not before: what Serve has refused is nobody's part
 
     async def remove_of_shard(self, shard: int, names: Sequence[str]) -> None:
         """End these drained replicas of a shard."""
         async with self._resizing:
+            sizes = self._sizes_with(shard)
             await self._of_fleet(self._options()).remove(names)
-            self.member.leader.sizes.removed(shard, len(names))
+            sizes.removed(shard, len(names))
+
+    def _sizes_with(self, shard: int) -> Sizes:
+        """The parts of all; without this shard's own its wish would stand for that of the others, or be added to it."""
+        sizes = self.member.leader.sizes
+        if shard not in sizes.parts:
+            raise ScalingError(f"the leader does not know the part of shard {shard} yet")
+        return sizes
 
     def _options(self) -> FleetOptions:
         if (fleet := self._fleet()) is None:

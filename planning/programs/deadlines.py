@@ -124,7 +124,7 @@ def stage_deadline_s(seen: Outlook, clock: StageClock, slowest_s: float = 0.0) -
 
 def latest_end_s(seen: Outlook, clock: StageClock) -> float:
     """When the stage must end at the latest, since the program's first arrival: what follows then takes not much longer
-    than on idle engines. Never before ``stage_deadline_s`` may say, nor after the program's deadline."""
+    than on idle engines. Not after the program's deadline; where that is tight, ``stage_deadline_s`` may say more."""
     if clock.deadline_s == np.inf:
         return np.inf
     seen = seen.within(clock)

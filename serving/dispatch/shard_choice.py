@@ -75,8 +75,11 @@ def plan_asks(
     usable = [shard for shard, load in loads.items() if load < math.inf] or list(loads)
     if not usable:
         return ()
+    is_of_program = question.program is not None and not question.program.is_session  # which its home alone knows
     if place is not None and place.shard in loads:
         if place.stand == Stand.PLACED:  # prefilled there: who decodes is of the same part of the fleet
+            return (Ask(place.shard, may_hop=False),)
+        if place.stand == Stand.WAITS and is_of_program:
             return (Ask(place.shard, may_hop=False),)
         if place.stand == Stand.WAITS:
             return _keeping_line(place.shard, usable, loads, rng)
@@ -84,7 +87,7 @@ def plan_asks(
         return _in_order(*draw(usable, loads, rng)[:1])
     home = home_of(_together(question) or f"{question.prompt_digest}\n{question.prompt_tokens}", usable)
     others = [shard for shard in usable if shard != home]
-    if not others or (question.program is not None and not question.program.is_session):
+    if not others or is_of_program:
         return (Ask(home, may_hop=False),)
     other = rng.choice(others)
     is_second = loads[home] <= loads[other] or bool(_together(question))

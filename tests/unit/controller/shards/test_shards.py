@@ -251,6 +251,26 @@ def test_a_resize_waits_for_removals_of_other_shards() -> None:
     assert patience[0] > NOTICE_S
 
 
+def test_a_leader_that_does_not_know_a_shards_part_takes_no_wish_of_it_for_the_size_of_all() -> None:
+    """One that had just begun asked Serve for five replicas of twelve, where one shard of three wanted one more."""
+
+    async def scenario(world: World) -> None:
+        await world.until(lambda: world.homes() == [4, 4, 4] and world.serve.replicas == 12)
+        await world.until(lambda: all(c.shard.member.size is not None for c in world.controllers.values()))
+        await world.kill(0)
+        await world.start(0)
+        while world.controllers[0].shard._fleet() is None:
+            await asyncio.sleep(0)
+        with pytest.raises(ScalingError, match="does not know the part of shard 1"):
+            await world.controllers[0].shard.resize_shard(1, 5)
+        with pytest.raises(ScalingError, match="does not know the part of shard 1"):
+            await world.controllers[0].shard.remove_of_shard(1, [])
+        assert world.serve.replicas == 12
+
+    scaling = ScalingOptions(min_replicas=3, max_replicas=30)
+    run(3, 12, scenario, FleetOptions(allocation=AllocationOptions("dynamic", scaling=scaling)))
+
+
 def test_a_shard_without_room_says_so_and_keeps_nothing() -> None:
     async def scenario(world: World) -> None:
         await world.until(lambda: world.homes() == [1, 1])

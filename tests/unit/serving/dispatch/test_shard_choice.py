@@ -84,6 +84,13 @@ def test_a_program_asks_its_home_alone() -> None:
     assert firsts(plans(ask(program=PROGRAM, best_effort=True), LOADS)) == {alone[0].shard}
 
 
+def test_a_call_that_waits_at_its_programs_home_goes_nowhere_else() -> None:
+    """Another shard took it for the first call of a program of its own."""
+    place = Place(home_of("\ntask", LOADS), Stand.WAITS)
+    assert plans(ask(program=PROGRAM), LOADS, place) == {(Ask(place.shard, may_hop=False),)}
+    assert len(shards_in(plans(ask(program=SESSION), LOADS, place))) > 1
+
+
 @pytest.mark.parametrize("question", [ask(program=SESSION), ask(traits=Traits(program="talk"))])
 def test_a_session_asks_its_home_first_and_last_and_any_other_between(question: AdmissionRequest) -> None:
     home = home_of("\ntalk", LOADS)

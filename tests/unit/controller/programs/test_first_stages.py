@@ -1,0 +1,58 @@
+"""What the first stage of a program is given, and whether the whole program is promised by it."""
+
+import msgspec
+import pytest
+
+from protocol.messages import AdmissionRequest, Slo, Verdict
+from protocol.programs import Program
+from tests.support.fleet_cases import fleet, report
+from tests.unit.controller.programs.test_programs import agent, end, one, sub
+
+CALLS, CALL_S, TOOL_S = 6, 1.9, 1.0
+
+
+@pytest.mark.parametrize("is_group", [False, True])
+def test_several_calls_at_once_are_as_good_a_beginning_as_one(is_group: bool) -> None:
+    """Two siblings, or the sequences of one request: such a program was never promised."""
+    state = fleet()
+    state.report(report("a"), 0.0)
+    asks = [sub("p-0", agent()), sub("p-1", agent())]
+    if is_group:
+        asks = [msgspec.structs.replace(each, group="p-0") for each in asks]
+    decisions = state.admit(asks, 0.0)
+    assert [(d.verdict, d.stage and d.stage.is_promised) for d in decisions] == [(Verdict.ADMITTED, True)] * 2
+    assert len(state.programs.bound.promised) == 1
+    for ask in asks:
+        end(state, ask.request_id, 1.0)
+    later = one(state, sub("p-2", agent()), 3.0)
+    assert later.stage
+    assert later.stage.is_promised
+
+
+def test_a_deadline_that_idle_engines_just_keep_is_kept() -> None:
+    """What followed was taken to need half as much again, and where that did not fit the first stage had 1 ms."""
+    state = fleet()
+
+    def play(name: str, deadline_s: float, start_s: float) -> list[Verdict]:
+        now_s, verdicts = start_s, list[Verdict]()
+        for k in range(CALLS):
+            state.report(report("a", int(now_s * 1000) + 1), now_s)
+            program = Program(name, deadline_s, app="agent", is_last=k == CALLS - 1)
+            slo = Slo(e2e_s=deadline_s, tier="loose", is_tier_open=True)
+            call = AdmissionRequest(f"{name}-{k}", 3000 + 200 * k, 600, slo, program=program)
+            (decision,) = state.admit([call], now_s)
+            verdicts.append(decision.verdict)
+            if decision.verdict == Verdict.REFUSED:
+                break
+            assert decision.stage
+            assert decision.stage.is_promised
+            assert decision.stage.e2e_s > CALL_S
+            end(state, f"{name}-{k}", now_s + CALL_S, tokens=300)
+            now_s += CALL_S + TOOL_S
+        return verdicts
+
+    for i in range(10):
+        play(f"known {i}", 60.0, 100.0 * i)
+    whole_s = CALLS * CALL_S + (CALLS - 1) * TOOL_S
+    for i, spare in enumerate((1.02, 1.05, 1.15, 1.4)):
+        assert play(f"tight {i}", spare * whole_s, 3000.0 + 100.0 * i) == [Verdict.ADMITTED] * CALLS
