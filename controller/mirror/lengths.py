@@ -129,7 +129,7 @@ class CapClass:
         Where all are refused, none ends. So once none has for ``LONGEST_S``, that history is forgotten, the oldest of
         it first.
         """
-        key = tenant if tenant in self.samples else ANYBODY
+        key = tenant if self.samples.get(tenant) else ANYBODY
         own = [self.samples[key]] if key != ANYBODY else [*self.samples.values()]
         known = sum(map(len, own))
         since_s, last_s, owed = self._doubts.get(key, Doubt(now_s, now_s, 0.0))

@@ -119,7 +119,7 @@ class Programs(ProgramsUnderWay):
         is_first = not program.is_begun
         if program.deadline_s == INF or program.is_promised:
             return False
-        if is_first or program.waits:
+        if len(program.nodes) == 1 or program.waits:
             is_too_late = program.waits and chance < KEPT
             program.refusal = TOO_MANY if is_too_late else self._refusal(program, history, arrived_s)
             program.waits |= program.refusal == TOO_MANY and self.options.asks_again

@@ -35,7 +35,9 @@ class AutoscalingConfig(Section):
     def _check(self, info: ValidationInfo) -> Self:
         if self.max_replicas and self.max_replicas < self.min_replicas:
             raise ValueError(f"max_replicas: must be at least min_replicas ({self.min_replicas})")
-        if not (self.max_replicas or is_running(info)) and (stated := self.model_fields_set - {"max_replicas"}):
+        is_switched_off = is_running(info) and "max_replicas" in self.model_fields_set
+        stated = self.model_fields_set - {"max_replicas"}
+        if stated and not (self.max_replicas or is_switched_off):
             raise ValueError(f"{min(stated)}: has no effect without max_replicas")
         return self
 

@@ -79,7 +79,7 @@ def plan_asks(
     if place is not None and place.shard in loads:
         if place.stand == Stand.PLACED:  # prefilled there: who decodes is of the same part of the fleet
             return (Ask(place.shard, may_hop=False),)
-        if place.stand == Stand.WAITS and is_of_program:
+        if place.stand == Stand.WAITS and is_of_program and place.shard in usable:
             return (Ask(place.shard, may_hop=False),)
         if place.stand == Stand.WAITS:
             return _keeping_line(place.shard, usable, loads, rng)

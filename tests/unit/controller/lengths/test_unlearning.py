@@ -43,11 +43,22 @@ def test_a_tenant_that_is_refused_for_its_own_history_forgets_nobody_elses() -> 
         lengths.note("job", 150, CAP, tenant="good")
         lengths.note("job", 2500, CAP, tenant="long")
     before = lengths.predict("job", 0, CAP, "good")
-    (known,) = lengths.classes.values()
-    for second in range(1000):
+    (known,), second = lengths.classes.values(), 0
+    while lengths.predict("job", 0, CAP, "long") > 1000:
         lengths.doubt("job", CAP, "long", float(second))
-    assert [len(known.samples[name]) for name in ("", "good", "long")] == [WINDOW, WINDOW, 0]
+        second += 1
+    assert second > LONGEST_S
+    assert [len(known.samples[name]) for name in ("", "good")] == [WINDOW, WINDOW]
     assert lengths.predict("job", 0, CAP, "good") <= before
+
+
+def test_a_tenant_without_a_history_of_its_own_any_more_goes_by_everybodys_and_forgets_that() -> None:
+    lengths = learnt(2500)
+    for _ in range(20):
+        lengths.note("job", 2500, CAP, tenant="gone")
+    for second in range(3600):
+        lengths.doubt("job", CAP, "gone", float(second))
+    assert lengths.predict("job", 0, CAP, "gone") == 200
 
 
 def test_everybodys_history_stays_while_somebodys_requests_end() -> None:

@@ -29,6 +29,16 @@ def test_several_calls_at_once_are_as_good_a_beginning_as_one(is_group: bool) ->
     assert later.stage.is_promised
 
 
+def test_siblings_of_a_first_call_share_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With each of them their program was larger: the last one could be too much beside the first ones."""
+    state, answers = fleet(), [False, True, True]
+    monkeypatch.setattr(state.programs.bound, "is_too_much", lambda *_: answers.pop(0))
+    state.report(report("a"), 0.0)
+    decisions = state.admit([sub(f"p-{k}", agent()) for k in range(3)], 0.0)
+    assert {d.verdict for d in decisions} == {Verdict.ADMITTED}
+    assert answers == [True, True]
+
+
 def test_a_deadline_that_idle_engines_just_keep_is_kept() -> None:
     """What followed was taken to need half as much again, and where that did not fit the first stage had 1 ms."""
     state = fleet()

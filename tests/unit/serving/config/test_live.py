@@ -42,6 +42,8 @@ def test_autoscaling_can_be_switched_off_while_the_fleet_runs() -> None:
     assert off.fleet_options().allocation.scaling is None
     with pytest.raises(ConfigError, match="upscale_delay_s: has no effect without max_replicas"):
         AppConfig.read({"fleet": {"autoscaling": {"upscale_delay_s": 2.0}}})
+    with pytest.raises(ConfigError, match="upscale_delay_s: has no effect without max_replicas"):
+        in_force(AppConfig.read({}), {"autoscaling": {"upscale_delay_s": 2.0}})
 
 
 def test_every_live_setting_is_one_of_the_controllers() -> None:
@@ -59,6 +61,7 @@ def test_every_live_setting_is_one_of_the_controllers() -> None:
             "fleet.autoscaling.max_replicas: must be at least min",
         ),
         ({"autoscaling": {"most": 2}}, "fleet.autoscaling.most: unknown key"),
+        ({"autoscaling": {"max_replicas": 2, "min_replicas": -1}}, "fleet.autoscaling.min_replicas: "),
         ({"autoscaling": 3}, "fleet.autoscaling: input should be a valid dictionary"),
         ({"max_hops": "2"}, "fleet.max_hops: "),
     ],

@@ -88,6 +88,9 @@ def test_a_call_that_waits_at_its_programs_home_goes_nowhere_else() -> None:
     """Another shard took it for the first call of a program of its own."""
     place = Place(home_of("\ntask", LOADS), Stand.WAITS)
     assert plans(ask(program=PROGRAM), LOADS, place) == {(Ask(place.shard, may_hop=False),)}
+    assert place.shard not in firsts(plans(ask(program=PROGRAM), LOADS | {place.shard: INF}, place)), (
+        "it has no replica"
+    )
     assert len(shards_in(plans(ask(program=SESSION), LOADS, place))) > 1
 
 
