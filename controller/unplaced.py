@@ -163,7 +163,7 @@ class Unplaced:
 
     def _may_be_shorter(self, slots: ReplicaSlots, p: Pending, now_s: float) -> bool:
         """Whether an idle replica could serve a request that none can, if its output were as long as configured."""
-        row, mean_tokens = copied(p.row), int(self.lengths.prior_tokens(p.request.slo.tier))
+        row, mean_tokens = copied(p.row), int(self.lengths.tiers.prior(p.request.slo.tier))
         row["output_tokens"] = min(row["output_tokens"], mean_tokens)
         if row["output_tokens"] == p.row["output_tokens"]:
             return False

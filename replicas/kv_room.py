@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 METADATA = "get_kv_cache_group_metadata"  # vLLM's name of what tells the groups
-MOST_LOOKED_UP, MOST_BLOCKS = 8, 2048  # waiting requests in one step, and blocks of their prompts, about 1 ms
+MOST_LOOKED_UP, MOST_BLOCKS = 8, 2048  # waiting requests in one step; none after so many cached blocks
 WINDOWS, STATES = ("sliding_window", "sliding_window_mla"), ("mamba",)  # kinds of groups, as vLLM names them
 
 

@@ -33,7 +33,7 @@ class TierMean:
     def estimate(self, query: LengthQuery, emitted_tokens: int, coverage: float) -> LengthEstimate:
         mean, bound = self.tiers.estimate(query.tier, emitted_tokens, query.cap_tokens, query.tenant, coverage)
         if bound == math.inf:
-            prior = self.tiers.tier_priors.get(query.tier, self.tiers.prior_tokens)
+            prior = self.tiers.prior(query.tier)
             bound = max(COLD_FACTOR * prior, 2.0 * emitted_tokens)
         return LengthEstimate(mean, max(mean, bound))
 

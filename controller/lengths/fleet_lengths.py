@@ -243,10 +243,6 @@ class FleetLengths:
             self.features.learn(query, output)
         return known.answers[0].mean_tokens
 
-    def prior_tokens(self, tier: str) -> float:
-        """The configured mean."""
-        return self.tiers.tier_priors.get(tier, self.tiers.prior_tokens)
-
     def doubt(self, request: AdmissionRequest, now_s: float) -> bool:
         """A request was refused for its predicted length, and not by the configured mean; whether that may pass."""
         asked = request.slo.tier, request.max_tokens, request.tenant

@@ -193,6 +193,10 @@ class LengthEstimator:
     tier_priors: Mapping[str, float] = field(default_factory=dict)
     classes: dict[tuple[str, int], CapClass] = field(default_factory=dict)
 
+    def prior(self, tier: str) -> float:
+        """The configured mean of a tier, in tokens."""
+        return self.tier_priors.get(tier, self.prior_tokens)
+
     def note(self, tier: str, output_tokens: int, cap_tokens: int, is_cut: bool = False, tenant: str = "") -> None:
         """A request of ``tier`` finished after ``output_tokens``, by itself or (``is_cut``) at its cap."""
         key = tier, cap_tokens.bit_length() // CAP_BITS
@@ -217,7 +221,7 @@ class LengthEstimator:
     ) -> tuple[int, float]:
         """``predict``, and the upper bound of the output; inf where too few requests of such caps have finished to tell
         one."""
-        prior = self.tier_priors.get(tier, self.prior_tokens)
+        prior = self.prior(tier)
         known = self.classes.get((tier, cap_tokens.bit_length() // CAP_BITS))
         curve = None if known is None else known.curve(tenant, prior)
         mean = min(prior, cap_tokens) if curve is None else curve.mean_tokens(cap_tokens)
