@@ -10,7 +10,7 @@ import math
 import os
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -25,7 +25,8 @@ from controller.ingress_link import answer_over
 from controller.length_trainer import LengthKeeper
 from controller.options import FleetOptions
 from controller.pacing import ReportPacer
-from controller.patience import Delays, given_up, parts
+from controller.patience import Delays
+from controller.questions import Asked, Question, Questions
 from controller.recalls import RecallBox
 from controller.report_hub import ReportHub
 from controller.scaling.history import Change
@@ -49,7 +50,6 @@ logger = logging.getLogger("polyslo.controller")
 
 STATUS_S = 0.5  # a status may be so old
 REPLICAS_TOGETHER = 32  # that are told of or checked without a pause
-MOST_TOGETHER = 16  # requests that are decided without a pause
 WAKE_UP_S = 3.0  # a newborn waits so long for reports; ingresses wait less (``admit_timeout_s``) and go by known loads
 SETTLED_S = 0.3  # after a first report all other replicas have reported too
 SWEEP_S = 5.0  # pause between two looks for what is not needed any more
@@ -77,8 +77,8 @@ class Controller:
         self.fleet: Fleet | None = None
         self.upgrade = Upgrade(code_id(*CONTROLLER_PACKAGES), started_by)
         self.starts = Starts()
-        self.decisions = self.given_up = self._checked = 0
-        self.recalls, self.pacer = RecallBox(), ReportPacer()
+        self.decisions = self._checked = 0
+        self.recalls, self.pacer, self.questions = RecallBox(), ReportPacer(), Questions(self._decide, clock)
         self.reports = ReportHub(self._report, ray.util.get_node_ip_address, clock)
         self.busy_s = 0.0
         self._delays = Delays()
@@ -164,26 +164,26 @@ class Controller:
         """Decisions for requests that arrived together, in order.
 
         ``sent_s`` is when the ``ingress`` asked, on its own clock: what it has given up meanwhile is not placed.
-        Between parts of a long batch other messages are heard.
         """
-        came_s, requests, decisions = self.clock(), _admissions.decode(batch), dict[str, Decision]()
+        came_s = self.clock()
         waited_s = self._delays.waited_s(ingress, sent_s, came_s) if ingress else 0.0
+        question = Question(_admissions.decode(batch), ingress, waited_s, came_s)
         fleet = await self._ready()
-        for i, part in enumerate(parts(requests, MOST_TOGETHER)):
-            if i:
-                await asyncio.sleep(0)
-                fleet = await self._ready()
-            started_s, now_s = time.perf_counter(), self.clock()
-            gone = given_up(part, waited_s + now_s - came_s)
-            heard_by = ingress if self.recalls.is_listening(ingress, now_s) else ""
-            asking = [request for request in part if request.request_id not in gone]
-            decisions |= {d.request_id: d for d in admit_each(fleet, asking, now_s, heard_by)}
-            self.recalls.tell(fleet.held.take_recalls())
-            self.given_up, self.decisions = self.given_up + len(gone), self.decisions + len(asking)
-            self.busy_s += time.perf_counter() - started_s
-        told = [decisions.get(r.request_id) or unheard(r) for r in requests]
+        await self.questions.ask(question)
+        told = [question.decisions.get(r.request_id) or unheard(r) for r in question.requests]
         load = mean_load(fleet, self.clock()) if fleet.options.controller_shards > 1 else 0.0
         return msgspec.msgpack.encode(Admission(told, load))
+
+    def _decide(self, asked: Sequence[Asked]) -> list[Decision]:
+        """Decisions about requests of several ingresses."""
+        assert self.fleet is not None
+        started_s, now_s = time.perf_counter(), self.clock()
+        by = {r.request_id: name if self.recalls.is_listening(name, now_s) else "" for name, r in asked}
+        decided = admit_each(self.fleet, [request for _, request in asked], now_s, by)
+        self.recalls.tell(self.fleet.held.take_recalls())
+        self.decisions += len(asked)
+        self.busy_s += time.perf_counter() - started_s
+        return decided
 
     async def hear_recalls(self, ingress: str) -> list[str]:
         """Attempt ids of this ingress's requests that must leave their replicas and ask anew; it waits for some."""
@@ -246,7 +246,7 @@ class Controller:
             "pid": os.getpid(),
             "uptime_s": round(now_s - self.born_s, 3),
             "decisions": self.decisions,
-            "given_up": self.given_up,
+            "given_up": self.questions.given_up,
             "decision_us_mean": round(1e6 * self.busy_s / self.decisions, 1) if self.decisions else None,
         }
         if fleet is None:

@@ -10,16 +10,17 @@ from collections.abc import Sequence
 
 from controller.decisions import undecided
 from controller.fleet import Fleet
+from controller.held import Askers
 from controller.patience import parts
 from protocol.messages import AdmissionRequest, Decision, request_uid
 
 logger = logging.getLogger("polyslo.controller")
 
 
-def admit_each(fleet: Fleet, batch: Sequence[AdmissionRequest], now_s: float, ingress: str) -> list[Decision]:
+def admit_each(fleet: Fleet, batch: Sequence[AdmissionRequest], now_s: float, by: Askers) -> list[Decision]:
     """``Fleet.admit``, which raises for nobody; sequences of one request share its fate."""
     try:
-        return fleet.admit(batch, now_s, ingress)
+        return fleet.admit(batch, now_s, by)
     except Exception:
         _take_back(fleet, batch)
         single = parts(batch, 1)
@@ -27,7 +28,7 @@ def admit_each(fleet: Fleet, batch: Sequence[AdmissionRequest], now_s: float, in
             logger.exception("no decision about %s: its ingress chooses a replica", batch[0].request_id)
             return [undecided(request) for request in batch]
         logger.exception("no decision about %d requests together: each is decided by itself", len(batch))
-    return [decision for alone in single for decision in admit_each(fleet, alone, now_s, ingress)]
+    return [decision for alone in single for decision in admit_each(fleet, alone, now_s, by)]
 
 
 def _take_back(fleet: Fleet, batch: Sequence[AdmissionRequest]) -> None:

@@ -15,7 +15,7 @@ from controller.calibration import Calibration
 from controller.disaggregation.phases import Phase
 from controller.drift import note_drift
 from controller.groups import decide_together, of_groups
-from controller.held import HeldRequests
+from controller.held import Askers, HeldRequests
 from controller.lengths.fleet_lengths import FleetLengths
 from controller.mirror.locations import RequestLocations
 from controller.mirror.prefix_affinity import Affinity
@@ -140,12 +140,12 @@ class Fleet:
             self.unplaced.leave(uid := request_uid(outcome.request_id))
             self.held.free(uid)
 
-    def admit(self, batch: Sequence[AdmissionRequest], now_s: float, ingress: str = "") -> list[Decision]:
+    def admit(self, batch: Sequence[AdmissionRequest], now_s: float, by: Askers = "") -> list[Decision]:
         """Place what the fleet can promise, by at most ``max_hops`` exact checks each (SLOs-Serve sections 3.1, 4.2);
-        the rest waits, is served best effort, or is refused. ``ingress`` asks, and hears of recalls (``held``)."""
+        the rest waits, is served best effort, or is refused. Who asks, ``by``, hears of recalls (``held``)."""
         batch = self._prepare(batch, now_s, self.slots.lag_s)
         waiting = self.programs.without_place(batch, now_s)
-        decided = iter(self._decide([r for r in batch if r.request_id not in waiting], now_s, ingress, None))
+        decided = iter(self._decide([r for r in batch if r.request_id not in waiting], now_s, by, None))
         return self.programs.told([waiting.get(request.request_id) or next(decided) for request in batch], now_s)
 
     def _prepare(self, batch: Sequence[AdmissionRequest], now_s: float, lag_s: float) -> list[AdmissionRequest]:
@@ -155,14 +155,14 @@ class Fleet:
         advance_fleet(self.slots.fleet_state, now_s, False, lag_s)
         return settled
 
-    def _decide(self, batch: Sequence[AdmissionRequest], now_s: float, by: str, phase: Phase | None) -> list[Decision]:
-        """Decide among the replicas that are open what ``by`` asks; ``phase``: the part of the requests in question."""
+    def _decide(self, batch: list[AdmissionRequest], now_s: float, by: Askers, phase: Phase | None) -> list[Decision]:
+        """Decide among the replicas that are open; ``phase``: the part of the requests in question."""
         self.slots.allocate(len(batch))
         earlier = {u for r in batch if (u := request_uid(r.request_id)) in self.unplaced.waiting or u in self.held}
         checks, pending = self.options.admission and self.policy.checks_admission, []
         for request in batch:
             pending.append(p := self._to_pending(request, now_s, phase))
-            p.ingress = by
+            p.ingress = by if isinstance(by, str) else by[request.request_id]
             if not checks and not p.is_best_effort:
                 counts_held = self.policy.counts_held and not request.adapter
                 placement.place_without_check(self.slots, p, 0.0 if counts_held else self.affinity.strength, now_s)

@@ -39,6 +39,8 @@ LEAD_S = 0.1  # before its first iteration that a request is sent: the way to an
 MOST_PLANS = 2  # replicas that are asked about a better set, per request
 RECALLED_S = 1.0  # after a recall, by which a replica has been told to end the request
 
+Askers = str | Mapping[str, str]  # the ingress that asks, or that of each request, by its id; "": it hears no recalls
+
 
 @dataclass
 class HeldRequests:

@@ -17,6 +17,7 @@ from controller.disaggregation.decode_room import DecodeRoom, Reservation
 from controller.disaggregation.phases import HAND_OVER_S, Phase, PhaseOptions, Phases, PhaseView
 from controller.disaggregation.split import decode_slot, has_kv_room, prefill_part, ready_row
 from controller.fleet import Fleet
+from controller.held import Askers
 from controller.mirror.replica_model import VirtualReplica, admission_row
 from controller.options import FleetOptions
 from controller.placement import Pending
@@ -116,15 +117,14 @@ class DisaggregatedFleet(Fleet):
 
     # -- decisions --------------------------------------------------------------------------------------------------
 
-    def admit(self, batch: Sequence[AdmissionRequest], now_s: float, ingress: str = "") -> list[Decision]:
+    def admit(self, batch: Sequence[AdmissionRequest], now_s: float, by: Askers = "") -> list[Decision]:
         """First those whose room is reserved, then others that decode, then prompts; all count what is reserved."""
         batch = self._prepare(batch, now_s, 0.0)
         self._expire(now_s)
         decisions = self.programs.without_place(batch, now_s)
         with self.room.counted(self.slots):
             self._move_reservations(now_s)
-            asking = [request for request in batch if request.request_id not in decisions]
-            decisions |= self._decide_apart(asking, now_s)
+            decisions |= self._decide_apart([r for r in batch if r.request_id not in decisions], now_s)
         return self.programs.told([_of_whole(decisions[request.request_id], request) for request in batch], now_s)
 
     def _expire(self, now_s: float) -> None:
@@ -193,7 +193,7 @@ class DisaggregatedFleet(Fleet):
         """Replicas of a phase that may take requests: their slots and names."""
         return {r.slot: r.name for r in self.live(now_s) if self.phases.of(r.name) == phase}
 
-    def _on(self, phase: Phase, batch: Sequence[AdmissionRequest], now_s: float) -> list[Decision]:
+    def _on(self, phase: Phase, batch: list[AdmissionRequest], now_s: float) -> list[Decision]:
         self._open(now_s, phase)
         return self._decide(batch, now_s, "", phase) if batch else []
 

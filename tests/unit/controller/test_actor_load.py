@@ -7,9 +7,10 @@ import msgspec
 import pytest
 
 from controller import actor
-from controller.actor import MOST_TOGETHER, REPLICAS_TOGETHER, SETTLED_S, STATUS_S, Controller
+from controller.actor import REPLICAS_TOGETHER, SETTLED_S, STATUS_S, Controller
 from controller.fleet import Fleet
-from protocol.messages import Admission, AdmissionRequest, Verdict
+from controller.questions import MOST_TOGETHER
+from protocol.messages import Admission, AdmissionRequest, Decision, Verdict
 from protocol.report_answers import POSITIONS_READ, TELL_ALL
 from tests.support.fleet_cases import LOOSE, TIGHT, ask, fleet, report
 
@@ -81,7 +82,7 @@ def test_what_its_ingress_has_given_up_is_not_placed(monkeypatch: pytest.MonkeyP
         gone, heard = admission_of.decode(await controller.admit(encode(asked), "ingress", 100.6)).decisions
         assert (gone.verdict, gone.reason) == (Verdict.PENDING, "given_up"), "it waited for 0.4 s"
         assert heard.verdict == Verdict.ADMITTED
-        assert controller.given_up == 1
+        assert controller.questions.given_up == 1
         assert controller.fleet is not None
         assert sum(len(replica.table) for replica in controller.fleet.replicas.values()) == 1
 
@@ -89,23 +90,45 @@ def test_what_its_ingress_has_given_up_is_not_placed(monkeypatch: pytest.MonkeyP
 
 
 def test_what_is_given_up_while_the_controller_gets_ready_is_not_placed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after a restart, before the replicas have reported; or between the parts of a long batch."""
+    """As after a restart, before the replicas have reported."""
 
     async def scenario(controller: Controller, clock: Clock) -> None:
         await controller.admit(encode([]), "ingress", 100.0)
-        ready, starts_at_s = controller._ready, iter([0.0, 0.2, 0.4])
+        ready = controller._ready
 
         async def gets_ready() -> Fleet:
-            clock.now_s = next(starts_at_s)
+            clock.now_s = 0.2
             return await ready()
 
         monkeypatch.setattr(controller, "_ready", gets_ready)
-        asked = asks(2 * MOST_TOGETHER, patience_s=0.1) + asks(MOST_TOGETHER, patience_s=0.5)
-        told = admission_of.decode(await controller.admit(encode(asked), "ingress", 100.0)).decisions
-        placed = [d.verdict == Verdict.ADMITTED for d in told]
-        assert placed == [True] * MOST_TOGETHER + [False] * MOST_TOGETHER + [True] * MOST_TOGETHER
-        assert {d.reason for d in told[MOST_TOGETHER : 2 * MOST_TOGETHER]} == {"given_up"}
-        assert (controller.given_up, controller.decisions) == (MOST_TOGETHER, 2 * MOST_TOGETHER)
+        asked = [*asks(1, patience_s=0.1), *asks(1, patience_s=0.5)]
+        gone, heard = admission_of.decode(await controller.admit(encode(asked), "ingress", 100.0)).decisions
+        assert (gone.reason, heard.verdict) == ("given_up", Verdict.ADMITTED)
+        assert (controller.questions.given_up, controller.decisions) == (1, 1)
+
+    run(scenario, monkeypatch)
+
+
+def test_two_ingresses_are_decided_together_and_each_hears_its_own_recalls(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(controller: Controller, clock: Clock) -> None:
+        asked, batches = {name: asks(2) for name in ("one", "other")}, list[dict[str, str]]()
+        state = controller.fleet
+        assert state is not None
+        decide = state.admit
+
+        def admit(batch: list[AdmissionRequest], now_s: float, by: dict[str, str]) -> list[Decision]:
+            batches.append(by)
+            return decide(batch, now_s, by)
+
+        monkeypatch.setattr(state, "admit", admit)
+        listening = asyncio.create_task(controller.hear_recalls("one"))
+        await asyncio.sleep(0)
+        answers = await asyncio.gather(*(controller.admit(encode(each), name) for name, each in asked.items()))
+        listening.cancel()
+        for answer, own in zip(answers, asked.values(), strict=True):
+            assert [d.request_id for d in admission_of.decode(answer).decisions] == [r.request_id for r in own]
+        assert batches == [{r.request_id: "one" if name == "one" else "" for name in asked for r in asked[name]}]
+        assert {p.ingress for p in state.held.sent.values()} <= {"one"}
 
     run(scenario, monkeypatch)
 
