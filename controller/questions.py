@@ -69,7 +69,7 @@ class Questions:
             for question in taken:
                 question.end(error)
         for question in taken:
-            if question.left and not question.answered.done():
+            if question.left:
                 self._waiting.append(question)
             else:
                 question.end()
