@@ -1,5 +1,6 @@
 """The controller's use of ``routing.placement``: request by request, or as a set where a burst does not fit."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -23,6 +24,8 @@ from routing.fleet_state import set_all_drafts
 from routing.placement import NO_SCORES, NONE_CACHED, NOWHERE, PLACEMENT, CandidateOrder, place, tier_distance
 from routing.policy import best_scored
 from routing.scores import score_replicas
+
+MOST_SETS = 2  # replicas that are asked for a better set of a burst, per request without a place
 
 
 @dataclass(frozen=True)
@@ -236,12 +239,14 @@ def reoptimize_burst(fleet: PlacementFleet, asking: Sequence[Pending], now_s: fl
     It chooses among that part and what found no place, beside all earlier promises (SLOs-Serve section 3.2.1), and is
     followed where its set is worth more.
     """
-    slots = fleet.slots
+    slots, asked = fleet.slots, Counter[int]()
     for slot in dict.fromkeys(p.slot for p in asking if p.slot != NOWHERE):
         tier = int(slots.fleet_state.replicas["tier"][slot])
         here = [p for p in asking if p.slot == slot]
-        left = [p for p in asking if p.slot == NOWHERE and tier_distance(tier, p.tier) >= 0 and is_wanted(p, slot)]
+        left = [p for p in asking if p.slot == NOWHERE and asked[id(p)] < MOST_SETS]
+        left = [p for p in left if tier_distance(tier, p.tier) >= 0 and is_wanted(p, slot)]
         if left:
+            asked.update(map(id, left))
             _choose_set(fleet, slot, here, left, now_s)
 
 

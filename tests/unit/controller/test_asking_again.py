@@ -1,6 +1,8 @@
 """Pending requests that ask again and again: what that costs must not grow with how many they are."""
 
+from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,7 +15,7 @@ from controller.placement import Pending, PlacementFleet
 from controller.scaling.tiers import Tier, TierTable
 from profiles.store import load_profile
 from protocol.messages import AdmissionRequest, Slo, Verdict
-from tests.support.fleet_cases import report
+from tests.support.fleet_cases import TIGHT, ask, fleet, report
 
 JOB = Slo(e2e_s=60.0, tier="job")
 
@@ -54,3 +56,21 @@ def test_the_more_wait_the_less_often_each_asks() -> None:
     again = state.admit([msgspec.structs.replace(each, age_s=1.0) for each in waiting[-16:]], 1.0)
     pauses_s = [decision.retry_after_s for decision in again if decision.verdict == Verdict.PENDING]
     assert RETRY_INTERVAL_S[1] < max(pauses_s) <= LONGEST_PAUSE_S
+
+
+def test_a_request_of_a_burst_asks_two_replicas_for_a_better_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = fleet()
+    for name in "abcdef":
+        state.report(report(name), 0.0)
+    asked = Counter[str]()
+    choose = placement._choose_set
+
+    def count(*arguments: Any) -> None:
+        asked.update(p.request.request_id for p in arguments[3])
+        choose(*arguments)
+
+    monkeypatch.setattr(placement, "_choose_set", count)
+    fits, never = [ask(TIGHT, 50) for _ in range(12)], [ask(TIGHT, 20_000) for _ in range(3)]
+    decisions = state.admit([*fits, *never], 0.0)
+    assert len({d.replica for d in decisions[:12]}) > placement.MOST_SETS
+    assert asked == dict.fromkeys((r.request_id for r in never), placement.MOST_SETS)
