@@ -14,8 +14,20 @@ Seed = Annotated[int, Field(ge=0, lt=1 << 31)]  # what every generator of random
 _URI = re.compile(r"/|(file|s3|gs|gcs|abfs|abfss|hdfs|viewfs)://")
 
 
+WHOLE = "configuration"  # what stands in an error in place of a path, where the settings as a whole are wrong
+NO_SECTION = "must hold keys and values"
+
+
 class ConfigError(ValueError):
     """What is wrong with a configuration, one line per field, each starting with the field's path."""
+
+    def below(self, path: str) -> "ConfigError":
+        """The same of settings that stand at ``path`` in a larger file."""
+        lines = str(self).splitlines()
+        whole = f"{WHOLE}: "
+        return ConfigError(
+            "\n".join(path + (line[len(WHOLE) :] if line.startswith(whole) else f".{line}") for line in lines)
+        )
 
 
 def defaults(kind: type[msgspec.Struct]) -> Any:
@@ -86,7 +98,9 @@ def _explain(root: type[Section], error: Mapping[str, Any]) -> str:
     if error["type"] == "missing":
         return f"{path}: is required"
     what = error["msg"][0].lower() + error["msg"][1:]
-    return f"{path or 'configuration'}: {what}, got {error['input']!r}"
+    if error["type"] == "model_type":  # pydantic's words name our class
+        what = NO_SECTION + (", or be a string" if _section_at(root, error["loc"]).SHORT else "")
+    return f"{path or WHOLE}: {what}, got {error['input']!r}"
 
 
 def _row_of(settings: Any, location: tuple[str | int, ...]) -> str:
@@ -107,7 +121,12 @@ def _row_of(settings: Any, location: tuple[str | int, ...]) -> str:
 
 
 def _known_keys(root: type[Section], location: tuple[str | int, ...]) -> list[str]:
-    """Keys of the section at ``location`` below ``root``; positions in lists are skipped."""
+    """Keys of the section at ``location`` below ``root``."""
+    return sorted(_section_at(root, location).model_fields)
+
+
+def _section_at(root: type[Section], location: tuple[str | int, ...]) -> type[Section]:
+    """The section at ``location`` below ``root``; positions in lists are skipped."""
     section = root
     for part in location:
         if isinstance(part, str):
@@ -115,4 +134,4 @@ def _known_keys(root: type[Section], location: tuple[str | int, ...]) -> list[st
             section = next(
                 a for a in (annotation, *get_args(annotation)) if isinstance(a, type) and issubclass(a, Section)
             )
-    return sorted(section.model_fields)
+    return section

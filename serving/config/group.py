@@ -26,9 +26,9 @@ class Group:
 
     def __post_init__(self) -> None:
         if self.num_replicas % self.engine.per_process:
-            raise ValueError(
-                f"engine.per_process: {self.engine.per_process} does not divide the {self.num_replicas} replicas"
-            )
+            whose = f" of group {self.name!r}" if self.name else ""
+            told = f"{self.engine.per_process} does not divide the {self.num_replicas} replicas{whose}"
+            raise ValueError(f"engine.per_process: {told}")
 
     @property
     def num_processes(self) -> int:

@@ -43,7 +43,7 @@ def read_application(document: dict[str, Any], source: str, place: int = 0) -> t
     apps = applications_of(document)
     app = apps[place]
     stated = app.get("deployments") or []
-    if not isinstance(stated, list) or not all(isinstance(each, dict) for each in stated):
+    if not isinstance(stated, list) or not all(_is_named(each) for each in stated):
         raise ConfigError(f"{source}: {which(app)}deployments: must be a list of sections with a name, got {stated!r}")
     deployments = {each.get("name"): each for each in stated}
     try:
@@ -53,8 +53,11 @@ def read_application(document: dict[str, Any], source: str, place: int = 0) -> t
             raise ConfigError("fleet.autoscaling: needs external_scaler_enabled: true beside the application's args")
         return config, deployments.get(INGRESS, {}).get("user_config")
     except ConfigError as error:
-        path = f"{source}: {which(app) if len(apps) > 1 else ''}args."
-        raise ConfigError("\n".join(path + line for line in str(error).splitlines())) from None
+        raise error.below(f"{source}: {which(app) if len(apps) > 1 else ''}args") from None
+
+
+def _is_named(section: Any) -> bool:
+    return isinstance(section, dict) and isinstance(section.get("name"), str)
 
 
 def which(app: dict[str, Any]) -> str:

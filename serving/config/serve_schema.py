@@ -7,7 +7,7 @@ from pydantic import BaseModel, ValidationError
 from ray.serve.schema import ServeDeploySchema
 
 from profiles.suggest import suggest
-from serving.config.base import ConfigError
+from serving.config.base import NO_SECTION, WHOLE, ConfigError
 
 
 def check_serve_keys(document: Mapping[str, Any]) -> None:
@@ -27,7 +27,8 @@ def check_serve_keys(document: Mapping[str, Any]) -> None:
 
 def _explain(finding: Mapping[str, Any]) -> str:
     path = ".".join(map(str, finding["loc"]))
-    return f"{path or 'configuration'}: {finding['msg'][0].lower()}{finding['msg'][1:]}"
+    what = NO_SECTION if finding["type"] == "model_type" else finding["msg"][0].lower() + finding["msg"][1:]
+    return f"{path or WHOLE}: {what}"
 
 
 def _unknown_keys(schema: type[BaseModel], section: Mapping[str, Any], path: str) -> Iterator[str]:

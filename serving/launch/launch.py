@@ -94,7 +94,7 @@ def _check_application(document: dict[str, Any], source: str, place: int) -> App
     try:
         check_external_scaler(applications_of(document)[place], app, tables_of(user_config, app))
     except ConfigError as error:
-        raise ConfigError(f"{source}: deployments.Ingress.user_config.{error}") from None
+        raise error.below(f"{source}: deployments.{INGRESS}.user_config") from None
     return app
 
 

@@ -42,13 +42,22 @@ def test_string_stands_for_the_one_field() -> None:
         ({"load_kg": 1, "spares": [{}, {"x": 2}]}, "spares.1.x: unknown key; known: kind, spokes"),
         ({"load_kg": 1, "wheel": {"spokes": "8"}}, "wheel.spokes: input should be a valid integer, got '8'"),
         ({"load_kg": 1, 5: 2}, "5: keys should be strings, got 5"),
-        ("cart", "configuration: input should be a valid dictionary or instance of Cart, got 'cart'"),
+        ("cart", "configuration: must hold keys and values, got 'cart'"),
+        ({"load_kg": 1, "wheel": 4}, "wheel: must hold keys and values, or be a string, got 4"),
+        ({"load_kg": 1, "spares": [4]}, "spares.0: must hold keys and values, or be a string, got 4"),
     ],
 )
 def test_mistake(settings: object, told: str) -> None:
     with pytest.raises(ConfigError) as error:
         Cart.read(settings)
     assert str(error.value) == told
+
+
+def test_a_mistake_further_down_is_named_from_the_top() -> None:
+    for settings, told in (("cart", "args: must hold"), ({"load_kg": "x"}, "args.load_kg: input should be")):
+        with pytest.raises(ConfigError) as error:
+            Cart.read(settings)
+        assert str(error.value.below("args")).startswith(told)
 
 
 def test_suggest_names_the_nearest_or_all() -> None:

@@ -62,7 +62,7 @@ def test_every_live_setting_is_one_of_the_controllers() -> None:
         ),
         ({"autoscaling": {"most": 2}}, "fleet.autoscaling.most: unknown key"),
         ({"autoscaling": {"max_replicas": 2, "min_replicas": -1}}, "fleet.autoscaling.min_replicas: "),
-        ({"autoscaling": 3}, "fleet.autoscaling: input should be a valid dictionary"),
+        ({"autoscaling": 3}, "fleet.autoscaling: must hold keys and values"),
         ({"max_hops": "2"}, "fleet.max_hops: "),
     ],
 )

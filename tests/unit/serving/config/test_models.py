@@ -75,7 +75,7 @@ def test_adapters_lead_to_their_model() -> None:
     [
         ({"models": [{}]}, "models.0.name: is required"),
         ({"models": "chat"}, "models: input should be a valid list"),
-        ({"models": ["chat"]}, "models.0: input should be a valid dictionary"),
+        ({"models": ["chat"]}, "models.0: must hold keys and values"),
         ({"models": [{"name": "A b"}]}, "models.0.name: string should match pattern"),
         ({"models": [CHAT, CODE, CHAT]}, "models.2.name: 'chat' is used twice"),
         ({"models": [CHAT | {"engine": {"spead": 1}}]}, "models.0.engine.spead: unknown key; did you mean 'speed'?"),

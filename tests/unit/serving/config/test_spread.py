@@ -67,7 +67,7 @@ def test_what_a_user_types_replaces_what_the_file_says() -> None:
         ({"engine_kwargs": {"scheduler_cls": "x"}}, "engine.engine_kwargs.scheduler_cls: is how this project"),
         ({"engine_kwargs": {"port": 1}}, "model.server_kwargs.port: has no effect"),
         ({"engine_kwargs": {"hf_token": "s3cret"}}, "engine.engine_kwargs.hf_token: put it into HF_TOKEN"),
-        ({"engine": 3, "engine_kwargs": {"max_num_seqs": 1}}, "engine: input should be a valid dictionary"),
+        ({"engine": 3, "engine_kwargs": {"max_num_seqs": 1}}, "engine: must hold keys and values"),
         (
             {"model": {"server_kwargs": {"revision": "a"}}, "engine": {"engine_kwargs": {"revision": "b"}}},
             "model.server_kwargs.revision: engine.engine_kwargs.revision says otherwise",

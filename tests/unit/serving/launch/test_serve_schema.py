@@ -28,6 +28,7 @@ def written(tmp_path: Path, **changed: Any) -> Path:
         ({"http_options": {"zzz": 1}}, "http_options.zzz: unknown key; known: "),
         ({"http_option": {"port": 1}}, "http_option: unknown key; did you mean 'http_options'?"),
         ({"http_options": {"port": "many"}}, "http_options.port: input should be a valid integer"),
+        ({"http_options": 40}, "http_options: must hold keys and values"),
         ({"proxy_location": "Everywhere"}, "proxy_location: input should be"),
     ],
 )
@@ -35,6 +36,29 @@ def test_a_wrong_key_of_serves_own_is_named(tmp_path: Path, changed: dict[str, A
     with pytest.raises(ConfigError) as error:
         read_document(written(tmp_path, **changed))
     assert line in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"args": 40}, "args: must hold keys and values, got 40"),
+        ({"args": {"fleet": 40}}, "args.fleet: must hold keys and values, got 40"),
+        (
+            {"deployments": [{"name": "Ingress", "user_config": 40}]},
+            "deployments.Ingress.user_config: must hold keys and values, got 40",
+        ),
+        (
+            {"deployments": [{"name": [1]}]},
+            "application polyslo: deployments: must be a list of sections with a name, got",
+        ),
+    ],
+)
+def test_what_is_no_section_is_named_as_the_user_wrote_it(tmp_path: Path, changed: dict[str, Any], told: str) -> None:
+    application = yaml.safe_load((ROOT / "serve.yaml").read_text())["applications"][0] | changed
+    path = written(tmp_path, applications=[application])
+    with pytest.raises(ConfigError) as error:
+        read_document(path)
+    assert f"{path}: {told}" in str(error.value)
 
 
 def test_a_wrong_key_beside_the_args_is_named(tmp_path: Path) -> None:
