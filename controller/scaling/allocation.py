@@ -51,7 +51,7 @@ class Allocation:
         self._seen: tuple[object, int] = (None, 0)  # roles, and their version
         self._hardware: Hardware | None = None  # of the group that grows, as last seen
         if (scaling := share.of_scaling(options.scaling)) is not None:
-            self.autoscaler = Autoscaler(scaling, self.roles, self.history)
+            self.autoscaler = Autoscaler(scaling, self.roles, self.history, share.is_whole)
 
     @property
     def is_dynamic(self) -> bool:
@@ -74,9 +74,9 @@ class Allocation:
                 self.roles.drain(name, now_s, "was draining")
         if self.autoscaler is not None and scaler is not None:
             options = self.autoscaler.options
-            is_same_size = options.configured == scaler.options.configured
-            target = scaler.target if is_same_size else None
-            self.autoscaler = replace(scaler, options=options, roles=self.roles, target=target)
+            self.autoscaler = replace(scaler, options=options, roles=self.roles)
+            if options.configured != scaler.options.configured:
+                self.autoscaler.begin_anew()
 
     # -- what it is told --------------------------------------------------------------------------------------------
 
@@ -103,7 +103,7 @@ class Allocation:
         self.share = share
         self.set_table(self._whole_table, now_s)
         if self.autoscaler is not None and (scaling := share.of_scaling(self.options.scaling)):
-            self.autoscaler.options = scaling
+            self.autoscaler.options, self.autoscaler.undoes_resets = scaling, share.is_whole
         return True
 
     def under(self, options: AllocationOptions, table: TierTable, now_s: float) -> "Allocation":
@@ -217,8 +217,8 @@ class Allocation:
                 "wanted": scaler.wanted,
                 "phases": {phase: round(need, 2) for phase, need in scaler.phase_needs.items()},
                 "shares": self.autoscaler.roles.shares,
-                "not_started": scaler.not_started,
-                "without_room": scaler.without_room,
+                "not_started": scaler.missing.count,
+                "without_room": scaler.missing.without_room,
                 "held_s": round(max(0.0, scaler.held_until_s - now_s), 1),
             }
         demand = {tier: msgspec.to_builtins(load._asdict()) for tier, load in self.demand.loads(now_s).items()}

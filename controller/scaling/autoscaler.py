@@ -11,7 +11,8 @@ shell (``controller.serve_scaler``) carries it out through Serve. What other aut
 - missing reports never shrink it, and it never goes below its minimum;
 - a replica that Serve cannot start is cancelled after ``start_timeout_s`` where demand can do without it, and much
   sooner where no node has room for it: what it waits for may be held by a fleet that cannot shrink while it waits;
-- a size set by hand stays for ``manual_hold_s``, within the bounds; one that a deploy reset is not taken for that.
+- a size set by hand stays for ``manual_hold_s``, within the bounds; one that a deploy reset is not taken for that;
+- a number that a deploy changed is where it begins anew, and under the bounds of that deploy alone.
 """
 
 import math
@@ -24,13 +25,14 @@ from controller.disaggregation.phases import Phase
 from controller.scaling.demand import share_budget
 from controller.scaling.draining import Drained
 from controller.scaling.history import Change, History
+from controller.scaling.missing import Missing
 from controller.scaling.needs import Needs, Queued, Queues, apart_size, needs_of, spare_replicas
 from controller.scaling.role import Kind, ReplicaView, StaticRoles
 from controller.scaling.roles import DynamicRoles
 from controller.scaling.signals import Actions, ScalingOptions, Serve, Signals
 
 MOST_PATIENCE = 16.0  # times ``downscale_delay_s``
-ROOM_S = 30.0  # a replica that found no room by then, and that demand can do without, is cancelled
+OPTIONS_S = 60.0  # a deploy's own options come with its ingresses; its number is told before, and stays until then
 MOST_DRAINED = 0.25  # of the fleet, that a single decision drains at most
 
 
@@ -41,18 +43,18 @@ class Autoscaler:
     options: ScalingOptions
     roles: DynamicRoles | StaticRoles
     history: History
+    undoes_resets: bool = True  # what a deploy resets; False: the leader of several controllers does it
     target: int | None = None  # what Serve was last asked for
     wanted: dict[str, float] = field(default_factory=dict)  # per tier by demand and bounds; parts of shared ones
     phase_needs: dict[Phase, float] = field(default_factory=dict)  # in a disaggregated fleet, as fractions
     held_until_s: float = -math.inf
-    not_started: int = 0  # replicas that Serve was asked for and that do not run yet
-    without_room: int = 0  # of these, the ones for which no node has had room yet
+    missing: Missing = field(default_factory=Missing)
     _grown_s: float = -math.inf
     _shrunk_s: float = -math.inf
     _short_s: float = math.inf  # since when the fleet has been too small
     _complete_s: float = -math.inf  # since when no replica is missing
-    _starting: tuple[int, float] = (0, -math.inf)  # replicas that Serve has not started, and since when so many
     _deployed: float | None = None  # the deploy that the target is of
+    _waits_until_s: float = -math.inf  # for the options of that deploy
     _needs: deque[tuple[float, int]] = field(default_factory=deque)  # what it may shrink to at each time, lately
     _since_s: float | None = None
     _patience: float = 1.0  # times ``downscale_delay_s``, grown by shrinks that were taken back
@@ -67,11 +69,14 @@ class Autoscaler:
         """Decide; call it every second or so."""
         if signals.serve is None:
             return Actions()
-        self._note_starts(signals.serve, now_s)
+        self.missing.note(signals.serve, now_s)
         self._since_s = now_s if self._since_s is None else self._since_s
         if (restored := self._adopt(signals.serve, now_s)) is not None:
             return self._ask(restored, now_s, "a deploy had reset it")
         assert self.target is not None
+        if now_s < self._waits_until_s:
+            self._take_back(self.target - self._staying, signals, now_s, "a deploy changed the number")
+            return Actions()
         bounded = min(max(self.target, self._low), self._high)
         if self.target < bounded:
             return self._ask(bounded, now_s, f"minimum of {bounded}")
@@ -86,7 +91,7 @@ class Autoscaler:
         elif need > staying:
             return self._grow(need, staying, signals, now_s)
         lowest = bounded if held else min(bounded, max(total for _, total in self._needs))
-        cancelled, why = self._never_came(staying - max(lowest, self._low), now_s)
+        cancelled, why = self.missing.in_vain(staying - max(lowest, self._low), self.options.start_timeout_s, now_s)
         if cancelled:
             return self._ask(self.target - cancelled, now_s, f"{cancelled} {why}")
         if lowest < staying and self._may_shrink(alive, bounded, now_s):
@@ -94,13 +99,6 @@ class Autoscaler:
                 signals, staying - lowest, now_s, "above the maximum" if bounded < staying else "demand takes less"
             )
         return self._remove(signals, now_s)
-
-    def _note_starts(self, serve: Serve, now_s: float) -> None:
-        """How many replicas are still to come, and since when so many."""
-        self.not_started = 0 if serve.running is None else max(0, serve.replicas - serve.running)
-        self.without_room = min(self.not_started, serve.unplaced)
-        if self.not_started == 0 or self.not_started != self._starting[0]:
-            self._starting = self.not_started, now_s
 
     def on_removed(self, name: str, now_s: float) -> None:
         """The drained replica is gone, and Serve was asked for one less; one that came to be meanwhile asks Serve."""
@@ -134,13 +132,22 @@ class Autoscaler:
         is_deploy, self._deployed = self._deployed not in (None, serve.deployed), serve.deployed
         before, replicas = self.target, serve.replicas
         if before is not None and replicas != before:
-            if is_deploy and replicas == self.options.configured:
+            if is_deploy and self.undoes_resets and replicas == self.options.configured:
                 self._set(replicas, now_s, "deployed anew")
                 return before
-            self.held_until_s = now_s + self.options.manual_hold_s
-            self._set(replicas, now_s, f"set by hand, stays for {self.options.manual_hold_s:g} s")
+            if is_deploy:
+                self._set(replicas, now_s, "deployed with another number")
+                self.begin_anew(now_s + OPTIONS_S)
+            else:
+                self.held_until_s = now_s + self.options.manual_hold_s
+                self._set(replicas, now_s, f"set by hand, stays for {self.options.manual_hold_s:g} s")
         self.target = replicas
         return None
+
+    def begin_anew(self, waits_until_s: float = -math.inf) -> None:
+        """A deploy has changed the number: as after a start nothing holds it, and it shrinks late."""
+        self.target, self.held_until_s, self._waits_until_s, self._since_s = None, -math.inf, waits_until_s, None
+        self._needs.clear()
 
     def _alive(self, signals: Signals) -> list[ReplicaView]:
         return [view for view in signals.views if view.is_reporting]
@@ -251,18 +258,6 @@ class Autoscaler:
         seen_long_enough = now_s - self._since_s >= self._downscale_delay_s or self.target > bounded
         paused = now_s - max(self._shrunk_s, self._grown_s) < self.options.downscale_cooldown_s
         return is_whole and seen_long_enough and not paused
-
-    def _never_came(self, surplus: int, now_s: float) -> tuple[int, str]:
-        """Of ``surplus`` replicas, those that Serve has been trying to start in vain for too long, and what for.
-
-        One that found no room costs nothing to cancel, and keeps the fleet from giving its own room to others.
-        """
-        waited_s, timeout_s = now_s - self._starting[1], self.options.start_timeout_s
-        if waited_s >= timeout_s:
-            return max(0, min(self.not_started, surplus)), f"did not start within {timeout_s:g} s"
-        room_s = min(ROOM_S, timeout_s)
-        unplaced = self.without_room if waited_s >= room_s else 0
-        return max(0, min(unplaced, surplus)), f"found no room within {room_s:g} s"
 
     def _shrink(self, signals: Signals, surplus: int, now_s: float, reason: str) -> None:
         """Drain half of the surplus, one at least and ``MOST_DRAINED`` of the fleet at most: of the phase with the most

@@ -28,7 +28,7 @@ class ScalingOptions(msgspec.Struct, frozen=True):
     manual_hold_s: float = 600.0  # a size set by hand stays for so long
     drain_timeout_s: float = 300.0  # best-effort work on a draining replica moves elsewhere after so long
     start_timeout_s: float = 900.0  # a replica that has not started by then is cancelled, where demand allows it
-    configured: int = 0  # replicas that a deploy begins with; 0: not known
+    configured: int = 0  # replicas that a deploy begins with, of all controllers together; 0: not known
     phases: tuple[str, ...] = ()  # of a disaggregated fleet, that the group's replicas may take
     unattainable: str = "best_effort"  # or "refuse": what tiers do with what they cannot attain, where they do not say
 

@@ -14,13 +14,17 @@ class Share(NamedTuple):
     place: int = 0
     parts: int = 1
 
+    @property
+    def is_whole(self) -> bool:
+        return self.parts == 1
+
     def of(self, total: int) -> int:
         """This part of a number that all parts together make up; the first ones have one more."""
         return split(total, self.parts)[self.place]
 
     def of_table(self, table: TierTable) -> TierTable:
         """The table with this part of every bound."""
-        if self.parts == 1:
+        if self.is_whole:
             return table
         return msgspec.structs.replace(table, tiers=tuple(map(self._of_tier, table.tiers)))
 
@@ -33,10 +37,10 @@ class Share(NamedTuple):
 
     def of_scaling(self, options: ScalingOptions | None) -> ScalingOptions | None:
         """The bounds of the fleet's size with this part of each."""
-        if options is None or self.parts == 1:
+        if options is None or self.is_whole:
             return options
         bounds = {name: self.of(getattr(options, name)) for name in ("min_replicas", "max_replicas", "warm_spares")}
-        return msgspec.structs.replace(options, configured=self.of(options.configured), **bounds)
+        return msgspec.structs.replace(options, **bounds)
 
 
 WHOLE = Share()

@@ -19,13 +19,17 @@ class Sizes:
     parts: dict[int, int] = field(default_factory=dict)
     moves: int = 0
     _asked: int | None = None  # of Serve, as far as is known here
+    _configured: int | None = None  # by the options of the last look
     _serve: Serve | None = None
 
     def follow(self, serve: Serve, live: Sequence[int], configured: int) -> int | None:
-        """What Serve says now, and who is alive; returns what is to be asked of it again, where a deploy reset it."""
+        """What Serve says now, and who is alive; returns what is to be asked of it again, where a deploy reset it and
+        did not change what is ``configured``."""
         before, self._serve = self._serve, serve
         is_deploy = before is not None and before.deployed != serve.deployed
-        if is_deploy and self._asked not in (None, serve.replicas) and serve.replicas == configured:
+        is_reset = serve.replicas == configured == self._configured
+        self._configured = configured
+        if is_deploy and is_reset and self._asked not in (None, serve.replicas):
             return self._asked
         if set(live) != self.parts.keys():
             self.parts, self.moves = dict(zip(live, split(serve.replicas, len(live)), strict=True)), self.moves + 1

@@ -9,6 +9,7 @@ from controller.scaling.demand import Hardware
 from controller.scaling.role import ReplicaView
 from controller.scaling.signals import ScalingOptions, Serve
 from controller.scaling.tiers import Tier, TierTable
+from controller.shards.share import Share
 from profiles.store import load_profile
 from tests.support.fleet_cases import H200
 
@@ -64,6 +65,17 @@ def test_a_deploy_that_states_another_size_gets_that() -> None:
     assert deployed.scale(Serve(3, 3, 2.0), views, ({}, {}), HARDWARE, 3.0).replicas is None
     assert deployed.autoscaler is not None
     assert deployed.autoscaler.target == 3
+    assert deployed.autoscaler.held_until_s < 0.0, "what was set by hand before is replaced"
+
+
+def test_several_controllers_leave_what_a_deploy_resets_to_their_leader() -> None:
+    scaling = ScalingOptions(1, 40, "g", configured=4)
+    allocation = Allocation(AllocationOptions(scaling=scaling), PLAIN, share=Share(0, 2))
+    views = [ReplicaView(f"g/{k}", (0, 0)) for k in range(4)]
+    for serve in (Serve(2, 2, 1.0), Serve(4, 2, 2.0)):  # its part of 4, then of the 8 of another deploy
+        assert allocation.scale(serve, views, ({}, {}), HARDWARE, serve.deployed).replicas is None
+    assert allocation.autoscaler is not None
+    assert allocation.autoscaler.target == 4
 
 
 @pytest.mark.parametrize("is_deploy", [True, False])

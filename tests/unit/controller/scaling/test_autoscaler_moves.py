@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from msgspec.structs import replace
 
 from controller.scaling.allocation import Allocation, AllocationOptions
 from controller.scaling.autoscaler import Autoscaler
@@ -43,7 +44,7 @@ def test_a_replica_without_room_is_cancelled_as_soon_as_demand_can_do_without_it
     size = grown(world)
     world.start_s, world.rates = math.inf, {"tight": 80.0}
     world.run(100)
-    assert world.scaler.without_room == world.scaler.not_started > 0
+    assert world.scaler.missing.without_room == world.scaler.missing.count > 0
     assert world.wanted > size, "demand takes it: it waits on"
     world.rates = {}
     world.run(400)
@@ -83,14 +84,52 @@ def test_a_deploy_that_resets_the_size_is_not_a_size_set_by_hand(configured: int
     assert world.wanted > automatic, "and growth is not held"
 
 
-def test_a_deploy_that_changes_the_count_and_a_count_set_between_deploys_are_by_hand() -> None:
-    for is_deploy in (True, False):
-        world = World(ScalingOptions(max_replicas=20, configured=2), rates={"tight": 40.0})
-        grown(world)
-        world.deployed += float(is_deploy)
-        world.resize(3 if is_deploy else 2)
-        world.run(1)
-        assert world.scaler.held_until_s > world.now_s
+def test_a_count_set_between_deploys_is_by_hand_also_where_it_is_the_configured_one() -> None:
+    world = World(ScalingOptions(max_replicas=20, configured=2), rates={"tight": 40.0})
+    grown(world)
+    world.resize(2)
+    world.run(1)
+    assert world.scaler.held_until_s > world.now_s
+
+
+def test_a_number_that_a_deploy_changes_holds_until_its_options_are_there_and_demand_counts_then() -> None:
+    options = ScalingOptions(min_replicas=4, max_replicas=20, configured=4)
+    world = World(options, replicas=4, rates={"tight": 40.0})
+    automatic = grown(world)
+    world.resize(automatic + 1)  # by hand, which a later deploy replaces
+    world.run(1)
+    world.deployed += 1.0
+    world.resize(2)
+    world.run(10)
+    assert world.wanted == 2, "the minimum of the deploy before is none any more"
+    world.scaler.options = replace(options, min_replicas=1, configured=2)
+    world.scaler.begin_anew()
+    world.run(60)
+    assert world.wanted == pytest.approx(automatic, abs=1), "growth is not held"
+
+
+def test_a_number_that_a_deploy_raised_shrinks_as_late_as_at_a_start() -> None:
+    options = ScalingOptions(max_replicas=20, configured=2, downscale_delay_s=120.0)
+    world = World(options, start_s=5.0, rates={"tight": 1.0})
+    world.run(500)
+    world.deployed += 1.0
+    world.resize(8)
+    world.run(10)
+    world.scaler.options = replace(options, configured=8)
+    world.scaler.begin_anew()
+    world.run(110)
+    assert (world.wanted, world.roles.names(Kind.DRAINING)) == (8, [])
+    world.run(300)
+    assert world.wanted < 8
+
+
+def test_a_deploy_whose_options_never_come_does_not_stop_the_fleet_from_following_demand() -> None:
+    world = World(ScalingOptions(max_replicas=20, configured=2), rates={"tight": 40.0})
+    automatic = grown(world)
+    world.deployed += 1.0
+    world.resize(1)
+    world.run(120)
+    assert world.wanted >= automatic
 
 
 def test_a_size_held_by_hand_outlives_other_options() -> None:

@@ -45,9 +45,9 @@ def test_what_is_not_bounded_stays_so() -> None:
 def test_bounds_of_the_fleets_size_are_divided() -> None:
     whole = ScalingOptions(min_replicas=2, max_replicas=9, warm_spares=1, configured=4, target_utilization=0.5)
     shares = [Share(place, 4).of_scaling(whole) for place in range(4)]
-    for name in ("min_replicas", "max_replicas", "warm_spares", "configured"):
+    for name in ("min_replicas", "max_replicas", "warm_spares"):
         assert sum(getattr(share, name) for share in shares) == getattr(whole, name)
-    assert {share.target_utilization for share in shares if share} == {0.5}
+    assert {(share.target_utilization, share.configured) for share in shares if share} == {(0.5, 4)}
     assert Share(0, 4).of_scaling(None) is None
 
 

@@ -58,3 +58,13 @@ def test_what_a_deploy_reset_is_asked_for_again() -> None:
     assert sizes.follow(Serve(4, 8, deployed=2.0), [0, 1], 4) == 8
     assert sizes.parts == {0: 6, 1: 2}
     assert sizes.follow(Serve(5, 8, deployed=2.0), [0, 1], 4) is None, "that was somebody's wish"
+
+
+def test_a_number_that_a_deploy_changed_is_not_undone() -> None:
+    for configured in (4, 8):  # the deploy's own options come later than Serve tells of it, or before
+        sizes = followed(4, [0, 1])
+        sizes.ask(0, 6)
+        sizes.follow(Serve(8, 8, deployed=1.0), [0, 1], 4)
+        sizes.ask(0, 3)
+        assert sizes.follow(Serve(8, 5, deployed=2.0), [0, 1], configured) is None
+        assert sizes.parts == {0: 4, 1: 4}
