@@ -84,7 +84,7 @@ app.add_typer(cli_fleet.fleet, name="fleet")
 
 @app.command()
 def replay(  # noqa: PLR0913  (a command: its options)
-    trace: Annotated[Path, typer.Argument(help="Trace: parquet, or CSV with the same columns.")],
+    trace: Annotated[Path, typer.Argument(help="Trace: parquet, CSV or JSONL.")],
     url: Url = None,
     model: Annotated[str | None, typer.Option(help="Model to ask for; the server's first without it.")] = None,
     slo_mix: Annotated[Path | None, typer.Option(help="YAML file with the SLOs to draw from.")] = None,

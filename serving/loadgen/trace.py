@@ -1,4 +1,4 @@
-"""Traces: what is asked for and when, from parquet or CSV (or drawn), checked before anything is sent.
+"""Traces: what is asked for and when, from parquet, CSV or JSONL, checked before anything is sent.
 
 A trace holds lengths and arrivals only. Columns: ``arrival_s``, ``input_tokens``, ``output_tokens``; optionally
 ``app``, ``session_id`` and ``prefix_block_hashes``.
@@ -19,6 +19,7 @@ from simulation.workloads.traces import (
     read_table,
     sorted_arrivals,
     token_counts,
+    trace_name,
 )
 
 REQUIRED = ("arrival_s", "input_tokens", "output_tokens")
@@ -89,7 +90,7 @@ def read_trace(path: Path, poisson_per_s: float | None = None, seed: int = 0) ->
         arrival_s = poisson_arrivals_s(table.num_rows, poisson_per_s, seed)
     blocks, block_tokens = _prefix_blocks(path, table)
     return Trace(
-        name=path.stem,
+        name=trace_name(path),
         arrival_s=arrival_s,
         input_tokens=token_counts(path, table, "input_tokens"),
         output_tokens=token_counts(path, table, "output_tokens"),

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 REQUIRED = ("input_tokens", "output_tokens")
 TOP = 1 << 63
+FORMATS = {".csv": "CSV", ".tsv": "CSV", ".txt": "CSV", ".jsonl": "JSONL"}  # others are parquet
+COMPRESSED = (".gz", ".bz2", ".zst", ".lz4")  # Arrow decompresses CSV and JSONL that are called so
 MAX_TOKENS = 10_000_000  # per request: more than any model's context, so a mistake in the file
 
 
@@ -52,7 +54,7 @@ def read_trace(path: Path) -> Trace:
     session = _session_numbers(columns["session_id"]) if "session_id" in columns else np.arange(rows)
     scope = session if is_scoped(table) else np.zeros(rows, dtype=np.int64)
     blocks = _blocks(block_lists(path, table), scope)
-    return Trace(path.stem, arrival_s, inputs, outputs, app, session, *blocks, block_size_tokens(path, table))
+    return Trace(trace_name(path), arrival_s, inputs, outputs, app, session, *blocks, block_size_tokens(path, table))
 
 
 def _session_numbers(column: Any) -> np.ndarray:
@@ -103,22 +105,34 @@ def _blocks(lists: list[list[int]], scope: np.ndarray) -> tuple[np.ndarray, np.n
     return dense.reshape(-1).astype(np.int64), np.cumsum(count) - count, count
 
 
+def trace_name(path: Path) -> str:
+    """A trace's name: that of its file without what tells its format."""
+    return _uncompressed(path).stem
+
+
+def _uncompressed(path: Path) -> Path:
+    return path.with_suffix("") if path.suffix.lower() in COMPRESSED else path
+
+
 def read_table(path: Path, columns: Sequence[str]) -> Any:
-    """A parquet or CSV file as an Arrow table with at least these columns and one row."""
+    """A file as an Arrow table with at least these columns and one row; its name says what it is (``FORMATS``)."""
     import pyarrow.csv
+    import pyarrow.json
     import pyarrow.parquet
 
     if not path.is_file():
         raise WorkloadError(f"{path}: no such trace file")
-    is_csv = path.suffix.lower() in (".csv", ".tsv", ".txt")
+    suffix = _uncompressed(path).suffix.lower()
+    kind = FORMATS.get(suffix, "parquet")
     try:
-        if is_csv:
-            options = pyarrow.csv.ParseOptions(delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+        if kind == "CSV":
+            options = pyarrow.csv.ParseOptions(delimiter="\t" if suffix == ".tsv" else ",")
             table = pyarrow.csv.read_csv(path, parse_options=options)
+        elif kind == "JSONL":
+            table = pyarrow.json.read_json(path)
         else:
             table = pyarrow.parquet.read_table(path)
     except (pyarrow.ArrowException, OSError) as error:
-        kind = "CSV" if is_csv else "parquet"
         raise WorkloadError(f"{path}: not a readable {kind} file ({_first_line(error)})") from None
     missing = [column for column in columns if column not in table.column_names]
     if missing:

@@ -1,5 +1,7 @@
 """Traces: what is read, what is refused, and that every refusal names file, column and row."""
 
+import gzip
+import json
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +26,16 @@ def write(tmp_path: Path, **changes: list[Any] | None) -> Path:
     return path
 
 
-def test_parquet_and_csv_read_the_same(tmp_path: Path) -> None:
-    csv = tmp_path / "trace.csv"
-    csv.write_text("arrival_s,input_tokens,output_tokens\n0,10,1\n1.5,20,2\n1.5,30,3\n")
-    for trace in (read_trace(write(tmp_path)), read_trace(csv)):
+def test_all_formats_read_the_same(tmp_path: Path) -> None:
+    csv = b"arrival_s,input_tokens,output_tokens\n0,10,1\n1.5,20,2\n1.5,30,3\n"
+    jsonl = b"".join(
+        json.dumps(dict(zip(GOOD, row, strict=True))).encode() + b"\n" for row in zip(*GOOD.values(), strict=True)
+    )
+    contents = {"trace.csv": csv, "trace.jsonl": jsonl}
+    contents |= {f"{name}.gz": gzip.compress(content) for name, content in contents.items()}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    for trace in map(read_trace, [write(tmp_path), *(tmp_path / name for name in contents)]):
         assert trace.arrival_s.tolist() == GOOD["arrival_s"]
         assert trace.input_tokens.tolist() == GOOD["input_tokens"]
         assert trace.output_tokens.tolist() == GOOD["output_tokens"]
@@ -72,6 +80,10 @@ def test_broken_columns_are_named(tmp_path: Path, changes: dict[str, Any], messa
         ("text.parquet", b"this is not parquet at all", "not a readable parquet file"),
         ("empty.parquet", b"", "not a readable parquet file"),
         ("empty.csv", b"", "not a readable CSV file"),
+        ("text.csv.gz", b"this is no gzip", "not a readable CSV file"),
+        ("empty.jsonl", b"", "not a readable JSONL file"),
+        ("words.jsonl", b'{"arrival_s": 0, "input_tokens": "many", "output_tokens": 1}', "'input_tokens' holds string"),
+        ("blocks.jsonl", b"[1, 2]", "not a readable JSONL file"),
         ("ragged.csv", b"arrival_s,input_tokens,output_tokens\n0,1,1\n0,1\n", "not a readable CSV file"),
         ("twice.csv", b"arrival_s,input_tokens,output_tokens,app,app\n0,1,1,a,a\n", "column 'app' is there twice"),
         ("header.csv", b"arrival_s,input_tokens,output_tokens\n", "the trace is empty"),
