@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -20,6 +21,7 @@ from profiles.store import load_profile
 from serving.cli import scenario as scenarios
 from serving.cli import simulate_plots, simulate_tables
 from serving.cli.outputs import check_folders, make_folder
+from serving.cli.plan_groups import check_judged, check_plan, groups_of, only_class
 from serving.cli.reproduce import RunOptions, run_experiment
 from serving.tables import table_console
 from simulation.core.loop import Dispatcher, Simulation
@@ -152,7 +154,7 @@ def plan(  # noqa: PLR0913  (a command: its options)
     """How many replicas a workload needs, of which GPU, at what cost per attained request."""
     check_folders(json_out)
     asked = scenarios.read_scenario(path)
-    _check_plan(asked, str(path), apart)
+    check_plan(asked, str(path), apart)
     trace, points = scenarios.trace_of(asked, path, traces), []
     kinds = profile or [asked.profile]
     prices = price or [1.0] * len(kinds)
@@ -160,18 +162,13 @@ def plan(  # noqa: PLR0913  (a command: its options)
         raise ValueError(f"--price: needs one for each of {len(kinds)} profiles, got {len(prices)}")
     if wrong := [each for each in prices if not 0 <= each < math.inf]:
         raise ValueError(f"--price: must be a number from 0, got {wrong[0]:g}")
+    make_jobs = partial(scenarios.make_jobs, asked, trace, traces)
+    profiles, groups = [load_profile(kind) for kind in kinds], groups_of(asked, apart)
+    check_judged(asked, str(path), groups, partial(make_jobs, profiles[0]))
     with _progress() as bar:
-        for kind, hourly in zip(kinds, prices, strict=True):
-            loaded = load_profile(kind)
+        for loaded, hourly in zip(profiles, prices, strict=True):
             for rate in asked.rates_per_s:
-                for who, number in _groups(asked, apart):
-
-                    def jobs_of(
-                        seed: int, loaded: Profile = loaded, rate: float = rate, number: int = number
-                    ) -> tuple[np.ndarray, np.ndarray]:
-                        jobs, edges = scenarios.make_jobs(asked, trace, traces, loaded, rate, seed)
-                        return (_only(jobs, number) if number >= 0 else jobs), edges
-
+                for who, number in groups:
                     what = f"{loaded.name} {who} {rate:g} req/s"
                     task = bar.add_task(what, total=len(asked.seeds))
 
@@ -180,7 +177,8 @@ def plan(  # noqa: PLR0913  (a command: its options)
 
                     found, count = [], 0
                     for seed in bar.track(asked.seeds, task_id=task):
-                        work = Workload(*jobs_of(seed), trace)
+                        jobs, edges = make_jobs(loaded, rate, seed)
+                        work = Workload(only_class(jobs, number), edges, trace)
                         count += len(work.jobs)
                         found.append(_sized(asked, loaded, work, seed, (target, hourly / 3600.0), tell))
                     point: dict[str, Any] = {"profile": loaded.name, "class": who, "rate_per_s": rate}
@@ -193,16 +191,6 @@ def plan(  # noqa: PLR0913  (a command: its options)
         keys = [f"replicas {p['profile']} {p['class']} {p['rate_per_s']:g}" for p in points]
         headline = {key: p["replicas"]["median"] for key, p in zip(keys, points, strict=True)}
         json_out.write_text(json.dumps({**result, "seeds": asked.seeds, "headline": headline, "points": points}) + "\n")
-
-
-def _check_plan(asked: scenarios.Scenario, where: str, apart: bool) -> None:
-    """Raise ``ValueError`` for what a scenario says and a plan cannot take into account."""
-    for number, section in enumerate(asked.classes):
-        if section.num_replicas:
-            raise ValueError(f"{where}: classes.{number}.num_replicas: plan says how many are needed; leave it out")
-    if apart and (asked.workload.closed_loop or asked.workload.slos_serve):
-        key = "closed_loop" if asked.workload.closed_loop else "slos_serve"
-        raise ValueError(f"--apart: {where}: workload.{key}: its requests are of no classes that can be served apart")
 
 
 def _sized(
@@ -229,12 +217,6 @@ def _sized(
     return replicas_needed(play, target, price, least=least)
 
 
-def _groups(asked: scenarios.Scenario, apart: bool) -> list[tuple[str, int]]:
-    """All classes together, then each one by itself."""
-    own = [(section.name, number) for number, section in enumerate(asked.classes) if not section.best_effort]
-    return [("all", -1), *(own if apart else [])]
-
-
 def _needed(found: list[tuple[int, float, float]]) -> dict[str, Any]:
     """Replicas, attainment and cost, median and spread over seeds; 0 replicas where not even the most were enough for
     every seed, and no cost then."""
@@ -245,13 +227,6 @@ def _needed(found: list[tuple[int, float, float]]) -> dict[str, Any]:
         "attainment": median_and_spread(list(attainments)),
         "cost_per_request": median_and_spread(list(costs)) if is_enough else None,
     }
-
-
-def _only(jobs: np.ndarray, number: int) -> np.ndarray:
-    """Jobs of one class alone; only for workloads of single requests."""
-    own = jobs[jobs["tier"] == number].copy()
-    own["program"] = np.arange(len(own))
-    return own
 
 
 def reproduce(

@@ -221,6 +221,17 @@ def test_sessions_are_not_planned_for_apart(sessions: Path, capsys) -> None:
     assert f"--apart: {sessions}: workload.closed_loop: its requests are of no classes" in capsys.readouterr().err
 
 
+def test_a_class_that_no_request_is_of_is_named_before_any_run(
+    tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulate, "_run", None)
+    path = write(tmp_path)
+    path.write_text(path.read_text() + "  - {name: rare, share: 0, ttft_ms: 900, tpot_ms: 50}\n")
+    assert main(["plan", str(path), "--apart"]) == 2
+    told = f"--apart: {path}: classes.2.share: no request of class 'rare' arrives between warm-up and cool-down"
+    assert told in capsys.readouterr().err
+
+
 @pytest.fixture
 def only_best_effort(tmp_path: Path) -> Path:
     path = write(tmp_path)
