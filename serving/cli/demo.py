@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from serving.cli.demo_program import show_program
+from serving.launch.http_port import check_port_free
 from serving.launch.kernels import compiling
-from serving.launch.launch import check_port_free, deploy, read_document, server_of, url_of, wait_for_interrupt
+from serving.launch.launch import deploy, read_document, server_of, url_of, wait_for_interrupt
 from serving.launch.local_ray import LaunchError, free_port, local_ray
 from serving.launch.running import announced
 from serving.launch.starter import STARTER

@@ -2,7 +2,6 @@
 
 import contextlib
 import signal
-import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from serving.config.serve_file import applications_of, check_apart, load_documen
 from serving.config.serve_schema import check_serve_keys
 from serving.launch.arguments import Options, to_document
 from serving.launch.dashboard import serve_client
+from serving.launch.http_port import check_port_free
 from serving.launch.kernels import Compilation, compiling
 from serving.launch.local_ray import LaunchError, local_ray
 from serving.launch.running import announced
@@ -53,7 +53,7 @@ def up(words: Sequence[str], options: Options = NO_OPTIONS, log_level: str | Non
             patience_s = max(app.start_timeout_s for app in apps)
         if address is None:
             check_models(apps)
-            check_port_free(document)
+            check_port_free(document, "; choose another one with --port")
             address = stack.enter_context(local_ray(console, shows_logs=log_level is not None))
         deploy(address, document, console, patience_s, compilation)
         for place, url in enumerate(urls := urls_of(document, address)):
@@ -123,21 +123,6 @@ def check_models(apps: Sequence[AppConfig]) -> None:
     for model in (each.model.id for app in apps for each in app.each):
         if model.startswith(("/", "./", "../")) and not Path(model).exists():
             raise LaunchError(f"model.id: there is no {model} on this machine")
-
-
-def check_port_free(document: dict[str, Any]) -> None:
-    """Say at once that the HTTP port is taken, which Serve would tell in a log file."""
-    options = document.get("http_options") or {}
-    host, port = str(options.get("host", "127.0.0.1")), int(options.get("port", 8000))
-    if not 0 < port < 1 << 16:
-        raise LaunchError(f"http_options.port: must be from 1 to 65535, got {port}")
-    try:
-        family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(place)
-    except OSError as error:
-        raise LaunchError(f"http_options.port: {host}:{port} cannot be used: {error.strerror}") from None
 
 
 def deploy(

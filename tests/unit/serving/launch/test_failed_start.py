@@ -8,11 +8,11 @@ import pytest
 
 from serving.config.app import AppConfig
 from serving.launch import launch
+from serving.launch.http_port import check_port_free
 from serving.launch.launch import (
     UNREACHED_S,
     LaunchError,
     check_models,
-    check_port_free,
     check_reached,
     is_up,
     last_line,

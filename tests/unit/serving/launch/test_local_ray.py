@@ -9,6 +9,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from rich.console import Console
 
@@ -17,8 +18,10 @@ pytest.importorskip("ray")
 from ray.serve._private import constants
 
 from serving.cli.demo import take_port
-from serving.launch.launch import check_port_free, server_of
+from serving.launch.http_port import check_port_free, listener
+from serving.launch.launch import server_of
 from serving.launch.local_ray import LaunchError, block_of_ports, free_port, proxy_settings, terminable
+from serving.launch.running import announced
 
 
 def pages_of(settings: dict[str, str]) -> list[int]:
@@ -103,11 +106,24 @@ def test_the_demo_takes_another_port_and_a_server_says_that_its_is_taken() -> No
         other.listen()
         taken = other.getsockname()[1]
         document = {"http_options": {"host": "127.0.0.1", "port": taken}}
-        with pytest.raises(LaunchError, match=f"127.0.0.1:{taken} cannot be used"):
+        own = f"process {os.getpid()} ({psutil.Process().name()})"
+        told = f"127.0.0.1:{taken} cannot be used: Address already in use, by {own}"
+        with pytest.raises(LaunchError, match=re.escape(told)):
             check_port_free(document)
         take_port(document, Console(quiet=True))
     assert document["http_options"]["port"] != taken
     check_port_free(document)
+
+
+def test_a_server_of_this_project_is_named_as_such(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", free_port()))
+        port = other.getsockname()[1]
+        assert listener(port) == ""
+        other.listen()
+        with announced(f"http://127.0.0.1:{port}", ""):
+            assert listener(port).startswith(f"a server of polyslo, process {os.getpid()} (")
 
 
 @pytest.mark.parametrize(
