@@ -19,6 +19,7 @@ from rich.console import Console
 from replicas.scratch import remove_abandoned
 from serving.launch.haproxy import SETTING, write_launcher
 from serving.launch.log_follower import logs_shown
+from serving.launch.processes import end_processes, ended_without_us
 from serving.launch.steps import steps_shown
 
 DASHBOARD_PORT = 8265
@@ -147,8 +148,9 @@ def no_process_but(before: set[psutil.Process]) -> Iterator[None]:
     finally:
         with uninterrupted():
             started = set(psutil.Process().children(recursive=True)) - before
-            ray.shutdown()
-            end_processes(started)
+            with ended_without_us(started):
+                ray.shutdown()
+                end_processes(started)
 
 
 @contextlib.contextmanager
@@ -214,7 +216,7 @@ def terminable() -> Iterator[None]:
 def uninterrupted() -> Iterator[None]:
     """A second Ctrl-C, or SIGTERM, does not stop the clean-up.
 
-    While Ray's core shuts down, SIGTERM still does: Ray restores its default action.
+    While Ray's core shuts down, SIGTERM still does: Ray restores its default action (``ended_without_us``).
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -226,15 +228,3 @@ def uninterrupted() -> Iterator[None]:
     finally:
         for end, handler in zip(ends, previous, strict=True):
             signal.signal(end, handler)
-
-
-def end_processes(processes: set[psutil.Process], patience_s: float = 8.0) -> None:
-    """End what is left of processes that we started, and of their children."""
-    for process in list(processes):
-        with contextlib.suppress(psutil.Error):
-            processes |= set(process.children(recursive=True))
-    _, alive = psutil.wait_procs(list(processes), timeout=patience_s)
-    for process in alive:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-    psutil.wait_procs(alive, timeout=patience_s)
