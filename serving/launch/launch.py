@@ -18,6 +18,7 @@ from serving.config.engine import REPLICA
 from serving.config.model_tables import check_external_scaler, tables_of
 from serving.config.serve_file import applications_of, check_apart, load_document, prefix_of, read_application
 from serving.config.serve_schema import check_serve_keys
+from serving.ingress.replica_status import pages_of
 from serving.launch.arguments import Options, to_document
 from serving.launch.dashboard import serve_client
 from serving.launch.http_port import check_port_free
@@ -138,16 +139,17 @@ def deploy(
     """
     client = serve_client(address)
     client.deploy_applications(document)
-    waiting = {
-        app.get("name", "default"): url
-        for app, url in zip(applications_of(document), urls_of(document, address), strict=True)
-    }
+    apps, urls = applications_of(document), urls_of(document, address)
+    waiting = {app.get("name", "default"): url for app, url in zip(apps, urls, strict=True)}
+    models = {app.get("name", "default"): read_application(document, "", k)[0] for k, app in enumerate(apps)}
     unreached_s = dict[str, float]()
     with steps_shown(console, "Deploying") as show:
         give_up_s = time.monotonic() + patience_s
         while time.monotonic() < give_up_s:
             told = client.get_serve_details()["applications"]
-            waiting = {name: url for name, url in waiting.items() if not is_up(name, told.get(name, {}), url)}
+            waiting = {
+                name: url for name, url in waiting.items() if not is_up(name, told.get(name, {}), url, models[name])
+            }
             if not waiting:
                 return
             for name, url in waiting.items():
@@ -159,11 +161,18 @@ def deploy(
     raise LaunchError(f"the application did not start within {patience_s:g} s (fleet.start_timeout_s)")
 
 
-def is_up(name: str, details: dict[str, Any], url: str) -> bool:
-    """Whether an application serves; ``details`` are Serve's. Raises ``LaunchError`` where it never will."""
+def is_up(name: str, details: dict[str, Any], url: str, config: AppConfig) -> bool:
+    """Whether an application serves, all of its models; ``details`` are Serve's.
+
+    Raises:
+        LaunchError: it never will.
+    """
     if details.get("status") in ("DEPLOY_FAILED", "UNHEALTHY"):
         raise LaunchError(f"the application {name!r} did not start: {last_line(details)}")
-    return details.get("status") == "RUNNING" and is_healthy(url) and (is_empty(details) or has_replica(url))
+    if details.get("status") != "RUNNING" or not is_healthy(url):
+        return False
+    wanted = wanted_models(details, config)
+    return not wanted or wanted <= living_models(url)
 
 
 def check_reached(name: str, details: dict[str, Any], url: str, unreached_s: dict[str, float]) -> None:
@@ -198,19 +207,20 @@ def is_healthy(url: str) -> bool:
         return False
 
 
-def is_empty(details: dict[str, Any]) -> bool:
-    """Whether Serve is asked for no replica, because the fleet is scaled to zero."""
-    deployments = details.get("deployments", {}).items()
-    return all(told.get("target_num_replicas") == 0 for name, told in deployments if name != INGRESS)
+def wanted_models(details: dict[str, Any], config: AppConfig) -> set[str]:
+    """The models of which Serve is asked for a replica: a fleet may be scaled to zero."""
+    deployments = details.get("deployments", {})
+    empty = {name for name, told in deployments.items() if told.get("target_num_replicas") == 0}
+    return {each.model.name for each in config.each if any(g.deployment not in empty for g in each.replica_groups())}
 
 
-def has_replica(url: str) -> bool:
-    """Whether a replica lives. ``/health`` does not tell of a fleet that may be empty."""
+def living_models(url: str) -> set[str]:
+    """The models of which a replica lives. ``/health`` does not tell of a fleet that may be empty."""
     try:
-        told = httpx.get(f"{url}/polyslo/status", timeout=5.0).json()
-        return any(replica.get("live") for replica in told["replicas"])
+        pages = pages_of(httpx.get(f"{url}/polyslo/status", timeout=5.0).json())
+        return {page["model"] for page in pages if any(replica.get("live") for replica in page["replicas"])}
     except (httpx.HTTPError, ValueError, KeyError):
-        return False
+        return set()
 
 
 def describe(details: dict[str, Any]) -> str:

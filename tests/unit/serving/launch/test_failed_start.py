@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from serving.config.app import AppConfig
+from serving.ingress.replica_status import of_several
 from serving.launch import launch
 from serving.launch.http_port import check_port_free
 from serving.launch.launch import (
@@ -61,13 +62,46 @@ def test_an_application_is_up_once_a_replica_lives_that_it_is_to_have(
     health: int, live: list[bool], targets: list[int], is_ready: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def get(url: str, **_options: Any) -> httpx.Response:
-        status = {"replicas": [{"live": each} for each in live]}
+        status = {"model": "embedded", "replicas": [{"live": each} for each in live]}
         return httpx.Response(health) if url.endswith("/health") else httpx.Response(200, json=status)
 
     monkeypatch.setattr(httpx, "get", get)
-    groups = {f"Replica{place}": {"target_num_replicas": target} for place, target in enumerate(targets)}
-    details = {"status": "RUNNING", "deployments": {"Ingress": {"target_num_replicas": 1}, **groups}}
-    assert is_up("default", details, "http://host") is is_ready
+    config = AppConfig.read({"groups": [{"name": f"g{place}"} for place in range(len(targets))]})
+    assert is_up("default", running(config, targets), "http://host", config) is is_ready
+
+
+def running(config: AppConfig, targets: list[int]) -> dict[str, Any]:
+    """What Serve tells of an application whose groups are to have so many replicas."""
+    groups = {
+        group.deployment: {"target_num_replicas": target}
+        for group, target in zip(config.replica_groups(), targets, strict=True)
+    }
+    return {"status": "RUNNING", "deployments": {"Ingress": {"target_num_replicas": 1}, **groups}}
+
+
+@pytest.mark.parametrize(
+    ("live", "targets", "is_ready"),
+    [
+        (["chat"], [1, 1], False),  # the other one may be empty, and starts
+        (["chat", "Coder"], [1, 1], True),
+        (["chat"], [1, 0], True),
+        ([], [1, 0], False),
+        ([], [0, 0], True),
+    ],
+)
+def test_several_models_are_up_once_each_has_a_replica_that_is_to_have_one(
+    live: list[str], targets: list[int], is_ready: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = [{"model": name, "replicas": [{"live": name in live}]} for name in ("chat", "Coder")]
+
+    def get(url: str, **_options: Any) -> httpx.Response:
+        return httpx.Response(200, json=of_several(pages))
+
+    monkeypatch.setattr(httpx, "get", get)
+    fleet = {"num_replicas": 1, "autoscaling": {"min_replicas": 0, "max_replicas": 2}}
+    coder = {"name": "code", "model": {"id": "embedded", "served_model_name": "Coder"}}
+    config = AppConfig.read({"fleet": fleet, "models": [{"name": "chat"}, coder]})
+    assert is_up("default", running(config, targets), "http://host", config) is is_ready
 
 
 def test_an_address_that_nothing_answers_at_is_an_error_only_once_the_application_runs_for_long(
