@@ -105,10 +105,3 @@ class MeasuredRange:
         """Names of the terms in which ``batch`` lies outside; empty when it lies inside."""
         values = dict(zip(Batch._fields, batch, strict=True))
         return tuple(name for name, (low, high) in asdict(self).items() if not low <= values[name] <= high)
-
-    def is_outside(self, batches: Table) -> Bools:
-        """Vectorised ``outside``: True for each row that leaves the box in any term."""
-        flags = np.zeros(len(batches), dtype=bool)
-        for name, (low, high) in asdict(self).items():
-            flags |= (batches[name] < low) | (batches[name] > high)
-        return flags

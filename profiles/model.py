@@ -15,7 +15,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from profiles import kernels
-from profiles.batch import BATCH, Batch, Bools, Floats, MeasuredRange, Table
+from profiles.batch import BATCH, Batch, Floats, MeasuredRange, Table
 
 MAX_CHUNK_TOKENS = 2**31 - 1
 
@@ -54,11 +54,6 @@ class PerfModel(Protocol):
 def predict(model: PerfModel, batch: Batch) -> Prediction:
     """Seconds with the out-of-range flag: which terms of ``batch`` were never measured at that size."""
     return Prediction(model.iteration_s(batch), model.measured.outside(batch))
-
-
-def predict_all(model: PerfModel, batches: Table) -> tuple[Floats, Bools]:
-    """Vectorised ``predict``: seconds, and True for each row outside the measured range."""
-    return model.iterations_s(batches), model.measured.is_outside(batches)
 
 
 @dataclass(frozen=True, eq=False)

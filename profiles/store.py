@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from profiles.batch import MEASUREMENT, Floats, Table
+from profiles.batch import Floats
 from profiles.profile import Profile, ProfileError
 from profiles.suggest import suggest_near
 
@@ -73,25 +73,11 @@ def save_profile(profile: Profile, path: Path) -> None:
     _replace(path, text.encode())
 
 
-def save_measurements(table: Table, path: Path) -> None:
-    """Write MEASUREMENT rows as parquet."""
-    save_columns({name: table[name] for name in MEASUREMENT.names or ()}, path)
-
-
 def save_columns(columns: dict[str, Floats], path: Path) -> None:
     """Write named columns of one length as parquet; a reader sees the old file or the new one, never half of it."""
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table({name: np.ascontiguousarray(values) for name, values in columns.items()}), sink)
     _replace(path, sink.getvalue().to_pybytes())
-
-
-def load_measurements(path: Path) -> Table:
-    """MEASUREMENT rows from a parquet file of ``save_measurements``; other columns are ignored."""
-    columns = load_columns(path, MEASUREMENT.names or ())
-    rows = np.zeros(len(columns["seconds"]), dtype=MEASUREMENT)
-    for name, values in columns.items():
-        rows[name] = values
-    return rows
 
 
 def load_columns(path: Path, required: tuple[str, ...] = ()) -> dict[str, Floats]:

@@ -34,12 +34,6 @@ class AttainmentFlags(NamedTuple):
     mean: Flags
 
 
-def lateness_s(times_s: ArrayLike, ttft_s: float, tpot_s: float) -> Floats:
-    """Seconds by which each token of one request missed its due time; negative when early, -inf when unbounded."""
-    times = np.asarray(times_s, dtype=np.float64)
-    return _lateness_s(times, np.array([times.size]), np.array([ttft_s]), np.array([tpot_s]))
-
-
 def judge(
     times_s: ArrayLike, ttft_s: float, tpot_s: float, e2e_s: float = np.inf, *, finished: bool = True
 ) -> Attainment:

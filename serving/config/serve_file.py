@@ -10,15 +10,6 @@ from serving.config.app import IMPORT_PATH, INGRESS, AppConfig
 from serving.config.base import ConfigError
 
 
-def read_serve_file(path: Path) -> tuple[AppConfig, Any]:
-    """This project's first application in a Serve file: its configuration, and the ingress's raw ``user_config``.
-
-    Raises:
-        ConfigError: naming the file and the field.
-    """
-    return read_application(load_document(path), str(path))
-
-
 def load_document(path: Path) -> dict[str, Any]:
     """A Serve file as it is, with an application of ours in it; raises ``ConfigError`` naming the file."""
     try:

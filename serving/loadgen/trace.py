@@ -100,16 +100,6 @@ def read_trace(path: Path, poisson_per_s: float | None = None, seed: int = 0) ->
     )
 
 
-def synthetic_trace(
-    requests: int, rate_per_s: float, input_tokens: float, output_tokens: float, seed: int = 0, sigma: float = 0.6
-) -> Trace:
-    """Poisson arrivals with log-normal lengths of the given medians; ``sigma`` is the spread of the logarithm."""
-    rng = np.random.default_rng((seed, 1))
-    lengths = np.exp(rng.normal(0.0, sigma, (2, requests))) * [[input_tokens], [output_tokens]]
-    prompt, output = np.maximum(1, np.rint(lengths)).astype(np.int64)
-    return Trace("synthetic", poisson_arrivals_s(requests, rate_per_s, seed), prompt, output, ["synthetic"] * requests)
-
-
 def poisson_arrivals_s(requests: int, rate_per_s: float, seed: int) -> NDArray[np.float64]:
     """Arrival times of a Poisson process, the first at 0."""
     gaps_s = np.random.default_rng((seed, 0)).exponential(1.0 / rate_per_s, requests)

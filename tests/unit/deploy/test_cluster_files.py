@@ -15,8 +15,8 @@ from ray.serve.schema import ServeDeploySchema
 
 from serving.app import check_cluster
 from serving.config.app import AppConfig
-from serving.config.serve_file import read_serve_file
 from serving.config.tiers import TierTableConfig
+from tests.support.serve_files import read_serve_file
 
 ROOT = Path(__file__).resolve().parents[3]
 CLUSTERS = ("cluster.yaml", "cluster-local.yaml")

@@ -5,7 +5,7 @@ import pytest
 
 from profiles.batch import Batch, decodes
 from profiles.fit import FORMS
-from profiles.model import MAX_CHUNK_TOKENS, PerfModel, predict, predict_all
+from profiles.model import MAX_CHUNK_TOKENS, PerfModel, predict
 from tests.support.planted_profile import planted_table
 
 TABLE = planted_table(noise=0.01)
@@ -60,11 +60,3 @@ def test_questions_outside_the_measured_range_are_flagged(model: PerfModel) -> N
     far = predict(model, Batch(5000.0, 0.0, 1e9, 1.0))
     assert set(far.outside) == {"batch_tokens", "pairs"}
     assert far.seconds > 0
-
-
-def test_vectorised_flags_mark_exactly_the_rows_outside(model: PerfModel) -> None:
-    rows = TABLE[:4].copy()
-    rows["kv_tokens"][2] = 1e12
-    seconds, outside = predict_all(model, rows)
-    assert outside.tolist() == [False, False, True, False]
-    assert (seconds > 0).all()

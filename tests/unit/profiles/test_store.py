@@ -11,13 +11,11 @@ from profiles.profile import ProfileError
 from profiles.store import (
     builtin_names,
     load_columns,
-    load_measurements,
     load_profile,
     save_columns,
-    save_measurements,
     save_profile,
 )
-from tests.support.planted_profile import PROFILE, planted_table
+from tests.support.planted_profile import PROFILE
 
 GPU_PROFILES = {
     "a100_sxm__llama-3.1-8b",
@@ -35,10 +33,14 @@ def test_a_saved_profile_is_loaded_again(tmp_path: Path) -> None:
     assert [p.name for p in path.parent.iterdir()] == ["mine.json"]
 
 
-def test_saved_measurements_are_loaded_again(tmp_path: Path) -> None:
-    table, path = planted_table(), tmp_path / "m.parquet"
-    save_measurements(table, path)
-    assert (load_measurements(path) == table).all()
+def test_saved_columns_are_loaded_again(tmp_path: Path) -> None:
+    columns, path = {"seconds": np.array([0.1, 0.2]), "kv_tokens": np.array([3.0, 4.0])}, tmp_path / "m.parquet"
+    save_columns(columns, path)
+    assert {name: values.tolist() for name, values in load_columns(path).items()} == {
+        "seconds": [0.1, 0.2],
+        "kv_tokens": [3.0, 4.0],
+    }
+    assert load_columns(path, ("seconds",)).keys() == {"seconds"}
 
 
 def test_every_shipped_profile_loads_under_its_own_name() -> None:
@@ -102,7 +104,7 @@ def test_measurement_files_with_a_fault_are_named(tmp_path: Path) -> None:
     save_columns({"batch_tokens": np.ones(2)}, short)
     garbage.write_bytes(b"no parquet")
     with pytest.raises(ProfileError, match=r"short.parquet: column 'kv_tokens' is missing; it has batch_tokens"):
-        load_measurements(short)
+        load_columns(short, ("batch_tokens", "kv_tokens"))
     with pytest.raises(ProfileError, match=r"cannot read measurements .*garbage.parquet"):
         load_columns(garbage)
     with pytest.raises(ProfileError, match=r"cannot read measurements"):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.attainment import Attainment, Tally, judge, judge_many, lateness_s
+from protocol.attainment import Attainment, Tally, judge, judge_many
 
 INF = math.inf
 
@@ -54,11 +54,6 @@ def test_without_a_ttft_due_times_count_from_the_first_token() -> None:
 def test_unfinished_and_empty_outputs_miss(ttft_s: float) -> None:
     assert judge([0.1, 0.2], ttft_s, 0.1, finished=False) == Attainment(False, False, False)
     assert judge([], ttft_s, 0.1) == Attainment(False, False, False)
-
-
-def test_lateness_is_unbounded_where_no_bound_is_asked_for() -> None:
-    assert lateness_s([0.3, 0.9], 0.5, INF).tolist() == pytest.approx([-0.2, -INF])
-    assert lateness_s([0.3, 0.9], 0.5, 0.2).tolist() == pytest.approx([-0.2, 0.2])
 
 
 gaps = st.lists(st.floats(0.0, 0.3), min_size=0, max_size=30)

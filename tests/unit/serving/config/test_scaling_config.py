@@ -11,8 +11,8 @@ from controller.scaling.signals import ScalingOptions
 from serving.config.app import IMPORT_PATH, AppConfig
 from serving.config.base import ConfigError
 from serving.config.model_tables import tables_of
-from serving.config.serve_file import read_serve_file
 from serving.launch.launch import check_document
+from tests.support.serve_files import read_serve_file
 
 SIDES = [{"name": "p", "phase": "prefill", "num_replicas": 2}, {"name": "d", "phase": "decode", "num_replicas": 2}]
 

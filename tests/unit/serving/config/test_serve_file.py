@@ -6,8 +6,8 @@ import pytest
 
 from serving.config.app import IMPORT_PATH
 from serving.config.base import ConfigError
-from serving.config.serve_file import read_serve_file
 from serving.config.tiers import TierTableConfig
+from tests.support.serve_files import read_serve_file
 
 ROOT = Path(__file__).resolve().parents[4]
 

@@ -18,8 +18,9 @@ from serving.loadgen.mix import (
     tiers_of_status,
     with_tier_figures,
 )
-from serving.loadgen.trace import Trace, synthetic_trace
+from serving.loadgen.trace import Trace
 from simulation.workloads.traces import WorkloadError
+from tests.support.synthetic_trace import synthetic_trace
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
 

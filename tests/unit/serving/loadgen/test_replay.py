@@ -20,7 +20,7 @@ from serving.loadgen import replay
 from serving.loadgen.client import Status
 from serving.loadgen.mix import parse_mix
 from serving.loadgen.replay import ReplayOptions
-from serving.loadgen.trace import Trace, synthetic_trace
+from serving.loadgen.trace import Trace
 from simulation.workloads.traces import WorkloadError
 from tests.support.replay_server import (
     TOKENS_PER_CHUNK,
@@ -36,6 +36,7 @@ from tests.support.replay_server import (
     refuse_for_good,
     stream_all,
 )
+from tests.support.synthetic_trace import synthetic_trace
 
 
 @pytest.fixture

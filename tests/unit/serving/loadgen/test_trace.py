@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.loadgen.trace import Trace, poisson_arrivals_s, read_trace, synthetic_trace
+from serving.loadgen.trace import Trace, poisson_arrivals_s, read_trace
 from simulation.workloads.traces import WorkloadError
+from tests.support.synthetic_trace import synthetic_trace
 
 SHARED = Path(__file__).parents[5] / "shared" / "traces"
 GOOD: dict[str, list[Any]] = {"arrival_s": [0.0, 1.5, 1.5], "input_tokens": [10, 20, 30], "output_tokens": [1, 2, 3]}
