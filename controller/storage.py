@@ -2,13 +2,16 @@
 
 import contextlib
 import fcntl
+import io
 import os
 import re
 import weakref
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pyarrow import fs
 
+BUFFER = 1 << 20  # bytes that are read or written at a time
 _USER = re.compile(r"//[^/@]*@")
 
 
@@ -72,17 +75,31 @@ class Storage:
             content: bytes = stream.read(size)
         return content
 
+    def lines(self, path: str) -> Iterator[bytes]:
+        """The lines of a file, one after the other, without their ends; raises ``OSError`` where there is none."""
+        with io.BufferedReader(self._files.open_input_file(f"{self._root}/{path}"), BUFFER) as stream:
+            for line in stream:
+                yield line.rstrip(b"\n")
+
     def write(self, path: str, content: bytes) -> None:
-        """Write a file; on a file system a reader sees all of it or none, as object stores have it anyhow."""
+        """``write_pieces`` of one."""
+        self.write_pieces(path, (content,))
+
+    def write_pieces(self, path: str, pieces: Iterable[bytes]) -> int:
+        """Write a file, and tell its size; on a file system a reader sees all of it or none, as object stores have it
+        anyhow."""
         path = f"{self._root}/{path}"
         self._files.create_dir(path.rpartition("/")[0], recursive=True)
         is_local = self._files.type_name in ("local", "hdfs")
-        written = f"{path}.partial" if is_local else path
+        written, size = f"{path}.partial" if is_local else path, 0
         try:
-            with self._files.open_output_stream(written) as stream:
-                stream.write(content)
+            with self._files.open_output_stream(written, buffer_size=BUFFER) as stream:
+                for piece in pieces:
+                    stream.write(piece)
+                    size += len(piece)
             if is_local:
                 self._files.move(written, path)
+            return size
         except OSError:
             if is_local:  # what was written takes room that others may need
                 with contextlib.suppress(OSError):

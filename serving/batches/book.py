@@ -11,6 +11,7 @@ import math
 import secrets
 from collections import Counter
 from collections.abc import Collection, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import msgspec
@@ -80,6 +81,12 @@ class BatchBook(FileBook):
             raise BatchError(409, f"Batch {users[0]} reads this file; cancel it first.", "file_id", "file_in_use")
         self._drop(found)
         return {"id": file_id, "object": "file", "deleted": True}
+
+    def stored_bytes(self, tenant: str) -> int:
+        """Of all files of this tenant, and of what its open batches have come to."""
+        return super().stored_bytes(tenant) + sum(
+            batch.result_bytes for batch in self._going.values() if batch.tenant == tenant
+        )
 
     # -- batches ----------------------------------------------------------------------------------------------------
 
@@ -204,7 +211,7 @@ class BatchBook(FileBook):
         elif now_s >= batch.expires_s:
             if (late := self._opened(batch, now_s)) is not None:
                 self._end(late, "expired", now_s)
-        elif known is not None and self.stored_bytes(batch.tenant) + known.result_bytes > self.options.tenant_bytes:
+        elif known is not None and known.has_news and self.stored_bytes(batch.tenant) > self.options.tenant_bytes:
             told = f"With its results, files have more than {self.options.tenant_bytes} bytes (batches.tenant_bytes)."
             self._end(known, "failed", now_s, [LineError("results_too_large", told)])
         elif known is not None:
@@ -242,13 +249,16 @@ class BatchBook(FileBook):
 
     def _end(self, opened: OpenBatch, state: State, now_s: float, errors: Sequence[LineError] = ()) -> None:
         batch = opened.batch
-        good, bad, late = opened.files(self._storage, now_s, is_expired=state == "expired")
-        changes: dict[str, Any] = {"state": state, "ended_s": int(now_s), "failed": batch.failed + late}
+        opened.store_all(self._storage, now_s)
+        late = opened.late() if state == "expired" else []
+        changes: dict[str, Any] = {"state": state, "ended_s": int(now_s), "failed": batch.failed + len(late)}
         changes["errors"] = [*batch.errors, *errors]
-        for name, content in (("output", good), ("error", bad)):
-            if content:
+        for name, count in (("output", batch.completed), ("error", changes["failed"])):
+            lines = opened.lines(self._storage, name == "output", late)
+            is_asked = count or state == "failed"  # of a batch whose input file is lost they are not counted
+            if first := next(lines, b"") if is_asked else b"":
                 file_id = f"file-{batch.id.removeprefix('batch_')}-{name}"  # the same if a keeper ends between the two
-                self._keep(file_id, batch.tenant, f"{batch.id}_{name}.jsonl", OUTPUT, content, now_s)
+                self._keep(file_id, batch.tenant, f"{batch.id}_{name}.jsonl", OUTPUT, chain((first,), lines), now_s)
                 changes[f"{name}_file_id"] = file_id
         ended = msgspec.structs.replace(batch, **changes)
         self._storage.write(f"ended/{batch.id}.json", msgspec.json.encode(ended))

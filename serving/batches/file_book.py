@@ -2,6 +2,7 @@
 
 import logging
 import secrets
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import msgspec
@@ -51,17 +52,18 @@ class FileBook:
         if stored + len(content) > self.options.tenant_bytes or files >= MOST_FILES:
             told = f"There may be {MOST_FILES} files of {self.options.tenant_bytes} bytes in all; delete some."
             raise BatchError(413, told, "file", "storage_full")
-        return self._keep(f"file-{secrets.token_hex(12)}", tenant, filename, INPUT, content, now_s).shown()
+        return self._keep(f"file-{secrets.token_hex(12)}", tenant, filename, INPUT, (content,), now_s).shown()
 
     def stored_bytes(self, tenant: str) -> int:
-        """Of all files of this tenant, results included."""
+        """Of all files of this tenant, those with results included."""
         return sum(each.size for each in self.files.values() if each.tenant == tenant)
 
-    def _keep(self, file_id: str, tenant: str, filename: str, purpose: str, content: bytes, now_s: float) -> StoredFile:
-        told = StoredFile(file_id, tenant, filename, purpose, len(content), int(now_s))
-        encoded = msgspec.json.encode(told)
-        self._storage.write(f"files/{told.id}", content)
-        self._storage.write(f"files/{told.id}.json", encoded)
+    def _keep(
+        self, file_id: str, tenant: str, filename: str, purpose: str, pieces: Iterable[bytes], now_s: float
+    ) -> StoredFile:
+        size = self._storage.write_pieces(f"files/{file_id}", pieces)
+        told = StoredFile(file_id, tenant, filename, purpose, size, int(now_s))
+        self._storage.write(f"files/{told.id}.json", msgspec.json.encode(told))
         self.files[told.id] = told
         return told
 

@@ -73,6 +73,7 @@ class Batch(msgspec.Struct):
     output_file_id: str | None = None
     error_file_id: str | None = None
     ended_s: int = 0
+    result_bytes: int = 0  # while it is open
 
     def shown(self) -> dict[str, Any]:
         """OpenAI's ``batch`` object."""

@@ -2,7 +2,7 @@
 
 from bisect import insort
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -10,22 +10,11 @@ import msgspec
 from controller.storage import Storage
 from serving.batches.input_file import places, read_line
 from serving.batches.objects import Batch, Line, LineResult
+from serving.batches.results import Results, Stored
 
 MOST_BYTES = 1 << 32  # of a stored file
-STORE_S, PART = 5.0, 256  # results are stored after so long, in files of so many
 REST_S, LONGEST_REST_S = 4.0, 30.0  # of a line that came back because the fleet was full; twice that the next time
 EXPIRED = {"code": "batch_expired", "message": "The request was not served before the completion window ended."}
-
-
-class Stored(msgspec.Struct):
-    """A result in its file of results: the line's number, whether it is good, and what the client gets."""
-
-    number: int
-    good: bool
-    line: msgspec.Raw
-
-
-_stored = msgspec.json.Decoder(Stored)
 
 
 class OpenBatch:
@@ -39,9 +28,7 @@ class OpenBatch:
         self._serving: dict[int, str] = {}  # line -> the ingress that has it
         self._rests_s: dict[int, float] = {}  # line -> how long it rested the last time
         self._done: set[int] = set()
-        self._part: list[bytes] = []  # results of the last file of results, which grows until it is full
-        self._parts, self._stored_s, self._is_stored = 0, 0.0, True
-        self.result_bytes = 0
+        self._results = Results(batch.id)
 
     def has_waiting(self, now_s: float) -> bool:
         """Whether a line may be taken."""
@@ -92,8 +79,7 @@ class OpenBatch:
         response = {"status_code": result.status, "request_id": result.request_id, "body": msgspec.Raw(result.body)}
         stored = Stored(result.number, result.is_good, self._line(result.number, response, None))
         self._note(stored)
-        self._part.append(msgspec.json.encode(stored))
-        self._is_stored = False
+        self._results.add(stored)
 
     def _line(self, number: int, response: Any, error: Any) -> msgspec.Raw:
         """A line of an output file."""
@@ -105,42 +91,37 @@ class OpenBatch:
         self._done.add(stored.number)
         self.batch.completed += stored.good
         self.batch.failed += not stored.good
-        self.result_bytes += len(bytes(stored.line))
+        self.batch.result_bytes += len(bytes(stored.line))
 
-    def store(self, storage: Storage, now_s: float, is_last: bool = False) -> None:
-        """Write results that are old enough, or fill a file."""
-        if not self._is_stored and (is_last or now_s - self._stored_s > STORE_S or len(self._part) >= PART):
-            storage.write(f"results/{self.batch.id}/{self._parts:08d}", b"\n".join(self._part))
-            self._stored_s, self._is_stored = now_s, True
-            if len(self._part) >= PART:
-                self._part, self._parts = [], self._parts + 1
+    @property
+    def has_news(self) -> bool:
+        """Whether there are results that are not stored yet."""
+        return not self._results.is_stored
+
+    def store(self, storage: Storage, now_s: float) -> None:
+        """Write results that are old enough, or fill a file, and how far the batch has come."""
+        if self._results.store(storage, now_s):
+            storage.write(f"open/{self.batch.id}.json", msgspec.json.encode(self.batch))
 
     def restore(self, storage: Storage) -> None:
         """Take up what an earlier keeper has stored of it."""
-        self.batch.completed = self.batch.failed = 0
-        names = sorted(name for name in storage.names(f"results/{self.batch.id}") if name.isdigit())
-        self._parts = int(names[-1]) + 1 if names else 0
-        for stored in self._read(storage):
+        self.batch.completed = self.batch.failed = self.batch.result_bytes = 0
+        for stored in self._results.restore(storage):
             if stored.number in self._places and stored.number not in self._done:
                 self._note(stored)
         self._waiting = deque(number for number in self._places if number not in self._done)
 
-    def _read(self, storage: Storage) -> list[Stored]:
-        """What is stored of it; half a file, which only a fault of the storage leaves, counts as nothing."""
-        folder, found = f"results/{self.batch.id}", list[Stored]()
-        for name in sorted(name for name in storage.names(folder) if name.isdigit()):
-            try:
-                found += [_stored.decode(line) for line in storage.read(f"{folder}/{name}", MOST_BYTES).split(b"\n")]
-            except (ValueError, msgspec.MsgspecError):
-                continue
-        return found
+    def late(self) -> list[int]:
+        """The lines that have not been served."""
+        return sorted(self._places.keys() - self._done)
 
-    def files(self, storage: Storage, now_s: float, is_expired: bool) -> tuple[bytes, bytes, int]:
-        """The output file and the error file, in the order of the input, and how many lines expired."""
-        self.store(storage, now_s, is_last=True)
-        found = {stored.number: stored for stored in self._read(storage)}
-        late = sorted(self._places.keys() - self._done) if is_expired else []
-        found |= {number: Stored(number, False, self._line(number, None, EXPIRED)) for number in late}
-        ordered = [stored for _, stored in sorted(found.items())]
-        good, bad = (b"".join(bytes(s.line) + b"\n" for s in ordered if s.good is kind) for kind in (True, False))
-        return good, bad, len(late)
+    def lines(self, storage: Storage, is_good: bool, late: Sequence[int]) -> Iterator[bytes]:
+        """The output file, or the error file with lines that are ``late``, in the order of the input."""
+        expired = (Stored(number, False, self._line(number, None, EXPIRED)) for number in late)
+        for stored in self._results.in_order(storage, expired):
+            if stored.good is is_good:
+                yield bytes(stored.line) + b"\n"
+
+    def store_all(self, storage: Storage, now_s: float) -> None:
+        """Write all results, before ``lines``."""
+        self._results.store(storage, now_s, is_last=True)

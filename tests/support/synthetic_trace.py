@@ -13,3 +13,8 @@ def synthetic_trace(
     lengths = np.exp(rng.normal(0.0, sigma, (2, requests))) * [[input_tokens], [output_tokens]]
     prompt, output = np.maximum(1, np.rint(lengths)).astype(np.int64)
     return Trace("synthetic", poisson_arrivals_s(requests, rate_per_s, seed), prompt, output, ["synthetic"] * requests)
+
+
+def small_trace(requests: int = 8) -> Trace:
+    """Short requests, close together."""
+    return synthetic_trace(requests, 400.0, input_tokens=20, output_tokens=9, seed=3)

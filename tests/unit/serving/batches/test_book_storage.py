@@ -1,13 +1,15 @@
 """What is stored of batches: taken up by a new keeper, whole after faults of the storage, bounded."""
 
+import tracemalloc
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from controller.storage import Storage
 from serving.batches.book import FAULT_S, BatchBook
-from serving.batches.objects import WINDOW_S, BatchError, LineResult
-from serving.batches.open_batch import PART, STORE_S
+from serving.batches.objects import WINDOW_S, BatchError, Line, LineResult
+from serving.batches.results import PART, STORE_S
 from serving.config.batches import BatchOptions
 from tests.support.batches_scene import NOW_S, book_of, jsonl, line, lines_of, opened, result, wanted
 
@@ -47,15 +49,15 @@ def test_what_cannot_be_stored_has_not_happened(tmp_path: Path, monkeypatch: pyt
         else:
             book.tick(now_s)
 
-    write = Storage.write
+    write = Storage.write_pieces
 
-    def full(storage: Storage, path: str, content: bytes) -> None:
+    def full(storage: Storage, path: str, pieces: Iterable[bytes]) -> int:
         if path.startswith("ended/"):
             raise OSError("no space left")
-        write(storage, path, content)
+        return write(storage, path, pieces)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Storage, "write", full)
+        patched.setattr(Storage, "write_pieces", full)
         if what == "cancelled":
             with pytest.raises(OSError, match="no space left"):
                 end(NOW_S + WINDOW_S)
@@ -74,16 +76,16 @@ def test_a_batch_whose_results_find_no_room_leaves_the_others_alone(
     book = book_of(tmp_path)
     large, other = opened(book, 1, "x"), opened(book, 2, "y")
     given = book.give("a", 2, (), NOW_S).lines
-    asked, write = list[str](), Storage.write
+    asked, write = list[str](), Storage.write_pieces
 
-    def full(storage: Storage, path: str, content: bytes) -> None:
+    def full(storage: Storage, path: str, pieces: Iterable[bytes]) -> int:
         asked.append(path)
         if path.startswith("files/") and large["id"].removeprefix("batch_") in path:
             raise OSError("no space left")
-        write(storage, path, content)
+        return write(storage, path, pieces)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Storage, "write", full)
+        patched.setattr(Storage, "write_pieces", full)
         book.take_back("a", [result(each) for each in given], [], NOW_S)
         (left,) = book.give("a", 8, (), NOW_S + 1).lines
         book.take_back("a", [result(left)], [], NOW_S + 2)
@@ -150,6 +152,59 @@ def test_results_beyond_a_tenants_room_end_the_batch(tmp_path: Path) -> None:
     ended = book.batch("", batch["id"]).shown()
     assert (ended["status"], ended["errors"]["data"][0]["code"]) == ("failed", "results_too_large")
     assert len(lines_of(book, "", ended["output_file_id"])) == 1
+
+
+def test_open_batches_of_a_tenant_have_one_room_together(tmp_path: Path) -> None:
+    book = book_of(tmp_path, tenant_bytes=5000)
+    older, newer, of_other = (opened(book, 3, tenant)["id"] for tenant in ("x", "x", "y"))
+    given, served = list[Line](), list[str]()
+    while more := book.give("a", 9, {(each.batch_id, each.number) for each in given}, NOW_S).lines:
+        given += more
+    for batch in (older, newer, of_other, newer):
+        each = next(each for each in given if each.batch_id == batch)
+        given.remove(each)
+        book.take_back("a", [LineResult(batch, each.number, "r", 200, b'"%s"' % (b"x" * 1500))], [], NOW_S)
+        served.append(book.batch(each.tenant, batch).state)
+    assert served == ["in_progress", "in_progress", "in_progress", "failed"]
+    assert book.batch("x", newer).errors[0].code == "results_too_large"
+    assert book.batch("x", older).state == "in_progress", "nothing has come to it since"
+    assert 5000 < book.stored_bytes("x") < 5000 + 2000
+    with pytest.raises(BatchError, match="no room for results"):
+        book.create("x", wanted(book.batch("x", older).input_file_id), NOW_S)
+    opened(book, 1, "y")
+
+
+def test_the_end_of_a_batch_takes_little_memory(tmp_path: Path) -> None:
+    book, body = book_of(tmp_path), b'{"text":"%s"}' % (b"x" * (1 << 20))
+    batch = opened(book, 32)
+    given = book.give("a", 32, (), NOW_S).lines
+    for each in (*given[16:], *given[:15]):
+        book.take_back("a", [LineResult(each.batch_id, each.number, "r", 200, body)], [], NOW_S)
+    tracemalloc.start()
+    book.take_back("a", [LineResult(batch["id"], given[15].number, "r", 200, body)], [], NOW_S)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    ended = book.batch("", batch["id"])
+    assert ended.state == "completed"
+    assert peak < 12 << 20, "all of them are 32 MiB"
+    told = lines_of(book, "", ended.output_file_id or "")
+    assert [each["custom_id"] for each in told] == [str(k) for k in range(32)]
+
+
+def test_a_new_keeper_tells_how_far_batches_are_before_it_serves(tmp_path: Path) -> None:
+    book = book_of(tmp_path)
+    batches = [opened(book, 3, tenant) for tenant in ("x", "y")]
+    given = book.give("a", 4, (), NOW_S).lines
+    book.take_back("a", [result(each, 200 if each.number == 1 else 500) for each in given], [], NOW_S)
+    before = [book.batch(tenant, batch["id"]).shown() for tenant, batch in zip("xy", batches, strict=True)]
+    assert before[0]["request_counts"] == {"total": 3, "completed": 1, "failed": 1}
+    room = book.stored_bytes("x")
+    book.close()
+    again = book_of(tmp_path)
+    assert [again.batch(tenant, batch["id"]).shown() for tenant, batch in zip("xy", batches, strict=True)] == before
+    assert again.stored_bytes("x") == room
+    again.give("a", 4, (), NOW_S)
+    assert again.batch("x", batches[0]["id"]).shown() == before[0], "they are not counted twice"
 
 
 def test_results_are_in_few_files(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from serving.loadgen import replay
 from serving.loadgen.client import Status
 from serving.loadgen.mix import parse_mix
 from serving.loadgen.replay import ReplayOptions
-from serving.loadgen.trace import Trace
 from simulation.workloads.traces import WorkloadError
 from tests.support.replay_server import (
     TOKENS_PER_CHUNK,
@@ -36,7 +35,7 @@ from tests.support.replay_server import (
     refuse_for_good,
     stream_all,
 )
-from tests.support.synthetic_trace import synthetic_trace
+from tests.support.synthetic_trace import small_trace, synthetic_trace
 
 
 @pytest.fixture
@@ -50,10 +49,6 @@ def server() -> Iterator[FakeServer]:
     fake.server_close()
     thread.join(10)
     assert not thread.is_alive()
-
-
-def small_trace(requests: int = 8) -> Trace:
-    return synthetic_trace(requests, rate_per_s=400.0, input_tokens=20, output_tokens=9, seed=3)
 
 
 GENEROUS = parse_mix([{"label": "chat", "ttft_ms": 60000, "tpot_ms": 60000}])
