@@ -30,14 +30,17 @@ def end_processes(processes: set[psutil.Process], patience_s: float = 8.0) -> No
 def ended_without_us(processes: Collection[psutil.Process]) -> Iterator[None]:
     """``processes`` are ended also where a signal that nobody can catch ends this one meanwhile."""
     told = "".join(f"{each.pid} {each.create_time()!r}\n" for each in processes if each.is_running())
-    waiting = subprocess.Popen(
-        [sys.executable, "-P", __file__], stdin=subprocess.PIPE, start_new_session=True, text=True
-    )
+    command = [sys.executable, "-P", __file__]
+    try:
+        waiting = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, text=True)
+    except OSError:  # a machine that is full must not keep us from ending them ourselves
+        yield
+        return
     assert waiting.stdin is not None
     try:
         with contextlib.suppress(BrokenPipeError):
             waiting.stdin.write(f"{told}\n")
-            waiting.stdin.flush()  # and stays open: its end is ours
+            waiting.stdin.flush()  # and stays open until we end
         yield
     finally:
         waiting.kill()
