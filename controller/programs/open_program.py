@@ -33,6 +33,7 @@ class Part:
     due_s: float  # on the controller's clock
     latest_s: float  # what it may be given where nobody can promise that
     is_running: bool = False
+    is_placed: bool = False  # some attempt of it was given a place
 
     def objective(self, slo: Slo, arrived_s: float) -> Slo:
         """What its request asks for, with its stage's deadline. What is due at once has no pace that would say its
@@ -140,6 +141,28 @@ class OpenProgram:
             self.left = self.later
         row = self._nodes[part.node]
         row["end_s"], row["output_tokens"] = now_s - self.started_s, output_tokens
+
+    def withdraw(self, request_id: str, now_s: float) -> None:
+        """A sub-request ends that nobody has served: it is no part of the graph. Should it ask again, it is new."""
+        part = self.parts.pop(request_id)
+        self.running -= part.is_running
+        self.last_s, self.is_last = now_s, False
+        gone, stage = part.node, int(self.nodes["stage"][part.node])
+        self._remove_node(gone)
+        for other in self.parts.values():
+            other.node -= other.node > gone
+        if stage not in self.nodes["stage"]:
+            self.later = self.left  # that stage is still to come
+        elif not self.is_running:
+            self.left = self.later
+
+    def _remove_node(self, gone: int) -> None:
+        (request_id, stage), end = self._names.pop(gone), len(self._names) + 1
+        self._nodes[gone : end - 1] = self._nodes[gone + 1 : end]
+        for name in called(request_id, stage):
+            self._called[name].remove(gone)
+        if gone < end - 1:
+            self._called = {name: [at - (at > gone) for at in nodes] for name, nodes in self._called.items()}
 
     def resume(self, part: Part, now_s: float) -> None:
         """A sub-request asks, perhaps again after it was thought to have ended."""

@@ -252,7 +252,8 @@ class Programs(ProgramsUnderWay):
         is_kept = decision.keeps_objective and decision.reason not in ("best_effort", "admission_off")
         if not program.is_begun or (program.waits and not program.refusal):
             self._promise(program, int(program.expected_tokens / PRIOR_STAGES), is_kept)
-        program.is_begun |= decision.verdict not in NOT_HERE
+        if decision.verdict not in NOT_HERE:
+            program.is_begun = part.is_placed = True
         if program.awaits_promise:
             program.awaits_promise = False
             if not program.is_promised:
@@ -263,7 +264,7 @@ class Programs(ProgramsUnderWay):
         if decision.verdict in NOT_HERE:
             if program.refusal == TOO_MANY:
                 decision = msgspec.structs.replace(decision, retry_after_s=self.bound.room_after_s(program))
-            self._refuse(name, program, part, decision.verdict == Verdict.REFUSED, now_s)
+            self._refuse(name, program, decision.verdict, now_s)
         return msgspec.structs.replace(decision, stage=given)
 
     def _promise(self, program: OpenProgram, prompt_tokens: int, is_promised: bool) -> None:
@@ -272,10 +273,9 @@ class Programs(ProgramsUnderWay):
             program.precedence_tokens = PRECEDENCE * max(program.expected_tokens, PRIOR_STAGES * prompt_tokens)
             self._follow(program)
 
-    def _refuse(self, name: str, program: OpenProgram, part: Part, is_final: bool, now_s: float) -> None:
-        """A refused sub-request has ended here (``is_final``: anywhere); a program whose first one is refused has not
-        begun."""
-        program.end(part, 0, now_s)
-        if not program.is_begun and not program.is_running:
-            self.counts.refused += is_final and program.deadline_s < INF
-            self._drop(self._keys[name])
+    def _refuse(self, name: str, program: OpenProgram, verdict: Verdict, now_s: float) -> None:
+        """A sub-request has ended here. One that had a place before, and has lost it, stays a part of the program."""
+        if program.parts[name].is_placed:
+            program.end(program.parts[name], 0, now_s)
+        else:
+            self._withdraw(name, program, "refused" if verdict == Verdict.REFUSED else "", now_s)

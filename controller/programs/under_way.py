@@ -22,6 +22,7 @@ from protocol.programs import INF, RELEASED, base_request_id
 
 MOST_HISTORIES = 256  # applications of tenants
 LOST_S = 3600.0  # a sub-request whose end has not been told for so long has ended
+FAILURES = "error", "abort"  # how calls end that did not end well
 MOST_ATTEMPTS = 8  # names of a sub-request that are looked for
 
 
@@ -64,18 +65,18 @@ class ProgramsUnderWay:
             return
         if outcome.finish == RELEASED:
             return
-        key = self._keys[name]
-        program.end(program.parts[name], outcome.output_tokens, now_s)
-        self._follow(program)
-        program.has_failed = outcome.finish in ("error", "abort")
-        if program.is_running:
+        part = program.parts[name]
+        if not part.is_placed and not outcome.output_tokens:
+            self.places.line.leave(request_uid(outcome.request_id))
+            self._withdraw(name, program, outcome.finish, now_s)
             return
-        if program.is_last and not program.has_failed:
-            self._close(key, now_s)
+        program.end(part, outcome.output_tokens, now_s)
+        program.has_failed = outcome.finish in FAILURES
+        if program.is_last and not program.has_failed and not program.is_running:
+            self._follow(program)
+            self._close(self._keys[name], now_s)
         else:
-            if program.patience_s == INF:
-                program.patience_s = self._history(key[0], program.app).patience_s(len(program.nodes))
-            self.checks.at(now_s + min(program.patience_s, self.options.idle_s), key, program)
+            self._await_next(self._keys[name], program, now_s)
 
     def status(self, now_s: float) -> dict[str, Any]:
         """Programs with a deadline that have ended by now, those under way, those that wait for a place, and known
@@ -113,12 +114,36 @@ class ProgramsUnderWay:
             if program.is_running and now_s - program.last_s >= self.options.idle_s:
                 self._end_lost(program, now_s)
             idle_s, end_s = now_s - program.last_s, LOST_S if program.is_running else self.options.idle_s
-            if idle_s >= end_s:
+            has_left_the_line = program.awaits_promise and not program.is_running
+            if idle_s >= end_s or has_left_the_line:
                 self._close(key, now_s)
                 continue
             if not program.is_running and idle_s >= program.patience_s:
                 self._set_aside(program)
             self.checks.at(now_s + self.options.idle_s if program.is_running else program.last_s + end_s, key, program)
+
+    def _withdraw(self, name: str, program: OpenProgram, finish: str, now_s: float) -> None:
+        """A call ends that nobody has served, as ``finish`` says ("": here, another controller is asked). A program
+        with no other one has not begun."""
+        key = self._keys.pop(name)
+        program.withdraw(name, now_s)
+        program.has_failed = bool(finish)
+        if len(program.nodes):
+            self._await_next(key, program, now_s)
+            return
+        self._drop(key)
+        if program.deadline_s < INF:
+            self.counts.refused += finish == "refused"
+            self.counts.failed += finish in FAILURES
+
+    def _await_next(self, key: Key, program: OpenProgram, now_s: float) -> None:
+        """A call has ended; where no other runs, look again when more likely none comes than one does."""
+        self._follow(program)
+        if program.is_running:
+            return
+        if program.patience_s == INF:
+            program.patience_s = self._history(key[0], program.app).patience_s(len(program.nodes))
+        self.checks.at(now_s + min(program.patience_s, self.options.idle_s), key, program)
 
     def _end_lost(self, program: OpenProgram, now_s: float) -> None:
         """Sub-requests that no replica has and that ask no more have lost their ingress."""

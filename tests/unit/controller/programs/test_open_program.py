@@ -1,6 +1,6 @@
 """The graph of a program under way."""
 
-from controller.programs.open_program import CUTS, MOST_NODES, OpenProgram, Part, called, label_of
+from controller.programs.open_program import CUTS, MOST_NODES, Left, OpenProgram, Part, called, label_of
 from protocol.programs import Program, StageGiven, base_request_id
 
 GIVEN = StageGiven(1, 1.0, 1.0, 1.0, 0.0, False)
@@ -71,6 +71,42 @@ def test_a_part_that_asks_again_runs_again() -> None:
     play.program.resume(play.program.parts["a"], 2.0)
     assert play.program.is_running
     assert play.program.prefix().complete == 0
+
+
+def test_what_is_withdrawn_leaves_no_trace() -> None:
+    play = Play()
+    play.begin("a", 0.0, 1000, stage="plan")
+    play.begin("gone", 0.5, 5000, stage="plan")
+    play.begin("c", 0.6, 2000, stage="plan")
+    play.program.withdraw("gone", 0.7)
+    assert play.program.nodes["input_tokens"].tolist() == [1000, 2000]
+    assert (play.program.running, list(play.program.parts)) == (2, ["a", "c"])
+    play.end("a", 1.0)
+    play.end("c", 2.0)
+    assert play.program.nodes["end_s"].tolist() == [1.0, 2.0]
+    assert play.begin("beside", 3.0, parents=("gone",)) == 1, "nobody is called so any more"
+    play.program.withdraw("beside", 3.0)
+    assert play.begin("after", 3.5, 2500, parents=("c",)) == 1
+    assert play.program.nodes["fresh_tokens"][2] == 2500 - 2010
+
+
+def test_what_is_left_includes_a_stage_that_was_withdrawn() -> None:
+    play = Play()
+    play.begin("a", 0.0)
+    play.program.left, play.program.later = Left(9.0), Left(6.0)
+    play.end("a", 1.0)
+    assert play.program.left == Left(6.0)
+    play.begin("b", 2.0)
+    play.program.left, play.program.later = Left(5.0), Left(2.0)
+    play.program.withdraw("b", 2.0)
+    assert play.program.left == play.program.later == Left(5.0)
+    play.begin("b", 3.0)
+    play.begin("beside", 3.0)
+    play.program.left, play.program.later = Left(5.0), Left(2.0)
+    play.end("b", 4.0)
+    assert play.program.left == Left(5.0)
+    play.program.withdraw("beside", 4.0)
+    assert play.program.left == Left(2.0)
 
 
 def test_the_slowest_sibling_is_the_one_due_last() -> None:

@@ -22,8 +22,8 @@ def sub(name: str, program: Program, prompt_tokens: int = 500, slo: Slo = OPEN, 
     return AdmissionRequest(name, prompt_tokens, 200, slo, program=program, **more)
 
 
-def agent(name: str = "p", **more: Any) -> Program:
-    return Program(name, DEADLINE_S, app="agent", **more)
+def agent(name: str = "p", deadline_s: float = DEADLINE_S, **more: Any) -> Program:
+    return Program(name, deadline_s, app="agent", **more)
 
 
 def one(state: Fleet, request: AdmissionRequest, now_s: float, is_full: bool = False) -> Decision:
@@ -77,7 +77,7 @@ def test_stages_of_an_unknown_program_are_due_by_the_prior_and_then_by_what_was_
 def test_a_program_may_have_more_stages_than_any_known_one() -> None:
     state = fleet()
     for start_s, rounds in ((0.0, 9), (100.0, 2), (200.0, 40)):
-        told = [d.stage for d in play(state, f"program of {rounds}", start_s, rounds) if d.stage]
+        told = [d.stage for d in play(state, f"program of {rounds}", start_s, rounds, deadline_s=200.0) if d.stage]
         assert [given.stage for given in told] == list(range(1, rounds + 1))
 
 
