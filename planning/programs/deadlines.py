@@ -21,7 +21,8 @@ LEAST_LEFT = 0.25  # of the time left that a stage and later ones share, however
 
 
 class Outlook(NamedTuple):
-    """What the known graphs say of a program in its present stage; each array has one element per graph."""
+    """What the known graphs say of a program in its present stage; each array has one element per graph, the prior's
+    the last."""
 
     weights: np.ndarray  # f8[k], their sum is 1
     earlier_s: np.ndarray  # execution time of the stages before
@@ -37,9 +38,10 @@ class Outlook(NamedTuple):
         return float(values[order[min(int(at), len(order) - 1)]])
 
     def within(self, clock: "StageClock") -> "Outlook":
-        """The graphs that can end in time, and all where none can: a client sets a deadline by the size of its task."""
+        """The graphs that can end in time: a client sets a deadline by the size of its task. All of them where no known
+        one can: the prior, which takes next to no time, does not count alone against what is known."""
         can = self.end_s(clock) <= clock.deadline_s
-        if not can.any():
+        if not can[:-1].any():
             return self
         kept = np.where(can, self.weights, 0.0)
         return self._replace(weights=kept / kept.sum())
@@ -47,9 +49,10 @@ class Outlook(NamedTuple):
     def chance_in_time(self, clock: "StageClock") -> float:
         """Weight (0 to 1) of the graphs that can end in time from now on, in that of those that could from the
         beginning, both with calls ``FOLLOWS_PACE`` as long as on idle engines: time that a program has lost says
-        nothing of its size."""
+        nothing of its size. Where no known one could, the weight of all counts."""
         rest_s = FOLLOWS_PACE * (self.this_s + self.later_s) + self.later_gaps_s
         could = FOLLOWS_PACE * self.earlier_s + clock.gaps_s + rest_s <= clock.deadline_s
+        could |= not could[:-1].any()
         can = clock.now_s + rest_s <= clock.deadline_s
         possible = float(self.weights[could].sum())
         return float(self.weights[could & can].sum()) / possible if possible > 0.0 else 0.0

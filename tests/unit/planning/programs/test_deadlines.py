@@ -92,4 +92,18 @@ def test_time_that_a_program_has_lost_takes_its_chance_and_says_nothing_of_its_s
     assert chances == pytest.approx([1.0, 0.5, 0.5])
     assert both.chance_in_time(StageClock(24.0, last_s[1] + 0.1, 2.0)) == pytest.approx(0.0, abs=1e-6)
     assert both.chance_in_time(StageClock(10.0, 3.0, 2.0)) == pytest.approx(1.0), "a client knows how large its task is"
-    assert both.chance_in_time(StageClock(1.0, 0.5, 0.9999)) == 0.0, "no graph is so short"
+    assert both.chance_in_time(StageClock(1.0, 0.5, 0.9999)) == pytest.approx(0.0, abs=1e-6), "no graph is so short"
+
+
+def test_the_prior_alone_is_no_reason_for_a_promise_that_no_known_graph_could_keep() -> None:
+    """Ten seconds of execution and 4 of tools, and a deadline of 8: the stage has its share, not all of that."""
+    clock, known = StageClock(8.0, 0.0, 0.0), seen(0, np.repeat(ONE, 4, axis=0), np.repeat(GAPS, 4, axis=0), 1.0)
+    assert stage_deadline_s(known, clock) == pytest.approx(0.1 * (8.0 - 4.0))
+    assert latest_end_s(known, clock) == LEAST_S
+    assert known.chance_in_time(clock) == pytest.approx(1.0 / 5.0)
+
+
+def test_a_graph_that_hardly_resembles_the_program_leaves_it_to_the_prior() -> None:
+    clock, unlike = StageClock(8.0, 0.0, 0.0), seen(0, similarity=0.05)
+    assert latest_end_s(unlike, clock) == pytest.approx(8.0 - FOLLOWS_PACE * 3.0 * LEAST_S)
+    assert unlike.chance_in_time(clock) == pytest.approx(1.0 / 1.05)
