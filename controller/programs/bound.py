@@ -13,7 +13,7 @@ import numpy as np
 
 from controller.mirror.slots import ReplicaSlots
 from controller.programs.open_program import NO_ROW, Left, OpenProgram
-from planning.programs.demand_bound import demand, evicted_share, reachable_work_s, stretch, usable_share
+from planning.programs.demand_bound import demand, evicted_share, overrun_s, reachable_work_s, stretch, usable_share
 from protocol.programs import INF
 
 DEMAND = 0.65  # of what is usable, that may be due until a deadline before anything is learnt
@@ -60,11 +60,14 @@ class ProgramBound:
 
     def load(self, newcomer: OpenProgram, now_s: float) -> float:
         """Promised programs and one without a promise in what may be open; above 1 is too much. One alone never is."""
+        return self._load_and_overrun_s(newcomer, now_s)[0]
+
+    def _load_and_overrun_s(self, newcomer: OpenProgram, now_s: float) -> tuple[float, float]:
         state, rows = self.slots.fleet_state, self._rows[: len(self.promised)]
         is_open = state.replicas["is_open"]
         counted = rows[rows[:, 0] > now_s]
         if not len(counted) or not is_open.any():
-            return 0.0
+            return 0.0, 0.0
         counted = np.vstack([counted, (newcomer.due_s, *newcomer.left)])
         due_s, work_s, idle_s, gaps_s, again_s, contexts, all_idle_s, all_gaps_s = counted.T
         left_s = due_s - now_s
@@ -72,19 +75,16 @@ class ProgramBound:
         asked_s = reachable_work_s(work_s + evicted * again_s, idle_s + evicted * again_s + gaps_s, left_s)
         replicas = int(is_open.sum())
         share = usable_share(stretch(left_s, all_idle_s, all_gaps_s), len(counted) / replicas)
-        return demand(left_s, asked_s, 0.0, replicas * share * DEMAND * self.scales.get(newcomer.tenant, 1.0))
+        rate = replicas * share * DEMAND * self.scales.get(newcomer.tenant, 1.0)
+        return demand(left_s, asked_s, 0.0, rate), overrun_s(left_s, asked_s, rate)
 
     def is_too_much(self, program: OpenProgram, now_s: float) -> bool:
-        """Whether a program without a promise cannot be given one now; its load is noted."""
+        """Whether a program without a promise cannot be given one now. Its load is noted, and about when one like it
+        would fit: what is over has been served then, at the pace that is assumed."""
         self.note_late(now_s)
-        program.load = self.load(program, now_s)
+        program.load, program.room_after_s = self._load_and_overrun_s(program, now_s)
         program.was_too_much |= program.load > 1.0
         return program.load > 1.0
-
-    @staticmethod
-    def room_after_s(newcomer: OpenProgram) -> float:
-        """About when one that was too much would fit: what is over has been served, at the pace that was assumed."""
-        return newcomer.left.work_s * max(0.0, 1.0 - 1.0 / newcomer.load) if newcomer.load > 1.0 else 0.0
 
     def note_late(self, now_s: float) -> None:
         """A promised program that still runs at its deadline says so at once, not when it ends."""

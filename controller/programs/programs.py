@@ -263,7 +263,7 @@ class Programs(ProgramsUnderWay):
         given = msgspec.structs.replace(part.given, is_promised=program.is_promised)
         if decision.verdict in NOT_HERE:
             if program.refusal == TOO_MANY:
-                decision = msgspec.structs.replace(decision, retry_after_s=self.bound.room_after_s(program))
+                decision = msgspec.structs.replace(decision, retry_after_s=program.room_after_s)
             self._refuse(name, program, decision.verdict, now_s)
         return msgspec.structs.replace(decision, stage=given)
 

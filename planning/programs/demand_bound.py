@@ -28,6 +28,20 @@ def demand(due_s: np.ndarray, work_s: np.ndarray, now_s: float, rate: float) -> 
     return float((np.cumsum(work_s[order]) / (rate * left_s[order])).max())
 
 
+def overrun_s(left_s: np.ndarray, work_s: np.ndarray, rate: float) -> float:
+    """How long after a deadline the work due until then would be served; of the deadline where that is longest, but
+    none counts when the last is over.
+
+    Args:
+        left_s: until the deadlines of programs, above 0 (f8[n], n above 0).
+        work_s: replica-seconds left of each.
+        rate: replica-seconds served in a second, above 0.
+    """
+    order = np.argsort(left_s, kind="stable")
+    over_s = np.cumsum(work_s[order]) / rate - left_s[order]
+    return float(np.clip(over_s.max(), 0.0, left_s.max()))
+
+
 def reachable_work_s(work_s: np.ndarray, takes_s: np.ndarray, left_s: np.ndarray) -> np.ndarray:
     """What programs can ask for until their deadlines (f8[n]): the part of their work that then can be done at all.
 

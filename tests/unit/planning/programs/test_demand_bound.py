@@ -12,6 +12,7 @@ from planning.programs.demand_bound import (
     PRIOR_STRETCH,
     demand,
     evicted_share,
+    overrun_s,
     reachable_work_s,
     stretch,
     usable_share,
@@ -118,3 +119,10 @@ def test_one_program_with_all_the_time_there_is_says_little() -> None:
     a_day = stretch(np.append(np.full(20, 30.0), 86_400.0), idle_s, gaps_s)
     assert many == pytest.approx(3.0)
     assert many < a_day < 1.5 * many
+
+
+@given(PROGRAMS, RATE)
+def test_the_overrun_is_how_late_the_latest_program_ends(programs: list[tuple[float, float]], rate: float) -> None:
+    left_s, work_s = (np.array(column) for column in zip(*programs, strict=True))
+    late_s = lateness_of_fluid_edf_s(left_s, work_s, rate)
+    assert overrun_s(left_s, work_s, rate) == pytest.approx(min(max(0.0, late_s), left_s.max()), abs=1e-6)
