@@ -19,7 +19,7 @@ import ray
 from controller.checkpoint_keeper import CheckpointKeeper
 from controller.decisions import unheard
 from controller.disaggregation.fleet import make_fleet
-from controller.faults import admit_each
+from controller.faults import admit_each, note_each
 from controller.fleet import Fleet
 from controller.ingress_link import answer_over
 from controller.length_trainer import LengthKeeper
@@ -206,8 +206,7 @@ class Controller:
     async def on_outcomes(self, outcomes: bytes) -> None:
         """How requests ended."""
         if self.fleet is not None:
-            for outcome in _outcomes.decode(outcomes):
-                self.fleet.on_outcome(outcome, self.clock())
+            note_each(self.fleet, _outcomes.decode(outcomes), self.clock())
 
     async def on_failed(self, replica: str) -> None:
         """An ingress lost its stream from this replica."""

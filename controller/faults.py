@@ -1,4 +1,4 @@
-"""A fault in the decision about one request takes no other request's decision with it. Pure.
+"""A fault in what is decided or heard about one request takes nothing of another's with it. Pure.
 
 Requests that arrived together are decided together. Where that raises, each is decided by itself, after everything
 that the failed attempt had put into the mirrors is gone. What still raises is left to its ingress, which chooses a
@@ -12,7 +12,7 @@ from controller.decisions import undecided
 from controller.fleet import Fleet
 from controller.held import Askers
 from controller.patience import parts
-from protocol.messages import AdmissionRequest, Decision, request_uid
+from protocol.messages import AdmissionRequest, Decision, Outcome, request_uid
 
 logger = logging.getLogger("polyslo.controller")
 
@@ -29,6 +29,15 @@ def admit_each(fleet: Fleet, batch: Sequence[AdmissionRequest], now_s: float, by
             return [undecided(request) for request in batch]
         logger.exception("no decision about %d requests together: each is decided by itself", len(batch))
     return [decision for alone in single for decision in admit_each(fleet, alone, now_s, by)]
+
+
+def note_each(fleet: Fleet, outcomes: Sequence[Outcome], now_s: float) -> None:
+    """``Fleet.on_outcome`` of each, which raises for nobody: of one that fails less is learnt."""
+    for outcome in outcomes:
+        try:
+            fleet.on_outcome(outcome, now_s)
+        except Exception:
+            logger.exception("not all was learnt from how %s ended", outcome.request_id)
 
 
 def _take_back(fleet: Fleet, batch: Sequence[AdmissionRequest]) -> None:

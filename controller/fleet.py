@@ -127,7 +127,10 @@ class Fleet:
         self._give_up([name for name in (replica,) if name in self.replicas], reason, now_s)
 
     def on_outcome(self, outcome: Outcome, now_s: float) -> None:
-        """A request ended: count it, learn its length, free its reservation. Or its first token is told."""
+        """A request ended: free its reservation, count it, learn its length. Or its first token is told."""
+        if outcome.scope != Scope.REQUEST and not outcome.is_first_token:
+            self.unplaced.leave(uid := request_uid(outcome.request_id))
+            self.held.free(uid)
         self.calibration.note(outcome, self.tiers)
         if outcome.is_first_token:
             return  # it goes on
@@ -136,9 +139,6 @@ class Fleet:
         told = None if outcome.scope == Scope.REQUEST else self.lengths.learn(outcome)
         if note_drift(self.tracker.drift, outcome, told, self.allocation.history, now_s):
             self.lengths.learn_anew()
-        if outcome.scope != Scope.REQUEST:
-            self.unplaced.leave(uid := request_uid(outcome.request_id))
-            self.held.free(uid)
 
     def admit(self, batch: Sequence[AdmissionRequest], now_s: float, by: Askers = "") -> list[Decision]:
         """Place what the fleet can promise, by at most ``max_hops`` exact checks each (SLOs-Serve sections 3.1, 4.2);

@@ -58,9 +58,9 @@ class DisaggregatedFleet(Fleet):
         self.room.drop(replica.name)
 
     def on_outcome(self, outcome: Outcome, now_s: float) -> None:
-        super().on_outcome(outcome, now_s)
         if outcome.scope != Scope.REQUEST and not outcome.is_first_token:
             self.room.forget(request_uid(outcome.request_id))
+        super().on_outcome(outcome, now_s)
 
     # -- replicas ---------------------------------------------------------------------------------------------------
 

@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
-from controller.faults import admit_each
+from controller.faults import admit_each, note_each
 from controller.fleet import Fleet
 from controller.placement import Pending
-from protocol.messages import AdmissionRequest, Decision, Verdict
-from tests.support.fleet_cases import TIGHT, ask, fleet, group, report
+from protocol.messages import AdmissionRequest, Decision, Outcome, Verdict
+from tests.support.fleet_cases import TIGHT, ask, ended, fleet, group, report
 
 
 def poisoned(state: Fleet, method: str, *poison: AdmissionRequest) -> Fleet:
@@ -62,3 +62,24 @@ def test_a_request_that_failed_has_no_place_left_when_it_asks_again() -> None:
     assert len(state.replicas["a"].table) == 0
     state.check_integrity()
     assert sound([ask(TIGHT)], 0.2)[0].verdict == Verdict.ADMITTED
+
+
+def test_the_other_outcomes_of_a_message_are_heard_and_all_places_are_free(caplog: pytest.LogCaptureFixture) -> None:
+    state, asked = fleet(), [ask(TIGHT) for _ in range(3)]
+    state.report(report("a"), 0.0)
+    admit_each(state, asked, 0.0, "")
+    heard, sound = list[str](), state.tracker.note
+
+    def fails(outcome: Outcome, now_s: float) -> None:
+        if outcome.request_id == asked[1].request_id:
+            raise ZeroDivisionError("a fault of ours")
+        heard.append(outcome.request_id)
+        sound(outcome, now_s)
+
+    state.tracker.note = fails  # type: ignore[method-assign]
+    with caplog.at_level(logging.ERROR, "polyslo.controller"):
+        note_each(state, [ended(each, "stop", 20) for each in asked], 1.0)
+    assert heard == [asked[0].request_id, asked[2].request_id]
+    assert asked[1].request_id in caplog.text
+    assert not state.places
+    state.check_integrity()
