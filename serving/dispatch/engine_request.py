@@ -79,6 +79,7 @@ class EngineRequest:
     prefix: tuple[int, ...] = ()  # marks of the prompt, where replicas are preferred that know it
     traits: Traits = Traits()
     adapter: str = ""  # LoRA adapter by name
+    position: int = 0  # of its first token in the answer: above 0 for later rounds of a beam search
     tokens: list[int] = field(default_factory=list)
     replica: str = ""
     exclude: tuple[str, ...] = ()
@@ -100,7 +101,7 @@ class EngineRequest:
     @property
     def slo(self) -> Slo:
         """Its objective; a request that has begun waits for its other sequences however long they take."""
-        slo = self.request_state.slo
+        slo = self.request_state.slo_at(self.position)
         if self.demoted:
             return msgspec.structs.replace(slo, best_effort=True, max_wait_s=INF)
         if slo.max_wait_s < INF and self.request_state.is_started:
@@ -242,9 +243,9 @@ def whole_outcome(request_state: HttpRequestState) -> Outcome:
         request_state.ttft_s,
         request_state.tpot_s,
         request_state.e2e_s,
-        max((d.predicted_ttft_s for d in decisions), default=INF),
+        request_state.predicted_ttft_s,
         max((d.predicted_tpot_s for d in decisions), default=INF),
-        max((tally.tokens for tally in request_state.tallies), default=0),
+        request_state.output_tokens,
         worst,
         Scope.REQUEST,
         was_promised=request_state.is_promised,

@@ -43,7 +43,7 @@ class RequestRegistry:
             raise ValueError(f"request id {request.request_id!r} is in use")
         msgspec.msgpack.encode(request.admission())
         self.requests[request.request_id] = request
-        request.request_state.sequence(request.request_id)
+        request.request_state.sequence(request.request_id, request.position)
         group = self.group(request)
         if not group.requests and request.slo.max_wait_s < FOREVER_S:
             left_s = request.request_state.arrived_s + request.slo.max_wait_s - time.monotonic()

@@ -147,9 +147,9 @@ class IngressMetrics:
         self._latencies(request_state, tier)
 
     def _latencies(self, request_state: HttpRequestState, tier: str) -> None:
-        labels, told = (tier, self.model), request_state.decisions
-        predicted_ttft_s = max(d.predicted_ttft_s for d in told)
-        predicted_tpot_s = max(d.predicted_tpot_s for d in told)
+        labels = tier, self.model
+        predicted_ttft_s = request_state.predicted_ttft_s
+        predicted_tpot_s = max(d.predicted_tpot_s for d in request_state.decisions)
         for dimension, measured, bound in (
             ("ttft", request_state.ttft_s, request_state.slo.ttft_s),
             ("tpot", request_state.tpot_s if request_state.is_started else math.inf, request_state.slo.tpot_s),

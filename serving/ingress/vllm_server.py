@@ -155,6 +155,7 @@ def to_engine_request(
         prefix=block_hashes_of(request, block_tokens) if block_tokens else (),
         traits=traits_of(request_state.traits, params),
         adapter=adapter_of(request),
+        position=0 if request_state.expected else request_state.rounds.position_of(prompt),
     )
 
 

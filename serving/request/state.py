@@ -11,6 +11,7 @@ import msgspec
 from protocol.attainment import Tally
 from protocol.messages import FINISHED, Decision, Slo, Traits, Verdict
 from protocol.programs import Program, StageGiven
+from serving.request.beam_rounds import BeamRounds
 from serving.request.trail import StreamTrail
 
 WORST_FIRST = ("error", "refused", "abort", *reversed(FINISHED))
@@ -28,6 +29,7 @@ class Sequence:
     """One generated sequence (``n > 1`` makes several per request)."""
 
     tally: Tally
+    position: int = 0  # of its first token in the answer
     decision: Decision | None = None
     finish: str = ""  # "", then one of ``FINISHED``, "abort", "refused" or "error"
     resumed: int = 0
@@ -57,15 +59,24 @@ class HttpRequestState:
     is_open: bool = False  # its HTTP response goes on, so that more sequences may come
     is_counted: bool = False  # its outcome has been reported
     sequences: dict[str, Sequence] = field(default_factory=dict)
+    rounds: BeamRounds = field(default_factory=BeamRounds)
     traits: Traits = field(default_factory=Traits)  # what the length of its output may depend on
     mistake: Mistake | None = None  # of the client, which the engine's front end found
     trail: StreamTrail | None = None  # of a stream that its client may take up again
 
-    def sequence(self, request_id: str) -> Sequence:
-        """The sequence of an engine request, made at its first mention."""
+    def sequence(self, request_id: str, position: int = 0) -> Sequence:
+        """The sequence of an engine request, made at its first mention; ``position``: of its first token."""
         if request_id not in self.sequences:
-            self.sequences[request_id] = Sequence(Tally(self.slo.ttft_s, self.slo.tpot_s, self.slo.e2e_s))
+            slo = self.slo_at(position)
+            self.sequences[request_id] = Sequence(Tally(slo.ttft_s, slo.tpot_s, slo.e2e_s), position)
         return self.sequences[request_id]
+
+    def slo_at(self, position: int) -> Slo:
+        """The objective of a sequence that begins with this token of the answer: its first one is due when that is."""
+        if not position:
+            return self.slo
+        first_due_s = self.slo.ttft_s if self.slo.ttft_s < math.inf else self.ttft_s
+        return msgspec.structs.replace(self.slo, ttft_s=first_due_s + position * self.slo.tpot_s)
 
     def record_decision(self, request_id: str, decision: Decision, now_s: float) -> None:
         """Record what the controller said, and the tier that it found for a request that named none."""
@@ -166,18 +177,37 @@ class HttpRequestState:
         return [sequence.tally for sequence in self.sequences.values()]
 
     @property
+    def beginning(self) -> list[Sequence]:
+        """The sequences that begin the answer: all but the later rounds of a beam search."""
+        return [sequence for sequence in self.sequences.values() if not sequence.position]
+
+    @property
     def ttft_s(self) -> float:
-        return max((tally.first_s for tally in self.tallies), default=math.inf)
+        return max((sequence.tally.first_s for sequence in self.beginning), default=math.inf)
+
+    @property
+    def predicted_ttft_s(self) -> float:
+        """What was foretold when the latest decision about its beginning was made."""
+        decisions = [sequence.decision for sequence in self.beginning if sequence.decision is not None]
+        return max((decision.predicted_ttft_s for decision in decisions), default=math.inf)
 
     @property
     def tpot_s(self) -> float:
-        """Mean seconds per token after the first, of the slowest sequence."""
+        """Mean seconds per token after the first, of the slowest sequence, or over the rounds of a beam search."""
+        if rounds := max((sequence.position for sequence in self.sequences.values()), default=0):
+            return (self.e2e_s - self.ttft_s) / rounds
         return max((tally.mean_gap_s for tally in self.tallies), default=0.0)
+
+    @property
+    def output_tokens(self) -> int:
+        """Of its longest sequence so far."""
+        ends = (each.position + each.tally.tokens for each in self.sequences.values() if each.tally.tokens)
+        return max(ends, default=0)
 
     @property
     def has_tpot(self) -> bool:
         """Whether some sequence has a token after its first."""
-        return any(tally.tokens > 1 for tally in self.tallies)
+        return self.output_tokens > 1
 
     @property
     def e2e_s(self) -> float:
@@ -239,7 +269,7 @@ class HttpRequestState:
             "tier": self.tier,
             "replica": first.replica if first else None,
             "hops": max((d.hops for d in decisions), default=0),
-            "predicted_ttft_ms": _ms(max((d.predicted_ttft_s for d in decisions), default=math.inf)),
+            "predicted_ttft_ms": _ms(self.predicted_ttft_s),
             "predicted_tpot_ms": _ms(max((d.predicted_tpot_s for d in decisions), default=math.inf)),
             "target_ttft_ms": _ms(self.slo.ttft_s),
             "target_tpot_ms": _ms(self.slo.tpot_s),

@@ -1,11 +1,13 @@
 """Several sequences of one HTTP request: one question, one decision, one outcome."""
 
+import time
+
 import msgspec
 import pytest
 
 from protocol.messages import INF, AdmissionRequest, Decision, Outcome, Scope, Slo, Verdict
 from serving.dispatch.engine_request import EngineRequest
-from tests.support.dispatch_scene import Scene, play, until
+from tests.support.dispatch_scene import TRANSIT_S, Scene, play, until
 
 NAMES = ("x0", "x1", "x2", "x3")
 
@@ -136,6 +138,25 @@ def test_a_beam_search_is_counted_when_its_response_has_ended() -> None:
         await until(lambda: len(counted(scene.fleet.outcomes)) == 1)
 
     play(scenario)
+
+
+def test_a_later_round_of_a_beam_search_asks_for_its_own_token() -> None:
+    """The first token's due time is over by then: asked for that, it went best effort."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.fleet.decide = lambda ask: (
+            scene.fleet.first_live(ask) if ask.age_s - TRANSIT_S < ask.slo.ttft_s else refusal(ask)
+        )
+        request_state = scene.start_group("r0", slo=Slo(0.5, 1.0, tier="standard"))
+        request_state.expected, request_state.is_open = 0, True
+        await until(lambda: len(scene.fleet.submitted) == 1)
+        scene.fleet.say("a", "r0", [1], "length")
+        await until(lambda: time.monotonic() - request_state.arrived_s > 0.5 and scene.finish("r0") == "length")
+        scene.dispatcher.submit(EngineRequest("r1", 11, 1, 7, bytes, request_state, position=1))
+        await until(lambda: len(scene.fleet.submitted) == 2)
+
+    submitted = play(scenario).fleet.submitted[1][1].slo
+    assert (submitted.ttft_s, submitted.best_effort) == (pytest.approx(1.5), False)
 
 
 def test_pending_sequences_ask_again_together() -> None:

@@ -46,6 +46,12 @@ def test_prompts_are_marked_only_where_it_is_asked_for() -> None:
     assert to_engine_request(request(list(range(100))), HttpRequestState(Slo())).admission().prefix == ()
 
 
+def test_only_a_beam_search_asks_for_later_tokens_of_an_answer() -> None:
+    for expected, positions in ((0, [0, 1]), (2, [0, 0])):
+        state = HttpRequestState(Slo(), expected=expected)
+        assert [to_engine_request(request(tokens), state).position for tokens in ([1, 2], [1, 2, 3])] == positions
+
+
 MEANINGLESS = frozenset(  # over a fleet: they concern one engine in one process, or another way to divide a server
     {
         "/v1/systemone",  # decisions of models that are made for them: 501 otherwise
