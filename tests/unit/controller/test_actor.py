@@ -23,7 +23,6 @@ from controller.serve_scaler import ScalingError, ServeScaler
 from profiles.store import load_profile
 from protocol.messages import Admission, AdmissionRequest, Report, Slo, Verdict, request_uid
 from protocol.starts import Start
-from tests.support.fleet_cases import ended
 
 ROOT = Path(__file__).parents[3]
 H200 = "h200_sxm__llama-3.1-8b"
@@ -274,17 +273,6 @@ def test_garbage_is_looked_for_when_no_request_is_left(monkeypatch: pytest.Monke
         run(scenario, monkeypatch)
     finally:
         gc.set_threshold(*thresholds)
-
-
-def test_an_outcome_that_fails_loses_no_other_of_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(controller: Controller) -> None:
-        controller.fleet, heard = fleet(), list[str]()
-        monkeypatch.setattr(controller.fleet, "on_outcome", lambda o, _: heard.append({"y": "y"}[o.request_id]))
-        told = [ended(AdmissionRequest(name, 100, 10, Slo(0.3, 0.03)), "stop") for name in "xy"]
-        await controller.on_outcomes(msgspec.msgpack.encode(told))
-        assert heard == ["y"]
-
-    run(scenario, monkeypatch)
 
 
 def test_a_decision_that_fails_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,13 +3,16 @@
 import logging
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
+from controller.actor import Controller
 from controller.faults import admit_each, note_each
 from controller.fleet import Fleet
 from controller.placement import Pending
 from protocol.messages import AdmissionRequest, Decision, Outcome, Verdict
 from tests.support.fleet_cases import TIGHT, ask, ended, fleet, group, report
+from tests.unit.controller.test_actor import run
 
 
 def poisoned(state: Fleet, method: str, *poison: AdmissionRequest) -> Fleet:
@@ -83,3 +86,14 @@ def test_the_other_outcomes_of_a_message_are_heard_and_all_places_are_free(caplo
     assert asked[1].request_id in caplog.text
     assert not state.places
     state.check_integrity()
+
+
+def test_an_outcome_that_fails_loses_no_other_of_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(controller: Controller) -> None:
+        controller.fleet, heard = fleet(), list[str]()
+        monkeypatch.setattr(controller.fleet, "on_outcome", lambda o, _: heard.append({"y": "y"}[o.request_id]))
+        told = [ended(msgspec.structs.replace(ask(TIGHT), request_id=name), "stop") for name in "xy"]
+        await controller.on_outcomes(msgspec.msgpack.encode(told))
+        assert heard == ["y"]
+
+    run(scenario, monkeypatch)
