@@ -101,7 +101,8 @@ class AdmissionQueue:
         return self._registry.is_live(request) and request.attempt_id == decision.request_id and not request.replica
 
     def _apply_to_request(self, group: Group, decided: Decided, to_send: dict[str, Placed]) -> None:
-        """One request: refused with all its sequences, or each of them placed, or waiting for it."""
+        """One request: refused with all its sequences, or each of them placed, or waiting for it. Where one has gone
+        best effort, others wait for that: a promise to them would be none to their client."""
         refusals = [d for _, d in decided if d.verdict == Verdict.REFUSED]
         refusal = max(refusals, key=lambda d: d.retry_after_s, default=None)
         if refusal is not None and group.is_refused_by(refusal):
@@ -111,6 +112,9 @@ class AdmissionQueue:
         for request, decision in decided:
             request.request_state.take_ttft(decision)  # also of what has to ask again: its due time stays
         pending = [request for request, decision in decided if decision.verdict == Verdict.PENDING]
+        fallen = next((d.reason for _, d in decided if d.verdict == Verdict.BEST_EFFORT), "")
+        for request in pending:
+            request.demoted = request.demoted or fallen
         if pending:
             group.later(max(d.retry_after_s for _, d in decided), self.enqueue, pending)
         for request, decision in decided:

@@ -92,7 +92,7 @@ class EngineRequest:
     ends: int = 0  # engines that died under it one soon after the other
     failures_without_progress: int = 0  # failures on replicas that had taken it, since its last token
     rejections: int = 0  # by replicas that did not take it for a reason of its own
-    demoted: str = ""  # why it goes best effort beside siblings that have begun: the reason of its refusal
+    demoted: str = ""  # why it goes best effort as its siblings do, or beside those that have begun
     unplaced_since_s: float | None = None  # since when a broken stream has found no replica that takes it
     transit_s: float = 0.0  # that its tokens take to the client at least
     detour_s: float = 0.0  # that they took beyond it at most of late

@@ -105,6 +105,33 @@ def test_once_a_token_was_made_a_late_sequence_is_served_best_effort_instead() -
     assert play(scenario).fleet.submitted[1][1].slo.best_effort
 
 
+def test_choices_that_wait_beside_one_that_went_best_effort_wait_for_that_and_not_for_a_promise() -> None:
+    """The best-effort tier has places for two of four."""
+    asked: list[AdmissionRequest] = []
+
+    async def scenario(scene: Scene) -> None:
+        def decide(ask: AdmissionRequest) -> Decision:
+            asked.append(ask)
+            live = scene.fleet.first_live(ask)
+            if len(asked) > len(NAMES):
+                return msgspec.structs.replace(live, reason="best_effort", predicted_ttft_s=INF)
+            verdict = Verdict.BEST_EFFORT if ask.request_id in ("x0", "x1") else Verdict.PENDING
+            return msgspec.structs.replace(live, verdict=verdict, tier="flex", reason="kv", retry_after_s=0.01)
+
+        scene.fleet.decide = decide
+        request_state = scene.start_group(*NAMES)
+        await until(lambda: len(scene.fleet.submitted) == 4)
+        for name in NAMES:
+            scene.fleet.say("a", name, [1], "stop")
+        await until(lambda: bool(counted(scene.fleet.outcomes)))
+        told = request_state.slo_object()
+        assert [told[name] for name in ("admitted", "promised", "tier", "reason")] == [False, False, "flex", "kv"]
+
+    (whole,) = counted(play(scenario).fleet.outcomes)
+    assert [ask.slo.best_effort for ask in asked] == [False] * 4 + [True] * 2
+    assert (whole.verdict, whole.finish) == (Verdict.BEST_EFFORT, "stop")
+
+
 def test_a_request_is_counted_once_as_good_as_its_worst_sequence() -> None:
     async def scenario(scene: Scene) -> None:
         scene.start_group(*NAMES)
