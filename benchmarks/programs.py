@@ -39,7 +39,8 @@ def question_s(history: History, nodes: Nodes) -> float:
     started_s = time.perf_counter()
     match = history.match(nodes, Prefix(to_stages(nodes), complete_stages(nodes)))
     seen = history.outlook(match, int(nodes["stage"][-1]), 0.01, 1e-4)
-    stage_deadline_s(seen, StageClock(200.0, float(nodes["begin_s"][-1]), 0.0))
+    clock = StageClock(200.0, float(nodes["begin_s"][-1]), 0.0)
+    stage_deadline_s(seen.within(clock), clock)
     return time.perf_counter() - started_s
 
 

@@ -38,10 +38,9 @@ class Outlook(NamedTuple):
         return float(values[order[min(int(at), len(order) - 1)]])
 
     def within(self, clock: "StageClock") -> "Outlook":
-        """The graphs that can end in time: a client sets a deadline by the size of its task. All of them where no known
-        one can: the prior, which takes next to no time, does not count alone against what is known."""
+        """The graphs that can end in time, and all where none can: a client sets a deadline by the size of its task."""
         can = self.end_s(clock) <= clock.deadline_s
-        if not can[:-1].any():
+        if not can.any():
             return self
         kept = np.where(can, self.weights, 0.0)
         return self._replace(weights=kept / kept.sum())
@@ -113,10 +112,12 @@ def stage_deadline_s(seen: Outlook, clock: StageClock, slowest_s: float = 0.0) -
 
     It has until ``phi(s) * D``. A program that is behind shares out what is left instead: past lateness is no stage's
     alone. Siblings of a slow sub-request, which is due at ``slowest_s``, need not end before it and yield.
+
+    Args:
+        seen: the graphs that count (``Outlook.within``).
     """
     if clock.deadline_s == np.inf:
         return np.inf
-    seen = seen.within(clock)
     left_s = clock.deadline_s - clock.now_s
     stretch_s = clock.deadline_s - clock.gaps_s - seen.later_gaps_s
     accumulated_s = clock.gaps_s + accumulated_share(seen) * stretch_s
@@ -127,12 +128,18 @@ def stage_deadline_s(seen: Outlook, clock: StageClock, slowest_s: float = 0.0) -
 
 def latest_end_s(seen: Outlook, clock: StageClock) -> float:
     """When the stage must end at the latest, since the program's first arrival: what follows then takes not much longer
-    than on idle engines. Not after the program's deadline; where that is tight, ``stage_deadline_s`` may say more."""
+    than on idle engines. Not after the program's deadline; where that is tight, ``stage_deadline_s``, which has the
+    arguments, may say more."""
     if clock.deadline_s == np.inf:
         return np.inf
-    seen = seen.within(clock)
     follows_s = seen.quantile(FOLLOWS_PACE * seen.later_s + seen.later_gaps_s, FOLLOWS)
     return max(clock.deadline_s - follows_s, clock.now_s + LEAST_S)
+
+
+def is_beyond_all_known(known_s: np.ndarray, left_s: float) -> bool:
+    """Whether each known program (``known_s`` as of ``can_end_in_time``) takes longer than that, so that the prior,
+    which takes next to no time, would promise alone what none of them could keep."""
+    return len(known_s) > 0 and bool((known_s > left_s).all())
 
 
 def can_end_in_time(known_s: np.ndarray, left_s: float) -> bool:

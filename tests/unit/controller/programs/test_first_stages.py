@@ -3,10 +3,10 @@
 import msgspec
 import pytest
 
-from protocol.messages import AdmissionRequest, Slo, Verdict
+from protocol.messages import AdmissionRequest, Decision, Slo, Verdict
 from protocol.programs import Program
 from tests.support.fleet_cases import fleet, report
-from tests.unit.controller.programs.test_programs import agent, end, one, sub
+from tests.unit.controller.programs.test_programs import OPEN, agent, end, one, sub
 
 CALLS, CALL_S, TOOL_S = 6, 1.9, 1.0
 
@@ -66,3 +66,24 @@ def test_a_deadline_that_idle_engines_just_keep_is_kept() -> None:
     whole_s = CALLS * CALL_S + (CALLS - 1) * TOOL_S
     for i, spare in enumerate((1.02, 1.05, 1.15, 1.4)):
         assert play(f"tight {i}", spare * whole_s, 3000.0 + 100.0 * i) == [Verdict.ADMITTED] * CALLS
+
+
+@pytest.mark.parametrize(("known", "is_promised"), [(1, True), (8, False), (18, False)])
+def test_a_deadline_that_no_known_program_could_keep_is_not_promised_by_the_prior_alone(
+    known: int, is_promised: bool
+) -> None:
+    """Five calls of 1,000 tokens each take more than half a minute. One such program says too little of others."""
+    state = fleet()
+
+    def call(name: str, k: int, deadline_s: float, now_s: float) -> Decision:
+        program = Program(name, deadline_s, app="agent", is_last=k == 4)
+        slo = msgspec.structs.replace(OPEN, e2e_s=deadline_s)
+        return one(state, sub(f"{name}-{k}", program, 20_000, slo), now_s)
+
+    for i in range(known):
+        for k in range(5):
+            call(f"known {i}", k, 300.0, now_s := 1000.0 * i + 20.0 * k)
+            end(state, f"known {i}-{k}", now_s + 10.0, tokens=1000)
+    stage = call("short", 0, 6.0, 1000.0 * known).stage
+    assert stage
+    assert stage.is_promised == is_promised
