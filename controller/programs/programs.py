@@ -94,26 +94,23 @@ class Programs(ProgramsUnderWay):
         seen = history.outlook(match, stage, *self.speed.paces(arrived_s))
         expect(program, history, match, self.speed.costs(arrived_s), seen)
         clock = StageClock(program.deadline_s, arrived_s - program.started_s, program.gaps_s())
-        if self._must_yield(program, history, seen.chance_in_time(clock), arrived_s):
+        is_beyond = is_beyond_all_known(history.execution_s(*self.speed.paces(arrived_s)), program.deadline_s)
+        chance = 0.0 if is_beyond else seen.chance_in_time(clock)
+        if self._must_yield(program, history, chance, arrived_s):
             due_s = latest_s = arrived_s + LEAST_S
         else:
-            due_s, latest_s = self._due_s(program, history, seen, clock)
+            # Shorter than all that is known, it is promised if its first stage fits its share, and not by the prior.
+            counted = seen if is_beyond and not stage else seen.within(clock)
+            due_s, latest_s = self._due_s(program, counted, stage, clock)
         expected = float(np.median(history.table.lengths[match.rows])) if len(match.rows) else PRIOR_STAGES
         nearest = float(match.similarity[0]) if len(match.rows) else 0.0
         given = StageGiven(stage + 1, due_s - arrived_s, left_s, expected, nearest, program.is_promised)
         return Part(node, given, due_s, latest_s)
 
-    def _due_s(self, program: OpenProgram, history: History, seen: Outlook, clock: StageClock) -> tuple[float, float]:
-        """When a new sub-request is due, and the latest that it may be. Where no known program at all could end by the
-        deadline, the first one has its share of it by those: it is promised if it is as short as that."""
+    def _due_s(self, program: OpenProgram, seen: Outlook, stage: int, clock: StageClock) -> tuple[float, float]:
+        """When a new sub-request is due, and the latest that it may be."""
         if self.options.stages == "whole":
             return program.due_s, program.due_s
-        stage, known_s = (
-            int(program.nodes["stage"][-1]),
-            history.execution_s(*self.speed.paces(clock.now_s + program.started_s)),
-        )
-        if stage or not is_beyond_all_known(known_s, program.deadline_s):
-            seen = seen.within(clock)
         latest_s = latest_end_s(seen, clock)
         due_s = stage_deadline_s(seen, clock, program.slowest_s(stage))
         latest_s = max(latest_s, due_s)

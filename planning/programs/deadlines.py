@@ -48,10 +48,9 @@ class Outlook(NamedTuple):
     def chance_in_time(self, clock: "StageClock") -> float:
         """Weight (0 to 1) of the graphs that can end in time from now on, in that of those that could from the
         beginning, both with calls ``FOLLOWS_PACE`` as long as on idle engines: time that a program has lost says
-        nothing of its size. Where no known one could, the weight of all counts."""
+        nothing of its size."""
         rest_s = FOLLOWS_PACE * (self.this_s + self.later_s) + self.later_gaps_s
         could = FOLLOWS_PACE * self.earlier_s + clock.gaps_s + rest_s <= clock.deadline_s
-        could |= not could[:-1].any()
         can = clock.now_s + rest_s <= clock.deadline_s
         possible = float(self.weights[could].sum())
         return float(self.weights[could & can].sum()) / possible if possible > 0.0 else 0.0

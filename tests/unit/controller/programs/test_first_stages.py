@@ -3,6 +3,8 @@
 import msgspec
 import pytest
 
+from controller.fleet import Fleet
+from controller.programs.programs import TOO_MANY
 from protocol.messages import AdmissionRequest, Decision, Slo, Verdict
 from protocol.programs import Program
 from tests.support.fleet_cases import fleet, report
@@ -68,22 +70,39 @@ def test_a_deadline_that_idle_engines_just_keep_is_kept() -> None:
         assert play(f"tight {i}", spare * whole_s, 3000.0 + 100.0 * i) == [Verdict.ADMITTED] * CALLS
 
 
+def call(state: Fleet, name: str, k: int, deadline_s: float, now_s: float) -> Decision:
+    """One of five calls of a program, of 20,000 prompt tokens."""
+    program = Program(name, deadline_s, app="agent", is_last=k == 4)
+    slo = msgspec.structs.replace(OPEN, e2e_s=deadline_s, tier="tight")
+    return one(state, sub(f"{name}-{k}", program, 20_000, slo), now_s)
+
+
+def knowing(programs: int) -> Fleet:
+    """A fleet that knows so many programs that take more than half a minute on idle engines."""
+    state = fleet()
+    for i in range(programs):
+        for k in range(5):
+            call(state, f"known {i}", k, 300.0, now_s := 1000.0 * i + 20.0 * k)
+            end(state, f"known {i}-{k}", now_s + 10.0, tokens=1000)
+    return state
+
+
 @pytest.mark.parametrize(("known", "is_promised"), [(1, True), (8, False), (18, False)])
 def test_a_deadline_that_no_known_program_could_keep_is_not_promised_by_the_prior_alone(
     known: int, is_promised: bool
 ) -> None:
-    """Five calls of 1,000 tokens each take more than half a minute. One such program says too little of others."""
-    state = fleet()
-
-    def call(name: str, k: int, deadline_s: float, now_s: float) -> Decision:
-        program = Program(name, deadline_s, app="agent", is_last=k == 4)
-        slo = msgspec.structs.replace(OPEN, e2e_s=deadline_s)
-        return one(state, sub(f"{name}-{k}", program, 20_000, slo), now_s)
-
-    for i in range(known):
-        for k in range(5):
-            call(f"known {i}", k, 300.0, now_s := 1000.0 * i + 20.0 * k)
-            end(state, f"known {i}-{k}", now_s + 10.0, tokens=1000)
-    stage = call("short", 0, 6.0, 1000.0 * known).stage
+    """One known program says too little of others."""
+    stage = call(knowing(known), "short", 0, 6.0, 20_000.0).stage
     assert stage
     assert stage.is_promised == is_promised
+
+
+def test_nor_is_it_when_it_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was one too many at first, and there is room now."""
+    state = knowing(8)
+    monkeypatch.setattr(state.programs.bound, "is_too_much", lambda program, _: not program.is_begun)
+    told = list[Decision]()
+    for k in range(2):
+        told.append(call(state, "short", k, 6.0, now_s := 20_000.0 + k))
+        end(state, f"short-{k}", now_s + 0.5)
+    assert [(d.reason, d.stage and d.stage.is_promised) for d in told] == [(TOO_MANY, False)] * 2
