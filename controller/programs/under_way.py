@@ -127,7 +127,7 @@ class ProgramsUnderWay:
         with no other one has not begun."""
         key = self._keys.pop(name)
         program.withdraw(name, now_s)
-        program.has_failed = bool(finish)
+        program.has_failed |= bool(finish)
         if len(program.nodes):
             self._await_next(key, program, now_s)
             return

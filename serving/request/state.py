@@ -195,7 +195,7 @@ class HttpRequestState:
     def tpot_s(self) -> float:
         """Mean seconds per token after the first, of the slowest sequence, or over the rounds of a beam search."""
         if rounds := max((sequence.position for sequence in self.sequences.values()), default=0):
-            return (self.e2e_s - self.ttft_s) / rounds
+            return (self.e2e_s - self.ttft_s) / rounds if self.ttft_s < math.inf else math.inf
         return max((tally.mean_gap_s for tally in self.tallies), default=0.0)
 
     @property

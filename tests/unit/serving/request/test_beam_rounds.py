@@ -49,3 +49,9 @@ def test_its_longest_answer_counts() -> None:
     assert (state.output_tokens, state.has_tpot) == (3, True)
     state.sequence("3-0", 3)
     assert state.output_tokens == 3, "that round has no token yet"
+
+
+def test_a_second_prompt_whose_first_round_still_runs_leaves_the_time_per_token_open() -> None:
+    state = searched(Slo(0.3, 0.1, tier="loose"), 0.2, 0.35)
+    state.sequence("other")
+    assert state.tpot_s == INF
