@@ -37,6 +37,11 @@ class FakeFleet:
             return Decision(ask.request_id, Verdict.REFUSED, "", ask.slo.tier, "no_replica")
         return Decision(ask.request_id, Verdict.ADMITTED, live[0], ask.slo.tier, "attainable", 0.1, 0.01)
 
+    @property
+    def ends(self) -> list[Outcome]:
+        """Outcomes without those of first tokens, which are told too where a request runs for a second."""
+        return [outcome for outcome in self.outcomes if not outcome.is_first_token]
+
     async def admit(self, batch: list[AdmissionRequest]) -> list[Decision]:
         self.batches.append(len(batch))
         return [self.decide(ask) for ask in batch]

@@ -54,9 +54,9 @@ def test_a_promise_counts_where_the_request_is_lost(tokens: list[int]) -> None:
     async def scenario(scene: Scene) -> None:
         scene.start("x")
         await lose(scene, tokens)
-        await until(lambda: bool(scene.fleet.outcomes))
+        await until(lambda: bool(scene.fleet.ends))
 
-    (outcome,) = play(scenario, "a").fleet.outcomes
+    (outcome,) = play(scenario, "a").fleet.ends
     assert (outcome.is_promised, outcome.met, outcome.tests_prediction) == (True, False, False)
 
 

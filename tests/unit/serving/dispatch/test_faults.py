@@ -135,7 +135,7 @@ def test_a_stream_waits_for_a_replica_and_fails_only_after_its_patience() -> Non
         scene.fleet.queues["a"].put_nowait(ConnectionError("dead"))
         await until(lambda: scene.finish("x") == "error")
 
-    assert play(scenario, "a").fleet.outcomes[0].finish == "error"
+    assert [outcome.finish for outcome in play(scenario, "a").fleet.ends] == ["error"]
 
 
 def test_an_abort_that_was_lost_is_said_again_while_tokens_come(monkeypatch: pytest.MonkeyPatch) -> None:

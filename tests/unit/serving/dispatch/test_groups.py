@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from protocol.messages import INF, AdmissionRequest, Decision, Outcome, Scope, Slo, Verdict
+from serving.dispatch import groups
 from serving.dispatch.engine_request import EngineRequest
 from tests.support.dispatch_scene import TRANSIT_S, Scene, play, until
 
@@ -37,7 +38,9 @@ def test_sequences_are_asked_about_as_one_request() -> None:
     play(scenario)
 
 
-def test_sequences_of_several_ticks_wait_for_each_other() -> None:
+def test_sequences_of_several_ticks_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "GATHER_S", 10.0)  # however long a busy machine takes for a tick
+
     async def scenario(scene: Scene) -> None:
         request_state = scene.start_group("x0", expected=2)
         scene.start("y")

@@ -162,12 +162,12 @@ def test_files_on_their_way_give_way_only_when_they_have_had_their_time() -> Non
         late = Client(guard, path="/v1/files").say(b"x")
         assert (await late.status(), late.header[b"retry-after"]) == (503, b"1")
         assert not any(client.task.done() for client in begun)
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(1.6)
         assert await Client(guard, path="/v1/files").say(b"x" * 50).status() == 200
         assert await begun[0].status() == 408
         assert await begun[1].say(b"x").status() == 200
 
-    play(scenario, body_s=0.4, body_bytes=10, file_bytes=100)
+    play(scenario, body_s=1.5, body_bytes=10, file_bytes=100)
 
 
 def test_a_client_that_leaves_before_its_body_is_forgotten() -> None:
