@@ -5,11 +5,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import openai
-import psutil
 import pytest
 
 from tests.support.batches_scene import COMPLETIONS, jsonl, line
-from tests.support.stack import Stack, kill_9, running, until, verdict
+from tests.support.stack import Stack, kill_9, processes, running, until, verdict
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -28,11 +27,6 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     }
     with running(args) as started:
         yield started
-
-
-def processes(name: str) -> list[psutil.Process]:
-    """Of this test's Ray, by the beginning of their title."""
-    return [p for p in psutil.Process().children(recursive=True) if " ".join(p.cmdline()).startswith(name)]
 
 
 def batch_of(stack: Stack, *lines: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.support.stack import Stack, kill_9, running, texts, until
+from tests.support.stack import Stack, has_not_ended, kill_9, running, texts, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.alone]
 
@@ -158,8 +158,8 @@ def test_killing_a_replica_and_the_controller_changes_no_token(stack: Stack, und
         kill_9(status["controller"]["pid"])
 
     assert texts(stack.client, PROMPTS, 120, disturb) == undisturbed
-    until(lambda: not any(process.is_running() for process in engine), 20)
-    until(lambda: len(pids := {r["pid"] for r in stack.live()}) == 2 and victim["pid"] not in pids, 150)
+    until(lambda: not any(map(has_not_ended, engine)), 20)
+    until(lambda: len(pids := {r["pid"] for r in stack.live()}) == 2 and victim["pid"] not in pids, 240)
     assert stack.status()["controller"]["incarnation"] != status["controller"]["incarnation"]
 
 
@@ -181,7 +181,7 @@ def test_killing_an_engine_alone_changes_no_token(stack: Stack, undisturbed: lis
     before = {replica["pid"] for replica in stack.live()}
     victim = engines(stack)[0]
     assert texts(stack.client, PROMPTS, 120, lambda: kill_9(victim.pid)) == undisturbed
-    until(lambda: len(stack.live()) == 2 and {r["pid"] for r in stack.live()} != before, 150)
+    until(lambda: len(stack.live()) == 2 and {r["pid"] for r in stack.live()} != before, 240)
 
 
 @ON_TIMED

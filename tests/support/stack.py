@@ -109,7 +109,7 @@ def running(
             stack.client.close()
         started = set(psutil.Process().children(recursive=True))
     assert not ray.is_initialized()
-    left = [p for p in started if p.pid not in before and p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    left = [p for p in started if p.pid not in before and has_not_ended(p)]
     assert not left, f"left behind: {left}"
 
 
@@ -150,6 +150,24 @@ def until(condition: Callable[[], bool], limit_s: float = 30.0, seen: Callable[[
 def verdict(answer: openai.BaseModel) -> dict[str, Any]:
     """What became of the objective, beside what OpenAI's answers hold."""
     return dict((answer.model_extra or {})["slo"])
+
+
+def processes(title: str) -> list[psutil.Process]:
+    """What this test has started and has ``title`` in its command line. One that ends while it is read is none."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if title in " ".join(process.cmdline()):
+                found.append(process)
+    return found
+
+
+def has_not_ended(process: psutil.Process) -> bool:
+    """Whether it runs; what nobody has waited for yet does not."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def kill_9(pid: int) -> None:
