@@ -36,7 +36,7 @@ ARGS = {
             "upscale_cooldown_s": 2.0,
             "downscale_cooldown_s": 1.0,
             "downscale_delay_s": 4.0,
-            "manual_hold_s": 30.0,  # longer than a replica takes to start
+            "manual_hold_s": 45.0,  # longer than a replica takes to start
         },
     },
 }

@@ -47,10 +47,10 @@ def test_a_program_waits_for_a_place_and_is_promised_then(stack: Stack) -> None:
     assert ask(stack, "first")["promised"]
     with ThreadPoolExecutor(1) as pool:
         second = pool.submit(ask, stack, "second")
-        until(lambda: waiting(stack) == 1, 10)
+        until(lambda: waiting(stack) == 1)
         assert not second.done()
         assert ask(stack, "first", is_last=True)["promised"], "it has its place"
-        assert second.result(timeout=20)["promised"]
-    until(lambda: waiting(stack) == 0, 10)
+        assert second.result(timeout=60)["promised"]
+    until(lambda: waiting(stack) == 0)
     assert ask(stack, "second", is_last=True)["promised"]
-    until(lambda: stack.status()["programs"]["kept"] == 6, 10)
+    until(lambda: stack.status()["programs"]["kept"] == 6)
