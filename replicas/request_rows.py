@@ -202,6 +202,11 @@ class RequestRows:
         if begin_lines(table, now_s):
             self._table["ttft_s"][self._gathered] = table["ttft_s"]
 
+    def names(self, chosen: np.ndarray) -> set[str]:
+        """Those of the requests last gathered that are chosen (bool[rows])."""
+        requests = [*self._running, *self._waiting]
+        return {requests[i].request_id for i in np.flatnonzero(chosen).tolist()}
+
     def _regather(self, running: Sequence[Any], waiting: Sequence[Any]) -> None:
         self._running, self._waiting = [*running], [*waiting]
         requests = self._running + self._waiting
@@ -239,9 +244,10 @@ class RequestRows:
         due_s = min(row["arrival_s"] + row["ttft_s"], row["deadline_s"])
         return bool(row["best_effort"]), float(due_s), float(row["arrival_s"])
 
-    def hold(self, request: Any) -> None:
-        """Leave a request that is not gathered out of the step."""
-        self._quotas[self._row_of[request]] = 0
+    def hold_others(self, waiting: Sequence[Any], ready: Sequence[Any]) -> None:
+        """Leave those of ``waiting`` that are not ``ready``, nor gathered, out of the step."""
+        for request in set(waiting).difference(ready) if len(ready) < len(waiting) else ():
+            self._quotas[self._row_of[request]] = 0
 
     def set_quotas(self, tokens: np.ndarray) -> list[int]:
         """The tokens of those last gathered, in that order; others keep what they had. Returns the places preempted."""

@@ -30,6 +30,7 @@ from replicas.step_planner import VLLM_DEFAULT, StepPlanner, profile_coefficient
 from replicas.vllm_core import groups_of, late_forming, own_options  # which adds to vLLM's EngineCore
 
 REQUESTS_EVERY_S = 0.1  # how often a tick tells where every request is
+READY = (RequestStatus.WAITING, RequestStatus.PREEMPTED)  # to be scheduled, of those that wait
 
 
 class SloScheduler(AsyncScheduler):
@@ -64,11 +65,10 @@ class SloScheduler(AsyncScheduler):
         self._late: set[str] = set()
         self._stale: set[Request] = set()  # preempted in flight: vLLM runs them again when that has been delivered
         self._preempted: set[Request] = set()  # since the last tick
-        self._has_quotas = False
+        self._has_quotas = self._is_stuck = False
         self._adapters = AdapterRoom(self.lora_config.max_loras if self.lora_config else 0)
         self._failures = Failures()
         self._is_splittable = self.scheduler_config.enable_chunked_prefill and not self.need_mamba_block_aligned_split
-        self._is_stuck = False
         self._is_followable = self.num_spec_tokens == 0 and self.num_sampled_tokens_per_step == 1
 
     def polyslo_configure(self, policy: str, options: dict[str, float]) -> None:
@@ -110,15 +110,18 @@ class SloScheduler(AsyncScheduler):
 
     def _reserve_prefill_lookahead(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
         """vLLM asks this for every request it is about to schedule: the place to cap its tokens."""
-        if not self._adapters.takes(request):
-            return 0
         if self._has_quotas and (quota := self._rows.quota(request)) < num_new_tokens:
             if quota <= 0:
                 return 0
             is_chunk = quota < request.num_tokens - num_computed_tokens
             if is_chunk and self._is_splittable and not request.has_encoder_inputs:
                 num_new_tokens = quota
+        self._adapters.take(request)
         return super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
+
+    def _handle_blocked_waiting_request(self, request: Request) -> bool:
+        """vLLM asks this first of each that waits, and passes over those that have to wait on."""
+        return super()._handle_blocked_waiting_request(request) and self._adapters.fits(request)
 
     # One step: plan, apply, let vLLM schedule, measure.
 
@@ -189,8 +192,7 @@ class SloScheduler(AsyncScheduler):
         tokens, predicted_s, composition = self._planner.plan(table, start_s)
         if start_s >= self._late_due_s:
             self._late_due_s = start_s + REQUESTS_EVERY_S
-            late = np.flatnonzero(self._planner.late(table, start_s)).tolist()
-            self._late = {(running[i] if i < len(running) else waiting[i - len(running)]).request_id for i in late}
+            self._late = self._rows.names(self._planner.late(table, start_s))
         # Where the planner sees nothing to run, vLLM may (its prefix cache shares blocks): never stand still.
         self._has_quotas = predicted_s > 0
         if self._has_quotas:
@@ -212,14 +214,13 @@ class SloScheduler(AsyncScheduler):
         self._stale = {request for request in self._stale if request.num_stale_output_tokens}
         if self.deferred_waiting or self._stale:
             ready = [request for request in waiting if self._is_ready(request)]
-        ready = self._adapters.fitting(self.running, ready, self._rows.urgency)
-        if len(ready) < len(waiting):
-            for request in set(waiting).difference(ready):
-                self._rows.hold(request)
+        loaded = [each for each in self.kv_holding_waiting if each.status in READY]
+        ready = self._adapters.fitting(self.running, ready, loaded, self._rows.urgency, self._planner.limits)
+        self._rows.hold_others(waiting, ready)
         return ready
 
     def _is_ready(self, request: Request) -> bool:
-        return self._handle_blocked_waiting_request(request) and (
+        return super()._handle_blocked_waiting_request(request) and (
             request not in self._stale or request.drop_stale_output
         )
 

@@ -6,23 +6,9 @@ from typing import Any
 import pytest
 
 from protocol.messages import Slo
+from tests.support.background_loads import BackgroundLoads
 
 LOOSE, BEST_EFFORT = Slo(ttft_s=60.0, tpot_s=1.0), Slo(best_effort=True)
-
-
-class BackgroundLoads:
-    """A connector that fetches 64 tokens of the request ``remote`` in the background, and does nothing else."""
-
-    supports_divergent_local_hybrid_hits = False
-
-    def get_num_new_matched_tokens(self, request: Any, computed_tokens: int) -> tuple[int, bool]:
-        return (64, True) if request.request_id == "remote" else (0, False)
-
-    def get_loaded_kv_cache_group_ids(self, *_: Any) -> tuple[int, ...]:
-        return ()
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *_, **__: None
 
 
 @pytest.mark.parametrize("policy", ["slo", "vllm"])
