@@ -9,6 +9,7 @@ what its tier says for unattainable requests.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 
 import msgspec
 import numpy as np
@@ -123,14 +124,15 @@ class DisaggregatedFleet(Fleet):
         self._expire(now_s)
         decisions = self.programs.without_place(batch, now_s)
         with self.room.counted(self.slots):
-            self._move_reservations(now_s)
             decisions |= self._decide_apart([r for r in batch if r.request_id not in decisions], now_s)
         return self.programs.told([_of_whole(decisions[request.request_id], request) for request in batch], now_s)
 
     def _expire(self, now_s: float) -> None:
-        """Give up room that is kept where it is of no use, or for requests whose ingress is gone."""
-        usable = self.slots.usable([], now_s, self.options.silent_s, self.options.forget_s)
-        names = [name for name, replica in self.replicas.items() if usable[replica.slot]]
+        """Move room off replicas that take nothing new; give up what stays on silent ones, or nobody will ask for."""
+        self._move_reservations(now_s)
+        is_of_use = self.slots.usable([], now_s, self.options.silent_s, self.options.forget_s)
+        is_of_use |= self.slots.are_live(now_s, self.options.silent_s)  # also to what it has promised, if it drains
+        names = [name for name, replica in self.replicas.items() if is_of_use[replica.slot]]
         self.room.expire(names, self.places.__contains__, now_s)
 
     def _decide_apart(self, batch: Sequence[AdmissionRequest], now_s: float) -> dict[str, Decision]:
@@ -143,9 +145,7 @@ class DisaggregatedFleet(Fleet):
             else:
                 self.room.release(self.slots, uid)  # it is asked about anew
         prefills = self._that_prefill([request for request in batch if request.request_id not in decisions], now_s)
-        others = [
-            request for request in batch if request.request_id not in prefills and request.request_id not in decisions
-        ]
+        others = [r for r in batch if r.request_id not in prefills and r.request_id not in decisions]
         decisions |= {d.request_id: d for d in self._on(Phase.DECODE, others, now_s)}
         for decision in self._on(Phase.PREFILL, [part for part, _ in prefills.values()], now_s):
             if decision.verdict != Verdict.ADMITTED:
@@ -181,13 +181,15 @@ class DisaggregatedFleet(Fleet):
     def _move_reservations(self, now_s: float) -> None:
         """Of replicas that leave, or that prefill now, to others with room, not to the prompt's own; else it stays."""
         decoding = self._open_on(Phase.DECODE, now_s)
-        for uid, before in [(uid, r) for uid, r in self.room.held.items() if r.slot not in decoding]:
-            self.room.release(self.slots, uid)
-            others = {slot: name for slot, name in decoding.items() if name != self.places.holder(uid)}
-            if self._reserve(before.row, others, now_s):
-                self.room.held[uid].needed_s = before.needed_s
-            else:
-                self.room.reserve(self.slots, uid, before)
+        leaving = [(uid, r) for uid, r in self.room.held.items() if r.slot not in decoding]
+        with self.room.counted(self.slots) if leaving else nullcontext():
+            for uid, before in leaving:
+                self.room.release(self.slots, uid)
+                others = {slot: name for slot, name in decoding.items() if name != self.places.holder(uid)}
+                if self._reserve(before.row, others, now_s):
+                    self.room.held[uid].needed_s = before.needed_s
+                else:
+                    self.room.reserve(self.slots, uid, before)
 
     def _open_on(self, phase: Phase, now_s: float) -> dict[int, str]:
         """Replicas of a phase that may take requests: their slots and names."""
@@ -241,9 +243,7 @@ class DisaggregatedFleet(Fleet):
             if request.slo.best_effort or (is_in_time and self._reserve(row, by_phase[Phase.DECODE], now_s)):
                 self.allocation.record_arrival(row, now_s)  # as a whole: of its parts only the first would be counted
                 found[request.request_id] = part, output_tokens
-        split = {
-            request.group for request in batch if request.group and request.request_id not in found
-        }  # a request is in one phase
+        split = {r.group for r in batch if r.group and r.request_id not in found}  # a request is in one phase
         for name in [name for name, part in found.items() if part[0].group in split]:
             self.room.release(self.slots, request_uid(name))
             del found[name]

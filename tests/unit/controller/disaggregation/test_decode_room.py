@@ -213,6 +213,46 @@ def test_what_is_reserved_on_a_replica_that_leaves_moves_or_is_used_there() -> N
     state.check_integrity()
 
 
+def test_what_is_reserved_on_a_replica_that_says_it_drains_moves_or_is_used_there() -> None:
+    state = fleet("pqde")
+    full(state, "e", 0.0)
+    asked = ask(LOOSE, 9000)
+    assert one(state, asked).prefill_only
+    uid = request_uid(asked.request_id)
+    state.report(msgspec.structs.replace(report("d", 2), draining=True), 0.1)
+    state.admit([], 0.11)
+    assert state.room.held[uid].replica == "d", "nowhere else is room"
+    then = one(state, second(asked), 0.2)
+    assert (then.verdict, then.replica, then.reason) == (Verdict.ADMITTED, "d", "attainable")
+    state.report(report("e", 300), 0.3)
+    assert one(state, other := ask(LOOSE, 9000), 0.3).prefill_only
+    assert state.room.held[request_uid(other.request_id)].replica == "e"
+    state.report(report("d", 300), 0.4)
+    state.report(msgspec.structs.replace(report("e", 400), draining=True), 0.4)
+    state.admit([], 0.41)
+    assert state.room.held[request_uid(other.request_id)].replica == "d"
+    state.check_integrity()
+
+
+def test_what_is_reserved_on_a_replica_that_falls_silent_moves_or_is_given_up() -> None:
+    state = fleet("pqde", silent_s=0.3)
+    requests = [ask(LOOSE, 9000) for _ in range(2)]
+    for asked in requests:
+        assert one(state, asked).prefill_only
+    assert {reservation.replica for reservation in state.room.held.values()} == {"d"}
+    for name in "pqe":
+        state.report(report(name, 2), 0.4)
+    state.admit([], 0.41)
+    assert {reservation.replica for reservation in state.room.held.values()} == {"e"}
+    assert len(state.room.held) == 2
+    full(state, "d", 0.8)
+    for name in "pq":
+        state.report(report(name, 3), 0.8)
+    state.admit([], 0.81)
+    assert state.room.held == {}, "d has no room"
+    state.check_integrity()
+
+
 def test_prompts_on_a_replica_that_decodes_now_stay_known_when_it_keeps_room_for_others() -> None:
     state = fleet("pqd", prefill=1)
     prompts = [ask(LOOSE, 8000) for _ in range(4)]
