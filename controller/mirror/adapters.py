@@ -1,6 +1,7 @@
 """LoRA adapters of one replica, by what it was given: no report tells of them, and no promise rests on them. Pure."""
 
 from collections import OrderedDict
+from collections.abc import Hashable
 
 import numpy as np
 
@@ -10,6 +11,8 @@ class HeldAdapters:
 
     def __init__(self) -> None:
         self._uids: OrderedDict[str, set[int]] = OrderedDict()
+        self._in_use = set[str]()
+        self._version: Hashable = None  # of the requests, when they were last gone through
 
     def __contains__(self, adapter: str) -> bool:
         return adapter in self._uids
@@ -19,14 +22,19 @@ class HeldAdapters:
 
     def record(self, adapter: str, uid: int, most: int) -> None:
         """A request for this adapter was given to the replica, which holds ``most`` of them."""
+        self._version = None
         self._uids.setdefault(adapter, set()).add(uid)
         self._uids.move_to_end(adapter)
         while len(self._uids) > most:
             self._uids.popitem(last=False)
 
-    def in_use(self, ids: np.ndarray) -> set[str]:
-        """Adapters of requests that the replica still has; ``ids`` (i8[n]) are all of those."""
-        live = set(ids.tolist())
-        for uids in self._uids.values():
-            uids &= live
-        return {adapter for adapter, uids in self._uids.items() if uids}
+    def in_use(self, ids: np.ndarray, version: Hashable) -> set[str]:
+        """Adapters of requests that the replica still has; ``ids`` (i8[n]) are all of those, as of a ``version``: they
+        are gone through once for each."""
+        if version != self._version:
+            live = set(ids.tolist())
+            for uids in self._uids.values():
+                uids &= live
+            self._in_use = {adapter for adapter, uids in self._uids.items() if uids}
+            self._version = version
+        return self._in_use

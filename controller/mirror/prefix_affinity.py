@@ -84,7 +84,8 @@ class Affinity:
     def _is_full(self, replica: VirtualReplica, adapter: str) -> bool:
         if len(replica.adapters) < self.adapters.running:  # which is quicker to see
             return False
-        in_use = replica.adapters.in_use(replica.table["id"])
+        ids = replica.table["id"]
+        in_use = replica.adapters.in_use(ids, (replica.sequence, len(ids)))
         return adapter not in in_use and len(in_use) >= self.adapters.running
 
     def record(
