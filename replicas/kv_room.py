@@ -109,7 +109,10 @@ class KvRoom:
                 waits["computed_tokens"][i] = max(waits["computed_tokens"][i], cached)
                 waits["shared_tokens"][i] = shared
                 left -= cached // self._block_tokens
-        return self.planned_capacity(table["computed_tokens"][:running], waits["prompt_tokens"])
+        known_tokens = int((table["prompt_tokens"] + table["emitted_tokens"]).max(initial=0))
+        # vLLM keeps the watermark beside others: who would leave none runs alone, but it runs.
+        lifted = self._reserved * self._block_tokens if known_tokens >= self.capacity_tokens else 0
+        return lifted + self.planned_capacity(table["computed_tokens"][:running], waits["prompt_tokens"])
 
     def _look_up(self, request: Any) -> tuple[int, int]:
         """Tokens that the prefix cache holds of a request, and those of them that running ones hold."""

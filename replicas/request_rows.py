@@ -233,6 +233,14 @@ class RequestRows:
         row = self._row_of.get(request)
         return UNLIMITED if row is None else self._by_row[row]
 
+    def chosen(self, waiting: Sequence[Any]) -> list[Any]:
+        """Those that may run in the step being formed, best effort last: vLLM stops at the first for which it has no
+        blocks."""
+        found = [request for request in waiting if self.quota(request) > 0]
+        if len(found) > 1:
+            found.sort(key=lambda request: bool(self._table["best_effort"][self._row_of[request]]))
+        return found
+
     def leave(self, request: Any) -> None:
         """Leave a request that is not gathered to vLLM: one that waits for a KV cache from elsewhere, or has just got
         it. vLLM stops at the first that may run nothing, so an old quota of none would hold up all behind it."""

@@ -243,7 +243,7 @@ class SloScheduler(AsyncScheduler):
             self.running = [running[i] for i in order if running[i] not in leaving]
             self._preempt(victims)
         if waiting:
-            chosen = [request for request in waiting if self._rows.quota(request) > 0]
+            chosen = self._rows.chosen(waiting)
             if victims or chosen != waiting[: len(chosen)]:
                 others = [request for request in waiting if self._rows.quota(request) <= 0]
                 self.waiting.clear()

@@ -196,3 +196,27 @@ def test_vllms_own_order_by_priority_is_no_policy_to_change_from(make_bench: Mak
         bench.scheduler.polyslo_configure("slo", {})
     bench.add("a", [1] * 10, 2, TIGHT)
     bench.run()
+
+
+@pytest.mark.parametrize("policy", ["slo", "edf"])
+def test_what_fits_beside_no_watermark_runs_alone(make_bench: MakeBench, policy: str) -> None:
+    """vLLM keeps 8 of 39 blocks free when it starts a request beside others."""
+    bench = make_bench(policy, 40, max_num_seqs=8, enable_prefix_caching=False, engine_kwargs={"watermark": 0.2})
+    for step in range(60):
+        if step % 5 == 0:
+            bench.add(f"r{step}", [1 + step % 50] * 40, 12, TIGHT)
+        if step == 10:
+            bench.add("large", [3] * (33 * 32), 5, Slo(ttft_s=60.0, tpot_s=1.0))
+        bench.step()
+    assert "large" in bench.finished
+
+
+def test_best_effort_for_which_vllm_has_no_blocks_holds_up_nobody(make_bench: MakeBench) -> None:
+    bench = make_bench("slo", 40, max_num_seqs=8, enable_prefix_caching=False, engine_kwargs={"watermark": 0.2})
+    bench.add("first", [1] * 40, 100, TIGHT)
+    bench.step()
+    bench.add("large", [3] * (33 * 32), 5, BEST_EFFORT)
+    assert "large" not in bench.step()
+    bench.add("later", [2] * 40, 100, TIGHT)
+    assert "later" in bench.step()
+    bench.run()
