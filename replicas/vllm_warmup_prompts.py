@@ -31,18 +31,21 @@ LOWEST_TOKEN, TOKENS = 2000, 2000
 async def warm_up(engine: VllmEngine, limit_s: float) -> None:
     """Run ``ROUNDS`` rounds within ``limit_s`` seconds in all; what the engine counts begins after them.
 
-    Nothing is told of a round that stood still to the end of its time; an iteration that goes on is waited for. Engines
-    that draft have none: drafts for such prompts say nothing about those for clients.
+    Nothing is told of a round that stood still to the end of its time, unless all of them did: such an engine is no
+    faster. An iteration that goes on is waited for. Engines that draft have none: drafts for such prompts say nothing
+    about those for clients.
 
     Raises:
         EngineFailure: the engine died.
     """
     if engine.vllm_config.speculative_config is not None:
         return
+    standstills = 0
     for number in range(ROUNDS):
-        is_whole = await _play(engine, number, limit_s / ROUNDS)
+        standstills += not (is_whole := await _play(engine, number, limit_s / ROUNDS))
         is_quiet = await _settle(engine, limit_s)
-        if not is_whole or number + 1 < ROUNDS:
+        is_usual = is_whole or standstills == ROUNDS
+        if number + 1 < ROUNDS or not is_usual:
             engine.take_steps()
         if not is_quiet:
             break

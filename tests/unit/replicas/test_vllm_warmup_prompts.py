@@ -151,6 +151,12 @@ def test_a_second_round_that_stood_still_is_told_to_nobody() -> None:
     assert engine.totals.generation_tokens == 0
 
 
+@pytest.mark.parametrize("usual_s", [3.0, 6.0])
+def test_an_engine_whose_every_iteration_takes_longer_than_a_round_tells_one(usual_s: float) -> None:
+    engine = warmed_up(Counting(usual_s=usual_s), limit_s=5.0)
+    assert engine.take_steps() == (usual_s,)
+
+
 def test_an_engine_that_stands_still_for_long_is_not_waited_for() -> None:
     engine = Counting(seconds={2: 50.0})
     warmed_up(engine, limit_s=0.8)
