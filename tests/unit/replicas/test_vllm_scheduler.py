@@ -25,7 +25,7 @@ SCHEDULER = (
 REQUEST = (
     "request_id num_computed_tokens num_output_placeholders num_prompt_tokens num_tokens max_tokens sampling_params"
     " spec_token_ids has_encoder_inputs _output_token_ids num_in_flight_tokens num_stale_output_tokens"
-    " drop_stale_output status"
+    " drop_stale_output status lora_request arrival_time is_finished"
 )
 
 
