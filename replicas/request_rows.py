@@ -252,10 +252,14 @@ class RequestRows:
         due_s = min(row["arrival_s"] + row["ttft_s"], row["deadline_s"])
         return bool(row["best_effort"]), float(due_s), float(row["arrival_s"])
 
+    def hold(self, request: Any) -> None:
+        """Leave a request that is not gathered out of the step."""
+        self._quotas[self._row_of[request]] = 0
+
     def hold_others(self, waiting: Sequence[Any], ready: Sequence[Any]) -> None:
-        """Leave those of ``waiting`` that are not ``ready``, nor gathered, out of the step."""
+        """``hold`` those of ``waiting`` that are not ``ready``."""
         for request in set(waiting).difference(ready) if len(ready) < len(waiting) else ():
-            self._quotas[self._row_of[request]] = 0
+            self.hold(request)
 
     def set_quotas(self, tokens: np.ndarray) -> list[int]:
         """The tokens of those last gathered, in that order; others keep what they had. Returns the places preempted."""

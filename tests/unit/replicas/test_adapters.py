@@ -83,7 +83,7 @@ def test_who_has_waited_for_long_gets_a_turn_however_little_it_is_worth(monkeypa
     spare.state.ended = True
     assert room.fitting(running, [newcomer, other], [], urgency, LIMITS) == [newcomer]
     for wait_s, fits in ((0.5, True), (0.99, True), (1.01, False)):
-        clock.time = lambda wait_s=wait_s: begun_s + 3.0 + wait_s * 3.0 * (1.0 / TURN_SHARE - 1.0)  # type: ignore[misc]
+        clock.time = lambda wait_s=wait_s: begun_s + 3.0 + wait_s * 3.0 * (1.0 / TURN_SHARE - 1.0)
         for _ in range(2):
             found = room.fitting(running, [newcomer, other], [], urgency, LIMITS)
         assert (found == [newcomer]) is fits, "turns take their share of the time"
