@@ -86,8 +86,8 @@ class Storage:
         self.write_pieces(path, (content,))
 
     def write_pieces(self, path: str, pieces: Iterable[bytes]) -> int:
-        """Write a file, and tell its size; on a file system a reader sees all of it or none, as object stores have it
-        anyhow."""
+        """Write a file, and tell its size; on a file system a reader sees all of it or none. So it does in an object
+        store, unless ``pieces`` raises."""
         path = f"{self._root}/{path}"
         self._files.create_dir(path.rpartition("/")[0], recursive=True)
         is_local = self._files.type_name in ("local", "hdfs")
@@ -100,7 +100,7 @@ class Storage:
             if is_local:
                 self._files.move(written, path)
             return size
-        except OSError:
+        except BaseException:
             if is_local:  # what was written takes room that others may need
                 with contextlib.suppress(OSError):
                     self._files.delete_file(written)

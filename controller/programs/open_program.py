@@ -34,6 +34,7 @@ class Part:
     latest_s: float  # what it may be given where nobody can promise that
     is_running: bool = False
     is_placed: bool = False  # some attempt of it was given a place
+    is_last: bool = False  # its client said that nothing follows
 
     def objective(self, slo: Slo, arrived_s: float) -> Slo:
         """What its request asks for, with its stage's deadline. What is due at once has no pace that would say its
@@ -147,12 +148,12 @@ class OpenProgram:
         """A sub-request ends that nobody has served: it is no part of the graph. Should it ask again, it is new."""
         part = self.parts.pop(request_id)
         self.running -= part.is_running
-        self.last_s, self.is_last = now_s, False
+        self.last_s, self.is_last = now_s, any(other.is_last for other in self.parts.values())
         gone, stage = part.node, int(self.nodes["stage"][part.node])
         self._remove_node(gone)
         for other in self.parts.values():
             other.node -= other.node > gone
-        if stage not in self.nodes["stage"]:
+        if stage > self.nodes["stage"].max(initial=-1):
             self.later = self.left  # that stage is still to come
         elif not self.is_running:
             self.left = self.later

@@ -105,7 +105,7 @@ class Programs(ProgramsUnderWay):
         expected = float(np.median(history.table.lengths[match.rows])) if len(match.rows) else PRIOR_STAGES
         nearest = float(match.similarity[0]) if len(match.rows) else 0.0
         given = StageGiven(stage + 1, due_s - arrived_s, left_s, expected, nearest, program.is_promised)
-        return Part(node, given, due_s, latest_s)
+        return Part(node, given, due_s, latest_s, is_last=told.is_last)
 
     def _due_s(self, program: OpenProgram, seen: Outlook, stage: int, clock: StageClock) -> tuple[float, float]:
         """When a new sub-request is due, and the latest that it may be."""

@@ -76,7 +76,7 @@ class Allocation:
             options = self.autoscaler.options
             self.autoscaler = replace(scaler, options=options, roles=self.roles)
             if options.configured != scaler.options.configured:
-                self.autoscaler.begin_anew()
+                self.autoscaler.options_came()
 
     # -- what it is told --------------------------------------------------------------------------------------------
 

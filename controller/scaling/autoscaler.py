@@ -32,7 +32,7 @@ from controller.scaling.roles import DynamicRoles
 from controller.scaling.signals import Actions, ScalingOptions, Serve, Signals
 
 MOST_PATIENCE = 16.0  # times ``downscale_delay_s``
-OPTIONS_S = 60.0  # a deploy's own options come with its ingresses; its number is told before, and stays until then
+OPTIONS_S = 180.0  # a deploy's own options come with its ingresses; its number is told before, and stays until then
 MOST_DRAINED = 0.25  # of the fleet, that a single decision drains at most
 
 
@@ -76,7 +76,9 @@ class Autoscaler:
         assert self.target is not None
         if now_s < self._waits_until_s:
             self._take_back(self.target - self._staying, signals, now_s, "a deploy changed the number")
+            self._since_s = None
             return Actions()
+        self._waits_until_s = -math.inf
         bounded = min(max(self.target, self._low), self._high)
         if self.target < bounded:
             return self._ask(bounded, now_s, f"minimum of {bounded}")
@@ -148,6 +150,12 @@ class Autoscaler:
         """A deploy has changed the number: as after a start nothing holds it, and it shrinks late."""
         self.target, self.held_until_s, self._waits_until_s, self._since_s = None, -math.inf, waits_until_s, None
         self._needs.clear()
+
+    def options_came(self) -> None:
+        """Those of a deploy that changes the number; where that was seen before, what was set by hand since stays."""
+        if self._waits_until_s == -math.inf:
+            self.begin_anew()
+        self._waits_until_s = -math.inf
 
     def _alive(self, signals: Signals) -> list[ReplicaView]:
         return [view for view in signals.views if view.is_reporting]

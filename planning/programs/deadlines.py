@@ -127,8 +127,8 @@ def stage_deadline_s(seen: Outlook, clock: StageClock, slowest_s: float = 0.0) -
 
 def latest_end_s(seen: Outlook, clock: StageClock) -> float:
     """When the stage must end at the latest, since the program's first arrival: what follows then takes not much longer
-    than on idle engines. Not after the program's deadline; where that is tight, ``stage_deadline_s``, which has the
-    arguments, may say more."""
+    than on idle engines. Not after the program's deadline; where that is tight, ``stage_deadline_s`` may say more (its
+    arguments are the same)."""
     if clock.deadline_s == np.inf:
         return np.inf
     follows_s = seen.quantile(FOLLOWS_PACE * seen.later_s + seen.later_gaps_s, FOLLOWS)

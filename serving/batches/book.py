@@ -211,10 +211,11 @@ class BatchBook(FileBook):
         elif now_s >= batch.expires_s:
             if (late := self._opened(batch, now_s)) is not None:
                 self._end(late, "expired", now_s)
-        elif known is not None and known.has_news and self.stored_bytes(batch.tenant) > self.options.tenant_bytes:
+        elif known is not None and known.has_grown and self.stored_bytes(batch.tenant) > self.options.tenant_bytes:
             told = f"With its results, files have more than {self.options.tenant_bytes} bytes (batches.tenant_bytes)."
             self._end(known, "failed", now_s, [LineError("results_too_large", told)])
         elif known is not None:
+            known.has_grown = False
             known.store(self._storage, now_s)
 
     def _leave_alone(self, batch: Batch, error: OSError, now_s: float) -> None:
@@ -241,6 +242,7 @@ class BatchBook(FileBook):
             except ValueError as error:
                 logger.error("batch %s: its input file %s", batch.id, error)
                 opened = OpenBatch(batch, b"")
+                opened.take_stock(self._storage)
                 self._end(opened, "failed", now_s, [LineError(LOST, f"The input file {error}.")])
                 return None
             opened.restore(self._storage)
@@ -254,12 +256,16 @@ class BatchBook(FileBook):
         changes: dict[str, Any] = {"state": state, "ended_s": int(now_s), "failed": batch.failed + len(late)}
         changes["errors"] = [*batch.errors, *errors]
         for name, count in (("output", batch.completed), ("error", changes["failed"])):
+            file_id = f"file-{batch.id.removeprefix('batch_')}-{name}"  # the same if a keeper ends between the two
+            if file_id in self.files and not opened.has_grown and not late:  # an earlier try has stored it whole
+                changes[f"{name}_file_id"] = file_id
+                continue
             lines = opened.lines(self._storage, name == "output", late)
             is_asked = count or state == "failed"  # of a batch whose input file is lost they are not counted
             if first := next(lines, b"") if is_asked else b"":
-                file_id = f"file-{batch.id.removeprefix('batch_')}-{name}"  # the same if a keeper ends between the two
                 self._keep(file_id, batch.tenant, f"{batch.id}_{name}.jsonl", OUTPUT, chain((first,), lines), now_s)
                 changes[f"{name}_file_id"] = file_id
+        opened.has_grown = False
         ended = msgspec.structs.replace(batch, **changes)
         self._storage.write(f"ended/{batch.id}.json", msgspec.json.encode(ended))
         for name, value in changes.items():

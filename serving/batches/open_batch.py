@@ -28,6 +28,7 @@ class OpenBatch:
         self._serving: dict[int, str] = {}  # line -> the ingress that has it
         self._rests_s: dict[int, float] = {}  # line -> how long it rested the last time
         self._done: set[int] = set()
+        self.has_grown = False  # since its tenant's room was looked at
         self._results = Results(batch.id)
 
     def has_waiting(self, now_s: float) -> bool:
@@ -80,6 +81,7 @@ class OpenBatch:
         stored = Stored(result.number, result.is_good, self._line(result.number, response, None))
         self._note(stored)
         self._results.add(stored)
+        self.has_grown = True
 
     def _line(self, number: int, response: Any, error: Any) -> msgspec.Raw:
         """A line of an output file."""
@@ -93,11 +95,6 @@ class OpenBatch:
         self.batch.failed += not stored.good
         self.batch.result_bytes += len(bytes(stored.line))
 
-    @property
-    def has_news(self) -> bool:
-        """Whether there are results that are not stored yet."""
-        return not self._results.is_stored
-
     def store(self, storage: Storage, now_s: float) -> None:
         """Write results that are old enough, or fill a file, and how far the batch has come."""
         if self._results.store(storage, now_s):
@@ -110,6 +107,10 @@ class OpenBatch:
             if stored.number in self._places and stored.number not in self._done:
                 self._note(stored)
         self._waiting = deque(number for number in self._places if number not in self._done)
+
+    def take_stock(self, storage: Storage) -> None:
+        """Learn which results are stored of a batch whose lines cannot be read: all are to be had."""
+        deque(self._results.restore(storage), maxlen=0)
 
     def late(self) -> list[int]:
         """The lines that have not been served."""

@@ -5,6 +5,7 @@ A file holds the results of about ``PART`` lines, by their numbers. Only the las
 
 import heapq
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from operator import attrgetter
 
 import msgspec
@@ -65,14 +66,19 @@ class Results:
             except msgspec.MsgspecError:
                 storage.remove(f"{self._folder}/{name}")
                 continue
-            self._firsts[name] = min((each.number for each in found), default=0)
+            if any(later.number < each.number for each, later in pairwise(found)):  # as earlier versions wrote them
+                found.sort(key=attrgetter("number"))
+                storage.write(f"{self._folder}/{name}", b"\n".join(map(msgspec.json.encode, found)))
+            self._firsts[name] = found[0].number if found else 0
             yield from found
 
     def in_order(self, storage: Storage, others: Iterable[Stored]) -> Iterator[Stored]:
         """All that is stored, and ``others``, which are in order. A file is open while its lines have their turn."""
         files = (self._read(storage, name) for name in self._names(storage))
+        last = None  # two keepers may have stored the same line in an object store, which has no claim
         for stored in heapq.merge(others, *files, key=attrgetter("number")):
-            if stored.line:
+            if stored.line and stored.number != last:
+                last = stored.number
                 yield stored
 
     def _read(self, storage: Storage, name: str) -> Iterator[Stored]:

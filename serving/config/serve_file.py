@@ -34,8 +34,10 @@ def read_application(document: dict[str, Any], source: str, place: int = 0) -> t
     apps = applications_of(document)
     app = apps[place]
     stated = app.get("deployments") or []
-    if not isinstance(stated, list) or not all(_is_named(each) for each in stated):
-        raise ConfigError(f"{source}: {which(app)}deployments: must be a list of sections with a name, got {stated!r}")
+    if not isinstance(stated, list):
+        raise ConfigError(f"{source}: {which(app)}deployments: must be a list of sections with a name")
+    if (wrong := next((k for k, each in enumerate(stated) if not _is_named(each)), None)) is not None:
+        raise ConfigError(f"{source}: {which(app)}deployments.{wrong}: must be a section with a name")
     deployments = {each.get("name"): each for each in stated}
     try:
         config = AppConfig.read(app.get("args"))

@@ -80,6 +80,7 @@ class EngineRequest:
     traits: Traits = Traits()
     adapter: str = ""  # LoRA adapter by name
     position: int = 0  # of its first token in the answer: above 0 for later rounds of a beam search
+    begun_s: float = 0.0  # since its request's arrival, of such a round: its own time counts from then on
     tokens: list[int] = field(default_factory=list)
     replica: str = ""
     exclude: tuple[str, ...] = ()
@@ -102,6 +103,9 @@ class EngineRequest:
     def slo(self) -> Slo:
         """Its objective; a request that has begun waits for its other sequences however long they take."""
         slo = self.request_state.slo_at(self.position)
+        if self.begun_s:
+            ttft_s, e2e_s = max(0.0, slo.ttft_s - self.begun_s), max(0.0, slo.e2e_s - self.begun_s)
+            slo = msgspec.structs.replace(slo, ttft_s=ttft_s, e2e_s=e2e_s)
         if self.demoted:
             return msgspec.structs.replace(slo, best_effort=True, max_wait_s=INF)
         if slo.max_wait_s < INF and self.request_state.is_started:
@@ -117,7 +121,7 @@ class EngineRequest:
     def age_s(self) -> float:
         """Since its arrival, and the way that its tokens have to go: controller and engines know deadlines by it, and
         keep some of them just in time."""
-        return time.monotonic() - self.request_state.arrived_s + self.transit_s
+        return time.monotonic() - self.request_state.arrived_s - self.begun_s + self.transit_s
 
     @property
     def load(self) -> float:

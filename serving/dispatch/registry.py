@@ -42,6 +42,8 @@ class RequestRegistry:
         if request.request_id in self.requests:
             raise ValueError(f"request id {request.request_id!r} is in use")
         msgspec.msgpack.encode(request.admission())
+        if request.position and request.request_state.program is None:  # stages have deadlines since the arrival
+            request.begun_s = time.monotonic() - request.request_state.arrived_s
         self.requests[request.request_id] = request
         request.request_state.sequence(request.request_id, request.position)
         group = self.group(request)

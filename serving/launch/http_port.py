@@ -11,6 +11,8 @@ import psutil
 from serving.launch.local_ray import LaunchError
 from serving.launch.running import running
 
+EVERYWHERE = ("0.0.0.0", "::")
+
 
 def check_port_free(document: dict[str, Any], advice: str = "") -> None:
     """Say at once that the HTTP port is taken, and by whom, which Serve would tell in a log file.
@@ -28,18 +30,19 @@ def check_port_free(document: dict[str, Any], advice: str = "") -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(place)
     except OSError as error:
-        who = listener(port) if error.errno == errno.EADDRINUSE else ""
+        who = listener(port, str(place[0])) if error.errno == errno.EADDRINUSE else ""
+        advice = advice if error.errno in (errno.EADDRINUSE, errno.EACCES) else ""  # another port helps
         told = f"{error.strerror}{f', by {who}' if who else ''}{advice}"
         raise LaunchError(f"http_options.port: {host}:{port} cannot be used: {told}") from None
 
 
-def listener(port: int) -> str:
-    """Which process listens on a port; empty where that cannot be known, as of another user's.
+def listener(port: int, host: str) -> str:
+    """Which process listens on a port of this address or of all; empty where nobody tells, as of another user's.
 
     A server of this project is named by the process that its user started, not by the proxy within.
     """
     servers = {each.pid for each in running()}
-    for pid in _listening(port):
+    for pid in _listening(port, host):
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(pid)
             own = next((each for each in (process, *process.parents()) if each.pid in servers), process)
@@ -47,8 +50,9 @@ def listener(port: int) -> str:
     return ""
 
 
-def _listening(port: int) -> Iterator[int]:
+def _listening(port: int, host: str) -> Iterator[int]:
     with contextlib.suppress(psutil.Error, OSError):
         for each in psutil.net_connections("tcp"):
-            if each.status == psutil.CONN_LISTEN and each.laddr.port == port and each.pid:
+            is_there = each.status == psutil.CONN_LISTEN and each.laddr.port == port
+            if is_there and each.pid and (host in EVERYWHERE or each.laddr.ip in (host, *EVERYWHERE)):
                 yield each.pid

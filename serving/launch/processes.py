@@ -54,7 +54,9 @@ def end_orphans() -> None:
     for ends in (signal.SIGINT, signal.SIGTERM):  # as service managers send it to all
         signal.signal(ends, signal.SIG_IGN)
     orphans = set[psutil.Process]()
-    for line in iter(sys.stdin.readline, "\n"):
+    for line in iter(sys.stdin.readline, ""):
+        if not line.endswith("\n") or not line.strip():
+            break
         pid, created_s = line.split()
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(int(pid))

@@ -8,13 +8,16 @@ TokenIds = Sequence[int]
 
 @dataclass
 class BeamRounds:
-    """The prompts that beam searches of one request began with."""
+    """The prompts that beam searches of one request began with, and the last round that each has come to."""
 
-    _prompts: list[TokenIds] = field(default_factory=list)
+    _searches: list[tuple[TokenIds, int]] = field(default_factory=list)
 
     def position_of(self, prompt: TokenIds) -> int:
         """Which token of its answer, the first being 0, a round with this prompt makes."""
-        known = [len(first) for first in self._prompts if prompt[: len(first)] == first]
-        if not known:
-            self._prompts.append(prompt)
-        return len(prompt) - max(known, default=len(prompt))
+        for at, (first, last) in enumerate(self._searches):
+            position = len(prompt) - len(first)
+            if position <= last + 1 and prompt[: len(first)] == first:  # beyond, it is another search's prompt
+                self._searches[at] = first, max(last, position)
+                return position
+        self._searches.append((prompt, 0))
+        return 0

@@ -41,7 +41,7 @@ class Remembered:
         is_served = request_state.refusal is None
         self.heard_s, self.is_begun = now_s, self.is_begun or is_served
         self.is_promised |= is_served and request_state.stage is not None and request_state.stage.is_promised
-        self.is_last |= request_state.program is not None and request_state.program.is_last
+        self.is_last |= is_served and request_state.program is not None and request_state.program.is_last
         self.is_over = self.is_last and request_state.finish in FINISHED
 
 

@@ -111,7 +111,7 @@ def trace_name(path: Path) -> str:
 
 
 def _uncompressed(path: Path) -> Path:
-    return path.with_suffix("") if path.suffix.lower() in COMPRESSED else path
+    return path.with_suffix("") if path.suffix in COMPRESSED else path
 
 
 def read_table(path: Path, columns: Sequence[str]) -> Any:

@@ -90,6 +90,17 @@ def test_what_is_withdrawn_leaves_no_trace() -> None:
     assert play.program.nodes["fresh_tokens"][2] == 2500 - 2010
 
 
+def test_a_call_that_is_withdrawn_does_not_take_back_what_another_said() -> None:
+    play = Play()
+    for name in ("last", "beside"):
+        play.begin(name, 0.0)
+    play.program.is_last = play.program.parts["last"].is_last = True
+    play.program.withdraw("beside", 0.5)
+    assert play.program.is_last
+    play.program.withdraw("last", 0.6)
+    assert not play.program.is_last
+
+
 def test_what_is_left_includes_a_stage_that_was_withdrawn() -> None:
     play = Play()
     play.begin("a", 0.0)
@@ -107,6 +118,15 @@ def test_what_is_left_includes_a_stage_that_was_withdrawn() -> None:
     assert play.program.left == Left(5.0)
     play.program.withdraw("beside", 4.0)
     assert play.program.left == Left(2.0)
+
+
+def test_a_stage_that_is_withdrawn_below_a_later_one_is_not_still_to_come() -> None:
+    play = Play()
+    play.begin("waits", 0.0)
+    play.begin("after", 0.5, parents=("waits",))
+    play.program.left, play.program.later = Left(5.0), Left(2.0)
+    play.program.withdraw("waits", 1.0)
+    assert (play.program.left, play.program.later) == (Left(5.0), Left(2.0))
 
 
 def test_the_slowest_sibling_is_the_one_due_last() -> None:

@@ -68,6 +68,14 @@ def test_a_deploy_that_states_another_size_gets_that() -> None:
     assert deployed.autoscaler.held_until_s < 0.0, "what was set by hand before is replaced"
 
 
+def test_who_comes_to_lead_several_controllers_leaves_it_to_itself_as_their_leader() -> None:
+    allocation = Allocation(AllocationOptions(scaling=ScalingOptions(1, 40, "g", configured=4)), PLAIN)
+    assert allocation.autoscaler is not None
+    assert allocation.autoscaler.undoes_resets
+    allocation.set_share(Share(0, 2), 1.0)
+    assert not allocation.autoscaler.undoes_resets
+
+
 def test_several_controllers_leave_what_a_deploy_resets_to_their_leader() -> None:
     scaling = ScalingOptions(1, 40, "g", configured=4)
     allocation = Allocation(AllocationOptions(scaling=scaling), PLAIN, share=Share(0, 2))

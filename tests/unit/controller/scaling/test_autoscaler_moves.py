@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from controller.scaling.allocation import Allocation, AllocationOptions
-from controller.scaling.autoscaler import Autoscaler
+from controller.scaling.autoscaler import OPTIONS_S, Autoscaler
 from controller.scaling.history import History
 from controller.scaling.role import Kind, ReplicaView
 from controller.scaling.roles import DynamicRoles
@@ -103,7 +103,7 @@ def test_a_number_that_a_deploy_changes_holds_until_its_options_are_there_and_de
     world.run(10)
     assert world.wanted == 2, "the minimum of the deploy before is none any more"
     world.scaler.options = replace(options, min_replicas=1, configured=2)
-    world.scaler.begin_anew()
+    world.scaler.options_came()
     world.run(60)
     assert world.wanted == pytest.approx(automatic, abs=1), "growth is not held"
 
@@ -116,7 +116,7 @@ def test_a_number_that_a_deploy_raised_shrinks_as_late_as_at_a_start() -> None:
     world.resize(8)
     world.run(10)
     world.scaler.options = replace(options, configured=8)
-    world.scaler.begin_anew()
+    world.scaler.options_came()
     world.run(110)
     assert (world.wanted, world.roles.names(Kind.DRAINING)) == (8, [])
     world.run(300)
@@ -128,8 +128,39 @@ def test_a_deploy_whose_options_never_come_does_not_stop_the_fleet_from_followin
     automatic = grown(world)
     world.deployed += 1.0
     world.resize(1)
-    world.run(120)
+    world.run(int(OPTIONS_S) + 60)
     assert world.wanted >= automatic
+
+
+def test_a_size_set_by_hand_before_a_deploys_options_come_outlives_them() -> None:
+    options = ScalingOptions(max_replicas=20, configured=2)
+    world = World(options, rates={"tight": 40.0})
+    automatic = grown(world)
+    for by_deploy, size in ((1.0, 3), (0.0, 1)):
+        world.deployed += by_deploy
+        world.resize(size)
+        world.run(5)
+    world.scaler.options = replace(options, configured=3)
+    world.scaler.options_came()
+    world.run(30)
+    assert world.wanted == 1
+    world.deployed += 1.0
+    world.scaler.options = replace(options, configured=2)
+    world.scaler.options_came()
+    world.resize(2)
+    world.run(60)
+    assert world.wanted >= automatic, "the next deploy's options end the hold, and nothing waits for them"
+
+
+def test_where_no_options_come_it_shrinks_as_late_as_after_a_start() -> None:
+    world = World(ScalingOptions(max_replicas=20, configured=2, downscale_delay_s=50.0), start_s=5.0)
+    world.run(200)
+    world.deployed += 1.0
+    world.resize(8)
+    world.run(int(OPTIONS_S) + 40)
+    assert (world.wanted, world.roles.names(Kind.DRAINING)) == (8, [])
+    world.run(300)
+    assert world.wanted < 8
 
 
 def test_a_size_held_by_hand_outlives_other_options() -> None:

@@ -169,6 +169,8 @@ def test_open_batches_of_a_tenant_have_one_room_together(tmp_path: Path) -> None
     assert book.batch("x", newer).errors[0].code == "results_too_large"
     assert book.batch("x", older).state == "in_progress", "nothing has come to it since"
     assert 5000 < book.stored_bytes("x") < 5000 + 2000
+    book.tick(NOW_S + 1.0)
+    assert book.batch("x", older).state == "in_progress", "nor is it looked at again"
     with pytest.raises(BatchError, match="no room for results"):
         book.create("x", wanted(book.batch("x", older).input_file_id), NOW_S)
     opened(book, 1, "y")
@@ -205,6 +207,25 @@ def test_a_new_keeper_tells_how_far_batches_are_before_it_serves(tmp_path: Path)
     assert again.stored_bytes("x") == room
     again.give("a", 4, (), NOW_S)
     assert again.batch("x", batches[0]["id"]).shown() == before[0], "they are not counted twice"
+
+
+def test_results_of_an_earlier_version_are_in_the_order_of_the_input_and_once(tmp_path: Path) -> None:
+    """They were stored as they came; and two keepers may store the same line where the storage has no claim."""
+    book = book_of(tmp_path)
+    batch = opened(book, 4)
+    given = book.give("a", 4, (), NOW_S).lines
+    book.take_back("a", [result(each) for each in given[:3]], [], NOW_S)
+    book.close()
+    (path,) = tmp_path.glob(f"**/results/{batch['id']}/*")
+    stored = path.read_bytes().split(b"\n")
+    path.write_bytes(b"\n".join([stored[2], stored[0], stored[1]]))
+    path.with_name("00000007").write_bytes(stored[1])
+    again = book_of(tmp_path)
+    (last,) = again.give("a", 4, (), NOW_S).lines
+    again.take_back("a", [result(last)], [], NOW_S)
+    ended = again.batch("", batch["id"])
+    assert ended.completed == 4
+    assert [each["custom_id"] for each in lines_of(again, "", ended.output_file_id or "")] == list("0123")
 
 
 def test_results_are_in_few_files(tmp_path: Path) -> None:

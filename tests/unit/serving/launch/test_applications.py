@@ -95,7 +95,7 @@ def test_mistakes_before_anything_is_judged_are_one_line(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match=r"http_options: must be a section, got \[8000\]"):
         to_document([str(path)], Options(port=9100))
     path.write_text(yaml.safe_dump(document(application("shop", "/") | {"deployments": ["Ingress"]})))
-    with pytest.raises(ConfigError, match="deployments: must be a list of sections"):
+    with pytest.raises(ConfigError, match=r"deployments\.0: must be a section with a name$"):
         read_application(load_document(path), str(path))
     with pytest.raises(ConfigError, match=r"datetime.date\(2024, 8, 6\); put it in quotes"):
         _as_json({"args": {"engine": {"engine_kwargs": {"revision": datetime.date(2024, 8, 6)}}}})

@@ -120,10 +120,11 @@ def test_a_server_of_this_project_is_named_as_such(monkeypatch: pytest.MonkeyPat
     with socket.socket() as other:
         other.bind(("127.0.0.1", free_port()))
         port = other.getsockname()[1]
-        assert listener(port) == ""
+        assert listener(port, "127.0.0.1") == ""
         other.listen()
         with announced(f"http://127.0.0.1:{port}", ""):
-            assert listener(port).startswith(f"a server of polyslo, process {os.getpid()} (")
+            assert listener(port, "127.0.0.2") == ""
+            assert listener(port, "127.0.0.1").startswith(f"a server of polyslo, process {os.getpid()} (")
 
 
 @pytest.mark.parametrize(

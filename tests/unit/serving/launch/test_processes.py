@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from serving.launch import processes
 from serving.launch.processes import end_processes, ended_without_us
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -42,6 +43,12 @@ def test_who_is_killed_while_it_cleans_up_leaves_no_process(child: psutil.Proces
     give_up_s = time.monotonic() + 30.0
     while not has_ended(child) and time.monotonic() < give_up_s:
         time.sleep(0.05)
+    assert has_ended(child)
+
+
+def test_who_is_killed_while_it_tells_them_leaves_none_of_those_told(child: psutil.Process) -> None:
+    told = f"{child.pid} {child.create_time()!r}\n{child.pid} 1"
+    assert subprocess.run([sys.executable, processes.__file__], input=told, text=True).returncode == 0
     assert has_ended(child)
 
 

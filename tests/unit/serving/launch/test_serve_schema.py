@@ -48,8 +48,8 @@ def test_a_wrong_key_of_serves_own_is_named(tmp_path: Path, changed: dict[str, A
             "deployments.Ingress.user_config: must hold keys and values, got 40",
         ),
         (
-            {"deployments": [{"name": [1]}]},
-            "application polyslo: deployments: must be a list of sections with a name, got",
+            {"deployments": [{"name": "Ingress"}, {"name": [1]}]},
+            "application polyslo: deployments.1: must be a section with a name",
         ),
     ],
 )

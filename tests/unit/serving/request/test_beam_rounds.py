@@ -13,6 +13,16 @@ def test_rounds_are_told_by_how_far_they_are_beyond_the_prompt_that_they_began_w
     assert [rounds.position_of(prompt) for prompt in asked] == [0, 0, 1, 1, 1, 2, 0]
 
 
+def test_the_prompt_of_another_search_that_begins_like_the_first_is_no_round_of_it() -> None:
+    rounds = BeamRounds()
+    assert [rounds.position_of(prompt) for prompt in ([5, 6], [5, 6, 7, 8, 9], [5, 6, 1], [5, 6, 7, 8, 9, 2])] == [
+        0,
+        0,
+        1,
+        1,
+    ]
+
+
 def searched(slo: Slo, *ends_s: float) -> HttpRequestState:
     """A beam search whose rounds of two sequences, but for the first, ended at these times after its arrival."""
     request_state = HttpRequestState(slo, expected=0, is_open=True)

@@ -82,6 +82,14 @@ def test_a_last_request_ends_no_program_while_another_runs() -> None:
     assert memory.recall(told, "", 105.0).age_s == 0.0
 
 
+def test_a_last_request_that_is_refused_ends_nothing() -> None:
+    memory, told = ProgramMemory(), Program("p", 20.0)
+    sibling = memory.recall(told, "", 100.0)
+    play(memory, Program("p", 20.0, is_last=True), 101.0, verdict=Verdict.REFUSED)
+    memory.note(served(sibling), 102.0)
+    assert memory.recall(told, "", 103.0).age_s == 3.0
+
+
 def test_a_request_about_which_nothing_was_decided_begins_no_program() -> None:
     memory, told = ProgramMemory(), Program("p", 20.0)
     memory.note(HttpRequestState(Slo(), program=memory.recall(told, "", 100.0)), 101.0)
