@@ -3,9 +3,9 @@
 ``python -m benchmarks.control_plane --json OUT``. Replicas report every 0.15 s, ingresses ask, tell outcomes, ping and
 read the status (``benchmarks.control_load``). The actor runs without Ray on a virtual clock. Every event costs the
 thread CPU time that its method takes. Latencies are those of a core that serves events in order of their time: an event
-waits for those before it. Questions that wait are decided together, as ``controller.questions`` says. Loads are at the
-rates of the targets; ``requests_per_core_s`` is how many requests were decided for good over the CPU
-seconds that everything took per second of virtual time.
+waits for those before it. Each question is decided by itself; live, those that wait are decided together. Loads are at
+the rates of the targets; ``requests_per_core_s`` is the rate over the CPU seconds that everything took per second of
+virtual time.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import resource
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,84 +29,51 @@ from benchmarks.control_load import TIERS, Load, World
 from benchmarks.result_file import write_result
 from controller.actor import REPLICAS_TOGETHER, Controller
 from controller.options import FleetOptions
-from controller.questions import Questions
 from controller.scaling.allocation import AllocationOptions
 from profiles.store import load_profile
-from protocol.messages import Admission, Verdict
+from protocol.messages import Admission
 
 PROFILE = "h200_sxm__llama-3.1-8b"
 RUNNING, UNATTAINABLE = (64, 256), (0.0, 0.5, 0.9)
 RATES = {100: 5000.0, 250: 2000.0, 1000: 1000.0}  # requests/s by replicas; 250 are a quarter of 1,000
 WARM_UP_S, SEED = 0.5, 1
-KINDS = ("report", "asked", "admit", "outcomes", "status", "configure", "integrity")
+KINDS = ("report", "admit", "outcomes", "status", "configure", "integrity")
 
 _admission = msgspec.msgpack.Decoder(Admission)
 
 
 @dataclass
 class Core:
-    """What one core spends, and when it is free. Questions wait until it is, and those that wait are taken together."""
+    """What one core spends, and when it is free."""
 
     now_s: float = 0.0  # virtual
     free_s: float = 0.0
     spent_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # per event
     held_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # most without a pause, by kind
     answered_s: list[float] = field(default_factory=list)  # questions, from being asked
-    _waiting: list[tuple[Coroutine[Any, Any, bytes], asyncio.Future[None], float]] = field(default_factory=list)
 
-    def run(self, kind: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run a method of the actor to its end, on the thread's CPU time; it may pause."""
-        total_s = 0.0
+    def run(self, kind: str, coroutine: Coroutine[Any, Any, Any], turn: Callable[[], None] | None = None) -> Any:
+        """Run a method of the actor to its end, on the thread's CPU time; it may pause, or wait for ``turn``."""
+        total_s, waits = 0.0, None
         while True:
-            is_over, answer, took_s = self._step(kind, lambda: coroutine.send(None))
-            total_s += took_s
-            if is_over:
+            began_s = time.thread_time()
+            try:
+                if turn is not None and waits is not None and not waits.done():
+                    turn()
+                else:
+                    waits = coroutine.send(None)
+            except StopIteration as ended:
+                answer = ended.value
                 break
-        self._spend(kind, total_s)
+            finally:
+                took_s = time.thread_time() - began_s
+                total_s += took_s
+                self.held_s[kind] = max(self.held_s[kind], took_s)
+        self.spent_s[kind].append(total_s)
+        self.free_s = max(self.free_s, self.now_s) + total_s
+        if kind == "admit":
+            self.answered_s.append(self.free_s - self.now_s)
         return answer
-
-    def ask(self, coroutine: Coroutine[Any, Any, bytes]) -> None:
-        """A question of an ingress comes; it waits for its ``turn``."""
-        _, wait, took_s = self._step("admit", lambda: coroutine.send(None))
-        self._waiting.append((coroutine, wait, self.now_s))
-        self.free_s = max(self.free_s, self.now_s) + took_s
-        self.spent_s["asked"].append(took_s)
-
-    def turns(self, questions: Questions, until_s: float) -> Iterator[bytes]:
-        """Decide what waits, as far as the core is free before ``until_s``; yields the answers."""
-        while self._waiting and (begins_s := max(self.free_s, self._waiting[0][2])) <= until_s:
-            self.now_s = begins_s
-            yield from self.turn(questions)
-
-    def turn(self, questions: Questions) -> list[bytes]:
-        """One turn of those that wait: the answers to those that are decided by now."""
-        _, _, spent_s = self._step("admit", questions.turn)
-        answers, asked_s = list[bytes](), list[float]()
-        for waiting in [each for each in self._waiting if each[1].done()]:
-            coroutine, _, began_s = waiting
-            self._waiting.remove(waiting)
-            _, answer, took_s = self._step("admit", lambda coroutine=coroutine: coroutine.send(None))  # type: ignore[misc]
-            spent_s += took_s
-            answers.append(answer)
-            asked_s.append(began_s)
-        self._spend("admit", spent_s)
-        self.answered_s += [self.free_s - began_s for began_s in asked_s]
-        return answers
-
-    def _step(self, kind: str, step: Callable[[], Any]) -> tuple[bool, Any, float]:
-        """Whether a coroutine has ended, what it returns or yields, and the seconds that it took."""
-        began_s, is_over = time.thread_time(), False
-        try:
-            answer = step()
-        except StopIteration as ended:
-            is_over, answer = True, ended.value
-        took_s = time.thread_time() - began_s
-        self.held_s[kind] = max(self.held_s[kind], took_s)
-        return is_over, answer, took_s
-
-    def _spend(self, kind: str, seconds: float) -> None:
-        self.spent_s[kind].append(seconds)
-        self.free_s = max(self.free_s, self.now_s) + seconds
 
     def reset(self) -> None:
         """Forget the warm-up."""
@@ -124,22 +91,18 @@ async def play(load: Load, seconds: float, seed: int) -> dict[str, Any]:
     options = msgspec.msgpack.encode(
         FleetOptions(length_prior_tokens=60.0, allocation=AllocationOptions("dynamic"), seed=seed)
     )
-    tiers, verdicts = msgspec.msgpack.encode(TIERS), defaultdict[str, int](int)
+    tiers, requests, verdicts = msgspec.msgpack.encode(TIERS), 0, defaultdict[str, int](int)
     core.run("configure", controller.configure(options, tiers))
     is_warm = False
     gc.collect()
     gc.freeze()
     for at_s, kind, sender in world.events(WARM_UP_S + seconds):
-        for answer in core.turns(controller.questions, at_s):
-            take(world, answer, core.now_s, verdicts)
-        if not controller.questions:
-            await asyncio.sleep(0)  # the loop drops the turns that it was to run itself
+        await asyncio.sleep(0)  # the loop drops the turns that it was to run itself
         core.now_s = at_s
         if not is_warm and at_s >= WARM_UP_S:
             is_warm = True
             core.reset()
-            core.free_s = at_s
-            verdicts.clear()
+            requests, core.free_s = 0, at_s
             memory = resident_mib()
         if kind == "report":
             replica = world.replicas[sender]
@@ -153,18 +116,16 @@ async def play(load: Load, seconds: float, seed: int) -> dict[str, Any]:
         else:
             if told := world.outcomes(at_s):
                 core.run("outcomes", controller.on_outcomes(msgspec.msgpack.encode(told)))
+                requests += len(told)
             if asks := world.questions(at_s):
-                core.ask(controller.admit(msgspec.msgpack.encode(asks)))
+                question = controller.admit(msgspec.msgpack.encode(asks))
+                answer = core.run("admit", question, controller.questions.turn)
+                decisions = _admission.decode(answer).decisions
+                for decision in decisions:
+                    verdicts[decision.verdict] += 1
+                world.carry_out(decisions, at_s)
     gc.unfreeze()
     return figures(load, core, seconds, dict(verdicts)) | {"grown_mib": resident_mib() - memory, "seed": seed}
-
-
-def take(world: World, answer: bytes, now_s: float, verdicts: dict[str, int]) -> None:
-    """An ingress carries out what it is answered."""
-    decisions = _admission.decode(answer).decisions
-    for decision in decisions:
-        verdicts[decision.verdict] += 1
-    world.carry_out(decisions, now_s)
 
 
 def resident_mib() -> float:
@@ -176,11 +137,10 @@ def resident_mib() -> float:
 def figures(load: Load, core: Core, seconds: float, verdicts: dict[str, int]) -> dict[str, Any]:
     """One point."""
     busy = sum(map(sum, core.spent_s.values())) / seconds
-    decided = sum(count for verdict, count in verdicts.items() if verdict != Verdict.PENDING)
     kinds = {kind: costs(core.spent_s[kind], seconds) for kind in KINDS if core.spent_s[kind]}
     return {
         **load._asdict(),
-        "requests_per_core_s": decided / seconds / busy,
+        "requests_per_core_s": load.rate_per_s / busy,
         "cores": busy,
         "decision_p99_ms": 1e3 * float(np.quantile(core.answered_s, 0.99)),
         "decision_p50_ms": 1e3 * float(np.quantile(core.answered_s, 0.5)),

@@ -51,13 +51,6 @@ class Shard:
         """Call a method of the actor."""
         return self.core.run(kind, getattr(self.controller, method)(*arguments))
 
-    def ask(self, questions: bytes) -> bytes:
-        """Have an ingress's questions decided at once, whoever else asks."""
-        self.core.ask(self.controller.admit(questions))
-        while True:
-            for answer in self.core.turn(self.controller.questions):
-                return answer
-
 
 class Shards:
     """All controllers, and what one ingress does between them."""
@@ -102,7 +95,9 @@ class Shards:
 
     async def _ask(self, shard: int, questions: list[AdmissionRequest]) -> list[Decision]:
         self.asked += len(questions)
-        told = _admission.decode(self.all[shard].ask(msgspec.msgpack.encode(questions)))
+        asked = self.all[shard]
+        question = asked.controller.admit(msgspec.msgpack.encode(questions))
+        told = _admission.decode(asked.core.run("admit", question, asked.controller.questions.turn))
         self.all[shard].load = told.load
         return told.decisions
 
@@ -142,8 +137,8 @@ async def play(load: Load, shards: int, seconds: float, seed: int) -> dict[str, 
     gc.collect()
     gc.freeze()
     for at_s, kind, sender in world.events(WARM_UP_S + seconds):
-        fleet.at(at_s)
         await asyncio.sleep(0)  # the loop drops the turns that it was to run itself
+        fleet.at(at_s)
         if not is_warm and at_s >= WARM_UP_S:
             is_warm, played = True, Played(fleet.asked)
             for shard in fleet.all:

@@ -1,7 +1,7 @@
 """Questions that wait for a decision. Those that come together are decided together, whichever ingress asks.
 
-A decision has a fixed part, such as moving the mirrors on to now, and a set chosen among more requests is a better one.
-So all that came while the last decisions were made are taken at once, a part of each in turn, and between two turns
+A set that is chosen among more requests is a better one, and a decision has a fixed part, such as moving the mirrors on
+to now. So all that came while the last decisions were made are taken at once, a part of each in turn. Between two turns
 other messages are heard. No ray here.
 """
 
