@@ -97,7 +97,6 @@ async def play(load: Load, seconds: float, seed: int) -> dict[str, Any]:
     gc.collect()
     gc.freeze()
     for at_s, kind, sender in world.events(WARM_UP_S + seconds):
-        await asyncio.sleep(0)  # the loop drops the turns that it was to run itself
         core.now_s = at_s
         if not is_warm and at_s >= WARM_UP_S:
             is_warm = True
@@ -113,6 +112,7 @@ async def play(load: Load, seconds: float, seed: int) -> dict[str, Any]:
             assert not core.run(kind, controller.check_integrity(REPLICAS_TOGETHER))
         elif kind == "status":
             core.run(kind, controller.status())
+            await asyncio.sleep(0)  # the loop drops the turns that it was to run itself
         else:
             if told := world.outcomes(at_s):
                 core.run("outcomes", controller.on_outcomes(msgspec.msgpack.encode(told)))

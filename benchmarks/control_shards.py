@@ -137,7 +137,6 @@ async def play(load: Load, shards: int, seconds: float, seed: int) -> dict[str, 
     gc.collect()
     gc.freeze()
     for at_s, kind, sender in world.events(WARM_UP_S + seconds):
-        await asyncio.sleep(0)  # the loop drops the turns that it was to run itself
         fleet.at(at_s)
         if not is_warm and at_s >= WARM_UP_S:
             is_warm, played = True, Played(fleet.asked)
@@ -173,6 +172,7 @@ async def event(
         fleet.each(kind, "check_integrity", REPLICAS_TOGETHER)
     elif kind == "status":
         fleet.each(kind, "status")
+        await asyncio.sleep(0)  # the loop drops the turns that it was to run itself
     else:
         for number, ended in fleet.book.sort(world.outcomes(at_s)).items():
             fleet.tell(number, ended)
