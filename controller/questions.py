@@ -49,9 +49,6 @@ class Questions:
         self._waiting: deque[Question] = deque()
         self.given_up = 0  # requests for which nobody waited any more
 
-    def __len__(self) -> int:
-        return len(self._waiting)
-
     async def ask(self, question: Question) -> None:
         """Return once all its requests are decided; raises what ``decide`` does."""
         question.left.extend(parts(question.requests, MOST_TOGETHER))

@@ -130,26 +130,37 @@ def test_standard_falls_back_to_best_effort_and_says_so(stack: Stack) -> None:
     assert answer.headers["x-slo-promised"] == "false"
 
 
+def abandoned(stack: Stack) -> int:
+    """Requests of the standard tier whose clients left."""
+    return int(stack.status()["attainment"].get("standard", {}).get("abandoned", 0))
+
+
+def is_idle(stack: Stack) -> bool:
+    return all(replica["requests"] == 0 for replica in stack.status()["replicas"])
+
+
 def test_a_client_that_leaves_frees_replica_and_reservation(stack: Stack) -> None:
     stack.settle()
+    before = abandoned(stack)
     with stack.client.completions.create(
         model="embedded", prompt="hi", max_tokens=3000, stream=True, extra_body={"ignore_eos": True}
     ) as stream:
         next(iter(stream))
         until(lambda: sum(replica["requests"] for replica in stack.status()["replicas"]) == 1)
-    stack.settle()
-    until(lambda: stack.status()["attainment"]["standard"]["abandoned"] >= 1, 5)  # told by the ingress, not the replica
+    until(lambda: is_idle(stack), 10)  # of 22 s of decoding
+    until(lambda: abandoned(stack) > before, 5)  # told by the ingress, not the replica
+    assert abandoned(stack) == before + 1
 
 
 def test_a_client_that_leaves_before_its_answer_frees_all_and_the_proxy_rests(stack: Stack) -> None:
     stack.settle()
-    abandoned = stack.status()["attainment"]["standard"]["abandoned"]
+    before = abandoned(stack)
     body = {"model": "embedded", "prompt": "hi", "max_tokens": 3000, "ignore_eos": True}
     for _ in range(3):
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{stack.url}/v1/completions", json=body, timeout=1.5)
-    until(lambda: all(replica["requests"] == 0 for replica in stack.status()["replicas"]), 10)  # of 22 s of decoding
-    until(lambda: stack.status()["attainment"]["standard"]["abandoned"] == abandoned + 3, 5)
+    until(lambda: is_idle(stack), 10)  # of 22 s of decoding
+    until(lambda: abandoned(stack) == before + 3, 5)
     proxies = [p for p in processes("haproxy") if p.name() == "haproxy"]
     assert proxies
     before_s, watched_s = sum(sum(p.cpu_times()[:2]) for p in proxies), 2.0

@@ -89,8 +89,13 @@ def test_a_sequence_that_comes_late_and_is_refused_takes_its_siblings_along() ->
         scene.dispatcher.submit(EngineRequest("x2", 10, 100, 7, bytes, request_state))
         await until(lambda: all(scene.finish(name) == "abort" for name in NAMES[:3]))
         await until(lambda: len(scene.fleet.aborted) == 2)
+        await until(lambda: bool(counted(scene.fleet.outcomes)))
+        assert request_state.refusal is not None
 
-    play(scenario)
+    scene = play(scenario)
+    assert len(scene.fleet.submitted) == 2, "the late one went nowhere"
+    assert {name for _, name in scene.fleet.aborted} == {"x0", "x1"}
+    assert [(o.finish, o.met) for o in counted(scene.fleet.outcomes)] == [("refused", False)]
 
 
 def test_once_a_token_was_made_a_late_sequence_is_served_best_effort_instead() -> None:
