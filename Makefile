@@ -12,7 +12,8 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 LOCKS ?= cpu.lock dev.lock
 ONCE ?=
 WORKERS ?= 2
-SLOWEST := --durations=20 --durations-min=5
+INTEGRATION := $(PY) -m pytest --durations=20 --durations-min=5 tests/integration
+ONCE_MORE := { echo "Once more, one at a time: what failed."; $(INTEGRATION) --last-failed --last-failed-no-failures none; }
 KERNEL_TESTS := tests/properties tests/oracles tests/golden tests/unit/planning tests/unit/routing
 NO_KERNELS := tests/properties/test_role_invariants.py tests/unit/routing/test_prefix_index.py
 
@@ -55,10 +56,11 @@ test: .venv/.ready
 test-units: .venv/.ready
 	nice -n 10 $(PY) -m pytest -m "not integration"
 
-# Most modules wait for processes to start, and leave room for a second one beside them.
+# Most modules wait for processes to start, and leave room for a second one beside them. What fails is shown, and runs
+# once more without a neighbour: a machine that stalls for half a second makes an ingress take the controller for gone.
 test-integration: .venv/.ready
-	$(PY) -m pytest -m "integration and alone" $(SLOWEST) tests/integration
-	$(PY) -m pytest -m "integration and not alone" -n $(WORKERS) --dist loadfile $(SLOWEST) tests/integration
+	$(INTEGRATION) -m "integration and alone" || $(ONCE_MORE)
+	$(INTEGRATION) -m "integration and not alone" -n $(WORKERS) --dist loadfile || $(ONCE_MORE)
 
 # The kernels once more as plain Python: invariants, brute-force twins and unit tests of the planning core.
 test-interpreted: .venv/.ready
