@@ -54,7 +54,7 @@ test: .venv/.ready
 	@$(MAKE) --no-print-directory test-integration
 
 test-units: .venv/.ready
-	nice -n 10 $(PY) -m pytest -m "not integration"
+	nice -n 10 $(PY) -m pytest -p no:cacheprovider -m "not integration"
 
 # Most modules wait for processes to start, and leave room for a second one beside them. What fails is shown, and runs
 # once more without a neighbour: a machine that stalls for half a second makes an ingress take the controller for gone.
@@ -64,7 +64,7 @@ test-integration: .venv/.ready
 
 # The kernels once more as plain Python: invariants, brute-force twins and unit tests of the planning core.
 test-interpreted: .venv/.ready
-	NUMBA_DISABLE_JIT=1 nice -n 10 $(PY) -m pytest $(KERNEL_TESTS) $(NO_KERNELS:%=--ignore=%)
+	NUMBA_DISABLE_JIT=1 nice -n 10 $(PY) -m pytest -p no:cacheprovider $(KERNEL_TESTS) $(NO_KERNELS:%=--ignore=%)
 
 test-fast: lint test-units
 
