@@ -75,7 +75,9 @@ class IngressMetrics:
             "polyslo_prefix_hit_share", "Prompt tokens sent where they are presumably cached, of all."
         )
         self._make_prediction_gauges(gauge)
-        self.programs = gauge("polyslo_programs", "Programs with a deadline by what became of them.", ("state",))
+        self.programs = gauge(
+            "polyslo_programs", "Programs that are open, and with a deadline what became of them.", ("state",)
+        )
         self.kv_tokens = gauge("polyslo_kv_tokens", "KV tokens in use.", ("replica",))
         self.decision_us = gauge("polyslo_controller_decision_seconds", "Mean seconds per decision since its birth.")
         self.shards = gauge("polyslo_shard_replicas", "Live replicas of each of several controllers.", ("shard",))
@@ -85,7 +87,7 @@ class IngressMetrics:
         self.confidence = gauge("polyslo_tier_confidence", "Share of a tier's promises that must be kept.", ("tier",))
         self.replicas = gauge("polyslo_replicas", "Replicas by tier and state.", ("tier", "state"))
         self.target = gauge(
-            "polyslo_replicas_target", "Replicas that Serve is asked for, where the number follows load."
+            "polyslo_replicas_target", "Replicas that Serve is asked for; of a fixed size, those that there are."
         )
         self.wanted = gauge("polyslo_replicas_wanted", "Replicas that a tier's demand and bounds take.", ("tier",))
         self.without_room = gauge("polyslo_replicas_without_room", "Replicas that wait for room on a node.")
