@@ -1,8 +1,8 @@
-"""Questions that wait for a decision. Those that come together are decided together, whichever ingress asks.
+"""Questions that wait for a decision. Several of them share one call of ``decide``, whichever ingress asks.
 
-A set that is chosen among more requests is a better one, and a decision has a fixed part, such as moving the mirrors on
-to now. So all that came while the last decisions were made are taken at once, a part of each in turn. Between two turns
-other messages are heard. No ray here.
+A call has a fixed cost, such as moving the mirrors on to now, and a choice among more requests is a better one. So the
+questions that came during the last call share the next one, as far as ``ENOUGH`` allows. A turn is one call; other
+messages are heard between two turns. A long question is decided in parts, one per turn. No ray here.
 """
 
 import asyncio
@@ -42,15 +42,17 @@ class Question:
 
 
 class Questions:
-    """``decide`` returns decisions about all that it is given, in any order, and does not wait."""
+    """A queue of questions. Each turn takes some from its front, and decides one part of each."""
 
     def __init__(self, decide: Callable[[Sequence[Asked]], Sequence[Decision]], clock: Callable[[], float]) -> None:
+        """``decide`` blocks, and returns one decision for each request that it is given, in any order. ``clock`` is the
+        one of ``Question.came_s``."""
         self._decide, self._clock = decide, clock
         self._waiting: deque[Question] = deque()
         self.given_up = 0  # requests for which nobody waited any more
 
     async def ask(self, question: Question) -> None:
-        """Return once all its requests are decided; raises what ``decide`` does."""
+        """Return once ``question.decisions`` has all requests but those given up; raises what ``decide`` does."""
         question.left.extend(parts(question.requests, MOST_TOGETHER))
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self.turn)
@@ -58,7 +60,8 @@ class Questions:
         await question.answered
 
     def turn(self) -> None:
-        """Decide the next parts of those that wait, in order of their coming, and let others be heard."""
+        """Decide one part of each question that ``_take`` returns. Those with parts left go to the end of the queue.
+        The next turn is scheduled, not called, so that other messages are heard before it."""
         taken = self._take()
         try:
             self._decide_together(taken)
@@ -74,7 +77,12 @@ class Questions:
             asyncio.get_running_loop().call_soon(self.turn)
 
     def _take(self) -> list[Question]:
-        """Those of which a part is decided next. What was asked twice, as an answer came late, is decided twice."""
+        """The questions whose next parts are decided in this turn, in order. They are taken until their parts have
+        ``ENOUGH`` requests; several parts have ``MOST_TOGETHER`` at most, a single one may have more.
+
+        A request may be in two questions, where an ingress asked again because the answer came late. These have
+        different turns, since ``decide`` takes a request once. Passed-over questions keep their places.
+        """
         taken, names, later = list[Question](), set[str](), list[Question]()
         while self._waiting and len(names) < ENOUGH:
             question = self._waiting.popleft()
@@ -90,6 +98,7 @@ class Questions:
         return taken
 
     def _decide_together(self, taken: Sequence[Question]) -> None:
+        """Call ``decide`` once with the next part of each question, less the requests that nobody waits for."""
         now_s, asked, asking = self._clock(), dict[str, Question](), list[Asked]()
         for question in taken:
             part = question.left.popleft()
