@@ -14,24 +14,31 @@ from protocol.shards import Part
 
 @dataclass
 class Sizes:
-    """``parts``: replicas that each live shard wants; ``moves`` grows whenever a shard came or went."""
+    """``parts``: replicas that each live shard wants; ``moves`` grows where they are cut anew by nobody's wish."""
 
     parts: dict[int, int] = field(default_factory=dict)
     moves: int = 0
     _asked: int | None = None  # of Serve, as far as is known here
     _configured: int | None = None  # by the options of the last look
     _serve: Serve | None = None
+    _reset_to: int | None = None  # where the last look asked for the number before again
 
     def follow(self, serve: Serve, live: Sequence[int], configured: int) -> int | None:
         """What Serve says now, and who is alive; returns what is to be asked of it again, where a deploy reset it and
-        did not change what is ``configured``."""
+        did not change what is ``configured``.
+
+        Where Serve still says the number of the reset at the next look, it has refused: that number is divided anew as
+        a move, which no shard takes for a size set by hand.
+        """
         before, self._serve = self._serve, serve
         is_deploy = before is not None and before.deployed != serve.deployed
         is_reset = serve.replicas == configured == self._configured
         self._configured = configured
         if is_deploy and is_reset and self._asked not in (None, serve.replicas):
+            self._reset_to = serve.replicas
             return self._asked
-        if set(live) != self.parts.keys():
+        is_refused, self._reset_to = serve.replicas == self._reset_to, None
+        if set(live) != self.parts.keys() or (is_refused and serve.replicas != sum(self.parts.values())):
             self.parts, self.moves = dict(zip(live, split(serve.replicas, len(live)), strict=True)), self.moves + 1
         elif serve.replicas != sum(self.parts.values()):  # somebody set it by hand
             self.parts = dict(zip(live, split(serve.replicas, len(live)), strict=True))

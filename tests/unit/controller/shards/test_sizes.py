@@ -68,3 +68,27 @@ def test_a_number_that_a_deploy_changed_is_not_undone() -> None:
         sizes.ask(0, 3)
         assert sizes.follow(Serve(8, 5, deployed=2.0), [0, 1], configured) is None
         assert sizes.parts == {0: 4, 1: 4}
+
+
+def test_a_reset_that_serve_does_not_take_back_is_nobodys_wish() -> None:
+    sizes = followed(4, [0, 1])
+    sizes.ask(0, 6)
+    sizes.follow(Serve(8, 8, deployed=1.0), [0, 1], 4)
+    moves = sizes.moves
+    assert sizes.follow(Serve(4, 8, deployed=2.0), [0, 1], 4) == 8
+    assert sizes.follow(Serve(4, 4, deployed=2.0), [0, 1], 4) is None, "Serve has refused"
+    assert sizes.parts == {0: 2, 1: 2}
+    assert sizes.moves == moves + 1
+    sizes.follow(Serve(6, 4, deployed=2.0), [0, 1], 4)
+    assert sizes.moves == moves + 1, "that was somebody's wish"
+
+
+def test_a_reset_that_serve_takes_back_moves_nothing() -> None:
+    sizes = followed(4, [0, 1])
+    sizes.ask(0, 6)
+    sizes.follow(Serve(8, 8, deployed=1.0), [0, 1], 4)
+    moves = sizes.moves
+    sizes.follow(Serve(4, 8, deployed=2.0), [0, 1], 4)
+    for replicas in (8, 4):  # what was asked for again; then somebody's wish
+        assert sizes.follow(Serve(replicas, 8, deployed=2.0), [0, 1], 4) is None
+    assert (sizes.parts, sizes.moves) == ({0: 2, 1: 2}, moves)
