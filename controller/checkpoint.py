@@ -14,11 +14,13 @@ from controller.calibration import MOST
 from controller.fleet import Fleet
 from controller.lengths import snapshot
 from controller.lengths.snapshot import Table
+from controller.scaling.autoscaler import Autoscaler
 from controller.scaling.history import Change
 from controller.scaling.tiers import Tier, TierTable
 
 FORMAT = 1  # of all tables; another one's are not read
 LONGEST_TEXT = 400
+NOT_TOLD = -1
 
 Tables = Mapping[str, Table]
 
@@ -26,8 +28,6 @@ Tables = Mapping[str, Table]
 def to_tables(fleet: Fleet, now_s: float) -> dict[str, Table]:
     """Tables by name; times are ages."""
     changes = list(fleet.allocation.history)
-    scaler = fleet.allocation.autoscaler
-    held_s = max(0.0, scaler.held_until_s - now_s) if scaler is not None else 0.0
     tables = {
         **snapshot.to_tables(fleet.lengths),
         "tiers": _tiers(fleet),
@@ -37,7 +37,7 @@ def to_tables(fleet: Fleet, now_s: float) -> dict[str, Table]:
             "age_s": np.array([now_s - change.at_s for change in changes], dtype="f8"),
             **{name: np.array([getattr(c, name) for c in changes], dtype="O") for name in Change._fields[1:]},
         },
-        "sizes": {"held_s": np.array([held_s] if held_s > 0.0 else [], dtype="f8")},
+        "sizes": _sizes(fleet.allocation.autoscaler, now_s),
     }
     return {name: table for name, table in tables.items() if len(next(iter(table.values())))}
 
@@ -61,6 +61,16 @@ def _tiers(fleet: Fleet) -> Table:
         "deploy": np.array([fleet.options.deploy] * len(rows), dtype="O"),
         **table,
     }
+
+
+def _sizes(scaler: Autoscaler | None, now_s: float) -> Table:
+    """How long a size set by hand stays, and under which configured number it was set: ``NOT_TOLD`` where a deploy has
+    changed that and its options are to come."""
+    is_held = scaler is not None and scaler.held_until_s > now_s
+    told = [scaler] if scaler is not None and is_held else []
+    configured = [NOT_TOLD if each.waits_until_s > now_s else each.options.configured for each in told]
+    held_s = [each.held_until_s - now_s for each in told]
+    return {"held_s": np.array(held_s, dtype="f8"), "configured": np.array(configured, dtype="i8")}
 
 
 # -- and back ----------------------------------------------------------------------------------------------------------
@@ -120,9 +130,11 @@ def _take_history(fleet: Fleet, table: Table, age_s: float, now_s: float) -> Non
 
 
 def _take_sizes(fleet: Fleet, table: Table, age_s: float, now_s: float) -> None:
-    """A size set by hand, which Serve still has, stays for as long as it would have."""
+    """A size set by hand stays for as long as it would have, unless a deploy has changed the configured number since:
+    then Serve has that one. Earlier versions do not tell under which number it was set."""
     held_s, scaler = float(table["held_s"][0]), fleet.allocation.autoscaler
+    configured = int(table["configured"][0]) if "configured" in table else NOT_TOLD
     if not 0.0 <= held_s < 1e9:
         raise ValueError(f"held_s is {held_s}")
-    if scaler is not None:
+    if scaler is not None and configured in (NOT_TOLD, scaler.options.configured):
         scaler.held_until_s = max(scaler.held_until_s, now_s + held_s - age_s)

@@ -48,13 +48,13 @@ class Autoscaler:
     wanted: dict[str, float] = field(default_factory=dict)  # per tier by demand and bounds; parts of shared ones
     phase_needs: dict[Phase, float] = field(default_factory=dict)  # in a disaggregated fleet, as fractions
     held_until_s: float = -math.inf
+    waits_until_s: float = -math.inf  # for the options of a deploy that changed the number
     missing: Missing = field(default_factory=Missing)
     _grown_s: float = -math.inf
     _shrunk_s: float = -math.inf
     _short_s: float = math.inf  # since when the fleet has been too small
     _complete_s: float = -math.inf  # since when no replica is missing
     _deployed: float | None = None  # the deploy that the target is of
-    _waits_until_s: float = -math.inf  # for the options of that deploy
     _needs: deque[tuple[float, int]] = field(default_factory=deque)  # what it may shrink to at each time, lately
     _since_s: float | None = None
     _patience: float = 1.0  # times ``downscale_delay_s``, grown by shrinks that were taken back
@@ -74,11 +74,11 @@ class Autoscaler:
         if (restored := self._adopt(signals.serve, now_s)) is not None:
             return self._ask(restored, now_s, "a deploy had reset it")
         assert self.target is not None
-        if now_s < self._waits_until_s:
+        if now_s < self.waits_until_s:
             self._take_back(self.target - self._staying, signals, now_s, "a deploy changed the number")
             self._since_s = None
             return Actions()
-        self._waits_until_s = -math.inf
+        self.waits_until_s = -math.inf
         bounded = min(max(self.target, self._low), self._high)
         if self.target < bounded:
             return self._ask(bounded, now_s, f"minimum of {bounded}")
@@ -148,14 +148,14 @@ class Autoscaler:
 
     def begin_anew(self, waits_until_s: float = -math.inf) -> None:
         """A deploy has changed the number: as after a start nothing holds it, and it shrinks late."""
-        self.target, self.held_until_s, self._waits_until_s, self._since_s = None, -math.inf, waits_until_s, None
+        self.target, self.held_until_s, self.waits_until_s, self._since_s = None, -math.inf, waits_until_s, None
         self._needs.clear()
 
     def options_came(self) -> None:
         """Those of a deploy that changes the number; where that was seen before, what was set by hand since stays."""
-        if self._waits_until_s == -math.inf:
+        if self.waits_until_s == -math.inf:
             self.begin_anew()
-        self._waits_until_s = -math.inf
+        self.waits_until_s = -math.inf
 
     def _alive(self, signals: Signals) -> list[ReplicaView]:
         return [view for view in signals.views if view.is_reporting]

@@ -15,6 +15,9 @@ from controller.fleet import Fleet
 from controller.lengths import snapshot
 from controller.lengths.estimate import LengthQuery
 from controller.options import FleetOptions
+from controller.scaling.allocation import AllocationOptions
+from controller.scaling.autoscaler import Autoscaler
+from controller.scaling.signals import ScalingOptions
 from controller.scaling.tiers import TierTable
 from controller.storage import shown_uri, without_secrets
 from tests.support.checkpoint_cases import OPTIONS, learnt
@@ -171,3 +174,35 @@ def test_lengths_of_every_tenant_are_kept_where_there_are_too_many(monkeypatch: 
     assert len(table["tenant"]) == 40
     assert sorted(set(table["tenant"])) == tenants
     assert table["output_tokens"][table["tenant"] == "t1"].tolist() == list(range(40, 50)), "the latest"
+
+
+def scaled(configured: int) -> tuple[Fleet, Autoscaler]:
+    scaling = ScalingOptions(max_replicas=20, configured=configured)
+    made = fleet(allocation=AllocationOptions(scaling=scaling))
+    assert made.allocation.autoscaler is not None
+    return made, made.allocation.autoscaler
+
+
+@pytest.mark.parametrize(
+    ("configured", "waits_s", "is_told", "stays"),
+    [
+        (2, 0.0, True, True),
+        (5, 0.0, True, False),
+        (5, 0.0, False, True),  # a checkpoint of an earlier version
+        (5, 90.0, True, True),  # set by hand since the deploy, whose options the last controller did not have yet
+    ],
+)
+def test_a_size_set_by_hand_comes_back_unless_the_configured_number_is_another_one(
+    store: CheckpointStore, configured: int, waits_s: float, is_told: bool, stays: bool
+) -> None:
+    (before, held), (made, scaler) = scaled(2), scaled(configured)
+    held.held_until_s, held.waits_until_s = 600.0, waits_s
+    tables = to_tables(before, 0.0)
+    if not is_told:
+        tables["sizes"] = {"held_s": tables["sizes"]["held_s"]}
+    store.save(tables, 5.0)
+    found = store.load()
+    assert found is not None
+    assert restore(made, found.tables, 10.0, 1000.0) == []
+    assert scaler.held_until_s == (1590.0 if stays else float("-inf"))
+    assert "sizes" not in to_tables(scaled(2)[0], 0.0), "nothing is held there"
