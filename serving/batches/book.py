@@ -10,17 +10,19 @@ import logging
 import math
 import secrets
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from controller.storage import without_secrets
 from serving.batches.file_book import LOST, OUTPUT, FileBook
-from serving.batches.input_file import check, places
+from serving.batches.input_file import check
+from serving.batches.input_lines import InputLines, InputLostError
 from serving.batches.objects import WINDOW_S, Batch, BatchError, Line, LineError, LineResult, State
-from serving.batches.open_batch import MOST_BYTES, OpenBatch
+from serving.batches.open_batch import OpenBatch
 from serving.batches.wanted import Page, page_of, read_wanted
 from serving.config.batches import BatchOptions
 
@@ -31,6 +33,8 @@ LONGEST_TICK_S = 5.0  # of the time between two ticks, so much counts as silence
 MOST_BATCHES = 1_000  # of a tenant
 FAULT_S = 30.0  # a batch with which the storage has failed is left alone for so long
 TIMED = frozenset({"add_file", "create", "cancel", "give", "take_back"})  # methods whose last argument is the time
+
+Told = TypeVar("Told")
 
 
 class Given(NamedTuple):
@@ -54,7 +58,7 @@ class BatchBook(FileBook):
         listed = sorted(going + ended, key=lambda batch: batch.created_s)
         self.batches = {batch.id: batch for batch in listed} | {batch.id: batch for batch in ended}
         self._going = {batch.id: batch for batch in self.batches.values() if batch.state == "in_progress"}
-        self._open: dict[str, OpenBatch] = {}  # whose lines are in memory: the first of each tenant
+        self._open: dict[str, OpenBatch] = {}  # whose lines are known: the first of each tenant
         self._silent_s: dict[str, float] = {}  # for how long each ingress has not asked
         self._failed_s: dict[str, float] = {}  # batches that are left alone, and since when
         self._ticked_s = 0.0
@@ -99,15 +103,15 @@ class BatchBook(FileBook):
         if self.stored_bytes(tenant) >= self.options.tenant_bytes:
             told = f"The files have {self.options.tenant_bytes} bytes: there is no room for results; delete some."
             raise BatchError(413, told, None, "storage_full")
-        content, expires_s = self._input(tenant, asked.input_file_id), int(now_s + WINDOW_S)
-        file_id = asked.input_file_id
+        file_id, expires_s = asked.input_file_id, int(now_s + WINDOW_S)
+        checked = check(self._input(tenant, file_id), asked.endpoint, self.options)
         batch = Batch(f"batch_{secrets.token_hex(12)}", tenant, asked.endpoint, file_id, int(now_s), expires_s)
-        batch.metadata, batch.errors = asked.metadata, check(content, asked.endpoint, self.options)
+        batch.metadata, batch.errors = asked.metadata, checked.errors
         if batch.errors:
             batch.state, batch.ended_s = "failed", int(now_s)
             self._storage.write(f"ended/{batch.id}.json", msgspec.json.encode(batch))
         else:
-            batch.total = sum(1 for _ in places(content))
+            batch.total = checked.requests
             self._storage.write(f"open/{batch.id}.json", msgspec.json.encode(batch))
             self._going[batch.id] = batch
         self.batches[batch.id] = batch
@@ -164,7 +168,10 @@ class BatchBook(FileBook):
         lines, turns = list[Line](), [tenant for tenant in self._tenants if own[tenant] < part]
         while len(lines) < count and turns:
             tenant = turns.pop(0)
-            lines.append(first[tenant].take(worker))
+            taken = self._tried(first[tenant].batch, partial(first[tenant].take, worker), now_s)
+            if taken is None:
+                continue
+            lines.append(taken)
             own[tenant] += 1
             if first[tenant].has_waiting(now_s) and own[tenant] < part:
                 turns.append(tenant)
@@ -181,7 +188,7 @@ class BatchBook(FileBook):
         self._silent_s[worker] = 0.0
         for result in results:
             if (batch := self._going.get(result.batch_id)) and (opened := self._reached(batch, now_s)):
-                opened.put(result)
+                self._tried(batch, partial(opened.put, result), now_s)
         for batch_id, number in unserved:
             if (batch := self._going.get(batch_id)) and (opened := self._reached(batch, now_s)):
                 opened.hand_back(number, now_s)
@@ -198,10 +205,7 @@ class BatchBook(FileBook):
                 opened.give_up(worker)
         self._failed_s = {each: at_s for each, at_s in self._failed_s.items() if 0.0 <= now_s - at_s < FAULT_S}
         for batch in [each for each in self._going.values() if each.id not in self._failed_s]:
-            try:
-                self._look_after(batch, now_s)
-            except OSError as error:
-                self._leave_alone(batch, error, now_s)
+            self._tried(batch, partial(self._look_after, batch, now_s), now_s)
 
     def _look_after(self, batch: Batch, now_s: float) -> None:
         """End a batch where that is due, or store what came of it."""
@@ -227,27 +231,39 @@ class BatchBook(FileBook):
         """``_opened``, but None while the storage fails with it."""
         if batch.id in self._failed_s:
             return self._open.get(batch.id)
+        return self._tried(batch, partial(self._opened, batch, now_s), now_s)
+
+    def _tried(self, batch: Batch, step: Callable[[], Told], now_s: float) -> Told | None:
+        """What a step with this batch returns; None where the storage fails, so that the batch is left alone, or its
+        file is lost, which is its end."""
         try:
-            return self._opened(batch, now_s)
+            try:
+                return step()
+            except InputLostError as error:
+                self._fail(batch, error, now_s)
         except OSError as error:
             self._leave_alone(batch, error, now_s)
-            return None
+        return None
 
     def _opened(self, batch: Batch, now_s: float) -> OpenBatch | None:
-        """An open batch with its lines, read from storage where they are not in memory; None where its file is lost,
-        which is its end."""
+        """An open batch, whose lines may have to be found first; None where its file is lost, which is its end."""
         if batch.id not in self._open:
             try:
-                opened = OpenBatch(batch, self._storage.read(f"files/{batch.input_file_id}", MOST_BYTES))
-            except ValueError as error:
-                logger.error("batch %s: its input file %s", batch.id, error)
-                opened = OpenBatch(batch, b"")
-                opened.take_stock(self._storage)
-                self._end(opened, "failed", now_s, [LineError(LOST, f"The input file {error}.")])
+                opened = OpenBatch(batch, InputLines.found(self._storage, f"files/{batch.input_file_id}"))
+            except InputLostError as error:
+                self._fail(batch, error, now_s)
                 return None
             opened.restore(self._storage)
             self._open[batch.id] = opened
         return self._open[batch.id]
+
+    def _fail(self, batch: Batch, error: InputLostError, now_s: float) -> None:
+        """End a batch whose input file is lost; what has been served of it can be had."""
+        logger.error("batch %s: its input file %s", batch.id, error)
+        if (opened := self._open.get(batch.id)) is None:
+            opened = OpenBatch(batch, InputLines(self._storage, "", ()))
+            opened.take_stock(self._storage)
+        self._end(opened, "failed", now_s, [LineError(LOST, f"The input file {error}.")])
 
     def _end(self, opened: OpenBatch, state: State, now_s: float, errors: Sequence[LineError] = ()) -> None:
         batch = opened.batch

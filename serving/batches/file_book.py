@@ -2,7 +2,7 @@
 
 import logging
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 import msgspec
@@ -82,13 +82,13 @@ class FileBook:
         except FileNotFoundError:
             raise BatchError(404, "The content of this file is missing.", "file_id", LOST) from None
 
-    def _input(self, tenant: str, file_id: str) -> bytes:
-        """All of the file that a new batch names."""
+    def _input(self, tenant: str, file_id: str) -> Iterator[bytes]:
+        """The lines of the file that a new batch names."""
         found = self.file(tenant, file_id)
         try:
-            return self._storage.read(f"files/{found.id}", MOST_BYTES)
-        except ValueError as error:
-            raise BatchError(404, f"The input file {error}; upload it again.", "input_file_id", LOST) from None
+            yield from self._storage.lines(f"files/{found.id}")
+        except FileNotFoundError:
+            raise BatchError(404, "The input file is missing; upload it again.", "input_file_id", LOST) from None
 
     def list_files(self, tenant: str, purpose: str, page: Page) -> dict[str, Any]:
         """Files of this purpose, or of any (empty)."""

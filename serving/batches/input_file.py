@@ -1,6 +1,6 @@
 """The lines of a batch's input file: checked once, all of them, before any is served. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -37,46 +37,50 @@ _line = msgspec.json.Decoder(InputLine)
 _body = msgspec.json.Decoder(_Body)
 
 
-def places(content: bytes) -> Iterator[Place]:
-    """The lines of a file that are not empty."""
-    begin, number = 0, 0
-    while begin < len(content):
-        end = content.find(b"\n", begin)
-        end = len(content) if end < 0 else end
-        number += 1
-        if content[begin:end].strip():
-            yield Place(number, begin, end)
-        begin = end + 1
+class Checked(NamedTuple):
+    """How many requests a file has, and what is wrong with them; nothing where all can be served."""
+
+    requests: int
+    errors: list[LineError]
 
 
-def read_line(content: bytes, place: Place) -> InputLine:
+def numbered(lines: Iterable[bytes]) -> Iterator[tuple[Place, bytes]]:
+    """Of a file's lines, without their ends, those that are not empty."""
+    begin = 0
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            yield Place(number, begin, begin + len(line)), line
+        begin += len(line) + 1
+
+
+def read_line(line: bytes) -> InputLine:
     """A line that ``check`` has found sound."""
-    return _line.decode(content[place.begin : place.end])
+    return _line.decode(line)
 
 
-def check(content: bytes, endpoint: str, options: BatchOptions) -> list[LineError]:
-    """What is wrong with a file; nothing where all its lines can be served."""
+def check(lines: Iterable[bytes], endpoint: str, options: BatchOptions) -> Checked:
+    """Look at all lines of a file, which are without their ends."""
     errors, ids, count = list[LineError](), set[str](), 0
-    for place in places(content):
+    for place, line in numbered(lines):
         count += 1
         if count > options.most_requests:
             told = f"The file has more than {options.most_requests} requests."
-            return [LineError("too_many_requests", told, place.number)]
-        error = _mistake(content, place, endpoint, options, ids)
+            return Checked(count, [LineError("too_many_requests", told, place.number)])
+        error = _mistake(line, place.number, endpoint, options, ids)
         if error is not None and len(errors) < MOST_ERRORS:
             errors.append(error)
-    return errors if count else [LineError("empty_file", "The file has no request.")]
+    return Checked(count, errors if count else [LineError("empty_file", "The file has no request.")])
 
 
-def _mistake(content: bytes, place: Place, endpoint: str, options: BatchOptions, ids: set[str]) -> LineError | None:
-    if place.end - place.begin > options.line_bytes:
-        return LineError("request_too_large", f"The line has more than {options.line_bytes} bytes.", place.number)
+def _mistake(content: bytes, number: int, endpoint: str, options: BatchOptions, ids: set[str]) -> LineError | None:
+    if len(content) > options.line_bytes:
+        return LineError("request_too_large", f"The line has more than {options.line_bytes} bytes.", number)
     try:
-        line = read_line(content, place)
+        line = read_line(content)
         body = _body.decode(line.body)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         told = f"Each line needs a JSON object with custom_id, method, url and body: {error}"
-        return LineError("invalid_json_line", told, place.number)
+        return LineError("invalid_json_line", told, number)
     for param, is_wrong, message in (
         ("custom_id", not 0 < len(line.custom_id) <= LONGEST_ID, f"must have 1 to {LONGEST_ID} characters"),
         ("custom_id", line.custom_id in ids, "is used twice in the file"),
@@ -86,6 +90,6 @@ def _mistake(content: bytes, place: Place, endpoint: str, options: BatchOptions,
     ):
         if is_wrong:
             code = "duplicate_custom_id" if "twice" in message else "invalid_value"
-            return LineError(code, f"{param} {message}.", place.number, param)
+            return LineError(code, f"{param} {message}.", number, param)
     ids.add(line.custom_id)
     return None

@@ -1,7 +1,7 @@
 """What is stored of batches: taken up by a new keeper, whole after faults of the storage, bounded."""
 
 import tracemalloc
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -104,15 +104,15 @@ def test_a_batch_whose_file_cannot_be_read_at_present_waits_alone(
 ) -> None:
     book = book_of(tmp_path)
     sick, sound = opened(book, 1, "x"), opened(book, 1, "x")
-    read = Storage.read
+    read = Storage.lines
 
-    def fails(storage: Storage, path: str, most_bytes: int) -> bytes:
+    def fails(storage: Storage, path: str) -> Iterator[bytes]:
         if path.endswith(sick["input_file_id"]):
             raise OSError("input/output error")
-        return read(storage, path, most_bytes)
+        return read(storage, path)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Storage, "read", fails)
+        patched.setattr(Storage, "lines", fails)
         (given,) = book.give("a", 8, [(sick["id"], 1)], NOW_S).lines
         assert given.batch_id == sound["id"]
         book.take_back("a", [LineResult(sick["id"], 1, "r", 200, b"{}"), result(given)], [], NOW_S)
