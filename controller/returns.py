@@ -8,13 +8,16 @@ little. A request of several sequences has one time, and room for all of them.
 """
 
 import math
+from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from controller.disaggregation.phases import Phase
 from controller.mirror.slots import ReplicaSlots
 from controller.placement import Pending, place_on
+from controller.reserved_return import Key, ReservedReturn, Room, key_of, together, whole_row
 from controller.return_share import ReturnShare
 from planning.admission.plan import REASONS
 from planning.admission.search import ADMITTED
@@ -24,6 +27,8 @@ from routing.fits import fits_any
 from routing.idle import at_best
 from routing.placement import NOWHERE
 from routing.returns import (
+    BUCKETS,
+    SEQUENCES,
     Ledger,
     add_claim,
     bucket_of,
@@ -44,19 +49,8 @@ MOST_ALIKE = 256  # with the same prompt that have a time of their own
 MOST_ASKED = 16  # replicas, the emptiest, that are asked when they will have room
 MOST_CARRIED = 64  # replicas that are brought up to date for one batch; those whose turn comes later are a little old
 MOST_CHECKED = 2  # replicas that a newcomer that was sent away is checked on
+MOST_MOVED = 256  # reservations whose replica is gone, that find another one before a batch is decided
 OLDEST_S = 20.0  # the ring of the ledger says nothing of a replica that was carried longer ago
-
-Key = tuple[int, int, int]  # a prompt's digest and length, and how many there are; of several, the sums
-Room = dict[int, tuple[np.ndarray, int]]  # by slot: a claim of routing.returns' columns, and its buckets
-
-
-@dataclass
-class ReservedReturn:
-    """One refusal that told a time, and what is kept for it."""
-
-    due_s: float
-    slot: int  # where a sequence finds room that has none yet
-    room: Room
 
 
 @dataclass
@@ -68,6 +62,7 @@ class Returns:
     _ledger: Ledger = field(default_factory=lambda: make_ledger(0))
     _returns_by_key: dict[Key, list[ReservedReturn]] = field(default_factory=dict)  # each by time
     _count: int = 0
+    _homeless: deque[ReservedReturn] = field(default_factory=deque)  # which may have come or been given up since
     _kept_on: dict[int, int] = field(default_factory=dict)  # reservations on each slot that has any
     _carried_s: np.ndarray = field(default_factory=lambda: np.zeros(0))  # when each slot was entered in the ledger
     _is_current: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))  # and knows what was placed since
@@ -79,14 +74,22 @@ class Returns:
         return self._count
 
     def forget(self, slot: int) -> None:
-        """A replica is gone, and with it the room that was kept there."""
+        """A replica is gone, and with it the room that was kept there; another one is to keep as much."""
         if slot < len(self._ledger.reserved):
             self._ledger.reserved[slot] = self._ledger.carried[slot] = 0.0
             self._kept_on.pop(slot, None)
         for reserved in self._returns_by_key.values():
             for each in reserved:
-                each.room.pop(slot, None)
+                if (claimed := each.room.pop(slot, None)) is not None:
+                    each.lost.append(claimed)
+                    self._homeless.append(each)
                 each.slot = NOWHERE if each.slot == slot else each.slot
+
+    def remap_tiers(self, tier_remap: np.ndarray) -> None:
+        """Tell refused requests their tiers in another table (``TierTable.tier_remap``)."""
+        for reserved in self._returns_by_key.values():
+            for each in reserved:
+                each.tier = int(tier_remap[each.tier])
 
     # -- those that come --------------------------------------------------------------------------------------------
 
@@ -97,7 +100,10 @@ class Returns:
         self._is_current[:], self._sent_away = False, []
         self._sweep(now_s)
         if not self._count:
+            self._homeless.clear()
             return
+        if self._homeless and asking:
+            self._rehouse(slots, asking[0].phase, now_s)
         newcomers = []
         for p in asking:
             if (reserved := self._take(p, now_s)) is None:
@@ -111,10 +117,10 @@ class Returns:
         self._carry(slots, where, now_s)
         ledger = self._ledger._replace(share=self.share.of_told(now_s))
         for p in newcomers:
-            kept = where[is_kept(slots.fleet_state, ledger, _whole(p)[None][0], now_s, where)]
+            kept = where[is_kept(slots.fleet_state, ledger, whole_row(p)[None][0], now_s, where)]
             if not len(kept):
                 continue
-            if _key(p) not in self._returns_by_key:
+            if key_of(p) not in self._returns_by_key:
                 self._sent_away.append((p, kept))
             for sequence in (p, *p.siblings):
                 sequence.scores_as_best_effort = sequence.scores
@@ -143,12 +149,12 @@ class Returns:
 
     def _take(self, p: Pending, now_s: float) -> ReservedReturn | None:
         """What a request was told that comes at its time; its room is free from here on."""
-        reserved = self._returns_by_key.get(_key(p)) if p.is_new else None
+        reserved = self._returns_by_key.get(key_of(p)) if p.is_new else None
         if not reserved or now_s < reserved[0].due_s - EARLY_S:
             return None
         self.share.note(now_s, came=1)
         p.is_returning_on_time = True
-        return self._release(_key(p))
+        return self._release(key_of(p))
 
     # -- those that are refused -------------------------------------------------------------------------------------
 
@@ -160,7 +166,7 @@ class Returns:
         profile says, nor while promises of the tier are planned early: both may pass. What an idle one would do is
         noted as the prediction, and what it lacks as the reason.
         """
-        row, key = p.row[None][0], _key(p)
+        row, key = p.row[None][0], key_of(p)
         p.first_s = p.tpot_s = math.inf
         if not p.is_possible:
             return 0.0
@@ -194,10 +200,9 @@ class Returns:
         for sequence in (p, *p.siblings):
             at = slot if sequence.slot == NOWHERE else sequence.slot
             claim = claim_of(slots.fleet_state, at, sequence.row[None][0], now_s, False)
-            kept, most = room.get(at, (np.zeros_like(claim.terms), 0))
-            room[at] = kept + claim.terms, max(most, claim.lasts)
-        made = ReservedReturn(now_s + wait_s, slot, room)
-        reserved = self._returns_by_key.setdefault(_key(p), [])
+            room[at] = together(room.get(at), (claim.terms, claim.lasts))
+        made = ReservedReturn(now_s + wait_s, slot, room, p.tier, p.phase)
+        reserved = self._returns_by_key.setdefault(key_of(p), [])
         reserved.append(made)
         reserved.sort(key=lambda each: each.due_s)
         self._enter(made, 1.0)
@@ -218,8 +223,32 @@ class Returns:
         if not reserved:
             del self._returns_by_key[key]
         self._enter(first, -1.0)
+        first.lost = []
         self._count -= 1
         return first
+
+    def _rehouse(self, slots: ReplicaSlots, phase: Phase | None, now_s: float) -> None:
+        """Keep the room that was lost with a replica on those open ones that have the fewest sequences then, whether or
+        not there is room: those told will come, and go before others. Where none is open it is tried again."""
+        self._make_room(len(slots.fleet_state.replicas))
+        for _ in range(min(MOST_MOVED, len(self._homeless))):
+            each = self._homeless.popleft()
+            if not each.lost:
+                continue
+            others = emptiest(slots.fleet_state, each.tier, MOST_ASKED)
+            if each.phase != phase or not len(others):
+                self._homeless.append(each)
+                continue
+            self._carry(slots, others, now_s)
+            self._enter(each, -1.0)
+            for claimed in each.lost:
+                at = others, bucket_of(each.due_s) % BUCKETS, SEQUENCES
+                slot = int(others[(self._ledger.carried[at] + self._ledger.reserved[at]).argmin()])
+                each.room[slot] = together(each.room.get(slot), claimed)
+                each.slot = slot if each.slot == NOWHERE else each.slot
+            each.lost = []
+            self._enter(each, 1.0)
+        self._is_current[:] = False
 
     # -- bookkeeping ------------------------------------------------------------------------------------------------
 
@@ -257,21 +286,3 @@ def _fits_as_asked(slots: ReplicaSlots, p: Pending, now_s: float) -> bool:
     row = copied(p.row)
     make_due_earlier(row, -p.margin_s)
     return p.margin_s > 0.0 and at_best(slots.fleet_state, row[None][0], now_s)[0] == ADMITTED
-
-
-def _key(p: Pending) -> Key:
-    requests = [sequence.request for sequence in (p, *p.siblings)]
-    return (
-        sum(request.prompt_digest for request in requests),
-        sum(request.prompt_tokens for request in requests),
-        len(requests),
-    )
-
-
-def _whole(p: Pending) -> np.ndarray:
-    """The request as one row, with the prompts of all its sequences."""
-    whole = copied(p.row)
-    for sequence in p.siblings:
-        whole["prompt_tokens"] += sequence.row["prompt_tokens"]
-        whole["computed_tokens"] += sequence.row["computed_tokens"]
-    return whole

@@ -83,6 +83,7 @@ class Unplaced:
     def remap_tiers(self, tier_remap: np.ndarray) -> None:
         """Tell requests their tiers in another table (``TierTable.tier_remap``)."""
         self.waiting = {uid: w.of_tier(int(tier_remap[w.tier])) for uid, w in self.waiting.items()}
+        self.returns.remap_tiers(tier_remap)
 
     def forget(self, now_s: float) -> None:
         """Give up pending requests that ask no more."""
