@@ -246,11 +246,10 @@ class RequestRows:
         it. vLLM stops at the first that may run nothing, so an old quota of none would hold up all behind it."""
         self._quotas[self._row_of[request]] = UNLIMITED
 
-    def urgency(self, request: Any) -> tuple[bool, float, float]:
-        """By which requests are sorted that cannot all run: best effort last, then by deadline, then by arrival."""
-        row = self._table[self._row_of[request]]
-        due_s = min(row["arrival_s"] + row["ttft_s"], row["deadline_s"])
-        return bool(row["best_effort"]), float(due_s), float(row["arrival_s"])
+    def of(self, request: Any) -> np.ndarray:
+        """What is known of one request (REQUEST[1]), as of the last step that was gathered."""
+        row = self._row_of[request]
+        return self._table[row : row + 1]
 
     def hold(self, request: Any) -> None:
         """Leave a request that is not gathered out of the step."""

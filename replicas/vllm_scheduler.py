@@ -17,7 +17,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from planning.batch.composition import TOKENS
 from protocol.messages import Step
-from replicas.adapters import AdapterRoom
+from replicas.adapters import AdapterRoom, RowStanding
 from replicas.engine import to_step
 from replicas.engine_reports import IterationReport, report_sender
 from replicas.failures import Failures
@@ -62,10 +62,9 @@ class SloScheduler(AsyncScheduler):
         self.polyslo_forming = late_forming(self.vllm_config, self._clock, self._planner)
         self._link = report_sender(settings["link"])
         self._iterations, self._planning_s, self._requests_due_s, self._late_due_s = 0, 0.0, 0.0, 0.0
-        self._late: set[str] = set()
         self._stale: set[Request] = set()  # preempted in flight: vLLM runs them again when that has been delivered
         self._preempted: set[Request] = set()  # since the last tick
-        self._has_quotas = self._is_stuck = False
+        self._late, self._has_quotas, self._is_stuck = set[str](), False, False
         self._adapters = AdapterRoom(self.lora_config.max_loras if self.lora_config else 0)
         self._failures = Failures()
         self._is_splittable = self.scheduler_config.enable_chunked_prefill and not self.need_mamba_block_aligned_split
@@ -182,7 +181,7 @@ class SloScheduler(AsyncScheduler):
 
     def _plan(self, start_s: float) -> tuple[float, np.ndarray]:
         """Plan the step that starts at ``start_s`` and hand out its quotas."""
-        running, waiting = self.running, self._ready_waiting()
+        running, waiting = self.running, self._ready_waiting(start_s)
         table = self._rows.gather(running, waiting, self.num_spec_tokens > 0)
         self._rows.begin_lines(table, start_s)
         may_begin = len(running) < self.max_num_running_reqs
@@ -196,6 +195,7 @@ class SloScheduler(AsyncScheduler):
         # Where the planner sees nothing to run, vLLM may (its prefix cache shares blocks): never stand still.
         self._has_quotas = predicted_s > 0
         if self._has_quotas:
+            self._adapters.make_way(running, waiting, tokens)
             self._apply(running, tokens, int(composition[TOKENS]), table["best_effort"])
         return predicted_s, composition
 
@@ -208,14 +208,14 @@ class SloScheduler(AsyncScheduler):
         else:
             self._rows.forget()
 
-    def _ready_waiting(self) -> list[Request]:
+    def _ready_waiting(self, start_s: float) -> list[Request]:
         """Waiting requests that may be scheduled. One that waits for its grammar or the like gets no tokens yet."""
         waiting = ready = list(self.waiting)
         self._stale = {request for request in self._stale if request.num_stale_output_tokens}
         if self.deferred_waiting or self._stale:
             ready = [request for request in waiting if self._is_ready(request)]
         loaded = [each for each in self.kv_holding_waiting if each.status in READY]
-        ready = self._adapters.fitting(self.running, ready, loaded, self._rows.urgency, self._planner.limits)
+        ready = self._adapters.fitting(self.running, ready, loaded, RowStanding(self._rows, self._planner, start_s))
         self._rows.hold_others(waiting, ready)
         return ready
 

@@ -115,9 +115,9 @@ class PlugInScheduler(SloScheduler):
         self.waiting.clear()
         self.waiting.extend(waiting)
 
-    def _ready_waiting(self) -> list[Request]:
+    def _ready_waiting(self, start_s: float) -> list[Request]:
         """Without those that have no objective and whose turn has not come: among them the order is vLLM's."""
-        ready = super()._ready_waiting()
+        ready = super()._ready_waiting(start_s)
         behind = self._line.behind(
             [request for request in self.running if request.request_id not in self._bound],
             [request for request in ready if request.request_id not in self._bound],

@@ -76,3 +76,55 @@ def test_a_fetched_request_gets_the_room_for_its_adapter_before_a_steady_stream(
             bench.scheduler.finished_recving_kv_req_ids.add("remote")
         bench.step()
     assert "remote" in bench.finished
+
+
+def test_an_objective_does_not_wait_for_best_effort_of_another_adapter(make_bench: MakeBench) -> None:
+    bench = make_bench(max_num_seqs=8)
+    one_adapter(bench)
+    add(bench, "spare", 2, BEST_EFFORT, tokens=400)
+    bench.step()
+    bench.step()
+    add(bench, "urgent", 1, TIGHT)
+    assert "urgent" in bench.step()
+    assert "spare" in bench.preempted
+    bench.run()
+    bench.check_outputs({"spare": 400, "urgent": 4})
+
+
+def test_best_effort_yields_to_another_adapter_with_steps_in_flight(make_bench: MakeBench) -> None:
+    bench = make_bench(max_num_seqs=8)
+    one_adapter(bench)
+    add(bench, "spare", 2, BEST_EFFORT, tokens=400)
+    first, second = bench.begin(), bench.begin()
+    add(bench, "urgent", 1, TIGHT)
+    third = bench.begin()
+    for formed in (first, second, third):
+        bench.end(formed)
+    assert "urgent" in bench.batches[2]
+    bench.run_ahead()
+    bench.check_outputs({"spare": 400, "urgent": 4})
+
+
+def test_a_late_request_waits_for_the_place_of_best_effort(make_bench: MakeBench) -> None:
+    bench = make_bench(max_num_seqs=8)
+    one_adapter(bench)
+    add(bench, "spare", 2, BEST_EFFORT, tokens=20)
+    bench.step()
+    add(bench, "late", 1, TIGHT, age_s=6.0)
+    bench.run()
+    assert "spare" not in bench.preempted
+    bench.check_outputs({"spare": 20, "late": 4})
+
+
+def test_best_effort_gets_its_turn_beside_a_stream_that_takes_its_place(make_bench: MakeBench) -> None:
+    bench = make_bench(max_num_seqs=8)
+    one_adapter(bench)
+    add(bench, "spare", 2, BEST_EFFORT, age_s=30.0, tokens=60)
+    bench.step()
+    for step in range(200):
+        if step % 10 == 0:
+            add(bench, f"r{step}", 1, TIGHT, tokens=6)
+        bench.step()
+    assert "spare" in bench.finished
+    assert "spare" in bench.preempted
+    bench.run()
