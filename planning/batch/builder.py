@@ -149,6 +149,17 @@ def free_after_preemption(builder: BatchBuilder, rank: int) -> np.ndarray:
     return most
 
 
+@njit(cache=True)
+def free_without_best_effort(builder: BatchBuilder) -> int:
+    """KV tokens that the engine would have left if all best effort that runs had ended."""
+    table, block_tokens = builder.table, builder.engine.limits["block_tokens"]
+    kv_tokens = builder.free[FREE_KV]
+    for i in range(len(table)):
+        if builder.class_of[i] >= BEST_EFFORT_DECODE and builder.tokens_out[i] != PREEMPT:
+            kv_tokens += held_kv_tokens(table[i], block_tokens)
+    return kv_tokens
+
+
 @compiled_once(boolean(BUILDER_TYPE, int64, int64, int64))
 def reserve_with_preemption(builder: BatchBuilder, i: int, tokens: int, rank: int) -> bool:
     """Reserve room for ``tokens`` of request ``i``; preempts class ``rank`` and less entitled ones, but never in

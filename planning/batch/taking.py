@@ -10,6 +10,7 @@ from planning.batch.builder import (
     BatchBuilder,
     by_slack,
     free_after_preemption,
+    free_without_best_effort,
     reserve_with_preemption,
     tokens_kept_free,
 )
@@ -72,14 +73,15 @@ def take_prefills(
     ``kept_share`` of the tokens that the batch may still have is left to others.
 
     A first token must not wait for what is placed behind it beyond its own deadline less the slack margin: the limit
-    falls to that. Best effort begins and resumes only where it leaves ``tokens_kept_free``.
+    falls to that. Best effort begins and resumes only where it leaves ``tokens_kept_free``, and not behind one that is
+    older than ``aging_s`` and lacks only what other best effort holds: else that would never find so much at once.
     """
     engine, table, composition, tokens_out = builder.engine, builder.table, builder.composition, builder.tokens_out
     served, block_tokens, free = ALL_SERVED, engine.limits["block_tokens"], builder.free
     kept_tokens = int(kept_share * (engine.limits["max_batch_tokens"] - composition[TOKENS]))
     most = free[:0]  # what preemption could yield; empty: not known
     is_spare = request_class == BEST_EFFORT_PREFILL and builder.counts[request_class] > 0
-    kept_kv_tokens = tokens_kept_free(builder) if is_spare else -math.inf
+    kept_kv_tokens, gathers = tokens_kept_free(builder) if is_spare else -math.inf, False
     for i in by_slack(builder, request_class):
         row = table[i]
         if tokens_out[i] != 0:
@@ -87,13 +89,15 @@ def take_prefills(
         chunk = chunk_tokens(builder, row, limit_s, kept_tokens)
         if chunk <= 0:
             return limit_s, OUT_OF_TIME
-        if (
-            kept_kv_tokens > 0.0
-            and not row["running"]
-            and free[FREE_KV] - needed(row, chunk, block_tokens)[0] < kept_kv_tokens
-        ):
-            served = OUT_OF_ROOM
-            continue
+        if is_spare and not row["running"]:
+            left = free[FREE_KV] - needed(row, chunk, block_tokens)[0]
+            if gathers or left < max(kept_kv_tokens, 0.0):
+                gathers = gathers or (
+                    builder.slack_s[i] < 0.0
+                    and left - free[FREE_KV] + free_without_best_effort(builder) >= kept_kv_tokens
+                )
+                served = OUT_OF_ROOM
+                continue
         has_room = reserve(row, chunk, block_tokens, free)
         if not has_room and len(most) == 0:
             most = free_after_preemption(builder, rank)

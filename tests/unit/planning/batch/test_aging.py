@@ -106,6 +106,51 @@ def test_what_is_kept_is_for_those_that_have_waited_too_long() -> None:
     assert sum(without[2:]) > 0, "where time is left they come first"
 
 
+def holding(table: RequestTable, kv_tokens: int) -> RequestTable:
+    """The same decode, with so much in the KV cache."""
+    table["prompt_tokens"] = kv_tokens - table["emitted_tokens"] + 1
+    table["computed_tokens"] = kv_tokens
+    return table
+
+
+@pytest.mark.parametrize("waited_s", [0.9 * AGING_S, 2.0 * AGING_S])
+def test_who_has_waited_too_long_gathers_the_room_that_best_effort_leaves(waited_s: float) -> None:
+    limits, large = make_limits(1000, block_tokens=1, aging_s=AGING_S), spare(prompt(900, 2, -waited_s))
+    running, newcomer = holding(spare(decode(1)), 400), spare(prompt(40, 3))
+    begins = 0 if waited_s > AGING_S else 40
+    assert form(running, large, newcomer, limits=limits) == [1, 0, begins]
+    elder = spare(prompt(40, 3, -3.0 * AGING_S))
+    assert form(running, large, elder, limits=limits) == [1, 0, 40]
+    begun = spare(prompt(40, 4))
+    begun["running"], begun["computed_tokens"] = True, 10
+    assert form(running, large, begun, limits=limits) == [1, 0, 30]
+
+
+def test_nobody_waits_for_one_that_objectives_leave_no_room() -> None:
+    limits, large = make_limits(1000, block_tokens=1, aging_s=AGING_S), spare(prompt(900, 2, LONG_AGO_S))
+    promised, running, newcomer = holding(decode(1), 200), holding(spare(decode(4)), 200), spare(prompt(40, 3))
+    assert form(promised, running, large, newcomer, limits=limits) == [1, 1, 0, 40]
+
+
+def test_a_large_request_begins_beside_a_stream_of_small_ones() -> None:
+    """Four of those run at any time, each for a second, and hold more than it leaves them."""
+    slow, limits, now_s = COEF + 0.0, make_limits(1000, block_tokens=1, aging_s=AGING_S), 0.0
+    slow[1] = 0.05
+    small = [spare(prompt(80, 10 + i, 0.25 * i - 1.0)) for i in range(200)]
+    table = np.concatenate((*small, spare(prompt(900, 1))))
+    table["output_tokens"][:-1] = table["output_cap_tokens"][:-1] = 20
+    while not table["running"][-1] and now_s < 40.0:
+        come = np.flatnonzero(table["arrival_s"] <= now_s)
+        here, tokens = table[come], np.zeros(len(come), dtype=np.int32)
+        now_s += max(1e-3, form_batch(EngineModel(slow, limits), here, now_s, tokens)[0])
+        for row, count in zip(here, tokens, strict=True):
+            if count:
+                run_tokens(row, int(count), 0.0, True)
+        table[come] = here
+    assert AGING_S < now_s < 1.5 * AGING_S
+    assert (table["emitted_tokens"][:-1] > 0).sum() > 30, "until then it keeps nobody waiting"
+
+
 @pytest.mark.parametrize("waited_s", [0.9 * AGING_S, 2.0 * AGING_S])
 def test_forecasts_leave_best_effort_its_share_and_nothing_else(waited_s: float) -> None:
     """It yields its KV cache, so it has no part in the peak."""
