@@ -77,7 +77,7 @@ class OpenProgram:
     left: Left = NOTHING
     later: Left = NOTHING  # of that, after its latest stage
     load: float = 0.0  # of the fleet's programs when it last asked, itself included, in what may be open
-    room_after_s: float = 0.0  # when it asked last: about until one like it would fit
+    room_after_s: float = 0.0  # when it asked last: about until one like it would fit; 0: no wait would help it
     was_too_much: bool = False  # when it asked at some time
     row: int = NO_ROW  # in the bound's table
     held_tokens: float = 0.0  # of its place (``controller.programs.places``); 0: it has none

@@ -121,7 +121,7 @@ class Programs(ProgramsUnderWay):
         """Whether a new sub-request is due at once: it goes after those of promised programs. The first ones of
         its program decide; where too much was open then, each later one asks again, with its ``chance`` to end in time.
         What is predicted later takes no promise back."""
-        is_first = not program.is_begun
+        is_first, program.room_after_s = not program.is_begun, 0.0
         if program.deadline_s == INF or program.is_promised:
             return False
         if len(program.nodes) == 1 or program.waits:

@@ -1,11 +1,19 @@
 """When a program comes back that was one too many."""
 
+import msgspec
 import pytest
 
+from controller.fleet import Fleet
+from controller.options import FleetOptions
 from controller.programs.bound import ProgramBound
 from controller.programs.open_program import Left, OpenProgram
+from controller.programs.programs import TOO_MANY
+from controller.scaling.tiers import Tier, TierTable
+from profiles.store import load_profile
+from protocol.messages import Slo, Verdict
+from protocol.programs import Program
 from tests.support.fleet_cases import fleet
-from tests.unit.controller.programs.test_bound import call, one
+from tests.unit.controller.programs.test_bound import DEADLINE_S, call, end, one
 
 
 @pytest.mark.parametrize("work_s", [3.0, 30.0])
@@ -24,3 +32,33 @@ def test_who_returns_when_told_fits_if_the_work_was_served_at_the_pace_assumed(w
         program.left = program.left._replace(work_s=16.0 - rate * back_s / len(others))
         bound.note(program)
     assert bound.load(OpenProgram(back_s, 100.0, "a", left=left), back_s) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("late_s", [-1.0, 1.0])
+def test_whom_no_wait_would_help_is_told_no_time_to_return(late_s: float) -> None:
+    """Its deadline is over, or leaves no time for what is known of its kind; what it was told before is old."""
+    tight, loose = Tier("tight", 0.3, 0.03, unattainable="refuse"), Tier("loose", 3.0, 0.1)
+    state = Fleet(FleetOptions(length_prior_tokens=100.0, pending=False), TierTable.of(1, [tight, loose]), load_profile)
+    name = one_too_many(state)
+    earlier = state.programs.open["", name].room_after_s
+    told = one(state, call(name, 1, 1000, Slo(e2e_s=DEADLINE_S, tier="tight")), DEADLINE_S + late_s)
+    assert (told.verdict, told.reason) == (Verdict.REFUSED, TOO_MANY)
+    assert earlier > 0.0
+    assert told.retry_after_s == 0.0
+
+
+def one_too_many(state: Fleet) -> str:
+    """The first program that is turned away; those before it end with their second calls, 15 s after they began."""
+    slo = Slo(e2e_s=DEADLINE_S, tier="loose", is_tier_open=True)
+    for k in range(50):
+        if one(state, call(f"p{k}", slo=slo), 0.0).reason == TOO_MANY:
+            break
+        end(state, f"p{k}-0", 0.05)
+    for known in range(k):
+        last = msgspec.structs.replace(
+            call(f"p{known}", 1), program=Program(f"p{known}", DEADLINE_S, is_last=True, app="a")
+        )
+        one(state, last, 15.0)
+        end(state, f"p{known}-1", 15.5)
+    end(state, f"p{k}-0", 16.0)
+    return f"p{k}"
