@@ -87,19 +87,20 @@ class ProgramBound:
         return program.load > 1.0
 
     def note_late(self, now_s: float) -> None:
-        """A promised program that still runs at its deadline says so at once, not when it ends."""
+        """A promised program that still runs at its deadline, or was refused a call, says so then, not when it ends."""
         rows = self._rows[: len(self.promised)]
         for program in [self.promised[at] for at in np.flatnonzero(rows[:, 0] <= now_s)]:
-            if program.is_running and not program.is_noted:
+            if (program.is_running or program.is_refused) and not program.is_noted:
                 program.is_noted = True
                 self._move(program.tenant, -STEP * KEPT)
 
     def note_end(self, program: OpenProgram) -> None:
-        """A program with a deadline has ended; it says something if it did not fail. One that was too much and ends in
-        time, promised by then or not, could have been promised at once."""
-        if program.has_failed or program.deadline_s == INF or program.is_noted:
+        """A program with a deadline has ended; it says something if it did not fail, or was refused a call. One that
+        was too much and ends in time, promised by then or not, could have been promised at once."""
+        has_failed_itself = program.has_failed and not program.is_refused
+        if has_failed_itself or program.deadline_s == INF or program.is_noted:
             return
-        is_kept = program.ended_s <= program.due_s
+        is_kept = program.ended_s <= program.due_s and not program.is_refused
         if is_kept and program.was_too_much:
             self._move(program.tenant, NEEDLESS)
         elif program.is_promised and (not is_kept or program.load >= BINDING):

@@ -12,8 +12,8 @@ class ProgramCounts:
 
     on_time: int = 0
     late: int = 0
-    failed: int = 0  # a sub-request ended with an error, or its client left
-    promised: int = 0
+    failed: int = 0  # the last sub-request was refused or ended with an error, or its client left
+    promised: int = 0  # without those that failed for another reason than a refusal
     kept: int = 0
     refused: int = 0
 
@@ -25,7 +25,7 @@ class ProgramCounts:
         self.on_time += is_on_time
         self.failed += program.has_failed
         self.late += not is_on_time and not program.has_failed
-        self.promised += program.is_promised and not program.has_failed
+        self.promised += program.is_promised and (program.is_refused or not program.has_failed)
         self.kept += program.is_promised and is_on_time
 
     def status(self) -> dict[str, Any]:

@@ -35,6 +35,7 @@ class Part:
     is_running: bool = False
     is_placed: bool = False  # some attempt of it was given a place
     is_last: bool = False  # its client said that nothing follows
+    is_refused: bool = False  # its latest attempt was: its ingress says how it ends, or asks again
 
     def objective(self, slo: Slo, arrived_s: float) -> Slo:
         """What its request asks for, with its stage's deadline. What is due at once has no pace that would say its
@@ -72,7 +73,8 @@ class OpenProgram:
     refusal: str = ""  # why its deadline was not promised when it last asked for that, if that is why
     waits: bool = False  # too much was open at its first request: it asks again with each later one
     is_last: bool = False  # nothing follows
-    has_failed: bool = False  # what ended last was an error, or its client had left
+    has_failed: bool = False  # what ended last was refused or an error, or its client had left
+    is_refused: bool = False  # some call was, and none has been given a place since
     expected_tokens: float = 0.0  # prompt tokens of all its sub-requests
     left: Left = NOTHING
     later: Left = NOTHING  # of that, after its latest stage
@@ -169,7 +171,7 @@ class OpenProgram:
     def resume(self, part: Part, now_s: float) -> None:
         """A sub-request asks, perhaps again after it was thought to have ended."""
         self.running += not part.is_running
-        part.is_running, self.last_s = True, now_s
+        part.is_running, part.is_refused, self.last_s = True, False, now_s
         self._nodes[part.node]["end_s"] = INF
 
     def prefix(self) -> Prefix:

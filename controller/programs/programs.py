@@ -15,7 +15,7 @@ from controller.programs.bound import KEPT
 from controller.programs.expected import expect
 from controller.programs.history import History
 from controller.programs.open_program import OpenProgram, Part
-from controller.programs.under_way import ProgramsUnderWay
+from controller.programs.under_way import REFUSED, ProgramsUnderWay
 from planning.programs.deadlines import (
     LEAST_S,
     PRIOR_STAGES,
@@ -258,7 +258,7 @@ class Programs(ProgramsUnderWay):
         if not program.is_begun or (program.waits and not program.refusal):
             self._promise(program, int(program.expected_tokens / PRIOR_STAGES), is_kept)
         if decision.verdict not in NOT_HERE:
-            program.is_begun = part.is_placed = True
+            program.is_begun, part.is_placed, program.is_refused = True, True, False
         if program.awaits_promise:
             program.awaits_promise = False
             if not program.is_promised:
@@ -279,8 +279,12 @@ class Programs(ProgramsUnderWay):
             self._follow(program)
 
     def _refuse(self, name: str, program: OpenProgram, verdict: Verdict, now_s: float) -> None:
-        """A sub-request has ended here. One that had a place before, and has lost it, stays a part of the program."""
-        if program.parts[name].is_placed:
-            program.end(program.parts[name], 0, now_s)
+        """A sub-request has ended here. One that had a place before, and has lost it, stays a part of the program until
+        its ingress says how it ends."""
+        part, is_refused = program.parts[name], verdict == Verdict.REFUSED
+        if part.is_placed:
+            program.end(part, 0, now_s)
+            part.is_refused = is_refused
+            program.is_refused |= is_refused
         else:
-            self._withdraw(name, program, "refused" if verdict == Verdict.REFUSED else "", now_s)
+            self._withdraw(name, program, REFUSED if is_refused else "", now_s)

@@ -17,12 +17,13 @@ from controller.programs.options import ProgramOptions
 from controller.programs.places import ProgramPlaces
 from controller.programs.speed import FleetSpeed
 from planning.programs.graph import Nodes, execution_s
-from protocol.messages import Outcome, Scope, request_uid
+from protocol.messages import FINISHED, Outcome, Scope, request_uid
 from protocol.programs import INF, RELEASED, base_request_id
 
 MOST_HISTORIES = 256  # applications of tenants
 LOST_S = 3600.0  # a sub-request whose end has not been told for so long has ended
-FAILURES = "error", "abort"  # how calls end that did not end well
+REFUSED = "refused"  # how calls end that we have turned away
+FAILURES = "error", "abort"  # and how others end that did not end well
 MOST_ATTEMPTS = 8  # names of a sub-request that are looked for
 
 
@@ -61,18 +62,19 @@ class ProgramsUnderWay:
         """A sub-request ended."""
         name = base_request_id(outcome.request_id)
         program = self._of(name)
-        if program is None or outcome.scope == Scope.REQUEST or not program.parts[name].is_running:
-            return
-        if outcome.finish == RELEASED:
+        if program is None or outcome.scope == Scope.REQUEST or outcome.finish == RELEASED:
             return
         part = program.parts[name]
-        if not part.is_placed and not outcome.output_tokens:
+        if not (part.is_running or part.is_refused):
+            return
+        if not outcome.output_tokens and not (part.is_placed and outcome.finish in FINISHED):
             self.places.line.leave(request_uid(outcome.request_id))
             self._withdraw(name, program, outcome.finish, now_s)
             return
         program.end(part, outcome.output_tokens, now_s)
         program.has_failed = outcome.finish in FAILURES
-        if program.is_last and not program.has_failed and not program.is_running:
+        part.is_refused, has_gone_well = False, not (program.has_failed or program.is_refused)
+        if program.is_last and has_gone_well and not program.is_running:
             self._follow(program)
             self._close(self._keys[name], now_s)
         else:
@@ -124,16 +126,17 @@ class ProgramsUnderWay:
 
     def _withdraw(self, name: str, program: OpenProgram, finish: str, now_s: float) -> None:
         """A call ends that nobody has served, as ``finish`` says ("": here, another controller is asked). A program
-        with no other one has not begun."""
-        key = self._keys.pop(name)
+        with no other one has not begun, unless this one had a place or another controller has promised it."""
+        key, is_known = self._keys.pop(name), bool(finish) and (program.is_begun or program.is_promised)
         program.withdraw(name, now_s)
         program.has_failed |= bool(finish)
-        if len(program.nodes):
+        program.is_refused |= finish == REFUSED
+        if len(program.nodes) or is_known:
             self._await_next(key, program, now_s)
             return
         self._drop(key)
         if program.deadline_s < INF:
-            self.counts.refused += finish == "refused"
+            self.counts.refused += finish == REFUSED
             self.counts.failed += finish in FAILURES
 
     def _await_next(self, key: Key, program: OpenProgram, now_s: float) -> None:
@@ -160,7 +163,7 @@ class ProgramsUnderWay:
     def _close(self, key: Key, now_s: float) -> None:
         """Count a program, and learn its graph if it was served."""
         program = self._drop(key)
-        program.has_failed |= program.is_running  # nobody knows what became of it
+        program.has_failed |= program.is_running or program.is_refused  # running: nobody knows what became of it
         self.counts.add(program)
         self.bound.note_end(program)
         nodes = program.nodes

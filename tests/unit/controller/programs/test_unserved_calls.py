@@ -118,3 +118,43 @@ def test_what_was_served_without_the_controller_is_a_stage() -> None:
     state.programs.give_stages([sub("p-1", agent(), 4000)], 3.0)
     end(state, "p-1", 4.0)
     assert len(state.programs.open["", "p"].nodes) == 2
+
+
+@pytest.mark.parametrize("finish", ["abort", "error"])
+def test_a_call_that_ends_before_its_first_token_is_no_stage(finish: str) -> None:
+    """Its client had no patience, and asks again."""
+    state = fleet()
+    one(state, sub("p-0", agent()), 0.0)
+    end(state, "p-0", 1.0)
+    assert one(state, sub("p-1", agent()), 2.0).verdict == ADMITTED
+    end(state, "p-1", 4.0, finish, 0)
+    one(state, sub("p-2", agent(is_last=True)), 4.5)
+    end(state, "p-2", 5.0)
+    (history,) = state.programs.histories.values()
+    assert history.table.stages[0]["requests"][:3].tolist() == [1, 1, 0]
+
+
+def test_a_call_that_its_client_leaves_in_the_middle_is_a_stage() -> None:
+    state = fleet()
+    one(state, sub("p-0", agent()), 0.0)
+    end(state, "p-0", 1.0, "abort", 7)
+    assert state.programs.open["", "p"].nodes["output_tokens"].tolist() == [7]
+
+
+@pytest.mark.parametrize("is_asked_again", [False, True])
+def test_a_program_whose_first_call_ends_before_its_first_token_goes_on(is_asked_again: bool) -> None:
+    """It is one program with one clock, and keeps its promise."""
+    state = fleet()
+    one(state, sub("p-0", agent()), 0.0)
+    end(state, "p-0", 1.0, "abort", 0)
+    program = state.programs.open["", "p"]
+    assert (len(program.nodes), program.is_promised) == (0, True)
+    if is_asked_again:
+        stage = one(state, sub("p-1", agent(is_last=True)), 2.0).stage
+        assert stage
+        assert (stage.stage, stage.is_promised) == (1, True)
+        assert program.started_s == 0.0
+        end(state, "p-1", 3.0)
+    told = state.programs.status(3.0 + state.options.programs.idle_s)
+    assert (told["open"], told["failed"], told["kept"]) == ((0, 0, 1) if is_asked_again else (0, 1, 0))
+    state.check_integrity()
