@@ -10,7 +10,9 @@ from planning.programs.load import WorkCosts, again_s, stage_work_s
 from protocol.programs import INF
 
 
-def expect(program: OpenProgram, history: History, match: Match, costs: WorkCosts, seen: Outlook) -> None:
+def expect(
+    program: OpenProgram, history: History, match: Match, costs: WorkCosts, seen: Outlook, clock: StageClock
+) -> None:
     """Note the prompt tokens and the work that a program has left, as its latest sub-request begins.
 
     The work is a mean: what many programs need together is close to the sum of their means. Graphs that could not end
@@ -19,13 +21,14 @@ def expect(program: OpenProgram, history: History, match: Match, costs: WorkCost
 
     Args:
         seen: what the matched graphs say of it from its latest stage on.
+        clock: where it stands as that sub-request asks.
     """
     stages, prompt_tokens = program.stages(), float(program.nodes["input_tokens"][-1])
     at = int(program.nodes["stage"][-1])
     own_s = float(stage_work_s(stages[at : at + 1], costs)[0])
     known = history.table.stages[match.rows]
     if len(known) and match.similarity.sum() > 0.0:
-        left, later = _as_known(program, known[:, at:], costs, seen)
+        left, later = _as_known(known[:, at:], costs, seen, clock)
         expected_tokens = float(np.median(known["input_tokens"].sum(axis=1)))
     else:
         later_s, expected_tokens = max(0.0, PRIOR_STAGES - at - 1.0) * own_s, 0.0
@@ -50,9 +53,8 @@ def patience_s(known: Stages) -> float:
     return float(np.quantile(gaps_s, 1.0 - 1.0 / calls))
 
 
-def _as_known(program: OpenProgram, known: Stages, costs: WorkCosts, seen: Outlook) -> tuple[Left, Left]:
+def _as_known(known: Stages, costs: WorkCosts, seen: Outlook, clock: StageClock) -> tuple[Left, Left]:
     """What is left from this stage on, and after it, by known graphs from this stage on (STAGE[k, S])."""
-    clock = StageClock(program.deadline_s, float(program.nodes["begin_s"][-1]), program.gaps_s())
     every = _normed(seen.weights[:-1], seen.weights[:-1])  # the last one is the prior
     weights = _normed(seen.within(clock).weights[:-1], every)
     this_s, later_s, gaps_s = seen.this_s[:-1], seen.later_s[:-1], seen.later_gaps_s[:-1]

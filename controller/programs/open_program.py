@@ -21,6 +21,7 @@ from protocol.programs import INF, Program, StageGiven
 NO_ROW = -1
 AT_ONCE_S = 2 * LEAST_S
 MOST_NODES = 2048  # sub-requests of a program that are followed; the others are requests like any
+MOST_WITHDRAWN = 64  # that are recognized when they ask again
 CUTS = 4  # parts that an engine request's id may have behind its response's
 
 
@@ -94,6 +95,7 @@ class OpenProgram:
     _nodes: np.ndarray = field(default_factory=lambda: np.zeros(8, dtype=NODE))
     _names: list[tuple[str, str]] = field(default_factory=list)  # request id and told stage of each node
     _called: dict[str, list[int]] = field(default_factory=dict)  # nodes by what clients may call them
+    _withdrawn_s: dict[float, float] = field(default_factory=dict)  # when withdrawn ones began, by prompt tokens
 
     @property
     def nodes(self) -> Nodes:
@@ -119,13 +121,15 @@ class OpenProgram:
         return now_s >= self.due_s
 
     def arrive(self, request_id: str, told: Program, prompt_tokens: int, arrived_s: float) -> int:
-        """A new sub-request of a program that is not full; its node."""
+        """A new sub-request of a program that is not full; its node. One that was withdrawn and asks again, as its
+        prompt tells, began with its first attempt: from then on it has waited for us, and not for a tool."""
         node = len(self._names)
         if node == len(self._nodes):
             self._nodes = np.concatenate([self._nodes, np.zeros_like(self._nodes)])
         row, stage, fresh = self._nodes[node], self._stage_of(told), self._fresh_tokens(told, prompt_tokens)
         row["stage"], row["input_tokens"], row["fresh_tokens"] = stage, prompt_tokens, fresh
-        row["begin_s"], row["end_s"], row["output_tokens"] = arrived_s - self.started_s, INF, 0
+        row["begin_s"] = min(arrived_s - self.started_s, self._withdrawn_s.pop(prompt_tokens, INF))
+        row["end_s"], row["output_tokens"] = INF, 0
         row["label"] = label_of(told.model, told.tools)
         self._names.append((request_id, told.stage))
         for name in called(request_id, told.stage):
@@ -152,6 +156,7 @@ class OpenProgram:
         self.running -= part.is_running
         self.last_s, self.is_last = now_s, any(other.is_last for other in self.parts.values())
         gone, stage = part.node, int(self.nodes["stage"][part.node])
+        self._note_withdrawn(self.nodes[gone])
         self._remove_node(gone)
         for other in self.parts.values():
             other.node -= other.node > gone
@@ -159,6 +164,11 @@ class OpenProgram:
             self.later = self.left  # that stage is still to come
         elif not self.is_running:
             self.left = self.later
+
+    def _note_withdrawn(self, row: np.void) -> None:
+        self._withdrawn_s[float(row["input_tokens"])] = float(row["begin_s"])
+        if len(self._withdrawn_s) > MOST_WITHDRAWN:
+            del self._withdrawn_s[next(iter(self._withdrawn_s))]
 
     def _remove_node(self, gone: int) -> None:
         (request_id, stage), end = self._names.pop(gone), len(self._names) + 1

@@ -87,13 +87,14 @@ class Programs(ProgramsUnderWay):
         node = program.arrive(base_request_id(request.request_id), told, request.prompt_tokens, arrived_s)
         left_s = program.due_s - arrived_s
         stage, history = int(program.nodes["stage"][node]), self._history(request.tenant, program.app)
-        if stage > 0 and program.nodes["stage"][:-1].max() < stage:
+        clock = StageClock(program.deadline_s, arrived_s - program.started_s, program.gaps_s())
+        is_first_attempt = program.nodes["begin_s"][node] == clock.now_s
+        if is_first_attempt and stage > 0 and program.nodes["stage"][:-1].max() < stage:
             history.gaps_s.append(float(program.stages()["gap_s"][stage]))
         match = history.match(program.nodes, program.prefix())
         history.on_match(match)
         seen = history.outlook(match, stage, *self.speed.paces(arrived_s))
-        expect(program, history, match, self.speed.costs(arrived_s), seen)
-        clock = StageClock(program.deadline_s, arrived_s - program.started_s, program.gaps_s())
+        expect(program, history, match, self.speed.costs(arrived_s), seen, clock)
         is_beyond = is_beyond_all_known(history.execution_s(*self.speed.paces(arrived_s)), program.deadline_s)
         chance = 0.0 if is_beyond else seen.chance_in_time(clock)
         if self._must_yield(program, history, chance, arrived_s):

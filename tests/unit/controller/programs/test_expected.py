@@ -5,6 +5,7 @@ import pytest
 from controller.programs.expected import expect, patience_s
 from controller.programs.history import History
 from controller.programs.open_program import OpenProgram
+from planning.programs.deadlines import StageClock
 from planning.programs.load import WorkCosts
 from protocol.programs import INF, Program
 from tests.support.program_cases import chain
@@ -19,7 +20,8 @@ def begun(deadline_s: float, history: History) -> OpenProgram:
     program = OpenProgram(0.0, deadline_s, "a")
     program.arrive("p-0", Program("p", deadline_s), 1000, 0.0)
     match = history.match(program.nodes, program.prefix())
-    expect(program, history, match, COSTS, history.outlook(match, 0, *PACES))
+    clock = StageClock(deadline_s, 0.0, program.gaps_s())
+    expect(program, history, match, COSTS, history.outlook(match, 0, *PACES), clock)
     return program
 
 

@@ -1,6 +1,6 @@
 """The graph of a program under way."""
 
-from controller.programs.open_program import CUTS, MOST_NODES, Left, OpenProgram, Part, called, label_of
+from controller.programs.open_program import CUTS, MOST_NODES, MOST_WITHDRAWN, Left, OpenProgram, Part, called, label_of
 from protocol.programs import Program, StageGiven, base_request_id
 
 GIVEN = StageGiven(1, 1.0, 1.0, 1.0, 0.0, False)
@@ -88,6 +88,32 @@ def test_what_is_withdrawn_leaves_no_trace() -> None:
     play.program.withdraw("beside", 3.0)
     assert play.begin("after", 3.5, 2500, parents=("c",)) == 1
     assert play.program.nodes["fresh_tokens"][2] == 2500 - 2010
+
+
+def test_tools_have_run_until_a_call_asked_first() -> None:
+    play = Play()
+    play.begin("a", 0.0, 1000)
+    play.end("a", 1.0)
+    for k, at_s in enumerate((3.0, 5.0, 8.0)):
+        play.begin(f"again-{k}", at_s, 2000)
+        play.program.withdraw(f"again-{k}", at_s + 0.5)
+    play.begin("another", 9.0, 1999)
+    assert play.program.gaps_s() == 8.0, "with another prompt it is another call"
+    play.program.withdraw("another", 9.0)
+    play.begin("served", 10.0, 2000)
+    assert play.program.gaps_s() == 2.0
+    play.end("served", 11.0)
+    play.begin("next", 15.0, 2000)
+    assert play.program.gaps_s() == 2.0 + 4.0
+
+
+def test_calls_that_never_come_back_are_forgotten() -> None:
+    play = Play()
+    play.begin("a", 0.0)
+    for k in range(2 * MOST_WITHDRAWN):
+        play.begin(f"{k}", 1.0, 1000 + k)
+        play.program.withdraw(f"{k}", 1.0)
+    assert len(play.program._withdrawn_s) == MOST_WITHDRAWN
 
 
 def test_a_call_that_is_withdrawn_does_not_take_back_what_another_said() -> None:

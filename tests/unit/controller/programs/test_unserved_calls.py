@@ -44,7 +44,8 @@ def test_a_call_that_is_refused_and_asked_again_is_one_stage() -> None:
     (history,) = state.programs.histories.values()
     stages = history.table.stages[0]
     assert stages["requests"][:3].tolist() == [1, 1, 0]
-    assert stages["gap_s"][1] == pytest.approx(9.0)
+    assert stages["gap_s"][1] == pytest.approx(2.0), "from then on it waited for us"
+    assert list(history.gaps_s) == [pytest.approx(2.0)]
     assert stages["fresh_tokens"][1] == 4000 - 600, "it continues the first call, not a refused one"
 
 
