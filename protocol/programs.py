@@ -23,6 +23,8 @@ class Program(msgspec.Struct, frozen=True, array_like=True, gc=False):
     is_session: bool = False  # named by a session's id alone
     age_s: float = 0.0  # since its first arrival, as far as the ingress knows
     is_promised: bool = False  # its first request was, as the ingress remembers it
+    call: str = ""  # which the request is a round of, as in a beam search; empty: it is one by itself
+    position: int = 0  # of its first token in the answer to that call
 
 
 class StageGiven(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -37,6 +37,13 @@ class Part:
     is_placed: bool = False  # some attempt of it was given a place
     is_last: bool = False  # its client said that nothing follows
     is_refused: bool = False  # its latest attempt was: its ingress says how it ends, or asks again
+    rounds: dict[str, int] = field(default_factory=dict)  # positions of those that run, by their request ids
+    has_rounds: bool = False  # more of them may come
+    output_tokens: int = 0  # of its answer so far, as what has ended told
+
+    def end_round(self, request_id: str, output_tokens: int) -> None:
+        """One of its rounds has ended, or all of it where it has none."""
+        self.output_tokens = max(self.output_tokens, self.rounds.pop(request_id, 0) + output_tokens)
 
     def objective(self, slo: Slo, arrived_s: float) -> Slo:
         """What its request asks for, with its stage's deadline. What is due at once has no pace that would say its
@@ -88,7 +95,7 @@ class OpenProgram:
     patience_s: float = INF  # without a call for so long, it has more likely ended than not
     is_noted: bool = False  # it broke its promise, which the bound knows
     precedence_tokens: float = 0.0  # prompt tokens that may still be admitted before others
-    parts: dict[str, Part] = field(default_factory=dict)  # by request id
+    parts: dict[str, Part] = field(default_factory=dict)  # by request id, or that of their first round
     running: int = 0  # of them
     last_s: float = 0.0  # when something of it was heard last
     ended_s: float = 0.0  # end of the sub-request that ended last

@@ -49,9 +49,9 @@ class Programs(ProgramsUnderWay):
         return [self._staged(request, now_s) if request.program else request for request in batch]
 
     def _staged(self, request: AdmissionRequest, now_s: float) -> AdmissionRequest:
-        told, name = request.program, base_request_id(request.request_id)
+        told, base = request.program, base_request_id(request.request_id)
         assert told is not None
-        arrived_s = now_s - request.age_s
+        arrived_s, name = now_s - request.age_s, told.call or base
         program = self._program(request, told, arrived_s)
         if part := program.parts.get(name):
             program.resume(part, now_s)
@@ -62,6 +62,8 @@ class Programs(ProgramsUnderWay):
             part = self._begin(program, request, told, arrived_s)
             program.begin(name, part, now_s)
             self._keys[name] = (request.tenant, told.id)
+        if told.call:
+            self._calls[base], part.rounds[base], part.has_rounds = name, told.position, True
         self._follow(program)
         if part.due_s == INF or request.slo.best_effort:
             return request
@@ -84,7 +86,7 @@ class Programs(ProgramsUnderWay):
 
     def _begin(self, program: OpenProgram, request: AdmissionRequest, told: Program, arrived_s: float) -> Part:
         """A new sub-request, with what its stage is given."""
-        node = program.arrive(base_request_id(request.request_id), told, request.prompt_tokens, arrived_s)
+        node = program.arrive(told.call or base_request_id(request.request_id), told, request.prompt_tokens, arrived_s)
         left_s = program.due_s - arrived_s
         stage, history = int(program.nodes["stage"][node]), self._history(request.tenant, program.app)
         clock = StageClock(program.deadline_s, arrived_s - program.started_s, program.gaps_s())
@@ -167,7 +169,7 @@ class Programs(ProgramsUnderWay):
     def _latest_start_s(self, program: OpenProgram, request: AdmissionRequest, now_s: float) -> float:
         """How long a call may wait for a place: what is left may then take ``LEFT_PACE`` times as long as on idle
         engines. A call that asks for more than its program's deadline does not wait."""
-        part = program.parts[base_request_id(request.request_id)]
+        part = program.parts[self._name(request.request_id)]
         of_program_s = part.due_s - now_s + request.age_s
         if request.slo.ttft_s < INF or request.slo.e2e_s < of_program_s - LEAST_S:
             return -INF
@@ -212,7 +214,7 @@ class Programs(ProgramsUnderWay):
 
     def _part(self, request_id: str) -> Part | None:
         program = self._of(request_id)
-        return program.parts.get(base_request_id(request_id)) if program else None
+        return program.parts.get(self._name(request_id)) if program else None
 
     def place_promised(self, p: Pending, now_s: float) -> bool:
         """Place a later round of a promised program, which no replica can promise by itself, where it has the least
@@ -249,7 +251,7 @@ class Programs(ProgramsUnderWay):
         return [self._told(decision, now_s) for decision in decisions] if self._keys else list(decisions)
 
     def _told(self, decision: Decision, now_s: float) -> Decision:
-        name = base_request_id(decision.request_id)
+        name = self._name(decision.request_id)
         program = self._of(name)
         if program is None or decision.verdict == Verdict.PENDING:
             return decision
@@ -284,7 +286,7 @@ class Programs(ProgramsUnderWay):
         its ingress says how it ends."""
         part, is_refused = program.parts[name], verdict == Verdict.REFUSED
         if part.is_placed:
-            program.end(part, 0, now_s)
+            program.end(part, part.output_tokens, now_s)
             part.is_refused = is_refused
             program.is_refused |= is_refused
         else:

@@ -12,7 +12,7 @@ from controller.programs.bound import ProgramBound
 from controller.programs.checks import Checks, Key
 from controller.programs.counts import ProgramCounts
 from controller.programs.history import History
-from controller.programs.open_program import OpenProgram
+from controller.programs.open_program import OpenProgram, Part
 from controller.programs.options import ProgramOptions
 from controller.programs.places import ProgramPlaces
 from controller.programs.speed import FleetSpeed
@@ -39,7 +39,8 @@ class ProgramsUnderWay:
     counts: ProgramCounts = field(default_factory=ProgramCounts)
     checks: Checks = field(default_factory=Checks)
     is_anywhere: Callable[[int], bool] = lambda _uid: True  # whether a replica has a request, or it waits
-    _keys: dict[str, Key] = field(default_factory=dict)  # of sub-requests, by base id
+    _keys: dict[str, Key] = field(default_factory=dict)  # of sub-requests, by name
+    _calls: dict[str, str] = field(default_factory=dict)  # names of sub-requests whose rounds run, by base id
 
     def __post_init__(self) -> None:
         self.bound, self.speed, self.places = (
@@ -51,7 +52,7 @@ class ProgramsUnderWay:
     def adopt_state(self, other: "ProgramsUnderWay") -> None:
         """Take over what another knows; the options are one's own."""
         self.bound, self.speed, self._keys, self.slots = other.bound, other.speed, other._keys, other.slots
-        self.open, self.histories, self.counts = other.open, other.histories, other.counts
+        self.open, self.histories, self.counts, self._calls = other.open, other.histories, other.counts, other._calls
         self.checks, self.places = other.checks, other.places
 
     def learn(self, tenant: str, app: str, nodes: Nodes, now_s: float) -> None:
@@ -59,26 +60,38 @@ class ProgramsUnderWay:
         self._history(tenant, app).learn(nodes, now_s)
 
     def on_outcome(self, outcome: Outcome, now_s: float) -> None:
-        """A sub-request ended."""
-        name = base_request_id(outcome.request_id)
+        """A sub-request ended, or a round of one."""
+        name, base = self._name(outcome.request_id), base_request_id(outcome.request_id)
         program = self._of(name)
-        if program is None or outcome.scope == Scope.REQUEST or outcome.finish == RELEASED:
+        if program is None or outcome.finish == RELEASED:
             return
         part = program.parts[name]
-        if not (part.is_running or part.is_refused):
+        part.has_rounds &= outcome.scope == Scope.SEQUENCE
+        if outcome.scope == Scope.REQUEST:
+            self._close_last(name, program, now_s)
             return
-        if not outcome.output_tokens and not (part.is_placed and outcome.finish in FINISHED):
+        self._calls.pop(base, None)
+        part.end_round(base, outcome.output_tokens)
+        if not part.rounds and (part.is_running or part.is_refused):
+            self._end(name, program, outcome, now_s)
+
+    def _end(self, name: str, program: OpenProgram, outcome: Outcome, now_s: float) -> None:
+        """A sub-request ended, or all its rounds so far."""
+        part = program.parts[name]
+        if not part.output_tokens and not (part.is_placed and outcome.finish in FINISHED):
             self.places.line.leave(request_uid(outcome.request_id))
             self._withdraw(name, program, outcome.finish, now_s)
             return
-        program.end(part, outcome.output_tokens, now_s)
-        program.has_failed = outcome.finish in FAILURES
-        part.is_refused, has_gone_well = False, not (program.has_failed or program.is_refused)
-        if program.is_last and has_gone_well and not program.is_running:
-            self._follow(program)
+        program.end(part, part.output_tokens, now_s)
+        program.has_failed, part.is_refused = outcome.finish in FAILURES, False
+        self._await_next(self._keys[name], program, now_s)
+        self._close_last(name, program, now_s)
+
+    def _close_last(self, name: str, program: OpenProgram, now_s: float) -> None:
+        """End a program of which nothing follows, as its client has said."""
+        is_over = program.is_last and not (program.is_running or program.has_failed or program.is_refused)
+        if is_over and not any(part.has_rounds for part in program.parts.values()):
             self._close(self._keys[name], now_s)
-        else:
-            self._await_next(self._keys[name], program, now_s)
 
     def status(self, now_s: float) -> dict[str, Any]:
         """Programs with a deadline that have ended by now, those under way, those that wait for a place, and known
@@ -87,8 +100,13 @@ class ProgramsUnderWay:
         known = sum(map(len, self.histories.values()))
         return {"open": len(self.open), "waiting": len(self.places.line), "known_graphs": known, **self.counts.status()}
 
+    def _name(self, request_id: str) -> str:
+        """The name of a sub-request, whatever its attempt or its round."""
+        base = base_request_id(request_id)
+        return self._calls.get(base, base)
+
     def _of(self, request_id: str) -> OpenProgram | None:
-        key = self._keys.get(base_request_id(request_id)) if self._keys else None
+        key = self._keys.get(self._name(request_id)) if self._keys else None
         return self.open.get(key) if key is not None else None
 
     def _history(self, tenant: str, app: str) -> History:
@@ -128,6 +146,7 @@ class ProgramsUnderWay:
         """A call ends that nobody has served, as ``finish`` says ("": here, another controller is asked). A program
         with no other one has not begun, unless this one had a place or another controller has promised it."""
         key, is_known = self._keys.pop(name), bool(finish) and (program.is_begun or program.is_promised)
+        self._forget_rounds(program.parts[name])
         program.withdraw(name, now_s)
         program.has_failed |= bool(finish)
         program.is_refused |= finish == REFUSED
@@ -151,10 +170,17 @@ class ProgramsUnderWay:
     def _end_lost(self, program: OpenProgram, now_s: float) -> None:
         """Sub-requests that no replica has and that ask no more have lost their ingress."""
         for name, part in [each for each in program.parts.items() if each[1].is_running]:
-            names = (name, *(f"{name}~{attempt}" for attempt in range(1, MOST_ATTEMPTS)))
+            attempts = ("", *(f"~{attempt}" for attempt in range(1, MOST_ATTEMPTS)))
+            names = (f"{each}{attempt}" for each in part.rounds or (name,) for attempt in attempts)
             if not any(self.is_anywhere(request_uid(each)) for each in names):
-                program.end(part, 0, now_s)
+                self._forget_rounds(part)
+                program.end(part, part.output_tokens, now_s)
                 program.has_failed = True
+
+    def _forget_rounds(self, part: Part) -> None:
+        for base in part.rounds:
+            self._calls.pop(base, None)
+        part.rounds.clear()
 
     def _set_aside(self, program: OpenProgram) -> None:
         self.bound.forget(program)
@@ -181,6 +207,7 @@ class ProgramsUnderWay:
     def _drop(self, key: Key) -> OpenProgram:
         program = self.open.pop(key)
         self._set_aside(program)
-        for name in program.parts:
+        for name, part in program.parts.items():
             self._keys.pop(name, None)
+            self._forget_rounds(part)
         return program

@@ -24,6 +24,7 @@ from protocol.messages import (
     Traits,
     Verdict,
 )
+from protocol.programs import Program
 from serving.request.state import HttpRequestState
 
 ATTEMPT = "~"  # before the number of an attempt
@@ -145,9 +146,17 @@ class EngineRequest:
             self.request_state.tenant,
             self.prompt_digest,
             traits=self.traits,
-            program=self.request_state.program,
+            program=self._program(),
             adapter=self.adapter,
         )
+
+    def _program(self) -> Program | None:
+        """The program that it is a part of; all rounds of a beam search are one call of it."""
+        request_state = self.request_state
+        if request_state.program is None or request_state.expected:
+            return request_state.program
+        call = next(iter(request_state.sequences), self.request_id)
+        return msgspec.structs.replace(request_state.program, call=call, position=self.position)
 
     def submission(self, decision: Decision) -> Submission:
         best_effort = self.slo.best_effort or not decision.keeps_objective

@@ -62,7 +62,9 @@ EARLIER = {
     "messages.Outputs": "steps busy deltas? load? draining? sent_s?",
     "messages.Rejection": "request_id reason",
     "prefixes.PrefixNews": "since stored? removed?",
-    "programs.Program": ("id deadline_s? stage? parents? app? tools? model? is_last? is_session? age_s? is_promised?"),
+    "programs.Program": (
+        "id deadline_s? stage? parents? app? tools? model? is_last? is_session? age_s? is_promised? call? position?"
+    ),
     "programs.StageGiven": "stage e2e_s left_s stages similarity is_promised",
     "starts.Start": "replica phase seconds downloaded_bytes",
     "shards.ShardReport": "shard replicas",

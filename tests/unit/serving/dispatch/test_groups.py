@@ -6,8 +6,10 @@ import msgspec
 import pytest
 
 from protocol.messages import INF, AdmissionRequest, Decision, Outcome, Scope, Slo, Verdict
+from protocol.programs import Program
 from serving.dispatch import groups
 from serving.dispatch.engine_request import EngineRequest
+from serving.request.state import HttpRequestState
 from tests.support.dispatch_scene import TRANSIT_S, Scene, play, until
 
 NAMES = ("x0", "x1", "x2", "x3")
@@ -195,6 +197,17 @@ def test_a_later_round_of_a_beam_search_asks_for_its_own_token() -> None:
     assert not sent.slo.best_effort
     assert 0.5 < sent.slo.ttft_s < 1.0, "of 1.5 s since the request came, what is left"
     assert sent.age_s - TRANSIT_S < 0.5
+
+
+def test_all_rounds_of_a_beam_search_are_one_call_of_a_program() -> None:
+    request_state = HttpRequestState(Slo(), program=Program("p"), expected=0)
+    told = []
+    for position, name in enumerate(("r0", "r1")):
+        told.append(EngineRequest(name, 10, 1, 7, bytes, request_state, position=position).admission().program)
+        request_state.sequence(name, position)
+    assert [(program.call, program.position) for program in told if program] == [("r0", 0), ("r0", 1)]
+    request_state.expected = 2
+    assert EngineRequest("r2", 10, 1, 7, bytes, request_state).admission().program == Program("p")
 
 
 def test_pending_sequences_ask_again_together() -> None:
