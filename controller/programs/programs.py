@@ -35,6 +35,7 @@ PRECEDENCE = 2.0  # times the prompt tokens that a program was expected to have 
 LEFT_PACE = 3.0  # times as long as on idle engines that what is left may take when a call waits no longer for a place
 MOST_WORTH = 8.0  # of a later round, in first ones
 UNATTAINABLE, TOO_MANY = "program_unattainable", "too_many_programs"
+OWN_REASONS = "best_effort", "no_replica"  # of a call, whatever its program was refused
 
 
 @dataclass
@@ -266,11 +267,11 @@ class Programs(ProgramsUnderWay):
             program.awaits_promise = False
             if not program.is_promised:
                 self.bound.forget(program)
-        if program.refusal and not is_kept and decision.reason != "best_effort":
+        if program.refusal and not is_kept and decision.reason not in OWN_REASONS:
             decision = msgspec.structs.replace(decision, reason=program.refusal)
         given = msgspec.structs.replace(part.given, is_promised=program.is_promised)
         if decision.verdict in NOT_HERE:
-            if program.refusal == TOO_MANY:
+            if decision.reason == TOO_MANY:
                 decision = msgspec.structs.replace(decision, retry_after_s=program.room_after_s)
             self._refuse(name, program, decision.verdict, now_s)
         return msgspec.structs.replace(decision, stage=given)

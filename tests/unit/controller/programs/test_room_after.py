@@ -10,10 +10,10 @@ from controller.programs.open_program import Left, OpenProgram
 from controller.programs.programs import TOO_MANY
 from controller.scaling.tiers import Tier, TierTable
 from profiles.store import load_profile
-from protocol.messages import Slo, Verdict
+from protocol.messages import Decision, Slo, Verdict
 from protocol.programs import Program
 from tests.support.fleet_cases import fleet
-from tests.unit.controller.programs.test_bound import DEADLINE_S, call, end, one
+from tests.unit.controller.programs.test_bound import DEADLINE_S, call, end, one, open_until_full
 
 
 @pytest.mark.parametrize("work_s", [3.0, 30.0])
@@ -45,6 +45,16 @@ def test_whom_no_wait_would_help_is_told_no_time_to_return(late_s: float) -> Non
     assert (told.verdict, told.reason) == (Verdict.REFUSED, TOO_MANY)
     assert earlier > 0.0
     assert told.retry_after_s == 0.0
+
+
+def test_without_a_replica_that_is_the_reason_and_not_that_programs_are_too_many() -> None:
+    """A stream that has lost its replica waits for another one then, and is not turned away."""
+    state = fleet()
+    count, _ = open_until_full(state)
+    state.programs.give_stages([call(f"p{count}", 1)], 8.0)
+    assert state.programs.open["", f"p{count}"].refusal == TOO_MANY
+    (told,) = state.programs.told([Decision(f"p{count}-1", Verdict.REFUSED, "", "tight", "no_replica")], 8.0)
+    assert (told.reason, told.retry_after_s) == ("no_replica", 0.0)
 
 
 def one_too_many(state: Fleet) -> str:
