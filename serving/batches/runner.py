@@ -19,7 +19,8 @@ from serving.request.tenant import SENT_FOR
 logger = logging.getLogger("polyslo.batches")
 
 IDLE_S, BUSY_S = 1.0, 0.1  # between two questions for lines
-FULL = frozenset({408, 429, 503})  # answers of a fleet without room
+FULL = frozenset({408, 429, 503})  # answers of a fleet without room, and with ``REASON`` any other: ``overload_status``
+REASON = b"x-slo-reason"  # header of a refusal
 TRIES = (
     3  # of a line: then its place goes to others for a while, or, where an engine failed with it, that is its result
 )
@@ -85,11 +86,12 @@ class BatchRunner:
         request_id, full, failed = f"batch_req_{secrets.token_hex(8)}", 0, 0
         while True:
             status, headers, body = await self._answered(line, request_id)
-            full, failed = full + (status in FULL), failed + (status >= 500 and status not in FULL)
+            is_full = status in FULL or REASON in headers
+            full, failed = full + is_full, failed + (status >= 500 and not is_full)
             if full >= TRIES:
                 self._unserved.append((line.batch_id, line.number))
                 return
-            if status not in FULL and (status < 500 or failed >= TRIES):
+            if not is_full and (status < 500 or failed >= TRIES):
                 break
             await asyncio.sleep(_pause_s(headers, full + failed))
         self._results.append(LineResult(line.batch_id, line.number, request_id, status, body))
