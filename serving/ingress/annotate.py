@@ -4,16 +4,18 @@
 """
 
 import json
+from http import HTTPStatus
 from typing import Any
 
 from protocol.messages import Verdict
 from serving.ingress.errors import ApiError, anthropic_error, is_anthropic
 from serving.request.state import HttpRequestState
 
-_CODES = {401: "invalid_api_key"}
+_CODES = {401: "invalid_api_key", 404: "not_found"}  # of errors that have none
 EVENT = b"data: {"
 MIDDLE = EVENT + b'"id"'  # how those of completions and chats begin, errors not
 CONVERTER_ERROR = "internal_error"  # of vLLM's messages API, which cannot read an error of the chat API below it
+_NO_MODEL = "The model `"  # how vLLM's 404 about a model begins, some without ``param``
 _FINAL_RESPONSE_EVENTS = (b"response.completed", b"response.incomplete", b"response.failed")
 
 
@@ -76,7 +78,7 @@ def openai_error(error: dict[str, Any]) -> dict[str, Any]:
     """vLLM's numeric ``code`` as the string (or null) that OpenAI's clients expect; all four keys present."""
     message, code = str(error.get("message", "")), error.get("code")
     if not isinstance(code, str):
-        known = {404: "model_not_found"}.get(code) if isinstance(code, int) else None
+        known = _missing(error, message) if code == HTTPStatus.NOT_FOUND else None
         code = "context_length_exceeded" if "maximum context length" in message else known
     return {
         "message": message,
@@ -84,6 +86,12 @@ def openai_error(error: dict[str, Any]) -> dict[str, Any]:
         "param": error.get("param"),
         "code": code,
     }
+
+
+def _missing(error: dict[str, Any], message: str) -> str:
+    """The code of a 404: its model, or something else that is not there (a stored response, a route)."""
+    is_model = error.get("param") == "model" or message.startswith(_NO_MODEL)
+    return "model_not_found" if is_model else "not_found"
 
 
 class StreamAnnotator:

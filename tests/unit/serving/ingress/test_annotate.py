@@ -153,8 +153,22 @@ def test_errors_get_four_keys_with_a_string_code() -> None:
     error = json.loads(mend_error(body, 400, "/v1/completions"))["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert error["code"] == "context_length_exceeded"
-    assert openai_error({"message": "no", "type": "NotFoundError", "code": 404})["code"] == "model_not_found"
     assert openai_error({"message": "no", "type": "t", "code": 500})["code"] is None
+
+
+@pytest.mark.parametrize(
+    ("message", "param", "code"),
+    [
+        ("The model `x` does not exist. Valid aliases: y.", "model", "model_not_found"),
+        ("The model `x` does not exist.", None, "model_not_found"),
+        ("Response with id 'resp_x' not found.", "response_id", "not_found"),
+        ("Not Found", None, "not_found"),
+    ],
+)
+def test_a_404_says_what_is_missing(message: str, param: str | None, code: str) -> None:
+    """Clients take ``model_not_found`` for a wrong model's name, and may ask another one."""
+    error = {"message": message, "type": "NotFoundError", "param": param, "code": 404}
+    assert openai_error(error)["code"] == code
 
 
 def test_errors_have_the_shape_of_their_path() -> None:

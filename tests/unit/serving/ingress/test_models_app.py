@@ -119,8 +119,13 @@ def test_a_stored_response_is_found_with_the_model_that_made_it(models: "Models"
     made = models.post("/v1/responses", {"model": name, "input": "hi", "max_output_tokens": 4, "store": True}).json()
     found = models.run(models.ask(f"/v1/responses/{made['id']}", method="GET"))
     assert (found.status_code, found.json()["model"]) == (200, name)
-    assert models.run(models.ask("/v1/responses/resp_none", method="GET")).status_code == 404
-    assert models.post("/v1/responses/resp_none/cancel", {}).status_code == 404
+    unknown = [
+        models.run(models.ask("/v1/responses/resp_none", method="GET")),
+        models.post("/v1/responses/resp_none/cancel", {}),
+        models.post("/v1/responses", {"model": name, "input": "hi", "previous_response_id": "resp_none"}),
+        models.post("/v1/no_such_route", {}),
+    ]
+    assert [(answer.status_code, answer.json()["error"]["code"]) for answer in unknown] == [(404, "not_found")] * 4
 
 
 def test_a_program_that_asks_several_models_has_one_age(models: "Models") -> None:
