@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 from serving.config.limits import GuardConfig
+from serving.ingress import turned_away
 from serving.ingress.asgi import App, ClientGone, Message, Receive, Send, read_body, replayed, send_error
 from serving.ingress.errors import overloaded
 from serving.ingress.limits import (
@@ -53,6 +54,7 @@ class Guard:
             else:
                 await self.app(scope, receive, send)
         except Refusal as refusal:
+            turned_away.note(refusal.error.code)
             await send_error(send, refusal.error, scope["path"])
         except ClientGone:
             return
@@ -118,7 +120,7 @@ class OpenBodies:
         if len(self._open) > self._most:
             oldest, now_s = next(iter(self._open)), asyncio.get_running_loop().time()
             if now_s - self._open[oldest] < self._fair_s:
-                raise Refusal(overloaded(503, "queue_full", "Too many files are on their way."))
+                raise Refusal(overloaded(503, turned_away.QUEUE_FULL, "Too many files are on their way."))
             del self._open[oldest]
             oldest.reschedule(now_s)
 

@@ -9,6 +9,7 @@ from typing import Any
 from serving.config.limits import GuardConfig, LimitsConfig
 from serving.ingress.errors import ApiError, bad_request, overloaded
 from serving.ingress.sequences import expected_sequences
+from serving.ingress.turned_away import CLIENT_REQUESTS, QUEUE_FULL
 from serving.request.slo import SloError, shown
 
 RawHeaders = Iterable[tuple[bytes, bytes]]
@@ -98,10 +99,10 @@ class Places:
     def take(self, client: bytes) -> None:
         """Count a request in; raises ``Refusal`` where there is no place for it."""
         if self._taken >= self._most:
-            raise Refusal(overloaded(HTTPStatus.SERVICE_UNAVAILABLE, "queue_full", "Too many requests are waiting."))
+            raise Refusal(overloaded(HTTPStatus.SERVICE_UNAVAILABLE, QUEUE_FULL, "Too many requests are waiting."))
         if client and self._by_client.get(client, 0) >= self._per_client:
             message = f"This client has {self._per_client} requests in progress, which is all it may have."
-            raise Refusal(overloaded(HTTPStatus.TOO_MANY_REQUESTS, "client_requests", message))
+            raise Refusal(overloaded(HTTPStatus.TOO_MANY_REQUESTS, CLIENT_REQUESTS, message))
         self._taken += 1
         if client:
             self._by_client[client] = self._by_client.get(client, 0) + 1

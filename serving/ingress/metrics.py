@@ -14,6 +14,7 @@ from protocol.messages import Verdict
 from serving.ingress.asgi import App
 from serving.ingress.engine_series import EngineSeries
 from serving.ingress.replica_status import state_of
+from serving.ingress.turned_away import WithTurnedAway
 from serving.request.state import HttpRequestState
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -112,7 +113,7 @@ class IngressMetrics:
         """The ASGI application of ``/metrics``."""
         whole = CollectorRegistry(support_collectors_without_names=True)
         whole.register(REGISTRY)
-        whole.register(self.registry)
+        whole.register(WithTurnedAway(self.registry))
         app: App = make_asgi_app(whole)
         return app
 

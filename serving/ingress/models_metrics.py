@@ -9,6 +9,7 @@ from prometheus_client.samples import Sample
 
 from serving.ingress.asgi import App
 from serving.ingress.metrics import IngressMetrics
+from serving.ingress.turned_away import WithTurnedAway
 
 MODEL = "model"
 NAMES_MODEL = {MODEL, "model_name"}  # labels either of which a series may have already
@@ -41,6 +42,6 @@ def metrics_app(metrics: Sequence[IngressMetrics]) -> App:
     """The ASGI application of ``/metrics``: these series, and those of the process."""
     whole = CollectorRegistry(support_collectors_without_names=True)
     whole.register(REGISTRY)
-    whole.register(MergedSeries(metrics))
+    whole.register(WithTurnedAway(MergedSeries(metrics)))
     app: App = make_asgi_app(whole)
     return app
