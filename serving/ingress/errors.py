@@ -9,6 +9,7 @@ from protocol.messages import Decision
 from serving.request.trail import LAST_EVENT_ID
 
 RETRY_AFTER_CAP_S = 30
+AGAIN_S = 5  # after which to ask a fleet again that has no replica: nobody knows how long one takes to start
 ANTHROPIC = "/v1/messages"  # this path, and what is below it
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
@@ -65,9 +66,9 @@ def bad_request(message: str, param: str | None = None) -> ApiError:
     return ApiError(HTTPStatus.BAD_REQUEST, message, "invalid_request_error", param, "invalid_value")
 
 
-def unavailable(message: str, reason: str = NO_REPLICA) -> ApiError:
-    """503: no live replica, or shutting down."""
-    headers = {"x-slo-reason": reason}
+def unavailable(message: str, reason: str = NO_REPLICA, again_s: float = 0.0) -> ApiError:
+    """503: no live replica, or shutting down; to be asked again after ``again_s``, where that is known."""
+    headers = {"x-slo-reason": reason, "retry-after": str(retry_after_s(again_s) or AGAIN_S)}
     return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, "service_unavailable_error", None, reason, headers)
 
 
@@ -98,7 +99,7 @@ def not_resumed_now() -> ApiError:
 def refused(decision: Decision, overload_status: int = HTTPStatus.TOO_MANY_REQUESTS) -> ApiError:
     """The controller's refusal: ``overload_status`` with the reason, and when the objective will be attainable."""
     if decision.reason == NO_REPLICA:
-        return unavailable("No replica is alive to serve this request.")
+        return unavailable("No replica is alive to serve this request.", again_s=decision.retry_after_s)
     headers = {"x-slo-reason": decision.reason, "x-slo-tier": decision.tier}
     message = f"Tier {decision.tier!r} cannot hold this request's objective ({decision.reason})."
     wait_s = retry_after_s(decision.retry_after_s)

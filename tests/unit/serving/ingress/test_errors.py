@@ -61,8 +61,15 @@ def test_a_refusal_for_good_says_how_far_off_the_objective_is() -> None:
 
 def test_overload_status_is_configurable_but_no_replica_is_503() -> None:
     assert refused(refusal(), 529).status == 529
-    gone = refused(refusal("no_replica", 5.0), 529)
-    assert (gone.status, gone.headers) == (503, {"x-slo-reason": "no_replica"})
+    gone = refused(refusal("no_replica"), 529)
+    assert (gone.status, gone.headers) == (503, {"x-slo-reason": "no_replica", "retry-after": "5"})
+
+
+@pytest.mark.parametrize(("told_s", "header"), [(0.0, "5"), (0.25, "1"), (7.5, "8"), (90.0, "30")])
+def test_a_fleet_without_replicas_is_asked_again_in_some_seconds(told_s: float, header: str) -> None:
+    """Whatever the controller tells, who knows of no time where nothing is open."""
+    assert refused(refusal("no_replica", told_s)).headers["retry-after"] == header
+    assert unavailable("No replica is alive.").headers["retry-after"] == "5"
 
 
 @given(st.floats(allow_nan=True, allow_infinity=True))
