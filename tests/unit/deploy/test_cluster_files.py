@@ -1,6 +1,7 @@
 """What the cluster files say is accepted by Ray, Serve and our own loader, and fits together."""
 
 import json
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,24 @@ def test_links_in_what_nodes_get_point_to_what_nodes_get(name: str) -> None:
     assert links
     for link in links:
         assert any(link.resolve().is_relative_to(each) for each in mounted), link
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_rays_processes_may_hold_many_connections(name: str) -> None:
+    cluster = document(name)
+    starts = [*cluster["head_start_ray_commands"], *cluster["worker_start_ray_commands"]]
+    starts = [command for command in starts if "ray start" in command]
+    assert len(starts) == 2
+    for command in starts:
+        assert "ulimit -n 65536" in command.partition("ray start")[0]
+
+
+def test_a_machine_that_allows_fewer_connections_gives_all_that_it_allows() -> None:
+    (start,) = document("cluster-local.yaml")["worker_start_ray_commands"]
+    (raised,) = [part for part in start.split(";") if "ulimit" in part]
+    script = f"ulimit -Sn 100; ulimit -Hn 200; {raised} 2>/dev/null; ulimit -n"
+    told = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert told.stdout.split() in (["200"], ["65536"])  # a user with CAP_SYS_RESOURCE may raise what is allowed
 
 
 def test_the_image_holds_the_whole_project() -> None:
