@@ -15,7 +15,11 @@ def load_document(path: Path) -> dict[str, Any]:
     try:
         document: dict[str, Any] = yaml.safe_load(path.read_text())
         apps = applications_of(document)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: there is no such file") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: cannot be read as YAML: {error}") from None
     except (KeyError, TypeError):
         raise ConfigError(f"{path}: not a Serve file: needs `applications`, each with an import_path") from None

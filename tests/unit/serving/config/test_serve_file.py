@@ -43,5 +43,10 @@ def test_broken_serve_file(tmp_path: Path, text: str, told: str) -> None:
 
 
 def test_missing_serve_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_serve_file(tmp_path / "none.yaml")
+    path = tmp_path / "none.yaml"
+    with pytest.raises(ConfigError) as error:
+        read_serve_file(path)
+    assert str(error.value) == f"{path}: there is no such file"
+    with pytest.raises(ConfigError) as error:
+        read_serve_file(tmp_path)
+    assert str(error.value) == f"{tmp_path}: cannot be read: Is a directory"
