@@ -172,6 +172,9 @@ def test_several_ingresses_live_in_one_process() -> None:
 
 
 def test_one_page_shows_the_ingress_its_engines_and_vllms_server(ingress: Ingress) -> None:
+    series = ("polyslo_promises_total", "polyslo_promises_kept_total")
+    registry = ingress.ingress_app.metrics.registry
+    before = [registry.get_sample_value(each, {"tier": "standard"}) or 0.0 for each in series]
     ingress.post("/v1/completions", {"model": MODEL, "prompt": "hi", "max_tokens": 6})
     ingress.ingress_app.metrics.observe_status({"replicas": [told(REPLICA_STATE)]})
     for path in ("/metrics", "/metrics/"):
@@ -179,7 +182,7 @@ def test_one_page_shows_the_ingress_its_engines_and_vllms_server(ingress: Ingres
         assert page.status_code == 200
         assert f'vllm:num_requests_running{{engine="{REPLICA_STATE}",model_name="{MODEL}"}} 3.0' in page.text
         assert 'polyslo_slo_met_total{dimension="all",tier="standard"}' in page.text
-        assert 'polyslo_promises_total{tier="standard"} 1.0' in page.text
-        assert 'polyslo_promises_kept_total{tier="standard"} 1.0' in page.text
+        for name, count in zip(series, before, strict=True):
+            assert f'{name}{{tier="standard"}} {count + 1.0}' in page.text
         assert "http_requests_total" in page.text, "of vLLM's server"
     ingress.ingress_app.metrics.observe_status({"replicas": []})
