@@ -273,7 +273,7 @@ class Programs(ProgramsUnderWay):
         if decision.verdict in NOT_HERE:
             if decision.reason == TOO_MANY:
                 decision = msgspec.structs.replace(decision, retry_after_s=program.room_after_s)
-            self._refuse(name, program, decision.verdict, now_s)
+            self._refuse(name, program, decision, now_s)
         return msgspec.structs.replace(decision, stage=given)
 
     def _promise(self, program: OpenProgram, prompt_tokens: int, is_promised: bool) -> None:
@@ -282,13 +282,17 @@ class Programs(ProgramsUnderWay):
             program.precedence_tokens = PRECEDENCE * max(program.expected_tokens, PRIOR_STAGES * prompt_tokens)
             self._follow(program)
 
-    def _refuse(self, name: str, program: OpenProgram, verdict: Verdict, now_s: float) -> None:
+    def _refuse(self, name: str, program: OpenProgram, decision: Decision, now_s: float) -> None:
         """A sub-request has ended here. One that had a place before, and has lost it, stays a part of the program until
-        its ingress says how it ends."""
-        part, is_refused = program.parts[name], verdict == Verdict.REFUSED
-        if part.is_placed:
-            program.end(part, part.output_tokens, now_s)
-            part.is_refused = is_refused
-            program.is_refused |= is_refused
-        else:
+        its ingress says how it ends. A round that another controller is asked about does not come back here."""
+        part, base = program.parts[name], base_request_id(decision.request_id)
+        is_refused = decision.verdict == Verdict.REFUSED
+        if not part.is_placed:
             self._withdraw(name, program, REFUSED if is_refused else "", now_s)
+            return
+        part.is_refused = is_refused
+        program.is_refused |= is_refused
+        if not part.rounds.keys() - {base}:
+            program.end(part, part.output_tokens, now_s)
+        if not is_refused:
+            self._end_round(part, base, 0)

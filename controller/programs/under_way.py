@@ -70,10 +70,13 @@ class ProgramsUnderWay:
         if outcome.scope == Scope.REQUEST:
             self._close_last(name, program, now_s)
             return
-        self._calls.pop(base, None)
-        part.end_round(base, outcome.output_tokens)
+        self._end_round(part, base, outcome.output_tokens)
         if not part.rounds and (part.is_running or part.is_refused):
             self._end(name, program, outcome, now_s)
+
+    def _end_round(self, part: Part, base: str, output_tokens: int) -> None:
+        self._calls.pop(base, None)
+        part.end_round(base, output_tokens)
 
     def _end(self, name: str, program: OpenProgram, outcome: Outcome, now_s: float) -> None:
         """A sub-request ended, or all its rounds so far."""

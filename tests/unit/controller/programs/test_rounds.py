@@ -104,3 +104,37 @@ def test_rounds_whose_ingress_is_gone_end_once_no_replica_has_them() -> None:
         state.programs.status(k * idle_s + 2.0)
     assert (len(state.programs.open), state.programs._calls) == (0, {})
     assert state.programs.counts.failed == 1
+
+
+def ask_both(state: Fleet, verdict: Verdict) -> None:
+    """The second round: one beam has a place, and this is said of the other one."""
+    told = agent(call="c-0-0", position=1)
+    state.programs.give_stages([sub(f"c-1-{beam}", told, 501) for beam in range(BEAMS)], 1.0)
+    placed = Decision("c-1-0", Verdict.ADMITTED, "a", "loose", "attainable")
+    state.programs.told([placed, Decision("c-1-1", verdict, "", "loose", "no_replica")], 1.0)
+
+
+def test_a_round_that_another_controller_is_asked_about_is_not_waited_for() -> None:
+    state = fleet()
+    play(state, 1)
+    ask_both(state, Verdict.ELSEWHERE)
+    assert state.programs.open["", "p"].is_running, "the other beam is here"
+    tell(state, "c-1-0", 1.5)
+    ask(state, 2, 0, 2.0)
+    tell(state, "c-2-0", 2.5)
+    assert (state.programs.open["", "p"].is_running, state.programs._calls) == (False, {})
+    stage = one(state, sub("next", agent(), 700), 5.0).stage
+    assert stage
+    assert stage.stage == 2
+
+
+def test_a_call_runs_while_one_of_its_rounds_is_refused_and_another_is_not() -> None:
+    state = fleet()
+    play(state, 1)
+    ask_both(state, Verdict.REFUSED)
+    program = state.programs.open["", "p"]
+    assert (program.is_running, program.is_refused) == (True, True)
+    tell(state, "c-1-0", 1.5)
+    assert program.is_running, "the other one asks again"
+    tell(state, "c-1-1", 1.6, "error")
+    assert (program.is_running, program.is_refused, state.programs._calls) == (False, True, {})
