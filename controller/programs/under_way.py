@@ -86,6 +86,8 @@ class ProgramsUnderWay:
             self._withdraw(name, program, outcome.finish, now_s)
             return
         program.end(part, part.output_tokens, now_s)
+        if part.is_refused and outcome.finish in FINISHED:
+            program.is_refused = False  # it was served after all, without us
         program.has_failed, part.is_refused = outcome.finish in FAILURES, False
         self._await_next(self._keys[name], program, now_s)
         self._close_last(name, program, now_s)

@@ -87,6 +87,19 @@ def test_a_stream_that_finds_no_other_replica_breaks_the_promise() -> None:
     assert ended(state, 8.0) == (0, 1, 1, 0)
 
 
+def test_a_promise_is_kept_where_the_ingress_has_a_stream_served_that_we_refused() -> None:
+    """There was no replica; then the ingress found one while the controller was away."""
+    state = begun()
+    request = sub("p-1", agent(is_last=True), 500)
+    assert one(state, request, 5.0).verdict == Verdict.ADMITTED
+    moved = msgspec.structs.replace(request, request_id="p-1~1", emitted_tokens=5)
+    state.programs.give_stages([moved], 6.0)
+    state.programs.told([Decision("p-1~1", Verdict.REFUSED, "", "loose", "no_replica")], 6.0)
+    end(state, "p-1~2", 8.0)
+    assert state.programs.counts.status()["kept_share"] == 1.0
+    assert ended(state, 8.0) == (1, 0, 1, 1)
+
+
 def test_a_call_is_refused_with_all_its_sequences() -> None:
     """One of them had a place already."""
     state = begun()
