@@ -102,7 +102,7 @@ class OpenProgram:
     _nodes: np.ndarray = field(default_factory=lambda: np.zeros(8, dtype=NODE))
     _names: list[tuple[str, str]] = field(default_factory=list)  # request id and told stage of each node
     _called: dict[str, list[int]] = field(default_factory=dict)  # nodes by what clients may call them
-    _withdrawn_s: dict[float, float] = field(default_factory=dict)  # when withdrawn ones began, by prompt tokens
+    _withdrawn: dict[float, tuple[int, float]] = field(default_factory=dict)  # stage and begin, by prompt tokens
 
     @property
     def nodes(self) -> Nodes:
@@ -129,13 +129,15 @@ class OpenProgram:
 
     def arrive(self, request_id: str, told: Program, prompt_tokens: int, arrived_s: float) -> int:
         """A new sub-request of a program that is not full; its node. One that was withdrawn and asks again, as its
-        prompt tells, began with its first attempt: from then on it has waited for us, and not for a tool."""
+        prompt tells, began with its first attempt: from then on it has waited for us, and not for a tool. One stage may
+        have ended meanwhile, its siblings'; after more than that it is another one that is as long."""
         node = len(self._names)
         if node == len(self._nodes):
             self._nodes = np.concatenate([self._nodes, np.zeros_like(self._nodes)])
         row, stage, fresh = self._nodes[node], self._stage_of(told), self._fresh_tokens(told, prompt_tokens)
         row["stage"], row["input_tokens"], row["fresh_tokens"] = stage, prompt_tokens, fresh
-        row["begin_s"] = min(arrived_s - self.started_s, self._withdrawn_s.pop(prompt_tokens, INF))
+        asked_in, asked_s = self._withdrawn.pop(prompt_tokens, (stage, INF))
+        row["begin_s"] = min(arrived_s - self.started_s, asked_s if stage <= asked_in + 1 else INF)
         row["end_s"], row["output_tokens"] = INF, 0
         row["label"] = label_of(told.model, told.tools)
         self._names.append((request_id, told.stage))
@@ -173,9 +175,9 @@ class OpenProgram:
             self.left = self.later
 
     def _note_withdrawn(self, row: np.void) -> None:
-        self._withdrawn_s[float(row["input_tokens"])] = float(row["begin_s"])
-        if len(self._withdrawn_s) > MOST_WITHDRAWN:
-            del self._withdrawn_s[next(iter(self._withdrawn_s))]
+        self._withdrawn[float(row["input_tokens"])] = int(row["stage"]), float(row["begin_s"])
+        if len(self._withdrawn) > MOST_WITHDRAWN:
+            del self._withdrawn[next(iter(self._withdrawn))]
 
     def _remove_node(self, gone: int) -> None:
         (request_id, stage), end = self._names.pop(gone), len(self._names) + 1

@@ -1,5 +1,7 @@
 """The graph of a program under way."""
 
+import pytest
+
 from controller.programs.open_program import CUTS, MOST_NODES, MOST_WITHDRAWN, Left, OpenProgram, Part, called, label_of
 from protocol.programs import Program, StageGiven, base_request_id
 
@@ -107,13 +109,30 @@ def test_tools_have_run_until_a_call_asked_first() -> None:
     assert play.program.gaps_s() == 2.0 + 4.0
 
 
+@pytest.mark.parametrize(("stages", "gap_s"), [(1, 0.0), (2, 9.0)])
+def test_a_call_as_long_as_one_that_never_came_back_is_another(stages: int, gap_s: float) -> None:
+    """Where only its siblings have ended since, it is the same: it has waited for us."""
+    play = Play()
+    play.begin("a", 0.0, 1000)
+    play.end("a", 1.0)
+    play.begin("sibling", 2.0, 3000)
+    play.begin("gone", 2.0, 2000)
+    play.program.withdraw("gone", 2.5)
+    play.end("sibling", 3.0)
+    if stages == 2:
+        play.begin("c", 4.0, 4000)
+        play.end("c", 5.0)
+    play.begin("later", 14.0, 2000)
+    assert play.program.stages()["gap_s"][-1] == gap_s
+
+
 def test_calls_that_never_come_back_are_forgotten() -> None:
     play = Play()
     play.begin("a", 0.0)
     for k in range(2 * MOST_WITHDRAWN):
         play.begin(f"{k}", 1.0, 1000 + k)
         play.program.withdraw(f"{k}", 1.0)
-    assert len(play.program._withdrawn_s) == MOST_WITHDRAWN
+    assert len(play.program._withdrawn) == MOST_WITHDRAWN
 
 
 def test_a_call_that_is_withdrawn_does_not_take_back_what_another_said() -> None:
