@@ -138,14 +138,14 @@ class ProgramsUnderWay:
                 continue
             if program.is_running and now_s - program.last_s >= self.options.idle_s:
                 self._end_lost(program, now_s)
-            idle_s, end_s = now_s - program.last_s, LOST_S if program.is_running else self.options.idle_s
+            end_s = program.last_s + (LOST_S if program.is_running else self.options.idle_s)
             has_left_the_line = program.awaits_promise and not program.is_running
-            if idle_s >= end_s or has_left_the_line:
+            if now_s >= end_s or has_left_the_line:  # as it is noted below: a difference may be rounded otherwise
                 self._close(key, now_s)
                 continue
-            if not program.is_running and idle_s >= program.patience_s:
+            if not program.is_running and now_s >= program.last_s + program.patience_s:
                 self._set_aside(program)
-            self.checks.at(now_s + self.options.idle_s if program.is_running else program.last_s + end_s, key, program)
+            self.checks.at(now_s + self.options.idle_s if program.is_running else end_s, key, program)
 
     def _withdraw(self, name: str, program: OpenProgram, finish: str, now_s: float) -> None:
         """A call ends that nobody has served, as ``finish`` says ("": here, another controller is asked). A program

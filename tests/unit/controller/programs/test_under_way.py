@@ -1,5 +1,8 @@
 """How programs are followed and end, whatever becomes of the messages about them and whoever sends them."""
 
+import pytest
+
+from controller.programs.open_program import OpenProgram
 from controller.programs.under_way import MOST_HISTORIES
 from protocol.messages import Verdict
 from protocol.programs import RELEASED, Program
@@ -47,3 +50,22 @@ def test_a_call_that_another_controller_is_asked_for_is_not_refused_here() -> No
     fill(state, 0.0)
     decision = one(state, sub("p-0", agent(), 4000, TIGHT, may_hop=True), 0.0, is_full=True)
     assert (decision.verdict, state.programs.counts.refused) == (Verdict.ELSEWHERE, 0)
+
+
+def test_a_look_at_the_very_time_that_was_noted_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounded differently, sum and difference made it look for ever."""
+    state, ended_s = fleet(), 61.938927774648576
+    idle_s = state.options.programs.idle_s
+    assert (ended_s + idle_s) - ended_s < idle_s
+    one(state, sub("p-0", agent()), ended_s - 1.0)
+    end(state, "p-0", ended_s)
+    looks = []
+    at = state.programs.checks.at
+
+    def counted(when_s: float, key: tuple[str, str], program: OpenProgram) -> None:
+        looks.append(when_s)
+        assert len(looks) < 10
+        at(when_s, key, program)
+
+    monkeypatch.setattr(state.programs.checks, "at", counted)
+    assert state.programs.status(ended_s + idle_s)["open"] == 0
