@@ -169,7 +169,7 @@ class ProgramsUnderWay:
         if program.is_running:
             return
         if program.patience_s == INF:
-            program.patience_s = self._history(key[0], program.app).patience_s(len(program.nodes))
+            program.patience_s = self._history(key[0], program.app).patience_s(max(1, len(program.nodes)))
         self.checks.at(now_s + min(program.patience_s, self.options.idle_s), key, program)
 
     def _end_lost(self, program: OpenProgram, now_s: float) -> None:

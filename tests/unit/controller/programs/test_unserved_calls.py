@@ -159,3 +159,17 @@ def test_a_program_whose_first_call_ends_before_its_first_token_goes_on(is_asked
     told = state.programs.status(3.0 + state.options.programs.idle_s)
     assert (told["open"], told["failed"], told["kept"]) == ((0, 0, 1) if is_asked_again else (0, 1, 0))
     state.check_integrity()
+
+
+def test_a_program_without_a_stage_is_waited_for_as_after_one_call() -> None:
+    """Not only as long as the shortest tool ever took, after which it would lose its place."""
+    state = fleet()
+    state.programs._history("", "agent").gaps_s.extend([0.0, 4.0, 5.0, 6.0, 7.0])
+    one(state, sub("p-0", agent()), 0.0)
+    end(state, "p-0", 1.0, "abort", 0)
+    program = state.programs.open["", "p"]
+    state.programs.status(5.5)
+    assert state.programs.bound.promised == [program]
+    assert program.held_tokens > 0.0
+    state.programs.status(6.5)
+    assert state.programs.bound.promised == []
