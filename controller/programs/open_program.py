@@ -114,6 +114,11 @@ class OpenProgram:
         return self.running > 0
 
     @property
+    def is_over(self) -> bool:
+        """Whether nothing follows, and all has ended well that there was."""
+        return self.is_last and not (self.is_running or self.has_failed or self.is_refused)
+
+    @property
     def is_full(self) -> bool:
         """Whether no more of its sub-requests are followed."""
         return len(self._names) == MOST_NODES

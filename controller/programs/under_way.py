@@ -22,6 +22,7 @@ from protocol.programs import INF, RELEASED, base_request_id
 
 MOST_HISTORIES = 256  # applications of tenants
 LOST_S = 3600.0  # a sub-request whose end has not been told for so long has ended
+ROUNDS_S = 10.0  # a call that is made in rounds has ended when none has come for so long, should nobody say so
 REFUSED = "refused"  # how calls end that we have turned away
 FAILURES = "error", "abort"  # and how others end that did not end well
 MOST_ATTEMPTS = 8  # names of a sub-request that are looked for
@@ -94,8 +95,7 @@ class ProgramsUnderWay:
 
     def _close_last(self, name: str, program: OpenProgram, now_s: float) -> None:
         """End a program of which nothing follows, as its client has said."""
-        is_over = program.is_last and not (program.is_running or program.has_failed or program.is_refused)
-        if is_over and not any(part.has_rounds for part in program.parts.values()):
+        if program.is_over and not any(part.has_rounds for part in program.parts.values()):
             self._close(self._keys[name], now_s)
 
     def status(self, now_s: float) -> dict[str, Any]:
@@ -138,7 +138,7 @@ class ProgramsUnderWay:
                 continue
             if program.is_running and now_s - program.last_s >= self.options.idle_s:
                 self._end_lost(program, now_s)
-            end_s = program.last_s + (LOST_S if program.is_running else self.options.idle_s)
+            end_s = program.last_s + (LOST_S if program.is_running else self._idle_s(program))
             has_left_the_line = program.awaits_promise and not program.is_running
             if now_s >= end_s or has_left_the_line:  # as it is noted below: a difference may be rounded otherwise
                 self._close(key, now_s)
@@ -170,7 +170,11 @@ class ProgramsUnderWay:
             return
         if program.patience_s == INF:
             program.patience_s = self._history(key[0], program.app).patience_s(max(1, len(program.nodes)))
-        self.checks.at(now_s + min(program.patience_s, self.options.idle_s), key, program)
+        self.checks.at(now_s + min(program.patience_s, self._idle_s(program)), key, program)
+
+    def _idle_s(self, program: OpenProgram) -> float:
+        """After how long without a call a program of which nothing runs has ended."""
+        return min(ROUNDS_S, self.options.idle_s) if program.is_over else self.options.idle_s
 
     def _end_lost(self, program: OpenProgram, now_s: float) -> None:
         """Sub-requests that no replica has and that ask no more have lost their ingress."""

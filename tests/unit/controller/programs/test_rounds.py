@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from controller.fleet import Fleet
+from controller.programs.under_way import ROUNDS_S
 from protocol.messages import Decision, Outcome, Scope, Verdict
 from tests.support.fleet_cases import fleet, report
 from tests.unit.controller.programs.test_programs import agent, one, sub
@@ -66,6 +67,15 @@ def test_the_last_call_ends_its_program_with_all_its_rounds() -> None:
     assert (told["open"], told["on_time"], told["kept"]) == (0, 1, 1)
     (history,) = state.programs.histories.values()
     assert history.table.stages[0]["requests"][:2].tolist() == [1, 0]
+
+
+def test_the_last_call_ends_its_program_though_nobody_says_that_its_rounds_are_over() -> None:
+    """Of several controllers another one may be told."""
+    state = fleet()
+    play(state, 3, is_last=True)
+    assert state.programs.status(2.6 + ROUNDS_S - 0.1)["open"] == 1
+    told = state.programs.status(2.6 + ROUNDS_S + 0.1)
+    assert (told["open"], told["on_time"], told["kept"]) == (0, 1, 1)
 
 
 def test_the_next_call_is_the_next_stage() -> None:
