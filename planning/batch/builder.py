@@ -150,10 +150,9 @@ def free_after_preemption(builder: BatchBuilder, rank: int) -> np.ndarray:
 
 
 @njit(cache=True)
-def free_without_best_effort(builder: BatchBuilder) -> int:
-    """KV tokens that the engine would have left if all best effort that runs had ended."""
-    table, block_tokens = builder.table, builder.engine.limits["block_tokens"]
-    kv_tokens = builder.free[FREE_KV]
+def held_by_best_effort(builder: BatchBuilder) -> int:
+    """KV tokens that the engine would have left besides what is free, if all best effort that runs had ended."""
+    table, block_tokens, kv_tokens = builder.table, builder.engine.limits["block_tokens"], 0
     for i in range(len(table)):
         if builder.class_of[i] >= BEST_EFFORT_DECODE and builder.tokens_out[i] != PREEMPT:
             kv_tokens += held_kv_tokens(table[i], block_tokens)

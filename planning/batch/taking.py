@@ -10,7 +10,7 @@ from planning.batch.builder import (
     BatchBuilder,
     by_slack,
     free_after_preemption,
-    free_without_best_effort,
+    held_by_best_effort,
     reserve_with_preemption,
     tokens_kept_free,
 )
@@ -81,7 +81,8 @@ def take_prefills(
     kept_tokens = int(kept_share * (engine.limits["max_batch_tokens"] - composition[TOKENS]))
     most = free[:0]  # what preemption could yield; empty: not known
     is_spare = request_class == BEST_EFFORT_PREFILL and builder.counts[request_class] > 0
-    kept_kv_tokens, gathers = tokens_kept_free(builder) if is_spare else -math.inf, False
+    kept_kv_tokens = tokens_kept_free(builder) if is_spare else -math.inf
+    gathered_tokens, gathers = held_by_best_effort(builder) if is_spare else 0, False
     for i in by_slack(builder, request_class):
         row = table[i]
         if tokens_out[i] != 0:
@@ -92,10 +93,7 @@ def take_prefills(
         if is_spare and not row["running"]:
             left = free[FREE_KV] - needed(row, chunk, block_tokens)[0]
             if gathers or left < max(kept_kv_tokens, 0.0):
-                gathers = gathers or (
-                    builder.slack_s[i] < 0.0
-                    and left - free[FREE_KV] + free_without_best_effort(builder) >= kept_kv_tokens
-                )
+                gathers = gathers or (builder.slack_s[i] < 0.0 and left + gathered_tokens >= kept_kv_tokens)
                 served = OUT_OF_ROOM
                 continue
         has_room = reserve(row, chunk, block_tokens, free)
