@@ -178,7 +178,11 @@ class AdapterRoom:
         asking = [each for each in (*waiting, *loaded) if each.lora_request is not None] if self._most else []
         if not asking:
             return waiting
-        places, fits, now_s = Places(self._most, running, self._spare(running, standing)), set[int](), time.time()
+        places, fits, now_s = (
+            Places(self._most, running, self._spare(running, asking, standing)),
+            set[int](),
+            time.time(),
+        )
         self._turn.end(asking, float(standing.limits["best_effort_share"]), now_s)
         for request in sorted(asking, key=lambda each: (not self._turn.has(each), standing.urgency(each))):
             adapter, has_objective = request.lora_request.lora_int_id, not standing.is_best_effort(request)
@@ -196,8 +200,9 @@ class AdapterRoom:
         self._turn.begin([each for each in asking if id(each) not in fits], float(standing.limits["aging_s"]), now_s)
         return [each for each in waiting if each.lora_request is None or id(each) in fits]
 
-    def _spare(self, running: Sequence[Any], standing: Standing) -> dict[int, Way]:
-        """Adapters, where all places are taken, that only best effort runs with, but not the one that has its turn.
+    def _spare(self, running: Sequence[Any], asking: Sequence[Any], standing: Standing) -> dict[int, Way]:
+        """Adapters, where all places are taken and an objective asks for one, that only best effort runs with, but not
+        the one that has its turn.
 
         The first loses least; who has yielded and made few tokens since comes last (``planning.batch.preemption``).
         """
@@ -205,7 +210,8 @@ class AdapterRoom:
         for request in running:
             if request.lora_request is not None:
                 users.setdefault(request.lora_request.lora_int_id, []).append(request)
-        if len(users) < self._most:
+        strange = [each for each in asking if each.lora_request.lora_int_id not in users]
+        if len(users) < self._most or all(map(standing.is_best_effort, strange)):
             return {}
         ways: list[tuple[bool, int, int]] = []
         for adapter, those in users.items():

@@ -154,6 +154,21 @@ def test_no_place_is_taken_from_an_adapter_that_an_objective_uses() -> None:
     assert form(AdapterRoom(1), [spare(1)], [request(1, 5.0), request(2, 1.0)]) == [PREEMPT, 1]
 
 
+def test_what_each_would_lose_is_asked_only_where_somebody_may_take_a_place() -> None:
+    """Hundreds run, and best effort of yet another adapter waits for most of the time."""
+    asked = list[Any]()
+
+    class Counting(Told):
+        def loss(self, each: Any) -> tuple[bool, int]:
+            asked.append(each)
+            return super().loss(each)
+
+    running = [spare(1), spare(2)]
+    for waiting, count in (([spare(3)], 0), ([request(2), spare(3)], 0), ([request(3)], 2)):
+        AdapterRoom(2).fitting(running, waiting, [], Counting())
+        assert len(asked) == count
+
+
 def test_whoever_is_late_takes_nobodys_place() -> None:
     late = request(2)
     late.late = True
