@@ -1,5 +1,7 @@
 """Files and batches as they are stored: turns, results, ends, and what a new keeper takes up."""
 
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -98,6 +100,26 @@ def test_a_line_whose_answer_got_lost_on_its_way_is_given_again(tmp_path: Path) 
     opened(book, 2)
     lost = book.give("a", 2, (), NOW_S).lines
     assert [each.number for each in book.give("a", 2, held(lost[:1]), NOW_S).lines] == [2]
+
+
+def test_what_waits_is_not_looked_through_for_lines_that_an_ingress_is_known_to_have(tmp_path: Path) -> None:
+    """Every ingress asks ten times a second, and a batch has tens of thousands of lines."""
+    book = book_of(tmp_path)
+    batch = opened(book, 9)
+    given = book.give("a", 4, (), NOW_S).lines
+
+    class Unread(deque[int]):
+        def __contains__(self, number: object) -> bool:
+            raise AssertionError("it was looked through")
+
+        def __iter__(self) -> Iterator[int]:
+            raise AssertionError("it was looked through")
+
+    opened_batch = book._open[batch["id"]]
+    opened_batch._waiting = Unread(opened_batch._waiting)
+    book.take_back("a", [result(given[0])], [], NOW_S)
+    (another,) = book.give("a", 1, {(each.batch_id, each.number) for each in given}, NOW_S).lines
+    assert another.number == 5
 
 
 def test_lines_of_an_ingress_that_is_gone_go_to_another(tmp_path: Path) -> None:
