@@ -74,8 +74,8 @@ class BatchBook(FileBook):
             self._remove_open(batch_id)
 
     def _remove_open(self, batch_id: str) -> None:
-        self._storage.remove(f"open/{batch_id}.json")
         self._storage.remove_folder(f"results/{batch_id}")
+        self._storage.remove(f"open/{batch_id}.json")  # last: it tells the next keeper that something is left
 
     def remove_file(self, tenant: str, file_id: str) -> dict[str, Any]:
         """Remove a file that no open batch reads."""

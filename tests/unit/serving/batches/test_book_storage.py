@@ -37,6 +37,25 @@ def test_what_a_keeper_left_between_two_changes_is_cleared(tmp_path: Path) -> No
     assert not (folder / "files" / "file-x").exists()
 
 
+def test_results_that_could_not_be_removed_are_removed_by_the_next_keeper(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = book_of(tmp_path)
+    batch, folder = opened(book, 1), tmp_path / "app" / "batches"
+
+    def fails(storage: Storage, path: str) -> None:
+        raise OSError("input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Storage, "remove_folder", fails)
+        book.take_back("a", [result(book.give("a", 1, (), NOW_S).lines[0])], [], NOW_S)
+    assert book.batch("", batch["id"]).state == "completed"
+    assert list((folder / "results").glob("*/*"))
+    book.close()
+    assert book_of(tmp_path).batch("", batch["id"]).state == "completed"
+    assert not list((folder / "results").glob("*/*"))
+
+
 @pytest.mark.parametrize("what", ["cancelled", "expired"])
 def test_what_cannot_be_stored_has_not_happened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     book = book_of(tmp_path)
