@@ -120,14 +120,23 @@ class Places:
         self._most, self.adapters, self._spare = most, adapters_of(running), spare
         self.ways: dict[int, Way] = {}  # by the adapter that gets the place
 
-    def give(self, adapter: int, may_displace: Callable[[], bool]) -> bool:
-        """One for this adapter, if there is any; best effort yields it only where it must."""
-        if adapter not in self.adapters and len(self.adapters) >= self._most and self._spare and may_displace():
-            given_up = next(iter(self._spare))
-            self.ways[adapter] = self._spare.pop(given_up)
-            self.adapters.discard(given_up)
-        if adapter not in self.adapters and len(self.adapters) >= self._most:
+    @property
+    def has_spare(self) -> bool:
+        """Whether best effort has any that it would yield."""
+        return bool(self._spare)
+
+    def give(self, adapter: int, may_displace: Callable[[], bool], is_kept: bool) -> bool:
+        """One for this adapter, if there is any; best effort yields it only where it must. Where the next free one
+        ``is_kept`` for somebody else, only best effort's can be had."""
+        if adapter in self.adapters or len(self.adapters) < self._most:
+            if not is_kept:
+                self.adapters.add(adapter)
+            return not is_kept
+        if not (self._spare and may_displace()):
             return False
+        given_up = next(iter(self._spare))
+        self.ways[adapter] = self._spare.pop(given_up)
+        self.adapters.discard(given_up)
         self.adapters.add(adapter)
         return True
 
@@ -173,29 +182,29 @@ class AdapterRoom:
 
         A steady stream of one adapter would never end. So who has waited for ``PATIENCE_S`` lets none begin that is
         less urgent and has an adapter, until one of those that run has ended. Nor does the one that has its ``Turn``.
+        What best effort would yield is not kept for them: they may not have it themselves.
         """
         self._ways, self._entitled, self._loaded = {}, [], loaded
         asking = [each for each in (*waiting, *loaded) if each.lora_request is not None] if self._most else []
         if not asking:
             return waiting
-        places, fits, now_s = (
-            Places(self._most, running, self._spare(running, asking, standing)),
-            set[int](),
-            time.time(),
-        )
+        places, fits = Places(self._most, running, self._spare(running, asking, standing)), set[int]()
+        now_s, is_kept = time.time(), False
         self._turn.end(asking, float(standing.limits["best_effort_share"]), now_s)
         for request in sorted(asking, key=lambda each: (not self._turn.has(each), standing.urgency(each))):
             adapter, has_objective = request.lora_request.lora_int_id, not standing.is_best_effort(request)
+            if is_kept and not (has_objective and places.has_spare):
+                break
             if adapter not in places.adapters and not has_objective and self._rests(request, standing, now_s):
                 continue
-            if places.give(adapter, partial(_may_displace, request, standing)):
+            if places.give(adapter, partial(_may_displace, request, standing), is_kept):
                 fits.add(id(request))
                 self._turn.note_place(request, now_s)
                 self._entitled += [request] if has_objective else []
                 if has_objective or self._turn.has(request):
                     places.keep(adapter)
-            elif self._turn.has(request) or request.arrival_time < now_s - PATIENCE_S:
-                break
+            else:
+                is_kept = is_kept or self._turn.has(request) or request.arrival_time < now_s - PATIENCE_S
         self._ways = places.ways
         self._turn.begin([each for each in asking if id(each) not in fits], float(standing.limits["aging_s"]), now_s)
         return [each for each in waiting if each.lora_request is None or id(each) in fits]

@@ -175,6 +175,19 @@ def test_whoever_is_late_takes_nobodys_place() -> None:
     assert form(AdapterRoom(1), [spare(1)], [late]) == [1]
 
 
+def test_whoever_waits_for_a_place_keeps_best_efforts_from_nobody_that_may_have_it() -> None:
+    """One that was late waited for best effort of another adapter to end, and with it all that came and had time."""
+    late, own = request(2, 1.0, 2.0 * PATIENCE_S), request(1, 5.0)
+    late.late = True
+    assert form(AdapterRoom(1), [spare(1)], [late, request(3, 5.0), own, spare(1)]) == [PREEMPT, 1]
+    assert form(AdapterRoom(1), [spare(1)], [late, own]) == [1], "nor does one begin that has no need to take it"
+    room = AdapterRoom(1)
+    room.fitting([spare(1)], [old := spare(2, waited_s=2.0 * AGING_S)], [], TOLD)
+    assert form(room, [spare(1)], [old, request(3, 5.0)]) == [PREEMPT, 1], "one that has its turn waits alike"
+    assert room.fitting([request(3)], [old, request(3, 5.0)], [], TOLD) == []
+    assert room.fitting([], [old, request(3, 5.0)], [], TOLD) == [old]
+
+
 def test_nobody_yields_a_place_to_one_that_does_not_begin() -> None:
     room, running, waiting = AdapterRoom(1), [spare(1)], [request(2)]
     assert room.fitting(running, waiting, [], TOLD) == waiting
