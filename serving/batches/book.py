@@ -188,7 +188,7 @@ class BatchBook(FileBook):
         self._silent_s[worker] = 0.0
         for result in results:
             if (batch := self._going.get(result.batch_id)) and (opened := self._reached(batch, now_s)):
-                self._tried(batch, partial(opened.put, result), now_s)
+                self._tried(batch, partial(opened.put, result, batch.id not in self._failed_s), now_s)
         for batch_id, number in unserved:
             if (batch := self._going.get(batch_id)) and (opened := self._reached(batch, now_s)):
                 opened.hand_back(number, now_s)

@@ -79,9 +79,12 @@ class OpenBatch:
             rest_s = self._rests_s[number] = min(2.0 * self._rests_s.get(number, REST_S / 2.0), LONGEST_REST_S)
             insort(self._resting, (now_s + rest_s, number))
 
-    def put(self, result: LineResult) -> None:
-        """A line has been served; the first result counts, if two ingresses had it."""
+    def put(self, result: LineResult, may_read: bool) -> None:
+        """A line has been served; the first result counts, if two ingresses had it. One whose line would have to be
+        read first is dropped unless it ``may_read``."""
         if result.number in self._done or result.number not in self._lines:
+            return
+        if not may_read and result.number not in self._custom_ids:
             return
         response = {"status_code": result.status, "request_id": result.request_id, "body": msgspec.Raw(result.body)}
         stored = Stored(result.number, result.is_good, self._line(result.number, response, None))

@@ -123,6 +123,29 @@ def test_a_result_whose_line_cannot_be_read_is_not_counted_and_the_line_is_serve
     assert [each["custom_id"] for each in lines_of(again, "", ended.output_file_id or "")] == ["0"]
 
 
+def test_results_that_need_a_storage_that_fails_ask_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An object store takes long to fail, and the keeper does nothing else meanwhile."""
+    book, asked = book_of(tmp_path), list[int]()
+    batch = opened(book, 8)
+    given = book.give("a", 8, (), NOW_S).lines
+    book.close()
+    again = book_of(tmp_path)
+    again.give("a", 0, {(each.batch_id, each.number) for each in given}, NOW_S)
+
+    def fails(storage: Storage, path: str, begin: int, size: int) -> bytes:
+        asked.append(begin)
+        raise OSError("timeout")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Storage, "read_part", fails)
+        again.take_back("a", [result(each) for each in given], [], NOW_S)
+    assert len(asked) == 1
+    served = again.give("a", 8, (), NOW_S + FAULT_S).lines
+    again.take_back("a", [result(each) for each in served], [], NOW_S + FAULT_S)
+    ended = again.batch("", batch["id"])
+    assert (ended.state, ended.completed) == ("completed", 8)
+
+
 @pytest.mark.parametrize("after_s", [1.0, WINDOW_S])
 def test_a_batch_whose_file_is_lost_while_it_is_open_fails_with_the_results_that_it_has(
     tmp_path: Path, after_s: float
