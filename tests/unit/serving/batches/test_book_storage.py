@@ -1,7 +1,7 @@
 """What is stored of batches: taken up by a new keeper, whole after faults of the storage, bounded."""
 
 import tracemalloc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -12,15 +12,6 @@ from serving.batches.objects import WINDOW_S, BatchError, Line, LineResult
 from serving.batches.results import PART, STORE_S
 from serving.config.batches import BatchOptions
 from tests.support.batches_scene import NOW_S, book_of, jsonl, line, lines_of, opened, result, wanted
-
-
-def test_a_batch_whose_file_is_lost_fails_alone(tmp_path: Path) -> None:
-    book = book_of(tmp_path)
-    lost, sound = opened(book, 1, "x"), opened(book, 1, "x")
-    book._storage.remove(f"files/{lost['input_file_id']}")
-    assert [each.batch_id for each in book.give("a", 8, (), NOW_S).lines] == [sound["id"]]
-    ended = book.batch("x", lost["id"]).shown()
-    assert (ended["status"], ended["errors"]["data"][0]["code"]) == ("failed", "file_lost")
 
 
 def test_what_a_keeper_left_between_two_changes_is_cleared(tmp_path: Path) -> None:
@@ -116,28 +107,6 @@ def test_a_batch_whose_results_find_no_room_leaves_the_others_alone(
     book.tick(NOW_S + FAULT_S)
     assert book.batch("x", large["id"]).shown()["request_counts"]["completed"] == 1
     assert book.batch("x", large["id"]).state == "completed"
-
-
-def test_a_batch_whose_file_cannot_be_read_at_present_waits_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    book = book_of(tmp_path)
-    sick, sound = opened(book, 1, "x"), opened(book, 1, "x")
-    read = Storage.lines
-
-    def fails(storage: Storage, path: str) -> Iterator[bytes]:
-        if path.endswith(sick["input_file_id"]):
-            raise OSError("input/output error")
-        return read(storage, path)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Storage, "lines", fails)
-        (given,) = book.give("a", 8, [(sick["id"], 1)], NOW_S).lines
-        assert given.batch_id == sound["id"]
-        book.take_back("a", [LineResult(sick["id"], 1, "r", 200, b"{}"), result(given)], [], NOW_S)
-    assert book.batch("x", sound["id"]).state == "completed"
-    (late,) = book.give("a", 8, (), NOW_S + FAULT_S).lines
-    assert late.batch_id == sick["id"]
 
 
 def test_a_file_that_could_not_be_written_takes_no_room(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Lines of an open batch that are read as they are wanted, and what becomes of a batch whose file cannot be read."""
 
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from controller.storage import Storage
 from serving.batches.book import FAULT_S
 from serving.batches.input_lines import WINDOW, InputLines, InputLostError
-from serving.batches.objects import WINDOW_S
+from serving.batches.objects import WINDOW_S, LineResult
 from tests.support.batches_scene import NOW_S, book_of, jsonl, line, lines_of, opened, result, wanted
 
 
@@ -163,3 +164,34 @@ def test_a_batch_whose_file_is_lost_while_it_is_open_fails_with_the_results_that
     ended = book.batch("", batch["id"])
     assert (ended.state, ended.errors[-1].code, ended.completed) == ("failed", "file_lost", 1)
     assert [each["custom_id"] for each in lines_of(book, "", ended.output_file_id or "")] == ["0"]
+
+
+def test_a_batch_whose_file_is_lost_fails_alone(tmp_path: Path) -> None:
+    book = book_of(tmp_path)
+    lost, sound = opened(book, 1, "x"), opened(book, 1, "x")
+    book._storage.remove(f"files/{lost['input_file_id']}")
+    assert [each.batch_id for each in book.give("a", 8, (), NOW_S).lines] == [sound["id"]]
+    ended = book.batch("x", lost["id"]).shown()
+    assert (ended["status"], ended["errors"]["data"][0]["code"]) == ("failed", "file_lost")
+
+
+def test_a_batch_whose_file_cannot_be_read_at_present_waits_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = book_of(tmp_path)
+    sick, sound = opened(book, 1, "x"), opened(book, 1, "x")
+    read = Storage.lines
+
+    def fails(storage: Storage, path: str) -> Iterator[bytes]:
+        if path.endswith(sick["input_file_id"]):
+            raise OSError("input/output error")
+        return read(storage, path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Storage, "lines", fails)
+        (given,) = book.give("a", 8, [(sick["id"], 1)], NOW_S).lines
+        assert given.batch_id == sound["id"]
+        book.take_back("a", [LineResult(sick["id"], 1, "r", 200, b"{}"), result(given)], [], NOW_S)
+    assert book.batch("x", sound["id"]).state == "completed"
+    (late,) = book.give("a", 8, (), NOW_S + FAULT_S).lines
+    assert late.batch_id == sick["id"]
