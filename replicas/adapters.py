@@ -219,8 +219,8 @@ class AdapterRoom:
         for request in running:
             if request.lora_request is not None:
                 users.setdefault(request.lora_request.lora_int_id, []).append(request)
-        strange = [each for each in asking if each.lora_request.lora_int_id not in users]
-        if len(users) < self._most or all(map(standing.is_best_effort, strange)):
+        newcomers = [each for each in asking if each.lora_request.lora_int_id not in users]
+        if len(users) < self._most or all(map(standing.is_best_effort, newcomers)):
             return {}
         ways: list[tuple[bool, int, int]] = []
         for adapter, those in users.items():

@@ -63,8 +63,8 @@ class OpenBatch:
     def hold(self, worker: str, held: Collection[int]) -> None:
         """An ingress serves these lines, some of which an earlier keeper gave it, and no others."""
         self.give_up(worker, held)
-        strange = [number for number in held if number not in self._serving and number not in self._done]
-        if strange and (taken := set(self._waiting).intersection(strange)):
+        unknown = [number for number in held if number not in self._serving and number not in self._done]
+        if unknown and (taken := set(self._waiting).intersection(unknown)):
             self._serving |= dict.fromkeys(taken, worker)
             self._waiting = deque(number for number in self._waiting if number not in taken)
 
