@@ -23,14 +23,14 @@ from profiles.spread import IterationSpread, draw_ratios
 
 # Positions in the state vector, float64[STATE].
 SLOPE, INTERCEPT_S, A_SS, A_SI, A_II, C_S, C_I, SPREAD, RAW_ERROR, ERROR, STREAK, COUNT = range(12)
-BEHIND, MOST_BEHIND, SCALE = range(12, 15)  # of the run of iterations going on, see ``reach``
-PRIOR = 15  # iterations that the errors known from a profile's spread weigh as much as
-RESIDUALS = 16  # from here on the counts of ``profiles.residuals``
+BEHIND, MOST_BEHIND, ALLOWED, SCALE = range(12, 16)  # of the run going on; ``ALLOWED`` is the reach as it began
+PRIOR = 16  # iterations that the errors known from a profile's spread weigh as much as
+RESIDUALS = 17  # from here on the counts of ``profiles.residuals``
 STATE = RESIDUALS + HISTOGRAMS
 RELAXING = (SLOPE, INTERCEPT_S, SPREAD, ERROR, SCALE)  # what idleness brings back to its usual value, see ``relaxed``
 PRIOR_ITERATIONS = 20.0
 PRIOR_RUNS = 500  # drawn to see how far behind runs of such a spread fall
-RUN = 40  # iterations over which a stream that falls behind is not yet given time to recover
+RUN = 16  # iterations that a stream stays behind before it gets time to recover; over longer runs prompts get less
 
 
 class Tuning(NamedTuple):
@@ -74,6 +74,7 @@ def new_correction(coef: Floats, spread: IterationSpread | None = None) -> Float
     """The state that leaves ``coef`` as it is; errors and ``reach`` begin as the profile's spread makes them."""
     state = np.zeros(STATE)
     state[SLOPE], state[INTERCEPT_S], state[SPREAD], state[SCALE] = 1.0, kernels.gemm_s(coef, 0.0), 0.1, 1.0
+    state[ALLOWED] = math.inf
     if spread is not None and spread.is_known:
         _expect(state, spread)
     return state
@@ -85,6 +86,7 @@ def _expect(state: Floats, spread: IterationSpread) -> None:
     state[RAW_ERROR] = state[ERROR]
     state[PRIOR] = PRIOR_ITERATIONS
     state[SCALE] = min(max(behind / float(_most_behind(state, DEFAULT)), DEFAULT.least_scale), DEFAULT.most_scale)
+    state[ALLOWED] = _most_behind(state, DEFAULT)
 
 
 @functools.lru_cache(maxsize=64)
@@ -145,14 +147,15 @@ def _follow_run(new: Floats, late: float, tuning: Tuning) -> None:
 
     The scale tracks the quantile ``confidence`` (quantile tracking of Angelopoulos et al. 2023, "Conformal PID
     control"): whatever the distribution is, and however iterations hang together, that share of runs stays within it.
+    A run is judged by the reach told as it began: slow iterations that hang together raise the error while they last.
     """
     new[BEHIND] += late
     new[MOST_BEHIND] = max(new[MOST_BEHIND], new[BEHIND])
     if new[COUNT] % RUN == 0.0:
-        is_beyond = 1.0 if new[MOST_BEHIND] > _most_behind(new, tuning) else 0.0
+        is_beyond = 1.0 if new[MOST_BEHIND] > new[ALLOWED] else 0.0
         scale = new[SCALE] * math.exp(tuning.scale_rate * (is_beyond - (1.0 - tuning.confidence)))
         new[SCALE] = min(max(scale, tuning.least_scale), tuning.most_scale)
-        new[BEHIND] = new[MOST_BEHIND] = 0.0
+        new[BEHIND], new[MOST_BEHIND], new[ALLOWED] = 0.0, 0.0, _most_behind(new, tuning)
 
 
 @njit(cache=True)
