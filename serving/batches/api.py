@@ -30,7 +30,7 @@ from serving.ingress.asgi import (
     send_error,
     send_json,
 )
-from serving.ingress.errors import ApiError
+from serving.ingress.errors import AGAIN_S, ApiError
 from serving.ingress.ingress import within_prefix
 from serving.ingress.limits import FILES, takes_file
 from serving.request.slo import encodable
@@ -178,7 +178,8 @@ def as_told(error: BatchError) -> ApiError:
     """The error as clients read it."""
     kind = "invalid_request_error" if error.status < 500 else "service_unavailable_error"
     kind = "rate_limit_error" if error.status == HTTPStatus.TOO_MANY_REQUESTS else kind
-    headers = {"retry-after": str(error.retry_after_s)} if error.retry_after_s else {}
+    again_s = error.retry_after_s or (AGAIN_S if error.status == HTTPStatus.SERVICE_UNAVAILABLE else 0)
+    headers = {"retry-after": str(again_s)} if again_s else {}
     return ApiError(error.status, error.message, kind, error.param, error.code, headers)
 
 

@@ -249,7 +249,7 @@ class BatchBook(FileBook):
         """An open batch, whose lines may have to be found first; None where its file is lost, which is its end."""
         if batch.id not in self._open:
             try:
-                opened = OpenBatch(batch, InputLines.found(self._storage, f"files/{batch.input_file_id}"))
+                opened = OpenBatch(batch, InputLines.found(self._storage, f"files/{batch.input_file_id}", batch.total))
             except InputLostError as error:
                 self._fail(batch, error, now_s)
                 return None

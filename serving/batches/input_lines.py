@@ -33,12 +33,15 @@ class InputLines:
         self._window, self._window_begins = b"", 0
 
     @classmethod
-    def found(cls, storage: Storage, path: str) -> "InputLines":
-        """The lines of this file, which is read once; raises ``InputLostError``."""
+    def found(cls, storage: Storage, path: str, count: int) -> "InputLines":
+        """The lines of this file, which had so many when it was checked; it is read once. Raises ``InputLostError``."""
         try:
-            return cls(storage, path, (place for place, _ in numbered(storage.lines(path))))
+            lines = cls(storage, path, (place for place, _ in numbered(storage.lines(path))))
         except FileNotFoundError:
             raise InputLostError("is missing") from None
+        if len(lines) != count:
+            raise InputLostError(f"has {len(lines)} requests, and had {count} when it was checked")
+        return lines
 
     @property
     def numbers(self) -> Sequence[int]:

@@ -9,7 +9,7 @@ from protocol.messages import Decision
 from serving.request.trail import LAST_EVENT_ID
 
 RETRY_AFTER_CAP_S = 30
-AGAIN_S = 5  # after which to ask a fleet again that has no replica: nobody knows how long one takes to start
+AGAIN_S = 5  # after which to ask again where nobody knows how long it takes: a replica starts, or a keeper of batches
 ANTHROPIC = "/v1/messages"  # this path, and what is below it
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",

@@ -18,7 +18,7 @@ def test_lines_of_any_length_are_read_in_any_order(tmp_path: Path, scheme: str) 
     storage, lengths = Storage(f"{scheme}{tmp_path}"), [10, WINDOW, 2 * WINDOW, 10, WINDOW // 2, WINDOW // 2, 10]
     each = [jsonl(line(str(k), prompt="x" * length)) for k, length in enumerate(lengths)]
     storage.write("file", b"\n" + b"\n".join(each) + b" \r\n")
-    lines = InputLines.found(storage, "file")
+    lines = InputLines.found(storage, "file", 7)
     assert list(lines.numbers) == [2, 4, 6, 8, 10, 12, 14]
     assert [number in lines for number in (1, 2, 3, 14, 15, 16)] == [False, True, False, True, False, False]
     for k in (0, 1, 2, 3, 4, 5, 6, 4, 1, 6, 0):
@@ -29,7 +29,7 @@ def test_lines_of_any_length_are_read_in_any_order(tmp_path: Path, scheme: str) 
 def test_lines_in_order_take_few_questions_to_the_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage, asked, read = Storage(str(tmp_path)), list[int](), Storage.read_part
     storage.write("file", content := jsonl(*(line(str(k), prompt="x" * 1000) for k in range(1000))))
-    lines = InputLines.found(storage, "file")
+    lines = InputLines.found(storage, "file", 1000)
 
     def counted(storage: Storage, path: str, begin: int, size: int) -> bytes:
         asked.append(begin)
@@ -44,12 +44,12 @@ def test_lines_in_order_take_few_questions_to_the_storage(tmp_path: Path, monkey
 def test_a_file_that_is_gone_or_another_one_is_lost(tmp_path: Path, content: bytes | None) -> None:
     storage = Storage(str(tmp_path))
     storage.write("file", jsonl(line("a"), line("b", prompt="x" * WINDOW)))
-    lines = InputLines.found(storage, "file")
+    lines = InputLines.found(storage, "file", 2)
     lines.line(1)
     storage.remove("file")
     if content is None:
         with pytest.raises(InputLostError, match="is missing"):
-            InputLines.found(storage, "file")
+            InputLines.found(storage, "file", 2)
     else:
         storage.write("file", content)
     with pytest.raises(InputLostError):
@@ -164,6 +164,24 @@ def test_a_batch_whose_file_is_lost_while_it_is_open_fails_with_the_results_that
     ended = book.batch("", batch["id"])
     assert (ended.state, ended.errors[-1].code, ended.completed) == ("failed", "file_lost", 1)
     assert [each["custom_id"] for each in lines_of(book, "", ended.output_file_id or "")] == ["0"]
+
+
+@pytest.mark.parametrize("kept", [1, 2, 5])
+def test_a_file_with_fewer_or_more_requests_than_were_checked_fails_its_batch(tmp_path: Path, kept: int) -> None:
+    """A batch ended as completed with fewer results than requests, or counted more than it had."""
+    book = book_of(tmp_path)
+    batch = opened(book, 3)
+    (given,) = book.give("a", 1, (), NOW_S).lines
+    book.take_back("a", [result(given)], [], NOW_S)
+    book.close()
+    content = jsonl(*(line(str(k)) for k in range(kept)))
+    book._storage.write(f"files/{batch['input_file_id']}", content)
+    again = book_of(tmp_path)
+    assert again.give("a", 9, (), NOW_S).lines == []
+    ended = again.batch("", batch["id"])
+    assert (ended.state, ended.errors[-1].code, ended.completed, ended.total) == ("failed", "file_lost", 1, 3)
+    assert f"has {kept} requests, and had 3" in ended.errors[-1].message
+    assert [each["custom_id"] for each in lines_of(again, "", ended.output_file_id or "")] == ["0"]
 
 
 def test_a_batch_whose_file_is_lost_fails_alone(tmp_path: Path) -> None:

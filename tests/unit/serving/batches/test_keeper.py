@@ -115,3 +115,10 @@ def test_who_has_too_many_batches_is_told_when_there_is_a_place(
         own._tending.cancel()
 
     asyncio.run(play())
+
+
+def test_who_finds_no_keeper_or_no_storage_is_told_when_to_ask_again() -> None:
+    for code in ("batches_unavailable", None):
+        told = as_told(BatchError(503, "Batches cannot be reached at present.", None, code))
+        assert (told.status, told.type, told.headers) == (503, "service_unavailable_error", {"retry-after": "5"})
+    assert as_told(BatchError(404, "No such file.", "file_id", "not_found")).headers == {}
