@@ -12,6 +12,7 @@ from serving.ingress.errors import ApiError, anthropic_error, is_anthropic
 from serving.request.state import HttpRequestState
 
 _CODES = {401: "invalid_api_key", 404: "not_found"}  # of errors that have none
+RESPONSES = "/v1/responses"
 EVENT = b"data: {"
 MIDDLE = EVENT + b'"id"'  # how those of completions and chats begin, errors not
 CONVERTER_ERROR = "internal_error"  # of vLLM's messages API, which cannot read an error of the chat API below it
@@ -48,7 +49,10 @@ def mend_error(body: bytes, status: int, path: str) -> bytes:
     )
     if is_anthropic(path):
         return _encoded(anthropic_error(status, str(error.get("message", ""))))
-    return _encoded({"error": openai_error(error)})
+    told = openai_error(error)
+    if path == RESPONSES and told["param"] == "response_id":  # vLLM names what its own paths have
+        told["param"] = "previous_response_id"
+    return _encoded({"error": told})
 
 
 def only_error(stream: bytes) -> tuple[int, bytes] | None:

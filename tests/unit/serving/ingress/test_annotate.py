@@ -171,6 +171,15 @@ def test_a_404_says_what_is_missing(message: str, param: str | None, code: str) 
     assert openai_error(error)["code"] == code
 
 
+@pytest.mark.parametrize(
+    ("path", "param"), [("/v1/responses", "previous_response_id"), ("/v1/responses/resp_x", "response_id")]
+)
+def test_a_404_about_a_response_names_the_field_of_the_request(path: str, param: str) -> None:
+    error = {"message": "Response with id 'resp_x' not found.", "param": "response_id", "code": 404}
+    told = json.loads(mend_error(json.dumps({"error": error}).encode(), 404, path))["error"]
+    assert (told["param"], told["code"]) == (param, "not_found")
+
+
 def test_errors_have_the_shape_of_their_path() -> None:
     unauthorized = b'{"error":"Unauthorized"}'
     told = {"message": "Unauthorized", "type": "invalid_request_error", "param": None, "code": "invalid_api_key"}
