@@ -41,41 +41,45 @@ class Guard:
         self._places = Places(config.most_requests, config.requests_per_client)
         self._bodies = OpenBodies(config.open_bodies, config.body_s)
         self._files = OpenBodies(OPEN_FILES, FILE_TIMES * config.body_s, config.body_s)
+        self._root = ""  # the application's route prefix, which Serve puts into a scope only behind this guard
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or ARRIVED in scope:  # websockets, and what another guard has let through
             await self.app(scope, receive, send)
             return
-        scope[ARRIVED] = time.monotonic()
+        scope[ARRIVED], root = time.monotonic(), scope.get("root_path", "")
+        path = scope["path"].removeprefix(self._root or root)
         try:
             check_headers(scope["headers"], self.config)
             if scope["method"] in WITH_BODY:
-                await self._with_body(scope, receive, send)
+                await self._with_body(path, scope, receive, send)
             else:
                 await self.app(scope, receive, send)
         except Refusal as refusal:
             turned_away.note(refusal.error.code)
-            await send_error(send, refusal.error, scope["path"])
+            await send_error(send, refusal.error, path)
         except ClientGone:
             return
+        finally:
+            if scope.get("root_path", "") != root:  # a proxy's health check comes before any client
+                self._root = scope["root_path"]
 
-    async def _with_body(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def _with_body(self, path: str, scope: Message, receive: Receive, send: Send) -> None:
         client = client_of(scope["headers"], self.config.client_header)
-        bodies = self._files if takes_file(scope["path"]) else self._bodies
+        bodies = self._files if takes_file(path) else self._bodies
         body = b""  # of a client without a key, whom the application refuses
-        if self._is_known(scope):
-            body = await bodies.read(receive, most_bytes(scope["path"], self.config), dict(scope["headers"]))
+        if self._is_known(path, scope):
+            body = await bodies.read(receive, most_bytes(path, self.config), dict(scope["headers"]))
         self._places.take(client)
         try:
             await self.app(scope, replayed(body, receive), send)
         finally:
             self._places.give_back(client)
 
-    def _is_known(self, scope: Message) -> bool:
+    def _is_known(self, path: str, scope: Message) -> bool:
         """Whether a request has a key of any of the models, or needs none. Which of them it opens is theirs to say."""
         if self._tenants is None or SENT_FOR in scope:
             return True
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
         headers = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
         return not path.startswith(GUARDED) or tenant_of(path, headers) in self._tenants
 

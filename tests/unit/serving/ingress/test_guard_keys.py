@@ -7,6 +7,7 @@ import pytest
 
 from serving.config.app import AppConfig
 from serving.config.limits import GuardConfig
+from serving.ingress.asgi import Message, Receive, Send
 from serving.ingress.guard import ENVIRONMENT_KEY, Guard
 from serving.request.tenant import SENT_FOR, tenant_by
 from tests.unit.serving.ingress.test_guard import Client, Server
@@ -61,6 +62,32 @@ def test_a_body_is_read_of_who_has_a_configured_key(
     assert is_read(config, headers, "/v2/embed") == is_known, "nor where vLLM would not serve it"
     assert is_read(config, headers, "/tokenize"), "vLLM guards no other route"
     assert is_read(config, [], **{SENT_FOR: tenant_by(OWN)}), "a line of a batch"
+
+
+class Mounted(Server):
+    """As Serve runs an application below a route prefix: it says so in the scope, once the guard has let it in."""
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        scope["root_path"] = "/lab"
+        await super().__call__(scope, receive, send)
+
+
+def test_a_route_prefix_is_known_from_the_first_answer_on() -> None:
+    """The guard is around what adds the prefix to a scope: keys, limits and shapes of errors went by another path."""
+    config = guard_of(keyed(OWN)).model_copy(update={"body_s": 0.05, "text_bytes": 10})
+
+    async def run() -> None:
+        guard = Guard(Mounted(), config)
+        await Client(guard, "/-/healthz", method="GET").status()
+        stranger = Client(guard, "/lab/v1/completions")
+        assert (await stranger.status(), stranger.sent[1]["body"]) == (200, b"0"), "its body is not read"
+        assert await Client(guard, "/lab/v1/completions", bearer(OWN)).status() == 408
+        assert await Client(guard, "/lab/tokenize").say(b"x" * 11).status() == 413
+        assert await Client(guard, "/lab/tokenize").say(b"x" * 10).status() == 200
+        late = Client(guard, "/lab/v1/messages", bearer(OWN))
+        assert (await late.status(), late.error["type"]) == (408, "timeout_error")
+
+    asyncio.run(run())
 
 
 def test_the_key_of_the_environment_counts_where_none_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
