@@ -19,7 +19,9 @@ from serving.ingress.errors import ApiError, bad_request, engine_failed, refused
 from serving.ingress.guard import ARRIVED
 from serving.ingress.json_body import read_json
 from serving.ingress.limits import SCORING, Refusal, check_document, check_scoring
+from serving.ingress.mended_errors import MendedErrors, is_json, is_stream, resized
 from serving.ingress.resumption import Events, Resumption, events_of, resume_header
+from serving.ingress.scoring import score
 from serving.ingress.sequences import expected_sequences
 from serving.request.program import read_program
 from serving.request.program_memory import ProgramMemory
@@ -65,7 +67,7 @@ class SloMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
         elif scope["method"] != "POST":
-            await self.app(scope, receive, MendedErrors(send, scope["path"]))
+            await self._mended(scope, receive, send)
         else:
             await self._post(scope, receive, send)
 
@@ -76,8 +78,10 @@ class SloMiddleware:
             document = self._read(body)
             if path == SCORING:
                 check_scoring(document, self.limits)
+                await score(self._mended, scope, replayed(body, receive), send, self.overload_status)
+                return
             if path not in GENERATING or UNKNOWN_MODEL in scope:
-                await self.app(scope, replayed(body, receive), MendedErrors(send, path))
+                await self._mended(scope, replayed(body, receive), send)
                 return
             request_state, body = self._open(scope, document, body)
             await self.resumption.prepare(request_state, path, scope["headers"], document)
@@ -90,6 +94,9 @@ class SloMiddleware:
         except ClientGone:
             return
         await self._generate(request_state, with_length(scope, len(body)), replayed(body, receive), send)
+
+    async def _mended(self, scope: Message, receive: Receive, send: Send) -> None:
+        await self.app(scope, receive, MendedErrors(send, scope["path"]))
 
     async def _generate(self, request_state: HttpRequestState, scope: Message, receive: Receive, send: Send) -> None:
         """Have it answered; a stream may be refused after the application has begun it, and nothing was sent yet."""
@@ -130,27 +137,6 @@ class SloMiddleware:
         request_state.tenant = tenant
         stripped = strip_body(document)
         return request_state, body if stripped is document else msgspec.json.encode(stripped)
-
-
-class MendedErrors:
-    """The ``send`` of a request: JSON errors of vLLM's server in the shape that the path's clients expect."""
-
-    def __init__(self, send: Send, path: str) -> None:
-        self.send, self.path = send, path
-        self._start: Message | None = None
-        self._parts: list[bytes] = []
-
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start" and message["status"] >= 400 and is_json(message):
-            self._start = message
-        elif message["type"] == "http.response.body" and self._start is not None:
-            self._parts.append(bytes(message.get("body", b"")))
-            if not message.get("more_body", False):
-                data = mend_error(b"".join(self._parts), self._start["status"], self.path)
-                await self.send(resized(self._start, len(data)))
-                await self.send({"type": "http.response.body", "body": data, "more_body": False})
-        else:
-            await self.send(message)
 
 
 class Response:
@@ -268,23 +254,3 @@ class Response:
         if stage is None or stage.e2e_s == INF:
             return []
         return [(b"x-slo-stage-deadline-ms", f"{1000.0 * stage.e2e_s:.0f}".encode())]
-
-
-def is_json(start: Message) -> bool:
-    """Whether the response that begins so is a JSON document."""
-    return _has_type(start, b"application/json")
-
-
-def is_stream(start: Message) -> bool:
-    """Whether the response that begins so is a stream of events."""
-    return _has_type(start, b"text/event-stream")
-
-
-def _has_type(start: Message, kind: bytes) -> bool:
-    return bool(dict(start.get("headers", [])).get(b"content-type", b"").startswith(kind))
-
-
-def resized(start: Message, length: int) -> Message:
-    """A response's start with another content length."""
-    headers = [(name, value) for name, value in start.get("headers", []) if name.lower() != b"content-length"]
-    return {**start, "headers": [*headers, (b"content-length", str(length).encode())]}

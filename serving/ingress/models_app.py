@@ -32,7 +32,8 @@ from serving.ingress.asgi import (
 from serving.ingress.dashboard_page import DASHBOARD, send_dashboard
 from serving.ingress.guard import Guard
 from serving.ingress.ingress import IngressApp, within_prefix
-from serving.ingress.middleware import UNKNOWN_MODEL, resized
+from serving.ingress.mended_errors import resized
+from serving.ingress.middleware import UNKNOWN_MODEL
 from serving.ingress.models_metrics import metrics_app
 from serving.ingress.replica_status import of_several
 

@@ -25,7 +25,7 @@ from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.executor.abstract import Executor
 
-from protocol.messages import Slo, Traits
+from protocol.messages import Traits
 from replicas.vllm_codec import encode_request, encode_value, with_emitted
 from routing.prefix_index import hash_prefix, salt_of
 from serving.config.limits import LimitsConfig
@@ -34,6 +34,7 @@ from serving.dispatch.dispatcher import Dispatcher
 from serving.dispatch.engine_request import EngineRequest, Timeouts, Transport
 from serving.ingress.other_tasks import RUN_TIME_ADAPTERS
 from serving.ingress.replays import Replays
+from serving.ingress.scoring import without_objective
 from serving.ingress.vllm_checks import check_computed, check_prompt_logprobs
 from serving.ingress.vllm_front_end import FleetLLM
 from serving.ingress.vllm_keys import trust_own_requests
@@ -85,7 +86,7 @@ class FleetCoreClient:
         self.dispatcher = Dispatcher(transport, self.replays.add, timeouts, pace)
 
     async def add_request_async(self, request: EngineCoreRequest) -> None:
-        request_state = current_request_state.get() or HttpRequestState(Slo(best_effort=True))
+        request_state = current_request_state.get() or without_objective()
         try:
             check_computed(request, self._not_computed)
             check_prompt_logprobs(request, self._most_prompt_logprobs)

@@ -5,11 +5,12 @@ import json
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from protocol.messages import Delta, Outputs
 from serving.config.app import AppConfig
-from tests.support.ingress_scene import MODEL, Ingress
+from tests.support.ingress_scene import MODEL, Ingress, refused
 from tests.unit.serving.ingress.test_requests import BODIES, schema, sound, written
 
 
@@ -64,11 +65,13 @@ def test_what_engines_without_logits_cannot_compute_is_a_400_that_names_the_fiel
     assert ingress.transport.submitted == []
 
 
-async def failed(ingress: Ingress, path: str, stream: bool, tokens: int) -> httpx.Response:
+async def failed(
+    ingress: Ingress, path: str, stream: bool, tokens: int, body: dict[str, Any] | None = None
+) -> httpx.Response:
     """What a request gets whose engine fails after so many tokens, and no other goes on."""
     transport, dispatcher = ingress.transport, ingress.client.dispatcher
     transport.holds = True
-    asking = asyncio.create_task(ingress.ask(path, sound(path, stream=stream)))
+    asking = asyncio.create_task(ingress.ask(path, body or sound(path, stream=stream)))
     async with asyncio.timeout(30):
         while not transport.submitted:
             await asyncio.sleep(0.001)
@@ -124,3 +127,16 @@ def test_as_many_items_as_the_limit_are_scored_and_no_more(ingress: Ingress) -> 
     assert not ingress.transport.submitted
     ingress.post("/generative_scoring", body | {"items": ["b"] * 3})
     assert len(ingress.transport.submitted) == 3
+
+
+def test_scores_that_no_replica_computes_are_no_mistake_of_the_client(ingress: Ingress) -> None:
+    """They were 400s about logprobs and items."""
+    body = {"model": MODEL, "query": "a", "label_token_ids": [70], "items": ["b", "c"]}
+    ingress.transport.decide = lambda ask: msgspec.structs.replace(refused(ask), reason="no_replica")
+    answer = ingress.post("/generative_scoring", body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_replica")
+    assert int(answer.headers["retry-after"]) > 0
+    ingress.reset()
+    answer = ingress.run(failed(ingress, "/generative_scoring", False, 0, body))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "engine_error")
+    assert ingress.post("/generative_scoring", {**body, "items": []}).status_code == 400

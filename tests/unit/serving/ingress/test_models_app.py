@@ -128,6 +128,13 @@ def test_a_stored_response_is_found_with_the_model_that_made_it(models: "Models"
     assert [(answer.status_code, answer.json()["error"]["code"]) for answer in unknown] == [(404, "not_found")] * 4
 
 
+def test_a_stored_response_that_has_no_events_is_not_streamed(models: "Models") -> None:
+    """Only background ones have them. A second response began, which cut the connection."""
+    made = models.post("/v1/responses", {"model": "code", "input": "hi", "max_output_tokens": 4, "store": True}).json()
+    answer = models.run(models.ask(f"/v1/responses/{made['id']}?stream=true", method="GET"))
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_id")
+
+
 def test_a_program_that_asks_several_models_has_one_age(models: "Models") -> None:
     for name in NAMES:
         assert models.post("/v1/completions", body(name, slo={"program": {"id": "p1"}})).status_code == 200
