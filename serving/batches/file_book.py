@@ -67,11 +67,11 @@ class FileBook:
         self.files[told.id] = told
         return told
 
-    def file(self, tenant: str, file_id: str) -> StoredFile:
-        """A file of this tenant; others do not exist for it."""
+    def file(self, tenant: str, file_id: str, param: str = "file_id") -> StoredFile:
+        """A file of this tenant, which ``param`` of a request names; others do not exist for it."""
         found = self.files.get(file_id)
         if found is None or found.tenant != tenant:
-            raise BatchError(404, f"No such file: {file_id[:64]!r}.", "file_id", "not_found")
+            raise BatchError(404, f"No such file: {file_id[:64]!r}.", param, "not_found")
         return found
 
     def content(self, tenant: str, file_id: str, begin: int = 0, size: int = MOST_BYTES) -> bytes:
@@ -84,7 +84,7 @@ class FileBook:
 
     def _input(self, tenant: str, file_id: str) -> Iterator[bytes]:
         """The lines of the file that a new batch names."""
-        found = self.file(tenant, file_id)
+        found = self.file(tenant, file_id, "input_file_id")
         try:
             yield from self._storage.lines(f"files/{found.id}")
         except FileNotFoundError:

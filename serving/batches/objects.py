@@ -80,7 +80,7 @@ class Batch(msgspec.Struct):
         ended = {f"{state}_at": None for state in ("completed", "failed", "expired", "cancelled")}
         if self.ended_s:
             ended[f"{self.state}_at"] = self.ended_s  # type: ignore[assignment]
-        is_checked = self.state != "failed"
+        is_checked = self.state != "failed" or self.total > 0  # otherwise its input file had a mistake
         told = [msgspec.structs.asdict(error) for error in self.errors]
         return {
             "id": self.id,

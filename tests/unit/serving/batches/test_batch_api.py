@@ -213,6 +213,9 @@ def test_mistakes_are_told(ingress: Ingress, book: BatchBook) -> None:
                 with pytest.raises(openai.BadRequestError) as error:
                     await client.post("/batches", body={**wanted(file.id), **change}, cast_to=object)
                 assert error.value.param == param
+            with pytest.raises(openai.NotFoundError) as unknown:
+                await client.post("/batches", body=wanted("file-x"), cast_to=object)
+            assert unknown.value.param == "input_file_id"
             with pytest.raises(openai.BadRequestError) as error:
                 await client.files.create(file=b"x", purpose="fine-tune")
             assert error.value.param == "purpose"

@@ -139,6 +139,7 @@ def test_results_beyond_a_tenants_room_end_the_batch(tmp_path: Path) -> None:
     book.take_back("a", [LineResult(given[0].batch_id, given[0].number, "r", 200, body)], [], NOW_S)
     ended = book.batch("", batch["id"]).shown()
     assert (ended["status"], ended["errors"]["data"][0]["code"]) == ("failed", "results_too_large")
+    assert ended["in_progress_at"] == batch["in_progress_at"] == int(NOW_S)
     assert len(lines_of(book, "", ended["output_file_id"])) == 1
 
 
