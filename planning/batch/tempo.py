@@ -9,6 +9,7 @@ from planning.batch.fair import FAIRNESS, QUANTUM_STEPS, at_boundary, blend
 from planning.batch.kv import wanted_kv_tokens
 from planning.batch.ordered import run_by_bid, sorted_rows
 from planning.batch.policy import policy
+from planning.batch.preemption import is_held
 from planning.batch.worth import decode_step_s, first_s, prospects, recompute_s, service_gain
 from planning.engine import EngineModel
 from planning.tables import RequestTable
@@ -39,14 +40,16 @@ def interruption_costs(
     """The priority that a newcomer must exceed to take each request's place (f8[rows], Tempo section 4.2).
 
     By ``THRESHOLD``, and by what the recompute costs: while the engine computes a KV cache again, all that runs stands
-    still. That loss is spread over the time for which the request is put off. A quantum under way is not interrupted.
+    still. That loss is spread over the time for which the request is put off. A quantum under way is not interrupted,
+    nor who has been and has made few tokens since: fairness would let the prompts of two tenants that do not both fit
+    take each other's place for ever, chunk by chunk.
     """
     running = 0.0
     for i in range(len(table)):
         running += priorities[i] if table[i]["running"] else 0.0
     costs = np.full(len(table), math.inf)
     for i in range(len(table)):
-        if at_boundary(table[i], quantum_steps):
+        if at_boundary(table[i], quantum_steps) and not is_held(table[i]):
             loss = RECOMPUTES * recompute_s(engine, table[i]) * running / rests[i]
             costs[i] = (1.0 + THRESHOLD) * priorities[i] + loss
     return costs

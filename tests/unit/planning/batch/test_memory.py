@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from planning.batch.fair import FAIRNESS
+from planning.batch.kv import PREEMPT
 from planning.batch.memory import (
     ACCOUNTS,
     CUTOFFS,
@@ -15,7 +17,12 @@ from planning.batch.memory import (
     recall,
     record,
 )
+from planning.batch.registry import batch_policy
+from planning.engine import EngineModel
+from planning.limits import make_limits
 from planning.tables import request_table
+
+COEF = np.array([1e-5, 1e-3, 4e-5, 0.0, 1e-8, 1e-9, 1e-5, 1e-4])
 
 
 def decoding(*tenants: int) -> np.ndarray:
@@ -108,3 +115,27 @@ def test_the_memories_of_several_engines_are_like_one_each() -> None:
         assert table.dtype == own.dtype
         assert (table == own).all()
         assert table.shape == (3, *own.shape)
+
+
+@pytest.mark.parametrize(("name", "value"), [("tempo", 1.0), ("tempo", 0.0), ("calm", 0.0)])
+def test_prompts_of_two_tenants_that_do_not_both_fit_are_computed(name: str, value: float) -> None:
+    """Each chunk made the other tenant the one that was served least: they took each other's place for ever."""
+    memory, table, limits = new_memory(), request_table(2), make_limits(30_000, max_running=1, fairness=FAIRNESS)
+    table["id"], table["tenant"], table["best_effort"] = [1, 2], [7, 8], value > 0.0
+    table["prompt_tokens"], table["output_tokens"], table["output_cap_tokens"] = 20_000, 50, 50
+    table["value"], table["deadline_s"] = value, 60.0
+    preempted = 0
+    for step in range(300):
+        recall(memory, table)
+        tokens, now_s = np.zeros(len(table), dtype=np.int32), 0.1 * step
+        seconds, _ = batch_policy(name).form(EngineModel(COEF, limits), table, now_s, tokens)
+        record(memory, table, tokens, now_s, seconds)
+        lost = tokens == PREEMPT
+        preempted += int(lost.sum())
+        table["running"] = (table["running"] & ~lost) | (tokens > 0)
+        table["preempted_at"][lost] = table["emitted_tokens"][lost] + 1
+        table["computed_tokens"] = np.where(lost, 0, table["computed_tokens"] + tokens)
+        table["emitted_tokens"] += table["computed_tokens"] == table["prompt_tokens"] + table["emitted_tokens"]
+        table = table[table["emitted_tokens"] < table["output_cap_tokens"]]
+    assert len(table) == 0
+    assert preempted <= 4
