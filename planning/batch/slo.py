@@ -167,7 +167,7 @@ def _add_late_and_best_effort(builder: BatchBuilder, limit_s: float, best_effort
     if best_effort_s > 0.0 and margin_s <= kept_s:  # what there is, is kept for those that have waited too long
         rows = rows[builder.slack_s[rows] < 0.0]
     take_decodes(builder, decode_limit_s, IDLE, rows)
-    if served == ALL_SERVED:
+    if served != OUT_OF_TIME:  # a late prompt that lacks KV cache has that of best effort as soon as it is enough
         take_prefills(builder, limit_s, IDLE, BEST_EFFORT_PREFILL, 0.0)
 
 

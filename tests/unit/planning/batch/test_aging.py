@@ -132,6 +132,35 @@ def test_nobody_waits_for_one_that_objectives_leave_no_room() -> None:
     assert form(promised, running, large, newcomer, limits=limits) == [1, 1, 0, 40]
 
 
+def test_best_effort_goes_on_beside_a_late_prompt_that_objectives_leave_no_room() -> None:
+    """It began nothing and continued no prompt until the late one had room, which may take minutes."""
+    limits, late = make_limits(1000, block_tokens=1, aging_s=AGING_S), prompt(900, 2, -2.0)
+    promised, newcomer, begun = holding(decode(1), 200), spare(prompt(40, 3)), spare(prompt(40, 4))
+    begun["running"], begun["computed_tokens"] = True, 30
+    assert form(promised, late, newcomer, begun, limits=limits) == [1, 0, 40, 10]
+
+
+def iterations_until_begun(table: RequestTable, row: int) -> int:
+    """How many are formed before the first one that this row is part of."""
+    limits, tokens, now_s = make_limits(1000, block_tokens=1, aging_s=AGING_S), np.zeros(len(table), np.int32), 0.0
+    for step in range(400):
+        now_s += form_batch(EngineModel(COEF, limits), table, now_s, tokens)[0]
+        if tokens[row] > 0:
+            return step
+        for each, count in zip(table, tokens, strict=True):
+            if count:
+                run_tokens(each, int(count), 0.0, True)
+    return -1
+
+
+def test_best_effort_takes_no_room_that_a_late_prompt_waits_for() -> None:
+    promised, late = holding(decode(1), 200), prompt(900, 2, -2.0)
+    promised["output_tokens"] = promised["output_cap_tokens"] = 60
+    alone = iterations_until_begun(np.concatenate((promised, late)), 1)
+    small = [spare(prompt(40, 10 + i)) for i in range(20)]
+    assert iterations_until_begun(np.concatenate((promised, late, *small)), 1) == alone > 0
+
+
 def test_a_large_request_begins_beside_a_stream_of_small_ones() -> None:
     """Four of those run at any time, each for a second, and hold more than it leaves them."""
     slow, limits, now_s = COEF + 0.0, make_limits(1000, block_tokens=1, aging_s=AGING_S), 0.0

@@ -221,13 +221,6 @@ def test_best_effort_that_waits_costs_in_proportion_to_its_number() -> None:
     assert least_s(8 * few) < 32 * least_s(few)
 
 
-def test_best_effort_takes_no_room_that_a_late_prompt_waits_for() -> None:
-    limits = make_limits(300, block_tokens=1)
-    late, small = prompts([290], [0.001]), spare(prompts([20], [math.inf], 200))
-    assert form(decodes([0.5]), small, limits=limits)[1] == [1, 20]
-    assert form(decodes([0.5]), late, small, limits=limits)[1] == [1, 0, 0]
-
-
 def test_no_decode_is_preempted_for_one_that_does_not_fit_anyway() -> None:
     limits = make_limits(20, block_tokens=10)
     large, small = decodes([0.5]), spare(decodes([1.0]))
