@@ -53,12 +53,17 @@ def emitted_elsewhere(params: Any) -> int:
 
 @njit(cache=True)
 def _take(table: np.ndarray, states: np.ndarray, rows: np.ndarray, running: int, out: np.ndarray) -> int:
-    """Copy ``rows``, the first ``running`` of which run; returns of how many the moving columns must be read."""
+    """Copy ``rows``, the first ``running`` of which run; returns of how many the moving columns must be read.
+
+    One whose last token is in flight has nothing to run: that one is left out of ``emitted_tokens``.
+    """
     unread = 0
     for i in range(len(rows)):
         out[i] = table[rows[i]]
         out[i]["running"] = i < running
         out[i]["output_tokens"] = max(out[i]["output_tokens"], out[i]["emitted_tokens"] + 1)
+        if i < running and out[i]["emitted_tokens"] >= out[i]["output_cap_tokens"]:
+            out[i]["emitted_tokens"] = out[i]["computed_tokens"] - out[i]["prompt_tokens"]
         unread += states[rows[i]] != (FOLLOWED if i < running else FRESH)
     return unread
 

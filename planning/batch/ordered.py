@@ -37,9 +37,16 @@ class Queue(NamedTuple):
 
 
 @njit(cache=True)
+def _has_place(queue: Queue, i: int) -> bool:
+    """Whether request ``i`` holds KV and is not in the batch. One with nothing to run is about to end: it keeps it."""
+    row = queue.table[i]
+    return row["running"] and queue.tokens_out[i] == 0 and num_uncomputed_tokens(row) > 0
+
+
+@njit(cache=True)
 def _may_yield(queue: Queue, i: int, bid: float) -> bool:
-    """Whether request ``i`` holds KV, is not in the batch, and its place costs less than ``bid``."""
-    return queue.table[i]["running"] and queue.tokens_out[i] == 0 and bid > queue.costs[i]
+    """Whether request ``i`` has a place that costs less than ``bid``."""
+    return _has_place(queue, i) and bid > queue.costs[i]
 
 
 @njit(cache=True)
@@ -72,9 +79,7 @@ def _reserve(queue: Queue, pos: int, tokens: int) -> bool:
         return False
     for behind in range(len(queue.order) - 1, pos, -1):
         i = queue.order[behind]
-        if row["running"] or _may_yield(queue, i, bid):
-            if not queue.table[i]["running"] or queue.tokens_out[i] != 0:
-                continue
+        if _may_yield(queue, i, bid) or (row["running"] and _has_place(queue, i)):
             queue.tokens_out[i] = PREEMPT
             queue.free[FREE_KV] += held_kv_tokens(queue.table[i], queue.block_tokens)
             queue.free[FREE_SEQUENCES] += 1

@@ -36,7 +36,9 @@ def check_table(table: np.ndarray, running: list[Any], waiting: list[Any], draft
     elsewhere = [request.sampling_params.extra_args[KEY][EMITTED] for request in requests]
     here = [len(request._output_token_ids) + request.num_output_placeholders for request in requests]
     unsure = [drafts.get(request.request_id, 0) for request in requests]
-    assert table["emitted_tokens"].tolist() == (np.array(elsewhere) + here - unsure).tolist()
+    here = [emitted - draft for emitted, draft in zip(here, unsure, strict=True)]
+    ending = [made >= request.max_tokens for made, request in zip(here, requests, strict=True)]  # nothing to run
+    assert table["emitted_tokens"].tolist() == (np.array(elsewhere) + here - ending).tolist()
     assert (table["output_tokens"] > table["emitted_tokens"]).all()
     assert table["running"].tolist() == [True] * len(running) + [False] * len(waiting)
     computed = table["computed_tokens"][: len(running)].tolist()

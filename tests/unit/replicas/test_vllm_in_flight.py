@@ -214,6 +214,33 @@ def test_a_last_token_in_flight_leaves_the_next_step_planned(make_bench: MakeBen
     assert bench.batches[-1]["tight"] == 40
 
 
+def test_nobody_gives_up_kv_cache_for_a_request_whose_last_token_is_in_flight(make_bench: MakeBench) -> None:
+    """It was planned once more, as if it wanted the next block, and best effort was preempted for that."""
+    bench = make_bench(blocks=8, max_num_seqs=8, max_num_batched_tokens=512, enable_prefix_caching=False)
+    in_flight: list[Any] = []
+    bench.add("bulk", [1] * (6 * BLOCK_TOKENS - 10), 8, Slo(best_effort=True))
+    bench.step()
+    bench.add("short", [2] * (BLOCK_TOKENS - 1), 2, LOOSE)
+    while bench.scheduler.has_unfinished_requests() or in_flight:
+        while bench.scheduler.has_unfinished_requests() and len(in_flight) < 2:
+            in_flight.append(bench.begin())
+        bench.end(in_flight.pop(0))
+    bench.check_outputs({"bulk": 8, "short": 2})
+    assert not bench.preempted
+
+
+@pytest.mark.parametrize("max_tokens", [2, 3])
+def test_a_request_whose_last_token_is_in_flight_is_not_late(make_bench: MakeBench, max_tokens: int) -> None:
+    """One more would be; it has none."""
+    bench = make_bench(blocks=64, max_num_seqs=8, max_num_batched_tokens=512)
+    bench.add("short", [2] * 40, max_tokens, Slo(e2e_s=5.0))
+    for _ in range(2):
+        bench.begin()
+    scheduler = bench.scheduler
+    table = scheduler._rows.gather(scheduler.running, [], False)
+    assert scheduler._planner.late(table, table["deadline_s"][0] - 1e-4).tolist() == [max_tokens == 3]
+
+
 @pytest.mark.parametrize("stages", [2, 4])
 def test_every_step_of_a_pipeline_is_planned(make_bench: MakeBench, stages: int) -> None:
     """Decodes take turns: of every so many plans vLLM runs nothing, while the stages work on others."""

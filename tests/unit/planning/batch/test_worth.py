@@ -226,3 +226,14 @@ def test_hrrn_serves_the_highest_response_ratio_and_srpt_the_shortest() -> None:
 def test_vtc_serves_the_tenant_that_was_served_least() -> None:
     table = rows(2, tenant=[1, 2], tenant_served=[50.0, 10.0], arrival_s=[0.0, 1.0])
     assert batch("vtc", table, 1) == [0, 100]
+
+
+@pytest.mark.parametrize("name", ["edf", "tempo", "vllm"])
+def test_nobody_takes_the_place_of_one_that_is_about_to_end(name: str) -> None:
+    table = rows(2, best_effort=[True, False], deadline_s=[np.inf, 9.0], running=[True, False])
+    table["computed_tokens"][0] = 100
+    assert batch(name, table, 1) == [0, 0]
+    table["computed_tokens"][0] = 99
+    assert batch(name, table, 1) == ([1, 0] if name == "vllm" else [PREEMPT, 100])
+    growing = rows(2, running=True, emitted_tokens=29, computed_tokens=[128, 129], deadline_s=[3.0, 9.0])
+    assert batch(name, growing, 2, kv_capacity_tokens=272) == [0, 0]
