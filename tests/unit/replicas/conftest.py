@@ -54,10 +54,14 @@ class Bench:
 
         def checked(running: list[Any], waiting: list[Any], drafts: bool) -> np.ndarray:
             table = gather(running, waiting, drafts)
-            check_table(table, running, waiting, self.drafts_in_flight)
+            try:
+                check_table(table, running, waiting, self.drafts_in_flight)
+            except AssertionError as error:  # which the scheduler would take for a failure of its own
+                self.wrong.append(error)
             return table
 
         scheduler._rows.gather = checked
+        self.wrong: list[AssertionError] = []  # about tables
         self.outputs: dict[str, list[int]] = {}
         self.finished: set[str] = set()
         self.batches: list[dict[str, int]] = []
@@ -107,6 +111,8 @@ class Bench:
     def begin(self) -> Any:
         """Form a step."""
         scheduled = self.scheduler.schedule()
+        if self.wrong:
+            raise self.wrong[0]
         self.batches.append(dict(scheduled.num_scheduled_tokens))
         self.preempted |= scheduled.preempted_req_ids or set()
         requests = self.scheduler.requests
