@@ -11,6 +11,7 @@ import pytest
 
 from serving.cli import commands as cli
 from serving.launch.dashboard import serve_client
+from tests.support import plain_http
 from tests.support.stack import Stack, running, texts, until
 
 pytestmark = pytest.mark.integration
@@ -62,7 +63,7 @@ def history(stack: Stack) -> list[dict[str, Any]]:
 
 def post(stack: Stack, tier: str, tokens: int = 4, prompt: Any = "hi") -> httpx.Response:
     body = {"model": "embedded", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True}
-    return httpx.post(f"{stack.url}/v1/completions", json=body, headers={"x-slo-tier": tier}, timeout=60)
+    return plain_http.post(f"{stack.url}/v1/completions", json=body, headers={"x-slo-tier": tier}, timeout=60)
 
 
 def changed(name: str, **settings: Any) -> list[dict[str, Any]]:

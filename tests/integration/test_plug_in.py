@@ -5,10 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
-import httpx
 import pytest
 
 from benchmarks.vllm_alone import HEADERS, PLUG_IN, server
+from tests.support import plain_http
 from tests.support.stack import until
 from tests.support.vllm_alone import Crowd
 
@@ -25,7 +25,7 @@ def crowd(url: str) -> Crowd:
     asked = Crowd(url)
     asked.send("first", "the first one compiles what is not compiled yet", 4, vllm_xargs={"slo_ttft_ms": 60000})
     asked.wait()
-    httpx.post(f"{url}/pause", params={"mode": "keep"}, timeout=60).raise_for_status()
+    plain_http.post(f"{url}/pause", params={"mode": "keep"}, timeout=60).raise_for_status()
     for place, name in enumerate(BULK, 1):
         asked.send(name, f"{name} " * 60, 100)
         until_taken(url, place)
@@ -34,14 +34,14 @@ def crowd(url: str) -> Crowd:
     asked.send("urgent", "a quick question " * 20, 20, vllm_xargs={"slo_tier": "soon"})
     until_taken(url, len(BULK) + 2)
     time.sleep(1.0)  # from the server to its engine
-    httpx.post(f"{url}/resume", timeout=60).raise_for_status()
+    plain_http.post(f"{url}/resume", timeout=60).raise_for_status()
     asked.wait()
     asked.close()
     return asked
 
 
 def until_taken(url: str, requests: int) -> None:
-    until(lambda: httpx.get(f"{url}/load", timeout=60).json()["server_load"] == requests, 60)
+    until(lambda: plain_http.get(f"{url}/load", timeout=60).json()["server_load"] == requests, 60)
 
 
 def test_order_follows_objectives_and_tokens_are_the_same(tmp_path: Path) -> None:
@@ -52,7 +52,9 @@ def test_order_follows_objectives_and_tokens_are_the_same(tmp_path: Path) -> Non
         with ThreadPoolExecutor() as starts:
             stock_url, url = starts.map(kept.enter_context, [server(*SIZES, env=PAUSES), plugged])
         stock, ours = crowd(stock_url), crowd(url)
-        wrong = httpx.post(f"{url}/v1/completions", json={"prompt": "a", "vllm_xargs": {"slo_tier": "sun"}}, timeout=20)
+        wrong = plain_http.post(
+            f"{url}/v1/completions", json={"prompt": "a", "vllm_xargs": {"slo_tier": "sun"}}, timeout=20
+        )
     assert set(stock.ended[-4:]) >= {"patient", "urgent"}, f"vLLM serves by arrival: {stock.ended}"
     places = {name: ours.ended.index(name) for name in ours.ended}
     assert max(places["urgent"], places["patient"]) < min(places[name] for name in BULK[2:]), ours.ended

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
+from tests.support import plain_http
 from tests.support.stack import Stack, kill_9, running, texts, until
 
 pytestmark = pytest.mark.integration
@@ -56,7 +56,7 @@ def test_streams_of_a_dead_group_continue_in_the_other(stack: Stack) -> None:
 
 def ask(stack: Stack, tokens: int, app: str) -> dict[str, Any]:
     body = {"model": "embedded", "prompt": "hi", "max_tokens": tokens, "slo": {"app": app, "output_tokens": tokens}}
-    answer = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=60)
+    answer = plain_http.post(f"{stack.url}/v1/completions", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
 
@@ -83,15 +83,15 @@ def test_a_forest_grows_beside_the_controller_and_outlives_it(stack: Stack) -> N
 
 def test_metrics_tell_coverage_and_drift(stack: Stack) -> None:
     ask(stack, 5, "short")
-    until(lambda: "polyslo_length_bound_coverage{" in httpx.get(f"{stack.url}/metrics", timeout=10).text, 30)
-    text = httpx.get(f"{stack.url}/metrics", timeout=10).text
+    until(lambda: "polyslo_length_bound_coverage{" in plain_http.get(f"{stack.url}/metrics", timeout=10).text, 30)
+    text = plain_http.get(f"{stack.url}/metrics", timeout=10).text
     for name in ("length_bound_width", "length_forest_version", "drift_alarms"):
         assert f"polyslo_{name}" in text
 
 
 def test_a_bad_hint_is_a_400_that_names_the_field(stack: Stack) -> None:
     body = {"model": "embedded", "prompt": "hi", "max_tokens": 4, "slo": {"output_tokens": -3}}
-    answer = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=60)
+    answer = plain_http.post(f"{stack.url}/v1/completions", json=body, timeout=60)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "slo.output_tokens"
 

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from serving.launch.dashboard import serve_client
+from tests.support import plain_http
 from tests.support.stack import Stack, kill_9, processes, running, texts, until, verdict
 
 pytestmark = pytest.mark.integration
@@ -148,7 +149,9 @@ class Resumable:
         """Status of the answer; 0: the connection broke. Sampled without a seed: it cannot be computed again."""
         body = {"model": "embedded", "prompt": self._prompt, "max_tokens": TOKENS, "temperature": 1, "stream": True}
         try:
-            with httpx.stream("POST", f"{self._url}/v1/completions", json=body, headers=headers, timeout=120) as answer:
+            with plain_http.stream(
+                "POST", f"{self._url}/v1/completions", json=body, headers=headers, timeout=120
+            ) as answer:
                 for line in answer.iter_lines() if answer.status_code == 200 else ():
                     self._take(line)
                 return answer.status_code

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 import ray
@@ -17,6 +16,7 @@ from serving.cli import commands as cli
 from serving.config.app import IMPORT_PATH, AppConfig
 from serving.config.base import ConfigError
 from serving.config.vllm_check import check
+from tests.support import plain_http
 from tests.support.adapters import write_adapter
 from tests.support.stack import Stack, kill_9, running, texts, until, verdict
 
@@ -159,7 +159,7 @@ def test_a_scale_up_without_room_waits_and_says_so(stack: Stack) -> None:
     size = pages(stack)["code"]["allocation"]["size"]
     assert (size["target"], size["not_started"]) == (2, 1)
     assert not pages(stack)["code"]["scaling_error"]
-    assert httpx.get(f"{stack.url}/health", timeout=10).status_code == 200
+    assert plain_http.get(f"{stack.url}/health", timeout=10).status_code == 200
     assert verdict(answer(stack, "code"))["met"]
 
 
@@ -181,7 +181,7 @@ def test_metrics_and_commands_tell_the_models_apart(stack: Stack, capsys: pytest
 
 
 def metrics(stack: Stack) -> str:
-    return httpx.get(f"{stack.url}/metrics", timeout=10).text
+    return plain_http.get(f"{stack.url}/metrics", timeout=10).text
 
 
 def test_a_second_application_has_a_prefix_and_nothing_of_the_first(stack: Stack) -> None:
@@ -207,7 +207,7 @@ def test_a_second_application_has_a_prefix_and_nothing_of_the_first(stack: Stack
         assert [card.id for card in client.models.list().data] == ["embedded"]
         with pytest.raises(openai.NotFoundError):
             client.completions.create(model="chat", prompt="hi", max_tokens=4)
-    page = httpx.get(f"{url}/polyslo/status", timeout=10).json()
+    page = plain_http.get(f"{url}/polyslo/status", timeout=10).json()
     assert [replica["replica"] for replica in page["replicas"]] == [verdict(told)["replica"]]
     assert {replica["pid"] for replica in stack.live()} == before, "the first one goes on as it was"
     for name in ("chat", "code", "poet"):
@@ -219,7 +219,7 @@ def test_a_second_application_has_a_prefix_and_nothing_of_the_first(stack: Stack
 
 def test_loading_at_run_time_is_refused_with_a_word(stack: Stack) -> None:
     body = {"lora_name": "painter", "lora_path": "/tmp/painter"}
-    refused = httpx.post(f"{stack.url}/v1/load_lora_adapter", json=body, timeout=30)
+    refused = plain_http.post(f"{stack.url}/v1/load_lora_adapter", json=body, timeout=30)
     assert refused.status_code == 404
     assert "lora_modules" in refused.json()["error"]["message"]
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
 import pytest
 
+from tests.support import plain_http
 from tests.support.stack import Stack, running, until
 
 pytestmark = pytest.mark.integration
@@ -32,7 +32,7 @@ def ask(stack: Stack, program: str, is_last: bool = False) -> dict[str, Any]:
     """One call of a program, and what it was told of it."""
     told = {"id": program, "app": "agent", "deadline_ms": DEADLINE_MS, "last": is_last}
     body = {"model": "embedded", "prompt": PROMPT, "max_tokens": 4, "slo": {"program": told}}
-    answer = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=60)
+    answer = plain_http.post(f"{stack.url}/v1/completions", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()["slo"]["program"]
     return found

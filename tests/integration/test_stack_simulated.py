@@ -12,6 +12,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
+from tests.support import plain_http
 from tests.support.stack import TIERS, Stack, kill_9, processes, running, texts, until, verdict
 
 pytestmark = pytest.mark.integration
@@ -31,7 +32,7 @@ def stack() -> Iterator[Stack]:
 
 
 def post(stack: Stack, body: dict, headers: dict | None = None, path: str = "completions") -> httpx.Response:
-    return httpx.post(f"{stack.url}/v1/{path}", json={"model": "embedded", **body}, headers=headers, timeout=60)
+    return plain_http.post(f"{stack.url}/v1/{path}", json={"model": "embedded", **body}, headers=headers, timeout=60)
 
 
 def test_openai_sdk_whole_and_streamed_with_slo_in_body_and_headers(stack: Stack) -> None:
@@ -98,7 +99,7 @@ def test_vllms_own_errors_come_in_openais_shape(stack: Stack) -> None:
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
     long = post(stack, {"prompt": [70] * 5000, "max_tokens": 4})
     assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
-    broken = httpx.post(f"{stack.url}/v1/completions", content=b"{", headers={"content-type": "application/json"})
+    broken = plain_http.post(f"{stack.url}/v1/completions", content=b"{", headers={"content-type": "application/json"})
     assert broken.status_code == 400
 
 
@@ -158,7 +159,7 @@ def test_a_client_that_leaves_before_its_answer_frees_all_and_the_proxy_rests(st
     body = {"model": "embedded", "prompt": "hi", "max_tokens": 3000, "ignore_eos": True}
     for _ in range(3):
         with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"{stack.url}/v1/completions", json=body, timeout=1.5)
+            plain_http.post(f"{stack.url}/v1/completions", json=body, timeout=1.5)
     until(lambda: is_idle(stack), 10)  # of 22 s of decoding
     until(lambda: abandoned(stack) == before + 3, 5)
     proxies = [p for p in processes("haproxy") if p.name() == "haproxy"]
@@ -233,7 +234,7 @@ def test_streams_survive_the_death_of_a_replica_and_of_the_controller(stack: Sta
 
 
 def test_metrics_carry_our_names(stack: Stack) -> None:
-    text = httpx.get(f"{stack.url}/metrics", timeout=10).text
+    text = plain_http.get(f"{stack.url}/metrics", timeout=10).text
     for name in (
         "request_ttft_seconds",
         "request_tpot_seconds",

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 
+from tests.support import plain_http
 from tests.support.stack import Stack, has_not_ended, kill_9, running, texts, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.alone]
@@ -115,7 +115,7 @@ def test_a_client_that_lost_its_connection_gets_the_rest(stack: Stack, undisturb
     first, last_id = broken_off(stack, body, events=10)
     time.sleep(1.0)  # tokens that nobody reads
     rest, resumed = "", None
-    with httpx.stream(
+    with plain_http.stream(
         "POST", f"{stack.url}/v1/completions", json=body, headers={"last-event-id": last_id}, timeout=60
     ) as answer:
         assert answer.status_code == 200
@@ -132,7 +132,7 @@ def test_a_client_that_lost_its_connection_gets_the_rest(stack: Stack, undisturb
 def broken_off(stack: Stack, body: dict[str, Any], events: int) -> tuple[str, str]:
     """Text and id of the last of so many events of a stream whose client then leaves."""
     text, last_id = "", ""
-    with httpx.stream(
+    with plain_http.stream(
         "POST", f"{stack.url}/v1/completions", json=body, headers={"x-stream-resume": "1"}, timeout=60
     ) as answer:
         lines = answer.iter_lines()
@@ -186,7 +186,7 @@ def test_killing_an_engine_alone_changes_no_token(stack: Stack, undisturbed: lis
 
 @ON_TIMED
 def test_vllms_own_benchmark_runs_against_it_unchanged(stack: Stack) -> None:
-    model = httpx.get(f"{stack.url}/v1/models", timeout=10).json()["data"][0]
+    model = plain_http.get(f"{stack.url}/v1/models", timeout=10).json()["data"][0]
     command = "serve --backend openai-chat --endpoint /v1/chat/completions --dataset-name random --num-prompts 6"
     command += (
         " --random-input-len 40 --random-output-len 12 --goodput ttft:20000 tpot:2000 --header x-slo-tier=standard"

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import openai
 import psutil
 import ray
@@ -21,7 +20,9 @@ from rich.console import Console
 from serving.config.app import IMPORT_PATH
 from serving.launch.launch import deploy, url_of
 from serving.launch.local_ray import CLUSTER_ONLY, free_port, local_ray
+from tests.support import plain_http
 
+POLL_S = 0.1  # each look takes milliseconds of the cores on which what is awaited starts
 TIERS = [
     {"name": "interactive", "ttft_ms": 1500, "tpot_ms": 150, "unattainable": "refuse"},
     {"name": "standard", "ttft_ms": 8000, "tpot_ms": 500},
@@ -66,7 +67,7 @@ class Stack:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120)
 
     def status(self) -> dict[str, Any]:
-        return dict(httpx.get(f"{self.url}/polyslo/status", timeout=30).json())
+        return dict(plain_http.get(f"{self.url}/polyslo/status", timeout=30).json())
 
     def live(self) -> list[dict[str, Any]]:
         return [replica for replica in self.status()["replicas"] if replica["live"] and not replica.get("stale")]
@@ -144,7 +145,7 @@ def until(condition: Callable[[], bool], limit_s: float = 30.0, seen: Callable[[
     give_up_s = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < give_up_s, f"not within {limit_s} s {seen()}"
-        time.sleep(0.05)
+        time.sleep(POLL_S)
 
 
 def verdict(answer: openai.BaseModel) -> dict[str, Any]:
