@@ -18,7 +18,7 @@ from profiles.store import load_profile
 from protocol.messages import POSITION, AdmissionRequest, Progress, Report, Slo, Step, request_uid
 from routing.chance import first_token_chance, is_likely
 from routing.fits import fits_any
-from routing.fleet_state import FleetState
+from routing.fleet_state import FleetState, hold_request
 
 PROFILE = "embedded-cpu"
 BURSTS = (1, 2, 6, 24)  # each takes another way through admission
@@ -65,11 +65,12 @@ def _run(options: FleetOptions) -> None:
 
 
 def _ask_kernels(state: FleetState, now_s: float) -> None:
-    """Those that are asked for a request that finds no place at first: under overload, where nothing may wait."""
+    """Those that are asked for a request that finds no place at first, where nothing may wait; or that is kept back."""
     row = np.zeros(1, dtype=REQUEST)[0]
     fits_any(state, np.arange(2), row, 2, now_s)
     first_token_chance(state.replicas[0], state.limits[0], row, 0.0, now_s)
     is_likely(state, 0, row, 0.5)
+    hold_request(state, 0, -1)
 
 
 if __name__ == "__main__":
