@@ -55,8 +55,10 @@ test: .venv/.ready
 	@$(MAKE) --no-print-directory -j2 --output-sync=target lint test-units test-interpreted
 	@$(MAKE) --no-print-directory test-integration
 
+# First the kernels, so that they are not compiled in each of the processes; meanwhile lint has a core of its own.
 test-units: .venv/.ready
-	nice -n 10 $(PY) -m pytest -p no:cacheprovider -m "not integration"
+	nice -n 10 $(PY) -m serving.launch.warmup
+	nice -n 10 $(PY) -m pytest -p no:cacheprovider -m "not integration" -n $(WORKERS) --dist loadfile
 
 # Most modules wait for processes to start, and leave room for a second one beside them. What fails is shown, and runs
 # once more without a neighbour: a machine that stalls for half a second makes an ingress take the controller for gone.
