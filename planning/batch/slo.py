@@ -38,7 +38,7 @@ from planning.batch.composition import (
 from planning.batch.kv import FREE_KV, blocks_tokens
 from planning.batch.policy import policy
 from planning.batch.prefill_only import chunk_budget_tokens
-from planning.batch.taking import ALL_SERVED, OUT_OF_TIME, chunk_tokens, take_decodes, take_prefills
+from planning.batch.taking import ALL_SERVED, OUT_OF_ROOM, OUT_OF_TIME, chunk_tokens, take_decodes, take_prefills
 from planning.deadlines import effective_tpot_s, num_uncomputed_tokens
 from planning.engine import EngineModel
 from planning.forecast.lockstep import DECODE_STATE, fill_decode_state, run_lockstep
@@ -140,7 +140,8 @@ def _add_late_and_best_effort(builder: BatchBuilder, limit_s: float, best_effort
     Nor may it make newcomers wait: decodes prolong the iteration by ``limits["best_effort_stretch"]`` of an empty one,
     prefills only an iteration that is not longer than that beyond an empty one. In any case they may prolong what
     the others take by the share that forecasts leave them, within ``best_effort_s``; that is all there is while
-    attainable prefills are not all served.
+    attainable prefills are not all served. Beside a late prompt that lacks KV cache, prompts of best effort prolong an
+    iteration by ``LEAST_STRETCH`` of an empty one.
     """
     engine, table, now_s = builder.engine, builder.table, builder.now_s
     used_s, empty_s = composition_s(engine.coef, builder.composition), iteration_s(engine.coef, 1.0, 0.0, 0.0, 1.0, 0.0)
@@ -167,7 +168,10 @@ def _add_late_and_best_effort(builder: BatchBuilder, limit_s: float, best_effort
     if best_effort_s > 0.0 and margin_s <= kept_s:  # what there is, is kept for those that have waited too long
         rows = rows[builder.slack_s[rows] < 0.0]
     take_decodes(builder, decode_limit_s, IDLE, rows)
-    if served != OUT_OF_TIME:  # a late prompt that lacks KV cache has that of best effort as soon as it is enough
+    if served == OUT_OF_ROOM:  # it has best effort's as soon as that is enough, and waits for these iterations to pass
+        others_s = max(empty_s, composition_s(engine.coef, builder.composition))
+        limit_s = min(limit_s, max(used_s + kept_s, others_s + LEAST_STRETCH * empty_s))
+    if served != OUT_OF_TIME:
         take_prefills(builder, limit_s, IDLE, BEST_EFFORT_PREFILL, 0.0)
 
 

@@ -140,25 +140,40 @@ def test_best_effort_goes_on_beside_a_late_prompt_that_objectives_leave_no_room(
     assert form(promised, late, newcomer, begun, limits=limits) == [1, 0, 40, 10]
 
 
-def iterations_until_begun(table: RequestTable, row: int) -> int:
-    """How many are formed before the first one that this row is part of."""
-    limits, tokens, now_s = make_limits(1000, block_tokens=1, aging_s=AGING_S), np.zeros(len(table), np.int32), 0.0
+def until_begun(table: RequestTable, row: int, stretch: float = 0.5) -> tuple[int, float]:
+    """How many iterations are formed before the first one that this row is part of, and how long they take."""
+    limits = make_limits(1000, block_tokens=1, aging_s=AGING_S, best_effort_stretch=stretch)
+    tokens, now_s = np.zeros(len(table), np.int32), 0.0
     for step in range(400):
-        now_s += form_batch(EngineModel(COEF, limits), table, now_s, tokens)[0]
+        seconds = form_batch(EngineModel(COEF, limits), table, now_s, tokens)[0]
         if tokens[row] > 0:
-            return step
+            return step, now_s
+        now_s += seconds
         for each, count in zip(table, tokens, strict=True):
             if count:
                 run_tokens(each, int(count), 0.0, True)
-    return -1
+    return -1, now_s
 
 
 def test_best_effort_takes_no_room_that_a_late_prompt_waits_for() -> None:
     promised, late = holding(decode(1), 200), prompt(900, 2, -2.0)
     promised["output_tokens"] = promised["output_cap_tokens"] = 60
-    alone = iterations_until_begun(np.concatenate((promised, late)), 1)
+    alone, _ = until_begun(np.concatenate((promised, late)), 1)
     small = [spare(prompt(40, 10 + i)) for i in range(20)]
-    assert iterations_until_begun(np.concatenate((promised, late, *small)), 1) == alone > 0
+    assert until_begun(np.concatenate((promised, late, *small)), 1)[0] == alone > 0
+
+
+@pytest.mark.parametrize("stretch", [0.5, 8.0])
+def test_a_late_prompt_waits_for_iterations_that_best_effort_hardly_prolongs(stretch: float) -> None:
+    """However far it may prolong others: the late one waited four times as long beside a stream of short ones."""
+    promised, late = holding(decode(1), 200), prompt(900, 2, -2.0)
+    promised["output_tokens"] = promised["output_cap_tokens"] = 60
+    _, alone_s = until_begun(np.concatenate((promised, late)), 1)
+    stream = [spare(prompt(300, 10 + i)) for i in range(300)]
+    for each in stream:
+        each["output_tokens"] = each["output_cap_tokens"] = 2
+    _, beside_s = until_begun(np.concatenate((promised, late, *stream)), 1, stretch)
+    assert alone_s < beside_s < 1.51 * alone_s
 
 
 def test_a_large_request_begins_beside_a_stream_of_small_ones() -> None:
