@@ -26,7 +26,7 @@ async def score(app: App, scope: Message, receive: Receive, send: Send, overload
     async def tell(message: Message) -> None:
         nonlocal is_replaced
         is_error = message["type"] == "http.response.start" and message["status"] >= 400
-        if is_error and (error := why_unanswered(made, overload_status)):
+        if is_error and (error := _why_unanswered(made, overload_status)):
             is_replaced = True
             await send_error(send, error)
         if not is_replaced:
@@ -39,7 +39,7 @@ async def score(app: App, scope: Message, receive: Receive, send: Send, overload
         _made.reset(token)
 
 
-def why_unanswered(made: list[HttpRequestState], overload_status: int) -> ApiError | None:
+def _why_unanswered(made: list[HttpRequestState], overload_status: int) -> ApiError | None:
     """What keeps the fleet from an answer to one of these; None: nothing does."""
     for request_state in made:
         if (refusal := request_state.refusal) is not None:

@@ -196,7 +196,7 @@ def _get(url: str, timeout_s: float) -> httpx.Response:
 
 @functools.cache
 def _certificates() -> ssl.SSLContext:
-    """Read once: for each call that takes 30 ms of a core, several times a second, of a machine that starts engines."""
+    """Read once: httpx reads them for every call otherwise, and a start asks several times a second."""
     return httpx.create_ssl_context()
 
 

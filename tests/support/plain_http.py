@@ -1,4 +1,4 @@
-"""httpx's functions for addresses without TLS: each call of theirs would read all certificates, 30 ms of a core."""
+"""httpx's functions for addresses without TLS: by themselves they read all certificates for every call."""
 
 import functools
 import ssl
