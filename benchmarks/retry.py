@@ -3,8 +3,8 @@
 ``python -m benchmarks.retry [--quick] --json OUT``. The live controller's ``Fleet`` decides in virtual time over
 modelled engines that keep exactly to their profile, for Poisson arrivals at 1.2 and 1.5 times capacity: the rate at
 which 90 % of the requests are admitted and on time. Every refused request comes back exactly when it was told, as often
-as it is refused. Retries that were told the cap of 30 s, where no time can be right, count apart. The same without
-retries says what keeping room for them costs.
+as it is refused; with ``--returning`` only those of a share of the clients. Retries that were told the cap of 30 s,
+where no time can be right, count apart. The same without retries says what keeping room for them costs.
 """
 
 import heapq
@@ -72,6 +72,7 @@ class RetryDispatch(ControllerDispatcher):
     """A fleet whose refused clients come back exactly when told, each time as a new request with the same prompt."""
 
     until_s: float = 0.0  # nobody comes back later
+    returning: float = 1.0  # share of the clients that come back; the others never do
     trials: list[Trial] = field(default_factory=list)
     told_s: dict[int, int] = field(default_factory=dict)  # by job, of those that are to come back
 
@@ -79,13 +80,19 @@ class RetryDispatch(ControllerDispatcher):
         if job in self.told_s and decision.verdict != Verdict.PENDING:
             self.trials.append(Trial(self.told_s.pop(job), decision.verdict == Verdict.ADMITTED))
         wait_s = retry_after_s(decision.retry_after_s) if decision.verdict == Verdict.REFUSED else None
-        if wait_s is None or simulation.now_s + wait_s > self.until_s:
+        is_back = wait_s is not None and simulation.now_s + wait_s <= self.until_s
+        if wait_s is None or not is_back or not _returns(job, self.returning):
             super()._carry_out(simulation, job, decision)
             return
         self.told_s[job] = wait_s
         back_s = simulation.now_s + wait_s
         simulation.jobs["arrival_s"][job] = back_s  # another request: its objective counts from there
         heapq.heappush(self._again, (back_s, job))
+
+
+def _returns(job: int, returning: float) -> bool:
+    """Whether this client comes back at all: that share of them, spread evenly."""
+    return int((job + 1) * returning) > int(job * returning)
 
 
 def requests(rate_per_s: float, duration_s: float, seed: int, scene: Scene = SCENE) -> np.ndarray:
@@ -100,15 +107,18 @@ def requests(rate_per_s: float, duration_s: float, seed: int, scene: Scene = SCE
     return jobs
 
 
-def run(jobs: np.ndarray, seed: int, until_s: float, scene: Scene = SCENE) -> tuple[RetryDispatch, Simulation]:
-    """One run to its end; refused requests come back until ``until_s``."""
+def run(
+    jobs: np.ndarray, seed: int, until_s: float, scene: Scene = SCENE, returning: float = 1.0
+) -> tuple[RetryDispatch, Simulation]:
+    """One run to its end; refused requests of this share of the clients come back until ``until_s``."""
     output_tokens = int(jobs["output_tokens"].mean())
     tiers = [
         Tier(f"tier {i}", c.ttft_s, c.tpot_s, unattainable="refuse", output_tokens=output_tokens)
         for i, c in enumerate(scene.classes)
     ]
     profile = scene.load_profile()
-    dispatch = RetryDispatch(profile, TierTable.of(1, tiers), FleetOptions(seed=seed), until_s=until_s)
+    table, options = TierTable.of(1, tiers), FleetOptions(seed=seed)
+    dispatch = RetryDispatch(profile, table, options, until_s=until_s, returning=returning)
     engines = System("retry", max_running=scene.max_running, replicas=scene.replicas).engines(profile, seed)
     simulation = Simulation(jobs, engines, dispatch)
     simulation.run()
@@ -138,10 +148,10 @@ def capacity_per_s(duration_s: float, seeds: Sequence[int], scene: Scene = SCENE
     return low
 
 
-def measure(overload: float, rate_per_s: float, duration_s: float, seed: int) -> dict[str, Any]:
-    """What came of the retries at one rate."""
+def measure(overload: float, rate_per_s: float, duration_s: float, seed: int, returning: float) -> dict[str, Any]:
+    """What came of the retries at one rate, of which share of the clients."""
     jobs = requests(rate_per_s, duration_s, seed)
-    dispatch, simulation = run(jobs, seed, duration_s)
+    dispatch, simulation = run(jobs, seed, duration_s, returning=returning)
     _, alone = run(jobs, seed, 0.0)
     told = [trial for trial in dispatch.trials if trial.told_s < RETRY_AFTER_CAP_S]
     capped = [trial for trial in dispatch.trials if trial.told_s >= RETRY_AFTER_CAP_S]
@@ -171,6 +181,7 @@ def main(
     duration: Annotated[float, typer.Option(help="Seconds of arrivals.")] = 60.0,
     seeds: Annotated[list[int] | None, typer.Option("--seed")] = None,
     capacity: Annotated[float, typer.Option(help="Requests per second; 0: measure it.")] = 0.0,
+    returning: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of the clients that come back.")] = 1.0,
     quick: Annotated[bool, typer.Option("--quick", help="One seed, 15 s, a capacity measured before.")] = False,
 ) -> None:
     """Find the capacity, run every overload with every seed, print and write."""
@@ -182,7 +193,7 @@ def main(
     points = []
     for overload in OVERLOADS:
         for seed in chosen:
-            points.append(measure(overload, overload * capacity, duration, seed))
+            points.append(measure(overload, overload * capacity, duration, seed, returning))
             print(points[-1], flush=True)
     headline = headline_of(points) | {"capacity_per_s": capacity}
     print(headline)
@@ -191,6 +202,7 @@ def main(
             "profile": PROFILE,
             "replicas": REPLICAS,
             "duration_s": duration,
+            "returning": returning,
             "classes": [c.name for c in CLASSES],
         }
         write_result(json, "retry", config=config, seeds=chosen, headline=headline, points=points)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 HALF_LIFE_S = 60.0  # of what was seen
 CREDIT, EARNED = 16.0, 3.0
+BELIEVED = 16.0  # returns' worth of belief that all come: few that do not say little of the next client
 
 
 @dataclass
@@ -29,7 +30,7 @@ class ReturnShare:
     def of_told(self, now_s: float) -> float:
         """The share, 0 to 1; 1 before any was due."""
         self._fade(now_s)
-        return (self.came + 1.0) / (self.came + self.missing + 1.0)
+        return (self.came + BELIEVED) / (self.came + self.missing + BELIEVED)
 
     def may_send_away(self, now_s: float) -> bool:
         """Whether newcomers are to leave room for those who are awaited."""

@@ -31,7 +31,8 @@ MIX = (
     SloClass("batch", weight=1, tier="batch", best_effort=True),
 )
 BURST = 12  # requests at one instant, more than the tier can hold
-LONG_PROMPTS = (1200, 800, 500, 300)  # tokens of each: the longest that this machine can serve in time
+LONG_PROMPTS = (1200, 800, 500, 300, 200)  # tokens of each: the longest that this machine can serve well in time
+MOST_OF_TTFT = 0.6  # that one alone may take: other work on this machine may slow it before the refused return
 OVERLOAD = HTTPStatus.TOO_MANY_REQUESTS
 Answer = tuple[int, dict[str, str], dict[str, Any]]  # status, headers, body
 COLUMNS = (
@@ -149,8 +150,7 @@ async def _refusal(url: str, out: Console) -> None:
             return await _post(session, url, body, "interactive", "completions")
 
         for tokens in LONG_PROMPTS:
-            status, headers, _ = await ask(_long_prompt(model, tokens, rng))
-            if status == OVERLOAD and "Retry-After" not in headers and tokens != LONG_PROMPTS[-1]:
+            if tokens != LONG_PROMPTS[-1] and not _has_time_to_spare(await ask(_long_prompt(model, tokens, rng))):
                 continue
             bodies = [_long_prompt(model, tokens, rng) for _ in range(BURST)]
             answers = await asyncio.gather(*map(ask, bodies))
@@ -167,6 +167,15 @@ async def _refusal(url: str, out: Console) -> None:
         if told:
             back = await asyncio.gather(*(ask(body, after_s) for body, after_s in told))
             out.print(f"  the {len(told)} that were told a time, back at that time: {_told(back)}")
+
+
+def _has_time_to_spare(answer: Answer) -> bool:
+    """Whether a request was promised, and was to take no more than ``MOST_OF_TTFT`` of its TTFT."""
+    status, _, body = answer
+    slo = body.get("slo", {})
+    return (
+        status == HTTPStatus.OK and slo["promised"] and slo["predicted_ttft_ms"] <= MOST_OF_TTFT * slo["target_ttft_ms"]
+    )
 
 
 def _long_prompt(model: str, tokens: int, rng: np.random.Generator) -> dict[str, Any]:

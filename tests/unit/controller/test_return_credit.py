@@ -13,8 +13,8 @@ from simulation.core.loop import Simulation
 from simulation.dispatchers.live_fleet import ControllerDispatcher
 from simulation.studies.systems import System
 from tests.support.fleet_cases import LOOSE, TIGHT, ask, report
-from tests.support.simulation_cases import jobs_at
-from tests.unit.controller.test_returns import busy, refusals
+from tests.support.simulation_cases import a100, jobs_at
+from tests.unit.controller.test_returns import TIERS, Clients, busy, refusals
 
 
 def test_clients_that_never_return_cost_newcomers_little(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,3 +75,14 @@ def test_newcomers_that_fall_back_to_best_effort_are_sent_away_on_credit_too(mon
     freely = num_promised()
     assert freely > 60
     assert promised >= 0.75 * freely
+
+
+def test_a_burst_after_four_clients_that_never_returned_is_still_told_times_of_its_own() -> None:
+    """A benchmark that drops what is refused, and then clients that keep to the time they were told."""
+    clients = Clients(a100(), TIERS, FleetOptions())
+    clients.fleet.unplaced.returns.share.note(0.9, missing=4)
+    jobs = jobs_at([1.0] * 30, prompt=3000, output=50, ttft_s=0.5, tpot_s=0.05)
+    Simulation(jobs, System("clients", max_running=64, replicas=2).engines(a100()), clients).run()
+    first = [verdicts[0] for verdicts in clients.came_back.values()]
+    assert len(first) >= 20, "more than fit at once"
+    assert first.count(Verdict.ADMITTED) >= 0.9 * len(first)

@@ -11,7 +11,17 @@ def test_all_are_taken_to_come_until_some_have_not() -> None:
     share.note(1.0, came=50)
     assert share.of_told(1.0) == 1.0
     share.note(1.0, missing=150)
+    assert share.of_told(1.0) == pytest.approx(0.25, abs=0.07)
+    share.note(1.0, came=950, missing=2850)
     assert share.of_told(1.0) == pytest.approx(0.25, abs=0.01)
+
+
+def test_a_few_clients_that_did_not_come_say_little_of_the_next() -> None:
+    share = ReturnShare()
+    share.note(1.0, missing=4)
+    assert share.of_told(1.0) >= 0.75
+    share.note(1.0, missing=400)
+    assert share.of_told(1.0) <= 0.05
 
 
 def sent_away(share: ReturnShare, now_s: float) -> int:
