@@ -17,7 +17,7 @@ def expect(
 
     The work is a mean: what many programs need together is close to the sum of their means. Graphs that could not end
     by the deadline are left out where others can: a client sets a deadline by the size of its task. An unknown program
-    has ``PRIOR_STAGES`` stages like its latest one.
+    has ``PRIOR_STAGES`` stages like its latest one. Where that is the last, nothing is later.
 
     Args:
         seen: what the matched graphs say of it from its latest stage on.
@@ -28,10 +28,10 @@ def expect(
     own_s = float(stage_work_s(stages[at : at + 1], costs)[0])
     known = history.table.stages[match.rows]
     if len(known) and match.similarity.sum() > 0.0:
-        left, later = _as_known(known[:, at:], costs, seen, clock)
+        left, later = _as_known(known[:, at : at + 1 if seen.is_end else None], costs, seen, clock)
         expected_tokens = float(np.median(known["input_tokens"].sum(axis=1)))
     else:
-        later_s, expected_tokens = max(0.0, PRIOR_STAGES - at - 1.0) * own_s, 0.0
+        later_s, expected_tokens = 0.0 if seen.is_end else max(0.0, PRIOR_STAGES - at - 1.0) * own_s, 0.0
         later = Left(later_s, later_s, all_idle_s=later_s)
         left = Left(own_s + later_s, own_s + later_s, all_idle_s=own_s + later_s)
     work_s, context_tokens = max(left.work_s, own_s + later.work_s), max(left.context_tokens, prompt_tokens)

@@ -97,8 +97,9 @@ class Programs(ProgramsUnderWay):
         match = history.match(program.nodes, program.prefix())
         history.on_match(match)
         seen = history.outlook(match, stage, *self.speed.paces(arrived_s))
+        seen = seen.as_last if told.is_last else seen
         expect(program, history, match, self.speed.costs(arrived_s), seen, clock)
-        is_beyond = is_beyond_all_known(history.execution_s(*self.speed.paces(arrived_s)), program.deadline_s)
+        is_beyond = is_beyond_all_known(self.known_s(program, history, arrived_s), program.deadline_s)
         chance = 0.0 if is_beyond else seen.chance_in_time(clock)
         if self._must_yield(program, history, chance, arrived_s):
             due_s = latest_s = arrived_s + LEAST_S
@@ -107,6 +108,7 @@ class Programs(ProgramsUnderWay):
             counted = seen if is_beyond and not stage else seen.within(clock)
             due_s, latest_s = self._due_s(program, counted, stage, clock)
         expected = float(np.median(history.table.lengths[match.rows])) if len(match.rows) else PRIOR_STAGES
+        expected = stage + 1.0 if told.is_last else expected
         nearest = float(match.similarity[0]) if len(match.rows) else 0.0
         given = StageGiven(stage + 1, due_s - arrived_s, left_s, expected, nearest, program.is_promised)
         return Part(node, given, due_s, latest_s, is_last=told.is_last)
@@ -136,8 +138,8 @@ class Programs(ProgramsUnderWay):
 
     def _refusal(self, program: OpenProgram, history: History, now_s: float) -> str:
         """Why a program cannot be promised now; empty where it can."""
-        known_s = history.execution_s(*self.speed.paces(now_s))
-        if not program.waits and not can_end_in_time(known_s, program.due_s - now_s):
+        known_s, left_s = self.known_s(program, history, now_s), program.due_s - now_s
+        if not program.waits and not can_end_in_time(known_s, left_s):
             return UNATTAINABLE
         is_bounded = self.options.bounded and self.is_checked
         is_too_much = program.is_late(now_s) or (is_bounded and self.bound.is_too_much(program, now_s))

@@ -213,6 +213,12 @@ class ProgramsUnderWay:
         done = stages[:-1] if program.is_running else stages
         return float(execution_s(done, *self.speed.paces(now_s)).sum())
 
+    def known_s(self, program: OpenProgram, history: History, now_s: float) -> np.ndarray:
+        """What the calls of each known program take on idle engines (f8[g]); none where it is said that no more follow,
+        for then they say nothing of this one."""
+        seconds = history.execution_s(*self.speed.paces(now_s))
+        return seconds[:0] if program.is_last else seconds
+
     def _drop(self, key: Key) -> OpenProgram:
         program = self.open.pop(key)
         self._set_aside(program)

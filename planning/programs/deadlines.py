@@ -30,6 +30,17 @@ class Outlook(NamedTuple):
     later_s: np.ndarray
     later_gaps_s: np.ndarray  # tool time after this stage
 
+    @property
+    def as_last(self) -> "Outlook":
+        """The same of a stage that is the program's last, as its client says."""
+        nothing = np.zeros_like(self.later_s)
+        return self._replace(later_s=nothing, later_gaps_s=nothing)
+
+    @property
+    def is_end(self) -> bool:
+        """Whether nothing follows, by any of them."""
+        return not self.later_s.any()
+
     def quantile(self, values: np.ndarray, share: float) -> float:
         """The least value that this share of the weight does not exceed; sizes of programs are too heavy-tailed for
         means."""
