@@ -132,6 +132,15 @@ class OpenProgram:
         """Whether it has missed its deadline."""
         return now_s >= self.due_s
 
+    def start_by(self, started_s: float) -> None:
+        """It has begun by then, as an ingress knows. What was noted since its start began so much later after that."""
+        later_s = self.started_s - started_s
+        if later_s > 0.0:
+            self.started_s = started_s
+            self.nodes["begin_s"] += later_s
+            self.nodes["end_s"] += later_s
+            self._withdrawn = {asked: (stage, at_s + later_s) for asked, (stage, at_s) in self._withdrawn.items()}
+
     def arrive(self, request_id: str, told: Program, prompt_tokens: int, arrived_s: float) -> int:
         """A new sub-request of a program that is not full; its node. One that was withdrawn and asks again, as its
         prompt tells, began with its first attempt: from then on it has waited for us, and not for a tool. One stage may

@@ -80,7 +80,7 @@ class Programs(ProgramsUnderWay):
             self.checks.at(arrived_s + self.options.idle_s, key, program)
             if len(self.open) > MOST_OPEN:
                 self._close(next(iter(self.open)), arrived_s)
-        program.started_s = min(program.started_s, arrived_s - told.age_s)
+        program.start_by(arrived_s - told.age_s)
         program.deadline_s = min(program.deadline_s, told.deadline_s)
         program.is_last |= told.is_last
         return program

@@ -1,5 +1,6 @@
 """How programs are followed and end, whatever becomes of the messages about them and whoever sends them."""
 
+import msgspec
 import pytest
 
 from controller.programs.open_program import OpenProgram
@@ -69,3 +70,24 @@ def test_a_look_at_the_very_time_that_was_noted_is_enough(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(state.programs.checks, "at", counted)
     assert state.programs.status(ended_s + idle_s)["open"] == 0
+
+
+def test_no_tool_has_run_for_what_a_program_is_older_than_was_known() -> None:
+    """After a new controller has begun: the ingress of the next call knows the program, that of this one did not. What
+    it was older by counted as tool time, also in what was learnt."""
+    state, start_s, older_s = fleet(), 1000.0, 200.0
+    told = Program("p", 600.0, app="agent")
+    one(state, sub("p-0", told), start_s)
+    end(state, "p-0", start_s + 1.0, "abort", 0)
+    one(state, sub("p-1", told), start_s + 2.0)
+    end(state, "p-1", start_s + 4.0)
+    program = state.programs.open["", "p"]
+    known = msgspec.structs.replace(told, age_s=older_s + 7.0, is_last=True)
+    one(state, sub("p-2", known), start_s + 7.0)
+    assert program.due_s == pytest.approx(start_s - older_s + 600.0)
+    assert program.gaps_s() == pytest.approx(3.0)
+    assert program.nodes["begin_s"].tolist() == pytest.approx([older_s, older_s + 7.0]), "as of its first attempt"
+    end(state, "p-2", start_s + 8.0)
+    (history,) = state.programs.histories.values()
+    assert history.table.stages["gap_s"][0, :2].tolist() == pytest.approx([0.0, 3.0])
+    assert list(history.gaps_s) == [pytest.approx(3.0)]
