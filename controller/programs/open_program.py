@@ -198,6 +198,8 @@ class OpenProgram:
         self._nodes[gone : end - 1] = self._nodes[gone + 1 : end]
         for name in called(request_id, stage):
             self._called[name].remove(gone)
+            if not self._called[name]:
+                del self._called[name]
         if gone < end - 1:
             self._called = {name: [at - (at > gone) for at in nodes] for name, nodes in self._called.items()}
 

@@ -5,6 +5,7 @@ import pytest
 
 from controller.decisions import NO_PLACE
 from controller.fleet import Fleet
+from controller.programs.open_program import called
 from controller.programs.options import ProgramOptions
 from protocol.messages import Decision, Verdict
 from tests.support.fleet_cases import fleet
@@ -159,6 +160,16 @@ def test_a_program_whose_first_call_ends_before_its_first_token_goes_on(is_asked
     told = state.programs.status(3.0 + state.options.programs.idle_s)
     assert (told["open"], told["failed"], told["kept"]) == ((0, 0, 1) if is_asked_again else (0, 1, 0))
     state.check_integrity()
+
+
+def test_calls_that_are_refused_again_and_again_leave_nothing_behind() -> None:
+    """Each left its names: of a program that asks every second for a day, some hundred thousand."""
+    state = begun()
+    for k in range(80):
+        refused(state, f"chatcmpl-p-{k}", 2.0 + 0.01 * k)
+    program = state.programs.open["", "p"]
+    assert program._called.keys() == called("p-0", "")
+    assert list(program.parts) == ["p-0"]
 
 
 def test_a_program_without_a_stage_is_waited_for_as_after_one_call() -> None:
