@@ -7,6 +7,7 @@ clear excess to begin and ends below a smaller one, so that it does not flap. Fa
 import math
 from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -103,11 +104,14 @@ class DriftWatch:
         series.since_s = math.inf if is_on else now_s
         return Alarm(tier, figure, not is_on, ratio, len(series.ratios))
 
-    def summary(self, now_s: float) -> dict[str, Any]:
-        """Per tier and figure the median of measured over predicted; and the alarms there are."""
+    def summary(self, now_s: float, tiers: Collection[str] = ()) -> dict[str, Any]:
+        """Per tier and figure the median of measured over predicted; and the alarms there are. Of these tiers, where
+        any are named: those of an earlier table get no requests by which an alarm could end."""
         ratios: dict[str, dict[str, float]] = {}
         alarms = []
         for (tier, figure), series in sorted(self.series.items()):
+            if tiers and tier not in tiers:
+                continue
             ratio = round(series.median(), 3)
             ratios.setdefault(tier, {})[figure] = ratio
             if series.since_s < math.inf:

@@ -26,7 +26,7 @@ def fleet_status(fleet: Fleet, now_s: float, replicas: list[Any] | None = None) 
         "least_chances": {name: round(chance, 4) for name, chance in sorted(fleet.calibration.chances.items())},
         "margins": {name: round(margin, 4) for name, margin in sorted(fleet.calibration.margins.items())},
         "lengths": fleet.lengths.status(),
-        "drift": fleet.tracker.drift.summary(now_s),
+        "drift": fleet.tracker.drift.summary(now_s, [tier.name for tier in fleet.tiers.tiers]),
         "allocation": fleet.allocation.status(now_s),
         "prefixes": prefix_status(fleet),
         "programs": fleet.programs.status(now_s),

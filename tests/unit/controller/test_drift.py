@@ -4,8 +4,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from controller.drift import BEGINS, LEAST, LEAST_FIGURE, WINDOW, DriftWatch
+from controller.drift import BEGINS, CHECK_EVERY, LEAST, LEAST_FIGURE, WINDOW, DriftWatch
 from controller.lengths.estimate import LengthOptions
+from controller.scaling.tiers import TierTable
 from controller.status import fleet_status
 from protocol.messages import INF, Outcome, Verdict
 from tests.support.fleet_cases import TIGHT, ask, ended, fleet, report
@@ -77,3 +78,21 @@ def test_the_ratio_is_the_median_of_the_latest_requests() -> None:
     latest = (np.array(ttfts_s[-WINDOW:]) + LEAST_FIGURE["ttft"]) / (1.0 + LEAST_FIGURE["ttft"])
     told = watch.summary(0.0)["measured_over_predicted"]["gold"]["ttft"]
     assert told == round(float(np.exp(np.median(np.log(latest)))), 3)
+
+
+def test_the_alarm_of_a_tier_that_a_deploy_removed_is_gone() -> None:
+    """No request of it came by which it could have ended, so it stood for ever."""
+    state = fleet()
+    state.report(report("a"), 0.0)
+    for _ in range(LEAST + CHECK_EVERY):
+        for tier in ("tight", "loose"):
+            state.on_outcome(msgspec.structs.replace(outcome(9.0), tier_asked=tier), 1.0)
+
+    def alarms() -> list[str]:
+        return [alarm["tier"] for alarm in fleet_status(state, 5.0)["drift"]["alarms"]]
+
+    assert alarms() == ["loose", "tight"]
+    kept = [tier for tier in state.tiers.tiers if tier.name != "tight"]
+    assert state.set_tiers(TierTable.of(state.tiers.version + 1, kept), 2.0)
+    assert alarms() == ["loose"]
+    assert list(fleet_status(state, 5.0)["drift"]["measured_over_predicted"]) == ["loose"]
