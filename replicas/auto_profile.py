@@ -87,14 +87,17 @@ def is_quantized(config: ReplicaConfig) -> bool:
 
 def cached_path(config: ReplicaConfig, gpu: str) -> Path:
     """Where a measurement of this engine on this device is kept: all that its iterations' times depend on."""
+    threads = len(config.cores) or config.num_threads
     depends = {
-        "device": gpu or f"{processor_name()}, {config.num_threads} threads",
+        "device": gpu or f"{processor_name()}, {threads} threads",
         "model": model_digest(config),
         "engine": {key: value for key, value in config.engine_kwargs.items() if key != "seed"},
         "settings": [config.dtype, config.load_format, config.block_size, config.enforce_eager, config.max_model_len],
         "batches": [config.max_num_seqs, config.max_num_batched_tokens],
         "vllm": vllm_package()[1],
     }
+    if config.num_speculative_tokens:  # vLLM then forms no step ahead, and proposes between two of them
+        depends["drafts"] = [config.num_speculative_tokens, config.prompt_lookup_min, config.prompt_lookup_max]
     digest = hashlib.blake2b(json.dumps(depends, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
     model = re.sub(r"[^A-Za-z0-9.-]+", "-", Path(config.model).name) or "model"
     return Path(cache_dir()) / "profiles" / f"{model}-{digest}.json"

@@ -86,6 +86,8 @@ def test_other_forms_of_a_gpu_and_other_memories_have_no_shipped_profile(gpu: st
         {"engine_kwargs": {"tensor_parallel_size": 2}},
         {"engine_kwargs": {"quantization": "fp8"}},
         {"num_threads": 2},
+        {"cores": (0, 1)},
+        {"num_speculative_tokens": 4},
         {"enforce_eager": False},
     ],
 )
