@@ -78,11 +78,11 @@ def run(  # noqa: PLR0913  (a command: its options)
 
             measure(out, settings, repeats, grid, report)
         profile, samples = fit(out, name, _source(model, settings))
-    except (ProfileError, RuntimeError, ValueError, ImportError) as error:
+        profile_report.plot_fit(profile, medians(samples)[0], out / f"{name}.png")
+    except (ProfileError, RuntimeError, ValueError, ImportError, OSError) as error:
         raise _failure(error) from error
     except KeyboardInterrupt:
         raise _failure("interrupted; the same command goes on from here") from None
-    profile_report.plot_fit(profile, medians(samples)[0], out / f"{name}.png")
     console.print(profile_report.profile_tables(profile))
     console.print(f"wrote {out / name}.json, {out / name}.png and {out / 'samples.parquet'}")
 
@@ -114,11 +114,11 @@ def import_aiconfigurator(  # noqa: PLR0913  (a command: its options)
         kernels = KernelTimes(model, system, tensor_parallel, backend_version or None)
         table = kernel_grid(kernels, kv_capacity_tokens or None, memory_fraction)
         profile = import_profile(name, table, overhead_ms / 1e3, overhead_per_sequence_ms / 1e3)
-    except (ImporterError, ProfileError) as error:
+        save_columns(table.columns, out / f"{name}.parquet")
+        save_profile(profile, out / f"{name}.json")
+        profile_report.plot_fit(profile, table.rows, out / f"{name}.png")
+    except (ImporterError, ProfileError, OSError) as error:
         raise _failure(error) from error
-    save_columns(table.columns, out / f"{name}.parquet")
-    save_profile(profile, out / f"{name}.json")
-    profile_report.plot_fit(profile, table.rows, out / f"{name}.png")
     console.print(profile_report.profile_tables(profile))
     console.print(
         f"wrote {out / name}.parquet, .json and .png; {table.left_out} points beyond the measured rows left out"

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from profiles.batch import Floats, Table
-from profiles.kernel_times import FITS, KERNEL_COLUMNS, kernel_measurements, profile_of_kernels
+from profiles.kernel_times import (
+    FITS,
+    KERNEL_COLUMNS,
+    REGION,
+    in_serving_region,
+    kernel_measurements,
+    profile_of_kernels,
+)
 from profiles.profile import Profile, Provenance
 from serving.cli.aiconfigurator import ATTRIBUTION, ImporterError, KernelTimes, grid, version
 
@@ -47,7 +54,13 @@ def kernel_grid(kernels: KernelTimes, kv_capacity_tokens: int | None, memory_fra
 
 
 def import_profile(name: str, table: KernelGrid, overhead_s: float, overhead_per_sequence_s: float) -> Profile:
-    """Fit a kernel grid and add ``overhead_s + overhead_per_sequence_s * sequences`` for the engine around them."""
+    """Fit a kernel grid and add ``overhead_s + overhead_per_sequence_s * sequences`` for the engine around them.
+
+    Raises:
+        ImporterError: where nothing of the grid is what an engine would want to run.
+    """
+    if not len(in_serving_region(table.rows)):
+        raise ImporterError(f"no point of the grid {REGION}; the KV cache has {table.kv_capacity_tokens} tokens")
     notes = (
         "Kernel times summed by a model, not an end-to-end measurement.",
         f"{table.left_out} grid points beyond the measured attention or GEMM rows were left out, not extrapolated.",

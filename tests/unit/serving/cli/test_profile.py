@@ -73,6 +73,14 @@ def test_bad_settings_of_a_run_are_named(tmp_path: Path, arguments: list[str], m
     assert message in result.stderr
 
 
+def test_a_folder_that_cannot_be_written_is_an_error_without_a_traceback(tmp_path: Path) -> None:
+    (out := tmp_path / "out").write_text("a file")
+    result = RUNNER.invoke(app, ["run", "--out", str(out)])
+    assert result.exit_code == 1
+    assert str(out) in result.stderr.replace("\n", "")
+    assert isinstance(result.exception, SystemExit)
+
+
 @no_extra
 def test_an_import_without_the_extra_says_how_to_get_it(tmp_path: Path) -> None:
     arguments = ["import", "aiconfigurator", "--model", "meta-llama/Meta-Llama-3.1-8B", "--system", "h200_sxm"]
