@@ -1,4 +1,4 @@
-"""What an ingress remembers of programs, so that neither their age nor a promise is lost with the controller. Pure.
+"""What an ingress remembers of programs, so that no age, deadline or promise is lost with the controller. Pure.
 
 It also knows which program a response belongs to, so that ``previous_response_id`` continues it.
 """
@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from protocol.messages import FINISHED
-from protocol.programs import IDLE_S, Program
+from protocol.programs import IDLE_S, INF, Program
 from serving.request.state import HttpRequestState
 
 MOST_PROGRAMS, MOST_RESPONSES = 20_000, 20_000
@@ -27,6 +27,7 @@ class Remembered:
     started_s: float
     heard_s: float  # when it was heard of last, but for requests that run
     running: int = 0  # its requests that have not ended
+    deadline_s: float = INF  # since its start
     is_promised: bool = False
     is_begun: bool = False  # something of it was not refused
     is_last: bool = False  # its client said that nothing follows
@@ -53,17 +54,20 @@ class ProgramMemory:
     _of_response: OrderedDict[Key, str] = field(default_factory=OrderedDict)  # programs by tenant and response id
 
     def recall(self, program: Program, tenant: str, arrived_s: float) -> Program:
-        """The program of a request that arrives, with its age and promise; ``note`` has to be told of its end."""
+        """The program of a request that arrives, with its age, its deadline, which a request need not repeat, and its
+        promise; ``note`` has to be told of its end."""
         key = tenant, program.id
         known = self._programs.get(key)
         if known is None or known.has_ended(arrived_s):
             known = self._programs[key] = Remembered(arrived_s, arrived_s)
         known.running += 1
+        known.deadline_s = min(known.deadline_s, program.deadline_s)
         self._programs.move_to_end(key)
         if len(self._programs) > MOST_PROGRAMS:
             self._programs.popitem(last=False)
         age_s = max(0.0, arrived_s - known.started_s)
-        return msgspec.structs.replace(program, age_s=age_s, is_promised=known.is_promised)
+        told = dict(deadline_s=known.deadline_s, age_s=age_s, is_promised=known.is_promised)
+        return msgspec.structs.replace(program, **told)
 
     def continued(self, document: Mapping[str, Any], tenant: str) -> Program | None:
         """The program that ``previous_response_id`` continues: that response's own, or one that begins with it."""

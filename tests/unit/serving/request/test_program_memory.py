@@ -38,6 +38,16 @@ def test_age_and_promise_come_with_later_requests() -> None:
     assert (other.age_s, other.is_promised) == (0.0, False)
 
 
+def test_a_deadline_comes_with_later_requests_that_do_not_repeat_it() -> None:
+    """It was lost with the controller: the program went on without one, though promised."""
+    memory = ProgramMemory()
+    play(memory, Program("p", 20.0), 100.0)
+    later = play(memory, Program("p"), 107.0)
+    assert (later.deadline_s, later.age_s, later.is_promised) == (20.0, 7.0, True)
+    assert play(memory, Program("p", 15.0), 108.0).is_promised
+    assert play(memory, Program("p", 20.0), 109.0).deadline_s == 15.0, "the tightest"
+
+
 def test_a_program_whose_first_request_is_refused_begins_anew() -> None:
     memory, told = ProgramMemory(), Program("p", 20.0)
     play(memory, told, 100.0, verdict=Verdict.REFUSED)
