@@ -81,7 +81,7 @@ class Programs(ProgramsUnderWay):
             if len(self.open) > MOST_OPEN:
                 self._close(next(iter(self.open)), arrived_s)
         program.start_by(arrived_s - told.age_s)
-        program.deadline_s = min(program.deadline_s, told.deadline_s)
+        program.due_within(told)
         program.is_last |= told.is_last
         return program
 

@@ -37,6 +37,11 @@ class Remembered:
         """Whether its id names another program from now on, as the controller has it."""
         return not self.running and (self.is_over or now_s - self.heard_s >= IDLE_S)
 
+    def due_within(self, deadline_s: float) -> None:
+        """A request says a deadline, or none; the tightest counts. What was promised without one says nothing of it."""
+        self.is_promised &= not deadline_s < self.deadline_s == INF
+        self.deadline_s = min(self.deadline_s, deadline_s)
+
     def on_decided(self, request_state: HttpRequestState, now_s: float) -> None:
         """A request about which something was decided has ended."""
         is_served = request_state.refusal is None
@@ -61,7 +66,7 @@ class ProgramMemory:
         if known is None or known.has_ended(arrived_s):
             known = self._programs[key] = Remembered(arrived_s, arrived_s)
         known.running += 1
-        known.deadline_s = min(known.deadline_s, program.deadline_s)
+        known.due_within(program.deadline_s)
         self._programs.move_to_end(key)
         if len(self._programs) > MOST_PROGRAMS:
             self._programs.popitem(last=False)

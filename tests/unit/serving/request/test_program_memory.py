@@ -48,6 +48,13 @@ def test_a_deadline_comes_with_later_requests_that_do_not_repeat_it() -> None:
     assert play(memory, Program("p", 20.0), 109.0).deadline_s == 15.0, "the tightest"
 
 
+def test_what_was_promised_without_a_deadline_is_no_promise_of_a_later_one() -> None:
+    memory = ProgramMemory()
+    play(memory, Program("p"), 100.0)
+    assert memory.recall(Program("p"), "", 101.0).is_promised
+    assert not memory.recall(Program("p", 20.0), "", 102.0).is_promised
+
+
 def test_a_program_whose_first_request_is_refused_begins_anew() -> None:
     memory, told = ProgramMemory(), Program("p", 20.0)
     play(memory, told, 100.0, verdict=Verdict.REFUSED)
