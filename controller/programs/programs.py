@@ -30,7 +30,6 @@ from protocol.messages import AdmissionRequest, Decision, Verdict, request_uid
 from protocol.programs import INF, Program, StageGiven, base_request_id
 from routing.placement import NOWHERE
 
-MOST_OPEN = 20_000  # programs that are followed at a time; beyond, the one that began first is taken to have ended
 PRECEDENCE = 2.0  # times the prompt tokens that a program was expected to have may go before others
 LEFT_PACE = 3.0  # times as long as on idle engines that what is left may take when a call waits no longer for a place
 MOST_WORTH = 8.0  # of a later round, in first ones
@@ -78,8 +77,8 @@ class Programs(ProgramsUnderWay):
             program = self.open[key] = OpenProgram(arrived_s - told.age_s, told.deadline_s, app, request.tenant)
             self._promise(program, request.prompt_tokens, told.is_promised)
             self.checks.at(arrived_s + self.options.idle_s, key, program)
-            if len(self.open) > MOST_OPEN:
-                self._close(next(iter(self.open)), arrived_s)
+            self._begun(key, arrived_s)
+        self.open.move_to_end(key)
         program.start_by(arrived_s - told.age_s)
         program.due_within(told)
         program.is_last |= told.is_last

@@ -20,6 +20,7 @@ from planning.programs.graph import Nodes, execution_s
 from protocol.messages import FINISHED, Outcome, Scope, request_uid
 from protocol.programs import INF, RELEASED, base_request_id
 
+MOST_OPEN = 20_000  # programs that are followed at a time
 MOST_HISTORIES = 256  # applications of tenants
 LOST_S = 3600.0  # a sub-request whose end has not been told for so long has ended
 ROUNDS_S = 10.0  # a call that is made in rounds has ended when none has come for so long, should nobody say so
@@ -40,6 +41,7 @@ class ProgramsUnderWay:
     counts: ProgramCounts = field(default_factory=ProgramCounts)
     checks: Checks = field(default_factory=Checks)
     is_anywhere: Callable[[int], bool] = lambda _uid: True  # whether a replica has a request, or it waits
+    _open_of: Counter[str] = field(default_factory=Counter)  # how many of each tenant are open
     _keys: dict[str, Key] = field(default_factory=dict)  # of sub-requests, by name
     _calls: dict[str, str] = field(default_factory=dict)  # names of sub-requests whose rounds run, by base id
 
@@ -54,7 +56,7 @@ class ProgramsUnderWay:
         """Take over what another knows; the options are one's own."""
         self.bound, self.speed, self._keys, self.slots = other.bound, other.speed, other._keys, other.slots
         self.open, self.histories, self.counts, self._calls = other.open, other.histories, other.counts, other._calls
-        self.checks, self.places = other.checks, other.places
+        self.checks, self.places, self._open_of = other.checks, other.places, other._open_of
 
     def learn(self, tenant: str, app: str, nodes: Nodes, now_s: float) -> None:
         """Take in the graph of a program that has ended."""
@@ -121,6 +123,14 @@ class ProgramsUnderWay:
             counts = Counter(tenant for tenant, _ in self.histories)  # whoever names ever new ones loses own ones
             del self.histories[next(key for key in self.histories if counts[key[0]] == max(counts.values()))]
         return history
+
+    def _begun(self, key: Key, now_s: float) -> None:
+        """A program is open now. Where there are too many, whoever has most of them loses the one whose latest call
+        began longest ago: it is taken to have ended."""
+        self._open_of[key[0]] += 1
+        if len(self.open) > MOST_OPEN:
+            most = max(self._open_of, key=self._open_of.__getitem__)
+            self._close(next(each for each in self.open if each[0] == most), now_s)
 
     def _follow(self, program: OpenProgram) -> None:
         """What is left of a program has changed."""
@@ -221,6 +231,9 @@ class ProgramsUnderWay:
 
     def _drop(self, key: Key) -> OpenProgram:
         program = self.open.pop(key)
+        self._open_of[key[0]] -= 1
+        if not self._open_of[key[0]]:
+            del self._open_of[key[0]]
         self._set_aside(program)
         for name, part in program.parts.items():
             self._keys.pop(name, None)

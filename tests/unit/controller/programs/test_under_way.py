@@ -3,11 +3,12 @@
 import msgspec
 import pytest
 
+from controller.programs import under_way
 from controller.programs.open_program import OpenProgram
 from controller.programs.under_way import MOST_HISTORIES
 from protocol.messages import Verdict
 from protocol.programs import RELEASED, Program
-from tests.support.fleet_cases import TIGHT, fleet, report
+from tests.support.fleet_cases import LOOSE, TIGHT, fleet, report
 from tests.unit.controller.programs.test_programs import DEADLINE_S, agent, end, fill, one, play, sub
 
 
@@ -44,6 +45,30 @@ def test_whoever_names_ever_new_applications_loses_own_graphs_alone() -> None:
         one(state, sub(f"m{k}-0", told, tenant="mallory"), 20.0 + 0.01 * k)
     assert len(state.programs.histories) == MOST_HISTORIES
     assert known in state.programs.histories
+
+
+def test_whoever_begins_too_many_programs_loses_own_ones_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that began first was closed, as failed: a long task of somebody else, while it ran."""
+    monkeypatch.setattr(under_way, "MOST_OPEN", 5)
+    state = fleet()
+    one(state, sub("p-0", agent(deadline_s=600.0), tenant="other"), 0.0)
+    for k in range(12):
+        name = f"s{k % 10}"  # the first two call again
+        one(state, sub(f"s-{k}", Program(name, is_session=True), slo=LOOSE, tenant="busy"), 1.0 + k)
+    assert [*state.programs.open] == [("other", "p"), *(("busy", f"s{k}") for k in (8, 9, 0, 1))]
+    told = state.programs.status(15.0)
+    assert (told["open"], told["failed"]) == (5, 0)
+    assert state.programs._open_of == {"other": 1, "busy": 4}
+    state.programs._close(("other", "p"), 16.0)
+    assert state.programs._open_of == {"busy": 4}
+
+
+def test_a_program_whose_latest_call_began_longest_ago_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(under_way, "MOST_OPEN", 2)
+    state = fleet()
+    for k, name in enumerate(("a", "b", "a", "c")):
+        one(state, sub(f"{name}-{k}", agent(name)), float(k))
+    assert [key[1] for key in state.programs.open] == ["a", "c"]
 
 
 def test_a_call_that_another_controller_is_asked_for_is_not_refused_here() -> None:
