@@ -22,6 +22,7 @@ from protocol.programs import INF, RELEASED, base_request_id
 
 MOST_OPEN = 20_000  # programs that are followed at a time
 MOST_HISTORIES = 256  # applications of tenants
+MOST_BYTES = 1 << 30  # of their tables, which are as wide as the longest graph
 LOST_S = 3600.0  # a sub-request whose end has not been told for so long has ended
 ROUNDS_S = 10.0  # a call that is made in rounds has ended when none has come for so long, should nobody say so
 REFUSED = "refused"  # how calls end that we have turned away
@@ -60,7 +61,20 @@ class ProgramsUnderWay:
 
     def learn(self, tenant: str, app: str, nodes: Nodes, now_s: float) -> None:
         """Take in the graph of a program that has ended."""
-        self._history(tenant, app).learn(nodes, now_s)
+        table = (history := self._history(tenant, app)).table
+        before = table.nbytes
+        history.learn(nodes, now_s)
+        if table.nbytes > before:
+            self._forget_histories()
+
+    def _forget_histories(self) -> None:
+        """Where they take too much memory, whoever has most of it loses those that were used longest ago."""
+        held = Counter[str]()
+        for (tenant, _), history in self.histories.items():
+            held[tenant] += history.table.nbytes
+        while held.total() > MOST_BYTES:
+            most = max(held, key=held.__getitem__)
+            held[most] -= self.histories.pop(next(key for key in self.histories if key[0] == most)).table.nbytes
 
     def on_outcome(self, outcome: Outcome, now_s: float) -> None:
         """A sub-request ended, or a round of one."""

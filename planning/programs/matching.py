@@ -31,6 +31,11 @@ class PatternTable:
     lengths: np.ndarray = field(default_factory=lambda: np.zeros(4, dtype=np.int64))  # stages of each
     sums: np.ndarray = field(default_factory=lambda: np.zeros(4, dtype=STAGE))  # of each one's stages, without labels
 
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes."""
+        return self.stages.nbytes + self.logs.nbytes
+
     def put(self, row: int, stages: Stages) -> None:
         """Write a graph into a row in use, or the one after those; the table grows as needed."""
         rows, longest = max(self.stages.shape[0], row + 1), max(self.stages.shape[1], len(stages))

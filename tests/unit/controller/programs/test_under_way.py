@@ -9,6 +9,7 @@ from controller.programs.under_way import MOST_HISTORIES
 from protocol.messages import Verdict
 from protocol.programs import RELEASED, Program
 from tests.support.fleet_cases import LOOSE, TIGHT, fleet, report
+from tests.support.program_cases import chain
 from tests.unit.controller.programs.test_programs import DEADLINE_S, agent, end, fill, one, play, sub
 
 
@@ -45,6 +46,21 @@ def test_whoever_names_ever_new_applications_loses_own_graphs_alone() -> None:
         one(state, sub(f"m{k}-0", told, tenant="mallory"), 20.0 + 0.01 * k)
     assert len(state.programs.histories) == MOST_HISTORIES
     assert known in state.programs.histories
+
+
+def test_whoever_has_too_many_long_graphs_loses_own_ones_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """256 histories with a session of 500 calls each would take 8 GB."""
+    state, (short, long) = fleet(), (chain(*((100.0, 10.0),) * stages) for stages in (4, 400))
+    programs = state.programs
+    programs.learn("other", "a", short, 0.0)
+    programs.learn("busy", "0", long, 0.0)
+    each = programs.histories["busy", "0"].table.nbytes
+    monkeypatch.setattr(under_way, "MOST_BYTES", 3.5 * each)
+    for k in range(1, 6):
+        programs.learn("busy", f"{k}", long, float(k))
+        programs._history("busy", "1")  # is used
+    assert [*programs.histories] == [("other", "a"), ("busy", "4"), ("busy", "5"), ("busy", "1")]
+    assert sum(history.table.nbytes for history in programs.histories.values()) <= under_way.MOST_BYTES
 
 
 def test_whoever_begins_too_many_programs_loses_own_ones_alone(monkeypatch: pytest.MonkeyPatch) -> None:
