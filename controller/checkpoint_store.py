@@ -74,7 +74,8 @@ class CheckpointStore:
         return number
 
     def load(self) -> Found | None:
-        """The newest sound table of every name; none where there is no whole checkpoint."""
+        """The newest sound table of every name; none where there is no whole checkpoint. What the storage does not give
+        now is no damage: it raises, so that it is asked again before newer checkpoints replace what it has."""
         found, problems = None, list[str]()
         for complete in self._complete(problems):
             found = found or Found(complete.number, complete.saved_s, {}, problems)
@@ -93,7 +94,7 @@ class CheckpointStore:
                 if not all(_NAME.fullmatch(name) for name in digests):
                     raise ValueError("a table has no name")
                 yield Complete(number, saved_s, digests)
-            except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+            except (ValueError, KeyError, pa.ArrowException) as error:
                 problems.append(f"checkpoint {number}: {_line(error)}")
 
     def _table(self, number: int, name: str, digest: str, problems: list[str]) -> Table | None:
@@ -102,7 +103,7 @@ class CheckpointStore:
             if digest_of(content) != digest:
                 raise ValueError("is damaged")
             return from_parquet(content)[0]
-        except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        except (ValueError, KeyError, pa.ArrowException) as error:
             problems.append(f"checkpoint {number}, {name}: {_line(error)}")
             return None
 
@@ -133,7 +134,7 @@ def unpacked(files: Mapping[str, bytes]) -> Found:
     for name, content in files.items():
         try:
             table, saved_s = from_parquet(content)
-        except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        except (ValueError, KeyError, pa.ArrowException) as error:
             found.problems.append(f"{name}: {_line(error)}")
             continue
         found.tables[name], found = table, found._replace(saved_s=saved_s)
@@ -157,7 +158,10 @@ def to_parquet(table: Table, saved_s: float) -> bytes:
 
 def from_parquet(content: bytes) -> tuple[Table, float]:
     """Columns of numbers and strings, and when they were saved; raises ``ValueError`` for anything else."""
-    stored = pq.read_table(pa.BufferReader(content))
+    try:
+        stored = pq.read_table(pa.BufferReader(content))
+    except OSError as error:  # no storage has failed: bytes in memory are damaged
+        raise ValueError(_line(error)) from None
     told = stored.schema.metadata or {}
     if told.get(_FORMAT) != str(FORMAT).encode():
         raise ValueError(f"is of format {told.get(_FORMAT, b'none').decode(errors='replace')[:20]}, not {FORMAT}")

@@ -12,9 +12,10 @@ import pytest
 from controller import actor, checkpoint_keeper
 from controller.actor import Controller
 from controller.checkpoint import to_tables
-from controller.checkpoint_store import CheckpointStore
+from controller.checkpoint_store import COMPLETE, CheckpointStore
 from controller.fleet import Fleet
 from controller.options import CheckpointOptions, FleetOptions
+from controller.storage import Storage
 from tests.support.checkpoint_cases import OPTIONS, learnt
 from tests.support.fleet_cases import TIERS, fleet
 
@@ -131,6 +132,34 @@ def test_a_storage_that_fails_is_told_and_loses_no_checkpoint(
     asyncio.run(play())
     assert kept.is_file()
     shutil.rmtree(tmp_path / "app")
+
+
+def test_files_that_the_storage_does_not_give_at_first_are_asked_for_again(
+    state: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actor, "warm_up", lambda: None)
+    monkeypatch.setattr(checkpoint_keeper, "LOOK_S", 0.001)
+    CheckpointStore(str(tmp_path), "app").save(to_tables(state, 0.0), 5.0)
+    failures, read = iter([COMPLETE, "forest_nodes"]), Storage.read
+    fails_at = next(failures)
+
+    def fails_once(self: Storage, path: str, most_bytes: int) -> bytes:
+        nonlocal fails_at
+        if fails_at and fails_at in path:
+            fails_at = next(failures, "")
+            raise OSError("slow down")
+        return read(self, path, most_bytes)
+
+    monkeypatch.setattr(Storage, "read", fails_once)
+
+    async def play() -> None:
+        controller = await living(tmp_path, lambda c: c.checkpoints.saved > 0, lambda made: None)
+        assert (controller.checkpoints.restored, controller.checkpoints.problems) == (0, [])
+        assert controller.fleet is not None
+        assert rows(controller.fleet) == rows(state)
+
+    asyncio.run(play())
+    assert not fails_at, "both files failed once"
 
 
 def test_what_cannot_be_read_of_the_last_controller_leaves_the_checkpoint_in_force(
