@@ -5,6 +5,7 @@ with their digests. One without it was cut off. A table that is damaged, or of a
 older checkpoint that has a sound one stands in. Nothing is unpickled.
 """
 
+import contextlib
 import hashlib
 import math
 import re
@@ -20,7 +21,7 @@ from controller.checkpoint import FORMAT
 from controller.lengths.snapshot import Table
 from controller.storage import Storage, folder_of
 
-KEPT = 3  # checkpoints; older ones are removed
+KEPT = 3  # whole checkpoints; older ones are removed, and those that were cut off
 COMPLETE = "complete"
 MOST_BYTES = 1 << 28  # of one file
 _FORMAT, _SAVED = b"polyslo_format", b"polyslo_saved_s"
@@ -64,14 +65,28 @@ class CheckpointStore:
         """Write a checkpoint and remove those beyond the latest few; returns its number."""
         number = max([self._next, *(found + 1 for found in self._numbers())])
         self._next = number + 1
+        try:
+            self._write_all(number, tables, saved_s)
+        except BaseException:
+            with contextlib.suppress(OSError):  # a storage that is full has no room for what every attempt leaves
+                self._files.remove_folder(self._folder(number))
+            raise
+        self._remove_before(number)
+        return number
+
+    def _write_all(self, number: int, tables: Mapping[str, Table], saved_s: float) -> None:
         folder, digests = self._folder(number), {}
         for name, content in packed(tables, saved_s).items():
             digests[name] = self._write(f"{folder}/{name}.parquet", content)
         names = {"table": np.array(list(digests), dtype="O"), "digest": np.array(list(digests.values()), dtype="O")}
         self._write(f"{folder}/{COMPLETE}.parquet", to_parquet(names, saved_s))
-        for old in self._numbers()[KEPT:]:
-            self._files.remove_folder(self._folder(old))
-        return number
+
+    def _remove_before(self, number: int) -> None:
+        """Checkpoints before this one, except the latest few that are whole."""
+        whole = [each for each in self._numbers() if f"{COMPLETE}.parquet" in self._files.names(self._folder(each))]
+        for old in self._numbers():
+            if old < number and old not in whole[:KEPT]:
+                self._files.remove_folder(self._folder(old))
 
     def load(self) -> Found | None:
         """The newest sound table of every name; none where there is no whole checkpoint. What the storage does not give

@@ -1,5 +1,6 @@
 """Checkpoints: a restarted controller knows what the last one had learnt, whatever became of the files."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from controller.scaling.allocation import AllocationOptions
 from controller.scaling.autoscaler import Autoscaler
 from controller.scaling.signals import ScalingOptions
 from controller.scaling.tiers import TierTable
-from controller.storage import shown_uri, without_secrets
+from controller.storage import Storage, shown_uri, without_secrets
 from tests.support.checkpoint_cases import OPTIONS, learnt
 from tests.support.fleet_cases import TIERS, TIGHT, ask, ended, fleet, report
 
@@ -148,6 +149,30 @@ def test_only_the_latest_few_are_kept(state: Fleet, store: CheckpointStore, tmp_
     assert numbers == sorted(set(numbers))
     assert sorted(int(path.name) for path in (tmp_path / "app").iterdir()) == numbers[-KEPT:]
     assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_attempts_that_fail_leave_nothing_behind_and_no_whole_checkpoint_goes_for_one_that_was_cut_off(
+    state: Fleet, store: CheckpointStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = [store.save(to_tables(state, 0.0), float(turn)) for turn in range(KEPT)]
+    cut_off = tmp_path / "app" / f"{kept[-1] + 1:010d}"
+    shutil.copytree(tmp_path / "app" / f"{kept[-1]:010d}", cut_off)
+    (cut_off / f"{COMPLETE}.parquet").unlink()
+
+    def is_full(self: Storage, path: str, content: bytes) -> None:
+        if COMPLETE in path:
+            raise OSError("no space left")
+        write(self, path, content)
+
+    write = Storage.write
+    with monkeypatch.context() as patched:
+        patched.setattr(Storage, "write", is_full)
+        for _ in range(3):
+            with pytest.raises(OSError, match="no space left"):
+                store.save(to_tables(state, 0.0), 9.0)
+    assert sorted(int(path.name) for path in (tmp_path / "app").iterdir()) == [*kept, kept[-1] + 1]
+    last = store.save(to_tables(state, 0.0), 10.0)
+    assert sorted(int(path.name) for path in (tmp_path / "app").iterdir()) == [*kept[1:], last]
 
 
 def test_applications_do_not_share_checkpoints(state: Fleet, store: CheckpointStore, tmp_path: Path) -> None:
