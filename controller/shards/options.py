@@ -12,5 +12,11 @@ def of_shard(options: FleetOptions, shard: int) -> FleetOptions:
         return options
     checkpoints = options.checkpoints
     if checkpoints.uri:
-        checkpoints = msgspec.structs.replace(checkpoints, uri=f"{checkpoints.uri.rstrip('/')}/shard-{shard}")
+        checkpoints = msgspec.structs.replace(checkpoints, uri=_below(checkpoints.uri, f"shard-{shard}"))
     return msgspec.structs.replace(options, seed=options.seed + shard, checkpoints=checkpoints)
+
+
+def _below(uri: str, folder: str) -> str:
+    """A folder of a storage; the options of a URI, which follow its path, stay its last part."""
+    path, mark, options = (uri, "", "") if uri.startswith("/") else uri.partition("?")
+    return f"{path.rstrip('/')}/{folder}{mark}{options}"

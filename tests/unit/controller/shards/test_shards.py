@@ -11,7 +11,7 @@ import pytest
 
 from controller import actor, size_keeper
 from controller.actor import Controller
-from controller.options import CheckpointOptions, FleetOptions
+from controller.options import FleetOptions
 from controller.scaling.allocation import AllocationOptions
 from controller.scaling.autoscaler import Autoscaler
 from controller.scaling.signals import ScalingOptions, Serve
@@ -19,7 +19,6 @@ from controller.scaling.tiers import Tier, TierTable
 from controller.serve_scaler import NOTICE_S, ScalingError, ServeScaler
 from controller.shards import keeper
 from controller.shards.keeper import ANSWER_S
-from controller.shards.options import of_shard
 from protocol.messages import Admission, AdmissionRequest, Report, Slo, Verdict
 from protocol.report_answers import TELL_ALL, next_shard
 
@@ -289,11 +288,3 @@ def test_a_shard_without_room_says_so_and_keeps_nothing() -> None:
         assert told.load < float("inf")
 
     run(2, 2, scenario)
-
-
-def test_each_shard_has_checkpoints_of_its_own() -> None:
-    options = FleetOptions(checkpoints=CheckpointOptions("file:///kept/"), seed=3)
-    assert of_shard(options, 0) == options
-    other = of_shard(options, 2)
-    assert (other.checkpoints.uri, other.seed) == ("file:///kept/shard-2", 5)
-    assert of_shard(FleetOptions(), 2).checkpoints.uri == ""
