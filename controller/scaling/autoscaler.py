@@ -52,6 +52,7 @@ class Autoscaler:
     missing: Missing = field(default_factory=Missing)
     _grown_s: float = -math.inf
     _shrunk_s: float = -math.inf
+    _regretted_s: float = -math.inf  # when a shrink had to be taken back last
     _short_s: float = math.inf  # since when the fleet has been too small
     _complete_s: float = -math.inf  # since when no replica is missing
     _deployed: float | None = None  # the deploy that the target is of
@@ -221,6 +222,7 @@ class Autoscaler:
         """Draining replicas are taken back first: they are warm. The rest Serve starts."""
         if now_s - self._shrunk_s < 2.0 * self._downscale_delay_s:
             self._patience, self._shrunk_s = min(MOST_PATIENCE, 2.0 * self._patience), -math.inf
+            self._regretted_s = now_s
         staying += self._take_back(need - staying, signals, now_s, "demand came back")
         waited = now_s - self._short_s >= self.options.upscale_delay_s or not self.target  # an empty fleet helps nobody
         if need > staying and waited and now_s - self._grown_s >= self.options.upscale_cooldown_s:
@@ -274,7 +276,7 @@ class Autoscaler:
         for _ in range(max(1, min(surplus // 2, int(MOST_DRAINED * self.target)))):
             if (name := self._dispensable(signals)) is None:
                 return
-            if now_s - max(self._grown_s, self._shrunk_s) > 4.0 * self._downscale_delay_s:
+            if now_s - max(self._grown_s, self._shrunk_s, self._regretted_s) > 4.0 * self._downscale_delay_s:
                 self._patience = max(1.0, 0.5 * self._patience)
             self._shrunk_s = now_s
             self._drained.begin(name, now_s)

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from controller.scaling.allocation import Allocation, AllocationOptions
 from controller.scaling.autoscaler import OPTIONS_S, Autoscaler
+from controller.scaling.demand import Load
 from controller.scaling.history import History
 from controller.scaling.role import Kind, ReplicaView
 from controller.scaling.roles import DynamicRoles
@@ -217,3 +218,20 @@ def test_a_tier_at_its_minimum_gives_no_replica_up_though_it_has_the_least_to_do
     for now_s in (0.0, 130.0):
         scaler.step(signals, now_s)
     assert roles.names(Kind.DRAINING) == ["c"]
+
+
+def test_a_drain_that_is_taken_back_again_and_again_comes_later_each_time() -> None:
+    views = [ReplicaView(name, (1, 0)) for name in "ab"]  # each with a stream that outlasts the lull
+    roles, delay_s = DynamicRoles(table()), 100.0
+    roles.step(views, 0.0)
+    scaler = Autoscaler(ScalingOptions(max_replicas=9, downscale_delay_s=delay_s), roles, History())
+    busy, waits, now_s = {"tight": Load(15.0, 15_000.0, 3_000.0)}, list[float](), 0.0
+    for _ in range(4):
+        scaler.step(Signals(Serve(2), views, busy, {}, H100), now_s)
+        assert roles.names(Kind.DRAINING) == []
+        since_s = now_s
+        while not roles.names(Kind.DRAINING):
+            now_s += 1.0
+            scaler.step(Signals(Serve(2), views, {}, {}, H100), now_s)
+        waits.append(now_s - since_s)
+    assert waits == pytest.approx([delay_s, 2.0 * delay_s, 4.0 * delay_s, 8.0 * delay_s], abs=2.0)
