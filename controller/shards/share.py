@@ -18,19 +18,24 @@ class Share(NamedTuple):
     def is_whole(self) -> bool:
         return self.parts == 1
 
-    def of(self, total: int) -> int:
-        """This part of a number that all parts together make up; the first ones have one more."""
-        return split(total, self.parts)[self.place]
+    def of(self, total: int, first: int = 0) -> int:
+        """This part of a number that all parts together make up; those from place ``first`` on have one more."""
+        return split(total, self.parts)[(self.place - first) % self.parts]
 
     def of_table(self, table: TierTable) -> TierTable:
-        """The table with this part of every bound."""
+        """The table with this part of every bound. Minimums are dealt one after the other, so that all of them together
+        are as even as the replicas that are to keep them."""
         if self.is_whole:
             return table
-        return msgspec.structs.replace(table, tiers=tuple(map(self._of_tier, table.tiers)))
+        tiers, dealt = list[Tier](), 0
+        for tier in table.tiers:
+            tiers.append(self._of_tier(tier, dealt))
+            dealt += tier.low
+        return msgspec.structs.replace(table, tiers=tuple(tiers))
 
-    def _of_tier(self, tier: Tier) -> Tier:
-        own, low = self.of(tier.num_replicas), self.of(tier.min_replicas)
-        high = self.of(tier.max_replicas) if tier.max_replicas else 0
+    def _of_tier(self, tier: Tier, first: int) -> Tier:
+        own, low = self.of(tier.num_replicas, first), self.of(tier.min_replicas, first)
+        high = self.of(tier.max_replicas, first) if tier.max_replicas else 0
         if (tier.num_replicas and not own) or (tier.max_replicas and not high):
             high = NO_REPLICAS
         return msgspec.structs.replace(tier, num_replicas=own, min_replicas=low, max_replicas=high)

@@ -51,6 +51,37 @@ def test_bounds_of_the_fleets_size_are_divided() -> None:
     assert Share(0, 4).of_scaling(None) is None
 
 
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), min_size=1, max_size=6), st.integers(2, 5))
+def test_the_minimums_of_all_tiers_together_are_divided_as_evenly_as_the_replicas(
+    bounds: list[tuple[int, int]], parts: int
+) -> None:
+    tiers = [
+        Tier(f"t{i}", 1.0, 0.1 * i, min_replicas=low, max_replicas=low + more) for i, (low, more) in enumerate(bounds)
+    ]
+    lows = sum(low for low, _ in bounds)
+    shares = [Share(place, parts).of_table(TierTable.of(1, tiers)).tiers for place in range(parts)]
+    assert [sum(tier.low for tier in share) for share in shares] == split(lows, parts)
+    for position, whole in enumerate(TierTable.of(1, tiers).tiers):
+        own = [share[position] for share in shares]
+        assert (sum(tier.low for tier in own), sum(tier.high for tier in own)) == (whole.low, whole.high)
+        assert all(tier.low <= tier.high for tier in own)
+
+
+def test_every_tier_has_its_replica_and_all_controllers_together_keep_to_the_maximum() -> None:
+    tiers = [Tier(f"t{i}", 1.0, 0.1 * i, min_replicas=1) for i in range(3)]
+    whole = TierTable.of(1, [*tiers, Tier("flex", best_effort=True)])
+    served, most = set(), 0
+    for place in range(2):
+        options = AllocationOptions(scaling=ScalingOptions(min_replicas=1, max_replicas=4))
+        allocation = Allocation(options, whole, share=Share(place, 2))
+        allocation.step([ReplicaView(name, (0, 0, 0)) for name in "ab"], 0.0)
+        served |= {allocation.tier(name) for name in "ab"}
+        assert allocation.autoscaler is not None
+        most += allocation.autoscaler._high
+    assert served >= {0, 1, 2}
+    assert most == 4
+
+
 def views(names: str) -> list[ReplicaView]:
     return [ReplicaView(name, (0,)) for name in names]
 
