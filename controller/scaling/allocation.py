@@ -65,6 +65,20 @@ class Allocation:
             return StaticRoles(table, self.history)
         return DynamicRoles(table, RoleOptions(self.options.idle_s), self.history)
 
+    def _keep_roles(self, before: StaticRoles | DynamicRoles, now_s: float) -> None:
+        """Under new options: replicas stay in their tiers where roles are dynamic as before, unless one drains that no
+        autoscaler would end or take back."""
+        is_own = self.autoscaler.options.is_own if self.autoscaler is not None else lambda _name: False
+        if not (isinstance(before, DynamicRoles) and isinstance(self.roles, DynamicRoles)):
+            return
+        if not all(map(is_own, before.draining)):
+            return
+        before.options, before.shares = self.roles.options, {}
+        before.set_table(self.table, now_s)
+        self.roles = before
+        if self.autoscaler is not None:
+            self.autoscaler.roles = before
+
     def _take_over(self, before: StaticRoles | DynamicRoles, scaler: Autoscaler | None, now_s: float) -> None:
         """Under new roles or options: what drains goes on draining where an autoscaler will end it or take it back, and
         the size is what it was, unless the configured one has changed."""
@@ -113,6 +127,7 @@ class Allocation:
             return self
         made = Allocation(options, table, self.history, self.share)
         made.demand, made._hardware, made._views = self.demand, self._hardware, self._views
+        made._keep_roles(self.roles, now_s)
         made._take_over(self.roles, self.autoscaler, now_s)
         return made
 

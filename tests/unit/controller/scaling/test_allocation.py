@@ -114,3 +114,29 @@ def test_what_drains_serves_again_where_no_autoscaler_would_end_it(scaling: Scal
     allocation.step([ReplicaView(f"g/{k}", (0, 0)) for k in range(6)], 2.0)
     assert not allocation.draining
     assert allocation.is_open("g/3")
+
+
+@pytest.mark.parametrize("before", [None, ScalingOptions(1, 3, "g", configured=3)])
+@pytest.mark.parametrize("after", [None, ScalingOptions(1, 4, "g", configured=3)])
+def test_replicas_stay_in_their_tiers_when_other_options_come(
+    before: ScalingOptions | None, after: ScalingOptions | None
+) -> None:
+    def views(*carried: tuple[int, int]) -> list[ReplicaView]:
+        return [ReplicaView(f"g/{k}", each) for k, each in enumerate(carried)]
+
+    allocation = Allocation(AllocationOptions("dynamic", scaling=before), PLAIN)
+    allocation.step(views((1, 0), (0, 1), (1, 0)), 0.0)
+    idle = views((0, 1), (0, 1), (0, 0))  # for a moment nobody asks for the tight tier
+    allocation.step(idle, 1.0)
+    allocation.roles.shares = {"tight": 1}
+    told = len(allocation.history)
+    made = allocation.under(AllocationOptions("dynamic", idle_s=7.0, scaling=after), BOUNDED, 1.1)
+    made.step(idle, 1.1)
+    assert [made.tier(view.name) for view in idle] == [0, 1, 0]
+    assert len(allocation.history) == told
+    assert made.autoscaler is None or made.autoscaler.roles is made.roles
+    assert made.roles.shares == {}, "an autoscaler of other options tells its own"
+    made.step(idle, 7.9)
+    assert [made.tier(view.name) for view in idle] == [0, 1, 0]
+    made.step(idle, 8.1)
+    assert [made.tier(view.name) for view in idle].count(0) == 1, "its time without a request is the new one"
