@@ -39,8 +39,10 @@ class SizeKeeper:
                 continue
             try:
                 scaler = self._make_scaler(known.options)
-                actions = plan_size(known, await scaler.size(), self._clock())
-                await self.carry_out(actions, scaler, fleet)
+                serve = await scaler.size()
+                if fleet() is not known:  # other options came meanwhile: nobody would know of what is asked for here
+                    continue
+                await self.carry_out(plan_size(known, serve, self._clock()), scaler, fleet)
                 self.error = ""
             except Exception as error:  # whatever it was: ended, this loop would leave the size as it is for good
                 self._note_error(error)

@@ -79,3 +79,36 @@ def test_where_a_change_fails_what_serve_says_next_holds(monkeypatch: pytest.Mon
     serve = ScriptedServe(before_and_after(), fails_to_resize=True)
     keeper, target = play(monkeypatch, serve)
     assert (serve.asked, target, keeper.error) == ([SIZE], None, "no route")
+
+
+def test_options_that_come_while_serve_answers_do_not_take_an_own_change_for_one_by_hand(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(size_keeper, "SCALE_S", 0.0)
+    before, after = (
+        fleet(allocation=AllocationOptions(scaling=ScalingOptions(max_replicas=most, group="g"))) for most in (20, 21)
+    )
+    before.report(report("g/0"), 0.0)
+    state, answers = before, iter(range(1, 6))
+
+    class Obedient(ScriptedServe):
+        """Serve; demand and other options come while it gives its second answer."""
+
+        async def size(self) -> Serve:
+            nonlocal state
+            if next(answers, None) == 2:
+                for uid in range(300):
+                    before.allocation.demand.note(uid, "tight", 1000, 200, 1.0)
+                after.adopt_state(before, 1.0)
+                state = after
+            told = await super().size()
+            return told._replace(replicas=self.asked[-1] if self.asked else 1)
+
+    serve, looks = Obedient(iter([Serve(1, 1, 100.0)] * 5)), iter(range(1000))
+    with pytest.raises(PlayedError):
+        asyncio.run(SizeKeeper(lambda _options: serve, lambda: 0.1 * next(looks)).run(lambda: state))
+    scaler = after.allocation.autoscaler
+    assert scaler is not None
+    assert len(serve.asked) == 1
+    assert serve.asked[0] == scaler.target
+    assert scaler.held_until_s < 0.0, "nobody has set it by hand"
