@@ -20,6 +20,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     deployed: float
     unplaced: int
     moves: int = 0  # how often parts were cut anew because a shard came or went, and not because somebody set a size
+    hands: int = 0  # how often somebody set the fleet's size by hand
 
 
 class ShardOrders(msgspec.Struct, frozen=True, array_like=True):

@@ -6,7 +6,7 @@ stay as they are, and the fleet keeps its size.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -119,15 +119,24 @@ class ShardKeeper:
         """A shard wants so many replicas."""
         async with self._resizing:
             sizes = self._sizes_with(shard)
-            await self._of_fleet(self._options()).resize(sizes.total_with(shard, replicas))
+            await self._changed(sizes, self._of_fleet(self._options()).resize(sizes.total_with(shard, replicas)))
             sizes.ask(shard, replicas)  # not before: what Serve has refused is nobody's part
 
     async def remove_of_shard(self, shard: int, names: Sequence[str]) -> None:
         """End these drained replicas of a shard."""
         async with self._resizing:
             sizes = self._sizes_with(shard)
-            await self._of_fleet(self._options()).remove(names)
+            await self._changed(sizes, self._of_fleet(self._options()).remove(names))
             sizes.removed(shard, len(names))
+
+    @staticmethod
+    async def _changed(sizes: Sizes, change: Awaitable[None]) -> None:
+        """Wait for a change of the size; where it fails it may have come to pass all the same."""
+        try:
+            await change
+        except Exception:
+            sizes.is_unsure = True
+            raise
 
     def _sizes_with(self, shard: int) -> Sizes:
         """The parts of all; without this shard's own its wish would stand for that of the others, or be added to it."""

@@ -30,6 +30,8 @@ class Member:
         autoscaler = fleet.allocation.autoscaler
         if autoscaler is not None and (self.size and self.size.moves) != (orders.size and orders.size.moves):
             autoscaler.target = None  # its part was cut anew: nobody set that by hand
+        elif autoscaler is not None and self.size and orders.size and orders.size.hands > self.size.hands:
+            autoscaler.held_until_s = now_s + autoscaler.options.manual_hold_s  # also where its part is the same
         self.size = orders.size
         self._leaving = {name: shard for name, shard in self._leaving.items() if name in fleet.replicas}
         idlest = [name for name in self._idlest_first(fleet, now_s) if name not in self._leaving]

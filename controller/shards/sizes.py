@@ -14,10 +14,13 @@ from protocol.shards import Part
 
 @dataclass
 class Sizes:
-    """``parts``: replicas that each live shard wants; ``moves`` grows where they are cut anew by nobody's wish."""
+    """``parts``: replicas that each live shard wants; ``moves`` grows where they are cut anew by nobody's wish, and
+    ``hands`` where by somebody's. ``is_unsure``: asking Serve has failed, so what it says next is nobody's wish."""
 
     parts: dict[int, int] = field(default_factory=dict)
     moves: int = 0
+    hands: int = 0
+    is_unsure: bool = False
     _asked: int | None = None  # of Serve, as far as is known here
     _configured: int | None = None  # by the options of the last look
     _serve: Serve | None = None
@@ -37,11 +40,13 @@ class Sizes:
         if is_deploy and is_reset and self._asked not in (None, serve.replicas):
             self._reset_to = serve.replicas
             return self._asked
-        is_refused, self._reset_to = serve.replicas == self._reset_to, None
+        is_refused, self._reset_to = serve.replicas == self._reset_to or self.is_unsure, None
+        self.is_unsure = False
         if set(live) != self.parts.keys() or (is_refused and serve.replicas != sum(self.parts.values())):
             self.parts, self.moves = dict(zip(live, split(serve.replicas, len(live)), strict=True)), self.moves + 1
-        elif serve.replicas != sum(self.parts.values()):  # somebody set it by hand
+        elif serve.replicas != sum(self.parts.values()):  # somebody set it by hand, or a deploy to another number
             self.parts = dict(zip(live, split(serve.replicas, len(live)), strict=True))
+            self.hands += not is_deploy
         self._asked = serve.replicas
         return None
 
@@ -66,4 +71,4 @@ class Sizes:
         earlier = sum(count for each, count in missing.items() if each < shard)
         unplaced = min(missing[shard], max(0, self._serve.unplaced - earlier))
         want = self.parts[shard]
-        return Part(want, want - missing[shard], self._serve.deployed, unplaced, self.moves)
+        return Part(want, want - missing[shard], self._serve.deployed, unplaced, self.moves, self.hands)

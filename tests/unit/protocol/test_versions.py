@@ -68,7 +68,7 @@ EARLIER = {
     "programs.StageGiven": "stage e2e_s left_s stages similarity is_promised",
     "starts.Start": "replica phase seconds downloaded_bytes",
     "shards.ShardReport": "shard replicas",
-    "shards.Part": "replicas running deployed unplaced moves?",
+    "shards.Part": "replicas running deployed unplaced moves? hands?",
     "shards.ShardOrders": "place parts give? size?",
 }
 

@@ -1,0 +1,88 @@
+"""Shards under their leader: a size set by hand holds all of them, and no failure counts as one."""
+
+import asyncio
+
+import pytest
+
+from controller.fleet import Fleet
+from controller.scaling.allocation import AllocationOptions
+from controller.scaling.autoscaler import Autoscaler
+from controller.scaling.signals import ScalingOptions, Serve
+from controller.serve_scaler import ScalingError, ServeScaler
+from controller.shards.keeper import ShardKeeper
+from controller.shards.member import Member
+from tests.support.fleet_cases import fleet
+
+HOLD_S = 600.0
+
+
+def sized() -> Fleet:
+    scaling = ScalingOptions(max_replicas=20, group="g", manual_hold_s=HOLD_S)
+    return fleet(controller_shards=2, allocation=AllocationOptions(scaling=scaling))
+
+
+def scaler_of(state: Fleet) -> Autoscaler:
+    assert state.allocation.autoscaler is not None
+    return state.allocation.autoscaler
+
+
+class Two:
+    """A leader and another shard, which hear of a size that Serve tells the leader."""
+
+    def __init__(self) -> None:
+        self.fleets = sized(), sized()
+        self.members = Member(0), Member(1)
+        self.leader = self.members[0].leader
+        self.leader.shards = 2
+        self.now_s = 0.0
+
+    def hear(self, serve: Serve) -> None:
+        self.now_s += 1.0
+        live = self.leader.live(self.now_s)
+        self.leader.sizes.follow(serve, live, 0)
+        for member, state in zip(self.members, self.fleets, strict=True):
+            member.follow(state, self.leader.sync(member.report(state, self.now_s), self.now_s), self.now_s)
+            if (part := member.size) is not None:
+                told = Serve(part.replicas, part.running, part.deployed)
+                state.allocation.scale(told, [], ({}, {}), None, self.now_s)
+
+    def held_s(self) -> list[float]:
+        return [scaler_of(state).held_until_s - self.now_s for state in self.fleets]
+
+
+def test_a_size_set_by_hand_holds_also_the_shard_whose_part_of_it_is_what_it_had() -> None:
+    two = Two()
+    for _ in range(3):
+        two.hear(Serve(5))
+    assert [scaler_of(state).target for state in two.fleets] == [3, 2]
+    assert max(two.held_s()) < 0.0
+    two.hear(Serve(6))
+    assert [scaler_of(state).target for state in two.fleets] == [3, 3]
+    assert two.held_s() == [HOLD_S, HOLD_S]
+
+
+def test_a_number_that_a_deploy_changes_holds_no_shard() -> None:
+    two = Two()
+    for serve in (Serve(5), Serve(5), Serve(5), Serve(6, deployed=1.0)):
+        two.hear(serve)
+    assert [scaler_of(state).target for state in two.fleets] == [3, 3]
+    assert max(two.held_s()) < 0.0
+
+
+def test_a_change_that_came_to_pass_though_asking_for_it_failed_is_not_by_hand() -> None:
+    class Failing(ServeScaler):
+        async def resize(self, replicas: int) -> None:
+            raise ScalingError("Serve was restarted")
+
+    two = Two()
+    for _ in range(3):
+        two.hear(Serve(5))
+    keeper = ShardKeeper(0, "leader", "", lambda: two.now_s)
+    keeper.member, keeper._scaler, keeper._fleet = two.members[0], Failing("", ()), lambda: two.fleets[0]
+    with pytest.raises(ScalingError):
+        asyncio.run(keeper.resize_shard(1, 4))
+    two.hear(Serve(7))
+    assert [scaler_of(state).target for state in two.fleets] == [4, 3]
+    assert max(two.held_s()) < 0.0
+    two.hear(Serve(8))
+    assert min(two.held_s()) > 0.0, "that was somebody's wish"
