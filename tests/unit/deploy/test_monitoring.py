@@ -24,7 +24,7 @@ COLUMNS, GRAFANA_10 = 24, 38
 SCRAPED = {"up": {"job", "instance"}}  # series that Prometheus makes
 TARGET = {"job", "instance"}  # labels that Prometheus adds
 WORDS = set(
-    "sum max count by on and unless rate increase histogram_quantile absent sqrt"
+    "sum max count by on and or unless rate increase histogram_quantile absent sqrt"
     " min_over_time max_over_time quantile_over_time".split()
 )
 NAME = r"[a-zA-Z_:][\w:]*"
@@ -179,6 +179,14 @@ def test_rules_have_what_prometheus_and_an_operator_need() -> None:
 def names_in(expr: str) -> list[str]:
     """Recorded series that an expression uses."""
     return [name for name in RECORDED if name in expr]
+
+
+@pytest.mark.parametrize("alert", ["PolysloReplicasBelowTarget", "PolysloReplicasLost"])
+def test_too_few_replicas_are_also_none_at_all(alert: str) -> None:
+    """A sum over no series is no series: what is compared with it never fires."""
+    (rule,) = [rule for rule in ALERT_RULES if rule["alert"] == alert]
+    present = rule["expr"].split()[0]
+    assert RECORDED[present].endswith(" or 0 * max by (job, model) (polyslo_replicas_target)")
 
 
 def test_every_recorded_series_is_used() -> None:
