@@ -188,9 +188,10 @@ class ShardScaler:
 
     async def remove(self, replicas: Sequence[str]) -> None:
         """End these replicas, and ask for as many less."""
+        before = self._keeper.member.size  # the leader may tell of the smaller part sooner than it answers
         await self._keeper.ask("remove_of_shard", self._keeper.member.shard, list(replicas), patience_s=RESIZE_S)
-        if (part := self._keeper.member.size) is not None:
-            self._note(max(0, part.replicas - len(replicas)))
+        if before is not None:
+            self._note(max(0, before.replicas - len(replicas)))
 
     def _note(self, replicas: int) -> None:
         """What it has asked for is its part now; what the leader said before that is out of date."""

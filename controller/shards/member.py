@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from controller.fleet import Fleet
+from controller.scaling.autoscaler import Autoscaler
 from controller.shards.leader import Leader
 from controller.shards.share import Share
 from protocol.shards import LEADER, Part, ShardOrders, ShardReport
@@ -27,17 +28,24 @@ class Member:
         """Carry out what the leader says."""
         if fleet.allocation.set_share(Share(orders.place, orders.parts), now_s):
             fleet.allocation.write_roles(fleet.replicas)
-        autoscaler = fleet.allocation.autoscaler
-        if autoscaler is not None and (self.size and self.size.moves) != (orders.size and orders.size.moves):
-            autoscaler.target = None  # its part was cut anew: nobody set that by hand
-        elif autoscaler is not None and self.size and orders.size and orders.size.hands > self.size.hands:
-            autoscaler.held_until_s = now_s + autoscaler.options.manual_hold_s  # also where its part is the same
+        if (autoscaler := fleet.allocation.autoscaler) is not None:
+            self._explain(autoscaler, orders.size, now_s)
         self.size = orders.size
         self._leaving = {name: shard for name, shard in self._leaving.items() if name in fleet.replicas}
         idlest = [name for name in self._idlest_first(fleet, now_s) if name not in self._leaving]
         for shard, count in orders.give:
             self._leaving |= dict.fromkeys(idlest[:count], shard)
             idlest = idlest[count:]
+
+    def _explain(self, autoscaler: Autoscaler, size: Part | None, now_s: float) -> None:
+        """Whether another part of the fleet's size is by hand, which an autoscaler takes every other size for."""
+        before = self.size
+        if before is None or size is None or before.moves != size.moves:
+            autoscaler.target = autoscaler.target if before is size else None  # its part was cut anew
+        elif size.hands > before.hands:
+            autoscaler.held_until_s = now_s + autoscaler.options.manual_hold_s  # also where its part is the same
+        elif size.replicas not in (before.replicas, autoscaler.target) and size.deployed == before.deployed:
+            autoscaler.target = None  # what it had asked for and given up came to pass late
 
     def next_shard(self, fleet: Fleet, replica: str, now_s: float) -> int | None:
         """Where a replica that reports here is to report instead; none: it belongs here."""

@@ -1,6 +1,7 @@
 """Shards under their leader: a size set by hand holds all of them, and no failure counts as one."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from controller.scaling.signals import ScalingOptions, Serve
 from controller.serve_scaler import ScalingError, ServeScaler
 from controller.shards.keeper import ShardKeeper
 from controller.shards.member import Member
+from protocol.shards import Part
 from tests.support.fleet_cases import fleet
 
 HOLD_S = 600.0
@@ -86,3 +88,28 @@ def test_a_change_that_came_to_pass_though_asking_for_it_failed_is_not_by_hand()
     assert max(two.held_s()) < 0.0
     two.hear(Serve(8))
     assert min(two.held_s()) > 0.0, "that was somebody's wish"
+
+
+def test_what_a_shard_has_asked_for_and_given_up_is_not_by_hand_when_it_comes_late() -> None:
+    two = Two()
+    for _ in range(3):
+        two.hear(Serve(5))
+    scaler_of(two.fleets[1]).target = None  # its question was not answered in time
+    two.hear(Serve(5))
+    assert scaler_of(two.fleets[1]).target == 2
+    two.leader.sizes.ask(1, 4)
+    two.hear(Serve(7))
+    assert [scaler_of(state).target for state in two.fleets] == [3, 4]
+    assert max(two.held_s()) < 0.0
+
+
+def test_a_removal_of_which_the_leader_tells_before_it_answers_counts_once() -> None:
+    shard = ShardKeeper(1, "leader", "", lambda: 0.0)
+    shard.member.size = Part(4, 4, 0.0, 0)
+
+    async def ask(method: str, *arguments: Any, patience_s: float = 1.0) -> None:
+        shard.member.size = Part(3, 3, 0.0, 0)
+
+    shard.ask = ask  # type: ignore[method-assign]
+    asyncio.run(shard._through_leader.remove(["g/0"]))
+    assert shard.member.size == Part(3, 3, 0.0, 0)
