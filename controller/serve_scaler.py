@@ -21,6 +21,7 @@ logger = logging.getLogger("polyslo.scaler")
 NOTICE_S = 30.0  # Serve's health checks notice a dead replica by then
 POLL_S = 0.05
 RUNNING, STARTING = "RUNNING", "STARTING"  # Serve's words for a replica that has started, and for one that has not
+HAS_STARTED = {RUNNING, "UPDATING", "RECOVERING", "PENDING_MIGRATION"}  # and all for one of whose end it does not know
 
 
 class ScalingError(RuntimeError):
@@ -67,7 +68,7 @@ class ServeScaler:
         for own_id in own_ids:
             self._end(known[own_id]["actor_name"])
         give_up_s = time.monotonic() + NOTICE_S
-        while left := [own_id for own_id in own_ids if known.get(own_id, {}).get("state") == RUNNING]:
+        while left := [own_id for own_id in own_ids if known.get(own_id, {}).get("state") in HAS_STARTED]:
             if time.monotonic() > give_up_s:
                 raise ScalingError(f"Serve did not notice within {NOTICE_S:g} s that {', '.join(left)} has ended")
             await asyncio.sleep(POLL_S)
