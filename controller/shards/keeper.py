@@ -157,6 +157,7 @@ class ShardKeeper:
             known = fleet()
             scaling = known.options.allocation.scaling if known is not None else None
             if known is None or scaling is None or not self.is_leader or known.options.controller_shards == 1:
+                self.member.leader.sizes = Sizes()  # what it knew of the size is not so when there are others again
                 continue
             try:
                 async with self._resizing:

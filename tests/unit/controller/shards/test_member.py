@@ -10,6 +10,7 @@ from controller.scaling.allocation import AllocationOptions
 from controller.scaling.autoscaler import Autoscaler
 from controller.scaling.signals import ScalingOptions, Serve
 from controller.serve_scaler import ScalingError, ServeScaler
+from controller.shards import keeper
 from controller.shards.keeper import ShardKeeper
 from controller.shards.member import Member
 from protocol.shards import Part
@@ -18,9 +19,9 @@ from tests.support.fleet_cases import fleet
 HOLD_S = 600.0
 
 
-def sized() -> Fleet:
-    scaling = ScalingOptions(max_replicas=20, group="g", manual_hold_s=HOLD_S)
-    return fleet(controller_shards=2, allocation=AllocationOptions(scaling=scaling))
+def sized(shards: int = 2, configured: int = 0) -> Fleet:
+    scaling = ScalingOptions(max_replicas=20, group="g", manual_hold_s=HOLD_S, configured=configured)
+    return fleet(controller_shards=shards, allocation=AllocationOptions(scaling=scaling))
 
 
 def scaler_of(state: Fleet) -> Autoscaler:
@@ -79,10 +80,10 @@ def test_a_change_that_came_to_pass_though_asking_for_it_failed_is_not_by_hand()
     two = Two()
     for _ in range(3):
         two.hear(Serve(5))
-    keeper = ShardKeeper(0, "leader", "", lambda: two.now_s)
-    keeper.member, keeper._scaler, keeper._fleet = two.members[0], Failing("", ()), lambda: two.fleets[0]
+    shard = ShardKeeper(0, "leader", "", lambda: two.now_s)
+    shard.member, shard._scaler, shard._fleet = two.members[0], Failing("", ()), lambda: two.fleets[0]
     with pytest.raises(ScalingError):
-        asyncio.run(keeper.resize_shard(1, 4))
+        asyncio.run(shard.resize_shard(1, 4))
     two.hear(Serve(7))
     assert [scaler_of(state).target for state in two.fleets] == [4, 3]
     assert max(two.held_s()) < 0.0
@@ -113,3 +114,44 @@ def test_a_removal_of_which_the_leader_tells_before_it_answers_counts_once() -> 
     shard.ask = ask  # type: ignore[method-assign]
     asyncio.run(shard._through_leader.remove(["g/0"]))
     assert shard.member.size == Part(3, 3, 0.0, 0)
+
+
+def test_a_leader_that_was_alone_meanwhile_asks_for_no_size_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "SCALE_S", 0.0)
+    says, asked, looks = Serve(3, 3, 1.0), list[int](), 0
+
+    class Telling(ServeScaler):
+        async def size(self) -> Serve:
+            nonlocal looks
+            looks += 1
+            return says
+
+        async def resize(self, replicas: int) -> None:
+            asked.append(replicas)
+
+    shard, state = ShardKeeper(0, "leader", "", lambda: 0.0), sized(configured=3)
+    shard._scaler, shard.member.leader.shards = Telling("", ()), 2
+    sizes = shard.member.leader.sizes
+
+    async def look() -> None:
+        before = looks
+        while looks == before:
+            await asyncio.sleep(0)
+
+    async def play() -> None:
+        nonlocal says, state
+        task = asyncio.create_task(shard.follow_serve(lambda: state))
+        await look()
+        sizes.ask(0, 5)
+        says = Serve(5, 5, 1.0)
+        await look()
+        several, state = state, sized(1, configured=3)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        says, state = Serve(3, 3, 2.0), several  # it shrank, and a deploy brought the others back
+        await look()
+        await look()
+        task.cancel()
+
+    asyncio.run(play())
+    assert asked == []
