@@ -126,6 +126,7 @@ class Allocation:
             self.set_table(table, now_s)
             return self
         made = Allocation(options, table, self.history, self.share)
+        self.demand.look_back(made.demand.look_back_period_s, now_s)
         made.demand, made._hardware, made._views = self.demand, self._hardware, self._views
         made._keep_roles(self.roles, now_s)
         made._take_over(self.roles, self.autoscaler, now_s)

@@ -63,6 +63,12 @@ class Demand:
         )
         return {tier: Load(*(each / past_s for each in sums)) for tier, sums in self._sums.items() if sums[0] > 0}
 
+    def look_back(self, period_s: float, now_s: float) -> None:
+        """Take rates over another period; the part of a longer one that is forgotten does not count as quiet."""
+        if self._since_s is not None:
+            self._since_s = max(self._since_s, now_s - self.look_back_period_s)
+        self.look_back_period_s = period_s
+
     def _add(self, tier: str, *sizes: int) -> None:
         sums = self._sums.setdefault(tier, [0, 0, 0])
         for i, size in enumerate(sizes):

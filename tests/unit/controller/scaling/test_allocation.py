@@ -140,3 +140,13 @@ def test_replicas_stay_in_their_tiers_when_other_options_come(
     assert [made.tier(view.name) for view in idle] == [0, 1, 0]
     made.step(idle, 8.1)
     assert [made.tier(view.name) for view in idle].count(0) == 1, "its time without a request is the new one"
+
+
+@pytest.mark.parametrize("before", [None, ScalingOptions(max_replicas=4, look_back_period_s=20.0)])
+def test_demand_is_measured_over_the_period_of_the_latest_options(before: ScalingOptions | None) -> None:
+    allocation = Allocation(AllocationOptions(scaling=before), PLAIN)
+    after = ScalingOptions(max_replicas=4, look_back_period_s=60.0)
+    allocation.demand.note(1, "tight", 100, 10, 0.0)
+    made = allocation.under(AllocationOptions(scaling=after), PLAIN, 1.0)
+    assert made.demand.loads(55.0).keys() == {"tight"}
+    assert not made.demand.loads(61.0)

@@ -37,6 +37,18 @@ def test_a_first_burst_is_not_taken_for_a_rate() -> None:
     assert demand.loads(0.1)["tight"].requests_per_s == 2.0
 
 
+@pytest.mark.parametrize("period_s", [10.0, 120.0])
+def test_a_steady_rate_is_the_same_over_another_period(period_s: float) -> None:
+    demand = Demand(look_back_period_s=30.0)
+    for second in range(200):
+        demand.note(second, "tight", 100, 20, float(second))
+        if second == 100:
+            demand.look_back(period_s, 100.0)
+        if second > 30:
+            assert demand.loads(float(second))["tight"].requests_per_s == pytest.approx(1.0, abs=0.11)
+    assert demand.loads(199.0 + period_s)["tight"].requests_per_s == 1.0 / period_s
+
+
 @given(st.floats(0.5, 200.0), st.integers(50, 8000), st.integers(2, 1000), st.floats(0.015, 0.19))
 def test_so_many_replicas_make_their_iterations_in_exactly_the_pace(
     rate: float, prompt: int, output: int, pace_s: float
