@@ -73,7 +73,7 @@ class Autoscaler:
         self.missing.note(signals.serve, now_s)
         self._since_s = now_s if self._since_s is None else self._since_s
         if (restored := self._adopt(signals.serve, now_s)) is not None:
-            return self._ask(restored, now_s, "a deploy had reset it")
+            return self._ask(min(restored, self._high), now_s, "a deploy had reset it")
         assert self.target is not None
         if now_s < self.waits_until_s:
             self._take_back(self.target - self._staying, signals, now_s, "a deploy changed the number")

@@ -235,3 +235,15 @@ def test_a_drain_that_is_taken_back_again_and_again_comes_later_each_time() -> N
             scaler.step(Signals(Serve(2), views, {}, {}, H100), now_s)
         waits.append(now_s - since_s)
     assert waits == pytest.approx([delay_s, 2.0 * delay_s, 4.0 * delay_s, 8.0 * delay_s], abs=2.0)
+
+
+def test_what_a_deploy_reset_is_asked_for_again_up_to_the_maximum() -> None:
+    world = World(ScalingOptions(max_replicas=4, configured=1), replicas=2)
+    world.run(5)
+    world.resize(9)  # by hand, above the maximum
+    world.run(40)
+    world.asked.clear()
+    world.deployed += 1.0
+    world.resize(1)
+    world.run(2)
+    assert world.asked == [4]
