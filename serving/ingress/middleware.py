@@ -27,7 +27,7 @@ from serving.request.program import read_program
 from serving.request.program_memory import ProgramMemory
 from serving.request.slo import SloError, TierIndex, resolve, strip_body
 from serving.request.state import HttpRequestState, current_request_state
-from serving.request.tenant import SENT_FOR, tenant_of
+from serving.request.tenant import SENT_FOR, current_tenant, tenant_of
 from serving.request.traits import read_traits
 
 GENERATING = frozenset(
@@ -66,10 +66,21 @@ class SloMiddleware:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
-        elif scope["method"] != "POST":
-            await self._mended(scope, receive, send)
-        else:
-            await self._post(scope, receive, send)
+            return
+        token = current_tenant.set(self._tenant(scope))
+        try:
+            if scope["method"] != "POST":
+                await self._mended(scope, receive, send)
+            else:
+                await self._post(scope, receive, send)
+        finally:
+            current_tenant.reset(token)
+
+    def _tenant(self, scope: Message) -> str:
+        """Who asks; empty where no key is checked."""
+        if SENT_FOR in scope or not self.has_tenants:
+            return str(scope.get(SENT_FOR, ""))
+        return tenant_of(scope["path"], headers_of(scope))
 
     async def _post(self, scope: Message, receive: Receive, send: Send) -> None:
         path = scope["path"]
@@ -126,10 +137,10 @@ class SloMiddleware:
     def _open(self, scope: Message, document: dict[str, Any], body: bytes) -> tuple[HttpRequestState, bytes]:
         """The state of a request, and its body without what only the ingress understands."""
         check_document(document, self.limits)
-        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
+        headers = headers_of(scope)
         arrived_s = scope.get(ARRIVED, time.monotonic())
         asked, expected = document.get("service_tier"), expected_sequences(document)
-        tenant = scope.get(SENT_FOR, tenant_of(scope["path"], headers) if self.has_tenants else "")
+        tenant = current_tenant.get()
         program = read_program(headers, document) or self.programs.continued(document, tenant)
         slo = resolve(headers, document, self.tiers(), program.deadline_s if program else INF)
         request_state = HttpRequestState(slo, arrived_s, program, str(asked or ""), expected=expected, is_open=True)
@@ -137,6 +148,11 @@ class SloMiddleware:
         request_state.tenant = tenant
         stripped = strip_body(document)
         return request_state, body if stripped is document else msgspec.json.encode(stripped)
+
+
+def headers_of(scope: Message) -> list[tuple[str, str]]:
+    """The headers of a request as text."""
+    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
 
 
 class Response:

@@ -35,6 +35,7 @@ from serving.dispatch.engine_request import EngineRequest, Timeouts, Transport
 from serving.ingress.other_tasks import RUN_TIME_ADAPTERS
 from serving.ingress.replays import Replays
 from serving.ingress.scoring import without_objective
+from serving.ingress.stored_responses import keep_apart
 from serving.ingress.vllm_checks import check_computed, check_prompt_logprobs
 from serving.ingress.vllm_front_end import FleetLLM
 from serving.ingress.vllm_keys import trust_own_requests
@@ -264,6 +265,7 @@ async def make_server(
     app.middleware_stack = app.build_middleware_stack()  # vLLM has built one already
     app.router.routes[:] = [route for route in app.router.routes if getattr(route, "path", "") in ROUTES]
     await init_app_state(engine, app.state, args, TASKS)
+    keep_apart(app.state.openai_serving_responses)
     app.state.server = types.SimpleNamespace(should_exit=False)  # vLLM's handler of unexpected errors looks at it
     return app, client
 

@@ -1,5 +1,6 @@
 """Who asks, where the server checks API keys: a digest of the key. The key itself goes no further and into no log."""
 
+import contextvars
 import hashlib
 from collections.abc import Iterable
 
@@ -23,3 +24,6 @@ def tenant_of(path: str, headers: Iterable[tuple[str, str]]) -> str:
 def tenant_by(key: str) -> str:
     """The name of who has this key."""
     return hashlib.blake2b(key.encode(), digest_size=DIGEST_BYTES, person=b"polyslo tenant").hexdigest()
+
+
+current_tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="")  # of the request at hand
