@@ -4,7 +4,6 @@ Who may ask is the application's to say: each of these requests is let in if ``G
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any, NamedTuple
@@ -200,20 +199,21 @@ async def _send(send: Send, told: Any) -> None:
 
 
 def in_pieces(receive: Receive) -> Receive:
-    """A ``receive`` that gives a long body in pieces, between which the loop turns to others."""
-    pieces = deque[Message]()
+    """A ``receive`` that gives a long body in pieces, between which the loop turns to others, and holds none after the
+    last."""
+    part: Message | None = None
+    begin = 0
 
     async def piece() -> Message:
-        if not pieces:
-            message = await receive()
-            if message["type"] != "http.request":
-                return message
-            body = message.get("body", b"")
-            cuts = range(0, max(1, len(body)), CUT)
-            pieces.extend({**message, "body": body[cut : cut + CUT], "more_body": True} for cut in cuts)
-            pieces[-1]["more_body"] = message.get("more_body", False)
+        nonlocal part, begin
         await asyncio.sleep(0)
-        return pieces.popleft()
+        message = part = part or await receive()
+        if message["type"] != "http.request":
+            return message
+        body, end = message.get("body", b""), begin + CUT
+        has_more, cut = end < len(body), body[begin:end]
+        part, begin = (message, end) if has_more else (None, 0)
+        return {**message, "body": cut, "more_body": has_more or message.get("more_body", False)}
 
     return piece
 

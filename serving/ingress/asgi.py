@@ -35,13 +35,12 @@ async def read_body(receive: Receive, most_bytes: float = float("inf")) -> bytes
 
 
 def replayed(body: bytes, receive: Receive) -> Receive:
-    """A ``receive`` that gives ``body`` once and then whatever follows (the disconnect)."""
-    fresh = [True]
+    """A ``receive`` that gives ``body`` once, which it holds no longer, and then whatever follows (the disconnect)."""
+    fresh = [body]
 
     async def again() -> Message:
         if fresh:
-            fresh.clear()
-            return {"type": "http.request", "body": body, "more_body": False}
+            return {"type": "http.request", "body": fresh.pop(), "more_body": False}
         return await receive()
 
     return again

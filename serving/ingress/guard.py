@@ -67,12 +67,13 @@ class Guard:
     async def _with_body(self, path: str, scope: Message, receive: Receive, send: Send) -> None:
         client = client_of(scope["headers"], self.config.client_header)
         bodies = self._files if takes_file(path) else self._bodies
-        body = b""  # of a client without a key, whom the application refuses
+        again = replayed(b"", receive)  # of a client without a key, whom the application refuses
         if self._is_known(path, scope):
-            body = await bodies.read(receive, most_bytes(path, self.config), dict(scope["headers"]))
+            most = most_bytes(path, self.config)
+            again = replayed(await bodies.read(receive, most, dict(scope["headers"])), receive)
         self._places.take(client)
         try:
-            await self.app(scope, replayed(body, receive), send)
+            await self.app(scope, again, send)
         finally:
             self._places.give_back(client)
 

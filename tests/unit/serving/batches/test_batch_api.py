@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,13 @@ import pytest
 
 from serving.batches import api as api_module
 from serving.batches import open_batch, runner
+from serving.batches.api import BatchApi
 from serving.batches.book import BatchBook
 from serving.batches.objects import BatchError
 from serving.config.batches import BatchOptions
+from serving.config.limits import GuardConfig
 from serving.ingress.asgi import Message, Receive, Send, send_json
+from serving.ingress.guard import Guard
 from tests.support.batches_scene import api_of, client_of, jsonl, line, served, until, wanted
 from tests.support.ingress_scene import Ingress, refused
 
@@ -162,6 +166,40 @@ def test_long_files_are_read_and_sent_in_pieces(
             assert (await client.files.content(file.id)).content == content
 
     ingress.run(play())
+
+
+def test_an_uploaded_file_is_held_once_when_it_is_handed_on() -> None:
+    """Its form stayed in memory beside it, and while that was parsed a second time in pieces."""
+    size, held = 8 << 20, list[int]()
+    part = b'--b\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n'
+    file = part.replace(b'name="%s"', b'name="file"; filename="x"') % bytes(size)
+    form = part % (b"purpose", b"batch") + file + b"--b--\r\n"
+    parts = [form[begin : begin + (1 << 16)] for begin in range(0, len(form), 1 << 16)][::-1]
+
+    class Asked:
+        async def ask(self, method: str, *arguments: Any) -> Any:
+            held.append(tracemalloc.get_traced_memory()[0])
+
+    async def lets_in(scope: Message, receive: Receive, send: Send) -> None:
+        await send_json(send, 200, {})
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": bytearray(parts.pop()), "more_body": bool(parts)}
+
+    async def send(message: Message) -> None:
+        assert message.get("status", 200) == 200
+
+    api = BatchApi(lets_in, Asked(), lambda inner: Guard(inner, GuardConfig(file_bytes=2 * size)), has_tenants=False)
+    headers = [(b"content-type", b"multipart/form-data; boundary=b")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/files", "query_string": b"", "headers": headers}
+    tracemalloc.start()
+    try:
+        asyncio.run(api(scope, receive, send))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert held[0] < 1.2 * size
+    assert peak < 2.2 * size
 
 
 def test_a_file_that_cannot_be_read_now_is_a_503(
