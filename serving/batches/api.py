@@ -16,7 +16,7 @@ from starlette.requests import Request
 from serving.batches.file_book import MOST_FILES
 from serving.batches.objects import BatchError
 from serving.batches.runner import Keeper
-from serving.batches.wanted import read_page
+from serving.batches.wanted import of_form, read_expiry, read_page
 from serving.ingress.asgi import (
     App,
     ClientGone,
@@ -37,7 +37,7 @@ from serving.request.tenant import tenant_of
 
 BATCHES, MODELS = "/v1/batches", "/v1/models"
 OFF = "Batches are off: set batches.storage in the application's args."
-PURPOSE = "batch"
+PURPOSE, EXPIRY = "batch", "expires_after"
 LONGEST_NAME = 256
 MOST_LISTED = 100  # batches at a time
 PIECE, CUT = 4 << 20, 1 << 16  # bytes of a file that are sent at a time, and of a form that are parsed at a time
@@ -136,10 +136,12 @@ class BatchApi:
                     raise BatchError(400, f"purpose: must be {PURPOSE!r}.", "purpose", "invalid_value")
                 if file is None or isinstance(file, str):
                     raise BatchError(400, "file: must be a file.", "file", "invalid_value")
+                expiry = read_expiry(of_form(form, EXPIRY), EXPIRY)
                 content, filename = await file.read(), encodable(file.filename or "file")[:LONGEST_NAME]
         except (MultiPartException, UnicodeError) as error:
             raise BatchError(400, f"The body is no form with a file: {error}", None, "invalid_value") from None
-        return await self._ask("add_file", asked.tenant, filename, content)
+        told = (expiry,) if expiry else ()  # which a keeper of another version may not know
+        return await self._ask("add_file", asked.tenant, filename, content, *told)
 
     async def _list_files(self, asked: Asked) -> Any:
         page = read_page(asked.query, MOST_FILES)

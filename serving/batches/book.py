@@ -21,7 +21,7 @@ from controller.storage import without_secrets
 from serving.batches.file_book import LOST, OUTPUT, FileBook
 from serving.batches.input_file import check
 from serving.batches.input_lines import InputLines, InputLostError
-from serving.batches.objects import WINDOW_S, Batch, BatchError, Line, LineError, LineResult, State
+from serving.batches.objects import WINDOW_S, Batch, BatchError, Line, LineError, LineResult, State, StoredFile
 from serving.batches.open_batch import OpenBatch
 from serving.batches.wanted import Page, page_of, read_wanted
 from serving.config.batches import BatchOptions
@@ -32,7 +32,7 @@ SILENT_S = 20.0  # an ingress that has not asked for so long serves its lines no
 LONGEST_TICK_S = 5.0  # of the time between two ticks, so much counts as silence: the keeper may have been busy
 MOST_BATCHES = 1_000  # of a tenant
 FAULT_S = 30.0  # a batch with which the storage has failed is left alone for so long
-TIMED = frozenset({"add_file", "create", "cancel", "give", "take_back"})  # methods whose last argument is the time
+TIMED = frozenset({"add_file", "create", "cancel", "give", "take_back"})  # methods that take the time
 
 Told = TypeVar("Told")
 
@@ -46,7 +46,7 @@ class Given(NamedTuple):
 
 def answer(book: "BatchBook", method: str, arguments: Sequence[Any], now_s: float) -> Any:
     """What a method of the book answers at this time."""
-    return getattr(book, method)(*arguments, *([now_s] if method in TIMED else ()))
+    return getattr(book, method)(*arguments, **({"now_s": now_s} if method in TIMED else {}))
 
 
 class BatchBook(FileBook):
@@ -106,9 +106,9 @@ class BatchBook(FileBook):
         file_id, expires_s = asked.input_file_id, int(now_s + WINDOW_S)
         checked = check(self._input(tenant, file_id), asked.endpoint, self.options)
         batch = Batch(f"batch_{secrets.token_hex(12)}", tenant, asked.endpoint, file_id, int(now_s), expires_s)
-        batch.metadata, batch.errors = asked.metadata, checked.errors
-        if batch.errors:
-            batch.state, batch.ended_s = "failed", int(now_s)
+        batch.metadata, batch.output_expires_after_s = asked.metadata, asked.expires_after_s
+        if checked.errors:
+            batch.state, batch.ended_s, batch.errors = "failed", int(now_s), checked.errors
             self._storage.write(f"ended/{batch.id}.json", msgspec.json.encode(batch))
         else:
             batch.total = checked.requests
@@ -279,7 +279,9 @@ class BatchBook(FileBook):
             lines = opened.lines(self._storage, name == "output", late)
             is_asked = count or state == "failed"  # of a batch whose input file is lost they are not counted
             if first := next(lines, b"") if is_asked else b"":
-                self._keep(file_id, batch.tenant, f"{batch.id}_{name}.jsonl", OUTPUT, chain((first,), lines), now_s)
+                told = StoredFile(file_id, batch.tenant, f"{batch.id}_{name}.jsonl", OUTPUT, 0, int(now_s))
+                told.expires_s = self.expires_s(batch.output_expires_after_s, now_s)
+                self._keep(told, chain((first,), lines))
                 changes[f"{name}_file_id"] = file_id
         opened.has_grown = False
         ended = msgspec.structs.replace(batch, **changes)
@@ -291,10 +293,8 @@ class BatchBook(FileBook):
         self._remove_open(batch.id)
 
     def forget(self, now_s: float) -> None:
-        """Remove what is older than files are kept, but for what an open batch reads."""
-        oldest_s, used = now_s - self.options.keep_s, {batch.input_file_id for batch in self._going.values()}
-        for stored in [each for each in self.files.values() if each.created_s < oldest_s and each.id not in used]:
-            self._drop(stored)
-        for batch in [each for each in self.batches.values() if each.ended_s and each.ended_s < oldest_s]:
+        """Remove what has expired or is older than files are kept, but for what an open batch reads."""
+        self._drop_old({batch.input_file_id for batch in self._going.values()}, now_s)
+        for batch in [each for each in self.batches.values() if 0 < each.ended_s < now_s - self.options.keep_s]:
             self._storage.remove(f"ended/{batch.id}.json")
             del self.batches[batch.id]

@@ -2,7 +2,7 @@
 
 import logging
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, TypeVar
 
 import msgspec
@@ -45,24 +45,29 @@ class FileBook:
                     logger.error("%s/%s is passed over: %s", folder, name, error)
         return found
 
-    def add_file(self, tenant: str, filename: str, content: bytes, now_s: float) -> dict[str, Any]:
-        """Store an input file."""
+    def add_file(
+        self, tenant: str, filename: str, content: bytes, expires_after_s: int = 0, *, now_s: float
+    ) -> dict[str, Any]:
+        """Store an input file; ``expires_after_s`` as of ``expires_s``."""
         stored = self.stored_bytes(tenant)
         files = sum(each.tenant == tenant for each in self.files.values())
         if stored + len(content) > self.options.tenant_bytes or files >= MOST_FILES:
             told = f"There may be {MOST_FILES} files of {self.options.tenant_bytes} bytes in all; delete some."
             raise BatchError(413, told, "file", "storage_full")
-        return self._keep(f"file-{secrets.token_hex(12)}", tenant, filename, INPUT, (content,), now_s).shown()
+        file = StoredFile(f"file-{secrets.token_hex(12)}", tenant, filename, INPUT, len(content), int(now_s))
+        file.expires_s = self.expires_s(expires_after_s, now_s)
+        return self._keep(file, (content,)).shown()
+
+    def expires_s(self, after_s: int, now_s: float) -> int:
+        """When a new file expires for which a client wants that after so many seconds; 0: it wants nothing special."""
+        return int(now_s) + min(after_s, self.options.keep_s) if after_s else 0
 
     def stored_bytes(self, tenant: str) -> int:
         """Of all files of this tenant, those with results included."""
         return sum(each.size for each in self.files.values() if each.tenant == tenant)
 
-    def _keep(
-        self, file_id: str, tenant: str, filename: str, purpose: str, pieces: Iterable[bytes], now_s: float
-    ) -> StoredFile:
-        size = self._storage.write_pieces(f"files/{file_id}", pieces)
-        told = StoredFile(file_id, tenant, filename, purpose, size, int(now_s))
+    def _keep(self, told: StoredFile, pieces: Iterable[bytes]) -> StoredFile:
+        told.size = self._storage.write_pieces(f"files/{told.id}", pieces)
         self._storage.write(f"files/{told.id}.json", msgspec.json.encode(told))
         self.files[told.id] = told
         return told
@@ -99,3 +104,10 @@ class FileBook:
         self._storage.remove(f"files/{found.id}.json")
         self._storage.remove(f"files/{found.id}")
         del self.files[found.id]
+
+    def _drop_old(self, used: Collection[str], now_s: float) -> None:
+        """Remove files that have expired or are older than files are kept, but for those that are ``used``."""
+        oldest_s = now_s - self.options.keep_s
+        for found in [each for each in self.files.values() if each.id not in used]:
+            if found.created_s < oldest_s or 0 < found.expires_s <= now_s:
+                self._drop(found)

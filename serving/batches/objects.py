@@ -39,11 +39,13 @@ class StoredFile(msgspec.Struct):
     purpose: str
     size: int
     created_s: int
+    expires_s: int = 0  # removed then, 0: with all that is as old; seconds since 1970
 
     def shown(self) -> dict[str, Any]:
         """OpenAI's ``file`` object."""
-        told = {"id": self.id, "object": "file", "bytes": self.size, "created_at": self.created_s}
-        return {**told, "filename": self.filename, "purpose": self.purpose, "status": "processed"}
+        told: dict[str, Any] = {"id": self.id, "object": "file", "bytes": self.size, "created_at": self.created_s}
+        told |= {"filename": self.filename, "purpose": self.purpose, "status": "processed"}
+        return told | ({"expires_at": self.expires_s} if self.expires_s else {})
 
 
 class LineError(msgspec.Struct):
@@ -74,6 +76,7 @@ class Batch(msgspec.Struct):
     error_file_id: str | None = None
     ended_s: int = 0
     result_bytes: int = 0  # while it is open
+    output_expires_after_s: int = 0  # of its output files, 0: as others
 
     def shown(self) -> dict[str, Any]:
         """OpenAI's ``batch`` object."""

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 from serving.batches.objects import ENDPOINTS, WINDOW, BatchError
 
+ANCHOR = "created_at"
+LEAST_KEPT_S, MOST_KEPT_S = 3600, 2_592_000  # seconds after which a file may expire
 MOST_METADATA, LONGEST_KEY, LONGEST_VALUE = 16, 64, 512
 
 
@@ -14,6 +16,7 @@ class Wanted(NamedTuple):
     endpoint: str
     input_file_id: str
     metadata: dict[str, str] | None
+    expires_after_s: int  # of its output files, 0: nothing is said of that
 
 
 class Page(NamedTuple):
@@ -36,7 +39,32 @@ def read_wanted(wanted: Mapping[str, Any]) -> Wanted:
     if metadata is not None and not _is_metadata(metadata):
         told = f"{MOST_METADATA} strings at most, of {LONGEST_VALUE} characters, by keys of {LONGEST_KEY}"
         raise BatchError(400, f"metadata: must be an object of {told}.", "metadata", "invalid_value")
-    return Wanted(str(endpoint), file_id, metadata)
+    return Wanted(str(endpoint), file_id, metadata, read_expiry(wanted, "output_expires_after"))
+
+
+def read_expiry(wanted: Mapping[str, Any], field: str) -> int:
+    """Seconds after which a file shall expire, 0 where nothing is said of that; raises ``BatchError``."""
+    if (told := wanted.get(field)) is None:
+        return 0
+    if not isinstance(told, Mapping) or not {*told} <= {"anchor", "seconds"}:
+        raise BatchError(400, f"{field}: must be an object of anchor and seconds.", field, "invalid_value")
+    if told.get("anchor") != ANCHOR:
+        raise BatchError(400, f"{field}.anchor: must be {ANCHOR!r}.", f"{field}.anchor", "invalid_value")
+    seconds = told.get("seconds")
+    if isinstance(seconds, bool) or not isinstance(seconds, int) or not LEAST_KEPT_S <= seconds <= MOST_KEPT_S:
+        limits = f"{LEAST_KEPT_S} to {MOST_KEPT_S}"
+        raise BatchError(400, f"{field}.seconds: must be from {limits}.", f"{field}.seconds", "invalid_value")
+    return seconds
+
+
+def of_form(form: Mapping[str, Any], field: str) -> dict[str, Any]:
+    """An object that a form has part by part, ``field[part]``, as ``{field: {part: ...}}``; digits are a number."""
+    parts, begin = dict[str, Any](), f"{field}["
+    for name, told in form.items():
+        if name.startswith(begin) and name.endswith("]"):
+            is_number = isinstance(told, str) and told.isascii() and told.isdigit() and len(told) < 10
+            parts[name.removeprefix(begin)[:-1]] = int(told) if is_number else told
+    return {field: parts or form.get(field)}
 
 
 def _is_metadata(metadata: Any) -> bool:

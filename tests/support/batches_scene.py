@@ -90,7 +90,7 @@ def book_of(folder: Path, **options: Any) -> BatchBook:
 def opened(book: BatchBook, count: int, tenant: str = "", now_s: float = NOW_S) -> dict[str, Any]:
     """A new batch of so many lines."""
     content = jsonl(*(line(f"{tenant}{i}") for i in range(count)))
-    file = book.add_file(tenant, "in.jsonl", content, now_s)
+    file = book.add_file(tenant, "in.jsonl", content, now_s=now_s)
     return book.create(tenant, wanted(file["id"]), now_s)
 
 

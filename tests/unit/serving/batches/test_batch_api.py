@@ -234,6 +234,39 @@ def test_files_are_listed_read_and_removed(ingress: Ingress, book: BatchBook) ->
     ingress.run(play())
 
 
+def test_a_client_says_when_its_file_expires(ingress: Ingress, book: BatchBook) -> None:
+    async def play() -> None:
+        async with client_of(api_of(ingress, book), KEYS[0]) as client:
+            content = jsonl(line("a"))
+            assert (await client.files.create(file=content, purpose="batch")).expires_at is None
+            good: Any = {"anchor": "created_at", "seconds": 3600}
+            file = await client.files.create(file=content, purpose="batch", expires_after=good)
+            assert file.expires_at == file.created_at + 3600
+            assert (await client.files.retrieve(file.id)).expires_at == file.expires_at
+            asked: Any = wanted(file.id)
+            wrong: Any
+            for change, param in (
+                ({"anchor": "last_active_at"}, ".anchor"),
+                ({"seconds": 3599}, ".seconds"),
+                ({"seconds": 2592001}, ".seconds"),
+                ({"seconds": "soon"}, ".seconds"),
+                ({"minutes": 3}, ""),
+            ):
+                wrong = {**good, **change}
+                with pytest.raises(openai.BadRequestError) as error:
+                    await client.files.create(file=content, purpose="batch", expires_after=wrong)
+                assert error.value.param == f"expires_after{param}"
+                with pytest.raises(openai.BadRequestError) as error:
+                    await client.batches.create(**asked, output_expires_after=wrong)
+                assert error.value.param == f"output_expires_after{param}"
+            wrong = "3600"
+            with pytest.raises(openai.BadRequestError) as error:
+                await client.files.create(file=content, purpose="batch", extra_body={"expires_after": wrong})
+            assert error.value.param == "expires_after"
+
+    ingress.run(play())
+
+
 def test_mistakes_are_told(ingress: Ingress, book: BatchBook) -> None:
     async def play() -> None:
         async with client_of(api_of(ingress, book), KEYS[0]) as client:

@@ -216,7 +216,7 @@ def test_old_files_and_batches_go_but_not_what_is_read(tmp_path: Path) -> None:
 
 def test_results_take_of_a_tenants_room(tmp_path: Path) -> None:
     book = book_of(tmp_path, tenant_bytes=1500)
-    file = book.add_file("", "in.jsonl", jsonl(*(line(str(i)) for i in range(3))), NOW_S)
+    file = book.add_file("", "in.jsonl", jsonl(*(line(str(i)) for i in range(3))), now_s=NOW_S)
 
     def serve_batches() -> None:
         for _ in range(20):
@@ -233,10 +233,31 @@ def test_results_take_of_a_tenants_room(tmp_path: Path) -> None:
 
 def test_a_tenant_has_so_much_room(tmp_path: Path) -> None:
     book = book_of(tmp_path, tenant_bytes=100)
-    first = book.add_file("x", "a", b"." * 60, NOW_S)
+    first = book.add_file("x", "a", b"." * 60, now_s=NOW_S)
     with pytest.raises(BatchError, match="of 100 bytes in all") as error:
-        book.add_file("x", "b", b"." * 60, NOW_S)
+        book.add_file("x", "b", b"." * 60, now_s=NOW_S)
     assert error.value.status == 413
-    book.add_file("y", "b", b"." * 60, NOW_S)
+    book.add_file("y", "b", b"." * 60, now_s=NOW_S)
     book.remove_file("x", first["id"])
-    book.add_file("x", "b", b"." * 60, NOW_S)
+    book.add_file("x", "b", b"." * 60, now_s=NOW_S)
+
+
+def test_files_expire_when_their_client_wants_it(tmp_path: Path) -> None:
+    book = book_of(tmp_path, keep_s=7200)
+    file_id = book.add_file("", "in.jsonl", jsonl(line("a")), 3600, now_s=NOW_S)["id"]
+    capped = book.add_file("", "in.jsonl", jsonl(line("a")), 7201, now_s=NOW_S)
+    assert capped["expires_at"] == NOW_S + 7200, "no file is kept for longer"
+    expiry = {"anchor": "created_at", "seconds": 3600}
+    batch = book.create("", wanted(file_id) | {"output_expires_after": expiry}, NOW_S)
+    book.forget(NOW_S + 3600)
+    assert book.file("", file_id).shown()["expires_at"] == NOW_S + 3600, "an open batch reads it"
+    (given,) = book.give("a", 1, (), NOW_S + 3600).lines
+    book.take_back("a", [result(given)], (), NOW_S + 3601)
+    output_id = book.batch("", batch["id"]).output_file_id
+    book.close()
+    book = book_of(tmp_path, keep_s=7200)  # the next keeper knows of it
+    book.forget(NOW_S + 3602)
+    assert {*book.files} == {capped["id"], output_id}
+    book.forget(NOW_S + 7201)
+    assert {*book.files} == set()
+    assert book.batch("", batch["id"]).shown()["status"] == "completed", "the batch itself is kept"

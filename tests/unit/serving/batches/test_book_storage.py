@@ -119,7 +119,7 @@ def test_a_file_that_could_not_be_written_takes_no_room(tmp_path: Path) -> None:
 
 def test_what_is_missing_of_a_file_is_a_404(tmp_path: Path) -> None:
     book = book_of(tmp_path)
-    file_id = book.add_file("", "in.jsonl", jsonl(line("a")), NOW_S)["id"]
+    file_id = book.add_file("", "in.jsonl", jsonl(line("a")), now_s=NOW_S)["id"]
     book._storage.remove(f"files/{file_id}")
     for param, ask in (
         ("input_file_id", lambda: book.create("", wanted(file_id), NOW_S)),

@@ -59,7 +59,7 @@ def test_a_file_that_is_gone_or_another_one_is_lost(tmp_path: Path, content: byt
 def test_an_open_batch_holds_little_of_its_file_in_memory(tmp_path: Path) -> None:
     book = book_of(tmp_path)
     content = jsonl(*(line(str(k), prompt="x" * 100_000) for k in range(400)))
-    file_id = book.add_file("", "in.jsonl", content, NOW_S)["id"]
+    file_id = book.add_file("", "in.jsonl", content, now_s=NOW_S)["id"]
     del content
     tracemalloc.start()
     batch = book.create("", wanted(file_id), NOW_S)
