@@ -46,6 +46,18 @@ def replayed(body: bytes, receive: Receive) -> Receive:
     return again
 
 
+def headers_of(scope: Message) -> list[tuple[str, str]]:
+    """The headers as text: most clients send other letters as UTF-8, some as Latin-1."""
+    return [(name.decode("latin-1"), _text(value)) for name, value in scope["headers"]]
+
+
+def _text(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
+
+
 def with_length(scope: Message, length: int) -> Message:
     """The scope with the content length of a rewritten body."""
     headers = [(name, value) for name, value in scope["headers"] if name.lower() != b"content-length"]

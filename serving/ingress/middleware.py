@@ -14,7 +14,18 @@ import msgspec
 from protocol.programs import INF
 from serving.config.limits import LimitsConfig
 from serving.ingress.annotate import StreamAnnotator, annotate_json, mend_error, only_error
-from serving.ingress.asgi import App, ClientGone, Message, Receive, Send, read_body, replayed, send_error, with_length
+from serving.ingress.asgi import (
+    App,
+    ClientGone,
+    Message,
+    Receive,
+    Send,
+    headers_of,
+    read_body,
+    replayed,
+    send_error,
+    with_length,
+)
 from serving.ingress.errors import ApiError, bad_request, engine_failed, refused
 from serving.ingress.guard import ARRIVED
 from serving.ingress.json_body import read_json
@@ -80,7 +91,8 @@ class SloMiddleware:
         """Who asks; empty where no key is checked."""
         if SENT_FOR in scope or not self.has_tenants:
             return str(scope.get(SENT_FOR, ""))
-        return tenant_of(scope["path"], headers_of(scope))
+        headers = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
+        return tenant_of(scope["path"], headers)
 
     async def _post(self, scope: Message, receive: Receive, send: Send) -> None:
         path = scope["path"]
@@ -148,11 +160,6 @@ class SloMiddleware:
         request_state.tenant = tenant
         stripped = strip_body(document)
         return request_state, body if stripped is document else msgspec.json.encode(stripped)
-
-
-def headers_of(scope: Message) -> list[tuple[str, str]]:
-    """The headers of a request as text."""
-    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
 
 
 class Response:

@@ -9,7 +9,18 @@ from typing import Any
 
 import msgspec
 
-from serving.ingress.asgi import App, ClientGone, Message, Receive, Send, read_body, replayed, send_error, with_length
+from serving.ingress.asgi import (
+    App,
+    ClientGone,
+    Message,
+    Receive,
+    Send,
+    headers_of,
+    read_body,
+    replayed,
+    send_error,
+    with_length,
+)
 from serving.ingress.errors import bad_request
 from serving.plug_in.objectives import FIELD, carried
 from serving.plug_in.settings import read_settings
@@ -48,8 +59,7 @@ class ObjectiveMiddleware:
             return body
         if not isinstance(document, dict):
             return body
-        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
-        xargs = carried(headers, document, self._index(scope))
+        xargs = carried(headers_of(scope), document, self._index(scope))
         changed = strip_body(document) | ({FIELD: xargs} if xargs else {})
         return body if changed == document else msgspec.json.encode(changed)
 
