@@ -13,7 +13,9 @@ LEAST_MS = 0.1  # a logarithmic axis has no 0
 
 
 def plot_calibration(path: Path, records: Sequence[Record], table: Outcomes) -> int:
-    """Draw all promises of a replay as a PNG; returns how many there are, and draws nothing where there are none.
+    """Draw all promises of a replay; returns how many there are, and draws nothing where there are none.
+
+    An answer that broke off has told nothing but its promise, and is left out.
 
     Left: TTFT as the server predicted it against what the client measured, ms, by class. The share of promises kept, of
     those that have a TTFT objective: by the part of it that a prediction leaves free, and by the chance that was told.
@@ -21,10 +23,10 @@ def plot_calibration(path: Path, records: Sequence[Record], table: Outcomes) -> 
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    chosen = np.flatnonzero(table.is_promised)
-    if not len(chosen):
+    known = {i: slo for i in np.flatnonzero(table.is_promised) if (slo := records[i].slo) is not None}
+    if not known:
         return 0
-    told = [slo for i in chosen if (slo := records[i].slo) is not None]
+    chosen, told = np.array(list(known)), list(known.values())
     predicted_ms = np.array([max(slo.predicted_ttft_ms or 0.0, LEAST_MS) for slo in told])
     target_ms = np.array([np.nan if slo.target_ttft_ms is None else slo.target_ttft_ms for slo in told])
     measured_ms, labels = 1e3 * table.ttft_s[chosen], table.label[chosen]

@@ -157,7 +157,7 @@ def replay_and_report(options: ReplayOptions, files: Files = Files()) -> int:
     if files.records is not None:
         write_records(files.records, played.records, played.asked, table)
     if files.plot is not None and not plot_calibration(files.plot, played.records, table):
-        print(f"Nothing was promised, so there is no {files.plot}.")
+        print(f"No answer tells of a promise, so there is no {files.plot}.")
     if played.interrupted:
         print("Interrupted: the report covers what was sent until then.")
         return 130

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from serving.loadgen.calibration_plot import BINS, kept_by, plot_calibration
+from serving.loadgen.client import Status
 from serving.loadgen.mix import SloClass
 from serving.loadgen.stream import SloEcho
 from serving.loadgen.summary import outcomes
@@ -27,6 +28,16 @@ def test_the_picture_shows_promises_and_changes_with_them(tmp_path: Path) -> Non
         assert path.read_bytes()[:4] == b"\x89PNG"
         drawn.add(path.read_bytes())
     assert len(drawn) == 4
+
+
+def test_a_promise_whose_answer_broke_off_has_no_prediction_to_draw(tmp_path: Path) -> None:
+    broken = replace(finished(), status=Status.ERROR, is_promised=True, slo=None)  # its headers said so
+    told = replace(finished(), slo=ECHO)
+    for records, drawn in (([broken, told], 1), ([broken], 0)):
+        table = outcomes(records, [CHAT] * len(records))
+        assert table.is_promised.all()
+        assert plot_calibration(tmp_path / f"{drawn}.png", records, table) == drawn
+        assert (tmp_path / f"{drawn}.png").exists() == bool(drawn)
 
 
 def test_without_a_promise_nothing_is_drawn(tmp_path: Path) -> None:
