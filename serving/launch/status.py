@@ -3,6 +3,7 @@
 import json
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 from typing import Any
 
 TIMEOUT_S = 10.0
@@ -20,11 +21,13 @@ def fetch(url: str) -> dict[str, Any]:
         raise ValueError(f"--url: must begin with http:// or https://, got {url!r}")
     try:
         with urllib.request.urlopen(address, timeout=TIMEOUT_S) as response:
-            told = json.load(response)
+            body = response.read()
     except urllib.error.HTTPError as error:
         raise ValueError(f"--url: {address} answered HTTP {error.code}") from None
-    except OSError as error:
+    except (OSError, HTTPException, ValueError) as error:  # also what is no URL, and what does not speak HTTP
         raise ValueError(f"--url: cannot reach {address} ({getattr(error, 'reason', error)})") from None
+    try:
+        told = json.loads(body)
     except ValueError:
         raise ValueError(f"--url: {address} did not answer JSON") from None
     if not isinstance(told, dict):

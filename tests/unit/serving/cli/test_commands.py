@@ -1,6 +1,7 @@
 """The command line: quick help, one-line errors with status 2, and the status tables."""
 
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -90,6 +91,9 @@ def url() -> Iterator[str]:
         (["replay", "none.parquet", "--plot", "no/such/folder/out.png"], "no/such/folder/out.png"),
         (["status", "--url", "ftp://x"], "--url"),
         (["status", "--url", "http://127.0.0.1:1"], "--url: cannot reach http://127.0.0.1:1/polyslo/status"),
+        (["status", "--url", "http://127.0.0.1:no"], "--url: cannot reach http://127.0.0.1:no/polyslo/status"),
+        (["fleet", "--url", "http://a b"], "--url: cannot reach http://a b/polyslo/status"),
+        (["tiers", "--url", "http://[::1"], "--url: cannot reach http://[::1/polyslo/status"),
     ],
 )
 def test_mistakes_are_one_line_and_status_2(
@@ -101,6 +105,22 @@ def test_mistakes_are_one_line_and_status_2(
     assert printed.err.startswith("polyslo: error: ")
     assert printed.err.count("\n") == 1
     assert named in printed.err
+
+
+def test_a_port_that_does_not_speak_http_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"SSH-2.0-other\r\n")
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        assert cli.main(["status", "--url", f"http://127.0.0.1:{server.getsockname()[1]}"]) == 2
+        thread.join(10)
+    assert "--url: cannot reach" in capsys.readouterr().err
 
 
 def test_a_broken_mix_is_named_before_the_server_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
