@@ -21,10 +21,12 @@ tiers = typer.Typer(invoke_without_command=True, help="Show the tiers, or change
 @tiers.callback()
 def show_tiers(context: typer.Context, url: Url = None, as_json: AsJson = False) -> None:
     """Show the tiers: objectives, bounds, replicas, demand, outcomes; or change one in place."""
-    if context.invoked_subcommand is None:
-        from serving.cli import fleet_tables
+    if context.invoked_subcommand is not None:
+        _check_heeded(context)
+        return
+    from serving.cli import fleet_tables
 
-        fleet_tables.show_tiers(fetch(url_or(url)), as_json)
+    fleet_tables.show_tiers(fetch(url_or(url)), as_json)
 
 
 @tiers.command("set")
@@ -61,6 +63,15 @@ def _change(url: str | None, address: str | None, change: Callable[[dict[str, An
     print(f"{told} A Serve file deployed later must state a higher one.")
 
 
+def _check_heeded(context: typer.Context) -> None:
+    """Raise a mistake in usage for an option that stands before a command, which would not heed it."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            option = f"--{name.removeprefix('as_')}"
+            raise typer.BadParameter(f"{option}: has no effect before {context.invoked_subcommand!r}")
+
+
 fleet = typer.Typer(invoke_without_command=True, help="Show the fleet, or change it in place.", rich_markup_mode=None)
 
 
@@ -88,6 +99,7 @@ def show_fleet(
 ) -> None:
     """Show replicas, their roles and load, the fleet's size, and what changed why."""
     if context.invoked_subcommand is not None:
+        _check_heeded(context)
         return
     from serving.cli import fleet_tables
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from serving.cli import commands as cli
+from serving.launch import tier_edit
 from serving.launch.status import fetch
 
 STATUS: dict[str, Any] = {
@@ -105,6 +106,37 @@ def test_mistakes_are_one_line_and_status_2(
     assert printed.err.startswith("polyslo: error: ")
     assert printed.err.count("\n") == 1
     assert named in printed.err
+
+
+@pytest.mark.parametrize(
+    ("before", "option"),
+    [
+        (["tiers", "--url", "http://one"], "--url"),
+        (["fleet", "--url", "http://one"], "--url"),
+        (["fleet", "--history", "3"], "--history"),
+        (["tiers", "--json"], "--json"),
+    ],
+)
+def test_an_option_before_set_that_it_would_not_heed_is_refused(
+    before: list[str], option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With ``--url`` before it, another server than the one named was changed."""
+    changed: list[str] = []
+
+    def redeploy(dashboard: str, change: Any, url: str) -> dict[str, Any]:
+        changed.append(url)
+        return {"version": 1}
+
+    monkeypatch.setattr(tier_edit, "redeploy", redeploy)
+    monkeypatch.setattr(tier_edit, "wait_applied", lambda url, version: None)
+    what = ["max_hops=1"] if before[0] == "fleet" else ["gold", "tpot_ms=20"]
+    assert cli.main([*before, "set", *what]) == 2
+    assert f"{option}: has no effect before 'set'" in capsys.readouterr().err
+    assert changed == []
+    monkeypatch.setenv("POLYSLO_URL", "http://two")
+    assert cli.main([before[0], "set", *what]) == 0
+    assert cli.main([before[0], "set", *what, "--url", "http://three"]) == 0
+    assert changed == ["http://two", "http://three"]
 
 
 def test_a_port_that_does_not_speak_http_is_named(capsys: pytest.CaptureFixture[str]) -> None:
