@@ -198,7 +198,7 @@ def read_scenario(path: Path) -> Scenario:
     """Read and check a scenario file; raises ``ConfigError`` naming every field that is wrong."""
     try:
         settings: Any = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # such as another encoding, or a day that no month has
         raise ConfigError(f"{path}: not YAML ({str(error).splitlines()[0]})") from None
     if not isinstance(settings, dict):
         raise ConfigError(f"{path}: must hold keys and values")

@@ -19,7 +19,7 @@ def load_document(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: there is no such file") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read as YAML: {error}") from None
     except (KeyError, TypeError):
         raise ConfigError(f"{path}: not a Serve file: needs `applications`, each with an import_path") from None

@@ -32,7 +32,7 @@ def read_settings(words: list[str]) -> dict[str, Any]:
             raise ConfigError(f"{word}: must be KEY=VALUE, such as min_replicas=2")
         try:
             settings[key] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError) as error:
             raise ConfigError(f"{word}: not YAML: {str(error).splitlines()[0]}") from None
     return settings
 

@@ -66,7 +66,7 @@ def read_mix(path: Path) -> tuple[SloClass, ...]:
         entries = yaml.safe_load(path.read_text())
     except OSError as error:
         raise WorkloadError(f"{path}: cannot read the mix file ({error.strerror})") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise WorkloadError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
     return parse_mix(entries, str(path))
 

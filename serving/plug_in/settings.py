@@ -108,7 +108,7 @@ def _table(named: str) -> dict[str, Any]:
         document = yaml.safe_load(named if is_text else Path(named).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{TIERS}: cannot read {named}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError):
+    except (yaml.YAMLError, ValueError):
         raise ConfigError(f"{TIERS}: {named[:60]!r} is neither YAML nor JSON") from None
     table = {"tiers": document} if isinstance(document, list) else document
     if not isinstance(table, dict):

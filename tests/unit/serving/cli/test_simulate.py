@@ -124,6 +124,15 @@ def test_what_is_wrong_is_named(tmp_path: Path, change: tuple[str, str], message
         read_scenario(path)
 
 
+@pytest.mark.parametrize("content", [b"\xff", b"name: [", b"name: 2026-02-30", b"name: !!int x"])
+def test_a_scenario_that_is_no_yaml_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError) as error:
+        read_scenario(path)
+    assert str(error.value).startswith(f"{path}: not YAML (")
+
+
 def test_errors_are_one_line(tmp_path: Path, capsys) -> None:
     assert main(["simulate", str(tmp_path / "none.yaml")]) == 2
     assert main(["reproduce", "slo-serve"]) == 2

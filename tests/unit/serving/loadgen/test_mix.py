@@ -59,10 +59,11 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(WorkloadError, match="cannot read the mix file"):
         read_mix(tmp_path / "none.yaml")
     broken = tmp_path / "broken.yaml"
-    broken.write_text("- {label: [\n")
-    with pytest.raises(WorkloadError, match="not valid YAML") as caught:
-        read_mix(broken)
-    assert "\n" not in str(caught.value)
+    for text in ("- {label: [\n", "- {label: 2026-02-30}\n"):
+        broken.write_text(text)
+        with pytest.raises(WorkloadError, match="not valid YAML") as caught:
+            read_mix(broken)
+        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
