@@ -216,7 +216,8 @@ async def _run(client: Client, calls: Iterator[Call], grace_s: float) -> bool:
 async def _served_model(session: aiohttp.ClientSession, options: ReplayOptions) -> tuple[str, int]:
     """Name of the model to ask for, and its maximal length in tokens (0: not told)."""
     told = await _get_json(session, f"{options.url.rstrip('/')}/v1/models")
-    rows = told.get("data") if isinstance(told, dict) else None
+    listed = told.get("data") if isinstance(told, dict) else None
+    rows = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
     if not rows:
         raise WorkloadError(f"--url {options.url}: it serves no model")
     names = [str(row.get("id")) for row in rows]
@@ -244,7 +245,7 @@ async def _get_json(session: aiohttp.ClientSession, url: str) -> Any:
         raise WorkloadError(f"--url: {url} answered HTTP {response.status}")
     try:
         return msgspec.json.decode(body)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeError):
         raise WorkloadError(f"--url: {url} did not answer JSON") from None
 
 

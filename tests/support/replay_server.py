@@ -35,6 +35,7 @@ class FakeServer(ThreadingHTTPServer):
             "/v1/models": {"data": [{"id": "tiny", "max_model_len": 128}]},
             "/polyslo/status": {"tiers": TIERS, "replicas": [], "default_tier": "chat"},
         }
+        self.encoding = "utf-8"  # of the pages
         self.key = ""  # that clients need
         self.seen_again: Counter[int] = Counter()  # for scripts that answer a request's return in another way
         self.seen: dict[int, tuple[dict[str, str], dict[str, Any]]] = {}
@@ -53,7 +54,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         page = self.server.pages.get(self.path)
-        self.reply(401 if self.is_unauthorized() else 200 if page else 404, page or {})
+        self.reply(401 if self.is_unauthorized() else 200 if page else 404, page or {}, self.server.encoding)
 
     def do_POST(self) -> None:
         self.body = json.loads(self.rfile.read(int(self.headers["content-length"])))
