@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from profiles.kernel_times import OVERHEAD_INTERCEPT_S, OVERHEAD_PER_SEQUENCE_S
@@ -20,12 +19,12 @@ from serving.cli import profile_report
 from serving.tables import table_console
 
 app = typer.Typer(help="Performance profiles: how long an iteration takes.", no_args_is_help=True, add_completion=False)
-importers = typer.Typer(help="Profiles from other tools' measurements.", no_args_is_help=True)
+importers = typer.Typer(help="Profiles from other tools' measurements.")
 app.add_typer(importers, name="import")
 console = table_console(0)
 
 Out = Annotated[Path, typer.Option("--out", help="folder for samples, profile and picture")]
-Name = Annotated[str, typer.Option("--name", help="name of the profile; default: from model and system")]
+Name = Annotated[str, typer.Option("--name", help="name of the profile; default: from the model, and the system")]
 
 
 @app.command("list")
@@ -82,7 +81,8 @@ def run(  # noqa: PLR0913  (a command: its options)
     except (ProfileError, RuntimeError, ValueError, ImportError, OSError) as error:
         raise _failure(error) from error
     except KeyboardInterrupt:
-        raise _failure("interrupted; the same command goes on from here") from None
+        typer.echo("polyslo: interrupted; the same command goes on from here", err=True)
+        raise typer.Exit(130) from None
     console.print(profile_report.profile_tables(profile))
     console.print(f"wrote {out / name}.json, {out / name}.png and {out / 'samples.parquet'}")
 
@@ -95,8 +95,8 @@ def import_aiconfigurator(  # noqa: PLR0913  (a command: its options)
     name: Name = "",
     tensor_parallel: Annotated[int, typer.Option("--tp", min=1, help="GPUs per replica")] = 1,
     backend_version: Annotated[str, typer.Option(help="vLLM version of the kernels; default: its current one")] = "",
-    kv_capacity_tokens: Annotated[int, typer.Option(help="KV capacity; default: computed from the memory")] = 0,
-    memory_fraction: Annotated[float, typer.Option(help="share of GPU memory that vLLM uses")] = 0.9,
+    kv_capacity_tokens: Annotated[int, typer.Option(min=0, help="KV capacity; default: computed from the memory")] = 0,
+    memory_fraction: Annotated[float, typer.Option(min=0.01, max=1.0, help="share of GPU memory that vLLM uses")] = 0.9,
     overhead_ms: Annotated[
         float, typer.Option(min=0, help="engine overhead per iteration to add")
     ] = OVERHEAD_INTERCEPT_S * 1e3,
@@ -162,6 +162,6 @@ def _progress() -> Progress:
     return Progress(TextColumn("{task.description}"), *columns, console=console)
 
 
-def _failure(problem: object) -> typer.Exit:
-    Console(stderr=True).print(f"polyslo profile: {problem}", style="red", markup=False, highlight=False)
-    return typer.Exit(1)
+def _failure(problem: object) -> typer.TyperException:
+    """For the command line's one line on stderr."""
+    return typer.TyperException(str(problem))

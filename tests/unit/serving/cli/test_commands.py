@@ -16,6 +16,7 @@ from serving.cli import commands as cli
 from serving.launch import tier_edit
 from serving.launch.status import fetch
 
+IMPORT = ["profile", "import", "aiconfigurator", "--model", "m", "--system", "s", "--out", "out"]
 STATUS: dict[str, Any] = {
     "model": "tiny",
     "version": 3,
@@ -91,6 +92,10 @@ def url() -> Iterator[str]:
         (["replay", "none.parquet", "--plot", "out.csv"], "out.csv: must end in .png, .pdf or .svg"),
         (["replay", "none.parquet", "--plot", "no/such/folder/out.png"], "no/such/folder/out.png"),
         (["status", "--url", "ftp://x"], "--url"),
+        (["profile", "import"], "Missing command"),
+        (["profile", "show", "embeded-cpu"], "did you mean 'embedded-cpu'"),
+        (["profile", "run", "--out", "out", "--set", "max_model_len"], "must be key=value"),
+        ([*IMPORT, "--memory-fraction", "7"], "--memory-fraction"),
         (["status", "--url", "http://127.0.0.1:1"], "--url: cannot reach http://127.0.0.1:1/polyslo/status"),
         (["status", "--url", "http://127.0.0.1:no"], "--url: cannot reach http://127.0.0.1:no/polyslo/status"),
         (["fleet", "--url", "http://a b"], "--url: cannot reach http://a b/polyslo/status"),
