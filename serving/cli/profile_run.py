@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -43,7 +44,14 @@ class Engine(Protocol):
 
 
 def start_vllm(config: ReplicaConfig) -> Engine:
-    """A vLLM engine in this process."""
+    """A vLLM engine in this process.
+
+    Raises:
+        RunError: it is to be bound to a core that there is not.
+    """
+    known = range(os.cpu_count() or 1)
+    if unknown := [core for core in config.cores if core not in known]:
+        raise RunError(f"cores: this machine has 0 to {known[-1]}, not {unknown[0]}")
     from replicas.profiling import ProfilingEngine
 
     return ProfilingEngine(config)
@@ -121,9 +129,9 @@ def _load(path: Path) -> Table:
 
 
 def _resume(folder: Path, settings: dict[str, Any], grid: dict[str, int]) -> RunRecord:
-    """The record of the run in ``folder``, new or old; refuses to mix samples of two different engines."""
+    """The record of the run in ``folder``, new where it has no samples; refuses to mix those of two engines."""
     wanted = msgspec.json.decode(msgspec.json.encode(RunRecord(settings, grid)), type=RunRecord)
-    if not (folder / RECORD).exists():
+    if not (folder / RECORD).exists() or not (folder / SAMPLES).exists():
         folder.mkdir(parents=True, exist_ok=True)
         (folder / RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(wanted), indent=1))
         return wanted

@@ -13,7 +13,7 @@ from profiles.measured import Sample
 from profiles.model import RooflineModel
 from profiles.store import load_profile
 from replicas.config import ReplicaConfig
-from serving.cli.profile_run import SAMPLES, RunError, fit, measure
+from serving.cli.profile_run import SAMPLES, RunError, fit, measure, start_vllm
 
 COEFFICIENTS = np.array([2e-4, 4e-3, 2e-4, 4e-3, 6e-7, 8e-8, 3e-5, 0.0])
 LIMITS = EngineLimits(16_384, 2048, 1024, 17, 32)
@@ -102,6 +102,24 @@ def test_samples_of_two_different_engines_are_not_mixed(tmp_path: Path) -> None:
     run(tmp_path, FakeEngine())
     with pytest.raises(RunError, match=r"max_model_len=None, now max_model_len=8192: choose another folder"):
         run(tmp_path, FakeEngine(), {**SETTINGS, "max_model_len": 8192})
+
+
+def test_a_run_that_has_measured_nothing_leaves_its_folder_to_any_settings(tmp_path: Path) -> None:
+    """A mistake in --model or --core was kept: the corrected command was refused."""
+
+    def start(config: ReplicaConfig) -> FakeEngine:
+        raise OSError("there is no such model")
+
+    with pytest.raises(OSError, match="no such model"):
+        measure(tmp_path, {**SETTINGS, "model": "fke"}, 1, GRID, lambda *_: None, start)
+    run(tmp_path, FakeEngine(), repeats=1)
+    with pytest.raises(RunError, match="model='fake', now model='fke'"):
+        measure(tmp_path, {**SETTINGS, "model": "fke"}, 1, GRID, lambda *_: None, start)
+
+
+def test_a_core_that_there_is_not_is_named_before_the_engine_starts() -> None:
+    with pytest.raises(RunError, match=r"cores: this machine has 0 to .*, not 99999"):
+        start_vllm(ReplicaConfig(cores=(0, 99999)))
 
 
 def test_unknown_settings_are_refused_before_anything_is_written(tmp_path: Path) -> None:
