@@ -13,7 +13,7 @@ ADDRESS_HELP = "Dashboard of the Ray cluster; without it, that of the server on 
 
 Url = Annotated[str | None, typer.Option("--url", help=URL_HELP, envvar="POLYSLO_URL")]
 Address = Annotated[str | None, typer.Option("--address", help=ADDRESS_HELP, envvar="RAY_DASHBOARD_ADDRESS")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the server's JSON as it is.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")]
 
 tiers = typer.Typer(invoke_without_command=True, help="Show the tiers, or change one in place.", rich_markup_mode=None)
 

@@ -230,7 +230,7 @@ def _needed(found: list[tuple[int, float, float]]) -> dict[str, Any]:
 
 
 def reproduce(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="experiments; default: all")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="experiments; default: all")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="a smaller version of each")] = False,
     json_out: JsonOut = None,
     traces: Traces = DEFAULT_TRACES,

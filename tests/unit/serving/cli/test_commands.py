@@ -174,6 +174,24 @@ def test_help_is_status_0(arguments: list[str], capsys: pytest.CaptureFixture[st
     assert "Usage: polyslo" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told", "wrong"),
+    [
+        (["reproduce", "--help"], "[OPTIONS] [NAME]...\n", "[[NAME]...]"),
+        (["tiers", "--help"], "figures as JSON", "as it is"),  # it prints a part of what the server tells
+        (["fleet", "--help"], "figures as JSON", "as it is"),
+        (["status", "--help"], "as it is", "figures as JSON"),
+    ],
+)
+def test_help_tells_what_there_is(
+    arguments: list[str], told: str, wrong: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert told in printed
+    assert wrong not in printed
+
+
 def test_help_loads_nothing_heavy() -> None:
     heavy = ("ray", "vllm", "torch", "numba", "pyarrow", "aiohttp", "fastapi", "numpy")
     code = f"""
