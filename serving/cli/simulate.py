@@ -235,7 +235,9 @@ def reproduce(
     json_out: JsonOut = None,
     traces: Traces = DEFAULT_TRACES,
     processes: Annotated[int, typer.Option(min=1, help="processes to use")] = 2,
-    minutes: Annotated[float, typer.Option(help="start no point after so long; run again for the rest")] = math.inf,
+    minutes: Annotated[
+        float, typer.Option(min=0, help="start no point after so long; run again for the rest")
+    ] = math.inf,
 ) -> None:
     """Reproduce the papers' tables; an interrupted run goes on where it was."""
     deadline_s = time.monotonic() + 60.0 * minutes

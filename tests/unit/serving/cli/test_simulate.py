@@ -300,3 +300,12 @@ def test_reproducing_nothing_in_no_time_is_no_error(tmp_path: Path, monkeypatch,
     assert main(["reproduce", "slos-serve", "--quick", "--minutes", "0", "--json", str(out), "--processes", "1"]) == 0
     assert "slos-serve: out of time, run again" in capsys.readouterr().out
     assert json.loads(out.read_text())["points"] == []
+
+
+@pytest.mark.parametrize("minutes", ["-1", "nan"])
+def test_a_result_is_not_taken_apart_for_minutes_that_make_no_sense(tmp_path: Path, capsys, minutes: str) -> None:
+    out = tmp_path / "out.json"
+    out.write_text(before := '{"points": []}')
+    assert main(["reproduce", "slos-serve", "--quick", "--minutes", minutes, "--json", str(out)]) == 2
+    assert "--minutes" in capsys.readouterr().err
+    assert out.read_text() == before
