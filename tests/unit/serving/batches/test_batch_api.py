@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,10 @@ import pytest
 
 from serving.batches import api as api_module
 from serving.batches import open_batch, runner
-from serving.batches.api import BatchApi
 from serving.batches.book import BatchBook
 from serving.batches.objects import BatchError
 from serving.config.batches import BatchOptions
-from serving.config.limits import GuardConfig
 from serving.ingress.asgi import Message, Receive, Send, send_json
-from serving.ingress.guard import Guard
 from tests.support.batches_scene import api_of, client_of, jsonl, line, served, until, wanted
 from tests.support.ingress_scene import Ingress, refused
 
@@ -168,40 +164,6 @@ def test_long_files_are_read_and_sent_in_pieces(
     ingress.run(play())
 
 
-def test_an_uploaded_file_is_held_once_when_it_is_handed_on() -> None:
-    """Its form stayed in memory beside it, and while that was parsed a second time in pieces."""
-    size, held = 8 << 20, list[int]()
-    part = b'--b\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n'
-    file = part.replace(b'name="%s"', b'name="file"; filename="x"') % bytes(size)
-    form = part % (b"purpose", b"batch") + file + b"--b--\r\n"
-    parts = [form[begin : begin + (1 << 16)] for begin in range(0, len(form), 1 << 16)][::-1]
-
-    class Asked:
-        async def ask(self, method: str, *arguments: Any) -> Any:
-            held.append(tracemalloc.get_traced_memory()[0])
-
-    async def lets_in(scope: Message, receive: Receive, send: Send) -> None:
-        await send_json(send, 200, {})
-
-    async def receive() -> Message:
-        return {"type": "http.request", "body": bytearray(parts.pop()), "more_body": bool(parts)}
-
-    async def send(message: Message) -> None:
-        assert message.get("status", 200) == 200
-
-    api = BatchApi(lets_in, Asked(), lambda inner: Guard(inner, GuardConfig(file_bytes=2 * size)), has_tenants=False)
-    headers = [(b"content-type", b"multipart/form-data; boundary=b")]
-    scope = {"type": "http", "method": "POST", "path": "/v1/files", "query_string": b"", "headers": headers}
-    tracemalloc.start()
-    try:
-        asyncio.run(api(scope, receive, send))
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert held[0] < 1.2 * size
-    assert peak < 2.2 * size
-
-
 def test_a_file_that_cannot_be_read_now_is_a_503(
     ingress: Ingress, book: BatchBook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,39 +192,6 @@ def test_files_are_listed_read_and_removed(ingress: Ingress, book: BatchBook) ->
             assert (await client.files.delete(file.id)).deleted
             with pytest.raises(openai.NotFoundError):
                 await client.files.retrieve(file.id)
-
-    ingress.run(play())
-
-
-def test_a_client_says_when_its_file_expires(ingress: Ingress, book: BatchBook) -> None:
-    async def play() -> None:
-        async with client_of(api_of(ingress, book), KEYS[0]) as client:
-            content = jsonl(line("a"))
-            assert (await client.files.create(file=content, purpose="batch")).expires_at is None
-            good: Any = {"anchor": "created_at", "seconds": 3600}
-            file = await client.files.create(file=content, purpose="batch", expires_after=good)
-            assert file.expires_at == file.created_at + 3600
-            assert (await client.files.retrieve(file.id)).expires_at == file.expires_at
-            asked: Any = wanted(file.id)
-            wrong: Any
-            for change, param in (
-                ({"anchor": "last_active_at"}, ".anchor"),
-                ({"seconds": 3599}, ".seconds"),
-                ({"seconds": 2592001}, ".seconds"),
-                ({"seconds": "soon"}, ".seconds"),
-                ({"minutes": 3}, ""),
-            ):
-                wrong = {**good, **change}
-                with pytest.raises(openai.BadRequestError) as error:
-                    await client.files.create(file=content, purpose="batch", expires_after=wrong)
-                assert error.value.param == f"expires_after{param}"
-                with pytest.raises(openai.BadRequestError) as error:
-                    await client.batches.create(**asked, output_expires_after=wrong)
-                assert error.value.param == f"output_expires_after{param}"
-            wrong = "3600"
-            with pytest.raises(openai.BadRequestError) as error:
-                await client.files.create(file=content, purpose="batch", extra_body={"expires_after": wrong})
-            assert error.value.param == "expires_after"
 
     ingress.run(play())
 

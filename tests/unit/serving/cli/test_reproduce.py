@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from serving.cli.commands import main
 from serving.cli.reproduce import RunOptions, run_experiment
 from simulation.experiments import registry
 from simulation.experiments.registry import Experiment, Task
@@ -126,3 +127,12 @@ def test_a_file_of_something_else_is_an_error_that_names_it(counted: list[str], 
     with pytest.raises(ValueError, match=r"--json: .*counted\.json holds something else"):
         start(tmp_path / "counted.json")
     assert (tmp_path / "counted.json").read_text() == text
+
+
+@pytest.mark.parametrize("minutes", ["-1", "nan"])
+def test_a_result_is_not_taken_apart_for_minutes_that_make_no_sense(tmp_path: Path, capsys, minutes: str) -> None:
+    out = tmp_path / "out.json"
+    out.write_text(before := '{"points": []}')
+    assert main(["reproduce", "slos-serve", "--quick", "--minutes", minutes, "--json", str(out)]) == 2
+    assert "--minutes" in capsys.readouterr().err
+    assert out.read_text() == before

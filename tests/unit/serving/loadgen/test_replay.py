@@ -202,13 +202,10 @@ def test_unknown_model_and_missing_server_are_clear(server: FakeServer) -> None:
         replay.replay(ReplayOptions(small_trace(), server.url, model="big"))
     with pytest.raises(WorkloadError, match="--url: cannot reach"):
         replay.replay(ReplayOptions(small_trace(), "http://127.0.0.1:1"))
-    for told in ({"data": [3]}, {"data": {"id": "tiny"}}, [3]):
-        server.pages["/v1/models"] = told
-        with pytest.raises(WorkloadError, match="it serves no model"):
+    for told, encoding, message in (({"data": [3]}, "utf-8", "serves no model"), ("é", "latin-1", "not answer JSON")):
+        server.pages["/v1/models"], server.encoding = told, encoding
+        with pytest.raises(WorkloadError, match=message):
             replay.replay(ReplayOptions(small_trace(), server.url))
-    server.pages["/v1/models"], server.encoding = "é", "latin-1"
-    with pytest.raises(WorkloadError, match="did not answer JSON"):
-        replay.replay(ReplayOptions(small_trace(), server.url))
     server.pages = {}
     with pytest.raises(WorkloadError, match="answered HTTP 404"):
         replay.replay(ReplayOptions(small_trace(), server.url))
