@@ -1,8 +1,9 @@
 """Files and batches as they are stored: turns, results, ends, and what a new keeper takes up."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -261,3 +262,31 @@ def test_files_expire_when_their_client_wants_it(tmp_path: Path) -> None:
     book.forget(NOW_S + 7201)
     assert {*book.files} == set()
     assert book.batch("", batch["id"]).shown()["status"] == "completed", "the batch itself is kept"
+
+
+def test_another_tenants_files_and_batches_are_as_unknown_ones(tmp_path: Path) -> None:
+    book = book_of(tmp_path)
+    made = opened(book, 1, "x")
+    batch_id, file_id = made["id"], made["input_file_id"]
+    asks: list[Callable[[str, str], Any]] = [
+        lambda batch, _: book.batch("y", batch),
+        lambda batch, _: book.cancel("y", batch, NOW_S),
+        lambda _, file: book.file("y", file),
+        lambda _, file: book.content("y", file),
+        lambda _, file: book.remove_file("y", file),
+        lambda _, file: book.create("y", wanted(file), NOW_S),
+    ]
+    for ask in asks:
+        told = []
+        for batch, file in ((batch_id, file_id), ("batch_none", "file-none")):
+            with pytest.raises(BatchError) as error:
+                ask(batch, file)
+            told.append(str(error.value.fields).replace(batch, "").replace(file, ""))
+        assert told[0] == told[1]
+        assert told[0].startswith("(404, ")
+    for listed in (book.list_batches("y", Page()), book.list_files("y", "", Page())):
+        assert listed["data"] == []
+    for listing in (lambda page: book.list_batches("y", page), lambda page: book.list_files("y", "", page)):
+        with pytest.raises(BatchError, match="in this list"):
+            listing(Page(after=batch_id))
+    assert book.batch("x", batch_id).state == "in_progress"
