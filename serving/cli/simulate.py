@@ -56,7 +56,7 @@ def simulate(
     check_folders(json_out)
     asked = scenarios.read_scenario(path)
     profile, trace = load_profile(asked.profile), scenarios.trace_of(asked, path, traces)
-    points, last = [], None
+    points, last, names = [], None, [section.name for section in asked.classes]
     with _progress() as bar:
         runs = [(rate, seed) for rate in asked.rates_per_s for seed in asked.seeds]
         for rate, seed in runs:
@@ -72,9 +72,8 @@ def simulate(
             figures = summarize(last.jobs, last.records, last.engines.state, Window.of(last.jobs))
             points.append({"rate_per_s": rate, "seed": seed, **figures, "wall_s": time.perf_counter() - started_s})
             if plots is not None and (rate, seed) == runs[-1]:
-                simulate_plots.latencies(last, plots / f"{asked.name}-latency.png")
+                simulate_plots.latencies(last, names, plots / f"{asked.name}-latency.png")
                 simulate_plots.load(sampled, plots / f"{asked.name}-load.png")
-    names = [section.name for section in asked.classes]
     console.print(simulate_tables.simulated(asked.name, points, names))
     if plots is not None:
         simulate_plots.attainment(points, names, plots / f"{asked.name}-attainment.png")

@@ -11,6 +11,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
+from serving.cli.simulate_tables import label_of
 from simulation.core.loop import Simulation
 
 
@@ -34,25 +35,26 @@ def attainment(points: list[dict[str, Any]], names: list[str], path: Path) -> No
 
     line(lambda p: p["attainment"]["dslo"], "all", color="black", linewidth=2)
     for tier in tiers:
-        line(lambda p, t=tier: p["by_tier"].get(t, np.nan), names[tier] if tier < len(names) else f"tier {tier}")
+        line(lambda p, t=tier: p["by_tier"].get(t, np.nan), label_of(names, tier))
     axes.axhline(0.9, color="grey", linestyle=":")
     axes.set(xlabel="requests per second", ylabel="attainment", ylim=(0, 1.02))
     axes.legend()
     _save(figure, path)
 
 
-def latencies(simulation: Simulation, path: Path) -> None:
+def latencies(simulation: Simulation, names: list[str], path: Path) -> None:
     """Distributions of TTFT and mean TPOT of the requests that ended, per class."""
     jobs, records = simulation.jobs, simulation.records
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4))
     for tier in np.unique(jobs["tier"][~jobs["best_effort"]]):
         own = records["ended"] & (jobs["tier"] == tier) & ~jobs["best_effort"]
         several = own & (records["emitted_tokens"] > 1)
+        label = label_of(names, tier)
         ttft_s = records["first_s"][own] - jobs["arrival_s"][own]
         tpot_s = (records["last_s"] - records["first_s"])[several] / (records["emitted_tokens"][several] - 1)
         for axes, seconds in ((left, ttft_s), (right, tpot_s)):
             if len(seconds):
-                axes.plot(1000 * np.sort(seconds), np.arange(1, len(seconds) + 1) / len(seconds), label=f"class {tier}")
+                axes.plot(1000 * np.sort(seconds), np.arange(1, len(seconds) + 1) / len(seconds), label=label)
     for axes, name in ((left, "TTFT (ms)"), (right, "mean TPOT (ms)")):
         axes.set(xlabel=name, ylabel="share of requests", xscale="log")
         if axes.lines:

@@ -13,7 +13,7 @@ def simulated(name: str, points: list[dict[str, Any]], names: list[str]) -> Tabl
     for column in ("req/s", "seed", "attained", "kept", "by class", "refused", *latency, *worth):
         table.add_column(column)
     for point in points:
-        by_class = ", ".join(f"{_label(names, tier)} {share:.3f}" for tier, share in point["by_tier"].items())
+        by_class = ", ".join(f"{label_of(names, tier)} {share:.3f}" for tier, share in point["by_tier"].items())
         latencies = ("/".join(f"{1000 * v:.0f}" for v in point[name].values()) for name in ("ttft_s", "tpot_s"))
         shares = _share(point["attainment"]["dslo"]), _share(point["kept"]), by_class or "-", _share(point["refused"])
         per_s = (point[name] for name in ("output_tokens_per_s", "service_gain_per_s", "goodput_tokens_per_s"))
@@ -44,5 +44,6 @@ def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def _label(names: list[str], tier: int) -> str:
+def label_of(names: list[str], tier: int) -> str:
+    """The name of a class; of a scenario that has none of its own, its number."""
     return names[tier] if tier < len(names) else f"tier {tier}"
