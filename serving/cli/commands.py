@@ -185,7 +185,7 @@ def reproduce(context: typer.Context) -> None:
 
 def _vocabulary(text: str) -> tuple[int, int]:
     low, _, high = text.partition(":")
-    if not (low.isdigit() and high.isdigit()):
+    if not (low.isdecimal() and high.isdecimal()):
         raise typer.BadParameter(f"--vocab: must be LOW:HIGH, got {text!r}")
     return int(low), int(high)
 

@@ -26,7 +26,7 @@ from serving.loadgen.summary import Point, outcomes, summarize
 from serving.loadgen.trace import Trace, read_trace
 from simulation.workloads.traces import WorkloadError
 
-PROGRESS_INTERVAL_S = 0.25
+PROGRESS_INTERVAL_S, MOST_IDS = 0.25, 1 << 31  # ids of tokens
 _POSITIVE = {
     "rate_scale": "--rate-scale",
     "length_scale": "--length-scale",
@@ -69,8 +69,8 @@ class ReplayOptions:
         ):
             if not 0 <= value < math.inf:
                 raise WorkloadError(f"{option}: must be from 0 and finite, got {value}")
-        if not 0 <= self.vocabulary[0] < self.vocabulary[1]:
-            raise WorkloadError(f"--vocab: must be LOW:HIGH with 0 <= LOW < HIGH, got {self.vocabulary}")
+        if not 0 <= self.vocabulary[0] < self.vocabulary[1] <= MOST_IDS:
+            raise WorkloadError(f"--vocab: must be LOW:HIGH with 0 <= LOW < HIGH <= {MOST_IDS}, got {self.vocabulary}")
 
 
 @dataclass(frozen=True)

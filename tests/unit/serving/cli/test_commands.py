@@ -88,6 +88,8 @@ def url() -> Iterator[str]:
         (["replay", "none.parquet", "--max-requests", "two"], "--max-requests"),
         (["replay", "none.parquet", "--vocab", "9"], "--vocab"),
         (["replay", "none.parquet", "--vocab", "9:3"], "--vocab"),
+        (["replay", "none.parquet", "--vocab", "²:³"], "--vocab"),
+        (["replay", "none.parquet", "--vocab", f"0:{2**63}"], "--vocab"),
         (["replay", "none.parquet", "--json", "no/such/folder/out.json"], "no/such/folder/out.json"),
         (["replay", "none.parquet", "--plot", "out.csv"], "out.csv: must end in .png, .pdf or .svg"),
         (["replay", "none.parquet", "--plot", "no/such/folder/out.png"], "no/such/folder/out.png"),
