@@ -8,7 +8,7 @@ from serving.cli.scenario import read_scenario
 from serving.config.base import ConfigError
 
 
-@pytest.mark.parametrize("content", [b"\xff", b"name: [", b"name: 2026-02-30", b"name: !!int x"])
+@pytest.mark.parametrize("content", [b"\xff", b"name: [", b"name: !!int x"])
 def test_a_scenario_that_is_no_yaml_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "broken.yaml"
     path.write_bytes(content)

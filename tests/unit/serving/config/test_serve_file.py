@@ -24,7 +24,7 @@ def test_serve_file_of_the_project_is_sound() -> None:
     ("text", "told"),
     [
         ("applications: [", "cannot be read as YAML"),
-        ("applications: 2026-02-30", "cannot be read as YAML: day is out of range"),
+        ("applications: !!int x", "cannot be read as YAML: invalid literal for int()"),
         ("", "not a Serve file"),
         ("applications: [{}]", "not a Serve file"),
         ("applications: []", f"applications: one with import_path {IMPORT_PATH} is needed, found 0"),

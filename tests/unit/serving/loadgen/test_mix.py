@@ -59,7 +59,7 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(WorkloadError, match="cannot read the mix file"):
         read_mix(tmp_path / "none.yaml")
     broken = tmp_path / "broken.yaml"
-    for text in ("- {label: [\n", "- {label: 2026-02-30}\n"):
+    for text in ("- {label: [\n", "- {label: !!int x}\n"):
         broken.write_text(text)
         with pytest.raises(WorkloadError, match="not valid YAML") as caught:
             read_mix(broken)

@@ -58,7 +58,7 @@ def test_additional_config_goes_before_the_environment() -> None:
         (7, {}, "--additional-config: polyslo: must be an object, got 7"),
         ({}, {"POLYSLO_TIERS": "/nowhere.yaml"}, "POLYSLO_TIERS: cannot read /nowhere.yaml"),
         ({}, {"POLYSLO_TIERS": "{"}, "POLYSLO_TIERS: '{' is neither YAML nor JSON"),
-        ({}, {"POLYSLO_TIERS": "[2026-02-30]"}, "POLYSLO_TIERS: '[2026-02-30]' is neither YAML nor JSON"),
+        ({}, {"POLYSLO_TIERS": "[!!int x]"}, "POLYSLO_TIERS: '[!!int x]' is neither YAML nor JSON"),
         ({}, {"POLYSLO_TIERS": '{"tier": []}'}, "POLYSLO_TIERS: tier: unknown key; did you mean 'tiers'?"),
         ({}, {"POLYSLO_TIERS": '[{"name": "A", "ttft_ms": 5}]'}, "POLYSLO_TIERS: tiers.0.name: must be lower-case"),
     ],
