@@ -18,38 +18,37 @@ from numba import njit
 
 from profiles import kernels
 from profiles.batch import Floats
-from profiles.residuals import HISTOGRAMS, note_residual
+from profiles.online_state import (
+    A_II,
+    A_SI,
+    A_SS,
+    ALLOWED,
+    BEHIND,
+    C_I,
+    C_S,
+    COUNT,
+    DEFAULT,
+    ERROR,
+    INTERCEPT_S,
+    MOST_BEHIND,
+    PRIOR,
+    RAW_ERROR,
+    RELAXING,
+    RESIDUALS,
+    SCALE,
+    SLOPE,
+    SPREAD,
+    SQUARE,
+    STATE,
+    STREAK,
+    Tuning,
+)
+from profiles.reach import RUN, follow_run, mean, most_behind, reach
+from profiles.residuals import note_residual
 from profiles.spread import IterationSpread, draw_ratios
 
-# Positions in the state vector, float64[STATE].
-SLOPE, INTERCEPT_S, A_SS, A_SI, A_II, C_S, C_I, SPREAD, RAW_ERROR, ERROR, STREAK, COUNT = range(12)
-BEHIND, MOST_BEHIND, ALLOWED, SCALE = range(12, 16)  # of the run going on; ``ALLOWED`` is the reach as it began
-PRIOR = 16  # iterations that the errors known from a profile's spread weigh as much as
-RESIDUALS = 17  # from here on the counts of ``profiles.residuals``
-STATE = RESIDUALS + HISTOGRAMS
-RELAXING = (SLOPE, INTERCEPT_S, SPREAD, ERROR, SCALE)  # what idleness brings back to its usual value, see ``relaxed``
 PRIOR_ITERATIONS = 20.0
 PRIOR_RUNS = 500  # drawn to see how far behind runs of such a spread fall
-RUN = 16  # iterations that a stream stays behind before it gets time to recover; over longer runs prompts get less
-
-
-class Tuning(NamedTuple):
-    """How fast and how far the correction may go; relative errors are fractions of the profile's time."""
-
-    forgetting: float = 0.97  # weight left of an observation after the next one: a memory of about 33
-    outlier_spreads: float = 3.0  # errors beyond this many mean absolute errors weigh less (Huber)
-    patience: float = 8.0  # this many outliers in a row on one side are a change, not stalls
-    forgetting_on_change: float = 0.6
-    prior_weight: float = 0.01  # observations' worth of belief in the profile as it is
-    contrast_weight: float = 0.1  # observations' worth of belief that slope and intercept change alike
-    averaging: float = 0.05  # weight of a new observation in the running mean errors
-    lowest: float = 0.2  # bounds of slope, and of intercept over the profile's
-    highest: float = 20.0
-    confidence: float = 0.95  # share of runs that fall behind by no more than ``reach``
-    scale_rate: float = 0.25  # a run that falls further behind raises the reach by this factor less one
-    least_scale: float = 0.5
-    most_scale: float = 10.0
-    furthest: float = 5.0  # a model that errs by more has other problems than a margin could solve
 
 
 class Drift(NamedTuple):
@@ -64,7 +63,6 @@ class Drift(NamedTuple):
     reach: float  # iterations that a run of ``RUN`` falls behind at most, in 95 % of runs
 
 
-DEFAULT = Tuning()
 LEAST_INTERCEPT_S = 1e-3  # unit of the intercept where the profile has none
 LEAST_SPREAD = 0.01
 HALF_LIFE_S = 60.0  # of what a correction is worse than usual while its replica is idle
@@ -82,23 +80,25 @@ def new_correction(coef: Floats, spread: IterationSpread | None = None) -> Float
 
 def _expect(state: Floats, spread: IterationSpread) -> None:
     """Set the errors, and how far behind runs fall, to those of the kind of batch that strays more."""
-    state[SPREAD], state[ERROR], behind = _expected(spread)
+    state[SPREAD], state[ERROR], state[SQUARE], behind = _expected(spread)
     state[RAW_ERROR] = state[ERROR]
     state[PRIOR] = PRIOR_ITERATIONS
-    state[SCALE] = min(max(behind / float(_most_behind(state, DEFAULT)), DEFAULT.least_scale), DEFAULT.most_scale)
-    state[ALLOWED] = _most_behind(state, DEFAULT)
+    state[SCALE] = min(max(behind / float(most_behind(state, DEFAULT)), DEFAULT.least_scale), DEFAULT.most_scale)
+    state[ALLOWED] = most_behind(state, DEFAULT)
 
 
 @functools.lru_cache(maxsize=64)
-def _expected(spread: IterationSpread) -> tuple[float, float, float]:
-    """Mean absolute error over the prediction and over the measured time, and how far behind a run falls at most."""
+def _expected(spread: IterationSpread) -> tuple[float, float, float, float]:
+    """Mean absolute error over the prediction and over the measured time, mean square of the first, and how far behind
+    a run falls at most."""
     found = []
     for ratios in draw_ratios(spread, PRIOR_RUNS, RUN):
         off = ratios / np.median(ratios) - 1.0
         most = np.maximum(np.cumsum(off, axis=1), 0.0).max(axis=1)
         errors = max(LEAST_SPREAD, float(np.abs(off).mean())), max(1e-6, float(np.abs(off / (1.0 + off)).mean()))
-        found.append((*errors, float(np.quantile(most, DEFAULT.confidence))))
-    return max(found, key=lambda each: each[2])
+        square = float((np.minimum(off, DEFAULT.furthest) ** 2).mean())
+        found.append((*errors, square, float(np.quantile(most, DEFAULT.confidence))))
+    return max(found, key=lambda each: each[3])
 
 
 @njit(cache=True)
@@ -131,58 +131,14 @@ def observe(
     forgetting = tuning.forgetting_on_change if changed else tuning.forgetting
     _accumulate(new, slope_part, intercept_part, ratio, weight, forgetting)
     _solve(new, base_s, unit_s, tuning)
-    new[SPREAD] = max(LEAST_SPREAD, _mean(state[SPREAD], min(error, 5.0 * state[SPREAD]), tuning.averaging))
+    new[SPREAD] = max(LEAST_SPREAD, mean(state[SPREAD], min(error, 5.0 * state[SPREAD]), tuning.averaging))
     rate = max(tuning.averaging, 1.0 / (1.0 + state[COUNT] + state[PRIOR]))
-    new[ERROR] = _mean(state[ERROR], min(1.0, error / ratio), rate)  # a stall shortens what is measured after it
-    new[RAW_ERROR] = _mean(state[RAW_ERROR], min(1.0, abs(ratio - 1.0) / ratio), rate)
+    new[ERROR] = mean(state[ERROR], min(1.0, error / ratio), rate)  # a stall shortens what is measured after it
+    new[RAW_ERROR] = mean(state[RAW_ERROR], min(1.0, abs(ratio - 1.0) / ratio), rate)
     new[COUNT] = state[COUNT] + 1
-    _follow_run(new, (ratio - expected) / max(expected, tuning.lowest), tuning)
+    follow_run(new, (ratio - expected) / max(expected, tuning.lowest), tuning)
     note_residual(new[RESIDUALS:], composition[2] > 0.0, ratio / max(expected, tuning.lowest))
     return new
-
-
-@njit(cache=True)
-def _follow_run(new: Floats, late: float, tuning: Tuning) -> None:
-    """Add one iteration, ``late`` times its prediction too long, to the run; a run that ends moves the scale.
-
-    The scale tracks the quantile ``confidence`` (quantile tracking of Angelopoulos et al. 2023, "Conformal PID
-    control"): whatever the distribution is, and however iterations hang together, that share of runs stays within it.
-    A run is judged by the reach told as it began: slow iterations that hang together raise the error while they last.
-    """
-    new[BEHIND] += late
-    new[MOST_BEHIND] = max(new[MOST_BEHIND], new[BEHIND])
-    if new[COUNT] % RUN == 0.0:
-        is_beyond = 1.0 if new[MOST_BEHIND] > new[ALLOWED] else 0.0
-        scale = new[SCALE] * math.exp(tuning.scale_rate * (is_beyond - (1.0 - tuning.confidence)))
-        new[SCALE] = min(max(scale, tuning.least_scale), tuning.most_scale)
-        new[BEHIND], new[MOST_BEHIND], new[ALLOWED] = 0.0, 0.0, _most_behind(new, tuning)
-
-
-@njit(cache=True)
-def reach(state: Floats, tuning: Tuning = DEFAULT) -> float:
-    """How far a run of ``RUN`` iterations falls behind its prediction at most, in iterations, with ``confidence``; no
-    more than ``furthest`` is told of that."""
-    return min(tuning.furthest, _most_behind(state, tuning))
-
-
-@njit(cache=True)
-def _most_behind(state: Floats, tuning: Tuning) -> float:
-    """``reach`` without its bound, which the scale must not run up against.
-
-    Independent normal errors of mean size ``ERROR`` have a standard deviation of ``sqrt(pi / 2)`` times that, and their
-    sum exceeds x somewhere in the run twice as often as at its end (reflection principle). The scale, learnt from the
-    runs seen, corrects that for stalls and for errors that hang together.
-    """
-    quantile = math.sqrt(2.0) * _erf_inverse(tuning.confidence)
-    return float(state[SCALE] * quantile * math.sqrt(RUN * math.pi / 2.0) * state[ERROR])
-
-
-@njit(cache=True)
-def _erf_inverse(x: float) -> float:
-    """Winitzki's approximation, within 0.4 %."""
-    log = math.log(1.0 - x * x)
-    half = 2.0 / (math.pi * 0.147) + log / 2.0
-    return math.sqrt(math.sqrt(half * half - log / 0.147) - half)
 
 
 @njit(cache=True)
@@ -191,11 +147,6 @@ def observe_steps(state: Floats, coef: Floats, steps: Floats, tuning: Tuning = D
     for i in range(len(steps)):
         state = observe(state, coef, steps[i, :5], steps[i, 5], tuning)
     return state
-
-
-@njit(cache=True)
-def _mean(old: float, value: float, rate: float) -> float:
-    return old + rate * (value - old)
 
 
 @njit(cache=True)

@@ -22,7 +22,9 @@ from planning.tables import request_table
 from profiles.cache_filling import await_filled
 from profiles.draft_cost import DraftCost
 from profiles.kernels import K_SPEC, iteration_s
-from profiles.online import ERROR, corrected, new_correction, observe, reach
+from profiles.online import corrected, new_correction, observe
+from profiles.online_state import ERROR
+from profiles.reach import reach
 from profiles.store import load_profile
 from protocol.messages import LIVE_STRETCH
 from replicas.engine import PlanLimits

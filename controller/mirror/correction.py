@@ -7,22 +7,10 @@ import numpy as np
 
 from profiles.draft_cost import DraftCost
 from profiles.kernels import K_SPEC, gemm_s
-from profiles.online import (
-    ERROR,
-    INTERCEPT_S,
-    LEAST_INTERCEPT_S,
-    RELAXING,
-    RESIDUALS,
-    SLOPE,
-    corrected,
-    drift,
-    follow_steps,
-    learn_usual,
-    new_correction,
-    reach,
-    relaxed,
-)
+from profiles.online import LEAST_INTERCEPT_S, corrected, drift, follow_steps, learn_usual, new_correction, relaxed
+from profiles.online_state import ERROR, INTERCEPT_S, RELAXING, RESIDUALS, SLOPE
 from profiles.profile import Profile
+from profiles.reach import reach
 from profiles.residuals import told_quantiles
 from protocol.messages import Report
 
@@ -32,7 +20,7 @@ SLOWED = 2.0  # times what the profile says: more is no small difference of hard
 USUAL_PRIOR = 100  # iterations that the profile counts as, before many were seen: a start is a busy time
 USUAL_ITERATIONS = 1000  # memory of the running mean that is usual: hardware differs in all of them, a stall is in few
 USUAL_HALF_LIFE_S = 1800.0  # of that, too, while the replica is idle
-MOST_USUAL = np.array([SLOWED, SLOWED, 0.25, 0.25, 2.0])  # the second times the profile's intercept
+MOST_USUAL = np.array([SLOWED, SLOWED, 0.25, 0.25, 2.0, 0.1])  # the second times the profile's intercept
 
 
 class Correction:
@@ -44,7 +32,7 @@ class Correction:
         self._draft_cost, self._busy_s, self._seen = DraftCost(), now_s, USUAL_PRIOR
         self._unit_s = max(float(gemm_s(self.coefficients, 0.0)), LEAST_INTERCEPT_S)
         self._fresh, self._behind = self._state[list(RELAXING)], float(reach(self._state))
-        self._usual, self._most = self._fresh.copy(), MOST_USUAL * [1.0, self._unit_s, 1.0, 1.0, 1.0]
+        self._usual, self._most = self._fresh.copy(), MOST_USUAL * [1.0, self._unit_s, 1.0, 1.0, 1.0, 1.0]
 
     @property
     def error(self) -> float:

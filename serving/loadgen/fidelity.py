@@ -14,8 +14,9 @@ import msgspec
 import numpy as np
 
 from profiles.kernels import iteration_s
-from profiles.online import corrected, new_correction, observe_steps, reach
+from profiles.online import corrected, new_correction, observe_steps
 from profiles.profile import Profile
+from profiles.reach import reach
 from profiles.store import load_profile
 from replicas.config import ReplicaConfig
 from replicas.step_planner import planner_limits

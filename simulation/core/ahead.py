@@ -4,7 +4,7 @@ import numpy as np
 from numba import njit
 
 from planning.lead import EARLY_ERRORS, SHARE_STEP, formed_ahead_s
-from profiles.online import ERROR
+from profiles.online_state import ERROR
 
 
 @njit(cache=True)

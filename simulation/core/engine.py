@@ -23,7 +23,9 @@ from planning.engine import EngineModel
 from planning.limits import LIMITS
 from planning.tables import REQUEST
 from profiles.kernels import COEFFICIENTS, iteration_s
-from profiles.online import STATE, corrected, new_correction, observe, reach
+from profiles.online import corrected, new_correction, observe
+from profiles.online_state import STATE
+from profiles.reach import reach
 from profiles.spread import IterationSpread
 from simulation.core.ahead import run_for
 from simulation.core.begun import Begun, make_begun, note_begun, with_begun_slots

@@ -8,23 +8,17 @@ from hypothesis import strategies as st
 from profiles import kernels
 from profiles.batch import Floats
 from profiles.online import (
-    DEFAULT,
-    ERROR,
     HALF_LIFE_S,
-    INTERCEPT_S,
     PRIOR_ITERATIONS,
-    RELAXING,
-    RUN,
-    SCALE,
-    SLOPE,
     corrected,
     drift,
     new_correction,
     observe,
     observe_steps,
-    reach,
     relaxed,
 )
+from profiles.online_state import DEFAULT, ERROR, INTERCEPT_S, RELAXING, SCALE, SLOPE
+from profiles.reach import RUN, reach
 from profiles.spread import IterationSpread, RatioQuantiles, stray_factor
 from tests.support.planted_profile import COEFFICIENTS, lognormal
 
@@ -249,7 +243,7 @@ def test_what_is_worse_than_usual_is_forgotten_by_half_in_each_half_life_of_idle
 def test_a_fast_machine_stays_known_as_that_and_a_slow_one_as_what_is_usual_of_it() -> None:
     fast = learn(machine(0.5, 0.5, 100))
     assert after_idleness(fast, 100.0)[[SLOPE, INTERCEPT_S]] == pytest.approx(fast[[SLOPE, INTERCEPT_S]])
-    stalled, usual = learn(machine(15.0, 15.0, 100)), USUAL * [1.6, 1.6, 1.0, 1.0, 1.0]
+    stalled, usual = learn(machine(15.0, 15.0, 100)), USUAL * [1.6, 1.6, 1.0, 1.0, 1.0, 1.0]
     assert after_idleness(stalled, 100.0, usual)[[SLOPE, INTERCEPT_S]] == pytest.approx(usual[:2])
 
 

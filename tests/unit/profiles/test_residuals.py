@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from profiles.kernels import iteration_s
-from profiles.online import RESIDUALS, new_correction, observe
+from profiles.online import new_correction, observe
+from profiles.online_state import RESIDUALS
 from profiles.residuals import BINS, HISTOGRAMS, LEAST_NOTED, MEMORY, TRACKED, note_residual, told_quantiles
 from tests.support.planted_profile import COEFFICIENTS
 

@@ -13,7 +13,7 @@ import pytest
 from planning.lead import EARLY_ERRORS, LAUNCH_S, formed_ahead_s
 from planning.limits import make_limits
 from profiles.kernels import iteration_s
-from profiles.online import ERROR
+from profiles.online_state import ERROR
 from profiles.store import load_profile
 from replicas.failures import Failures
 from replicas.late_forming import LateForming
