@@ -1,6 +1,7 @@
 """Runs experiments of ``simulation.experiments``: in parallel, taken up again where they were left, one JSON each."""
 
 import contextlib
+import fnmatch
 import hashlib
 import importlib.metadata
 import itertools
@@ -23,12 +24,14 @@ Report = Callable[[int, int, str], None]  # points done, points in all, the one 
 
 
 class RunOptions(NamedTuple):
-    """How experiments are run; no task is started once ``may_start`` says no."""
+    """How experiments are run; no task is started once ``may_start`` says no, and none whose key matches none of the
+    patterns (``only``; of none: all)."""
 
     quick: bool
     traces: Path
     processes: int
     may_start: Callable[[], bool] = lambda: True
+    only: tuple[str, ...] = ()
 
 
 def run_experiment(name: str, out: Path, options: RunOptions, report: Report) -> dict[str, Any]:
@@ -41,7 +44,9 @@ def run_experiment(name: str, out: Path, options: RunOptions, report: Report) ->
     """
     chosen = experiment(name)
     config = chosen.config(options.quick)
-    tasks = chosen.tasks(config)
+    if options.only:
+        config = {**config, "only": list(options.only)}
+    tasks = _matching(name, chosen.tasks(config), options.only)
     partial = out.with_suffix(".partial.jsonl")
     earlier, begun = _of_result(out), _of_partial(partial)
     kept, points = earlier | begun, dict[str, Point]()
@@ -65,6 +70,14 @@ def run_experiment(name: str, out: Path, options: RunOptions, report: Report) ->
         partial.unlink()
     update_page(out.with_suffix(".md"), chosen, result)
     return result
+
+
+def _matching(name: str, tasks: list[Task], only: tuple[str, ...]) -> list[Task]:
+    """Tasks whose key matches one of the patterns."""
+    found = [task for task in tasks if not only or any(fnmatch.fnmatchcase(task.key, pattern) for pattern in only)]
+    if not found:
+        raise ValueError(f"--only: {name} has no point like {', '.join(only)}; one is called {tasks[0].key!r}")
+    return found
 
 
 def update_page(page: Path, chosen: Experiment, result: dict[str, Any]) -> None:

@@ -228,7 +228,7 @@ def _needed(found: list[tuple[int, float, float]]) -> dict[str, Any]:
     }
 
 
-def reproduce(
+def reproduce(  # noqa: PLR0913  (a command: its options)
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="experiments; default: all")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="a smaller version of each")] = False,
     json_out: JsonOut = None,
@@ -237,12 +237,17 @@ def reproduce(
     minutes: Annotated[
         float, typer.Option(min=0, help="start no point after so long; run again for the rest")
     ] = math.inf,
+    only: Annotated[
+        list[str] | None, typer.Option(help="points whose name is like this, as Coder/*; repeat for more")
+    ] = None,
 ) -> None:
     """Reproduce the papers' tables; an interrupted run goes on where it was."""
     deadline_s = time.monotonic() + 60.0 * minutes
     wanted = names or experiment_names()
     if json_out is not None and len(wanted) > 1:
         raise ValueError("--json: names one file, so name one experiment")
+    if only and json_out is None:
+        raise ValueError("--only: name a file of its own with --json, so that no whole result is replaced by a part")
     for name in wanted:
         title = experiment(name).title
         out = json_out or Path("docs/results") / f"{name}{'-quick' if quick else ''}.json"
@@ -252,7 +257,7 @@ def reproduce(
             def report(done: int, total: int, last: str, name: str = name, task: Any = task) -> None:
                 bar.update(task, completed=done, total=total, description=f"{name} {last}")
 
-            options = RunOptions(quick, traces, processes, lambda: time.monotonic() < deadline_s)
+            options = RunOptions(quick, traces, processes, lambda: time.monotonic() < deadline_s, tuple(only or ()))
             result = run_experiment(name, out, options, report)
         if result["missing"]:
             console.print(f"{name}: out of time, run again for the other {len(result['missing'])} points")

@@ -62,7 +62,7 @@ def _played(config: dict[str, Any], scenario: str) -> dict[str, Any]:
     """Programs and seeds. Half of the coding trace, once: capacities of shorter parts differ by up to five times."""
     if scenario not in BURSTY or "trace_arrivals" not in config:
         return {name: config[name] for name in ("programs", "seeds")}
-    return {"programs": config["trace_arrivals"] * len(SCENARIOS[scenario]), "seeds": config["seeds"][:1]}
+    return {"programs": config["trace_arrivals"] * len(SCENARIOS[scenario]), "seeds": config["seeds"]}
 
 
 def run(params: Mapping[str, Any], context: Context) -> Point:

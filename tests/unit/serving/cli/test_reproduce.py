@@ -39,8 +39,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ran
 
 
-def start(out: Path, may_start: Callable[[], bool] = lambda: True) -> dict:
-    return run_experiment("counted", out, RunOptions(False, out, 1, may_start), lambda *_: None)
+def start(out: Path, may_start: Callable[[], bool] = lambda: True, only: tuple[str, ...] = ()) -> dict:
+    return run_experiment("counted", out, RunOptions(False, out, 1, may_start, only), lambda *_: None)
 
 
 def test_an_interrupted_run_goes_on_where_it_was(counted: list[str], tmp_path: Path) -> None:
@@ -79,6 +79,15 @@ def test_out_of_time_means_later(counted: list[str], tmp_path: Path) -> None:
     assert "1 points have not been run yet: `2`" in (tmp_path / "counted.md").read_text()
     assert start(tmp_path / "counted.json")["headline"] == {"sum": 3}
     assert counted == ["point 0", "point 1", "point 2"]
+
+
+def test_only_points_of_a_name_are_run_and_none_is_a_mistake(counted: list[str], tmp_path: Path) -> None:
+    result = start(tmp_path / "part.json", only=("[12]", "7*"))
+    assert counted == ["point 1", "point 2"]
+    assert (result["missing"], result["config"]["only"]) == ([], ["[12]", "7*"])
+    with pytest.raises(ValueError, match="--only: counted has no point like 9; one is called '0'"):
+        start(tmp_path / "none.json", only=("9",))
+    assert not (tmp_path / "none.json").exists()
 
 
 @pytest.mark.parametrize("reached", [0, 1])
@@ -136,3 +145,14 @@ def test_a_result_is_not_taken_apart_for_minutes_that_make_no_sense(tmp_path: Pa
     assert main(["reproduce", "slos-serve", "--quick", "--minutes", minutes, "--json", str(out)]) == 2
     assert "--minutes" in capsys.readouterr().err
     assert out.read_text() == before
+
+
+def test_a_part_of_an_experiment_replaces_no_whole_result(
+    counted: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["reproduce", "counted", "--only", "1"]) == 2
+    assert "--only: name a file of its own with --json" in capsys.readouterr().err
+    assert counted == []
+    assert main(["reproduce", "counted", "--only", "1", "--json", "part.json", "--processes", "1"]) == 0
+    assert counted == ["point 1"]
