@@ -52,7 +52,14 @@ class History:
     decayed_s: float = -np.inf
     gaps_s: deque[float] = field(default_factory=lambda: deque(maxlen=GAPS))  # tool times lately, ended or not
     scales: deque[float] = field(default_factory=lambda: deque(maxlen=SCALES))  # of deadlines of programs that ended
+    _ranked_bytes: int = 0
     _apart: np.ndarray = field(default_factory=lambda: np.zeros((MOST_GRAPHS, MOST_GRAPHS)))  # distances
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes: graphs by their stages and by their nodes, and those distances that have been noted."""
+        rows = min(len(self.table.lengths), MOST_GRAPHS)
+        return self.table.nbytes + self._ranked_bytes + rows * self._apart.strides[0]
 
     def __len__(self) -> int:
         return self.table.count
@@ -68,6 +75,7 @@ class History:
         row = self.table.count
         self.table.put(row, stages)
         self.ranked.append(ranked(nodes))
+        self._ranked_bytes += self.ranked[-1].nbytes
         self.uses = np.append(self.uses, 1.0)
         self._apart[row, : row + 1] = self._apart[: row + 1, row] = 1.0 - graph_similarities(row, self.table)
 
@@ -135,3 +143,4 @@ class History:
         self._apart[: len(rows), : len(rows)] = np.take(self._apart[rows], rows, axis=1)
         self.table.keep(rows)
         self.ranked, self.uses = [self.ranked[row] for row in rows.tolist()], uses
+        self._ranked_bytes = sum(each.nbytes for each in self.ranked)

@@ -22,7 +22,7 @@ from protocol.programs import INF, RELEASED, base_request_id
 
 MOST_OPEN = 20_000  # programs that are followed at a time
 MOST_HISTORIES = 256  # applications of tenants
-MOST_BYTES = 1 << 30  # of their tables, which are as wide as the longest graph
+MOST_BYTES = 1 << 30  # that they take; tables are as wide as the longest graph
 LOST_S = 3600.0  # a sub-request whose end has not been told for so long has ended
 ROUNDS_S = 10.0  # a call that is made in rounds has ended when none has come for so long, should nobody say so
 REFUSED = "refused"  # how calls end that we have turned away
@@ -43,6 +43,7 @@ class ProgramsUnderWay:
     checks: Checks = field(default_factory=Checks)
     is_anywhere: Callable[[int], bool] = lambda _uid: True  # whether a replica has a request, or it waits
     _open_of: Counter[str] = field(default_factory=Counter)  # how many of each tenant are open
+    _known_bytes: int = 0  # that the histories take
     _keys: dict[str, Key] = field(default_factory=dict)  # of sub-requests, by name
     _calls: dict[str, str] = field(default_factory=dict)  # names of sub-requests whose rounds run, by base id
 
@@ -58,23 +59,27 @@ class ProgramsUnderWay:
         self.bound, self.speed, self._keys, self.slots = other.bound, other.speed, other._keys, other.slots
         self.open, self.histories, self.counts, self._calls = other.open, other.histories, other.counts, other._calls
         self.checks, self.places, self._open_of = other.checks, other.places, other._open_of
+        self._known_bytes = other._known_bytes
 
     def learn(self, tenant: str, app: str, nodes: Nodes, now_s: float) -> None:
         """Take in the graph of a program that has ended."""
-        table = (history := self._history(tenant, app)).table
-        before = table.nbytes
+        history = self._history(tenant, app)
+        before = history.nbytes
         history.learn(nodes, now_s)
-        if table.nbytes > before:
-            self._forget_histories()
+        self._known_bytes += history.nbytes - before
+        while self._known_bytes > MOST_BYTES:
+            self._forget_history()
 
-    def _forget_histories(self) -> None:
-        """Where they take too much memory, whoever has most of it loses those that were used longest ago."""
+    def _forget_history(self) -> None:
+        """They take too much memory: whoever has most of it loses what was used longest ago."""
         held = Counter[str]()
         for (tenant, _), history in self.histories.items():
-            held[tenant] += history.table.nbytes
-        while held.total() > MOST_BYTES:
-            most = max(held, key=held.__getitem__)
-            held[most] -= self.histories.pop(next(key for key in self.histories if key[0] == most)).table.nbytes
+            held[tenant] += history.nbytes
+        most = max(held, key=held.__getitem__)
+        self._drop_history(next(key for key in self.histories if key[0] == most))
+
+    def _drop_history(self, key: Key) -> None:
+        self._known_bytes -= self.histories.pop(key).nbytes
 
     def on_outcome(self, outcome: Outcome, now_s: float) -> None:
         """A sub-request ended, or a round of one."""
@@ -131,11 +136,13 @@ class ProgramsUnderWay:
         return self.open.get(key) if key is not None else None
 
     def _history(self, tenant: str, app: str) -> History:
-        history = self.histories.setdefault((tenant, app), History())
+        if (history := self.histories.get((tenant, app))) is None:
+            history = self.histories[tenant, app] = History()
+            self._known_bytes += history.nbytes
         self.histories.move_to_end((tenant, app))
         if len(self.histories) > MOST_HISTORIES:
             counts = Counter(tenant for tenant, _ in self.histories)  # whoever names ever new ones loses own ones
-            del self.histories[next(key for key in self.histories if counts[key[0]] == max(counts.values()))]
+            self._drop_history(next(key for key in self.histories if counts[key[0]] == max(counts.values())))
         return history
 
     def _begun(self, key: Key, now_s: float) -> None:

@@ -78,6 +78,11 @@ class Ranked(NamedTuple):
     inputs: np.ndarray  # f8[n], logarithms
     outputs: np.ndarray  # f8[n], of what may still grow nan
 
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes."""
+        return self.keys.nbytes + self.inputs.nbytes + self.outputs.nbytes
+
     def until(self, stages: int) -> "Ranked":
         """Its first stages."""
         end = int(np.searchsorted(self.keys, stages << RANK_BITS))

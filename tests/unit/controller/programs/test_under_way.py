@@ -54,13 +54,21 @@ def test_whoever_has_too_many_long_graphs_loses_own_ones_alone(monkeypatch: pyte
     programs = state.programs
     programs.learn("other", "a", short, 0.0)
     programs.learn("busy", "0", long, 0.0)
-    each = programs.histories["busy", "0"].table.nbytes
+    each = programs.histories["busy", "0"].nbytes
     monkeypatch.setattr(under_way, "MOST_BYTES", 3.5 * each)
     for k in range(1, 6):
         programs.learn("busy", f"{k}", long, float(k))
         programs._history("busy", "1")  # is used
     assert [*programs.histories] == [("other", "a"), ("busy", "4"), ("busy", "5"), ("busy", "1")]
-    assert sum(history.table.nbytes for history in programs.histories.values()) <= under_way.MOST_BYTES
+    assert sum(history.nbytes for history in programs.histories.values()) == programs._known_bytes
+    assert programs._known_bytes <= under_way.MOST_BYTES
+
+
+def test_what_histories_take_is_told_also_where_some_are_forgotten() -> None:
+    programs = fleet().programs
+    for k in range(MOST_HISTORIES + 9):
+        programs._history("busy", f"{k}")
+    assert sum(history.nbytes for history in programs.histories.values()) == programs._known_bytes
 
 
 def test_whoever_begins_too_many_programs_loses_own_ones_alone(monkeypatch: pytest.MonkeyPatch) -> None:
