@@ -77,8 +77,7 @@ class Programs(ProgramsUnderWay):
             program = self.open[key] = OpenProgram(arrived_s - told.age_s, told.deadline_s, app, request.tenant)
             self._promise(program, request.prompt_tokens, told.is_promised)
             self.checks.at(arrived_s + self.options.idle_s, key, program)
-            self._begun(key, arrived_s)
-        self.open.move_to_end(key)
+        self._called(key, arrived_s)
         program.start_by(arrived_s - told.age_s)
         program.due_within(told)
         program.is_last |= told.is_last

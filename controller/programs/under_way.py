@@ -37,12 +37,12 @@ class ProgramsUnderWay:
     options: ProgramOptions
     slots: ReplicaSlots
     is_checked: bool = True  # admission is on
-    open: OrderedDict[Key, OpenProgram] = field(default_factory=OrderedDict)
+    open: dict[Key, OpenProgram] = field(default_factory=dict)
     histories: OrderedDict[Key, History] = field(default_factory=OrderedDict)
     counts: ProgramCounts = field(default_factory=ProgramCounts)
     checks: Checks = field(default_factory=Checks)
     is_anywhere: Callable[[int], bool] = lambda _uid: True  # whether a replica has a request, or it waits
-    _open_of: Counter[str] = field(default_factory=Counter)  # how many of each tenant are open
+    _open_of: dict[str, OrderedDict[Key, None]] = field(default_factory=dict)  # by tenant, that called last comes last
     _known_bytes: int = 0  # that the histories take
     _keys: dict[str, Key] = field(default_factory=dict)  # of sub-requests, by name
     _calls: dict[str, str] = field(default_factory=dict)  # names of sub-requests whose rounds run, by base id
@@ -145,13 +145,15 @@ class ProgramsUnderWay:
             self._drop_history(next(key for key in self.histories if counts[key[0]] == max(counts.values())))
         return history
 
-    def _begun(self, key: Key, now_s: float) -> None:
-        """A program is open now. Where there are too many, whoever has most of them loses the one whose latest call
-        began longest ago: it is taken to have ended."""
-        self._open_of[key[0]] += 1
+    def _called(self, key: Key, now_s: float) -> None:
+        """An open program calls, perhaps for the first time. Where there are too many, whoever has most of them loses
+        the one whose latest call began longest ago: it is taken to have ended."""
+        own = self._open_of.setdefault(key[0], OrderedDict())
+        own[key] = None
+        own.move_to_end(key)
         if len(self.open) > MOST_OPEN:
-            most = max(self._open_of, key=self._open_of.__getitem__)
-            self._close(next(each for each in self.open if each[0] == most), now_s)
+            most = max(self._open_of.values(), key=len)
+            self._close(next(iter(most)), now_s)
 
     def _follow(self, program: OpenProgram) -> None:
         """What is left of a program has changed."""
@@ -252,7 +254,7 @@ class ProgramsUnderWay:
 
     def _drop(self, key: Key) -> OpenProgram:
         program = self.open.pop(key)
-        self._open_of[key[0]] -= 1
+        del self._open_of[key[0]][key]
         if not self._open_of[key[0]]:
             del self._open_of[key[0]]
         self._set_aside(program)

@@ -1,9 +1,12 @@
 """How programs are followed and end, whatever becomes of the messages about them and whoever sends them."""
 
+from collections.abc import Iterator
+
 import msgspec
 import pytest
 
 from controller.programs import under_way
+from controller.programs.checks import Key
 from controller.programs.open_program import OpenProgram
 from controller.programs.under_way import MOST_HISTORIES
 from protocol.messages import Verdict
@@ -82,9 +85,27 @@ def test_whoever_begins_too_many_programs_loses_own_ones_alone(monkeypatch: pyte
     assert [*state.programs.open] == [("other", "p"), *(("busy", f"s{k}") for k in (8, 9, 0, 1))]
     told = state.programs.status(15.0)
     assert (told["open"], told["failed"]) == (5, 0)
-    assert state.programs._open_of == {"other": 1, "busy": 4}
+    assert [[*own] for own in state.programs._open_of.values()] == [[("other", "p")], [*state.programs.open][1:]]
     state.programs._close(("other", "p"), 16.0)
-    assert state.programs._open_of == {"busy": 4}
+    assert [*state.programs._open_of] == ["busy"]
+
+
+def test_programs_of_other_tenants_are_not_searched_for_the_one_that_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 20,000 open ones each further one took half a millisecond."""
+    monkeypatch.setattr(under_way, "MOST_OPEN", 9)
+    state, looks = fleet(), 0
+
+    class Counted(dict[Key, OpenProgram]):
+        def __iter__(self) -> Iterator[Key]:
+            nonlocal looks
+            looks += 1
+            return super().__iter__()
+
+    state.programs.open = Counted()
+    for k in range(15):
+        one(state, sub(f"{k}-0", agent(f"{k}"), tenant="other" if k < 4 else "busy"), float(k))
+    assert len(state.programs.open) == 9
+    assert not looks
 
 
 def test_a_program_whose_latest_call_began_longest_ago_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
