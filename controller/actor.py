@@ -221,9 +221,9 @@ class Controller:
         """``ShardKeeper.resize_shard``: asked of the leader."""
         await self.shard.resize_shard(shard, replicas)
 
-    async def remove_of_shard(self, shard: int, names: list[str]) -> None:
+    async def remove_of_shard(self, shard: int, names: list[str]) -> int:
         """``ShardKeeper.remove_of_shard``: asked of the leader."""
-        await self.shard.remove_of_shard(shard, names)
+        return await self.shard.remove_of_shard(shard, names)
 
     async def status(self) -> bytes:
         """Everything an operator asks for, as JSON; made anew at most every ``STATUS_S``, whoever asks."""

@@ -122,12 +122,13 @@ class ShardKeeper:
             await self._changed(sizes, self._of_fleet(self._options()).resize(sizes.total_with(shard, replicas)))
             sizes.ask(shard, replicas)  # not before: what Serve has refused is nobody's part
 
-    async def remove_of_shard(self, shard: int, names: Sequence[str]) -> None:
-        """End these drained replicas of a shard."""
+    async def remove_of_shard(self, shard: int, names: Sequence[str]) -> int:
+        """End these drained replicas of a shard; returns its part without them."""
         async with self._resizing:
             sizes = self._sizes_with(shard)
             await self._changed(sizes, self._of_fleet(self._options()).remove(names))
             sizes.removed(shard, len(names))
+            return sizes.parts[shard]
 
     @staticmethod
     async def _changed(sizes: Sizes, change: Awaitable[None]) -> None:
@@ -189,9 +190,11 @@ class ShardScaler:
 
     async def remove(self, replicas: Sequence[str]) -> None:
         """End these replicas, and ask for as many less."""
-        before = self._keeper.member.size  # the leader may tell of the smaller part sooner than it answers
-        await self._keeper.ask("remove_of_shard", self._keeper.member.shard, list(replicas), patience_s=RESIZE_S)
-        if before is not None:
+        shard, before = self._keeper.member.shard, self._keeper.member.size
+        left = await self._keeper.ask("remove_of_shard", shard, list(replicas), patience_s=RESIZE_S)
+        if left is not None:  # it may have told of that before it answered, or have cut the part anew before that
+            self._note(left)
+        elif before is not None:  # a leader of an earlier version
             self._note(max(0, before.replicas - len(replicas)))
 
     def _note(self, replicas: int) -> None:
