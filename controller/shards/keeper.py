@@ -161,10 +161,11 @@ class ShardKeeper:
                 self.member.leader.sizes = Sizes()  # what it knew of the size is not so when there are others again
                 continue
             try:
+                most = max(scaling.max_replicas, scaling.min_replicas, sum(tier.low for tier in known.tiers.tiers))
                 async with self._resizing:
                     scaler = self._of_fleet(known.options)
                     live = self.member.leader.live(self._clock())
-                    again = self.member.leader.sizes.follow(await scaler.size(), live, scaling.configured)
+                    again = self.member.leader.sizes.follow(await scaler.size(), live, scaling.configured, most)
                     if again is not None:
                         await scaler.resize(again)
             except Exception as error:  # the shards' own scalers tell of it, for they have no size then

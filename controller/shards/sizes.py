@@ -4,6 +4,7 @@ Every shard has an autoscaler for its own part, which asks for more or less of i
 Serve has been told by somebody else is divided anew.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -26,9 +27,9 @@ class Sizes:
     _serve: Serve | None = None
     _reset_to: int | None = None  # where the last look asked for the number before again
 
-    def follow(self, serve: Serve, live: Sequence[int], configured: int) -> int | None:
+    def follow(self, serve: Serve, live: Sequence[int], configured: int, most: float = math.inf) -> int | None:
         """What Serve says now, and who is alive; returns what is to be asked of it again, where a deploy reset it and
-        did not change what is ``configured``.
+        did not change what is ``configured``: the number before, but ``most`` at most.
 
         Where Serve still says the number of the reset at the next look, it has refused: that number is divided anew as
         a move, which no shard takes for a size set by hand.
@@ -37,8 +38,12 @@ class Sizes:
         is_deploy = before is not None and before.deployed != serve.deployed
         is_reset = serve.replicas == configured == self._configured
         self._configured = configured
-        if is_deploy and is_reset and self._asked not in (None, serve.replicas):
+        asked = self._asked
+        if is_deploy and is_reset and asked is not None and asked != serve.replicas:
             self._reset_to = serve.replicas
+            if asked > most:  # set by hand
+                self._asked = int(most)
+                self.parts, self.moves = dict(zip(live, split(self._asked, len(live)), strict=True)), self.moves + 1
             return self._asked
         is_refused, self._reset_to = serve.replicas == self._reset_to or self.is_unsure, None
         self.is_unsure = False

@@ -173,3 +173,27 @@ def test_a_leader_that_was_alone_meanwhile_asks_for_no_size_of_before(monkeypatc
 
     asyncio.run(play())
     assert asked == []
+
+
+def test_the_leader_asks_for_what_a_deploy_reset_within_the_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "SCALE_S", 0.0)
+    says, asked = iter([Serve(3, 3, 1.0), Serve(30, 30, 1.0), Serve(3, 30, 2.0)]), list[int]()
+
+    class Telling(ServeScaler):
+        async def size(self) -> Serve:
+            return next(says)
+
+        async def resize(self, replicas: int) -> None:
+            asked.append(replicas)
+
+    shard, state = ShardKeeper(0, "leader", "", lambda: 0.0), sized(configured=3)
+    shard._scaler, shard.member.leader.shards = Telling("", ()), 2
+
+    async def play() -> None:
+        task = asyncio.create_task(shard.follow_serve(lambda: state))
+        while not asked:
+            await asyncio.sleep(0)
+        task.cancel()
+
+    asyncio.run(play())
+    assert asked == [20]

@@ -83,6 +83,16 @@ def test_a_reset_that_serve_does_not_take_back_is_nobodys_wish() -> None:
     assert sizes.moves == moves + 1, "that was somebody's wish"
 
 
+def test_what_a_deploy_reset_is_asked_for_again_up_to_the_maximum() -> None:
+    """Replicas beyond it, which somebody had set by hand, would start only to be drained."""
+    sizes = followed(4, [0, 1])
+    sizes.follow(Serve(9, 9, deployed=1.0), [0, 1], 4, most=7)
+    hands, moves = sizes.hands, sizes.moves
+    assert sizes.follow(Serve(4, 9, deployed=2.0), [0, 1], 4, most=7) == 7
+    assert sizes.follow(Serve(7, 4, deployed=2.0), [0, 1], 4, most=7) is None
+    assert (sizes.parts, sizes.hands, sizes.moves) == ({0: 4, 1: 3}, hands, moves + 1)
+
+
 def test_a_reset_that_serve_takes_back_moves_nothing() -> None:
     sizes = followed(4, [0, 1])
     sizes.ask(0, 6)
