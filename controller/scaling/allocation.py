@@ -60,7 +60,7 @@ class Allocation:
     def _make_roles(self, table: TierTable) -> StaticRoles | DynamicRoles:
         wanted = self.options.roles
         if wanted == "auto":
-            wanted = "dynamic" if table.asks_for_roles else "static"
+            wanted = "dynamic" if self._whole_table.asks_for_roles else "static"  # in each shard alike
         if wanted == "static":
             return StaticRoles(table, self.history)
         return DynamicRoles(table, RoleOptions(self.options.idle_s), self.history)

@@ -1,5 +1,6 @@
 """Shares of bounds: all parts together are the whole, and a part of nothing is nothing, not "no bound"."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -10,6 +11,7 @@ from controller.scaling.signals import ScalingOptions
 from controller.scaling.tiers import Tier, TierTable
 from controller.shards.share import WHOLE, Share, split
 from protocol.messages import INF
+from routing.fleet_state import RESERVED, SHARED
 
 
 @given(st.integers(0, 1000), st.integers(1, 20))
@@ -80,6 +82,22 @@ def test_every_tier_has_its_replica_and_all_controllers_together_keep_to_the_max
         most += allocation.autoscaler._high
     assert served >= {0, 1, 2}
     assert most == 4
+
+
+@pytest.mark.parametrize(("bounds", "is_dynamic"), [({"min_replicas": 1}, True), ({"num_replicas": 1}, False)])
+@pytest.mark.parametrize("place", [0, 1])
+def test_roles_are_moved_in_all_shards_or_in_none(bounds: dict[str, int], is_dynamic: bool, place: int) -> None:
+    """The shard without a part of a minimum served all tiers on each replica; one without a part of an exact number
+    moved roles."""
+    allocation = Allocation(AllocationOptions(), table(**bounds), share=Share(place, 2))
+    assert allocation.is_dynamic == is_dynamic
+    allocation = Allocation(AllocationOptions(), table(**bounds))
+    allocation.set_share(Share(place, 2), 1.0)
+    assert allocation.is_dynamic == is_dynamic
+    allocation.step([ReplicaView(name, (0,)) for name in "ab"], 2.0)
+    tiers = sorted(allocation.tier(name) for name in "ab")
+    others = RESERVED if is_dynamic else SHARED
+    assert tiers == (sorted([0, others]) if place == 0 else [others, others])
 
 
 def views(names: str) -> list[ReplicaView]:
