@@ -18,8 +18,8 @@ from controller.options import FleetOptions
 from controller.scaling.allocation import AllocationOptions
 from controller.scaling.tiers import Tier, TierTable
 from profiles.store import load_profile
-from simulation.core.engine import learn_from
 from simulation.core.loop import Simulation
+from simulation.core.straying import learn_from
 from simulation.studies.systems import System
 
 SEED = 1

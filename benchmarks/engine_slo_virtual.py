@@ -23,9 +23,9 @@ from benchmarks.result_file import write_result
 from profiles.profile import Profile
 from profiles.store import load_profile
 from protocol.messages import LIVE_STRETCH, Slo
-from simulation.core.engine import learn_from
 from simulation.core.jobs import make_jobs as job_table
 from simulation.core.loop import Simulation
+from simulation.core.straying import learn_from
 from simulation.studies.systems import System
 
 BURST = 720  # requests of the capacity measurement

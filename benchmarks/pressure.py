@@ -24,8 +24,8 @@ from benchmarks.retry import CLASSES, PROFILE, Scene, requests
 from controller.options import FleetOptions
 from controller.scaling.tiers import Tier, TierTable
 from profiles.store import load_profile
-from simulation.core.engine import learn_from
 from simulation.core.loop import Dispatcher, Simulation
+from simulation.core.straying import learn_from
 from simulation.dispatchers.live_fleet import ControllerDispatcher
 from simulation.dispatchers.planner import StatelessDispatcher
 from simulation.studies.systems import System

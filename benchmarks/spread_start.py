@@ -18,8 +18,8 @@ from benchmarks.retry import MAX_RUNNING, SCENE, attained, requests
 from controller.options import FleetOptions
 from controller.scaling.tiers import Tier, TierTable
 from profiles.spread import IterationSpread, spread_of
-from simulation.core.engine import learn_from, stray_by
 from simulation.core.loop import Simulation
+from simulation.core.straying import learn_from, stray_by
 from simulation.dispatchers.live_fleet import ControllerDispatcher
 from simulation.studies.systems import System
 

@@ -23,7 +23,7 @@ from planning.engine import EngineModel
 from planning.limits import LIMITS
 from planning.tables import REQUEST
 from profiles.kernels import COEFFICIENTS, iteration_s
-from profiles.online import corrected, new_correction, observe
+from profiles.online import corrected, observe
 from profiles.online_state import STATE
 from profiles.reach import reach
 from profiles.spread import IterationSpread
@@ -103,20 +103,6 @@ def make_engines(replicas: int, slots: int, seed: int = 0) -> Engines:
         new_memories(replicas),
         seed,
     )
-
-
-def learn_from(engines: Engines, profile_coefs: np.ndarray, spread: IterationSpread | None = None) -> None:
-    """Let the engines' planners begin with this profile (f8[COEFFICIENTS]) and correct it by what they measure."""
-    engines.profile_coefs[:] = engines.planner_coefs[:] = profile_coefs
-    engines.corrections[:] = new_correction(profile_coefs, spread)
-    engines.state["learns"] = True
-    if spread is not None:
-        engines.limits["slack_margin"][engines.state["guards"]] = reach(engines.corrections[0])
-
-
-def stray_by(engines: Engines, spread: IterationSpread) -> None:
-    """Let iterations differ from the model's time as this spread says."""
-    engines.spread[:], engines.state["strays"] = spread.logs(), True
 
 
 def with_slots(engines: Engines, slots: int) -> Engines:

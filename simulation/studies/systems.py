@@ -15,9 +15,10 @@ from planning.limits import DEFAULTS, make_limits, newcomer_share
 from profiles.profile import Profile
 from protocol.messages import LIVE_STRETCH
 from protocol.programs import Program
-from simulation.core.engine import Engines, learn_from, make_engines, stray_by
+from simulation.core.engine import Engines, make_engines
 from simulation.core.jobs import NEVER
 from simulation.core.loop import Dispatcher
+from simulation.core.straying import learn_from, stray_by
 from simulation.dispatchers.distserve import DistServeDispatcher
 from simulation.dispatchers.live_fleet import ControllerDispatcher, tiers_of
 from simulation.dispatchers.placement import BalancerDispatcher
