@@ -40,10 +40,9 @@ def plan_stages(limits: EngineLimits, max_decode_seqs: int = 48, max_chunk_token
     A decode grows by one token per iteration, so room is kept for all iterations between and with the chunks; a prompt
     needs one token for its output. The longest KV length measured is the largest that the model allows.
     """
-    chunks_at_most = sum(tokens <= max_chunk_tokens for tokens in CHUNK_TOKENS) * len(CACHED_SHARES)
-    growth = (DECODE_STEPS + 1 + TRIES) * chunks_at_most
+    growth = (DECODE_STEPS + 1 + TRIES) * len(_chunks(limits, 0, limits.kv_capacity_tokens, max_chunk_tokens))
     longest = limits.max_model_tokens - growth
-    lengths = sorted({length for length in KV_TOKENS_EACH if length < longest} | {longest})
+    lengths = sorted({length for length in KV_TOKENS_EACH if length < longest} | {longest}) if longest > 0 else []
     stages = []
     for decode_seqs in (d for d in DECODE_SEQS if d <= min(max_decode_seqs, limits.max_sequences - 1)):
         for kv_each in lengths if decode_seqs else (0,):
@@ -58,8 +57,8 @@ def _chunks(limits: EngineLimits, decode_seqs: int, free_tokens: int, largest: i
     """Chunks on cached contexts (whole blocks) that fit beside the decodes in batch, context length and KV cache."""
     room = min(limits.max_model_tokens - 1, free_tokens - 2 * limits.block_tokens)
     found = []
-    for share in CACHED_SHARES:
-        cached = int(share * limits.max_model_tokens) // limits.block_tokens * limits.block_tokens
+    whole = (int(share * limits.max_model_tokens) // limits.block_tokens for share in CACHED_SHARES)
+    for cached in dict.fromkeys(blocks * limits.block_tokens for blocks in whole):
         tokens = [t for t in CHUNK_TOKENS if t <= min(largest, limits.max_batch_tokens - decode_seqs)]
         found += [(chunk, cached) for chunk in tokens if chunk + cached <= room]
     return tuple(found)
