@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from profiles.batch import Table
-from profiles.grid import plan_quick
+from profiles.grid import LEAST_COMPOSITIONS, Stage, plan_quick
 from profiles.measured import NOMINAL, SAMPLE, profile_of, sample_rows, undisturbed
 from profiles.profile import Profile, ProfileError
 from profiles.store import save_profile
@@ -20,7 +20,6 @@ from replicas.cores import CoreClaim
 from replicas.profiling import ProfilingEngine
 from replicas.vllm_executor import die_with_parent
 
-LEAST_COMPOSITIONS = 12  # fewer do not tell the terms of the model apart
 LEAST_UNDISTURBED = 0.5  # share of samples with which the others are left out
 
 
@@ -28,32 +27,33 @@ def measure(config: ReplicaConfig, name: str, limit_s: float) -> Profile:
     """Run a small grid over and over for ``limit_s`` seconds and fit what it took.
 
     Raises:
-        ProfileError: where the engine was too slow for a usable grid.
+        ProfileError: where the engine is too small or was too slow for a usable grid.
     """
     claim = CoreClaim(0 if config.cores else config.num_threads)
     engine = ProfilingEngine(
         msgspec.structs.replace(config, cores=config.cores or claim.cores, enable_prefix_caching=True)
     )
     try:
+        stages = plan_quick(engine.limits)
         samples, until_s, passes = np.zeros(0, dtype=SAMPLE), time.monotonic() + limit_s, 0
         while time.monotonic() < until_s:
-            samples = np.concatenate([samples, _one_pass(engine, passes, until_s)])
+            samples = np.concatenate([samples, _one_pass(engine, stages, passes, until_s)])
             passes += 1
     finally:
         engine.close()
         claim.release()
     kept = undisturbed(samples)
     used = kept if len(kept) >= LEAST_UNDISTURBED * len(samples) else samples
-    if len(np.unique(used[list(NOMINAL)])) < LEAST_COMPOSITIONS:
-        raise ProfileError(f"only {len(used)} iterations ran within {limit_s:g} s: too few for a profile")
+    if (ran := len(np.unique(used[list(NOMINAL)]))) < LEAST_COMPOSITIONS:
+        raise ProfileError(f"only {ran} kinds of iterations ran within {limit_s:g} s: too few for a profile")
     note = f"measured at a first start within {limit_s:g} s; {len(samples) - len(used)} disturbed samples left out"
     return profile_of(name, used, engine.limits.kv_capacity_tokens, f"{config.model}, profile: auto", (note,))
 
 
-def _one_pass(engine: ProfilingEngine, number: int, until_s: float) -> Table:
-    """SAMPLE rows of the quick grid, cut off at ``until_s``."""
+def _one_pass(engine: ProfilingEngine, stages: list[Stage], number: int, until_s: float) -> Table:
+    """SAMPLE rows of the stages, cut off at ``until_s``."""
     rows = [np.zeros(0, dtype=SAMPLE)]
-    for stage in plan_quick(engine.limits):
+    for stage in stages:
         taken = []
         for sample in engine.measure(stage):
             taken.append(sample)

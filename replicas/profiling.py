@@ -75,7 +75,8 @@ class ProfilingEngine:
             for chunk_tokens, cached_tokens in self._random.permutation(np.array(stage.chunks)).tolist():
                 if held:
                     yield [self._step() for _ in range(DECODE_STEPS)][-1]
-                yield self._chunk(chunk_tokens, cached_tokens, len(held))
+                if chunk_tokens:
+                    yield self._chunk(chunk_tokens, cached_tokens, len(held))
         finally:
             self._abort(held)
 

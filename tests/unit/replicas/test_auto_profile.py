@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from profiles.grid import EngineLimits, plan_quick
+from profiles.grid import ALONE, LEAST_COMPOSITIONS, EngineLimits, plan_quick
 from profiles.profile import ProfileError
 from profiles.store import load_profile, save_profile
 from replicas import auto_profile
@@ -19,6 +19,9 @@ from replicas.config import ReplicaConfig
 AUTO = ReplicaConfig(model="org/some-model", profile="auto")
 FOUR = {"tensor_parallel_size": 4}
 H100 = "NVIDIA H100 80GB HBM3"
+LIMITS = EngineLimits(
+    kv_capacity_tokens=40_000, max_model_tokens=4096, max_batch_tokens=2048, max_sequences=64, block_tokens=32
+)
 GPU_NAME = auto_profile.gpu_name  # which the fixture below replaces
 
 
@@ -188,9 +191,7 @@ def test_simulated_engine_has_nothing_to_measure() -> None:
 
 
 def test_quick_grid_keeps_to_the_engine_and_has_every_kind_of_iteration() -> None:
-    limits = EngineLimits(
-        kv_capacity_tokens=40_000, max_model_tokens=4096, max_batch_tokens=2048, max_sequences=64, block_tokens=32
-    )
+    limits = LIMITS
     stages = plan_quick(limits)
     assert {stage.decode_seqs for stage in stages} == {0, 1, 4, 16, 48}
     assert all(stage.decode_seqs * stage.kv_tokens_each < limits.kv_capacity_tokens for stage in stages)
@@ -198,6 +199,21 @@ def test_quick_grid_keeps_to_the_engine_and_has_every_kind_of_iteration() -> Non
     assert all(tokens <= 2048 and tokens + cached < 4096 for tokens, cached in chunks)
     assert {cached for _, cached in chunks} == {0, 2048}
     assert plan_quick(dataclasses.replace(limits, kv_capacity_tokens=900, max_model_tokens=800))
+
+
+@pytest.mark.parametrize("narrow", [{"max_sequences": 1}, {"max_sequences": 2, "max_model_tokens": 512}])
+def test_quick_grid_of_a_narrow_engine_has_enough_for_a_fit_and_decodes(narrow: dict[str, int]) -> None:
+    limits = dataclasses.replace(LIMITS, **narrow)
+    stages = plan_quick(limits)
+    assert sum(stage.compositions for stage in stages) >= LEAST_COMPOSITIONS
+    assert {stage.decode_seqs for stage in stages} == {0, 1}
+    has_chunk = limits.max_sequences > 1
+    assert all((stage.chunks != ALONE) == (has_chunk or not stage.decode_seqs) for stage in stages)
+
+
+def test_an_engine_that_is_too_small_for_a_profile_is_refused_before_the_minute() -> None:
+    with pytest.raises(ProfileError, match=r"only 5 kinds of iterations fit the engine.*max_batch_tokens=4"):
+        plan_quick(dataclasses.replace(LIMITS, max_sequences=1, max_batch_tokens=4, max_model_tokens=128))
 
 
 @pytest.mark.parametrize(
