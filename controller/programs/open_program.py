@@ -141,12 +141,14 @@ class OpenProgram:
             self.nodes["end_s"] += later_s
             self._withdrawn = {asked: (stage, at_s + later_s) for asked, (stage, at_s) in self._withdrawn.items()}
 
-    def due_within(self, told: Program) -> None:
-        """A call of it says a deadline, or none; the tightest counts. Where none was said before, what is promised is
-        what calls asked for by themselves: the program asks for its deadline now."""
-        if told.deadline_s < INF and self.deadline_s == INF and self.is_promised and not told.is_promised:
+    def due_within(self, told: Program) -> bool:
+        """A call of it says a deadline, or none; the tightest counts. What was promised without one, or with a looser
+        one, says nothing of it: the program asks for its deadline now. Whether it was promised until then."""
+        is_asked_anew = told.deadline_s < self.deadline_s and self.is_promised and not told.is_promised
+        if is_asked_anew:
             self.is_promised, self.waits = False, True
         self.deadline_s = min(self.deadline_s, told.deadline_s)
+        return is_asked_anew
 
     def arrive(self, request_id: str, told: Program, prompt_tokens: int, arrived_s: float) -> int:
         """A new sub-request of a program that is not full; its node. One that was withdrawn and asks again, as its

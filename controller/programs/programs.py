@@ -79,7 +79,8 @@ class Programs(ProgramsUnderWay):
             self.checks.at(arrived_s + self.options.idle_s, key, program)
         self._called(key, arrived_s)
         program.start_by(arrived_s - told.age_s)
-        program.due_within(told)
+        if program.due_within(told):
+            self.bound.forget(program)
         program.is_last |= told.is_last
         return program
 

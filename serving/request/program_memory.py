@@ -38,16 +38,19 @@ class Remembered:
         return not self.running and (self.is_over or now_s - self.heard_s >= IDLE_S)
 
     def due_within(self, deadline_s: float) -> None:
-        """A request says a deadline, or none; the tightest counts. What was promised without one says nothing of it."""
-        self.is_promised &= not deadline_s < self.deadline_s == INF
+        """A request says a deadline, or none; the tightest counts. What was promised without one, or with a looser one,
+        says nothing of it."""
+        self.is_promised &= deadline_s >= self.deadline_s
         self.deadline_s = min(self.deadline_s, deadline_s)
 
     def on_decided(self, request_state: HttpRequestState, now_s: float) -> None:
         """A request about which something was decided has ended."""
-        is_served = request_state.refusal is None
+        is_served, told = request_state.refusal is None, request_state.program
+        is_of_now = told is not None and told.deadline_s <= self.deadline_s  # none has said a tighter one meanwhile
         self.heard_s, self.is_begun = now_s, self.is_begun or is_served
-        self.is_promised |= is_served and request_state.stage is not None and request_state.stage.is_promised
-        self.is_last |= is_served and request_state.program is not None and request_state.program.is_last
+        stage = request_state.stage
+        self.is_promised |= is_served and is_of_now and stage is not None and stage.is_promised
+        self.is_last |= is_served and told is not None and told.is_last
         self.is_over = self.is_last and request_state.finish in FINISHED
 
 

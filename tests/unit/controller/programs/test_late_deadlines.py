@@ -1,18 +1,18 @@
-"""A deadline that a program's client says with a later call."""
+"""A deadline, or a tighter one, that a program's client says with a later call."""
 
 import pytest
 
 from controller.fleet import Fleet
 from protocol.messages import Decision, Verdict
-from protocol.programs import Program, StageGiven
+from protocol.programs import INF, Program, StageGiven
 from tests.support.fleet_cases import LOOSE, fleet
 from tests.unit.controller.programs.test_programs import agent, end, one, sub
 
 
-def begun() -> Fleet:
-    """A program without a deadline, whose first call was admitted at 100 s and ended a second later."""
+def begun(deadline_s: float = INF) -> Fleet:
+    """A program without a deadline, or with this one, whose first call was admitted at 100 s and took a second."""
     state = fleet()
-    first = one(state, sub("p-0", Program("p", app="agent"), slo=LOOSE), 100.0)
+    first = one(state, sub("p-0", Program("p", deadline_s, app="agent"), slo=LOOSE), 100.0)
     end(state, "p-0", 101.0)
     assert first.verdict == Verdict.ADMITTED
     assert stage_of(first).is_promised, "its own objective"
@@ -24,10 +24,11 @@ def stage_of(decision: Decision) -> StageGiven:
     return decision.stage
 
 
+@pytest.mark.parametrize("first_s", [INF, 30.0])
 @pytest.mark.parametrize(("deadline_s", "is_promised"), [(20.0, True), (4.0, False)])
-def test_it_is_promised_only_if_it_can_be_kept(deadline_s: float, is_promised: bool) -> None:
+def test_it_is_promised_only_if_it_can_be_kept(first_s: float, deadline_s: float, is_promised: bool) -> None:
     """It was taken for promised unseen: the second one is over in a tenth of a second."""
-    state = begun()
+    state = begun(first_s)
     second = one(state, sub("p-1", agent(deadline_s=deadline_s), 20_000), 103.9)
     assert stage_of(second).is_promised == is_promised
     program = state.programs.open["", "p"]

@@ -44,8 +44,20 @@ def test_a_deadline_comes_with_later_requests_that_do_not_repeat_it() -> None:
     play(memory, Program("p", 20.0), 100.0)
     later = play(memory, Program("p"), 107.0)
     assert (later.deadline_s, later.age_s, later.is_promised) == (20.0, 7.0, True)
-    assert play(memory, Program("p", 15.0), 108.0).is_promised
+    play(memory, Program("p", 15.0), 108.0)
     assert play(memory, Program("p", 20.0), 109.0).deadline_s == 15.0, "the tightest"
+
+
+def test_what_was_promised_for_a_looser_deadline_is_no_promise_of_a_tighter_one() -> None:
+    memory = ProgramMemory()
+    running = memory.recall(Program("p", 20.0), "", 100.0)
+    play(memory, Program("p", 20.0), 101.0)
+    tighter = memory.recall(Program("p", 15.0), "", 102.0)
+    assert not tighter.is_promised
+    memory.note(served(running), 103.0)
+    assert not memory.recall(Program("p"), "", 104.0).is_promised, "what ended was promised for 20 s"
+    memory.note(served(tighter), 105.0)
+    assert memory.recall(Program("p"), "", 106.0).is_promised
 
 
 def test_what_was_promised_without_a_deadline_is_no_promise_of_a_later_one() -> None:
