@@ -154,7 +154,8 @@ class SloMiddleware:
         asked, expected = document.get("service_tier"), expected_sequences(document)
         tenant = current_tenant.get()
         program = read_program(headers, document) or self.programs.continued(document, tenant)
-        slo = resolve(headers, document, self.tiers(), program.deadline_s if program else INF)
+        deadlines = (program.deadline_s, self.programs.deadline_s(program, tenant, arrived_s)) if program else ()
+        slo = resolve(headers, document, self.tiers(), *deadlines)
         request_state = HttpRequestState(slo, arrived_s, program, str(asked or ""), expected=expected, is_open=True)
         request_state.traits = read_traits(headers, document, program)
         request_state.tenant = tenant

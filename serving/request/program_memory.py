@@ -77,6 +77,11 @@ class ProgramMemory:
         told = dict(deadline_s=known.deadline_s, age_s=age_s, is_promised=known.is_promised)
         return msgspec.structs.replace(program, **told)
 
+    def deadline_s(self, program: Program, tenant: str, arrived_s: float) -> float:
+        """The deadline that earlier requests have said of the program of one that arrives; inf: none."""
+        known = self._programs.get((tenant, program.id))
+        return INF if known is None or known.has_ended(arrived_s) else known.deadline_s
+
     def continued(self, document: Mapping[str, Any], tenant: str) -> Program | None:
         """The program that ``previous_response_id`` continues: that response's own, or one that begins with it."""
         previous = document.get("previous_response_id")

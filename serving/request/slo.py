@@ -90,13 +90,16 @@ class Bound(NamedTuple):
     seconds: float
 
 
-def resolve(headers: Headers, body: Mapping[str, Any], tiers: TierIndex, program_s: float = INF) -> Slo:
+def resolve(
+    headers: Headers, body: Mapping[str, Any], tiers: TierIndex, program_s: float = INF, earlier_s: float = INF
+) -> Slo:
     """The objective of one request.
 
     Args:
         headers: name and value pairs, names in any case; a repeated header shows a contradiction only as pairs.
         body: the JSON document, ``{}`` where there is none.
         program_s: deadline of its program, which bounds a request that is not best effort; the controller tightens it.
+        earlier_s: the same as earlier requests said it; a longer TTFT than that is no contradiction.
 
     Raises:
         SloError: for what is malformed, not above 0, not finite, unknown, or contradicts itself.
@@ -106,8 +109,9 @@ def resolve(headers: Headers, body: Mapping[str, Any], tiers: TierIndex, program
     wait = asked.bound((), "max_wait_ms", "waiting_time")
     stated = [bound for bound in (ttft, tpot, e2e) if bound is not None]
     tier, named_by = asked.tier(tiers)
-    if e2e is None and program_s < INF and not (tier is not None and tier.best_effort):
-        e2e = Bound("x-program-deadline-ms", program_s)
+    is_earlier = e2e is None and earlier_s < program_s
+    if e2e is None and (due_s := min(program_s, earlier_s)) < INF and not (tier is not None and tier.best_effort):
+        e2e = Bound("x-program-deadline-ms", due_s)
         stated.append(e2e)
     if tier is not None:
         _check_agrees(tier, named_by, stated, tpot)
@@ -116,7 +120,7 @@ def resolve(headers: Headers, body: Mapping[str, Any], tiers: TierIndex, program
     promised = tier if tier is not None else Tier("")  # without a tier, what is not stated is unbounded
     bounds = (_or(ttft, promised.ttft_s), _or(tpot, promised.tpot_s), _or(e2e, promised.e2e_s))
     if INF > bounds[0] > bounds[2]:
-        if ttft is not None:
+        if ttft is not None and not is_earlier:
             raise SloError(ttft.field, f"exceeds the end-to-end deadline of {1000 * bounds[2]:g} ms")
         bounds = (bounds[2], *bounds[1:])
     is_tier_open = tier is None and bounds[2] < INF  # its pace depends on a length that only the controller predicts

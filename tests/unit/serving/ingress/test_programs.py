@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from protocol.messages import AdmissionRequest, Decision
-from protocol.programs import StageGiven
+from protocol.programs import INF, StageGiven
 from serving.ingress.metrics import IngressMetrics
 from tests.support.ingress_scene import MODEL, Ingress, admitted, refused
 
@@ -72,7 +72,18 @@ def test_a_tier_named_keeps_its_figures_and_best_effort_has_no_deadline(ingress:
     ingress.post("/v1/completions", BODY, [*HEADERS, ("x-slo-tier", "batch")])
     first, second = (asked.slo for asked in ingress.transport.admissions)
     assert (first.tier, first.ttft_s, first.e2e_s) == ("interactive", 0.5, 20.0)
-    assert (second.best_effort, second.e2e_s) == (True, float("inf"))
+    assert (second.best_effort, second.e2e_s) == (True, INF)
+
+
+def test_a_deadline_need_not_be_said_again(ingress: Ingress) -> None:
+    """Later calls that did not say it had the figures of the default tier beside it."""
+    for more in ([("x-program-deadline-ms", "20000")], [], [("x-slo-ttft-ms", "30000")], [("x-slo-tier", "batch")]):
+        assert ingress.post("/v1/completions", BODY, [("x-program-id", "once"), *more]).status_code == 200
+    first, second, third, last = (asked.slo for asked in ingress.transport.admissions)
+    assert (first.ttft_s, first.e2e_s, first.is_tier_open) == (INF, 20.0, True)
+    assert second == first
+    assert (third.ttft_s, third.e2e_s) == (20.0, 20.0), "no contradiction: another ingress might not know"
+    assert (last.best_effort, last.e2e_s) == (True, INF)
 
 
 def test_later_requests_carry_age_and_promise(ingress: Ingress) -> None:
