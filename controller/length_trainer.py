@@ -6,6 +6,7 @@ Knows Ray.
 
 import asyncio
 import logging
+import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,7 @@ logger = logging.getLogger("polyslo.lengths")
 
 TICK_S = 0.02  # between two batches: 3200 questions per second, of one or two milliseconds per batch
 PATIENCE_S = 300.0  # for a forest to grow
+RETRY_S = 60.0  # after which one that failed is tried again, however few requests have finished since
 NICENESS = 10  # of its process: engines and ingresses come first
 
 Grow = Callable[[TrainingSet, int, int], Any]  # an awaitable forest of a window, a version and a seed
@@ -45,6 +47,7 @@ class LengthKeeper:
         self._grow = grow or self._grow_elsewhere
         self._grower: Any = None
         self._growing: asyncio.Task[None] | None = None
+        self._retry_at_s = math.inf  # on the event loop's clock
 
     async def run(self, fleet: Callable[[], Fleet | None]) -> None:
         """Answer what waits, batch by batch, and have the next forest grown when it is due."""
@@ -63,8 +66,14 @@ class LengthKeeper:
                 self._growing.cancel()
 
     def _train(self, lengths: FleetLengths, fleet: Callable[[], Fleet | None]) -> None:
-        if (self._growing is None or self._growing.done()) and (known := lengths.training_set()) is not None:
-            self._growing = asyncio.get_running_loop().create_task(self._train_once(lengths, known, fleet))
+        if self._growing is not None and not self._growing.done():
+            return
+        loop = asyncio.get_running_loop()
+        if loop.time() >= self._retry_at_s:
+            self._retry_at_s = math.inf
+            lengths.learn_anew()
+        if (known := lengths.training_set()) is not None:
+            self._growing = loop.create_task(self._train_once(lengths, known, fleet))
 
     async def _train_once(self, lengths: FleetLengths, known: TrainingSet, fleet: Callable[[], Fleet | None]) -> None:
         version = lengths.next_version
@@ -73,10 +82,11 @@ class LengthKeeper:
             forest = await asyncio.wait_for(grown, PATIENCE_S)
             present = fleet()  # perhaps another one by now
             (lengths if present is None else present.lengths).set_forest(forest)
-            self.error = ""
+            self.error, self._retry_at_s = "", math.inf
             logger.info("forest %d of %d finished requests", version, len(known.rows))
         except Exception as error:
             self._grower = None  # its process may be gone
+            self._retry_at_s = asyncio.get_running_loop().time() + RETRY_S
             self._note(error)
 
     async def _grow_elsewhere(self, known: TrainingSet, version: int, seed: int) -> Forest:

@@ -1,6 +1,7 @@
 """The loop that keeps lengths fresh: what fails is told, and the next forest is tried all the same."""
 
 import asyncio
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -91,6 +92,23 @@ def test_a_forest_that_fails_is_told_and_the_next_one_clears_it() -> None:
 
     play(lambda: state, fails_once, has_failed)
     assert tries[:2] == [1, 1]
+
+
+def test_a_forest_that_fails_is_tried_again_after_a_time_also_where_nothing_finishes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(length_trainer, "RETRY_S", 0.05)
+    state, tried_s = trained(LEAST_REQUESTS), list[float]()
+
+    async def fails_twice(known: TrainingSet, version: int, seed: int) -> Forest:
+        tried_s.append(asyncio.get_running_loop().time())
+        if len(tried_s) <= 2:
+            raise RuntimeError("no process")
+        return grow_from(known, version, seed)
+
+    play(lambda: state, fails_twice, lambda keeper: state.lengths.forest is not None)
+    assert len(tried_s) == 3
+    assert min(after - before for before, after in itertools.pairwise(tried_s)) >= 0.05
 
 
 def test_a_forest_goes_to_the_fleet_that_there_is_when_it_has_grown() -> None:
