@@ -24,13 +24,14 @@ class Share(NamedTuple):
 
     def of_table(self, table: TierTable) -> TierTable:
         """The table with this part of every bound. Minimums are dealt one after the other, so that all of them together
-        are as even as the replicas that are to keep them."""
+        are as even as the replicas that are to keep them; after them the maximums of tiers that have no minimum."""
         if self.is_whole:
             return table
-        tiers, dealt = list[Tier](), 0
+        tiers, dealt, then_dealt = list[Tier](), 0, sum(tier.low for tier in table.tiers)
         for tier in table.tiers:
-            tiers.append(self._of_tier(tier, dealt))
+            tiers.append(self._of_tier(tier, dealt if tier.low else then_dealt))
             dealt += tier.low
+            then_dealt += 0 if tier.low else tier.max_replicas
         return msgspec.structs.replace(table, tiers=tuple(tiers))
 
     def _of_tier(self, tier: Tier, first: int) -> Tier:

@@ -39,6 +39,16 @@ def test_who_has_no_part_of_a_small_maximum_may_have_none_at_all() -> None:
     assert [(tier.low, tier.high) for tier in own] == [(1, 1), (0, 0), (0, 0)]
 
 
+@given(st.lists(st.integers(0, 1), min_size=1, max_size=3), st.lists(st.integers(1, 3), min_size=1, max_size=4))
+def test_small_maximums_of_tiers_without_a_minimum_are_spread(lows: list[int], highs: list[int]) -> None:
+    """Else one controller has all of those tiers, and the replicas of the others serve best effort alone."""
+    tiers = [Tier(f"low{i}", 1.0, 0.01 * i, min_replicas=low, max_replicas=low) for i, low in enumerate(lows)]
+    tiers += [Tier(f"high{i}", 1.0, 0.1 + 0.01 * i, max_replicas=high) for i, high in enumerate(highs)]
+    shares = [Share(place, 4).of_table(TierTable.of(1, tiers)).tiers for place in range(4)]
+    capped = [sum(tier.high for tier in share if tier.max_replicas) for share in shares]
+    assert (sum(capped), max(capped) - min(capped) <= 1) == (sum(lows) + sum(highs), True)
+
+
 def test_what_is_not_bounded_stays_so() -> None:
     assert Share(1, 3).of_table(table()).tiers[0].high == INF
     assert WHOLE.of_table(table(max_replicas=2)) == table(max_replicas=2)
