@@ -37,7 +37,11 @@ class Load(NamedTuple):
 
 @dataclass
 class Demand:
-    """Arrivals per tier over the last ``look_back_period_s``; a request that asks again is counted once."""
+    """Arrivals per tier over the last ``look_back_period_s``; a request that asks again is counted once.
+
+    One that asks for longer than that counts once in each period: its output, which is no part of the queue of prompts,
+    is still to be served.
+    """
 
     look_back_period_s: float = 30.0
     _since_s: float | None = None

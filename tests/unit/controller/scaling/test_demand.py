@@ -30,6 +30,19 @@ def test_rates_over_the_window_and_each_request_once() -> None:
     assert demand.loads(1000.0) == {}
 
 
+def test_who_waits_for_long_is_demand_as_long_as_that() -> None:
+    """Else nothing but their prompts asked for replicas: here a third of one."""
+    demand = Demand(look_back_period_s=30.0)
+    for second in range(600):
+        demand.loads(float(second))
+        for uid in range(300):
+            demand.note(uid, "loose", 100, 1000, float(second))
+    loads = demand.loads(600.0)
+    assert loads["loose"].requests_per_s == pytest.approx(10.0)
+    by_queue, both = (plan_needs(TABLE, each, {"loose": 30_000.0}, H100, 0.7)[1] for each in ({}, loads))
+    assert by_queue.busy < 0.4 < 1.0 < both.busy
+
+
 def test_a_first_burst_is_not_taken_for_a_rate() -> None:
     demand = Demand()
     for uid in range(10):
