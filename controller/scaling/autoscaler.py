@@ -59,10 +59,9 @@ class Autoscaler:
     _needs: deque[tuple[float, int]] = field(default_factory=deque)  # what it may shrink to at each time, lately
     _since_s: float | None = None
     _patience: float = 1.0  # times ``downscale_delay_s``, grown by shrinks that were taken back
-
-    def __post_init__(self) -> None:
-        self._drained = Drained(self.options.drain_timeout_s)
-        self._queues, self._decode_queues = (Queues(self.options.upscale_cooldown_s) for _ in range(2))
+    _drained: Drained = field(default_factory=Drained)
+    _queues: Queues = field(default_factory=Queues)
+    _decode_queues: Queues = field(default_factory=Queues)
 
     # -- one step ---------------------------------------------------------------------------------------------------
 
@@ -188,8 +187,8 @@ class Autoscaler:
     def _queued(self, signals: Signals, now_s: float) -> Queued:
         """Mean prompt tokens in queue, by tier, and of those that wait to decode. Queues count once everything asked
         for has had time to help."""
-        self._queues.note(signals.waiting_tokens, now_s)
-        self._decode_queues.note(signals.decode_waiting_tokens, now_s)
+        self._queues.note(signals.waiting_tokens, self.options.upscale_cooldown_s, now_s)
+        self._decode_queues.note(signals.decode_waiting_tokens, self.options.upscale_cooldown_s, now_s)
         if now_s - self._complete_s < self.options.upscale_cooldown_s:
             return {}, {}
         return self._queues.mean(), self._decode_queues.mean()
@@ -297,4 +296,5 @@ class Autoscaler:
     def _remove(self, signals: Signals, now_s: float) -> Actions:
         """End drained replicas that may go."""
         views = {view.name: view for view in signals.views if self.options.is_own(view.name)}
-        return Actions(remove=self._drained.ended(self.roles.names(Kind.DRAINING), views, now_s))
+        names, timeout_s = self.roles.names(Kind.DRAINING), self.options.drain_timeout_s
+        return Actions(remove=self._drained.ended(names, views, timeout_s, now_s))

@@ -37,13 +37,12 @@ class Needs(NamedTuple):
 class Queues:
     """Prompt tokens in queue, by tier, over a window: what is served within it asks for no replica."""
 
-    window_s: float
     _seen: deque[tuple[float, Mapping[str, float]]] = field(default_factory=deque)
 
-    def note(self, tokens: Mapping[str, float], now_s: float) -> None:
-        """What waits now."""
+    def note(self, tokens: Mapping[str, float], window_s: float, now_s: float) -> None:
+        """What waits now; what did more than ``window_s`` ago counts no longer."""
         self._seen.append((now_s, tokens))
-        while len(self._seen) > 1 and self._seen[0][0] <= now_s - self.window_s:
+        while len(self._seen) > 1 and self._seen[0][0] <= now_s - window_s:
             self._seen.popleft()
 
     def mean(self) -> dict[str, float]:

@@ -105,6 +105,24 @@ def test_what_drains_goes_on_draining_under_other_roles(is_deploy: bool) -> None
     assert allocation.autoscaler.roles is allocation.roles
 
 
+@pytest.mark.parametrize("changed", [{"downscale_cooldown_s": 7.0}, {"drain_timeout_s": 50.0}])
+def test_what_drains_has_drained_since_it_began_whatever_options_come(changed: dict[str, float]) -> None:
+    scaling = ScalingOptions(1, 40, "g", configured=2, drain_timeout_s=100.0, manual_hold_s=5.0, downscale_delay_s=1.0)
+    allocation = sized(AllocationOptions(scaling=scaling))
+    views = [ReplicaView(f"g/{k}", (0, 0), best_effort=1) for k in range(6)]
+    drained_s, ended_s = 0.0, 0.0
+    for now_s in map(float, range(2, 200)):
+        if now_s == 50.0:
+            options = AllocationOptions(scaling=msgspec.structs.replace(scaling, **changed))
+            allocation = allocation.under(options, PLAIN, now_s)
+        allocation.step(views, now_s)
+        actions = allocation.scale(Serve(6, 6, 1.0), views, ({}, {}), HARDWARE, now_s)
+        drained_s = drained_s or now_s * bool(allocation.draining)
+        ended_s = ended_s or now_s * bool(actions.remove)
+    assert 0.0 < drained_s < 50.0
+    assert ended_s == drained_s + changed.get("drain_timeout_s", 100.0)
+
+
 @pytest.mark.parametrize("scaling", [None, ScalingOptions(1, 40, "h", configured=2)])
 def test_what_drains_serves_again_where_no_autoscaler_would_end_it(scaling: ScalingOptions | None) -> None:
     allocation = sized(AllocationOptions(scaling=ScalingOptions(1, 40, "g", configured=2)))

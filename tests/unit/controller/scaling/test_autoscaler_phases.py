@@ -99,14 +99,14 @@ def test_of_a_single_replica_nothing_can_be_spared() -> None:
 
 
 def test_a_drained_replica_lingers_until_its_kv_caches_have_been_fetched() -> None:
-    drained, apart, plain = Drained(300.0), view("a", Phase.PREFILL), ReplicaView("b", (0, 0))
+    drained, apart, plain = Drained(), view("a", Phase.PREFILL), ReplicaView("b", (0, 0))
     for replica in (apart, plain):
         drained.begin(replica.name, 0.0)
     seen = {"a": apart, "b": plain}
-    assert drained.ended("ab", seen, 0.0) == ("b",)
-    assert drained.ended("a", {"a": apart._replace(slo_requests=(1, 0))}, LINGER_S) == (), "its last prompt"
-    assert drained.ended("a", seen, LINGER_S + 1.0) == ()
-    assert drained.ended("a", seen, 2.0 * LINGER_S + 1.0) == ("a",)
+    assert drained.ended("ab", seen, 300.0, 0.0) == ("b",)
+    assert drained.ended("a", {"a": apart._replace(slo_requests=(1, 0))}, 300.0, LINGER_S) == (), "its last prompt"
+    assert drained.ended("a", seen, 300.0, LINGER_S + 1.0) == ()
+    assert drained.ended("a", seen, 300.0, 2.0 * LINGER_S + 1.0) == ("a",)
 
 
 def test_work_is_divided_between_the_phases() -> None:
