@@ -25,7 +25,9 @@ class Parser(FlexibleArgumentParser):
     def error(self, message: str) -> NoReturn:
         if message.startswith(UNRECOGNIZED):
             word = message.removeprefix(UNRECOGNIZED).split()[0].partition("=")[0]
-            message = f"{word}: unknown argument; {near_flag(word, self)}"
+            is_flag = word.startswith("-")  # another word may be a secret, such as a second API key
+            message = f"{word}: unknown argument; {near_flag(word, self)}" if is_flag else "a word belongs to no flag"
+        message = " ".join(message.partition(" [type=")[0].split())  # behind it pydantic quotes the value
         raise ValueError(f"{self.field}: {message}" if self.field else message)
 
 

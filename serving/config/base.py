@@ -100,7 +100,14 @@ def _explain(root: type[Section], error: Mapping[str, Any]) -> str:
     what = error["msg"][0].lower() + error["msg"][1:]
     if error["type"] == "model_type":  # pydantic's words name our class
         what = NO_SECTION + (", or be a string" if _section_at(root, error["loc"]).SHORT else "")
-    return f"{path or WHOLE}: {what}, got {error['input']!r}"
+    got = "" if _may_be_secret(error["type"], error["input"]) else f", got {error['input']!r}"
+    return f"{path or WHOLE}: {what}{got}"
+
+
+def _may_be_secret(kind: str, value: Any) -> bool:
+    """Whether what was stated instead may be, or hold, a key or a URI with a password."""
+    is_text = kind in ("model_type", "list_type") and isinstance(value, str)
+    return kind == "dict_type" or is_text or isinstance(value, dict | list | tuple)
 
 
 def _row_of(settings: Any, location: tuple[str | int, ...]) -> str:

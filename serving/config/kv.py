@@ -27,9 +27,9 @@ def stated_transfer(engine_kwargs: Mapping[str, Any]) -> dict[str, Any]:
     except ValueError:
         read = stated
     if not isinstance(read, Mapping):
-        raise ValueError(f"{FIELD}: must be an object, got {stated!r}")
-    if not isinstance(options := read.get(EXTRA) or {}, Mapping):
-        raise ValueError(f"{FIELD}.{EXTRA}: must be an object, got {options!r}")
+        raise ValueError(f"{FIELD}: must be an object")
+    if not isinstance(read.get(EXTRA) or {}, Mapping):
+        raise ValueError(f"{FIELD}.{EXTRA}: must be an object")
     return dict(read)
 
 

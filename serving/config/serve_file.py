@@ -1,5 +1,6 @@
 """This project's applications in a Serve file, or in the document that such a file holds."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ import yaml
 from replicas.config import controller_name
 from serving.config.app import IMPORT_PATH, INGRESS, AppConfig
 from serving.config.base import ConfigError
+
+_NAMED = re.compile(r"(alias|anchor|handle|tag) ['\"].*['\"]")  # with which a value without quotes may begin
 
 
 def load_document(path: Path) -> dict[str, Any]:
@@ -20,12 +23,20 @@ def load_document(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read as YAML: {error}") from None
+        raise ConfigError(f"{path}: cannot be read as YAML: {_without_content(error)}") from None
     except (KeyError, TypeError):
         raise ConfigError(f"{path}: not a Serve file: needs `applications`, each with an import_path") from None
     if not apps:
         raise ConfigError(f"{path}: applications: one with import_path {IMPORT_PATH} is needed, found 0")
     return document
+
+
+def _without_content(error: Exception) -> str:
+    """What is wrong with YAML and where, without its text, which may be a secret."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return str(error)
+    what = _NAMED.sub(r"\1", error.problem or error.context or "")
+    return f"{what} (line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1})"
 
 
 def applications_of(document: dict[str, Any]) -> list[dict[str, Any]]:

@@ -112,7 +112,7 @@ def test_a_model_without_a_profile_finds_its_own() -> None:
         ({"fleet": {"routing": "silos", "roles": "dynamic"}}, "fleet.routing: replicas of silos do not move"),
         ({"fleet": {"prefix_affinity": 1}, "engine": {"enable_prefix_caching": False}}, "fleet.prefix_affinity: needs"),
         ({"fleet": {"roles": "dynamc"}}, "fleet.roles: input should be 'auto', 'static' or 'dynamic'"),
-        ([], "configuration: must hold keys and values, got []"),
+        ([], "configuration: must hold keys and values"),
     ],
 )
 def test_mistake_names_the_field(settings: Any, told: str) -> None:

@@ -52,9 +52,9 @@ def test_roles_follow_the_phases_of_the_groups() -> None:
         (with_transfer({"kv_role": "kv_both"}), "engine.engine_kwargs.kv_transfer_config.kv_connector: is required"),
         (
             with_transfer(NIXL | {"kv_connector_extra_config": 5}),
-            "engine.engine_kwargs.kv_transfer_config.kv_connector_extra_config: must be an object, got 5",
+            "engine.engine_kwargs.kv_transfer_config.kv_connector_extra_config: must be an object",
         ),
-        (with_transfer("nixl"), "engine.engine_kwargs.kv_transfer_config: must be an object, got 'nixl'"),
+        (with_transfer("nixl"), "engine.engine_kwargs.kv_transfer_config: must be an object"),
         (
             with_transfer(NIXL | {"kv_role": "kv_producer"}),
             "engine.engine_kwargs.kv_transfer_config.kv_role: 'kv_producer' is for a fleet that prefills and decodes",

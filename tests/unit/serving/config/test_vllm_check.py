@@ -105,7 +105,9 @@ def test_secrets_go_to_the_environment_and_not_into_the_application() -> None:
         (["--headless"], "--headless: has no effect"),
         (["--enable-expert-parallel"], "--enable-expert-parallel: embedded has no experts; remove it"),
         (["--max-num-seqs", "0"], "--max-num-seqs: input should be greater than 0"),
-        (["extra"], "extra: unknown argument"),
+        (["--api-key=k3y", "k3y2"], "a word belongs to no flag"),
+        (["--kv-transfer-config", '{"a": "s3cret"'], "argument --kv-transfer-config: "),
+        (["extra"], "a word belongs to no flag"),
     ],
 )
 def test_mistake_is_one_line_that_names_the_flag(words: list[str], told: str) -> None:
