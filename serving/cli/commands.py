@@ -30,7 +30,9 @@ def serve(  # noqa: PLR0913  (a command: its options)
     context: typer.Context,
     address: Annotated[str | None, typer.Option(help="Ray cluster to use; without it a local one is started.")] = None,
     host: Annotated[str | None, typer.Option(help="HTTP address, in place of the configuration's.")] = None,
-    port: Annotated[int | None, typer.Option(help="HTTP port, in place of the configuration's.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="HTTP port, in place of the configuration's.")
+    ] = None,
     num_replicas: Annotated[int | None, typer.Option(help="Replicas; of a model alone: one for each GPU.")] = None,
     gpus_per_replica: Annotated[
         float | None, typer.Option(help="GPUs that each replica gets; 0: it computes on the CPU.")

@@ -93,6 +93,8 @@ def url() -> Iterator[str]:
         (["replay", "none.parquet", "--json", "no/such/folder/out.json"], "no/such/folder/out.json"),
         (["replay", "none.parquet", "--plot", "out.csv"], "out.csv: must end in .png, .pdf or .svg"),
         (["replay", "none.parquet", "--plot", "no/such/folder/out.png"], "no/such/folder/out.png"),
+        (["serve", "--port", "99999"], "--port"),
+        (["serve", "--port", "0"], "--port"),
         (["status", "--url", "ftp://x"], "--url"),
         (["profile", "import"], "Missing command"),
         (["profile", "show", "embeded-cpu"], "did you mean 'embedded-cpu'"),
