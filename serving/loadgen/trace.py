@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulation.workloads.traces import (
+    WorkloadError,
     block_lists,
     block_size_tokens,
     is_scoped,
@@ -22,6 +23,7 @@ from simulation.workloads.traces import (
     trace_name,
 )
 
+MOST_TOKENS = 1 << 31  # of a prompt, or of an output
 REQUIRED = ("arrival_s", "input_tokens", "output_tokens")
 
 
@@ -58,7 +60,11 @@ class Trace:
         )
 
     def scaled(self, rate_scale: float = 1.0, length_scale: float = 1.0) -> "Trace":
-        """The same trace from time 0, ``rate_scale`` times as fast, lengths times ``length_scale`` (at least 1)."""
+        """The same trace from time 0, ``rate_scale`` times as fast, lengths times ``length_scale`` (at least 1).
+
+        Raises:
+            WorkloadError: a length would be beyond any.
+        """
         start_s = self.arrival_s[0] if len(self) else 0.0
         return replace(
             self,
@@ -107,6 +113,9 @@ def poisson_arrivals_s(requests: int, rate_per_s: float, seed: int) -> NDArray[n
 
 
 def _scaled_tokens(tokens: NDArray[np.int64], scale: float) -> NDArray[np.int64]:
+    longest = float(tokens.max(initial=1))
+    if longest * scale > MOST_TOKENS:
+        raise WorkloadError(f"--length-scale: makes {longest:.0f} tokens more than {MOST_TOKENS}, got {scale}")
     return np.asarray(np.maximum(1, np.rint(tokens * scale)), dtype=np.int64)
 
 

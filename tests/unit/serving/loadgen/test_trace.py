@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from serving.loadgen.trace import Trace, poisson_arrivals_s, read_trace
 from simulation.workloads.traces import WorkloadError
-from tests.support.synthetic_trace import synthetic_trace
+from tests.support.synthetic_trace import small_trace, synthetic_trace
 
 SHARED = Path(__file__).parents[5] / "shared" / "traces"
 GOOD: dict[str, list[Any]] = {"arrival_s": [0.0, 1.5, 1.5], "input_tokens": [10, 20, 30], "output_tokens": [1, 2, 3]}
@@ -162,3 +163,9 @@ def test_shared_traces_read_whole(name: str) -> None:
     trace = read_trace(path)
     assert len(trace) == pq.read_metadata(path).num_rows
     assert (trace.prefix_blocks is not None) == name.startswith("mooncake")
+
+
+@pytest.mark.parametrize("scale", [1e18, 1e300, sys.float_info.max])
+def test_a_length_beyond_any_names_the_option(scale: float) -> None:
+    with pytest.raises(WorkloadError, match="--length-scale"):
+        small_trace().scaled(length_scale=scale)
