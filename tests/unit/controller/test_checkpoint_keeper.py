@@ -25,6 +25,13 @@ def state() -> Fleet:
     return learnt()
 
 
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A controller that compiles nothing first, and a keeper that never waits long."""
+    monkeypatch.setattr(actor, "warm_up", lambda: None)
+    monkeypatch.setattr(checkpoint_keeper, "LOOK_S", 0.001)
+
+
 async def until(is_so: Callable[[], bool]) -> None:
     for _ in range(4000):
         if is_so():
@@ -63,11 +70,7 @@ async def living(uri: Path, is_so: Callable[[Controller], bool], prepare: Callab
     return controller
 
 
-def test_a_restarted_controller_goes_on_with_what_it_knew(
-    state: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(actor, "warm_up", lambda: None)
-    monkeypatch.setattr(checkpoint_keeper, "LOOK_S", 0.001)
+def test_a_restarted_controller_goes_on_with_what_it_knew(state: Fleet, tmp_path: Path) -> None:
 
     async def play() -> None:
         await living(tmp_path, lambda c: c.checkpoints.saved > 0, lambda made: made.lengths.adopt_state(state.lengths))
@@ -84,8 +87,6 @@ def test_a_restarted_controller_goes_on_with_what_it_knew(
 def test_a_controller_goes_on_with_what_the_last_one_hands_over_not_with_an_older_checkpoint(
     is_first: bool, state: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(actor, "warm_up", lambda: None)
-    monkeypatch.setattr(checkpoint_keeper, "LOOK_S", 0.001)
     CheckpointStore(str(tmp_path), "app").save(to_tables(fleet(), 0.0), 5.0)
     may_load, load = threading.Event(), CheckpointStore.load
     monkeypatch.setattr(CheckpointStore, "load", lambda store: (may_load.wait(10), load(store))[1])
@@ -114,8 +115,6 @@ def test_a_controller_goes_on_with_what_the_last_one_hands_over_not_with_an_olde
 def test_a_storage_that_fails_is_told_and_loses_no_checkpoint(
     state: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(actor, "warm_up", lambda: None)
-    monkeypatch.setattr(checkpoint_keeper, "LOOK_S", 0.001)
     CheckpointStore(str(tmp_path), "app").save(to_tables(state, 0.0), 5.0)
     kept = tmp_path / "app" / "0000000000" / "forest_nodes.parquet"
 
@@ -137,8 +136,6 @@ def test_a_storage_that_fails_is_told_and_loses_no_checkpoint(
 def test_files_that_the_storage_does_not_give_at_first_are_asked_for_again(
     state: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(actor, "warm_up", lambda: None)
-    monkeypatch.setattr(checkpoint_keeper, "LOOK_S", 0.001)
     CheckpointStore(str(tmp_path), "app").save(to_tables(state, 0.0), 5.0)
     failures, read = iter([COMPLETE, "forest_nodes"]), Storage.read
     fails_at = next(failures)
@@ -163,10 +160,8 @@ def test_files_that_the_storage_does_not_give_at_first_are_asked_for_again(
 
 
 def test_what_cannot_be_read_of_the_last_controller_leaves_the_checkpoint_in_force(
-    state: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    state: Fleet, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(actor, "warm_up", lambda: None)
-    monkeypatch.setattr(checkpoint_keeper, "LOOK_S", 0.001)
     CheckpointStore(str(tmp_path), "app").save(to_tables(state, 0.0), 5.0)
 
     async def play() -> None:
