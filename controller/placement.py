@@ -96,9 +96,8 @@ class Pending:
 
     def all_scores(self, slots: ReplicaSlots, now_s: float) -> np.ndarray:
         """Its preference of each slot, said in full."""
-        return (
-            self.scores if len(self.scores) else score_replicas(slots.fleet_state, self.row[None][0], now_s, self.rule)
-        )
+        row = self.row[None][0]
+        return self.scores if len(self.scores) else score_replicas(slots.fleet_state, row, now_s, self.rule)
 
     def exclude_where_others_are(self, slots: ReplicaSlots, excluded: Sequence[int], now_s: float) -> None:
         """Want none of these slots, unless no other is open."""
@@ -237,12 +236,12 @@ def reoptimize_burst(fleet: PlacementFleet, asking: Sequence[Pending], now_s: fl
     """A burst that does not fit as a whole: let the DP choose the best set for each replica that took a part.
 
     It chooses among that part and what found no place, beside all earlier promises (SLOs-Serve section 3.2.1), and is
-    followed where its set is worth more.
+    followed where its set is worth more. Who returns when it was told keeps its place.
     """
     slots, asked = fleet.slots, Counter[int]()
-    for slot in dict.fromkeys(p.slot for p in asking if p.slot != NOWHERE):
+    for slot in dict.fromkeys(p.slot for p in asking if p.slot != NOWHERE and not p.is_returning_on_time):
         tier = int(slots.fleet_state.replicas["tier"][slot])
-        here = [p for p in asking if p.slot == slot]
+        here = [p for p in asking if p.slot == slot and not p.is_returning_on_time]
         left = [p for p in asking if p.slot == NOWHERE and asked[id(p)] < MOST_SETS]
         left = [p for p in left if tier_distance(tier, p.tier) >= 0 and is_wanted(p, slot)]
         if left:
