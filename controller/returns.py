@@ -96,7 +96,7 @@ class Returns:
     def receive(self, slots: ReplicaSlots, asking: Sequence[Pending], waiting: Collection[int], now_s: float) -> None:
         """Requests with an objective ask, each by its first sequence. Those that were told to come now are placed where
         room is kept for them, if that still is so; all other newcomers want no replica whose room is kept. Those
-        ``waiting`` came earlier."""
+        ``waiting``, by uid, came earlier: they neither return now nor are they newcomers."""
         self._is_current[:], self._sent_away = False, []
         self._sweep(now_s)
         if not self._count:
@@ -106,12 +106,13 @@ class Returns:
             self._rehouse(slots, asking[0].phase, now_s)
         newcomers = []
         for p in asking:
-            if (reserved := self._take(p, now_s)) is None:
-                newcomers.append(p)
-            else:
+            if int(p.row["id"]) in waiting:
+                continue
+            if (reserved := self._take(p, now_s)) is not None:
                 self._put_back(slots, p, reserved, now_s)
+            elif p.is_new:
+                newcomers.append(p)
         where = np.array(sorted(self._kept_on), dtype=np.int64)
-        newcomers = [p for p in newcomers if p.is_new and int(p.row["id"]) not in waiting]
         if not (newcomers and len(where) and self.share.may_send_away(now_s)):
             return
         self._carry(slots, where, now_s)
