@@ -168,7 +168,7 @@ class Fleet:
                 placement.place_without_check(self.slots, p, 0.0 if counts_held else self.affinity.strength, now_s)
         asking, together = of_groups([p for p in pending if checks and not p.is_best_effort])
         open_fleet = placement.PlacementFleet(self.slots, self.allocation, self.replicas, self.options)
-        self.unplaced.returns.receive(self.slots, [*asking, *(each[0] for each in together)], earlier, now_s)
+        self.unplaced.receive(self.slots, [*asking, *(each[0] for each in together)], earlier, now_s)
         self.programs.place_at_home(asking, now_s)
         placement.place_each(open_fleet, asking, earlier, self.affinity.strength, now_s)
         self.programs.place_late(open_fleet, asking, now_s)

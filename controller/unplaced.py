@@ -1,7 +1,7 @@
 """Requests that no replica has: those that wait for room, best effort in line, those told to come back. Pure."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -38,6 +38,7 @@ class Waiting:
     asked_s: float  # when it asked last
     latest_s: float  # when it must start at the latest; -inf: no idle replica could do it
     phase: Phase | None = None  # that it waits for, in a disaggregated fleet
+    is_returning_on_time: bool = False  # it came when an earlier refusal had told, and found no room at once
 
     def pause_s(self, now_s: float, longest_s: float) -> float:
         """How long to wait until it asks again; 0 when it is too late for that."""
@@ -92,6 +93,13 @@ class Unplaced:
         while self._doubted_s and now_s > self._doubted_s[uid := next(iter(self._doubted_s))] + 2.0 * NEWS_S:
             del self._doubted_s[uid]
 
+    def receive(self, slots: ReplicaSlots, asking: Sequence[Pending], earlier: Collection[int], now_s: float) -> None:
+        """``Returns.receive``; who came at its time and waits has still come at its time when it asks again."""
+        for p in asking:
+            known = self.waiting.get(int(p.row["id"]))
+            p.is_returning_on_time = known is not None and known.is_returning_on_time
+        self.returns.receive(slots, asking, earlier, now_s)
+
     def may_wait(self, p: Pending, refuses: bool) -> bool:
         """Whether a request may wait for room that is not there yet: where its tier refuses, one that was told to come
         back now; not what is in line for best effort because it is too late."""
@@ -103,7 +111,8 @@ class Unplaced:
         uid = int(p.row["id"])
         known = self.waiting.pop(uid, None)
         at_last_s = latest_s() if known is None else known.latest_s
-        waiting = self.waiting[uid] = Waiting(p.tier, p.request.prompt_tokens, now_s, at_last_s, p.phase)
+        told = p.tier, p.request.prompt_tokens, now_s, at_last_s, p.phase, p.is_returning_on_time
+        waiting = self.waiting[uid] = Waiting(*told)
         return waiting
 
     def pause_s(self, slots: ReplicaSlots, p: Pending, now_s: float) -> float:

@@ -7,7 +7,7 @@ import pytest
 
 from controller.fleet import Fleet
 from controller.options import DP, GREEDY
-from protocol.messages import AdmissionRequest, Verdict, request_uid
+from protocol.messages import AdmissionRequest, Progress, Verdict, request_uid
 from tests.support.fleet_cases import LOOSE, ask, fleet, report
 from tests.unit.controller.test_returns import busy
 
@@ -48,3 +48,22 @@ def test_requests_that_wait_take_no_time_of_a_client_with_the_same_prompt() -> N
     assert returns.share.came == 0.0, "nobody has returned"
     state.admit([msgspec.structs.replace(each, request_id=f"{each.request_id} again") for each in due], 1.0)
     assert returns.share.came == len(due)
+
+
+def test_one_that_returns_as_told_and_has_to_wait_keeps_the_place_that_it_finds_then() -> None:
+    """It was held like any other, newcomers took its place, and it was told another time."""
+    state, asked, told_s = one_refused(pending=True)
+    state.report(report("a", 2, busy()), told_s)
+    back = msgspec.structs.replace(asked, request_id="back")
+    (decision,) = state.admit([back], told_s)
+    assert decision.verdict == Verdict.PENDING
+    now_s = told_s + decision.retry_after_s
+    queue = tuple(Progress(f"p{i}", LOOSE, 0.5, 8000, 0, 0, 100, 200, i == 0) for i in range(8))
+    state.report(report("a", 3, queue), now_s)
+    (decision,) = state.admit([msgspec.structs.replace(back, age_s=now_s - told_s)], now_s, "ingress")
+    others = state.admit([ask(LOOSE, 2000, prompt_digest=200 + i) for i in range(60)], now_s)
+    assert decision.verdict == Verdict.ADMITTED
+    assert Verdict.REFUSED in {d.verdict for d in others}, "they do not all fit"
+    assert state.places.holder(request_uid("back")) == "a"
+    assert not state.held.take_recalls()
+    state.check_integrity()
