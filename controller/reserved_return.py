@@ -44,6 +44,14 @@ def whole_row(p: Pending) -> np.ndarray:
     return whole
 
 
+def as_anew(row: np.ndarray, now_s: float) -> np.ndarray:
+    """A request (REQUEST[]) as one that arrives now: who is refused comes back with all its time."""
+    anew = copied(row)
+    anew["deadline_s"] += now_s - anew["arrival_s"]
+    anew["arrival_s"] = now_s
+    return anew
+
+
 def together(first: Claimed | None, second: Claimed) -> Claimed:
     """Two claims on one replica."""
     return second if first is None else (first[0] + second[0], max(first[1], second[1]))

@@ -17,7 +17,7 @@ import numpy as np
 from controller.disaggregation.phases import Phase
 from controller.mirror.slots import ReplicaSlots
 from controller.placement import Pending, place_on
-from controller.reserved_return import Key, ReservedReturn, Room, key_of, together, whole_row
+from controller.reserved_return import Key, ReservedReturn, Room, as_anew, key_of, together, whole_row
 from controller.return_share import ReturnShare
 from planning.admission.plan import REASONS
 from planning.admission.search import ADMITTED
@@ -181,7 +181,7 @@ class Returns:
         self._make_room(len(slots.fleet_state.replicas))
         if len(reserved := self._returns_by_key.get(key, [])) >= MOST_ALIKE:
             return float(min(self.cap_s, max(1, math.ceil(reserved[-1].due_s - now_s))))
-        wait_s, slot = self._first_room(slots, row, now_s)
+        wait_s, slot = self._first_room(slots, as_anew(p.row, now_s)[None][0], now_s)
         if slot == NOWHERE or self._count >= MOST_TOLD:
             return float(self.cap_s)
         self._keep(slots, p, slot, wait_s, now_s)
@@ -200,7 +200,7 @@ class Returns:
         room = Room()
         for sequence in (p, *p.siblings):
             at = slot if sequence.slot == NOWHERE else sequence.slot
-            claim = claim_of(slots.fleet_state, at, sequence.row[None][0], now_s, False)
+            claim = claim_of(slots.fleet_state, at, as_anew(sequence.row, now_s)[None][0], now_s, False)
             room[at] = together(room.get(at), (claim.terms, claim.lasts))
         made = ReservedReturn(now_s + wait_s, slot, room, p.tier, p.phase)
         reserved = self._returns_by_key.setdefault(key_of(p), [])

@@ -67,3 +67,16 @@ def test_one_that_returns_as_told_and_has_to_wait_keeps_the_place_that_it_finds_
     assert state.places.holder(request_uid("back")) == "a"
     assert not state.held.take_recalls()
     state.check_integrity()
+
+
+def test_who_is_refused_after_waiting_is_told_the_time_of_one_that_comes_anew() -> None:
+    def told_s(age_s: float) -> float:
+        state = fleet()
+        state.report(report("a"), 0.0)
+        state.admit([ask(LOOSE, 8000, prompt_digest=100 + i) for i in range(60)], 0.0)
+        (decision,) = state.admit([ask(LOOSE, 8000, prompt_digest=7, age_s=age_s)], 0.0)
+        assert decision.verdict == Verdict.REFUSED
+        return decision.retry_after_s
+
+    assert 1.0 <= told_s(0.0) < 30.0
+    assert told_s(0.95 * LOOSE.ttft_s) == told_s(0.0)
