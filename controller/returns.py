@@ -67,7 +67,8 @@ class Returns:
     _carried_s: np.ndarray = field(default_factory=lambda: np.zeros(0))  # when each slot was entered in the ledger
     _is_current: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))  # and knows what was placed since
     _swept_s: float = -math.inf
-    _sent_away: list[tuple[Pending, np.ndarray]] = field(default_factory=list)  # newcomers, with slots kept from them
+    # Newcomers, with what they ask for and the slots that are kept from them.
+    _sent_away: list[tuple[Pending, np.ndarray, np.ndarray]] = field(default_factory=list)
 
     def __len__(self) -> int:
         """How many are expected."""
@@ -122,7 +123,7 @@ class Returns:
             if not len(kept):
                 continue
             if key_of(p) not in self._returns_by_key:
-                self._sent_away.append((p, kept))
+                self._sent_away.append((p, copied(p.row), kept))
             for sequence in (p, *p.siblings):
                 sequence.scores_as_best_effort = sequence.scores
                 sequence.exclude_slots(slots, kept.tolist(), now_s)
@@ -130,10 +131,10 @@ class Returns:
 
     def charge(self, slots: ReplicaSlots, now_s: float) -> None:
         """Count the newcomers just received that found no place, and have one where room is kept for others."""
-        for p, kept in self._sent_away:
+        for p, asked, kept in self._sent_away:  # by now what found no place may be best effort, which fits anywhere
             wanted = p.scores_as_best_effort
             free = kept if wanted is None or not len(wanted) else kept[wanted[kept] > -np.inf]
-            if p.slot == NOWHERE and fits_any(slots.fleet_state, free, p.row[None][0], MOST_CHECKED, now_s):
+            if p.slot == NOWHERE and fits_any(slots.fleet_state, free, asked[None][0], MOST_CHECKED, now_s):
                 self.share.note(now_s, sent_away=1)
         self._sent_away = []
 

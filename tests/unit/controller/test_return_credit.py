@@ -12,7 +12,7 @@ from protocol.messages import AdmissionRequest, Progress, Verdict
 from simulation.core.loop import Simulation
 from simulation.dispatchers.live_fleet import ControllerDispatcher
 from simulation.studies.systems import System
-from tests.support.fleet_cases import LOOSE, TIGHT, ask, report
+from tests.support.fleet_cases import LOOSE, TIGHT, ask, group, report
 from tests.support.simulation_cases import a100, jobs_at
 from tests.unit.controller.test_returns import TIERS, Clients, busy, refusals
 
@@ -50,6 +50,18 @@ def test_newcomers_are_sent_away_on_credit_only_where_room_that_is_kept_would_ta
     short = [ask(LOOSE, 500, prompt_digest=900 + i) for i in range(10)]
     assert credit_used((), short) > 3.0
     assert credit_used(busy(), short) == 0.0, "no room, kept or not"
+
+
+@pytest.mark.parametrize(("now_s", "is_charged"), [(0.5, False), (2.5, True)])
+def test_a_group_that_falls_back_to_best_effort_uses_credit_only_where_it_could_be_promised(
+    now_s: float, is_charged: bool
+) -> None:
+    """As best effort it fits anywhere: it used credit also while promised prompts left no time for it."""
+    state, _, _ = refusals(60)
+    state.report(report("a", 2), now_s)
+    decisions = state.admit(group(TIGHT, 3, prompt_digest=99), now_s)
+    assert {d.verdict for d in decisions} == {Verdict.BEST_EFFORT}
+    assert state.unplaced.returns.share.sent_away == float(is_charged)
 
 
 def test_who_asks_too_early_uses_no_credit() -> None:
