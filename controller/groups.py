@@ -1,6 +1,7 @@
 """Requests of several sequences: admitted with all of them or with none. Pure."""
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -46,7 +47,9 @@ def decide_together(
         else:
             _object(group, AdmitReason.TTFT_UNATTAINABLE.value)
         if any(p.slot == NOWHERE for p in group):
-            group[0].is_possible = len(group) <= most_sequences(slots, group, may_join, now_s, idle=True)
+            most_idle = partial(most_sequences, slots, group, may_join, now_s, idle=True)
+            group[0].is_possible = len(group) <= most_idle()
+            group[0].may_become_possible = len(group) <= most_idle(at_best=True)
             decisions |= {d.request_id: d for d in _best_effort_or_refuse(slots, group, fall_back)}
     return decisions
 
@@ -102,12 +105,18 @@ def _take_back(slots: ReplicaSlots, group: Sequence[Pending]) -> None:
 
 
 def most_sequences(
-    slots: ReplicaSlots, group: Sequence[Pending], may_join: Collection[int], now_s: float, idle: bool = False
+    slots: ReplicaSlots,
+    group: Sequence[Pending],
+    may_join: Collection[int],
+    now_s: float,
+    idle: bool = False,
+    at_best: bool = False,
 ) -> int:
     """How many sequences the open replicas of the tier, and those that ``may_join`` it, could hold, by cached sums.
 
     An upper bound: seats, KV tokens for the prompts alone, and prompts that can be computed in time; ``idle``: if
-    nothing else were there.
+    nothing else were there and the request came now; ``at_best``: without what may pass, its tier's margin and what
+    makes replicas far slower than their profiles say.
     """
     state, limits, rows = (
         slots.fleet_state.replicas,
@@ -119,10 +128,12 @@ def most_sequences(
     ]
     usable = state["is_open"] & np.array(suited)
     num_uncomputed_tokens = max(1, int((rows["prompt_tokens"] - rows["computed_tokens"]).min()))
-    window_s = max(0.0, float(np.minimum(rows["arrival_s"] + rows["ttft_s"], rows["deadline_s"]).max()) - now_s)
+    allowed_s = np.minimum(rows["ttft_s"], rows["deadline_s"] - rows["arrival_s"])
+    left_s = allowed_s if idle else allowed_s - (now_s - rows["arrival_s"])
+    window_s = max(0.0, float(left_s.max())) + (group[0].margin_s if at_best else 0.0)
     held, taken = (0.0, 0) if idle else (state["held_tokens"], state["count"] - state["best_effort"])
     kv_tokens = usable_kv_tokens(limits) - held
-    each_s = np.maximum(num_uncomputed_tokens * state["prompt_token_s"], 1e-12)
+    each_s = np.maximum(num_uncomputed_tokens * (slots.best_token_s() if at_best else state["prompt_token_s"]), 1e-12)
     in_time = QUICK_CHECK_UTILIZATION * (window_s + limits["max_iteration_s"]) / each_s + 1.0
     room = np.minimum(np.minimum(kv_tokens // num_uncomputed_tokens, limits["max_running"] - taken), in_time)
     return int(np.maximum(room, 0.0)[usable].sum())

@@ -67,6 +67,7 @@ class Pending:
     siblings: Sequence["Pending"] = ()  # of the first sequence of a request: the others
     ingress: str = ""  # that asks, where it can be told of a recall
     is_possible: bool = True  # an idle fleet could hold the request with all its sequences
+    may_become_possible: bool = True  # or could without what may pass: a margin, a slow spell
     begin_s: float = -np.inf  # predicted start of its first iteration
     first_s: float = np.inf  # predicted time of the first token, and seconds per token after it
     tpot_s: float = np.inf

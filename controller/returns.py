@@ -171,7 +171,7 @@ class Returns:
         row, key = p.row[None][0], key_of(p)
         p.first_s = p.tpot_s = math.inf
         if not p.is_possible:
-            return 0.0
+            return float(self.cap_s) if p.may_become_possible else 0.0
         reason, ttft_s, tpot_s = at_best(slots.fleet_state, row, now_s)
         if reason != ADMITTED:
             if slots.may_recover(row, now_s) or _fits_as_asked(slots, p, now_s):

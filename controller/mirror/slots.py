@@ -6,6 +6,7 @@ import numpy as np
 from numba import njit
 
 from planning.admission.search import ADMITTED
+from profiles.kernels import token_s
 from routing.fleet_state import (
     SHARED,
     FleetState,
@@ -170,6 +171,13 @@ class ReplicaSlots:
             return bool(at_best(self.fleet_state, row, now_s)[0] == ADMITTED)
         finally:
             coefs[slowed] = measured
+
+    def best_token_s(self) -> np.ndarray:
+        """Seconds per prompt token (f8[R]), by its profile where a replica was far slower than that says."""
+        found: np.ndarray = self.fleet_state.replicas["prompt_token_s"].copy()
+        slowed = np.flatnonzero(self.liveness["is_slowed"] & self.fleet_state.replicas["is_open"])
+        found[slowed] = [token_s(self.profile_coefs[slot]) for slot in slowed.tolist()]
+        return found
 
     def rows(self, slot: int) -> np.ndarray:
         """The requests of a slot (REQUEST[count], a view)."""
