@@ -158,7 +158,7 @@ class HeldRequests:
                 self.hold(p, at[p.slot], now_s)
 
     def _by_slot(self) -> list[tuple[int, float, float]]:
-        return self._movable.by_slot(len(self.pending) + len(self.sent))
+        return self._movable.by_slot()
 
     def _displace_on(self, fleet: PlacementFleet, p: Pending, slot: int, now_s: float) -> list[Pending]:
         """Put the request into the slot if the plan takes it; returns those of the held ones that must go for it."""
