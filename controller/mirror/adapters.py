@@ -5,6 +5,8 @@ from collections.abc import Hashable
 
 import numpy as np
 
+SPARE = 64  # users that have left, beside as many as the replica has requests, before they are cleared away
+
 
 class HeldAdapters:
     """The adapters that a replica presumably holds, least recently used first out, with the requests that use them."""
@@ -20,10 +22,14 @@ class HeldAdapters:
     def __len__(self) -> int:
         return len(self._uids)
 
-    def record(self, adapter: str, uid: int, most: int) -> None:
-        """A request for this adapter was given to the replica, which holds ``most`` of them."""
+    def record(self, adapter: str, uid: int, most: int, ids: np.ndarray) -> None:
+        """A request for this adapter was given to the replica, which holds ``most`` of them; ``ids`` (i8[n]) are all of
+        its requests."""
         self._version = None
-        self._uids.setdefault(adapter, set()).add(uid)
+        users = self._uids.setdefault(adapter, set())
+        users.add(uid)
+        if len(users) > 2 * len(ids) + SPARE:  # while few adapters are there, nobody asks which are in use
+            users &= {uid, *ids.tolist()}
         self._uids.move_to_end(adapter)
         while len(self._uids) > most:
             self._uids.popitem(last=False)

@@ -94,7 +94,8 @@ class Affinity:
         """The request was given to the replica, where this many output tokens are expected, and as many of its prompt
         are certain to be held."""
         if request.adapter:
-            replica.adapters.record(request.adapter, request_uid(request.request_id), self.adapters.held)
+            uid, ids = request_uid(request.request_id), replica.table["id"]
+            replica.adapters.record(request.adapter, uid, self.adapters.held, ids)
         if self.weight == 0.0:
             return
         spacing = hash_spacing(request.prompt_tokens, self.block_tokens)

@@ -52,3 +52,14 @@ def test_a_replica_that_failed_a_request_does_not_get_it_again_for_its_adapter()
     (home,) = state.admit([ask(LOOSE, adapter="poet")], 0.0)
     (other,) = state.admit([ask(LOOSE, adapter="poet", exclude=(home.replica,))], 0.0)
     assert other.replica not in ("", home.replica)
+
+
+def test_requests_that_have_ended_leave_nothing_at_an_adapter_with_room_beside_it() -> None:
+    """One number stayed for each request while fewer adapters were there than one batch takes."""
+    state = fleet(adapters=AdapterOptions(4, 4))
+    for turn in range(300):
+        state.report(report("a", 1 + turn), 0.1 * turn)
+        asked = ask(TIGHT, adapter="poet")
+        assert state.admit([asked], 0.1 * turn)[0].replica == "a"
+        state.on_outcome(ended(asked, "length", 5), 0.1 * turn + 0.05)
+    assert sum(map(len, state.replicas["a"].adapters._uids.values())) < 100
