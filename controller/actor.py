@@ -221,7 +221,7 @@ class Controller:
         """``ShardKeeper.resize_shard``: asked of the leader."""
         await self.shard.resize_shard(shard, replicas)
 
-    async def remove_of_shard(self, shard: int, names: list[str]) -> int:
+    async def remove_of_shard(self, shard: int, names: list[str]) -> tuple[int, list[str]]:
         """``ShardKeeper.remove_of_shard``: asked of the leader."""
         return await self.shard.remove_of_shard(shard, names)
 

@@ -54,26 +54,28 @@ class ServeScaler:
         target = DeploymentID(name=self.deployments[0], app_name=self.application)
         await self._ask("update_deployment_replicas", target, max(0, replicas - others))
 
-    async def remove(self, replicas: Sequence[str]) -> None:
-        """End these replicas of the first deployment, and ask for as many less.
+    async def remove(self, replicas: Sequence[str]) -> list[str]:
+        """End these replicas of the first deployment, and ask for as many less; returns those that Serve knows.
 
         Raises:
-            ScalingError: Serve does not know one of them, or did not notice its end, or takes no other number from us.
+            ScalingError: Serve knows none of them, or did not notice an end, or takes no other number from us.
         """
         if not (await self._application())["external_scaler_enabled"]:  # nobody is ended in vain
             raise ScalingError(f"application {self.application!r} needs external_scaler_enabled: true")
-        own_ids, known = [name.rpartition("/")[2] for name in replicas], await self._known()
-        if unknown := [name for name, own_id in zip(replicas, own_ids, strict=True) if own_id not in known]:
-            raise ScalingError(f"Serve knows no replica {', '.join(unknown)}")
-        for own_id in own_ids:
+        known = await self._known()
+        ours = {name.rpartition("/")[2]: name for name in replicas if name.rpartition("/")[2] in known}
+        if not ours:
+            raise ScalingError(f"Serve knows no replica {', '.join(replicas)}")
+        for own_id in ours:
             self._end(known[own_id]["actor_name"])
         give_up_s = time.monotonic() + NOTICE_S
-        while left := [own_id for own_id in own_ids if known.get(own_id, {}).get("state") in HAS_STARTED]:
+        while left := [own_id for own_id in ours if known.get(own_id, {}).get("state") in HAS_STARTED]:
             if time.monotonic() > give_up_s:
                 raise ScalingError(f"Serve did not notice within {NOTICE_S:g} s that {', '.join(left)} has ended")
             await asyncio.sleep(POLL_S)
             known = await self._known()
-        await self.resize((await self.size()).replicas - len(own_ids))
+        await self.resize((await self.size()).replicas - len(ours))
+        return list(ours.values())
 
     @staticmethod
     def _end(actor_name: str) -> None:

@@ -19,7 +19,7 @@ class Scaler(Protocol):
 
     async def size(self) -> Serve | None: ...
     async def resize(self, replicas: int) -> None: ...
-    async def remove(self, replicas: Sequence[str]) -> None: ...
+    async def remove(self, replicas: Sequence[str]) -> Sequence[str]: ...  # those that Serve knew
 
 
 class SizeKeeper:
@@ -57,15 +57,16 @@ class SizeKeeper:
     async def carry_out(self, actions: Actions, scaler: Scaler, fleet: Callable[[], Fleet | None]) -> None:
         """Do what the autoscaler says. Where that fails nobody knows what became of the size: what Serve says next
         holds. While Serve only does not tell, as in a deploy, the size that was asked for stays the wanted one."""
+        removed: Sequence[str] = ()
         try:
             if actions.replicas is not None:
                 await scaler.resize(actions.replicas)
             if actions.remove:
-                await scaler.remove(actions.remove)
+                removed = await scaler.remove(actions.remove)
         except Exception:
             if (known := fleet()) is not None and known.allocation.autoscaler is not None:
                 known.allocation.autoscaler.target = None
             raise
-        for name in actions.remove:
+        for name in removed:
             if (known := fleet()) is not None:  # perhaps another than the one that asked for it
                 known.on_removed(name, self._clock())

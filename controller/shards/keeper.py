@@ -7,7 +7,7 @@ stay as they are, and the fleet keeps its size.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import ray
@@ -28,6 +28,8 @@ logger = logging.getLogger("polyslo.shards")
 SYNC_S = 0.5
 ANSWER_S = 1.0  # that the leader may take
 RESIZE_S = 60.0  # to change the size: Serve has to notice what was ended, and others' changes come first
+
+T = TypeVar("T")
 
 _report = msgspec.msgpack.Decoder(ShardReport)
 _orders = msgspec.msgpack.Decoder(ShardOrders)
@@ -122,19 +124,19 @@ class ShardKeeper:
             await self._changed(sizes, self._of_fleet(self._options()).resize(sizes.total_with(shard, replicas)))
             sizes.ask(shard, replicas)  # not before: what Serve has refused is nobody's part
 
-    async def remove_of_shard(self, shard: int, names: Sequence[str]) -> int:
-        """End these drained replicas of a shard; returns its part without them."""
+    async def remove_of_shard(self, shard: int, names: Sequence[str]) -> tuple[int, list[str]]:
+        """End these drained replicas of a shard; returns its part without them, and those that Serve knows."""
         async with self._resizing:
             sizes = self._sizes_with(shard)
-            await self._changed(sizes, self._of_fleet(self._options()).remove(names))
-            sizes.removed(shard, len(names))
-            return sizes.parts[shard]
+            removed = await self._changed(sizes, self._of_fleet(self._options()).remove(names))
+            sizes.removed(shard, len(removed))
+            return sizes.parts[shard], removed
 
     @staticmethod
-    async def _changed(sizes: Sizes, change: Awaitable[None]) -> None:
+    async def _changed(sizes: Sizes, change: Awaitable[T]) -> T:
         """Wait for a change of the size; where it fails it may have come to pass all the same."""
         try:
-            await change
+            return await change
         except Exception:
             sizes.is_unsure = True
             raise
@@ -189,14 +191,18 @@ class ShardScaler:
         await self._keeper.ask("resize_shard", self._keeper.member.shard, replicas, patience_s=RESIZE_S)
         self._note(replicas)
 
-    async def remove(self, replicas: Sequence[str]) -> None:
-        """End these replicas, and ask for as many less."""
+    async def remove(self, replicas: Sequence[str]) -> Sequence[str]:
+        """End these replicas, and ask for as many less; returns those that Serve knows."""
         shard, before = self._keeper.member.shard, self._keeper.member.size
-        left = await self._keeper.ask("remove_of_shard", shard, list(replicas), patience_s=RESIZE_S)
+        told = await self._keeper.ask("remove_of_shard", shard, list(replicas), patience_s=RESIZE_S)
+        if not isinstance(told, tuple):  # of a leader of an earlier version, which ends all or none
+            told = told, list(replicas)
+        left, removed = told
         if left is not None:  # it may have told of that before it answered, or have cut the part anew before that
             self._note(left)
-        elif before is not None:  # a leader of an earlier version
+        elif before is not None:
             self._note(max(0, before.replicas - len(replicas)))
+        return list(removed)
 
     def _note(self, replicas: int) -> None:
         """What it has asked for is its part now; what the leader said before that is out of date."""

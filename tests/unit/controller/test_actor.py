@@ -53,9 +53,10 @@ class FakeServe(ServeScaler):
             raise self.answer
         return Serve(self.answer)
 
-    async def remove(self, replicas: Sequence[str]) -> None:
+    async def remove(self, replicas: Sequence[str]) -> list[str]:
         self.on_remove()
         self.answer = 1
+        return list(replicas)
 
 
 async def until(is_so: Callable[[], bool]) -> None:

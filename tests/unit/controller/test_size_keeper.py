@@ -8,7 +8,7 @@ import pytest
 
 from controller import size_keeper
 from controller.scaling.allocation import AllocationOptions
-from controller.scaling.signals import ScalingOptions, Serve
+from controller.scaling.signals import Actions, ScalingOptions, Serve
 from controller.serve_scaler import ScalingError
 from controller.size_keeper import SizeKeeper
 from tests.support.fleet_cases import fleet, report
@@ -41,7 +41,7 @@ class ScriptedServe:
         if self.fails_to_resize:
             raise ScalingError("no route")
 
-    async def remove(self, replicas: Sequence[str]) -> None:
+    async def remove(self, replicas: Sequence[str]) -> list[str]:
         raise AssertionError(f"nothing leaves here: {replicas}")
 
 
@@ -112,3 +112,20 @@ def test_options_that_come_while_serve_answers_do_not_take_an_own_change_for_one
     assert len(serve.asked) == 1
     assert serve.asked[0] == scaler.target
     assert scaler.held_until_s < 0.0, "nobody has set it by hand"
+
+
+def test_a_drained_replica_that_serve_has_forgotten_is_not_counted_as_ended() -> None:
+    class Forgetful(ScriptedServe):
+        async def remove(self, replicas: Sequence[str]) -> list[str]:
+            return [name for name in replicas if name != "g/1"]
+
+    state = fleet(allocation=AllocationOptions(scaling=ScalingOptions(max_replicas=20, group="g")))
+    for i in range(3):
+        state.report(report(f"g/{i}"), 0.0)
+    scaler = state.allocation.autoscaler
+    assert scaler is not None
+    scaler.target = 3
+    keeper, serve = SizeKeeper(lambda _options: serve, lambda: 0.0), Forgetful(iter([]))
+    asyncio.run(keeper.carry_out(Actions(remove=("g/0", "g/1")), serve, lambda: state))
+    assert scaler.target == 2
+    assert sorted(state.replicas) == ["g/1", "g/2"]

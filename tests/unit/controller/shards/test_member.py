@@ -106,32 +106,33 @@ def test_what_a_shard_has_asked_for_and_given_up_is_not_by_hand_when_it_comes_la
 
 
 @pytest.mark.parametrize("told", [Part(4, 4, 0.0, 0), Part(3, 3, 0.0, 0), Part(6, 4, 0.0, 0, moves=1)])
-@pytest.mark.parametrize("is_earlier", [False, True])
-def test_a_removal_counts_once_whatever_the_leader_tells_before_it_answers(told: Part, is_earlier: bool) -> None:
+@pytest.mark.parametrize("earlier", ["", "tells its part", "tells nothing"])
+def test_a_removal_counts_once_whatever_the_leader_tells_before_it_answers(told: Part, earlier: str) -> None:
     """Also where it cut the part anew while the removal waited for others: the shard asked for too few then."""
     shard = ShardKeeper(1, "leader", "", lambda: 0.0)
     shard.member.size = Part(4, 4, 0.0, 0)
 
-    async def ask(method: str, *arguments: Any, patience_s: float = 1.0) -> int | None:
+    async def ask(method: str, *arguments: Any, patience_s: float = 1.0) -> object:
         shard.member.size = told
-        return None if is_earlier else 5 if told.moves else 3
+        left = 5 if told.moves else 3
+        return {"": (left, ["g/0"]), "tells its part": left, "tells nothing": None}[earlier]
 
     shard.ask = ask  # type: ignore[method-assign]
-    asyncio.run(shard._through_leader.remove(["g/0"]))
-    assert shard.member.size.replicas == (5 if told.moves and not is_earlier else 3)
+    assert asyncio.run(shard._through_leader.remove(["g/0"])) == ["g/0"]
+    assert shard.member.size.replicas == (5 if told.moves and earlier != "tells nothing" else 3)
 
 
-def test_the_leader_answers_a_removal_with_the_part_that_is_left() -> None:
+def test_the_leader_answers_a_removal_with_the_part_that_is_left_and_with_those_whom_serve_knew() -> None:
     class Ending(ServeScaler):
-        async def remove(self, replicas: Sequence[str]) -> None:
-            pass
+        async def remove(self, replicas: Sequence[str]) -> list[str]:
+            return list(replicas[:2])
 
     two = Two()
     for _ in range(3):
         two.hear(Serve(9))
     shard = ShardKeeper(0, "leader", "", lambda: two.now_s)
     shard.member, shard._scaler, shard._fleet = two.members[0], Ending("", ()), lambda: two.fleets[0]
-    assert asyncio.run(shard.remove_of_shard(1, ["g/0", "g/1"])) == 2
+    assert asyncio.run(shard.remove_of_shard(1, ["g/0", "g/1", "g/2"])) == (2, ["g/0", "g/1"])
 
 
 def test_a_leader_that_was_alone_meanwhile_asks_for_no_size_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
