@@ -83,8 +83,10 @@ class Allocation:
         """Under new roles or options: what drains goes on draining where an autoscaler will end it or take it back, and
         the size is what it was, unless the configured one has changed."""
         if self.autoscaler is not None and before.draining and before is not self.roles:
-            self.step(self._views, now_s)
-            for name in sorted(filter(self.autoscaler.options.is_own, before.draining)):
+            own = set(filter(self.autoscaler.options.is_own, before.draining))
+            unread = [v._replace(slo_requests=(), is_reporting=False) for v in self._views if v.name in own]
+            self.roles.step(unread, now_s)  # only to know them: the views' tiers are those of the table before
+            for name in sorted(own):
                 self.roles.drain(name, now_s, "was draining")
         if self.autoscaler is not None and scaler is not None:
             options = self.autoscaler.options

@@ -105,6 +105,21 @@ def test_what_drains_goes_on_draining_under_other_roles(is_deploy: bool) -> None
     assert allocation.autoscaler.roles is allocation.roles
 
 
+@pytest.mark.parametrize("is_deploy", [True, False])
+def test_replicas_get_their_tiers_by_the_new_order_also_while_one_drains(is_deploy: bool) -> None:
+    """Their requests were told by positions in the table before: what was the tightest tier is the loosest now."""
+    allocation = sized(AllocationOptions(scaling=ScalingOptions(1, 40, "g", configured=2)))
+    allocation.step([ReplicaView("g/0", (1, 0)), ReplicaView("g/1", (0, 1)), ReplicaView("g/2", (1, 0))], 1.0)
+    allocation.roles.drain("g/2", 1.0, "a test")
+    turned = TierTable.of(2, [Tier("loose", 1.0, 0.02, min_replicas=1), Tier("tight", 1.0, 0.1)])
+    if is_deploy:
+        allocation = allocation.under(AllocationOptions(idle_s=9.0, scaling=allocation.options.scaling), turned, 2.0)
+    else:
+        allocation.set_table(turned, 2.0)
+    allocation.step([ReplicaView("g/0", (0, 1)), ReplicaView("g/1", (1, 0)), ReplicaView("g/2", (0, 1))], 2.0)
+    assert [allocation.roles.told(f"g/{k}")[1] for k in range(3)] == ["tight", "loose", "draining"]
+
+
 @pytest.mark.parametrize("changed", [{"downscale_cooldown_s": 7.0}, {"drain_timeout_s": 50.0}])
 def test_what_drains_has_drained_since_it_began_whatever_options_come(changed: dict[str, float]) -> None:
     scaling = ScalingOptions(1, 40, "g", configured=2, drain_timeout_s=100.0, manual_hold_s=5.0, downscale_delay_s=1.0)
