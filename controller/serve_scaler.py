@@ -57,10 +57,14 @@ class ServeScaler:
     async def remove(self, replicas: Sequence[str]) -> list[str]:
         """End these replicas of the first deployment, and ask for as many less; returns those that Serve knows.
 
+        Where a deploy comes meanwhile it has set the number, which is left as it is: the autoscaler tells by it whether
+        the configured one has changed.
+
         Raises:
             ScalingError: Serve knows none of them, or did not notice an end, or takes no other number from us.
         """
-        if not (await self._application())["external_scaler_enabled"]:  # nobody is ended in vain
+        application = await self._application()
+        if not application["external_scaler_enabled"]:  # nobody is ended in vain
             raise ScalingError(f"application {self.application!r} needs external_scaler_enabled: true")
         known = await self._known()
         ours = {name.rpartition("/")[2]: name for name in replicas if name.rpartition("/")[2] in known}
@@ -74,7 +78,9 @@ class ServeScaler:
                 raise ScalingError(f"Serve did not notice within {NOTICE_S:g} s that {', '.join(left)} has ended")
             await asyncio.sleep(POLL_S)
             known = await self._known()
-        await self.resize((await self.size()).replicas - len(ours))
+        size = await self.size()
+        if size.deployed == float(application["last_deployed_time_s"]):
+            await self.resize(size.replicas - len(ours))
         return list(ours.values())
 
     @staticmethod

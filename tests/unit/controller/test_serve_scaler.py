@@ -65,3 +65,12 @@ def test_nothing_is_asked_of_a_serve_that_knows_none_of_them() -> None:
     with pytest.raises(ScalingError, match="knows no replica g/y, g/z"):
         asyncio.run(serve.remove(["g/y", "g/z"]))
     assert (serve.ended, serve.asked) == ([], [])
+
+
+def test_a_deploy_that_comes_while_serve_notices_an_end_is_not_asked_for_less_than_it_configures() -> None:
+    """It has reset the size: what is left of that would look like another configured number."""
+    before: Look = (6, 1.0, {"x": "RUNNING"})
+    serve = FakeServe(before, before, before, before, (2, 2.0, {}))
+    assert asyncio.run(serve.remove(["g/x"])) == ["g/x"]
+    assert serve.ended == ["x"]
+    assert serve.asked == []
