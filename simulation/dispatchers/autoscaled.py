@@ -170,7 +170,7 @@ class AutoscaledDispatcher(ControllerDispatcher):
             life = ReplicaLifetime(replica_name(len(self.lives)), position, simulation.now_s, up_s)
             self.lives.append(life)
             self._at[life.name] = position
-            self._report_s = min(self._report_s, up_s)
+            self._reports.next_s = min(self._reports.next_s, up_s)
 
     def _end(self, simulation: Simulation, life: ReplicaLifetime) -> np.ndarray:
         """End a replica; returns the jobs that it leaves unfinished."""

@@ -23,6 +23,7 @@ from routing.prefix_index import hash_spacing
 from simulation.core.engine import STEPS
 from simulation.core.loop import Simulation
 from simulation.dispatchers.outcomes import Outcomes, tier_name
+from simulation.dispatchers.report_times import ReportTimes
 
 LENGTH_BATCHES = 7  # of questions about lengths from one report to the next, about as live
 LONGEST_REPORT_S = 0.15  # between two reports of a live replica, unless its configuration says otherwise
@@ -75,7 +76,7 @@ class ControllerDispatcher:
 
     def __post_init__(self) -> None:
         self.fleet = make_fleet(self.options, self.tiers, lambda _name: self.profile)
-        self._sequence, self._report_s = 0, 0.0
+        self._sequence, self._reports = 0, ReportTimes()
         self._again: list[tuple[float, int]] = []  # pending jobs and when they ask again
         self._finished: dict[int, list[tuple[str, int]]] = {}
         self.outcomes = Outcomes()
@@ -86,16 +87,17 @@ class ControllerDispatcher:
         self._due_s: dict[int, float] = {}  # of parts of programs: what their stages were given, from arrival
 
     def next_wake_s(self) -> float:
-        return min(self._report_s, self._again[0][0]) if self._again else self._report_s
+        return min(self._reports.next_s, self._again[0][0]) if self._again else self._reports.next_s
 
     def dispatch(self, simulation: Simulation, which: np.ndarray) -> None:
-        if simulation.now_s >= self._report_s:
+        if simulation.now_s >= self._reports.next_s:
             self._report(simulation)
         for told in self.outcomes.first_tokens(simulation):
             self.fleet.on_outcome(told, simulation.now_s)
         which = np.concatenate([np.array(list(self._due(simulation.now_s)), dtype=np.int64), which])
         which = which[self._fits(simulation, which)]
         if len(which):
+            self._reports.wake(simulation.now_s)
             asks = [self.ask(simulation, int(job)) for job in which]
             decisions = self.fleet.admit(asks, simulation.now_s, INGRESS)
             self._take_back(simulation)
@@ -217,9 +219,10 @@ class ControllerDispatcher:
             self.fleet.report(report, simulation.now_s)
         self._refresh_lengths()
         self._sequence += 1
-        busy = simulation.engines.state["count"].any()
+        is_idle = not self._again and not any(report.requests for report in reports)
         pause_s = self.report_s or min(ReportPacer().pause_s(len(reports)), LONGEST_REPORT_S)
-        self._report_s = simulation.now_s + pause_s if busy or simulation.left else math.inf
+        has_more = simulation.left or simulation.engines.state["count"].any()
+        self._reports.reported(simulation.now_s, pause_s if has_more else math.inf, is_idle)
 
     def _refresh_lengths(self) -> None:
         """What the live controller's ``LengthKeeper`` does meanwhile; here forests grow at once."""
