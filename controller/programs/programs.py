@@ -75,12 +75,13 @@ class Programs(ProgramsUnderWay):
         if program is None:
             app = told.app or ("session" if told.is_session else "")
             program = self.open[key] = OpenProgram(arrived_s - told.age_s, told.deadline_s, app, request.tenant)
-            self._promise(program, request.prompt_tokens, told.is_promised)
             self.checks.at(arrived_s + self.options.idle_s, key, program)
         self._called(key, arrived_s)
         program.start_by(arrived_s - told.age_s)
         if program.due_within(told):
             self.bound.forget(program)
+        if not program.is_promised and told.deadline_s <= program.deadline_s:  # another controller may have promised it
+            self._promise(program, request.prompt_tokens, told.is_promised)
         program.is_last |= told.is_last
         return program
 

@@ -126,6 +126,7 @@ class SloMiddleware:
         response = Response(request_state, send, self.overload_status, scope["path"])
         if (told := request_state.program) is not None:
             request_state.program = self.programs.recall(told, request_state.tenant, request_state.arrived_s)
+            self.programs.follow(request_state)
         token = current_request_state.set(request_state)
         try:
             await self.app(scope, receive, response)

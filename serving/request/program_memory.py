@@ -27,6 +27,7 @@ class Remembered:
     started_s: float
     heard_s: float  # when it was heard of last, but for requests that run
     running: int = 0  # its requests that have not ended
+    followed: list[HttpRequestState] = field(default_factory=list)  # the same, as far as is known of them
     deadline_s: float = INF  # since its start
     is_promised: bool = False
     is_begun: bool = False  # something of it was not refused
@@ -43,13 +44,18 @@ class Remembered:
         self.is_promised &= deadline_s >= self.deadline_s
         self.deadline_s = min(self.deadline_s, deadline_s)
 
+    def hear_promise(self, request_state: HttpRequestState) -> None:
+        """A request runs, or has ended: the controller may have promised the program with it."""
+        told, stage = request_state.program, request_state.stage
+        is_of_now = told is not None and told.deadline_s <= self.deadline_s  # none has said a tighter one meanwhile
+        is_served = request_state.refusal is None
+        self.is_promised |= is_served and is_of_now and stage is not None and stage.is_promised
+
     def on_decided(self, request_state: HttpRequestState, now_s: float) -> None:
         """A request about which something was decided has ended."""
         is_served, told = request_state.refusal is None, request_state.program
-        is_of_now = told is not None and told.deadline_s <= self.deadline_s  # none has said a tighter one meanwhile
         self.heard_s, self.is_begun = now_s, self.is_begun or is_served
-        stage = request_state.stage
-        self.is_promised |= is_served and is_of_now and stage is not None and stage.is_promised
+        self.hear_promise(request_state)
         self.is_last |= is_served and told is not None and told.is_last
         self.is_over = self.is_last and request_state.finish in FINISHED
 
@@ -63,12 +69,14 @@ class ProgramMemory:
 
     def recall(self, program: Program, tenant: str, arrived_s: float) -> Program:
         """The program of a request that arrives, with its age, its deadline, which a request need not repeat, and its
-        promise; ``note`` has to be told of its end."""
+        promise; ``follow`` has to be told of it, and ``note`` of its end."""
         key = tenant, program.id
         known = self._programs.get(key)
         if known is None or known.has_ended(arrived_s):
             known = self._programs[key] = Remembered(arrived_s, arrived_s)
         known.running += 1
+        for request_state in known.followed:
+            known.hear_promise(request_state)
         known.due_within(program.deadline_s)
         self._programs.move_to_end(key)
         if len(self._programs) > MOST_PROGRAMS:
@@ -76,6 +84,12 @@ class ProgramMemory:
         age_s = max(0.0, arrived_s - known.started_s)
         told = dict(deadline_s=known.deadline_s, age_s=age_s, is_promised=known.is_promised)
         return msgspec.structs.replace(program, **told)
+
+    def follow(self, request_state: HttpRequestState) -> None:
+        """The request whose program was recalled: what is promised with it holds for those that come while it runs."""
+        program = request_state.program
+        if program is not None and (known := self._programs.get((request_state.tenant, program.id))) is not None:
+            known.followed.append(request_state)
 
     def deadline_s(self, program: Program, tenant: str, arrived_s: float) -> float:
         """The deadline that earlier requests have said of the program of one that arrives; inf: none."""
@@ -96,6 +110,7 @@ class ProgramMemory:
         known = self._programs.get((tenant, program.id)) if program else None
         if program is None or known is None:
             return
+        known.followed = [other for other in known.followed if other is not request_state]
         known.running = max(0, known.running - 1)  # more end than run where it was forgotten in between
         if request_state.decisions:
             known.on_decided(request_state, now_s)

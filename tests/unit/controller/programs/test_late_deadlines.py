@@ -45,3 +45,15 @@ def test_a_promise_that_its_ingress_remembers_holds() -> None:
     state = begun()
     second = one(state, sub("p-1", agent(is_promised=True, age_s=3.9), 20_000), 103.9)
     assert stage_of(second).is_promised
+
+
+def test_a_promise_that_one_ingress_remembers_holds_though_another_spoke_first() -> None:
+    """After a new controller has begun, which heard first of a call by way of an ingress that knew of no promise."""
+    state = fleet()
+    unknowing = one(state, sub("p-1", agent(deadline_s=0.3), 20_000), 103.0)
+    looser = one(state, sub("p-2", agent(deadline_s=20.0, is_promised=True), 500), 103.05)
+    assert not stage_of(unknowing).is_promised
+    assert not stage_of(looser).is_promised, "that was for 20 s"
+    second = one(state, sub("p-3", agent(deadline_s=0.3, is_promised=True, age_s=0.1), 500), 103.1)
+    assert stage_of(second).is_promised
+    assert state.programs.open["", "p"].is_promised

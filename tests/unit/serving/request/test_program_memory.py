@@ -38,6 +38,19 @@ def test_age_and_promise_come_with_later_requests() -> None:
     assert (other.age_s, other.is_promised) == (0.0, False)
 
 
+def test_a_promise_comes_with_requests_that_arrive_while_the_promised_one_runs() -> None:
+    """A controller that has begun anew meanwhile knows of it by them alone."""
+    memory, told = ProgramMemory(), Program("p", 20.0)
+    first = HttpRequestState(Slo(e2e_s=20.0), program=memory.recall(told, "", 100.0))
+    memory.follow(first)
+    assert not memory.recall(told, "", 101.0).is_promised, "nothing is decided yet"
+    first.record_decision("r", Decision("r", Verdict.ADMITTED, "a", "t", "attainable", stage=STAGE), 101.5)
+    assert memory.recall(told, "", 102.0).is_promised
+    assert not memory.recall(Program("p", 15.0), "", 103.0).is_promised, "that was for 20 s"
+    memory.note(first, 104.0)
+    assert not memory.recall(told, "", 105.0).is_promised
+
+
 def test_a_deadline_comes_with_later_requests_that_do_not_repeat_it() -> None:
     """It was lost with the controller: the program went on without one, though promised."""
     memory = ProgramMemory()
