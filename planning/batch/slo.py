@@ -133,6 +133,16 @@ def _stretch_s(builder: BatchBuilder, used_s: float, empty_s: float) -> float:
     return min(limits["best_effort_stretch"] * empty_s, max(LEAST_STRETCH * empty_s, most_s - max(used_s, empty_s)))
 
 
+@njit(cache=True)
+def _first_tokens_s(builder: BatchBuilder) -> float:
+    """How long the iteration may last for the first tokens in it that are to come in time, less the slack margin."""
+    least_s = math.inf
+    for i in range(len(builder.table)):
+        if builder.class_of[i] == PREFILL and builder.tokens_out[i] >= num_uncomputed_tokens(builder.table[i]):
+            least_s = min(least_s, builder.slack_s[i])
+    return least_s / (1.0 + builder.engine.limits["slack_margin"])
+
+
 @compiled_once(types.void(BUILDER_TYPE, float64, float64, boolean))
 def _add_late_and_best_effort(builder: BatchBuilder, limit_s: float, best_effort_s: float, is_served: bool) -> None:
     """Late and best-effort work in what is left: it may not cost an attainable request its SLO, now or later.
@@ -149,7 +159,7 @@ def _add_late_and_best_effort(builder: BatchBuilder, limit_s: float, best_effort
     margin_s = max(0.0, (margin_s - engine.limits["slack_margin"] * used_s) / (1.0 + engine.limits["slack_margin"]))
     share = engine.limits["best_effort_share"]
     kept_s = min(best_effort_s, used_s * share / (1.0 - share))
-    limit_s = min(limit_s + best_effort_s, used_s + max(kept_s, margin_s))
+    limit_s = min(limit_s + best_effort_s, used_s + max(kept_s, margin_s), max(used_s, _first_tokens_s(builder)))
     stretch_s = _stretch_s(builder, used_s, empty_s)
     decode_limit_s = min(limit_s, max(used_s, empty_s) + max(kept_s, stretch_s))
     take_decodes(builder, decode_limit_s, BEST_EFFORT_DECODE, by_slack(builder, LATE_DECODE))

@@ -73,8 +73,9 @@ def take_prefills(
     ``kept_share`` of the tokens that the batch may still have is left to others.
 
     A first token must not wait for what is placed behind it beyond its own deadline less the slack margin: the limit
-    falls to that. Best effort begins and resumes only where it leaves ``tokens_kept_free``, and not behind one that is
-    older than ``aging_s`` and lacks only what other best effort holds: else that would never find so much at once.
+    falls to that, less what is kept. Best effort begins and resumes only where it leaves ``tokens_kept_free``, and not
+    behind one that is older than ``aging_s`` and lacks only what other best effort holds: else that would never find so
+    much at once.
     """
     engine, table, composition, tokens_out = builder.engine, builder.table, builder.composition, builder.tokens_out
     served, block_tokens, free = ALL_SERVED, engine.limits["block_tokens"], builder.free
@@ -109,6 +110,6 @@ def take_prefills(
         if chunk < num_uncomputed_tokens(row):
             return limit_s, OUT_OF_TIME
         if request_class == PREFILL:
-            least_s = builder.slack_s[i] / (1.0 + engine.limits["slack_margin"])
+            least_s = (1.0 - kept_share) * builder.slack_s[i] / (1.0 + engine.limits["slack_margin"])
             limit_s = min(limit_s, max(least_s, composition_s(engine.coef, composition)))
     return limit_s, served

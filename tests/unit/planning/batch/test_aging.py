@@ -86,6 +86,20 @@ def test_a_share_is_kept_for_best_effort_that_has_waited_too_long(waited_s: floa
     assert tokens == [1, 14_899 - kept, kept], "of 0.15 s"
 
 
+def test_what_is_kept_makes_no_first_token_late_that_the_iteration_ends_with() -> None:
+    """Of the 20 ms in which it is due a quarter is kept: 15 ms are for it and for the prompt behind it."""
+    limits = make_limits(200_000, max_batch_tokens=100_000, best_effort_share=0.25, aging_s=AGING_S)
+    first, behind, old = prompt(1000, 1, -0.98), prompt(50_000, 2), spare(prompt(5000, 3, LONG_AGO_S))
+    tokens = form(first, behind, old, limits=limits)
+    assert tokens[0] == 1000
+    assert tokens[1] == pytest.approx(400, abs=1)
+    assert tokens[2] == pytest.approx(500, abs=1)
+    assert 1e-3 + 1e-5 * sum(tokens) <= 0.02 + 1e-9
+    tight = form(prompt(1000, 1, -0.988), behind, old, limits=limits)
+    assert tight[:2] == [1000, 0]
+    assert tight[2] == pytest.approx(100, abs=1), "the millisecond that is left"
+
+
 def test_a_share_of_the_tokens_is_kept_where_an_iteration_may_have_no_more() -> None:
     limits = make_limits(200_000, max_batch_tokens=1000, best_effort_share=0.25, aging_s=AGING_S)
     assert form(decode(1), prompt(50_000, 2), spare(prompt(5000, 3, LONG_AGO_S)), limits=limits) == [1, 750, 249]
