@@ -13,7 +13,7 @@ class HeldAdapters:
 
     def __init__(self) -> None:
         self._uids: OrderedDict[str, set[int]] = OrderedDict()
-        self._in_use = set[str]()
+        self._in_use, self._with_objective = set[str](), set[str]()
         self._version: Hashable = None  # of the requests, when they were last gone through
 
     def __contains__(self, adapter: str) -> bool:
@@ -34,13 +34,14 @@ class HeldAdapters:
         while len(self._uids) > most:
             self._uids.popitem(last=False)
 
-    def in_use(self, ids: np.ndarray, version: Hashable) -> set[str]:
-        """Adapters of requests that the replica still has; ``ids`` (i8[n]) are all of those, as of a ``version``: they
-        are gone through once for each."""
+    def in_use(self, ids: np.ndarray, is_best_effort: np.ndarray, version: Hashable) -> tuple[set[str], set[str]]:
+        """Adapters of requests that the replica still has, and those of them that not only best effort uses; ``ids``
+        (i8[n]) are all of those, as of a ``version``: they are gone through once for each."""
         if version != self._version:
-            live = set(ids.tolist())
+            live, with_objective = set(ids.tolist()), set(ids[~is_best_effort].tolist())
             for uids in self._uids.values():
                 uids &= live
             self._in_use = {adapter for adapter, uids in self._uids.items() if uids}
+            self._with_objective = {adapter for adapter in self._in_use if self._uids[adapter] & with_objective}
             self._version = version
-        return self._in_use
+        return self._in_use, self._with_objective

@@ -73,20 +73,24 @@ class Affinity:
 
     def excluded(self, request: AdmissionRequest, replicas: Mapping[str, VirtualReplica]) -> list[int]:
         """Slots that the request shall not go to while others are open: those that failed it, and those whose batch
-        has no room for another adapter, unless no replica has any."""
+        has no room for another adapter. Where none has any, those where best effort would not make it, which yields
+        its adapter's place to an objective; where that is so of all, none but those that failed it."""
         failed = {replicas[name].slot for name in request.exclude if name in replicas}
         if not request.adapter:
             return [*failed]
-        full = {each.slot for each in replicas.values() if self._is_full(each, request.adapter)}
-        has_room = any(each.state["is_open"][0] and each.slot not in failed | full for each in replicas.values())
-        return [*(failed | full)] if has_room else [*failed]
+        for beside_best_effort in (False,) if request.slo.best_effort else (False, True):
+            full = {r.slot for r in replicas.values() if self._is_full(r, request.adapter, beside_best_effort)}
+            if any(each.state["is_open"][0] and each.slot not in failed | full for each in replicas.values()):
+                return [*(failed | full)]
+        return [*failed]
 
-    def _is_full(self, replica: VirtualReplica, adapter: str) -> bool:
+    def _is_full(self, replica: VirtualReplica, adapter: str, beside_best_effort: bool) -> bool:
+        """Whether its batch has no room for the adapter, or not even one in place of best effort's."""
         if len(replica.adapters) < self.adapters.running:  # which is quicker to see
             return False
-        ids = replica.table["id"]
-        in_use = replica.adapters.in_use(ids, (replica.sequence, len(ids)))
-        return adapter not in in_use and len(in_use) >= self.adapters.running
+        ids, is_best_effort = replica.table["id"], replica.table["best_effort"]
+        in_use, with_objective = replica.adapters.in_use(ids, is_best_effort, (replica.sequence, len(ids)))
+        return adapter not in in_use and len(with_objective if beside_best_effort else in_use) >= self.adapters.running
 
     def record(
         self, request: AdmissionRequest, replica: VirtualReplica, output_tokens: int, certain_tokens: int = 0

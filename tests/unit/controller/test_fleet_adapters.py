@@ -3,7 +3,7 @@
 import pytest
 
 from controller.options import AdapterOptions
-from protocol.messages import Slo
+from protocol.messages import Slo, Verdict
 from tests.support.fleet_cases import FLEX, LOOSE, TIGHT, ask, ended, fleet, report
 
 
@@ -43,6 +43,24 @@ def test_a_full_batch_sends_further_adapters_elsewhere_while_it_lasts() -> None:
         state.on_outcome(ended(third, "length", 5), 1.0)
     (again,) = state.admit([ask(LOOSE, adapter="judge")], 1.0)
     assert again.replica == home.replica
+
+
+@pytest.mark.parametrize("beside", ["a", "b"])
+def test_an_objective_goes_where_only_best_effort_has_the_last_place_for_an_adapter(beside: str) -> None:
+    """The engine gives it that place; beside a promised one it would wait."""
+    state, (other,) = fleet(adapters=AdapterOptions(1, 4)), {"a", "b"} - {beside}
+    for name, slo, adapter, others in ((beside, FLEX, "poet", 5), (other, LOOSE, "lawyer", 0)):
+        state.report(report(name), 0.0)
+        (there,) = state.admit([ask(slo, adapter=adapter)], 0.0)
+        assert there.replica == name
+        state.admit([ask(LOOSE) for _ in range(others)], 0.0)  # of the model itself: this replica is the busier one
+    for slo in (LOOSE, TIGHT):
+        (decision,) = state.admit([promised := ask(slo, adapter="doctor")], 0.0)
+        assert (decision.verdict, decision.replica) == (Verdict.ADMITTED, beside)
+        state.on_outcome(ended(promised, "abort"), 0.0)
+    state.report(report("c"), 0.0)
+    (decision,) = state.admit([ask(LOOSE, adapter="doctor")], 0.0)
+    assert decision.replica == "c", "where a place is free nobody yields"
 
 
 def test_a_replica_that_failed_a_request_does_not_get_it_again_for_its_adapter() -> None:
