@@ -35,7 +35,7 @@ def test_in_use_is_what_live_requests_ask_for() -> None:
 def test_what_only_best_effort_uses_is_told_apart() -> None:
     held = HeldAdapters()
     for uid, adapter in enumerate("aabb"):
-        held.record(adapter, uid, 4)
+        held.record(adapter, uid, 4, NOBODY)
     assert in_use(held, [0, 1, 2, 3], 1, best_effort=(1, 2, 3)) == [{"a", "b"}, {"a"}]
 
 
