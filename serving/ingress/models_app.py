@@ -116,20 +116,25 @@ class ModelsApp:
         elif scope["path"].startswith(STORED):
             await self._ask_in_turn(scope, body, receive, send)
         else:
-            name, again = model_of(body), given(body, receive)
+            name = model_of(body)
             if name and name not in self._by_name:
-                await self._refuse({**scope, UNKNOWN_MODEL: True}, again, send)
+                await self._refuse({**scope, UNKNOWN_MODEL: True}, body, receive, send)
             else:
-                await self._by_name.get(name, self.apps[0])(scope, again, send)
+                await self._by_name.get(name, self.apps[0])(scope, given(body, receive), send)
 
-    async def _refuse(self, scope: Message, receive: Receive, send: Send) -> None:
-        """What vLLM says of a model that it does not know, with the names that all of them have."""
-        answer = await answer_of(self.apps[0], scope, receive)
-        names = [app.config.model.name for app in self.apps]
-        own, known = (ALIASES % json.dumps(", ".join(each), ensure_ascii=False)[1:-1] for each in (names[:1], names))
-        body = answer.body.replace(own.encode(), known.encode())
-        await send(resized(answer.start, len(body)))
-        await send({"type": "http.response.body", "body": body, "more_body": False})
+    async def _refuse(self, scope: Message, body: bytes | None, receive: Receive, send: Send) -> None:
+        """What vLLM says of a model that it does not know, with the names that all of them have; whoever has a key of
+        any model is told."""
+        for app in self.apps:
+            answer = await answer_of(app, scope, given(body, receive))
+            if answer.status != HTTPStatus.UNAUTHORIZED:
+                break
+        names = [each.config.model.name for each in self.apps]
+        told = [app.config.model.name], names
+        own, known = (ALIASES % json.dumps(", ".join(each), ensure_ascii=False)[1:-1] for each in told)
+        mended = answer.body.replace(own.encode(), known.encode())
+        await send(resized(answer.start, len(mended)))
+        await send({"type": "http.response.body", "body": mended, "more_body": False})
 
     async def _list(self, scope: Message, receive: Receive, send: Send) -> None:
         """The models of all servers that answer; where none does, what the first says (that it wants a key)."""
@@ -142,13 +147,15 @@ class ModelsApp:
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _ask_in_turn(self, scope: Message, body: bytes | None, receive: Receive, send: Send) -> None:
-        """A stored response is with one of the servers: the others answer 404."""
-        for app in self.apps[:-1]:
-            attempt = Attempt(send)
+        """A stored response is with one of the servers: the others answer 404, or that the key is none of theirs."""
+        attempts = list[Attempt]()
+        for app in self.apps:
+            attempts.append(attempt := Attempt(send))
             await app(dict(scope), given(body, receive), attempt)
-            if not attempt.is_unknown:
+            if not attempt.held:
                 return
-        await self.apps[-1](scope, given(body, receive), send)
+        for message in min(attempts, key=lambda each: each.is_unauthorized).held:
+            await send(message)
 
 
 def model_of(body: bytes | None) -> str:
@@ -169,10 +176,16 @@ class Attempt:
     """The ``send`` of a request that another may answer: a 404 is held back, and so is that a key is wrong."""
 
     def __init__(self, send: Send) -> None:
-        self.send, self.is_unknown = send, False
+        self.send, self.held = send, list[Message]()
+
+    @property
+    def is_unauthorized(self) -> bool:
+        """Whether what is held back says that a key is wrong."""
+        return bool(self.held[0]["status"] == HTTPStatus.UNAUTHORIZED)
 
     async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.is_unknown = message["status"] in (HTTPStatus.NOT_FOUND, HTTPStatus.UNAUTHORIZED)
-        if not self.is_unknown:
+        is_start = message["type"] == "http.response.start"
+        if self.held or (is_start and message["status"] in (HTTPStatus.NOT_FOUND, HTTPStatus.UNAUTHORIZED)):
+            self.held.append(message)
+        else:
             await self.send(message)

@@ -234,3 +234,13 @@ def test_each_model_may_have_its_own_key() -> None:
         assert [card["id"] for card in listed("key-of-code").json()["data"]] == ["code"]
         assert listed("another").status_code == 401
         assert ask("another", "painter") == 401, "strangers are not told which models there are"
+        for key in ("key-of-chat", "key-of-code"):
+            assert ask(key, "painter") == 404
+            assert [stored(scene, key, method) for method in ("GET", "POST")] == [404, 404]
+        assert [stored(scene, "another", method) for method in ("GET", "POST")] == [401, 401]
+
+
+def stored(scene: "Models", key: str, method: str) -> int:
+    """Status of the answer about a response that no model has stored."""
+    path = "/v1/responses/resp_none" + ("/cancel" if method == "POST" else "")
+    return scene.run(scene.ask(path, None, [("authorization", f"Bearer {key}")], method)).status_code
