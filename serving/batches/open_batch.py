@@ -35,9 +35,10 @@ class OpenBatch:
         self._results = Results(batch.id)
 
     def has_waiting(self, now_s: float) -> bool:
-        """Whether a line may be taken."""
-        while self._resting and self._resting[0][0] <= now_s:
-            self._waiting.append(self._resting.popleft()[1])
+        """Whether a line may be taken. Where the clock was set back, no line rests any more."""
+        resting = self._resting
+        while resting and (resting[0][0] <= now_s or resting[-1][0] > now_s + LONGEST_REST_S):
+            self._waiting.append(resting.popleft()[1])
         return bool(self._waiting)
 
     @property

@@ -46,7 +46,8 @@ class Results:
     def store(self, storage: Storage, now_s: float, is_last: bool = False) -> bool:
         """Write results that are old enough, or fill a file; whether there was something to write."""
         is_full = len(self._part) >= PART or self._part_bytes >= PART_BYTES
-        if self.is_stored or not (is_last or is_full or now_s - self._stored_s > STORE_S):
+        is_young = 0.0 <= now_s - self._stored_s <= STORE_S  # or the clock was set back
+        if self.is_stored or (is_young and not is_last and not is_full):
             return False
         name, ordered = f"{self._parts:08d}", sorted(self._part)
         pieces = (b"\n" + self._part[number] if place else self._part[number] for place, number in enumerate(ordered))

@@ -1,0 +1,19 @@
+"""One open batch when its keeper's clock is set back, or its end fails."""
+
+from pathlib import Path
+
+from tests.support.batches_scene import NOW_S, book_of, opened, result
+
+
+def test_a_clock_that_is_set_back_lets_nothing_wait_for_it(tmp_path: Path) -> None:
+    """A line that rests would have rested, and a result would not have been stored, until the clock was there again."""
+    book, back_s = book_of(tmp_path), NOW_S - 3600.0
+    batch = opened(book, 3)
+    given = book.give("a", 3, (), NOW_S).lines
+    book.take_back("a", [result(given[0])], [(batch["id"], given[1].number)], NOW_S)
+    assert [each.number for each in book.give("a", 2, [(batch["id"], given[2].number)], back_s).lines] == [
+        given[1].number
+    ]
+    book.take_back("a", [result(given[1])], [], back_s)
+    book.close()
+    assert book_of(tmp_path).batch("", batch["id"]).completed == 2
