@@ -273,15 +273,15 @@ class BatchBook(FileBook):
         changes["errors"] = [*batch.errors, *errors]
         for name, count in (("output", batch.completed), ("error", changes["failed"])):
             file_id = f"file-{batch.id.removeprefix('batch_')}-{name}"  # the same if a keeper ends between the two
-            if file_id in self.files and not opened.has_grown and not late:  # an earlier try has stored it whole
+            if file_id in self.files and file_id in opened.whole and not late:  # an earlier try has stored it
                 changes[f"{name}_file_id"] = file_id
                 continue
             lines = opened.lines(self._storage, name == "output", late)
-            is_asked = count or state == "failed"  # of a batch whose input file is lost they are not counted
-            if first := next(lines, b"") if is_asked else b"":
+            if first := next(lines, b"") if count or state == "failed" else b"":  # uncounted where the input is lost
                 told = StoredFile(file_id, batch.tenant, f"{batch.id}_{name}.jsonl", OUTPUT, 0, int(now_s))
                 told.expires_s = self.expires_s(batch.output_expires_after_s, now_s)
                 self._keep(told, chain((first,), lines))
+                opened.whole |= set() if late else {file_id}
                 changes[f"{name}_file_id"] = file_id
         opened.has_grown = False
         ended = msgspec.structs.replace(batch, **changes)

@@ -32,6 +32,7 @@ class OpenBatch:
         self._rests_s: dict[int, float] = {}  # line -> how long it rested the last time
         self._done: set[int] = set()
         self.has_grown = False  # since its tenant's room was looked at
+        self.whole = set[str]()  # output files that have been stored, and to which nothing has come since
         self._results = Results(batch.id)
 
     def has_waiting(self, now_s: float) -> bool:
@@ -95,6 +96,7 @@ class OpenBatch:
         self._note(stored)
         self._results.add(stored)
         self.has_grown = True
+        self.whole.clear()
 
     def _line(self, number: int, response: Any, error: Any) -> msgspec.Raw:
         """A line of an output file."""
