@@ -19,6 +19,11 @@ def without_objective() -> HttpRequestState:
     return request_state
 
 
+def is_scoring() -> bool:
+    """Whether this runs for the client of a request for scores."""
+    return _made.get() is not None
+
+
 async def score(app: App, scope: Message, receive: Receive, send: Send, overload_status: int) -> None:
     """Have ``app`` answer; where engines do not, that is said."""
     made, is_replaced = list[HttpRequestState](), False

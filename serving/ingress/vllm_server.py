@@ -34,7 +34,7 @@ from serving.dispatch.dispatcher import Dispatcher
 from serving.dispatch.engine_request import EngineRequest, Timeouts, Transport
 from serving.ingress.other_tasks import RUN_TIME_ADAPTERS
 from serving.ingress.replays import Replays
-from serving.ingress.scoring import without_objective
+from serving.ingress.scoring import is_scoring, without_objective
 from serving.ingress.stored_responses import keep_apart
 from serving.ingress.vllm_checks import check_computed, check_prompt_logprobs
 from serving.ingress.vllm_front_end import FleetLLM
@@ -105,7 +105,8 @@ class FleetCoreClient:
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
         # The output handler aborts what met a stop string; a request's own task aborts when its client has left.
-        self.dispatcher.abort(request_ids, "stop" if current_request_state.get() is None else "abort")
+        is_clients = current_request_state.get() is not None or is_scoring()
+        self.dispatcher.abort(request_ids, "abort" if is_clients else "stop")
 
     async def get_supported_tasks_async(self) -> tuple[str, ...]:
         return TASKS

@@ -140,3 +140,22 @@ def test_scores_that_no_replica_computes_are_no_mistake_of_the_client(ingress: I
     answer = ingress.run(failed(ingress, "/generative_scoring", False, 0, body))
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "engine_error")
     assert ingress.post("/generative_scoring", {**body, "items": []}).status_code == 400
+
+
+def test_scores_whose_client_has_left_are_abandoned(ingress: Ingress) -> None:
+    """They counted as requests that had met a stop string without a token: as missed."""
+    body = {"model": MODEL, "query": "a", "label_token_ids": [70], "items": ["b", "c"]}
+    transport = ingress.transport
+
+    async def leave() -> None:
+        transport.holds = True
+        asking = asyncio.create_task(ingress.ask("/generative_scoring", body))
+        async with asyncio.timeout(30):
+            while len(transport.submitted) < 2:
+                await asyncio.sleep(0.001)
+            asking.cancel()
+            while len(transport.outcomes) < 2:
+                await asyncio.sleep(0.001)
+
+    ingress.run(leave())
+    assert [outcome.finish for outcome in transport.outcomes] == ["abort"] * 2
