@@ -133,7 +133,7 @@ class FilesConnector(ExampleConnector):
 
     def _keep_waited_for(self, now_s: float) -> None:
         """Make hand-overs young that requests wait to read, which may take longer than others keep them."""
-        if now_s - self._kept_s < KEPT_S / 4:
+        if 0.0 <= now_s - self._kept_s < KEPT_S / 4:
             return
         self._kept_s = now_s
         for folder in filter(None, self._readable.values()):
@@ -147,7 +147,7 @@ class FilesConnector(ExampleConnector):
         return False, {LOAD: True, HAND_OVER: params[HAND_OVER]} if params.get(STORE) else None
 
     def _sweep(self, now_s: float) -> None:
-        if now_s - self._swept_s < KEPT_S / 4:
+        if 0.0 <= now_s - self._swept_s < KEPT_S / 4:
             return
         self._swept_s = now_s
         remove_stale(self._storage_path, now_s)

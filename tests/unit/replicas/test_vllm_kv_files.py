@@ -57,6 +57,19 @@ def test_only_old_hand_overs_are_removed(tmp_path: Path) -> None:
     assert pointer.is_symlink()
 
 
+def test_a_clock_that_is_set_back_keeps_none_from_looking(tmp_path: Path) -> None:
+    """Nothing was removed, nor kept for who waits, until the clock was there again."""
+    files, back_s = connector(tmp_path), 3600.0
+    files._sweep(NOW_S + back_s)
+    files._keep_waited_for(NOW_S + back_s)
+    old = make(Path(files._folder(PROMPT, "old")), 2 * KEPT_S)
+    waited_for = make(Path(files._folder(PROMPT, "waited for")), 2 * KEPT_S)
+    files._readable["r1"] = str(waited_for)
+    files._keep_waited_for(NOW_S)
+    files._sweep(NOW_S)
+    assert (old.exists(), waited_for.exists()) == (False, True)
+
+
 @pytest.mark.parametrize("reader", list(KVConnectorRole))
 def test_who_stores_and_who_loads_agree_on_the_place(tmp_path: Path, reader: KVConnectorRole) -> None:
     place = connector(tmp_path, KVConnectorRole.WORKER)._folder(PROMPT, "request")
