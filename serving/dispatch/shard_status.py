@@ -1,7 +1,7 @@
 """The pages of several shards as one page. Pure.
 
-Replicas and counts of all shards are pooled; what is learnt or set once for all, such as the tier table, is as the
-leader tells it, or the first shard that answers where the leader does not.
+Replicas, counts and alarms of all shards are pooled; what is learnt or set once for all, such as the tier table, is as
+the leader tells it, or the first shard that answers where the leader does not.
 """
 
 import math
@@ -41,8 +41,14 @@ def merged_status(pages: Mapping[int, Page | None], loads: Mapping[int, float]) 
     merged["waiting"] = _sums(page.get("waiting") or {} for page in told)
     merged["best_effort_waiting"] = sum(page.get("best_effort_waiting") or 0 for page in told)
     merged["attainment"] = merged_attainment([page.get("attainment") or {} for page in told])
-    if allocations := [page["allocation"] for page in told if page.get("allocation")]:
+    if allocations := _known(told, "allocation"):
         merged["allocation"] = merged_allocation(allocations)
+    if programs := _known(told, "programs"):
+        merged["programs"] = merged_programs(programs)
+    if prefixes := _known(told, "prefixes"):
+        merged["prefixes"] = _sums(prefixes)
+    if drifts := _known(told, "drift"):
+        merged["drift"] = {**drifts[0], "alarms": _alarms(drifts)}
     merged["shards"] = [_shard(number, page, loads.get(number)) for number, page in sorted(pages.items())]
     return merged
 
@@ -98,8 +104,22 @@ def merged_allocation(told: Sequence[Page]) -> dict[str, Any]:
     tiers = sorted({tier for page in told for tier in page["demand"]})
     demand = {tier: _sums(page["demand"][tier] for page in told if tier in page["demand"]) for tier in tiers}
     history = sorted(chain(*(page["history"] for page in told)), key=lambda change: float(change["age_s"]))[:KEPT]
-    sizes = [page["size"] for page in told if page.get("size")]
+    sizes = _known(told, "size")
     return {**told[0], "size": _size(sizes) if sizes else None, "demand": demand, "history": history}
+
+
+def merged_programs(told: Sequence[Page]) -> dict[str, Any]:
+    """Counts summed, and shares of these sums: a program with a deadline is one shard's."""
+    sums = _sums({key: count for key, count in each.items() if not key.endswith("_share")} for each in told)
+    ended, promised = sums["on_time"] + sums["late"], sums["promised"]
+    shares = {"on_time_share": sums["on_time"] / ended if ended else None}
+    return {**sums, **shares, "kept_share": sums["kept"] / promised if promised else None}
+
+
+def _alarms(drifts: Sequence[Page]) -> list[Any]:
+    """Those of all, of one figure of one tier the eldest."""
+    alarms = sorted(_all(drifts, "alarms"), key=lambda alarm: float(alarm["since_s"]))
+    return [alarm for _, alarm in sorted({(alarm["tier"], alarm["figure"]): alarm for alarm in alarms}.items())]
 
 
 def _size(sizes: Sequence[Page]) -> dict[str, Any]:
@@ -118,6 +138,11 @@ def _sums(counts: Iterable[Mapping[str, float]]) -> dict[str, float]:
     for key, count in chain(*(each.items() for each in counts)):
         sums[key] = sums.get(key, 0) + count
     return sums
+
+
+def _known(told: Sequence[Page], key: str) -> list[Page]:
+    """What the shards tell that tell anything."""
+    return [page[key] for page in told if page.get(key)]
 
 
 def _all(pages: Iterable[Page], key: str) -> list[Any]:

@@ -109,6 +109,30 @@ def test_a_fleet_of_fixed_size_has_none_and_what_is_not_known_is_not_guessed() -
     assert merged_status(pages, {})["allocation"]["size"] is None
 
 
+def test_programs_and_prefix_hits_are_those_of_all() -> None:
+    """Each program is one shard's: the page told of the leader's alone."""
+    counts = dict(open=2, waiting=1, known_graphs=5, on_time=3, late=1, failed=0, refused=2, promised=2, kept=1)
+    pages = {0: page(0), 1: page(1), 2: page(2)}
+    for place in (0, 1):
+        pages[place]["programs"] = counts | {"on_time_share": 0.75, "kept_share": 0.5}
+        pages[place]["prefixes"] = {"prompt_tokens": 100, "hit_tokens": 10 + 20 * place, "certain_tokens": 0}
+    pages[1]["programs"] |= {"on_time": 0, "late": 4, "on_time_share": 0.0}
+    merged = merged_status(pages, {})
+    programs = merged["programs"]
+    assert (programs["open"], programs["waiting"], programs["refused"], programs["known_graphs"]) == (4, 2, 4, 10)
+    assert (programs["on_time_share"], programs["kept_share"]) == (3 / 8, 0.5)
+    assert merged["prefixes"] == {"prompt_tokens": 200, "hit_tokens": 40, "certain_tokens": 0}
+
+
+def test_an_alarm_of_any_shard_is_told_once() -> None:
+    def drift(*since_s: float) -> dict[str, Any]:
+        alarms = [{"tier": "chat", "figure": "ttft", "ratio": 2.0, "since_s": each} for each in since_s]
+        return {"measured_over_predicted": {"chat": {"ttft": 1.0}}, "alarms": alarms}
+
+    pages = {place: page(place) | {"drift": told} for place, told in enumerate((drift(), drift(5.0), drift(9.0)))}
+    assert [alarm["since_s"] for alarm in merged_status(pages, {})["drift"]["alarms"]] == [9.0]
+
+
 def test_each_shard_has_a_line() -> None:
     first, second = both()["shards"]
     assert first == {
