@@ -1,7 +1,7 @@
 """The pages of several shards as one page. Pure.
 
-Replicas, counts and alarms of all shards are pooled; what is learnt or set once for all, such as the tier table, is as
-the leader tells it, or the first shard that answers where the leader does not.
+Replicas, counts, alarms and errors of all shards are pooled; what is learnt or set once for all, such as the tier
+table, is as the leader tells it, or the first shard that answers where the leader does not.
 """
 
 import math
@@ -24,6 +24,7 @@ OWN = (
 )  # of a shard, as it tells them
 SUMMED = ("requests", "met", "refused", "best_effort", "errors", "abandoned", "promised", "kept")
 SHARES = {"attainment": ("met", "requests"), "kept_share": ("kept", "promised")}
+ERRORS = "scaling_error", "lengths_error"
 SIZES = ("target", "min_replicas", "max_replicas", "not_started", "without_room")
 
 
@@ -49,6 +50,9 @@ def merged_status(pages: Mapping[int, Page | None], loads: Mapping[int, float]) 
         merged["prefixes"] = _sums(prefixes)
     if drifts := _known(told, "drift"):
         merged["drift"] = {**drifts[0], "alarms": _alarms(drifts)}
+    merged |= {key: errors[0] for key in ERRORS if (errors := _known(told, key))}
+    if failed := [each["error"] for each in _known(told, "checkpoints") if each.get("error")]:
+        merged["checkpoints"] = {**(merged.get("checkpoints") or {}), "error": failed[0]}
     merged["shards"] = [_shard(number, page, loads.get(number)) for number, page in sorted(pages.items())]
     return merged
 
@@ -140,7 +144,7 @@ def _sums(counts: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return sums
 
 
-def _known(told: Sequence[Page], key: str) -> list[Page]:
+def _known(told: Sequence[Page], key: str) -> list[Any]:
     """What the shards tell that tell anything."""
     return [page[key] for page in told if page.get(key)]
 

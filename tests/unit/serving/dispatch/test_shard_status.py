@@ -133,6 +133,15 @@ def test_an_alarm_of_any_shard_is_told_once() -> None:
     assert [alarm["since_s"] for alarm in merged_status(pages, {})["drift"]["alarms"]] == [9.0]
 
 
+def test_an_error_of_any_shard_is_told() -> None:
+    """Each trains its own lengths, and keeps checkpoints of its own."""
+    fine: dict[str, Any] = {"scaling_error": "", "lengths_error": "", "checkpoints": {"uri": "/a", "error": ""}}
+    failing = {"lengths_error": "MemoryError", "checkpoints": {"uri": "/a", "error": "no space left"}}
+    merged = merged_status({0: page(0) | fine, 1: page(1) | fine | failing}, {})
+    assert (merged["scaling_error"], merged["lengths_error"]) == ("", "MemoryError")
+    assert merged["checkpoints"] == {"uri": "/a", "error": "no space left"}
+
+
 def test_each_shard_has_a_line() -> None:
     first, second = both()["shards"]
     assert first == {
