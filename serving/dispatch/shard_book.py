@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from protocol.messages import Decision, Outcome, Scope
-from protocol.programs import base_request_id
+from protocol.programs import RELEASED, base_request_id
 from protocol.shards import LEADER
 from serving.dispatch.engine_request import ATTEMPT
 from serving.dispatch.shard_choice import Place, Stand, stand_of
@@ -19,6 +19,7 @@ class ShardBook:
     def __init__(self) -> None:
         self._places: dict[str, Place] = {}  # by attempt id, oldest decision first
         self._unplaced_s: dict[str, float] = {}  # when those were decided that got no replica, oldest first
+        self._ended: dict[str, int] = {}  # sequences that have ended, and perhaps not their whole request; oldest first
 
     def __len__(self) -> int:
         return len(self._places)
@@ -43,17 +44,27 @@ class ShardBook:
         for attempt_id in _attempts(outcome.request_id):
             if place := self._places.get(attempt_id):
                 return place.shard
-        return LEADER
+        return self._ended.get(outcome.request_id, LEADER) if outcome.scope == Scope.REQUEST else LEADER
 
     def sort(self, outcomes: Iterable[Outcome]) -> dict[int, list[Outcome]]:
         """Outcomes by the shard that is told of them; what ends with them is forgotten."""
         by_shard, outcomes = dict[int, list[Outcome]](), list(outcomes)
-        for outcome in outcomes:
-            by_shard.setdefault(self.shard_of(outcome), []).append(outcome)
-        for outcome in outcomes:
-            if outcome.scope != Scope.REQUEST and not outcome.is_first_token:
+        shards = [self.shard_of(outcome) for outcome in outcomes]
+        for shard, outcome in zip(shards, outcomes, strict=True):
+            by_shard.setdefault(shard, []).append(outcome)
+            if outcome.scope == Scope.REQUEST:
+                self._ended.pop(outcome.request_id, None)
+            elif not outcome.is_first_token:
+                self._note_end(shard, outcome)
                 self.forget(outcome.request_id)
         return by_shard
+
+    def _note_end(self, shard: int, outcome: Outcome) -> None:
+        """The outcome of a whole request has the name of its first sequence, which may have ended long before."""
+        if outcome.scope == Scope.SEQUENCE and outcome.finish != RELEASED:
+            self._ended[base_request_id(outcome.request_id)] = shard
+            if len(self._ended) > MOST_KNOWN:
+                del self._ended[next(iter(self._ended))]
 
     def forget(self, attempt_id: str) -> None:
         """This attempt and all before it are over."""

@@ -51,6 +51,18 @@ def test_an_outcome_of_a_whole_request_goes_where_its_first_sequence_was_decided
     assert names(book.sort([ended("x", Scope.REQUEST)])) == {0: ["x"]}
 
 
+def test_a_whole_request_is_told_where_it_was_decided_though_its_first_sequence_has_ended_before() -> None:
+    """It was told to the leader: another shard learnt nothing of its promise, and left its program open."""
+    book = ShardBook()
+    for name in ("x", "x~1", "y"):
+        book.note(2, decision(name), 0.0)
+    book.sort([ended("x~1", Scope.SEQUENCE)])
+    assert names(book.sort([ended("y", Scope.SEQUENCE)])) == {2: ["y"]}
+    assert not book.has_any_of(2)
+    assert names(book.sort([ended("x", Scope.REQUEST)])) == {2: ["x"]}
+    assert names(book.sort([ended("x", Scope.REQUEST)])) == {0: ["x"]}
+
+
 def test_an_outcome_of_a_whole_request_ends_no_sequence() -> None:
     book = ShardBook()
     book.note(2, decision("x"), 0.0)
