@@ -1,7 +1,7 @@
 """The pages of several shards as one page. Pure.
 
 Replicas, counts, alarms and errors of all shards are pooled; what is learnt or set once for all, such as the tier
-table, is as the leader tells it, or the first shard that answers where the leader does not.
+table, is as the leader tells it, or the first shard that can tell it where the leader cannot.
 """
 
 import math
@@ -36,7 +36,8 @@ def merged_status(pages: Mapping[int, Page | None], loads: Mapping[int, float]) 
         loads: as shards told last; inf or absent: not known, or without a replica.
     """
     told = [page for _, page in sorted(pages.items()) if page is not None]
-    merged: dict[str, Any] = dict(told[0])
+    first = next((page for page in told if page.get("tiers")), told[0])  # a leader that was reborn knows nothing yet
+    merged = {**first, "controller": told[0].get("controller")}
     merged["replicas"] = _replicas(told)
     merged["starting"] = _all(told, "starting")
     merged["waiting"] = _sums(page.get("waiting") or {} for page in told)

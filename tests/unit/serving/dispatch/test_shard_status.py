@@ -175,6 +175,14 @@ def test_a_shard_that_is_not_configured_yet_adds_what_it_has() -> None:
     assert merged["allocation"]["size"]["target"] == 2
 
 
+def test_a_leader_that_was_reborn_hides_nothing_that_another_shard_knows() -> None:
+    """Until it was configured, the page had no tiers and no version."""
+    newborn = {"controller": {"pid": 9}, "tiers": [], "replicas": [], "attainment": {}, "starting": []}
+    merged = merged_status({0: newborn, 1: page(1, "a") | {"tiers": [{"name": "chat"}]}}, {})
+    assert (merged["version"], merged["tiers"]) == (4, [{"name": "chat"}])
+    assert merged["controller"] == {"pid": 9}
+
+
 def test_pages_stay_as_they_were() -> None:
     pages = {0: page(0, "b"), 1: page(1, "a")}
     before = copy.deepcopy(pages)
