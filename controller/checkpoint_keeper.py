@@ -44,7 +44,7 @@ class CheckpointKeeper:
                     self._restore_given(known)
                 if self._is_due(options):
                     await self._step(known, fleet)
-                    self.error = ""
+                    self._note(self._store.not_removed if self._store else None, options.uri)
             except Exception as error:  # whatever it was: without this loop nothing would be kept any more
                 self._note(error, options.uri)
                 await asyncio.sleep(min(options.period_s, 5.0))
@@ -100,10 +100,10 @@ class CheckpointKeeper:
         self._has_taken_over = self._is_read = True
         logger.info("tables of the last controller read: %s", ", ".join(sorted(found.tables)))
 
-    def _note(self, error: Exception, uri: str) -> None:
+    def _note(self, error: Exception | None, uri: str) -> None:
         """In the log once, in the status until it has passed."""
-        told = without_secrets(f"{type(error).__name__}: {error}".splitlines()[0], uri)
-        if told != self.error:
+        told = without_secrets(f"{type(error).__name__}: {error}".splitlines()[0], uri) if error else ""
+        if told and told != self.error:
             logger.error("checkpoints: %s", told)
         self.error = told
 

@@ -1,8 +1,8 @@
 """Checkpoints as parquet files under a storage URI: written whole or not at all, read table by table. Touches files.
 
 ``URI/APPLICATION/NUMBER/TABLE.parquet``, and last ``NUMBER/complete.parquet``, which names all tables of a checkpoint
-with their digests. One without it was cut off. A table that is damaged, or of another format, is told of, and the next
-older checkpoint that has a sound one stands in. Nothing is unpickled.
+with their digests. One without it was cut off. A table that is damaged, of another format, or that the storage never
+gives, is told of, and the next older checkpoint that has a sound one stands in. Nothing is unpickled.
 """
 
 import contextlib
@@ -19,9 +19,10 @@ import pyarrow.parquet as pq
 
 from controller.checkpoint import FORMAT
 from controller.lengths.snapshot import Table
-from controller.storage import Storage, folder_of
+from controller.storage import Storage, folder_of, without_secrets
 
 KEPT = 3  # whole checkpoints; older ones are removed, and those that were cut off
+MOST_ASKED = 60  # times for files that the storage lists and does not give; five minutes of a keeper
 COMPLETE = "complete"
 MOST_BYTES = 1 << 28  # of one file
 _FORMAT, _SAVED = b"polyslo_format", b"polyslo_saved_s"
@@ -55,14 +56,17 @@ class CheckpointStore:
     uri: str
     application: str
     model: str = ""  # among several, which have a folder each
+    not_removed: OSError | None = None  # why older checkpoints than the latest few are still there
     _next: int = field(default=0)
+    _asked: int = field(default=0)
+    _not_given: OSError | None = field(default=None)  # what failed first while files were read
 
     def __post_init__(self) -> None:
         of_model = [f"model-{self.model}"] if self.model else []
         self._files = Storage(self.uri, folder_of(self.application), *of_model)
 
     def save(self, tables: Mapping[str, Table], saved_s: float) -> int:
-        """Write a checkpoint and remove those beyond the latest few; returns its number."""
+        """Write a checkpoint and remove those beyond the latest few, or note why not; returns its number."""
         number = max([self._next, *(found + 1 for found in self._numbers())])
         self._next = number + 1
         try:
@@ -71,7 +75,7 @@ class CheckpointStore:
             with contextlib.suppress(OSError):  # a storage that is full has no room for what every attempt leaves
                 self._files.remove_folder(self._folder(number))
             raise
-        self._remove_before(number)
+        self.not_removed = self._remove_before(number)
         return number
 
     def _write_all(self, number: int, tables: Mapping[str, Table], saved_s: float) -> None:
@@ -81,16 +85,31 @@ class CheckpointStore:
         names = {"table": np.array(list(digests), dtype="O"), "digest": np.array(list(digests.values()), dtype="O")}
         self._write(f"{folder}/{COMPLETE}.parquet", to_parquet(names, saved_s))
 
-    def _remove_before(self, number: int) -> None:
-        """Checkpoints before this one, except the latest few that are whole."""
-        whole = [each for each in self._numbers() if f"{COMPLETE}.parquet" in self._files.names(self._folder(each))]
-        for old in self._numbers():
-            if old < number and old not in whole[:KEPT]:
-                self._files.remove_folder(self._folder(old))
+    def _remove_before(self, number: int) -> OSError | None:
+        """Checkpoints before this one, except the latest few that are whole; returns what failed with the oldest."""
+        whole, failed = 0, None
+        for each in self._numbers():
+            try:
+                is_whole = f"{COMPLETE}.parquet" in self._files.names(self._folder(each))
+                whole += is_whole
+                if each < number and not (is_whole and whole <= KEPT):
+                    self._files.remove_folder(self._folder(each))
+            except OSError as error:
+                failed = error
+        return failed
 
     def load(self) -> Found | None:
         """The newest sound table of every name; none where there is no whole checkpoint. What the storage does not give
-        now is no damage: it raises, so that it is asked again before newer checkpoints replace what it has."""
+        now is no damage: it raises, so that it is asked again before newer checkpoints replace what it has. What it
+        has not given ``MOST_ASKED`` times is a problem like damage."""
+        self._not_given = None
+        found = self._found()
+        if self._not_given is not None and self._asked < MOST_ASKED:
+            self._asked += 1
+            raise self._not_given
+        return found
+
+    def _found(self) -> Found | None:
         found, problems = None, list[str]()
         for complete in self._complete(problems):
             found = found or Found(complete.number, complete.saved_s, {}, problems)
@@ -109,8 +128,8 @@ class CheckpointStore:
                 if not all(_NAME.fullmatch(name) for name in digests):
                     raise ValueError("a table has no name")
                 yield Complete(number, saved_s, digests)
-            except (ValueError, KeyError, pa.ArrowException) as error:
-                problems.append(f"checkpoint {number}: {_line(error)}")
+            except (ValueError, KeyError, OSError, pa.ArrowException) as error:
+                self._note(f"checkpoint {number}", error, problems)
 
     def _table(self, number: int, name: str, digest: str, problems: list[str]) -> Table | None:
         try:
@@ -118,9 +137,14 @@ class CheckpointStore:
             if digest_of(content) != digest:
                 raise ValueError("is damaged")
             return from_parquet(content)[0]
-        except (ValueError, KeyError, pa.ArrowException) as error:
-            problems.append(f"checkpoint {number}, {name}: {_line(error)}")
+        except (ValueError, KeyError, OSError, pa.ArrowException) as error:
+            self._note(f"checkpoint {number}, {name}", error, problems)
             return None
+
+    def _note(self, what: str, error: Exception, problems: list[str]) -> None:
+        problems.append(f"{what}: {without_secrets(_line(error), self.uri)}")
+        if isinstance(error, OSError):
+            self._not_given = self._not_given or error
 
     def _numbers(self) -> list[int]:
         """Of all checkpoints, whole or not, the newest first."""

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from controller.checkpoint import restore, to_tables
-from controller.checkpoint_store import COMPLETE, KEPT, CheckpointStore
+from controller.checkpoint_store import COMPLETE, KEPT, MOST_ASKED, CheckpointStore
 from controller.fleet import Fleet
 from controller.lengths import snapshot
 from controller.lengths.estimate import LengthQuery
@@ -173,6 +173,51 @@ def test_attempts_that_fail_leave_nothing_behind_and_no_whole_checkpoint_goes_fo
     assert sorted(int(path.name) for path in (tmp_path / "app").iterdir()) == [*kept, kept[-1] + 1]
     last = store.save(to_tables(state, 0.0), 10.0)
     assert sorted(int(path.name) for path in (tmp_path / "app").iterdir()) == [*kept[1:], last]
+
+
+def test_a_file_that_is_never_given_counts_as_damaged_in_the_end(
+    state: Fleet, store: CheckpointStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, denied = (store.save(to_tables(state, 0.0), float(turn)) for turn in range(2))
+    read = Storage.read
+
+    def is_denied(self: Storage, path: str, most_bytes: int) -> bytes:
+        if path.startswith(f"{denied:010d}/"):
+            raise PermissionError(13, "Permission denied")
+        return read(self, path, most_bytes)
+
+    monkeypatch.setattr(Storage, "read", is_denied)
+    for _ in range(MOST_ASKED):
+        with pytest.raises(PermissionError):
+            store.load()
+    found = store.load()
+    assert found is not None
+    assert found.number == kept
+    assert len(found.problems) == 1
+    assert f"checkpoint {denied}" in found.problems[0]
+    assert "Permission denied" in found.problems[0]
+    assert store.save(to_tables(state, 0.0), 9.0) > denied
+
+
+def test_what_cannot_be_removed_keeps_neither_a_new_checkpoint_nor_the_removal_of_others_from_being(
+    state: Fleet, store: CheckpointStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stays, *others = [store.save(to_tables(state, 0.0), float(turn)) for turn in range(KEPT)]
+    remove = Storage.remove_folder
+
+    def is_refused(self: Storage, folder: str) -> None:
+        if folder == f"{stays:010d}":
+            raise PermissionError(13, "Permission denied")
+        remove(self, folder)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Storage, "remove_folder", is_refused)
+        later = [store.save(to_tables(state, 0.0), 9.0 + turn) for turn in range(2)]
+        assert isinstance(store.not_removed, PermissionError)
+    assert sorted(int(path.name) for path in (tmp_path / "app").iterdir()) == [stays, others[1], *later]
+    last = store.save(to_tables(state, 0.0), 12.0)
+    assert store.not_removed is None
+    assert sorted(int(path.name) for path in (tmp_path / "app").iterdir()) == [*later, last]
 
 
 def test_applications_do_not_share_checkpoints(state: Fleet, store: CheckpointStore, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from controller import actor, checkpoint_keeper
 from controller.actor import Controller
 from controller.checkpoint import to_tables
-from controller.checkpoint_store import COMPLETE, CheckpointStore
+from controller.checkpoint_store import COMPLETE, KEPT, CheckpointStore
 from controller.fleet import Fleet
 from controller.options import CheckpointOptions, FleetOptions
 from controller.storage import Storage
@@ -157,6 +157,25 @@ def test_files_that_the_storage_does_not_give_at_first_are_asked_for_again(
 
     asyncio.run(play())
     assert not fails_at, "both files failed once"
+
+
+def test_a_storage_that_removes_nothing_is_told_of_once_and_keeps_no_checkpoint_from_being_written(
+    state: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for turn in range(KEPT):
+        CheckpointStore(str(tmp_path), "app").save(to_tables(state, 0.0), float(turn))
+
+    def is_refused(self: Storage, folder: str) -> None:
+        raise PermissionError("may not remove")
+
+    monkeypatch.setattr(Storage, "remove_folder", is_refused)
+
+    async def play() -> None:
+        controller = await living(tmp_path, lambda c: c.checkpoints.saved > KEPT + 1, lambda made: None)
+        assert controller.checkpoints.error == "PermissionError: may not remove"
+
+    asyncio.run(play())
+    assert sum("may not remove" in record.message for record in caplog.records) == 1
 
 
 def test_what_cannot_be_read_of_the_last_controller_leaves_the_checkpoint_in_force(
