@@ -21,6 +21,7 @@ class LimitsConfig(Section):
     grammar_bytes: PositiveInt = 1 << 16  # of one JSON schema, grammar, regex or list of choices
     prompt_logprobs: NonNegativeInt = 20_000  # prompt tokens times figures for each
     requests_per_client: PositiveInt = 800  # at a time, of one API key; 429 beyond
+    stored_responses: PositiveInt = 1000  # of one model's Responses API; beyond, the oldest are forgotten
     client_header: str = ""  # names the client, set by a proxy that is trusted; without it, the API key does
 
 

@@ -266,7 +266,7 @@ async def make_server(
     app.middleware_stack = app.build_middleware_stack()  # vLLM has built one already
     app.router.routes[:] = [route for route in app.router.routes if getattr(route, "path", "") in ROUTES]
     await init_app_state(engine, app.state, args, TASKS)
-    keep_apart(app.state.openai_serving_responses)
+    keep_apart(app.state.openai_serving_responses, limits.stored_responses)
     app.state.server = types.SimpleNamespace(should_exit=False)  # vLLM's handler of unexpected errors looks at it
     return app, client
 

@@ -1,8 +1,8 @@
 """One HTTP request as the ingress sees it: its objective, the controller's decisions, and what was measured."""
 
-import contextvars
 import math
 import time
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -63,6 +63,7 @@ class HttpRequestState:
     traits: Traits = field(default_factory=Traits)  # what the length of its output may depend on
     mistake: Mistake | None = None  # of the client, which the engine's front end found
     trail: StreamTrail | None = None  # of a stream that its client may take up again
+    to_store: Any = None  # vLLM's messages of a response that will be stored
 
     def sequence(self, request_id: str, position: int = 0) -> Sequence:
         """The sequence of an engine request, made at its first mention; ``position``: of its first token."""
@@ -295,6 +296,4 @@ def _ms(seconds: float) -> float | None:
     return round(seconds * 1000.0, 3) if math.isfinite(seconds) else None
 
 
-current_request_state: contextvars.ContextVar[HttpRequestState | None] = contextvars.ContextVar(
-    "request_state", default=None
-)
+current_request_state: ContextVar[HttpRequestState | None] = ContextVar("request_state", default=None)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from serving.request.tenant import current_tenant, tenant_by
+
 pytest.importorskip("ray")
 pytest.importorskip("vllm")
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
 
 OWN, OTHER = "own", "other"
 UNKNOWN = "resp_none"
+MOST = 5
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +25,8 @@ def scene() -> "Iterator[Ingress]":
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("VLLM_ENABLE_RESPONSES_API_STORE", "1")
-        with Ingress(model={"id": "embedded", "server_kwargs": {"api_key": [OWN, OTHER]}}) as made:
+        model = {"id": "embedded", "server_kwargs": {"api_key": [OWN, OTHER]}}
+        with Ingress(model=model, ingress={"limits": {"stored_responses": MOST}}) as made:
             yield made
 
 
@@ -68,3 +72,39 @@ def test_a_stream_is_stored_for_its_tenant(scene: "Ingress") -> None:
     assert made(scene, OWN, request_id="resp_streamed", stream=True).status_code == 200
     found = [ask(scene, key, "/v1/responses/resp_streamed", method="GET").status_code for key in (OWN, OTHER)]
     assert found == [200, 404]
+
+
+def status(scene: "Ingress", key: str, name: str) -> int:
+    return ask(scene, key, f"/v1/responses/{name}", method="GET").status_code
+
+
+def test_the_latest_are_kept_and_whoever_has_most_loses_the_oldest(scene: "Ingress") -> None:
+    assert made(scene, OTHER, request_id="resp_others").status_code == 200
+    names = [f"resp_own{turn}" for turn in range(2 * MOST)]
+    for turn, name in enumerate(names):
+        assert made(scene, OWN, request_id=name, stream=turn % 2 == 0).status_code == 200
+    found = [status(scene, OWN, name) for name in names]
+    kept = found.count(200)
+    assert 0 < kept < MOST, "another key has at least one"
+    assert found == [404] * (len(names) - kept) + [200] * kept
+    assert status(scene, OTHER, "resp_others") == 200
+    assert made(scene, OWN, previous_response_id=names[0]).status_code == 404
+    assert made(scene, OWN, previous_response_id=names[-1]).status_code == 200
+
+
+def test_nothing_of_what_is_forgotten_or_failed_stays_in_memory(scene: "Ingress") -> None:
+    responses = scene.server_state.openai_serving_responses
+    for turn in range(2 * MOST):
+        assert made(scene, OWN, stream=turn % 2 == 0).status_code == 200
+    from tests.support.ingress_scene import refused
+
+    scene.transport.decide = refused
+    assert made(scene, OWN, request_id="resp_refused").status_code == 429
+    scene.reset()
+    token = current_tenant.set(tenant_by(OWN))
+    try:
+        kept = {name: list(getattr(responses, name)) for name in ("response_store", "msg_store")}
+    finally:
+        current_tenant.reset(token)
+    assert 0 < len(kept["response_store"]) <= MOST
+    assert kept["msg_store"] == kept["response_store"]
