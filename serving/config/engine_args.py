@@ -129,7 +129,7 @@ def why_not_in_server(name: str, value: Any) -> str:
     if name == "api_key" and value is not None and not _is_text(value):
         return "each key must be text; put it in quotes"  # without the key, which errors and logs do not show
     if name in CORS and name.startswith("allowed_") and not _is_list(value):
-        return f"must be a list, such as [{value!r}]"
+        return "must be a list; put it in brackets"
     return why_not(name, value)
 
 

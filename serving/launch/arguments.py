@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from serving.launch.local_ray import LaunchError, with_project
 from serving.launch.starter import packaged_serve_file, serve_file
 
 DEVICES = Path("/dev")
+PLAIN = (str, int, float, type(None))  # of JSON; a bool is an int
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,16 @@ def _as_json(question: dict[str, Any]) -> str:
     try:
         return json.dumps(question)
     except TypeError:
-        dates = re.findall(r"datetime\.date(?:time)?\([^)]*\)", repr(question["args"]))
-        raise ConfigError(
-            f"a value is no string, number, list or section: {', '.join(dates)}; put it in quotes"
-        ) from None
+        places = ", ".join(_not_json(question["args"], "args"))  # without the values, of which one may be a key
+        raise ConfigError(f"{places}: is no string, number, list or section; put it in quotes") from None
+
+
+def _not_json(value: Any, place: str) -> list[str]:
+    """Where a value, or the name of one, is none of JSON."""
+    if isinstance(value, dict):
+        named = [(f"{place}.{name}", each, isinstance(name, PLAIN)) for name, each in value.items()]
+    elif isinstance(value, list):
+        named = [(f"{place}.{number}", each, True) for number, each in enumerate(value)]
+    else:
+        return [] if isinstance(value, PLAIN) else [place]
+    return [at for inner, each, is_name in named for at in (_not_json(each, inner) if is_name else [place])]

@@ -97,5 +97,17 @@ def test_mistakes_before_anything_is_judged_are_one_line(tmp_path: Path) -> None
     path.write_text(yaml.safe_dump(document(application("shop", "/") | {"deployments": ["Ingress"]})))
     with pytest.raises(ConfigError, match=r"deployments\.0: must be a section with a name$"):
         read_application(load_document(path), str(path))
-    with pytest.raises(ConfigError, match=r"datetime.date\(2024, 8, 6\); put it in quotes"):
-        _as_json({"args": {"engine": {"engine_kwargs": {"revision": datetime.date(2024, 8, 6)}}}})
+
+
+def test_a_value_that_json_does_not_have_is_named_by_its_place_and_not_quoted() -> None:
+    day = datetime.date(2024, 8, 6)
+    args = {
+        "engine": {"engine_kwargs": {"revision": day, "seed": 1}},
+        "model": {"server_kwargs": {"api_key": ["text", day], "chat_template": b"bytes", "lora_modules": {day: "x"}}},
+    }
+    with pytest.raises(ConfigError) as error:
+        _as_json({"args": args})
+    named = "api_key.1", "chat_template", "lora_modules"
+    places = ["engine.engine_kwargs.revision", *(f"model.server_kwargs.{name}" for name in named)]
+    told = f"{', '.join(f'args.{place}' for place in places)}: is no string, number, list or section; put it in quotes"
+    assert str(error.value) == told
