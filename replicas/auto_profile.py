@@ -13,7 +13,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,17 +125,41 @@ def model_digest(config: ReplicaConfig) -> str:
 def gpu_name() -> str:
     """Name of the GPU that this process may use, as its driver tells it; empty where there is none.
 
-    Where nothing says which ones are visible, all are, unless vLLM was built for CPUs.
+    Where nothing says which ones are visible, all are, unless vLLM was built for CPUs. Where those may be of several
+    kinds it is no GPU's name: what is visible, and all kinds.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if vllm_package()[0] == CPU_BUILD if visible is None else visible.strip() in ("", "-1"):
         return ""
-    for path in sorted(GPUS.glob("*/information")):
-        for line in path.read_text().splitlines():
-            if line.startswith("Model:"):
-                name = line.split(":", 1)[1].strip()
-                return f"{name} MIG" if visible is not None and "MIG-" in visible else name  # a slice of it
-    return "" if visible is None else "unknown GPU"
+    gpus = [_fields(path.read_text()) for path in sorted(GPUS.glob("*/information"))]
+    names = sorted({gpu["Model"] for gpu in gpus if "Model" in gpu})
+    if len(names) > 1:
+        names = sorted({gpu.get("Model", "") for gpu in _visible(gpus, visible)})
+    if not names:
+        return "" if visible is None else "unknown GPU"
+    if len(names) > 1:
+        return f"{visible or 'any'} of {', '.join(names)}"
+    return f"{names[0]} MIG" if visible is not None and "MIG-" in visible else names[0]  # a slice of it
+
+
+def _fields(text: str) -> dict[str, str]:
+    return {name.strip(): value.strip() for name, mark, value in (x.partition(":") for x in text.splitlines()) if mark}
+
+
+def _visible(gpus: Sequence[Mapping[str, str]], visible: str | None) -> Sequence[Mapping[str, str]]:
+    """Those of the driver's GPUs that are visible; all where that cannot be told.
+
+    A number tells it only where CUDA is to count as the driver does: else it counts the fastest first.
+    """
+    is_counted_alike = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    chosen = []
+    for word in map(str.strip, (visible or "").split(",")):
+        named = [gpu for gpu in gpus if word.startswith("GPU-") and gpu.get("GPU UUID", "").startswith(word)]
+        numbered = [gpu for number, gpu in enumerate(gpus) if is_counted_alike and word == str(number)]
+        if len(named + numbered) != 1:
+            return gpus
+        chosen += named + numbered
+    return chosen
 
 
 def processor_name() -> str:

@@ -238,3 +238,39 @@ def test_gpus_are_visible_where_nothing_hides_them(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert GPU_NAME() == found
+
+
+A10 = "NVIDIA A10G"
+
+
+@pytest.mark.parametrize(
+    ("visible", "order", "found"),
+    [
+        ("0", "PCI_BUS_ID", A10),
+        ("1", "PCI_BUS_ID", H100),
+        ("1,2", "PCI_BUS_ID", H100),
+        ("1", "", f"1 of {A10}, {H100}"),  # CUDA has the fastest first, and nobody knows which that is
+        ("GPU-11", "", H100),
+        ("GPU-00, GPU-11", "", f"GPU-00, GPU-11 of {A10}, {H100}"),
+        ("GPU-", "", f"GPU- of {A10}, {H100}"),
+        ("MIG-22", "", f"MIG-22 of {A10}, {H100}"),
+        ("7", "PCI_BUS_ID", f"7 of {A10}, {H100}"),
+        (None, "PCI_BUS_ID", f"any of {A10}, {H100}"),
+    ],
+)
+def test_of_several_kinds_of_gpus_the_visible_one_counts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, visible: str | None, order: str, found: str
+) -> None:
+    for place, model in enumerate((A10, H100, H100)):
+        (tmp_path / f"0000:0{place}:00.0").mkdir()
+        told = f"Model: \t\t {model}\nIRQ: 1\nGPU UUID: \t GPU-{place}{place}\nBus Location: \t 0000:0{place}:00.0\n"
+        (tmp_path / f"0000:0{place}:00.0" / "information").write_text(told)
+    monkeypatch.setattr(auto_profile, "GPUS", tmp_path)
+    monkeypatch.setattr(auto_profile, "vllm_package", lambda: ("vllm", "0"))
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", order)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert GPU_NAME() == found
+    if " of " in found:
+        assert not known_profile(msgspec.structs.replace(AUTO, model="meta-llama/Llama-3.1-8B"), found)
