@@ -51,6 +51,7 @@ class Slo(msgspec.Struct, frozen=True, array_like=True, gc=False):
     max_wait_s: float = INF
     is_tier_open: bool = False  # nobody named ``tier``: the deadline may need a tighter one (``controller.binning``)
     ttft_slowdown: float = 0.0  # TTFT in multiples of an idle engine's, until ``Decision.ttft_s`` tells it; 0: none
+    is_default: bool = False  # nobody stated any of it: in a program with a deadline, that of its stage alone counts
 
 
 class Traits(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -46,9 +46,14 @@ class Part:
         self.output_tokens = max(self.output_tokens, self.rounds.pop(request_id, 0) + output_tokens)
 
     def objective(self, slo: Slo, arrived_s: float) -> Slo:
-        """What its request asks for, with its stage's deadline. What is due at once has no pace that would say its
-        tier: its own figures do."""
-        e2e_s = min(slo.e2e_s, self.due_s - arrived_s)
+        """What its request asks for, with its stage's deadline: that alone where nobody stated more, unless it is best
+        effort. What is due at once has no pace that would say its tier: its own figures do."""
+        left_s = self.due_s - arrived_s
+        if slo.is_default and left_s > AT_ONCE_S:
+            slo = Slo(tier=slo.tier, max_wait_s=slo.max_wait_s, is_tier_open=True)
+        if slo.best_effort:
+            return slo
+        e2e_s = min(slo.e2e_s, left_s)
         return msgspec.structs.replace(slo, e2e_s=e2e_s, is_tier_open=slo.is_tier_open and e2e_s > AT_ONCE_S)
 
 

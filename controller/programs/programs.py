@@ -65,7 +65,7 @@ class Programs(ProgramsUnderWay):
         if told.call:
             self._calls[base], part.rounds[base], part.has_rounds = name, told.position, True
         self._follow(program)
-        if part.due_s == INF or request.slo.best_effort:
+        if part.due_s == INF:
             return request
         return msgspec.structs.replace(request, slo=part.objective(request.slo, arrived_s))
 

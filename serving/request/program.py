@@ -1,4 +1,6 @@
-"""Which program (the graph of sub-requests of one task) a request belongs to. Pure, as ``serving.request.slo``.
+"""Which program (the graph of sub-requests of one task) a request belongs to, and what its client is told of that.
+
+Pure, as ``serving.request.slo``.
 
 The id comes from ``x-program-id``, ``slo.program.id``, ``x-session-id`` or ``x-claude-code-session-id``, the deadline
 from ``x-program-deadline-ms`` or ``slo.program.deadline_ms``; the first present counts, all must be well formed. The
@@ -8,8 +10,8 @@ model is the body's own, unless ``slo.program.model`` names what the client call
 from collections.abc import Mapping
 from typing import Any
 
-from protocol.programs import INF, Program
-from serving.request.slo import Asked, Headers, SloError, figure, section, shown
+from protocol.programs import INF, Program, StageGiven
+from serving.request.slo import Asked, Headers, SloError, figure, milliseconds, section, shown
 
 _KEYS = ("id", "deadline_ms", "stage", "parents", "app", "tools", "model", "last")
 _LONGEST, _MOST_NAMES = 256, 256
@@ -45,6 +47,22 @@ def read_program(headers: Headers, body: Mapping[str, Any]) -> Program | None:
         _flag(told.get("last"), "slo.program.last"),
         is_session=ids["x-program-id"] is None and ids["slo.program.id"] is None,
     )
+
+
+def part_object(program: Program | None, stage: StageGiven | None) -> dict[str, Any]:
+    """What a client is told of a request as a part of its program; nothing where it is none."""
+    if program is None or stage is None:
+        return {}
+    told = {
+        "id": program.id,
+        "stage": stage.stage,
+        "stages_expected": round(stage.stages, 1),
+        "stage_deadline_ms": milliseconds(stage.e2e_s),
+        "left_ms": milliseconds(stage.left_s),
+        "similarity": round(stage.similarity, 3),
+        "promised": stage.is_promised,
+    }
+    return {"program": told}
 
 
 def _model(body: Mapping[str, Any]) -> str:

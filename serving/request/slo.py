@@ -20,6 +20,7 @@ that is preliminary: the controller bins by the pace that the predicted output n
 the default tier applies.
 """
 
+import math
 import re
 import reprlib
 from collections.abc import Iterable, Mapping
@@ -113,6 +114,7 @@ def resolve(
     if e2e is None and (due_s := min(program_s, earlier_s)) < INF and not (tier is not None and tier.best_effort):
         e2e = Bound("x-program-deadline-ms", due_s)
         stated.append(e2e)
+    is_default = tier is None and not stated and tiers.table.pool > 0  # another ingress may know of a deadline
     if tier is not None:
         _check_agrees(tier, named_by, stated, tpot)
     elif not stated:
@@ -127,7 +129,7 @@ def resolve(
     tier = tier if tier is not None else tiers.bin(bounds[1])
     max_wait_s = _or(wait, tiers.max_wait_s.get(tier.name, INF))
     slowdown = promised.ttft_slowdown if ttft is None else 0.0  # the controller makes it seconds
-    return Slo(*bounds, tier.name, tier.best_effort, max_wait_s, is_tier_open, slowdown)
+    return Slo(*bounds, tier.name, tier.best_effort, max_wait_s, is_tier_open, slowdown, is_default)
 
 
 def strip_body(body: dict[str, Any]) -> dict[str, Any]:
@@ -217,6 +219,11 @@ def figure(value: Any, field: str, unit: str) -> Bound | None:
         if seconds > 0:
             return Bound(field, seconds)
     raise SloError(field, f"must be a finite number of {unit} above 0, got {shown(value)}")
+
+
+def milliseconds(seconds: float) -> float | None:
+    """As a client is told it; None where it is not finite."""
+    return round(seconds * 1000.0, 3) if math.isfinite(seconds) else None
 
 
 def _or(bound: Bound | None, otherwise: float) -> float:

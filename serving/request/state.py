@@ -12,6 +12,8 @@ from protocol.attainment import Tally
 from protocol.messages import FINISHED, Decision, Slo, Traits, Verdict
 from protocol.programs import Program, StageGiven
 from serving.request.beam_rounds import BeamRounds
+from serving.request.program import part_object
+from serving.request.slo import milliseconds
 from serving.request.trail import StreamTrail
 
 WORST_FIRST = ("error", "refused", "abort", *reversed(FINISHED))
@@ -84,8 +86,8 @@ class HttpRequestState:
         if self.slo.is_tier_open and decision.verdict != Verdict.BEST_EFFORT:
             self.slo = msgspec.structs.replace(self.slo, tier=decision.tier, is_tier_open=False)
         self.take_ttft(decision)
-        if decision.stage is not None and decision.stage.e2e_s < self.slo.e2e_s and decision.keeps_objective:
-            self._take_deadline(decision.stage.e2e_s)
+        if decision.stage is not None and decision.keeps_objective:
+            self._take_deadline(decision.stage.e2e_s, decision.tier)
         sequence = self.sequence(request_id)
         if is_promise(decision) and not (sequence.is_promised and self.is_started):
             sequence.chance = decision.chance
@@ -107,11 +109,17 @@ class HttpRequestState:
             for tally in self.tallies:
                 tally.ttft_s = decision.ttft_s
 
-    def _take_deadline(self, e2e_s: float) -> None:
-        """A stage's deadline takes the place of its program's: it is what engines serve by and what is judged."""
-        self.slo = msgspec.structs.replace(self.slo, e2e_s=e2e_s)
-        for tally in self.tallies:
-            tally.e2e_s = e2e_s
+    def _take_deadline(self, e2e_s: float, tier: str) -> None:
+        """A stage's deadline takes the place of its program's: it is what engines serve by and what is judged. So it
+        does of a default tier's figures, where nobody has stated any and another ingress heard of the deadline."""
+        if self.slo.is_default and e2e_s < math.inf:
+            self.slo = Slo(tier=tier, max_wait_s=self.slo.max_wait_s)
+            for tally in self.tallies:
+                tally.ttft_s = tally.tpot_s = math.inf
+        if e2e_s < self.slo.e2e_s:
+            self.slo = msgspec.structs.replace(self.slo, e2e_s=e2e_s)
+            for tally in self.tallies:
+                tally.e2e_s = e2e_s
 
     def record_tokens(self, request_id: str, count: int, now_s: float) -> None:
         """Record ``count`` tokens that arrived together."""
@@ -236,22 +244,6 @@ class HttpRequestState:
         """What the controller gave it as a part of a program."""
         return next((d.stage for d in self.decisions if d.stage is not None), None)
 
-    def _program_object(self) -> dict[str, Any]:
-        """Its part in a program, where it has one."""
-        stage = self.stage
-        if self.program is None or stage is None:
-            return {}
-        told = {
-            "id": self.program.id,
-            "stage": stage.stage,
-            "stages_expected": round(stage.stages, 1),
-            "stage_deadline_ms": _ms(stage.e2e_s),
-            "left_ms": _ms(stage.left_s),
-            "similarity": round(stage.similarity, 3),
-            "promised": stage.is_promised,
-        }
-        return {"program": told}
-
     @property
     def ttft_chance(self) -> float:
         """That the first token of its least certain sequence would come in time, as promised; 1 without a promise."""
@@ -270,30 +262,26 @@ class HttpRequestState:
             "tier": self.tier,
             "replica": first.replica if first else None,
             "hops": max((d.hops for d in decisions), default=0),
-            "predicted_ttft_ms": _ms(self.predicted_ttft_s),
-            "predicted_tpot_ms": _ms(max((d.predicted_tpot_s for d in decisions), default=math.inf)),
-            "target_ttft_ms": _ms(self.slo.ttft_s),
-            "target_tpot_ms": _ms(self.slo.tpot_s),
-            "target_e2e_ms": _ms(self.slo.e2e_s),
+            "predicted_ttft_ms": milliseconds(self.predicted_ttft_s),
+            "predicted_tpot_ms": milliseconds(max((d.predicted_tpot_s for d in decisions), default=math.inf)),
+            "target_ttft_ms": milliseconds(self.slo.ttft_s),
+            "target_tpot_ms": milliseconds(self.slo.tpot_s),
+            "target_e2e_ms": milliseconds(self.slo.e2e_s),
             "ttft_chance": round(self.ttft_chance, 3) if self.is_promised and self.slo.ttft_s < math.inf else None,
-            "ttft_ms": _ms(self.ttft_s),
-            "tpot_ms": _ms(self.tpot_s) if self.has_tpot else None,
-            "e2e_ms": _ms(self.e2e_s),
+            "ttft_ms": milliseconds(self.ttft_s),
+            "tpot_ms": milliseconds(self.tpot_s) if self.has_tpot else None,
+            "e2e_ms": milliseconds(self.e2e_s),
             "met": self.is_met_so_far,
             "reason": self.reason,
             "late": any(s.late for s in self.sequences.values()),
             "resumed": sum(s.resumed for s in self.sequences.values()),
-            **self._program_object(),
+            **part_object(self.program, self.stage),
         }
 
 
 def is_promise(decision: Decision) -> bool:
     """Whether a decision promises an objective, which it does where it foretells the first token."""
     return decision.verdict == Verdict.ADMITTED and decision.predicted_ttft_s < math.inf
-
-
-def _ms(seconds: float) -> float | None:
-    return round(seconds * 1000.0, 3) if math.isfinite(seconds) else None
 
 
 current_request_state: ContextVar[HttpRequestState | None] = ContextVar("request_state", default=None)

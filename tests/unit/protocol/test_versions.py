@@ -20,7 +20,7 @@ EARLIER = {
     "links.Call": "number method body",
     "links.Answer": "number body error?",
     "links.AdmitCall": "ingress sent_s batch",
-    "messages.Slo": "ttft_s? tpot_s? e2e_s? tier? best_effort? max_wait_s? is_tier_open? ttft_slowdown?",
+    "messages.Slo": "ttft_s? tpot_s? e2e_s? tier? best_effort? max_wait_s? is_tier_open? ttft_slowdown? is_default?",
     "messages.Traits": "app? program? output_hint_tokens? temperature? is_structured?",
     "messages.AdmissionRequest": (
         "request_id prompt_tokens max_tokens slo age_s? emitted_tokens? exclude? can_disaggregate? "

@@ -93,6 +93,28 @@ def test_by_default_a_stage_is_due_so_early_that_the_rest_can_end_in_time() -> N
     assert given[2].e2e_s == pytest.approx(DEADLINE_S - 6.0)
 
 
+@pytest.mark.parametrize("is_best_effort", [False, True])
+def test_a_call_that_states_nothing_has_only_the_deadline_that_its_program_said_elsewhere(is_best_effort: bool) -> None:
+    state, untold = fleet(), msgspec.structs.replace(agent(), deadline_s=math.inf)
+    default = msgspec.structs.replace(FLEX if is_best_effort else TIGHT, is_default=True)
+    lax = sub("lax", msgspec.structs.replace(untold, id="lax"), slo=default)
+    assert state.programs.give_stages([lax], 0.0)[0].slo == default, "its program has no deadline"
+    one(state, sub("p-0", agent()), 0.0)
+    end(state, "p-0", 1.0)
+    asked = [
+        sub("p-1", untold, slo=default),
+        sub("p-2", untold, slo=msgspec.structs.replace(default, is_default=False)),
+    ]
+    by_default, named = (staged.slo for staged in state.programs.give_stages(asked, 3.0))
+    assert (by_default.ttft_s, by_default.tpot_s) == (math.inf, math.inf)
+    assert (by_default.best_effort, by_default.is_tier_open) == (False, True)
+    assert 0.0 < by_default.e2e_s <= DEADLINE_S - 3.0
+    assert (named.ttft_s, named.best_effort) == (default.ttft_s, default.best_effort)
+    due_at_once = sub("p-3", untold, slo=default)
+    late = state.programs.give_stages([due_at_once], 60.0)[0].slo
+    assert (late.ttft_s, late.best_effort) == (default.ttft_s, default.best_effort), "its own figures tell its tier"
+
+
 def test_a_stage_that_cannot_be_promised_by_its_share_may_be_by_its_latest_end() -> None:
     state = fleet(programs=ProgramOptions(stages="accumulated"))
     for k in range(12):

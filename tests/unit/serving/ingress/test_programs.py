@@ -17,6 +17,8 @@ from tests.support.ingress_scene import MODEL, Ingress, admitted, refused
 
 BODY = {"model": MODEL, "prompt": "hi", "max_tokens": 6}
 HEADERS = [("x-program-id", "task"), ("x-program-deadline-ms", "20000")]
+NAMED = [("x-slo-tier", "standard")]
+FIGURES = "ttft", "tpot", "e2e"
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +86,29 @@ def test_a_deadline_need_not_be_said_again(ingress: Ingress) -> None:
     assert second == first
     assert (third.ttft_s, third.e2e_s) == (20.0, 20.0), "no contradiction: another ingress might not know"
     assert (last.best_effort, last.e2e_s) == (True, INF)
+
+
+def test_a_deadline_that_only_the_controller_knows_takes_the_place_of_the_default_tiers_figures(
+    ingress: Ingress,
+) -> None:
+    """Another ingress has heard of it."""
+    ingress.transport.decide = staged
+    answers = [ingress.post("/v1/completions", BODY, [("x-program-id", "elsewhere"), *more]) for more in ([], NAMED)]
+    first, second = (asked.slo for asked in ingress.transport.admissions)
+    assert (first.tier, first.ttft_s, first.is_default) == ("standard", 2.0, True)
+    assert (second.ttft_s, second.is_default) == (2.0, False)
+    told = [[answer.json()["slo"][f"target_{figure}_ms"] for figure in FIGURES] for answer in answers]
+    assert told == [[None, None, 4000.0], [2000.0, 150.0, 4000.0]]
+    served = [submitted.slo for submitted in ingress.transport.submitted]
+    assert [(slo.ttft_s, slo.tpot_s, slo.e2e_s) for slo in served] == [(INF, INF, 4.0), (2.0, 0.15, 4.0)]
+
+
+def test_a_program_without_a_deadline_has_the_default_tiers_figures(ingress: Ingress) -> None:
+    given = StageGiven(1, INF, INF, 3.0, 0.0, True)
+    ingress.transport.decide = lambda ask: msgspec.structs.replace(admitted(ask), stage=given)
+    answer = ingress.post("/v1/completions", BODY, [("x-program-id", "lax")])
+    assert [answer.json()["slo"][f"target_{figure}_ms"] for figure in FIGURES] == [2000.0, 150.0, None]
+    assert ingress.transport.submitted[0].slo.ttft_s == 2.0
 
 
 def test_later_requests_carry_age_and_promise(ingress: Ingress) -> None:
