@@ -102,6 +102,7 @@ def refused(decision: Decision, overload_status: int = HTTPStatus.TOO_MANY_REQUE
         return unavailable("No replica is alive to serve this request.", again_s=decision.retry_after_s)
     headers = {"x-slo-reason": decision.reason, "x-slo-tier": decision.tier}
     message = f"Tier {decision.tier!r} cannot hold this request's objective ({decision.reason})."
+    message += _left(decision)
     wait_s = retry_after_s(decision.retry_after_s)
     if wait_s is None:
         message += f"{_at_best(decision)} No time is known at which it could: allow more time or send less."
@@ -109,6 +110,15 @@ def refused(decision: Decision, overload_status: int = HTTPStatus.TOO_MANY_REQUE
         headers["retry-after"] = str(wait_s)
         message += f" Try again in {wait_s} s."
     return ApiError(overload_status, message, "rate_limit_error", None, decision.reason, headers)
+
+
+def _left(decision: Decision) -> str:
+    """What a call of a program had: a client that states what is left, not the whole deadline, sees it here."""
+    left_s = decision.stage.left_s if decision.stage is not None else math.inf
+    if not math.isfinite(left_s):
+        return ""
+    left_ms = _milliseconds(max(0.0, left_s))
+    return f" Of its program's deadline, which counts from the first call, {left_ms} ms are left."
 
 
 def _at_best(decision: Decision) -> str:

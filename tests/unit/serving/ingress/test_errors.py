@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.messages import Decision, Verdict
+from protocol.programs import StageGiven
 from serving.ingress.errors import ApiError, bad_request, refused, retry_after_s, unavailable
 
 
@@ -57,6 +58,17 @@ def test_a_refusal_for_good_says_how_far_off_the_objective_is() -> None:
     assert "idle" not in refused(refusal(after_s=0.0)).message, "nobody knows"
     one_token = msgspec.structs.replace(hopeless, predicted_tpot_s=0.0)
     assert "about 1230 ms for the first token." in refused(one_token).message
+
+
+@pytest.mark.parametrize(("left_s", "told"), [(6.5, "6500 ms are left"), (-2.0, "0 ms are left"), (math.inf, None)])
+def test_a_refused_call_of_a_program_is_told_what_is_left_of_its_deadline(left_s: float, told: str | None) -> None:
+    stage = StageGiven(2, 1.0, left_s, 3.0, 0.0, False)
+    message = refused(msgspec.structs.replace(refusal("program_unattainable", 3.0), stage=stage)).message
+    assert "Try again in 3 s." in message
+    if told is None:
+        assert "deadline" not in message
+    else:
+        assert f"Of its program's deadline, which counts from the first call, {told}." in message
 
 
 def test_overload_status_is_configurable_but_no_replica_is_503() -> None:
