@@ -76,7 +76,8 @@ class ProgramBound:
         replicas = int(is_open.sum())
         share = usable_share(stretch(left_s, all_idle_s, all_gaps_s), len(counted) / replicas)
         rate = replicas * share * DEMAND * self.scales.get(newcomer.tenant, 1.0)
-        return demand(left_s, asked_s, 0.0, rate), overrun_s(left_s, asked_s, rate)
+        own_s = float(left_s[-1])
+        return demand(left_s, asked_s, 0.0, rate, own_s), overrun_s(left_s, asked_s, rate, own_s)
 
     def is_too_much(self, program: OpenProgram, now_s: float) -> bool:
         """Whether a program without a promise cannot be given one now. Its load is noted, and about when one like it

@@ -12,23 +12,25 @@ MOST_STRETCH = 30.0  # times, that one program counts for at most: who has a day
 LEAST_SHARE = 0.1  # of the capacity, that is usable however little time calls have
 
 
-def demand(due_s: np.ndarray, work_s: np.ndarray, now_s: float, rate: float) -> float:
+def demand(due_s: np.ndarray, work_s: np.ndarray, now_s: float, rate: float, since_s: float = -np.inf) -> float:
     """Work due until a deadline, in what is served until then; of the deadline where that is most.
 
     Args:
         due_s: deadlines of programs (f8[n]); those that are over are not counted.
         work_s: replica-seconds left of each (f8[n]).
         rate: replica-seconds served in a second.
+        since_s: earlier deadlines are not asked about: a program adds nothing to what is due before its own.
     """
     left_s = due_s - now_s
     open_ = np.flatnonzero(left_s > 0.0)
     if not len(open_) or rate <= 0.0:
         return np.inf if len(work_s) and rate <= 0.0 else 0.0
     order = open_[np.argsort(left_s[open_], kind="stable")]
-    return float((np.cumsum(work_s[order]) / (rate * left_s[order])).max())
+    loads = np.cumsum(work_s[order]) / (rate * left_s[order])
+    return float(loads.max(where=due_s[order] >= since_s, initial=0.0))
 
 
-def overrun_s(left_s: np.ndarray, work_s: np.ndarray, rate: float) -> float:
+def overrun_s(left_s: np.ndarray, work_s: np.ndarray, rate: float, since_s: float = 0.0) -> float:
     """How long after a deadline the work due until then would be served; of the deadline where that is longest, but
     none counts when the last is over.
 
@@ -36,10 +38,11 @@ def overrun_s(left_s: np.ndarray, work_s: np.ndarray, rate: float) -> float:
         left_s: until the deadlines of programs, above 0 (f8[n], n above 0).
         work_s: replica-seconds left of each.
         rate: replica-seconds served in a second, above 0.
+        since_s: as in ``demand``.
     """
     order = np.argsort(left_s, kind="stable")
     over_s = np.cumsum(work_s[order]) / rate - left_s[order]
-    return float(np.clip(over_s.max(), 0.0, left_s.max()))
+    return float(min(over_s.max(where=left_s[order] >= since_s, initial=0.0), left_s.max()))
 
 
 def reachable_work_s(work_s: np.ndarray, takes_s: np.ndarray, left_s: np.ndarray) -> np.ndarray:

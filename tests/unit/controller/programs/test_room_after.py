@@ -34,6 +34,19 @@ def test_who_returns_when_told_fits_if_the_work_was_served_at_the_pace_assumed(w
     assert bound.load(OpenProgram(back_s, 100.0, "a", left=left), back_s) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize(("due_s", "is_too_much"), [(1000.0, False), (5.0, True)])
+def test_a_program_that_is_hardly_in_time_turns_away_only_those_who_are_due_before_it(
+    due_s: float, is_too_much: bool
+) -> None:
+    state = fleet()
+    one(state, call("first"), 0.0)
+    bound = ProgramBound(state.slots)
+    bound.note(OpenProgram(0.0, 10.0, "a", is_promised=True, left=Left(9.0, 9.0, all_idle_s=9.0)))
+    newcomer = OpenProgram(0.0, due_s, "a", left=Left(1.0, 1.0, all_idle_s=1.0))
+    assert bound.is_too_much(newcomer, 0.0) == is_too_much
+    assert (newcomer.room_after_s > 0.0) == is_too_much
+
+
 @pytest.mark.parametrize("late_s", [-1.0, 1.0])
 def test_whom_no_wait_would_help_is_told_no_time_to_return(late_s: float) -> None:
     """Its deadline is over, or leaves no time for what is known of its kind; what it was told before is old."""

@@ -50,6 +50,21 @@ def test_demand_is_that_of_the_worst_deadline(seed: int) -> None:
     assert demand(due_s, work_s, 5.0, rate) == pytest.approx(worst)
 
 
+@given(PROGRAMS, RATE, st.tuples(SECONDS, SECONDS))
+def test_a_newcomer_fits_exactly_where_it_makes_nobody_late_who_was_in_time(
+    programs: list[tuple[float, float]], rate: float, newcomer: tuple[float, float]
+) -> None:
+    """Programs that are late without it are none of its business."""
+    due_s, work_s = (np.array(column) for column in zip(*programs, newcomer, strict=True))
+    order = np.argsort(due_s, kind="stable")
+    ends_s = np.cumsum(work_s[order]) / rate
+    later = due_s[order] >= due_s[-1]
+    if (np.abs(ends_s - due_s[order]) > 1e-6).all():
+        assert (demand(due_s, work_s, 0.0, rate, due_s[-1]) <= 1.0) == (ends_s[later] <= due_s[order][later]).all()
+    late_s = (ends_s - due_s[order])[later].max()
+    assert overrun_s(due_s, work_s, rate, due_s[-1]) == pytest.approx(min(max(0.0, late_s), due_s.max()), abs=1e-6)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_programs_fit_where_some_order_of_service_keeps_all(seed: int) -> None:
     """The exact schedule of one replica, by every order of service."""
