@@ -31,7 +31,8 @@ def quick_check(engine: EngineModel, replica: np.void, row: np.void, now_s: floa
     """What the cached sums say about adding the request: ``ADMITTED`` for possible, or what stands against it.
 
     Decoding counts as a fluid that every request draws at its own pace. Errs on the side of ``ADMITTED``: a forecast
-    has the last word, and departures soon make room that the sums do not know of.
+    has the last word, and departures soon make room that the sums do not know of. But KV blocks must be free now: what
+    lacks them waits at the ingress, if it may, and asks again.
     """
     coef, limits = engine.coef, engine.limits
     todo, start_s = num_uncomputed_tokens(row), max(now_s, replica["free_at_s"])
