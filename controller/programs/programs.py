@@ -280,7 +280,7 @@ class Programs(ProgramsUnderWay):
 
     def _promise(self, program: OpenProgram, prompt_tokens: int, is_promised: bool) -> None:
         if is_promised:
-            program.is_promised, program.waits = True, False
+            program.is_promised, program.waits, program.refusal = True, False, ""
             program.precedence_tokens = PRECEDENCE * max(program.expected_tokens, PRIOR_STAGES * prompt_tokens)
             self._follow(program)
 

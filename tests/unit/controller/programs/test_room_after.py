@@ -60,6 +60,24 @@ def test_whom_no_wait_would_help_is_told_no_time_to_return(late_s: float) -> Non
     assert told.retry_after_s == 0.0
 
 
+def test_a_promise_that_an_ingress_remembers_ends_what_was_said_against_it() -> None:
+    """A new controller had turned the program away, and gave that for the reason where a later call found no room."""
+    tight, loose = Tier("tight", 0.3, 0.03, unattainable="refuse"), Tier("loose", 3.0, 0.1)
+    state = Fleet(FleetOptions(length_prior_tokens=100.0, pending=False), TierTable.of(1, [tight, loose]), load_profile)
+    name, slo = one_too_many(state), Slo(e2e_s=DEADLINE_S, tier="tight")
+    assert state.programs.open["", name].refusal == TOO_MANY
+    decisions = list[Decision]()
+    for k, prompt_tokens in enumerate((100, 300_000, 300_000), 1):  # the last is more than goes before others
+        asked = call(name, k, prompt_tokens, slo)
+        told = Program(name, DEADLINE_S, age_s=16.0 + k, is_promised=True, app="a")
+        decisions.append(one(state, msgspec.structs.replace(asked, program=told), 16.0 + k))
+    assert [d.stage and d.stage.is_promised for d in decisions] == [True] * 3
+    assert [(d.verdict, d.reason) for d in decisions[1:]] == [
+        (Verdict.ADMITTED, "program_promised"),
+        (Verdict.REFUSED, "deadline_unattainable"),
+    ]
+
+
 def test_without_a_replica_that_is_the_reason_and_not_that_programs_are_too_many() -> None:
     """A stream that has lost its replica waits for another one then, and is not turned away."""
     state = fleet()
