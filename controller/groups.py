@@ -49,7 +49,8 @@ def decide_together(
         if any(p.slot == NOWHERE for p in group):
             most_idle = partial(most_sequences, slots, group, may_join, now_s, idle=True)
             group[0].is_possible = len(group) <= most_idle()
-            group[0].may_become_possible = len(group) <= most_idle(at_best=True)
+            if not group[0].is_possible:
+                group[0].may_become_possible = len(group) <= most_idle(at_best=True)
             decisions |= {d.request_id: d for d in _best_effort_or_refuse(slots, group, fall_back)}
     return decisions
 

@@ -1,8 +1,11 @@
 """What requests of several sequences are told that are refused: never is said only of what no idle fleet could do."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
+from controller import groups
 from protocol.messages import Decision, Verdict
 from tests.support.fleet_cases import LOOSE, fleet, group, report
 from tests.unit.controller.test_idle_replicas import after, measured
@@ -30,6 +33,22 @@ def test_a_slow_spell_is_no_reason_for_never() -> None:
     for count, wait_s in ((8, 30.0), (100, 0.0)):
         decisions = state.admit(group(LOOSE, count, prompt_tokens=8000), 3.1)
         assert {(d.verdict, d.retry_after_s) for d in decisions} == {(Verdict.REFUSED, wait_s)}
+
+
+@pytest.mark.parametrize(("count", "walks"), [(14, 2), (100, 3)])
+def test_what_may_pass_is_asked_only_about_a_group_that_no_idle_fleet_could_hold(
+    monkeypatch: pytest.MonkeyPatch, count: int, walks: int
+) -> None:
+    """Each answer walks through all replicas, and a group that waits asks several times a second."""
+    asked, answer = list[bool](), groups.most_sequences
+
+    def noted(*args: Any, **how: Any) -> int:
+        asked.append("at_best" in how)
+        return answer(*args, **how)
+
+    monkeypatch.setattr(groups, "most_sequences", noted)
+    told_s(count)
+    assert asked == [False, False, True][:walks]
 
 
 @pytest.mark.parametrize("count", [6, 12])
