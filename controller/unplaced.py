@@ -36,7 +36,7 @@ class Waiting:
     tier: int
     prompt_tokens: int
     asked_s: float  # when it asked last
-    latest_s: float  # when it must start at the latest; -inf: no idle replica could do it
+    latest_s: float  # when it must start at the latest; -inf: no idle replica could do it; nan: not known yet
     phase: Phase | None = None  # that it waits for, in a disaggregated fleet
     is_returning_on_time: bool = False  # it came when an earlier refusal had told, and found no room at once
 
@@ -110,7 +110,7 @@ class Unplaced:
         """Note that a pending request asks; by when it must start is asked for once."""
         uid = int(p.row["id"])
         known = self.waiting.pop(uid, None)
-        at_last_s = latest_s() if known is None else known.latest_s
+        at_last_s = latest_s() if known is None or math.isnan(known.latest_s) else known.latest_s
         told = p.tier, p.request.prompt_tokens, now_s, at_last_s, p.phase, p.is_returning_on_time
         waiting = self.waiting[uid] = Waiting(*told)
         return waiting
@@ -132,6 +132,8 @@ class Unplaced:
         if not p.is_new or slots.is_any_open or not slots.is_any_in_doubt(now_s, silent_s):
             return 0.0
         first_s = self._doubted_s.setdefault(int(p.row["id"]), now_s)
+        if p.is_returning_on_time:  # which is remembered; nobody can say yet by when it must start
+            self.ask(p, now_s, lambda: math.nan)
         return RETRY_INTERVAL_S[1] if now_s - first_s < NEWS_S else 0.0
 
     def awaits_start(self, p: Pending, now_s: float) -> bool:

@@ -69,6 +69,25 @@ def test_one_that_returns_as_told_and_has_to_wait_keeps_the_place_that_it_finds_
     state.check_integrity()
 
 
+def test_one_that_returns_as_told_while_its_ingress_doubts_all_replicas_may_still_wait_after_that() -> None:
+    """Nobody knew any more that it had come as told: it was refused when the replica was known to be well."""
+    state, asked, told_s = one_refused(pending=True)
+    state.report(report("a", 2, busy()), told_s)
+    state.on_failed("a", told_s)
+    back, now_s, sequence, reasons = msgspec.structs.replace(asked, request_id="back"), told_s, 2, list[str]()
+    while not reasons or reasons[-1] == "no_replica":
+        (decision,) = state.admit([msgspec.structs.replace(back, age_s=now_s - told_s)], now_s)
+        assert decision.verdict == Verdict.PENDING
+        reasons.append(decision.reason)
+        now_s += decision.retry_after_s
+        state.report(report("a", sequence := sequence + 1, busy()), now_s)
+    assert 1.0 < now_s - told_s < LOOSE.ttft_s
+    state.report(report("a", sequence + 1), now_s)
+    (decision,) = state.admit([msgspec.structs.replace(back, age_s=now_s - told_s)], now_s)
+    assert decision.verdict == Verdict.ADMITTED
+    assert not state.unplaced.waiting
+
+
 def test_who_is_refused_after_waiting_is_told_the_time_of_one_that_comes_anew() -> None:
     def told_s(age_s: float) -> float:
         state = fleet()
