@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from controller.best_effort_line import BestEffortLine
 from controller.disaggregation.phases import Phase
 from controller.mirror.slots import ReplicaSlots
 from controller.placement import Pending, place_on
@@ -94,10 +95,18 @@ class Returns:
 
     # -- those that come --------------------------------------------------------------------------------------------
 
-    def receive(self, slots: ReplicaSlots, asking: Sequence[Pending], waiting: Collection[int], now_s: float) -> None:
+    def receive(
+        self,
+        slots: ReplicaSlots,
+        asking: Sequence[Pending],
+        waiting: Collection[int],
+        in_line: BestEffortLine,
+        now_s: float,
+    ) -> None:
         """Requests with an objective ask, each by its first sequence. Those that were told to come now are placed where
         room is kept for them, if that still is so; all other newcomers want no replica whose room is kept. Those
-        ``waiting``, by uid, came earlier: they neither return now nor are they newcomers."""
+        ``waiting``, by uid, came earlier: they neither return now nor are they newcomers. Nor do those ``in_line`` for
+        best effort return; they have used credit when they came."""
         self._is_current[:], self._sent_away = False, []
         self._sweep(now_s)
         if not self._count:
@@ -107,9 +116,9 @@ class Returns:
             self._rehouse(slots, asking[0].phase, now_s)
         newcomers = []
         for p in asking:
-            if int(p.row["id"]) in waiting:
+            if (uid := int(p.row["id"])) in waiting:
                 continue
-            if (reserved := self._take(p, now_s)) is not None:
+            if uid not in in_line and (reserved := self._take(p, now_s)) is not None:
                 self._put_back(slots, p, reserved, now_s)
             elif p.is_new:
                 newcomers.append(p)
@@ -122,7 +131,7 @@ class Returns:
             kept = where[is_kept(slots.fleet_state, ledger, whole_row(p)[None][0], now_s, where)]
             if not len(kept):
                 continue
-            if key_of(p) not in self._returns_by_key:
+            if key_of(p) not in self._returns_by_key and int(p.row["id"]) not in in_line:
                 self._sent_away.append((p, copied(p.row), kept))
             for sequence in (p, *p.siblings):
                 sequence.scores_as_best_effort = sequence.scores

@@ -98,7 +98,7 @@ class Unplaced:
         for p in asking:
             known = self.waiting.get(int(p.row["id"]))
             p.is_returning_on_time = known is not None and known.is_returning_on_time
-        self.returns.receive(slots, asking, earlier, now_s)
+        self.returns.receive(slots, asking, earlier, self.line, now_s)
 
     def may_wait(self, p: Pending, refuses: bool) -> bool:
         """Whether a request may wait for room that is not there yet: where its tier refuses, one that was told to come

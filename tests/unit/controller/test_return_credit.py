@@ -8,7 +8,7 @@ from controller import returns
 from controller.options import FleetOptions
 from controller.scaling.tiers import Tier, TierTable
 from profiles.store import load_profile
-from protocol.messages import AdmissionRequest, Progress, Verdict
+from protocol.messages import AdmissionRequest, Progress, Verdict, request_uid
 from simulation.core.loop import Simulation
 from simulation.dispatchers.live_fleet import ControllerDispatcher
 from simulation.studies.systems import System
@@ -62,6 +62,33 @@ def test_a_group_that_falls_back_to_best_effort_uses_credit_only_where_it_could_
     decisions = state.admit(group(TIGHT, 3, prompt_digest=99), now_s)
     assert {d.verdict for d in decisions} == {Verdict.BEST_EFFORT}
     assert state.unplaced.returns.share.sent_away == float(is_charged)
+
+
+def test_one_in_line_for_best_effort_uses_credit_once_however_often_it_asks() -> None:
+    """Where nothing waits for room it asks again several times a second, and a few such used up all credit."""
+    state, _, _ = refusals(60, best_effort_backlog=0.0)
+    asked, now_s, share = ask(msgspec.structs.replace(TIGHT, ttft_s=3.0), 1500, prompt_digest=99), 0.5, 0.0
+    for k in range(5):
+        state.report(report("a", 2 + k), now_s)
+        (decision,) = state.admit([msgspec.structs.replace(asked, age_s=now_s - 0.5)], now_s)
+        assert decision.verdict == Verdict.PENDING
+        assert request_uid(asked.request_id) in state.unplaced.line
+        share, now_s = state.unplaced.returns.share.sent_away, now_s + decision.retry_after_s
+        assert 0.9 < share <= 1.0
+
+
+def test_one_in_line_for_best_effort_takes_no_time_of_a_client_with_the_same_prompt() -> None:
+    state, asks, told = refusals(60, best_effort_backlog=0.0)
+    due_s = min(d.retry_after_s for d in told)
+    (client,) = [a for a, d in zip(asks, told, strict=True) if d.retry_after_s == due_s][:1]
+    same = ask(msgspec.structs.replace(TIGHT, ttft_s=0.01), 8000, prompt_digest=client.prompt_digest)
+    for now_s in (0.5, due_s):
+        state.report(report("a", 2 + int(now_s)), now_s)
+        (decision,) = state.admit([msgspec.structs.replace(same, age_s=now_s - 0.5)], now_s)
+        assert decision.verdict == Verdict.PENDING
+    assert state.unplaced.returns.share.came == 0.0
+    state.admit([msgspec.structs.replace(client, request_id="again")], due_s)
+    assert state.unplaced.returns.share.came == 1.0
 
 
 def test_who_asks_too_early_uses_no_credit() -> None:
