@@ -34,9 +34,15 @@ class ServeScaler:
     def __init__(self, application: str, deployments: Sequence[str]) -> None:
         self.application, self.deployments = application, tuple(deployments)
         self._serve: Any = None
+        self._deployed_s: float | None = None  # the deploy that the last answer about the size was of
 
     async def size(self) -> Serve:
         """What Serve says of the size at present."""
+        told = await self._size()
+        self._deployed_s = told.deployed
+        return told
+
+    async def _size(self) -> Serve:
         application = await self._application()
         own = [application["deployments"][name] for name in self.deployments]
         told = [each for deployment in own for each in deployment["replicas"]]
@@ -57,8 +63,8 @@ class ServeScaler:
     async def remove(self, replicas: Sequence[str]) -> list[str]:
         """End these replicas of the first deployment, and ask for as many less; returns those that Serve knows.
 
-        Where a deploy comes meanwhile it has set the number, which is left as it is: the autoscaler tells by it whether
-        the configured one has changed.
+        Where a deploy has come since ``size`` was asked it has set the number, which is left as it is: the autoscaler
+        tells by it whether the configured one has changed.
 
         Raises:
             ScalingError: Serve knows none of them, or did not notice an end, or takes no other number from us.
@@ -66,6 +72,7 @@ class ServeScaler:
         application = await self._application()
         if not application["external_scaler_enabled"]:  # nobody is ended in vain
             raise ScalingError(f"application {self.application!r} needs external_scaler_enabled: true")
+        deployed_s = float(application["last_deployed_time_s"]) if self._deployed_s is None else self._deployed_s
         known = await self._known()
         ours = {name.rpartition("/")[2]: name for name in replicas if name.rpartition("/")[2] in known}
         if not ours:
@@ -78,8 +85,8 @@ class ServeScaler:
                 raise ScalingError(f"Serve did not notice within {NOTICE_S:g} s that {', '.join(left)} has ended")
             await asyncio.sleep(POLL_S)
             known = await self._known()
-        size = await self.size()
-        if size.deployed == float(application["last_deployed_time_s"]):
+        size = await self._size()
+        if size.deployed == deployed_s:
             await self.resize(size.replicas - len(ours))
         return list(ours.values())
 

@@ -74,3 +74,17 @@ def test_a_deploy_that_comes_while_serve_notices_an_end_is_not_asked_for_less_th
     assert asyncio.run(serve.remove(["g/x"])) == ["g/x"]
     assert serve.ended == ["x"]
     assert serve.asked == []
+
+
+def test_a_deploy_that_nobody_has_seen_yet_is_not_asked_for_less_than_it_configures() -> None:
+    """It came after the size was asked, as while the leader of several controllers ended another one's replicas."""
+    after: Look = (2, 2.0, {"x": "RUNNING"})
+    serve = FakeServe((6, 1.0, {"x": "RUNNING", "y": "RUNNING"}), after, after, (2, 2.0, {}))
+
+    async def removed() -> None:
+        assert (await serve.size()).replicas == 6
+        assert await serve.remove(["g/x"]) == ["g/x"]
+
+    asyncio.run(removed())
+    assert serve.ended == ["x"]
+    assert serve.asked == []
