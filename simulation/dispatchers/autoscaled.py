@@ -133,6 +133,7 @@ class AutoscaledDispatcher(ControllerDispatcher):
         )
         actions = self.sizer.plan(self.fleet, self._target(), ongoing, simulation.now_s)
         if actions.replicas is not None:
+            self._reports.wake(simulation.now_s)  # what is to go is paid for until the next report
             self._ask(simulation, actions.replicas)
         for name in actions.remove:
             life = next(life for life in self._there(simulation) if life.name == name)

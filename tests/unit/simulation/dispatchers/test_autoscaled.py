@@ -74,6 +74,21 @@ def test_one_pays_from_being_asked_for_to_the_end() -> None:
     assert dispatcher.resizes == 3
 
 
+def test_an_idle_fleet_that_reports_seldom_pays_no_longer_for_what_is_to_go() -> None:
+    """It went with the next report of all, up to a second later than in a busy fleet."""
+    said_s = list[float]()
+
+    class Noting(Script):
+        def plan(self, fleet: Fleet, replicas: int, ongoing: int, now_s: float) -> Actions:
+            actions = super().plan(fleet, replicas, ongoing, now_s)
+            said_s.extend([now_s] if actions.replicas else [])
+            return actions
+
+    _, dispatcher = simulate(jobs_at([0.0, 60.0]), Noting({30.5: Actions(replicas=1)}), begin=2)
+    (at_s,), (_, second) = said_s, dispatcher.lives
+    assert at_s < second.ended_s <= at_s + REPORT_S
+
+
 def test_what_is_starting_takes_and_tells_nothing() -> None:
     jobs = jobs_at(np.arange(0.0, 60.0, 0.25).tolist(), output=100)
     simulation, dispatcher = simulate(jobs, Script({9.5: Actions(replicas=2)}))
