@@ -5,7 +5,7 @@ Nothing here knows how long an iteration takes; that is ``profiles.model``.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import numpy as np
@@ -100,8 +100,3 @@ class MeasuredRange:
         return MeasuredRange(
             **{f.name: (float(batches[f.name].min()), float(batches[f.name].max())) for f in fields(MeasuredRange)}
         )
-
-    def outside(self, batch: Batch) -> tuple[str, ...]:
-        """Names of the terms in which ``batch`` lies outside; empty when it lies inside."""
-        values = dict(zip(Batch._fields, batch, strict=True))
-        return tuple(name for name, (low, high) in asdict(self).items() if not low <= values[name] <= high)

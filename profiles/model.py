@@ -1,14 +1,14 @@
 """Performance models behind one protocol: the shipped roofline and the published forms it is compared with.
 
-A model turns a batch into seconds and a time budget into prefill tokens. It never sees SLOs, queues or the clock, and
-it says when a question lies outside what was measured instead of answering silently.
+A model turns a batch into seconds and a time budget into prefill tokens. It never sees SLOs, queues or the clock. It
+knows the range of batches that it was fitted on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 from numba import njit
@@ -18,13 +18,6 @@ from profiles import kernels
 from profiles.batch import BATCH, Batch, Floats, MeasuredRange, Table
 
 MAX_CHUNK_TOKENS = 2**31 - 1
-
-
-class Prediction(NamedTuple):
-    """Seconds of one iteration and the names of the terms that lie outside the measured range."""
-
-    seconds: float
-    outside: tuple[str, ...]
 
 
 class PerfModel(Protocol):
@@ -49,11 +42,6 @@ class PerfModel(Protocol):
     def max_prefill_tokens(self, budget_s: float, batch: Batch, cached_tokens: float = 0.0) -> int:
         """Largest chunk of one more sequence, on ``cached_tokens`` of context, that fits beside ``batch``."""
         ...
-
-
-def predict(model: PerfModel, batch: Batch) -> Prediction:
-    """Seconds with the out-of-range flag: which terms of ``batch`` were never measured at that size."""
-    return Prediction(model.iteration_s(batch), model.measured.outside(batch))
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +110,7 @@ class LookupModel:
     """PolyServe section 4.5: a table from (batch tokens, KV tokens) to seconds, bilinear between its nodes.
 
     KV tokens are those read by decodes plus the cached context of prefill chunks. Node values never fall along either
-    axis, so that the inverse exists; beyond the last node the value stays at the edge (and is flagged).
+    axis, so that the inverse exists; beyond the last node the value stays at the edge.
     """
 
     batch_axis: Floats  # increasing batch tokens

@@ -5,8 +5,6 @@ import pytest
 from profiles.batch import Batch, MeasuredRange, compositions, decodes, measurements
 from profiles.kernels import attention_pairs
 
-BOX = MeasuredRange(batch_tokens=(1, 100), kv_tokens=(0, 1000), pairs=(0, 500), sequences=(1, 10))
-
 
 def test_a_chunk_adds_its_tokens_one_sequence_and_its_pairs() -> None:
     batch = decodes(4, 100).with_chunk(32, cached_tokens=64)
@@ -18,17 +16,6 @@ def test_rows_and_scalars_describe_the_same_batch() -> None:
     rows = compositions([0, 3, 5], [0, 50, 70], [16, 0, 8], [32, 999, 0])
     expected = [Batch(0.0, sequences=0.0).with_chunk(16, 32), decodes(3, 50), decodes(5, 70).with_chunk(8)]
     assert [Batch(*row.tolist()) for row in rows] == expected
-
-
-def test_outside_names_every_term_that_leaves_the_box() -> None:
-    assert BOX.outside(decodes(5, 100)) == ()
-    assert BOX.outside(decodes(20, 100)) == ("kv_tokens", "sequences")
-    assert BOX.outside(Batch(10, spec_steps=2)) == ("spec_steps",)
-
-
-def test_the_edges_of_the_box_lie_inside() -> None:
-    assert BOX.outside(Batch(100, 1000, 500, 10)) == ()
-    assert BOX.outside(Batch(1, 0, 0, 1)) == ()
 
 
 def test_a_range_is_the_smallest_box_around_its_rows() -> None:

@@ -1,11 +1,11 @@
-"""Every form answers the protocol's questions alike, and says when it extrapolates."""
+"""Every form answers the protocol's questions alike."""
 
 import numpy as np
 import pytest
 
 from profiles.batch import Batch, decodes
 from profiles.fit import FORMS
-from profiles.model import MAX_CHUNK_TOKENS, PerfModel, predict
+from profiles.model import MAX_CHUNK_TOKENS, PerfModel
 from tests.support.planted_profile import planted_table
 
 TABLE = planted_table(noise=0.01)
@@ -50,13 +50,3 @@ def test_longer_cached_context_never_gives_a_larger_chunk(model: PerfModel) -> N
 
 def test_a_budget_without_end_is_answered_with_a_finite_chunk(model: PerfModel) -> None:
     assert 0 < model.max_prefill_tokens(1e9, decodes(1, 128)) <= MAX_CHUNK_TOKENS
-
-
-def test_questions_outside_the_measured_range_are_flagged(model: PerfModel) -> None:
-    assert predict(model, decodes(64, 1024)).outside == ()
-    assert predict(model, decodes(300, 1024)).outside == ("kv_tokens", "sequences") or (
-        predict(model, decodes(300, 1024)).outside == ("sequences",)
-    )
-    far = predict(model, Batch(5000.0, 0.0, 1e9, 1.0))
-    assert set(far.outside) == {"batch_tokens", "pairs"}
-    assert far.seconds > 0

@@ -1,12 +1,13 @@
 """Files: round trips, names, and errors that say which file, column or field."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from profiles.batch import Batch, decodes
+from profiles.batch import decodes
 from profiles.profile import ProfileError
 from profiles.store import (
     builtin_names,
@@ -50,11 +51,9 @@ def test_every_shipped_profile_loads_under_its_own_name() -> None:
         assert profile.name == name
         assert profile.provenance.source
         assert profile.fit.points > 100
-        assert not profile.model.measured.outside(profile_batch(profile.kv_capacity_tokens))
-
-
-def profile_batch(kv_capacity_tokens: int) -> Batch:
-    return decodes(4, min(1024, kv_capacity_tokens // 8))
+        usual = decodes(4, min(1024, profile.kv_capacity_tokens // 8))
+        for term, (least, most) in asdict(profile.measured).items():
+            assert least <= getattr(usual, term) <= most, (name, term)
 
 
 def test_shipped_gpu_profiles_name_their_source_and_keep_their_kernel_times_recoverable() -> None:
