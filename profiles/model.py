@@ -1,12 +1,11 @@
 """Performance models behind one protocol: the shipped roofline and the published forms it is compared with.
 
-A model turns a batch into seconds and a time budget into prefill tokens. It never sees SLOs, queues or the clock. It
-knows the range of batches that it was fitted on.
+A model turns a batch into seconds, and knows the range of batches that it was fitted on. It never sees SLOs, queues or
+the clock. What planning asks of the shipped form, its inverse included, is in ``profiles.kernels``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,9 +14,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from profiles import kernels
-from profiles.batch import BATCH, Batch, Floats, MeasuredRange, Table
-
-MAX_CHUNK_TOKENS = 2**31 - 1
+from profiles.batch import Batch, Floats, MeasuredRange, Table
 
 
 class PerfModel(Protocol):
@@ -31,16 +28,8 @@ class PerfModel(Protocol):
         """The box of batches the model was fitted on; outside of it answers are extrapolations."""
         ...
 
-    def iteration_s(self, batch: Batch) -> float:
-        """Seconds of one iteration; 0 for an empty batch."""
-        ...
-
     def iterations_s(self, batches: Table) -> Floats:
-        """``iteration_s`` of every row of a BATCH table."""
-        ...
-
-    def max_prefill_tokens(self, budget_s: float, batch: Batch, cached_tokens: float = 0.0) -> int:
-        """Largest chunk of one more sequence, on ``cached_tokens`` of context, that fits beside ``batch``."""
+        """Seconds of each iteration (f8[rows]) of a BATCH table; 0 for an empty batch."""
         ...
 
 
@@ -53,17 +42,11 @@ class RooflineModel:
     name: str = "roofline"
 
     def iteration_s(self, batch: Batch) -> float:
+        """Seconds of one iteration; 0 for an empty batch."""
         return float(kernels.iteration_s(self.coefficients, *batch.terms))
 
     def iterations_s(self, batches: Table) -> Floats:
         return _roofline_s(self.coefficients, np.ascontiguousarray(batches))
-
-    def max_prefill_tokens(self, budget_s: float, batch: Batch, cached_tokens: float = 0.0) -> int:
-        return int(
-            kernels.max_prefill_tokens(
-                self.coefficients, budget_s, np.array(batch.terms, dtype=np.float64), cached_tokens
-            )
-        )
 
 
 @njit(cache=True)
@@ -85,24 +68,10 @@ class PlainModel:
     measured: MeasuredRange
     name: str = "slos-serve"
 
-    def iteration_s(self, batch: Batch) -> float:
-        if batch.batch_tokens <= 0:
-            return 0.0
-        return float(max(k1 * batch.batch_tokens + k2 * batch.spec_steps + b for k1, k2, b in self.lines))
-
     def iterations_s(self, batches: Table) -> Floats:
         k1, k2, b = self.lines.T[:, :, None]
         seconds = (k1 * batches["batch_tokens"] + k2 * batches["spec_steps"] + b).max(axis=0)
         return np.where(batches["batch_tokens"] > 0, seconds, 0.0)
-
-    def max_prefill_tokens(self, budget_s: float, batch: Batch, cached_tokens: float = 0.0) -> int:
-        tokens = float(MAX_CHUNK_TOKENS)
-        for k1, k2, b in self.lines:
-            room_s = budget_s - b - k2 * batch.spec_steps - k1 * batch.batch_tokens
-            if room_s <= 0:
-                return 0
-            tokens = min(tokens, room_s / k1 if k1 > 0 else tokens)
-        return int(tokens + 1e-9)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +79,7 @@ class LookupModel:
     """PolyServe section 4.5: a table from (batch tokens, KV tokens) to seconds, bilinear between its nodes.
 
     KV tokens are those read by decodes plus the cached context of prefill chunks. Node values never fall along either
-    axis, so that the inverse exists; beyond the last node the value stays at the edge.
+    axis, so that the largest batch within a time can be read off; beyond the last node the value stays at the edge.
     """
 
     batch_axis: Floats  # increasing batch tokens
@@ -119,33 +88,11 @@ class LookupModel:
     measured: MeasuredRange
     name: str = "polyserve-table"
 
-    def iteration_s(self, batch: Batch) -> float:
-        if batch.batch_tokens <= 0:
-            return 0.0
-        kv_tokens = batch.kv_tokens + batch.cached_tokens
-        return float(_bilinear(self.batch_axis, self.kv_axis, self.seconds, batch.batch_tokens, kv_tokens))
-
     def iterations_s(self, batches: Table) -> Floats:
         kv_tokens = batches["kv_tokens"] + batches["cached_tokens"]
         weights = bilinear_weights(self.batch_axis, self.kv_axis, batches["batch_tokens"], kv_tokens)
         seconds = sum(w * self.seconds[i, j] for i, j, w in weights)
         return np.where(batches["batch_tokens"] > 0, seconds, 0.0)
-
-    def max_prefill_tokens(self, budget_s: float, batch: Batch, cached_tokens: float = 0.0) -> int:
-        limit = max(0, int(self.batch_axis[-1] - batch.batch_tokens))  # the table ends there
-        return largest_chunk(self.iteration_s, budget_s, batch, cached_tokens, limit)
-
-
-@njit(cache=True)
-def _bilinear(xs: Floats, ys: Floats, values: Floats, x: float, y: float) -> float:
-    i = min(max(int(np.searchsorted(xs, x, side="right")) - 1, 0), len(xs) - 2)
-    j = min(max(int(np.searchsorted(ys, y, side="right")) - 1, 0), len(ys) - 2)
-    u = min(max((x - xs[i]) / (xs[i + 1] - xs[i]), 0.0), 1.0)
-    v = min(max((y - ys[j]) / (ys[j + 1] - ys[j]), 0.0), 1.0)
-    low = values[i, j] * (1 - v) + values[i, j + 1] * v
-    high = values[i + 1, j] * (1 - v) + values[i + 1, j + 1] * v
-    seconds: float = low * (1 - u) + high * u
-    return seconds
 
 
 Corner = tuple[NDArray[np.intp], NDArray[np.intp], Floats]
@@ -176,17 +123,11 @@ class LinearModel:
     measured: MeasuredRange
     name: str = "annealing"
 
-    def iteration_s(self, batch: Batch) -> float:
-        return float(self.iterations_s(np.array([tuple(batch)], dtype=BATCH))[0])
-
     def iterations_s(self, batches: Table) -> Floats:
         decode_seqs = batches["sequences"] - batches["prefill_seqs"]
         prefill_s = linear_features(batches["prefill_seqs"], batches["prefill_tokens"]) @ self.prefill
         decode_s = linear_features(decode_seqs, batches["kv_tokens"]) @ self.decode
         return np.asarray(prefill_s + decode_s)
-
-    def max_prefill_tokens(self, budget_s: float, batch: Batch, cached_tokens: float = 0.0) -> int:
-        return largest_chunk(self.iteration_s, budget_s, batch, cached_tokens, MAX_CHUNK_TOKENS)
 
 
 def linear_features(sequences: Floats, total_tokens: Floats) -> Floats:
@@ -194,17 +135,3 @@ def linear_features(sequences: Floats, total_tokens: Floats) -> Floats:
     present = sequences > 0
     mean_length = np.divide(total_tokens, sequences, out=np.zeros(len(sequences)), where=present)
     return np.stack([total_tokens * present, sequences * present, mean_length, present.astype("f8")], axis=1)
-
-
-def largest_chunk(
-    iteration_s: Callable[[Batch], float], budget_s: float, batch: Batch, cached_tokens: float, limit: int
-) -> int:
-    """Bisection for the largest chunk within the budget, for forms without a closed inverse (time must not fall)."""
-    low, high = 0, limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        if iteration_s(batch.with_chunk(middle, cached_tokens)) <= budget_s:
-            low = middle
-        else:
-            high = middle - 1
-    return low
