@@ -10,7 +10,7 @@ import numpy as np
 
 from controller.lengths.estimate import ORACLE, LengthEstimate, LengthEstimator, LengthQuery, ahead
 from controller.lengths.fair_window import FairWindow
-from controller.mirror.lengths import LengthEstimator as TierLengths
+from controller.mirror.lengths import TierLengths
 from profiles.suggest import suggest
 
 UNCALIBRATED = ("none", ORACLE)  # their bounds hold as they are

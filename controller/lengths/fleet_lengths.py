@@ -26,7 +26,7 @@ from controller.lengths.fair_window import FairWindow
 from controller.lengths.features import FEATURES, FeatureMaker
 from controller.lengths.forest import Floats, Forest
 from controller.lengths.training import LEAST_REQUESTS, Finished, TrainingSet, ask
-from controller.mirror.lengths import LengthEstimator as TierLengths
+from controller.mirror.lengths import TierLengths
 from planning.limits import KV_RESERVES
 from protocol.messages import FINISHED, AdmissionRequest, Outcome, Progress
 

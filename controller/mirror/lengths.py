@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from controller.lengths.estimate import ahead
 from protocol.messages import FINISHED, Outcome
 
 WINDOW = 200  # latest requests of a tenant that count; after so many the prior is forgotten
@@ -186,8 +187,8 @@ class CapClass:
 
 
 @dataclass
-class LengthEstimator:
-    """Output lengths per tier. ``tier_priors`` has those of the tiers that state one, in tokens."""
+class TierLengths:
+    """What is known of output lengths, per tier. ``tier_priors`` has those of the tiers that state one, in tokens."""
 
     prior_tokens: float
     tier_priors: Mapping[str, float] = field(default_factory=dict)
@@ -219,21 +220,16 @@ class LengthEstimator:
     def estimate(
         self, tier: str, emitted_tokens: int, cap_tokens: int, tenant: str, coverage: float
     ) -> tuple[int, float]:
-        """``predict``, and the upper bound of the output; inf where too few requests of such caps have finished to tell
-        one."""
+        """Predicted length of the whole output, and a bound that it stays below with this coverage (0 to 1), in tokens.
+
+        The prediction is more than what was emitted and at most ``cap_tokens``. The bound is inf where too few
+        requests of such caps have finished to tell one.
+        """
         prior = self.prior(tier)
         known = self.classes.get((tier, cap_tokens.bit_length() // CAP_BITS))
         curve = None if known is None else known.curve(tenant, prior)
         mean = min(prior, cap_tokens) if curve is None else curve.mean_tokens(cap_tokens)
-        longer = mean if emitted_tokens < mean else emitted_tokens + max(1.0, mean / 2)
-        predicted = max(emitted_tokens + 1, min(cap_tokens, round(longer)))
+        predicted = max(emitted_tokens + 1, min(cap_tokens, round(ahead(mean, emitted_tokens))))
         if curve is None or known is None or known.size < LEAST_BOUND:
             return predicted, math.inf
         return predicted, curve.quantile_tokens(coverage, emitted_tokens)
-
-    def predict(self, tier: str, emitted_tokens: int, cap_tokens: int, tenant: str = "") -> int:
-        """Predicted length of the whole output: more than what was emitted, at most ``cap_tokens``.
-
-        A request that outlives the mean is taken to have half of it still ahead.
-        """
-        return self.estimate(tier, emitted_tokens, cap_tokens, tenant, 0.0)[0]

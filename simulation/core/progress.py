@@ -64,6 +64,6 @@ def emit(row: np.void, job: np.void, record: np.void, tokens: int, now_s: float,
 
 @njit(cache=True)
 def _outlive(row: np.void, predicted_tokens: int) -> None:
-    """A request that outlives its prediction is taken to have half of it ahead (``LengthEstimator.predict``'s rule)."""
+    """One that outlives its prediction is taken to have half of it ahead (``controller.lengths.estimate.ahead``)."""
     longer = min(row["emitted_tokens"] + max(1, predicted_tokens // 2), row["output_cap_tokens"])
     row["output_tokens"] = max(row["emitted_tokens"] + 1, longer)

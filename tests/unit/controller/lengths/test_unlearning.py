@@ -3,18 +3,19 @@
 import pytest
 
 from controller.fleet import Fleet
-from controller.mirror.lengths import HALF_LIFE_S, LONGEST_S, WINDOW, LengthEstimator
+from controller.mirror.lengths import HALF_LIFE_S, LONGEST_S, WINDOW, TierLengths
 from controller.options import FleetOptions
 from controller.scaling.tiers import Tier, TierTable
 from profiles.store import load_profile
 from protocol.messages import AdmissionRequest, Decision, Slo, Verdict
 from tests.support.fleet_cases import report
+from tests.support.length_cases import predicted
 
 CAP = 4096
 
 
-def learnt(tokens: int) -> LengthEstimator:
-    lengths = LengthEstimator(200.0)
+def learnt(tokens: int) -> TierLengths:
+    lengths = TierLengths(200.0)
     for _ in range(WINDOW):
         lengths.note("job", tokens, CAP)
     return lengths
@@ -33,7 +34,7 @@ def test_what_serves_nobody_is_forgotten_by_halves() -> None:
     for second in range(20 * int(HALF_LIFE_S)):
         lengths.doubt("job", CAP, "", LONGEST_S + HALF_LIFE_S + 1.0 + second)
     assert known.size == 0
-    assert lengths.predict("job", 0, CAP) == 200
+    assert predicted(lengths, "job", 0, CAP) == 200
     assert not lengths.doubt("job", CAP, "", 1e4), "there is nothing left"
 
 
@@ -42,14 +43,14 @@ def test_a_tenant_that_is_refused_for_its_own_history_forgets_nobody_elses() -> 
     for _ in range(WINDOW):
         lengths.note("job", 150, CAP, tenant="good")
         lengths.note("job", 2500, CAP, tenant="long")
-    before = lengths.predict("job", 0, CAP, "good")
+    before = predicted(lengths, "job", 0, CAP, "good")
     (known,), second = lengths.classes.values(), 0
-    while lengths.predict("job", 0, CAP, "long") > 1000:
+    while predicted(lengths, "job", 0, CAP, "long") > 1000:
         lengths.doubt("job", CAP, "long", float(second))
         second += 1
     assert second > LONGEST_S
     assert [len(known.samples[name]) for name in ("", "good")] == [WINDOW, WINDOW]
-    assert lengths.predict("job", 0, CAP, "good") <= before
+    assert predicted(lengths, "job", 0, CAP, "good") <= before
 
 
 def test_a_tenant_without_a_history_of_its_own_any_more_goes_by_everybodys_and_forgets_that() -> None:
@@ -58,7 +59,7 @@ def test_a_tenant_without_a_history_of_its_own_any_more_goes_by_everybodys_and_f
         lengths.note("job", 2500, CAP, tenant="gone")
     for second in range(3600):
         lengths.doubt("job", CAP, "gone", float(second))
-    assert lengths.predict("job", 0, CAP, "gone") == 200
+    assert predicted(lengths, "job", 0, CAP, "gone") == 200
 
 
 def test_everybodys_history_stays_while_somebodys_requests_end() -> None:

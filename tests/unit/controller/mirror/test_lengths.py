@@ -5,15 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.mirror.lengths import MOST_TENANTS, WINDOW, LengthEstimator
+from controller.mirror.lengths import MOST_TENANTS, WINDOW, TierLengths
 from tests.support.fleet_cases import TIGHT, ask, ended
+from tests.support.length_cases import predicted
 
 PRIOR, CAP = 256, 4000
 observations = st.tuples(st.integers(1, 5000), st.integers(1, 5000), st.sampled_from(["", "a", "b"]))
 
 
-def estimator(**priors: float) -> LengthEstimator:
-    return LengthEstimator(float(PRIOR), priors)
+def estimator(**priors: float) -> TierLengths:
+    return TierLengths(float(PRIOR), priors)
 
 
 def drawn(mean_tokens: float, count: int, seed: int = 0) -> list[int]:
@@ -30,8 +31,7 @@ def test_predictions_lie_between_what_was_emitted_and_the_cap(
     for tokens, cap_of_it, tenant in seen:
         lengths.note("gold", min(tokens, cap_of_it), cap_of_it, tokens >= cap_of_it, tenant)
     for tenant in ("", "a", "b", "new"):
-        predicted = lengths.predict("gold", emitted, cap, tenant)
-        assert emitted < predicted <= max(cap, emitted + 1)
+        assert emitted < predicted(lengths, "gold", emitted, cap, tenant) <= max(cap, emitted + 1)
 
 
 # -- attacks ----------------------------------------------------------------------------------------------------------
@@ -41,7 +41,7 @@ def test_requests_cut_at_one_token_say_nothing_about_long_outputs() -> None:
     lengths = estimator()
     for _ in range(1000):
         lengths.note("gold", 1, 1, is_cut=True)
-    assert [lengths.predict("gold", 0, cap) for cap in (1, 100, 512, CAP)] == [1, 100, PRIOR, PRIOR]
+    assert [predicted(lengths, "gold", 0, cap) for cap in (1, 100, 512, CAP)] == [1, 100, PRIOR, PRIOR]
 
 
 @pytest.mark.parametrize("cap", [8, 300, 2000])
@@ -49,14 +49,14 @@ def test_requests_cut_at_a_cap_do_not_make_longer_caps_the_prediction(cap: int) 
     lengths = estimator()
     for _ in range(46):
         lengths.note("gold", cap, cap, is_cut=True)
-    assert lengths.predict("gold", 0, 16_000) <= max(PRIOR, 1.5 * cap)
+    assert predicted(lengths, "gold", 0, 16_000) <= max(PRIOR, 1.5 * cap)
 
 
 def test_sixty_short_answers_move_a_tier_by_half_at_most() -> None:
     lengths = estimator()
     for _ in range(60):
         lengths.note("gold", 1, CAP)
-    assert lengths.predict("gold", 0, CAP) > PRIOR / 2
+    assert predicted(lengths, "gold", 0, CAP) > PRIOR / 2
 
 
 @pytest.mark.parametrize("own", [1, CAP])
@@ -65,24 +65,24 @@ def test_one_tenant_moves_the_others_little_however_much_it_sends(own: int) -> N
     for tokens in drawn(300, 100):
         for tenant in "abcdefgh":
             lengths.note("gold", tokens, CAP, tenant=tenant)
-    before = {tenant: lengths.predict("gold", 0, CAP, tenant) for tenant in ("a", "new")}
+    before = {tenant: predicted(lengths, "gold", 0, CAP, tenant) for tenant in ("a", "new")}
     for _ in range(5000):
         lengths.note("gold", own, CAP, own == CAP, "mallory")
-    assert lengths.predict("gold", 0, CAP, "mallory") == own
-    assert lengths.predict("gold", 0, CAP, "a") == pytest.approx(before["a"], rel=0.02)
+    assert predicted(lengths, "gold", 0, CAP, "mallory") == own
+    assert predicted(lengths, "gold", 0, CAP, "a") == pytest.approx(before["a"], rel=0.02)
     share = 1 / 9  # of what new tenants are predicted by
-    assert abs(lengths.predict("gold", 0, CAP, "new") - before["new"]) <= share * (abs(own - before["new"]) + 150)
+    assert abs(predicted(lengths, "gold", 0, CAP, "new") - before["new"]) <= share * (abs(own - before["new"]) + 150)
 
 
 def test_a_flood_of_small_caps_does_not_push_what_was_learnt_out() -> None:
     lengths = estimator()
     for tokens in drawn(600, WINDOW):
         lengths.note("gold", tokens, CAP)
-    before = lengths.predict("gold", 0, CAP)
+    before = predicted(lengths, "gold", 0, CAP)
     for _ in range(2000):
         lengths.note("gold", 1, 4)
         lengths.note("gold", 16, 16, is_cut=True)
-    assert lengths.predict("gold", 0, CAP) == before
+    assert predicted(lengths, "gold", 0, CAP) == before
 
 
 def test_names_of_tenants_are_forgotten_in_the_end() -> None:
@@ -91,7 +91,7 @@ def test_names_of_tenants_are_forgotten_in_the_end() -> None:
         lengths.note("gold", 10, CAP, tenant=str(number))
     (known,) = lengths.classes.values()
     assert len(known.samples) == MOST_TENANTS
-    assert lengths.predict("gold", 0, CAP, "0") == lengths.predict("gold", 0, CAP)
+    assert predicted(lengths, "gold", 0, CAP, "0") == predicted(lengths, "gold", 0, CAP)
 
 
 # -- honest traffic ---------------------------------------------------------------------------------------------------
@@ -104,8 +104,8 @@ def test_honest_change_is_followed_within_a_window(tenant: str, first: float, th
     for mean in (first, then):
         for tokens in drawn(mean, WINDOW + WINDOW // 10):
             lengths.note("gold", tokens, 16_000, tenant=tenant)
-        assert lengths.predict("gold", 0, 16_000, tenant) == pytest.approx(mean, rel=0.15)
-    assert lengths.predict("other", 0, 16_000) == PRIOR
+        assert predicted(lengths, "gold", 0, 16_000, tenant) == pytest.approx(mean, rel=0.15)
+    assert predicted(lengths, "other", 0, 16_000) == PRIOR
 
 
 def test_where_requests_run_to_their_caps_the_cap_becomes_the_prediction() -> None:
@@ -113,7 +113,7 @@ def test_where_requests_run_to_their_caps_the_cap_becomes_the_prediction() -> No
     for cap in rng.integers(300, 2000, 300).tolist():
         lengths.note("gold", cap, cap, is_cut=True)
     for cap in (100, 300, 600, 1500):
-        assert lengths.predict("gold", 0, cap) == pytest.approx(cap, rel=0.1)
+        assert predicted(lengths, "gold", 0, cap) == pytest.approx(cap, rel=0.1)
 
 
 def test_cut_outputs_do_not_shorten_what_is_expected_of_longer_caps() -> None:
@@ -122,22 +122,22 @@ def test_cut_outputs_do_not_shorten_what_is_expected_of_longer_caps() -> None:
     for k, tokens in enumerate(drawn(600, 8 * WINDOW)):
         cap = 500 if k % 4 else 2000
         lengths.note("gold", min(tokens, cap), cap, tokens >= cap)
-    assert lengths.predict("gold", 0, 2000) == pytest.approx(570, rel=0.15)
-    assert lengths.predict("gold", 0, 500) == pytest.approx(370, rel=0.15)
+    assert predicted(lengths, "gold", 0, 2000) == pytest.approx(570, rel=0.15)
+    assert predicted(lengths, "gold", 0, 500) == pytest.approx(370, rel=0.15)
 
 
 def test_a_tiers_prior_fades_as_its_requests_finish() -> None:
     lengths = estimator(gold=20.0)
-    assert [lengths.predict(tier, 0, 1000) for tier in ("gold", "other")] == [20, PRIOR]
+    assert [predicted(lengths, tier, 0, 1000) for tier in ("gold", "other")] == [20, PRIOR]
     for _ in range(WINDOW):
         lengths.note("gold", 40, 1000)
     lengths.tier_priors = {"gold": 500.0, "other": 7.0}
-    assert [lengths.predict(tier, 0, 1000) for tier in ("gold", "other")] == [40, 7]
+    assert [predicted(lengths, tier, 0, 1000) for tier in ("gold", "other")] == [40, 7]
 
 
 def test_a_request_that_outlives_its_prediction_has_half_of_it_ahead() -> None:
     lengths = estimator()
-    assert [lengths.predict("gold", emitted, CAP) for emitted in (0, 255, 256, 300)] == [256, 256, 384, 428]
+    assert [predicted(lengths, "gold", emitted, CAP) for emitted in (0, 255, 256, 300)] == [256, 256, 384, 428]
 
 
 @pytest.mark.parametrize("finish", ["abort", "error", "refused"])
@@ -146,7 +146,7 @@ def test_only_outputs_that_ended_by_themselves_or_at_their_cap_tell_a_length(fin
     for each in (finish, "stop"):
         for _ in range(WINDOW):
             lengths.learn(ended(ask(TIGHT), each, tokens=7))
-        told[each] = lengths.predict("tight", 0, 200)
+        told[each] = predicted(lengths, "tight", 0, 200)
     assert told == {finish: 200, "stop": 7}
 
 
@@ -154,4 +154,4 @@ def test_a_few_long_outputs_among_many_do_not_tell_how_long_outputs_get() -> Non
     lengths = estimator()
     for k in range(WINDOW):
         lengths.note("gold", 4000 if k == 7 else 100, 16_000)
-    assert lengths.predict("gold", 0, 16_000) == 100
+    assert predicted(lengths, "gold", 0, 16_000) == 100

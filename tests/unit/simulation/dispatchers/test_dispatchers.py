@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from controller.mirror.lengths import LengthEstimator
+from controller.mirror.lengths import TierLengths
 from controller.mirror.replica_model import REPORTED_LIMITS
 from controller.options import FleetOptions
 from planning.admission.plan import AdmissionOptions
@@ -23,6 +23,7 @@ from simulation.studies.sizing import least_replicas, replicas_needed, run_fleet
 from simulation.studies.systems import PLANNER, DistServe, FleetOf
 from simulation.workloads.split import split_jobs
 from simulation.workloads.traces import Trace
+from tests.support.length_cases import predicted
 from tests.support.simulation_cases import STOCK, a100, jobs_at, random_jobs, run
 
 
@@ -61,14 +62,14 @@ def test_outlived_predictions_grow_by_half_as_the_live_estimator_has_them() -> N
     system = replace(PLANNER, admits=False)
     simulation = Simulation(jobs, system.engines(a100()), system.dispatcher(a100(), jobs))
     seen: dict[int, int] = {}
-    estimator = LengthEstimator(100.0)
+    estimator = TierLengths(100.0)
     simulation.dispatcher.dispatch(simulation, np.array([0]))
     for k in range(1, 1000):
         simulation._advance(0.005 * k)
         for row in simulation.table(0):
             seen[int(row["emitted_tokens"])] = int(row["output_tokens"])
     assert {99, 100, 150} <= set(seen)
-    assert seen == {emitted: estimator.predict("any", emitted, 4096) for emitted in seen}
+    assert seen == {emitted: predicted(estimator, "any", emitted, 4096) for emitted in seen}
 
 
 def test_under_a_controller_outlived_lengths_grow_by_a_token_as_live_engines_have_them() -> None:
