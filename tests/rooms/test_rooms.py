@@ -77,6 +77,12 @@ def test_imports_go_one_way() -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+def test_the_page_on_architecture_names_all_shells_of_the_controller() -> None:
+    (row,) = re.findall(r"^\| `controller/` \|.*", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE)
+    named = re.findall(r"`([\w/]+)\.py`", row.split("its shells are")[1])
+    assert {"controller." + name.replace("/", ".") for name in named} == SHELLS
+
+
 @pytest.mark.parametrize("room", PURE_ROOMS)
 def test_pure_room_needs_no_engine(room: str) -> None:
     result = import_blocked(*(name for name in modules(room) if name not in SHELLS))
