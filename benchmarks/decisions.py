@@ -23,15 +23,15 @@ from benchmarks.result_file import write_result
 from controller.fleet import Fleet
 from controller.options import FleetOptions
 from controller.scaling.tiers import Tier, TierTable
+from controller.warmup import warm_up
 from planning.admission.plan import plan_admission
 from planning.engine import EngineModel
 from planning.limits import make_limits
 from planning.tables import request_table
-from planning.warmup import warm_up
 from profiles.store import load_profile
 from protocol.messages import AdmissionRequest, Progress, Report, Slo, request_uid
 from routing.fleet_state import FleetState, advance_fleet, make_fleet_state, recompute_load
-from routing.placement import NO_SCORES, PLACEMENT, CandidateOrder, place, warm_up_placement
+from routing.placement import NO_SCORES, PLACEMENT, CandidateOrder, place
 from routing.policy import make_routing
 
 FLEETS, BURSTS = (1, 8, 32, 100, 256), (1, 4, 16)
@@ -257,7 +257,6 @@ def main(
 ) -> None:
     """Time admission-and-routing decisions over fleets of 1 to 256 replicas."""
     warm_up()
-    warm_up_placement()
     count, seeds = (decisions // 10, SEEDS[:1]) if quick else (decisions, SEEDS)
     points = [measure(profile, n, burst, count, s) for n in FLEETS for burst in BURSTS for s in seeds]
     points += [measure(other, 100, burst, count, s) for other in SLOWER for burst in BURSTS for s in seeds]

@@ -14,7 +14,6 @@ from numba import boolean, float64, int64, intp, njit, typeof, types, void
 from planning.admission.search import ADMITTED, BREAKS, TTFT, mark_late, why_unattainable
 from planning.deadlines import num_uncomputed_tokens
 from planning.forecast.rollout import FORECAST, TOLERANCE_S, forecast_requests
-from planning.limits import make_limits
 from planning.order import numbers, order_of
 from planning.tables import REQUEST, ROW_TYPE, TABLE_TYPE
 from profiles.compiled_once import compiled_once
@@ -25,18 +24,13 @@ from routing.fleet_state import (
     SHARED,
     FleetState,
     add_request,
-    advance_fleet,
     advance_replica,
     engine_of,
     formed_s,
-    make_fleet_state,
-    recompute_load,
-    remove_request,
-    set_all_drafts,
     set_drafts,
 )
 from routing.quick_check import quick_check
-from routing.scores import MOST_LOADED, base_weight, score_replica, score_replicas
+from routing.scores import MOST_LOADED, base_weight, score_replica
 
 NOWHERE = -1  # replica of a placement that failed
 
@@ -276,15 +270,3 @@ def place(
         cached = order.cached[i : i + 1] if len(order.cached) else order.cached
         own = CandidateOrder(scores, order.rule, order.max_hops, cached, order.is_lagging)
         _place_one(fleet, rows[i], now_s, own, refused, placements[i])
-
-
-def warm_up_placement() -> None:
-    """Compile the fleet's kernels at start-up, or load them from the cache."""
-    fleet, rows = make_fleet_state(1, 2), np.zeros(1, dtype=REQUEST)
-    fleet.limits[:] = make_limits(kv_capacity_tokens=1024)
-    recompute_load(fleet, 0)
-    advance_fleet(fleet, 0.0)
-    place(fleet, rows, 0.0, CandidateOrder(NO_SCORES, MOST_LOADED, 1), np.zeros(1, dtype=PLACEMENT))
-    score_replicas(fleet, rows[0], 0.0, MOST_LOADED)
-    remove_request(fleet, 0, 1)
-    set_all_drafts(fleet, 0, rows)
