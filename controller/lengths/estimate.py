@@ -9,7 +9,6 @@ import msgspec
 
 from protocol.messages import AdmissionRequest, Traits
 
-ESTIMATORS = ("tier_mean", "forest", "gaussian", "client_hint", "none")
 ORACLE = "oracle"  # the simulator's own: the truth is told as the client's hint
 ASK_EVERY_TOKENS = 50  # of output, after which a request is asked about again
 

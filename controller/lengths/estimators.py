@@ -2,7 +2,7 @@
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import NormalDist
 
@@ -151,20 +151,21 @@ class Oracle:
         pass
 
 
+ESTIMATORS: Mapping[str, Callable[[TierMean], LengthEstimator]] = {  # by name; each may fall back on the means of tiers
+    "tier_mean": lambda base: base,
+    "forest": lambda base: base,
+    "gaussian": GaussianPerTask,
+    "client_hint": ClientHint,
+    "none": lambda _: NoEstimate(),
+    ORACLE: lambda _: Oracle(),
+}
+
+
 def make_estimator(name: str, tiers: TierLengths) -> LengthEstimator:
     """The estimator called ``name``, which may fall back on the means of ``tiers``; raises ``ValueError``.
 
     ``forest`` answers here as ``tier_mean`` does: forests are asked in batches (``controller.lengths.fleet_lengths``).
     """
-    base = TierMean(tiers)
-    known: dict[str, Callable[[], LengthEstimator]] = {
-        "tier_mean": lambda: base,
-        "forest": lambda: base,
-        "gaussian": lambda: GaussianPerTask(base),
-        "client_hint": lambda: ClientHint(base),
-        "none": NoEstimate,
-        ORACLE: Oracle,
-    }
-    if name not in known:
-        raise ValueError(f"lengths.estimator: no estimator {name!r}; {suggest(name, list(known))}")
-    return known[name]()
+    if name not in ESTIMATORS:
+        raise ValueError(f"lengths.estimator: no estimator {name!r}; {suggest(name, list(ESTIMATORS))}")
+    return ESTIMATORS[name](TierMean(tiers))

@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from controller.lengths.estimate import ESTIMATORS, ORACLE, LengthOptions, LengthQuery
+from controller.lengths.estimate import LengthOptions, LengthQuery
+from controller.lengths.estimators import ESTIMATORS
 from controller.lengths.fleet_lengths import BATCH, FOREST, STALE, FleetLengths
 from controller.lengths.training import grow_from
 from protocol.messages import AdmissionRequest, Outcome, Progress, Slo, Traits, Verdict
@@ -49,7 +50,7 @@ def serve(state: FleetLengths, requests: int, seed: int = 0, tenant: str = "") -
             state.set_forest(grow_from(known, state.next_version, 0))
 
 
-@pytest.mark.parametrize("estimator", [*ESTIMATORS, ORACLE])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_every_answer_lies_between_what_was_emitted_and_the_cap(estimator: str) -> None:
     state = lengths(estimator)
     serve(state, 80)

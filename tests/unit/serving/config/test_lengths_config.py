@@ -1,9 +1,12 @@
 """The section ``lengths``."""
 
+import typing
+
 import pytest
 from pydantic import ValidationError
 
-from controller.lengths.estimate import LengthOptions
+from controller.lengths.estimate import ORACLE, LengthOptions
+from controller.lengths.estimators import ESTIMATORS
 from controller.lengths.fleet_lengths import FleetLengths
 from protocol.messages import AdmissionRequest
 from serving.config.lengths import LEAST_WINDOW, LengthsConfig
@@ -20,6 +23,11 @@ def finished_before_a_forest(options: LengthOptions) -> int | None:
         if lengths.training_set() is not None:
             return k + 1
     return None
+
+
+def test_every_estimator_but_the_simulators_own_can_be_configured() -> None:
+    named = typing.get_args(LengthsConfig.model_fields["estimator"].annotation)
+    assert set(named) == ESTIMATORS.keys() - {ORACLE}
 
 
 def test_the_least_window_has_room_for_a_forest_of_a_single_tenant() -> None:
