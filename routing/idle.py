@@ -30,7 +30,7 @@ def best_idle(fleet: FleetState, row: np.void, start_s: float, is_any_tier: bool
     ``is_any_tier``: whether it may be of a tier that the request could not join.
     """
     best, best_suits, best_spare_s, best_step_s = NOWHERE, False, 0.0, 0.0
-    kv_tokens, gaps = row["prompt_tokens"] + row["output_tokens"], max(0, remaining_tokens(row) - 1)
+    kv_tokens, gaps = row["prompt_tokens"] + row["output_tokens"], remaining_tokens(row) - 1
     for r in range(len(fleet.replicas)):
         replica = fleet.replicas[r]
         if not replica["is_open"] or not (is_any_tier or tier_distance(replica["tier"], row["tier"]) >= 0):
@@ -39,7 +39,7 @@ def best_idle(fleet: FleetState, row: np.void, start_s: float, is_any_tier: bool
         step_tokens, gain = promised_step(EngineModel(coef, limits), row, start_s, 0.0, 0.0)
         first_s, step_s = start_s + prefill_s(coef, limits, row), decode_step_s(coef, row, step_tokens) / gain
         spare_s = min(row["arrival_s"] + row["ttft_s"] - first_s, row["deadline_s"] - first_s - gaps * step_s)
-        suits = kv_tokens <= limits["kv_capacity_tokens"] * (1.0 - limits["kv_headroom"]) and step_s <= row["tpot_s"]
+        suits = kv_tokens <= usable_kv_tokens(limits) and step_s <= row["tpot_s"]
         is_better = best == NOWHERE or (suits and not best_suits)
         if suits == best_suits and (spare_s > best_spare_s or (spare_s == best_spare_s and step_s < best_step_s)):
             is_better = True
@@ -82,8 +82,7 @@ def latest_start_s(fleet: FleetState, row: np.void, now_s: float, unbound_s: flo
     alone[0] = row
     if r == NOWHERE or _forecast_alone(fleet, r, alone, now_s, seen) != ADMITTED:
         return -math.inf
-    gaps = max(0, row["output_tokens"] - row["emitted_tokens"] - 1)  # after the first token
-    first_s = row["arrival_s"] + (seen[0]["first_s"] - row["arrival_s"])
+    first_s, gaps = seen[0]["first_s"], remaining_tokens(row) - 1
     spare_s = min(row["arrival_s"] + row["ttft_s"] - first_s, row["deadline_s"] - (first_s + gaps * seen[0]["tpot_s"]))
     return float(now_s + spare_s if spare_s < math.inf else row["arrival_s"] + unbound_s)
 

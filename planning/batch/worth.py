@@ -13,6 +13,7 @@ from planning.batch.composition import add_tokens, composition_s
 from planning.batch.memory import OUTPUT_WEIGHT, PROMPT_WEIGHT
 from planning.deadlines import num_uncomputed_tokens, remaining_tokens
 from planning.engine import EngineModel
+from planning.forecast.chance import normal_share
 from planning.order import integers, order_of_integers
 from planning.tables import RequestTable
 from profiles.kernels import iteration_s, token_s
@@ -119,11 +120,6 @@ def service_gain(row: np.void, now_s: float, next_s: float, rest_s: float, befor
 
 
 @njit(cache=True)
-def _normal_cdf(z: float) -> float:
-    return 0.5 * math.erfc(-z / math.sqrt(2.0))
-
-
-@njit(cache=True)
 def finish_chance(row: np.void, tokens: float) -> float:
     """Chance (0 to 1) that at most so many output tokens are still to come.
 
@@ -140,8 +136,8 @@ def finish_chance(row: np.void, tokens: float) -> float:
         return 1.0
     sigma = BOUND_Z - math.sqrt(max(0.0, BOUND_Z * BOUND_Z - 2.0 * math.log(bound / mean)))
     mu = math.log(mean) - 0.5 * sigma * sigma
-    gone = _normal_cdf((math.log(emitted) - mu) / sigma) if emitted > 0.0 else 0.0
-    return (_normal_cdf((math.log(emitted + tokens) - mu) / sigma) - gone) / max(SHORTEST_S, 1.0 - gone)
+    gone = normal_share((math.log(emitted) - mu) / sigma) if emitted > 0.0 else 0.0
+    return (normal_share((math.log(emitted + tokens) - mu) / sigma) - gone) / max(SHORTEST_S, 1.0 - gone)
 
 
 @njit(cache=True)
