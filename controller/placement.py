@@ -251,7 +251,7 @@ def reoptimize_burst(fleet: PlacementFleet, asking: Sequence[Pending], now_s: fl
 
 
 def is_wanted(p: Pending, slot: int) -> bool:
-    return len(p.scores) == 0 or p.scores[slot] > -np.inf
+    return len(p.scores) == 0 or p.scores[slot] > -np.inf  # by the routing policy, which may say never
 
 
 def _choose_set(fleet: PlacementFleet, slot: int, here: list[Pending], left: list[Pending], now_s: float) -> None:

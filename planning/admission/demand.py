@@ -53,7 +53,8 @@ def due_tokens(row: np.void, start_s: float, by_s: float) -> float:
 def fill_demand(
     coef: Coefficients, promised: RequestTable, start_s: float, checkpoints_s: np.ndarray, demand: np.ndarray
 ) -> None:
-    """Demand of the ``promised`` requests between consecutive ``checkpoints_s`` (sorted, after ``start_s``)."""
+    """Fill in ``demand`` (DEMAND[k]) of the ``promised`` requests between consecutive ``checkpoints_s`` (f8[k], sorted,
+    after ``start_s``)."""
     before = np.zeros(len(promised))
     for j in range(len(checkpoints_s)):
         span = demand[j]
@@ -74,7 +75,8 @@ def fill_demand(
 def prefill_budget_tokens(
     coef: Coefficients, span: np.void, levels: np.ndarray, counts: np.ndarray, longest_s: float
 ) -> float:
-    """Prefill tokens to spare within one interval beside its demand and ``counts`` more decodes of each level.
+    """Prefill tokens to spare within one interval (``span``, DEMAND[]) beside its demand and ``counts`` (i8[L]) more
+    decodes of each level (TPOT_LEVEL[L]).
 
     The interval is cut into as few iterations as the tightest pace and ``longest_s`` (the executor's cap) allow: larger
     batches carry more (SLOs-Serve section 3.2.2). Negative when not even the decodes can keep their pace.

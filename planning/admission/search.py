@@ -44,7 +44,8 @@ def why_unattainable(row: np.void, row_forecast: np.void, worst_s: float, peak_t
 def forecast_subset(
     engine: EngineModel, table: RequestTable, is_in: np.ndarray, start_s: float, forecast: np.ndarray
 ) -> tuple[float, float]:
-    """Roll out the rows marked ``is_in``; fills their forecast in and returns the worst margin and the KV peak."""
+    """Roll out the rows marked ``is_in`` (bool[rows]); fills their ``forecast`` (FORECAST[rows]) in and returns the
+    worst margin in seconds and the peak of KV tokens."""
     rows = np.flatnonzero(is_in)
     row_forecast = forecast[rows]
     worst_s, peak_tokens = forecast_requests(engine, table[rows], start_s, -TOLERANCE_S, row_forecast)
@@ -55,7 +56,8 @@ def forecast_subset(
 
 @njit(cache=True)
 def mark_late(engine: EngineModel, table: RequestTable, start_s: float, forecast: np.ndarray) -> None:
-    """Mark those of the promised requests ``table`` as unattainable whose next deadline is out of reach already."""
+    """Mark in ``forecast`` (FORECAST[rows]) those of the promised requests ``table`` as unattainable whose next
+    deadline is out of reach already."""
     coef, limits = engine.coef, engine.limits
     for i in range(len(table)):
         slack_s = next_token_deadline_s(table[i], start_s) - start_s
@@ -87,7 +89,8 @@ def is_late_beside(engine: EngineModel, table: RequestTable, stays: np.ndarray, 
 def mark_unattainable(
     engine: EngineModel, table: RequestTable, status: np.ndarray, start_s: float, forecast: np.ndarray
 ) -> bool:
-    """Mark promised requests that will miss even if nothing more is promised; True when there are any."""
+    """Mark in ``forecast`` (FORECAST[rows]) promised requests, by ``status`` (i8[rows]), that will miss even if nothing
+    more is promised; True when there are any."""
     rows = np.flatnonzero(status == PROMISED)
     row_forecast = np.zeros(len(rows), dtype=FORECAST)
     forecast_requests(engine, table[rows], start_s, -math.inf, row_forecast)

@@ -79,7 +79,8 @@ def expected_goodput(engine: EngineModel, begun: RequestTable, step_s: float, no
 
 @njit(cache=True)
 def best_size(engine: EngineModel, table: RequestTable, now_s: float, order: np.ndarray) -> int:
-    """How many of the requests ``order`` (by priority) have most expected goodput per second; 0: as many as may run.
+    """How many of the requests ``order`` (i8[n], rows by priority) have most expected goodput per second; 0: as many
+    as may run.
 
     All run where that keeps them on time. O(size log size).
     """
@@ -108,7 +109,7 @@ def best_size(engine: EngineModel, table: RequestTable, now_s: float, order: np.
 def group_size(frame: np.ndarray, engine: EngineModel, table: RequestTable, now_s: float) -> int:
     """The size for the coming iteration; 0: as many as the engine may run.
 
-    Found when a frame begins, and when many more requests are there. ``frame`` (f8[7], in place) is that of
+    Found when a frame begins, and when many more requests are there. ``frame`` (f8[8], in place) is that of
     ``PolicyMemory`` and keeps it.
     """
     begins = frame[ITERATIONS] % FRAME_ITERATIONS == 1 or len(table) > GROWN * frame[ROWS]

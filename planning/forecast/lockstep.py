@@ -123,7 +123,7 @@ def _walk(
 def run_lockstep(
     coef: Coefficients, decodes: np.ndarray, start_s: float, block_tokens: int
 ) -> tuple[float, float, float]:
-    """Run ``decodes`` in lockstep from ``start_s``; fills margins and finish times in.
+    """Run ``decodes`` (DECODE_STATE[n]) in lockstep from ``start_s``; fills margins and finish times in.
 
     Returns the least margin in seconds, the peak of KV tokens held (rounded up to blocks for each request) and the end
     of the first iteration. O(n log n) where the paces hold, O(n**2) where earned slack is used up.
