@@ -26,6 +26,7 @@ from simulation.workloads.applications import mixed_jobs, with_true_lengths, wit
 
 TUNING_SEED = 1000
 NOISE = "noise10"
+NARROW, WIDE = ((32, 128), 60), ((256, 2048), 150)  # settings, and programs that are an overload for them
 WARM_UP = 0.15  # part of the run whose programs are not judged
 FIGURES = ("gain_per_s", "goodput_tokens_per_s", "goodput_per_s", "tokens_per_s")
 PREDICTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -156,11 +157,12 @@ def _run(
 
 
 def digest(contender: Contender, params: Mapping[str, Any], context: Context) -> str:
-    """What the contender does with a small overload now: with the narrowest setting, and also with the widest where it
-    finds by itself how wide its batches are."""
-    small, found = {**params, "programs": 60, "rate": params["rates"][-1]}, hashlib.blake2b(digest_size=8)
-    for setting in (0, -1) if batch_policy(contender.policy).adapts else (0,):
-        simulation, _window = _run(contender, small, tuple(params["settings"][setting]), TUNING_SEED)
+    """What the contender does with a small overload now: where few may run at once, and also where many may if it finds
+    by itself how many do."""
+    found = hashlib.blake2b(digest_size=8)
+    for setting, programs in (NARROW, WIDE) if batch_policy(contender.policy).adapts else (NARROW,):
+        small = {**params, "programs": programs, "rate": params["rates"][-1]}
+        simulation, _window = _run(contender, small, setting, TUNING_SEED)
         told = repack_fields(simulation.records[[name for name in RECORD.names or () if name != "gap_s"]])
         found.update(told.tobytes())
     return found.hexdigest()

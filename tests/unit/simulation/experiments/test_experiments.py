@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from simulation.experiments import slos_serve
-from simulation.experiments.registry import Context, Experiment, experiment, experiment_names, markdown_table, register
+from simulation.experiments.registry import Context, experiment, experiment_names, markdown_table, register
 from simulation.experiments.slos_serve import SYSTEMS
 from simulation.studies.systems import NOISES, FleetOf
 
@@ -98,10 +98,6 @@ def test_a_small_experiment_runs_through(shared: Path) -> None:
 
 def test_markdown() -> None:
     assert markdown_table(("a", "b"), [["x", 1.23456]]) == "| a | b |\n| --- | --- |\n| x | 1.23 |"
-
-
-def test_an_experiment_is_a_value() -> None:
-    assert isinstance(experiment("speculation"), Experiment)
 
 
 def promised(scenario: str, noise: str, system: str, rate: float, kept: int = 100) -> dict[str, Any]:

@@ -74,9 +74,17 @@ def test_a_small_run_of_every_contender(name: str) -> None:
     points = [chosen.run(task.params, NOWHERE) for task in chosen.tasks({**config, "replicas": [1, 2]})]
     assert len(points) == 2 * len(config["contenders"])
     assert all(p["rates"]["5.0"]["tokens_per_s"]["median"] > 0 for p in points)
-    assert chosen.behaviour({**chosen.tasks(config)[0].params}, NOWHERE) == chosen.behaviour(
-        {**chosen.tasks(config)[0].params}, NOWHERE
-    )
+
+
+@pytest.mark.parametrize("name", ["tempo", "concord"])
+def test_contenders_that_decide_otherwise_behave_otherwise(name: str) -> None:
+    """Else points that are kept would hold whatever a policy decides by now."""
+    chosen = experiment(name)
+    config = {**chosen.config(True), "contenders": chosen.config(False)["contenders"], "replicas": [1]}
+    told = {task.params["contender"]: chosen.behaviour(task.params, NOWHERE) for task in chosen.tasks(config)}
+    assert told == {task.params["contender"]: chosen.behaviour(task.params, NOWHERE) for task in chosen.tasks(config)}
+    assert told.pop("sarathi") == told["vllm"], "prompts are cut alike"
+    assert len(set(told.values())) == len(told)
 
 
 def test_a_small_annealing_run() -> None:
