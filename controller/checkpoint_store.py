@@ -101,11 +101,12 @@ class CheckpointStore:
     def load(self) -> Found | None:
         """The newest sound table of every name; none where there is no whole checkpoint. What the storage does not give
         now is no damage: it raises, so that it is asked again before newer checkpoints replace what it has. What it
-        has not given ``MOST_ASKED`` times is a problem like damage."""
+        has not given ``MOST_ASKED`` times, while it gave other tables, is a problem like damage."""
         self._not_given = None
         found = self._found()
-        if self._not_given is not None and self._asked < MOST_ASKED:
-            self._asked += 1
+        gives_some = found is not None and bool(found.tables)
+        if self._not_given is not None and not (gives_some and self._asked >= MOST_ASKED):
+            self._asked += gives_some
             raise self._not_given
         return found
 
