@@ -59,7 +59,8 @@ class CheckpointStore:
     not_removed: OSError | None = None  # why older checkpoints than the latest few are still there
     _next: int = field(default=0)
     _asked: int = field(default=0)
-    _not_given: OSError | None = field(default=None)  # what failed first while files were read
+    _not_given: OSError | None = field(default=None)  # what failed first while files were read that are needed
+    _is_complete: bool = field(default=False)  # a checkpoint's tables are all there: no older one is needed
 
     def __post_init__(self) -> None:
         of_model = [f"model-{self.model}"] if self.model else []
@@ -102,7 +103,7 @@ class CheckpointStore:
         """The newest sound table of every name; none where there is no whole checkpoint. What the storage does not give
         now is no damage: it raises, so that it is asked again before newer checkpoints replace what it has. What it
         has not given ``MOST_ASKED`` times, while it gave other tables, is a problem like damage."""
-        self._not_given = None
+        self._not_given, self._is_complete = None, False
         found = self._found()
         gives_some = found is not None and bool(found.tables)
         if self._not_given is not None and not (gives_some and self._asked >= MOST_ASKED):
@@ -117,6 +118,7 @@ class CheckpointStore:
             for name, digest in complete.digests.items():
                 if name not in found.tables and (table := self._table(complete.number, name, digest, problems)):
                     found.tables[name] = table
+            self._is_complete |= complete.digests.keys() <= found.tables.keys()
         if found is None and problems:
             return Found(0, 0.0, {}, problems)
         return found
@@ -144,7 +146,7 @@ class CheckpointStore:
 
     def _note(self, what: str, error: Exception, problems: list[str]) -> None:
         problems.append(f"{what}: {without_secrets(_line(error), self.uri)}")
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and not self._is_complete:
             self._not_given = self._not_given or error
 
     def _numbers(self) -> list[int]:

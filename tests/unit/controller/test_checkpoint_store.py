@@ -34,3 +34,16 @@ def test_a_storage_that_gives_nothing_is_asked_until_it_does(tmp_path: Path, mon
     found = store.load()
     assert found is not None
     assert (found.number, found.problems, found.tables.keys()) == (last, [], tables.keys())
+
+
+def test_an_older_checkpoint_that_is_not_given_holds_nothing_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The latest one has all that is wanted: it was restored after five minutes."""
+    store, tables = CheckpointStore(str(tmp_path), "app"), to_tables(learnt(), 0.0)
+    older, last = (store.save(tables, float(turn)) for turn in range(2))
+    refuse(monkeypatch, f"{older:010d}/")
+    found = store.load()
+    assert found is not None
+    assert (found.number, found.tables.keys()) == (last, tables.keys())
+    assert [problem.split(":")[0] for problem in found.problems] == [f"checkpoint {older}"]
