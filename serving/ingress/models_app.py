@@ -123,15 +123,11 @@ class ModelsApp:
                 await self._by_name.get(name, self.apps[0])(scope, given(body, receive), send)
 
     async def _refuse(self, scope: Message, body: bytes | None, receive: Receive, send: Send) -> None:
-        """What vLLM says of a model that it does not know, with the names that all of them have; whoever has a key of
-        any model is told."""
-        for app in self.apps:
-            answer = await answer_of(app, scope, given(body, receive))
-            if answer.status != HTTPStatus.UNAUTHORIZED:
-                break
-        names = [each.config.model.name for each in self.apps]
-        told = [app.config.model.name], names
-        own, known = (ALIASES % json.dumps(", ".join(each), ensure_ascii=False)[1:-1] for each in told)
+        """What vLLM says of a model that it does not know, with the names of all that the client has a key of."""
+        answers = [(app.config.model.name, await answer_of(app, scope, given(body, receive))) for app in self.apps]
+        told = [each for each in answers if each[1].status != HTTPStatus.UNAUTHORIZED] or answers
+        names, answer = [name for name, _ in told], told[0][1]
+        own, known = (ALIASES % json.dumps(", ".join(each), ensure_ascii=False)[1:-1] for each in (names[:1], names))
         mended = answer.body.replace(own.encode(), known.encode())
         await send(resized(answer.start, len(mended)))
         await send({"type": "http.response.body", "body": mended, "more_body": False})

@@ -235,7 +235,10 @@ def test_each_model_may_have_its_own_key() -> None:
         assert listed("another").status_code == 401
         assert ask("another", "painter") == 401, "strangers are not told which models there are"
         for key in ("key-of-chat", "key-of-code"):
-            assert ask(key, "painter") == 404
+            unknown = scene.post("/v1/completions", body("painter"), [("authorization", f"Bearer {key}")])
+            assert unknown.status_code == 404
+            named = f"Valid aliases: {key.removeprefix('key-of-')}."
+            assert named in unknown.text, "as the list of models has it"
             assert [stored(scene, key, method) for method in ("GET", "POST")] == [404, 404]
         assert [stored(scene, "another", method) for method in ("GET", "POST")] == [401, 401]
 
