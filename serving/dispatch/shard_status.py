@@ -52,8 +52,10 @@ def merged_status(pages: Mapping[int, Page | None], loads: Mapping[int, float]) 
     if drifts := _known(told, "drift"):
         merged["drift"] = {**drifts[0], "alarms": _alarms(drifts)}
     merged |= {key: errors[0] for key in ERRORS if (errors := _known(told, key))}
-    if failed := [each["error"] for each in _known(told, "checkpoints") if each.get("error")]:
-        merged["checkpoints"] = {**(merged.get("checkpoints") or {}), "error": failed[0]}
+    if checkpoints := _known(told, "checkpoints"):
+        failed = [each["error"] for each in checkpoints if each.get("error")]
+        told_of = {"problems": _all(checkpoints, "problems"), "error": failed[0] if failed else ""}
+        merged["checkpoints"] = {**(merged.get("checkpoints") or checkpoints[0]), **told_of}
     merged["shards"] = [_shard(number, page, loads.get(number)) for number, page in sorted(pages.items())]
     return merged
 

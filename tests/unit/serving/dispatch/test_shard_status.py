@@ -135,11 +135,13 @@ def test_an_alarm_of_any_shard_is_told_once() -> None:
 
 def test_an_error_of_any_shard_is_told() -> None:
     """Each trains its own lengths, and keeps checkpoints of its own."""
-    fine: dict[str, Any] = {"scaling_error": "", "lengths_error": "", "checkpoints": {"uri": "/a", "error": ""}}
-    failing = {"lengths_error": "MemoryError", "checkpoints": {"uri": "/a", "error": "no space left"}}
+    kept: dict[str, Any] = {"uri": "/a", "problems": [], "error": ""}
+    fine: dict[str, Any] = {"scaling_error": "", "lengths_error": "", "checkpoints": kept}
+    bad = kept | {"problems": ["checkpoint 3: is damaged"], "error": "no space left"}
+    failing = {"lengths_error": "MemoryError", "checkpoints": bad}
     merged = merged_status({0: page(0) | fine, 1: page(1) | fine | failing}, {})
     assert (merged["scaling_error"], merged["lengths_error"]) == ("", "MemoryError")
-    assert merged["checkpoints"] == {"uri": "/a", "error": "no space left"}
+    assert merged["checkpoints"] == bad
 
 
 def test_each_shard_has_a_line() -> None:
