@@ -37,8 +37,9 @@ class Kept:
         if name == MESSAGES and request_state is not None:
             request_state.to_store = value
         elif name == RESPONSES and request_state is not None and request_state.to_store is not None:
-            own[response_id] = {MESSAGES: request_state.to_store, RESPONSES: value}
-            own.move_to_end(response_id)
+            if request_state.refusal is None and request_state.finish != "error":  # vLLM's server does not see these
+                own[response_id] = {MESSAGES: request_state.to_store, RESPONSES: value}
+                own.move_to_end(response_id)
             request_state.to_store = None
         elif response_id in own:
             own[response_id][name] = value

@@ -99,7 +99,9 @@ def test_nothing_of_what_is_forgotten_or_failed_stays_in_memory(scene: "Ingress"
     from tests.support.ingress_scene import refused
 
     scene.transport.decide = refused
-    assert made(scene, OWN, request_id="resp_refused").status_code == 429
+    refusals = [made(scene, OWN, request_id="resp_refused", stream=stream) for stream in (False, True)]
+    assert [refusal.status_code for refusal in refusals] == [429, 429]
+    assert status(scene, OWN, "resp_refused") == 404, "it was there, as one that is completed and says nothing"
     scene.reset()
     token = current_tenant.set(tenant_by(OWN))
     try:
