@@ -3,15 +3,17 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
 import openai
+import pytest
 
+from controller.storage import Storage
 from serving.batches.api import BatchApi
 from serving.batches.book import BatchBook, answer
 from serving.batches.objects import WINDOW, Line, LineResult
@@ -107,3 +109,18 @@ def result(given: Line, status: int = 200) -> LineResult:
 def lines_of(book: BatchBook, tenant: str, file_id: str) -> list[dict[str, Any]]:
     """The lines of a file."""
     return [msgspec.json.decode(each) for each in book.content(tenant, file_id).splitlines()]
+
+
+@contextmanager
+def no_room_for_ends() -> Iterator[None]:
+    """Nothing can be written of how batches end."""
+    write = Storage.write_pieces
+
+    def full(storage: Storage, path: str, pieces: Iterable[bytes]) -> int:
+        if path.startswith("ended/"):
+            raise OSError("no space left")
+        return write(storage, path, pieces)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Storage, "write_pieces", full)
+        yield

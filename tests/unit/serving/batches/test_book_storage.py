@@ -11,7 +11,7 @@ from serving.batches.book import FAULT_S, BatchBook
 from serving.batches.objects import WINDOW_S, BatchError, Line, LineResult
 from serving.batches.results import PART, STORE_S
 from serving.config.batches import BatchOptions
-from tests.support.batches_scene import NOW_S, book_of, jsonl, line, lines_of, opened, result, wanted
+from tests.support.batches_scene import NOW_S, book_of, jsonl, line, lines_of, no_room_for_ends, opened, result, wanted
 
 
 def test_what_a_keeper_left_between_two_changes_is_cleared(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_results_that_could_not_be_removed_are_removed_by_the_next_keeper(
 
 
 @pytest.mark.parametrize("what", ["cancelled", "expired"])
-def test_what_cannot_be_stored_has_not_happened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+def test_what_cannot_be_stored_has_not_happened(tmp_path: Path, what: str) -> None:
     book = book_of(tmp_path)
     batch = opened(book, 2)
     book.take_back("a", [result(book.give("a", 1, (), NOW_S).lines[0])], [], NOW_S)
@@ -59,15 +59,7 @@ def test_what_cannot_be_stored_has_not_happened(tmp_path: Path, monkeypatch: pyt
         else:
             book.tick(now_s)
 
-    write = Storage.write_pieces
-
-    def full(storage: Storage, path: str, pieces: Iterable[bytes]) -> int:
-        if path.startswith("ended/"):
-            raise OSError("no space left")
-        return write(storage, path, pieces)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Storage, "write_pieces", full)
+    with no_room_for_ends():
         if what == "cancelled":
             with pytest.raises(OSError, match="no space left"):
                 end(NOW_S + WINDOW_S)

@@ -1,13 +1,11 @@
 """One open batch when its keeper's clock is set back, or its end fails."""
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from controller.storage import Storage
 from serving.batches.book import FAULT_S
-from tests.support.batches_scene import NOW_S, book_of, lines_of, opened, result
+from tests.support.batches_scene import NOW_S, book_of, lines_of, no_room_for_ends, opened, result
 
 
 def test_a_clock_that_is_set_back_lets_nothing_wait_for_it(tmp_path: Path) -> None:
@@ -24,25 +22,14 @@ def test_a_clock_that_is_set_back_lets_nothing_wait_for_it(tmp_path: Path) -> No
     assert book_of(tmp_path).batch("", batch["id"]).completed == 2
 
 
-def test_what_is_served_after_an_end_that_failed_is_in_the_output_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_served_after_an_end_that_failed_is_in_the_output_too(tmp_path: Path) -> None:
     """Its output file had been written before its end could not be."""
     book = book_of(tmp_path)
     batch = opened(book, 3)
     first, second, _ = book.give("a", 3, (), NOW_S).lines
     book.take_back("a", [result(first)], [], NOW_S)
-    write = Storage.write_pieces
-
-    def full(storage: Storage, path: str, pieces: Iterable[bytes]) -> int:
-        if path.startswith("ended/"):
-            raise OSError("no space left")
-        return write(storage, path, pieces)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Storage, "write_pieces", full)
-        with pytest.raises(OSError, match="no space left"):
-            book.cancel("", batch["id"], NOW_S)
+    with no_room_for_ends(), pytest.raises(OSError, match="no space left"):
+        book.cancel("", batch["id"], NOW_S)
     book.take_back("a", [result(second)], [], NOW_S + FAULT_S)
     ended = book.cancel("", batch["id"], NOW_S + FAULT_S)
     assert ended["request_counts"]["completed"] == 2
